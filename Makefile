@@ -1,0 +1,63 @@
+# make demo     delayed tasks on a bundled server, in the terminal
+# make test     every test that takes seconds       (PYTEST_ARGS="-k lease -x")
+# make check    ruff, mypy, import contracts, generated reference pages
+# make bench    benchmarks
+# make chaos    kill workers at random              (MINUTES=10 SEED=7)
+# make matrix   tests on every Python found, oldest and newest dependencies
+#                                                   (PYTHONS="3.11 3.13" SETS=oldest)
+# make docs     the documentation, into site/
+
+PYTHON ?= python3
+PYTEST_ARGS ?=
+MINUTES ?= 5
+SEED ?= 1
+
+BIN := .venv/bin
+REPORT := .venv/test-report.xml
+
+.DEFAULT_GOAL := test
+.NOTPARALLEL:
+.PHONY: demo test check bench chaos matrix docs clean
+
+demo: .venv/.stamp-demo
+	$(BIN)/python examples/demo.py
+
+# pytest fails when it collects nothing; a run in which everything was skipped must fail too.
+test: .venv/.stamp-test
+	$(BIN)/python -m pytest --ignore=tests/benchmarks -m "not benchmark and not slow" \
+		--junitxml=$(REPORT) $(PYTEST_ARGS)
+	@$(BIN)/python -c "import sys, xml.etree.ElementTree as x; \
+		s = x.parse('$(REPORT)').getroot().find('testsuite').attrib; \
+		sys.exit(0 if int(s['tests']) > int(s['skipped']) else 'no test ran: all were skipped')"
+
+check: .venv/.stamp-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	@if [ -f docs/generate.py ]; then echo "docs/generate.py --check"; \
+		$(BIN)/python docs/generate.py --check; fi
+
+bench: .venv/.stamp-test
+	$(BIN)/python -m tests.benchmarks
+
+chaos: .venv/.stamp-test
+	$(BIN)/python -m tests.crash --minutes $(MINUTES) --seed $(SEED)
+
+matrix:
+	PYTHONS="$(PYTHONS)" SETS="$(SETS)" tests/matrix.sh
+
+docs: .venv/.stamp-docs
+	$(BIN)/mkdocs build --strict --quiet --site-dir site
+
+clean:
+	rm -rf .venv .matrix site build dist .coverage .coverage.* htmlcov \
+		.hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	$(PYTHON) -m venv .venv
+
+.venv/.stamp-%: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	@touch $@

@@ -1,0 +1,34 @@
+"""A Kombu transport that keeps delayed messages in Redis until they are due."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .registration import register
+
+if TYPE_CHECKING:
+    from .errors import DelayedError
+    from .options import Options
+    from .store import Store
+    from .transport import Transport
+
+__version__ = "0.1.0"
+__all__ = ["DelayedError", "Options", "Store", "Transport", "__version__"]
+
+_HOMES = {
+    "DelayedError": "errors",
+    "Options": "options",
+    "Store": "store",
+    "Transport": "transport",
+}
+
+register()
+
+
+def __getattr__(name: str) -> Any:
+    # Kombu imports this package while it is being imported itself: nothing heavy before it is used.
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f".{_HOMES[name]}", __name__), name)

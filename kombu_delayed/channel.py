@@ -1,0 +1,297 @@
+"""The Kombu side of one channel: routing, publishing, consuming."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+import redis
+from kombu.transport import redis as stock
+from redis.exceptions import ResponseError
+
+from . import embedded, urls
+from .consumer import Consumer
+from .errors import UNREACHABLE
+from .message import due, message_id, to_json
+from .options import Options
+from .qos import QoS
+from .server import check, inspect
+from .store import Entry, Store
+from .wake import WakeConnection
+
+#: What servers of this process were found to be, by address.
+_servers: dict[tuple[Any, ...], int] = {}
+
+
+class Channel(stock.Channel):  # type: ignore[misc]
+    """A channel of Kombu's Redis transport whose messages wait in Redis until they are due."""
+
+    QoS = QoS
+
+    #: Commands that wait longer than this for an answer count as a lost connection.
+    socket_timeout = 30.0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.consumer: Consumer | None = None
+        self._pid = os.getpid()
+        self._sync_client: Any = None
+        self._handlers: dict[str, Callable[[dict[str, Any]], None]] = {}
+        super().__init__(*args, **kwargs)
+        self.QoS = QoS
+
+    # Redis.
+
+    @cached_property
+    def options(self) -> Options:
+        """The `delayed_*` transport options."""
+        return Options.parse(self.connection.client.transport_options)
+
+    @cached_property
+    def store(self) -> Store:
+        """The moves of messages, over this channel's connection pool."""
+        client = redis.Redis(connection_pool=self.pool)
+        return Store(
+            client,
+            prefix=self.global_keyprefix,
+            priority_steps=self.priority_steps,
+            separator=self.sep,
+            partition_size=self.options.partition_size or self._compact_size(client),
+        )
+
+    def _compact_size(self, client: redis.Redis) -> int:
+        parameters = self.pool.connection_kwargs
+        server = tuple(parameters.get(name) for name in ("host", "port", "path", "db"))
+        if server not in _servers:
+            found = inspect(client)
+            check(found, unsafe_server=self.options.unsafe_server)
+            _servers[server] = found.partition_size
+        return _servers[server]
+
+    def _create_client(self, asynchronous: bool = False) -> Any:
+        if asynchronous:
+            return super()._create_client(asynchronous=True)
+        if self._sync_client is None or self._sync_client.connection_pool is not self.pool:
+            self._sync_client = super()._create_client()
+        return self._sync_client
+
+    def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
+        where = urls.address(self.connection.client)
+        parameters: dict[str, Any] = {
+            "db": self._prepare_virtual_host(where.virtual_host),
+            "username": where.username,
+            "password": where.password,
+            "max_connections": self.max_connections,
+            "socket_timeout": self.socket_timeout,
+            "health_check_interval": self.health_check_interval,
+            "retry_on_timeout": self.retry_on_timeout,
+            "client_name": self.client_name,
+        }
+        self._process_credential_provider(where.credential_provider, parameters)
+        if where.scheme in ("socket", "embedded"):
+            path = where.path if where.scheme == "socket" else str(embedded.ensure(where.path))
+            parameters["path"] = path
+            connection_class = redis.UnixDomainSocketConnection
+        else:
+            parameters.update(self._tcp_parameters(where))
+            connection_class = self.connection_class if where.ssl is None else self.connection_class_ssl
+        if asynchronous:
+            connection_class = self._watched(connection_class)
+        return {**parameters, "connection_class": connection_class}
+
+    def _tcp_parameters(self, where: urls.Address) -> dict[str, Any]:
+        return {
+            "host": where.host or "127.0.0.1",
+            "port": where.port or self.connection.default_port,
+            "socket_connect_timeout": self.socket_connect_timeout,
+            "socket_keepalive": self.socket_keepalive,
+            "socket_keepalive_options": self.socket_keepalive_options,
+            **(where.ssl or {}),
+        }
+
+    def _watched(self, connection_class: type) -> type:
+        channel = self
+
+        class Connection(connection_class):  # type: ignore[misc]
+            def disconnect(self, *args: Any, **kwargs: Any) -> None:
+                super().disconnect(*args, **kwargs)
+                if channel._registered:
+                    channel._on_connection_disconnect(self)
+
+        return Connection
+
+    def _flush_brpop_reauth(self) -> None:
+        """New streaming credentials: the waiting connection reconnects with them."""
+        wake = self.consumer and self.consumer.wake
+        if wake and getattr(wake.connection, "_re_auth_token", None) is not None:
+            wake.connection.set_re_auth_token(None)
+            wake.reset()
+            self.connection.cycle.wake_up()
+
+    def _after_fork(self) -> None:
+        # The parent's messages and leases stay the parent's.
+        self._pid = os.getpid()
+        self.consumer, self._qos, self._sync_client = None, None, None
+        self.__dict__.pop("store", None)
+        super()._after_fork()
+
+    # Publishing.
+
+    def create_publish_batch(self, max_size: int) -> Any:
+        """A batch for `Producer.batch()`."""
+        from .batch import PublishBatch
+
+        return PublishBatch(self, max_size)
+
+    def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
+        batch = kwargs.pop("_publish_batch", None)
+        step = self.priority(self._get_message_priority(message, reverse=False))
+        when = due(message)
+        entry = Entry(message_id(message), step, to_json(message), when.argument if when else "")
+        expires_ms = self._expires.get(queue, 0)
+        if batch is not None:
+            batch.add("schedule" if when else "put", queue, entry, expires_ms)
+        elif when:
+            self.store.schedule(queue, [entry], expires_ms)
+        else:
+            self.store.publish(queue, [entry], expires_ms)
+
+    def _lookup(self, exchange: str, routing_key: str, default: str | None = None) -> list[str]:
+        found = super()._lookup(exchange, routing_key, default)
+        return found or self._rebind(exchange, routing_key)
+
+    def _rebind(self, exchange: str, routing_key: str) -> list[str]:
+        """The server has lost bindings that this connection has declared: declare them again."""
+        table = self.state.exchanges.get(exchange, {}).get("table", [])
+        if not table:
+            return []
+        found = list(self.typeof(exchange).lookup(table, exchange, routing_key, None))
+        for binding in table:
+            if found and binding[2] in found:
+                self._queue_bind(exchange, *binding)
+                warnings.warn(
+                    f"the broker had lost the binding of queue {binding[2]!r} to exchange "
+                    f"{exchange!r}; it is declared again",
+                    stacklevel=2,
+                )
+        return found
+
+    # Consuming.
+
+    def _ensure_consumer(self) -> Consumer:
+        if self.consumer is None:
+            self.consumer = Consumer(
+                self.store, self.options, self.qos, self._new_wake(), self._queue_cycle, self._hand_over
+            )
+            self.consumer.patience_seconds = self.patience_seconds
+        return self.consumer
+
+    @property
+    def patience_seconds(self) -> float:
+        """How long a lost connection is mended here before Kombu is told."""
+        return 0 if len(self.connection.client.alt) > 1 else self.options.reconnect_seconds
+
+    def _new_wake(self) -> WakeConnection:
+        return WakeConnection(
+            lambda: self.async_pool.get_connection(),
+            lambda queue: self.store.keys(queue).wake,
+            self.health_check_interval or stock.DEFAULT_HEALTH_CHECK_INTERVAL,
+        )
+
+    def basic_consume(self, queue: str, no_ack: bool, *args: Any, **kwargs: Any) -> Any:
+        """Consume from `queue`."""
+        result = super().basic_consume(queue, no_ack, *args, **kwargs)
+        if queue not in self.active_fanout_queues:
+            self._handlers[queue] = self.connection._callbacks[queue]
+            takes = no_ack or not self.ack_emulation
+            self._ensure_consumer().add(queue, takes, self._expires.get(queue, 0))
+            self.connection.cycle.wake_up()
+        return result
+
+    def _basic_cancel(self, consumer_tag: str) -> Any:
+        queue = self._tag_to_queue.get(consumer_tag)
+        result = super()._basic_cancel(consumer_tag)
+        if queue and queue not in self._active_queues and self.consumer is not None:
+            self._handlers.pop(queue, None)
+            self.consumer.remove(queue)
+        return result
+
+    def basic_qos(self, *args: Any, **kwargs: Any) -> None:
+        """Change the prefetch limit."""
+        super().basic_qos(*args, **kwargs)
+        self.connection.cycle.wake_up()
+
+    def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
+        """Take one message, if there is one."""
+        takes = no_ack or not self.ack_emulation
+        payload = self._ensure_consumer().get(queue, takes)
+        self._maybe_update_queues_expire(self._create_client(), queue)
+        if payload is None:
+            return None
+        message = self.Message(payload, channel=self)
+        if not no_ack:
+            self.qos.append(message, message.delivery_tag)
+        return message
+
+    def _hand_over(self, payload: dict[str, Any], queue: str) -> None:
+        self._handlers[queue](payload)
+
+    def on_done(self) -> None:
+        """A message was acked or rejected."""
+        cycle = self.connection and self.connection.cycle
+        if cycle is None or not cycle.defers_acks():
+            self._flush()
+        if cycle is not None:
+            cycle.wake_up()
+
+    def _flush(self) -> None:
+        if self.consumer is None:
+            return
+        try:
+            self.qos.flush(self.consumer.store, self.consumer.lease)
+        except UNREACHABLE:
+            if self.closed:
+                raise
+
+    def release(self, held: Sequence[tuple[str, int]]) -> None:
+        """Put messages back to the heads of their queues: `held` are (queue, tag)."""
+        for queue in {queue for queue, _ in held}:
+            tags = [tag for q, tag in held if q == queue]
+            self.store.release(queue, self._ensure_consumer().lease.consumer, tags)
+
+    def leave(self) -> None:
+        """Give everything back and end the lease."""
+        if self.consumer is not None and self._pid == os.getpid():
+            self.consumer.close()
+
+    # Queues.
+
+    def _size(self, queue: str) -> int:
+        size = self.store.size(queue)
+        return size.ready + size.due
+
+    def _has_queue(self, queue: str, **kwargs: Any) -> bool:
+        return any(self.store.size(queue))
+
+    def _purge(self, queue: str) -> int:
+        return self.store.purge(queue)
+
+    def _delete(self, queue: str, *args: Any, **kwargs: Any) -> None:
+        super()._delete(queue, *args, **kwargs)
+        self.store.delete(queue)
+
+    def queue_delete(
+        self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any
+    ) -> Any:
+        """Delete a queue; with `if_empty` only when nothing is ready or delayed in it."""
+        if if_empty and any(self.store.size(queue)):
+            return None
+        return super().queue_delete(queue, if_unused=if_unused, **kwargs)
+
+    def close(self) -> None:
+        """Give everything back and close."""
+        if not self.closed:
+            self.leave()
+        super().close()

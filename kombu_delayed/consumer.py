@@ -1,0 +1,387 @@
+"""Waits for messages and delivers them: the state machine of one channel that consumes.
+
+A wake token says that something can be claimed, now or at a time. A consumer blocks for tokens on
+one connection and claims on another. Whoever takes a token follows it or passes it on.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from kombu.log import get_logger
+from kombu.utils.scheduling import priority_cycle
+from kombu.utils.uuid import uuid
+
+from .errors import UNREACHABLE, LeaseLost, MessageError
+from .lease import Lease
+from .message import Envelope, due, hide_eta, open_envelope, to_json
+from .options import Options
+from .store import Delivered, Entry, Store
+
+if TYPE_CHECKING:
+    from .qos import QoS
+    from .wake import WakeConnection
+
+logger = get_logger(__name__)
+
+#: Messages claimed at once by a consumer without a prefetch limit.
+UNLIMITED_CLAIM = 50
+
+#: A claim for less than a quarter of the prefetch limit waits so long for more room.
+SMALL_CLAIM_SECONDS = 0.003
+
+#: A consumer that meets messages without a token, from a stock producer, looks this often.
+EAGER_POLL_SECONDS = 0.1
+
+#: All consumers of a queue together look about this often, however many they are.
+SHARED_POLL_SECONDS = 1.0
+
+FIRST_RETRY_SECONDS = 0.05
+LONGEST_RETRY_SECONDS = 1.0
+
+
+@dataclass
+class Source:
+    """What one consumer knows of one queue. Times are of the monotonic clock."""
+
+    queue: str
+    no_ack: bool = False
+    expires_ms: int = 0
+    #: There may be something to claim.
+    ready: bool = True
+    #: A token was taken, or a promise is due: it has to be followed or passed on.
+    owes: bool = False
+    due_at: float = math.inf
+    poll_at: float = math.inf
+    poll_seconds: float = 1.0
+
+    def wanted(self, now: float) -> bool:
+        """Whether to claim."""
+        if self.due_at <= now:
+            self.ready = self.owes = True
+        return self.ready or self.poll_at <= now
+
+    def token(self, in_ms: float, now: float) -> None:
+        """Take a wake token: claim at once, or when its time has come."""
+        if in_ms <= 0:
+            self.ready = self.owes = True
+        else:
+            self.due_at = min(self.due_at, now + in_ms / 1000)
+
+    def answered(self, answer: Delivered, now: float, poll_seconds: float) -> None:
+        """Remember what a claim said."""
+        unexpected = bool(answer.records) and not self.ready
+        self.ready, self.owes, self.due_at = answer.more, False, math.inf
+        if answer.next_due_ms:
+            self.due_at = now + (answer.next_due_ms - answer.now_ms) / 1000
+        self._plan_poll(unexpected, now, max(poll_seconds, SHARED_POLL_SECONDS * answer.consumers))
+
+    def _plan_poll(self, unexpected: bool, now: float, longest: float) -> None:
+        if self.expires_ms:
+            longest = min(longest, self.expires_ms / 3000)
+        eager = EAGER_POLL_SECONDS if unexpected else self.poll_seconds * 2
+        self.poll_seconds = min(eager, longest)
+        self.poll_at = now + self.poll_seconds * random.uniform(0.7, 1.0)
+
+    def passed_on(self) -> None:
+        """Others know; this consumer claims as soon as it has room."""
+        self.ready, self.owes = True, False
+        self.due_at = self.poll_at = math.inf
+
+
+class Consumer:
+    """Claims messages of its sources in batches and hands them out one by one."""
+
+    def __init__(
+        self,
+        store: Store,
+        options: Options,
+        qos: QoS,
+        wake: WakeConnection,
+        cycle: Any,
+        hand_over: Callable[[dict[str, Any], str], None],
+    ) -> None:
+        self.store = store
+        self.options = options
+        self.wake = wake
+        self.lease = Lease(store, options.lease_seconds)
+        self.sources: dict[str, Source] = {}
+        self.patience_seconds = options.reconnect_seconds
+        self._qos = qos
+        self._cycle = cycle
+        self._hand_over = hand_over
+        self._buffer: deque[tuple[str, int, bytes]] = deque()
+        self._tag = 0
+        self._last_claim_at = -math.inf
+        self._server_ahead_ms = 0.0
+        self._unsure: set[str] = set()
+        self._broken_since: float | None = None
+        self._retry_at = -math.inf
+        self._retry_seconds = FIRST_RETRY_SECONDS
+
+    def add(self, queue: str, no_ack: bool, expires_ms: int) -> None:
+        """Consume a queue from now on."""
+        self.sources[queue] = Source(queue, no_ack, expires_ms)
+        self._restart_wait()
+
+    def remove(self, queue: str) -> None:
+        """Consume a queue no more: what was claimed and not handed out goes back."""
+        source = self.sources.pop(queue, None)
+        if source is None:
+            return
+        self._restart_wait()
+        back = [tag for q, tag, _ in self._buffer if q == queue]
+        self._buffer = deque(entry for entry in self._buffer if entry[0] != queue)
+        try:
+            if back and not source.no_ack:
+                self.store.release(queue, self.lease.consumer, back)
+            self.store.announce(queue)
+        except UNREACHABLE as error:
+            logger.warning("Cannot give messages of queue %r back now: %s", queue, error)
+
+    def _restart_wait(self) -> None:
+        self.wake.reset()
+        for source in self.sources.values():
+            source.ready = True
+
+    def close(self) -> None:
+        """Stop: whatever is still unacked is for other consumers now."""
+        self.lease.end()
+        self.wake.close()
+        self._buffer.clear()
+        queues = {*self.sources, *self.lease.queues}
+        self.sources = {}
+        try:
+            self._qos.flush(self.store, self.lease)
+            for queue in queues:
+                self.store.leave(queue, self.lease.consumer)
+        except UNREACHABLE as error:
+            logger.warning(
+                "Consumer %s stops without the broker (%s): its unacknowledged messages return to "
+                "their queues within %g seconds",
+                self.lease.consumer,
+                error,
+                self.lease.seconds,
+            )
+
+    # The step: what is due now, and when to come back.
+
+    def step(self) -> float:
+        """Do what is due; returns when to come back, by the monotonic clock."""
+        now = monotonic()
+        if now < self._retry_at:
+            return self._retry_at
+        try:
+            self._step(now)
+        except UNREACHABLE as error:
+            return self._broken(error)
+        self._mended()
+        return self._next_step_at()
+
+    def _step(self, now: float) -> None:
+        if self.lease.lost:
+            raise LeaseLost
+        self._qos.flush(self.store, self.lease)
+        for queue in tuple(self._unsure):
+            self._recover(queue)
+        self.wake.check(now)
+        self._claim_wanted(now)
+        if self.sources and self._room():
+            self.wake.start(self.sources)
+
+    def _next_step_at(self) -> float:
+        times = [self.wake.overdue_at]
+        times.extend(source.due_at for source in self.sources.values())
+        if self._room():
+            times.extend(source.poll_at for source in self.sources.values())
+            if any(source.ready for source in self.sources.values()):
+                times.append(self._last_claim_at + SMALL_CLAIM_SECONDS)
+        return min(times)
+
+    def _broken(self, error: BaseException) -> float:
+        self.wake.reset()
+        now = monotonic()
+        if self._broken_since is None:
+            self._broken_since = now
+            if not isinstance(error, LeaseLost):
+                logger.warning("Lost the broker, trying again: %s", error)
+        if isinstance(error, LeaseLost) or now - self._broken_since >= self.patience_seconds:
+            self._broken_since = None
+            raise error
+        self._retry_at = now + self._retry_seconds
+        self._retry_seconds = min(self._retry_seconds * 2, LONGEST_RETRY_SECONDS)
+        return self._retry_at
+
+    def _mended(self) -> None:
+        if self._broken_since is None:
+            return
+        logger.warning("The broker is back after %.1f s", monotonic() - self._broken_since)
+        self._broken_since = None
+        self._retry_seconds = FIRST_RETRY_SECONDS
+
+    # Claiming.
+
+    @property
+    def stalled(self) -> bool:
+        """Whether something can be claimed as soon as there is room for it."""
+        return any(source.ready for source in self.sources.values())
+
+    def _room(self) -> int:
+        """How many messages may be claimed."""
+        if "can_consume" in self._qos.__dict__:  # Celery's worker_disable_prefetch replaces it
+            return int(not self._buffer and self._qos.can_consume())
+        if not self._qos.prefetch_count:
+            return 0 if self._buffer else UNLIMITED_CLAIM
+        return max(self._qos.prefetch_count - self._qos.outstanding - len(self._buffer), 0)
+
+    def _worth_claiming(self, now: float) -> int:
+        room = self._room()
+        small = room < self._qos.prefetch_count // 4
+        return 0 if small and now - self._last_claim_at < SMALL_CLAIM_SECONDS else room
+
+    def _claim_wanted(self, now: float) -> None:
+        ordered = self._cycle.consume(len(self.sources))
+        wanted = [s for q in ordered if (s := self.sources.get(q)) and s.wanted(now)]
+        if not wanted:
+            return
+        room = self._worth_claiming(now)
+        share = 1 if isinstance(self._cycle, priority_cycle) else len(wanted)
+        for source in wanted:
+            if room > 0:
+                room -= self._claim(source, now, -(-room // share))
+            elif source.owes and not self._room():
+                self.store.announce(source.queue)
+                source.passed_on()
+            else:
+                source.ready = True
+
+    def _claim(self, source: Source, now: float, want: int) -> int:
+        queue = source.queue
+        answer = self._deliver(queue, 1 if source.no_ack else want, source.no_ack, True)
+        source.answered(answer, now, self.options.poll_seconds)
+        self._last_claim_at = now
+        for record in answer.records:
+            self._tag += 1
+            self._buffer.append((queue, self._tag, record))
+        if answer.records:
+            self._cycle.rotate(queue)
+        return len(answer.records)
+
+    def _deliver(self, queue: str, want: int, no_ack: bool, waits: bool) -> Delivered:
+        self._unsure.add(queue)
+        source = self.sources.get(queue)
+        answer = self.store.deliver(
+            queue,
+            self.lease.consumer,
+            want,
+            self._tag + 1,
+            lease_ms=0 if no_ack else self.lease.ms,
+            leased=self.lease.holds(queue) and not no_ack,
+            waits=waits,
+            promotions=self.options.promote_batch,
+            expires_ms=source.expires_ms if source else 0,
+        )
+        self._unsure.discard(queue)
+        if answer is None:
+            self.lease.lost = True
+            raise LeaseLost
+        if not no_ack:
+            self.lease.grant(queue)
+        self._server_ahead_ms = answer.now_ms - monotonic() * 1000
+        return answer
+
+    def _recover(self, queue: str) -> None:
+        """An answer was lost with its connection: take the messages that were in it."""
+        for tag, record in self.store.recover(queue, self.lease.consumer, self._tag):
+            self._tag = max(self._tag, tag)
+            self._buffer.append((queue, tag, record))
+        self._unsure.discard(queue)
+
+    def take_token(self) -> None:
+        """Read the wake token that has come."""
+        try:
+            token = self.wake.read()
+        except UNREACHABLE as error:
+            self._broken(error)
+            for source in self.sources.values():
+                source.ready = True
+            return
+        if token and (source := self.sources.get(token[0])):
+            source.token(token[1] - self._server_ms(), monotonic())
+
+    def _server_ms(self) -> float:
+        return monotonic() * 1000 + self._server_ahead_ms
+
+    # Handing out.
+
+    @property
+    def has_messages(self) -> bool:
+        """Whether claimed messages wait to be handed out."""
+        return bool(self._buffer)
+
+    def hand_out(self) -> bool:
+        """Give one claimed message to its consumer; returns whether there was one."""
+        while self._buffer:
+            queue, tag, record = self._buffer.popleft()
+            source = self.sources.get(queue)
+            payload = self._open(queue, tag, record, bool(source and source.no_ack))
+            if payload is not None:
+                self._hand_over(payload, queue)
+                return True
+        return False
+
+    def get(self, queue: str, no_ack: bool) -> dict[str, Any] | None:
+        """Claim one message of a queue without waiting; None: there is none."""
+        if self.lease.lost:
+            raise LeaseLost
+        while records := self._deliver(queue, 1, no_ack, False).records:
+            self._tag += 1
+            payload = self._open(queue, self._tag, records[0], no_ack)
+            if payload is not None:
+                return payload
+        return None
+
+    def _open(self, queue: str, tag: int, record: bytes, no_ack: bool) -> dict[str, Any] | None:
+        """The message for its consumer, or None where it went elsewhere."""
+        try:
+            envelope = open_envelope(record[1:], tag)
+        except MessageError as error:
+            self._bury(queue, tag, record, str(error))
+            return None
+        if envelope.due_ms is None and (at_ms := self._not_yet_due(envelope)):
+            self._park(queue, tag, envelope, at_ms, no_ack)
+            return None
+        if not no_ack:
+            self._qos.received(tag, queue, envelope.id)
+        return envelope.payload
+
+    def _not_yet_due(self, envelope: Envelope) -> int | None:
+        """A stock producer makes messages ready before they are due; returns when they are."""
+        when = due(envelope.payload)
+        if when is None:
+            return None
+        server_ms = math.ceil(self._server_ms())
+        at_ms = server_ms + (when.delay_ms or 0) if when.at_ms is None else when.at_ms
+        if at_ms > server_ms:
+            return at_ms
+        hide_eta(envelope.payload)
+        return None
+
+    def _park(self, queue: str, tag: int, envelope: Envelope, at_ms: int, no_ack: bool) -> None:
+        if no_ack:
+            entry = Entry(envelope.id, 0, to_json(envelope.payload), str(at_ms))
+            self.store.schedule(queue, [entry])
+        else:
+            self.store.park(queue, self.lease.consumer, [(tag, envelope.id, at_ms)])
+
+    def _bury(self, queue: str, tag: int, record: bytes, reason: str) -> None:
+        logger.error("A message in queue %r is buried: %s: %.200r", queue, reason, record)
+        note = json.dumps({"reason": reason, "consumer": self.lease.consumer})
+        self.store.bury(queue, self.lease.consumer, [(tag, uuid(), note)])

@@ -1,0 +1,148 @@
+"""Leases: a consumer keeps its unacked messages for as long as a thread of its process says so."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+from time import monotonic
+
+from kombu.log import get_logger
+from redis.exceptions import RedisError
+
+from .store import Store
+
+logger = get_logger(__name__)
+
+
+def consumer_id() -> str:
+    """A name that no other consumer has: host, process id, chance."""
+    return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+
+
+class Lease:
+    """One consumer's hold on what it has not acked, over all its queues."""
+
+    def __init__(self, store: Store, seconds: float) -> None:
+        self.store = store
+        self.consumer = consumer_id()
+        self.seconds = seconds
+        self.lost = False
+        self.next_step_at = 0.0
+        self._queues: set[str] = set()
+
+    @property
+    def ms(self) -> int:
+        """Its length in milliseconds."""
+        return int(self.seconds * 1000)
+
+    @property
+    def queues(self) -> frozenset[str]:
+        """The queues for which it has been granted."""
+        return frozenset(self._queues)
+
+    def holds(self, queue: str) -> bool:
+        """Whether it has been granted for a queue, as far as is known here."""
+        return queue in self._queues
+
+    def grant(self, queue: str) -> None:
+        """A deliver has granted it for a queue."""
+        if queue not in self._queues:
+            self._queues = {*self._queues, queue}
+            keeper().watch(self)
+
+    def end(self) -> None:
+        """Renew no more."""
+        keeper().forget(self)
+        self._queues = set()
+
+    def step(self) -> float:
+        """Renew on every queue and reclaim what others left behind; returns seconds until next."""
+        for queue in self._queues:
+            dead = self.store.renew(queue, self.consumer, self.ms)
+            if dead is None:
+                self.lost = True
+                continue
+            for consumer in dead:
+                self._reclaim(queue, consumer)
+        return self.seconds / 3
+
+    def _reclaim(self, queue: str, consumer: str) -> None:
+        count = self.store.reclaim(queue, consumer)
+        if count:
+            logger.warning(
+                "Consumer %s has stopped answering: its %d unacknowledged messages are back in "
+                "queue %r",
+                consumer,
+                count,
+                queue,
+            )
+
+
+class Keeper:
+    """The thread that renews the leases of this process, whatever its tasks do."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self._leases: set[Lease] = set()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def watch(self, lease: Lease) -> None:
+        """Renew a lease from now on."""
+        with self._changed:
+            if lease in self._leases:
+                return
+            lease.next_step_at = monotonic() + lease.seconds / 3
+            self._leases.add(lease)
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="kombu-delayed-leases", daemon=True
+                )
+                self._thread.start()
+            self._changed.notify()
+
+    def forget(self, lease: Lease) -> None:
+        """Renew a lease no more."""
+        with self._changed:
+            self._leases.discard(lease)
+            self._changed.notify()
+
+    def step(self) -> float | None:
+        """Do what is due; returns seconds until the next step, or None with no lease left."""
+        with self._changed:
+            due = [lease for lease in self._leases if lease.next_step_at <= monotonic()]
+        for lease in due:
+            lease.next_step_at = monotonic() + self._step(lease)
+        with self._changed:
+            if not self._leases:
+                return None
+            return max(min(each.next_step_at for each in self._leases) - monotonic(), 0)
+
+    def _step(self, lease: Lease) -> float:
+        try:
+            return lease.step()
+        except (RedisError, OSError) as error:
+            logger.warning("Cannot renew the lease of %s now: %s", lease.consumer, error)
+            return min(1.0, lease.seconds / 10)
+
+    def _run(self) -> None:
+        while True:
+            wait_seconds = self.step()
+            with self._changed:
+                if not self._leases:
+                    self._thread = None
+                    return
+                self._changed.wait(wait_seconds)
+
+
+_keeper: Keeper | None = None
+
+
+def keeper() -> Keeper:
+    """This process's keeper; a forked child has one of its own."""
+    global _keeper
+    if _keeper is None or _keeper.pid != os.getpid():
+        _keeper = Keeper()
+    return _keeper

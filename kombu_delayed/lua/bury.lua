@@ -1,0 +1,27 @@
+-- bury: move messages that a consumer holds to the dead letters, with the reason.
+-- Twice is safe: what is not held any more stays where it is.
+local unacked       = KEYS[1]            -- HASH tag -> priority step + message, of this consumer
+local dead          = KEYS[2]            -- ZSET id -> time of burial
+local dead_messages = KEYS[3]            -- HASH id -> priority step + message
+local dead_reasons  = KEYS[4]            -- HASH id -> JSON: why, by whom
+local now           = ARGV[1]
+local entries       = {unpack(ARGV, 2)}  -- tag, id, reason; …
+-- include: clock
+-- returns how many; O(log n) a message
+local buried = 0
+for i = 1, #entries, 3 do
+  local tag, id, reason = entries[i], entries[i + 1], entries[i + 2]
+  local record = redis.call('HGET', unacked, tag)
+  if record then
+    local member, n = id, 1
+    while redis.call('HSETNX', dead_messages, member, record) == 0 do
+      n = n + 1
+      member = id .. '\31' .. n
+    end
+    redis.call('HSET', dead_reasons, member, reason)
+    redis.call('ZADD', dead, now_ms, member)
+    redis.call('HDEL', unacked, tag)
+    buried = buried + 1
+  end
+end
+return buried

@@ -1,0 +1,80 @@
+-- deliver: promote what is due, then hand ready messages to one consumer, the most urgent first.
+-- Popping and recording are one step: whoever is killed, a message is in one place.
+-- Twice is safe: what the first call handed out is found again by recover.
+local partitions = KEYS[1]            -- ZSET partition -> lower bound of its due times
+local delayed    = KEYS[2]            -- what the partitions' keys begin with
+local messages   = KEYS[3]            -- HASH id -> priority step + message
+local duplicates = KEYS[4]            -- HASH id -> how many messages share it
+local wake       = KEYS[5]            -- ZSET token -> when to claim
+local armed      = KEYS[6]            -- STRING "due_ms consumer": who has promised to claim then
+local consumers  = KEYS[7]            -- ZSET consumer -> end of its lease
+local unacked    = KEYS[8]            -- HASH tag -> priority step + message, of this consumer
+local ready      = {unpack(KEYS, 9)}  -- LIST per priority step
+local now        = ARGV[1]
+local consumer   = ARGV[2]
+local leased     = ARGV[3]            -- 1: the caller believes that its lease lasts
+local lease_ms   = tonumber(ARGV[4])  -- 0: take without a lease, nothing will be acked
+local want       = tonumber(ARGV[5])  -- at most so many
+local tag        = tonumber(ARGV[6])  -- the first one's; the others count up
+local promotions = tonumber(ARGV[7])  -- promote at most so many
+local waits      = ARGV[8]            -- 1: the caller can come back when the next one is due
+local expires_ms = tonumber(ARGV[9])  -- of the ready lists; 0: never
+local steps      = ARGV[10]
+-- include: clock ready backlog
+-- returns {now_ms, next due_ms if the caller shall claim then or 0, 1 if more is ready, consumers,
+--   step + message, …}, or {0} where the lease was lost
+if leased == '1' and not redis.call('ZSCORE', consumers, consumer) then return {0} end
+if lease_ms > 0 then redis.call('ZADD', consumers, now_ms + lease_ms, consumer) end
+
+local function promote(members, dues)
+  local records = redis.call('HMGET', messages, unpack(members))
+  for i, record in ipairs(records) do
+    if record then
+      redis.call('LPUSH', list_for(record:sub(1, 1)), '{"due_ms":' .. dues[i] .. ',' .. record:sub(3))
+    end
+  end
+  redis.call('HDEL', messages, unpack(members))
+  for _, member in ipairs(members) do
+    if member:find('\31', 1, true) then forget_duplicate(member) end
+  end
+end
+
+local members, dues, more = pop_due(now_ms, promotions)
+if #members > 0 then promote(members, dues) end
+
+local answer = {now_ms, 0, 0, redis.call('ZCARD', consumers)}
+local taken = {}
+for i, list in ipairs(ready) do
+  local room = want - #taken / 2
+  if room > 0 then
+    for _, message in ipairs(redis.call('RPOP', list, room) or {}) do
+      local record = steps:sub(i, i) .. message
+      answer[#answer + 1] = record
+      taken[#taken + 1], taken[#taken + 2] = tag, record
+      tag = tag + 1
+    end
+  end
+  if expires_ms > 0 then redis.call('PEXPIRE', list, expires_ms) end
+  more = more or (want <= #taken / 2 and redis.call('EXISTS', list) == 1)
+end
+if #taken > 0 and lease_ms > 0 then redis.call('HSET', unacked, unpack(taken)) end
+if more then
+  announce_ready()
+  answer[3] = 1
+else
+  redis.call('ZREM', wake, 'now')
+end
+
+local next_ms = earliest()
+if waits == '1' then
+  local promised_ms, holder = (redis.call('GET', armed) or ''):match('^(%d+) (.*)$')
+  promised_ms = tonumber(promised_ms)
+  local mine = not holder or holder == consumer
+  if next_ms and (mine or promised_ms <= now_ms or promised_ms > next_ms) then
+    redis.call('SET', armed, string.format('%.0f %s', next_ms, consumer))
+    answer[2] = next_ms
+  elseif holder and mine then
+    redis.call('DEL', armed)
+  end
+end
+return answer

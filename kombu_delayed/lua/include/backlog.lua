@@ -1,0 +1,110 @@
+-- backlog: the two-level tree of due times, and the messages that wait in it.
+-- needs: partitions delayed messages duplicates wake
+local function earliest()
+  local first = redis.call('ZRANGE', partitions, 0, 0)[1]
+  return first and tonumber(redis.call('ZRANGE', delayed .. first, 0, 0, 'WITHSCORES')[2])
+end
+
+local function new_partition(bound)
+  local name = string.format('%.0f', bound)
+  while redis.call('EXISTS', delayed .. name) == 1 do name = name .. "'" end
+  redis.call('ZADD', partitions, bound, name)
+  return name
+end
+
+local function move(source, start, count, target)
+  while count > 0 do
+    local n = math.min(count, 1000)
+    local entries = redis.call('ZRANGE', source, start, start + n - 1, 'WITHSCORES')
+    for i = 1, #entries, 2 do entries[i], entries[i + 1] = entries[i + 1], entries[i] end
+    redis.call('ZADD', target, unpack(entries))
+    redis.call('ZREMRANGEBYRANK', source, start, start + n - 1)
+    count = count - n
+  end
+end
+
+-- Cuts near the median, never between equal due times, and moves the smaller side: a thousand
+-- messages due at one instant stay where they are.
+local function split(name, count)
+  local key = delayed .. name
+  local bound = redis.call('ZRANGE', key, math.floor(count / 2), math.floor(count / 2), 'WITHSCORES')[2]
+  local below = redis.call('ZCOUNT', key, '-inf', '(' .. bound)
+  if below == 0 then
+    bound = redis.call('ZRANGEBYSCORE', key, '(' .. bound, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
+    if not bound then return end
+    below = redis.call('ZCOUNT', key, '-inf', '(' .. bound)
+  end
+  if below >= count - below then
+    move(key, below, count - below, delayed .. new_partition(tonumber(bound)))
+  else
+    local lower = new_partition(tonumber(redis.call('ZSCORE', partitions, name)))
+    redis.call('ZADD', partitions, bound, name)
+    move(key, 0, below, delayed .. lower)
+  end
+end
+
+local function index(id, due_ms, partition_size)
+  local name = redis.call('ZREVRANGEBYSCORE', partitions, due_ms, '-inf', 'LIMIT', 0, 1)[1]
+    or redis.call('ZRANGE', partitions, 0, 0)[1]
+    or new_partition(due_ms)
+  redis.call('ZADD', delayed .. name, due_ms, id)
+  local count = redis.call('ZCARD', delayed .. name)
+  if count >= partition_size then split(name, count) end
+end
+
+local function without_tag(record)
+  return (record:gsub('"delivery_tag": ?"[^"]*"', '', 1))
+end
+
+-- Stores under the first free of id, id~2, id~3 … and returns that member, or nil where the very same
+-- message waits already: its publisher lost the answer and sent it again.
+local function store(id, record)
+  local member, n = id, 1
+  while redis.call('HSETNX', messages, member, record) == 0 do
+    if without_tag(redis.call('HGET', messages, member)) == without_tag(record) then return nil end
+    n = n + 1
+    member = id .. '\31' .. n
+  end
+  if n > tonumber(redis.call('HGET', duplicates, id) or 1) then redis.call('HSET', duplicates, id, n) end
+  return member
+end
+
+local function put(id, due_ms, record, partition_size)
+  local member = store(id, record)
+  if member then index(member, due_ms, partition_size) end
+  return member
+end
+
+local function forget_duplicate(member)
+  local id = member:match('^(.*)\31%d+$')
+  if not id then return end
+  for n = 2, tonumber(redis.call('HGET', duplicates, id) or 1) do
+    if redis.call('HEXISTS', messages, id .. '\31' .. n) == 1 then return end
+  end
+  redis.call('HDEL', duplicates, id)
+end
+
+-- Takes what is due out of the tree: its members, their due times, and whether more is due.
+local function pop_due(now_ms, limit)
+  local members, dues = {}, {}
+  while #members < limit do
+    local name = redis.call('ZRANGE', partitions, 0, 0)[1]
+    if not name then return members, dues, false end
+    local key = delayed .. name
+    local found = redis.call('ZRANGEBYSCORE', key, '-inf', now_ms, 'WITHSCORES', 'LIMIT', 0, limit - #members)
+    if #found == 0 then return members, dues, false end
+    for i = 1, #found, 2 do
+      members[#members + 1], dues[#dues + 1] = found[i], found[i + 1]
+    end
+    redis.call('ZREMRANGEBYRANK', key, 0, #found / 2 - 1)
+    if redis.call('EXISTS', key) == 0 then redis.call('ZREM', partitions, name) end
+  end
+  local next_ms = earliest()
+  return members, dues, next_ms ~= nil and next_ms <= now_ms
+end
+
+local function announce_due(due_ms, earliest_before)
+  if not earliest_before or due_ms < earliest_before then
+    redis.call('ZADD', wake, 'LT', due_ms, 'due')
+  end
+end

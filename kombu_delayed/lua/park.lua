@@ -1,0 +1,28 @@
+-- park: move messages from unacked to the backlog: a producer that knows no backlog made them ready
+-- before they were due.
+-- Twice is safe: what is not held any more stays where it is.
+local partitions     = KEYS[1]            -- ZSET partition -> lower bound of its due times
+local delayed        = KEYS[2]            -- what the partitions' keys begin with
+local messages       = KEYS[3]            -- HASH id -> priority step + message
+local duplicates     = KEYS[4]            -- HASH id -> how many messages share it
+local wake           = KEYS[5]            -- ZSET token -> when to claim
+local unacked        = KEYS[6]            -- HASH tag -> priority step + message, of this consumer
+local partition_size = tonumber(ARGV[1])
+local entries        = {unpack(ARGV, 2)}  -- tag, id, due_ms; …
+-- include: backlog
+-- returns how many; O(log n) a message
+local before = earliest()
+local first
+local parked = 0
+for i = 1, #entries, 3 do
+  local tag, id, due_ms = entries[i], entries[i + 1], tonumber(entries[i + 2])
+  local record = redis.call('HGET', unacked, tag)
+  if record then
+    put(id, due_ms, record, partition_size)
+    redis.call('HDEL', unacked, tag)
+    parked = parked + 1
+    if not first or due_ms < first then first = due_ms end
+  end
+end
+if first then announce_due(first, before) end
+return parked

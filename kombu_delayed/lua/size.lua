@@ -1,0 +1,15 @@
+-- size: count a queue's messages by state.
+local partitions = KEYS[1]            -- ZSET partition -> lower bound of its due times
+local delayed    = KEYS[2]            -- what the partitions' keys begin with
+local messages   = KEYS[3]            -- HASH id -> priority step + message
+local ready      = {unpack(KEYS, 4)}  -- LIST per priority step
+local now        = ARGV[1]
+-- include: clock
+-- returns {ready, due, delayed (due or not)}; O(partitions that are due)
+local count = 0
+for _, list in ipairs(ready) do count = count + redis.call('LLEN', list) end
+local due = 0
+for _, name in ipairs(redis.call('ZRANGEBYSCORE', partitions, '-inf', now_ms)) do
+  due = due + redis.call('ZCOUNT', delayed .. name, '-inf', now_ms)
+end
+return {count, due, redis.call('HLEN', messages)}

@@ -1,0 +1,171 @@
+"""The envelope around a message: when it is due, how it is stored, what comes back."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from dateutil.parser import isoparse
+from kombu.log import get_logger
+from kombu.utils.json import JSONEncoder, loads
+
+from .errors import MessageError
+
+logger = get_logger(__name__)
+
+Payload = dict[str, Any]
+
+_encode = JSONEncoder().encode
+
+
+def to_json(payload: Payload) -> str:
+    """A message as Kombu's Redis transport writes it."""
+    return _encode(payload)
+
+
+@dataclass(frozen=True)
+class Due:
+    """When a message is due: `at_ms` since the epoch, or `delay_ms` from the server's now."""
+
+    at_ms: int | None = None
+    delay_ms: int | None = None
+
+    @property
+    def argument(self) -> str:
+        """The form that schedule.lua reads."""
+        return f"+{self.delay_ms}" if self.at_ms is None else str(self.at_ms)
+
+
+def due(message: Payload) -> Due | None:
+    """When a message is due by its headers `eta` (ISO 8601, naive means UTC) or `x-delay` (ms).
+
+    None: at once. A header that cannot be read counts as absent, with a warning: Celery's own
+    handling answers a bad ETA, and nothing is lost.
+    """
+    headers = message.get("headers") or {}
+    eta, delay = headers.get("eta"), headers.get("x-delay")
+    try:
+        if eta is not None:
+            return Due(at_ms=eta_to_ms(eta))
+        if delay is not None:
+            return Due(delay_ms=_to_delay_ms(delay))
+    except (ValueError, TypeError, OverflowError) as error:
+        logger.warning(
+            "Message %s is published without a delay: header %s cannot be read (%s)",
+            message_id(message),
+            f"eta={eta!r}"[:200] if eta is not None else f"x-delay={delay!r}"[:200],
+            error,
+        )
+    return None
+
+
+def eta_to_ms(eta: str | datetime) -> int:
+    """Milliseconds since the epoch, rounded up so that nothing is ever early.
+
+    Raises ValueError or OverflowError where `eta` is not a time.
+    """
+    moment = eta if isinstance(eta, datetime) else parse_iso8601(eta)
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=timezone.utc)
+    since = moment - datetime(1970, 1, 1, tzinfo=timezone.utc)
+    return -(-(since.days * 86_400_000_000 + since.seconds * 1_000_000 + since.microseconds) // 1000)
+
+
+def parse_iso8601(text: str) -> datetime:
+    """`datetime.fromisoformat` where it can, the slower full reading of ISO 8601 where it cannot."""
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        return isoparse(text)
+
+
+def _to_delay_ms(delay: Any) -> int:
+    number = float(delay)
+    if isinstance(delay, bool) or not math.isfinite(number):
+        raise ValueError("a number of milliseconds is needed")
+    return max(math.ceil(number), 0)
+
+
+def message_id(message: Payload) -> str:
+    """The task id, or what identifies a message that is not a task."""
+    properties = message.get("properties") or {}
+    return str(
+        (message.get("headers") or {}).get("id")
+        or properties.get("message_id")
+        or properties.get("delivery_tag")
+    )
+
+
+class WaitedHeaders(dict[str, Any]):
+    """Headers of a message that has waited in the backlog: `get("eta")` is None.
+
+    Celery's task strategy asks `headers.get("eta")` whether to put the task into its timer and to
+    raise the prefetch count; it need not. The item stays, so that `task.request.eta` shows it.
+    """
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """As of any dict, but for `eta`."""
+        return default if key == "eta" else super().get(key, default)
+
+    def copy(self) -> WaitedHeaders:
+        """A copy that hides the ETA as well."""
+        return WaitedHeaders(self)
+
+    def __reduce__(self) -> tuple[type, tuple[dict[str, Any]]]:
+        return dict, (dict(self),)
+
+
+def hide_eta(payload: Payload) -> None:
+    """Keep Celery's timer from what is due already."""
+    payload["headers"] = WaitedHeaders(payload["headers"])
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """A delivered message: what Kombu gets, and what the transport knows of it.
+
+    `due_ms` is None for a message that was never delayed; `deliveries` counts earlier attempts.
+    """
+
+    id: str
+    payload: Payload
+    due_ms: int | None
+    deliveries: int
+
+
+def open_envelope(text: bytes, tag: int) -> Envelope:
+    """Read a message from a ready list and give it the delivery tag of this delivery.
+
+    Raises MessageError where it is not a message of Kombu's.
+    """
+    payload = _decode(text)
+    due_ms = payload.pop("due_ms", None)
+    deliveries = payload.pop("deliveries", None)
+    properties, headers = payload["properties"], payload["headers"]
+    id = message_id(payload)
+    properties["delivery_tag"] = tag
+    if deliveries is not None:
+        headers["redelivered"] = properties["delivery_info"]["redelivered"] = True
+    if due_ms is not None:
+        hide_eta(payload)
+    return Envelope(id, payload, due_ms, deliveries or 0)
+
+
+def _decode(text: bytes) -> Payload:
+    try:
+        payload = loads(text)
+    except (ValueError, TypeError) as error:
+        raise MessageError(f"the message is not JSON: {error}") from error
+    if not isinstance(payload, dict):
+        raise MessageError(f"the message is not a JSON object but {type(payload).__name__}")
+    if not isinstance(payload.get("properties"), dict):
+        raise MessageError("the message has no properties")
+    if not isinstance(payload["properties"].setdefault("delivery_info", {}), dict):
+        raise MessageError("the message's delivery_info is not an object")
+    if payload.get("headers") is None:
+        payload["headers"] = {}
+    if not isinstance(payload["headers"], dict):
+        raise MessageError("the message's headers are not an object")
+    return payload

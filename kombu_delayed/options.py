@@ -1,0 +1,99 @@
+"""The transport's own options: one home for name, default, range and meaning."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from .errors import OptionError
+
+PREFIX = "delayed_"
+
+
+def _option(default: Any, meaning: str, least: float = 0, most: float = float("inf")) -> Any:
+    return field(default=default, metadata={"meaning": meaning, "least": least, "most": most})
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options that begin with `delayed_` in `broker_transport_options`."""
+
+    lease_seconds: float = _option(
+        30.0,
+        "How long a consumer that stops answering keeps its unacknowledged messages before others "
+        "get them. It is renewed from a thread of its own, however long a task runs.",
+        least=1,
+        most=86_400,
+    )
+    poll_seconds: float = _option(
+        5.0,
+        "How often a consumer that hears nothing looks by itself. It heals lost wake tokens and "
+        "finds what the stock Redis transport published. The more consumers, the rarer each looks.",
+        least=0.1,
+        most=60,
+    )
+    reconnect_seconds: float = _option(
+        60.0,
+        "How long a consumer tries to reconnect by itself before the lost connection surfaces in "
+        "Celery. With failover URLs it surfaces at once, so that the next URL gets its turn.",
+        most=3_600,
+    )
+    partition_size: int | None = _option(
+        None,
+        "How many delayed messages one partition of the backlog holds before it splits. "
+        "Default: the server's `zset-max-listpack-entries`, where the encoding is most compact.",
+        least=2,
+        most=100_000,
+    )
+    promote_batch: int = _option(
+        250,
+        "How many due messages one call moves to the ready lists at most. More in a call means a "
+        "longer pause for the server's other clients.",
+        least=1,
+        most=1_000,
+    )
+    unsafe_server: bool = _option(
+        False,
+        "Use a server that may lose messages all the same: one that evicts keys when it is full.",
+    )
+
+    @classmethod
+    def parse(cls, transport_options: Mapping[str, Any]) -> Options:
+        """The `delayed_*` entries of `transport_options`; the others are Kombu's.
+
+        Raises OptionError that names the option, the value and what is allowed.
+        """
+        known = {PREFIX + each.name: each for each in fields(cls)}
+        given = {name: v for name, v in transport_options.items() if name.startswith(PREFIX)}
+        for name in given:
+            if name not in known:
+                raise OptionError(f"unknown transport option {name!r}{_suggestion(name, known)}")
+        return cls(**{known[name].name: _checked(name, known[name], v) for name, v in given.items()})
+
+
+def _suggestion(name: str, known: Mapping[str, Any]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(sorted(known))}"
+
+
+def _checked(name: str, option: Any, value: Any) -> Any:
+    if value is None and option.default is None:
+        return None
+    if isinstance(option.default, bool):
+        if not isinstance(value, bool):
+            raise OptionError(f"transport option {name} takes True or False, not {value!r}")
+        return value
+    return _checked_number(name, option, value)
+
+
+def _checked_number(name: str, option: Any, value: Any) -> float:
+    whole = not isinstance(option.default, float)
+    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
+        kind = "a whole number" if whole else "a number"
+        raise OptionError(f"transport option {name} takes {kind}, not {value!r}")
+    least, most = option.metadata["least"], option.metadata["most"]
+    if not least <= value <= most:
+        raise OptionError(f"transport option {name} takes {least:g} to {most:g}, not {value!r}")
+    return value

@@ -1,0 +1,329 @@
+"""Waits for all channels of one connection: in Kombu's event loop or in `drain_events`."""
+
+from __future__ import annotations
+
+import math
+import socket
+import threading
+from collections.abc import Callable
+from queue import Empty
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from kombu.log import get_logger
+from kombu.transport.redis import MultiChannelPoller
+
+from .errors import UNREACHABLE
+
+if TYPE_CHECKING:
+    from .channel import Channel
+    from .consumer import Consumer
+
+logger = get_logger(__name__)
+
+#: How long messages are handed out before the event loop has its turn.
+HAND_OUT_SECONDS = 0.005
+
+#: `drain_events` without a timeout looks after its connections this often.
+LONGEST_WAIT_SECONDS = 5.0
+
+LISTEN_RETRY_SECONDS = 0.5
+
+WAKE, LISTEN = "WAKE", "LISTEN"
+
+
+class Alarm:
+    """Ends a poll early, from any thread."""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        self._rung = False
+
+    def fileno(self) -> int:
+        """The descriptor to poll."""
+        return self._reader.fileno()
+
+    def ring(self) -> None:
+        """End the poll."""
+        if not self._rung:
+            self._rung = True
+            self._send()
+
+    def _send(self) -> None:
+        try:
+            self._writer.send(b"\0")
+        except OSError:  # the connection is closed already
+            self._rung = False
+
+    def answer(self) -> None:
+        """Be ready to ring again."""
+        try:
+            self._reader.recv(64)
+        except OSError:
+            return
+        finally:
+            self._rung = False
+
+    def close(self) -> None:
+        """Free the descriptors."""
+        self._reader.close()
+        self._writer.close()
+
+
+class Poller(MultiChannelPoller):  # type: ignore[misc]
+    """Runs the consumers of its channels, and their pub/sub connections as Kombu does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._watched: dict[int, tuple[Channel, str, Any]] = {}
+        self._alarm = Alarm()
+        self._due = True
+        self._thread: int | None = None
+        self._loop: Any = None
+        self._ticking = False
+        self._timer: Any = None
+        self._timer_at = math.inf
+        self._duties: list[Any] = []
+        self._listen_broken_since: float | None = None
+        self._listen_retry_at = -math.inf
+        self.poller.register(self._alarm.fileno(), self.eventflags)
+
+    def close(self) -> None:
+        """Stop polling for good."""
+        for fd in tuple(self._watched):
+            self._unwatch(fd)
+        if self._loop is not None:
+            self._loop.on_tick.discard(self.on_tick)
+            self._loop.remove_reader(self._alarm.fileno())
+            self._cancel_timer()
+            for duty in self._duties:
+                duty.cancel()
+        self._alarm.close()
+        self._channels.clear()
+
+    def discard(self, channel: Channel) -> None:
+        """Poll for a channel no more."""
+        self._channels.discard(channel)
+        for fd, (owner, _, _) in tuple(self._watched.items()):
+            if owner is channel:
+                self._unwatch(fd)
+
+    def wake_up(self) -> None:
+        """Something has changed: look after the channels soon."""
+        self._due = True
+        if threading.get_ident() != self._thread:
+            self._alarm.ring()
+
+    def defers_acks(self) -> bool:
+        """Whether an ack of this thread can wait for the end of the event loop's turn."""
+        return self._loop is not None and threading.get_ident() == self._thread
+
+    # What to watch.
+
+    def _on_connection_disconnect(self, connection: Any) -> None:
+        for fd, (_, _, watched) in tuple(self._watched.items()):
+            if watched is connection:
+                self._unwatch(fd)
+
+    def _unwatch(self, fd: int) -> None:
+        self._watched.pop(fd, None)
+        if self._loop is not None:
+            self._loop.remove_reader(fd)
+            return
+        try:
+            self.poller.unregister(fd)
+        except (KeyError, ValueError, OSError):  # closed by the other side already
+            return
+
+    def _watch(self, channel: Channel, kind: str, connection: Any) -> None:
+        sock = getattr(connection, "_sock", None)
+        if sock is None:
+            return
+        fd = sock.fileno()
+        watched = self._watched.get(fd)
+        if watched is not None and watched[2] is connection:
+            return
+        if watched is not None:
+            self._unwatch(fd)
+        self._watched[fd] = channel, kind, connection
+        if self._loop is not None:
+            self._loop.add_reader(fd, self.on_readable, fd)
+        else:
+            self.poller.register(fd, self.eventflags)
+
+    def _listen(self, channel: Channel) -> float:
+        """Keep the pub/sub connection subscribed; returns when to try again."""
+        now = monotonic()
+        if now < self._listen_retry_at:
+            return self._listen_retry_at
+        try:
+            self._subscribe(channel)
+        except UNREACHABLE as error:
+            self._listen_broken(channel, error)
+            return self._listen_retry_at
+        self._listen_broken_since = None
+        self._watch(channel, LISTEN, channel.subclient.connection)
+        return math.inf
+
+    def _subscribe(self, channel: Channel) -> None:
+        client = channel.subclient
+        if client.connection is None:
+            client.connection = client.connection_pool.get_connection()
+        if client.connection._sock is None:
+            channel._in_listen = None
+            client.connection.connect()
+        if not channel._in_listen:
+            channel._subscribe()
+
+    def _listen_broken(self, channel: Channel, error: BaseException) -> None:
+        now = monotonic()
+        channel._in_listen = None
+        if channel.subclient.connection is not None:
+            channel.subclient.connection.disconnect()
+        if self._listen_broken_since is None:
+            self._listen_broken_since = now
+        if now - self._listen_broken_since >= channel.patience_seconds:
+            raise error
+        logger.info("Lost the pub/sub connection, trying again: %s", error)
+        self._listen_retry_at = now + LISTEN_RETRY_SECONDS
+
+    # Looking after the channels.
+
+    def _serve(self, consumer: Consumer, end: float) -> float:
+        """Claim and hand out until nothing is left or the turn is over."""
+        while True:
+            at = consumer.step()
+            while consumer.has_messages:
+                consumer.hand_out()
+                if monotonic() >= end:
+                    self._due = True
+                    self._alarm.ring()
+                    return at
+            now = monotonic()
+            if at > now or now >= end:
+                return at
+
+    def _serve_all(self) -> None:
+        self._due = False
+        end = monotonic() + HAND_OUT_SECONDS
+        next_at = math.inf
+        for channel in tuple(self._channels):
+            if channel.consumer is not None:
+                next_at = min(next_at, self._serve(channel.consumer, end))
+                self._watch(channel, WAKE, channel.consumer.wake.connection)
+            if channel.active_fanout_queues:
+                next_at = min(next_at, self._listen(channel))
+        self._plan(next_at)
+
+    def on_readable(self, fileno: int) -> bool:
+        """Read what has come on a connection; returns whether it was a message."""
+        if fileno == self._alarm.fileno():
+            self._alarm.answer()
+            self._due = True
+            return False
+        watched = self._watched.get(fileno)
+        if watched is None:
+            return False
+        channel, kind, _ = watched
+        if kind == LISTEN:
+            return self._read_fanout(channel)
+        channel.consumer.take_token()
+        self._due = True
+        return False
+
+    def _read_fanout(self, channel: Channel) -> bool:
+        try:
+            return bool(channel._receive())
+        except UNREACHABLE as error:
+            self._listen_broken(channel, error)
+            self._due = True
+            return False
+
+    # In Kombu's event loop.
+
+    def attach(self, loop: Any) -> None:
+        """Move to an event loop."""
+        for fd in tuple(self._watched):
+            self._unwatch(fd)
+        self._loop = loop
+        self._due = True
+        loop.add_reader(self._alarm.fileno(), self.on_readable, self._alarm.fileno())
+        loop.on_tick.add(self.on_tick)
+
+    def repeat(self, interval_seconds: float, duty: Callable[[], None]) -> None:
+        """Do a duty again and again for as long as this poller lives."""
+        self._duties.append(self._loop.call_repeatedly(interval_seconds, duty))
+
+    def on_tick(self) -> None:
+        """Before the loop polls."""
+        self._thread = threading.get_ident()
+        if self._alarm.fileno() not in self._loop.readers:  # the hub was reset
+            self._loop.add_reader(self._alarm.fileno(), self.on_readable, self._alarm.fileno())
+        if not self._due and not any(map(_can_claim, self._channels)):
+            return
+        self._ticking = True
+        try:
+            self._serve_all()
+        finally:
+            self._ticking = False
+
+    def _on_timer(self) -> None:
+        self._timer, self._timer_at = None, math.inf
+        self._serve_all()
+
+    def _plan(self, at: float) -> None:
+        if self._loop is None or at >= self._timer_at:
+            return
+        self._cancel_timer()
+        self._timer_at = at
+        self._timer = self._loop.call_later(max(at - monotonic(), 0), self._on_timer)
+        if self._ticking:  # this turn's poll has its timeout already
+            self._alarm.ring()
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._timer_at = None, math.inf
+
+    # In drain_events.
+
+    def get(self, callback: Any, timeout: float | None = None) -> None:
+        """Hand out one message or raise Empty when `timeout` seconds are over."""
+        self._thread = threading.get_ident()
+        self._in_protected_read = True
+        try:
+            self._get(math.inf if timeout is None else monotonic() + timeout)
+        finally:
+            self._in_protected_read = False
+            while self.after_read:
+                self.after_read.pop()()
+
+    def _get(self, end: float) -> None:
+        if refresh := getattr(self, "maybe_refresh_binding_expiry", None):  # Kombu 5.7
+            refresh()
+        while True:
+            next_at = self._step_all()
+            if any(c.consumer.hand_out() for c in tuple(self._channels) if c.consumer is not None):
+                return
+            wait_seconds = min(end, next_at) - monotonic()
+            events = self.poller.poll(min(max(wait_seconds, 0), LONGEST_WAIT_SECONDS))
+            if any([self.on_readable(fd) for fd, _ in events or ()]):
+                return
+            if not events and monotonic() >= end:
+                raise Empty
+
+    def _step_all(self) -> float:
+        next_at = math.inf
+        for channel in tuple(self._channels):
+            if channel.consumer is not None:
+                next_at = min(next_at, channel.consumer.step())
+                self._watch(channel, WAKE, channel.consumer.wake.connection)
+            if channel.active_fanout_queues:
+                next_at = min(next_at, self._listen(channel))
+        return next_at
+
+
+def _can_claim(channel: Channel) -> bool:
+    return channel.consumer is not None and channel.consumer.stalled and channel.qos.can_consume()

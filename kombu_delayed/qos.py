@@ -1,0 +1,100 @@
+"""Unacknowledged messages of a channel: acks in batches, rejects one by one."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import deque
+from typing import Any
+
+from kombu.transport import virtual
+
+from .lease import Lease
+from .store import Store
+
+#: What to do with a held message that its consumer is done with.
+ACK, RELEASE, BURY = "ack", "release", "bury"
+
+
+class QoS(virtual.QoS):
+    """Counts what is outstanding and passes acks and rejects to the store.
+
+    An ack or a reject that meets a broken connection is kept and done when the broker is back.
+    """
+
+    restore_at_shutdown = True
+
+    def __init__(self, channel: Any, prefetch_count: int = 0) -> None:
+        super().__init__(channel, prefetch_count)
+        self._held: dict[int, tuple[str, str]] = {}
+        self._done: deque[tuple[str, str, int, str]] = deque()
+        self._flushing = threading.Lock()
+
+    @property
+    def outstanding(self) -> int:
+        """How many messages were handed out and not acked."""
+        return len(self._delivered) - len(self._dirty)
+
+    def received(self, tag: int, queue: str, id: str) -> None:
+        """A message is about to be handed out."""
+        self._held[tag] = queue, id
+
+    def ack(self, delivery_tag: Any) -> None:
+        """The message was dealt with."""
+        self._finish(ACK, delivery_tag)
+
+    def reject(self, delivery_tag: Any, requeue: bool = False) -> None:
+        """Put the message back to the head of its queue, or bury it."""
+        self._finish(RELEASE if requeue else BURY, delivery_tag)
+
+    def _finish(self, verb: str, tag: Any) -> None:
+        super().ack(tag)
+        held = self._held.pop(tag, None)
+        if held is not None:
+            queue, id = held
+            self._done.append((verb, queue, tag, id))
+            self.channel.on_done()
+
+    @property
+    def pending(self) -> bool:
+        """Whether acks or rejects have not reached the server yet."""
+        return bool(self._done)
+
+    def flush(self, store: Store, lease: Lease) -> None:
+        """Tell the server of acks and rejects. What fails stays for the next time."""
+        with self._flushing:
+            while self._done:
+                verb, queue, tag, id = self._done[0]
+                if verb == ACK:
+                    self._flush_acks(store, lease)
+                    continue
+                if verb == RELEASE:
+                    store.release(queue, lease.consumer, [tag], counted=True)
+                else:
+                    reason = json.dumps({"reason": "rejected", "consumer": lease.consumer})
+                    store.bury(queue, lease.consumer, [(tag, id, reason)])
+                self._done.popleft()
+
+    def _flush_acks(self, store: Store, lease: Lease) -> None:
+        acks = []
+        for verb, queue, tag, _ in tuple(self._done):
+            if verb != ACK:
+                break
+            acks.append((queue, tag))
+        store.ack(lease.consumer, acks)
+        for _ in acks:
+            self._done.popleft()
+
+    def restore_unacked(self, client: Any = None) -> list[Any]:
+        """Put all that was handed out back to the heads of its queues."""
+        self._flush()
+        held, self._held = self._held, {}
+        self.channel.release([(queue, tag) for tag, (queue, _) in held.items()])
+        self._delivered.clear()
+        return []
+
+    def restore_unacked_once(self, stderr: Any = None) -> None:
+        """At the channel's end, and at the process's: leave in good order."""
+        self._on_collect.cancel()
+        if self.channel.do_restore:
+            self.channel.leave()

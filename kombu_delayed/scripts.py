@@ -1,0 +1,90 @@
+"""Loads the Lua scripts and checks the names of their arguments."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from redis import Redis
+from redis.exceptions import NoScriptError
+
+_SIGNATURE = re.compile(r"^local (\w+) += (.*?)(KEYS|ARGV)(\[|, )(\d+)(.*)$")
+_INCLUDE = re.compile(r"^-- include: (.*)$")
+_NEEDS = re.compile(r"^-- needs: (.*)$", re.MULTILINE)
+
+
+class Script:
+    """One Lua file. Its first locals are its signature; a call gives all of them by name."""
+
+    def __init__(self, name: str, source: str) -> None:
+        self.name = name
+        self.keys: list[str] = []
+        self.arguments: list[str] = []
+        self.variadic: set[str] = set()
+        self.source = self._assemble(source)
+        self.sha = hashlib.sha1(self.source.encode()).hexdigest()
+
+    def _assemble(self, source: str) -> str:
+        lines = []
+        for line in source.splitlines():
+            if signature := _SIGNATURE.match(line):
+                self._declare(*signature.group(1, 3, 4, 5))
+            if include := _INCLUDE.match(line):
+                lines.extend(self._included(name) for name in include[1].split())
+            lines.append(line)
+        return "\n".join(lines) + "\n"
+
+    def _declare(self, name: str, table: str, bracket: str, position: str) -> None:
+        names = self.keys if table == "KEYS" else self.arguments
+        if int(position) != len(names) + 1 or self.variadic & set(names):
+            raise SyntaxError(f"{self.name}.lua: {name} is not {table}[{len(names) + 1}]")
+        names.append(name)
+        if bracket != "[":
+            self.variadic.add(name)
+
+    def _included(self, name: str) -> str:
+        text = _read(f"include/{name}.lua")
+        needed = _NEEDS.search(text)
+        missing = set(needed[1].split() if needed else ()) - {*self.keys, *self.arguments}
+        if missing:
+            raise SyntaxError(f"{self.name}.lua includes {name}, which needs {sorted(missing)}")
+        return text
+
+    def pack(self, given: dict[str, Any]) -> tuple[Any, ...]:
+        """What follows the SHA in EVALSHA: number of keys, keys, arguments."""
+        if given.keys() != {*self.keys, *self.arguments}:
+            raise TypeError(
+                f"{self.name}.lua takes {[*self.keys, *self.arguments]}, not {sorted(given)}"
+            )
+        keys = self._flatten(self.keys, given)
+        return (len(keys), *keys, *self._flatten(self.arguments, given))
+
+    def _flatten(self, names: list[str], given: dict[str, Any]) -> list[Any]:
+        values: list[Any] = []
+        for name in names:
+            if name in self.variadic:
+                values.extend(given[name])
+            else:
+                values.append(given[name])
+        return values
+
+    def __call__(self, client: Redis, /, **given: Any) -> Any:
+        """Run it. A server that has lost its scripts is given this one again."""
+        packed = self.pack(given)
+        try:
+            return client.execute_command("EVALSHA", self.sha, *packed)
+        except NoScriptError:
+            return client.execute_command("EVAL", self.source, *packed)
+
+
+def _read(path: str) -> str:
+    return files(__package__).joinpath("lua", *path.split("/")).read_text(encoding="utf-8")
+
+
+@cache
+def script(name: str) -> Script:
+    """The script `lua/<name>.lua`."""
+    return Script(name, _read(f"{name}.lua"))

@@ -1,0 +1,110 @@
+"""What a server must be to keep delayed messages safe; looked at once when connecting."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kombu.log import get_logger
+from redis import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoPermissionError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from .errors import ReplicaError, ServerError
+from .store import DEFAULT_PARTITION_SIZE
+
+logger = get_logger(__name__)
+
+OLDEST = (6, 2)
+
+
+@dataclass(frozen=True)
+class Server:
+    """What was found out: version, eviction policy, role, and the compact size of a sorted set."""
+
+    version: str
+    eviction: str
+    read_only_replica: bool
+    may_run_scripts: bool
+    persistent: bool
+    partition_size: int
+
+
+def inspect(client: Redis) -> Server:
+    """Ask the server, in one round trip. Raises redis-py's connection errors."""
+    with client.pipeline(transaction=False) as pipeline:
+        pipeline.execute_command("INFO", "server")
+        pipeline.execute_command("INFO", "memory")
+        pipeline.execute_command("INFO", "replication")
+        pipeline.execute_command("INFO", "persistence")
+        pipeline.execute_command("EVAL", "return 1", 0)
+        pipeline.config_get("*-max-*")
+        pipeline.config_get("save")
+        answers = pipeline.execute(raise_on_error=False)
+    for answer in answers:
+        if isinstance(answer, (RedisConnectionError, RedisTimeoutError)):
+            raise answer
+    general, memory, replication, persistence, script, sizes, save = map(_settings, answers)
+    saves = bool(save.get("save")) or persistence.get("aof_enabled") != 0
+    return Server(
+        version=str(general.get("redis_version", "")),
+        eviction=str(memory.get("maxmemory_policy", "noeviction")),
+        read_only_replica=replication.get("role") == "slave"
+        and str(replication.get("slave_read_only", "1")) == "1",
+        may_run_scripts=not isinstance(answers[4], NoPermissionError),
+        persistent=saves or isinstance(answers[6], ResponseError),
+        partition_size=_compact_size(sizes),
+    )
+
+
+def _settings(answer: Any) -> dict[str, Any]:
+    return answer if isinstance(answer, dict) else {}
+
+
+def _compact_size(sizes: dict[str, Any]) -> int:
+    found = sizes.get("zset-max-listpack-entries") or sizes.get("zset-max-ziplist-entries")
+    return max(int(found or DEFAULT_PARTITION_SIZE), 2)
+
+
+def check(server: Server, *, unsafe_server: bool = False) -> None:
+    """Refuse a server that would lose messages, warn of what may surprise.
+
+    Raises ServerError, or ReplicaError (a connection error: a failover may be under way).
+    """
+    version = tuple(int(part) for part in server.version.split(".")[:2] if part.isdigit())
+    if version and version < OLDEST:
+        raise ServerError(
+            f"the server is Redis {server.version}; delayed messages need Redis 6.2 or Valkey 8"
+        )
+    if not server.may_run_scripts:
+        raise ServerError(
+            "the user of the broker URL may not run Lua scripts; allow it with "
+            "ACL SETUSER <user> +@scripting"
+        )
+    if server.read_only_replica:
+        raise ReplicaError(
+            "the server is a read-only replica; the broker URL has to name its master"
+        )
+    _check_eviction(server.eviction, unsafe_server)
+    if not server.persistent:
+        logger.warning(
+            "The server keeps nothing on disk: a restart loses every delayed message. "
+            "Set appendonly yes."
+        )
+
+
+def _check_eviction(policy: str, unsafe_server: bool) -> None:
+    if policy.startswith("allkeys") and not unsafe_server:
+        raise ServerError(
+            f"the server's maxmemory-policy is {policy}: when it is full it drops queues and "
+            "delayed messages. Set maxmemory-policy noeviction, or accept the loss with the "
+            "transport option delayed_unsafe_server=True"
+        )
+    if policy != "noeviction":
+        logger.warning(
+            "The server's maxmemory-policy is %s: when it is full it drops messages%s. "
+            "Set maxmemory-policy noeviction.",
+            policy,
+            "" if policy.startswith("allkeys") else " of queues with an expiry",
+        )

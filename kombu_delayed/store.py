@@ -1,0 +1,343 @@
+"""What can happen to messages, one short method a move; the only module that talks to Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from redis import Redis
+from redis.client import Pipeline
+
+from .keys import SEPARATOR, QueueKeys, step_char
+from .scripts import Script, script
+
+DEFAULT_PARTITION_SIZE = 128
+
+#: Messages in one call of a script: a call stays below a few milliseconds, and below Lua's stack.
+CALL_LIMIT = 250
+
+
+class Scheduled(NamedTuple):
+    """How many messages went where: into the backlog, to ready at once, or were there already."""
+
+    delayed: int
+    ready: int
+    already: int
+
+
+class Size(NamedTuple):
+    """A queue's messages by state; `due` are those of `delayed` whose time has come."""
+
+    ready: int
+    due: int
+    delayed: int
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """The answer of a deliver: records (priority step + message) and when to come back.
+
+    `next_due_ms` is 0 unless this consumer is the one that shall claim then.
+    """
+
+    now_ms: int
+    next_due_ms: int
+    more: bool
+    consumers: int
+    records: Sequence[bytes]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One message on its way into a queue.
+
+    `due` is milliseconds since the epoch, or `+` and milliseconds from the server's now.
+    """
+
+    id: str
+    step: int
+    message: str
+    due: str = ""
+
+    @property
+    def record(self) -> str:
+        """The form in which Redis keeps it."""
+        return step_char(self.step) + self.message
+
+
+class Store:
+    """The moves of the messages of one Redis database.
+
+    `now` is "" for the server's clock, `+ms` for that clock set forward, or a time in milliseconds
+    since the epoch; tests move it.
+    """
+
+    def __init__(
+        self,
+        client: Redis,
+        *,
+        prefix: str = "",
+        priority_steps: Iterable[int] = (0, 3, 6, 9),
+        separator: str = SEPARATOR,
+        partition_size: int = DEFAULT_PARTITION_SIZE,
+        now: str = "",
+    ) -> None:
+        self.client = client
+        self.partition_size = partition_size
+        self.now = now
+        steps = tuple(sorted(priority_steps))
+        self.keys = lru_cache(maxsize=4096)(
+            lambda queue: QueueKeys(queue, prefix, steps, separator)
+        )
+
+    def schedule(self, queue: str, entries: Sequence[Entry], expires_ms: int = 0) -> Scheduled:
+        """Keep messages until they are due. The same message with the same id is kept once."""
+        counts = [0, 0, 0]
+        for chunk in _chunks(entries):
+            move, given = self.schedule_call(queue, chunk, expires_ms)
+            counts = [a + b for a, b in zip(counts, move(self.client, **given), strict=True)]
+        return Scheduled(*counts)
+
+    def schedule_call(
+        self, queue: str, entries: Sequence[Entry], expires_ms: int = 0
+    ) -> tuple[Script, dict[str, Any]]:
+        """The script that schedules and its arguments, for who sends it in a pipeline."""
+        keys = self.keys(queue)
+        return script("schedule"), {
+            **self._backlog(keys),
+            "ready": keys.ready,
+            "now": self.now,
+            "partition_size": self.partition_size,
+            "steps": keys.steps,
+            "expires_ms": expires_ms,
+            "entries": [part for e in entries for part in (e.id, e.due, e.record)],
+        }
+
+    def publish(self, queue: str, entries: Sequence[Entry], expires_ms: int = 0) -> int:
+        """Make messages ready at once."""
+        count = 0
+        for chunk in _chunks(entries):
+            move, given = self.publish_call(queue, chunk, expires_ms)
+            count += move(self.client, **given)
+        return count
+
+    def publish_call(
+        self, queue: str, entries: Sequence[Entry], expires_ms: int = 0
+    ) -> tuple[Script, dict[str, Any]]:
+        """The script that publishes and its arguments, for who sends it in a pipeline."""
+        keys = self.keys(queue)
+        return script("publish"), {
+            "wake": keys.wake,
+            "ready": keys.ready,
+            "steps": keys.steps,
+            "expires_ms": expires_ms,
+            "records": [entry.record for entry in entries],
+        }
+
+    def deliver(
+        self,
+        queue: str,
+        consumer: str,
+        want: int,
+        tag: int,
+        *,
+        lease_ms: int,
+        leased: bool = False,
+        waits: bool = True,
+        promotions: int = CALL_LIMIT,
+        expires_ms: int = 0,
+    ) -> Delivered | None:
+        """Promote what is due and hand out up to `want` messages under tags from `tag` upwards.
+
+        None: the caller believed to be `leased`, and is not. `lease_ms` 0 takes messages for good.
+        """
+        keys = self.keys(queue)
+        answer = script("deliver")(
+            self.client,
+            **self._held(keys, consumer),
+            now=self.now,
+            consumer=consumer,
+            leased=int(leased),
+            lease_ms=lease_ms,
+            want=want,
+            tag=tag,
+            promotions=promotions,
+            waits=int(waits),
+            expires_ms=expires_ms,
+            steps=keys.steps,
+        )
+        if len(answer) == 1:
+            return None
+        now_ms, next_due_ms, more, consumers, *records = answer
+        return Delivered(now_ms, next_due_ms, bool(more), consumers, records)
+
+    def recover(self, queue: str, consumer: str, seen_tag: int) -> list[tuple[int, bytes]]:
+        """Messages that were handed to `consumer` in an answer that never arrived."""
+        keys = self.keys(queue)
+        answer = script("recover")(
+            self.client, unacked=keys.unacked(consumer), seen_tag=seen_tag
+        )
+        return [(int(tag), record) for tag, record in zip(answer[::2], answer[1::2], strict=True)]
+
+    def ack(self, consumer: str, tags: Iterable[tuple[str, int]]) -> None:
+        """Forget messages for good; `tags` are (queue, tag). What is not held stays as it is."""
+        by_queue: dict[str, list[int]] = {}
+        for queue, tag in tags:
+            by_queue.setdefault(queue, []).append(tag)
+        if len(by_queue) == 1:
+            self._ack(self.client, consumer, *by_queue.popitem())
+        elif by_queue:
+            with self.client.pipeline(transaction=False) as pipeline:
+                for queue, own in by_queue.items():
+                    self._ack(pipeline, consumer, queue, own)
+                pipeline.execute()
+
+    def _ack(self, client: Redis, consumer: str, queue: str, tags: list[int]) -> None:
+        client.execute_command("HDEL", self.keys(queue).unacked(consumer), *tags)
+
+    def release(
+        self, queue: str, consumer: str, tags: Sequence[int], *, counted: bool = False
+    ) -> int:
+        """Put held messages back to the heads of their lists; `counted` as a failed attempt."""
+        keys = self.keys(queue)
+        return script("release")(
+            self.client,
+            wake=keys.wake,
+            unacked=keys.unacked(consumer),
+            ready=keys.ready,
+            steps=keys.steps,
+            counted=int(counted),
+            tags=tags,
+        )
+
+    def leave(self, queue: str, consumer: str) -> None:
+        """Release all that `consumer` holds, pass its promise on and end its lease."""
+        keys = self.keys(queue)
+        left = 1
+        while left:
+            left = script("leave")(
+                self.client,
+                **self._held(keys, consumer),
+                consumer=consumer,
+                steps=keys.steps,
+                limit=CALL_LIMIT,
+            )
+
+    def renew(self, queue: str, consumer: str, lease_ms: int) -> list[str] | None:
+        """Make the lease last. Returns consumers whose lease has ended; None: this one's has."""
+        lasts, *dead = script("renew")(
+            self.client,
+            consumers=self.keys(queue).consumers,
+            now=self.now,
+            consumer=consumer,
+            lease_ms=lease_ms,
+        )
+        return [name.decode() for name in dead] if lasts else None
+
+    def reclaim(self, queue: str, consumer: str) -> int:
+        """Put back the messages of a consumer whose lease has ended; returns how many."""
+        keys = self.keys(queue)
+        total, left = 0, 1
+        while left:
+            returned, left = script("reclaim")(
+                self.client,
+                **self._held(keys, consumer),
+                now=self.now,
+                consumer=consumer,
+                steps=keys.steps,
+                limit=CALL_LIMIT,
+            )
+            total += returned
+        return total
+
+    def park(self, queue: str, consumer: str, entries: Sequence[tuple[int, str, int]]) -> int:
+        """Move held messages, given as (tag, id, due_ms), to the backlog."""
+        keys = self.keys(queue)
+        return script("park")(
+            self.client,
+            **self._backlog(keys),
+            unacked=keys.unacked(consumer),
+            partition_size=self.partition_size,
+            entries=[part for entry in entries for part in entry],
+        )
+
+    def bury(self, queue: str, consumer: str, entries: Sequence[tuple[int, str, str]]) -> int:
+        """Move held messages, given as (tag, id, reason as JSON), to the dead letters."""
+        keys = self.keys(queue)
+        return script("bury")(
+            self.client,
+            unacked=keys.unacked(consumer),
+            dead=keys.dead,
+            dead_messages=keys.dead_messages,
+            dead_reasons=keys.dead_reasons,
+            now=self.now,
+            entries=[part for entry in entries for part in entry],
+        )
+
+    def size(self, queue: str) -> Size:
+        """Count a queue's messages by state."""
+        keys = self.keys(queue)
+        return Size(
+            *script("size")(
+                self.client,
+                partitions=keys.partitions,
+                delayed=keys.delayed,
+                messages=keys.messages,
+                ready=keys.ready,
+                now=self.now,
+            )
+        )
+
+    def purge(self, queue: str) -> int:
+        """Drop what is ready and what is delayed; returns how many messages that was."""
+        keys = self.keys(queue)
+        total, gone = 0, 1
+        while gone:
+            gone = script("purge")(
+                self.client, **self._backlog(keys), ready=keys.ready, limit=CALL_LIMIT
+            )
+            total += gone
+        return total
+
+    def delete(self, queue: str) -> int:
+        """Purge a queue and forget it; returns how many messages that was."""
+        keys = self.keys(queue)
+        count = self.purge(queue)
+        script("delete")(self.client, wake=keys.wake, armed=keys.armed)
+        return count
+
+    def announce(self, queue: str) -> None:
+        """Put wake tokens for all that can be claimed, now or later."""
+        keys = self.keys(queue)
+        script("announce")(
+            self.client, **self._backlog(keys), ready=keys.ready, steps=keys.steps
+        )
+
+    def _backlog(self, keys: QueueKeys) -> dict[str, Any]:
+        return {
+            "partitions": keys.partitions,
+            "delayed": keys.delayed,
+            "messages": keys.messages,
+            "duplicates": keys.duplicates,
+            "wake": keys.wake,
+        }
+
+    def _held(self, keys: QueueKeys, consumer: str) -> dict[str, Any]:
+        return {
+            **self._backlog(keys),
+            "armed": keys.armed,
+            "consumers": keys.consumers,
+            "unacked": keys.unacked(consumer),
+            "ready": keys.ready,
+        }
+
+
+def queue_call(pipeline: Pipeline, move: Script, given: dict[str, Any]) -> None:
+    """Send a script in a pipeline, whole: a pipeline cannot answer a server that lost its scripts."""
+    pipeline.execute_command("EVAL", move.source, *move.pack(given))
+
+
+def _chunks(entries: Sequence[Entry]) -> Iterable[Sequence[Entry]]:
+    return (entries[at : at + CALL_LIMIT] for at in range(0, len(entries), CALL_LIMIT))

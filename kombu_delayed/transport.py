@@ -1,0 +1,58 @@
+"""The transport behind `delayed+redis://` and its siblings."""
+
+from __future__ import annotations
+
+import socket
+from queue import Empty
+from time import monotonic
+from typing import Any
+
+from kombu.transport import redis as stock
+from redis.exceptions import MasterDownError, ReadOnlyError
+
+from . import urls
+from .channel import Channel
+from .options import Options
+from .poller import Poller
+
+
+class Transport(stock.Transport):  # type: ignore[misc]
+    """Kombu's Redis transport with a backlog."""
+
+    Channel = Channel
+
+    connection_errors = (*stock.Transport.connection_errors, ReadOnlyError, MasterDownError)
+
+    def __init__(self, client: Any, **kwargs: Any) -> None:
+        super().__init__(client, **kwargs)
+        self.cycle = Poller()
+
+    def establish_connection(self) -> Any:
+        """Connect. Raises OptionError, UrlError or ServerError where something has to be changed."""
+        Options.parse(self.client.transport_options)
+        urls.check_alternates(self.client.alt)
+        return super().establish_connection()
+
+    def drain_events(self, connection: Any, timeout: float | None = None) -> None:
+        """Wait for one message or event. Raises `socket.timeout` after `timeout` seconds."""
+        end = None if timeout is None else monotonic() + timeout
+        while True:
+            try:
+                return self.cycle.get(self._deliver, None if end is None else end - monotonic())
+            except Empty:
+                if end is not None and monotonic() >= end:
+                    raise socket.timeout from None
+
+    def register_with_event_loop(self, connection: Any, loop: Any) -> None:
+        """Move to Kombu's event loop."""
+        options = self.client.transport_options
+        self.cycle.attach(loop)
+        health_seconds = options.get("health_check_interval", stock.DEFAULT_HEALTH_CHECK_INTERVAL)
+        duties = {
+            "maybe_check_subclient_health": health_seconds,
+            "maybe_reauth": options.get("reauth_check_interval", 10),
+            "maybe_refresh_binding_expiry": 1,
+        }
+        for name, interval_seconds in duties.items():
+            if interval_seconds and hasattr(self.cycle, name):  # older Kombu has fewer
+                self.cycle.repeat(interval_seconds, getattr(self.cycle, name))

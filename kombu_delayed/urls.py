@@ -1,0 +1,125 @@
+"""Broker URLs: what is behind `delayed+`, and the connection parameters that follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from kombu import Connection
+from kombu.utils.url import parse_ssl_cert_reqs, url_to_parts
+
+from .errors import UrlError
+
+FORMS = (
+    "delayed+redis://[user:password@]host:port/db, delayed+rediss://…, "
+    "delayed+socket:///path/to.sock?virtual_host=0 or delayed+embedded:///directory"
+)
+SCHEMES = ("redis", "rediss", "socket", "embedded")
+_QUERY = ("virtual_host", "credential_provider")
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where the server is. `path` is a socket's or an embedded server's directory."""
+
+    scheme: str
+    host: str | None = None
+    port: int | None = None
+    username: str | None = None
+    password: Any = None
+    path: str = ""
+    virtual_host: str | int | None = None
+    credential_provider: Any = None
+    ssl: dict[str, Any] | None = field(default=None)
+
+
+def address(client: Connection) -> Address:
+    """The address that a Kombu connection stands for. Raises UrlError that names the right form."""
+    hostname = (client.hostname or "localhost").removeprefix("delayed+")
+    if "://" in hostname:
+        return _from_url(hostname, client)
+    # After a failover Kombu has split the URL itself and left its scheme in the transport's name.
+    _, _, scheme = str(client.transport_cls).partition("delayed+")
+    is_path = scheme in ("socket", "embedded")
+    return Address(
+        scheme or "redis",
+        host=hostname,
+        port=client.port,
+        username=client.userid,
+        password=client.password,
+        path=f"/{client.virtual_host}" if is_path else "",
+        virtual_host=None if is_path else client.virtual_host,
+        credential_provider=client.credential_provider,
+        ssl=_ssl(scheme, client.ssl, {}),
+    )
+
+
+def _from_url(url: str, client: Connection) -> Address:
+    try:
+        parts = url_to_parts(url)
+    except ValueError as error:
+        raise UrlError(f"cannot read the broker URL: {error}; it is {FORMS}") from error
+    if parts.scheme not in SCHEMES:
+        raise UrlError(f"there is no delayed+{parts.scheme}:// broker URL; it is {FORMS}")
+    query = dict(parts.query)
+    ssl_options = {name: query.pop(name) for name in list(query) if name.startswith("ssl_")}
+    unknown = sorted(set(query) - set(_QUERY))
+    if unknown:
+        raise UrlError(
+            f"the broker URL takes no option {unknown[0]!r} after '?', only ssl_… and "
+            f"{', '.join(_QUERY)}; other options go into broker_transport_options"
+        )
+    is_path = parts.scheme in ("socket", "embedded")
+    return Address(
+        parts.scheme,
+        host=parts.hostname,
+        port=parts.port,
+        username=parts.username or client.userid,
+        password=parts.password or client.password,
+        path=_path(parts.scheme, parts.hostname, parts.path) if is_path else "",
+        virtual_host=query.get("virtual_host")
+        or (client.virtual_host if is_path else parts.path or client.virtual_host),
+        credential_provider=query.get("credential_provider") or client.credential_provider,
+        ssl=_ssl(parts.scheme, client.ssl, ssl_options),
+    )
+
+
+def _path(scheme: str, host: str | None, path: str | None) -> str:
+    if host in (None, "") and path:
+        return f"/{path}"
+    if host == "." and path and scheme == "embedded":
+        return path
+    right = {
+        "socket": "delayed+socket:///path/to.sock (three slashes)",
+        "embedded": "delayed+embedded:///directory, or delayed+embedded://./directory",
+    }[scheme]
+    raise UrlError(f"delayed+{scheme}://{host or ''}/{path or ''} names no path; write {right}")
+
+
+def _ssl(scheme: str, configured: Any, in_url: dict[str, Any]) -> dict[str, Any] | None:
+    if scheme != "rediss" and not configured:
+        return None
+    options = {**(configured if isinstance(configured, dict) else {}), **in_url}
+    requirement = options.get("ssl_cert_reqs")
+    if isinstance(requirement, str):
+        try:
+            options["ssl_cert_reqs"] = parse_ssl_cert_reqs(requirement)
+        except KeyError:
+            raise UrlError(
+                f"ssl_cert_reqs is required, optional or none, not {requirement!r}"
+            ) from None
+    if isinstance(options.get("ssl_check_hostname"), str):
+        options["ssl_check_hostname"] = options["ssl_check_hostname"].lower() != "false"
+    return options
+
+
+def check_alternates(alternates: Iterable[Any]) -> None:
+    """Each URL of a failover list needs the whole scheme: Kombu would take another transport."""
+    for url in alternates:
+        if isinstance(url, str) and "://" in url and not url.startswith("delayed+"):
+            scheme, _, rest = url.partition("://")
+            raise UrlError(
+                f"a failover URL begins with {scheme}://, so Kombu would leave this transport; "
+                f"write delayed+{scheme}://{rest.rpartition('@')[2]}"
+            )

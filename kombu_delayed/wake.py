@@ -1,0 +1,97 @@
+"""The connection on which a consumer blocks for wake tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from time import monotonic
+from typing import Any
+
+from kombu.log import get_logger
+from kombu.utils.eventio import READ, poll
+from redis import exceptions
+
+logger = get_logger(__name__)
+
+#: Seconds beyond the server's own limit after which an answer is overdue.
+GRACE_SECONDS = 10
+
+
+class WakeConnection:
+    """Sends BZPOPMIN and reads its answer when the poller says that it has come.
+
+    The server answers at least every `limit_seconds`: silence beyond it means a half-open connection.
+    """
+
+    def __init__(
+        self,
+        acquire: Callable[[], Any],
+        wake_key: Callable[[str], str],
+        limit_seconds: float,
+    ) -> None:
+        self._acquire = acquire
+        self._wake_key = wake_key
+        self._limit_seconds = limit_seconds
+        self._queues: dict[bytes, str] = {}
+        self.connection: Any = None
+        self.overdue_at = math.inf
+
+    @property
+    def socket(self) -> Any:
+        """The socket to poll, or None."""
+        return getattr(self.connection, "_sock", None)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether an answer is on its way."""
+        return self.overdue_at != math.inf
+
+    def start(self, queues: Iterable[str]) -> None:
+        """Block for a token of any of the queues, unless it does so already."""
+        if self.waiting:
+            return
+        if self.connection is None:
+            self.connection = self._acquire()
+        keys = {self._wake_key(queue): queue for queue in queues}
+        self._queues = {key.encode(): queue for key, queue in keys.items()}
+        self.connection.send_command("BZPOPMIN", *keys, self._limit_seconds)
+        self.overdue_at = monotonic() + self._limit_seconds + GRACE_SECONDS
+
+    def read(self) -> tuple[str, int] | None:
+        """The token that has come, as (queue, when in ms; 0: now); None: there was none in time."""
+        self.overdue_at = math.inf
+        try:
+            answer = self.connection.read_response()
+        except exceptions.ResponseError as error:
+            # Unblocked by a failover, still loading …: the connection is of no use as it is.
+            raise exceptions.ConnectionError(str(error)) from error
+        if not answer:
+            return None
+        key, _, at_ms = answer
+        return self._queues[key if isinstance(key, bytes) else key.encode()], int(float(at_ms))
+
+    def check(self, now: float) -> None:
+        """Drop a connection whose answer is overdue."""
+        if now < self.overdue_at or self._is_readable():
+            return
+        logger.warning("The broker has not answered on a waiting connection; reconnecting")
+        self.reset()
+
+    def _is_readable(self) -> bool:
+        poller = poll()
+        try:
+            poller.register(self.socket, READ)
+            return bool(poller.poll(0))
+        finally:
+            poller.close()
+
+    def reset(self) -> None:
+        """Disconnect. A token that was on its way is lost; whoever resets has to claim."""
+        self.overdue_at = math.inf
+        if self.connection is not None:
+            self.connection.disconnect()
+
+    def close(self) -> None:
+        """Disconnect for good."""
+        self.reset()
+        self.connection = None

