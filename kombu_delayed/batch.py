@@ -54,7 +54,7 @@ class Outbox:
 
 if hasattr(stock, "PublishBatch"):
 
-    class PublishBatch(stock.PublishBatch):  # type: ignore[misc]
+    class PublishBatch(stock.PublishBatch):
         """Kombu's batch with an outbox for a pipeline."""
 
         def __init__(self, channel: Channel, max_size: int) -> None:

@@ -26,7 +26,7 @@ from .wake import WakeConnection
 _servers: dict[tuple[Any, ...], int] = {}
 
 
-class Channel(stock.Channel):  # type: ignore[misc]
+class Channel(stock.Channel):
     """A channel of Kombu's Redis transport whose messages wait in Redis until they are due."""
 
     QoS = QoS
@@ -93,10 +93,12 @@ class Channel(stock.Channel):  # type: ignore[misc]
         if where.scheme in ("socket", "embedded"):
             path = where.path if where.scheme == "socket" else str(embedded.ensure(where.path))
             parameters["path"] = path
-            connection_class = redis.UnixDomainSocketConnection
+            connection_class: Any = redis.UnixDomainSocketConnection
         else:
             parameters.update(self._tcp_parameters(where))
-            connection_class = self.connection_class if where.ssl is None else self.connection_class_ssl
+            connection_class = (
+                self.connection_class if where.ssl is None else self.connection_class_ssl
+            )
         if asynchronous:
             connection_class = self._watched(connection_class)
         return {**parameters, "connection_class": connection_class}
@@ -114,7 +116,7 @@ class Channel(stock.Channel):  # type: ignore[misc]
     def _watched(self, connection_class: type) -> type:
         channel = self
 
-        class Connection(connection_class):  # type: ignore[misc]
+        class Connection(connection_class):
             def disconnect(self, *args: Any, **kwargs: Any) -> None:
                 super().disconnect(*args, **kwargs)
                 if channel._registered:
@@ -183,7 +185,12 @@ class Channel(stock.Channel):  # type: ignore[misc]
     def _ensure_consumer(self) -> Consumer:
         if self.consumer is None:
             self.consumer = Consumer(
-                self.store, self.options, self.qos, self._new_wake(), self._queue_cycle, self._hand_over
+                self.store,
+                self.options,
+                self.qos,
+                self._new_wake(),
+                self._queue_cycle,
+                self._hand_over,
             )
             self.consumer.patience_seconds = self.patience_seconds
         return self.consumer

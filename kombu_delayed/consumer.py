@@ -10,7 +10,7 @@ import json
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -129,35 +129,42 @@ class Consumer:
     def add(self, queue: str, no_ack: bool, expires_ms: int) -> None:
         """Consume a queue from now on."""
         self.sources[queue] = Source(queue, no_ack, expires_ms)
-        self._restart_wait()
+        self._stop_waiting()
 
     def remove(self, queue: str) -> None:
         """Consume a queue no more: what was claimed and not handed out goes back."""
         source = self.sources.pop(queue, None)
         if source is None:
             return
-        self._restart_wait()
         back = [tag for q, tag, _ in self._buffer if q == queue]
         self._buffer = deque(entry for entry in self._buffer if entry[0] != queue)
         try:
             if back and not source.no_ack:
                 self.store.release(queue, self.lease.consumer, back)
-            self.store.announce(queue)
         except UNREACHABLE as error:
             logger.warning("Cannot give messages of queue %r back now: %s", queue, error)
+        self._announce(queue)
 
-    def _restart_wait(self) -> None:
+    def _announce(self, queue: str) -> None:
+        """This consumer took a token that it does not follow."""
+        try:
+            self.store.announce(queue)
+        except UNREACHABLE as error:
+            logger.info("Other consumers of queue %r look by themselves: %s", queue, error)
+
+    def _stop_waiting(self) -> None:
+        """A token may be on its way and get lost: claim, or let others, whatever it was for."""
         self.wake.reset()
         for source in self.sources.values():
-            source.ready = True
+            source.ready = source.owes = True
 
     def close(self) -> None:
-        """Stop: whatever is still unacked is for other consumers now."""
+        """Stop: whatever is still unacked is for other consumers now. Twice is safe."""
+        queues = {*self.sources, *self.lease.queues}
+        self.sources = {}
         self.lease.end()
         self.wake.close()
         self._buffer.clear()
-        queues = {*self.sources, *self.lease.queues}
-        self.sources = {}
         try:
             self._qos.flush(self.store, self.lease)
             for queue in queues:
@@ -193,7 +200,7 @@ class Consumer:
             self._recover(queue)
         self.wake.check(now)
         self._claim_wanted(now)
-        if self.sources and self._room():
+        if self._room() and not all(source.ready for source in self.sources.values()):
             self.wake.start(self.sources)
 
     def _next_step_at(self) -> float:
@@ -206,7 +213,7 @@ class Consumer:
         return min(times)
 
     def _broken(self, error: BaseException) -> float:
-        self.wake.reset()
+        self._stop_waiting()
         now = monotonic()
         if self._broken_since is None:
             self._broken_since = now
@@ -310,11 +317,14 @@ class Consumer:
             token = self.wake.read()
         except UNREACHABLE as error:
             self._broken(error)
-            for source in self.sources.values():
-                source.ready = True
             return
-        if token and (source := self.sources.get(token[0])):
-            source.token(token[1] - self._server_ms(), monotonic())
+        if token is None:
+            return
+        queue, at_ms = token
+        if queue in self.sources:
+            self.sources[queue].token(at_ms - self._server_ms(), monotonic())
+        else:
+            self._announce(queue)
 
     def _server_ms(self) -> float:
         return monotonic() * 1000 + self._server_ahead_ms

@@ -88,35 +88,17 @@ def ensure(directory: str | Path) -> Path:
 def status(directory: str | Path) -> Status:
     """Ask the server of `directory` for its state; starts and changes nothing."""
     path = _resolved(directory)
-    if not path.is_dir():
-        return Status(running=False, socket=path / "broker.sock")
-    socket = _socket_path(path)
-    try:
-        with contextlib.closing(_client(socket)) as client:
-            return _status_of(socket, client.info())
-    except RedisError as error:
-        if not _held(path):
-            return Status(running=False, socket=socket)
-        raise EmbeddedServerError(
-            f"The server of {path} (pid {_pid_text(path)}) is alive, but does not answer on "
-            f"{socket}: {error}"
-        ) from error
+    with _explained(path):
+        if not path.is_dir():
+            return Status(running=False, socket=path / "broker.sock")
+        return _status(path, _socket_path(path))
 
 
 def stop(directory: str | Path) -> bool:
     """Stop the server of `directory`, its data flushed to disk; False when none was running."""
     path = _resolved(directory)
-    if not (path / "lock").exists():
-        return False
-    deadline = time.monotonic() + WAIT_SECONDS
-    with _explained(path), _locked(path, deadline):
-        socket = _socket_path(path)
-        if _state(path, socket) is _State.ABSENT:
-            return False
-        _shut_down(path, socket)
-        while _state(path, socket) is not _State.ABSENT:
-            _pause(deadline, lambda: f"the server of {path} does not end.{_log_tail(path)}")
-    return True
+    with _explained(path):
+        return (path / "lock").exists() and _stop_locked(path)
 
 
 def find_server() -> Path:
@@ -369,6 +351,33 @@ def _shut_down(directory: Path, socket: Path) -> None:
     except RedisError as error:
         raise EmbeddedServerError(
             f"The server of {directory} (pid {_pid_text(directory)}) refused to stop: {error}"
+        ) from error
+
+
+def _stop_locked(directory: Path) -> bool:
+    deadline = time.monotonic() + WAIT_SECONDS
+    with _locked(directory, deadline):
+        socket = _socket_path(directory)
+        if _state(directory, socket) is _State.ABSENT:
+            return False
+        _shut_down(directory, socket)
+        while _state(directory, socket) is not _State.ABSENT:
+            _pause(
+                deadline, lambda: f"the server of {directory} does not end.{_log_tail(directory)}"
+            )
+    return True
+
+
+def _status(directory: Path, socket: Path) -> Status:
+    try:
+        with contextlib.closing(_client(socket)) as client:
+            return _status_of(socket, client.info())
+    except RedisError as error:
+        if not _held(directory):
+            return Status(running=False, socket=socket)
+        raise EmbeddedServerError(
+            f"The server of {directory} (pid {_pid_text(directory)}) is alive, but does not answer "
+            f"on {socket}: {error}"
         ) from error
 
 

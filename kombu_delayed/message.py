@@ -70,11 +70,13 @@ def eta_to_ms(eta: str | datetime) -> int:
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=timezone.utc)
     since = moment - datetime(1970, 1, 1, tzinfo=timezone.utc)
-    return -(-(since.days * 86_400_000_000 + since.seconds * 1_000_000 + since.microseconds) // 1000)
+    return -(
+        -(since.days * 86_400_000_000 + since.seconds * 1_000_000 + since.microseconds) // 1000
+    )
 
 
 def parse_iso8601(text: str) -> datetime:
-    """`datetime.fromisoformat` where it can, the slower full reading of ISO 8601 where it cannot."""
+    """Read ISO 8601: the fast way where it can, the slower full one where it cannot."""
     try:
         return datetime.fromisoformat(text)
     except ValueError:

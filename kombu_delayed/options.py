@@ -70,7 +70,9 @@ class Options:
         for name in given:
             if name not in known:
                 raise OptionError(f"unknown transport option {name!r}{_suggestion(name, known)}")
-        return cls(**{known[name].name: _checked(name, known[name], v) for name, v in given.items()})
+        return cls(
+            **{known[name].name: _checked(name, known[name], v) for name, v in given.items()}
+        )
 
 
 def _suggestion(name: str, known: Mapping[str, Any]) -> str:

@@ -72,7 +72,7 @@ class Alarm:
         self._writer.close()
 
 
-class Poller(MultiChannelPoller):  # type: ignore[misc]
+class Poller(MultiChannelPoller):
     """Runs the consumers of its channels, and their pub/sub connections as Kombu does."""
 
     def __init__(self) -> None:
@@ -229,7 +229,8 @@ class Poller(MultiChannelPoller):  # type: ignore[misc]
         channel, kind, _ = watched
         if kind == LISTEN:
             return self._read_fanout(channel)
-        channel.consumer.take_token()
+        if channel.consumer is not None:
+            channel.consumer.take_token()
         self._due = True
         return False
 
@@ -309,7 +310,8 @@ class Poller(MultiChannelPoller):  # type: ignore[misc]
                 return
             wait_seconds = min(end, next_at) - monotonic()
             events = self.poller.poll(min(max(wait_seconds, 0), LONGEST_WAIT_SECONDS))
-            if any([self.on_readable(fd) for fd, _ in events or ()]):
+            messages = [self.on_readable(fd) for fd, _ in events or ()]
+            if any(messages):
                 return
             if not events and monotonic() >= end:
                 raise Empty

@@ -5,15 +5,25 @@ from __future__ import annotations
 import json
 import threading
 from collections import deque
-from typing import Any
+from itertools import islice, takewhile
+from typing import Any, NamedTuple
 
 from kombu.transport import virtual
 
 from .lease import Lease
-from .store import Store
+from .store import CALL_LIMIT, Store
 
 #: What to do with a held message that its consumer is done with.
 ACK, RELEASE, BURY = "ack", "release", "bury"
+
+
+class Done(NamedTuple):
+    """A message that its consumer is done with, and what is to become of it."""
+
+    verb: str
+    queue: str
+    tag: int
+    id: str
 
 
 class QoS(virtual.QoS):
@@ -27,7 +37,7 @@ class QoS(virtual.QoS):
     def __init__(self, channel: Any, prefetch_count: int = 0) -> None:
         super().__init__(channel, prefetch_count)
         self._held: dict[int, tuple[str, str]] = {}
-        self._done: deque[tuple[str, str, int, str]] = deque()
+        self._done: deque[Done] = deque()
         self._flushing = threading.Lock()
 
     @property
@@ -52,7 +62,7 @@ class QoS(virtual.QoS):
         held = self._held.pop(tag, None)
         if held is not None:
             queue, id = held
-            self._done.append((verb, queue, tag, id))
+            self._done.append(Done(verb, queue, tag, id))
             self.channel.on_done()
 
     @property
@@ -64,26 +74,26 @@ class QoS(virtual.QoS):
         """Tell the server of acks and rejects. What fails stays for the next time."""
         with self._flushing:
             while self._done:
-                verb, queue, tag, id = self._done[0]
+                verb, queue = self._done[0][:2]
+                batch = self._next_batch(verb, queue)
                 if verb == ACK:
-                    self._flush_acks(store, lease)
-                    continue
-                if verb == RELEASE:
-                    store.release(queue, lease.consumer, [tag], counted=True)
+                    self._ack(store, lease, queue, batch)
+                elif verb == RELEASE:
+                    store.release(queue, lease.consumer, [d.tag for d in batch], counted=True)
                 else:
                     reason = json.dumps({"reason": "rejected", "consumer": lease.consumer})
-                    store.bury(queue, lease.consumer, [(tag, id, reason)])
-                self._done.popleft()
+                    store.bury(queue, lease.consumer, [(d.tag, d.id, reason) for d in batch])
+                for _ in batch:
+                    self._done.popleft()
 
-    def _flush_acks(self, store: Store, lease: Lease) -> None:
-        acks = []
-        for verb, queue, tag, _ in tuple(self._done):
-            if verb != ACK:
-                break
-            acks.append((queue, tag))
-        store.ack(lease.consumer, acks)
-        for _ in acks:
-            self._done.popleft()
+    def _next_batch(self, verb: str, queue: str) -> list[Done]:
+        same = takewhile(lambda done: done[:2] == (verb, queue), tuple(self._done))
+        return list(islice(same, CALL_LIMIT))
+
+    def _ack(self, store: Store, lease: Lease, queue: str, batch: list[Done]) -> None:
+        # An ack may be sent twice: what is not held any more stays as it is.
+        tags = [done.tag for done in batch]
+        store.ack(queue, lease.consumer, tags, on_error=lambda: self._done.extend(batch))
 
     def restore_unacked(self, client: Any = None) -> list[Any]:
         """Put all that was handed out back to the heads of its queues."""

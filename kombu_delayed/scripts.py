@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from redis import Redis
 from redis.exceptions import NoScriptError
 
 _SIGNATURE = re.compile(r"^local (\w+) += (.*?)(KEYS|ARGV)(\[|, )(\d+)(.*)$")
@@ -25,10 +25,11 @@ class Script:
         self.arguments: list[str] = []
         self.variadic: set[str] = set()
         self.source = self._assemble(source)
+        self._names = {*self.keys, *self.arguments}
         self.sha = hashlib.sha1(self.source.encode()).hexdigest()
 
     def _assemble(self, source: str) -> str:
-        lines = []
+        lines: list[str] = []
         for line in source.splitlines():
             if signature := _SIGNATURE.match(line):
                 self._declare(*signature.group(1, 3, 4, 5))
@@ -55,7 +56,7 @@ class Script:
 
     def pack(self, given: dict[str, Any]) -> tuple[Any, ...]:
         """What follows the SHA in EVALSHA: number of keys, keys, arguments."""
-        if given.keys() != {*self.keys, *self.arguments}:
+        if given.keys() != self._names:
             raise TypeError(
                 f"{self.name}.lua takes {[*self.keys, *self.arguments]}, not {sorted(given)}"
             )
@@ -71,13 +72,13 @@ class Script:
                 values.append(given[name])
         return values
 
-    def __call__(self, client: Redis, /, **given: Any) -> Any:
+    def __call__(self, run: Callable[..., Any], /, **given: Any) -> Any:
         """Run it. A server that has lost its scripts is given this one again."""
         packed = self.pack(given)
         try:
-            return client.execute_command("EVALSHA", self.sha, *packed)
+            return run("EVALSHA", self.sha, *packed)
         except NoScriptError:
-            return client.execute_command("EVAL", self.source, *packed)
+            return run("EVAL", self.source, *packed)
 
 
 def _read(path: str) -> str:

@@ -45,7 +45,7 @@ def inspect(client: Redis) -> Server:
     for answer in answers:
         if isinstance(answer, (RedisConnectionError, RedisTimeoutError)):
             raise answer
-    general, memory, replication, persistence, script, sizes, save = map(_settings, answers)
+    general, memory, replication, persistence, _, sizes, save = map(_settings, answers)
     saves = bool(save.get("save")) or persistence.get("aof_enabled") != 0
     return Server(
         version=str(general.get("redis_version", "")),

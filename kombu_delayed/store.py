@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ from redis.client import Pipeline
 
 from .keys import SEPARATOR, QueueKeys, step_char
 from .scripts import Script, script
+from .wire import Wire
 
 DEFAULT_PARTITION_SIZE = 128
 
@@ -85,6 +86,7 @@ class Store:
         now: str = "",
     ) -> None:
         self.client = client
+        self.run = Wire(client.connection_pool)
         self.partition_size = partition_size
         self.now = now
         steps = tuple(sorted(priority_steps))
@@ -97,7 +99,7 @@ class Store:
         counts = [0, 0, 0]
         for chunk in _chunks(entries):
             move, given = self.schedule_call(queue, chunk, expires_ms)
-            counts = [a + b for a, b in zip(counts, move(self.client, **given), strict=True)]
+            counts = [a + b for a, b in zip(counts, move(self.run, **given), strict=True)]
         return Scheduled(*counts)
 
     def schedule_call(
@@ -120,7 +122,7 @@ class Store:
         count = 0
         for chunk in _chunks(entries):
             move, given = self.publish_call(queue, chunk, expires_ms)
-            count += move(self.client, **given)
+            count += move(self.run, **given)
         return count
 
     def publish_call(
@@ -155,7 +157,7 @@ class Store:
         """
         keys = self.keys(queue)
         answer = script("deliver")(
-            self.client,
+            self.run,
             **self._held(keys, consumer),
             now=self.now,
             consumer=consumer,
@@ -176,26 +178,18 @@ class Store:
     def recover(self, queue: str, consumer: str, seen_tag: int) -> list[tuple[int, bytes]]:
         """Messages that were handed to `consumer` in an answer that never arrived."""
         keys = self.keys(queue)
-        answer = script("recover")(
-            self.client, unacked=keys.unacked(consumer), seen_tag=seen_tag
-        )
+        answer = script("recover")(self.run, unacked=keys.unacked(consumer), seen_tag=seen_tag)
         return [(int(tag), record) for tag, record in zip(answer[::2], answer[1::2], strict=True)]
 
-    def ack(self, consumer: str, tags: Iterable[tuple[str, int]]) -> None:
-        """Forget messages for good; `tags` are (queue, tag). What is not held stays as it is."""
-        by_queue: dict[str, list[int]] = {}
-        for queue, tag in tags:
-            by_queue.setdefault(queue, []).append(tag)
-        if len(by_queue) == 1:
-            self._ack(self.client, consumer, *by_queue.popitem())
-        elif by_queue:
-            with self.client.pipeline(transaction=False) as pipeline:
-                for queue, own in by_queue.items():
-                    self._ack(pipeline, consumer, queue, own)
-                pipeline.execute()
+    def ack(
+        self, queue: str, consumer: str, tags: Sequence[int], on_error: Callable[[], None]
+    ) -> None:
+        """Forget messages for good. What is not held stays as it is, so that twice is safe.
 
-    def _ack(self, client: Redis, consumer: str, queue: str, tags: list[int]) -> None:
-        client.execute_command("HDEL", self.keys(queue).unacked(consumer), *tags)
+        It does not wait: `on_error` is called later where the server did not do it.
+        """
+        unacked = self.keys(queue).unacked(consumer)
+        self.run.post("HDEL", unacked, *tags, on_error=on_error)
 
     def release(
         self, queue: str, consumer: str, tags: Sequence[int], *, counted: bool = False
@@ -203,7 +197,7 @@ class Store:
         """Put held messages back to the heads of their lists; `counted` as a failed attempt."""
         keys = self.keys(queue)
         return script("release")(
-            self.client,
+            self.run,
             wake=keys.wake,
             unacked=keys.unacked(consumer),
             ready=keys.ready,
@@ -218,7 +212,7 @@ class Store:
         left = 1
         while left:
             left = script("leave")(
-                self.client,
+                self.run,
                 **self._held(keys, consumer),
                 consumer=consumer,
                 steps=keys.steps,
@@ -228,7 +222,7 @@ class Store:
     def renew(self, queue: str, consumer: str, lease_ms: int) -> list[str] | None:
         """Make the lease last. Returns consumers whose lease has ended; None: this one's has."""
         lasts, *dead = script("renew")(
-            self.client,
+            self.run,
             consumers=self.keys(queue).consumers,
             now=self.now,
             consumer=consumer,
@@ -242,7 +236,7 @@ class Store:
         total, left = 0, 1
         while left:
             returned, left = script("reclaim")(
-                self.client,
+                self.run,
                 **self._held(keys, consumer),
                 now=self.now,
                 consumer=consumer,
@@ -256,7 +250,7 @@ class Store:
         """Move held messages, given as (tag, id, due_ms), to the backlog."""
         keys = self.keys(queue)
         return script("park")(
-            self.client,
+            self.run,
             **self._backlog(keys),
             unacked=keys.unacked(consumer),
             partition_size=self.partition_size,
@@ -267,7 +261,7 @@ class Store:
         """Move held messages, given as (tag, id, reason as JSON), to the dead letters."""
         keys = self.keys(queue)
         return script("bury")(
-            self.client,
+            self.run,
             unacked=keys.unacked(consumer),
             dead=keys.dead,
             dead_messages=keys.dead_messages,
@@ -281,7 +275,7 @@ class Store:
         keys = self.keys(queue)
         return Size(
             *script("size")(
-                self.client,
+                self.run,
                 partitions=keys.partitions,
                 delayed=keys.delayed,
                 messages=keys.messages,
@@ -296,7 +290,7 @@ class Store:
         total, gone = 0, 1
         while gone:
             gone = script("purge")(
-                self.client, **self._backlog(keys), ready=keys.ready, limit=CALL_LIMIT
+                self.run, **self._backlog(keys), ready=keys.ready, limit=CALL_LIMIT
             )
             total += gone
         return total
@@ -305,15 +299,13 @@ class Store:
         """Purge a queue and forget it; returns how many messages that was."""
         keys = self.keys(queue)
         count = self.purge(queue)
-        script("delete")(self.client, wake=keys.wake, armed=keys.armed)
+        script("delete")(self.run, wake=keys.wake, armed=keys.armed)
         return count
 
     def announce(self, queue: str) -> None:
         """Put wake tokens for all that can be claimed, now or later."""
         keys = self.keys(queue)
-        script("announce")(
-            self.client, **self._backlog(keys), ready=keys.ready, steps=keys.steps
-        )
+        script("announce")(self.run, **self._backlog(keys), ready=keys.ready, steps=keys.steps)
 
     def _backlog(self, keys: QueueKeys) -> dict[str, Any]:
         return {
@@ -335,7 +327,7 @@ class Store:
 
 
 def queue_call(pipeline: Pipeline, move: Script, given: dict[str, Any]) -> None:
-    """Send a script in a pipeline, whole: a pipeline cannot answer a server that lost its scripts."""
+    """Send a script in a pipeline, whole: the server may have lost it, and cannot ask for it."""
     pipeline.execute_command("EVAL", move.source, *move.pack(given))
 
 

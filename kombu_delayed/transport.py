@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from queue import Empty
 from time import monotonic
 from typing import Any
@@ -16,7 +15,7 @@ from .options import Options
 from .poller import Poller
 
 
-class Transport(stock.Transport):  # type: ignore[misc]
+class Transport(stock.Transport):
     """Kombu's Redis transport with a backlog."""
 
     Channel = Channel
@@ -28,7 +27,7 @@ class Transport(stock.Transport):  # type: ignore[misc]
         self.cycle = Poller()
 
     def establish_connection(self) -> Any:
-        """Connect. Raises OptionError, UrlError or ServerError where something has to be changed."""
+        """Connect. Raises OptionError, UrlError or ServerError where the user has to act."""
         Options.parse(self.client.transport_options)
         urls.check_alternates(self.client.alt)
         return super().establish_connection()
@@ -41,7 +40,7 @@ class Transport(stock.Transport):  # type: ignore[misc]
                 return self.cycle.get(self._deliver, None if end is None else end - monotonic())
             except Empty:
                 if end is not None and monotonic() >= end:
-                    raise socket.timeout from None
+                    raise TimeoutError from None
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         """Move to Kombu's event loop."""

@@ -20,7 +20,7 @@ GRACE_SECONDS = 10
 class WakeConnection:
     """Sends BZPOPMIN and reads its answer when the poller says that it has come.
 
-    The server answers at least every `limit_seconds`: silence beyond it means a half-open connection.
+    The server answers at least every `limit_seconds`: longer silence means a half-open connection.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class WakeConnection:
             poller.close()
 
     def reset(self) -> None:
-        """Disconnect. A token that was on its way is lost; whoever resets has to claim."""
+        """Disconnect. A token that was on its way is lost: who resets has to claim."""
         self.overdue_at = math.inf
         if self.connection is not None:
             self.connection.disconnect()

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -357,6 +357,18 @@ def test_file_in_place_of_the_directory(directory: Path) -> None:
     directory.touch()
     with pytest.raises(EmbeddedServerError, match=f"{directory} is not usable: .*File exists"):
         embedded.ensure(directory)
+
+
+@pytest.mark.parametrize("verb", [embedded.ensure, embedded.status, embedded.stop])
+def test_every_verb_explains_an_unusable_directory(
+    directory: Path, verb: Callable[[Path], object]
+) -> None:
+    directory.mkdir(mode=0o700)
+    (directory / "lock").touch()
+    (directory / "alive").mkdir()
+    with pytest.raises(EmbeddedServerError, match=f"{directory} is not usable: .*alive"):
+        verb(directory)
+    (directory / "alive").rmdir()
 
 
 def test_unusable_data_are_explained_by_the_log(directory: Path) -> None:

@@ -65,7 +65,9 @@ local function store(id, record)
     n = n + 1
     member = id .. '\31' .. n
   end
-  if n > tonumber(redis.call('HGET', duplicates, id) or 1) then redis.call('HSET', duplicates, id, n) end
+  if n > 1 and n > tonumber(redis.call('HGET', duplicates, id) or 1) then
+    redis.call('HSET', duplicates, id, n)
+  end
   return member
 end
 

@@ -1,0 +1,98 @@
+"""One connection, kept: what a move costs is the round trip and little else.
+
+redis-py's client takes a connection from its pool for each command, wraps it in its retry, metrics
+and callback machinery and gives it back: a quarter of the processor time of scheduling a message.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from redis import ConnectionPool
+from redis.exceptions import ResponseError
+
+#: Answers that nobody has waited for are read at the latest when so many are on their way.
+UNREAD_LIMIT = 64
+
+
+class Wire:
+    """Sends commands in order, from any thread, each once: who retries must know what it did."""
+
+    def __init__(self, pool: ConnectionPool) -> None:
+        self._pool = pool
+        self._start()
+
+    def _start(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._connection: Any = None
+        self._unread: deque[Callable[[], None]] = deque()
+
+    def __call__(self, *command: Any) -> Any:
+        """Send one command and return its answer. Raises redis-py's errors."""
+        if self._pid != os.getpid():
+            self._start()
+        with self._lock:
+            try:
+                self._send(command)
+                self._read_posted()
+                return self._connection.read_response()
+            except ResponseError:
+                raise
+            except BaseException:
+                self._fail_posted()
+                raise
+
+    def post(self, *command: Any, on_error: Callable[[], None]) -> None:
+        """Send one command and do not wait for its answer.
+
+        `on_error` is called, at the latest with the next command, where the server has refused it
+        or the connection broke before it answered. Raises redis-py's connection errors.
+        """
+        if self._pid != os.getpid():
+            self._start()
+        with self._lock:
+            self._unread.append(on_error)
+            try:
+                self._send(command)
+                if len(self._unread) >= UNREAD_LIMIT:
+                    self._read_posted()
+            except BaseException:
+                self._fail_posted()
+                raise
+
+    def _send(self, command: tuple[Any, ...]) -> None:
+        if self._connection is None:
+            self._connection = self._pool.get_connection()
+        if not self._unread and getattr(self._connection, "_re_auth_token", None) is not None:
+            self._connection.re_auth()
+        # A check of the connection's health would take the answer of a posted command for its own.
+        packed = self._connection.pack_command(*command)
+        self._connection.send_packed_command(packed, check_health=not self._unread)
+
+    def _read_posted(self) -> None:
+        while self._unread:
+            try:
+                self._connection.read_response()
+            except ResponseError:
+                self._unread[0]()
+            self._unread.popleft()
+
+    def _fail_posted(self) -> None:
+        if self._connection is not None:
+            self._connection.disconnect()
+        while self._unread:
+            self._unread.popleft()()
+
+    def close(self) -> None:
+        """Give the connection back to its pool."""
+        with self._lock:
+            connection, self._connection = self._connection, None
+            self._unread.clear()
+        if connection is not None and self._pid == os.getpid():
+            connection.disconnect()
+            self._pool.release(connection)

@@ -1,0 +1,43 @@
+"""Fixtures for every test that talks to a server: one real process per kind, emptied for each test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import redis
+
+from kombu_delayed.store import Store
+from tests.kit.servers import Server, available_kinds, start_server
+
+
+@pytest.fixture(scope="session", params=available_kinds())
+def shared_server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """One server for the whole session; use `server`, which is empty."""
+    directory: Path = tmp_path_factory.mktemp(request.param)
+    with start_server(request.param, directory, port=0) as server:
+        yield server
+
+
+@pytest.fixture
+def server(shared_server: Server) -> Server:
+    """A real server without any key."""
+    with shared_server.client() as client:
+        client.flushall()
+    return shared_server
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[redis.Redis]:
+    with ExitStack() as stack:
+        yield stack.enter_context(server.client())
+
+
+@pytest.fixture
+def store(client: redis.Redis) -> Store:
+    """A store on the server's clock; a test sets `store.now` to move it."""
+    return Store(client)

@@ -1,0 +1,264 @@
+"""Queues as a whole, with plain Kombu: order, key prefix, size, purge, delete, expiry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+from kombu import Connection, Exchange, Queue
+
+from tests.kit.inbox import Inbox
+from tests.kit.wait import wait_until
+
+LONG_MS = 3_600_000
+
+
+def fill(connection: Connection, queue: Queue, *bodies: Any, delay_ms: int | None = None) -> None:
+    producer = connection.Producer(exchange=queue.exchange, routing_key=queue.routing_key)
+    headers = {} if delay_ms is None else {"x-delay": delay_ms}
+    for body in bodies:
+        producer.publish(body, headers=headers, declare=[queue])
+
+
+def named(name: str, **options: Any) -> Queue:
+    return Queue(name, Exchange(name), routing_key=name, **options)
+
+
+# Order over several queues.
+
+
+@pytest.mark.parametrize("delay_ms", [None, 50])
+@pytest.mark.parametrize(
+    ("strategy", "order"),
+    [
+        ("round_robin", ["b0", "a0", "c0", "b1", "a1", "c1", "b2", "a2", "c2"]),
+        ("sorted", ["a0", "a1", "a2", "b0", "b1", "b2", "c0", "c1", "c2"]),
+        ("priority", ["b0", "b1", "b2", "a0", "a1", "a2", "c0", "c1", "c2"]),
+    ],
+)
+def test_queue_order_strategy(
+    connect: Callable[..., Connection], strategy: str, order: list[str], delay_ms: int | None
+) -> None:
+    connection = connect(queue_order_strategy=strategy)
+    queues = [named(name) for name in "bac"]
+    for queue in queues:
+        fill(connection, queue, *(f"{queue.name}{n}" for n in range(3)), delay_ms=delay_ms)
+    store = connection.default_channel.store
+    wait_until(lambda: sum(sum(store.size(n)[:2]) for n in "abc") == 9, "all can be delivered")
+    inbox = Inbox(connection, *queues, prefetch_count=1)
+    received = inbox.receive(9)
+    if delay_ms:  # due in one and the same millisecond: their order among themselves is open
+        assert [body[0] for body in received] == [body[0] for body in order]
+    else:
+        assert received == order
+
+
+def test_a_busy_queue_does_not_starve_another(connection: Connection) -> None:
+    busy, quiet = named("busy"), named("quiet")
+    fill(connection, busy, *range(300))
+    fill(connection, quiet, "heard")
+    inbox = Inbox(connection, busy, quiet, prefetch_count=4)
+    inbox.receive(20)
+    assert "heard" in inbox.bodies
+
+
+# The key prefix.
+
+
+def foreign_keys(client: redis.Redis, prefix: bytes) -> list[bytes]:
+    return [key for key in client.keys() if not key.startswith(prefix)]
+
+
+def test_no_key_is_without_the_prefix(
+    connect: Callable[..., Connection], client: redis.Redis
+) -> None:
+    connection = connect(global_keyprefix="shop:", priority_steps=[0, 5])
+    queue, expiring = named("mail"), named("expiring", expires=60)
+    inbox = Inbox(connection, queue, expiring, prefetch_count=2, ack=False)
+    fill(connection, queue, "now", "held")
+    fill(connection, queue, "later", delay_ms=LONG_MS)
+    fill(connection, expiring, "x", "y")
+    fill(connection, expiring, "y", delay_ms=20)
+    connection.Producer().publish("low", routing_key="mail", priority=7)
+    inbox.receive(2)
+    inbox.messages[0].reject()
+    inbox.messages[1].requeue()
+    inbox.receive(3)
+    assert foreign_keys(client, b"shop:") == []
+    assert client.exists("shop:{mail}:messages", "shop:mail\x06\x165") == 2
+    kinds = [key for key in client.keys("shop:*unacked:*") if client.hlen(key)]
+    assert kinds
+
+
+def test_size_purge_and_delete_know_the_prefix(
+    connect: Callable[..., Connection], client: redis.Redis
+) -> None:
+    connection, other = connect(global_keyprefix="shop:"), connect()
+    queue = named("mail")
+    for each in (connection, other):
+        fill(each, queue, "a", "b")
+        fill(each, queue, "c", delay_ms=LONG_MS)
+    channel = connection.default_channel
+    assert queue(channel).queue_declare(passive=True).message_count == 2
+    assert queue(channel).purge() == 3
+    fill(connection, queue, "d", delay_ms=LONG_MS)
+    queue(channel).delete()
+    assert [key for key in client.keys("shop:*mail*") if b"binding" not in key] == []
+    assert other.default_channel.store.size("mail") == (2, 0, 1)
+
+
+def test_fanout_stays_within_the_prefix(connect: Callable[..., Connection]) -> None:
+    news = Queue("reader", Exchange("news", type="fanout"))
+    inboxes = {p: Inbox(connect(global_keyprefix=p), news) for p in ("", "shop:", "bank:")}
+    for inbox in inboxes.values():
+        inbox.drain(0.05)
+    for prefix in inboxes:
+        producer = connect(global_keyprefix=prefix).Producer(exchange=news.exchange)
+        producer.publish(f"for {prefix}")
+    for prefix, inbox in inboxes.items():
+        assert inbox.receive(1) == [f"for {prefix}"]
+    assert [inbox.drain(0.05) for inbox in inboxes.values()] == [
+        [f"for {prefix}"] for prefix in inboxes
+    ]
+
+
+def test_a_wake_token_reaches_a_consumer_with_a_prefix(
+    connect: Callable[..., Connection],
+) -> None:
+    queue = named("mail")
+    inbox = Inbox(connect(global_keyprefix="shop:", delayed_poll_seconds=60), queue)
+    inbox.drain(0.1)
+    fill(connect(global_keyprefix="shop:"), queue, "x")
+    assert inbox.receive(1, timeout_seconds=1) == ["x"]
+
+
+# Size, purge, delete.
+
+
+def test_size_counts_ready_and_due(connection: Connection) -> None:
+    queue = named("mail")
+    fill(connection, queue, 1, 2)
+    fill(connection, queue, 3, delay_ms=30)
+    fill(connection, queue, 4, delay_ms=LONG_MS)
+    channel = connection.default_channel
+
+    def size() -> int:
+        return int(queue(channel).queue_declare(passive=True).message_count)
+
+    assert size() in (2, 3)
+    wait_until(lambda: size() == 3, "the third is due")
+    assert channel.basic_get("mail").decode() == 1
+    assert size() == 2
+
+
+def test_purge_counts_ready_and_delayed(connection: Connection, client: redis.Redis) -> None:
+    queue = named("mail")
+    fill(connection, queue, *range(5))
+    fill(connection, queue, *range(300), delay_ms=LONG_MS)
+    bound = queue(connection)
+    assert bound.purge() == 305
+    assert bound.purge() == 0
+    assert [key for key in client.keys("*mail*") if b"binding" not in key] == []
+
+
+def test_purge_leaves_what_is_unacked(connection: Connection) -> None:
+    queue = named("mail")
+    inbox = Inbox(connection, queue, prefetch_count=1, ack=False)
+    fill(connection, queue, 1, 2)
+    inbox.receive(1)
+    assert queue(connection).purge() == 1
+    inbox.messages[0].requeue()
+    assert inbox.receive(2) == [1, 1]
+
+
+def test_a_consumer_goes_on_after_a_purge(connection: Connection) -> None:
+    queue = named("mail")
+    inbox = Inbox(connection, queue)
+    fill(connection, queue, "dropped", delay_ms=100)
+    inbox.drain(0.03)
+    queue(connection).purge()
+    assert inbox.drain(0.15) == []
+    fill(connection, queue, "later", delay_ms=50)
+    fill(connection, queue, "now")
+    assert inbox.receive(2, timeout_seconds=1) == ["now", "later"]
+
+
+def test_delete(connection: Connection, client: redis.Redis) -> None:
+    queue = named("mail")
+    fill(connection, queue, "ready")
+    fill(connection, queue, "delayed", delay_ms=LONG_MS)
+    bound = queue(connection)
+    bound.delete()
+    assert client.keys("*{mail}*") == []
+    assert client.exists("mail") == 0
+    assert client.smembers("_kombu.binding.mail") == set()
+
+
+@pytest.mark.parametrize("delay_ms", [None, LONG_MS])
+def test_delete_if_empty_keeps_a_queue_with_messages(
+    connection: Connection, delay_ms: int | None
+) -> None:
+    queue = named("mail")
+    fill(connection, queue, "x", delay_ms=delay_ms)
+    bound = queue(connection)
+    bound.delete(if_empty=True)
+    assert sum(connection.default_channel.store.size("mail")) == 1
+    assert bound.purge() == 1
+    bound.delete(if_empty=True)
+    assert connection.default_channel.get_table("mail") == []
+
+
+def test_passive_declare_finds_a_queue_that_holds_only_delayed_messages(
+    connect: Callable[..., Connection],
+) -> None:
+    queue = named("mail")
+    fill(connect(), queue, "x", delay_ms=LONG_MS)
+    found = queue(connect()).queue_declare(passive=True)
+    assert found.message_count == 0
+
+
+def test_auto_delete(connect: Callable[..., Connection], client: redis.Redis) -> None:
+    queue = named("reply", auto_delete=True)
+    connection = connect()
+    inbox = Inbox(connection, queue)
+    fill(connection, queue, "x")
+    inbox.receive(1)
+    inbox.consumer.cancel()
+    connection.close()
+    assert client.keys("*{reply}*") == []
+
+
+# Expiry.
+
+
+def test_ready_messages_expire_with_their_queue(
+    connection: Connection, client: redis.Redis
+) -> None:
+    queue = named("brief", expires=0.2)
+    fill(connection, queue, "x")
+    assert 0 < client.pttl("brief") <= 200
+    wait_until(lambda: not client.exists("brief"), "the queue has expired")
+
+
+def test_a_delayed_message_outlives_the_queues_expiry(connection: Connection) -> None:
+    queue = named("brief", expires=0.1)
+    fill(connection, queue, "x", delay_ms=400)
+    channel = connection.default_channel
+    wait_until(lambda: channel.store.size("brief").due == 1, "it is due")
+    message = channel.basic_get("brief")
+    assert message.decode() == "x"
+    message.ack()
+
+
+def test_a_consumer_keeps_an_expiring_queue_alive(
+    connect: Callable[..., Connection], client: redis.Redis
+) -> None:
+    queue = named("brief", expires=0.3)
+    connection = connect()
+    inbox = Inbox(connection, queue, prefetch_count=1, ack=False)
+    fill(connection, queue, "held", "waits")
+    inbox.receive(1)
+    inbox.drain(1)
+    assert client.llen("brief") == 1

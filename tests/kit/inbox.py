@@ -1,0 +1,66 @@
+"""A plain Kombu consumer that keeps what it is given."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from typing import Any
+
+from kombu import Consumer, Queue
+
+
+class Inbox:
+    """Consumes queues on a channel; acks at once unless told otherwise."""
+
+    def __init__(
+        self,
+        channel: Any,
+        *queues: Queue,
+        prefetch_count: int = 0,
+        ack: bool = True,
+        no_ack: bool = False,
+    ) -> None:
+        self.messages: list[Any] = []
+        self._ack = ack and not no_ack
+        self.consumer = Consumer(
+            channel, list(queues), on_message=self._take, no_ack=no_ack, accept=["json", "text/plain"]
+        )
+        if prefetch_count:
+            self.consumer.qos(prefetch_count=prefetch_count)
+        self.consumer.consume()
+
+    @property
+    def connection(self) -> Any:
+        return self.consumer.channel.connection.client
+
+    @property
+    def bodies(self) -> list[Any]:
+        return [message.decode() for message in self.messages]
+
+    def receive(self, count: int, timeout_seconds: float = 5) -> list[Any]:
+        """Drain until so many messages have come in all; returns their bodies."""
+        deadline = time.monotonic() + timeout_seconds
+        while len(self.messages) < count:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise AssertionError(
+                    f"{len(self.messages)} of {count} messages in {timeout_seconds:g} s: "
+                    f"{self.bodies}"
+                )
+            with contextlib.suppress(socket.timeout):
+                self.connection.drain_events(timeout=left)
+        return self.bodies
+
+    def drain(self, seconds: float = 0.2) -> list[Any]:
+        """Drain for so long, whatever comes; returns the bodies of all messages."""
+        deadline = time.monotonic() + seconds
+        with contextlib.suppress(socket.timeout):
+            while (left := deadline - time.monotonic()) > 0:
+                self.connection.drain_events(timeout=left)
+        return self.bodies
+
+    def _take(self, message: Any) -> None:
+        self.messages.append(message)
+        if self._ack:
+            message.ack()

@@ -1,0 +1,69 @@
+"""What tasks did, written down outside of the server that is under test."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.kit.wait import wait_until
+
+Entry = dict[str, Any]
+
+
+class Ledger:
+    """A file that any number of processes append to, one JSON object a line."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def append(self, **entry: Any) -> None:
+        line = json.dumps(entry).encode() + b"\n"
+        # One write of an O_APPEND descriptor: lines of several processes do not mix.
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            os.write(descriptor, line)
+        finally:
+            os.close(descriptor)
+
+    def entries(self) -> list[Entry]:
+        if not self.path.exists():
+            return []
+        return [json.loads(line) for line in self.path.read_bytes().splitlines()]
+
+    def ids(self) -> list[str]:
+        return [entry["id"] for entry in self.entries()]
+
+    def runs(self) -> Counter[str]:
+        """How often each task ran."""
+        return Counter(self.ids())
+
+    def of(self, task_id: str) -> list[Entry]:
+        return [entry for entry in self.entries() if entry["id"] == task_id]
+
+    def wait(
+        self,
+        condition: Callable[[list[Entry]], Any],
+        description: str,
+        timeout_seconds: float = 20,
+    ) -> list[Entry]:
+        wait_until(lambda: condition(self.entries()), description, timeout_seconds, 0.02)
+        return self.entries()
+
+    def wait_for(self, count: int, timeout_seconds: float = 20) -> list[Entry]:
+        """Wait until at least `count` runs are written down."""
+        return self.wait(
+            lambda entries: len(entries) >= count, f"{count} runs in the ledger", timeout_seconds
+        )
+
+    def wait_for_all(self, ids: list[str], timeout_seconds: float = 20) -> list[Entry]:
+        """Wait until each of these tasks has run at least once."""
+        wanted = set(ids)
+        return self.wait(
+            lambda entries: wanted <= {entry["id"] for entry in entries},
+            f"each of {len(wanted)} tasks is in the ledger",
+            timeout_seconds,
+        )

@@ -1,0 +1,75 @@
+"""A Redis database as plain data, and the short forms that tests write messages in.
+
+Lists are in the order in which they are delivered (their head is the right end), hashes map text to
+text, sorted sets map text to whole numbers.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import redis
+
+from kombu_delayed.store import Entry
+
+Value = str | list[str] | dict[str, str] | dict[str, int]
+
+#: What stands between Kombu's list name and its priority step.
+SEPARATOR = "\x06\x16"
+
+
+def all_keys(client: redis.Redis) -> list[str]:
+    """Return every key of the database, sorted."""
+    return sorted(key.decode() for key in client.keys("*"))
+
+
+def state(client: redis.Redis) -> dict[str, Value]:
+    """Return the whole database."""
+    return {key: _value(client, key) for key in all_keys(client)}
+
+
+def _value(client: redis.Redis, key: str) -> Value:
+    kind = client.type(key).decode()
+    if kind == "string":
+        return str(client.get(key).decode())
+    if kind == "list":
+        return [item.decode() for item in reversed(client.lrange(key, 0, -1))]
+    if kind == "hash":
+        return {name.decode(): value.decode() for name, value in client.hgetall(key).items()}
+    if kind == "zset":
+        return {name.decode(): int(score) for name, score in client.zrange(key, 0, -1, False, True)}
+    raise TypeError(f"{key!r} is a {kind}")
+
+
+def seed(client: redis.Redis, before: dict[str, Any]) -> None:
+    """Add what `state` would return."""
+    for key, value in before.items():
+        if isinstance(value, str):
+            client.set(key, value)
+        elif isinstance(value, list):
+            client.rpush(key, *reversed(value))
+        elif all(isinstance(each, str) for each in value.values()):
+            client.hset(key, mapping=value)
+        else:
+            client.zadd(key, value)
+
+
+def message(body: str, **extra: Any) -> str:
+    """Return a message of Kombu's as JSON; `extra` are members of its envelope."""
+    return json.dumps({"body": body, "properties": {}, **extra}, separators=(",", ":"))
+
+
+def promoted(text: str, due_ms: int) -> str:
+    """Return the form of a message in a ready list that has waited in the backlog."""
+    return f'{{"due_ms":{due_ms},{text[1:]}'
+
+
+def returned(text: str, deliveries: int) -> str:
+    """Return the form of a message that came back from a consumer."""
+    return f'{text[:-1]},"deliveries":{deliveries}}}'
+
+
+def entry(id: str, due: int | str = "", step: int = 0, body: str | None = None) -> Entry:
+    """Return a message on its way into a queue; its body is its id unless told otherwise."""
+    return Entry(id, step, message(id if body is None else body), str(due))

@@ -1,0 +1,170 @@
+"""A Celery app for tests. Its worker processes are configured by environment variables.
+
+    KOMBU_DELAYED_TEST_APP      JSON: the fields of `Settings`
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from celery import Celery
+from celery.exceptions import Reject
+
+from tests.kit.ledger import Ledger
+
+VARIABLE = "KOMBU_DELAYED_TEST_APP"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Where the app's messages, results and ledger are."""
+
+    broker_url: str | None = None
+    result_backend: str | None = None
+    transport_options: dict[str, Any] = field(default_factory=dict)
+    ledger: str = os.devnull
+    config: dict[str, Any] = field(default_factory=dict)
+
+    def environment(self) -> dict[str, str]:
+        return {VARIABLE: json.dumps(asdict(self))}
+
+    @classmethod
+    def from_environment(cls) -> Settings:
+        return cls(**json.loads(os.environ.get(VARIABLE, "{}")))
+
+
+class FlakyError(Exception):
+    """Raised by tasks that are to be retried."""
+
+
+_tasks: list[tuple[Callable[..., Any], dict[str, Any]]] = []
+
+
+def task(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        _tasks.append((function, options))
+        return function
+
+    return decorate
+
+
+def make_app(settings: Settings) -> Celery:
+    """An app with all the tasks below, each under its function's name."""
+    app = Celery("tests", set_as_current=False)
+    app.conf.update(
+        broker_transport_options=settings.transport_options,
+        broker_connection_retry_on_startup=True,
+        broker_connection_retry_delay=0.1,
+        result_backend=settings.result_backend,
+        result_expires=600,
+        worker_hijack_root_logger=True,
+        ledger=settings.ledger,
+        **settings.config,
+    )
+    if settings.broker_url:
+        app.conf.broker_url = settings.broker_url
+    for function, options in _tasks:
+        app.task(name=function.__name__, **options)(function)
+    return app
+
+
+def write_down(task: Any, **more: Any) -> None:
+    """Append this run of a task to the ledger."""
+    request = task.request
+    info = request.delivery_info or {}
+    Ledger(Path(task.app.conf.ledger)).append(
+        task=task.name,
+        id=request.id,
+        at=time.time(),
+        eta=request.eta,
+        retries=request.retries,
+        redelivered=bool(info.get("redelivered")),
+        priority=info.get("priority"),
+        worker=request.hostname,
+        pid=os.getpid(),
+        **more,
+    )
+
+
+@task()
+def add(x: int, y: int) -> int:
+    return x + y
+
+
+@task()
+def total(numbers: list[int]) -> int:
+    return sum(numbers)
+
+
+@task()
+def noop() -> None:
+    pass
+
+
+@task(bind=True)
+def record(self: Any, *args: Any) -> str | None:
+    """Writes down that it ran; returns its ETA."""
+    write_down(self, args=args)
+    return self.request.eta
+
+
+@task(bind=True)
+def sleep(self: Any, seconds: float) -> None:
+    """Writes down that it began, then takes its time."""
+    write_down(self)
+    time.sleep(seconds)
+
+
+@task(bind=True, acks_late=True)
+def late(self: Any, seconds: float = 0) -> None:
+    """Is acked when it is done, and writes down start and end."""
+    write_down(self, phase="start")
+    time.sleep(seconds)
+    write_down(self, phase="end")
+
+
+@task(bind=True, max_retries=5)
+def retry(self: Any, countdown: float, times: int = 1) -> str | None:
+    """Retries so many times; returns the ETA of the last run."""
+    write_down(self)
+    if self.request.retries < times:
+        raise self.retry(countdown=countdown)
+    return self.request.eta
+
+
+@task(
+    bind=True,
+    autoretry_for=(FlakyError,),
+    retry_backoff=1,
+    retry_jitter=False,
+    max_retries=3,
+)
+def backoff(self: Any, failures: int) -> int:
+    """Fails so many times, retried after 1, 2, 4 … seconds."""
+    write_down(self)
+    if self.request.retries < failures:
+        raise FlakyError
+    return self.request.retries
+
+
+@task(bind=True, acks_late=True)
+def reject(self: Any, requeue_first: bool = False) -> None:
+    """Rejects its message, the first time back into the queue if asked for."""
+    write_down(self)
+    again = requeue_first and not (self.request.delivery_info or {}).get("redelivered")
+    raise Reject("on purpose", requeue=again)
+
+
+@task(bind=True)
+def send_from_task(self: Any, task_id: str, countdown: float) -> None:
+    """Sends another task, as tasks do."""
+    self.app.send_task("record", task_id=task_id, countdown=countdown)
+
+
+app = make_app(Settings.from_environment())

@@ -1,0 +1,172 @@
+"""Real Celery worker processes for tests, ended by their process ids."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+
+from tests.kit.tasks_app import Settings
+from tests.kit.wait import wait_until
+
+ROOT = Path(__file__).parents[2]
+READY = " ready."
+START_SECONDS = 30
+STOP_SECONDS = 20
+
+
+class Worker:
+    """A worker process from `start` to `stop` or `kill`; a context manager does both.
+
+    `command` replaces the Celery command line, to start a worker from a script.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        directory: Path,
+        *,
+        name: str = "w1",
+        module: str = "tests.kit.tasks_app",
+        pool: str = "solo",
+        concurrency: int = 1,
+        queues: Iterable[str] = ("celery",),
+        options: Iterable[str] = (),
+        global_options: Iterable[str] = (),
+        env: Mapping[str, str] | None = None,
+        command: Iterable[str] | None = None,
+        gossip: bool = False,
+    ) -> None:
+        self.name = f"{name}@test"
+        self.log_path = directory / f"{name}.log"
+        self.command = list(command or ())
+        self._environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+        self._environment |= {**settings.environment(), **(env or {})}
+        if not self.command:
+            self.command = [sys.executable, "-m", "celery", "-A", module, *global_options]
+            self.command += ["worker", "-P", pool, "-c", str(concurrency), "-n", self.name]
+            self.command += ["-Q", ",".join(queues), "-l", "INFO"]
+            # They cost a second at each start; tests of remote control switch them on.
+            self.command += [] if gossip else ["--without-mingle", "--without-gossip"]
+            self.command += options
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log_start = 0
+
+    @property
+    def pid(self) -> int:
+        if self._process is None:
+            raise RuntimeError(f"worker {self.name} is not running")
+        return self._process.pid
+
+    @property
+    def log(self) -> str:
+        """What it has printed since it was started last."""
+        with open(self.log_path, "rb") as file:
+            file.seek(self._log_start)
+            return file.read().decode(errors="replace")
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self, wait: bool = True) -> None:
+        with open(self.log_path, "ab") as log:
+            self._log_start = log.tell()
+            self._process = subprocess.Popen(
+                self.command,
+                cwd=ROOT,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        if wait:
+            self.wait_until_ready()
+
+    def wait_until_ready(self) -> None:
+        try:
+            self.wait_for_log(READY, START_SECONDS)
+        except BaseException:
+            self.kill()
+            raise
+
+    def wait_for_log(self, text: str, timeout_seconds: float = 10) -> None:
+        def found() -> bool:
+            if text in self.log:
+                return True
+            if not self.running:
+                raise AssertionError(f"worker {self.name} has ended:\n{self.log[-3000:]}")
+            return False
+
+        try:
+            wait_until(found, f"worker {self.name} logs {text!r}", timeout_seconds, 0.02)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.log[-3000:]}") from None
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def stop(self, number: int = signal.SIGTERM, timeout_seconds: float = STOP_SECONDS) -> int:
+        """Send a signal and wait for the end; returns the exit code."""
+        self.send_signal(number)
+        return self.wait(timeout_seconds)
+
+    def wait(self, timeout_seconds: float = STOP_SECONDS) -> int:
+        """Wait for the end."""
+        process = self._process
+        if process is None:
+            raise RuntimeError(f"worker {self.name} is not running")
+        try:
+            code = process.wait(timeout_seconds)
+        except subprocess.TimeoutExpired:
+            tail = self.log[-3000:]
+            self.kill()
+            raise AssertionError(
+                f"worker {self.name} has not ended in {timeout_seconds:g} s:\n{tail}"
+            ) from None
+        self._end_group(process.pid)
+        self._process = None
+        return code
+
+    def kill(self) -> None:
+        """End it and the children of its pool at once, with no chance to clean up."""
+        if self._process is None:
+            return
+        process, self._process = self._process, None
+        self._end_group(process.pid)
+        process.wait()
+
+    def _end_group(self, group: int) -> None:
+        # Its own session: its process id is the group's, and only its children are in it.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+
+    def rss_bytes(self) -> int:
+        """Memory of the main process."""
+        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def __enter__(self) -> Worker:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None and self.log_path.exists():
+            print(f"--- log of {self.name}\n{self.log[-5000:]}")
+        if not self.running:
+            self.kill()
+        elif error is None:
+            self.stop()
+        else:
+            self.kill()

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import pytest
+
+from kombu_delayed.keys import QueueKeys, step_char
+
+NAMES = {
+    "delayed": "{q}:delayed:",
+    "partitions": "{q}:partitions",
+    "messages": "{q}:messages",
+    "duplicates": "{q}:duplicates",
+    "wake": "{q}:wake",
+    "armed": "{q}:armed",
+    "consumers": "{q}:consumers",
+    "dead": "{q}:dead",
+    "dead_messages": "{q}:dead-messages",
+    "dead_reasons": "{q}:dead-reasons",
+}
+
+
+@pytest.mark.parametrize(("name", "key"), NAMES.items())
+def test_tagged_keys(name: str, key: str) -> None:
+    assert getattr(QueueKeys("q"), name) == key
+    assert getattr(QueueKeys("q", "app:"), name) == "app:" + key
+
+
+def test_unacked_key_names_the_consumer() -> None:
+    assert QueueKeys("q").unacked("host:1:ab") == "{q}:unacked:host:1:ab"
+    assert QueueKeys("q", "app:").unacked("host:1:ab") == "app:{q}:unacked:host:1:ab"
+
+
+def test_every_key_is_pinned() -> None:
+    public = {name for name in vars(QueueKeys) if not name.startswith("_")}
+    fields = set(QueueKeys.__dataclass_fields__)
+    assert public - fields == {*NAMES, "unacked", "ready", "ready_list", "steps"}
+
+
+def test_ready_lists_are_kombu_s_own() -> None:
+    assert QueueKeys("q").ready == ("q", "q\x06\x163", "q\x06\x166", "q\x06\x169")
+    assert QueueKeys("q", "app:").ready == (
+        "app:q",
+        "app:q\x06\x163",
+        "app:q\x06\x166",
+        "app:q\x06\x169",
+    )
+
+
+def test_ready_lists_follow_steps_and_separator() -> None:
+    keys = QueueKeys("q", priority_steps=(0, 1, 5), separator=":")
+    assert keys.ready == ("q", "q:1", "q:5")
+    assert keys.steps == "015"
+    assert keys.ready_list(5) == "q:5"
+
+
+def test_lowest_step_other_than_zero_has_a_suffix() -> None:
+    assert QueueKeys("q", priority_steps=(2, 4)).ready == ("q\x06\x162", "q\x06\x164")
+
+
+@pytest.mark.parametrize(
+    ("queue", "key"),
+    [
+        ("{tag}", "{{tag}}:wake"),
+        ("a{b}c", "{a{b}c}:wake"),
+        ("}", "{}}:wake"),
+        ("ü 1", "{ü 1}:wake"),
+        ("celery@host.celery.pidbox", "{celery@host.celery.pidbox}:wake"),
+    ],
+)
+def test_queue_names_are_taken_as_they_are(queue: str, key: str) -> None:
+    keys = QueueKeys(queue)
+    assert keys.wake == key
+    assert keys.ready[0] == queue
+
+
+def test_queues_share_no_key() -> None:
+    def keys(queue: str) -> set[str]:
+        named = QueueKeys(queue)
+        return {*named.ready, named.unacked("c"), *(str(getattr(named, name)) for name in NAMES)}
+
+    assert not keys("a") & keys("b")
+    assert not keys("a") & keys("{a}")
+
+
+def test_step_is_one_character() -> None:
+    assert [step_char(step) for step in range(10)] == list("0123456789")
+    assert QueueKeys("q").steps == "0369"
+    assert QueueKeys("q", priority_steps=tuple(range(79))).steps == "".join(
+        map(chr, range(48, 127))
+    )

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TRANSPORT = "kombu_delayed.transport:Transport"
+URLS = [
+    "delayed://",
+    "delayed+redis://localhost/0",
+    "delayed+rediss://localhost/0",
+    "delayed+socket:///tmp/broker.sock",
+    "delayed+embedded:///tmp/broker",
+]
+
+
+def run(code: str, cwd: Path = ROOT) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("url", URLS)
+def test_url_works_with_no_import_line(url: str, tmp_path: Path) -> None:
+    code = f"""
+from kombu import Connection, Queue
+print(Connection({url!r}).get_transport_cls().__module__)
+"""
+    assert run(code, tmp_path) == "kombu_delayed.transport\n"
+
+
+def test_celery_app_works_with_no_import_line(tmp_path: Path) -> None:
+    code = """
+from celery import Celery
+app = Celery(broker="delayed+redis://u:p@localhost/0")
+connection = app.connection_for_write()
+print(connection.get_transport_cls().__module__, connection.as_uri())
+"""
+    assert run(code, tmp_path) == "kombu_delayed.transport delayed+redis://u:**@localhost/0\n"
+
+
+@pytest.mark.parametrize(
+    "first", ["kombu_delayed", "kombu_delayed.registration", "kombu.connection"]
+)
+def test_registered_whatever_is_imported_first(first: str) -> None:
+    code = f"""
+import {first}, json
+from kombu.transport import TRANSPORT_ALIASES
+print(json.dumps({{k: v for k, v in TRANSPORT_ALIASES.items() if k.startswith("delayed")}}))
+"""
+    names = ["delayed", *(f"delayed+{s}" for s in ("redis", "rediss", "socket", "embedded"))]
+    assert json.loads(run(code)) == dict.fromkeys(names, TRANSPORT)
+
+
+def test_importing_the_package_registers_without_entry_points() -> None:
+    code = """
+import importlib.metadata
+importlib.metadata.entry_points = lambda *args, **kwargs: []
+from kombu.transport import TRANSPORT_ALIASES
+before = "delayed+redis" in TRANSPORT_ALIASES
+import kombu_delayed
+print(before, "delayed+redis" in TRANSPORT_ALIASES)
+"""
+    assert run(code) == "False True\n"
+
+
+@pytest.mark.parametrize("first", ["kombu_delayed", "kombu.connection"])
+def test_import_stays_light(first: str) -> None:
+    heavy = ["kombu.transport.redis", "redis", "celery", "dateutil", "asyncio"]
+    code = f"""
+import {first}, sys
+print([name for name in {heavy!r} if name in sys.modules])
+print("kombu_delayed.transport" in sys.modules)
+"""
+    assert run(code) == "[]\nFalse\n"
+
+
+def test_registering_leaves_other_transports_alone() -> None:
+    code = """
+import kombu
+from kombu_delayed.registration import register
+from kombu.transport import TRANSPORT_ALIASES
+before = dict(TRANSPORT_ALIASES)
+register()
+print(TRANSPORT_ALIASES == before, TRANSPORT_ALIASES["redis"])
+"""
+    assert run(code) == "True kombu.transport.redis:Transport\n"
+
+
+def test_the_entry_point_s_serializer_is_plain_json() -> None:
+    code = """
+import kombu
+from kombu.serialization import registry
+type, encoding, text = registry.dumps({"a": [1]}, serializer="kombu-delayed")
+print(type, encoding, text, registry.loads(text, type, encoding, accept=[type]))
+"""
+    assert run(code) == """application/x-kombu-delayed+json utf-8 {"a": [1]} {'a': [1]}\n"""
+
+
+def test_public_names() -> None:
+    code = """
+import kombu_delayed
+print([getattr(kombu_delayed, name).__class__.__name__ for name in kombu_delayed.__all__])
+try:
+    kombu_delayed.missing
+except AttributeError as error:
+    print(error)
+"""
+    assert run(code) == (
+        "['type', 'type', 'type', 'type', 'str']\n"
+        "module 'kombu_delayed' has no attribute 'missing'\n"
+    )

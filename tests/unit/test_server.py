@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from kombu_delayed.errors import UNREACHABLE, ReplicaError, ServerError
+from kombu_delayed.server import Server, check, inspect
+from tests.kit import servers
+
+GOOD = Server(
+    version="7.2.4",
+    eviction="noeviction",
+    read_only_replica=False,
+    may_run_scripts=True,
+    persistent=True,
+    partition_size=128,
+)
+
+LIMITED = Callable[..., redis.Redis]
+
+
+def test_good_server_passes_in_silence(caplog: pytest.LogCaptureFixture) -> None:
+    check(GOOD)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    "version", ["6.2.0", "6.2.18", "7.0.0", "8.1", "10.0.1", "255.255.255", ""]
+)
+def test_new_enough(version: str) -> None:
+    check(replace(GOOD, version=version))
+
+
+@pytest.mark.parametrize("version", ["2.8.0", "5.0.14", "6.0.20", "6.1.9"])
+def test_too_old(version: str) -> None:
+    with pytest.raises(ServerError, match=rf"is Redis {version}; delayed messages need Redis 6\.2"):
+        check(replace(GOOD, version=version))
+
+
+@pytest.mark.parametrize("policy", ["allkeys-lru", "allkeys-lfu", "allkeys-random"])
+def test_eviction_of_everything(policy: str, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(
+        ServerError, match=f"maxmemory-policy is {policy}.*delayed_unsafe_server=True"
+    ):
+        check(replace(GOOD, eviction=policy))
+    check(replace(GOOD, eviction=policy), unsafe_server=True)
+    assert f"maxmemory-policy is {policy}: when it is full it drops messages." in caplog.text
+
+
+@pytest.mark.parametrize("policy", ["volatile-lru", "volatile-ttl"])
+def test_eviction_of_what_expires(policy: str, caplog: pytest.LogCaptureFixture) -> None:
+    check(replace(GOOD, eviction=policy))
+    assert f"maxmemory-policy is {policy}" in caplog.text
+    assert "of queues with an expiry" in caplog.text
+
+
+def test_replica_is_a_connection_error_since_a_failover_may_end_it() -> None:
+    with pytest.raises(
+        ReplicaError, match="read-only replica; the broker URL has to name"
+    ) as caught:
+        check(replace(GOOD, read_only_replica=True))
+    assert isinstance(caught.value, UNREACHABLE)
+    assert isinstance(caught.value, ServerError)
+
+
+def test_scripts_forbidden() -> None:
+    with pytest.raises(ServerError, match=r"ACL SETUSER <user> \+@scripting"):
+        check(replace(GOOD, may_run_scripts=False))
+
+
+@pytest.mark.parametrize(
+    "bad", [{"version": "5.0.0"}, {"may_run_scripts": False}, {"read_only_replica": True}]
+)
+def test_unsafe_server_excuses_eviction_only(bad: dict[str, object]) -> None:
+    with pytest.raises(ServerError):
+        check(replace(GOOD, **bad), unsafe_server=True)
+
+
+def test_nothing_on_disk(caplog: pytest.LogCaptureFixture) -> None:
+    check(replace(GOOD, persistent=False))
+    assert "a restart loses every delayed message. Set appendonly yes" in caplog.text
+
+
+# Real servers.
+
+
+@pytest.fixture
+def configured(client: redis.Redis) -> Iterator[Callable[[str, str], None]]:
+    """Set a configuration value until the end of the test."""
+    before: dict[str, str] = {}
+
+    def configure(name: str, value: str) -> None:
+        before.setdefault(name, client.config_get(name)[name])
+        client.config_set(name, value)
+
+    yield configure
+    for name, value in before.items():
+        client.config_set(name, value)
+
+
+@pytest.fixture
+def limited(server: servers.Server, client: redis.Redis) -> Iterator[LIMITED]:
+    """Connect as a user with the given ACL rules."""
+    clients: list[redis.Redis] = []
+
+    def connect(*rules: str) -> redis.Redis:
+        client.execute_command("ACL", "SETUSER", "limited", "reset", "on", ">pw", "~*", *rules)
+        clients.append(server.client(username="limited", password="pw"))
+        return clients[-1]
+
+    yield connect
+    for each in clients:
+        each.close()
+    client.execute_command("ACL", "DELUSER", "limited")
+
+
+def test_inspect(client: redis.Redis) -> None:
+    found = inspect(client)
+    assert tuple(map(int, found.version.split(".")[:2])) >= (6, 2)
+    assert replace(found, version="") == replace(GOOD, version="", persistent=False)
+
+
+def test_inspect_needs_one_round_trip(client: redis.Redis) -> None:
+    sent = []
+    connection = client.connection_pool.get_connection()
+    send = connection.send_packed_command
+    connection.send_packed_command = lambda *args, **kwargs: (sent.append(1), send(*args, **kwargs))
+    client.connection_pool.release(connection)
+    inspect(client)
+    assert len(sent) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("save", "3600 1"), ("appendonly", "yes")], ids=["snapshot", "log"]
+)
+def test_inspect_persistence(
+    name: str, value: str, client: redis.Redis, configured: Callable[[str, str], None]
+) -> None:
+    configured(name, value)
+    assert inspect(client).persistent
+
+
+def test_inspect_eviction(client: redis.Redis, configured: Callable[[str, str], None]) -> None:
+    configured("maxmemory-policy", "allkeys-lru")
+    assert inspect(client).eviction == "allkeys-lru"
+
+
+@pytest.mark.parametrize(("value", "size"), [("64", 64), ("512", 512), ("0", 2), ("1", 2)])
+def test_inspect_compact_size(
+    value: str, size: int, client: redis.Redis, configured: Callable[[str, str], None]
+) -> None:
+    sizes = client.config_get("zset-max-*-entries")
+    configured(next(name for name in sizes if "list" in name), value)
+    assert inspect(client).partition_size == size
+
+
+def test_inspect_replica(client: redis.Redis) -> None:
+    client.replicaof("127.0.0.1", servers.free_port())
+    try:
+        assert inspect(client).read_only_replica
+    finally:
+        client.replicaof("NO", "ONE")
+    assert not inspect(client).read_only_replica
+
+
+def test_inspect_writable_replica(
+    client: redis.Redis, configured: Callable[[str, str], None]
+) -> None:
+    configured("replica-read-only", "no")
+    client.replicaof("127.0.0.1", servers.free_port())
+    try:
+        assert not inspect(client).read_only_replica
+    finally:
+        client.replicaof("NO", "ONE")
+
+
+def test_user_who_may_not_run_scripts(limited: LIMITED) -> None:
+    found = inspect(limited("+@all", "-@scripting"))
+    assert found == replace(found, may_run_scripts=False)
+    with pytest.raises(ServerError, match="may not run Lua scripts"):
+        check(found)
+
+
+def test_user_who_may_not_see_the_configuration(limited: LIMITED) -> None:
+    found = inspect(limited("+@all", "-config"))
+    assert found.may_run_scripts
+    assert found.partition_size == 128
+    assert found.persistent
+    check(found)
+
+
+def test_user_who_may_see_nothing_is_not_refused(
+    limited: LIMITED, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = inspect(limited("+@all", "-config", "-info"))
+    assert found == replace(GOOD, version="")
+    check(found)
+    assert not caplog.records
+
+
+def test_wrong_password_is_not_swallowed(server: servers.Server) -> None:
+    with (
+        server.client(username="nobody", password="pw") as client,
+        pytest.raises(redis.AuthenticationError),
+    ):
+        inspect(client)
+
+
+def test_unreachable_server_is_not_swallowed() -> None:
+    client = redis.Redis(port=servers.free_port(), retry=Retry(NoBackoff(), 0))
+    with client, pytest.raises(redis.ConnectionError):
+        inspect(client)

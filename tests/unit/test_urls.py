@@ -1,0 +1,280 @@
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import redis
+from kombu import Connection
+
+from kombu_delayed.errors import DelayedError, UrlError
+from kombu_delayed.poller import Poller
+from kombu_delayed.urls import Address, address, check_alternates
+
+
+@pytest.fixture(autouse=True)
+def _pollers_are_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Close what a connection opens for its transport, though it never connects."""
+    pollers: list[Poller] = []
+    start = Poller.__init__
+
+    def tracked(self: Poller) -> None:
+        start(self)
+        pollers.append(self)
+
+    monkeypatch.setattr(Poller, "__init__", tracked)
+    yield
+    for poller in pollers:
+        poller.close()
+
+
+def plain(found: Address) -> Address:
+    """Without what does not matter: Kombu's default port, and a host beside a path."""
+    if found.path:
+        return replace(found, host=None, port=None)
+    return replace(found, port=found.port or 6379)
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("delayed+redis://", Address("redis", virtual_host="/")),
+        ("delayed+redis://host", Address("redis", "host", virtual_host="/")),
+        ("delayed+redis://host:6380/3", Address("redis", "host", 6380, virtual_host="3")),
+        ("delayed+redis://:pw@h/1", Address("redis", "h", password="pw", virtual_host="1")),
+        (
+            "delayed+redis://u:p%40%2Fw@h:1/2",
+            Address("redis", "h", 1, "u", "p@/w", virtual_host="2"),
+        ),
+        ("delayed+redis://u:a+b@h/0", Address("redis", "h", None, "u", "a+b", virtual_host="0")),
+        ("delayed+redis://[::1]:6379/0", Address("redis", "::1", 6379, virtual_host="0")),
+        ("delayed+redis://h/0?virtual_host=5", Address("redis", "h", virtual_host="5")),
+        (
+            "delayed+redis://h/0?credential_provider=a.b",
+            Address("redis", "h", virtual_host="0", credential_provider="a.b"),
+        ),
+        ("delayed+rediss://h/0", Address("rediss", "h", virtual_host="0", ssl={})),
+        ("delayed+socket:///tmp/x.sock", Address("socket", path="/tmp/x.sock", virtual_host="/")),
+        (
+            "delayed+socket://u:pw@/tmp/x.sock?virtual_host=2",
+            Address("socket", None, None, "u", "pw", "/tmp/x.sock", "2"),
+        ),
+        ("delayed+embedded:///var/d", Address("embedded", path="/var/d", virtual_host="/")),
+        ("delayed+embedded://./d/e", Address("embedded", ".", path="d/e", virtual_host="/")),
+        ("delayed://", Address("redis", "localhost", virtual_host="/")),
+    ],
+)
+def test_forms(url: str, expected: Address) -> None:
+    connection = Connection(url)
+    assert address(connection) == expected
+    assert plain(address(connection.clone())) == plain(expected)
+    assert plain(address(connection.clone().clone())) == plain(expected)
+
+
+def test_parts_may_come_beside_the_url() -> None:
+    connection = Connection("delayed+redis://h", userid="u", password="p", virtual_host=7)
+    assert address(connection) == Address("redis", "h", None, "u", "p", virtual_host=7)
+
+
+def test_parts_in_the_url_come_first() -> None:
+    connection = Connection("delayed+redis://a:b@h/1", userid="u", password="p", virtual_host=7)
+    assert address(connection) == Address("redis", "h", None, "a", "b", virtual_host="1")
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("delayed+http://x", "there is no delayed+http:// broker URL; it is delayed+redis://["),
+        ("delayed+sentinel://x", "there is no delayed+sentinel:// broker URL; it is delayed+redis"),
+        ("delayed+redis://h:port/0", "cannot read the broker URL: Port could not be cast"),
+        ("delayed+redis://h:99999/0", "cannot read the broker URL: Port out of range"),
+        (
+            "delayed+redis://h/0?socket_timeout=1",
+            "the broker URL takes no option 'socket_timeout' after '?', only ssl_… and "
+            "virtual_host, credential_provider; other options go into broker_transport_options",
+        ),
+        (
+            "delayed+rediss://h/0?ssl_cert_reqs=maybe",
+            "ssl_cert_reqs is required, optional or none, not 'maybe'",
+        ),
+        (
+            "delayed+socket://tmp/x.sock",
+            "delayed+socket://tmp/x.sock names no path; write delayed+socket:///path/to.sock "
+            "(three slashes)",
+        ),
+        ("delayed+socket://", "delayed+socket:/// names no path; write delayed+socket:///path"),
+        (
+            "delayed+embedded://directory",
+            "delayed+embedded://directory/ names no path; write delayed+embedded:///directory, "
+            "or delayed+embedded://./directory",
+        ),
+    ],
+)
+def test_wrong_form_names_the_right_one(url: str, text: str) -> None:
+    with pytest.raises(UrlError) as caught:
+        address(Connection(url))
+    assert str(caught.value).startswith(text)
+    assert isinstance(caught.value, DelayedError)
+    assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "delayed+redis://u:secret@h:99999/0",
+        "delayed+redis://u:secret@h/0?bad=1",
+        "delayed+http://u:secret@h/0",
+        "delayed+socket://u:secret@tmp/x",
+        "delayed+redis://u:sec/secret@h:1/0",
+    ],
+)
+def test_errors_keep_the_password_to_themselves(url: str) -> None:
+    with pytest.raises(UrlError) as caught:
+        address(Connection(url))
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "masked"),
+    [
+        ("delayed+redis://u:secret@h:1/2", "delayed+redis://u:**@h:1/2"),
+        ("delayed+redis://:secret@h/0", "delayed+redis://:**@h/0"),
+        ("delayed+rediss://u:secret@h/0?ssl_cert_reqs=none", "delayed+rediss://u:**@h/0"),
+        ("delayed+socket://:secret@/tmp/x.sock", "delayed+socket://:**@/tmp/x.sock"),
+        ("delayed+redis://u:secret@a/0;delayed+redis://u:secret@b/1", "delayed+redis://u:**@a/0"),
+    ],
+)
+def test_password_is_masked(url: str, masked: str) -> None:
+    connection = Connection(url)
+    assert connection.as_uri() == masked
+    assert "secret" not in repr(connection)
+    assert "secret" not in connection.clone().as_uri()
+    assert "secret" in connection.as_uri(include_password=True)
+
+
+# Certificates.
+
+
+def test_certificates_are_required_unless_told_otherwise() -> None:
+    found = address(Connection("delayed+rediss://h/0"))
+    assert redis.SSLConnection(**(found.ssl or {})).cert_reqs == ssl.CERT_REQUIRED
+    assert redis.SSLConnection(**(found.ssl or {})).check_hostname
+
+
+@pytest.mark.parametrize(
+    ("text", "requirement"),
+    [
+        ("none", ssl.CERT_NONE),
+        ("optional", ssl.CERT_OPTIONAL),
+        ("required", ssl.CERT_REQUIRED),
+        ("CERT_NONE", ssl.CERT_NONE),
+    ],
+)
+def test_certificate_requirement_in_the_url(text: str, requirement: ssl.VerifyMode) -> None:
+    found = address(Connection(f"delayed+rediss://h/0?ssl_cert_reqs={text}"))
+    assert found.ssl == {"ssl_cert_reqs": requirement}
+
+
+def test_files_and_host_name_check_in_the_url() -> None:
+    query = "ssl_ca_certs=%2Fca.pem&ssl_certfile=c&ssl_keyfile=k&ssl_check_hostname=False"
+    assert address(Connection(f"delayed+rediss://h/0?{query}")).ssl == {
+        "ssl_ca_certs": "/ca.pem",
+        "ssl_certfile": "c",
+        "ssl_keyfile": "k",
+        "ssl_check_hostname": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("url", "configured", "expected"),
+    [
+        ("delayed+redis://h", False, None),
+        ("delayed+redis://h", True, {}),
+        ("delayed+rediss://h", True, {}),
+        ("delayed+rediss://h", {"ssl_ca_certs": "ca"}, {"ssl_ca_certs": "ca"}),
+        ("delayed+redis://h", {"ssl_ca_certs": "ca"}, {"ssl_ca_certs": "ca"}),
+        ("delayed+rediss://h", {"ssl_cert_reqs": "none"}, {"ssl_cert_reqs": ssl.CERT_NONE}),
+        (
+            "delayed+rediss://h?ssl_cert_reqs=required",
+            {"ssl_cert_reqs": ssl.CERT_NONE, "ssl_ca_certs": "ca"},
+            {"ssl_cert_reqs": ssl.CERT_REQUIRED, "ssl_ca_certs": "ca"},
+        ),
+    ],
+)
+def test_broker_use_ssl(url: str, configured: Any, expected: dict[str, Any] | None) -> None:
+    assert address(Connection(url, ssl=configured)).ssl == expected
+
+
+def test_configured_options_are_not_changed() -> None:
+    configured = {"ssl_cert_reqs": "none"}
+    address(Connection("delayed+rediss://h?ssl_ca_certs=x", ssl=configured))
+    assert configured == {"ssl_cert_reqs": "none"}
+
+
+# Failover.
+
+FAILOVER = [
+    ("delayed+redis://u:p@h:1/2", Address("redis", "h", 1, "u", "p", virtual_host="2")),
+    (
+        "delayed+rediss://h/3?ssl_cert_reqs=none",
+        Address("rediss", "h", virtual_host="3", ssl={"ssl_cert_reqs": ssl.CERT_NONE}),
+    ),
+    ("delayed+rediss://h/3", Address("rediss", "h", virtual_host="3", ssl={})),
+    ("delayed+socket:///tmp/x.sock", Address("socket", path="/tmp/x.sock")),
+    ("delayed+embedded:///var/d", Address("embedded", path="/var/d")),
+    ("delayed+embedded://./d", Address("embedded", path="d")),
+]
+
+
+@pytest.mark.parametrize(("url", "expected"), FAILOVER)
+def test_failover(url: str, expected: Address) -> None:
+    connection = Connection(f"delayed+redis://first/0;{url}")
+    connection.switch(url)
+    assert plain(address(connection)) == plain(expected)
+    assert plain(address(connection.clone())) == plain(expected)
+    assert plain(address(connection.clone().clone())) == plain(expected)
+    assert type(connection.transport).__module__ == "kombu_delayed.transport"
+
+
+def test_failover_there_and_back() -> None:
+    connection = Connection("delayed+redis://u:p@a:1/5;delayed+rediss://b/0")
+    first = address(connection)
+    connection.switch(connection.alt[1])
+    assert address(connection).scheme == "rediss"
+    connection.switch(connection.alt[0])
+    assert address(connection) == first
+
+
+@pytest.mark.parametrize("switches", [0, 1])
+def test_failover_never_shows_a_password(switches: int) -> None:
+    connection = Connection("delayed+redis://u:secret@a/0;delayed+redis://u:secret@b/0")
+    for _ in range(switches):
+        connection.switch(connection.alt[1])
+    assert "secret" not in connection.as_uri()
+    assert "secret" not in connection.clone().as_uri()
+
+
+def test_alternates_with_the_whole_scheme_are_fine() -> None:
+    check_alternates([url for url, _ in FAILOVER])
+    check_alternates([])
+    check_alternates(["host-without-scheme"])
+
+
+def test_alternate_that_would_leave_the_transport() -> None:
+    with pytest.raises(UrlError) as caught:
+        check_alternates(["delayed+redis://a/0", "redis://u:secret@b:1/0"])
+    assert str(caught.value) == (
+        "a failover URL begins with redis://, so Kombu would leave this transport; "
+        "write delayed+redis://b:1/0"
+    )
+
+
+@pytest.mark.parametrize("query", ["virtual_host=4", "bad=1"])
+def test_alternate_that_kombu_could_not_switch_to(query: str) -> None:
+    url = f"delayed+socket:///tmp/x.sock?{query}"
+    with pytest.raises(TypeError):
+        Connection(f"delayed+redis://a/0;{url}").switch(url)
+    with pytest.raises(UrlError):
+        check_alternates(["delayed+redis://a/0", url])
