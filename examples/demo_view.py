@@ -41,7 +41,7 @@ class View:
 
     def snapshot(self) -> None:
         """Keep what can be seen now, for a picture."""
-        self.half_way = [*self.said, progress([side.state() for side in self.sides])]
+        self.half_way = [*self.said, Text(), progress([side.state() for side in self.sides])]
 
     def refresh(self) -> None:
         now = time.monotonic()

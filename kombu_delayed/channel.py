@@ -10,7 +10,6 @@ from typing import Any
 
 import redis
 from kombu.transport import redis as stock
-from redis.exceptions import ResponseError
 
 from . import embedded, urls
 from .consumer import Consumer
@@ -36,11 +35,18 @@ class Channel(stock.Channel):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.consumer: Consumer | None = None
+        self.subscribed_queues: frozenset[str] = frozenset()
         self._pid = os.getpid()
         self._sync_client: Any = None
         self._handlers: dict[str, Callable[[dict[str, Any]], None]] = {}
         super().__init__(*args, **kwargs)
         self.QoS = QoS
+        try:
+            _ = self.store  # looks at the server
+        except Exception:
+            self.connection.cycle.discard(self)
+            self._disconnect_pools()
+            raise
 
     # Redis.
 
@@ -220,6 +226,7 @@ class Channel(stock.Channel):
     def _basic_cancel(self, consumer_tag: str) -> Any:
         queue = self._tag_to_queue.get(consumer_tag)
         result = super()._basic_cancel(consumer_tag)
+        self.subscribed_queues &= self.active_fanout_queues
         if queue and queue not in self._active_queues and self.consumer is not None:
             self._handlers.pop(queue, None)
             self.consumer.remove(queue)

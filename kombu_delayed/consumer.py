@@ -93,7 +93,11 @@ class Source:
     def passed_on(self) -> None:
         """Others know; this consumer claims as soon as it has room."""
         self.ready, self.owes = True, False
-        self.due_at = self.poll_at = math.inf
+        self.due_at = math.inf
+
+    def must_keep(self, now: float) -> bool:
+        """Whether the queue would expire without a call, though this consumer has no room."""
+        return bool(self.expires_ms) and self.poll_at <= now
 
 
 class Consumer:
@@ -205,9 +209,12 @@ class Consumer:
 
     def _next_step_at(self) -> float:
         times = [self.wake.overdue_at]
-        times.extend(source.due_at for source in self.sources.values())
-        if self._room():
-            times.extend(source.poll_at for source in self.sources.values())
+        has_room = self._room() > 0
+        for source in self.sources.values():
+            times.append(source.due_at)
+            if has_room or source.expires_ms:
+                times.append(source.poll_at)
+        if has_room:
             if any(source.ready for source in self.sources.values()):
                 times.append(self._last_claim_at + SMALL_CLAIM_SECONDS)
         return min(times)
@@ -263,6 +270,8 @@ class Consumer:
         for source in wanted:
             if room > 0:
                 room -= self._claim(source, now, -(-room // share))
+            elif source.must_keep(now):
+                self._claim(source, now, 0)
             elif source.owes and not self._room():
                 self.store.announce(source.queue)
                 source.passed_on()
@@ -313,6 +322,9 @@ class Consumer:
 
     def take_token(self) -> None:
         """Read the wake token that has come."""
+        if not self.wake.waiting:
+            self.wake.reset()  # an idle connection was closed by the server
+            return
         try:
             token = self.wake.read()
         except UNREACHABLE as error:
@@ -351,6 +363,13 @@ class Consumer:
         """Claim one message of a queue without waiting; None: there is none."""
         if self.lease.lost:
             raise LeaseLost
+        for unsure in tuple(self._unsure):
+            self._recover(unsure)
+        for entry in tuple(self._buffer):
+            if entry[0] == queue:
+                self._buffer.remove(entry)
+                if payload := self._open(*entry, no_ack):
+                    return payload
         while records := self._deliver(queue, 1, no_ack, False).records:
             self._tag += 1
             payload = self._open(queue, self._tag, records[0], no_ack)

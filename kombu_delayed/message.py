@@ -15,6 +15,9 @@ from .errors import MessageError
 
 logger = get_logger(__name__)
 
+#: A delay counts as this one at the most: nine thousand years, which every clock here can add.
+LONGEST_DELAY_MS = 9_000 * 366 * 86_400_000
+
 Payload = dict[str, Any]
 
 _encode = JSONEncoder().encode
@@ -87,7 +90,7 @@ def _to_delay_ms(delay: Any) -> int:
     number = float(delay)
     if isinstance(delay, bool) or not math.isfinite(number):
         raise ValueError("a number of milliseconds is needed")
-    return max(math.ceil(number), 0)
+    return min(max(math.ceil(number), 0), LONGEST_DELAY_MS)
 
 
 def message_id(message: Payload) -> str:
@@ -158,7 +161,7 @@ def open_envelope(text: bytes, tag: int) -> Envelope:
 def _decode(text: bytes) -> Payload:
     try:
         payload = loads(text)
-    except (ValueError, TypeError) as error:
+    except Exception as error:  # Kombu's JSON rebuilds Python objects, which may fail in any way
         raise MessageError(f"the message is not JSON: {error}") from error
     if not isinstance(payload, dict):
         raise MessageError(f"the message is not a JSON object but {type(payload).__name__}")

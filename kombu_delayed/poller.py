@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import socket
 import threading
 from collections.abc import Callable
@@ -79,6 +80,7 @@ class Poller(MultiChannelPoller):
         super().__init__()
         self._watched: dict[int, tuple[Channel, str, Any]] = {}
         self._alarm = Alarm()
+        self._pid = os.getpid()
         self._due = True
         self._thread: int | None = None
         self._loop: Any = None
@@ -129,6 +131,8 @@ class Poller(MultiChannelPoller):
 
     def _unwatch(self, fd: int) -> None:
         self._watched.pop(fd, None)
+        if os.getpid() != self._pid:
+            return  # a forked child shares the parent's epoll
         if self._loop is not None:
             self._loop.remove_reader(fd)
             return
@@ -174,8 +178,10 @@ class Poller(MultiChannelPoller):
         if client.connection._sock is None:
             channel._in_listen = None
             client.connection.connect()
-        if not channel._in_listen:
+        queues = frozenset(channel.active_fanout_queues)
+        if not channel._in_listen or queues != channel.subscribed_queues:
             channel._subscribe()
+            channel.subscribed_queues = queues
 
     def _listen_broken(self, channel: Channel, error: BaseException) -> None:
         now = monotonic()

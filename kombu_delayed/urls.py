@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import parse_qsl
 
 from kombu import Connection
 from kombu.utils.url import parse_ssl_cert_reqs, url_to_parts
@@ -36,7 +38,7 @@ class Address:
 
 def address(client: Connection) -> Address:
     """The address that a Kombu connection stands for. Raises UrlError that names the right form."""
-    hostname = (client.hostname or "localhost").removeprefix("delayed+")
+    hostname = re.sub(r"^(delayed\+)+", "", client.hostname or "localhost")
     if "://" in hostname:
         return _from_url(hostname, client)
     # After a failover Kombu has split the URL itself and left its scheme in the transport's name.
@@ -48,7 +50,9 @@ def address(client: Connection) -> Address:
         port=client.port,
         username=client.userid,
         password=client.password,
-        path=f"/{client.virtual_host}" if is_path else "",
+        path=_path(scheme, "." if hostname == "." else None, client.virtual_host)
+        if is_path
+        else "",
         virtual_host=None if is_path else client.virtual_host,
         credential_provider=client.credential_provider,
         ssl=_ssl(scheme, client.ssl, {}),
@@ -114,12 +118,20 @@ def _ssl(scheme: str, configured: Any, in_url: dict[str, Any]) -> dict[str, Any]
     return options
 
 
-def check_alternates(alternates: Iterable[Any]) -> None:
-    """Each URL of a failover list needs the whole scheme: Kombu would take another transport."""
-    for url in alternates:
-        if isinstance(url, str) and "://" in url and not url.startswith("delayed+"):
-            scheme, _, rest = url.partition("://")
+def check_alternates(alternates: Sequence[Any]) -> None:
+    """Raise UrlError for a failover list that Kombu could not follow."""
+    urls = [url for url in alternates if isinstance(url, str) and "://" in url]
+    for url in urls:
+        scheme, _, rest = url.partition("://")
+        if not scheme.startswith("delayed+"):
             raise UrlError(
                 f"a failover URL begins with {scheme}://, so Kombu would leave this transport; "
                 f"write delayed+{scheme}://{rest.rpartition('@')[2]}"
+            )
+        options = [name for name, _ in parse_qsl(rest.partition("?")[2])]
+        refused = [n for n in options if not n.startswith("ssl_") and n != "credential_provider"]
+        if refused and len(urls) > 1:
+            raise UrlError(
+                f"Kombu cannot switch to a failover URL with the option {refused[0]!r} after '?'; "
+                "leave it out, or use a single URL"
             )

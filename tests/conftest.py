@@ -1,4 +1,4 @@
-"""Fixtures for every test that talks to a server: one real process per kind, emptied for each test."""
+"""Fixtures of tests that talk to a server: one real process per kind, empty for each test."""
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import redis
-from kombu import Connection, Exchange, Queue
+from kombu import VERSION, Connection, Exchange, Queue
+from kombu.transport import redis as stock
 
 from tests.kit.inbox import Inbox
 from tests.kit.wait import wait_until
@@ -41,6 +42,8 @@ def named(name: str, **options: Any) -> Queue:
 def test_queue_order_strategy(
     connect: Callable[..., Connection], strategy: str, order: list[str], delay_ms: int | None
 ) -> None:
+    if VERSION < (5, 7) and strategy != "sorted":
+        pytest.skip("older Kombu keeps the queues of a channel in a set")
     connection = connect(queue_order_strategy=strategy)
     queues = [named(name) for name in "bac"]
     for queue in queues:
@@ -68,7 +71,7 @@ def test_a_busy_queue_does_not_starve_another(connection: Connection) -> None:
 
 
 def foreign_keys(client: redis.Redis, prefix: bytes) -> list[bytes]:
-    return [key for key in client.keys() if not key.startswith(prefix)]
+    return [key for key in client.keys("*") if not key.startswith(prefix)]
 
 
 def test_no_key_is_without_the_prefix(
@@ -232,7 +235,12 @@ def test_auto_delete(connect: Callable[..., Connection], client: redis.Redis) ->
 
 # Expiry.
 
+needs_expiry = pytest.mark.skipif(
+    not hasattr(stock.Channel, "_maybe_update_queues_expire"), reason="new in Kombu 5.6"
+)
 
+
+@needs_expiry
 def test_ready_messages_expire_with_their_queue(
     connection: Connection, client: redis.Redis
 ) -> None:
@@ -252,6 +260,7 @@ def test_a_delayed_message_outlives_the_queues_expiry(connection: Connection) ->
     message.ack()
 
 
+@needs_expiry
 def test_a_consumer_keeps_an_expiring_queue_alive(
     connect: Callable[..., Connection], client: redis.Redis
 ) -> None:

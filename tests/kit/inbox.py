@@ -22,9 +22,13 @@ class Inbox:
         no_ack: bool = False,
     ) -> None:
         self.messages: list[Any] = []
-        self._ack = ack and not no_ack
+        self.acks = ack and not no_ack
         self.consumer = Consumer(
-            channel, list(queues), on_message=self._take, no_ack=no_ack, accept=["json", "text/plain"]
+            channel,
+            list(queues),
+            on_message=self._take,
+            no_ack=no_ack,
+            accept=["json", "text/plain"],
         )
         if prefetch_count:
             self.consumer.qos(prefetch_count=prefetch_count)
@@ -62,5 +66,5 @@ class Inbox:
 
     def _take(self, message: Any) -> None:
         self.messages.append(message)
-        if self._ack:
+        if self.acks:
             message.ack()

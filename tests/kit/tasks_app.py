@@ -1,6 +1,6 @@
 """A Celery app for tests. Its worker processes are configured by environment variables.
 
-    KOMBU_DELAYED_TEST_APP      JSON: the fields of `Settings`
+KOMBU_DELAYED_TEST_APP      JSON: the fields of `Settings`
 """
 
 from __future__ import annotations

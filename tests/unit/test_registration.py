@@ -26,10 +26,11 @@ def run(code: str, cwd: Path = ROOT) -> str:
     return done.stdout
 
 
+@pytest.mark.parametrize("names", ["Connection", "Connection, Queue"])
 @pytest.mark.parametrize("url", URLS)
-def test_url_works_with_no_import_line(url: str, tmp_path: Path) -> None:
+def test_url_works_with_no_import_line(url: str, names: str, tmp_path: Path) -> None:
     code = f"""
-from kombu import Connection, Queue
+from kombu import {names}
 print(Connection({url!r}).get_transport_cls().__module__)
 """
     assert run(code, tmp_path) == "kombu_delayed.transport\n"
@@ -45,12 +46,19 @@ print(connection.get_transport_cls().__module__, connection.as_uri())
     assert run(code, tmp_path) == "kombu_delayed.transport delayed+redis://u:**@localhost/0\n"
 
 
-@pytest.mark.parametrize(
-    "first", ["kombu_delayed", "kombu_delayed.registration", "kombu.connection"]
-)
-def test_registered_whatever_is_imported_first(first: str) -> None:
+IMPORTS = [
+    "import kombu_delayed",
+    "import kombu_delayed.registration",
+    "from kombu import Connection, Queue",
+    "import kombu.serialization",
+]
+
+
+@pytest.mark.parametrize("statement", IMPORTS)
+def test_registered_whatever_is_imported_first(statement: str) -> None:
     code = f"""
-import {first}, json
+{statement}
+import json
 from kombu.transport import TRANSPORT_ALIASES
 print(json.dumps({{k: v for k, v in TRANSPORT_ALIASES.items() if k.startswith("delayed")}}))
 """
@@ -58,23 +66,45 @@ print(json.dumps({{k: v for k, v in TRANSPORT_ALIASES.items() if k.startswith("d
     assert json.loads(run(code)) == dict.fromkeys(names, TRANSPORT)
 
 
-def test_importing_the_package_registers_without_entry_points() -> None:
-    code = """
+NO_ENTRY_POINTS = """
 import importlib.metadata
 importlib.metadata.entry_points = lambda *args, **kwargs: []
-from kombu.transport import TRANSPORT_ALIASES
-before = "delayed+redis" in TRANSPORT_ALIASES
-import kombu_delayed
-print(before, "delayed+redis" in TRANSPORT_ALIASES)
 """
-    assert run(code) == "False True\n"
+NO_START_UP_HOOK = """
+import sys
+sys.meta_path[:] = [f for f in sys.meta_path if type(f).__module__ != "kombu_delayed_autoload"]
+"""
+KNOWN = """
+from kombu.transport import TRANSPORT_ALIASES
+print("delayed+redis" in TRANSPORT_ALIASES)
+"""
 
 
-@pytest.mark.parametrize("first", ["kombu_delayed", "kombu.connection"])
-def test_import_stays_light(first: str) -> None:
+@pytest.mark.parametrize(
+    ("code", "known"),
+    [
+        (NO_ENTRY_POINTS, True),
+        (NO_START_UP_HOOK + "from kombu import Queue", True),
+        (NO_START_UP_HOOK + NO_ENTRY_POINTS + "from kombu import Queue", False),
+        (NO_START_UP_HOOK + NO_ENTRY_POINTS + "import kombu_delayed", True),
+    ],
+    ids=["start-up hook", "entry point", "nothing", "import"],
+)
+def test_each_way_of_registering_is_enough(code: str, known: bool) -> None:
+    assert run(code + KNOWN) == f"{known}\n"
+
+
+def test_start_up_hook_imports_nothing() -> None:
+    code = "import sys; print([n for n in ('kombu', 'kombu_delayed', 'redis') if n in sys.modules])"
+    assert run(code) == "[]\n"
+
+
+@pytest.mark.parametrize("statement", IMPORTS)
+def test_import_stays_light(statement: str) -> None:
     heavy = ["kombu.transport.redis", "redis", "celery", "dateutil", "asyncio"]
     code = f"""
-import {first}, sys
+{statement}
+import sys
 print([name for name in {heavy!r} if name in sys.modules])
 print("kombu_delayed.transport" in sys.modules)
 """

@@ -234,8 +234,15 @@ def test_failover(url: str, expected: Address) -> None:
     connection.switch(url)
     assert plain(address(connection)) == plain(expected)
     assert plain(address(connection.clone())) == plain(expected)
-    assert plain(address(connection.clone().clone())) == plain(expected)
     assert type(connection.transport).__module__ == "kombu_delayed.transport"
+
+
+def test_clone_of_a_clone_after_a_failover() -> None:
+    connection = Connection("delayed+redis://a/0;delayed+redis://b:1/2")
+    connection.switch(connection.alt[1])
+    expected = Address("redis", "b", 1, virtual_host="2")
+    assert address(connection.clone().clone()) == expected
+    assert address(connection.clone().clone().clone()) == expected
 
 
 def test_failover_there_and_back() -> None:

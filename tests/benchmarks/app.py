@@ -1,0 +1,79 @@
+"""The Celery app of the benchmarks: one task, which notes when it starts."""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from celery import Celery
+from celery.signals import worker_ready
+
+_LINE = struct.Struct("<qdd")
+BROKER, LEDGER = "BENCHMARK_BROKER", "BENCHMARK_LEDGER"
+QUEUE = "celery"
+
+
+class Start(NamedTuple):
+    """One execution: the task's number, when it was due and when it started, in seconds."""
+
+    number: int
+    due: float
+    at: float
+
+
+def create_app(broker_url: str) -> Celery:
+    app = Celery("benchmarks", broker=broker_url, set_as_current=False)
+    app.conf.update(task_ignore_result=True, broker_connection_retry_on_startup=True)
+    ledger = -1
+
+    @app.task(name="work", shared=False)
+    def work(number: int = 0, due: float = 0.0, seconds: float = 0.0) -> None:
+        nonlocal ledger
+        if ledger < 0:
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+            ledger = os.open(os.environ[LEDGER], flags, 0o600)
+        os.write(ledger, _LINE.pack(number, due, time.time()))
+        if seconds:
+            time.sleep(seconds)
+
+    return app
+
+
+def read_ledger(path: Path) -> list[Start]:
+    """What a worker has started, in order of time."""
+    if not path.exists():
+        return []
+    whole = path.read_bytes()
+    whole = whole[: len(whole) // _LINE.size * _LINE.size]
+    return sorted((Start(*line) for line in _LINE.iter_unpack(whole)), key=lambda start: start.at)
+
+
+def count_ledger(path: Path) -> int:
+    """How many executions a worker has begun, without reading them."""
+    return path.stat().st_size // _LINE.size if path.exists() else 0
+
+
+@contextmanager
+def batch(app: Celery) -> Iterator[dict[str, Any]]:
+    """Options for `apply_async` that publish in batches, where Kombu has them (5.7)."""
+    with app.producer_pool.acquire(block=True) as producer:
+        if not hasattr(producer, "batch"):
+            yield {"producer": producer}
+            return
+        with producer.batch():
+            yield {"producer": producer}
+
+
+@worker_ready.connect
+def _ready(**_: object) -> None:
+    if LEDGER in os.environ:
+        Path(os.environ[LEDGER]).with_suffix(".ready").touch()
+
+
+if BROKER in os.environ:  # in a worker
+    app = create_app(os.environ[BROKER])

@@ -1,0 +1,35 @@
+"""What a delayed message costs in the server's memory, beyond itself."""
+
+from __future__ import annotations
+
+from tests.benchmarks.fill import fill, sample, store_of
+from tests.benchmarks.report import NOTHING, Benchmark, Figures, Row
+from tests.benchmarks.rig import Rig
+
+LIMIT_BYTES = 165
+
+
+def measure(rig: Rig) -> Figures:
+    count = rig.scaled(1_000_000, 50_000)
+    template = sample(rig)
+    before = rig.redis.info("memory")["used_memory"]
+    fill(store_of(rig), count, template)
+    growth = rig.redis.info("memory")["used_memory"] - before
+    record_bytes = 1 + len(template[1])
+    return {"bytes": growth / count - record_bytes, "record_bytes": record_bytes, "count": count}
+
+
+def rows(ours: Figures) -> list[Row]:
+    return [
+        Row(
+            f"server memory per delayed message, {ours['count']:,.0f} of them, beyond the "
+            f"{ours['record_bytes']:.0f} B of the stored message",
+            f"≤ {LIMIT_BYTES} B",
+            NOTHING,
+            f"{ours['bytes']:.0f} B",
+            reached=ours["bytes"] <= LIMIT_BYTES,
+        )
+    ]
+
+
+BENCHMARKS = [Benchmark("bookkeeping", measure, rows, sides=("ours",), rounds=1)]

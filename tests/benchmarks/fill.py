@@ -1,0 +1,49 @@
+"""Backlogs that are too large to be sent one task at a time."""
+
+from __future__ import annotations
+
+import random
+import time
+import uuid
+from collections.abc import Iterator
+
+from kombu_delayed.server import inspect
+from kombu_delayed.store import CALL_LIMIT, Entry, Store
+from tests.benchmarks.app import QUEUE
+from tests.benchmarks.rig import Rig
+
+MONTH_MS = 30 * 86_400_000
+
+
+def store_of(rig: Rig) -> Store:
+    """A store like the one of a channel on this rig."""
+    return Store(rig.redis, partition_size=inspect(rig.redis).partition_size)
+
+
+def sample(rig: Rig) -> tuple[str, str]:
+    """Id and text of a message as Celery makes it; nothing is left in the backlog."""
+    sent = rig.app.tasks["work"].apply_async((1,), countdown=3600)
+    record = rig.redis.hget(f"{{{QUEUE}}}:messages", sent.id).decode()
+    store_of(rig).purge(QUEUE)
+    return sent.id, record[1:]
+
+
+def fill(store: Store, count: int, template: tuple[str, str], seed: int = 1) -> None:
+    """Schedule messages with new ids and due times of the coming month but its first hour."""
+    now_ms = int(time.time() * 1000)
+    chance = random.Random(seed)
+    left = count
+    while left:
+        size = min(left, CALL_LIMIT)
+        store.schedule(QUEUE, list(entries(size, template, chance, now_ms)))
+        left -= size
+
+
+def entries(
+    count: int, template: tuple[str, str], chance: random.Random, now_ms: int
+) -> Iterator[Entry]:
+    template_id, text = template
+    for _ in range(count):
+        id = str(uuid.uuid4())
+        due_ms = now_ms + chance.randrange(3_600_000, MONTH_MS)
+        yield Entry(id, 0, text.replace(template_id, id), str(due_ms))

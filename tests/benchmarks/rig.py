@@ -1,0 +1,161 @@
+"""What one measurement runs on: a fresh server, workers and helpers, all ended with it."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import redis
+from celery import Celery
+
+from tests.benchmarks.app import BROKER, LEDGER, Start, count_ledger, create_app, read_ledger
+from tests.kit.servers import Server, start_server
+from tests.kit.wait import wait_until
+
+REPOSITORY = Path(__file__).parents[2]
+START_SECONDS = 30
+T = TypeVar("T")
+
+
+@dataclass
+class Worker:
+    process: subprocess.Popen[bytes]
+    ledger: Path
+    log: Path
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def await_ready(self) -> None:
+        wait_until(self._is_ready, f"the worker of {self.log} is ready", START_SECONDS)
+
+    def _is_ready(self) -> bool:
+        if self.process.poll() is not None:
+            raise RuntimeError(f"the worker ended:\n{self.log.read_text()[-2000:]}")
+        return self.ledger.with_suffix(".ready").exists()
+
+    def count(self) -> int:
+        return count_ledger(self.ledger)
+
+    def starts(self) -> list[Start]:
+        return read_ledger(self.ledger)
+
+    def kill(self) -> None:
+        """SIGKILL for the worker and its pool."""
+        end(self.process)
+
+
+@dataclass
+class Rig:
+    """`side` is "stock" or "ours"; `quick` asks for small numbers."""
+
+    side: str
+    quick: bool
+    directory: Path
+    server: Server
+    stack: contextlib.ExitStack
+    workers: list[Worker] = field(default_factory=list)
+    helpers: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def scaled(self, full: T, quick: T) -> T:
+        return quick if self.quick else full
+
+    def url(self, port: int | None = None) -> str:
+        prefix = "delayed+" if self.side == "ours" else ""
+        return f"{prefix}redis://127.0.0.1:{port or self.server.port}/0"
+
+    @cached_property
+    def app(self) -> Celery:
+        return create_app(self.url())
+
+    @cached_property
+    def redis(self) -> redis.Redis:
+        return self.server.client()
+
+    def start_worker(self, *arguments: str, url: str | None = None) -> Worker:
+        """Start a prefork worker with two processes; it is not ready yet."""
+        ledger = self.directory / f"worker-{len(self.workers) + 1}.ledger"
+        log = ledger.with_suffix(".log")
+        command = ["celery", "-A", "tests.benchmarks.app", "worker", "-c", "2"]
+        command += ["-n", f"{ledger.stem}@benchmarks", "--without-mingle", *arguments]
+        environment = {BROKER: url or self.url(), LEDGER: str(ledger)}
+        worker = Worker(self.start(*command, environment=environment, log=log), ledger, log)
+        self.workers.append(worker)
+        return worker
+
+    def start(
+        self, *module: str, environment: dict[str, str] | None = None, log: Path | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Start `python -m …`, ended with this rig; without a log its output is a pipe."""
+        with contextlib.ExitStack() as opened:
+            output: Any = opened.enter_context(log.open("wb")) if log else subprocess.PIPE
+            process = subprocess.Popen(
+                [sys.executable, "-m", *module],
+                cwd=REPOSITORY,
+                env={**os.environ, **(environment or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output if log else None,
+                start_new_session=True,
+            )
+        self.stack.callback(end, process)
+        return process
+
+    def apart(self, function: Callable[..., T], *arguments: Any, seconds: float = 120) -> T:
+        """Call a function of a module in a process of its own."""
+        spawn = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(1, mp_context=spawn) as pool:
+            return pool.submit(function, *arguments).result(seconds)
+
+    def await_done(self, count: int, seconds: float, workers: Sequence[Worker] = ()) -> None:
+        """Wait until workers, all by default, have started `count` tasks."""
+        watched = workers or self.workers
+        wait_until(
+            lambda: sum(worker.count() for worker in watched) >= count,
+            f"{count} tasks have started",
+            seconds,
+            interval_seconds=0.05,
+        )
+
+    def done(self) -> int:
+        return sum(worker.count() for worker in self.workers)
+
+    def starts(self) -> list[Start]:
+        found = [start for worker in self.workers for start in worker.starts()]
+        return sorted(found, key=lambda start: start.at)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a process that `Rig.start` has started, with its children."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    if process.stdout:
+        process.stdout.close()
+
+
+@contextlib.contextmanager
+def rig(side: str, quick: bool) -> Iterator[Rig]:
+    with contextlib.ExitStack() as stack:
+        temporary = tempfile.TemporaryDirectory(prefix="kombu-delayed-benchmark-")
+        directory = Path(stack.enter_context(temporary))
+        server = stack.enter_context(start_server("valkey", directory / "server", port=0))
+        made = Rig(side, quick, directory, server, stack)
+        yield made
+        if "redis" in made.__dict__:
+            made.redis.close()
+        if "app" in made.__dict__:
+            made.app.close()

@@ -1,0 +1,228 @@
+"""What every store does, seen through its methods alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kombu_delayed.store import Delivered, Entry, Scheduled, Size, Store
+from tests.kit.state import entry, message, promoted, returned
+
+#: How to make each implementation; its time stands still until a test sets `now`.
+STORES: dict[str, Callable[[pytest.FixtureRequest], Store]] = {
+    "redis": lambda request: Store(request.getfixturevalue("client"), now="1000"),
+}
+
+LEASE_MS = 30_000
+
+
+@pytest.fixture(params=STORES)
+def store(request: pytest.FixtureRequest) -> Store:
+    return STORES[request.param](request)
+
+
+def deliver(store: Store, consumer: str = "A", want: int = 9, **options: Any) -> Delivered:
+    answer = store.deliver("q", consumer, want, **{"tag": 1, "lease_ms": LEASE_MS, **options})
+    assert answer is not None
+    return answer
+
+
+def texts(answer: Delivered) -> list[str]:
+    return [record.decode()[1:] for record in answer.records]
+
+
+def ack(store: Store, consumer: str, *tags: int) -> None:
+    store.ack("q", consumer, tags, on_error=lambda: pytest.fail("an ack was refused"))
+
+
+def test_published_is_delivered_in_order_and_once(store: Store) -> None:
+    assert store.publish("q", [entry("a"), entry("b"), entry("c")]) == 3
+    assert texts(deliver(store, want=2)) == [message("a"), message("b")]
+    assert texts(deliver(store, tag=3)) == [message("c")]
+    assert texts(deliver(store, tag=4)) == []
+
+
+def test_urgent_messages_come_first(store: Store) -> None:
+    store.publish("q", [entry("a", step=9), entry("b", step=3), entry("c")])
+    assert deliver(store).records == [
+        f"{step}{message(body)}".encode() for step, body in [(0, "c"), (3, "b"), (9, "a")]
+    ]
+
+
+def test_scheduled_waits_until_it_is_due(store: Store) -> None:
+    entries = [entry("a", 3000), entry("b", 2000), entry("c", "+1500"), entry("d", 1000)]
+    assert store.schedule("q", entries) == Scheduled(delayed=3, ready=1, already=0)
+    assert texts(deliver(store)) == [message("d")]
+    store.now = "2999"
+    assert texts(deliver(store, tag=2)) == [
+        promoted(message("b"), 2000),
+        promoted(message("c"), 2500),
+    ]
+    store.now = "3000"
+    assert texts(deliver(store, tag=4)) == [promoted(message("a"), 3000)]
+
+
+def test_same_message_is_scheduled_once_and_another_with_its_id_too(store: Store) -> None:
+    entries = [entry("a", 2000), entry("a", 2000), entry("a", 3000, body="other")]
+    assert store.schedule("q", entries) == Scheduled(delayed=2, ready=0, already=1)
+    store.now = "3000"
+    assert len(deliver(store).records) == 2
+
+
+def test_answer_says_when_to_come_back(store: Store) -> None:
+    store.schedule("q", [entry("a", 2000)])
+    store.publish("q", [entry("b"), entry("c")])
+    assert deliver(store, want=1) == Delivered(1000, 2000, True, 1, [f"0{message('b')}".encode()])
+    assert deliver(store, want=1, tag=2) == Delivered(
+        1000, 2000, False, 1, [f"0{message('c')}".encode()]
+    )
+    assert deliver(store, "B") == Delivered(1000, 0, False, 2, [])
+
+
+def test_promotions_are_bounded(store: Store) -> None:
+    store.schedule("q", [entry(str(n), 2000 + n) for n in range(5)])
+    store.now = "3000"
+    answers = [deliver(store, tag=10 * n, promotions=2) for n in range(1, 4)]
+    assert [(len(answer.records), answer.more) for answer in answers] == [
+        (2, True),
+        (2, True),
+        (1, False),
+    ]
+
+
+def test_acked_is_gone(store: Store) -> None:
+    store.publish("q", [entry("a"), entry("b")])
+    deliver(store)
+    ack(store, "A", 1, 2, 99)
+    ack(store, "A", 1)
+    assert store.recover("q", "A", 0) == []
+    store.leave("q", "A")
+    assert store.size("q") == Size(0, 0, 0)
+
+
+def test_released_is_next_again(store: Store) -> None:
+    store.publish("q", [entry("a"), entry("b"), entry("c")])
+    deliver(store, want=2)
+    assert store.release("q", "A", [2, 1], counted=True) == 2
+    assert store.release("q", "A", [2, 1]) == 0
+    assert texts(deliver(store)) == [
+        returned(message("a"), 1),
+        returned(message("b"), 1),
+        message("c"),
+    ]
+
+
+def test_leaving_gives_everything_back_uncounted(store: Store) -> None:
+    store.publish("q", [entry("a"), entry("b")])
+    deliver(store)
+    store.leave("q", "A")
+    answer = deliver(store, "B")
+    assert texts(answer) == [returned(message("a"), 0), returned(message("b"), 0)]
+    assert answer.consumers == 1
+
+
+def test_leaving_passes_the_promise_on(store: Store) -> None:
+    store.schedule("q", [entry("a", 2000)])
+    assert deliver(store, "A").next_due_ms == 2000
+    store.leave("q", "A")
+    assert deliver(store, "B").next_due_ms == 2000
+
+
+def test_messages_of_the_dead_are_reclaimed(store: Store) -> None:
+    store.publish("q", [entry("a"), entry("b")])
+    deliver(store, "A")
+    deliver(store, "B")
+    assert store.reclaim("q", "A") == 0
+    store.now = str(1000 + LEASE_MS - 1)
+    assert store.renew("q", "B", LEASE_MS) == []
+    store.now = str(1000 + LEASE_MS)
+    assert store.renew("q", "B", LEASE_MS) == ["A"]
+    assert store.reclaim("q", "A") == 2
+    assert texts(deliver(store, "B")) == [returned(message("a"), 1), returned(message("b"), 1)]
+
+
+def test_who_was_reclaimed_finds_out(store: Store) -> None:
+    store.publish("q", [entry("a")])
+    deliver(store, "A")
+    store.now = str(1000 + LEASE_MS)
+    store.reclaim("q", "A")
+    assert store.renew("q", "A", LEASE_MS) is None
+    assert store.deliver("q", "A", 1, 2, lease_ms=LEASE_MS, leased=True) is None
+    assert store.release("q", "A", [1]) == 0
+    ack(store, "A", 1)
+    assert store.size("q") == Size(ready=1, due=0, delayed=0)
+
+
+def test_taken_without_a_lease_is_gone(store: Store) -> None:
+    store.publish("q", [entry("a")])
+    answer = deliver(store, lease_ms=0)
+    assert (texts(answer), answer.consumers) == ([message("a")], 0)
+    assert store.recover("q", "A", 0) == []
+
+
+def test_lost_answer_is_recovered(store: Store) -> None:
+    store.publish("q", [entry("a"), entry("b", step=3), entry("c", step=3)])
+    deliver(store, tag=9)
+    assert store.recover("q", "A", 9) == [
+        (10, f"3{message('b')}".encode()),
+        (11, f"3{message('c')}".encode()),
+    ]
+
+
+def test_parked_waits_again(store: Store) -> None:
+    store.publish("q", [entry("a"), entry("b")])
+    deliver(store)
+    assert store.park("q", "A", [(1, "a", 2000), (99, "x", 2000)]) == 1
+    assert store.size("q") == Size(ready=0, due=0, delayed=1)
+    store.now = "2000"
+    assert texts(deliver(store, tag=3)) == [promoted(message("a"), 2000)]
+
+
+def test_buried_never_comes_back(store: Store) -> None:
+    store.publish("q", [entry("a"), entry("b")])
+    deliver(store)
+    assert store.bury("q", "A", [(1, "a", "{}"), (2, "a", "{}"), (99, "x", "{}")]) == 2
+    store.leave("q", "A")
+    assert store.size("q") == Size(0, 0, 0)
+    assert store.purge("q") == 0
+
+
+def test_size_counts_by_state(store: Store) -> None:
+    store.publish("q", [entry("a"), entry("b", step=3)])
+    store.schedule("q", [entry("c", 2000), entry("d", 3000)])
+    store.now = "2000"
+    assert store.size("q") == Size(ready=2, due=1, delayed=2)
+    assert store.size("other") == Size(0, 0, 0)
+
+
+@pytest.mark.parametrize("verb", ["purge", "delete"])
+def test_purge_and_delete_count_what_they_drop(verb: str, store: Store) -> None:
+    store.publish("q", [entry("a"), entry("b")])
+    store.schedule("q", [entry("c", 2000), entry("d", 3000)])
+    store.publish("other", [entry("a")])
+    deliver(store, want=1)
+    assert getattr(store, verb)("q") == 3
+    assert getattr(store, verb)("q") == 0
+    assert store.size("other").ready == 1
+    assert [tag for tag, _ in store.recover("q", "A", 0)] == [1]
+
+
+def test_announcing_changes_no_message(store: Store) -> None:
+    store.publish("q", [entry("a")])
+    store.schedule("q", [entry("b", 2000)])
+    store.announce("q")
+    assert store.size("q") == Size(ready=1, due=0, delayed=1)
+    assert deliver(store).next_due_ms == 2000
+
+
+@pytest.mark.parametrize(
+    "text", ['{"a":[],"properties":{}}', '{"body":"\\u00fc ü","properties":{}}']
+)
+def test_text_is_kept_to_the_byte(text: str, store: Store) -> None:
+    store.publish("q", [Entry("a", 0, text)])
+    assert texts(deliver(store, lease_ms=0)) == [text]
+    store.schedule("q", [Entry("a", 0, text, "2000")])
+    store.now = "2000"
+    assert texts(deliver(store, lease_ms=0)) == [promoted(text, 2000)]

@@ -1,0 +1,386 @@
+"""Real Celery workers on this transport, in every pool."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery, chain, chord, group
+from celery.result import AsyncResult
+
+from tests.kit.ledger import Ledger
+from tests.kit.servers import Server, available_kinds, start_server
+from tests.kit.tasks_app import Settings, make_app
+from tests.kit.wait import wait_until
+from tests.kit.workers import Worker
+
+pytestmark = pytest.mark.smoke
+
+POOLS = {"prefork": 2, "threads": 2, "solo": 1, "gevent": 10}
+KIND = available_kinds()[0]
+#: What a task may be late by on a busy machine.
+LATE_SECONDS = 0.5
+
+
+@dataclass
+class Bench:
+    """A server with one worker on it, shared by the tests of one pool."""
+
+    server: Server
+    worker: Worker
+    app: Celery
+    settings: Settings
+    ledger: Ledger
+    directory: Path
+
+    def send(self, name: str, *args: Any, **options: Any) -> AsyncResult:
+        return self.app.send_task(name, args, **options)
+
+    def signature(self, name: str, *args: Any, **options: Any) -> Any:
+        return self.app.signature(name, args=args, **options)
+
+    def client(self) -> redis.Redis:
+        return self.server.client()
+
+
+@contextlib.contextmanager
+def bench_of(pool: str, directory: Path, **worker: Any) -> Iterator[Bench]:
+    with start_server(KIND, directory / "server", port=0) as server:
+        ledger = Ledger(directory / "ledger")
+        results = f"redis://127.0.0.1:{server.port}/1"
+        config = {"worker_enable_remote_control": True, **worker.pop("config", {})}
+        settings = Settings(f"delayed+{server.url}", results, {}, str(ledger.path), config)
+        options = {"pool": pool, "concurrency": POOLS[pool], "gossip": True, **worker}
+        with Worker(settings, directory, **options) as process, make_app(settings) as app:
+            yield Bench(server, process, app, settings, ledger, directory)
+
+
+@pytest.fixture(scope="module", params=list(POOLS))
+def bench(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Bench]:
+    with bench_of(request.param, tmp_path_factory.mktemp(request.param)) as bench:
+        yield bench
+
+
+@pytest.fixture
+def solo(tmp_path: Path) -> Iterator[Bench]:
+    """A bench of one test's own."""
+    with bench_of("solo", tmp_path) as bench:
+        yield bench
+
+
+def lateness(bench: Bench, result: AsyncResult) -> float:
+    """Seconds between ETA and run, and a check that the task could see its ETA."""
+    result.get(timeout=10)
+    (run,) = bench.ledger.of(result.id)
+    assert run["eta"] == result.result
+    return float(run["at"]) - datetime.fromisoformat(run["eta"]).timestamp()
+
+
+# When a task runs.
+
+
+def test_countdown(bench: Bench) -> None:
+    assert 0 <= lateness(bench, bench.send("record", countdown=0.3)) < LATE_SECONDS
+
+
+@pytest.mark.parametrize(
+    "zone", [timezone.utc, timezone(timedelta(hours=-7)), None], ids=["utc", "-7h", "naive"]
+)
+@pytest.mark.parametrize("text", [False, True], ids=["datetime", "text"])
+def test_eta(bench: Bench, zone: timezone | None, text: bool) -> None:
+    at = datetime.now(timezone.utc) + timedelta(seconds=0.3)
+    eta: Any = at.astimezone(zone) if zone else at.replace(tzinfo=None)
+    result = bench.send("record", eta=eta.isoformat() if text else eta)
+    result.get(timeout=10)
+    (run,) = bench.ledger.of(result.id)
+    assert 0 <= run["at"] - at.timestamp() < LATE_SECONDS
+    seen = datetime.fromisoformat(run["eta"])
+    assert (seen if seen.tzinfo else seen.replace(tzinfo=timezone.utc)) == at
+
+
+def test_a_task_without_eta_sees_none(bench: Bench) -> None:
+    assert bench.send("record").get(timeout=10) is None
+
+
+def test_many_etas_in_order(bench: Bench) -> None:
+    results = [bench.send("record", countdown=0.5 + 0.02 * n) for n in reversed(range(30))]
+    for result in results:
+        assert lateness(bench, result) < LATE_SECONDS
+
+
+def test_retry_with_countdown(bench: Bench) -> None:
+    result = bench.send("retry", 0.3, 2)
+    eta = result.get(timeout=10)
+    runs = bench.ledger.of(result.id)
+    assert [run["retries"] for run in runs] == [0, 1, 2]
+    assert [run["eta"] is None for run in runs] == [True, False, False]
+    assert runs[2]["eta"] == eta
+    gaps = [b["at"] - a["at"] for a, b in itertools.pairwise(runs)]
+    assert all(0.29 <= gap < 0.3 + LATE_SECONDS for gap in gaps)
+
+
+def test_autoretry_with_backoff(bench: Bench) -> None:
+    result = bench.send("backoff", 2)
+    assert result.get(timeout=15) == 2
+    first, second, third = (run["at"] for run in bench.ledger.of(result.id))
+    assert 0.99 <= second - first < 1 + LATE_SECONDS
+    assert 1.99 <= third - second < 2 + LATE_SECONDS
+
+
+def test_chain(bench: Bench) -> None:
+    steps = [bench.signature("add", 1, 1), bench.signature("add", 10).set(countdown=0.3)]
+    result = chain(*steps, bench.signature("add", 100), app=bench.app).apply_async(countdown=0.2)
+    assert result.get(timeout=10) == 112
+
+
+def test_group_and_chord(bench: Bench) -> None:
+    header = [bench.signature("add", n, n).set(countdown=0.1 * n) for n in range(5)]
+    assert group(header, app=bench.app).apply_async().get(timeout=10) == [0, 2, 4, 6, 8]
+    body = bench.signature("total").set(countdown=0.2)
+    assert chord(header, body, app=bench.app).apply_async().get(timeout=10) == 20
+
+
+def test_expires(bench: Bench) -> None:
+    in_time = bench.send("record", countdown=0.2, expires=60)
+    too_late = bench.send("record", countdown=0.3, expires=0.1)
+    in_time.get(timeout=10)
+    wait_until(lambda: too_late.state == "REVOKED", "it has expired")
+    assert bench.ledger.of(too_late.id) == []
+
+
+def test_nothing_is_left_when_all_have_run(bench: Bench) -> None:
+    """The last of those that use the shared worker as it was started."""
+    bench.send("record", countdown=0.1).get(timeout=10)
+    with bench.client() as client:
+        wait_until(
+            lambda: not client.keys("{celery}:unacked*") and not client.keys("{celery}:dead*"),
+            "all is acked",
+        )
+        assert client.exists("celery", "{celery}:messages", "{celery}:partitions") == 0
+
+
+# What a worker holds: nothing.
+
+
+def test_a_backlog_is_not_held_by_workers(bench: Bench) -> None:
+    bench.send("noop").get(timeout=10)
+    before = bench.worker.rss_bytes()
+    padding = "x" * 10_000
+    results = [bench.send("record", padding, countdown=3600) for _ in range(200)]
+    bench.send("noop").get(timeout=10)
+    inspect = bench.app.control.inspect([bench.worker.name], timeout=3)
+    assert inspect.scheduled() == {bench.worker.name: []}
+    assert inspect.reserved() == {bench.worker.name: []}
+    assert bench.worker.rss_bytes() - before < 1_000_000
+    assert inspect.stats()[bench.worker.name]["prefetch_count"] <= 4 * max(POOLS.values())
+    with bench.client() as client:
+        assert client.hlen("{celery}:messages") == 200
+        assert client.keys("{celery}:unacked*") == []
+    assert bench.app.control.purge() == 200
+    assert {result.state for result in results} == {"PENDING"}
+
+
+def test_a_backlog_outlives_its_workers(solo: Bench) -> None:
+    later = [solo.send("record", countdown=3600).id for _ in range(20)]
+    soon = [solo.send("record", countdown=1.5).id for _ in range(5)]
+    assert solo.worker.stop() == 0
+    with solo.client() as client:
+        assert client.hlen("{celery}:messages") == 25
+        with Worker(solo.settings, solo.directory, name="next", pool="threads"):
+            solo.ledger.wait_for_all(soon)
+        assert client.hlen("{celery}:messages") == 20
+    assert not set(later) & set(solo.ledger.ids())
+    assert {run["worker"] for run in solo.ledger.entries()} == {"next@test"}
+    solo.worker.start()
+
+
+# Remote control.
+
+
+def test_ping_and_active(bench: Bench) -> None:
+    result = bench.send("sleep", 1)
+    bench.ledger.wait(lambda all: any(e["id"] == result.id for e in all), "it has begun")
+    if "solo" in bench.worker.command:
+        result.get(timeout=10)
+    name = bench.worker.name
+    assert bench.app.control.ping([name], timeout=3) == [{name: {"ok": "pong"}}]
+    if "solo" not in bench.worker.command:
+        active = bench.app.control.inspect([name], timeout=3).active()[name]
+        assert [task["id"] for task in active] == [result.id]
+    result.get(timeout=10)
+
+
+def test_add_and_cancel_consumer(bench: Bench) -> None:
+    control, name = bench.app.control, bench.worker.name
+    result = bench.send("record", countdown=0.1, queue="other")
+    assert control.add_consumer("other", destination=[name], reply=True, timeout=3)
+    assert lateness(bench, result) < 5
+    assert lateness(bench, bench.send("record", countdown=0.2, queue="other")) < LATE_SECONDS
+    assert control.cancel_consumer("other", destination=[name], reply=True, timeout=3)
+    # As with the stock transport, drain_events (gevent) first ends the wait that is under way.
+    bench.send("noop").get(timeout=10)
+    unheard = bench.send("record", countdown=0.1, queue="other")
+    assert lateness(bench, bench.send("record", countdown=0.4)) < LATE_SECONDS
+    assert bench.ledger.of(unheard.id) == []
+    assert control.add_consumer("other", destination=[name], reply=True, timeout=3)
+    unheard.get(timeout=10)
+    assert control.cancel_consumer("other", destination=[name], reply=True, timeout=3)
+
+
+def test_revoke(bench: Bench) -> None:
+    result = bench.send("record", countdown=0.8)
+    bench.app.control.revoke(result.id, destination=[bench.worker.name], reply=True, timeout=3)
+    after = bench.send("record", countdown=1)
+    after.get(timeout=10)
+    assert bench.ledger.of(result.id) == []
+    wait_until(lambda: result.state == "REVOKED", "it is revoked")
+
+
+def test_rate_limit(bench: Bench) -> None:
+    control, name = bench.app.control, bench.worker.name
+    assert control.rate_limit("record", "5/s", destination=[name], reply=True, timeout=3)
+    try:
+        results = [bench.send("record", countdown=0.2) for _ in range(5)]
+        for result in results:
+            result.get(timeout=10)
+        times = sorted(bench.ledger.of(result.id)[0]["at"] for result in results)
+        assert times[-1] - times[0] > 0.55
+    finally:
+        assert control.rate_limit("record", 0, destination=[name], reply=True, timeout=3)
+
+
+def test_late_ack(bench: Bench) -> None:
+    result = bench.send("late", 0.4, countdown=0.1)
+    bench.ledger.wait(lambda all: any(e["id"] == result.id for e in all), "it has begun")
+    with bench.client() as client:
+        assert sum(client.hlen(key) for key in client.keys("{celery}:unacked:*")) == 1
+        result.get(timeout=10)
+        wait_until(lambda: not client.keys("{celery}:unacked:*"), "it is acked")
+
+
+def test_reject_in_a_task(bench: Bench) -> None:
+    buried = bench.send("reject").id
+    again = bench.send("reject", True).id
+    with bench.client() as client:
+        wait_until(lambda: client.zcard("{celery}:dead") == 2, "both are dead")
+        client.delete("{celery}:dead", "{celery}:dead-messages", "{celery}:dead-reasons")
+    assert len(bench.ledger.of(buried)) == 1
+    assert [run["redelivered"] for run in bench.ledger.of(again)] == [False, True]
+
+
+def test_a_task_sends_a_task(bench: Bench) -> None:
+    bench.send("send_from_task", "child-1", 0.2).get(timeout=10)
+    bench.ledger.wait_for_all(["child-1"])
+
+
+# Priorities, events, Beat, ways to start.
+
+
+def test_priorities_with_eta(tmp_path: Path) -> None:
+    with bench_of("solo", tmp_path, config={"worker_prefetch_multiplier": 1}) as bench:
+        bench.send("sleep", 1)
+        bench.ledger.wait_for(1)
+        for priority in (9, 3, 6, 0):
+            bench.send("record", countdown=0.2, priority=priority)
+        runs = bench.ledger.wait_for(5)[1:]
+        assert [run["priority"] for run in runs] == [0, 3, 6, 9]
+
+
+def test_events(solo: Bench) -> None:
+    seen: list[dict[str, Any]] = []
+    ready, stop = threading.Event(), threading.Event()
+
+    def listen() -> None:
+        with solo.app.connection_for_read() as connection:
+            receiver = solo.app.events.Receiver(connection, handlers={"*": seen.append})
+            with contextlib.suppress(TimeoutError):
+                receiver.capture(limit=None, timeout=0.3, wakeup=True)
+            ready.set()
+            while not stop.is_set():
+                with contextlib.suppress(TimeoutError):
+                    receiver.capture(limit=None, timeout=0.3, wakeup=False)
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+    try:
+        solo.app.control.enable_events(reply=True, timeout=3)
+        assert ready.wait(10)
+        result = solo.send("record", countdown=0.2)
+        wait_until(
+            lambda: any(
+                e["type"] == "task-succeeded" and e["uuid"] == result.id for e in list(seen)
+            ),
+            "task-succeeded is seen",
+        )
+    finally:
+        stop.set()
+        thread.join(10)
+
+
+def test_beat(tmp_path: Path) -> None:
+    schedule = {"often": {"task": "record", "schedule": 0.3}}
+    options = ["-B", "-s", str(tmp_path / "schedule")]
+    config = {"beat_schedule": schedule}
+    with bench_of("prefork", tmp_path, config=config, options=options) as bench:
+        assert len(bench.ledger.wait_for(3)) >= 3
+
+
+def test_broker_on_the_command_line(solo: Bench) -> None:
+    settings = replace(solo.settings, broker_url=None)
+    options = ["-b", str(solo.settings.broker_url)]
+    solo.worker.stop()
+    with Worker(settings, solo.directory, name="cli", global_options=options) as worker:
+        assert lateness(solo, solo.send("record", countdown=0.2)) < LATE_SECONDS
+        assert "transport:   delayed+redis://" in worker.log
+    solo.worker.start()
+
+
+def test_worker_started_from_python(solo: Bench) -> None:
+    script = solo.directory / "main.py"
+    script.write_text(
+        "from tests.kit.tasks_app import app\n"
+        "app.worker_main(['worker', '-P', 'threads', '-l', 'INFO', '-n', 'script@test'])\n"
+    )
+    solo.worker.stop()
+    command = [sys.executable, str(script)]
+    with Worker(solo.settings, solo.directory, name="script", command=command):
+        assert lateness(solo, solo.send("record", countdown=0.2)) < LATE_SECONDS
+        assert solo.ledger.entries()[0]["worker"] == "script@test"
+    solo.worker.start()
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+def test_disabled_prefetch(tmp_path: Path, pool: str) -> None:
+    config = {"worker_disable_prefetch": True}
+    with bench_of(pool, tmp_path, config=config, concurrency=2) as bench:
+        for _ in range(6):
+            bench.send("sleep", 0.5, countdown=0.1)
+        bench.ledger.wait_for(2)
+        with bench.client() as client:
+            held = sum(client.hlen(key) for key in client.keys("{celery}:unacked:*"))
+            assert held == 0
+            assert client.llen("celery") == 4
+        bench.ledger.wait_for(6)
+
+
+def test_an_eta_needs_no_import_line(solo: Bench) -> None:
+    """The app names nothing of this package: the entry point alone makes the URL work."""
+    assert "kombu_delayed" not in Path(make_app.__code__.co_filename).read_text()
+    assert lateness(solo, solo.send("record", countdown=0.1)) < LATE_SECONDS
+
+
+def test_password_is_masked(solo: Bench) -> None:
+    url = str(solo.settings.broker_url).replace("://127", "://ada:secret@127", 1)
+    with solo.app.connection_for_write(url) as connection:
+        assert "secret" not in connection.as_uri()

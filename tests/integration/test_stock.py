@@ -1,0 +1,166 @@
+"""Beside Kombu's own Redis transport: one queue, both transports, either side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from kombu import Connection, Exchange, Queue
+
+from tests.kit.inbox import Inbox
+from tests.kit.ledger import Ledger
+from tests.kit.servers import Server
+from tests.kit.tasks_app import Settings, make_app
+from tests.kit.wait import wait_until
+from tests.kit.workers import Worker
+
+MAIL = Queue("mail", Exchange("mail"), routing_key="mail")
+QUICK = {"delayed_poll_seconds": 0.2}
+
+
+@pytest.fixture(params=["", "shop:"], ids=["no prefix", "prefix"])
+def prefix(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def ours(connect: Callable[..., Connection], prefix: str) -> Connection:
+    return connect(global_keyprefix=prefix, **QUICK)
+
+
+@pytest.fixture
+def stock(server: Server, prefix: str) -> Any:
+    with Connection(server.url, transport_options={"global_keyprefix": prefix}) as connection:
+        yield connection
+
+
+def publish(connection: Connection, body: Any, **options: Any) -> None:
+    connection.Producer().publish(
+        body, exchange=MAIL.exchange, routing_key="mail", declare=[MAIL], **options
+    )
+
+
+def in_ms(ms: int) -> dict[str, str]:
+    return {"eta": (datetime.now(timezone.utc) + timedelta(milliseconds=ms)).isoformat()}
+
+
+def test_stock_to_ours(stock: Connection, ours: Connection) -> None:
+    inbox = Inbox(ours, MAIL)
+    inbox.drain(0.05)
+    for n in range(5):
+        publish(stock, n)
+    assert inbox.receive(5, timeout_seconds=1) == list(range(5))
+
+
+def test_an_eta_message_of_stock_is_parked(
+    stock: Connection, ours: Connection, client: redis.Redis, prefix: str
+) -> None:
+    publish(stock, "later", headers=in_ms(400))
+    publish(stock, "now")
+    publish(stock, "past", headers=in_ms(-400))
+    inbox = Inbox(ours, MAIL, prefetch_count=2, ack=False)
+    assert inbox.receive(2) == ["now", "past"]
+    assert client.hlen(f"{prefix}{{mail}}:messages") == 1
+    for message in inbox.messages:
+        message.ack()
+    eta = datetime.fromisoformat(wait_for_third(inbox).headers["eta"])
+    assert timedelta(0) <= datetime.now(timezone.utc) - eta < timedelta(seconds=0.2)
+
+
+def wait_for_third(inbox: Inbox) -> Any:
+    inbox.receive(3)
+    return inbox.messages[2]
+
+
+def test_a_no_ack_consumer_parks_as_well(
+    stock: Connection, ours: Connection, client: redis.Redis, prefix: str
+) -> None:
+    publish(stock, "later", headers=in_ms(200), priority=9)
+    inbox = Inbox(ours, MAIL, no_ack=True)
+    assert inbox.drain(0.1) == []
+    (parked,) = client.hvals(f"{prefix}{{mail}}:messages")
+    assert parked[:1] == b"9", "its priority is kept"
+    assert inbox.receive(1) == ["later"]
+
+
+def test_basic_get_parks_as_well(stock: Connection, ours: Connection) -> None:
+    publish(stock, "later", headers=in_ms(200))
+    publish(stock, "now")
+    channel = ours.default_channel
+    assert channel.basic_get("mail").decode() == "now"
+    assert channel.basic_get("mail") is None
+    assert channel.store.size("mail").delayed == 1
+
+
+def test_ours_to_stock(stock: Connection, ours: Connection) -> None:
+    inbox = Inbox(stock, MAIL)
+    publish(ours, "later", headers=in_ms(100))
+    for n in range(3):
+        publish(ours, n)
+    assert inbox.receive(3) == [0, 1, 2]
+    helper = Inbox(ours, MAIL, prefetch_count=1, ack=False)
+    helper.drain(0.02)
+    store = ours.default_channel.store
+    wait_until(lambda: store.size("mail").due == 1, "the delayed one is due")
+    helper.receive(1)
+    helper.messages[0].requeue()
+    helper.consumer.cancel()
+    assert inbox.receive(4)[3] == "later"
+
+
+@pytest.mark.parametrize("consumer", ["stock", "ours"])
+def test_priorities_agree(stock: Connection, ours: Connection, consumer: str) -> None:
+    for priority in (9, 4, 0, 6, 3):
+        publish(stock, f"stock {priority}", priority=priority)
+        publish(ours, f"ours {priority}", priority=priority)
+    inbox = Inbox({"stock": stock, "ours": ours}[consumer], MAIL, prefetch_count=1)
+    received = inbox.receive(10)
+    order = [int(body.split()[1]) for body in received]
+    assert order == [0, 0, 4, 4, 3, 3, 6, 6, 9, 9]
+
+
+def test_sizes_agree(stock: Connection, ours: Connection) -> None:
+    for n in range(4):
+        publish(stock, n, priority=n * 3)
+        publish(ours, n, priority=n * 3)
+    for connection in (stock, ours):
+        assert connection.default_channel._size("mail") == 8
+    assert MAIL(stock).purge() == 8
+    assert MAIL(ours).purge() == 0
+
+
+def test_fanout_agrees(stock: Connection, ours: Connection) -> None:
+    news = Exchange("news", type="fanout")
+    inboxes = [Inbox(stock, Queue("one", news)), Inbox(ours, Queue("two", news))]
+    for inbox in inboxes:
+        inbox.drain(0.05)
+    for connection, body in ((stock, "from stock"), (ours, "from ours")):
+        connection.Producer(exchange=news).publish(body)
+    for inbox in inboxes:
+        assert sorted(inbox.receive(2)) == ["from ours", "from stock"]
+
+
+@pytest.mark.smoke
+def test_a_stock_worker_and_ours_share_a_queue(server: Server, tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger")
+    options = {"delayed_poll_seconds": 0.2}
+    ours = Settings(f"delayed+{server.url}", None, options, str(ledger.path))
+    stock = Settings(server.url, None, {}, str(ledger.path))
+    apps = [make_app(ours), make_app(stock)]
+    with (
+        Worker(ours, tmp_path, name="ours", pool="threads", gossip=True),
+        Worker(stock, tmp_path, name="stock", pool="threads", gossip=True),
+    ):
+        ids = []
+        for n in range(40):
+            countdown = 0.1 * (n % 8) if n % 4 else None
+            ids.append(apps[n % 2].send_task("record", countdown=countdown).id)
+        entries = ledger.wait_for_all(ids)
+        assert {entry["worker"] for entry in entries} == {"ours@test", "stock@test"}
+        assert set(ledger.runs().values()) == {1}
+        pings = apps[0].control.ping(timeout=2)
+        assert {name for ping in pings for name in ping} == {"ours@test", "stock@test"}

@@ -1,0 +1,47 @@
+"""The partitions of a backlog, read and checked."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import redis
+
+from kombu_delayed.keys import QueueKeys
+from tests.kit.state import all_keys
+
+#: A partition: its lower bound, and its members with their due times in order.
+Partition = tuple[int, list[tuple[str, int]]]
+
+
+def partitions(client: redis.Redis, queue: str = "q") -> list[Partition]:
+    """Return the partitions of a queue's backlog in the order of their bounds."""
+    keys = QueueKeys(queue)
+    found = []
+    for name, bound in client.zrange(keys.partitions, 0, -1, withscores=True):
+        own = client.zrange(keys.delayed + name.decode(), 0, -1, withscores=True)
+        found.append((int(bound), [(member.decode(), int(due)) for member, due in own]))
+    return found
+
+
+def due_times(client: redis.Redis, queue: str = "q") -> list[list[int]]:
+    """Return the due times in each partition."""
+    return [[due for _, due in own] for _, own in partitions(client, queue)]
+
+
+def check_backlog(client: redis.Redis, queue: str = "q") -> dict[str, int]:
+    """Check the partition index and return all members with their due times."""
+    keys = QueueKeys(queue)
+    found = partitions(client, queue)
+    assert all(own for _, own in found), "a partition is empty"
+    bounds = [bound for bound, _ in found]
+    assert len(set(bounds)) == len(bounds), "two partitions have one bound"
+    for (_, own), (bound, _) in pairwise(found):
+        assert own[-1][1] < bound, "a member belongs into the next partition"
+    for bound, own in found[1:]:
+        assert bound <= own[0][1], "a member belongs into the partition before"
+    names = {keys.delayed + name.decode() for name in client.zrange(keys.partitions, 0, -1)}
+    assert {key for key in all_keys(client) if key.startswith(keys.delayed)} == names
+    members = {member: due for _, own in found for member, due in own}
+    assert sum(len(own) for _, own in found) == len(members), "a member is in two partitions"
+    assert {id.decode() for id in client.hkeys(keys.messages)} == set(members)
+    return members

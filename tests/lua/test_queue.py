@@ -1,0 +1,236 @@
+"""Moves of a whole queue, and publish."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import redis
+
+from kombu_delayed.scripts import script
+from kombu_delayed.store import Entry, Size, Store
+from tests.kit.state import SEPARATOR, entry, message, seed, state
+
+A, B, C, D = (message(body) for body in "abcd")
+MID = "q" + SEPARATOR + "3"
+
+
+@pytest.fixture(autouse=True)
+def _time_stands_still(store: Store) -> None:
+    store.now = "1000"
+
+
+# publish
+
+
+def test_publish(store: Store, client: redis.Redis) -> None:
+    assert store.publish("q", [entry("a"), entry("b", step=3), entry("c")]) == 3
+    assert state(client) == {"q": [A, C], MID: [B], "{q}:wake": {"now": 0}}
+
+
+def test_publish_behind_what_is_there(store: Store, client: redis.Redis) -> None:
+    seed(client, {"q": [D]})
+    store.publish("q", [entry("a")])
+    assert state(client)["q"] == [D, A]
+
+
+def test_publish_twice_is_two_messages(store: Store, client: redis.Redis) -> None:
+    for _ in range(2):
+        store.publish("q", [entry("a")])
+    assert state(client)["q"] == [A, A]
+
+
+def test_publish_many(store: Store, client: redis.Redis) -> None:
+    assert store.publish("q", [entry(str(n)) for n in range(600)]) == 600
+    assert state(client)["q"] == [message(str(n)) for n in range(600)]
+
+
+def test_publish_with_expiry(store: Store, client: redis.Redis) -> None:
+    store.publish("q", [entry("a"), entry("b", step=3)], expires_ms=60_000)
+    assert client.pttl("{q}:wake") == -1
+    for key in ("q", MID):
+        assert 0 < client.pttl(key) <= 60_000
+
+
+@pytest.mark.parametrize(
+    ("steps", "step", "key"),
+    [
+        ((0, 3, 6, 9), 0, "q"),
+        ((0, 3, 6, 9), 2, "q"),
+        ((0, 3, 6, 9), 3, MID),
+        ((0, 3, 6, 9), 5, MID),
+        ((0, 3, 6, 9), 9, "q" + SEPARATOR + "9"),
+        ((0,), 9, "q"),
+        ((2, 5), 0, "q" + SEPARATOR + "2"),
+        ((2, 5), 9, "q" + SEPARATOR + "5"),
+        (tuple(range(10)), 7, "q" + SEPARATOR + "7"),
+    ],
+)
+def test_step_between_two_lists_counts_as_the_more_urgent(
+    steps: tuple[int, ...], step: int, key: str, client: redis.Redis
+) -> None:
+    store = Store(client, priority_steps=steps, now="1000")
+    store.publish("q", [entry("a", step=step)])
+    assert state(client) == {key: [A], "{q}:wake": {"now": 0}}
+
+
+def test_stock_producer_s_lists_are_the_same(store: Store, client: redis.Redis) -> None:
+    client.lpush("q", A)
+    client.lpush("q", B)
+    store.publish("q", [entry("c")])
+    answer = store.deliver("q", "A", 9, 1, lease_ms=0)
+    assert answer is not None
+    assert [record[1:].decode() for record in answer.records] == [A, B, C]
+
+
+# size
+
+
+def test_size(store: Store, client: redis.Redis) -> None:
+    seed(client, {"q": [A, B], MID: [C], "{q}:unacked:A": {"1": "0" + D}})
+    store.schedule("q", [entry("a", 2000), entry("b", 3000), entry("c", 4000)])
+    before = state(client)
+    assert store.size("q") == Size(ready=3, due=0, delayed=3)
+    store.now = "3000"
+    assert store.size("q") == Size(ready=3, due=2, delayed=3)
+    assert state(client) == before
+
+
+def test_size_of_no_queue(store: Store, client: redis.Redis) -> None:
+    assert store.size("q") == Size(0, 0, 0)
+    assert state(client) == {}
+
+
+@pytest.mark.parametrize("due", [0, 1, 7, 15, 30])
+def test_size_over_partitions(due: int, client: redis.Redis) -> None:
+    store = Store(client, partition_size=4, now="1000")
+    store.schedule("q", [entry(str(n), 2000 + n) for n in reversed(range(30))])
+    store.now = str(1999 + due)
+    assert store.size("q") == Size(ready=0, due=due, delayed=30)
+
+
+# purge and delete
+
+
+def filled(store: Store) -> dict[str, Any]:
+    """Fill the queue with 2 + 4 messages and return what a purge leaves."""
+    seed(store.client, {"q": [A], MID: [B]})
+    left = {
+        "{q}:unacked:A": {"1": "0" + D},
+        "{q}:dead": {"d": 5},
+        "{q}:dead-messages": {"d": "0" + D},
+        "{q}:dead-reasons": {"d": "{}"},
+        "{q}:consumers": {"A": 9000},
+        "{q}:armed": "2000 A",
+    }
+    entries = [entry("a", 2000), entry("b", 3000), entry("a", 2500, body="x"), entry("c", 2000)]
+    store.schedule("q", entries)
+    seed(store.client, left)
+    return left
+
+
+def test_purge(store: Store, client: redis.Redis) -> None:
+    left = filled(store)
+    assert store.purge("q") == 6
+    assert state(client) == left
+    assert store.purge("q") == 0
+
+
+def test_purge_of_no_queue(store: Store, client: redis.Redis) -> None:
+    assert store.purge("q") == 0
+    assert state(client) == {}
+
+
+def test_purge_leaves_other_queues(store: Store, client: redis.Redis) -> None:
+    for queue in ("q", "q2", "{q}"):
+        store.publish(queue, [entry("a")])
+        store.schedule(queue, [entry("a", 2000)])
+    store.purge("q")
+    assert [sum(store.size(queue)) for queue in ("q", "q2", "{q}")] == [0, 2, 2]
+
+
+def test_purge_is_bounded(client: redis.Redis) -> None:
+    store = Store(client, partition_size=2, now="1000")
+    store.schedule("q", [entry(str(n), 2000 + n) for n in range(20)])
+    keys = store.keys("q")
+    given = {
+        "partitions": keys.partitions,
+        "delayed": keys.delayed,
+        "messages": keys.messages,
+        "duplicates": keys.duplicates,
+        "wake": keys.wake,
+        "ready": keys.ready,
+        "limit": 3,
+    }
+    for gone_before in (0, 3, 6, 9, 12, 15, 18):
+        assert store.size("q").delayed == 20 - gone_before
+        assert "{q}:wake" in state(client)
+        assert script("purge")(client.execute_command, **given) == min(3, 20 - gone_before)
+    assert state(client) == {}
+
+
+def test_purge_of_much(client: redis.Redis) -> None:
+    store = Store(client, partition_size=4, now="1000")
+    store.schedule("q", [entry(str(n), 2000 + n) for n in range(2000)])
+    store.schedule("q", [entry(f"same{n}", 9000) for n in range(2000)])
+    assert store.purge("q") == 4000
+    assert state(client) == {}
+
+
+def test_delete(store: Store, client: redis.Redis) -> None:
+    left = filled(store)
+    assert store.delete("q") == 6
+    del left["{q}:armed"]
+    assert state(client) == left
+    assert store.delete("q") == 0
+
+
+def test_deleted_queue_can_be_used_again(store: Store, client: redis.Redis) -> None:
+    store.schedule("q", [entry("a", 2000), entry("a", 3000, body="x")])
+    store.deliver("q", "A", 1, 1, lease_ms=0)
+    store.delete("q")
+    assert state(client) == {}
+    store.schedule("q", [entry("a", 2500)])
+    assert state(client)["{q}:wake"] == {"due": 2500}
+
+
+# announce
+
+
+@pytest.mark.parametrize(
+    ("ready", "dues", "wake"),
+    [
+        ({}, [], {}),
+        ({"q": [A]}, [], {"{q}:wake": {"now": 0}}),
+        ({MID: [A]}, [], {"{q}:wake": {"now": 0}}),
+        ({}, [3000, 2000], {"{q}:wake": {"due": 2000}}),
+        ({"q": [A]}, [2000], {"{q}:wake": {"now": 0, "due": 2000}}),
+    ],
+)
+def test_announce(
+    ready: dict[str, Any],
+    dues: list[int],
+    wake: dict[str, Any],
+    store: Store,
+    client: redis.Redis,
+) -> None:
+    seed(client, ready)
+    store.schedule("q", [Entry(str(n), 0, A, str(due)) for n, due in enumerate(dues)])
+    client.delete("{q}:wake")
+    before = state(client)
+    for _ in range(2):
+        store.announce("q")
+        assert state(client) == {**before, **wake}
+
+
+def test_announced_due_time_is_one_that_another_consumer_is_told(
+    store: Store, client: redis.Redis
+) -> None:
+    """Who announces is about to stop: a promise of his must not keep others from claiming."""
+    store.schedule("q", [entry("a", 5000)])
+    store.deliver("q", "A", 1, 1, lease_ms=30_000)
+    store.announce("q")
+    assert client.bzpopmin("{q}:wake", 1) == (b"{q}:wake", b"due", 5000.0)
+    answer = store.deliver("q", "B", 1, 1, lease_ms=30_000)
+    assert answer is not None
+    assert answer.next_due_ms == 5000

@@ -1,0 +1,419 @@
+"""All moves in any order, against a model of where each message is and of who has been told what.
+
+The model knows less than the server: it does not know partitions, and among messages due at one
+instant it does not know the order. Time is `Store.now`; nothing here sleeps.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import redis
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from kombu_delayed.store import Delivered, Entry, Store
+from tests.kit.backlog import check_backlog
+from tests.kit.state import message, state
+
+STEPS = (0, 3, 6, 9)
+CONSUMERS = ("A", "B", "C")
+LEASE_MS = 100
+
+CI = settings(
+    max_examples=60,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+
+ids = st.sampled_from(["a", "b", "c"])
+steps = st.sampled_from(STEPS)
+consumers = st.sampled_from(CONSUMERS)
+#: Clustered, so that many are due at one instant.
+delays = st.integers(1, 60) | st.sampled_from([10, 20, 20, 20, 30])
+
+
+@dataclass
+class Told:
+    """What a consumer has been told and has not dealt with."""
+
+    leased: bool = False
+    now: bool = False
+    due_at: float = math.inf
+
+
+@dataclass
+class Message:
+    """A message and, for a delayed one, the entry that put it there."""
+
+    body: str
+    step: int
+    due_ms: int | None = None
+    was_promoted_at_due_ms: int | None = None
+    deliveries: int | None = None
+    entry: Entry | None = None
+
+
+@dataclass
+class Model:
+    """Where each message is, by its body."""
+
+    delayed: dict[str, Message] = field(default_factory=dict)
+    ready: dict[int, list[Message]] = field(default_factory=lambda: {step: [] for step in STEPS})
+    held: dict[str, dict[int, Message]] = field(
+        default_factory=lambda: {name: {} for name in CONSUMERS}
+    )
+    dead: list[Message] = field(default_factory=list)
+    leases: dict[str, int] = field(default_factory=dict)
+
+    def to_heads(self, messages: list[Message], count: int) -> None:
+        for each in reversed(messages):
+            each.deliveries = (each.deliveries or 0) + count
+            self.ready[each.step].insert(0, each)
+
+    @property
+    def any_ready(self) -> bool:
+        return any(self.ready.values())
+
+    @property
+    def earliest(self) -> float:
+        return min((each.due_ms or 0 for each in self.delayed.values()), default=math.inf)
+
+
+def read(record: str) -> tuple[str, int, dict[str, Any]]:
+    envelope = json.loads(record[1:])
+    return envelope["body"], int(record[0]), envelope
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """Subclassed for each server, since a machine is made without arguments."""
+
+    client: redis.Redis
+    store: Store
+
+    @initialize(partition_size=st.integers(2, 5))
+    def begin(self, partition_size: int) -> None:
+        self.client.flushall()
+        self.store.partition_size = partition_size
+        self.model = Model()
+        self.told = {name: Told() for name in CONSUMERS}
+        self.now_ms = 1000
+        self.tag = 0
+        self.bodies = 0
+        self.advance(0)
+
+    # Producers.
+
+    def entry(self, id: str, step: int, due: str) -> tuple[Entry, Message]:
+        self.bodies += 1
+        body = f"{self.bodies}"
+        entry = Entry(id, step, message(body), due)
+        return entry, Message(body, step, entry=entry)
+
+    @rule(batch=st.lists(st.tuples(ids, steps), min_size=1, max_size=4))
+    def publish(self, batch: list[tuple[str, int]]) -> None:
+        made = [self.entry(id, step, "") for id, step in batch]
+        assert self.store.publish("q", [entry for entry, _ in made]) == len(batch)
+        for _, each in made:
+            self.model.ready[each.step].append(each)
+
+    @rule(
+        batch=st.lists(st.tuples(ids, steps, delays), min_size=1, max_size=12), fixed=st.booleans()
+    )
+    def schedule(self, batch: list[tuple[str, int, int]], fixed: bool) -> None:
+        made = []
+        for id, step, delay in batch:
+            due_ms = self.now_ms + delay
+            made.append(self.entry(id, step, str(due_ms) if fixed else f"+{delay}"))
+            made[-1][1].due_ms = due_ms
+        counts = self.store.schedule("q", [entry for entry, _ in made])
+        assert counts == (len(batch), 0, 0)
+        self.model.delayed.update((each.body, each) for _, each in made)
+
+    @rule(id=ids, step=steps, late=st.integers(0, 50))
+    def schedule_what_is_due(self, id: str, step: int, late: int) -> None:
+        entry, each = self.entry(id, step, str(self.now_ms - late))
+        assert self.store.schedule("q", [entry]) == (0, 1, 0)
+        self.model.ready[step].append(each)
+
+    @precondition(lambda self: any(each.entry for each in self.model.delayed.values()))
+    @rule(data=st.data())
+    def schedule_again(self, data: st.DataObject) -> None:
+        known = [each for each in self.model.delayed.values() if each.entry]
+        entry = data.draw(st.sampled_from(known)).entry
+        assert entry
+        later = Entry(entry.id, entry.step, entry.message, str(self.now_ms + 500))
+        assert self.store.schedule("q", [later]) == (0, 0, 1)
+
+    # Consumers.
+
+    @rule(
+        name=consumers,
+        want=st.integers(0, 6),
+        promotions=st.sampled_from([1, 3, 250]),
+        waits=st.sampled_from([True, True, True, False]),
+    )
+    def deliver(self, name: str, want: int, promotions: int, waits: bool) -> None:
+        told = self.told[name]
+        answer = self.call_deliver(name, want, promotions, waits)
+        if answer is None:
+            assert told.leased
+            assert name not in self.model.leases
+            told.leased = False
+            answer = self.call_deliver(name, want, promotions, waits)
+        assert answer is not None
+        assert answer.now_ms == self.now_ms
+        told.leased = True
+        self.model.leases[name] = self.now_ms + LEASE_MS
+        assert answer.consumers == len(self.model.leases)
+        self.promoted(promotions, [record.decode() for record in answer.records])
+        self.taken(name, want, [record.decode() for record in answer.records])
+        earliest = self.model.earliest
+        assert answer.more == (self.model.any_ready or earliest <= self.now_ms)
+        if waits:
+            assert answer.next_due_ms in (0, earliest)
+            told.now, told.due_at = False, answer.next_due_ms or math.inf
+        else:
+            assert answer.next_due_ms == 0
+
+    def call_deliver(self, name: str, want: int, promotions: int, waits: bool) -> Delivered | None:
+        return self.store.deliver(
+            "q",
+            name,
+            want,
+            self.tag + 1,
+            lease_ms=LEASE_MS,
+            leased=self.told[name].leased,
+            waits=waits,
+            promotions=promotions,
+        )
+
+    def promoted(self, promotions: int, records: list[str]) -> None:
+        """What has left the backlog: as many as allowed of the first due, behind what was ready."""
+        due_count = sum((each.due_ms or 0) <= self.now_ms for each in self.model.delayed.values())
+        left = self.server_delayed()
+        gone = [each for body, each in self.model.delayed.items() if body not in left]
+        assert len(gone) == min(promotions, due_count)
+        last_ms = max((each.due_ms or 0 for each in gone), default=0)
+        assert last_ms <= self.now_ms
+        for each in gone:
+            del self.model.delayed[each.body]
+        assert self.model.earliest >= last_ms
+        order = [read(record)[0] for record in [*records, *self.server_ready()]]
+        for each in sorted(gone, key=lambda each: order.index(each.body)):
+            same_step = self.model.ready[each.step]
+            behind = same_step[-1] if same_step else None
+            if behind in gone:
+                assert behind
+                assert (behind.was_promoted_at_due_ms or 0) <= (each.due_ms or 0)
+            each.was_promoted_at_due_ms, each.due_ms, each.entry = each.due_ms, None, None
+            same_step.append(each)
+
+    def taken(self, name: str, want: int, records: list[str]) -> None:
+        """What was handed out: the most urgent first, from the heads of the lists."""
+        in_order = [each for step in STEPS for each in self.model.ready[step]]
+        assert [read(record)[0] for record in records] == [each.body for each in in_order[:want]]
+        for each in in_order[:want]:
+            self.model.ready[each.step].remove(each)
+            self.tag += 1
+            self.model.held[name][self.tag] = each
+
+    @precondition(lambda self: any(self.model.held.values()))
+    @rule(data=st.data(), verb=st.sampled_from(["ack", "release", "count", "bury", "park"]))
+    def finish(self, data: st.DataObject, verb: str) -> None:
+        name = data.draw(st.sampled_from([n for n in CONSUMERS if self.model.held[n]]))
+        held = self.model.held[name]
+        tags = data.draw(st.lists(st.sampled_from(sorted(held)), min_size=1, unique=True))
+        if verb == "park":
+            self.park(name, tags, data.draw(delays))
+            return
+        if verb == "ack":
+            self.store.ack("q", name, tags, on_error=lambda: pytest.fail("an ack was refused"))
+        elif verb == "bury":
+            entries = [(tag, "one id", "{}") for tag in tags]
+            assert self.store.bury("q", name, entries) == len(tags)
+            self.model.dead += [held[tag] for tag in tags]
+        else:
+            count = int(verb == "count")
+            assert self.store.release("q", name, tags, counted=bool(count)) == len(tags)
+            self.model.to_heads([held[tag] for tag in sorted(tags)], count)
+        for tag in tags:
+            del held[tag]
+
+    def park(self, name: str, tags: list[int], delay: int) -> None:
+        """A consumer parks what was never promoted: it carries no due time yet."""
+        held = self.model.held[name]
+        due_ms = self.now_ms + delay
+        tags = [tag for tag in tags if held[tag].was_promoted_at_due_ms is None]
+        assert self.store.park("q", name, [(tag, "a", due_ms) for tag in tags]) == len(tags)
+        for tag in tags:
+            each = held.pop(tag)
+            each.due_ms, each.entry = due_ms, None
+            self.model.delayed[each.body] = each
+
+    @rule(name=consumers, tag=st.integers(1000, 1003))
+    def finish_what_is_not_held(self, name: str, tag: int) -> None:
+        self.store.ack("q", name, [tag], on_error=lambda: pytest.fail("an ack was refused"))
+        assert self.store.release("q", name, [tag]) == 0
+        assert self.store.park("q", name, [(tag, "a", 5000)]) == 0
+        assert self.store.bury("q", name, [(tag, "a", "{}")]) == 0
+
+    @rule(name=consumers)
+    def leave(self, name: str) -> None:
+        self.store.leave("q", name)
+        self.model.to_heads([each for _, each in sorted(self.model.held[name].items())], 0)
+        self.model.held[name] = {}
+        self.model.leases.pop(name, None)
+        self.told[name] = Told()
+
+    @rule(name=consumers)
+    def pass_on(self, name: str) -> None:
+        """It has no room, or stops consuming this queue and no other."""
+        self.store.announce("q")
+        self.told[name].now, self.told[name].due_at = False, math.inf
+
+    @rule(name=consumers)
+    def take_token(self, name: str) -> None:
+        for token, at_ms in self.client.zpopmin("{q}:wake"):
+            if token == b"now":
+                assert at_ms == 0
+                self.told[name].now = True
+            else:
+                assert token == b"due"
+                self.told[name].due_at = min(self.told[name].due_at, at_ms)
+
+    @rule(name=consumers)
+    def renew(self, name: str) -> None:
+        """And reclaim what others left behind."""
+        dead = self.store.renew("q", name, LEASE_MS)
+        if name not in self.model.leases:
+            assert dead is None
+            return
+        self.model.leases[name] = self.now_ms + LEASE_MS
+        expected = {n for n, end_ms in self.model.leases.items() if end_ms <= self.now_ms}
+        assert set(dead or ()) == expected
+        for other in CONSUMERS:
+            lasts = other in self.model.leases and other not in expected
+            held = {} if lasts else self.model.held[other]
+            assert self.store.reclaim("q", other) == len(held)
+            if not lasts:
+                self.model.to_heads([each for _, each in sorted(held.items())], 1)
+                self.model.held[other] = {}
+                self.model.leases.pop(other, None)
+
+    @rule(name=consumers)
+    def recover(self, name: str) -> None:
+        found = self.store.recover("q", name, 0)
+        assert [tag for tag, _ in found] == sorted(self.model.held[name])
+
+    # Everyone.
+
+    @rule()
+    def purge(self) -> None:
+        count = len(self.model.delayed) + sum(map(len, self.model.ready.values()))
+        assert self.store.purge("q") == count
+        self.model.delayed = {}
+        self.model.ready = {step: [] for step in STEPS}
+
+    @rule(by_ms=st.integers(0, 40) | st.sampled_from([10, LEASE_MS]))
+    def advance(self, by_ms: int) -> None:
+        self.now_ms += by_ms
+        self.store.now = str(self.now_ms)
+
+    # What always holds.
+
+    def server_delayed(self) -> dict[str, tuple[int, int]]:
+        """Return body -> due time and step, of the backlog."""
+        members = check_backlog(self.client)
+        records = self.client.hgetall("{q}:messages")
+        found = {}
+        for member, record in records.items():
+            body, step, _ = read(record.decode())
+            assert body not in found
+            found[body] = members[member.decode()], step
+        return found
+
+    def server_ready(self) -> list[str]:
+        keys = self.store.keys("q")
+        return [
+            f"{step}{text.decode()}"
+            for step, key in zip(STEPS, keys.ready, strict=True)
+            for text in reversed(self.client.lrange(key, 0, -1))
+        ]
+
+    @invariant()
+    def every_message_is_in_its_one_place(self) -> None:
+        self.store.size("q")  # acks do not wait; what comes after them does
+        assert self.server_delayed() == {
+            body: (each.due_ms, each.step) for body, each in self.model.delayed.items()
+        }
+        ready = [each for step in STEPS for each in self.model.ready[step]]
+        self.check_records(self.server_ready(), ready)
+        for name, held in self.model.held.items():
+            tags = sorted(held)
+            found = self.client.hgetall(self.store.keys("q").unacked(name))
+            assert sorted(int(tag) for tag in found) == tags
+            records = [found[str(tag).encode()].decode() for tag in tags]
+            self.check_records(records, [held[tag] for tag in tags])
+        dead = self.client.hvals("{q}:dead-messages")
+        assert sorted(read(record.decode())[0] for record in dead) == sorted(
+            each.body for each in self.model.dead
+        )
+        assert self.client.zcard("{q}:dead") == len(dead)
+
+    def check_records(self, records: list[str], expected: list[Message]) -> None:
+        assert [read(record)[:2] for record in records] == [(e.body, e.step) for e in expected]
+        for record, each in zip(records, expected, strict=True):
+            envelope = read(record)[2]
+            assert envelope.get("due_ms") == each.was_promoted_at_due_ms
+            assert envelope.get("deliveries") == each.deliveries
+
+    @invariant()
+    def sizes_are_true(self) -> None:
+        ready = sum(map(len, self.model.ready.values()))
+        due = sum((each.due_ms or 0) <= self.now_ms for each in self.model.delayed.values())
+        assert self.store.size("q") == (ready, due, len(self.model.delayed))
+
+    @invariant()
+    def leases_are_known(self) -> None:
+        found = self.client.zrange("{q}:consumers", 0, -1, withscores=True)
+        assert {name.decode(): end_ms for name, end_ms in found} == self.model.leases
+
+    @invariant()
+    def someone_comes_for_what_can_be_claimed(self) -> None:
+        """A token, or a consumer that has been told. The promise itself binds nobody else."""
+        tokens = dict(self.client.zrange("{q}:wake", 0, -1, withscores=True))
+        now_is_told = b"now" in tokens or any(told.now for told in self.told.values())
+        if self.model.any_ready:
+            assert now_is_told, "nobody comes for what is ready"
+        earliest = self.model.earliest
+        if earliest == math.inf:
+            return
+        first_at = min(tokens.get(b"due", math.inf), *(t.due_at for t in self.told.values()))
+        is_due = earliest <= self.now_ms
+        assert first_at <= earliest or (is_due and now_is_told), "nobody comes at the due time"
+
+    @invariant()
+    def nothing_is_left_over(self) -> None:
+        keys = set(state(self.client))
+        if not self.model.delayed:
+            assert not {key for key in keys if "delayed" in key}
+            assert not keys & {"{q}:partitions", "{q}:messages", "{q}:duplicates"}
+
+
+def test_all_moves_in_any_order(client: redis.Redis, store: Store) -> None:
+    machine = type("Machine", (StoreMachine,), {"client": client, "store": store})
+    run_state_machine_as_test(machine, settings=CI)
