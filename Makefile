@@ -1,7 +1,7 @@
 # make demo     delayed tasks on a bundled server, in the terminal
 # make test     every test that takes seconds       (PYTEST_ARGS="-k lease -x")
 # make check    ruff, mypy, import contracts, generated reference pages
-# make bench    benchmarks
+# make bench    benchmarks, beside the stock transport    (BENCH_ARGS="publish --quick")
 # make chaos    kill workers at random              (MINUTES=10 SEED=7)
 # make matrix   tests on every Python found, oldest and newest dependencies
 #                                                   (PYTHONS="3.11 3.13" SETS=oldest)
@@ -9,6 +9,7 @@
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 MINUTES ?= 5
 SEED ?= 1
 
@@ -39,7 +40,7 @@ check: .venv/.stamp-dev
 		$(BIN)/python docs/generate.py --check; fi
 
 bench: .venv/.stamp-test
-	$(BIN)/python -m tests.benchmarks
+	$(BIN)/python -m tests.benchmarks $(BENCH_ARGS)
 
 chaos: .venv/.stamp-test
 	$(BIN)/python -m tests.crash --minutes $(MINUTES) --seed $(SEED)

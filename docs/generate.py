@@ -20,9 +20,9 @@ def options_page() -> str:
     lines = [
         NOTICE,
         "# Options\n",
-        "All are given in `broker_transport_options` (Celery) or `transport_options` (Kombu). Options of "
-        "Kombu's Redis transport keep their meaning; `visibility_timeout` has none here. A name that begins "
-        f"with `{PREFIX}` and is not in this table is refused when connecting.\n",
+        "All are given in `broker_transport_options` (Celery) or `transport_options` (Kombu). "
+        "Options of Kombu's Redis transport keep their meaning; `visibility_timeout` has none. "
+        f"A name that begins with `{PREFIX}` and is not in the table is refused when connecting.\n",
         "| option | default | range | meaning |",
         "|---|---|---|---|",
     ]
@@ -45,7 +45,8 @@ def keys_page() -> str:
     example = QueueKeys("q")
     for name, member in vars(QueueKeys).items():
         if name == "ready":
-            shown = ", ".join(f"`{key!s}`" for key in example.ready).replace("\x06\x16", "\\x06\\x16")
+            lists = (key.replace("\x06\x16", "\\x06\\x16") for key in example.ready)
+            shown = ", ".join(f"`{key}`" for key in lists)
         elif name == "unacked":
             shown = f"`{example.unacked('<consumer>')}`"
         elif isinstance(member, cached_property) and name != "steps":

@@ -5,21 +5,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kombu.transport import redis as stock
-from redis import Redis
+from redis.exceptions import ResponseError
 
-from .store import CALL_LIMIT, Entry, Store, queue_call
+from .store import CALL_LIMIT, Entry, Store
 
 if TYPE_CHECKING:
     from .channel import Channel
 
 
 class Outbox:
-    """Stands in for the batch's pipeline: gathers messages by queue, sends them together."""
+    """Stands in for the batch's pipeline: gathers messages by queue, sends them together.
+
+    The server works on what was sent while the program prepares the next messages.
+    """
 
     def __init__(self, store: Store, prefix: str) -> None:
         self._store = store
         self._prefix = prefix
-        self._client: Redis = store.client
+        self._pool = store.client.connection_pool
+        self._connection: Any = None
+        self._unconfirmed = 0
         self.reset()
 
     def reset(self) -> None:
@@ -40,23 +45,78 @@ class Outbox:
         self._fanout.append((self._prefix + topic, payload))
 
     def execute(self) -> None:
-        """Send all, without retry: some may have arrived when it fails."""
-        with self._client.pipeline(transaction=False) as pipeline:
-            for (verb, queue, expires_ms), entries in self._queued.items():
-                call = self._store.schedule_call if verb == "schedule" else self._store.publish_call
-                for at in range(0, len(entries), CALL_LIMIT):
-                    queue_call(pipeline, *call(queue, entries[at : at + CALL_LIMIT], expires_ms))
-            for topic, payload in self._fanout:
-                pipeline.publish(topic, payload)
-            pipeline.execute()
+        """Send what was gathered, and see that what was sent before has arrived."""
+        commands = self._commands()
         self.reset()
+        if self._connection is None:
+            self._connection = self._pool.get_connection()
+        packed = self._connection.pack_commands(commands)
+        self._connection.send_packed_command(packed, check_health=not self._unconfirmed)
+        self.confirm()
+        self._unconfirmed = len(commands)
+
+    def _commands(self) -> list[tuple[Any, ...]]:
+        commands: list[tuple[Any, ...]] = []
+        for (verb, queue, expires_ms), entries in self._queued.items():
+            call = self._store.schedule_call if verb == "schedule" else self._store.publish_call
+            for at in range(0, len(entries), CALL_LIMIT):
+                move, given = call(queue, entries[at : at + CALL_LIMIT], expires_ms)
+                # Whole, as the server may have lost the script: nobody waits for its complaint.
+                commands.append(("EVAL", move.source, *move.pack(given)))
+        commands.extend(("PUBLISH", topic, payload) for topic, payload in self._fanout)
+        return commands
+
+    def confirm(self) -> None:
+        """Read the answers to what was sent. Raises the first error among them."""
+        errors = []
+        while self._unconfirmed:
+            self._unconfirmed -= 1
+            try:
+                self._connection.read_response()
+            except ResponseError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def close(self) -> None:
+        """Give the connection back to its pool."""
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        if self._unconfirmed:
+            connection.disconnect()
+        self._pool.release(connection)
 
 
 if hasattr(stock, "PublishBatch"):
+    from kombu.exceptions import BatchPublishError
 
     class PublishBatch(stock.PublishBatch):
         """Kombu's batch with an outbox for a pipeline."""
 
         def __init__(self, channel: Channel, max_size: int) -> None:
-            super().__init__(channel, max_size)
+            super().__init__(channel, min(max_size, CALL_LIMIT))
+            self._confirms = True
             self.pipeline: Any = Outbox(channel.store, channel.global_keyprefix)
+            self._stack.callback(self.pipeline.close)
+
+        def publish(self, message: dict[str, Any], **kwargs: Any) -> Any:
+            """Route one message; a full outbox is sent and confirmed with the next one."""
+            self._confirms = False
+            try:
+                return super().publish(message, **kwargs)
+            finally:
+                self._confirms = True
+
+        def flush(self) -> None:
+            """Send what was gathered; called by the user or at the end, see that all arrived."""
+            super().flush()
+            if not self._confirms:
+                return
+            try:
+                self.pipeline.confirm()
+            except Exception as error:
+                self._failed = error
+                raise BatchPublishError(
+                    "Redis publish batch failed; delivery is uncertain"
+                ) from error

@@ -33,6 +33,10 @@ class Channel(stock.Channel):
     #: Commands that wait longer than this for an answer count as a lost connection.
     socket_timeout = 30.0
 
+    # Older Kombu has neither of these.
+    client_name: str | None = None
+    _expires: dict[str, int] = {}  # noqa: RUF012
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.consumer: Consumer | None = None
         self.subscribed_queues: frozenset[str] = frozenset()
@@ -95,7 +99,8 @@ class Channel(stock.Channel):
             "retry_on_timeout": self.retry_on_timeout,
             "client_name": self.client_name,
         }
-        self._process_credential_provider(where.credential_provider, parameters)
+        if where.credential_provider:
+            self._process_credential_provider(where.credential_provider, parameters)
         if where.scheme in ("socket", "embedded"):
             path = where.path if where.scheme == "socket" else str(embedded.ensure(where.path))
             parameters["path"] = path
@@ -223,6 +228,13 @@ class Channel(stock.Channel):
             self.connection.cycle.wake_up()
         return result
 
+    def basic_cancel(self, consumer_tag: str) -> Any:
+        """Consume no more; while `drain_events` waits in another greenlet, when it has ended."""
+        result = super().basic_cancel(consumer_tag)
+        if self.connection is not None:
+            self.connection.cycle.wake_up()
+        return result
+
     def _basic_cancel(self, consumer_tag: str) -> Any:
         queue = self._tag_to_queue.get(consumer_tag)
         result = super()._basic_cancel(consumer_tag)
@@ -241,7 +253,8 @@ class Channel(stock.Channel):
         """Take one message, if there is one."""
         takes = no_ack or not self.ack_emulation
         payload = self._ensure_consumer().get(queue, takes)
-        self._maybe_update_queues_expire(self._create_client(), queue)
+        if queue in self._expires:
+            self._maybe_update_queues_expire(self._create_client(), queue)
         if payload is None:
             return None
         message = self.Message(payload, channel=self)
@@ -268,6 +281,15 @@ class Channel(stock.Channel):
         except UNREACHABLE:
             if self.closed:
                 raise
+
+    def _unsubscribe_from(self, queue: str) -> None:
+        # Kombu 5.5 sends UNSUBSCRIBE for what it has subscribed to with PSUBSCRIBE.
+        client = self.subclient
+        if client.connection is not None and client.connection._sock is not None:
+            topics = getattr(
+                self, "_get_subscribe_topics", lambda q: [self._get_subscribe_topic(q)]
+            )
+            client.punsubscribe(*topics(queue))
 
     def release(self, held: Sequence[tuple[str, int]]) -> None:
         """Put messages back to the heads of their queues: `held` are (queue, tag)."""

@@ -140,18 +140,15 @@ class Consumer:
         source = self.sources.pop(queue, None)
         if source is None:
             return
-        back = [tag for q, tag, _ in self._buffer if q == queue]
+        if not source.no_ack:
+            self._qos.give_back(queue, [tag for q, tag, _ in self._buffer if q == queue])
         self._buffer = deque(entry for entry in self._buffer if entry[0] != queue)
-        try:
-            if back and not source.no_ack:
-                self.store.release(queue, self.lease.consumer, back)
-        except UNREACHABLE as error:
-            logger.warning("Cannot give messages of queue %r back now: %s", queue, error)
         self._announce(queue)
 
     def _announce(self, queue: str) -> None:
         """This consumer took a token that it does not follow."""
         try:
+            self._qos.flush(self.store, self.lease)
             self.store.announce(queue)
         except UNREACHABLE as error:
             logger.info("Other consumers of queue %r look by themselves: %s", queue, error)
@@ -214,9 +211,8 @@ class Consumer:
             times.append(source.due_at)
             if has_room or source.expires_ms:
                 times.append(source.poll_at)
-        if has_room:
-            if any(source.ready for source in self.sources.values()):
-                times.append(self._last_claim_at + SMALL_CLAIM_SECONDS)
+        if has_room and any(source.ready for source in self.sources.values()):
+            times.append(self._last_claim_at + SMALL_CLAIM_SECONDS)
         return min(times)
 
     def _broken(self, error: BaseException) -> float:
@@ -315,9 +311,12 @@ class Consumer:
 
     def _recover(self, queue: str) -> None:
         """An answer was lost with its connection: take the messages that were in it."""
-        for tag, record in self.store.recover(queue, self.lease.consumer, self._tag):
-            self._tag = max(self._tag, tag)
-            self._buffer.append((queue, tag, record))
+        found = self.store.recover(queue, self.lease.consumer, self._tag)
+        if queue in self.sources:
+            self._buffer.extend((queue, tag, record) for tag, record in found)
+        elif found:
+            self.store.release(queue, self.lease.consumer, [tag for tag, _ in found])
+        self._tag = max([self._tag, *(tag for tag, _ in found)])
         self._unsure.discard(queue)
 
     def take_token(self) -> None:
@@ -365,11 +364,6 @@ class Consumer:
             raise LeaseLost
         for unsure in tuple(self._unsure):
             self._recover(unsure)
-        for entry in tuple(self._buffer):
-            if entry[0] == queue:
-                self._buffer.remove(entry)
-                if payload := self._open(*entry, no_ack):
-                    return payload
         while records := self._deliver(queue, 1, no_ack, False).records:
             self._tag += 1
             payload = self._open(queue, self._tag, records[0], no_ack)
@@ -382,10 +376,14 @@ class Consumer:
         try:
             envelope = open_envelope(record[1:], tag)
         except MessageError as error:
-            self._bury(queue, tag, record, str(error))
+            self._bury(queue, tag, record, str(error), no_ack)
             return None
         if envelope.due_ms is None and (at_ms := self._not_yet_due(envelope)):
-            self._park(queue, tag, envelope, at_ms, no_ack)
+            if no_ack:
+                entry = Entry(envelope.id, record[0] - 48, to_json(envelope.payload), str(at_ms))
+                self.store.schedule(queue, [entry])
+            else:
+                self.store.park(queue, self.lease.consumer, [(tag, envelope.id, at_ms)])
             return None
         if not no_ack:
             self._qos.received(tag, queue, envelope.id)
@@ -403,14 +401,8 @@ class Consumer:
         hide_eta(envelope.payload)
         return None
 
-    def _park(self, queue: str, tag: int, envelope: Envelope, at_ms: int, no_ack: bool) -> None:
-        if no_ack:
-            entry = Entry(envelope.id, 0, to_json(envelope.payload), str(at_ms))
-            self.store.schedule(queue, [entry])
-        else:
-            self.store.park(queue, self.lease.consumer, [(tag, envelope.id, at_ms)])
-
-    def _bury(self, queue: str, tag: int, record: bytes, reason: str) -> None:
+    def _bury(self, queue: str, tag: int, record: bytes, reason: str, no_ack: bool) -> None:
         logger.error("A message in queue %r is buried: %s: %.200r", queue, reason, record)
         note = json.dumps({"reason": reason, "consumer": self.lease.consumer})
-        self.store.bury(queue, self.lease.consumer, [(tag, uuid(), note)])
+        entry = tag, uuid(), note, record if no_ack else b""
+        self.store.bury(queue, self.lease.consumer, [entry])

@@ -79,7 +79,7 @@ class Poller(MultiChannelPoller):
     def __init__(self) -> None:
         super().__init__()
         self._watched: dict[int, tuple[Channel, str, Any]] = {}
-        self._alarm = Alarm()
+        self._alarm: Alarm | None = None
         self._pid = os.getpid()
         self._due = True
         self._thread: int | None = None
@@ -90,7 +90,13 @@ class Poller(MultiChannelPoller):
         self._duties: list[Any] = []
         self._listen_broken_since: float | None = None
         self._listen_retry_at = -math.inf
-        self.poller.register(self._alarm.fileno(), self.eventflags)
+
+    def _set_alarm(self) -> Alarm:
+        if self._alarm is None:
+            self._alarm = Alarm()
+            if self._loop is None:
+                self.poller.register(self._alarm.fileno(), self.eventflags)
+        return self._alarm
 
     def close(self) -> None:
         """Stop polling for good."""
@@ -98,11 +104,13 @@ class Poller(MultiChannelPoller):
             self._unwatch(fd)
         if self._loop is not None:
             self._loop.on_tick.discard(self.on_tick)
-            self._loop.remove_reader(self._alarm.fileno())
+            if self._alarm is not None:
+                self._loop.remove_reader(self._alarm.fileno())
             self._cancel_timer()
             for duty in self._duties:
                 duty.cancel()
-        self._alarm.close()
+        if self._alarm is not None:
+            self._alarm.close()
         self._channels.clear()
 
     def discard(self, channel: Channel) -> None:
@@ -115,7 +123,7 @@ class Poller(MultiChannelPoller):
     def wake_up(self) -> None:
         """Something has changed: look after the channels soon."""
         self._due = True
-        if threading.get_ident() != self._thread:
+        if self._alarm is not None and threading.get_ident() != self._thread:
             self._alarm.ring()
 
     def defers_acks(self) -> bool:
@@ -205,7 +213,7 @@ class Poller(MultiChannelPoller):
                 consumer.hand_out()
                 if monotonic() >= end:
                     self._due = True
-                    self._alarm.ring()
+                    self._set_alarm().ring()
                     return at
             now = monotonic()
             if at > now or now >= end:
@@ -225,7 +233,7 @@ class Poller(MultiChannelPoller):
 
     def on_readable(self, fileno: int) -> bool:
         """Read what has come on a connection; returns whether it was a message."""
-        if fileno == self._alarm.fileno():
+        if self._alarm is not None and fileno == self._alarm.fileno():
             self._alarm.answer()
             self._due = True
             return False
@@ -256,8 +264,13 @@ class Poller(MultiChannelPoller):
             self._unwatch(fd)
         self._loop = loop
         self._due = True
-        loop.add_reader(self._alarm.fileno(), self.on_readable, self._alarm.fileno())
+        self._watch_alarm()
         loop.on_tick.add(self.on_tick)
+
+    def _watch_alarm(self) -> None:
+        alarm = self._set_alarm().fileno()
+        if alarm not in self._loop.readers:  # the first time, or after the loop was reset
+            self._loop.add_reader(alarm, self.on_readable, alarm)
 
     def repeat(self, interval_seconds: float, duty: Callable[[], None]) -> None:
         """Do a duty again and again for as long as this poller lives."""
@@ -266,8 +279,7 @@ class Poller(MultiChannelPoller):
     def on_tick(self) -> None:
         """Before the loop polls."""
         self._thread = threading.get_ident()
-        if self._alarm.fileno() not in self._loop.readers:  # the hub was reset
-            self._loop.add_reader(self._alarm.fileno(), self.on_readable, self._alarm.fileno())
+        self._watch_alarm()
         if not self._due and not any(map(_can_claim, self._channels)):
             return
         self._ticking = True
@@ -287,7 +299,7 @@ class Poller(MultiChannelPoller):
         self._timer_at = at
         self._timer = self._loop.call_later(max(at - monotonic(), 0), self._on_timer)
         if self._ticking:  # this turn's poll has its timeout already
-            self._alarm.ring()
+            self._set_alarm().ring()
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:
@@ -298,6 +310,7 @@ class Poller(MultiChannelPoller):
 
     def get(self, callback: Any, timeout: float | None = None) -> None:
         """Hand out one message or raise Empty when `timeout` seconds are over."""
+        self._set_alarm()
         self._thread = threading.get_ident()
         self._in_protected_read = True
         try:
@@ -319,7 +332,7 @@ class Poller(MultiChannelPoller):
             messages = [self.on_readable(fd) for fd, _ in events or ()]
             if any(messages):
                 return
-            if not events and monotonic() >= end:
+            if self.after_read or (not events and monotonic() >= end):
                 raise Empty
 
     def _step_all(self) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import deque
+from collections.abc import Iterable
 from itertools import islice, takewhile
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from .lease import Lease
 from .store import CALL_LIMIT, Store
 
 #: What to do with a held message that its consumer is done with.
-ACK, RELEASE, BURY = "ack", "release", "bury"
+ACK, RELEASE, GIVE_BACK, BURY = "ack", "release", "give back", "bury"
 
 
 class Done(NamedTuple):
@@ -65,6 +66,10 @@ class QoS(virtual.QoS):
             self._done.append(Done(verb, queue, tag, id))
             self.channel.on_done()
 
+    def give_back(self, queue: str, tags: Iterable[int]) -> None:
+        """Messages that were claimed and not handed out return with the next flush."""
+        self._done.extend(Done(GIVE_BACK, queue, tag, "") for tag in tags)
+
     @property
     def pending(self) -> bool:
         """Whether acks or rejects have not reached the server yet."""
@@ -78,11 +83,12 @@ class QoS(virtual.QoS):
                 batch = self._next_batch(verb, queue)
                 if verb == ACK:
                     self._ack(store, lease, queue, batch)
-                elif verb == RELEASE:
-                    store.release(queue, lease.consumer, [d.tag for d in batch], counted=True)
+                elif verb in (RELEASE, GIVE_BACK):
+                    tags = [done.tag for done in batch]
+                    store.release(queue, lease.consumer, tags, counted=verb == RELEASE)
                 else:
                     reason = json.dumps({"reason": "rejected", "consumer": lease.consumer})
-                    store.bury(queue, lease.consumer, [(d.tag, d.id, reason) for d in batch])
+                    store.bury(queue, lease.consumer, [(d.tag, d.id, reason, b"") for d in batch])
                 for _ in batch:
                     self._done.popleft()
 

@@ -8,7 +8,6 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from redis import Redis
-from redis.client import Pipeline
 
 from .keys import SEPARATOR, QueueKeys, step_char
 from .scripts import Script, script
@@ -257,8 +256,13 @@ class Store:
             entries=[part for entry in entries for part in entry],
         )
 
-    def bury(self, queue: str, consumer: str, entries: Sequence[tuple[int, str, str]]) -> int:
-        """Move held messages, given as (tag, id, reason as JSON), to the dead letters."""
+    def bury(
+        self, queue: str, consumer: str, entries: Sequence[tuple[int, str, str, bytes]]
+    ) -> int:
+        """Move messages, given as (tag, id, reason as JSON, record), to the dead letters.
+
+        An empty record stands for the one that is held under the tag.
+        """
         keys = self.keys(queue)
         return script("bury")(
             self.run,
@@ -324,11 +328,6 @@ class Store:
             "unacked": keys.unacked(consumer),
             "ready": keys.ready,
         }
-
-
-def queue_call(pipeline: Pipeline, move: Script, given: dict[str, Any]) -> None:
-    """Send a script in a pipeline, whole: the server may have lost it, and cannot ask for it."""
-    pipeline.execute_command("EVAL", move.source, *move.pack(given))
 
 
 def _chunks(entries: Sequence[Entry]) -> Iterable[Sequence[Entry]]:

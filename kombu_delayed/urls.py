@@ -54,7 +54,7 @@ def address(client: Connection) -> Address:
         if is_path
         else "",
         virtual_host=None if is_path else client.virtual_host,
-        credential_provider=client.credential_provider,
+        credential_provider=_provider(client),
         ssl=_ssl(scheme, client.ssl, {}),
     )
 
@@ -84,9 +84,13 @@ def _from_url(url: str, client: Connection) -> Address:
         path=_path(parts.scheme, parts.hostname, parts.path) if is_path else "",
         virtual_host=query.get("virtual_host")
         or (client.virtual_host if is_path else parts.path or client.virtual_host),
-        credential_provider=query.get("credential_provider") or client.credential_provider,
+        credential_provider=query.get("credential_provider") or _provider(client),
         ssl=_ssl(parts.scheme, client.ssl, ssl_options),
     )
+
+
+def _provider(client: Connection) -> Any:
+    return getattr(client, "credential_provider", None)  # since Kombu 5.6
 
 
 def _path(scheme: str, host: str | None, path: str | None) -> str:

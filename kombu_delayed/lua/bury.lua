@@ -5,13 +5,13 @@ local dead          = KEYS[2]            -- ZSET id -> time of burial
 local dead_messages = KEYS[3]            -- HASH id -> priority step + message
 local dead_reasons  = KEYS[4]            -- HASH id -> JSON: why, by whom
 local now           = ARGV[1]
-local entries       = {unpack(ARGV, 2)}  -- tag, id, reason; …
+local entries       = {unpack(ARGV, 2)}  -- tag, id, reason, record (empty: the one that is held); …
 -- include: clock
 -- returns how many; O(log n) a message
 local buried = 0
-for i = 1, #entries, 3 do
-  local tag, id, reason = entries[i], entries[i + 1], entries[i + 2]
-  local record = redis.call('HGET', unacked, tag)
+for i = 1, #entries, 4 do
+  local tag, id, reason, record = entries[i], entries[i + 1], entries[i + 2], entries[i + 3]
+  if record == '' then record = redis.call('HGET', unacked, tag) end
   if record then
     local member, n = id, 1
     while redis.call('HSETNX', dead_messages, member, record) == 0 do

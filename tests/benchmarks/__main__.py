@@ -56,9 +56,7 @@ class Run:
         with Progress(*columns, console=self.console, refresh_per_second=2) as progress:
             for benchmark in chosen:
                 task = progress.add_task(benchmark.name)
-                rows += self._rows(
-                    benchmark, lambda text, at=task: progress.update(at, description=text)
-                )
+                rows += self._rows(benchmark, partial(_describe, progress, task))
                 progress.remove_task(task)
         return rows
 
@@ -109,7 +107,7 @@ def _server(info: dict[str, object]) -> str:
 @click.option("--write", type=click.Path(path_type=Path), help="Write a Markdown page.")
 def main(names: tuple[str, ...], rounds: int, quick: bool, write: Path | None) -> None:
     """Run benchmarks, all by default, on both transports in turn."""
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 140)
     rounds = 1 if quick else rounds
     chosen = [BENCHMARKS[name] for name in names] or list(BENCHMARKS.values())
     run = Run(console, rounds, quick)

@@ -6,6 +6,7 @@ import random
 import time
 import uuid
 from collections.abc import Iterator
+from typing import Any
 
 from kombu_delayed.server import inspect
 from kombu_delayed.store import CALL_LIMIT, Entry, Store
@@ -23,19 +24,19 @@ def store_of(rig: Rig) -> Store:
 def sample(rig: Rig) -> tuple[str, str]:
     """Id and text of a message as Celery makes it; nothing is left in the backlog."""
     sent = rig.app.tasks["work"].apply_async((1,), countdown=3600)
-    record = rig.redis.hget(f"{{{QUEUE}}}:messages", sent.id).decode()
+    stored: Any = rig.redis.hget(f"{{{QUEUE}}}:messages", sent.id)
     store_of(rig).purge(QUEUE)
-    return sent.id, record[1:]
+    return sent.id, stored.decode()[1:]
 
 
-def fill(store: Store, count: int, template: tuple[str, str], seed: int = 1) -> None:
+def fill(store: Store, queue: str, count: int, template: tuple[str, str]) -> None:
     """Schedule messages with new ids and due times of the coming month but its first hour."""
     now_ms = int(time.time() * 1000)
-    chance = random.Random(seed)
+    chance = random.Random(1)
     left = count
     while left:
         size = min(left, CALL_LIMIT)
-        store.schedule(QUEUE, list(entries(size, template, chance, now_ms)))
+        store.schedule(queue, list(entries(size, template, chance, now_ms)))
         left -= size
 
 

@@ -95,12 +95,12 @@ def rows(stock: Figures, ours: Figures) -> list[Row]:
     growth = ours["many"] / ours["few"]
     return [
         Row(
-            f"commands/s of clients (and within scripts): {MANY} idle consumers, one message due "
-            f"each second; with {FEW}",
-            f"≤ {LIMIT}; less than {MANY // FEW} × as many",  # noqa: RUF001
+            f"commands/s of clients (+ within scripts): {MANY} idle consumers, one message due "
+            f"each second; {FEW} consumers",
+            f"≤ {LIMIT}; {MANY} to {FEW} < {MANY // FEW}",
             _text(stock),
             _text(ours),
-            f"{ours['many'] / stock['many']:.2f}; {MANY} to {FEW} consumers {growth:.1f}",
+            f"{ours['many'] / stock['many']:.2f}; {MANY} to {FEW} {growth:.1f}",
             ours["many"] <= LIMIT and growth < MANY / FEW,
         )
     ]

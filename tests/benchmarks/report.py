@@ -71,10 +71,11 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 def as_table(rows: Sequence[Row], title: str) -> Table:
     table = Table(title=title, title_justify="left", show_lines=True)
-    for column in ("what", "to reach", "stock", "ours", "ratio", ""):
-        table.add_column(
-            column, justify="right" if column in ("stock", "ours", "ratio") else "left"
-        )
+    table.add_column("what", ratio=3)
+    table.add_column("to reach", ratio=1)
+    for column in ("stock", "ours", "ratio"):
+        table.add_column(column, ratio=1, justify="right")
+    table.add_column("", no_wrap=True)
     for row in rows:
         colour = {True: "green", False: "red", None: ""}[row.reached]
         cells = (row.what.replace("`", ""), row.target, row.stock, row.ours, row.ratio)
@@ -94,8 +95,8 @@ def as_page(rows: Sequence[Row], server: str, rounds: int, command: str, quick: 
         "",
         "Measured on one machine, server and clients together, over loopback TCP. *Stock* is "
         "Kombu's `redis://`, *ours* is `delayed+redis://`,",
-        f"in turn on fresh servers of the same kind. Each figure is the median of {rounds} rounds "
-        "(one, where a run is long).",
+        f"in turn on fresh servers of the same kind. Each figure is the median of {rounds} "
+        f"round{'s' * (rounds > 1)} (one, where a run is long).",
         scale if quick else "",
         "| what | to reach | stock | ours | ratio | |",
         "|---|---|---|---|---|---|",

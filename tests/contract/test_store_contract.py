@@ -6,21 +6,22 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import redis
 
 from kombu_delayed.store import Delivered, Entry, Scheduled, Size, Store
 from tests.kit.state import entry, message, promoted, returned
 
 #: How to make each implementation; its time stands still until a test sets `now`.
-STORES: dict[str, Callable[[pytest.FixtureRequest], Store]] = {
-    "redis": lambda request: Store(request.getfixturevalue("client"), now="1000"),
+STORES: dict[str, Callable[[redis.Redis], Store]] = {
+    "redis": lambda client: Store(client, now="1000"),
 }
 
 LEASE_MS = 30_000
 
 
 @pytest.fixture(params=STORES)
-def store(request: pytest.FixtureRequest) -> Store:
-    return STORES[request.param](request)
+def store(request: pytest.FixtureRequest, client: redis.Redis) -> Store:
+    return STORES[request.param](client)
 
 
 def deliver(store: Store, consumer: str = "A", want: int = 9, **options: Any) -> Delivered:

@@ -359,9 +359,7 @@ def test_a_cancel_during_an_outage_gives_back_what_was_claimed(
         observer.Producer().publish("o", routing_key="other")
         assert beside.receive(1) == ["o"]
         store = observer.default_channel.store
-        wait_until(
-            lambda: beside.drain(0.05) and store.size("mail").ready == 4, "four are back", 3
-        )
+        wait_until(lambda: beside.drain(0.05) and store.size("mail").ready == 4, "four are back", 3)
 
 
 @pytest.mark.parametrize("retry_on_timeout", [False, True])

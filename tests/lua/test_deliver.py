@@ -204,11 +204,6 @@ def test_member_without_its_message_is_passed_over(store: Store, client: redis.R
     assert "{q}:partitions" not in state(client)
 
 
-def test_due_time_beyond_all_answers_is_no_time_to_claim(store: Store) -> None:
-    store.schedule("q", [entry("a", 10**30)])
-    assert deliver(store).next_due_ms >= 0
-
-
 # Lease.
 
 

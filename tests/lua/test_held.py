@@ -120,6 +120,21 @@ def test_release_counts_attempts(store: Store, client: redis.Redis) -> None:
     assert texts == [[returned(A, 1)], [returned(A, 1)], [returned(A, 2)]]
 
 
+def test_script_sorts_the_tags_itself(store: Store, client: redis.Redis) -> None:
+    seed(client, {"{q}:unacked:A": HELD})
+    keys = store.keys("q")
+    script("release")(
+        client.execute_command,
+        wake=keys.wake,
+        unacked=keys.unacked("A"),
+        ready=keys.ready,
+        steps=keys.steps,
+        counted=0,
+        tags=[1, 3],
+    )
+    assert state(client)["q"] == [returned(A, 0), returned(C, 0)]
+
+
 @pytest.mark.parametrize(
     ("text", "after"),
     [

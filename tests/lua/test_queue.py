@@ -223,6 +223,13 @@ def test_announce(
         assert state(client) == {**before, **wake}
 
 
+def test_token_is_never_put_off(store: Store, client: redis.Redis) -> None:
+    seed(client, {"{q}:wake": {"due": 1500}})
+    store.schedule("q", [entry("a", 2000)])
+    store.announce("q")
+    assert state(client)["{q}:wake"] == {"due": 1500}
+
+
 def test_announced_due_time_is_one_that_another_consumer_is_told(
     store: Store, client: redis.Redis
 ) -> None:

@@ -26,15 +26,15 @@ from hypothesis.stateful import (
 
 from kombu_delayed.store import Delivered, Entry, Store
 from tests.kit.backlog import check_backlog
-from tests.kit.state import message, state
+from tests.kit.state import all_keys, message
 
 STEPS = (0, 3, 6, 9)
 CONSUMERS = ("A", "B", "C")
 LEASE_MS = 100
 
 CI = settings(
-    max_examples=60,
-    stateful_step_count=40,
+    max_examples=120,
+    stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
@@ -43,7 +43,7 @@ ids = st.sampled_from(["a", "b", "c"])
 steps = st.sampled_from(STEPS)
 consumers = st.sampled_from(CONSUMERS)
 #: Clustered, so that many are due at one instant.
-delays = st.integers(1, 60) | st.sampled_from([10, 20, 20, 20, 30])
+delays = st.integers(1, 90) | st.sampled_from([10, 20, 20, 20, 30]) | st.integers(200, 400)
 
 
 @dataclass
@@ -123,10 +123,15 @@ class StoreMachine(RuleBasedStateMachine):
         entry = Entry(id, step, message(body), due)
         return entry, Message(body, step, entry=entry)
 
-    @rule(batch=st.lists(st.tuples(ids, steps), min_size=1, max_size=4))
-    def publish(self, batch: list[tuple[str, int]]) -> None:
-        made = [self.entry(id, step, "") for id, step in batch]
-        assert self.store.publish("q", [entry for entry, _ in made]) == len(batch)
+    @rule(batch=st.lists(st.tuples(ids, steps), min_size=1, max_size=4), late=st.booleans())
+    def publish(self, batch: list[tuple[str, int]], late: bool) -> None:
+        due = str(self.now_ms - len(batch) + 1) if late else ""
+        made = [self.entry(id, step, due) for id, step in batch]
+        entries = [entry for entry, _ in made]
+        if late:
+            assert self.store.schedule("q", entries) == (0, len(batch), 0)
+        else:
+            assert self.store.publish("q", entries) == len(batch)
         for _, each in made:
             self.model.ready[each.step].append(each)
 
@@ -143,12 +148,6 @@ class StoreMachine(RuleBasedStateMachine):
         assert counts == (len(batch), 0, 0)
         self.model.delayed.update((each.body, each) for _, each in made)
 
-    @rule(id=ids, step=steps, late=st.integers(0, 50))
-    def schedule_what_is_due(self, id: str, step: int, late: int) -> None:
-        entry, each = self.entry(id, step, str(self.now_ms - late))
-        assert self.store.schedule("q", [entry]) == (0, 1, 0)
-        self.model.ready[step].append(each)
-
     @precondition(lambda self: any(each.entry for each in self.model.delayed.values()))
     @rule(data=st.data())
     def schedule_again(self, data: st.DataObject) -> None:
@@ -160,34 +159,54 @@ class StoreMachine(RuleBasedStateMachine):
 
     # Consumers.
 
+    @rule(name=consumers)
+    def take_tokens(self, name: str) -> None:
+        for token, at_ms in self.client.zpopmin("{q}:wake", 2):
+            if token == b"now":
+                assert at_ms == 0
+                self.told[name].now = True
+            else:
+                assert token == b"due"
+                self.told[name].due_at = min(self.told[name].due_at, at_ms)
+
+    @rule(name=consumers)
+    def work(self, name: str) -> None:
+        """What a consumer with much room does over and over."""
+        self.take_tokens(name)
+        self.deliver(name, 20, 250, True)
+
     @rule(
         name=consumers,
         want=st.integers(0, 6),
         promotions=st.sampled_from([1, 3, 250]),
-        waits=st.sampled_from([True, True, True, False]),
+        waits=st.sampled_from([True, True, False]),
     )
     def deliver(self, name: str, want: int, promotions: int, waits: bool) -> None:
-        told = self.told[name]
+        answer = self.delivered(name, want, promotions, waits)
+        if not waits:
+            assert answer.next_due_ms == 0
+            return
+        assert answer.next_due_ms in (0, self.model.earliest)
+        self.told[name].now = False
+        self.told[name].due_at = answer.next_due_ms or math.inf
+
+    def delivered(self, name: str, want: int, promotions: int, waits: bool) -> Delivered:
         answer = self.call_deliver(name, want, promotions, waits)
         if answer is None:
-            assert told.leased
+            assert self.told[name].leased
             assert name not in self.model.leases
-            told.leased = False
+            self.told[name].leased = False
             answer = self.call_deliver(name, want, promotions, waits)
         assert answer is not None
         assert answer.now_ms == self.now_ms
-        told.leased = True
+        self.told[name].leased = True
         self.model.leases[name] = self.now_ms + LEASE_MS
         assert answer.consumers == len(self.model.leases)
-        self.promoted(promotions, [record.decode() for record in answer.records])
-        self.taken(name, want, [record.decode() for record in answer.records])
-        earliest = self.model.earliest
-        assert answer.more == (self.model.any_ready or earliest <= self.now_ms)
-        if waits:
-            assert answer.next_due_ms in (0, earliest)
-            told.now, told.due_at = False, answer.next_due_ms or math.inf
-        else:
-            assert answer.next_due_ms == 0
+        records = [record.decode() for record in answer.records]
+        self.promoted(promotions, records)
+        self.taken(name, want, records)
+        assert answer.more == (self.model.any_ready or self.model.earliest <= self.now_ms)
+        return answer
 
     def call_deliver(self, name: str, want: int, promotions: int, waits: bool) -> Delivered | None:
         return self.store.deliver(
@@ -264,40 +283,47 @@ class StoreMachine(RuleBasedStateMachine):
             each.due_ms, each.entry = due_ms, None
             self.model.delayed[each.body] = each
 
-    @rule(name=consumers, tag=st.integers(1000, 1003))
-    def finish_what_is_not_held(self, name: str, tag: int) -> None:
-        self.store.ack("q", name, [tag], on_error=lambda: pytest.fail("an ack was refused"))
-        assert self.store.release("q", name, [tag]) == 0
-        assert self.store.park("q", name, [(tag, "a", 5000)]) == 0
-        assert self.store.bury("q", name, [(tag, "a", "{}")]) == 0
+    def who_knows(self, data: st.DataObject) -> str:
+        """Draw a consumer, one that has been told something if there is one."""
+        knowing = [n for n, told in self.told.items() if told.now or told.due_at != math.inf]
+        return data.draw(st.sampled_from(knowing or CONSUMERS))
 
-    @rule(name=consumers)
-    def leave(self, name: str) -> None:
-        self.store.leave("q", name)
-        self.model.to_heads([each for _, each in sorted(self.model.held[name].items())], 0)
-        self.model.held[name] = {}
-        self.model.leases.pop(name, None)
-        self.told[name] = Told()
+    @rule(data=st.data(), leaves=st.booleans())
+    def stop(self, data: st.DataObject, leaves: bool) -> None:
+        self.stop_consumer(self.who_knows(data), leaves)
 
-    @rule(name=consumers)
-    def pass_on(self, name: str) -> None:
-        """It has no room, or stops consuming this queue and no other."""
-        self.store.announce("q")
+    def stop_consumer(self, name: str, leaves: bool) -> None:
+        """Stop in good order, or stop consuming this queue and no other."""
+        if leaves:
+            self.store.leave("q", name)
+            self.model.to_heads([each for _, each in sorted(self.model.held[name].items())], 0)
+            self.model.held[name] = {}
+            self.model.leases.pop(name, None)
+            self.told[name].leased = False
+        else:
+            self.store.announce("q")
         self.told[name].now, self.told[name].due_at = False, math.inf
 
-    @rule(name=consumers)
-    def take_token(self, name: str) -> None:
-        for token, at_ms in self.client.zpopmin("{q}:wake"):
-            if token == b"now":
-                assert at_ms == 0
-                self.told[name].now = True
-            else:
-                assert token == b"due"
-                self.told[name].due_at = min(self.told[name].due_at, at_ms)
+    @rule(first=consumers, second=consumers, how=st.sampled_from(["leave", "announce", "die"]))
+    def hand_over(self, first: str, second: str, how: str) -> None:
+        """One after the other; what the first was told must reach the second."""
+        self.work(second)
+        self.work(first)
+        if how == "die":
+            self.advance(LEASE_MS - 1)
+            self.renew(second, late=False)
+            self.advance(1)
+            self.renew(second, late=False)
+        else:
+            self.stop_consumer(first, leaves=how == "leave")
+        self.work(second)
 
-    @rule(name=consumers)
-    def renew(self, name: str) -> None:
-        """And reclaim what others left behind."""
+    @precondition(lambda self: self.model.leases)
+    @rule(name=consumers, late=st.booleans())
+    def renew(self, name: str, late: bool) -> None:
+        """And reclaim what others left behind, at the very end of their leases."""
+        if late:
+            self.advance(max(min(self.model.leases.values()) - self.now_ms, 0))
         dead = self.store.renew("q", name, LEASE_MS)
         if name not in self.model.leases:
             assert dead is None
@@ -306,21 +332,22 @@ class StoreMachine(RuleBasedStateMachine):
         expected = {n for n, end_ms in self.model.leases.items() if end_ms <= self.now_ms}
         assert set(dead or ()) == expected
         for other in CONSUMERS:
-            lasts = other in self.model.leases and other not in expected
-            held = {} if lasts else self.model.held[other]
-            assert self.store.reclaim("q", other) == len(held)
-            if not lasts:
-                self.model.to_heads([each for _, each in sorted(held.items())], 1)
-                self.model.held[other] = {}
-                self.model.leases.pop(other, None)
+            self.reclaim(other, lasts=other in self.model.leases and other not in expected)
 
-    @rule(name=consumers)
-    def recover(self, name: str) -> None:
-        found = self.store.recover("q", name, 0)
-        assert [tag for tag, _ in found] == sorted(self.model.held[name])
+    def reclaim(self, name: str, lasts: bool) -> None:
+        if lasts:
+            assert self.store.reclaim("q", name) == 0
+            return
+        held, self.model.held[name] = self.model.held[name], {}
+        assert self.store.reclaim("q", name) == len(held)
+        self.model.to_heads([each for _, each in sorted(held.items())], 1)
+        self.model.leases.pop(name, None)
+        # It may be dead, and with it what it was told.
+        self.told[name] = Told(leased=self.told[name].leased)
 
     # Everyone.
 
+    @precondition(lambda self: self.bodies > 25)
     @rule()
     def purge(self) -> None:
         count = len(self.model.delayed) + sum(map(len, self.model.ready.values()))
@@ -328,7 +355,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.model.delayed = {}
         self.model.ready = {step: [] for step in STEPS}
 
-    @rule(by_ms=st.integers(0, 40) | st.sampled_from([10, LEASE_MS]))
+    @rule(by_ms=st.integers(0, 15) | st.sampled_from([10, 20, LEASE_MS]))
     def advance(self, by_ms: int) -> None:
         self.now_ms += by_ms
         self.store.now = str(self.now_ms)
@@ -364,10 +391,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.check_records(self.server_ready(), ready)
         for name, held in self.model.held.items():
             tags = sorted(held)
-            found = self.client.hgetall(self.store.keys("q").unacked(name))
-            assert sorted(int(tag) for tag in found) == tags
-            records = [found[str(tag).encode()].decode() for tag in tags]
-            self.check_records(records, [held[tag] for tag in tags])
+            found = self.store.recover("q", name, 0)
+            assert [tag for tag, _ in found] == tags
+            self.check_records([record.decode() for _, record in found], [held[t] for t in tags])
         dead = self.client.hvals("{q}:dead-messages")
         assert sorted(read(record.decode())[0] for record in dead) == sorted(
             each.body for each in self.model.dead
@@ -408,10 +434,18 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_left_over(self) -> None:
-        keys = set(state(self.client))
+        keys = set(all_keys(self.client))
         if not self.model.delayed:
             assert not {key for key in keys if "delayed" in key}
-            assert not keys & {"{q}:partitions", "{q}:messages", "{q}:duplicates"}
+            assert not keys & {"{q}:partitions", "{q}:messages"}
+        known = {id.decode(): int(n) for id, n in self.client.hgetall("{q}:duplicates").items()}
+        numbers: dict[str, int] = {}
+        for member in self.client.hkeys("{q}:messages"):
+            id, _, n = member.decode().partition("\x1f")
+            if n:
+                numbers[id] = max(numbers.get(id, 0), int(n))
+        assert known.keys() == numbers.keys()
+        assert all(known[id] >= n for id, n in numbers.items())
 
 
 def test_all_moves_in_any_order(client: redis.Redis, store: Store) -> None:
