@@ -34,6 +34,8 @@ logger = get_logger(__name__)
 #: Messages claimed at once by a consumer without a prefetch limit.
 UNLIMITED_CLAIM = 50
 
+LARGEST_CLAIM = 250
+
 #: A claim for less than a quarter of the prefetch limit waits so long for more room.
 SMALL_CLAIM_SECONDS = 0.003
 
@@ -249,11 +251,12 @@ class Consumer:
             return int(not self._buffer and self._qos.can_consume())
         if not self._qos.prefetch_count:
             return 0 if self._buffer else UNLIMITED_CLAIM
-        return max(self._qos.prefetch_count - self._qos.outstanding - len(self._buffer), 0)
+        room = self._qos.prefetch_count - self._qos.outstanding - len(self._buffer)
+        return min(max(room, 0), LARGEST_CLAIM)
 
     def _worth_claiming(self, now: float) -> int:
         room = self._room()
-        small = room < self._qos.prefetch_count // 4
+        small = room < min(self._qos.prefetch_count // 4, LARGEST_CLAIM)
         return 0 if small and now - self._last_claim_at < SMALL_CLAIM_SECONDS else room
 
     def _claim_wanted(self, now: float) -> None:

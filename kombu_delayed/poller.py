@@ -209,14 +209,14 @@ class Poller(MultiChannelPoller):
         """Claim and hand out until nothing is left or the turn is over."""
         while True:
             at = consumer.step()
-            while consumer.has_messages:
+            if not consumer.has_messages and at > monotonic():
+                return at
+            while consumer.has_messages and monotonic() < end:
                 consumer.hand_out()
-                if monotonic() >= end:
-                    self._due = True
-                    self._set_alarm().ring()
-                    return at
-            now = monotonic()
-            if at > now or now >= end:
+            if monotonic() >= end:
+                consumer.hand_out()
+                self._due = True
+                self._set_alarm().ring()
                 return at
 
     def _serve_all(self) -> None:
@@ -325,8 +325,12 @@ class Poller(MultiChannelPoller):
             refresh()
         while True:
             next_at = self._step_all()
-            if any(c.consumer.hand_out() for c in tuple(self._channels) if c.consumer is not None):
+            consumers = [c.consumer for c in tuple(self._channels) if c.consumer is not None]
+            claimed = any(consumer.has_messages for consumer in consumers)
+            if any(consumer.hand_out() for consumer in consumers):
                 return
+            if claimed:  # and none of it for this program: there may be more
+                continue
             wait_seconds = min(end, next_at) - monotonic()
             events = self.poller.poll(min(max(wait_seconds, 0), LONGEST_WAIT_SECONDS))
             messages = [self.on_readable(fd) for fd, _ in events or ()]

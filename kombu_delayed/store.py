@@ -18,6 +18,9 @@ DEFAULT_PARTITION_SIZE = 128
 #: Messages in one call of a script: a call stays below a few milliseconds, and below Lua's stack.
 CALL_LIMIT = 250
 
+#: Delayed messages that one call drops.
+PURGE_LIMIT = 5_000
+
 
 class Scheduled(NamedTuple):
     """How many messages went where: into the backlog, to ready at once, or were there already."""
@@ -191,18 +194,22 @@ class Store:
         self.run.post("HDEL", unacked, *tags, on_error=on_error)
 
     def release(
-        self, queue: str, consumer: str, tags: Sequence[int], *, counted: bool = False
+        self, queue: str, consumer: str, tags: Iterable[int], *, counted: bool = False
     ) -> int:
         """Put held messages back to the heads of their lists; `counted` as a failed attempt."""
         keys = self.keys(queue)
-        return script("release")(
-            self.run,
-            wake=keys.wake,
-            unacked=keys.unacked(consumer),
-            ready=keys.ready,
-            steps=keys.steps,
-            counted=int(counted),
-            tags=tags,
+        last_first = sorted(tags, reverse=True)
+        return sum(
+            script("release")(
+                self.run,
+                wake=keys.wake,
+                unacked=keys.unacked(consumer),
+                ready=keys.ready,
+                steps=keys.steps,
+                counted=int(counted),
+                tags=last_first[at : at + CALL_LIMIT],
+            )
+            for at in range(0, len(last_first), CALL_LIMIT)
         )
 
     def leave(self, queue: str, consumer: str) -> None:
@@ -294,7 +301,7 @@ class Store:
         total, gone = 0, 1
         while gone:
             gone = script("purge")(
-                self.run, **self._backlog(keys), ready=keys.ready, limit=CALL_LIMIT
+                self.run, **self._backlog(keys), ready=keys.ready, limit=PURGE_LIMIT
             )
             total += gone
         return total
@@ -303,13 +310,21 @@ class Store:
         """Purge a queue and forget it; returns how many messages that was."""
         keys = self.keys(queue)
         count = self.purge(queue)
-        script("delete")(self.run, wake=keys.wake, armed=keys.armed)
+        script("delete")(
+            self.run,
+            partitions=keys.partitions,
+            wake=keys.wake,
+            armed=keys.armed,
+            ready=keys.ready,
+        )
         return count
 
     def announce(self, queue: str) -> None:
         """Put wake tokens for all that can be claimed, now or later."""
         keys = self.keys(queue)
-        script("announce")(self.run, **self._backlog(keys), ready=keys.ready, steps=keys.steps)
+        script("announce")(
+            self.run, **self._backlog(keys), armed=keys.armed, ready=keys.ready, steps=keys.steps
+        )
 
     def _backlog(self, keys: QueueKeys) -> dict[str, Any]:
         return {

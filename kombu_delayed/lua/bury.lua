@@ -1,5 +1,5 @@
 -- bury: move messages that a consumer holds to the dead letters, with the reason.
--- Twice is safe: what is not held any more stays where it is.
+-- Twice is safe for what is held: what is not held any more stays where it is.
 local unacked       = KEYS[1]            -- HASH tag -> priority step + message, of this consumer
 local dead          = KEYS[2]            -- ZSET id -> time of burial
 local dead_messages = KEYS[3]            -- HASH id -> priority step + message

@@ -57,7 +57,9 @@ for i, list in ipairs(ready) do
   if expires_ms > 0 then redis.call('PEXPIRE', list, expires_ms) end
   more = more or (want <= #taken / 2 and redis.call('EXISTS', list) == 1)
 end
-if #taken > 0 and lease_ms > 0 then redis.call('HSET', unacked, unpack(taken)) end
+if lease_ms > 0 then
+  for i = 1, #taken, 2000 do redis.call('HSET', unacked, unpack(taken, i, math.min(i + 1999, #taken))) end
+end
 if more then
   announce_ready()
   answer[3] = 1

@@ -12,13 +12,11 @@ local ready      = {unpack(KEYS, 9)}  -- LIST per priority step
 local consumer   = ARGV[1]
 local steps      = ARGV[2]
 local limit      = tonumber(ARGV[3])
--- include: ready unacked backlog
+-- include: ready unacked backlog announce
 -- returns how many messages it still holds
 local left = give_back_some(unacked, limit, 0)
 if left > 0 then return left end
 if (redis.call('GET', armed) or ''):match(' (.*)$') == consumer then redis.call('DEL', armed) end
 redis.call('ZREM', consumers, consumer)
-if redis.call('EXISTS', unpack(ready)) > 0 then announce_ready() end
-local next_ms = earliest()
-if next_ms then announce_due(next_ms) end
+announce_all()
 return 0

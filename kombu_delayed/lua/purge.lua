@@ -6,22 +6,22 @@ local messages   = KEYS[3]            -- HASH id -> priority step + message
 local duplicates = KEYS[4]            -- HASH id -> how many messages share it
 local wake       = KEYS[5]            -- ZSET token -> when to claim
 local ready      = {unpack(KEYS, 6)}  -- LIST per priority step
-local limit      = tonumber(ARGV[1])  -- partitions a call
+local limit      = tonumber(ARGV[1])  -- delayed messages a call
 -- returns how many messages are gone; O(messages that go)
 local count = 0
 for _, list in ipairs(ready) do
   count = count + redis.call('LLEN', list)
   redis.call('UNLINK', list)
 end
-for _, name in ipairs(redis.call('ZRANGE', partitions, 0, limit - 1)) do
-  local key = delayed .. name
-  while true do
-    local members = redis.call('ZRANGE', key, 0, 999)
-    if #members == 0 then break end
-    count = count + redis.call('HDEL', messages, unpack(members))
-    redis.call('ZREMRANGEBYRANK', key, 0, #members - 1)
-  end
-  redis.call('ZREM', partitions, name)
+local left = limit
+while left > 0 do
+  local name = redis.call('ZRANGE', partitions, 0, 0)[1]
+  if not name then break end
+  local members = redis.call('ZRANGE', delayed .. name, 0, math.min(left, 1000) - 1)
+  count = count + redis.call('HDEL', messages, unpack(members))
+  redis.call('ZREMRANGEBYRANK', delayed .. name, 0, #members - 1)
+  if redis.call('EXISTS', delayed .. name) == 0 then redis.call('ZREM', partitions, name) end
+  left = left - #members
 end
 if redis.call('EXISTS', partitions) == 0 then redis.call('UNLINK', wake, duplicates) end
 return count

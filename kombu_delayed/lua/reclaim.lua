@@ -13,7 +13,7 @@ local now        = ARGV[1]
 local consumer   = ARGV[2]            -- the dead one
 local steps      = ARGV[3]
 local limit      = tonumber(ARGV[4])
--- include: clock ready unacked backlog
+-- include: clock ready unacked backlog announce
 -- returns {messages put back, messages it still holds}; {0, 0} where the lease lasts
 local lease_end_ms = redis.call('ZSCORE', consumers, consumer)
 if lease_end_ms and tonumber(lease_end_ms) > now_ms then return {0, 0} end
@@ -22,6 +22,5 @@ local left = give_back_some(unacked, limit, 1)
 if left > 0 then return {held - left, left} end
 if (redis.call('GET', armed) or ''):match(' (.*)$') == consumer then redis.call('DEL', armed) end
 redis.call('ZREM', consumers, consumer)
-local next_ms = earliest()
-if next_ms then announce_due(next_ms) end
+announce_all()
 return {held, 0}

@@ -184,7 +184,7 @@ def test_parked_waits_again(store: Store) -> None:
 def test_buried_never_comes_back(store: Store) -> None:
     store.publish("q", [entry("a"), entry("b")])
     deliver(store)
-    assert store.bury("q", "A", [(1, "a", "{}"), (2, "a", "{}"), (99, "x", "{}")]) == 2
+    assert store.bury("q", "A", [(tag, "a", "{}", b"") for tag in (1, 2, 99)]) == 2
     store.leave("q", "A")
     assert store.size("q") == Size(0, 0, 0)
     assert store.purge("q") == 0

@@ -302,7 +302,7 @@ def test_reclaimed_consumer_finds_nothing_of_its_own(store: Store, client: redis
     before = state(client)
     ack(store, "A", [1])
     assert store.release("q", "A", [1]) == 0
-    assert store.bury("q", "A", [(1, "a", "{}")]) == 0
+    assert store.bury("q", "A", [(1, "a", "{}", b"")]) == 0
     assert store.park("q", "A", [(1, "a", 5000)]) == 0
     assert store.renew("q", "A", 100) is None
     assert store.deliver("q", "A", 1, 2, lease_ms=100, leased=True) is None
@@ -415,7 +415,12 @@ def test_park_splits(client: redis.Redis) -> None:
 
 def test_bury(store: Store, client: redis.Redis) -> None:
     seed(client, {"{q}:unacked:A": HELD})
-    assert store.bury("q", "A", [(1, "a", '{"r":1}'), (2, "b", '{"r":2}'), (9, "x", "{}")]) == 2
+    assert (
+        store.bury(
+            "q", "A", [(1, "a", '{"r":1}', b""), (2, "b", '{"r":2}', b""), (9, "x", "{}", b"")]
+        )
+        == 2
+    )
     assert state(client) == {
         "{q}:dead": {"a": 1000, "b": 1000},
         "{q}:dead-messages": {"a": "0" + A, "b": "3" + B},
@@ -427,9 +432,9 @@ def test_bury(store: Store, client: redis.Redis) -> None:
 def test_bury_under_one_id(store: Store, client: redis.Redis) -> None:
     seed(client, {"{q}:unacked:A": {**HELD, "4": "0" + A}})
     for tag in (1, 2):
-        store.bury("q", "A", [(tag, "a", str(tag))])
+        store.bury("q", "A", [(tag, "a", str(tag), b"")])
         store.now = "2000"
-    store.bury("q", "A", [(3, "a", "3"), (4, "a", "4")])
+    store.bury("q", "A", [(3, "a", "3", b""), (4, "a", "4", b"")])
     assert state(client) == {
         "{q}:dead": {"a": 1000, "a\x1f2": 2000, "a\x1f3": 2000, "a\x1f4": 2000},
         "{q}:dead-messages": {
@@ -444,5 +449,13 @@ def test_bury_under_one_id(store: Store, client: redis.Redis) -> None:
 
 def test_bury_twice(store: Store, client: redis.Redis) -> None:
     seed(client, {"{q}:unacked:A": HELD})
-    assert [store.bury("q", "A", [(1, "a", "{}")]) for _ in range(2)] == [1, 0]
+    assert [store.bury("q", "A", [(1, "a", "{}", b"")]) for _ in range(2)] == [1, 0]
     assert state(client)["{q}:dead"] == {"a": 1000}
+
+
+def test_bury_of_what_was_taken_for_good(store: Store, client: redis.Redis) -> None:
+    record = b"6\xff is not text"
+    assert store.bury("q", "A", [(1, "a", "{}", record)]) == 1
+    assert client.hgetall("{q}:dead-messages") == {b"a": record}
+    assert client.hgetall("{q}:dead-reasons") == {b"a": b"{}"}
+    assert client.zrange("{q}:dead", 0, -1, withscores=True) == [(b"a", 1000.0)]

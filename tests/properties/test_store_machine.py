@@ -262,7 +262,7 @@ class StoreMachine(RuleBasedStateMachine):
         if verb == "ack":
             self.store.ack("q", name, tags, on_error=lambda: pytest.fail("an ack was refused"))
         elif verb == "bury":
-            entries = [(tag, "one id", "{}") for tag in tags]
+            entries = [(tag, "one id", "{}", b"") for tag in tags]
             assert self.store.bury("q", name, entries) == len(tags)
             self.model.dead += [held[tag] for tag in tags]
         else:

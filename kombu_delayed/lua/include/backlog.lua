@@ -43,10 +43,17 @@ local function split(name, count)
   end
 end
 
-local function index(id, due_ms, partition_size)
+local function partition_for(due_ms)
   local name = redis.call('ZREVRANGEBYSCORE', partitions, due_ms, '-inf', 'LIMIT', 0, 1)[1]
-    or redis.call('ZRANGE', partitions, 0, 0)[1]
-    or new_partition(due_ms)
+  if name then return name end
+  local first = redis.call('ZRANGE', partitions, 0, 0)[1]
+  if not first then return new_partition(due_ms) end
+  redis.call('ZADD', partitions, due_ms, first)
+  return first
+end
+
+local function index(id, due_ms, partition_size)
+  local name = partition_for(due_ms)
   redis.call('ZADD', delayed .. name, due_ms, id)
   local count = redis.call('ZCARD', delayed .. name)
   if count >= partition_size then split(name, count) end
@@ -56,19 +63,27 @@ local function without_tag(record)
   return (record:gsub('"delivery_tag": ?"[^"]*"', '', 1))
 end
 
+local function member_of(id, n)
+  return n == 1 and id or id .. '\31' .. n
+end
+
 -- Stores under the first free of id, id~2, id~3 … and returns that member, or nil where the very same
 -- message waits already: its publisher lost the answer and sent it again.
 local function store(id, record)
-  local member, n = id, 1
-  while redis.call('HSETNX', messages, member, record) == 0 do
-    if without_tag(redis.call('HGET', messages, member)) == without_tag(record) then return nil end
-    n = n + 1
-    member = id .. '\31' .. n
+  local highest = tonumber(redis.call('HGET', duplicates, id) or 1)
+  if highest == 1 and redis.call('HSETNX', messages, id, record) == 1 then return id end
+  local free = highest + 1
+  for n = highest, 1, -1 do
+    local other = redis.call('HGET', messages, member_of(id, n))
+    if not other then
+      free = n
+    elseif without_tag(other) == without_tag(record) then
+      return nil
+    end
   end
-  if n > 1 and n > tonumber(redis.call('HGET', duplicates, id) or 1) then
-    redis.call('HSET', duplicates, id, n)
-  end
-  return member
+  redis.call('HSET', messages, member_of(id, free), record)
+  if free > highest then redis.call('HSET', duplicates, id, free) end
+  return member_of(id, free)
 end
 
 local function put(id, due_ms, record, partition_size)
@@ -81,7 +96,7 @@ local function forget_duplicate(member)
   local id = member:match('^(.*)\31%d+$')
   if not id then return end
   for n = 2, tonumber(redis.call('HGET', duplicates, id) or 1) do
-    if redis.call('HEXISTS', messages, id .. '\31' .. n) == 1 then return end
+    if redis.call('HEXISTS', messages, member_of(id, n)) == 1 then return end
   end
   redis.call('HDEL', duplicates, id)
 end
