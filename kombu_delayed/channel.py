@@ -18,7 +18,7 @@ from .message import due, message_id, to_json
 from .options import Options
 from .qos import QoS
 from .server import check, inspect
-from .store import Entry, Store
+from .store import Entry, Limits, Store
 from .wake import WakeConnection
 
 #: What servers of this process were found to be, by address.
@@ -69,6 +69,9 @@ class Channel(stock.Channel):
             priority_steps=self.priority_steps,
             separator=self.sep,
             partition_size=self.options.partition_size or self._compact_size(client),
+            limits=Limits(
+                self.options.max_deliveries, self.options.dead_limit, self.options.dead_seconds
+            ),
         )
 
     def _compact_size(self, client: redis.Redis) -> int:
@@ -76,7 +79,11 @@ class Channel(stock.Channel):
         server = tuple(parameters.get(name) for name in ("host", "port", "path", "db"))
         if server not in _servers:
             found = inspect(client)
-            check(found, unsafe_server=self.options.unsafe_server)
+            check(
+                found,
+                unsafe_server=self.options.unsafe_server,
+                clock_skew_warning_seconds=self.options.clock_skew_warning_seconds,
+            )
             _servers[server] = found.partition_size
         return _servers[server]
 

@@ -6,7 +6,6 @@ one connection and claims on another. Whoever takes a token follows it or passes
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from collections import deque
@@ -45,6 +44,15 @@ EAGER_POLL_SECONDS = 0.1
 #: All consumers of a queue together look about this often, however many they are.
 SHARED_POLL_SECONDS = 1.0
 
+#: More between the server's clock and ours means that one of them was set.
+CLOCK_JUMP_MS = 20
+
+#: How far the two clocks run apart in a second.
+CLOCK_DRIFT_MS = 0.2
+
+#: Who comes so little too early comes again after this time.
+CLOCK_GRAIN_MS = 0.3
+
 FIRST_RETRY_SECONDS = 0.05
 LONGEST_RETRY_SECONDS = 1.0
 
@@ -77,12 +85,15 @@ class Source:
         else:
             self.due_at = min(self.due_at, now + in_ms / 1000)
 
-    def answered(self, answer: Delivered, now: float, poll_seconds: float) -> None:
-        """Remember what a claim said."""
+    def answered(
+        self, answer: Delivered, now: float, server_ms: float, poll_seconds: float
+    ) -> None:
+        """Remember what a claim said; `server_ms` is the server's time at `now`."""
         unexpected = bool(answer.records) and not self.ready
         self.ready, self.owes, self.due_at = answer.more, False, math.inf
         if answer.next_due_ms:
-            self.due_at = now + (answer.next_due_ms - answer.now_ms) / 1000
+            soonest_ms = CLOCK_GRAIN_MS if answer.next_due_ms > answer.now_ms else 0
+            self.due_at = now + max(answer.next_due_ms - server_ms, soonest_ms) / 1000
         self._plan_poll(unexpected, now, max(poll_seconds, SHARED_POLL_SECONDS * answer.consumers))
 
     def _plan_poll(self, unexpected: bool, now: float, longest: float) -> None:
@@ -126,7 +137,8 @@ class Consumer:
         self._buffer: deque[tuple[str, int, bytes]] = deque()
         self._tag = 0
         self._last_claim_at = -math.inf
-        self._server_ahead_ms = 0.0
+        self._server_ahead_ms = -math.inf
+        self._compared_at = 0.0
         self._unsure: set[str] = set()
         self._broken_since: float | None = None
         self._retry_at = -math.inf
@@ -280,7 +292,7 @@ class Consumer:
     def _claim(self, source: Source, now: float, want: int) -> int:
         queue = source.queue
         answer = self._deliver(queue, 1 if source.no_ack else want, source.no_ack, True)
-        source.answered(answer, now, self.options.poll_seconds)
+        source.answered(answer, monotonic(), self._server_ms(), self.options.poll_seconds)
         self._last_claim_at = now
         for record in answer.records:
             self._tag += 1
@@ -309,8 +321,17 @@ class Consumer:
             raise LeaseLost
         if not no_ack:
             self.lease.grant(queue)
-        self._server_ahead_ms = answer.now_ms - monotonic() * 1000
+        self._compare_clocks(answer.now_ms)
         return answer
+
+    def _compare_clocks(self, server_ms: int) -> None:
+        """The server's time comes late and in whole milliseconds: the most advanced is nearest."""
+        now = monotonic()
+        ahead_ms = server_ms - now * 1000
+        known_ms = self._server_ahead_ms - (now - self._compared_at) * CLOCK_DRIFT_MS
+        set_back = known_ms - ahead_ms > CLOCK_JUMP_MS
+        self._server_ahead_ms = ahead_ms if set_back else max(known_ms, ahead_ms)
+        self._compared_at = now
 
     def _recover(self, queue: str) -> None:
         """An answer was lost with its connection: take the messages that were in it."""
@@ -406,6 +427,5 @@ class Consumer:
 
     def _bury(self, queue: str, tag: int, record: bytes, reason: str, no_ack: bool) -> None:
         logger.error("A message in queue %r is buried: %s: %.200r", queue, reason, record)
-        note = json.dumps({"reason": reason, "consumer": self.lease.consumer})
-        entry = tag, uuid(), note, record if no_ack else b""
+        entry = tag, uuid(), reason, record if no_ack else b""
         self.store.bury(queue, self.lease.consumer, [entry])

@@ -77,6 +77,10 @@ class QueueKeys:
         """Hash tag -> priority step + message, of one consumer."""
         return self._tagged(f"unacked:{consumer}")
 
+    def held(self, consumer: str) -> str:
+        """Sorted set of the tags in a large unacked hash, while they are given back."""
+        return self._tagged(f"held:{consumer}")
+
     @cached_property
     def dead(self) -> str:
         """Sorted set id -> time of burial."""

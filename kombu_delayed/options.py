@@ -54,6 +54,30 @@ class Options:
         least=1,
         most=1_000,
     )
+    max_deliveries: int = _option(
+        20,
+        "How often a message is delivered before it is buried as poison. What counts is a delivery "
+        "that ended with a lost lease or a reject with requeue, not an orderly end. 0: any number.",
+        most=1_000_000,
+    )
+    dead_limit: int = _option(
+        100_000,
+        "How many dead letters a queue keeps; beyond it the oldest go.",
+        least=1,
+        most=100_000_000,
+    )
+    dead_seconds: float = _option(
+        90 * 86_400.0,
+        "How long a queue keeps a dead letter.",
+        least=60,
+        most=10 * 366 * 86_400,
+    )
+    clock_skew_warning_seconds: float = _option(
+        10.0,
+        "A clock that differs by more from the server's is warned of when connecting: an ETA is a "
+        "time by the clock of who sends it, and due by the server's. 0: never.",
+        most=86_400,
+    )
     unsafe_server: bool = _option(
         False,
         "Use a server that may lose messages all the same: one that evicts keys when it is full.",

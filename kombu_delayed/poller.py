@@ -213,6 +213,9 @@ class Poller(MultiChannelPoller):
                 return at
             while consumer.has_messages and monotonic() < end:
                 consumer.hand_out()
+            if self._ticking:
+                # Celery's pool may have had its turn in this tick: it needs another one.
+                self._set_alarm().ring()
             if monotonic() >= end:
                 consumer.hand_out()
                 self._due = True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections import deque
 from collections.abc import Iterable
@@ -87,8 +86,8 @@ class QoS(virtual.QoS):
                     tags = [done.tag for done in batch]
                     store.release(queue, lease.consumer, tags, counted=verb == RELEASE)
                 else:
-                    reason = json.dumps({"reason": "rejected", "consumer": lease.consumer})
-                    store.bury(queue, lease.consumer, [(d.tag, d.id, reason, b"") for d in batch])
+                    rejected = [(done.tag, done.id, "rejected", b"") for done in batch]
+                    store.bury(queue, lease.consumer, rejected)
                 for _ in batch:
                     self._done.popleft()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from time import time
 from typing import Any
 
 from kombu.log import get_logger
@@ -29,6 +30,7 @@ class Server:
     may_run_scripts: bool
     persistent: bool
     partition_size: int
+    ahead_seconds: float = 0.0
 
 
 def inspect(client: Redis) -> Server:
@@ -41,11 +43,12 @@ def inspect(client: Redis) -> Server:
         pipeline.execute_command("EVAL", "return 1", 0)
         pipeline.config_get("*-max-*")
         pipeline.config_get("save")
+        pipeline.execute_command("TIME")
         answers = pipeline.execute(raise_on_error=False)
     for answer in answers:
         if isinstance(answer, (RedisConnectionError, RedisTimeoutError)):
             raise answer
-    general, memory, replication, persistence, _, sizes, save = map(_settings, answers)
+    general, memory, replication, persistence, _, sizes, save, _ = map(_settings, answers)
     saves = bool(save.get("save")) or persistence.get("aof_enabled") != 0
     return Server(
         version=str(general.get("redis_version", "")),
@@ -55,7 +58,15 @@ def inspect(client: Redis) -> Server:
         may_run_scripts=not isinstance(answers[4], NoPermissionError),
         persistent=saves or isinstance(answers[6], ResponseError),
         partition_size=_compact_size(sizes),
+        ahead_seconds=_ahead_seconds(answers[7]),
     )
+
+
+def _ahead_seconds(server_time: Any) -> float:
+    if not isinstance(server_time, (tuple, list)):
+        return 0.0
+    seconds, microseconds = server_time
+    return int(seconds) + int(microseconds) / 1e6 - time()
 
 
 def _settings(answer: Any) -> dict[str, Any]:
@@ -67,7 +78,9 @@ def _compact_size(sizes: dict[str, Any]) -> int:
     return max(int(found or DEFAULT_PARTITION_SIZE), 2)
 
 
-def check(server: Server, *, unsafe_server: bool = False) -> None:
+def check(
+    server: Server, *, unsafe_server: bool = False, clock_skew_warning_seconds: float = 0
+) -> None:
     """Refuse a server that would lose messages, warn of what may surprise.
 
     Raises ServerError, or ReplicaError (a connection error: a failover may be under way).
@@ -87,10 +100,22 @@ def check(server: Server, *, unsafe_server: bool = False) -> None:
             "the server is a read-only replica; the broker URL has to name its master"
         )
     _check_eviction(server.eviction, unsafe_server)
+    _check_clock(server.ahead_seconds, clock_skew_warning_seconds)
     if not server.persistent:
         logger.warning(
             "The server keeps nothing on disk: a restart loses every delayed message. "
             "Set appendonly yes."
+        )
+
+
+def _check_clock(ahead_seconds: float, limit_seconds: float) -> None:
+    if limit_seconds and abs(ahead_seconds) > limit_seconds:
+        logger.warning(
+            "The server's clock is %.0f seconds %s this machine's: what is sent from here with a "
+            "countdown is due so much %s. Set the clocks (NTP).",
+            abs(ahead_seconds),
+            "ahead of" if ahead_seconds > 0 else "behind",
+            "earlier" if ahead_seconds > 0 else "later",
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,6 +18,12 @@ DEFAULT_PARTITION_SIZE = 128
 
 #: Messages in one call of a script: a call stays below a few milliseconds, and below Lua's stack.
 CALL_LIMIT = 250
+
+#: Tags of a consumer's messages that one call sorts.
+SORT_LIMIT = 1_000
+
+#: How long after its start a server does not call a consumer dead, at the most.
+LONGEST_GRACE_MS = 15_000
 
 #: Delayed messages that one call drops.
 PURGE_LIMIT = 5_000
@@ -36,6 +43,26 @@ class Size(NamedTuple):
     ready: int
     due: int
     delayed: int
+
+
+class Limits(NamedTuple):
+    """When a message counts as poison (0: never), and how many dead letters are kept how long."""
+
+    max_deliveries: int = 20
+    dead_limit: int = 100_000
+    dead_seconds: float = 90 * 86_400
+
+
+@dataclass(frozen=True)
+class DeadLetter:
+    """A message that was buried. `message` is its JSON text as it was delivered."""
+
+    id: str
+    message: bytes
+    reason: str
+    consumer: str
+    at_ms: int
+    deliveries: int
 
 
 @dataclass(frozen=True)
@@ -85,11 +112,13 @@ class Store:
         priority_steps: Iterable[int] = (0, 3, 6, 9),
         separator: str = SEPARATOR,
         partition_size: int = DEFAULT_PARTITION_SIZE,
+        limits: Limits | None = None,
         now: str = "",
     ) -> None:
         self.client = client
         self.run = Wire(client.connection_pool)
         self.partition_size = partition_size
+        self.limits = limits or Limits()
         self.now = now
         steps = tuple(sorted(priority_steps))
         self.keys = lru_cache(maxsize=4096)(
@@ -160,7 +189,7 @@ class Store:
         keys = self.keys(queue)
         answer = script("deliver")(
             self.run,
-            **self._held(keys, consumer),
+            **self._holding(keys, consumer),
             now=self.now,
             consumer=consumer,
             leased=int(leased),
@@ -204,9 +233,15 @@ class Store:
                 self.run,
                 wake=keys.wake,
                 unacked=keys.unacked(consumer),
+                held=keys.held(consumer),
+                **self._dead(keys),
                 ready=keys.ready,
+                now=self.now,
+                consumer=consumer,
                 steps=keys.steps,
                 counted=int(counted),
+                max_deliveries=self.limits.max_deliveries,
+                **self._dead_bounds(),
                 tags=last_first[at : at + CALL_LIMIT],
             )
             for at in range(0, len(last_first), CALL_LIMIT)
@@ -215,39 +250,66 @@ class Store:
     def leave(self, queue: str, consumer: str) -> None:
         """Release all that `consumer` holds, pass its promise on and end its lease."""
         keys = self.keys(queue)
+        self._sort_held(keys, consumer)
         left = 1
         while left:
             left = script("leave")(
                 self.run,
-                **self._held(keys, consumer),
+                **self._holding(keys, consumer),
+                held=keys.held(consumer),
                 consumer=consumer,
                 steps=keys.steps,
                 limit=CALL_LIMIT,
             )
 
+    def _sort_held(self, keys: QueueKeys, consumer: str) -> None:
+        """Sort what one call cannot: a consumer without a prefetch limit may hold any number."""
+        if self.run("HLEN", keys.unacked(consumer)) <= SORT_LIMIT:
+            return
+        cursor = b"0"
+        while True:
+            cursor = script("sort_held")(
+                self.run,
+                unacked=keys.unacked(consumer),
+                held=keys.held(consumer),
+                cursor=cursor,
+                count=SORT_LIMIT,
+            )
+            if int(cursor) == 0:
+                return
+
     def renew(self, queue: str, consumer: str, lease_ms: int) -> list[str] | None:
-        """Make the lease last. Returns consumers whose lease has ended; None: this one's has."""
+        """Make the lease last. Returns consumers whose lease has ended; None: this one's has.
+
+        A server that has just started names none: they had no chance to renew.
+        """
         lasts, *dead = script("renew")(
             self.run,
             consumers=self.keys(queue).consumers,
             now=self.now,
             consumer=consumer,
             lease_ms=lease_ms,
+            grace_ms=min(lease_ms, LONGEST_GRACE_MS),
         )
         return [name.decode() for name in dead] if lasts else None
 
     def reclaim(self, queue: str, consumer: str) -> int:
         """Put back the messages of a consumer whose lease has ended; returns how many."""
         keys = self.keys(queue)
+        self._sort_held(keys, consumer)
         total, left = 0, 1
         while left:
             returned, left = script("reclaim")(
                 self.run,
-                **self._held(keys, consumer),
+                **self._holding(keys, consumer),
+                held=keys.held(consumer),
+                **self._dead(keys),
                 now=self.now,
                 consumer=consumer,
                 steps=keys.steps,
                 limit=CALL_LIMIT,
+                max_deliveries=self.limits.max_deliveries,
+                **self._dead_bounds(),
             )
             total += returned
         return total
@@ -266,7 +328,7 @@ class Store:
     def bury(
         self, queue: str, consumer: str, entries: Sequence[tuple[int, str, str, bytes]]
     ) -> int:
-        """Move messages, given as (tag, id, reason as JSON, record), to the dead letters.
+        """Move messages, given as (tag, id, reason, record), to the dead letters.
 
         An empty record stands for the one that is held under the tag.
         """
@@ -274,12 +336,61 @@ class Store:
         return script("bury")(
             self.run,
             unacked=keys.unacked(consumer),
-            dead=keys.dead,
-            dead_messages=keys.dead_messages,
-            dead_reasons=keys.dead_reasons,
+            **self._dead(keys),
             now=self.now,
+            consumer=consumer,
+            **self._dead_bounds(),
             entries=[part for entry in entries for part in entry],
         )
+
+    def dead_count(self, queue: str) -> int:
+        """How many dead letters a queue has."""
+        return self.run("ZCARD", self.keys(queue).dead)
+
+    def dead_ids(self, queue: str, start: int = 0, count: int = 100) -> list[str]:
+        """A page of the ids of a queue's dead letters, the oldest first."""
+        found = self.run("ZRANGE", self.keys(queue).dead, start, start + count - 1)
+        return [id.decode() for id in found]
+
+    def dead_letters(self, queue: str, ids: Sequence[str]) -> list[DeadLetter]:
+        """The dead letters with these ids, without those that are there no more."""
+        if not ids:
+            return []
+        keys = self.keys(queue)
+        records = self.run("HMGET", keys.dead_messages, *ids)
+        notes = self.run("HMGET", keys.dead_reasons, *ids)
+        return [
+            DeadLetter(id, record[1:], **json.loads(note))
+            for id, record, note in zip(ids, records, notes, strict=True)
+            if record is not None and note is not None
+        ]
+
+    def replay(self, queue: str, ids: Sequence[str], due_ms: int = 0) -> int:
+        """Give dead letters another try, now or at a time; returns how many there were."""
+        keys = self.keys(queue)
+        return sum(
+            script("replay")(
+                self.run,
+                **self._backlog(keys),
+                **self._dead(keys),
+                ready=keys.ready,
+                due_ms=due_ms,
+                partition_size=self.partition_size,
+                steps=keys.steps,
+                ids=ids[at : at + CALL_LIMIT],
+            )
+            for at in range(0, len(ids), CALL_LIMIT)
+        )
+
+    def purge_dead(self, queue: str, ids: Sequence[str]) -> int:
+        """Drop dead letters for good; returns how many there were."""
+        keys, count = self.keys(queue), 0
+        for at in range(0, len(ids), CALL_LIMIT):
+            part = ids[at : at + CALL_LIMIT]
+            self.run("ZREM", keys.dead, *part)
+            self.run("HDEL", keys.dead_reasons, *part)
+            count += self.run("HDEL", keys.dead_messages, *part)
+        return count
 
     def size(self, queue: str) -> Size:
         """Count a queue's messages by state."""
@@ -335,13 +446,26 @@ class Store:
             "wake": keys.wake,
         }
 
-    def _held(self, keys: QueueKeys, consumer: str) -> dict[str, Any]:
+    def _holding(self, keys: QueueKeys, consumer: str) -> dict[str, Any]:
         return {
             **self._backlog(keys),
             "armed": keys.armed,
             "consumers": keys.consumers,
             "unacked": keys.unacked(consumer),
             "ready": keys.ready,
+        }
+
+    def _dead(self, keys: QueueKeys) -> dict[str, Any]:
+        return {
+            "dead": keys.dead,
+            "dead_messages": keys.dead_messages,
+            "dead_reasons": keys.dead_reasons,
+        }
+
+    def _dead_bounds(self) -> dict[str, Any]:
+        return {
+            "dead_limit": self.limits.dead_limit,
+            "dead_age_ms": int(self.limits.dead_seconds * 1000),
         }
 
 

@@ -6,6 +6,7 @@ from queue import Empty
 from time import monotonic
 from typing import Any
 
+from kombu.log import get_logger
 from kombu.transport import redis as stock
 from redis.exceptions import MasterDownError, ReadOnlyError
 
@@ -13,6 +14,8 @@ from . import urls
 from .channel import Channel
 from .options import Options
 from .poller import Poller
+
+logger = get_logger(__name__)
 
 
 class Transport(stock.Transport):
@@ -30,6 +33,12 @@ class Transport(stock.Transport):
         """Connect. Raises OptionError, UrlError or ServerError where the user has to act."""
         Options.parse(self.client.transport_options)
         urls.check_alternates(self.client.alt)
+        if "visibility_timeout" in self.client.transport_options:
+            logger.warning(
+                "The transport option visibility_timeout has no effect: a message is delivered "
+                "again when its consumer has died, not when its task takes long; see "
+                "delayed_lease_seconds."
+            )
         return super().establish_connection()
 
     def drain_events(self, connection: Any, timeout: float | None = None) -> None:

@@ -11,6 +11,6 @@ local ready      = {unpack(KEYS, 7)}  -- LIST per priority step
 local steps      = ARGV[1]
 -- include: ready backlog announce
 -- returns 1
-redis.call('DEL', armed)
+redis.call('DEL', armed)  -- also lets a full server accept the rest
 announce_all()
 return 1

@@ -5,21 +5,20 @@ local dead          = KEYS[2]            -- ZSET id -> time of burial
 local dead_messages = KEYS[3]            -- HASH id -> priority step + message
 local dead_reasons  = KEYS[4]            -- HASH id -> JSON: why, by whom
 local now           = ARGV[1]
-local entries       = {unpack(ARGV, 2)}  -- tag, id, reason, record (empty: the one that is held); …
--- include: clock
+local consumer      = ARGV[2]
+local dead_limit    = tonumber(ARGV[3])
+local dead_age_ms   = tonumber(ARGV[4])
+local entries       = {unpack(ARGV, 5)}  -- tag, id, reason, record (empty: the one that is held); …
+-- include: clock dead
 -- returns how many; O(log n) a message
+redis.call('HDEL', unacked, '')          -- a full server lets a script write that has freed memory first
 local buried = 0
 for i = 1, #entries, 4 do
   local tag, id, reason, record = entries[i], entries[i + 1], entries[i + 2], entries[i + 3]
   if record == '' then record = redis.call('HGET', unacked, tag) end
   if record then
-    local member, n = id, 1
-    while redis.call('HSETNX', dead_messages, member, record) == 0 do
-      n = n + 1
-      member = id .. '\31' .. n
-    end
-    redis.call('HSET', dead_reasons, member, reason)
-    redis.call('ZADD', dead, now_ms, member)
+    local deliveries = tonumber(record:match(',"deliveries":(%d+)}$') or 0) + 1
+    entomb(id, record, consumer, deliveries, reason)
     redis.call('HDEL', unacked, tag)
     buried = buried + 1
   end

@@ -23,6 +23,7 @@ local steps      = ARGV[10]
 -- include: clock ready backlog
 -- returns {now_ms, next due_ms if the caller shall claim then or 0, 1 if more is ready, consumers,
 --   step + message, …}, or {0} where the lease was lost
+redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
 if leased == '1' and not redis.call('ZSCORE', consumers, consumer) then return {0} end
 if lease_ms > 0 then redis.call('ZADD', consumers, now_ms + lease_ms, consumer) end
 
@@ -67,16 +68,22 @@ else
   redis.call('ZREM', wake, 'now')
 end
 
+if waits ~= '1' then return answer end
 local next_ms = earliest()
-if waits == '1' then
-  local promised_ms, holder = (redis.call('GET', armed) or ''):match('^(%d+) (.*)$')
-  promised_ms = tonumber(promised_ms)
-  local mine = not holder or holder == consumer
-  if next_ms and (mine or promised_ms <= now_ms or promised_ms > next_ms) then
+local promised_ms, holder = (redis.call('GET', armed) or ''):match('^(%d+) (.*)$')
+promised_ms = tonumber(promised_ms)
+local free = not holder or holder == consumer or promised_ms <= now_ms
+-- A newcomer takes the promise over: its holder may have died, and finds out when it has not.
+if next_ms and (free or leased == '0' or promised_ms > next_ms) then
+  if #taken > 0 and answer[4] > 1 then
+    -- Its turn is over: the next one to come is who has waited longest.
+    redis.call('DEL', armed)
+    announce_due(next_ms)
+  else
     redis.call('SET', armed, string.format('%.0f %s', next_ms, consumer))
     answer[2] = next_ms
-  elseif holder and mine then
-    redis.call('DEL', armed)
   end
+elseif holder == consumer then
+  redis.call('DEL', armed)
 end
 return answer

@@ -8,13 +8,15 @@ local wake       = KEYS[5]            -- ZSET token -> when to claim
 local armed      = KEYS[6]            -- STRING "due_ms consumer": who has promised to claim then
 local consumers  = KEYS[7]            -- ZSET consumer -> end of its lease
 local unacked    = KEYS[8]            -- HASH tag -> priority step + message, of this consumer
-local ready      = {unpack(KEYS, 9)}  -- LIST per priority step
+local held       = KEYS[9]            -- ZSET tag -> tag, while they are given back
+local ready      = {unpack(KEYS, 10)} -- LIST per priority step
 local consumer   = ARGV[1]
 local steps      = ARGV[2]
 local limit      = tonumber(ARGV[3])
 -- include: ready unacked backlog announce
 -- returns how many messages it still holds
-local left = give_back_some(unacked, limit, 0)
+redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
+local left = give_back_some(limit, 0)
 if left > 0 then return left end
 if (redis.call('GET', armed) or ''):match(' (.*)$') == consumer then redis.call('DEL', armed) end
 redis.call('ZREM', consumers, consumer)

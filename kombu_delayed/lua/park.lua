@@ -11,6 +11,7 @@ local partition_size = tonumber(ARGV[1])
 local entries        = {unpack(ARGV, 2)}  -- tag, id, due_ms; …
 -- include: backlog
 -- returns how many; O(log n) a message
+redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
 local before = earliest()
 local first
 local parked = 0

@@ -1,11 +1,21 @@
 -- release: put messages that a consumer holds back to the heads of their ready lists, in their order.
 -- Twice is safe: what is not held any more stays where it is.
-local wake    = KEYS[1]            -- ZSET token -> when to claim
-local unacked = KEYS[2]            -- HASH tag -> priority step + message, of this consumer
-local ready   = {unpack(KEYS, 3)}  -- LIST per priority step
-local steps   = ARGV[1]
-local counted = tonumber(ARGV[2])  -- 1: this was an attempt, 0: it never started
-local tags    = {unpack(ARGV, 3)}
--- include: ready unacked
+local wake           = KEYS[1]            -- ZSET token -> when to claim
+local unacked        = KEYS[2]            -- HASH tag -> priority step + message, of this consumer
+local held           = KEYS[3]            -- ZSET tag -> tag, while they are given back
+local dead           = KEYS[4]            -- ZSET id -> time of burial
+local dead_messages  = KEYS[5]            -- HASH id -> priority step + message
+local dead_reasons   = KEYS[6]            -- HASH id -> JSON: why, by whom
+local ready          = {unpack(KEYS, 7)}  -- LIST per priority step
+local now            = ARGV[1]
+local consumer       = ARGV[2]
+local steps          = ARGV[3]
+local counted        = tonumber(ARGV[4])  -- 1: this was an attempt, 0: it never started
+local max_deliveries = tonumber(ARGV[5])  -- 0: any number
+local dead_limit     = tonumber(ARGV[6])
+local dead_age_ms    = tonumber(ARGV[7])
+local tags           = {unpack(ARGV, 8)}
+-- include: clock ready unacked dead poison
 -- returns how many; O(log n) a message
-return give_back(unacked, tags, counted)
+redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
+return give_back(tags, counted, counted > 0 and is_poison)

@@ -1,20 +1,28 @@
 -- unacked: messages on their way back from a consumer to the heads of their ready lists.
--- needs: ready steps wake
-local function bump(message, count)
-  local before, deliveries = message:match('^(.*),"deliveries":(%d+)}$')
-  if before then return before .. ',"deliveries":' .. (deliveries + count) .. '}' end
+-- needs: ready steps wake unacked held
+local function with_deliveries(message, count)
   if message:sub(-1) ~= '}' then return message end
-  return message:sub(1, -2) .. ',"deliveries":' .. count .. '}'
+  local before = message:match('^(.*),"deliveries":%d+}$') or message:sub(1, -2)
+  return before .. ',"deliveries":' .. count .. '}'
 end
 
--- The lowest tag was delivered first, so it goes back last and is the next to leave.
-local function give_back(unacked, tags, count)
+local function deliveries_of(message)
+  return tonumber(message:match(',"deliveries":(%d+)}$') or 0)
+end
+
+-- The lowest tag was delivered first, so it goes back last and is the next to leave. `is_buried`, where
+-- given, may take a message out of the way.
+local function give_back(tags, count, is_buried)
   table.sort(tags, function(a, b) return tonumber(a) > tonumber(b) end)
   local returned = 0
   for _, tag in ipairs(tags) do
     local record = redis.call('HGET', unacked, tag)
     if record then
-      redis.call('RPUSH', list_for(record:sub(1, 1)), bump(record:sub(2), count))
+      local deliveries = deliveries_of(record) + count
+      if not (is_buried and is_buried(record, deliveries)) then
+        local list = list_for(record:sub(1, 1))
+        redis.call('RPUSH', list, with_deliveries(record:sub(2), deliveries))
+      end
       redis.call('HDEL', unacked, tag)
       returned = returned + 1
     end
@@ -23,10 +31,17 @@ local function give_back(unacked, tags, count)
   return returned
 end
 
--- The highest tags first, so that the next call can go on in front of them.
-local function give_back_some(unacked, limit, count)
-  local tags = redis.call('HKEYS', unacked)
-  table.sort(tags, function(a, b) return tonumber(a) > tonumber(b) end)
-  give_back(unacked, {unpack(tags, 1, math.min(#tags, limit))}, count)
-  return math.max(#tags - limit, 0)
+-- The highest tags first, so that the next call can go on in front of them; returns how many are left.
+-- More than one call can sort have been sorted before.
+local function give_back_some(limit, count, is_buried)
+  if redis.call('EXISTS', held) == 0 then
+    local tags = redis.call('HKEYS', unacked)
+    table.sort(tags, function(a, b) return tonumber(a) > tonumber(b) end)
+    give_back({unpack(tags, 1, math.min(#tags, limit))}, count, is_buried)
+  else
+    local tags = redis.call('ZREVRANGE', held, 0, limit - 1)
+    give_back(tags, count, is_buried)
+    redis.call('ZREM', held, unpack(tags))
+  end
+  return redis.call('HLEN', unacked)
 end

@@ -1,0 +1,21 @@
+-- dead: the dead letters, bounded by count and by age.
+-- needs: dead dead_messages dead_reasons dead_limit dead_age_ms now
+local function forget_dead(members)
+  if #members == 0 then return 0 end
+  redis.call('ZREM', dead, unpack(members))
+  redis.call('HDEL', dead_reasons, unpack(members))
+  return redis.call('HDEL', dead_messages, unpack(members))
+end
+
+local function entomb(id, record, consumer, deliveries, reason)
+  local member, n = id, 1
+  while redis.call('HSETNX', dead_messages, member, record) == 0 do
+    n = n + 1
+    member = id .. '\31' .. n
+  end
+  local note = {reason = reason, consumer = consumer, at_ms = now_ms, deliveries = deliveries}
+  redis.call('HSET', dead_reasons, member, cjson.encode(note))
+  redis.call('ZADD', dead, now_ms, member)
+  forget_dead(redis.call('ZRANGEBYSCORE', dead, '-inf', now_ms - dead_age_ms, 'LIMIT', 0, 1000))
+  forget_dead(redis.call('ZRANGE', dead, 0, math.min(redis.call('ZCARD', dead) - dead_limit, 1000) - 1))
+end

@@ -1,0 +1,19 @@
+-- poison: what was delivered too often is buried rather than given back.
+-- needs: max_deliveries consumer
+local function id_of(message)
+  local readable, content = pcall(cjson.decode, message)
+  if not readable or type(content) ~= 'table' then return redis.sha1hex(message) end
+  local headers = type(content.headers) == 'table' and content.headers or {}
+  local properties = type(content.properties) == 'table' and content.properties or {}
+  for _, id in ipairs({headers.id or false, properties.message_id or false, properties.delivery_tag or false}) do
+    if type(id) == 'string' or type(id) == 'number' then return tostring(id) end
+  end
+  return redis.sha1hex(message)
+end
+
+local function is_poison(record, deliveries)
+  if max_deliveries == 0 or deliveries < max_deliveries then return false end
+  local message = record:sub(2)
+  entomb(id_of(message), record, consumer, deliveries, 'delivered ' .. deliveries .. ' times without success')
+  return true
+end

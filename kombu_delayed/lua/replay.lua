@@ -1,0 +1,37 @@
+-- replay: give dead letters another try, with their deliveries counted anew.
+-- Twice is safe: what is not dead any more stays where it is.
+local partitions     = KEYS[1]            -- ZSET partition -> lower bound of its due times
+local delayed        = KEYS[2]            -- what the partitions' keys begin with
+local messages       = KEYS[3]            -- HASH id -> priority step + message
+local duplicates     = KEYS[4]            -- HASH id -> how many messages share it
+local wake           = KEYS[5]            -- ZSET token -> when to claim
+local dead           = KEYS[6]            -- ZSET id -> time of burial
+local dead_messages  = KEYS[7]            -- HASH id -> priority step + message
+local dead_reasons   = KEYS[8]            -- HASH id -> JSON: why, by whom
+local ready          = {unpack(KEYS, 9)}  -- LIST per priority step
+local due_ms         = tonumber(ARGV[1])  -- 0: now
+local partition_size = tonumber(ARGV[2])
+local steps          = ARGV[3]
+local ids            = {unpack(ARGV, 4)}
+-- include: ready backlog
+-- returns how many; O(log n) a message
+local before = earliest()
+local count = 0
+for _, id in ipairs(ids) do
+  local record = redis.call('HGET', dead_messages, id)
+  if record then
+    record = record:gsub(',"deliveries":%d+}$', '}')
+    if due_ms == 0 then
+      redis.call('LPUSH', list_for(record:sub(1, 1)), record:sub(2))
+    else
+      put(id:match('^(.*)\31%d+$') or id, due_ms, record:gsub('^(.){"due_ms":%d+,', '%1{'), partition_size)
+    end
+    redis.call('ZREM', dead, id)
+    redis.call('HDEL', dead_messages, id)
+    redis.call('HDEL', dead_reasons, id)
+    count = count + 1
+  end
+end
+if count == 0 then return 0 end
+if due_ms == 0 then announce_ready() else announce_due(due_ms, before) end
+return count

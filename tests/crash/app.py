@@ -1,0 +1,151 @@
+"""The Celery app of the crash tests: tasks that write down when they start and when they end.
+
+KOMBU_DELAYED_TEST_APP       JSON: the fields of `tests.kit.tasks_app.Settings`; `ledger` is a directory
+KOMBU_DELAYED_TEST_WORKER    the name under which this process writes
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from celery import Celery, signals
+from celery.exceptions import Retry
+from celery.worker.request import Request as StockRequest
+
+from tests.crash.journal import Journal
+from tests.kit.tasks_app import Settings
+
+WORKER = "KOMBU_DELAYED_TEST_WORKER"
+SENDER = "sender"
+
+journal: Journal | None = None
+_publishing = threading.local()
+
+
+def write(event: str, id: str, retries: int, **facts: Any) -> None:
+    if journal is not None:
+        journal.write(event, id=id, retries=retries, **facts)
+
+
+class Request(StockRequest):
+    """Writes down what a worker does with a message."""
+
+    def _write(self, event: str, **facts: Any) -> None:
+        write(event, self.id, self.request_dict.get("retries") or 0, **facts)
+
+    def on_accepted(self, pid: int, time_accepted: float) -> None:
+        self._write("accepted", child=pid)
+        super().on_accepted(pid, time_accepted)
+
+    def acknowledge(self) -> None:
+        if not self.acknowledged:
+            self._write("ack")
+        super().acknowledge()
+
+    def reject(self, requeue: bool = False) -> None:
+        if not self.acknowledged:
+            self._write("reject", requeue=requeue)
+        super().reject(requeue=requeue)
+
+
+def _execute(task: Any, seconds: float, retries: int, countdown: float) -> None:
+    request = task.request
+    known = {"id": request.id, "retries": request.retries}
+    write(
+        "start",
+        **known,
+        late=task.acks_late,
+        eta=request.eta,
+        redelivered=bool((request.delivery_info or {}).get("redelivered")),
+    )
+    outcome = "done"
+    try:
+        time.sleep(seconds)
+        if request.retries < retries:
+            raise task.retry(countdown=countdown)
+    except Retry:
+        outcome = "retried"
+        raise
+    except BaseException as error:
+        outcome = repr(error)
+        raise
+    finally:
+        write("end", **known, outcome=outcome)
+
+
+def _early(self: Any, seconds: float = 0, retries: int = 0, countdown: float = 0) -> None:
+    """Is acked when it starts."""
+    _execute(self, seconds, retries, countdown)
+
+
+def _late(self: Any, seconds: float = 0, retries: int = 0, countdown: float = 0) -> None:
+    """Is acked when it is done."""
+    _execute(self, seconds, retries, countdown)
+
+
+def _ambiguous(error: BaseException, interval: float) -> None:
+    """A publish failed and is tried again: the server may have done it all the same."""
+    id, retries = getattr(_publishing, "what", ("?", 0))
+    write("publish again", id, retries, error=repr(error))
+
+
+def make_app(settings: Settings) -> Celery:
+    app = Celery("crash", set_as_current=False)
+    app.conf.update(
+        broker_url=settings.broker_url,
+        broker_transport_options=settings.transport_options,
+        broker_connection_retry_on_startup=True,
+        broker_connection_max_retries=None,
+        broker_connection_retry_delay=0.1,
+        task_ignore_result=True,
+        task_reject_on_worker_lost=True,
+        task_publish_retry_policy={
+            "max_retries": 60,
+            "interval_start": 0.05,
+            "interval_step": 0.05,
+            "interval_max": 0.2,
+            "errback": _ambiguous,
+        },
+        **settings.config,
+    )
+    options = {"bind": True, "max_retries": None, "Request": f"{__name__}:Request"}
+    app.task(name="early", **options)(_early)
+    app.task(name="late", acks_late=True, **options)(_late)
+    return app
+
+
+@signals.before_task_publish.connect
+def _before_publish(headers: dict[str, Any] | None = None, **_: Any) -> None:
+    headers = headers or {}
+    _publishing.what = headers.get("id"), headers.get("retries") or 0
+    write("publish", *_publishing.what, eta=headers.get("eta"))
+
+
+@signals.after_task_publish.connect
+def _after_publish(headers: dict[str, Any] | None = None, **_: Any) -> None:
+    headers = headers or {}
+    write("published", headers.get("id"), headers.get("retries") or 0, eta=headers.get("eta"))
+
+
+@signals.task_received.connect
+def _received(request: Any, **_: Any) -> None:
+    request._write(
+        "received",
+        redelivered=bool((request.delivery_info or {}).get("redelivered")),
+        tag=str(request.message.delivery_tag),
+    )
+
+
+@signals.worker_ready.connect
+def _ready(**_: Any) -> None:
+    write("ready", "", 0)
+
+
+if WORKER in os.environ:
+    _settings = Settings.from_environment()
+    journal = Journal(Path(_settings.ledger), os.environ[WORKER])
+    app = make_app(_settings)

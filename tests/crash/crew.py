@@ -1,0 +1,156 @@
+"""The workers: real Celery processes in slots; what dies is replaced."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.crash.app import WORKER
+from tests.kit.tasks_app import Settings
+from tests.kit.workers import Worker
+
+#: Pool and concurrency of each slot.
+SLOTS = (("prefork", 2), ("threads", 4), ("solo", 1), ("gevent", 8))
+
+TERM_SECONDS = 20
+
+
+@dataclass
+class Life:
+    """One worker process and its children, from start to end. Times are of `time.time`."""
+
+    name: str
+    pool: str
+    worker: Worker
+    pid: int
+    started_at: float
+    #: "killed", "main killed", "quit", "terminated", "hung", "by itself", "end of the run"
+    fate: str = ""
+    fated_at: float = float("inf")
+    ended_at: float = float("inf")
+    #: [stopped, continued]
+    stops: list[list[float]] = field(default_factory=list)
+    ready: bool = False
+
+    @property
+    def stopped(self) -> bool:
+        return bool(self.stops) and self.stops[-1][1] == float("inf")
+
+    def describe(self) -> str:
+        stops = "".join(f", stopped {a:.3f} to {b:.3f}" for a, b in self.stops)
+        fate = f", {self.fate} at {self.fated_at:.3f}, ended {self.ended_at:.3f}"
+        return f"{self.name} ({self.pool}, pid {self.pid}{stops}{fate if self.fate else ''})"
+
+
+class Crew:
+    """One living worker in each slot."""
+
+    def __init__(self, settings: Settings, directory: Path) -> None:
+        self._settings = settings
+        self._directory = directory
+        self.lives: list[Life] = []
+        self.current: dict[int, Life] = {}
+
+    def start(self) -> None:
+        for slot in range(len(SLOTS)):
+            self._start(slot)
+
+    def _start(self, slot: int) -> None:
+        pool, concurrency = SLOTS[slot]
+        name = f"{pool}{len(self.lives) + 1}"
+        worker = Worker(
+            self._settings,
+            self._directory,
+            name=name,
+            module="tests.crash.app",
+            pool=pool,
+            concurrency=concurrency,
+            env={WORKER: name},
+        )
+        worker.start(wait=False)
+        life = Life(name, pool, worker, worker.pid, time.time())
+        self.lives.append(life)
+        self.current[slot] = life
+
+    def choose(self, rng: random.Random, *pools: str) -> Life | None:
+        """A worker that runs, a ready one if there is one; None: there is none of those pools."""
+        running = [
+            life
+            for life in self.current.values()
+            if not life.fate and not life.stopped and (not pools or life.pool in pools)
+        ]
+        ready = [life for life in running if life.ready]
+        return rng.choice(ready or running) if running else None
+
+    def kill(self, life: Life, fate: str = "killed", main_only: bool = False) -> None:
+        """SIGKILL, for the children of its pool as well or for the main process alone."""
+        life.fate, life.fated_at = fate, time.time()
+        with contextlib.suppress(ProcessLookupError):
+            if main_only:
+                os.kill(life.pid, signal.SIGKILL)
+            else:
+                os.killpg(life.pid, signal.SIGKILL)
+        self.look_after()
+
+    def end(self, life: Life, number: int, fate: str) -> None:
+        """Ask it to end; `look_after` replaces it when it has."""
+        life.fate, life.fated_at = fate, time.time()
+        os.kill(life.pid, number)
+
+    def stop(self, life: Life) -> None:
+        """SIGSTOP for it and its children."""
+        life.stops.append([time.time(), float("inf")])
+        os.killpg(life.pid, signal.SIGSTOP)
+
+    def resume(self, life: Life) -> None:
+        if life.stopped:
+            os.killpg(life.pid, signal.SIGCONT)
+            life.stops[-1][1] = time.time()
+
+    def look_after(self) -> None:
+        """Replace what has ended, and end what does not."""
+        for slot, life in list(self.current.items()):
+            waited = time.time() - life.fated_at
+            if life.fate in ("terminated", "quit") and waited > TERM_SECONDS:
+                self.kill(life, fate="hung")
+                continue
+            if life.fate in ("killed", "main killed", "hung"):
+                self._reap(life)
+            if not life.worker.running:
+                self._ended(slot, life)
+
+    def _reap(self, life: Life) -> None:
+        process = life.worker._process
+        if process is not None:
+            process.wait(10)
+
+    def _ended(self, slot: int, life: Life) -> None:
+        life.ended_at = time.time()
+        if not life.fate:
+            life.fate, life.fated_at = "by itself", life.ended_at
+        self._start(slot)
+
+    def finish(self) -> None:
+        """A warm shutdown of all; what does not end is killed and counted as hung."""
+        for life in self.current.values():
+            self.resume(life)
+            if not life.fate:
+                self.end(life, signal.SIGTERM, "end of the run")
+        deadline = time.monotonic() + TERM_SECONDS
+        for life in self.current.values():
+            while life.worker.running and time.monotonic() < deadline:
+                time.sleep(0.05)
+            if life.worker.running:
+                life.fate, life.fated_at = "hung", time.time()
+            life.ended_at = time.time()
+        self.close()
+
+    def close(self) -> None:
+        """Leave no process behind."""
+        for life in self.lives:
+            life.worker.kill()

@@ -1,0 +1,54 @@
+"""What each process saw, written down outside of the server: a file per process, appended to."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+Line = dict[str, Any]
+
+
+class Journal:
+    """Appends one JSON object a line; each process that writes has a file of its own."""
+
+    def __init__(self, directory: Path, owner: str) -> None:
+        self._directory = directory
+        self._owner = owner
+        self._pid = 0
+        self._descriptor = -1
+
+    def write(self, event: str, **facts: Any) -> None:
+        line = {"event": event, "at": time.time(), "monotonic": time.monotonic(), **facts}
+        # One write of an O_APPEND descriptor: a kill leaves the whole line or nothing.
+        os.write(self._file(), json.dumps(line).encode() + b"\n")
+
+    def _file(self) -> int:
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            path = self._directory / f"{self._owner}-{self._pid}.journal"
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        return self._descriptor
+
+
+class Reader:
+    """Reads all journals of a directory, each time what is new."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._read: dict[Path, int] = {}
+
+    def new_lines(self) -> Iterator[Line]:
+        """Lines with their `owner` and `pid`, in the order of each file."""
+        for path in sorted(self._directory.glob("*.journal")):
+            owner, _, pid = path.stem.rpartition("-")
+            with path.open("rb") as file:
+                file.seek(self._read.get(path, 0))
+                data = file.read()
+            whole = data[: data.rfind(b"\n") + 1]
+            self._read[path] = self._read.get(path, 0) + len(whole)
+            for line in whole.splitlines():
+                yield {**json.loads(line), "owner": owner, "pid": int(pid)}

@@ -1,0 +1,102 @@
+"""The load: a steady stream of tasks of all sorts, and what was planned for each."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from celery import Celery, chain
+from kombu.utils.uuid import uuid
+
+from tests.crash import app as crash_app
+
+#: Shares of the kinds of tasks.
+KINDS = {"now": 40, "countdown": 35, "retry": 13, "chain": 12}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a task that was sent is to do. `then` is the id of the task that follows in a chain."""
+
+    id: str
+    kind: str
+    late: bool
+    retries: int = 0
+    then: str = ""
+
+
+class Senders:
+    """Threads that send tasks until they are stopped."""
+
+    def __init__(self, app: Celery, seed: int, rate: float, threads: int = 2) -> None:
+        self.app = app
+        self.plans: dict[str, Plan] = {}
+        self.sent = self.refused = 0
+        self._rate = rate / threads
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._threads = [
+            threading.Thread(target=self._run, args=(random.Random(f"{seed}/{n}"),), daemon=True)
+            for n in range(threads)
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(60)
+
+    def _run(self, rng: random.Random) -> None:
+        at = time.monotonic()
+        while not self._stop.wait(max(at - time.monotonic(), 0)):
+            at = max(at, time.monotonic() - 1) + rng.uniform(0.2, 1.8) / self._rate
+            self._send(rng)
+
+    def _send(self, rng: random.Random) -> None:
+        plan, signature, options = self._make(rng)
+        with self._lock:
+            self.plans[plan.id] = plan
+            self.sent += 1
+        try:
+            signature.apply_async(**options)
+        except Exception as error:
+            crash_app.write("refused", plan.id, 0, error=repr(error))
+            with self._lock:
+                self.refused += 1
+        else:
+            crash_app.write("taken", plan.id, 0)
+
+    def _make(self, rng: random.Random) -> tuple[Plan, Any, dict[str, Any]]:
+        kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
+        late = rng.random() < 0.5
+        id = uuid()
+        first = self._signature(rng, late, id)
+        options = {"priority": rng.randrange(10)} if rng.random() < 0.3 else {}
+        if kind == "countdown":
+            first.set(countdown=_countdown(rng))
+        if kind == "retry":
+            retries = rng.randint(1, 3)
+            first.kwargs.update(retries=retries, countdown=round(rng.uniform(0.1, 3), 2))
+            return Plan(id, kind, late, retries), first, options
+        if kind == "chain":
+            second = self._signature(rng, rng.random() < 0.5, uuid())
+            second.set(countdown=round(rng.uniform(0.1, 4), 2))
+            then = second.options["task_id"]
+            return Plan(id, kind, late, 0, then), chain(first, second), options
+        return Plan(id, kind, late), first, options
+
+    def _signature(self, rng: random.Random, late: bool, id: str) -> Any:
+        # Most are short; some are still running when their worker is killed.
+        seconds = rng.uniform(0.2, 1.0) if rng.random() < 0.05 else rng.uniform(0, 0.03)
+        task = self.app.tasks["late" if late else "early"]
+        return task.s(seconds=round(seconds, 3)).set(task_id=id)
+
+
+def _countdown(rng: random.Random) -> float:
+    return round(20 ** rng.random() * rng.choice([0.1, 1]), 2)
