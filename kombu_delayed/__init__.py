@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, Any
 from .registration import register
 
 if TYPE_CHECKING:
+    from .dead import DeadLetters
     from .errors import DelayedError
     from .options import Options
     from .store import Store
     from .transport import Transport
 
 __version__ = "0.1.0"
-__all__ = ["DelayedError", "Options", "Store", "Transport", "__version__"]
+__all__ = ["DeadLetters", "DelayedError", "Options", "Store", "Transport", "__version__"]
 
 _HOMES = {
+    "DeadLetters": "dead",
     "DelayedError": "errors",
     "Options": "options",
     "Store": "store",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+
+from kombu.exceptions import OperationalError
 from redis import exceptions
 
 
@@ -29,6 +32,17 @@ class ServerError(DelayedError):
     """The server cannot keep delayed messages safe."""
 
 
+class ServerNotReady(DelayedError, exceptions.ConnectionError):
+    """The server cannot take commands now: it loads, follows another one, or is busy."""
+
+
+class ServerFull(DelayedError, OperationalError):
+    """The server has no memory left for more messages; nothing was stored.
+
+    Free memory or raise maxmemory. What is stored already can still be delivered.
+    """
+
+
 class MessageError(DelayedError, ValueError):
     """What was found in a queue is not a message of Kombu's."""
 
@@ -46,6 +60,19 @@ UNREACHABLE: tuple[type[BaseException], ...] = (
     OSError,
     exceptions.ConnectionError,
     exceptions.TimeoutError,
-    exceptions.ReadOnlyError,
-    exceptions.MasterDownError,
 )
+
+_NOT_READY = re.compile(r"\b(READONLY|MASTERDOWN|LOADING|BUSY|MISCONF|NOREPLICAS|CLUSTERDOWN)\b")
+
+
+def translate(error: exceptions.ResponseError) -> Exception:
+    """The server's complaint as what it means here; a fault of ours stays what it is.
+
+    A script's error comes with the server's code inside its text, or as redis-py's class.
+    """
+    if isinstance(error, exceptions.OutOfMemoryError) or re.search(r"\bOOM\b", str(error)):
+        return ServerFull()
+    known = (exceptions.ReadOnlyError, exceptions.MasterDownError)
+    if isinstance(error, known) or _NOT_READY.search(str(error)):
+        return ServerNotReady(f"the server cannot take commands now: {error}")
+    return error

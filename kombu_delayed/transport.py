@@ -8,7 +8,6 @@ from typing import Any
 
 from kombu.log import get_logger
 from kombu.transport import redis as stock
-from redis.exceptions import MasterDownError, ReadOnlyError
 
 from . import urls
 from .channel import Channel
@@ -22,8 +21,6 @@ class Transport(stock.Transport):
     """Kombu's Redis transport with a backlog."""
 
     Channel = Channel
-
-    connection_errors = (*stock.Transport.connection_errors, ReadOnlyError, MasterDownError)
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)

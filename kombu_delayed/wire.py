@@ -15,6 +15,8 @@ from typing import Any
 from redis import ConnectionPool
 from redis.exceptions import ResponseError
 
+from .errors import ServerFull, translate
+
 #: Answers that nobody has waited for are read at the latest when so many are on their way.
 UNREAD_LIMIT = 64
 
@@ -40,8 +42,8 @@ class Wire:
             try:
                 self._send(command)
                 self._read_posted()
-                return self._connection.read_response()
-            except ResponseError:
+                return self._read()
+            except (ResponseError, ServerFull):
                 raise
             except BaseException:
                 self._fail_posted()
@@ -74,10 +76,19 @@ class Wire:
         packed = self._connection.pack_command(*command)
         self._connection.send_packed_command(packed, check_health=not self._unread)
 
+    def _read(self) -> Any:
+        try:
+            return self._connection.read_response()
+        except ResponseError as error:
+            meaning = translate(error)
+            if meaning is error:
+                raise
+            raise meaning from error
+
     def _read_posted(self) -> None:
         while self._unread:
             try:
-                self._connection.read_response()
+                self._read()
             except ResponseError:
                 self._unread[0]()
             self._unread.popleft()

@@ -1,0 +1,95 @@
+-- migrate: move messages between the keys of the stock Redis transport and the backlog.
+-- Twice is safe: what is not in its source any more stays where it is.
+local partitions     = KEYS[1]             -- ZSET partition -> lower bound of its due times
+local delayed        = KEYS[2]             -- what the partitions' keys begin with
+local messages       = KEYS[3]             -- HASH id -> priority step + message
+local duplicates     = KEYS[4]             -- HASH id -> how many messages share it
+local wake           = KEYS[5]             -- ZSET token -> when to claim
+local stock_unacked  = KEYS[6]             -- HASH tag -> JSON [message, exchange, routing key]
+local stock_index    = KEYS[7]             -- ZSET tag -> when it was delivered, in s
+local ready          = {unpack(KEYS, 8)}   -- LIST per priority step
+local now            = ARGV[1]
+local partition_size = tonumber(ARGV[2])
+local steps          = ARGV[3]
+local source         = ARGV[4]             -- unacked (the stock transport's), ready or delayed
+local until_seconds  = tonumber(ARGV[5])   -- unacked: take what was delivered until then
+local keep           = ARGV[6]             -- unacked: 1: leave it there, another queue gets it too
+local start          = tonumber(ARGV[7])   -- ready: the part of the list to look at, from its left end
+local stop           = tonumber(ARGV[8])
+local entries        = {unpack(ARGV, 9)}   -- tag (or member of the backlog), id, due_ms, step + message; …
+-- include: clock ready backlog
+-- returns {messages that are delayed now, messages that are ready now}
+local PLACEHOLDER = '\0moved'
+local before = earliest()
+local first
+local counts = {0, 0}
+redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
+
+local function delay(id, due_ms, record)
+  put(id, due_ms, record, partition_size)
+  if not first or due_ms < first then first = due_ms end
+  counts[1] = counts[1] + 1
+end
+
+local function make_ready(push, step, message)
+  redis.call(push, list_for(step), message)
+  counts[2] = counts[2] + 1
+end
+
+local function from_unacked(tag, id, due_ms, record)
+  local since = tonumber(redis.call('ZSCORE', stock_index, tag) or 0)
+  if since > until_seconds or redis.call('HEXISTS', stock_unacked, tag) == 0 then return end
+  if due_ms > now_ms then
+    delay(id, due_ms, record)
+  else
+    make_ready('RPUSH', record:sub(1, 1), record:sub(2))
+  end
+  if keep == '1' then return end
+  redis.call('ZREM', stock_index, tag)
+  redis.call('HDEL', stock_unacked, tag)
+end
+
+local function from_delayed(member, _, due_ms)
+  local name = redis.call('ZREVRANGEBYSCORE', partitions, due_ms, '-inf', 'LIMIT', 0, 1)[1]
+  if not name or tonumber(redis.call('ZSCORE', delayed .. name, member) or -1) ~= due_ms then return end
+  local record = redis.call('HGET', messages, member)
+  local message = record:sub(2)
+  if due_ms <= now_ms then message = string.format('{"due_ms":%.0f,', due_ms) .. message:sub(2) end
+  make_ready('LPUSH', record:sub(1, 1), message)
+  redis.call('ZREM', delayed .. name, member)
+  if redis.call('EXISTS', delayed .. name) == 0 then redis.call('ZREM', partitions, name) end
+  redis.call('HDEL', messages, member)
+  forget_duplicate(member)
+end
+
+-- Elements may have moved since the caller looked: they are found by their text. Each is overwritten in
+-- its place, and then all go in one pass.
+local function from_ready()
+  local wanted, places, step = {}, {}, entries[4]:sub(1, 1)
+  for i = 1, #entries, 4 do wanted[entries[i + 3]] = i end
+  local list = list_for(step)
+  for offset, message in ipairs(redis.call('LRANGE', list, start, stop)) do
+    local i = wanted[step .. message]
+    if i and tonumber(entries[i + 2]) > now_ms then
+      delay(entries[i + 1], tonumber(entries[i + 2]), step .. message)
+      places[#places + 1] = start + offset - 1
+    end
+  end
+  if #places == 0 then return end
+  for _, place in ipairs(places) do redis.call('LSET', list, place, PLACEHOLDER) end
+  local near_left = start * 2 < redis.call('LLEN', list)
+  redis.call('LREM', list, near_left and #places or -#places, PLACEHOLDER)
+end
+
+if source == 'ready' then
+  from_ready()
+else
+  local take = source == 'unacked' and from_unacked or from_delayed
+  for i = 1, #entries, 4 do
+    take(entries[i], entries[i + 1], tonumber(entries[i + 2]), entries[i + 3])
+  end
+end
+if first then announce_due(first, before) end
+if counts[2] > 0 then announce_ready() end
+if redis.call('EXISTS', partitions) == 0 then redis.call('ZREM', wake, 'due') end
+return counts

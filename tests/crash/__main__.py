@@ -1,0 +1,60 @@
+"""Kills workers and the server at random under load, and counts what was lost."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from tests.crash import report
+from tests.crash.run import Order, Result, run
+
+
+def run_shown(console: Console, order: Order) -> Result:
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        bar = progress.add_task(order.transport, total=1.0)
+
+        def show(stage: str, share: float, text: str) -> None:
+            progress.update(bar, completed=share, description=f"{order.transport}: {stage}, {text}")
+
+        return run(order, show)
+
+
+@click.command()
+@click.option("--minutes", type=click.FloatRange(0.1), default=5, show_default=True)
+@click.option("--seed", type=int, default=1, show_default=True)
+@click.option("--transport", type=click.Choice(["delayed", "stock"]), default="delayed")
+@click.option("--rate", type=float, default=40, show_default=True, help="Tasks sent per second.")
+@click.option("--every", type=float, default=5, show_default=True, help="Seconds between faults.")
+@click.option("--keep", type=click.Path(path_type=Path), help="Keep logs and journals there.")
+@click.option("--write", type=click.Path(path_type=Path), help="A page: both transports.")
+def main(
+    minutes: float,
+    seed: int,
+    transport: str,
+    rate: float,
+    every: float,
+    keep: Path | None,
+    write: Path | None,
+) -> None:
+    """Kill workers and the server at random, and count what is lost, late, or run twice."""
+    console = Console()
+    results = []
+    for name in ("delayed", "stock") if write else (transport,):
+        kept = keep / name if keep else None
+        result = run_shown(console, Order(minutes * 60, seed, name, rate, every, kept))
+        results.append(result)
+        console.print(report.findings(result), markup=False, highlight=False, soft_wrap=True)
+    console.print(report.as_table(results))
+    if write:
+        command = f"python -m tests.crash --minutes {minutes:g} --seed {seed} --write {write}"
+        write.write_text(report.as_page(results, command))
+    sys.exit(0 if results[0].verdict.good else 1)
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m tests.crash")

@@ -1,0 +1,144 @@
+"""The journals put together: what happened to each execution, identified by task id and retry."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+
+from tests.crash.app import SENDER
+from tests.crash.journal import Line
+from tests.crash.load import Plan
+
+#: A task id and a retry number.
+Key = tuple[str, int]
+NEVER = float("inf")
+
+
+@dataclass
+class Run:
+    """One time that a task's code ran. `end` is never where its process died."""
+
+    owner: str
+    start: float
+    redelivered: bool
+    late: bool
+    eta: str | None
+    end: float = NEVER
+    outcome: str = ""
+
+
+@dataclass
+class Hold:
+    """One time that a worker received the message."""
+
+    owner: str
+    at: float
+    accepted: float = NEVER
+    done: float = NEVER
+    run: Run | None = None
+
+
+@dataclass
+class Execution:
+    """What is expected to run once."""
+
+    key: Key
+    lines: list[Line] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
+    holds: list[Hold] = field(default_factory=list)
+    expected: bool = False
+    #: The execution that publishes this one; None: the sender does.
+    parent: Key | None = None
+
+    def at(self, event: str) -> float:
+        """When something happened first."""
+        return min((line["at"] for line in self.lines if line["event"] == event), default=NEVER)
+
+    @property
+    def due(self) -> float | None:
+        """The ETA, in seconds since the epoch."""
+        etas = [line["eta"] for line in self.lines if line.get("eta")]
+        if not etas:
+            return None
+        moment = datetime.fromisoformat(etas[0])
+        return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
+
+    @property
+    def wanted_at(self) -> float:
+        return self.due or self.at("publish")
+
+    def describe(self) -> str:
+        lines = []
+        for line in self.lines:
+            known = ("event", "at", "monotonic", "owner", "pid", "id", "retries")
+            more = {name: value for name, value in line.items() if name not in known}
+            lines.append(
+                f"    {line['at']:.3f}  {line['owner']:<12} {line['pid']:<7} "
+                f"{line['event']:<14} {more or ''}"
+            )
+        return f"  {self.key[0]} retry {self.key[1]}\n" + "\n".join(lines)
+
+
+def collect(lines: Iterable[Line], plans: Sequence[Plan]) -> dict[Key, Execution]:
+    """All executions that were planned or that happened."""
+    executions: dict[Key, Execution] = {}
+    for line in sorted(lines, key=lambda line: line["at"]):
+        if line["event"] != "ready":
+            key = line["id"], line["retries"]
+            executions.setdefault(key, Execution(key)).lines.append(line)
+    _expect(executions, plans)
+    for execution in executions.values():
+        _follow(execution)
+    return executions
+
+
+def _expect(executions: dict[Key, Execution], plans: Sequence[Plan]) -> None:
+    """A task that is acked late goes on until all its steps are done; others may die on the way."""
+    for execution in executions.values():
+        events = {(line["event"], line["owner"]) for line in execution.lines}
+        execution.expected = ("taken", SENDER) in events or any(
+            event == "published" and owner != SENDER for event, owner in events
+        )
+        if execution.key[1]:
+            execution.parent = execution.key[0], execution.key[1] - 1
+    for plan in plans:
+        first = executions.get((plan.id, 0))
+        follows = [(plan.id, n) for n in range(1, plan.retries + 1)]
+        follows += [(plan.then, 0)] * bool(plan.then)
+        for key in follows if plan.late and first and first.expected else ():
+            executions.setdefault(key, Execution(key)).expected = True
+        if (plan.then, 0) in executions:
+            executions[plan.then, 0].parent = plan.id, plan.retries
+
+
+def _follow(execution: Execution) -> None:
+    """Pair starts with ends, and what was received with what was done with it."""
+    running: dict[tuple[str, int], list[Run]] = defaultdict(list)
+    held: dict[str, list[Hold]] = defaultdict(list)
+    for line in execution.lines:
+        owner, at, event = line["owner"], line["at"], line["event"]
+        if event == "received":
+            hold = Hold(owner, at)
+            execution.holds.append(hold)
+            held[owner].append(hold)
+        elif event == "accepted":
+            _first(held[owner], "accepted", at)
+        elif event in ("ack", "reject"):
+            _first(held[owner], "done", at)
+        elif event == "start":
+            run = Run(owner, at, line["redelivered"], line["late"], line["eta"])
+            execution.runs.append(run)
+            running[owner, line["pid"]].append(run)
+            _first(held[owner], "run", run)
+        elif event == "end" and running[owner, line["pid"]]:
+            run = running[owner, line["pid"]].pop(0)
+            run.end, run.outcome = at, line["outcome"]
+
+
+def _first(holds: Sequence[Hold], name: str, value: float | Run) -> None:
+    for hold in holds:
+        if getattr(hold, name) in (None, NEVER):
+            setattr(hold, name, value)
+            return

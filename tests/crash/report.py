@@ -1,0 +1,119 @@
+"""What a run found: on the terminal, and as a page of the documentation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from tests.benchmarks.report import _circumstances, percentile
+from tests.crash.faults import MEANINGS, SHARES
+from tests.crash.run import Result
+from tests.crash.verdict import CAUSES
+
+TITLES = {"delayed": "`delayed+redis://`", "stock": "`redis://`"}
+
+
+def rows(result: Result) -> list[tuple[str, str]]:
+    verdict = result.verdict
+    ended = sum(life.fate == "by itself" for life in result.crew.lives)
+    hung = sum(life.fate == "hung" for life in result.crew.lives)
+    figures = [
+        ("sent", result.sent),
+        ("accepted", result.sent - result.refused),
+        ("executions expected, with retries and chains", verdict.expected),
+        ("run", verdict.ran),
+        ("**lost**", len(verdict.lost)),
+        ("**stuck**: on the server at the end and not run", len(verdict.stuck)),
+        ("**early**, by the server's clock", len(verdict.early)),
+        ("acked when it started, worker died before its first line", len(verdict.dropped)),
+        ("run more than once", sum(verdict.repeats.values())),
+        *((f"— {cause}", verdict.repeats[cause]) for cause in CAUSES),
+        ("task failed in each run", len(verdict.failed)),
+        ("messages on the server at the end", sum(verdict.left.values())),
+        ("workers that ended by themselves", ended),
+        ("workers that did not end when asked", hung),
+    ]
+    found = [(what, f"{figure:,}") for what, figure in figures]
+    found += _lateness("late", verdict.late_ms)
+    found += _lateness("late, outside of faults and recovery", verdict.calm_late_ms)
+    found += [(f"fault: {MEANINGS[kind]}", str(result.faults[kind])) for kind in SHARES]
+    return found
+
+
+def _lateness(what: str, values: Sequence[float]) -> list[tuple[str, str]]:
+    if not values:
+        return [(f"{what}: p50 / p99 / max", "-")]
+    figures = percentile(values, 0.5), percentile(values, 0.99), max(values)
+    text = " / ".join(f"{figure:,.0f}" for figure in figures)
+    return [(f"{what}: p50 / p99 / max", f"{text} ms ({len(values):,})")]
+
+
+def as_table(results: Sequence[Result]) -> Table:
+    table = Table(title=_title(results[0]), title_justify="left")
+    table.add_column("what")
+    for result in results:
+        table.add_column(TITLES[result.order.transport].strip("`"), justify="right")
+    for cells in zip(*map(rows, results), strict=True):
+        table.add_row(cells[0][0].replace("*", ""), *(cell[1] for cell in cells))
+    return table
+
+
+def _title(result: Result) -> str:
+    order = result.order
+    return f"{order.seconds / 60:g} min, seed {order.seed}, {sum(result.faults.values())} faults"
+
+
+def findings(result: Result) -> str:
+    """The history of each execution that went wrong, and of the workers that it met."""
+    verdict = result.verdict
+    parts = []
+    for what in ("lost", "stuck", "early", "unexplained", "failed", "dropped"):
+        for execution in getattr(verdict, what):
+            parts.append(f"{what}:\n{execution.describe()}")
+            met = {line["owner"] for line in execution.lines}
+            lives = [life for life in result.crew.lives if life.name in met]
+            parts.extend(f"    worker {life.describe()}" for life in lives)
+    for key in verdict.left:
+        parts.append(f"left on the server:\n{result.executions[key].describe()}")
+    for life in result.crew.lives:
+        if life.fate in ("by itself", "hung"):
+            log = life.worker.log_path.read_text(errors="replace")[-3000:]
+            parts.append(f"worker {life.describe()}\n{log}")
+    return "\n".join(parts)
+
+
+def as_page(results: Sequence[Result], command: str) -> str:
+    """The page docs/chaos.md."""
+    first = results[0]
+    titles = " | ".join(TITLES[result.order.transport] for result in results)
+    lines = [
+        "# Under faults",
+        "",
+        "Celery workers with the pools prefork, threads, solo and gevent run a steady stream of "
+        "tasks: immediate, with a countdown, retried, chained, half of them acked late.",
+        "Workers and server are killed, stopped and cut off at random, and what died is started "
+        "again. Each execution is written to files outside of the server, and counted.",
+        "",
+        f"| {_title(first)} | {titles} |",
+        "|---|" + "---:|" * len(results),
+        *(
+            f"| {cells[0][0]} | {' | '.join(cell[1] for cell in cells)} |"
+            for cells in zip(*map(rows, results), strict=True)
+        ),
+        "",
+        "A task that was *executing* when its process died has to run again, and one whose ack "
+        "was on its way may: that is at-least-once delivery.",
+        "A task that is acked when it starts is gone when its worker dies just then; "
+        "`acks_late` is for tasks that must not be.",
+        "",
+        *(f"- {line}" for line in _circumstances(first.server)),
+        "",
+        "To run it again:",
+        "",
+        "```",
+        command,
+        "```",
+        "",
+    ]
+    return "\n".join(lines)

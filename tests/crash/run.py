@@ -1,0 +1,246 @@
+"""One run: a server, a proxy, workers, load and faults; then the verdict."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import re
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from tests.crash import app as crash_app
+from tests.crash.crew import Crew
+from tests.crash.faults import Faults, schedule
+from tests.crash.history import Execution, Key, collect
+from tests.crash.journal import Journal, Line, Reader
+from tests.crash.load import Senders
+from tests.crash.verdict import Evidence, Verdict, judge
+from tests.kit.proxy import Proxy
+from tests.kit.servers import Server, start_server
+from tests.kit.tasks_app import Settings
+
+LEASE_SECONDS = 2.5
+SETTLE_SECONDS = 10
+READY_SECONDS = 60
+
+_RECLAIM = re.compile(
+    r"^\[([\d-]+ [\d:]+,\d+): .*Consumer \S+:(\d+):\w+ has stopped answering", re.MULTILINE
+)
+_ID = re.compile(rb'"id": ?"([0-9a-f-]{36})"')
+_RETRIES = re.compile(rb'"retries": ?(\d+)')
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to run. `every_seconds` is the mean time between two faults."""
+
+    seconds: float
+    seed: int
+    transport: str = "delayed"
+    rate: float = 40
+    every_seconds: float = 5
+    keep: Path | None = None
+
+    def settings(self, port: int | None, journals: Path) -> Settings:
+        prefix, options = "", {}
+        if self.transport == "delayed":
+            prefix, options = "delayed+", {"delayed_lease_seconds": LEASE_SECONDS}
+        url = f"{prefix}redis://127.0.0.1:{port}/0"
+        return Settings(url, None, options, str(journals))
+
+
+@dataclass
+class Result:
+    order: Order
+    verdict: Verdict
+    executions: dict[Key, Execution]
+    sent: int
+    refused: int
+    faults: Counter[str]
+    crew: Crew
+    server: str
+
+
+Report = Callable[[str, float, str], None]
+
+
+def run(order: Order, report: Report = lambda stage, share, text: None) -> Result:
+    """`report` is told the stage, its share done and figures, a few times a second."""
+    with contextlib.ExitStack() as stack:
+        directory = order.keep
+        if directory is None:
+            made = tempfile.TemporaryDirectory(prefix="kombu-delayed-crash-")
+            directory = Path(stack.enter_context(made))
+        journals = directory / "journals"
+        journals.mkdir(parents=True)
+        server = stack.enter_context(_server(directory / "server"))
+        proxy = stack.enter_context(Proxy(server.port or 0))
+        settings = order.settings(proxy.port, journals)
+        crew = Crew(settings, directory)
+        stack.callback(crew.close)
+        senders = Senders(crash_app.make_app(settings), order.seed, order.rate)
+        with writing(journals):
+            return _Run(order, server, proxy, crew, senders, Reader(journals), report).run()
+
+
+@contextlib.contextmanager
+def writing(journals: Path) -> Iterator[None]:
+    """What this process publishes is written down."""
+    crash_app.journal = Journal(journals, crash_app.SENDER)
+    try:
+        yield
+    finally:
+        crash_app.journal = None
+
+
+def _server(directory: Path) -> Server:
+    config = {"appendfsync": "always", "enable-debug-command": "yes"}
+    return start_server("valkey", directory, port=0, append_only=True, config=config)
+
+
+class _Run:
+    def __init__(
+        self,
+        order: Order,
+        server: Server,
+        proxy: Proxy,
+        crew: Crew,
+        senders: Senders,
+        reader: Reader,
+        report: Report,
+    ) -> None:
+        self.order = order
+        self.server = server
+        self.crew = crew
+        self.senders = senders
+        self.report = report
+        plan = schedule(order.seed, order.seconds, order.every_seconds)
+        self._make_faults = lambda: Faults(
+            crew, server, proxy, LEASE_SECONDS, random.Random(order.seed), plan
+        )
+        self._reader = reader
+        self.lines: list[Line] = []
+        self._missing: set[Key] = set()
+        self._started: set[Key] = set()
+        self._last_due = 0.0
+
+    def run(self) -> Result:
+        self.crew.start()
+        self._until("workers start", READY_SECONDS, self._all_ready)
+        faults = self._make_faults()
+        self.senders.start()
+        self._until("faults", self.order.seconds, lambda: False, faults.step)
+        faults.finish()
+        self._until("last sends", 0.5, lambda: False, self.crew.look_after)
+        self.senders.stop()
+        self._settle()
+        self.crew.finish()
+        self.lines.extend(self._reader.new_lines())
+        executions = collect(self.lines, list(self.senders.plans.values()))
+        lives = {life.name: life for life in self.crew.lives}
+        evidence = Evidence(lives, faults.windows, self._reclaims(), LEASE_SECONDS, self._left())
+        with self.server.client() as client:
+            info = client.info("server")
+        return Result(
+            self.order,
+            judge(executions, evidence),
+            executions,
+            self.senders.sent,
+            self.senders.refused,
+            faults.counts,
+            self.crew,
+            f"{info.get('server_name', 'redis')} {info.get('valkey_version', info['redis_version'])}",
+        )
+
+    def _until(
+        self,
+        stage: str,
+        seconds: float,
+        done: Callable[[], bool],
+        step: Callable[[], Any] = lambda: None,
+    ) -> None:
+        began = time.monotonic()
+        read_at = 0.0
+        while not done() and (passed := time.monotonic() - began) < seconds:
+            step()
+            if time.monotonic() - read_at > 0.5:
+                self._read()
+                read_at = time.monotonic()
+                self.report(stage, passed / seconds, self._figures())
+            time.sleep(0.02)
+
+    def _figures(self) -> str:
+        return f"{self.senders.sent} sent, {len(self._started)} run"
+
+    def _read(self) -> None:
+        for line in self._reader.new_lines():
+            self.lines.append(line)
+            key = line["id"], line["retries"]
+            if line["event"] == "ready":
+                for life in self.crew.current.values():
+                    life.ready |= life.name == line["owner"]
+            elif line["event"] == "start":
+                self._started.add(key)
+                self._missing.discard(key)
+            elif line["event"] in ("taken", "published"):
+                if key not in self._started and line["owner"] != crash_app.SENDER:
+                    self._missing.add(key)
+                elif key not in self._started and line["event"] == "taken":
+                    self._missing.add(key)
+                if line.get("eta"):
+                    self._last_due = max(self._last_due, _seconds(line["eta"]))
+
+    def _all_ready(self) -> bool:
+        return all(life.ready for life in self.crew.current.values())
+
+    def _settle(self) -> None:
+        """Until all is run and gone, or so late that it never will be."""
+        ended = time.time()
+
+        def over() -> bool:
+            last = max(self._last_due, ended)
+            late = time.time() > last + LEASE_SECONDS + SETTLE_SECONDS
+            return late or (not self._missing and not self._left())
+
+        self._until("settling", 120, over, self.crew.look_after)
+
+    def _left(self) -> Counter[Key]:
+        """Task messages that are on the server, wherever."""
+        found: Counter[Key] = Counter()
+        with self.server.client() as client:
+            for key in client.scan_iter("*"):
+                for value in _values(client, key):
+                    id, retries = _ID.search(value), _RETRIES.search(value)
+                    if id:
+                        found[id[1].decode(), int(retries[1]) if retries else 0] += 1
+        return found
+
+    def _reclaims(self) -> list[tuple[float, int]]:
+        found = []
+        for life in self.crew.lives:
+            log = life.worker.log_path.read_text(errors="replace")
+            for at, pid in _RECLAIM.findall(log):
+                moment = datetime.strptime(at, "%Y-%m-%d %H:%M:%S,%f")
+                found.append((moment.timestamp(), int(pid)))
+        return sorted(found)
+
+
+def _seconds(eta: str) -> float:
+    return datetime.fromisoformat(eta).timestamp()
+
+
+def _values(client: redis.Redis, key: bytes) -> list[bytes]:
+    kind = client.type(key)
+    if kind == b"list":
+        return client.lrange(key, 0, -1)
+    if kind == b"hash":
+        return client.hvals(key)
+    return []

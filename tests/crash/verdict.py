@@ -1,0 +1,184 @@
+"""Judges a run: what was lost, what ran more than once and why, what was early, how late it was."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tests.crash.crew import Life
+from tests.crash.faults import Window
+from tests.crash.history import NEVER, Execution, Hold, Key, Run
+
+EXECUTING = "was executing when its process died"
+NOT_ACKED = "finished but not yet acked when its process died or was stopped"
+AMBIGUOUS = "publisher was not told (ambiguous publish retry)"
+ZOMBIE = "zombie: its lease was lost while it was stopped"
+CUT_OFF = "its lease ended while the server was out of reach"
+SENT_AGAIN = "sent again by a task that ran again"
+UNEXPLAINED = "unexplained"
+CAUSES = (EXECUTING, NOT_ACKED, AMBIGUOUS, ZOMBIE, CUT_OFF, SENT_AGAIN, UNEXPLAINED)
+
+#: An ack leaves with the next turn of the event loop; a solo worker may first run another task.
+ACK_SECONDS = 0.5
+SOLO_ACK_SECONDS = 1.5
+
+OUTAGES = frozenset({"server kill", "clients killed", "server sleep", "pause", "cut"})
+DEATHS = frozenset({"killed", "main killed", "quit", "hung", "by itself"})
+RECOVERY_SECONDS = 1.5
+
+
+@dataclass
+class Verdict:
+    """Each list holds executions with a line of explanation."""
+
+    expected: int = 0
+    ran: int = 0
+    lost: list[Execution] = field(default_factory=list)
+    stuck: list[Execution] = field(default_factory=list)
+    early: list[Execution] = field(default_factory=list)
+    #: Acked when it started, and its worker died before the first line of the task.
+    dropped: list[Execution] = field(default_factory=list)
+    repeats: Counter[str] = field(default_factory=Counter)
+    unexplained: list[Execution] = field(default_factory=list)
+    failed: list[Execution] = field(default_factory=list)
+    late_ms: list[float] = field(default_factory=list)
+    calm_late_ms: list[float] = field(default_factory=list)
+    #: Messages that were on the server at the end.
+    left: Counter[Key] = field(default_factory=Counter)
+
+    @property
+    def good(self) -> bool:
+        return not (self.lost or self.early or self.stuck or self.unexplained or self.left)
+
+
+@dataclass
+class Evidence:
+    """What is known beside the journals. `reclaims` are (time, pid of the dead consumer)."""
+
+    lives: Mapping[str, Life]
+    windows: Sequence[Window]
+    reclaims: Sequence[tuple[float, int]]
+    lease_seconds: float
+    left: Counter[Key]
+
+
+def judge(executions: Mapping[Key, Execution], evidence: Evidence) -> Verdict:
+    verdict = Verdict(left=evidence.left)
+    judge = _Judge(executions, evidence)
+    for execution in executions.values():
+        if execution.expected:
+            verdict.expected += 1
+            verdict.ran += bool(execution.runs)
+        if not execution.runs:
+            if execution.expected:
+                judge.missing(execution, verdict)
+            continue
+        judge.repeated(execution, verdict)
+        judge.timed(execution, verdict)
+        if all(run.outcome not in ("", "done", "retried") for run in execution.runs):
+            verdict.failed.append(execution)
+    return verdict
+
+
+class _Judge:
+    def __init__(self, executions: Mapping[Key, Execution], evidence: Evidence) -> None:
+        self.executions = executions
+        self.evidence = evidence
+
+    def missing(self, execution: Execution, verdict: Verdict) -> None:
+        if execution.key in self.evidence.left:
+            verdict.stuck.append(execution)
+        elif any(self._dropped(hold) for hold in execution.holds):
+            verdict.dropped.append(execution)
+        elif execution.parent and self._parent_is_missing(execution.parent):
+            return  # it counts where it broke off
+        else:
+            verdict.lost.append(execution)
+
+    def _parent_is_missing(self, key: Key) -> bool:
+        parent = self.executions.get(key)
+        return parent is not None and not parent.runs
+
+    def _dropped(self, hold: Hold) -> bool:
+        life = self.evidence.lives.get(hold.owner)
+        acked = min(hold.accepted, hold.done)
+        return (
+            life is not None
+            and life.fate in DEATHS
+            and life.fated_at - ACK_SECONDS < acked <= life.ended_at
+        )
+
+    def repeated(self, execution: Execution, verdict: Verdict) -> None:
+        for number, run in enumerate(execution.runs[1:], 1):
+            cause = self._cause(execution, run, number)
+            verdict.repeats[cause] += 1
+            if cause == UNEXPLAINED:
+                verdict.unexplained.append(execution)
+
+    def _cause(self, execution: Execution, run: Run, number: int) -> str:
+        published = self._published_again(execution, run)
+        held = self._held_before(execution, run)
+        first, second = (held, published) if run.redelivered else (published, held)
+        return first or second or UNEXPLAINED
+
+    def _published_again(self, execution: Execution, run: Run) -> str | None:
+        if execution.at("publish again") < run.start:
+            return AMBIGUOUS
+        parent = self.executions.get(execution.parent) if execution.parent else None
+        if parent is not None and len(parent.runs) > 1:
+            return SENT_AGAIN
+        return None
+
+    def _held_before(self, execution: Execution, run: Run) -> str | None:
+        earlier = [h for h in execution.holds if h.at <= run.start and h.run is not run]
+        # A zombie goes on with what it holds when others have run it already.
+        own = [h for h in execution.holds if h.run is run]
+        for hold in [*reversed(earlier), *own]:
+            if cause := self._why_not_done(hold):
+                return cause
+        return None
+
+    def _why_not_done(self, hold: Hold) -> str | None:
+        """Why others got a message that a worker had received."""
+        life = self.evidence.lives.get(hold.owner)
+        if life is None:
+            return None
+        slack = SOLO_ACK_SECONDS if life.pool == "solo" else ACK_SECONDS
+        lease = self.evidence.lease_seconds
+        for stopped, resumed in life.stops:
+            if resumed - stopped > lease * 0.6 and stopped - slack < hold.done and hold.at < resumed:
+                return NOT_ACKED if hold.run and hold.run.end < stopped else ZOMBIE
+        if life.fate in DEATHS and hold.done > life.fated_at - slack and hold.at <= life.ended_at:
+            finished = hold.run is not None and hold.run.end < life.fated_at
+            return NOT_ACKED if finished else EXECUTING
+        for at, pid in self.evidence.reclaims:
+            if pid == life.pid and hold.at < at and hold.done > at - lease - slack:
+                return CUT_OFF if self._was_cut_off(at) else None
+        return None
+
+    def _was_cut_off(self, reclaimed: float) -> bool:
+        lease = self.evidence.lease_seconds
+        return any(
+            window.kind in OUTAGES
+            and window.began < reclaimed
+            and window.ended > reclaimed - 2 * lease
+            for window in self.evidence.windows
+        )
+
+    def timed(self, execution: Execution, verdict: Verdict) -> None:
+        start, wanted = execution.runs[0].start, execution.wanted_at
+        if wanted == NEVER:
+            return
+        if execution.due and start < execution.due:
+            verdict.early.append(execution)
+        late_ms = max(start - wanted, 0) * 1000
+        verdict.late_ms.append(late_ms)
+        if not any(self._overlaps(window, wanted, start) for window in self.evidence.windows):
+            verdict.calm_late_ms.append(late_ms)
+
+    def _overlaps(self, window: Window, since: float, until: float) -> bool:
+        settled = window.ended + RECOVERY_SECONDS
+        if window.kind not in OUTAGES and window.kind != "script flush":
+            settled += self.evidence.lease_seconds
+        return window.began <= until and since <= settled
