@@ -1,0 +1,658 @@
+"""Takes over what the stock Redis transport left behind, and hands everything back.
+
+python -m kombu_delayed.migrate to-delayed redis://localhost:6379/0
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import click
+from kombu import Connection
+from kombu.utils.json import loads
+from redis.exceptions import RedisError, ResponseError
+
+from .channel import Channel
+from .errors import UNREACHABLE, DelayedError, MessageError
+from .message import due, open_envelope, to_json
+from .scripts import script
+from .store import CALL_LIMIT, Store
+
+Direction: TypeAlias = Literal["to-delayed", "to-stock"]
+Progress: TypeAlias = Callable[[int], Any]
+
+#: Messages that stay are listed up to so many; the others are counted.
+LIST_LIMIT = 1_000
+
+#: Deep in a list one call takes fewer messages, as each costs a walk there.
+LIST_WALK = 1_000_000
+
+#: Stands for "whenever" where a time in seconds is compared.
+ALWAYS = 1e300
+
+
+class MigrationRefused(DelayedError):
+    """The messages cannot be moved safely now."""
+
+
+class Move(NamedTuple):
+    """Messages of one queue change their state."""
+
+    queue: str
+    source: str
+    target: str
+
+
+class Left(NamedTuple):
+    """A message that stays under its key."""
+
+    key: str
+    id: str
+    reason: str
+
+
+@dataclass
+class Report:
+    """What would move, or has moved. `young` are held by the stock transport for too short a time.
+
+    `seen` counts the messages looked at, `left` are the first of those that stay for a reason.
+    """
+
+    moves: Counter[Move] = field(default_factory=Counter)
+    left: list[Left] = field(default_factory=list)
+    left_count: int = 0
+    young: int = 0
+    seen: int = 0
+    blockers: list[str] = field(default_factory=list)
+
+    @property
+    def moved(self) -> int:
+        """How many messages there are in all moves."""
+        return sum(self.moves.values())
+
+    def count(self, queue: str, source: str, target: str, messages: int) -> None:
+        """Add to one move."""
+        if messages:
+            self.moves[Move(queue, source, target)] += messages
+
+    def leave(self, key: str, id: str, reason: str) -> None:
+        """Note a message that stays."""
+        self.left_count += 1
+        if len(self.left) < LIST_LIMIT:
+            self.left.append(Left(key, id, reason))
+
+
+class Entry(NamedTuple):
+    """One message for migrate.lua: `name` is its tag, or its member in the backlog."""
+
+    name: str
+    id: str
+    due_ms: int
+    record: bytes
+
+
+class Migration:
+    """One direction. Its `steps` move a page each; between any two of them it may be killed."""
+
+    def __init__(self, channel: Channel, queues: Iterable[str] = (), *, dry: bool = False) -> None:
+        self.channel = channel
+        self.store: Store = channel.store
+        self.client: Any = channel.store.client
+        self.report = Report()
+        self.dry = dry
+        self._given = tuple(queues)
+
+    def blockers(self) -> list[str]:
+        """Why it would not be safe now."""
+        raise NotImplementedError
+
+    def steps(self) -> Iterator[int]:
+        """Move page by page; yields how many messages each step has looked at."""
+        raise NotImplementedError
+
+    def run(self, progress: Progress | None = None) -> Report:
+        """Take all steps."""
+        for seen in self.steps():
+            self.report.seen += seen
+            if progress is not None:
+                progress(seen)
+        return self.report
+
+    def queues(self) -> list[str]:
+        """The queues that were named, that a binding names, or that have a backlog."""
+        found = {*self._given, *(queue for queue, _ in self._scan("messages"))}
+        for key in self.client.scan_iter(match=self._glob("_kombu.binding.*"), count=1000):
+            for binding in self.client.smembers(key):
+                found.add(binding.decode().split(self.channel.sep)[-1])
+        return sorted(found - {""})
+
+    def _scan(self, name: str) -> Iterator[tuple[str, str]]:
+        """Queues with a key of ours of this name, and what follows the name in it."""
+        skip = len(self.channel.global_keyprefix) + 1
+        for key in self.client.scan_iter(match=self._glob("{*}:" + name), count=1000):
+            queue, _, rest = key.decode()[skip:].partition("}:" + name.removesuffix("*"))
+            yield queue, rest
+
+    def _glob(self, pattern: str) -> str:
+        return re.sub(r"([*?\[\]\\])", r"\\\1", self.channel.global_keyprefix) + pattern
+
+    def _now_ms(self) -> int:
+        seconds, microseconds = self.client.time()
+        given = self.store.now
+        server_ms = 0 if given and given[0] != "+" else seconds * 1000 + microseconds // 1000
+        return server_ms + int(given or 0)
+
+    def _call(self, queue: str, source: str, entries: Sequence[Entry], **more: Any) -> Any:
+        """Arguments of migrate.lua."""
+        keys, prefix = self.store.keys(queue), self.channel.global_keyprefix
+        return script("migrate").pack(
+            {
+                "partitions": keys.partitions,
+                "delayed": keys.delayed,
+                "messages": keys.messages,
+                "duplicates": keys.duplicates,
+                "wake": keys.wake,
+                "stock_unacked": prefix + self.channel.unacked_key,
+                "stock_index": prefix + self.channel.unacked_index_key,
+                "ready": keys.ready,
+                "now": self.store.now,
+                "partition_size": self.store.partition_size,
+                "steps": keys.steps,
+                "source": source,
+                "entries": [part for entry in entries for part in entry],
+                **{"until_seconds": 0, "keep": 0, "start": 0, "stop": 0, **more},
+            }
+        )
+
+    def _transaction(self, calls: Iterable[Any]) -> list[tuple[int, int]]:
+        """Run migrate.lua with each of these arguments, all or none; returns (delayed, ready)."""
+        with self.client.pipeline(transaction=True) as pipeline:
+            for call in calls:
+                pipeline.execute_command("EVAL", script("migrate").source, *call)
+            return [(delayed, ready) for delayed, ready in pipeline.execute()]
+
+
+class ToDelayed(Migration):
+    """From the stock transport: what its workers held, and ETA messages in ready lists."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        queues: Iterable[str] = (),
+        *,
+        older_than_seconds: float | None = None,
+        dry: bool = False,
+        **_: Any,
+    ) -> None:
+        super().__init__(channel, queues, dry=dry)
+        longest = channel.visibility_timeout
+        self.older_than_seconds = longest if older_than_seconds is None else older_than_seconds
+        self._unacked = channel.global_keyprefix + channel.unacked_key
+        self._index = channel.global_keyprefix + channel.unacked_index_key
+        self._table = cache(channel.get_table)
+
+    def blockers(self) -> list[str]:
+        """Stock workers that run would run a second time what is taken from them early."""
+        if self.older_than_seconds >= self.channel.visibility_timeout:
+            return []
+        running = self._stock_consumers()
+        if not running:
+            return []
+        return [
+            f"{len(running)} stock consumers are connected ({', '.join(running[:5])}): what they "
+            "hold would run twice. Stop them first"
+        ]
+
+    def _stock_consumers(self) -> list[str]:
+        """Clients that wait as only the stock transport's consumers do."""
+        database = str(self.client.connection_pool.connection_kwargs.get("db") or 0)
+        with contextlib.suppress(ResponseError):  # the user may not list clients
+            return [
+                f"{each.get('name') or 'client'} {each['addr']}"
+                for each in self.client.client_list()
+                if each.get("cmd") == "brpop" and each.get("db") == database
+            ]
+        return []
+
+    def steps(self) -> Iterator[int]:
+        """First what stock workers held, then the ready lists."""
+        yield from self._unacked_steps()
+        for queue in self.queues():
+            keys = self.store.keys(queue)
+            for key, step in zip(keys.ready, keys.steps, strict=True):
+                yield from self._ready_steps(queue, key, step.encode())
+
+    def _unacked_steps(self) -> Iterator[int]:
+        cursor = None
+        while cursor != 0:
+            cursor, found = self.client.hscan(self._unacked, cursor or 0, count=CALL_LIMIT)
+            page = list(found.items())
+            for at in range(0, len(page), CALL_LIMIT):
+                part = page[at : at + CALL_LIMIT]
+                self._take_over(part)
+                yield len(part)
+
+    def _take_over(self, page: Sequence[tuple[bytes, bytes]]) -> None:
+        now_ms, until = self._now_ms(), ALWAYS
+        if self.older_than_seconds > 0:
+            until = now_ms / 1000 - self.older_than_seconds
+        scores = self.client.zmscore(self._index, [tag for tag, _ in page])
+        # One that is in no index is of unknown age.
+        since = [ALWAYS if score is None else score for score in scores]
+        batches: dict[tuple[str, ...], list[Entry]] = {}
+        # The last one first, so that the next one to leave is who was delivered first.
+        for score, (tag, text) in sorted(zip(since, page, strict=True), reverse=True):
+            if score > until:
+                self.report.young += 1
+                continue
+            try:
+                queues, entry = self._read(tag.decode(), text)
+            except MessageError as error:
+                self.report.leave(self._unacked, tag.decode(errors="replace"), str(error))
+            else:
+                batches.setdefault(queues, []).append(entry)
+        for queues, entries in batches.items():
+            self._take(queues, entries, until, now_ms)
+
+    def _read(self, tag: str, text: bytes) -> tuple[tuple[str, ...], Entry]:
+        """A message that a stock worker held, and the queues to which it goes back."""
+        try:
+            payload, exchange, routing_key = loads(text)
+        except Exception as error:  # as any JSON that rebuilds Python objects
+            raise MessageError(f"it is not a message with its routing: {error}") from error
+        envelope = open_envelope(to_json(payload).encode(), 0)
+        when = due(envelope.payload)
+        queues = self._lookup(exchange, routing_key)
+        if not queues:
+            raise MessageError(f"no queue is bound to exchange {exchange!r} for {routing_key!r}")
+        payload["headers"] = {**(payload.get("headers") or {}), "redelivered": True}
+        payload["properties"].setdefault("delivery_info", {})["redelivered"] = True
+        step = self.channel.priority(self.channel._get_message_priority(payload))
+        record = chr(48 + step) + to_json(payload)
+        return queues, Entry(tag, envelope.id, (when and when.at_ms) or 0, record.encode())
+
+    def _lookup(self, exchange: str, routing_key: str) -> tuple[str, ...]:
+        if not exchange:
+            return (routing_key,) if routing_key else ()
+        return tuple(
+            sorted(
+                queue
+                for key, pattern, queue in self._table(exchange)
+                if key == routing_key or (pattern and re.match(pattern, routing_key))
+            )
+        )
+
+    def _take(
+        self, queues: Sequence[str], entries: Sequence[Entry], until: float, now_ms: int
+    ) -> None:
+        later = sum(entry.due_ms > now_ms for entry in entries)
+        answers = [(later, len(entries) - later)] * len(queues)
+        if not self.dry:
+            answers = self._transaction(
+                self._call(
+                    queue, "unacked", entries, until_seconds=until, keep=int(queue != queues[-1])
+                )
+                for queue in queues
+            )
+        for queue, (delayed, ready) in zip(queues, answers, strict=True):
+            self.report.count(queue, "stock unacked", "delayed", delayed)
+            self.report.count(queue, "stock unacked", "ready", ready)
+
+    def _ready_steps(self, queue: str, key: str, step: bytes) -> Iterator[int]:
+        # From the left: what producers add moves elements to the right, so none is passed over.
+        start = 0
+        while page := self.client.lrange(key, start, start + CALL_LIMIT - 1):
+            entries = self._not_yet_due(key, step, page)
+            moved = 0
+            size = max(10, min(CALL_LIMIT, LIST_WALK // (start + 1)))
+            for at in range(0, len(entries), size):
+                part = entries[at : at + size]
+                moved += self._take_ready(queue, part, start)
+            self.report.count(queue, "ready", "delayed", len(entries) if self.dry else moved)
+            start += len(page) - moved
+            yield len(page)
+
+    def _take_ready(self, queue: str, entries: Sequence[Entry], start: int) -> int:
+        if self.dry:
+            return 0
+        stop = start + 2 * CALL_LIMIT - 1
+        ((delayed, _),) = self._transaction(
+            [self._call(queue, "ready", entries, start=start, stop=stop)]
+        )
+        return delayed
+
+    def _not_yet_due(self, key: str, step: bytes, page: Sequence[bytes]) -> list[Entry]:
+        now_ms = self._now_ms()
+        entries = []
+        for text in page:
+            try:
+                envelope = open_envelope(text, 0)
+            except MessageError as error:
+                self.report.leave(key, text[:40].decode(errors="replace"), str(error))
+                continue
+            when = due(envelope.payload) if envelope.due_ms is None else None
+            if when and when.at_ms and when.at_ms > now_ms:
+                entries.append(Entry("", envelope.id, when.at_ms, step + text))
+        return entries
+
+
+class ToStock(Migration):
+    """Back to the stock transport: the backlog, and what dead consumers of ours held."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        queues: Iterable[str] = (),
+        *,
+        force: bool = False,
+        dry: bool = False,
+        **_: Any,
+    ) -> None:
+        super().__init__(channel, queues, dry=dry)
+        self.force = force
+
+    def blockers(self) -> list[str]:
+        """Consumers of ours that run would put the messages back into the backlog."""
+        return [
+            f"{len(live)} consumers of queue {queue!r} run on this transport "
+            f"({', '.join(sorted(live)[:5])}): they would put the messages back into the backlog. "
+            "Stop them; a killed one counts until its lease ends"
+            for queue in self.queues()
+            if (live := self._consumers(queue)[0])
+        ]
+
+    def _consumers(self, queue: str) -> tuple[set[str], set[str]]:
+        """Those whose lease lasts, and those whose lease has ended."""
+        now_ms = self._now_ms()
+        found = self.client.zrange(self.store.keys(queue).consumers, 0, -1, withscores=True)
+        live = {name.decode() for name, end_ms in found if end_ms > now_ms}
+        return live, {name.decode() for name, _ in found} - live
+
+    def queues(self) -> list[str]:
+        """Also those of which only unacknowledged messages are left."""
+        found = {queue for queue, _ in self._scan("unacked:*")}
+        return sorted({*super().queues(), *found})
+
+    def steps(self) -> Iterator[int]:
+        """First what dead consumers held, then the backlog of each queue, the earliest first."""
+        holders = list(self._scan("unacked:*"))
+        for queue in self.queues():
+            live, dead = self._consumers(queue)
+            dead |= {name for holder, name in holders if holder == queue} - live
+            for consumer in sorted(dead):
+                yield self._reclaim(queue, consumer)
+            yield from self._backlog_steps(queue)
+
+    def _reclaim(self, queue: str, consumer: str) -> int:
+        if self.dry:
+            count = self.client.hlen(self.store.keys(queue).unacked(consumer))
+        else:
+            count = self.store.reclaim(queue, consumer)
+        self.report.count(queue, "unacked", "ready", count)
+        return int(count)
+
+    def _backlog_steps(self, queue: str) -> Iterator[int]:
+        keys = self.store.keys(queue)
+        for name in self.client.zrange(keys.partitions, 0, -1):
+            key, stays = keys.delayed + name.decode(), 0
+            while page := self.client.zrange(key, stays, stays + CALL_LIMIT - 1, withscores=True):
+                stays += len(page) - self._hand_back(queue, page)
+                yield len(page)
+
+    def _hand_back(self, queue: str, page: Sequence[tuple[bytes, float]]) -> int:
+        """Returns how many have left their place."""
+        now_ms, messages = self._now_ms(), self.store.keys(queue).messages
+        records = self.client.hmget(messages, [member for member, _ in page])
+        entries = []
+        for (member, score), record in zip(page, records, strict=True):
+            if record is None:
+                continue
+            reason = self._refusal(record, int(score), now_ms)
+            if reason:
+                self.report.leave(messages, member.decode(), reason)
+            else:
+                entries.append(Entry(member.decode(), "", int(score), b""))
+        moved = len(entries)
+        if entries and not self.dry:
+            ((_, moved),) = self._transaction([self._call(queue, "delayed", entries)])
+        self.report.count(queue, "delayed", "ready", moved)
+        return 0 if self.dry else moved
+
+    def _refusal(self, record: bytes, due_ms: int, now_ms: int) -> str:
+        try:
+            envelope = open_envelope(record[1:], 0)
+        except MessageError as error:
+            return str(error)
+        when = due(envelope.payload)
+        if self.force or due_ms <= now_ms or (when and when.at_ms == due_ms):
+            return ""
+        return "its due time is not in an eta header, so a stock worker would run it at once"
+
+
+_DIRECTIONS: Mapping[str, Any] = {"to-delayed": ToDelayed, "to-stock": ToStock}
+
+
+def plan(channel: Channel, direction: Direction, **options: Any) -> Report:
+    """What a migration would move, with the reasons why it would be refused. Changes nothing.
+
+    `options` are those of `to_delayed` or `to_stock`.
+    """
+    migration: Migration = _DIRECTIONS[direction](channel, dry=True, **options)
+    migration.report.blockers = migration.blockers()
+    return migration.run()
+
+
+def to_delayed(
+    channel: Channel,
+    *,
+    queues: Iterable[str] = (),
+    older_than_seconds: float | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> Report:
+    """Take over what stock workers held for `older_than_seconds`, and ETA messages that are ready.
+
+    `older_than_seconds` is the stock transport's `visibility_timeout` unless told otherwise.
+    Twice is safe. Raises MigrationRefused where stock workers still run, unless `force`.
+    """
+    migration = ToDelayed(channel, queues, older_than_seconds=older_than_seconds)
+    return _checked(migration, force).run(progress)
+
+
+def to_stock(
+    channel: Channel,
+    *,
+    queues: Iterable[str] = (),
+    force: bool = False,
+    progress: Progress | None = None,
+) -> Report:
+    """Make the whole backlog ready, for stock workers, which hold what is not due yet.
+
+    Twice is safe. `force` also moves what a stock worker would run too early. Raises
+    MigrationRefused where consumers on this transport still run, unless `force`.
+    """
+    return _checked(ToStock(channel, queues, force=force), force).run(progress)
+
+
+def _checked(migration: Migration, force: bool) -> Migration:
+    migration.report.blockers = migration.blockers()
+    if migration.report.blockers and not force:
+        raise MigrationRefused("; ".join(migration.report.blockers))
+    return migration
+
+
+@contextmanager
+def open_channel(url: str, **transport_options: Any) -> Iterator[Channel]:
+    """A channel on a server, given the URL of either transport."""
+    url = url if url.startswith("delayed+") else f"delayed+{url}"
+    with Connection(url, transport_options=transport_options) as connection:
+        connection.connect()
+        yield connection.channel()
+
+
+# The command line.
+
+
+def show(report: Report) -> None:
+    """Print what would move or has moved."""
+    rows = [(*move, str(count)) for move, count in sorted(report.moves.items())]
+    if rows:
+        _show_table(("queue", "from", "to", "messages"), rows)
+    else:
+        click.echo("There is nothing to move.")
+    if report.young:
+        click.echo(
+            f"{report.young} messages are held by the stock transport for too short a time: "
+            "they stay (see --older-than)."
+        )
+    if report.left_count:
+        click.echo(f"{report.left_count} messages stay where they are:")
+    for key, id, reason in report.left[:50]:
+        click.echo(f"  {key!r} {id}: {reason}")
+    if report.left_count > 50:
+        click.echo(f"  … and {report.left_count - 50} more")
+
+
+def _show_table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    try:
+        from rich.console import Console
+        from rich.markup import escape
+        from rich.table import Table
+    except ImportError:
+        widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
+        for row in (names, *rows):
+            cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            click.echo("  ".join(cells).rstrip())
+        return
+    table = Table()
+    for name in names:
+        table.add_column(name, justify="right" if name == "messages" else "left")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    Console().print(table)
+
+
+def _steps(_: Any, __: Any, text: str | None) -> list[int] | None:
+    try:
+        return [int(part) for part in text.split(",")] if text else None
+    except ValueError:
+        raise click.BadParameter("write numbers from 0 to 9 with commas: 0,3,6,9") from None
+
+
+def _transport_option(_: Any, __: Any, given: Sequence[str]) -> dict[str, Any]:
+    options = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise click.BadParameter(f"write name=value, not {text!r}")
+        try:
+            options[name] = json.loads(value)
+        except ValueError:
+            options[name] = value
+    return options
+
+
+def _shared(command: Any) -> Any:
+    for decorate in reversed(
+        (
+            click.argument("url"),
+            click.option("--queue", "queues", multiple=True, help="A queue without a binding."),
+            click.option("--yes", is_flag=True, help="Do it, and do not ask."),
+            click.option("--force", is_flag=True, help="Do what would be refused."),
+            click.option("--key-prefix", default="", help="The option global_keyprefix."),
+            click.option("--priority-steps", callback=_steps, help="As in 0,3,6,9."),
+            click.option(
+                "--option",
+                "options",
+                multiple=True,
+                callback=_transport_option,
+                metavar="NAME=VALUE",
+                help="Another transport option, as unacked_key=held.",
+            ),
+        )
+    ):
+        command = decorate(command)
+    return command
+
+
+@click.group()
+def main() -> None:
+    """Move messages between the stock Redis transport and this one.
+
+    Give the options that your programs have in broker_transport_options. Without --yes, what would
+    move is shown first.
+    """
+
+
+@main.command("to-delayed")
+@click.option(
+    "--older-than",
+    "older_than_seconds",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="Take what stock workers have held for so long. 0: all; stop them first. Default: 3600.",
+)
+@_shared
+def to_delayed_command(**given: Any) -> None:
+    """Take over what stock workers left behind, and ETA messages that are ready."""
+    _command("to-delayed", to_delayed, **given)
+
+
+@main.command("to-stock")
+@_shared
+def to_stock_command(**given: Any) -> None:
+    """Hand the backlog back to stock workers."""
+    _command("to-stock", to_stock, **given)
+
+
+def _command(
+    direction: Direction,
+    run: Callable[..., Report],
+    *,
+    url: str,
+    yes: bool,
+    key_prefix: str,
+    priority_steps: list[int] | None,
+    options: dict[str, Any],
+    **given: Any,
+) -> None:
+    options = {"global_keyprefix": key_prefix, **options}
+    if priority_steps:
+        options["priority_steps"] = priority_steps
+    try:
+        with open_channel(url, **options) as channel:
+            planned = plan(channel, direction, **given)
+            show(planned)
+            if _agreed(planned, yes, given["force"]):
+                with click.progressbar(length=planned.seen, label="Moving", file=sys.stderr) as bar:
+                    done = run(channel, **given, progress=bar.update)
+                click.echo("Moved:")
+                show(done)
+    except (DelayedError, RedisError, *UNREACHABLE) as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _agreed(planned: Report, yes: bool, force: bool) -> bool:
+    if planned.blockers and not force:
+        raise MigrationRefused("; ".join(planned.blockers) + ", or give --force.")
+    if not planned.moved:
+        return False
+    if yes:
+        return True
+    if sys.stdin.isatty():
+        return click.confirm("Move them?")
+    click.echo("Nothing was moved: give --yes to do it.")
+    return False
+
+
+if __name__ == "__main__":
+    main()
