@@ -20,7 +20,7 @@ from kombu.utils.uuid import uuid
 
 from .errors import UNREACHABLE, LeaseLost, MessageError
 from .lease import Lease
-from .message import Envelope, due, hide_eta, open_envelope, to_json
+from .message import Envelope, due, hide_eta, open_envelope
 from .options import Options
 from .store import Delivered, Entry, Store
 
@@ -404,7 +404,7 @@ class Consumer:
             return None
         if envelope.due_ms is None and (at_ms := self._not_yet_due(envelope)):
             if no_ack:
-                entry = Entry(envelope.id, record[0] - 48, to_json(envelope.payload), str(at_ms))
+                entry = Entry(envelope.id, record[0] - 48, record[1:].decode(), str(at_ms))
                 self.store.schedule(queue, [entry])
             else:
                 self.store.park(queue, self.lease.consumer, [(tag, envelope.id, at_ms)])

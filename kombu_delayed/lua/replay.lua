@@ -20,7 +20,7 @@ local count = 0
 for _, id in ipairs(ids) do
   local record = redis.call('HGET', dead_messages, id)
   if record then
-    record = record:gsub(',"deliveries":%d+}$', '}')
+    record = record:gsub(', ?"deliveries": ?%d+}$', '}')
     if due_ms == 0 then
       redis.call('LPUSH', list_for(record:sub(1, 1)), record:sub(2))
     else

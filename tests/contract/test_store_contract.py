@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from kombu_delayed.store import Delivered, Entry, Scheduled, Size, Store
+from kombu_delayed.store import DeadLetter, Delivered, Entry, Limits, Scheduled, Size, Store
 from tests.kit.state import entry, message, promoted, returned
 
 #: How to make each implementation; its time stands still until a test sets `now`.
@@ -79,7 +79,20 @@ def test_answer_says_when_to_come_back(store: Store) -> None:
     assert deliver(store, want=1, tag=2) == Delivered(
         1000, 2000, False, 1, [f"0{message('c')}".encode()]
     )
-    assert deliver(store, "B") == Delivered(1000, 0, False, 2, [])
+    assert deliver(store, "B") == Delivered(1000, 2000, False, 2, [])
+    assert deliver(store, "A", leased=True) == Delivered(1000, 0, False, 2, [])
+    assert deliver(store, "B", leased=True) == Delivered(1000, 2000, False, 2, [])
+
+
+def test_turn_is_over_for_who_got_messages_and_not_alone(store: Store) -> None:
+    store.schedule("q", [entry("a", 2000), entry("b", 3000)])
+    assert [deliver(store, name).next_due_ms for name in "AB"] == [2000, 2000]
+    store.now = "2000"
+    assert deliver(store, "B", leased=True) == Delivered(
+        2000, 0, False, 2, [f"0{promoted(message('a'), 2000)}".encode()]
+    )
+    assert deliver(store, "A", leased=True).next_due_ms == 3000
+    assert deliver(store, "B", leased=True).next_due_ms == 0
 
 
 def test_promotions_are_bounded(store: Store) -> None:
@@ -188,6 +201,143 @@ def test_buried_never_comes_back(store: Store) -> None:
     store.leave("q", "A")
     assert store.size("q") == Size(0, 0, 0)
     assert store.purge("q") == 0
+
+
+def bury(store: Store, *ids: str) -> None:
+    """Publish messages, and bury them as `A`."""
+    store.publish("q", [entry(id) for id in ids])
+    assert len(deliver(store, tag=500).records) == len(ids)
+    entries = [(tag, id, "rejected", b"") for tag, id in enumerate(ids, 500)]
+    assert store.bury("q", "A", entries) == len(ids)
+
+
+def test_dead_letters_are_listed_oldest_first(store: Store) -> None:
+    assert (store.dead_count("q"), store.dead_ids("q"), store.dead_letters("q", [])) == (0, [], [])
+    for now, id in (("1000", "b"), ("1002", "a"), ("1001", "c")):
+        store.now = now
+        bury(store, id)
+    assert store.dead_count("q") == 3
+    assert store.dead_ids("q") == ["b", "c", "a"]
+    assert [store.dead_ids("q", start, 2) for start in (0, 1, 2, 3)] == [
+        ["b", "c"],
+        ["c", "a"],
+        ["a"],
+        [],
+    ]
+    assert store.dead_letters("q", ["c", "missing", "b"]) == [
+        DeadLetter("c", message("c").encode(), "rejected", "A", 1001, 1),
+        DeadLetter("b", message("b").encode(), "rejected", "A", 1000, 1),
+    ]
+    assert store.dead_count("other") == 0
+
+
+@pytest.mark.parametrize("reason", ['"quoted" \\ back', "line\nbreak", "ü 中", "a/b", "", "\x00"])
+def test_reason_is_kept(reason: str, store: Store) -> None:
+    assert store.bury("q", "host ü:1", [(1, "a", reason, b"6\xff is not text")]) == 1
+    assert store.dead_letters("q", store.dead_ids("q")) == [
+        DeadLetter("a", b"\xff is not text", reason, "host ü:1", 1000, 1)
+    ]
+
+
+@pytest.mark.parametrize("way", ["release", "reclaim"])
+def test_delivered_too_often_is_dead(way: str, store: Store) -> None:
+    store.limits = Limits(max_deliveries=2)
+    store.publish("q", [entry("a")])
+    for attempt in (1, 2):
+        deliver(store, tag=attempt, lease_ms=100)
+        assert store.dead_count("q") == 0
+        if way == "reclaim":
+            store.now = str(1000 + 100 * attempt)
+            assert store.reclaim("q", "A") == 1
+        else:
+            assert store.release("q", "A", [attempt], counted=True) == 1
+    assert store.size("q") == Size(0, 0, 0)
+    (dead,) = store.dead_letters("q", store.dead_ids("q"))
+    assert dead.message.decode() == returned(message("a"), 1)
+    assert (dead.reason, dead.consumer, dead.at_ms, dead.deliveries) == (
+        "delivered 2 times without success",
+        "A",
+        int(store.now),
+        2,
+    )
+
+
+def test_orderly_end_is_no_attempt(store: Store) -> None:
+    store.limits = Limits(max_deliveries=1)
+    store.publish("q", [entry("a")])
+    for tag in range(5):
+        deliver(store, tag=tag)
+        if tag % 2:
+            store.leave("q", "A")
+        else:
+            store.release("q", "A", [tag])
+    assert (store.dead_count("q"), store.size("q").ready) == (0, 1)
+
+
+def test_replayed_gets_another_try(store: Store) -> None:
+    store.limits = Limits(max_deliveries=2)
+    bury(store, "a", "b", "c")
+    assert store.replay("q", ["c", "missing", "a"]) == 2
+    assert store.replay("q", ["c"]) == 0
+    assert store.dead_ids("q") == ["b"]
+    assert texts(deliver(store)) == [message("c"), message("a")]
+    store.release("q", "A", [1], counted=True)
+    assert texts(deliver(store, tag=3)) == [returned(message("c"), 1)]
+
+
+def test_replayed_later_waits(store: Store) -> None:
+    bury(store, "a", "b")
+    assert store.replay("q", ["a"], 2000) == 1
+    assert store.size("q") == Size(ready=0, due=0, delayed=1)
+    assert deliver(store).next_due_ms == 2000
+    store.now = "2000"
+    assert texts(deliver(store)) == [promoted(message("a"), 2000)]
+    assert store.replay("q", ["b"], 1500) == 1
+    assert texts(deliver(store, tag=2)) == [promoted(message("b"), 1500)]
+
+
+def test_purged_dead_letters_are_gone(store: Store) -> None:
+    bury(store, "a", "b", "c")
+    assert store.purge_dead("q", ["a", "c", "missing"]) == 2
+    assert store.dead_ids("q") == ["b"]
+    assert store.dead_letters("q", ["a", "b", "c"]) == store.dead_letters("q", ["b"])
+    assert store.replay("q", ["a", "c"]) == 0
+    assert (store.purge_dead("q", []), store.purge_dead("q", ["a"])) == (0, 0)
+
+
+def test_any_number_of_dead_letters(store: Store) -> None:
+    ids = [f"{n:04}" for n in range(600)]
+    for at in range(0, 600, 200):
+        store.bury("q", "A", [(1, id, "rejected", b"0{}") for id in ids[at : at + 200]])
+    assert store.dead_ids("q", count=1000) == ids
+    assert store.replay("q", ids[:300]) == 300
+    assert store.purge_dead("q", ids) == 300
+    assert (store.dead_count("q"), store.size("q").ready) == (0, 300)
+
+
+def test_purge_leaves_the_dead(store: Store) -> None:
+    bury(store, "a")
+    assert [store.purge("q"), store.delete("q"), store.dead_count("q")] == [0, 0, 1]
+
+
+@pytest.mark.parametrize(("limit", "left"), [(1, "e"), (2, "de"), (4, "bcde"), (5, "abcde")])
+def test_dead_letters_are_bounded_by_count(limit: int, left: str, store: Store) -> None:
+    store.limits = Limits(dead_limit=limit)
+    for now, id in enumerate("abcde", 1000):
+        store.now = str(now)
+        bury(store, id)
+        assert store.dead_count("q") == min(now - 999, limit)
+    assert store.dead_ids("q") == list(left)
+    assert len(store.dead_letters("q", list("abcde"))) == len(left)
+
+
+def test_dead_letters_are_bounded_by_age(store: Store) -> None:
+    store.limits = Limits(dead_seconds=60)
+    for now, id in ((1000, "a"), (2000, "b"), (61_000, "c"), (61_999, "d")):
+        store.now = str(now)
+        bury(store, id)
+    assert store.dead_ids("q") == ["b", "c", "d"]
+    assert len(store.dead_letters("q", list("abcd"))) == 3
 
 
 def test_size_counts_by_state(store: Store) -> None:

@@ -112,9 +112,9 @@ def make_app(settings: Settings) -> Celery:
         },
         **settings.config,
     )
-    options = {"bind": True, "max_retries": None, "Request": f"{__name__}:Request"}
-    app.task(name="early", **options)(_early)
-    app.task(name="late", acks_late=True, **options)(_late)
+    options = {"bind": True, "shared": False, "max_retries": None, "Request": f"{__name__}:Request"}
+    app.task(name="run_early", **options)(_early)
+    app.task(name="run_late", acks_late=True, **options)(_late)
     return app
 
 

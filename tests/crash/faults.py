@@ -135,7 +135,7 @@ class Faults:
         return life and life.name
 
     def _kill_main(self) -> str | None:
-        life = self.crew.choose(self.rng, "prefork")
+        life = self.crew.choose(self.rng, "prefork") or self.crew.choose(self.rng)
         if life:
             self.crew.kill(life, "main killed", main_only=True)
         return life and life.name

@@ -28,9 +28,9 @@ class Journal:
 
     def _file(self) -> int:
         if self._pid != os.getpid():
-            self._pid = os.getpid()
-            path = self._directory / f"{self._owner}-{self._pid}.journal"
+            path = self._directory / f"{self._owner}-{os.getpid()}.journal"
             self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            self._pid = os.getpid()
         return self._descriptor
 
 

@@ -94,8 +94,8 @@ class Senders:
     def _signature(self, rng: random.Random, late: bool, id: str) -> Any:
         # Most are short; some are still running when their worker is killed.
         seconds = rng.uniform(0.2, 1.0) if rng.random() < 0.05 else rng.uniform(0, 0.03)
-        task = self.app.tasks["late" if late else "early"]
-        return task.s(seconds=round(seconds, 3)).set(task_id=id)
+        task = self.app.tasks["run_late" if late else "run_early"]
+        return task.si(seconds=round(seconds, 3)).set(task_id=id)
 
 
 def _countdown(rng: random.Random) -> float:

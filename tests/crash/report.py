@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 
 from rich.table import Table
 
 from tests.benchmarks.report import _circumstances, percentile
 from tests.crash.faults import MEANINGS, SHARES
+from tests.crash.history import Key
 from tests.crash.run import Result
 from tests.crash.verdict import CAUSES
+
+#: So many of the latest executions are shown, if they were later than this.
+SHOWN, LATE_MS = 3, 500
 
 TITLES = {"delayed": "`delayed+redis://`", "stock": "`redis://`"}
 
@@ -36,7 +41,7 @@ def rows(result: Result) -> list[tuple[str, str]]:
     ]
     found = [(what, f"{figure:,}") for what, figure in figures]
     found += _lateness("late", verdict.late_ms)
-    found += _lateness("late, outside of faults and recovery", verdict.calm_late_ms)
+    found += _lateness("late, outside of faults and recovery", list(verdict.calm_late_ms.values()))
     found += [(f"fault: {MEANINGS[kind]}", str(result.faults[kind])) for kind in SHARES]
     return found
 
@@ -74,13 +79,22 @@ def findings(result: Result) -> str:
             met = {line["owner"] for line in execution.lines}
             lives = [life for life in result.crew.lives if life.name in met]
             parts.extend(f"    worker {life.describe()}" for life in lives)
+    for key in heapq.nlargest(SHOWN, verdict.calm_late_ms, key=verdict.calm_late_ms.__getitem__):
+        late_ms = verdict.calm_late_ms[key]
+        if late_ms > LATE_MS:
+            parts.append(f"{late_ms:,.0f} ms late with no fault:\n{_history(result, key)}")
     for key in verdict.left:
-        parts.append(f"left on the server:\n{result.executions[key].describe()}")
+        parts.append(f"left on the server:\n{_history(result, key)}")
     for life in result.crew.lives:
         if life.fate in ("by itself", "hung"):
             log = life.worker.log_path.read_text(errors="replace")[-3000:]
             parts.append(f"worker {life.describe()}\n{log}")
     return "\n".join(parts)
+
+
+def _history(result: Result, key: Key) -> str:
+    found = result.executions.get(key)
+    return found.describe() if found else f"  {key[0]} retry {key[1]}"
 
 
 def as_page(results: Sequence[Result], command: str) -> str:

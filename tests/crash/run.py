@@ -191,9 +191,9 @@ class _Run:
                 self._started.add(key)
                 self._missing.discard(key)
             elif line["event"] in ("taken", "published"):
-                if key not in self._started and line["owner"] != crash_app.SENDER:
-                    self._missing.add(key)
-                elif key not in self._started and line["event"] == "taken":
+                if (key not in self._started and line["owner"] != crash_app.SENDER) or (
+                    key not in self._started and line["event"] == "taken"
+                ):
                     self._missing.add(key)
                 if line.get("eta"):
                     self._last_due = max(self._last_due, _seconds(line["eta"]))

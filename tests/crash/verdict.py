@@ -43,7 +43,8 @@ class Verdict:
     unexplained: list[Execution] = field(default_factory=list)
     failed: list[Execution] = field(default_factory=list)
     late_ms: list[float] = field(default_factory=list)
-    calm_late_ms: list[float] = field(default_factory=list)
+    #: Outside of faults and of the recovery from them.
+    calm_late_ms: dict[Key, float] = field(default_factory=dict)
     #: Messages that were on the server at the end.
     left: Counter[Key] = field(default_factory=Counter)
 
@@ -147,7 +148,11 @@ class _Judge:
         slack = SOLO_ACK_SECONDS if life.pool == "solo" else ACK_SECONDS
         lease = self.evidence.lease_seconds
         for stopped, resumed in life.stops:
-            if resumed - stopped > lease * 0.6 and stopped - slack < hold.done and hold.at < resumed:
+            if (
+                resumed - stopped > lease * 0.6
+                and stopped - slack < hold.done
+                and hold.at < resumed
+            ):
                 return NOT_ACKED if hold.run and hold.run.end < stopped else ZOMBIE
         if life.fate in DEATHS and hold.done > life.fated_at - slack and hold.at <= life.ended_at:
             finished = hold.run is not None and hold.run.end < life.fated_at
@@ -175,7 +180,7 @@ class _Judge:
         late_ms = max(start - wanted, 0) * 1000
         verdict.late_ms.append(late_ms)
         if not any(self._overlaps(window, wanted, start) for window in self.evidence.windows):
-            verdict.calm_late_ms.append(late_ms)
+            verdict.calm_late_ms[execution.key] = late_ms
 
     def _overlaps(self, window: Window, since: float, until: float) -> bool:
         settled = window.ended + RECOVERY_SECONDS

@@ -39,6 +39,8 @@ def _value(client: redis.Redis, key: str) -> Value:
         return {name.decode(): value.decode() for name, value in client.hgetall(key).items()}
     if kind == "zset":
         return {name.decode(): int(score) for name, score in client.zrange(key, 0, -1, False, True)}
+    if kind == "set":
+        return sorted(member.decode() for member in client.smembers(key))
     raise TypeError(f"{key!r} is a {kind}")
 
 
@@ -53,6 +55,25 @@ def seed(client: redis.Redis, before: dict[str, Any]) -> None:
             client.hset(key, mapping=value)
         else:
             client.zadd(key, value)
+
+
+def note(reason: str, deliveries: int = 1, consumer: str = "A", at_ms: int = 1000) -> str:
+    """Return what is kept of a burial, in the form that `dead_state` gives it."""
+    return _in_order(
+        {"reason": reason, "deliveries": deliveries, "consumer": consumer, "at_ms": at_ms}
+    )
+
+
+def dead_state(client: redis.Redis) -> dict[str, Any]:
+    """Return the whole database, with the notes of the dead letters in one order of members."""
+    found: dict[str, Any] = dict(state(client))
+    for key in (key for key in found if key.endswith(":dead-reasons")):
+        found[key] = {id: _in_order(json.loads(text)) for id, text in found[key].items()}
+    return found
+
+
+def _in_order(members: dict[str, Any]) -> str:
+    return json.dumps(members, sort_keys=True)
 
 
 def message(body: str, **extra: Any) -> str:

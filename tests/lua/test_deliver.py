@@ -246,10 +246,17 @@ def test_first_caller_is_armed(store: Store, client: redis.Redis) -> None:
     assert state(client)["{q}:armed"] == "2000 A"
 
 
+def established(store: Store, *names: str) -> None:
+    """Let consumers ask for nothing: they have a lease from then on, and no promise."""
+    for name in names:
+        deliver(store, name, want=0, waits=False)
+
+
 def test_second_consumer_is_not_armed(store: Store, client: redis.Redis) -> None:
+    established(store, "B")
     store.schedule("q", [entry("a", 2000)])
     deliver(store, "A")
-    assert deliver(store, "B").next_due_ms == 0
+    assert deliver(store, "B", leased=True).next_due_ms == 0
     assert state(client)["{q}:armed"] == "2000 A"
 
 
@@ -269,26 +276,29 @@ def test_holder_is_told_of_a_later_time(store: Store, client: redis.Redis) -> No
 @pytest.mark.parametrize(("now", "told"), [("1999", 0), ("2000", 3000), ("5000", 0)])
 def test_overdue_promise_is_taken_over(now: str, told: int, store: Store) -> None:
     store.schedule("q", [entry("a", 2000), entry("b", 3000)])
+    established(store, "B")
     deliver(store, "A")
     store.now = now
-    assert deliver(store, "B").next_due_ms == told
+    assert deliver(store, "B", want=0, leased=True).next_due_ms == told
 
 
 def test_promise_later_than_the_next_due_time_is_taken_over(
     store: Store, client: redis.Redis
 ) -> None:
     store.schedule("q", [entry("a", 3000)])
+    established(store, "B")
     deliver(store, "A")
     store.schedule("q", [entry("b", 2000)])
-    assert deliver(store, "B").next_due_ms == 2000
+    assert deliver(store, "B", leased=True).next_due_ms == 2000
     assert state(client)["{q}:armed"] == "2000 B"
-    assert deliver(store, "A").next_due_ms == 0
+    assert deliver(store, "A", leased=True).next_due_ms == 0
 
 
 def test_promise_earlier_than_the_next_due_time_is_kept(store: Store, client: redis.Redis) -> None:
     store.schedule("q", [entry("b", 3000)])
     seed(client, {"{q}:armed": "2000 A"})
-    assert deliver(store, "B").next_due_ms == 0
+    established(store, "B")
+    assert deliver(store, "B", leased=True).next_due_ms == 0
     assert state(client)["{q}:armed"] == "2000 A"
 
 
@@ -320,16 +330,153 @@ def test_who_does_not_wait_is_never_armed(store: Store, client: redis.Redis) -> 
 
 
 def test_names_with_blanks_hold_promises(store: Store) -> None:
+    names = ("host a:1", "host", "a:1")
     store.schedule("q", [entry("a", 2000)])
-    for name in ("host a:1", "host", "a:1"):
-        assert deliver(store, name).next_due_ms == (2000 if name == "host a:1" else 0)
-    assert deliver(store, "host a:1").next_due_ms == 2000
+    established(store, *names)
+    for name in names:
+        told = deliver(store, name, leased=True).next_due_ms
+        assert told == (2000 if name == "host a:1" else 0)
+    assert deliver(store, "host a:1", leased=True).next_due_ms == 2000
 
 
 def test_token_for_what_was_due_stays_for_another(store: Store, client: redis.Redis) -> None:
     store.schedule("q", [entry("a", 2000)])
     deliver(store, "A")
     assert state(client)["{q}:wake"] == {"due": 2000}
+
+
+# The promise goes round.
+
+TWO = {"A": 9000, "B": 9000}
+
+
+@pytest.mark.parametrize(
+    ("before", "call", "after"),
+    [
+        pytest.param(
+            {"armed": "2000 A", "consumers": TWO, "q": [A]},
+            {"leased": True},
+            {"wake": {"due": 2000}},
+            id="who got messages passes it on",
+        ),
+        pytest.param(
+            {"consumers": TWO, "q": [A]},
+            {"leased": True},
+            {"wake": {"due": 2000}},
+            id="who got messages takes none",
+        ),
+        pytest.param(
+            {"armed": "2500 B", "consumers": TWO, "q": [A]},
+            {"leased": True},
+            {"wake": {"due": 2000}},
+            id="who got messages takes none that is too late either",
+        ),
+        pytest.param(
+            {"armed": "2000 A", "consumers": TWO, "q": [A], "wake": {"due": 1500}},
+            {"leased": True},
+            {"wake": {"due": 1500}},
+            id="a token is not put off",
+        ),
+        pytest.param(
+            {"armed": "2000 A", "consumers": TWO, "q": [A, B]},
+            {"leased": True, "want": 1},
+            {"wake": {"due": 2000, "now": 0}, "q": [B]},
+            id="there is more",
+        ),
+        pytest.param(
+            {"armed": "2000 A", "consumers": {"A": 9000}, "q": [A]},
+            {"leased": True},
+            {"armed": "2000 A", "told": 2000},
+            id="alone",
+        ),
+        pytest.param(
+            {"armed": "2000 A", "consumers": TWO},
+            {"leased": True},
+            {"armed": "2000 A", "told": 2000},
+            id="who got nothing keeps it",
+        ),
+        pytest.param(
+            {"armed": "2000 A", "consumers": TWO, "q": [A]},
+            {"leased": True, "want": 0},
+            {"armed": "2000 A", "told": 2000, "wake": {"now": 0}, "q": [A]},
+            id="who wants nothing keeps it",
+        ),
+        pytest.param(
+            {"armed": "2000 B", "consumers": TWO, "q": [A]},
+            {"leased": True},
+            {"armed": "2000 B"},
+            id="another's stays",
+        ),
+        pytest.param(
+            {"armed": "2000 A", "consumers": TWO, "q": [A]},
+            {"leased": True, "waits": False},
+            {"armed": "2000 A"},
+            id="who does not wait leaves it",
+        ),
+        pytest.param(
+            {"armed": "2000 B", "consumers": {"B": 9000}},
+            {},
+            {"armed": "2000 A", "told": 2000},
+            id="a newcomer takes it over",
+        ),
+        pytest.param(
+            {"armed": "1500 B", "consumers": {"B": 9000}},
+            {},
+            {"armed": "2000 A", "told": 2000},
+            id="a newcomer takes one over that is too early",
+        ),
+        pytest.param(
+            {"armed": "2000 B", "consumers": {"B": 9000}, "q": [A]},
+            {},
+            {"wake": {"due": 2000}},
+            id="a newcomer that got messages passes it on",
+        ),
+        pytest.param(
+            {"armed": "2000 B", "consumers": {"B": 9000}},
+            {"waits": False},
+            {"armed": "2000 B"},
+            id="a newcomer that does not wait leaves it",
+        ),
+        pytest.param(
+            {"armed": "2000 B", "consumers": {"B": 9000}},
+            {"lease_ms": 0},
+            {"armed": "2000 A", "told": 2000},
+            id="a newcomer without a lease",
+        ),
+    ],
+)
+def test_promise_goes_round(
+    before: dict[str, Any],
+    call: dict[str, Any],
+    after: dict[str, Any],
+    store: Store,
+    client: redis.Redis,
+) -> None:
+    def keys(given: dict[str, Any]) -> dict[str, Any]:
+        return {key if key == "q" else f"{{q}}:{key}": value for key, value in given.items()}
+
+    store.schedule("q", [entry("d", 2000)])
+    client.delete("{q}:wake")
+    seed(client, keys(before))
+    after = dict(after)
+    assert deliver(store, **call).next_due_ms == after.pop("told", 0)
+    found = state(client)
+    assert {key: found.get(key) for key in keys(dict.fromkeys(("armed", "wake", "q")))} == {
+        **keys(dict.fromkeys(("armed", "wake", "q"))),
+        **keys(after),
+    }
+
+
+def test_promise_passed_on_reaches_who_waits(store: Store, client: redis.Redis) -> None:
+    store.schedule("q", [entry("a", 2000), entry("b", 2001), entry("c", 2002)])
+    established(store, "A", "B")
+    client.delete("{q}:wake")
+    assert deliver(store, "A", leased=True).next_due_ms == 2000
+    for now, name in ((2000, "A"), (2001, "B"), (2002, "A")):
+        store.now = str(now)
+        assert len(deliver(store, name, tag=now, leased=True).records) == 1
+        assert "{q}:armed" not in state(client)
+        assert client.zpopmin("{q}:wake") == ([(b"due", now + 1.0)] if now < 2002 else [])
 
 
 # Expiry of the queue.

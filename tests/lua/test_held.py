@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
 from kombu_delayed.scripts import script
-from kombu_delayed.store import Store
+from kombu_delayed.store import Limits, Store
+from tests.kit.servers import Server, start_server
 from tests.kit.state import SEPARATOR, entry, message, returned, seed, state
+from tests.kit.wait import wait_until
 
 A, B, C, D = (message(body) for body in "abcd")
 MID = "q" + SEPARATOR + "3"
@@ -21,7 +25,7 @@ def _time_stands_still(store: Store) -> None:
     store.now = "1000"
 
 
-def call(store: Store, name: str, consumer: str, limit: int) -> Any:
+def call(store: Store, name: str, consumer: str, limit: int = 250) -> Any:
     """Run leave or reclaim once, where the store goes on until nothing is left."""
     keys = store.keys("q")
     given = {
@@ -33,13 +37,22 @@ def call(store: Store, name: str, consumer: str, limit: int) -> Any:
         "armed": keys.armed,
         "consumers": keys.consumers,
         "unacked": keys.unacked(consumer),
+        "held": keys.held(consumer),
         "ready": keys.ready,
         "consumer": consumer,
         "steps": keys.steps,
         "limit": limit,
     }
     if name == "reclaim":
-        given["now"] = store.now
+        given |= {
+            "dead": keys.dead,
+            "dead_messages": keys.dead_messages,
+            "dead_reasons": keys.dead_reasons,
+            "now": store.now,
+            "max_deliveries": 20,
+            "dead_limit": 100,
+            "dead_age_ms": 1000,
+        }
     return script(name)(store.client.execute_command, **given)
 
 
@@ -127,9 +140,18 @@ def test_script_sorts_the_tags_itself(store: Store, client: redis.Redis) -> None
         client.execute_command,
         wake=keys.wake,
         unacked=keys.unacked("A"),
+        held=keys.held("A"),
+        dead=keys.dead,
+        dead_messages=keys.dead_messages,
+        dead_reasons=keys.dead_reasons,
         ready=keys.ready,
+        now=store.now,
+        consumer="A",
         steps=keys.steps,
         counted=0,
+        max_deliveries=20,
+        dead_limit=100,
+        dead_age_ms=1000,
         tags=[1, 3],
     )
     assert state(client)["q"] == [returned(A, 0), returned(C, 0)]
@@ -302,7 +324,7 @@ def test_reclaimed_consumer_finds_nothing_of_its_own(store: Store, client: redis
     before = state(client)
     ack(store, "A", [1])
     assert store.release("q", "A", [1]) == 0
-    assert store.bury("q", "A", [(1, "a", "{}", b"")]) == 0
+    assert store.bury("q", "A", [(1, "a", "rejected", b"")]) == 0
     assert store.park("q", "A", [(1, "a", 5000)]) == 0
     assert store.renew("q", "A", 100) is None
     assert store.deliver("q", "A", 1, 2, lease_ms=100, leased=True) is None
@@ -333,6 +355,253 @@ def test_lost_lease_is_not_renewed(store: Store, client: redis.Redis) -> None:
 def test_the_dead_are_named_in_portions(store: Store, client: redis.Redis) -> None:
     seed(client, {"{q}:consumers": {"A": 5000, **{f"dead{n}": 1 for n in range(150)}}})
     assert len(store.renew("q", "A", 30_000) or ()) == 100
+
+
+# A server that has just started.
+
+LONG_AGO = {"{q}:consumers": {"A": 1, "B": 1}}
+
+
+@pytest.fixture
+def fresh(server: Server, tmp_path: Path) -> Iterator[Server]:
+    """A server of the same kind that starts with the test."""
+    with start_server(server.kind, tmp_path / "fresh") as started:
+        yield started
+
+
+@pytest.fixture
+def fresh_client(fresh: Server) -> Iterator[redis.Redis]:
+    with fresh.client() as client:
+        yield client
+
+
+def wait_until_up(client: redis.Redis, seconds: int) -> None:
+    wait_until(
+        lambda: client.info("server")["uptime_in_seconds"] >= seconds, f"it is up for {seconds} s"
+    )
+
+
+def test_server_that_has_just_started_calls_nobody_dead(fresh_client: redis.Redis) -> None:
+    store = Store(fresh_client)
+    seed(fresh_client, LONG_AGO)
+    assert store.renew("q", "A", 30_000) == []
+    (others, own) = sorted(state(fresh_client)["{q}:consumers"].values())
+    seconds, _ = fresh_client.time()
+    assert others == 1
+    assert 25_000 < own - seconds * 1000 < 32_000
+    assert store.renew("q", "C", 30_000) is None
+
+
+def test_grace_ends(fresh_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(fresh_client)
+    seed(fresh_client, LONG_AGO)
+    wait_until_up(fresh_client, 1)
+    assert store.renew("q", "A", 15_000) == []
+    assert store.renew("q", "A", 1_000) == ["B"]
+    monkeypatch.setattr("kombu_delayed.store.LONGEST_GRACE_MS", 1_000)
+    assert store.renew("q", "A", 86_400_000) == ["B"]
+
+
+def test_grace_comes_with_every_start(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kombu_delayed.store.LONGEST_GRACE_MS", 2_000)
+    with start_server(server.kind, tmp_path / "fresh", append_only=True) as fresh:
+        with fresh.client() as client:
+            seed(client, LONG_AGO)
+            wait_until_up(client, 2)
+            assert Store(client).renew("q", "A", 30_000) == ["B"]
+        fresh.restart()
+        with fresh.client() as client:
+            assert state(client)["{q}:consumers"]["B"] == 1
+            assert Store(client).renew("q", "A", 30_000) == []
+
+
+@pytest.mark.parametrize("now", ["+0", "+60000", "4102444800000"])
+def test_grace_is_by_the_server_s_clock_only(now: str, fresh_client: redis.Redis) -> None:
+    seed(fresh_client, LONG_AGO)
+    assert Store(fresh_client, now=now).renew("q", "A", 30_000) == ["B"]
+
+
+def test_user_who_may_not_ask_for_the_start(fresh: Server, fresh_client: redis.Redis) -> None:
+    rules = ("reset", "on", ">pw", "~*", "+@all", "-info")
+    fresh_client.execute_command("ACL", "SETUSER", "limited", *rules)
+    seed(fresh_client, LONG_AGO)
+    with fresh.client(username="limited", password="pw") as client:
+        assert Store(client).renew("q", "A", 30_000) == ["B"]
+
+
+# sort_held: much at once
+
+MUCH = 5000
+ALL = [str(tag) for tag in range(MUCH)]
+
+
+@pytest.fixture
+def much(client: redis.Redis) -> None:
+    """A holds 5,000 messages, and its lease has ended."""
+    client.hset("{q}:unacked:A", mapping={tag: "0" + tag for tag in ALL})
+    seed(client, {"{q}:consumers": {"A": 900}})
+
+
+def sort_held(store: Store, cursor: Any = 0) -> bytes:
+    keys = store.keys("q")
+    return script("sort_held")(
+        store.client.execute_command,
+        unacked=keys.unacked("A"),
+        held=keys.held("A"),
+        cursor=cursor,
+        count=1000,
+    )
+
+
+def all_sorted(store: Store) -> int:
+    """Sort it all; returns in how many calls."""
+    cursor, calls = sort_held(store), 1
+    while int(cursor):
+        cursor, calls = sort_held(store, cursor), calls + 1
+    return calls
+
+
+ENDINGS: dict[str, Callable[[Store], Any]] = {
+    "reclaim": lambda store: store.reclaim("q", "A"),
+    "leave": lambda store: store.leave("q", "A"),
+}
+
+
+@pytest.fixture(params=ENDINGS)
+def ending(request: pytest.FixtureRequest) -> Callable[[Store], Any]:
+    return ENDINGS[request.param]
+
+
+@pytest.mark.usefixtures("much")
+def test_tags_are_sorted_a_part_a_call(store: Store, client: redis.Redis) -> None:
+    assert sort_held(store) != b"0"
+    assert 500 <= client.zcard("{q}:held:A") <= 2000
+    assert 3 <= all_sorted(store) <= 10
+    for _ in range(2):
+        assert client.zrange("{q}:held:A", 0, -1) == [tag.encode() for tag in ALL]
+        assert client.hlen("{q}:unacked:A") == MUCH
+        all_sorted(store)
+
+
+def test_nothing_to_sort(store: Store, client: redis.Redis) -> None:
+    assert sort_held(store) == b"0"
+    assert state(client) == {}
+
+
+@pytest.mark.usefixtures("much")
+def test_much_goes_back_in_order(
+    ending: Callable[[Store], Any], store: Store, client: redis.Redis
+) -> None:
+    seed(client, {"q": ["last"]})
+    assert ending(store) in (MUCH, None)
+    assert state(client) == {"q": [*ALL, "last"], "{q}:wake": {"now": 0}}
+
+
+@pytest.mark.usefixtures("much")
+def test_much_at_once_is_never_sorted_in_one_call(
+    ending: Callable[[Store], Any], store: Store, client: redis.Redis
+) -> None:
+    client.config_resetstat()
+    ending(store)
+    counts = {name: each["calls"] for name, each in client.info("commandstats").items()}
+    assert counts["cmdstat_hscan"] >= 3
+    # What is left in the end is sorted at one go, and that is no more than a call sorts.
+    assert counts.get("cmdstat_hkeys", 0) <= 1 + 1000 // 250
+
+
+@pytest.mark.usefixtures("much")
+@pytest.mark.parametrize("sorts", ["once", "all"])
+@pytest.mark.parametrize("gives_back", [0, 1, 3])
+def test_killed_half_way(
+    sorts: str,
+    gives_back: int,
+    ending: Callable[[Store], Any],
+    store: Store,
+    client: redis.Redis,
+) -> None:
+    """Who reclaims dies; another one sorts anew."""
+    if sorts == "all":
+        all_sorted(store)
+    for _ in range(gives_back if sorts == "all" else 0):
+        assert call(store, "reclaim", "A")[0] == 250
+    if sorts == "once":
+        sort_held(store)
+    ending(store)
+    assert state(client) == {"q": ALL, "{q}:wake": {"now": 0}}
+
+
+@pytest.mark.usefixtures("much")
+def test_two_reclaim_at_once(store: Store, client: redis.Redis) -> None:
+    cursor = sort_held(store)
+    all_sorted(store)
+    assert call(store, "reclaim", "A") == [250, MUCH - 250]
+    while int(cursor):
+        cursor = sort_held(store, cursor)
+        assert call(store, "reclaim", "A")[0] == 250
+    assert store.reclaim("q", "A") > 0
+    assert state(client) == {"q": ALL, "{q}:wake": {"now": 0}}
+
+
+@pytest.mark.usefixtures("much")
+@pytest.mark.parametrize("kept", [0, 1, 249, 251, 1200])
+def test_what_was_acked_meanwhile_is_passed_over(
+    kept: int, ending: Callable[[Store], Any], store: Store, client: redis.Redis
+) -> None:
+    all_sorted(store)
+    call(store, "reclaim", "A")
+    ack(store, "A", [int(tag) for tag in ALL[kept : MUCH - 250]])
+    ending(store)
+    assert state(client) == {"q": [*ALL[:kept], *ALL[-250:]], "{q}:wake": {"now": 0}}
+
+
+@pytest.mark.usefixtures("much")
+@pytest.mark.parametrize("acked", [0, 4500, 4750])
+def test_consumer_that_goes_on_after_all(
+    acked: int, ending: Callable[[Store], Any], store: Store, client: redis.Redis
+) -> None:
+    """It was called dead and renewed in the middle: newer messages are held beside the sorted."""
+    all_sorted(store)
+    call(store, "reclaim", "A")
+    store.renew("q", "A", 100)
+    assert store.reclaim("q", "A") == 0
+    new = {str(tag): f"0{tag}" for tag in range(MUCH, MUCH + 300)}
+    client.hset("{q}:unacked:A", mapping=new)
+    if acked:
+        ack(store, "A", list(range(acked)))
+    store.now = "1100"
+    ending(store)
+    assert state(client) == {
+        "q": [*ALL[acked:-250], *new, *ALL[-250:]],
+        "{q}:wake": {"now": 0},
+    }
+
+
+@pytest.mark.usefixtures("much")
+def test_lease_that_lasts_is_left_alone_with_much(store: Store, client: redis.Redis) -> None:
+    client.zadd("{q}:consumers", {"A": 1001})
+    assert store.reclaim("q", "A") == 0
+    after = state(client)
+    assert after["{q}:unacked:A"] == {tag: "0" + tag for tag in ALL}
+    assert "q" not in after
+    ack(store, "A", list(range(MUCH)))
+    store.leave("q", "A")
+    assert state(client) == {}
+
+
+@pytest.mark.usefixtures("much")
+def test_much_of_which_some_is_poison(store: Store, client: redis.Redis) -> None:
+    store.limits = Limits(max_deliveries=2)
+    tried = [tag for tag in ALL if tag.endswith("7")]
+    texts = {tag: returned(message(tag, headers={"id": tag}), 1) for tag in tried}
+    client.hset("{q}:unacked:A", mapping={tag: "0" + text for tag, text in texts.items()})
+    assert store.reclaim("q", "A") == MUCH
+    after = state(client)
+    assert after["q"] == [tag for tag in ALL if tag not in texts]
+    assert after["{q}:dead-messages"] == {tag: "0" + text for tag, text in texts.items()}
+    assert after["{q}:dead"] == dict.fromkeys(tried, 1000)
+    assert "{q}:held:A" not in after
 
 
 # recover
@@ -408,54 +677,3 @@ def test_park_splits(client: redis.Redis) -> None:
     seed(client, {"{q}:unacked:A": HELD})
     store.park("q", "A", [(1, "a", 3000), (2, "b", 4000), (3, "c", 5000)])
     assert len(state(client)["{q}:partitions"]) == 3
-
-
-# bury
-
-
-def test_bury(store: Store, client: redis.Redis) -> None:
-    seed(client, {"{q}:unacked:A": HELD})
-    assert (
-        store.bury(
-            "q", "A", [(1, "a", '{"r":1}', b""), (2, "b", '{"r":2}', b""), (9, "x", "{}", b"")]
-        )
-        == 2
-    )
-    assert state(client) == {
-        "{q}:dead": {"a": 1000, "b": 1000},
-        "{q}:dead-messages": {"a": "0" + A, "b": "3" + B},
-        "{q}:dead-reasons": {"a": '{"r":1}', "b": '{"r":2}'},
-        "{q}:unacked:A": {"3": "0" + C},
-    }
-
-
-def test_bury_under_one_id(store: Store, client: redis.Redis) -> None:
-    seed(client, {"{q}:unacked:A": {**HELD, "4": "0" + A}})
-    for tag in (1, 2):
-        store.bury("q", "A", [(tag, "a", str(tag), b"")])
-        store.now = "2000"
-    store.bury("q", "A", [(3, "a", "3", b""), (4, "a", "4", b"")])
-    assert state(client) == {
-        "{q}:dead": {"a": 1000, "a\x1f2": 2000, "a\x1f3": 2000, "a\x1f4": 2000},
-        "{q}:dead-messages": {
-            "a": "0" + A,
-            "a\x1f2": "3" + B,
-            "a\x1f3": "0" + C,
-            "a\x1f4": "0" + A,
-        },
-        "{q}:dead-reasons": {"a": "1", "a\x1f2": "2", "a\x1f3": "3", "a\x1f4": "4"},
-    }
-
-
-def test_bury_twice(store: Store, client: redis.Redis) -> None:
-    seed(client, {"{q}:unacked:A": HELD})
-    assert [store.bury("q", "A", [(1, "a", "{}", b"")]) for _ in range(2)] == [1, 0]
-    assert state(client)["{q}:dead"] == {"a": 1000}
-
-
-def test_bury_of_what_was_taken_for_good(store: Store, client: redis.Redis) -> None:
-    record = b"6\xff is not text"
-    assert store.bury("q", "A", [(1, "a", "{}", record)]) == 1
-    assert client.hgetall("{q}:dead-messages") == {b"a": record}
-    assert client.hgetall("{q}:dead-reasons") == {b"a": b"{}"}
-    assert client.zrange("{q}:dead", 0, -1, withscores=True) == [(b"a", 1000.0)]

@@ -6,6 +6,7 @@ instant it does not know the order. Time is `Store.now`; nothing here sleeps.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from dataclasses import dataclass, field
@@ -24,9 +25,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from kombu_delayed.store import Delivered, Entry, Store
+from kombu_delayed.store import DeadLetter, Delivered, Entry, Limits, Store
 from tests.kit.backlog import check_backlog
-from tests.kit.state import all_keys, message
+from tests.kit.state import all_keys, message, state
 
 STEPS = (0, 3, 6, 9)
 CONSUMERS = ("A", "B", "C")
@@ -38,6 +39,10 @@ CI = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
+
+#: Few, so that the bounds are met; the age is longer than a few leases.
+DEAD_LIMITS = (1, 3, 5, 100_000)
+DEAD_MS = 700
 
 ids = st.sampled_from(["a", "b", "c"])
 steps = st.sampled_from(STEPS)
@@ -61,6 +66,7 @@ class Message:
 
     body: str
     step: int
+    id: str
     due_ms: int | None = None
     was_promoted_at_due_ms: int | None = None
     deliveries: int | None = None
@@ -68,21 +74,61 @@ class Message:
 
 
 @dataclass
+class Buried:
+    """A dead letter: the message as it was held, and what is noted of it."""
+
+    message: Message
+    reason: str
+    consumer: str
+    at_ms: int
+    deliveries: int
+
+
+@dataclass
 class Model:
-    """Where each message is, by its body."""
+    """Where each message is, by its body, and a dead one by its name among the dead."""
+
+    limits: Limits
 
     delayed: dict[str, Message] = field(default_factory=dict)
     ready: dict[int, list[Message]] = field(default_factory=lambda: {step: [] for step in STEPS})
     held: dict[str, dict[int, Message]] = field(
         default_factory=lambda: {name: {} for name in CONSUMERS}
     )
-    dead: list[Message] = field(default_factory=list)
+    dead: dict[str, Buried] = field(default_factory=dict)
     leases: dict[str, int] = field(default_factory=dict)
 
-    def to_heads(self, messages: list[Message], count: int) -> None:
+    def to_heads(self, messages: list[Message]) -> None:
         for each in reversed(messages):
-            each.deliveries = (each.deliveries or 0) + count
+            each.deliveries = each.deliveries or 0
             self.ready[each.step].insert(0, each)
+
+    def after_an_attempt(self, messages: list[Message], consumer: str, now_ms: int) -> None:
+        """To the heads, but for those that were tried too often."""
+        most = self.limits.max_deliveries
+        for each in reversed(messages):
+            deliveries = (each.deliveries or 0) + 1
+            if most and deliveries >= most:
+                reason = f"delivered {deliveries} times without success"
+                self.bury(each.id, Buried(each, reason, consumer, now_ms, deliveries))
+            else:
+                each.deliveries = deliveries
+                self.ready[each.step].insert(0, each)
+
+    def bury(self, id: str, letter: Buried) -> None:
+        """Under the first name that is free; then those go that are too old or too many."""
+        names = (id if n == 1 else f"{id}\x1f{n}" for n in itertools.count(1))
+        self.dead[next(name for name in names if name not in self.dead)] = letter
+        oldest = self.dead_ids
+        aged = [id for id in oldest if self.dead[id].at_ms <= letter.at_ms - DEAD_MS]
+        too_many = oldest[: max(len(oldest) - self.limits.dead_limit, 0)]
+        for gone in {*aged, *too_many}:
+            del self.dead[gone]
+
+    @property
+    def dead_ids(self) -> list[str]:
+        """The oldest first; Redis has those of one instant in the order of their bytes."""
+        return sorted(self.dead, key=lambda id: (self.dead[id].at_ms, id.encode()))
 
     @property
     def any_ready(self) -> bool:
@@ -104,12 +150,18 @@ class StoreMachine(RuleBasedStateMachine):
     client: redis.Redis
     store: Store
 
-    @initialize(partition_size=st.integers(2, 5))
-    def begin(self, partition_size: int) -> None:
+    @initialize(
+        partition_size=st.integers(2, 5),
+        max_deliveries=st.integers(0, 3),
+        dead_limit=st.sampled_from(DEAD_LIMITS),
+    )
+    def begin(self, partition_size: int, max_deliveries: int, dead_limit: int) -> None:
         self.client.flushall()
         self.store.partition_size = partition_size
-        self.model = Model()
+        self.store.limits = Limits(max_deliveries, dead_limit, DEAD_MS / 1000)
+        self.model = Model(self.store.limits)
         self.told = {name: Told() for name in CONSUMERS}
+        self.past: dict[str, set[int]] = {name: set() for name in CONSUMERS}
         self.now_ms = 1000
         self.tag = 0
         self.bodies = 0
@@ -120,8 +172,8 @@ class StoreMachine(RuleBasedStateMachine):
     def entry(self, id: str, step: int, due: str) -> tuple[Entry, Message]:
         self.bodies += 1
         body = f"{self.bodies}"
-        entry = Entry(id, step, message(body), due)
-        return entry, Message(body, step, entry=entry)
+        entry = Entry(id, step, message(body, headers={"id": id}), due)
+        return entry, Message(body, step, id, entry=entry)
 
     @rule(batch=st.lists(st.tuples(ids, steps), min_size=1, max_size=4), late=st.booleans())
     def publish(self, batch: list[tuple[str, int]], late: bool) -> None:
@@ -182,15 +234,22 @@ class StoreMachine(RuleBasedStateMachine):
         waits=st.sampled_from([True, True, False]),
     )
     def deliver(self, name: str, want: int, promotions: int, waits: bool) -> None:
-        answer = self.delivered(name, want, promotions, waits)
+        answer, newcomer = self.delivered(name, want, promotions, waits)
         if not waits:
             assert answer.next_due_ms == 0
             return
         assert answer.next_due_ms in (0, self.model.earliest)
+        if self.model.earliest != math.inf:
+            turn_is_over = bool(answer.records) and answer.consumers > 1
+            assert not (turn_is_over and answer.next_due_ms)
+            assert turn_is_over or not newcomer or answer.next_due_ms
         self.told[name].now = False
         self.told[name].due_at = answer.next_due_ms or math.inf
 
-    def delivered(self, name: str, want: int, promotions: int, waits: bool) -> Delivered:
+    def delivered(
+        self, name: str, want: int, promotions: int, waits: bool
+    ) -> tuple[Delivered, bool]:
+        """Deliver, as a newcomer where the lease was lost; also returns whether it was one."""
         answer = self.call_deliver(name, want, promotions, waits)
         if answer is None:
             assert self.told[name].leased
@@ -199,6 +258,7 @@ class StoreMachine(RuleBasedStateMachine):
             answer = self.call_deliver(name, want, promotions, waits)
         assert answer is not None
         assert answer.now_ms == self.now_ms
+        newcomer = not self.told[name].leased
         self.told[name].leased = True
         self.model.leases[name] = self.now_ms + LEASE_MS
         assert answer.consumers == len(self.model.leases)
@@ -206,7 +266,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.promoted(promotions, records)
         self.taken(name, want, records)
         assert answer.more == (self.model.any_ready or self.model.earliest <= self.now_ms)
-        return answer
+        return answer, newcomer
 
     def call_deliver(self, name: str, want: int, promotions: int, waits: bool) -> Delivered | None:
         return self.store.deliver(
@@ -262,15 +322,23 @@ class StoreMachine(RuleBasedStateMachine):
         if verb == "ack":
             self.store.ack("q", name, tags, on_error=lambda: pytest.fail("an ack was refused"))
         elif verb == "bury":
-            entries = [(tag, "one id", "{}", b"") for tag in tags]
+            entries = [(tag, held[tag].id, f"rejected {tag}", b"") for tag in tags]
             assert self.store.bury("q", name, entries) == len(tags)
-            self.model.dead += [held[tag] for tag in tags]
+            for tag in tags:
+                count = (held[tag].deliveries or 0) + 1
+                letter = Buried(held[tag], f"rejected {tag}", name, self.now_ms, count)
+                self.model.bury(held[tag].id, letter)
         else:
-            count = int(verb == "count")
-            assert self.store.release("q", name, tags, counted=bool(count)) == len(tags)
-            self.model.to_heads([held[tag] for tag in sorted(tags)], count)
+            counted = verb == "count"
+            assert self.store.release("q", name, tags, counted=counted) == len(tags)
+            in_order = [held[tag] for tag in sorted(tags)]
+            if counted:
+                self.model.after_an_attempt(in_order, name, self.now_ms)
+            else:
+                self.model.to_heads(in_order)
         for tag in tags:
             del held[tag]
+        self.past[name].update(tags)
 
     def park(self, name: str, tags: list[int], delay: int) -> None:
         """A consumer parks what was never promoted: it carries no due time yet."""
@@ -282,6 +350,75 @@ class StoreMachine(RuleBasedStateMachine):
             each = held.pop(tag)
             each.due_ms, each.entry = due_ms, None
             self.model.delayed[each.body] = each
+        self.past[name].update(tags)
+
+    @precondition(lambda self: any(self.past.values()))
+    @rule(
+        data=st.data(),
+        verb=st.sampled_from(["ack", "release", "count", "bury", "park", "recover"]),
+    )
+    def haunt(self, data: st.DataObject, verb: str) -> None:
+        """A consumer is done, once more or too late, with what it does not hold any more."""
+        name = data.draw(st.sampled_from([n for n in CONSUMERS if self.past[n]]))
+        past = sorted(self.past[name])
+        tags = data.draw(st.lists(st.sampled_from(past), min_size=1, max_size=5, unique=True))
+        before = state(self.client)
+        if verb == "ack":
+            self.store.ack("q", name, tags, on_error=lambda: pytest.fail("an ack was refused"))
+            self.store.size("q")
+        elif verb == "bury":
+            assert self.store.bury("q", name, [(tag, "a", "late", b"") for tag in tags]) == 0
+        elif verb == "park":
+            due_ms = self.now_ms + 1
+            assert self.store.park("q", name, [(tag, "a", due_ms) for tag in tags]) == 0
+        elif verb == "recover":
+            found = {tag for tag, _ in self.store.recover("q", name, 0)}
+            assert found == set(self.model.held[name])
+        else:
+            assert self.store.release("q", name, tags, counted=verb == "count") == 0
+        assert state(self.client) == before
+
+    @precondition(lambda self: any(self.model.held[name] for name in self.model.leases))
+    @rule(data=st.data())
+    def haunt_who_reclaimed(self, data: st.DataObject) -> None:
+        """One sleeps through its lease, another gets its messages, and then both go on."""
+        zombie = data.draw(
+            st.sampled_from([n for n in CONSUMERS if n in self.model.leases and self.model.held[n]])
+        )
+        other = next(name for name in CONSUMERS if name != zombie)
+        self.work(other)
+        lease_end_ms = self.model.leases.get(zombie, 0)
+        self.advance(max(lease_end_ms - self.now_ms, 0))
+        self.renew(other, late=False)
+        if data.draw(st.booleans()):
+            self.work(other)
+        self.haunt(data, data.draw(st.sampled_from(["ack", "release", "count", "bury"])))
+
+    # Dead letters.
+
+    @precondition(lambda self: self.model.dead)
+    @rule(data=st.data(), delay=st.none() | delays | st.integers(-5, 0))
+    def replay(self, data: st.DataObject, delay: int | None) -> None:
+        chosen = data.draw(st.lists(st.sampled_from(sorted(self.model.dead)), unique=True))
+        due_ms = 0 if delay is None else self.now_ms + delay
+        names = [*chosen, "missing", *chosen[:1]]
+        assert self.store.replay("q", names, due_ms) == len(chosen)
+        for name in chosen:
+            each = self.model.dead.pop(name).message
+            each.deliveries = each.entry = None
+            if delay is None:
+                self.model.ready[each.step].append(each)
+            else:
+                each.due_ms, each.was_promoted_at_due_ms = due_ms, None
+                self.model.delayed[each.body] = each
+
+    @precondition(lambda self: len(self.model.dead) > 2)
+    @rule(data=st.data())
+    def purge_dead(self, data: st.DataObject) -> None:
+        chosen = data.draw(st.lists(st.sampled_from(sorted(self.model.dead)), unique=True))
+        assert self.store.purge_dead("q", [*chosen, "missing"]) == len(chosen)
+        for name in chosen:
+            del self.model.dead[name]
 
     def who_knows(self, data: st.DataObject) -> str:
         """Draw a consumer, one that has been told something if there is one."""
@@ -296,7 +433,8 @@ class StoreMachine(RuleBasedStateMachine):
         """Stop in good order, or stop consuming this queue and no other."""
         if leaves:
             self.store.leave("q", name)
-            self.model.to_heads([each for _, each in sorted(self.model.held[name].items())], 0)
+            self.model.to_heads([each for _, each in sorted(self.model.held[name].items())])
+            self.past[name].update(self.model.held[name])
             self.model.held[name] = {}
             self.model.leases.pop(name, None)
             self.told[name].leased = False
@@ -340,7 +478,9 @@ class StoreMachine(RuleBasedStateMachine):
             return
         held, self.model.held[name] = self.model.held[name], {}
         assert self.store.reclaim("q", name) == len(held)
-        self.model.to_heads([each for _, each in sorted(held.items())], 1)
+        in_order = [each for _, each in sorted(held.items())]
+        self.model.after_an_attempt(in_order, name, self.now_ms)
+        self.past[name].update(held)
         self.model.leases.pop(name, None)
         # It may be dead, and with it what it was told.
         self.told[name] = Told(leased=self.told[name].leased)
@@ -394,11 +534,40 @@ class StoreMachine(RuleBasedStateMachine):
             found = self.store.recover("q", name, 0)
             assert [tag for tag, _ in found] == tags
             self.check_records([record.decode() for _, record in found], [held[t] for t in tags])
-        dead = self.client.hvals("{q}:dead-messages")
-        assert sorted(read(record.decode())[0] for record in dead) == sorted(
-            each.body for each in self.model.dead
+
+    @invariant()
+    def dead_letters_are_known(self) -> None:
+        ids = self.model.dead_ids
+        assert self.store.dead_ids("q", 0, 1000) == ids
+        assert self.store.dead_count("q") == len(ids)
+        letters = self.store.dead_letters("q", ids)
+        expected = [self.model.dead[id] for id in ids]
+        assert letters == [
+            DeadLetter(id, letter.message, b.reason, b.consumer, b.at_ms, b.deliveries)
+            for id, letter, b in zip(ids, letters, expected, strict=True)
+        ]
+        records = self.client.hgetall("{q}:dead-messages")
+        assert {id.decode() for id in records} == set(ids)
+        assert {id.decode() for id in self.client.hkeys("{q}:dead-reasons")} == set(ids)
+        self.check_records(
+            [records[id.encode()].decode() for id in ids], [b.message for b in expected]
         )
-        assert self.client.zcard("{q}:dead") == len(dead)
+
+    @invariant()
+    def no_message_is_in_two_places(self) -> None:
+        held = [each for held in self.model.held.values() for each in held.values()]
+        ready = [each for step in STEPS for each in self.model.ready[step]]
+        buried = [b.message for b in self.model.dead.values()]
+        bodies = [each.body for each in (*self.model.delayed.values(), *ready, *held, *buried)]
+        assert len(set(bodies)) == len(bodies) <= self.bodies
+
+    @invariant()
+    def nothing_was_tried_too_often(self) -> None:
+        most = self.store.limits.max_deliveries
+        if most:
+            held = [each for held in self.model.held.values() for each in held.values()]
+            ready = [each for step in STEPS for each in self.model.ready[step]]
+            assert all((each.deliveries or 0) < most for each in (*ready, *held))
 
     def check_records(self, records: list[str], expected: list[Message]) -> None:
         assert [read(record)[:2] for record in records] == [(e.body, e.step) for e in expected]
@@ -435,6 +604,9 @@ class StoreMachine(RuleBasedStateMachine):
     @invariant()
     def nothing_is_left_over(self) -> None:
         keys = set(all_keys(self.client))
+        assert not {key for key in keys if ":held:" in key}
+        if not self.model.dead:
+            assert not {key for key in keys if "dead" in key}
         if not self.model.delayed:
             assert not {key for key in keys if "delayed" in key}
             assert not keys & {"{q}:partitions", "{q}:messages"}

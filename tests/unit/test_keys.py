@@ -24,15 +24,16 @@ def test_tagged_keys(name: str, key: str) -> None:
     assert getattr(QueueKeys("q", "app:"), name) == "app:" + key
 
 
-def test_unacked_key_names_the_consumer() -> None:
-    assert QueueKeys("q").unacked("host:1:ab") == "{q}:unacked:host:1:ab"
-    assert QueueKeys("q", "app:").unacked("host:1:ab") == "app:{q}:unacked:host:1:ab"
+@pytest.mark.parametrize("name", ["unacked", "held"])
+def test_keys_of_one_consumer_name_it(name: str) -> None:
+    assert getattr(QueueKeys("q"), name)("host:1:ab") == f"{{q}}:{name}:host:1:ab"
+    assert getattr(QueueKeys("q", "app:"), name)("host:1:ab") == f"app:{{q}}:{name}:host:1:ab"
 
 
 def test_every_key_is_pinned() -> None:
     public = {name for name in vars(QueueKeys) if not name.startswith("_")}
     fields = set(QueueKeys.__dataclass_fields__)
-    assert public - fields == {*NAMES, "unacked", "ready", "ready_list", "steps"}
+    assert public - fields == {*NAMES, "unacked", "held", "ready", "ready_list", "steps"}
 
 
 def test_ready_lists_are_kombu_s_own() -> None:
@@ -75,7 +76,8 @@ def test_queue_names_are_taken_as_they_are(queue: str, key: str) -> None:
 def test_queues_share_no_key() -> None:
     def keys(queue: str) -> set[str]:
         named = QueueKeys(queue)
-        return {*named.ready, named.unacked("c"), *(str(getattr(named, name)) for name in NAMES)}
+        own = {named.unacked("c"), named.held("c")}
+        return {*named.ready, *own, *(str(getattr(named, name)) for name in NAMES)}
 
     assert not keys("a") & keys("b")
     assert not keys("a") & keys("{a}")

@@ -8,6 +8,7 @@ import pytest
 
 from kombu_delayed.errors import DelayedError, OptionError
 from kombu_delayed.options import Options
+from kombu_delayed.store import Limits
 
 
 def test_defaults() -> None:
@@ -17,6 +18,10 @@ def test_defaults() -> None:
         reconnect_seconds=60,
         partition_size=None,
         promote_batch=250,
+        max_deliveries=20,
+        dead_limit=100_000,
+        dead_seconds=7_776_000,
+        clock_skew_warning_seconds=10,
         unsafe_server=False,
     )
 
@@ -35,9 +40,19 @@ def test_options_are_taken() -> None:
         "delayed_reconnect_seconds": 0,
         "delayed_partition_size": 64,
         "delayed_promote_batch": 1,
+        "delayed_max_deliveries": 3,
+        "delayed_dead_limit": 10,
+        "delayed_dead_seconds": 3600,
+        "delayed_clock_skew_warning_seconds": 0.5,
         "delayed_unsafe_server": True,
     }
-    assert Options.parse(given) == Options(90, 0.5, 0, 64, 1, True)
+    assert Options.parse(given) == Options(90, 0.5, 0, 64, 1, 3, 10, 3600, 0.5, True)
+    assert len(given) == len(fields(Options))
+
+
+def test_limits_of_the_store_are_the_options_defaults() -> None:
+    options = Options()
+    assert Limits() == (options.max_deliveries, options.dead_limit, options.dead_seconds)
 
 
 def test_options_of_others_are_left_alone() -> None:
@@ -52,6 +67,8 @@ def test_options_of_others_are_left_alone() -> None:
         ("delayed_lease", "delayed_lease_seconds"),
         ("delayed_promote_batches", "delayed_promote_batch"),
         ("delayed_unsafe_sever", "delayed_unsafe_server"),
+        ("delayed_max_delivery", "delayed_max_deliveries"),
+        ("delayed_dead_limits", "delayed_dead_limit"),
     ],
 )
 def test_misspelt_option_is_refused_with_a_suggestion(name: str, meant: str) -> None:
@@ -64,9 +81,11 @@ def test_unknown_option_is_refused_with_the_list() -> None:
     with pytest.raises(OptionError) as caught:
         Options.parse({"delayed_zzz": 1})
     assert str(caught.value) == (
-        "unknown transport option 'delayed_zzz'; there are delayed_lease_seconds, "
-        "delayed_partition_size, delayed_poll_seconds, delayed_promote_batch, "
-        "delayed_reconnect_seconds, delayed_unsafe_server"
+        "unknown transport option 'delayed_zzz'; there are "
+        "delayed_clock_skew_warning_seconds, delayed_dead_limit, delayed_dead_seconds, "
+        "delayed_lease_seconds, delayed_max_deliveries, delayed_partition_size, "
+        "delayed_poll_seconds, delayed_promote_batch, delayed_reconnect_seconds, "
+        "delayed_unsafe_server"
     )
 
 
@@ -89,6 +108,19 @@ def test_unknown_option_is_refused_with_the_list() -> None:
         ("promote_batch", 1001, "takes 1 to 1000, not 1001"),
         ("promote_batch", 10.5, "takes a whole number, not 10.5"),
         ("promote_batch", True, "takes a whole number, not True"),
+        ("max_deliveries", -1, "takes 0 to 1e+06, not -1"),
+        ("max_deliveries", 1_000_001, "takes 0 to 1e+06, not 1000001"),
+        ("max_deliveries", 2.0, "takes a whole number, not 2.0"),
+        ("max_deliveries", None, "takes a whole number, not None"),
+        ("dead_limit", 0, "takes 1 to 1e+08, not 0"),
+        ("dead_limit", 100_000_001, "takes 1 to 1e+08, not 100000001"),
+        ("dead_limit", 1.5, "takes a whole number, not 1.5"),
+        ("dead_seconds", 59, "takes 60 to 3.16224e+08, not 59"),
+        ("dead_seconds", 316_224_001, "takes 60 to 3.16224e+08, not 316224001"),
+        ("dead_seconds", "1h", "takes a number, not '1h'"),
+        ("clock_skew_warning_seconds", -1, "takes 0 to 86400, not -1"),
+        ("clock_skew_warning_seconds", 86_401, "takes 0 to 86400, not 86401"),
+        ("clock_skew_warning_seconds", None, "takes a number, not None"),
         ("unsafe_server", 1, "takes True or False, not 1"),
         ("unsafe_server", "yes", "takes True or False, not 'yes'"),
     ],
@@ -108,6 +140,14 @@ def test_wrong_value_is_refused(name: str, value: Any, text: str) -> None:
         ("partition_size", 2),
         ("partition_size", None),
         ("promote_batch", 1000),
+        ("max_deliveries", 0),
+        ("max_deliveries", 1_000_000),
+        ("dead_limit", 1),
+        ("dead_limit", 100_000_000),
+        ("dead_seconds", 60),
+        ("dead_seconds", 316_224_000),
+        ("clock_skew_warning_seconds", 0),
+        ("clock_skew_warning_seconds", 86_400),
     ],
 )
 def test_bounds_are_allowed(name: str, value: Any) -> None:

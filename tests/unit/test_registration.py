@@ -143,6 +143,6 @@ except AttributeError as error:
     print(error)
 """
     assert run(code) == (
-        "['type', 'type', 'type', 'type', 'str']\n"
+        "['type', 'type', 'type', 'type', 'type', 'str']\n"
         "module 'kombu_delayed' has no attribute 'missing'\n"
     )

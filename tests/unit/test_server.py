@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from time import time
 
 import pytest
 import redis
@@ -86,6 +87,39 @@ def test_nothing_on_disk(caplog: pytest.LogCaptureFixture) -> None:
     assert "a restart loses every delayed message. Set appendonly yes" in caplog.text
 
 
+AHEAD = (
+    "The server's clock is {} seconds ahead of this machine's: what is sent from here with a "
+    "countdown is due so much earlier. Set the clocks (NTP)."
+)
+BEHIND = AHEAD.replace("ahead of", "behind").replace("earlier", "later")
+
+
+@pytest.mark.parametrize(
+    ("ahead", "limit", "text"),
+    [
+        (10.1, 10, AHEAD.format(10)),
+        (-10.1, 10, BEHIND.format(10)),
+        (3600, 10, AHEAD.format(3600)),
+        (-86_400, 0.5, BEHIND.format(86_400)),
+        (10, 10, None),
+        (-10, 10, None),
+        (0, 0.001, None),
+        (1e9, 0, None),
+        (-1e9, 0, None),
+    ],
+)
+def test_clock_skew(
+    ahead: float, limit: float, text: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    check(replace(GOOD, ahead_seconds=ahead), clock_skew_warning_seconds=limit)
+    assert [record.getMessage() for record in caplog.records] == ([text] if text else [])
+
+
+def test_clock_skew_is_not_looked_at_unless_asked(caplog: pytest.LogCaptureFixture) -> None:
+    check(replace(GOOD, ahead_seconds=1e9))
+    assert not caplog.records
+
+
 # Real servers.
 
 
@@ -122,7 +156,23 @@ def limited(server: servers.Server, client: redis.Redis) -> Iterator[LIMITED]:
 def test_inspect(client: redis.Redis) -> None:
     found = inspect(client)
     assert tuple(map(int, found.version.split(".")[:2])) >= (6, 2)
-    assert replace(found, version="") == replace(GOOD, version="", persistent=False)
+    assert abs(found.ahead_seconds) < 5
+    assert replace(found, version="", ahead_seconds=0) == replace(
+        GOOD, version="", persistent=False
+    )
+
+
+@pytest.mark.parametrize("ahead", [3600, -3600])
+def test_inspect_clock(ahead: int, client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kombu_delayed.server.time", lambda: time() - ahead)
+    assert abs(inspect(client).ahead_seconds - ahead) < 5
+
+
+def test_inspect_clock_counts_parts_of_a_second(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kombu_delayed.server.time", lambda: 0.0)
+    assert {inspect(client).ahead_seconds % 1 > 0 for _ in range(5)} == {True}
 
 
 def test_inspect_needs_one_round_trip(client: redis.Redis) -> None:
@@ -197,9 +247,9 @@ def test_user_who_may_not_see_the_configuration(limited: LIMITED) -> None:
 def test_user_who_may_see_nothing_is_not_refused(
     limited: LIMITED, caplog: pytest.LogCaptureFixture
 ) -> None:
-    found = inspect(limited("+@all", "-config", "-info"))
+    found = inspect(limited("+@all", "-config", "-info", "-time"))
     assert found == replace(GOOD, version="")
-    check(found)
+    check(found, clock_skew_warning_seconds=0.001)
     assert not caplog.records
 
 

@@ -2,12 +2,12 @@
 -- needs: ready steps wake unacked held
 local function with_deliveries(message, count)
   if message:sub(-1) ~= '}' then return message end
-  local before = message:match('^(.*),"deliveries":%d+}$') or message:sub(1, -2)
+  local before = message:match('^(.*), ?"deliveries": ?%d+}$') or message:sub(1, -2)
   return before .. ',"deliveries":' .. count .. '}'
 end
 
 local function deliveries_of(message)
-  return tonumber(message:match(',"deliveries":(%d+)}$') or 0)
+  return tonumber(message:match(', ?"deliveries": ?(%d+)}$') or 0)
 end
 
 -- The lowest tag was delivered first, so it goes back last and is the next to leave. `is_buried`, where

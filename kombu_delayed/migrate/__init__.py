@@ -6,26 +6,25 @@ python -m kombu_delayed.migrate to-delayed redis://localhost:6379/0
 from __future__ import annotations
 
 import contextlib
-import json
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-import click
 from kombu import Connection
 from kombu.utils.json import loads
 from redis.exceptions import RedisError, ResponseError
 
-from .channel import Channel
-from .errors import UNREACHABLE, DelayedError, MessageError
-from .message import due, open_envelope, to_json
-from .scripts import script
-from .store import CALL_LIMIT, Store
+from ..errors import UNREACHABLE, DelayedError, MessageError
+from ..message import due, open_envelope, to_json
+from ..scripts import script
+from ..store import CALL_LIMIT, Store
+
+if TYPE_CHECKING:
+    from ..channel import Channel
 
 Direction: TypeAlias = Literal["to-delayed", "to-stock"]
 Progress: TypeAlias = Callable[[int], Any]
@@ -38,6 +37,9 @@ LIST_WALK = 1_000_000
 
 #: Stands for "whenever" where a time in seconds is compared.
 ALWAYS = 1e300
+
+#: What a migration may fail with.
+FAILURES: tuple[type[BaseException], ...] = (DelayedError, RedisError, *UNREACHABLE)
 
 
 class MigrationRefused(DelayedError):
@@ -94,7 +96,7 @@ class Report:
 class Entry(NamedTuple):
     """One message for migrate.lua: `name` is its tag, or its member in the backlog."""
 
-    name: str
+    name: bytes
     id: str
     due_ms: int
     record: bytes
@@ -132,14 +134,14 @@ class Migration:
         found = {*self._given, *(queue for queue, _ in self._scan("messages"))}
         for key in self.client.scan_iter(match=self._glob("_kombu.binding.*"), count=1000):
             for binding in self.client.smembers(key):
-                found.add(binding.decode().split(self.channel.sep)[-1])
+                found.add(_text(binding).split(self.channel.sep)[-1])
         return sorted(found - {""})
 
     def _scan(self, name: str) -> Iterator[tuple[str, str]]:
         """Queues with a key of ours of this name, and what follows the name in it."""
         skip = len(self.channel.global_keyprefix) + 1
         for key in self.client.scan_iter(match=self._glob("{*}:" + name), count=1000):
-            queue, _, rest = key.decode()[skip:].partition("}:" + name.removesuffix("*"))
+            queue, _, rest = _text(key)[skip:].partition("}:" + name.removesuffix("*"))
             yield queue, rest
 
     def _glob(self, pattern: str) -> str:
@@ -255,20 +257,23 @@ class ToDelayed(Migration):
                 self.report.young += 1
                 continue
             try:
-                queues, entry = self._read(tag.decode(), text)
+                queues, entry = self._read(tag, text)
             except MessageError as error:
-                self.report.leave(self._unacked, tag.decode(errors="replace"), str(error))
+                self.report.leave(self._unacked, _text(tag), str(error))
             else:
                 batches.setdefault(queues, []).append(entry)
         for queues, entries in batches.items():
             self._take(queues, entries, until, now_ms)
 
-    def _read(self, tag: str, text: bytes) -> tuple[tuple[str, ...], Entry]:
+    def _read(self, tag: bytes, text: bytes) -> tuple[tuple[str, ...], Entry]:
         """A message that a stock worker held, and the queues to which it goes back."""
         try:
             payload, exchange, routing_key = loads(text)
         except Exception as error:  # as any JSON that rebuilds Python objects
             raise MessageError(f"it is not a message with its routing: {error}") from error
+        exchange, routing_key = exchange or "", routing_key or ""
+        if not (isinstance(exchange, str) and isinstance(routing_key, str)):
+            raise MessageError("its routing is not text")
         envelope = open_envelope(to_json(payload).encode(), 0)
         when = due(envelope.payload)
         queues = self._lookup(exchange, routing_key)
@@ -283,13 +288,12 @@ class ToDelayed(Migration):
     def _lookup(self, exchange: str, routing_key: str) -> tuple[str, ...]:
         if not exchange:
             return (routing_key,) if routing_key else ()
-        return tuple(
-            sorted(
-                queue
-                for key, pattern, queue in self._table(exchange)
-                if key == routing_key or (pattern and re.match(pattern, routing_key))
-            )
-        )
+        found = set()
+        for binding in self._table(exchange):
+            key, pattern, queue = [*binding, "", ""][:3]
+            if key == routing_key or (pattern and re.match(pattern, routing_key)):
+                found.add(queue)
+        return tuple(sorted(found - {""}))
 
     def _take(
         self, queues: Sequence[str], entries: Sequence[Entry], until: float, now_ms: int
@@ -337,11 +341,11 @@ class ToDelayed(Migration):
             try:
                 envelope = open_envelope(text, 0)
             except MessageError as error:
-                self.report.leave(key, text[:40].decode(errors="replace"), str(error))
+                self.report.leave(key, _text(text[:40]), str(error))
                 continue
             when = due(envelope.payload) if envelope.due_ms is None else None
             if when and when.at_ms and when.at_ms > now_ms:
-                entries.append(Entry("", envelope.id, when.at_ms, step + text))
+                entries.append(Entry(b"", envelope.id, when.at_ms, step + text))
         return entries
 
 
@@ -418,9 +422,9 @@ class ToStock(Migration):
                 continue
             reason = self._refusal(record, int(score), now_ms)
             if reason:
-                self.report.leave(messages, member.decode(), reason)
+                self.report.leave(messages, _text(member), reason)
             else:
-                entries.append(Entry(member.decode(), "", int(score), b""))
+                entries.append(Entry(member, "", int(score), b""))
         moved = len(entries)
         if entries and not self.dry:
             ((_, moved),) = self._transaction([self._call(queue, "delayed", entries)])
@@ -436,6 +440,10 @@ class ToStock(Migration):
         if self.force or due_ms <= now_ms or (when and when.at_ms == due_ms):
             return ""
         return "its due time is not in an eta header, so a stock worker would run it at once"
+
+
+def _text(name: bytes) -> str:
+    return name.decode(errors="replace")
 
 
 _DIRECTIONS: Mapping[str, Any] = {"to-delayed": ToDelayed, "to-stock": ToStock}
@@ -497,162 +505,3 @@ def open_channel(url: str, **transport_options: Any) -> Iterator[Channel]:
     with Connection(url, transport_options=transport_options) as connection:
         connection.connect()
         yield connection.channel()
-
-
-# The command line.
-
-
-def show(report: Report) -> None:
-    """Print what would move or has moved."""
-    rows = [(*move, str(count)) for move, count in sorted(report.moves.items())]
-    if rows:
-        _show_table(("queue", "from", "to", "messages"), rows)
-    else:
-        click.echo("There is nothing to move.")
-    if report.young:
-        click.echo(
-            f"{report.young} messages are held by the stock transport for too short a time: "
-            "they stay (see --older-than)."
-        )
-    if report.left_count:
-        click.echo(f"{report.left_count} messages stay where they are:")
-    for key, id, reason in report.left[:50]:
-        click.echo(f"  {key!r} {id}: {reason}")
-    if report.left_count > 50:
-        click.echo(f"  … and {report.left_count - 50} more")
-
-
-def _show_table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    try:
-        from rich.console import Console
-        from rich.markup import escape
-        from rich.table import Table
-    except ImportError:
-        widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
-        for row in (names, *rows):
-            cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-            click.echo("  ".join(cells).rstrip())
-        return
-    table = Table()
-    for name in names:
-        table.add_column(name, justify="right" if name == "messages" else "left")
-    for row in rows:
-        table.add_row(*map(escape, row))
-    Console().print(table)
-
-
-def _steps(_: Any, __: Any, text: str | None) -> list[int] | None:
-    try:
-        return [int(part) for part in text.split(",")] if text else None
-    except ValueError:
-        raise click.BadParameter("write numbers from 0 to 9 with commas: 0,3,6,9") from None
-
-
-def _transport_option(_: Any, __: Any, given: Sequence[str]) -> dict[str, Any]:
-    options = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise click.BadParameter(f"write name=value, not {text!r}")
-        try:
-            options[name] = json.loads(value)
-        except ValueError:
-            options[name] = value
-    return options
-
-
-def _shared(command: Any) -> Any:
-    for decorate in reversed(
-        (
-            click.argument("url"),
-            click.option("--queue", "queues", multiple=True, help="A queue without a binding."),
-            click.option("--yes", is_flag=True, help="Do it, and do not ask."),
-            click.option("--force", is_flag=True, help="Do what would be refused."),
-            click.option("--key-prefix", default="", help="The option global_keyprefix."),
-            click.option("--priority-steps", callback=_steps, help="As in 0,3,6,9."),
-            click.option(
-                "--option",
-                "options",
-                multiple=True,
-                callback=_transport_option,
-                metavar="NAME=VALUE",
-                help="Another transport option, as unacked_key=held.",
-            ),
-        )
-    ):
-        command = decorate(command)
-    return command
-
-
-@click.group()
-def main() -> None:
-    """Move messages between the stock Redis transport and this one.
-
-    Give the options that your programs have in broker_transport_options. Without --yes, what would
-    move is shown first.
-    """
-
-
-@main.command("to-delayed")
-@click.option(
-    "--older-than",
-    "older_than_seconds",
-    type=click.FloatRange(min=0),
-    metavar="SECONDS",
-    help="Take what stock workers have held for so long. 0: all; stop them first. Default: 3600.",
-)
-@_shared
-def to_delayed_command(**given: Any) -> None:
-    """Take over what stock workers left behind, and ETA messages that are ready."""
-    _command("to-delayed", to_delayed, **given)
-
-
-@main.command("to-stock")
-@_shared
-def to_stock_command(**given: Any) -> None:
-    """Hand the backlog back to stock workers."""
-    _command("to-stock", to_stock, **given)
-
-
-def _command(
-    direction: Direction,
-    run: Callable[..., Report],
-    *,
-    url: str,
-    yes: bool,
-    key_prefix: str,
-    priority_steps: list[int] | None,
-    options: dict[str, Any],
-    **given: Any,
-) -> None:
-    options = {"global_keyprefix": key_prefix, **options}
-    if priority_steps:
-        options["priority_steps"] = priority_steps
-    try:
-        with open_channel(url, **options) as channel:
-            planned = plan(channel, direction, **given)
-            show(planned)
-            if _agreed(planned, yes, given["force"]):
-                with click.progressbar(length=planned.seen, label="Moving", file=sys.stderr) as bar:
-                    done = run(channel, **given, progress=bar.update)
-                click.echo("Moved:")
-                show(done)
-    except (DelayedError, RedisError, *UNREACHABLE) as error:
-        raise click.ClickException(str(error)) from error
-
-
-def _agreed(planned: Report, yes: bool, force: bool) -> bool:
-    if planned.blockers and not force:
-        raise MigrationRefused("; ".join(planned.blockers) + ", or give --force.")
-    if not planned.moved:
-        return False
-    if yes:
-        return True
-    if sys.stdin.isatty():
-        return click.confirm("Move them?")
-    click.echo("Nothing was moved: give --yes to do it.")
-    return False
-
-
-if __name__ == "__main__":
-    main()

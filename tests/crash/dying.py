@@ -1,0 +1,123 @@
+"""Processes that die at a chosen command: an abandoned connection stands in for each."""
+
+from __future__ import annotations
+
+import math
+import select
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import redis
+from kombu.utils.scheduling import round_robin_cycle
+
+from kombu_delayed.consumer import Consumer
+from kombu_delayed.options import Options
+from kombu_delayed.qos import QoS
+from kombu_delayed.store import Store
+from kombu_delayed.wire import Wire
+
+#: Where a process dies: the command was sent and its answer is never read, or it was read.
+UNREAD, ANSWERED = "answer unread", "answered"
+CUTS = (UNREAD, ANSWERED)
+
+ANSWER_SECONDS = 10
+
+
+class Killed(BaseException):
+    """The process is gone: nothing of it runs any more."""
+
+
+class DyingWire(Wire):
+    """Sends commands as any other, until the one at which its process dies."""
+
+    def __init__(self, pool: redis.ConnectionPool, at: float, cut: str) -> None:
+        super().__init__(pool)
+        self.sent = 0
+        self._at = at
+        self._cut = cut
+
+    def __call__(self, *command: Any) -> Any:
+        self._die_unread(command)
+        try:
+            return super().__call__(*command)
+        finally:
+            self._die_answered()
+
+    def post(self, *command: Any, on_error: Callable[[], None]) -> None:
+        self._die_unread(command)
+        super().post(*command, on_error=on_error)
+        self._die_answered()
+
+    def _die_unread(self, command: tuple[Any, ...]) -> None:
+        self.sent += 1
+        if self.sent > self._at:
+            raise Killed
+        if self.sent == self._at and self._cut == UNREAD:
+            self._send(command)
+            self._await_answers()
+            raise Killed
+
+    def _die_answered(self) -> None:
+        if self.sent == self._at:
+            self._await_answers()
+            raise Killed
+
+    def _await_answers(self) -> None:
+        """What was sent is done; nobody reads it."""
+        if self._unread or self._cut == UNREAD:
+            assert select.select([self._connection._sock], [], [], ANSWER_SECONDS)[0]
+
+
+def dying_store(client: redis.Redis, now: int, at: float = math.inf, cut: str = UNREAD) -> Store:
+    """A store whose process dies at its `at`-th command."""
+    store = Store(client, now=str(now))
+    store.run = DyingWire(client.connection_pool, at, cut)
+    return store
+
+
+class NoWake:
+    """A test knows when to come back: it moves the clock."""
+
+    overdue_at = math.inf
+    waiting = False
+    connection = None
+
+    def start(self, queues: Any) -> None:
+        pass
+
+    def check(self, now: float) -> None:
+        pass
+
+    reset = close = lambda self: None
+
+
+class StubChannel:
+    do_restore = False
+
+    def on_done(self) -> None:
+        pass
+
+
+class Reader:
+    """A consumer of queue `q`, run by calls; what it is given is in `got`."""
+
+    def __init__(self, store: Store, prefetch_count: int = 100) -> None:
+        self.got: deque[dict[str, Any]] = deque()
+        self.qos = QoS(StubChannel(), prefetch_count)
+        cycle = round_robin_cycle()
+        cycle.update(["q"])
+        self.consumer = Consumer(
+            store, Options(), self.qos, NoWake(), cycle, lambda payload, _: self.got.append(payload)
+        )
+        self.consumer.add("q", False, 0)
+
+    def read(self) -> None:
+        """Claim and take all there is."""
+        self.consumer.step()
+        while self.consumer.hand_out():
+            self.qos.append(None, self.got[-1]["properties"]["delivery_tag"])
+
+    def take(self) -> int:
+        """The tag of the next message."""
+        return int(self.got.popleft()["properties"]["delivery_tag"])

@@ -1,0 +1,274 @@
+"""A kill at every step: whatever was last sent or answered, each message is delivered as promised."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+import redis
+
+from kombu_delayed import store as store_module
+from kombu_delayed.store import Store
+from tests.crash.dying import CUTS, Killed, Reader, dying_store
+from tests.kit.state import entry
+
+pytestmark = pytest.mark.crash
+
+NOW_MS = 1_000_000
+DUE_MS = NOW_MS + 5_000
+LEASE_MS = 30_000
+LATER_MS = NOW_MS + LEASE_MS
+MANY = [str(n) for n in range(7)]
+ETA = "1970-01-01T00:16:45+00:00"  # DUE_MS
+
+Move = Callable[[Store], None]
+Setup = Callable[[Store], None]
+
+
+@pytest.fixture(autouse=True)
+def _small_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Moves of several messages take several commands."""
+    monkeypatch.setattr(store_module, "CALL_LIMIT", 2)
+
+
+def publish(store: Store) -> None:
+    store.publish("q", [entry(id) for id in MANY])
+
+
+def schedule(store: Store) -> None:
+    store.schedule("q", [entry(id, DUE_MS) for id in MANY])
+
+
+def deliver(store: Store, consumer: str = "A", want: int = 9) -> list[str]:
+    answer = store.deliver("q", consumer, want, 1, lease_ms=LEASE_MS)
+    assert answer is not None
+    return [json.loads(record[1:])["body"] for record in answer.records]
+
+
+def deliver_due(store: Store) -> None:
+    store.now = str(DUE_MS)
+    deliver(store, want=3)
+    store.now = str(NOW_MS)
+
+
+def held(store: Store) -> None:
+    publish(store)
+    deliver(store)
+
+
+def held_by_the_dead(store: Store) -> None:
+    """Another consumer held all and has died; what the move does comes after its lease."""
+    publish(store)
+    deliver(store, "dead")
+
+
+def reclaim(store: Store) -> None:
+    store.now = str(LATER_MS)
+    store.renew("q", "A", LEASE_MS)
+    store.reclaim("q", "dead")
+
+
+def park(store: Store) -> None:
+    store.park("q", "A", [(1, "0", DUE_MS), (2, "1", DUE_MS)])
+    store.park("q", "A", [(3, "2", DUE_MS)])
+
+
+def bury(store: Store) -> None:
+    for tag in (1, 2, 3):
+        store.bury("q", "A", [(tag, MANY[tag - 1], "{}", b"")])
+
+
+@dataclass(frozen=True)
+class Case:
+    move: Move
+    setup: Setup = lambda store: None
+    #: The process that died was a producer's: what it had not sent is nobody's.
+    publishes: bool = False
+
+
+CASES = {
+    "publish": Case(publish, publishes=True),
+    "schedule": Case(schedule, publishes=True),
+    "deliver": Case(lambda store: deliver(store, want=3) and None, publish),
+    "deliver what is due": Case(deliver_due, schedule),
+    "ack": Case(lambda store: [ack(store, tag) for tag in (1, 2, 3)] and None, held),
+    "release": Case(lambda store: store.release("q", "A", range(1, 6)) and None, held),
+    "reclaim": Case(reclaim, held_by_the_dead),
+    "park": Case(park, held),
+    "bury": Case(bury, held),
+    "leave": Case(lambda store: store.leave("q", "A"), held),
+}
+
+
+def ack(store: Store, tag: int) -> None:
+    store.ack("q", "A", [tag], on_error=lambda: pytest.fail("an ack was refused"))
+
+
+def steps(client: redis.Redis, case: Case) -> int:
+    """How many commands the whole move takes."""
+    client.flushall()
+    client.script_flush()
+    case.setup(Store(client, now=str(NOW_MS)))
+    client.script_flush()
+    store = dying_store(client, NOW_MS)
+    case.move(store)
+    return store.run.sent
+
+
+def die(client: redis.Redis, case: Case, at: int, cut: str) -> None:
+    client.flushall()
+    case.setup(Store(client, now=str(NOW_MS)))
+    client.script_flush()  # each first call is answered NOSCRIPT: one more step to die at
+    with pytest.raises(Killed):
+        case.move(dying_store(client, NOW_MS, at, cut))
+
+
+def inherit(client: redis.Redis, consumer: str = "B", now_ms: int = 10 * LATER_MS) -> Counter[str]:
+    """Another consumer takes over when every lease has ended: what it is delivered, by body."""
+    store = Store(client, now=str(now_ms))
+    bodies = deliver(store, consumer, 0)
+    for dead in store.renew("q", consumer, LEASE_MS) or []:
+        store.reclaim("q", dead)
+    while found := deliver(store, consumer):
+        bodies += found
+        store.client.delete(store.keys("q").unacked(consumer))
+    return Counter(bodies)
+
+
+def dead_letters(client: redis.Redis) -> Counter[str]:
+    records = client.hvals("{q}:dead-messages")
+    return Counter(json.loads(record[1:])["body"] for record in records)
+
+
+def unacked(client: redis.Redis, consumer: str = "A") -> Counter[str]:
+    records = client.hvals("{q}:unacked:" + consumer)
+    return Counter(json.loads(record[1:])["body"] for record in records)
+
+
+def every_death(client: redis.Redis, case: Case) -> Iterator[tuple[int, str]]:
+    for at in range(1, steps(client, case) + 1):
+        for cut in CUTS:
+            die(client, case, at, cut)
+            yield at, cut
+
+
+HOLDING = [name for name, case in CASES.items() if not case.publishes and name != "ack"]
+
+
+@pytest.mark.parametrize("name", HOLDING)
+def test_each_message_is_delivered_once_more(name: str, client: redis.Redis) -> None:
+    for death in every_death(client, CASES[name]):
+        found = inherit(client) + dead_letters(client)
+        assert found == Counter(MANY), f"{name} at {death}"
+
+
+@pytest.mark.parametrize("name", HOLDING)
+def test_nothing_is_left_behind(name: str, client: redis.Redis) -> None:
+    for death in every_death(client, CASES[name]):
+        inherit(client)
+        left = {key.decode() for key in client.keys("*")} - {"{q}:wake"}  # a token is a hint
+        left -= {"{q}:dead", "{q}:dead-messages", "{q}:dead-reasons"}
+        assert left == {"{q}:consumers"}, f"{name} at {death}"
+        assert client.zrange("{q}:consumers", 0, -1) == [b"B"], f"{name} at {death}"
+
+
+def test_acked_never_comes_back(client: redis.Redis) -> None:
+    acked = set()
+    for death in every_death(client, CASES["ack"]):
+        gone = set(MANY) - set(unacked(client))
+        acked.add(len(gone))
+        assert inherit(client) == Counter(set(MANY) - gone), f"ack at {death}"
+    assert acked == {1, 2, 3}
+
+
+def test_parked_is_not_early(client: redis.Redis) -> None:
+    for death in every_death(client, CASES["park"]):
+        parked = {id.decode() for id in client.hkeys("{q}:messages")}
+        assert set(inherit(client, now_ms=DUE_MS - 1)).isdisjoint(parked), f"park at {death}"
+
+
+def test_unread_answer_of_a_schedule_that_is_sent_again(client: redis.Redis) -> None:
+    """The producer's successor, or its retry, sends all: each is delivered once."""
+    for death in every_death(client, CASES["schedule"]):
+        schedule(Store(client, now=str(NOW_MS)))
+        assert inherit(client) == Counter(MANY), f"schedule at {death}"
+
+
+def test_unread_answer_of_a_publish_that_is_sent_again(client: redis.Redis) -> None:
+    """At least once: a list does not know its members, so what had arrived is there twice."""
+    for death in every_death(client, CASES["publish"]):
+        arrived = Counter(json.loads(text)["body"] for text in client.lrange("q", 0, -1))
+        publish(Store(client, now=str(NOW_MS)))
+        assert inherit(client) == arrived + Counter(MANY), f"publish at {death}"
+
+
+def test_published_and_died_is_delivered_once(client: redis.Redis) -> None:
+    for name in ("publish", "schedule"):
+        for at, cut in every_death(client, CASES[name]):
+            found = inherit(client)
+            assert set(found.values()) <= {1}, f"{name} at {at}, {cut}"
+            assert list(found) == MANY[: len(found)], f"{name} at {at}, {cut}"
+
+
+# A whole consumer: what it does from its first claim to its end.
+
+
+def life(store: Store) -> None:
+    """Takes all, then acks, puts back, buries; parks what is not due; closes."""
+    reader = Reader(store)
+    try:
+        reader.read()
+        reader.qos.ack(reader.take())
+        reader.qos.reject(reader.take(), requeue=True)
+        reader.qos.reject(reader.take())
+        reader.read()
+        reader.qos.ack(reader.take())
+        reader.read()
+        reader.consumer.close()
+    finally:
+        reader.consumer.lease.end()
+
+
+def mixed(store: Store) -> None:
+    """Five messages that are ready, and one from a producer that knows no backlog."""
+    store.publish("q", [entry(id) for id in MANY[:5]])
+    early = json.dumps({"body": "early", "headers": {"eta": ETA, "id": "early"}, "properties": {}})
+    store.client.lpush("q", early)
+
+
+LIFE = Case(life, mixed)
+BODIES = Counter([*MANY[:5], "early"])
+
+
+def test_a_consumer_that_dies_at_any_command(client: redis.Redis) -> None:
+    outcomes = set()
+    for at, cut in every_death(client, LIFE):
+        found = inherit(client) + dead_letters(client)
+        gone = BODIES - found
+        assert found <= BODIES, f"twice, at {at}, {cut}: {found - BODIES}"
+        assert gone in (Counter(), Counter(["0"]), Counter(["0", "3"])), (
+            f"lost, at {at}, {cut}: {gone}"
+        )
+        outcomes.add(len(gone))
+    assert outcomes == {0, 1, 2}
+
+
+def test_a_second_consumer_that_dies_while_it_takes_over(client: redis.Redis) -> None:
+    """Reclaimed by one that dies as well: the third is delivered all, each once."""
+
+    def first_dies(store: Store) -> None:
+        publish(store)
+        deliver(store, "first")
+
+    def take_over(store: Store) -> None:
+        store.now = str(LATER_MS)
+        deliver(store, "second", 0)
+        for dead in store.renew("q", "second", LEASE_MS) or []:
+            store.reclaim("q", dead)
+        deliver(store, "second")
+
+    for death in every_death(client, Case(take_over, first_dies)):
+        assert inherit(client, "third") == Counter(MANY), f"at {death}"

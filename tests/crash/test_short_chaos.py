@@ -1,0 +1,23 @@
+"""A minute of what `make chaos` does for longer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.crash import report
+from tests.crash.faults import KILLS
+from tests.crash.run import Order, run
+
+pytestmark = pytest.mark.crash
+
+LEAST_KILLS = 15
+
+
+def test_nothing_is_lost_in_a_minute_of_kills(tmp_path: Path) -> None:
+    result = run(Order(seconds=50, seed=7, rate=30, every_seconds=1.5, keep=tmp_path))
+    kills = sum(result.faults[kind] for kind in KILLS)
+    assert kills >= LEAST_KILLS
+    assert result.verdict.ran > 1000
+    assert result.verdict.good, report.findings(result)

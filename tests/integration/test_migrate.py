@@ -1,0 +1,689 @@
+"""Between the stock transport and ours: whenever it is looked at, a message is in one place."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import redis
+from click.testing import CliRunner, Result
+from kombu import Connection, Exchange, Queue
+
+from kombu_delayed import migrate
+from kombu_delayed.keys import QueueKeys
+from kombu_delayed.migrate import MigrationRefused, Move, ToDelayed, ToStock
+from kombu_delayed.migrate import __main__ as command
+from kombu_delayed.store import CALL_LIMIT, Entry
+from tests.kit.backlog import check_backlog
+from tests.kit.inbox import Inbox
+from tests.kit.ledger import Ledger
+from tests.kit.servers import Server
+from tests.kit.state import seed, state
+from tests.kit.tasks_app import Settings, make_app
+from tests.kit.wait import wait_until
+from tests.kit.workers import Worker
+
+MAIL = Queue("mail", Exchange("mail"), routing_key="mail")
+HOUR_MS = 3_600_000
+#: What a task may be late by on a busy machine.
+LATE_SECONDS = 0.5
+
+
+@pytest.fixture
+def stock(server: Server) -> Iterator[Callable[..., Connection]]:
+    """Opens connections of the stock transport; keyword arguments are transport options."""
+    with ExitStack() as stack:
+
+        def open_connection(**options: Any) -> Connection:
+            return stack.enter_context(Connection(server.url, transport_options=options))
+
+        yield open_connection
+
+
+@pytest.fixture
+def channel(server: Server) -> Iterator[Any]:
+    with migrate.open_channel(server.url) as channel:
+        yield channel
+
+
+def publish(connection: Connection, body: Any, queue: Queue = MAIL, **options: Any) -> None:
+    connection.Producer().publish(
+        body, exchange=queue.exchange, routing_key=queue.routing_key, declare=[queue], **options
+    )
+
+
+def in_ms(ms: int) -> dict[str, str]:
+    return {"eta": (datetime.now(timezone.utc) + timedelta(milliseconds=ms)).isoformat()}
+
+
+def hold(connection: Connection, count: int, queue: Queue = MAIL) -> None:
+    """Take messages and vanish, as a killed worker does."""
+    inbox = Inbox(connection, queue, ack=False)
+    inbox.receive(count)
+    abandon(connection)
+
+
+def abandon(connection: Connection) -> None:
+    connection.default_channel.do_restore = False
+    connection.close()
+
+
+def places(client: redis.Redis, queue: str = "mail", prefix: str = "") -> Counter[str]:
+    """Every message of a queue, by its body, however often and wherever it is kept."""
+    keys = QueueKeys(queue, prefix)
+    texts = [text for key in keys.ready for text in client.lrange(key, 0, -1)]
+    texts += [record[1:] for record in client.hvals(keys.messages)]
+    for key in client.keys(f"{prefix}{{{queue}}}:unacked:*"):
+        texts += [record[1:] for record in client.hvals(key)]
+    found = [json.loads(text) for text in texts]
+    found += [json.loads(text)[0] for text in client.hvals(f"{prefix}unacked")]
+    return Counter(message["body"] for message in found)
+
+
+def bodies(connection: Connection, count: int) -> list[Any]:
+    return Inbox(connection, MAIL).receive(count)
+
+
+# To delayed: what stock workers held.
+
+
+def test_held_messages_go_where_they_belong(
+    stock: Callable[..., Connection],
+    connection: Connection,
+    channel: Any,
+    client: redis.Redis,
+) -> None:
+    dying = stock()
+    for n in range(3):
+        publish(dying, f"now {n}", headers={"id": f"n{n}"})
+    publish(dying, "later", headers={"id": "a", **in_ms(HOUR_MS)}, priority=6)
+    publish(dying, "past", headers={"id": "b", **in_ms(-HOUR_MS)})
+    hold(dying, 5)
+    publish(stock(), "waiting")
+    report = migrate.to_delayed(channel, older_than_seconds=0)
+    assert report.moves == {
+        Move("mail", "stock unacked", "delayed"): 1,
+        Move("mail", "stock unacked", "ready"): 4,
+    }
+    assert client.exists("unacked", "unacked_index") == 0
+    assert set(check_backlog(client, "mail")) == {"a"}
+    record = client.hget("{mail}:messages", "a")
+    assert record is not None
+    assert record[:1] == b"6"
+    kept = json.loads(record[1:])
+    assert kept["headers"]["redelivered"] is True
+    assert kept["properties"]["delivery_info"]["redelivered"] is True
+    inbox = Inbox(connection, MAIL)
+    assert inbox.receive(5) == ["now 0", "now 1", "now 2", "past", "waiting"]
+    flags = [message.delivery_info.get("redelivered") for message in inbox.messages]
+    assert flags == [True] * 4 + [None]
+
+
+def test_young_ones_stay(
+    stock: Callable[..., Connection], channel: Any, client: redis.Redis
+) -> None:
+    dying = stock()
+    for body in ("old", "young"):
+        publish(dying, body, headers={"id": body, **in_ms(HOUR_MS)})
+    hold(dying, 2)
+    tags = {
+        json.loads(text)[0]["headers"]["id"]: t for t, text in client.hgetall("unacked").items()
+    }
+    client.zadd("unacked_index", {tags["old"]: time.time() - 100})
+    report = migrate.to_delayed(channel, older_than_seconds=50, force=True)
+    assert (report.moved, report.young) == (1, 1)
+    assert set(check_backlog(client, "mail")) == {"old"}
+    assert client.hkeys("unacked") == [tags["young"]]
+    assert migrate.to_delayed(channel).young == 1, "an hour unless told otherwise"
+
+
+def test_what_is_delivered_again_meanwhile_stays(
+    stock: Callable[..., Connection], channel: Any, client: redis.Redis
+) -> None:
+    dying = stock()
+    publish(dying, "one", headers=in_ms(HOUR_MS))
+    hold(dying, 1)
+    (tag,) = client.hkeys("unacked")
+    client.zadd("unacked_index", {tag: time.time() - 100})
+    migration = ToDelayed(channel, older_than_seconds=50)
+    take = migration._take
+
+    def late(*args: Any) -> None:
+        client.zadd("unacked_index", {tag: time.time()})
+        take(*args)
+
+    migration._take = late  # type: ignore[method-assign]
+    assert migration.run().moved == 0
+    assert client.hkeys("unacked") == [tag]
+
+
+def test_what_is_in_no_index_is_of_unknown_age(
+    stock: Callable[..., Connection], channel: Any, client: redis.Redis
+) -> None:
+    dying = stock()
+    publish(dying, "one", headers=in_ms(HOUR_MS))
+    hold(dying, 1)
+    client.delete("unacked_index")
+    assert migrate.to_delayed(channel, older_than_seconds=1, force=True).young == 1
+    assert migrate.to_delayed(channel, older_than_seconds=0).moved == 1
+
+
+def test_messages_find_their_queues(
+    stock: Callable[..., Connection], channel: Any, client: redis.Redis
+) -> None:
+    news = Exchange("news", type="topic")
+    dying = stock()
+    queues = [Queue("sports", news, routing_key="sports.#"), Queue("all", news, routing_key="#")]
+    queues.append(Queue("food", news, routing_key="food.*"))
+    for queue in [*queues, Queue("sports", news, routing_key="*.ball")]:
+        queue(dying.default_channel).declare()
+    dying.Producer(exchange=news).publish("goal", routing_key="sports.ball", headers=in_ms(HOUR_MS))
+    dying.Producer().publish("direct", routing_key="unbound", headers=in_ms(HOUR_MS))
+    inbox = Inbox(dying, *queues, Queue("unbound", Exchange("")), ack=False)
+    inbox.receive(3)
+    abandon(dying)
+    report = migrate.to_delayed(channel, older_than_seconds=0)
+    # The two copies had one tag, so the stock transport kept one of them.
+    assert {move.queue: n for move, n in report.moves.items()} == dict.fromkeys(
+        ("all", "sports", "unbound"), 1
+    )
+    for queue in ("all", "sports", "unbound"):
+        assert client.hlen(f"{{{queue}}}:messages") == 1
+    assert client.exists("unacked", "unacked_index") == 0
+
+
+def test_what_cannot_be_read_stays(
+    stock: Callable[..., Connection], channel: Any, client: redis.Redis
+) -> None:
+    dying = stock()
+    publish(dying, "good", headers=in_ms(HOUR_MS))
+    hold(dying, 1)
+    good = json.loads(client.hvals("unacked")[0])
+    bad = {
+        "text": "no JSON",
+        "number": "7",
+        "short": json.dumps(good[:2]),
+        "empty": json.dumps([{}, "mail", "mail"]),
+        "odd": json.dumps([good[0], ["mail"], 7]),
+        "lost": json.dumps([good[0], "nobody", "knows"]),
+    }
+    client.hset("unacked", mapping=bad)
+    client.zadd("unacked_index", dict.fromkeys(bad, 1))
+    client.rpush("mail", "no JSON", json.dumps([1]))
+    lists = client.lrange("mail", 0, -1)
+    for _ in range(2):
+        report = migrate.to_delayed(channel, older_than_seconds=0)
+        assert {left.id for left in report.left if left.key == "unacked"} == set(bad)
+        assert [left.key for left in report.left].count("mail") == 2
+        assert report.left_count == 8
+        assert client.lrange("mail", 0, -1) == lists
+        assert {
+            tag.decode(): text.decode() for tag, text in client.hgetall("unacked").items()
+        } == bad
+        assert client.zcard("unacked_index") == len(bad)
+    assert client.hlen("{mail}:messages") == 1
+
+
+def test_a_stock_consumer_that_runs_is_in_the_way(
+    stock: Callable[..., Connection], channel: Any, client: redis.Redis
+) -> None:
+    running = stock()
+    publish(running, "one", headers=in_ms(HOUR_MS))
+    inbox = Inbox(running, MAIL, ack=False)
+    inbox.receive(1)
+    inbox.drain(0.05)
+    with pytest.raises(MigrationRefused, match="1 stock consumers are connected"):
+        migrate.to_delayed(channel, older_than_seconds=0)
+    assert migrate.plan(channel, "to-delayed", older_than_seconds=0).blockers
+    assert client.hlen("unacked") == 1
+    assert migrate.to_delayed(channel).young == 1, "after the visibility timeout it is no matter"
+    assert migrate.to_delayed(channel, older_than_seconds=0, force=True).moved == 1
+    inbox.messages[0].ack()
+
+
+# To delayed: ready lists.
+
+
+@pytest.mark.parametrize("prefix", ["", "shop[1]*:"], ids=["no prefix", "prefix"])
+def test_eta_messages_in_ready_lists(
+    stock: Callable[..., Connection],
+    connect: Callable[..., Connection],
+    server: Server,
+    client: redis.Redis,
+    prefix: str,
+) -> None:
+    options = {"global_keyprefix": prefix, "priority_steps": [0, 5]}
+    producer = stock(**options)
+    for n in range(40):
+        headers = {"id": str(n), **(in_ms(HOUR_MS) if n % 4 == 1 else {})}
+        publish(producer, n, headers=headers, priority=5 * (n % 2))
+    publish(producer, "past", headers=in_ms(-HOUR_MS))
+    with migrate.open_channel(server.url, **options) as channel:
+        report = migrate.to_delayed(channel)
+    assert report.moves == {Move("mail", "ready", "delayed"): 10}
+    records = client.hgetall(f"{prefix}{{mail}}:messages")
+    assert sorted(int(id) for id in records) == list(range(1, 40, 4))
+    assert {record[:1] for record in records.values()} == {b"5"}
+    left = [n for n in range(40) if n % 4 != 1]
+    wanted = [n for n in left if n % 2 == 0] + ["past"] + [n for n in left if n % 2]
+    assert bodies(connect(**options), 31) == wanted
+
+
+def test_large_lists_while_others_use_them(
+    stock: Callable[..., Connection], channel: Any, client: redis.Redis
+) -> None:
+    producer = stock()
+    count = 3 * CALL_LIMIT
+    for n in range(count):
+        publish(producer, n, headers={"id": str(n), **(in_ms(HOUR_MS) if n % 3 else {})})
+    popped = []
+    for step, _ in enumerate(ToDelayed(channel, older_than_seconds=0).steps()):
+        publish(producer, count + step, headers={"id": f"new{step}"})
+        popped += [json.loads(text)["headers"] for text in client.rpop("mail", 3) or []]
+    later = set(check_backlog(client, "mail"))
+    later |= {headers["id"] for headers in popped if "eta" in headers}
+    assert later == {str(n) for n in range(count) if n % 3}
+    assert not any(b'"eta"' in text for text in client.lrange("mail", 0, -1))
+    order = [json.loads(text)["headers"]["id"] for text in reversed(client.lrange("mail", 0, -1))]
+    plain = [headers["id"] for headers in popped if "eta" not in headers]
+    old = [id for id in plain + order if not id.startswith("new")]
+    assert old == [str(n) for n in range(0, count, 3)]
+
+
+def test_elements_that_have_moved_are_found(
+    stock: Callable[..., Connection], channel: Any, client: redis.Redis
+) -> None:
+    producer = stock()
+    for n in range(10):
+        publish(producer, n, headers={"id": str(n), **(in_ms(HOUR_MS) if n % 2 else {})})
+    migration = ToDelayed(channel)
+    take = migration._take_ready
+
+    def late(*args: Any) -> int:
+        for n in range(30):
+            publish(producer, f"new {n}")
+        client.rpop("mail", 2)
+        return take(*args)
+
+    migration._take_ready = late  # type: ignore[method-assign]
+    next(migration.steps())
+    assert set(check_backlog(client, "mail")) == {"3", "5", "7", "9"}
+    assert client.llen("mail") == 34
+
+
+def test_promoted_messages_stay_ready(
+    connect: Callable[..., Connection], channel: Any, client: redis.Redis
+) -> None:
+    text = '{"due_ms":5,"body":"x","headers":{"eta":"2999-01-01T00:00:00"},"properties":{}}'
+    client.lpush("mail", text)
+    assert migrate.to_delayed(channel, queues=["mail"]).moved == 0
+    assert client.lrange("mail", 0, -1) == [text.encode()]
+
+
+# Both directions: dry, twice, killed.
+
+
+def mixture(stock: Callable[..., Connection], client: redis.Redis, held: int = 20) -> None:
+    """Messages wherever the stock transport keeps them."""
+    dying = stock()
+    for n in range(held):
+        publish(dying, f"held {n}", headers={"id": f"h{n}", **in_ms(HOUR_MS * (n % 3))})
+    hold(dying, held)
+    for n in range(held):
+        publish(stock(), f"ready {n}", headers={"id": f"r{n}", **in_ms(HOUR_MS * (n % 2))})
+
+
+@pytest.mark.parametrize("direction", ["to-delayed", "to-stock"])
+def test_a_dry_run_changes_nothing(
+    stock: Callable[..., Connection],
+    channel: Any,
+    server: Server,
+    client: redis.Redis,
+    direction: str,
+) -> None:
+    mixture(stock, client)
+    if direction == "to-stock":
+        migrate.to_delayed(channel, older_than_seconds=0)
+    before = state(client)
+    planned = migrate.plan(channel, direction, **options_of(direction))  # type: ignore[arg-type]
+    result = run(server, direction)
+    assert result.exit_code == 0
+    assert "Nothing was moved: give --yes" in result.output
+    assert state(client) == before
+    move = migrate.to_stock if direction == "to-stock" else migrate.to_delayed
+    done = move(channel, **options_of(direction))
+    assert done.moves == planned.moves
+    assert done.moved > 0
+
+
+def options_of(direction: str) -> dict[str, Any]:
+    return {"older_than_seconds": 0} if direction == "to-delayed" else {}
+
+
+def run(server: Server, direction: str, *arguments: str, **more: Any) -> Result:
+    older = ["--older-than", "0"] if direction == "to-delayed" else []
+    return CliRunner().invoke(command.main, [direction, server.url, *older, *arguments], **more)
+
+
+def test_twice_is_safe(stock: Callable[..., Connection], channel: Any, client: redis.Redis) -> None:
+    mixture(stock, client)
+    assert migrate.to_delayed(channel, older_than_seconds=0).moved == 30
+    before = state(client)
+    assert migrate.to_delayed(channel, older_than_seconds=0).moved == 0
+    assert state(client) == before
+    assert migrate.to_stock(channel).moved == 23
+    assert not check_backlog(client, "mail")
+    before = state(client)
+    assert migrate.to_stock(channel).moved == 0
+    assert state(client) == before
+
+
+@pytest.mark.parametrize("killed_after", [1, 2, 3, 5])
+def test_killed_in_between(
+    stock: Callable[..., Connection], channel: Any, client: redis.Redis, killed_after: int
+) -> None:
+    mixture(stock, client, held=CALL_LIMIT + 50)
+    everything = places(client)
+    assert len(everything) == sum(everything.values()) == 2 * (CALL_LIMIT + 50)
+    for migration in (ToDelayed(channel, older_than_seconds=0), ToStock(channel)):
+        steps = migration.steps()
+        for _ in range(killed_after):
+            if next(steps, None) is None:
+                break
+            assert places(client) == everything
+            check_backlog(client, "mail")
+    for _ in range(2):
+        migrate.to_delayed(channel, older_than_seconds=0)
+        assert places(client) == everything
+    assert client.exists("unacked", "unacked_index") == 0
+    migrate.to_stock(channel)
+    assert places(client) == everything
+    assert not check_backlog(client, "mail")
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("direction", ["to-delayed", "to-stock"])
+def test_its_process_is_killed(
+    stock: Callable[..., Connection],
+    server: Server,
+    channel: Any,
+    client: redis.Redis,
+    direction: str,
+) -> None:
+    for n in range(20 * CALL_LIMIT):
+        message = {"body": f"{n}", "headers": {"id": str(n), **in_ms(HOUR_MS)}, "properties": {}}
+        client.hset("unacked", str(n), json.dumps([message, "", "mail"]))
+    if direction == "to-stock":
+        migrate.to_delayed(channel, older_than_seconds=0)
+    everything = places(client)
+    source = "unacked" if direction == "to-delayed" else "{mail}:messages"
+    before = client.hlen(source)
+    command = [sys.executable, "-m", "kombu_delayed.migrate", direction, server.url, "--yes"]
+    command += ["--older-than", "0"] if direction == "to-delayed" else []
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_until(lambda: client.hlen(source) < before, "it moves messages", 20, 0.0005)
+    process.kill()
+    process.wait()
+    assert 0 < client.hlen(source) < before
+    assert places(client) == everything
+    check_backlog(client, "mail")
+    assert run(server, direction, "--yes").exit_code == 0
+    assert places(client) == everything
+    assert client.exists(source) == 0
+
+
+def test_both_transports_run_meanwhile(
+    stock: Callable[..., Connection],
+    connect: Callable[..., Connection],
+    channel: Any,
+    client: redis.Redis,
+) -> None:
+    mixture(stock, client, held=CALL_LIMIT)
+    inboxes = [Inbox(connection, MAIL) for connection in (stock(), connect())]
+    for _ in ToDelayed(channel, older_than_seconds=0).steps():
+        for inbox in inboxes:
+            inbox.drain(0.05)
+    inboxes[1].receive(CALL_LIMIT // 2 - len(inboxes[0].messages), timeout_seconds=10)
+    received = [body for inbox in inboxes for body in inbox.bodies]
+    assert len(received) == len(set(received))
+    kept = {json.loads(record[1:])["headers"]["id"] for record in client.hvals("{mail}:messages")}
+    ids = {m.headers["id"] for inbox in inboxes for m in inbox.messages} | kept
+    assert ids == {f"{kind}{n}" for kind in "hr" for n in range(CALL_LIMIT)}
+
+
+# To stock.
+
+
+def test_the_backlog_goes_back_in_order(
+    connection: Connection, channel: Any, client: redis.Redis
+) -> None:
+    for n in (3, 1, 2):
+        publish(connection, n, headers={"id": str(n), **in_ms(HOUR_MS * n)}, priority=3)
+    publish(connection, "due", headers={"id": "due", **in_ms(50)}, priority=3)
+    wait_until(lambda: channel.store.size("mail").due == 1, "the first one is due")
+    before = client.hgetall("{mail}:messages")
+    report = migrate.to_stock(channel)
+    assert report.moves == {Move("mail", "delayed", "ready"): 4}
+    texts = [text.decode() for text in reversed(client.lrange("mail\x06\x163", 0, -1))]
+    assert texts[0].startswith('{"due_ms":'), "what is due has waited, whoever delivers it"
+    assert [text.encode() for text in texts[1:]] == [before[b"%d" % n][1:] for n in (1, 2, 3)]
+    assert "due" not in state(client)["{mail}:wake"]
+    assert not any("delayed" in key or "messages" in key for key in state(client))
+
+
+def test_two_messages_with_one_id_go_back(
+    connection: Connection, channel: Any, client: redis.Redis
+) -> None:
+    for n in (1, 2, 3):
+        publish(connection, n, headers={"id": "same", **in_ms(HOUR_MS)})
+    assert migrate.to_stock(channel).moved == 3
+    assert client.llen("mail") == 3
+    assert client.exists("{mail}:duplicates") == 0
+
+
+def test_a_delay_that_stock_does_not_know_stays(
+    connection: Connection, channel: Any, client: redis.Redis
+) -> None:
+    publish(connection, "plain", headers={"id": "p", "x-delay": HOUR_MS})
+    publish(connection, "task", headers={"id": "t", **in_ms(HOUR_MS)})
+    due_ms = int(time.time() * 1000) + 2 * HOUR_MS
+    moved = json.dumps({"body": "m", "headers": {"id": "m", **in_ms(HOUR_MS)}, "properties": {}})
+    channel.store.schedule("mail", [Entry("m", 0, moved, str(due_ms))])
+    client.hset("{mail}:messages", "broken", "0no JSON")
+    client.zadd("{mail}:partitions", {"9e15": 9e15})
+    client.zadd("{mail}:delayed:9e15", {"broken": 9e15})
+    planned = migrate.plan(channel, "to-stock")
+    for report in (planned, migrate.to_stock(channel)):
+        assert report.moves == {Move("mail", "delayed", "ready"): 1}
+        assert {left.id: left.reason[:8] for left in report.left} == {
+            "p": "its due ",
+            "m": "its due ",
+            "broken": "the mess",
+        }
+    assert set(check_backlog(client, "mail")) == {"p", "m", "broken"}
+    assert migrate.to_stock(channel, force=True).moved == 2
+    assert set(check_backlog(client, "mail")) == {"broken"}
+
+
+def test_what_dead_consumers_held_is_reclaimed(
+    connection: Connection, channel: Any, client: redis.Redis
+) -> None:
+    text = json.dumps({"body": "x", "headers": {}, "properties": {}}, separators=(",", ":"))
+    seed(
+        client,
+        {"{mail}:unacked:gone": {"1": "0" + text}, "{mail}:unacked:ended": {"1": "3" + text}},
+    )
+    client.zadd("{mail}:consumers", {"ended": 5})
+    planned = migrate.plan(channel, "to-stock")
+    report = migrate.to_stock(channel)
+    assert planned.moves == report.moves == {Move("mail", "unacked", "ready"): 2}
+    assert client.llen("mail") == client.llen("mail\x06\x163") == 1
+    assert not any("unacked" in key or "consumers" in key for key in state(client))
+
+
+def test_a_consumer_of_ours_that_runs_is_in_the_way(
+    connection: Connection, channel: Any, client: redis.Redis, server: Server
+) -> None:
+    publish(connection, "later", headers=in_ms(HOUR_MS))
+    inbox = Inbox(connection, MAIL)
+    inbox.drain(0.05)
+    with pytest.raises(MigrationRefused, match="1 consumers of queue 'mail' run"):
+        migrate.to_stock(channel)
+    result = run(server, "to-stock", "--yes")
+    assert result.exit_code == 1
+    assert "or give --force" in result.output
+    assert client.hlen("{mail}:messages") == 1
+    assert migrate.to_stock(channel, force=True).moved == 1
+    inbox.drain(1.5)
+    assert client.hlen("{mail}:messages") == 1, "it has put it back"
+
+
+# The command line.
+
+
+def test_yes_moves_and_shows(
+    stock: Callable[..., Connection], server: Server, client: redis.Redis
+) -> None:
+    mixture(stock, client)
+    result = run(server, "to-delayed", "--yes")
+    assert result.exit_code == 0, result.output
+    assert result.output.count("stock unacked") == 4, "planned and done"
+    assert "Moved:" in result.output
+    assert client.hlen("{mail}:messages") == 23
+    assert "nothing to move" in run(server, "to-delayed", "--yes").output
+
+
+def test_it_asks_at_a_terminal(
+    stock: Callable[..., Connection],
+    server: Server,
+    client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mixture(stock, client)
+    answers = iter([False, True])
+    monkeypatch.setattr(command, "_is_terminal", lambda: True)
+    monkeypatch.setattr(click, "confirm", lambda text: next(answers))
+    run(server, "to-delayed")
+    assert client.exists("{mail}:messages") == 0
+    run(server, "to-delayed")
+    assert client.hlen("{mail}:messages") == 23
+
+
+def test_without_rich_the_table_is_plain(
+    stock: Callable[..., Connection],
+    server: Server,
+    client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mixture(stock, client)
+    original = builtins.__import__
+
+    def without_rich(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.startswith("rich"):
+            raise ImportError(name)
+        return original(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without_rich)
+    lines = run(server, "to-delayed").output.splitlines()
+    assert lines[0].split() == ["queue", "from", "to", "messages"]
+    assert "mail   ready          delayed  10" in lines
+
+
+def test_options_reach_the_transport(
+    stock: Callable[..., Connection], server: Server, client: redis.Redis
+) -> None:
+    names = {"unacked_key": "held", "unacked_index_key": "held_index"}
+    dying = stock(global_keyprefix="shop:", priority_steps=[0, 5], **names)
+    publish(dying, "later", headers={"id": "a", **in_ms(HOUR_MS)}, priority=7)
+    hold(dying, 1)
+    arguments = ["--key-prefix", "shop:", "--priority-steps", "0,5", "--yes"]
+    for name, value in names.items():
+        arguments += ["--option", f"{name}={value}"]
+    assert run(server, "to-delayed", *arguments).exit_code == 0
+    (record,) = client.hvals("shop:{mail}:messages")
+    assert record[:1] == b"5"
+    assert client.exists("shop:held", "shop:held_index") == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--priority-steps", "high"], "write numbers"),
+        (["--option", "sep"], "write name=value"),
+        (["--older-than", "-1"], "-1"),
+        (["--option", "delayed_poll_secs=1"], "did you mean"),
+    ],
+)
+def test_wrong_options_are_explained(server: Server, arguments: list[str], text: str) -> None:
+    result = run(server, "to-delayed", *arguments)
+    assert result.exit_code != 0
+    assert text in result.output
+
+
+def test_a_server_that_is_away_is_an_error() -> None:
+    result = CliRunner().invoke(command.main, ["to-stock", "redis://127.0.0.1:1/0"])
+    assert result.exit_code == 1
+    assert "Error: " in result.output
+
+
+# Real workers.
+
+
+@pytest.mark.crash
+def test_a_killed_stock_workers_tasks_run_on_time_and_once(
+    server: Server, tmp_path: Path, channel: Any, client: redis.Redis
+) -> None:
+    ledger = Ledger(tmp_path / "ledger")
+    old = Settings(server.url, None, {}, str(ledger.path))
+    new = Settings(f"delayed+{server.url}", None, {}, str(ledger.path))
+    app = make_app(old)
+    start = time.time() + 6
+    etas = {}
+    with Worker(old, tmp_path, name="old") as worker:
+        for n in range(20):
+            eta = datetime.fromtimestamp(start + n / 10, timezone.utc)
+            etas[app.send_task("record", eta=eta).id] = eta.timestamp()
+        wait_until(lambda: client.hlen("unacked") == 20, "the stock worker holds all tasks")
+        worker.kill()
+    report = migrate.to_delayed(channel, older_than_seconds=0)
+    assert report.moves == {Move("celery", "stock unacked", "delayed"): 20}
+    with Worker(new, tmp_path, name="new"):
+        assert time.time() < start, "the machine is too slow for this test"
+        ledger.wait_for_all(list(etas))
+    entries = ledger.entries()
+    assert set(ledger.runs().values()) == {1}
+    assert {entry["worker"] for entry in entries} == {"new@test"}
+    late = [entry["at"] - etas[entry["id"]] for entry in entries]
+    assert min(late) >= 0
+    assert sorted(late)[10] < LATE_SECONDS
+    assert client.hlen("unacked") == client.hlen("{celery}:messages") == 0
+
+
+@pytest.mark.smoke
+def test_a_stock_worker_gets_everything_back(
+    server: Server, tmp_path: Path, channel: Any, client: redis.Redis
+) -> None:
+    ledger = Ledger(tmp_path / "ledger")
+    ours = make_app(Settings(f"delayed+{server.url}", None, {}, str(ledger.path)))
+    start = time.time() + 5
+    etas = {}
+    for n in range(20):
+        eta = datetime.fromtimestamp(start + n / 20, timezone.utc)
+        etas[ours.send_task("record", eta=eta, priority=n % 10).id] = eta.timestamp()
+    for move in (migrate.to_stock, migrate.to_delayed, migrate.to_stock):
+        assert move(channel, queues=["celery"]).moved == 20
+    with Worker(Settings(server.url, None, {}, str(ledger.path)), tmp_path, name="stock"):
+        ledger.wait_for_all(list(etas))
+    assert set(ledger.runs().values()) == {1}
+    assert all(entry["at"] >= etas[entry["id"]] for entry in ledger.entries())

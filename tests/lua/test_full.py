@@ -1,0 +1,144 @@
+"""A server with no memory left: nothing new gets in, and whatever is in can get out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from kombu_delayed.errors import ServerFull
+from kombu_delayed.store import Limits, Store
+from tests.kit.state import dead_state, entry, message, returned, seed, state
+
+A, B, C = (message(body, headers={"id": body}) for body in "abc")
+LEASE_MS = 30_000
+
+Call = Callable[[Store], Any]
+
+
+@pytest.fixture
+def full(client: redis.Redis) -> Iterator[Callable[[], None]]:
+    """Leave no memory to the server from now on until the end of the test."""
+    before = client.config_get("maxmemory")["maxmemory"]
+    assert client.config_get("maxmemory-policy")["maxmemory-policy"] == "noeviction"
+
+    def fill() -> None:
+        client.config_set("maxmemory", 1)
+        with pytest.raises(redis.exceptions.OutOfMemoryError):
+            client.set("more", "")
+
+    yield fill
+    client.config_set("maxmemory", before)
+
+
+def prepare(store: Store) -> None:
+    """One of everything, at 1000; then it is 3000."""
+    store.client.flushall()
+    store.now = "1000"
+    store.limits = Limits(max_deliveries=3, dead_limit=5)
+    store.partition_size = 3
+    dues = {"d": 2000, "e": 2500, "f": 4000, "g": 5000, "h": 6000}
+    store.schedule("q", [entry(id, due) for id, due in dues.items()])
+    store.schedule("q", [entry("d", 2000, body="other")])
+    store.bury("q", "A", [(1, id, "rejected", b"0" + A.encode()) for id in ("x", "y")])
+    poison = "0" + returned(C, 2)
+    seed(
+        store.client,
+        {
+            "q": [message("r1"), message("r2")],
+            "{q}:unacked:A": {"1": "0" + A, "2": "3" + B, "3": poison},
+            "{q}:unacked:gone": {"1": "0" + A, "2": "3" + B, "3": poison},
+            "{q}:unacked:B": {str(tag): f"0{tag}" for tag in range(1500)},
+            "{q}:consumers": {"A": 9000, "B": 9000, "gone": 900},
+            "{q}:armed": "4000 A",
+        },
+    )
+    store.now = "3000"
+
+
+def ack(store: Store) -> None:
+    store.ack("q", "A", [1, 3], on_error=lambda: pytest.fail("an ack was refused"))
+    store.size("q")
+
+
+REFUSED: dict[str, Call] = {
+    "schedule": lambda s: s.schedule("q", [entry("n", 9000), entry("m", 4500)]),
+    "schedule what is due": lambda s: s.schedule("q", [entry("n", 500), entry("m", 600)]),
+    "schedule both": lambda s: s.schedule("q", [entry("n", 500), entry("m", 9000)]),
+    "schedule with an expiry": lambda s: s.schedule("q", [entry("n", 500)], 60_000),
+    "schedule a taken id": lambda s: s.schedule("q", [entry("d", 9000, body="third")]),
+    "schedule many": lambda s: s.schedule("q", [entry(f"n{n}", 9000 + n) for n in range(200)]),
+    "publish": lambda s: s.publish("q", [entry("n"), entry("m", step=3)]),
+    "publish with an expiry": lambda s: s.publish("q", [entry("n")], 60_000),
+    "publish to a new queue": lambda s: s.publish("new", [entry("n")]),
+    "replay": lambda s: s.replay("q", ["x", "y"]),
+    "replay at a time": lambda s: s.replay("q", ["x", "y"], 4500),
+    "schedule to a new queue": lambda s: s.schedule("new", [entry("n", 9000)]),
+}
+
+
+@pytest.mark.parametrize("call", REFUSED.values(), ids=REFUSED)
+def test_nothing_gets_in(
+    call: Call, store: Store, client: redis.Redis, full: Callable[[], None]
+) -> None:
+    prepare(store)
+    before = state(client)
+    full()
+    for _ in range(2):
+        with pytest.raises(ServerFull, match="nothing was stored"):
+            call(store)
+        assert state(client) == before
+    client.config_set("maxmemory", 0)
+    call(store)
+    assert state(client) != before
+
+
+def deliver(store: Store, **options: Any) -> Any:
+    given: dict[str, Any] = {"want": 9, "tag": 10, "lease_ms": LEASE_MS, "leased": True, **options}
+    return store.deliver("q", "A", **given)
+
+
+WORKS: dict[str, Call] = {
+    "deliver": deliver,
+    "deliver to a newcomer": lambda s: s.deliver("q", "new", 9, 1, lease_ms=LEASE_MS),
+    "deliver without a lease": lambda s: deliver(s, lease_ms=0, leased=False),
+    "deliver some": lambda s: deliver(s, want=1, promotions=1),
+    "deliver with an expiry": lambda s: deliver(s, want=1, expires_ms=60_000),
+    "deliver nothing": lambda s: deliver(s, want=0),
+    "deliver from an empty queue": lambda s: s.deliver("new", "A", 9, 1, lease_ms=LEASE_MS),
+    "recover": lambda s: s.recover("q", "A", 1),
+    "ack": ack,
+    "release": lambda s: s.release("q", "A", [1, 2]),
+    "release poison": lambda s: s.release("q", "A", [1, 2, 3], counted=True),
+    "reclaim": lambda s: s.reclaim("q", "gone"),
+    "park": lambda s: s.park("q", "A", [(1, "n", 9000), (2, "d", 4500)]),
+    "park so that it splits": lambda s: s.park(
+        "q", "A", [(n, f"n{n}", 4000 + n) for n in range(4)]
+    ),
+    "bury": lambda s: s.bury("q", "A", [(1, "x", "rejected", b""), (2, "n", "rejected", b"")]),
+    "bury what was taken for good": lambda s: s.bury("q", "A", [(9, "x", "rejected", b"0{}")]),
+    "leave": lambda s: s.leave("q", "A"),
+    "leave with much": lambda s: s.leave("q", "B"),
+    "renew": lambda s: s.renew("q", "A", LEASE_MS),
+    "announce": lambda s: s.announce("q"),
+    "purge": lambda s: s.purge("q"),
+    "delete": lambda s: s.delete("q"),
+    "purge_dead": lambda s: s.purge_dead("q", ["x"]),
+    "dead_letters": lambda s: s.dead_letters("q", s.dead_ids("q")),
+    "size": lambda s: s.size("q"),
+}
+
+
+@pytest.mark.parametrize("call", WORKS.values(), ids=WORKS)
+def test_what_is_in_gets_out(
+    call: Call, store: Store, client: redis.Redis, full: Callable[[], None]
+) -> None:
+    """It does the same as on a server that has room."""
+    prepare(store)
+    expected, after = call(store), dead_state(client)
+    prepare(store)
+    full()
+    assert call(store) == expected
+    assert dead_state(client) == after
