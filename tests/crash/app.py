@@ -1,6 +1,6 @@
 """The Celery app of the crash tests: tasks that write down when they start and when they end.
 
-KOMBU_DELAYED_TEST_APP       JSON: the fields of `tests.kit.tasks_app.Settings`; `ledger` is a directory
+KOMBU_DELAYED_TEST_APP       JSON: fields of `tests.kit.tasks_app.Settings`; `ledger` is a directory
 KOMBU_DELAYED_TEST_WORKER    the name under which this process writes
 """
 
@@ -15,6 +15,7 @@ from typing import Any
 from celery import Celery, signals
 from celery.exceptions import Retry
 from celery.worker.request import Request as StockRequest
+from kombu import Producer
 
 from tests.crash.journal import Journal
 from tests.kit.tasks_app import Settings
@@ -87,10 +88,22 @@ def _late(self: Any, seconds: float = 0, retries: int = 0, countdown: float = 0)
     _execute(self, seconds, retries, countdown)
 
 
-def _ambiguous(error: BaseException, interval: float) -> None:
-    """A publish failed and is tried again: the server may have done it all the same."""
-    id, retries = getattr(_publishing, "what", ("?", 0))
-    write("publish again", id, retries, error=repr(error))
+def _watch_publishing() -> None:
+    """Write down each publish that failed: the server may have done it all the same."""
+    publish = Producer._publish
+
+    def watched(self: Producer, *args: Any, **options: Any) -> Any:
+        try:
+            return publish(self, *args, **options)
+        except Exception as error:
+            id, retries = getattr(_publishing, "what", ("", 0))
+            write("publish failed", id, retries, error=repr(error))
+            raise
+
+    Producer._publish = watched
+
+
+_watch_publishing()
 
 
 def make_app(settings: Settings) -> Celery:
@@ -108,7 +121,6 @@ def make_app(settings: Settings) -> Celery:
             "interval_start": 0.05,
             "interval_step": 0.05,
             "interval_max": 0.2,
-            "errback": _ambiguous,
         },
         **settings.config,
     )

@@ -18,6 +18,7 @@ from tests.kit.workers import Worker
 SLOTS = (("prefork", 2), ("threads", 4), ("solo", 1), ("gevent", 8))
 
 TERM_SECONDS = 20
+STACKS_SECONDS = 0.5
 
 
 @dataclass
@@ -55,6 +56,7 @@ class Crew:
         self._directory = directory
         self.lives: list[Life] = []
         self.current: dict[int, Life] = {}
+        self._replaces = True
 
     def start(self) -> None:
         for slot in range(len(SLOTS)):
@@ -95,7 +97,7 @@ class Crew:
                 os.kill(life.pid, signal.SIGKILL)
             else:
                 os.killpg(life.pid, signal.SIGKILL)
-        self.look_after()
+        self._replace(life)
 
     def end(self, life: Life, number: int, fate: str) -> None:
         """Ask it to end; `look_after` replaces it when it has."""
@@ -117,36 +119,45 @@ class Crew:
         for slot, life in list(self.current.items()):
             waited = time.time() - life.fated_at
             if life.fate in ("terminated", "quit") and waited > TERM_SECONDS:
-                self.kill(life, fate="hung")
+                self._hung(life)
                 continue
-            if life.fate in ("killed", "main killed", "hung"):
-                self._reap(life)
             if not life.worker.running:
                 self._ended(slot, life)
 
-    def _reap(self, life: Life) -> None:
-        process = life.worker._process
-        if process is not None:
-            process.wait(10)
+    def _hung(self, life: Life) -> None:
+        """It did not end: have it log the stacks of its threads, then kill it."""
+        os.kill(life.pid, signal.SIGUSR1)
+        time.sleep(STACKS_SECONDS)
+        self.kill(life, fate="hung")
+
+    def _replace(self, life: Life) -> None:
+        deadline = time.monotonic() + TERM_SECONDS
+        while life.worker.running and time.monotonic() < deadline:
+            time.sleep(0.002)
+        for slot, current in list(self.current.items()):
+            if current is life:
+                self._ended(slot, life)
 
     def _ended(self, slot: int, life: Life) -> None:
         life.ended_at = time.time()
         if not life.fate:
             life.fate, life.fated_at = "by itself", life.ended_at
-        self._start(slot)
+        if self._replaces:
+            self._start(slot)
 
     def finish(self) -> None:
         """A warm shutdown of all; what does not end is killed and counted as hung."""
+        self._replaces = False
         for life in self.current.values():
             self.resume(life)
             if not life.fate:
                 self.end(life, signal.SIGTERM, "end of the run")
         deadline = time.monotonic() + TERM_SECONDS
-        for life in self.current.values():
+        for life in list(self.current.values()):
             while life.worker.running and time.monotonic() < deadline:
                 time.sleep(0.05)
             if life.worker.running:
-                life.fate, life.fated_at = "hung", time.time()
+                self._hung(life)
             life.ended_at = time.time()
         self.close()
 

@@ -157,7 +157,7 @@ class _Run:
             self.senders.refused,
             faults.counts,
             self.crew,
-            f"{info.get('server_name', 'redis')} {info.get('valkey_version', info['redis_version'])}",
+            f"Valkey {info['valkey_version']}, appendonly yes, appendfsync always",
         )
 
     def _until(

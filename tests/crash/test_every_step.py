@@ -1,4 +1,4 @@
-"""A kill at every step: whatever was last sent or answered, each message is delivered as promised."""
+"""A kill at every step: whatever was sent or answered last, messages are delivered as promised."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ class _Judge:
         return first or second or UNEXPLAINED
 
     def _published_again(self, execution: Execution, run: Run) -> str | None:
-        if execution.at("publish again") < run.start:
+        if execution.at("publish failed") < run.start:
             return AMBIGUOUS
         parent = self.executions.get(execution.parent) if execution.parent else None
         if parent is not None and len(parent.runs) > 1:

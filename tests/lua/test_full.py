@@ -51,7 +51,8 @@ def prepare(store: Store) -> None:
             "{q}:unacked:A": {"1": "0" + A, "2": "3" + B, "3": poison},
             "{q}:unacked:gone": {"1": "0" + A, "2": "3" + B, "3": poison},
             "{q}:unacked:B": {str(tag): f"0{tag}" for tag in range(1500)},
-            "{q}:consumers": {"A": 9000, "B": 9000, "gone": 900},
+            "{q}:unacked:gone too": {str(tag): f"0{tag}" for tag in range(1500)},
+            "{q}:consumers": {"A": 9000, "B": 9000, "gone": 900, "gone too": 900},
             "{q}:armed": "4000 A",
         },
     )
@@ -113,6 +114,7 @@ WORKS: dict[str, Call] = {
     "release": lambda s: s.release("q", "A", [1, 2]),
     "release poison": lambda s: s.release("q", "A", [1, 2, 3], counted=True),
     "reclaim": lambda s: s.reclaim("q", "gone"),
+    "reclaim much": lambda s: s.reclaim("q", "gone too"),
     "park": lambda s: s.park("q", "A", [(1, "n", 9000), (2, "d", 4500)]),
     "park so that it splits": lambda s: s.park(
         "q", "A", [(n, f"n{n}", 4000 + n) for n in range(4)]

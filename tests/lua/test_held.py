@@ -162,6 +162,7 @@ def test_script_sorts_the_tags_itself(store: Store, client: redis.Redis) -> None
     [
         ('{"deliveries":4}', '{"deliveries":4,"deliveries":1}'),
         ('{"a":1,"deliveries":9}', '{"a":1,"deliveries":10}'),
+        ('{"a": 1, "deliveries": 9}', '{"a": 1,"deliveries":10}'),
         ('{"a":{"b":1,"deliveries":4}}', '{"a":{"b":1,"deliveries":4},"deliveries":1}'),
         ('{"body":",\\"deliveries\\":4}"}', '{"body":",\\"deliveries\\":4}","deliveries":1}'),
         ("not an object", "not an object"),

@@ -17,5 +17,6 @@ local function entomb(id, record, consumer, deliveries, reason)
   redis.call('HSET', dead_reasons, member, cjson.encode(note))
   redis.call('ZADD', dead, now_ms, member)
   forget_dead(redis.call('ZRANGEBYSCORE', dead, '-inf', now_ms - dead_age_ms, 'LIMIT', 0, 1000))
-  forget_dead(redis.call('ZRANGE', dead, 0, math.min(redis.call('ZCARD', dead) - dead_limit, 1000) - 1))
+  local excess = redis.call('ZCARD', dead) - dead_limit
+  if excess > 0 then forget_dead(redis.call('ZRANGE', dead, 0, math.min(excess, 1000) - 1)) end
 end

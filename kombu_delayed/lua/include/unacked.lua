@@ -43,5 +43,7 @@ local function give_back_some(limit, count, is_buried)
     give_back(tags, count, is_buried)
     redis.call('ZREM', held, unpack(tags))
   end
-  return redis.call('HLEN', unacked)
+  local left = redis.call('HLEN', unacked)
+  if left == 0 then redis.call('DEL', held) end
+  return left
 end
