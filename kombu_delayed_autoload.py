@@ -26,7 +26,10 @@ def _register_after(loader):
 
     def exec_module(module):
         execute(module)
-        import kombu_delayed.registration  # noqa: F401
+        try:
+            import kombu_delayed.registration  # noqa: F401
+        except ImportError:  # this package was removed by half: Kombu goes on without it
+            return
 
     loader.exec_module = exec_module
 

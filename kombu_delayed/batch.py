@@ -52,8 +52,8 @@ class Outbox:
             self._connection = self._pool.get_connection()
         packed = self._connection.pack_commands(commands)
         self._connection.send_packed_command(packed, check_health=not self._unconfirmed)
-        self.confirm()
-        self._unconfirmed = len(commands)
+        before, self._unconfirmed = self._unconfirmed, self._unconfirmed + len(commands)
+        self._confirm(before)
 
     def _commands(self) -> list[tuple[Any, ...]]:
         commands: list[tuple[Any, ...]] = []
@@ -68,8 +68,11 @@ class Outbox:
 
     def confirm(self) -> None:
         """Read the answers to what was sent. Raises the first error among them."""
+        self._confirm(self._unconfirmed)
+
+    def _confirm(self, count: int) -> None:
         errors = []
-        while self._unconfirmed:
+        for _ in range(count):
             self._unconfirmed -= 1
             try:
                 self._connection.read_response()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +15,7 @@ from kombu.transport import redis as stock
 from . import embedded, urls
 from .consumer import Consumer
 from .errors import UNREACHABLE
+from .lease import Lease
 from .message import due, message_id, to_json
 from .options import Options
 from .qos import QoS
@@ -40,6 +42,9 @@ class Channel(stock.Channel):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.consumer: Consumer | None = None
         self.subscribed_queues: frozenset[str] = frozenset()
+        self.listen_broken_since: float | None = None
+        self.listen_retry_at = -math.inf
+        self._lease_pool: Any = None
         self._pid = os.getpid()
         self._sync_client: Any = None
         self._handlers: dict[str, Callable[[dict[str, Any]], None]] = {}
@@ -74,9 +79,12 @@ class Channel(stock.Channel):
             ),
         )
 
-    def _compact_size(self, client: redis.Redis) -> int:
+    def _server(self) -> tuple[Any, ...]:
         parameters = self.pool.connection_kwargs
-        server = tuple(parameters.get(name) for name in ("host", "port", "path", "db"))
+        return tuple(parameters.get(name) for name in ("host", "port", "path", "db"))
+
+    def _compact_size(self, client: redis.Redis) -> int:
+        server = self._server()
         if server not in _servers:
             found = inspect(client)
             check(
@@ -151,11 +159,22 @@ class Channel(stock.Channel):
             self.connection.cycle.wake_up()
 
     def _after_fork(self) -> None:
+        if self._pid == os.getpid():
+            return
         # The parent's messages and leases stay the parent's.
         self._pid = os.getpid()
-        self.consumer, self._qos, self._sync_client = None, None, None
+        self.consumer, self._qos, self._sync_client, self._lease_pool = None, None, None, None
         self.__dict__.pop("store", None)
         super()._after_fork()
+
+    def resume(self) -> None:
+        """In a forked child: go on consuming, as a consumer of its own."""
+        if self._pid == os.getpid():
+            return
+        had = self.consumer.sources if self.consumer is not None else {}
+        self._after_fork()
+        for source in had.values():
+            self._ensure_consumer().add(source.queue, source.no_ack, source.expires_ms)
 
     # Publishing.
 
@@ -202,6 +221,7 @@ class Channel(stock.Channel):
 
     def _ensure_consumer(self) -> Consumer:
         if self.consumer is None:
+            self.resume()
             self.consumer = Consumer(
                 self.store,
                 self.options,
@@ -209,9 +229,19 @@ class Channel(stock.Channel):
                 self._new_wake(),
                 self._queue_cycle,
                 self._hand_over,
+                Lease(self._lease_store(), self.options.lease_seconds, self._server()),
             )
             self.consumer.patience_seconds = self.patience_seconds
         return self.consumer
+
+    def _lease_store(self) -> Store:
+        """The store over connections that give up long before a lease has ended."""
+        if self._lease_pool is None:
+            self._lease_pool = self._get_pool()
+            limit = self.options.lease_seconds / 4
+            given = self._lease_pool.connection_kwargs.get("socket_timeout")
+            self._lease_pool.connection_kwargs["socket_timeout"] = min(given or limit, limit)
+        return self.store.over(redis.Redis(connection_pool=self._lease_pool))
 
     @property
     def patience_seconds(self) -> float:
@@ -264,7 +294,12 @@ class Channel(stock.Channel):
             self._maybe_update_queues_expire(self._create_client(), queue)
         if payload is None:
             return None
-        message = self.Message(payload, channel=self)
+        try:
+            message = self.Message(payload, channel=self)
+        except Exception as error:
+            if not takes:
+                self._ensure_consumer().refuse(queue, payload["properties"]["delivery_tag"], error)
+            raise
         if not no_ack:
             self.qos.append(message, message.delivery_tag)
         return message
@@ -298,16 +333,12 @@ class Channel(stock.Channel):
             )
             client.punsubscribe(*topics(queue))
 
-    def release(self, held: Sequence[tuple[str, int]]) -> None:
-        """Put messages back to the heads of their queues: `held` are (queue, tag)."""
-        for queue in {queue for queue, _ in held}:
-            tags = [tag for q, tag in held if q == queue]
-            self.store.release(queue, self._ensure_consumer().lease.consumer, tags)
-
     def leave(self) -> None:
         """Give everything back and end the lease."""
         if self.consumer is not None and self._pid == os.getpid():
             self.consumer.close()
+            if self._lease_pool is not None:
+                self._lease_pool.disconnect()
 
     # Queues.
 

@@ -53,6 +53,9 @@ CLOCK_DRIFT_MS = 0.2
 #: Who comes so little too early comes again after this time.
 CLOCK_GRAIN_MS = 0.3
 
+#: Who takes a message for longer runs its tasks in the thread that waits for messages.
+BLOCKING_SECONDS = 0.1
+
 FIRST_RETRY_SECONDS = 0.05
 LONGEST_RETRY_SECONDS = 1.0
 
@@ -124,11 +127,12 @@ class Consumer:
         wake: WakeConnection,
         cycle: Any,
         hand_over: Callable[[dict[str, Any], str], None],
+        lease: Lease | None = None,
     ) -> None:
         self.store = store
         self.options = options
         self.wake = wake
-        self.lease = Lease(store, options.lease_seconds)
+        self.lease = lease or Lease(store, options.lease_seconds)
         self.sources: dict[str, Source] = {}
         self.patience_seconds = options.reconnect_seconds
         self._qos = qos
@@ -140,6 +144,7 @@ class Consumer:
         self._server_ahead_ms = -math.inf
         self._compared_at = 0.0
         self._unsure: set[str] = set()
+        self._blocks = False
         self._broken_since: float | None = None
         self._retry_at = -math.inf
         self._retry_seconds = FIRST_RETRY_SECONDS
@@ -181,9 +186,19 @@ class Consumer:
         self.wake.close()
         self._buffer.clear()
         try:
-            self._qos.flush(self.store, self.lease)
-            for queue in queues:
-                self.store.leave(queue, self.lease.consumer)
+            self._leave(queues)
+        except UNREACHABLE:
+            self._leave_late(queues)
+
+    def _leave(self, queues: set[str]) -> None:
+        self._qos.flush(self.store, self.lease)
+        for queue in queues:
+            self.store.leave(queue, self.lease.consumer)
+
+    def _leave_late(self, queues: set[str]) -> None:
+        """The connection may have been closed long ago: a new one tells whether the broker is."""
+        try:
+            self._leave(queues)
         except UNREACHABLE as error:
             logger.warning(
                 "Consumer %s stops without the broker (%s): its unacknowledged messages return to "
@@ -215,7 +230,7 @@ class Consumer:
             self._recover(queue)
         self.wake.check(now)
         self._claim_wanted(now)
-        if self._room() and not all(source.ready for source in self.sources.values()):
+        if not self._buffer and self._room() and not all(s.ready for s in self.sources.values()):
             self.wake.start(self.sources)
 
     def _next_step_at(self) -> float:
@@ -226,22 +241,38 @@ class Consumer:
             if has_room or source.expires_ms:
                 times.append(source.poll_at)
         if has_room and any(source.ready for source in self.sources.values()):
-            times.append(self._last_claim_at + SMALL_CLAIM_SECONDS)
+            times.append(self._last_claim_at)
+        if has_room and not self._worth_claiming(monotonic()):
+            return max(min(times), self._last_claim_at + SMALL_CLAIM_SECONDS)
         return min(times)
 
     def _broken(self, error: BaseException) -> float:
         self._stop_waiting()
+        if isinstance(error, LeaseLost):
+            self._start_anew()
+            raise error
         now = monotonic()
         if self._broken_since is None:
             self._broken_since = now
-            if not isinstance(error, LeaseLost):
-                logger.warning("Lost the broker, trying again: %s", error)
-        if isinstance(error, LeaseLost) or now - self._broken_since >= self.patience_seconds:
+            logger.warning("Lost the broker, trying again: %s", error)
+        if now - self._broken_since >= self.patience_seconds:
             self._broken_since = None
             raise error
         self._retry_at = now + self._retry_seconds
         self._retry_seconds = min(self._retry_seconds * 2, LONGEST_RETRY_SECONDS)
         return self._retry_at
+
+    def _start_anew(self) -> None:
+        """Others have what this consumer held: it goes on as a new one, and lets Kombu know."""
+        logger.warning(
+            "The lease of consumer %s has ended and others get what it held: it starts anew",
+            self.lease.consumer,
+        )
+        self.lease.end()
+        self.lease = self.lease.successor()
+        self._buffer.clear()
+        self._unsure.clear()
+        self._qos.forget()
 
     def _mended(self) -> None:
         if self._broken_since is None:
@@ -253,9 +284,11 @@ class Consumer:
     # Claiming.
 
     @property
-    def stalled(self) -> bool:
-        """Whether something can be claimed as soon as there is room for it."""
-        return any(source.ready for source in self.sources.values())
+    def idle(self) -> bool:
+        """Whether it neither claims nor waits, as it had no room when it could have."""
+        if not self.sources:
+            return False
+        return not self.wake.waiting or any(source.ready for source in self.sources.values())
 
     def _room(self) -> int:
         """How many messages may be claimed."""
@@ -297,6 +330,7 @@ class Consumer:
         for record in answer.records:
             self._tag += 1
             self._buffer.append((queue, self._tag, record))
+        self._unsure.discard(queue)
         if answer.records:
             self._cycle.rotate(queue)
         return len(answer.records)
@@ -315,7 +349,6 @@ class Consumer:
             promotions=self.options.promote_batch,
             expires_ms=source.expires_ms if source else 0,
         )
-        self._unsure.discard(queue)
         if answer is None:
             self.lease.lost = True
             raise LeaseLost
@@ -374,13 +407,41 @@ class Consumer:
     def hand_out(self) -> bool:
         """Give one claimed message to its consumer; returns whether there was one."""
         while self._buffer:
-            queue, tag, record = self._buffer.popleft()
+            queue, tag, record = entry = self._buffer.popleft()
             source = self.sources.get(queue)
-            payload = self._open(queue, tag, record, bool(source and source.no_ack))
-            if payload is not None:
-                self._hand_over(payload, queue)
+            no_ack = bool(source and source.no_ack)
+            try:
+                payload = self._open(queue, tag, record, no_ack)
+                if payload is not None:
+                    self._mind_blocking()
+            except UNREACHABLE as error:
+                self._buffer.appendleft(entry)
+                self._retry_at = self._broken(error)
+                return False
+            if payload is not None and self._give(payload, queue, tag, record, no_ack):
                 return True
         return False
+
+    def _give(
+        self, payload: dict[str, Any], queue: str, tag: int, record: bytes, no_ack: bool
+    ) -> bool:
+        began = monotonic()
+        try:
+            self._hand_over(payload, queue)
+        except Exception as error:
+            if no_ack or self._qos.took(tag):
+                raise
+            self._bury(queue, tag, record, f"its body cannot be read: {error}", no_ack)
+            return False
+        self._blocks = self._blocks or monotonic() - began > BLOCKING_SECONDS
+        return True
+
+    def _mind_blocking(self) -> None:
+        """Tasks run in this very thread: what it has promised is for others to do meanwhile."""
+        if self._blocks and self.wake.waiting:
+            self._stop_waiting()
+            for queue in self.sources:
+                self.store.announce(queue)
 
     def get(self, queue: str, no_ack: bool) -> dict[str, Any] | None:
         """Claim one message of a queue without waiting; None: there is none."""
@@ -390,10 +451,20 @@ class Consumer:
             self._recover(unsure)
         while records := self._deliver(queue, 1, no_ack, False).records:
             self._tag += 1
-            payload = self._open(queue, self._tag, records[0], no_ack)
+            self._unsure.discard(queue)
+            try:
+                payload = self._open(queue, self._tag, records[0], no_ack)
+            except UNREACHABLE:
+                self._qos.give_back(queue, [] if no_ack else [self._tag])
+                raise
             if payload is not None:
                 return payload
+        self._unsure.discard(queue)
         return None
+
+    def refuse(self, queue: str, tag: int, error: Exception) -> None:
+        """Bury a message whose body cannot be read."""
+        self._bury(queue, tag, b"", f"its body cannot be read: {error}", False)
 
     def _open(self, queue: str, tag: int, record: bytes, no_ack: bool) -> dict[str, Any] | None:
         """The message for its consumer, or None where it went elsewhere."""

@@ -6,10 +6,10 @@ import os
 import secrets
 import socket
 import threading
+from collections.abc import Hashable
 from time import monotonic
 
 from kombu.log import get_logger
-from redis.exceptions import RedisError
 
 from .store import Store
 
@@ -24,8 +24,9 @@ def consumer_id() -> str:
 class Lease:
     """One consumer's hold on what it has not acked, over all its queues."""
 
-    def __init__(self, store: Store, seconds: float) -> None:
+    def __init__(self, store: Store, seconds: float, server: Hashable = None) -> None:
         self.store = store
+        self.server = server
         self.consumer = consumer_id()
         self.seconds = seconds
         self.lost = False
@@ -50,12 +51,16 @@ class Lease:
         """A deliver has granted it for a queue."""
         if queue not in self._queues:
             self._queues = {*self._queues, queue}
-            keeper().watch(self)
+            keeper(self.server).watch(self)
 
     def end(self) -> None:
         """Renew no more."""
-        keeper().forget(self)
+        keeper(self.server).forget(self)
         self._queues = set()
+
+    def successor(self) -> Lease:
+        """A lease for the same consumer under a new name."""
+        return Lease(self.store, self.seconds, self.server)
 
     def step(self) -> float:
         """Renew on every queue and reclaim what others left behind; returns seconds until next."""
@@ -81,10 +86,9 @@ class Lease:
 
 
 class Keeper:
-    """The thread that renews the leases of this process, whatever its tasks do."""
+    """The thread that renews this process's leases on one server, whatever its tasks do."""
 
     def __init__(self) -> None:
-        self.pid = os.getpid()
         self._leases: set[Lease] = set()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -96,7 +100,7 @@ class Keeper:
                 return
             lease.next_step_at = monotonic() + lease.seconds / 3
             self._leases.add(lease)
-            if self._thread is None:
+            if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(
                     target=self._run, name="kombu-delayed-leases", daemon=True
                 )
@@ -123,7 +127,7 @@ class Keeper:
     def _step(self, lease: Lease) -> float:
         try:
             return lease.step()
-        except (RedisError, OSError) as error:
+        except Exception as error:  # whatever it is, the other leases need this thread
             logger.warning("Cannot renew the lease of %s now: %s", lease.consumer, error)
             return min(1.0, lease.seconds / 10)
 
@@ -137,12 +141,20 @@ class Keeper:
                 self._changed.wait(wait_seconds)
 
 
-_keeper: Keeper | None = None
+_keepers: dict[tuple[int, Hashable], Keeper] = {}
+_keepers_lock = threading.Lock()
 
 
-def keeper() -> Keeper:
-    """This process's keeper; a forked child has one of its own."""
-    global _keeper
-    if _keeper is None or _keeper.pid != os.getpid():
-        _keeper = Keeper()
-    return _keeper
+def keeper(server: Hashable = None) -> Keeper:
+    """This process's keeper for a server: one that hangs must not cost the leases on others."""
+    with _keepers_lock:
+        return _keepers.setdefault((os.getpid(), server), Keeper())
+
+
+def _forget_parents() -> None:
+    global _keepers_lock
+    _keepers_lock = threading.Lock()
+    _keepers.clear()
+
+
+os.register_at_fork(after_in_child=_forget_parents)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kombu.log import get_logger
 from kombu.transport.redis import MultiChannelPoller
+from kombu.utils.eventio import poll
 
 from .errors import UNREACHABLE
 
@@ -81,6 +82,7 @@ class Poller(MultiChannelPoller):
         self._watched: dict[int, tuple[Channel, str, Any]] = {}
         self._alarm: Alarm | None = None
         self._pid = os.getpid()
+        self._turn = 0
         self._due = True
         self._thread: int | None = None
         self._loop: Any = None
@@ -88,8 +90,6 @@ class Poller(MultiChannelPoller):
         self._timer: Any = None
         self._timer_at = math.inf
         self._duties: list[Any] = []
-        self._listen_broken_since: float | None = None
-        self._listen_retry_at = -math.inf
 
     def _set_alarm(self) -> Alarm:
         if self._alarm is None:
@@ -111,6 +111,8 @@ class Poller(MultiChannelPoller):
                 duty.cancel()
         if self._alarm is not None:
             self._alarm.close()
+        if self._loop is None and os.getpid() == self._pid:
+            self.poller.close()
         self._channels.clear()
 
     def discard(self, channel: Channel) -> None:
@@ -155,7 +157,8 @@ class Poller(MultiChannelPoller):
             return
         fd = sock.fileno()
         watched = self._watched.get(fd)
-        if watched is not None and watched[2] is connection:
+        is_polled = self._loop is None or fd in self._loop.readers
+        if watched is not None and watched[2] is connection and is_polled:
             return
         if watched is not None:
             self._unwatch(fd)
@@ -167,15 +170,14 @@ class Poller(MultiChannelPoller):
 
     def _listen(self, channel: Channel) -> float:
         """Keep the pub/sub connection subscribed; returns when to try again."""
-        now = monotonic()
-        if now < self._listen_retry_at:
-            return self._listen_retry_at
+        if monotonic() < channel.listen_retry_at:
+            return channel.listen_retry_at
         try:
             self._subscribe(channel)
         except UNREACHABLE as error:
             self._listen_broken(channel, error)
-            return self._listen_retry_at
-        self._listen_broken_since = None
+            return channel.listen_retry_at
+        channel.listen_broken_since = None
         self._watch(channel, LISTEN, channel.subclient.connection)
         return math.inf
 
@@ -196,12 +198,12 @@ class Poller(MultiChannelPoller):
         channel._in_listen = None
         if channel.subclient.connection is not None:
             channel.subclient.connection.disconnect()
-        if self._listen_broken_since is None:
-            self._listen_broken_since = now
-        if now - self._listen_broken_since >= channel.patience_seconds:
+        if channel.listen_broken_since is None:
+            channel.listen_broken_since = now
+        if now - channel.listen_broken_since >= channel.patience_seconds:
             raise error
         logger.info("Lost the pub/sub connection, trying again: %s", error)
-        self._listen_retry_at = now + LISTEN_RETRY_SECONDS
+        channel.listen_retry_at = now + LISTEN_RETRY_SECONDS
 
     # Looking after the channels.
 
@@ -255,6 +257,9 @@ class Poller(MultiChannelPoller):
         try:
             return bool(channel._receive())
         except UNREACHABLE as error:
+            connection = channel.subclient.connection
+            if channel._in_listen and connection is not None and connection._sock is not None:
+                raise  # not the connection's: the program's own
             self._listen_broken(channel, error)
             self._due = True
             return False
@@ -292,8 +297,8 @@ class Poller(MultiChannelPoller):
             self._ticking = False
 
     def _on_timer(self) -> None:
-        self._timer, self._timer_at = None, math.inf
-        self._serve_all()
+        # The tick that follows does it: what fails there surfaces, what fails in a timer does not.
+        self._timer, self._timer_at, self._due = None, math.inf, True
 
     def _plan(self, at: float) -> None:
         if self._loop is None or at >= self._timer_at:
@@ -311,8 +316,17 @@ class Poller(MultiChannelPoller):
 
     # In drain_events.
 
+    def _after_fork(self) -> None:
+        """A child that goes on with its parent's connection must not touch the parent's epoll."""
+        self._pid = os.getpid()
+        self.poller = poll()
+        self._watched.clear()
+        self._loop, self._alarm = None, None
+
     def get(self, callback: Any, timeout: float | None = None) -> None:
         """Hand out one message or raise Empty when `timeout` seconds are over."""
+        if os.getpid() != self._pid:
+            self._after_fork()
         self._set_alarm()
         self._thread = threading.get_ident()
         self._in_protected_read = True
@@ -326,25 +340,34 @@ class Poller(MultiChannelPoller):
     def _get(self, end: float) -> None:
         if refresh := getattr(self, "maybe_refresh_binding_expiry", None):  # Kombu 5.7
             refresh()
+        if self._read_all(0):  # however many messages are at hand, what else has come gets its turn
+            return
         while True:
             next_at = self._step_all()
             consumers = [c.consumer for c in tuple(self._channels) if c.consumer is not None]
             claimed = any(consumer.has_messages for consumer in consumers)
-            if any(consumer.hand_out() for consumer in consumers):
+            self._turn += 1
+            turn = self._turn % max(len(consumers), 1)
+            if any(consumer.hand_out() for consumer in consumers[turn:] + consumers[:turn]):
                 return
             if claimed:  # and none of it for this program: there may be more
                 continue
             wait_seconds = min(end, next_at) - monotonic()
-            events = self.poller.poll(min(max(wait_seconds, 0), LONGEST_WAIT_SECONDS))
-            messages = [self.on_readable(fd) for fd, _ in events or ()]
-            if any(messages):
+            if self._read_all(min(max(wait_seconds, 0), LONGEST_WAIT_SECONDS)):
                 return
-            if self.after_read or (not events and monotonic() >= end):
+            if self.after_read or monotonic() >= end:
                 raise Empty
+
+    def _read_all(self, wait_seconds: float) -> bool:
+        """Read what comes within the time; returns whether a message was handed out."""
+        events = self.poller.poll(wait_seconds)
+        messages = [self.on_readable(fd) for fd, _ in events or ()]
+        return any(messages)
 
     def _step_all(self) -> float:
         next_at = math.inf
         for channel in tuple(self._channels):
+            channel.resume()
             if channel.consumer is not None:
                 next_at = min(next_at, channel.consumer.step())
                 self._watch(channel, WAKE, channel.consumer.wake.connection)
@@ -354,4 +377,4 @@ class Poller(MultiChannelPoller):
 
 
 def _can_claim(channel: Channel) -> bool:
-    return channel.consumer is not None and channel.consumer.stalled and channel.qos.can_consume()
+    return channel.consumer is not None and channel.consumer.idle and channel.qos.can_consume()

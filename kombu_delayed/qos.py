@@ -104,9 +104,19 @@ class QoS(virtual.QoS):
         """Put all that was handed out back to the heads of its queues."""
         self._flush()
         held, self._held = self._held, {}
-        self.channel.release([(queue, tag) for tag, (queue, _) in held.items()])
         self._delivered.clear()
+        self._done.extend(Done(GIVE_BACK, queue, tag, id) for tag, (queue, id) in held.items())
+        self.channel.on_done()
         return []
+
+    def forget(self) -> None:
+        """Everything that was handed out belongs to others now: acks and rejects change nothing."""
+        self._held.clear()
+        self._done.clear()
+
+    def took(self, tag: int) -> bool:
+        """Whether a message has reached its consumer."""
+        return tag in self._delivered
 
     def restore_unacked_once(self, stderr: Any = None) -> None:
         """At the channel's end, and at the process's: leave in good order."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -124,6 +125,12 @@ class Store:
         self.keys = lru_cache(maxsize=4096)(
             lambda queue: QueueKeys(queue, prefix, steps, separator)
         )
+
+    def over(self, client: Redis) -> Store:
+        """The same store over other connections."""
+        other = copy(self)
+        other.client, other.run = client, Wire(client.connection_pool)
+        return other
 
     def schedule(self, queue: str, entries: Sequence[Entry], expires_ms: int = 0) -> Scheduled:
         """Keep messages until they are due. The same message with the same id is kept once."""
@@ -350,15 +357,16 @@ class Store:
     def dead_ids(self, queue: str, start: int = 0, count: int = 100) -> list[str]:
         """A page of the ids of a queue's dead letters, the oldest first."""
         found = self.run("ZRANGE", self.keys(queue).dead, start, start + count - 1)
-        return [id.decode() for id in found]
+        return [id.decode(errors="surrogateescape") for id in found]
 
     def dead_letters(self, queue: str, ids: Sequence[str]) -> list[DeadLetter]:
         """The dead letters with these ids, without those that are there no more."""
         if not ids:
             return []
         keys = self.keys(queue)
-        records = self.run("HMGET", keys.dead_messages, *ids)
-        notes = self.run("HMGET", keys.dead_reasons, *ids)
+        raw = [id.encode(errors="surrogateescape") for id in ids]
+        records = self.run("HMGET", keys.dead_messages, *raw)
+        notes = self.run("HMGET", keys.dead_reasons, *raw)
         return [
             DeadLetter(id, record[1:], **json.loads(note))
             for id, record, note in zip(ids, records, notes, strict=True)
@@ -384,13 +392,11 @@ class Store:
 
     def purge_dead(self, queue: str, ids: Sequence[str]) -> int:
         """Drop dead letters for good; returns how many there were."""
-        keys, count = self.keys(queue), 0
-        for at in range(0, len(ids), CALL_LIMIT):
-            part = ids[at : at + CALL_LIMIT]
-            self.run("ZREM", keys.dead, *part)
-            self.run("HDEL", keys.dead_reasons, *part)
-            count += self.run("HDEL", keys.dead_messages, *part)
-        return count
+        keys = self.keys(queue)
+        return sum(
+            script("forget")(self.run, **self._dead(keys), ids=ids[at : at + CALL_LIMIT])
+            for at in range(0, len(ids), CALL_LIMIT)
+        )
 
     def size(self, queue: str) -> Size:
         """Count a queue's messages by state."""

@@ -21,10 +21,16 @@ class Transport(stock.Transport):
     """Kombu's Redis transport with a backlog."""
 
     Channel = Channel
+    can_parse_url = True  # and so is asked for it
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
+        urls.take_credentials(client)
         super().__init__(client, **kwargs)
         self.cycle = Poller()
+
+    def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:
+        """The broker URL, its password masked unless asked for."""
+        return urls.as_uri(self.client, include_password, mask)
 
     def establish_connection(self) -> Any:
         """Connect. Raises OptionError, UrlError or ServerError where the user has to act."""

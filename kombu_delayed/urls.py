@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, quote, unquote
 
 from kombu import Connection
 from kombu.utils.url import parse_ssl_cert_reqs, url_to_parts
@@ -38,7 +38,7 @@ class Address:
 
 def address(client: Connection) -> Address:
     """The address that a Kombu connection stands for. Raises UrlError that names the right form."""
-    hostname = re.sub(r"^(delayed\+)+", "", client.hostname or "localhost")
+    hostname = _hostname(client)
     if "://" in hostname:
         return _from_url(hostname, client)
     # After a failover Kombu has split the URL itself and left its scheme in the transport's name.
@@ -59,11 +59,21 @@ def address(client: Connection) -> Address:
     )
 
 
+def _hostname(client: Connection) -> str:
+    """A URL, or the host of one that Kombu has split; clones after a failover add prefixes."""
+    bare = re.sub(r"^(delayed\+)+", "", client.hostname or "localhost")
+    return re.sub(r"^delayed://", "redis://", bare).removesuffix("redis://") or "localhost"
+
+
 def _from_url(url: str, client: Connection) -> Address:
     try:
         parts = url_to_parts(url)
-    except ValueError as error:
-        raise UrlError(f"cannot read the broker URL: {error}; it is {FORMS}") from error
+    except ValueError:
+        # Not what Python says of it, which quotes a part that may be the password's.
+        raise UrlError(
+            f"cannot read the broker URL; are special characters of the password percent-encoded? "
+            f"It is {FORMS}"
+        ) from None
     if parts.scheme not in SCHEMES:
         raise UrlError(f"there is no delayed+{parts.scheme}:// broker URL; it is {FORMS}")
     query = dict(parts.query)
@@ -120,6 +130,39 @@ def _ssl(scheme: str, configured: Any, in_url: dict[str, Any]) -> dict[str, Any]
     if isinstance(options.get("ssl_check_hostname"), str):
         options["ssl_check_hostname"] = options["ssl_check_hostname"].lower() != "false"
     return options
+
+
+def take_credentials(client: Connection) -> None:
+    """Move user and password out of the connection's host name, which Celery shows to anybody."""
+    scheme, separator, rest = (client.hostname or "").partition("://")
+    credentials, at, host = rest.rpartition("@")
+    if not separator or not at:
+        return
+    user, _, password = credentials.partition(":")
+    client.userid = unquote(user) or client.userid
+    client.password = unquote(password) or client.password
+    client.hostname = f"{scheme}://{host}"
+
+
+def as_uri(client: Connection, include_password: bool, mask: str) -> str:
+    """The broker URL of a connection; where the password is masked, without what follows `?`."""
+    hostname = _hostname(client)
+    if "://" in hostname:
+        scheme, _, rest = hostname.partition("://")
+        rest = rest if include_password else rest.partition("?")[0]
+    else:
+        where = address(client)
+        scheme, port = where.scheme, f":{where.port}" if where.port else ""
+        rest = where.path or f"{where.host}{port}/{where.virtual_host or ''}".replace("//", "/")
+    return f"delayed+{scheme}://{_credentials(client, include_password, mask)}{rest}"
+
+
+def _credentials(client: Connection, include_password: bool, mask: str) -> str:
+    if not client.userid and not client.password:
+        return ""
+    password = client.password() if callable(client.password) else client.password
+    shown = quote(str(password), safe="") if include_password else mask
+    return f"{quote(client.userid or '', safe='')}{f':{shown}' if password else ''}@"
 
 
 def check_alternates(alternates: Sequence[Any]) -> None:

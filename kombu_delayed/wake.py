@@ -72,7 +72,7 @@ class WakeConnection:
 
     def check(self, now: float) -> None:
         """Drop a connection whose answer is overdue."""
-        if now < self.overdue_at or self._is_readable():
+        if now < self.overdue_at or (self.socket is not None and self._is_readable()):
             return
         logger.warning("The broker has not answered on a waiting connection; reconnecting")
         self.reset()

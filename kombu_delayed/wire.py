@@ -10,15 +10,19 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
+from time import monotonic
 from typing import Any
 
 from redis import ConnectionPool
 from redis.exceptions import ResponseError
 
-from .errors import ServerFull, translate
+from .errors import UNREACHABLE, ServerFull, translate
 
 #: Answers that nobody has waited for are read at the latest when so many are on their way.
 UNREAD_LIMIT = 64
+
+#: A connection that has been idle for longer is looked at before it is used.
+IDLE_SECONDS = 1.0
 
 
 class Wire:
@@ -32,6 +36,7 @@ class Wire:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._connection: Any = None
+        self._used_at = monotonic()
         self._unread: deque[Callable[[], None]] = deque()
 
     def __call__(self, *command: Any) -> Any:
@@ -58,23 +63,41 @@ class Wire:
         if self._pid != os.getpid():
             self._start()
         with self._lock:
-            self._unread.append(on_error)
             try:
                 self._send(command)
-                if len(self._unread) >= UNREAD_LIMIT:
-                    self._read_posted()
             except BaseException:
                 self._fail_posted()
                 raise
+            self._unread.append(on_error)
+            if len(self._unread) >= UNREAD_LIMIT:
+                self._read_in_passing()
+
+    def _read_in_passing(self) -> None:
+        try:
+            self._read_posted()
+        except UNREACHABLE:
+            self._fail_posted()  # and so everybody knows
 
     def _send(self, command: tuple[Any, ...]) -> None:
         if self._connection is None:
             self._connection = self._pool.get_connection()
+        elif not self._unread and monotonic() - self._used_at > IDLE_SECONDS:
+            self._drop_closed()
+        self._used_at = monotonic()
         if not self._unread and getattr(self._connection, "_re_auth_token", None) is not None:
             self._connection.re_auth()
         # A check of the connection's health would take the answer of a posted command for its own.
         packed = self._connection.pack_command(*command)
         self._connection.send_packed_command(packed, check_health=not self._unread)
+
+    def _drop_closed(self) -> None:
+        """Nothing was sent yet, so the server's closing of an idle connection need not show."""
+        try:
+            closed = self._connection.can_read(timeout=0)
+        except UNREACHABLE:
+            closed = True
+        if closed:
+            self._connection.disconnect()
 
     def _read(self) -> Any:
         try:
@@ -98,12 +121,3 @@ class Wire:
             self._connection.disconnect()
         while self._unread:
             self._unread.popleft()()
-
-    def close(self) -> None:
-        """Give the connection back to its pool."""
-        with self._lock:
-            connection, self._connection = self._connection, None
-            self._unread.clear()
-        if connection is not None and self._pid == os.getpid():
-            connection.disconnect()
-            self._pool.release(connection)

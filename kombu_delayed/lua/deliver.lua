@@ -74,7 +74,7 @@ local promised_ms, holder = (redis.call('GET', armed) or ''):match('^(%d+) (.*)$
 promised_ms = tonumber(promised_ms)
 local free = not holder or holder == consumer or promised_ms <= now_ms
 -- A newcomer takes the promise over: its holder may have died, and finds out when it has not.
-if next_ms and (free or leased == '0' or promised_ms > next_ms) then
+if next_ms and (free or (leased == '0' and lease_ms > 0) or promised_ms > next_ms) then
   if #taken > 0 and answer[4] > 1 then
     -- Its turn is over: the next one to come is who has waited longest.
     redis.call('DEL', armed)

@@ -21,10 +21,10 @@ for _, id in ipairs(ids) do
   local record = redis.call('HGET', dead_messages, id)
   if record then
     record = record:gsub(', ?"deliveries": ?%d+}$', '}')
-    if due_ms == 0 then
+    if due_ms == 0 or record:sub(2, 2) ~= '{' then
       redis.call('LPUSH', list_for(record:sub(1, 1)), record:sub(2))
     else
-      put(id:match('^(.*)\31%d+$') or id, due_ms, record:gsub('^(.){"due_ms":%d+,', '%1{'), partition_size)
+      put(id:match('^(.*)\31%d+$') or id, due_ms, record:gsub('^(.){"due_ms": ?%d+, ?', '%1{'), partition_size)
     end
     redis.call('ZREM', dead, id)
     redis.call('HDEL', dead_messages, id)
@@ -32,6 +32,7 @@ for _, id in ipairs(ids) do
     count = count + 1
   end
 end
-if count == 0 then return 0 end
-if due_ms == 0 then announce_ready() else announce_due(due_ms, before) end
+if redis.call('EXISTS', unpack(ready)) > 0 then announce_ready() end
+local next_ms = earliest()
+if next_ms then announce_due(next_ms, before) end
 return count

@@ -1,5 +1,5 @@
 -- schedule: keep messages in the backlog until they are due; what is due already becomes ready.
--- Twice is safe: the same message with the same id is kept once.
+-- Twice is safe for a due time: the same message with the same id is kept once.
 local partitions     = KEYS[1]            -- ZSET partition -> lower bound of its due times
 local delayed        = KEYS[2]            -- what the partitions' keys begin with
 local messages       = KEYS[3]            -- HASH id -> priority step + message
@@ -19,13 +19,14 @@ local counts = {0, 0, 0}
 for i = 1, #entries, 3 do
   local id, due, record = entries[i], entries[i + 1], entries[i + 2]
   local due_ms = tonumber(due)
-  if due:sub(1, 1) == '+' then due_ms = now_ms + due_ms end
+  local is_relative = due:sub(1, 1) == '+'
+  if is_relative then due_ms = now_ms + due_ms end
   if due_ms <= now_ms then
     local list = list_for(record:sub(1, 1))
     redis.call('LPUSH', list, record:sub(2))
     if expires_ms > 0 then redis.call('PEXPIRE', list, expires_ms) end
     counts[2] = counts[2] + 1
-  elseif put(id, due_ms, record, partition_size) then
+  elseif put(id, due_ms, record, partition_size, is_relative) then
     if not first or due_ms < first then first = due_ms end
     counts[1] = counts[1] + 1
   else

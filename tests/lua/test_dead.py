@@ -302,7 +302,7 @@ def buried_before(client: redis.Redis, at_ms: dict[str, int]) -> None:
         client,
         {
             "{q}:dead": at_ms,
-            "{q}:dead-messages": {id: "0" + id for id in at_ms},
+            "{q}:dead-messages": {id: f'0{{"id":"{id}"}}' for id in at_ms},
             "{q}:dead-reasons": {id: note(id, at_ms=at) for id, at in at_ms.items()},
         },
     )

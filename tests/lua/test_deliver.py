@@ -440,8 +440,8 @@ TWO = {"A": 9000, "B": 9000}
         pytest.param(
             {"armed": "2000 B", "consumers": {"B": 9000}},
             {"lease_ms": 0},
-            {"armed": "2000 A", "told": 2000},
-            id="a newcomer without a lease",
+            {"armed": "2000 B"},
+            id="who takes for good is no newcomer",
         ),
     ],
 )

@@ -88,8 +88,8 @@ def test_parts_in_the_url_come_first() -> None:
     [
         ("delayed+http://x", "there is no delayed+http:// broker URL; it is delayed+redis://["),
         ("delayed+sentinel://x", "there is no delayed+sentinel:// broker URL; it is delayed+redis"),
-        ("delayed+redis://h:port/0", "cannot read the broker URL: Port could not be cast"),
-        ("delayed+redis://h:99999/0", "cannot read the broker URL: Port out of range"),
+        ("delayed+redis://h:port/0", "cannot read the broker URL"),
+        ("delayed+redis://h:99999/0", "cannot read the broker URL"),
         (
             "delayed+redis://h/0?socket_timeout=1",
             "the broker URL takes no option 'socket_timeout' after '?', only ssl_… and "

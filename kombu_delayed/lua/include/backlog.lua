@@ -68,8 +68,9 @@ local function member_of(id, n)
 end
 
 -- Stores under the first free of id, id~2, id~3 … and returns that member, or nil where the very same
--- message waits already: its publisher lost the answer and sent it again.
-local function store(id, record)
+-- message waits already: its publisher lost the answer and sent it again. With a relative delay it is
+-- another message each time, so it may repeat.
+local function store(id, record, may_repeat)
   local highest = tonumber(redis.call('HGET', duplicates, id) or 1)
   if highest == 1 and redis.call('HSETNX', messages, id, record) == 1 then return id end
   local free = highest + 1
@@ -77,7 +78,7 @@ local function store(id, record)
     local other = redis.call('HGET', messages, member_of(id, n))
     if not other then
       free = n
-    elseif without_tag(other) == without_tag(record) then
+    elseif not may_repeat and without_tag(other) == without_tag(record) then
       return nil
     end
   end
@@ -86,8 +87,8 @@ local function store(id, record)
   return member_of(id, free)
 end
 
-local function put(id, due_ms, record, partition_size)
-  local member = store(id, record)
+local function put(id, due_ms, record, partition_size, may_repeat)
+  local member = store(id, record, may_repeat)
   if member then index(member, due_ms, partition_size) end
   return member
 end

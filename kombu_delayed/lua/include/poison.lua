@@ -6,7 +6,7 @@ local function id_of(message)
   local headers = type(content.headers) == 'table' and content.headers or {}
   local properties = type(content.properties) == 'table' and content.properties or {}
   for _, id in ipairs({headers.id or false, properties.message_id or false, properties.delivery_tag or false}) do
-    if type(id) == 'string' or type(id) == 'number' then return tostring(id) end
+    if (type(id) == 'string' and id ~= '') or (type(id) == 'number' and id ~= 0) then return tostring(id) end
   end
   return redis.sha1hex(message)
 end

@@ -34,7 +34,8 @@ end
 -- The highest tags first, so that the next call can go on in front of them; returns how many are left.
 -- More than one call can sort have been sorted before.
 local function give_back_some(limit, count, is_buried)
-  if redis.call('EXISTS', held) == 0 then
+  if redis.call('HLEN', unacked) <= 1000 or redis.call('EXISTS', held) == 0 then
+    redis.call('DEL', held)
     local tags = redis.call('HKEYS', unacked)
     table.sort(tags, function(a, b) return tonumber(a) > tonumber(b) end)
     give_back({unpack(tags, 1, math.min(#tags, limit))}, count, is_buried)
