@@ -53,8 +53,11 @@ CLOCK_DRIFT_MS = 0.2
 #: Who comes so little too early comes again after this time.
 CLOCK_GRAIN_MS = 0.3
 
-#: Who takes a message for longer runs its tasks in the thread that waits for messages.
+#: Who takes a message for longer runs its tasks in the thread that waits for messages …
 BLOCKING_SECONDS = 0.1
+
+#: … and who has not done so this many times in a row does not.
+QUICK_RUNS = 3
 
 FIRST_RETRY_SECONDS = 0.05
 LONGEST_RETRY_SECONDS = 1.0
@@ -144,7 +147,7 @@ class Consumer:
         self._server_ahead_ms = -math.inf
         self._compared_at = 0.0
         self._unsure: set[str] = set()
-        self._blocks = False
+        self._quick_runs = 0
         self._broken_since: float | None = None
         self._retry_at = -math.inf
         self._retry_seconds = FIRST_RETRY_SECONDS
@@ -433,12 +436,12 @@ class Consumer:
                 raise
             self._bury(queue, tag, record, f"its body cannot be read: {error}", no_ack)
             return False
-        self._blocks = self._blocks or monotonic() - began > BLOCKING_SECONDS
+        self._quick_runs = self._quick_runs + 1 if monotonic() - began < BLOCKING_SECONDS else 0
         return True
 
     def _mind_blocking(self) -> None:
-        """Tasks run in this very thread: what it has promised is for others to do meanwhile."""
-        if self._blocks and self.wake.waiting:
+        """If tasks run in this very thread, others have to keep its promises meanwhile."""
+        if self._quick_runs < QUICK_RUNS and self.wake.waiting:
             self._stop_waiting()
             for queue in self.sources:
                 self.store.announce(queue)

@@ -62,7 +62,7 @@ def address(client: Connection) -> Address:
 def _hostname(client: Connection) -> str:
     """A URL, or the host of one that Kombu has split; clones after a failover add prefixes."""
     bare = re.sub(r"^(delayed\+)+", "", client.hostname or "localhost")
-    return re.sub(r"^delayed://", "redis://", bare).removesuffix("redis://") or "localhost"
+    return "localhost" if bare == "delayed://" else re.sub(r"^delayed://", "redis://", bare)
 
 
 def _from_url(url: str, client: Connection) -> Address:

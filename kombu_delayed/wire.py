@@ -22,7 +22,7 @@ from .errors import UNREACHABLE, ServerFull, translate
 UNREAD_LIMIT = 64
 
 #: A connection that has been idle for longer is looked at before it is used.
-IDLE_SECONDS = 1.0
+IDLE_SECONDS = 0.1
 
 
 class Wire:
