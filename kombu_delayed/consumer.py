@@ -178,7 +178,7 @@ class Consumer:
     def _stop_waiting(self) -> None:
         """A token may be on its way and get lost: claim, or let others, whatever it was for."""
         self.wake.reset()
-        for source in self.sources.values():
+        for source in tuple(self.sources.values()):
             source.ready = source.owes = True
 
     def close(self) -> None:
@@ -233,17 +233,21 @@ class Consumer:
             self._recover(queue)
         self.wake.check(now)
         self._claim_wanted(now)
-        if not self._buffer and self._room() and not all(s.ready for s in self.sources.values()):
+        if (
+            not self._buffer
+            and self._room()
+            and not all(s.ready for s in tuple(self.sources.values()))
+        ):
             self.wake.start(self.sources)
 
     def _next_step_at(self) -> float:
         times = [self.wake.overdue_at]
         has_room = self._room() > 0
-        for source in self.sources.values():
+        for source in tuple(self.sources.values()):
             times.append(source.due_at)
             if has_room or source.expires_ms:
                 times.append(source.poll_at)
-        if has_room and any(source.ready for source in self.sources.values()):
+        if has_room and any(source.ready for source in tuple(self.sources.values())):
             times.append(self._last_claim_at)
         if has_room and not self._worth_claiming(monotonic()):
             return max(min(times), self._last_claim_at + SMALL_CLAIM_SECONDS)
@@ -291,7 +295,7 @@ class Consumer:
         """Whether it neither claims nor waits, as it had no room when it could have."""
         if not self.sources:
             return False
-        return not self.wake.waiting or any(source.ready for source in self.sources.values())
+        return not self.wake.waiting or any(source.ready for source in tuple(self.sources.values()))
 
     def _room(self) -> int:
         """How many messages may be claimed."""
@@ -412,7 +416,10 @@ class Consumer:
         while self._buffer:
             queue, tag, record = entry = self._buffer.popleft()
             source = self.sources.get(queue)
-            no_ack = bool(source and source.no_ack)
+            if source is None:  # cancelled by a signal handler in the middle of a claim
+                self._qos.give_back(queue, [tag])
+                continue
+            no_ack = source.no_ack
             try:
                 payload = self._open(queue, tag, record, no_ack)
                 if payload is not None:
@@ -443,8 +450,8 @@ class Consumer:
         """If tasks run in this very thread, others have to keep its promises meanwhile."""
         if self._quick_runs < QUICK_RUNS and self.wake.waiting:
             self._stop_waiting()
-            for queue in self.sources:
-                self.store.announce(queue)
+            for other in tuple(self.sources):
+                self.store.announce(other)
 
     def get(self, queue: str, no_ack: bool) -> dict[str, Any] | None:
         """Claim one message of a queue without waiting; None: there is none."""

@@ -142,7 +142,7 @@ class Keeper:
 
 
 _keepers: dict[tuple[int, Hashable], Keeper] = {}
-_keepers_lock = threading.Lock()
+_keepers_lock = threading.RLock()
 
 
 def keeper(server: Hashable = None) -> Keeper:
@@ -153,7 +153,7 @@ def keeper(server: Hashable = None) -> Keeper:
 
 def _forget_parents() -> None:
     global _keepers_lock
-    _keepers_lock = threading.Lock()
+    _keepers_lock = threading.RLock()
     _keepers.clear()
 
 

@@ -39,6 +39,7 @@ class QoS(virtual.QoS):
         self._held: dict[int, tuple[str, str]] = {}
         self._done: deque[Done] = deque()
         self._flushing = threading.Lock()
+        self._flusher: int | None = None
 
     @property
     def outstanding(self) -> int:
@@ -76,20 +77,29 @@ class QoS(virtual.QoS):
 
     def flush(self, store: Store, lease: Lease) -> None:
         """Tell the server of acks and rejects. What fails stays for the next time."""
+        if self._flusher == threading.get_ident():
+            return  # a signal handler has interrupted this very flush, which goes on afterwards
         with self._flushing:
-            while self._done:
-                verb, queue = self._done[0][:2]
-                batch = self._next_batch(verb, queue)
-                if verb == ACK:
-                    self._ack(store, lease, queue, batch)
-                elif verb in (RELEASE, GIVE_BACK):
-                    tags = [done.tag for done in batch]
-                    store.release(queue, lease.consumer, tags, counted=verb == RELEASE)
-                else:
-                    rejected = [(done.tag, done.id, "rejected", b"") for done in batch]
-                    store.bury(queue, lease.consumer, rejected)
-                for _ in batch:
-                    self._done.popleft()
+            self._flusher = threading.get_ident()
+            try:
+                self._flush_done(store, lease)
+            finally:
+                self._flusher = None
+
+    def _flush_done(self, store: Store, lease: Lease) -> None:
+        while self._done:
+            verb, queue = self._done[0][:2]
+            batch = self._next_batch(verb, queue)
+            if verb == ACK:
+                self._ack(store, lease, queue, batch)
+            elif verb in (RELEASE, GIVE_BACK):
+                tags = [done.tag for done in batch]
+                store.release(queue, lease.consumer, tags, counted=verb == RELEASE)
+            else:
+                rejected = [(done.tag, done.id, "rejected", b"") for done in batch]
+                store.bury(queue, lease.consumer, rejected)
+            for _ in batch:
+                self._done.popleft()
 
     def _next_batch(self, verb: str, queue: str) -> list[Done]:
         same = takewhile(lambda done: done[:2] == (verb, queue), tuple(self._done))

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import monotonic
 from typing import Any
 
@@ -35,6 +36,7 @@ class Wire:
     def _start(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
+        self._owner: int | None = None
         self._connection: Any = None
         self._used_at = monotonic()
         self._unread: deque[Callable[[], None]] = deque()
@@ -43,11 +45,13 @@ class Wire:
         """Send one command and return its answer. Raises redis-py's errors."""
         if self._pid != os.getpid():
             self._start()
-        with self._lock:
+        if self._owner == threading.get_ident():
+            return self._aside(command)
+        with self._held():
             try:
                 self._send(command)
                 self._read_posted()
-                return self._read()
+                return _read(self._connection)
             except (ResponseError, ServerFull):
                 raise
             except BaseException:
@@ -62,7 +66,10 @@ class Wire:
         """
         if self._pid != os.getpid():
             self._start()
-        with self._lock:
+        if self._owner == threading.get_ident():
+            self._aside(command)
+            return
+        with self._held():
             try:
                 self._send(command)
             except BaseException:
@@ -71,6 +78,24 @@ class Wire:
             self._unread.append(on_error)
             if len(self._unread) >= UNREAD_LIMIT:
                 self._read_in_passing()
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        with self._lock:
+            self._owner = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._owner = None
+
+    def _aside(self, command: tuple[Any, ...]) -> Any:
+        """A signal handler has interrupted this very thread between a command and its answer."""
+        connection = self._pool.get_connection()
+        try:
+            connection.send_command(*command)
+            return _read(connection)
+        finally:
+            self._pool.release(connection)
 
     def _read_in_passing(self) -> None:
         try:
@@ -99,19 +124,10 @@ class Wire:
         if closed:
             self._connection.disconnect()
 
-    def _read(self) -> Any:
-        try:
-            return self._connection.read_response()
-        except ResponseError as error:
-            meaning = translate(error)
-            if meaning is error:
-                raise
-            raise meaning from error
-
     def _read_posted(self) -> None:
         while self._unread:
             try:
-                self._read()
+                _read(self._connection)
             except ResponseError:
                 self._unread[0]()
             self._unread.popleft()
@@ -121,3 +137,13 @@ class Wire:
             self._connection.disconnect()
         while self._unread:
             self._unread.popleft()()
+
+
+def _read(connection: Any) -> Any:
+    try:
+        return connection.read_response()
+    except ResponseError as error:
+        meaning = translate(error)
+        if meaning is error:
+            raise
+        raise meaning from error
