@@ -6,7 +6,9 @@ KOMBU_DELAYED_TEST_WORKER    the name under which this process writes
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -158,6 +160,7 @@ def _ready(**_: Any) -> None:
 
 
 if WORKER in os.environ:
+    faulthandler.register(signal.SIGUSR2)  # what does not end shows where it hangs
     _settings = Settings.from_environment()
     journal = Journal(Path(_settings.ledger), os.environ[WORKER])
     app = make_app(_settings)

@@ -126,7 +126,7 @@ class Crew:
 
     def _hung(self, life: Life) -> None:
         """It did not end: have it log the stacks of its threads, then kill it."""
-        os.kill(life.pid, signal.SIGUSR1)
+        os.killpg(life.pid, signal.SIGUSR2)
         time.sleep(STACKS_SECONDS)
         self.kill(life, fate="hung")
 

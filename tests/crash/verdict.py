@@ -147,6 +147,7 @@ class _Judge:
             return None
         slack = SOLO_ACK_SECONDS if life.pool == "solo" else ACK_SECONDS
         lease = self.evidence.lease_seconds
+        done = self._arrived(hold.done, slack)
         for stopped, resumed in life.stops:
             if (
                 resumed - stopped > lease * 0.6
@@ -158,9 +159,16 @@ class _Judge:
             finished = hold.run is not None and hold.run.end < life.fated_at
             return NOT_ACKED if finished else EXECUTING
         for at, pid in self.evidence.reclaims:
-            if pid == life.pid and hold.at < at and hold.done > at - lease - slack:
+            if pid == life.pid and hold.at < at and done > at - lease - slack:
                 return CUT_OFF if self._was_cut_off(at) else None
         return None
+
+    def _arrived(self, sent: float, slack: float) -> float:
+        """When an ack reached the server: not while that was out of reach."""
+        for window in sorted(self.evidence.windows, key=lambda window: window.began):
+            if window.kind in OUTAGES and window.began - slack <= sent <= window.ended:
+                sent = window.ended + RECOVERY_SECONDS
+        return sent
 
     def _was_cut_off(self, reclaimed: float) -> bool:
         lease = self.evidence.lease_seconds
