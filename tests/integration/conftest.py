@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -10,6 +11,12 @@ import pytest
 from kombu import Connection, Exchange, Queue
 
 from tests.kit.servers import Server
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown() -> None:
+    """Celery's results talk to their server when they are collected: let it be while it is there."""
+    gc.collect()
 
 
 @pytest.fixture
