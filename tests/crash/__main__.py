@@ -51,7 +51,8 @@ def main(
         console.print(report.findings(result), markup=False, highlight=False, soft_wrap=True)
     console.print(report.as_table(results))
     if write:
-        command = f"python -m tests.crash --minutes {minutes:g} --seed {seed} --write {write}"
+        command = f"python -m tests.crash --minutes {minutes:g} --seed {seed} --rate {rate:g} "
+        command += f"--every {every:g} --write {write}"
         write.write_text(report.as_page(results, command))
     sys.exit(0 if results[0].verdict.good else 1)
 

@@ -66,6 +66,20 @@ class Execution:
         return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
 
     @property
+    def completed(self) -> bool:
+        """Whether it ran to its end; what is acked when it starts need only start."""
+        ends = any(run.outcome in ("done", "retried") for run in self.runs)
+        return ends or any(not run.late for run in self.runs)
+
+    @property
+    def failed(self) -> bool:
+        """Whether its code raised, and not because its worker was told to end."""
+        return any(
+            run.outcome not in ("", "done", "retried") and not run.outcome.startswith("SystemExit")
+            for run in self.runs
+        )
+
+    @property
     def wanted_at(self) -> float:
         return self.due or self.at("publish")
 
@@ -101,8 +115,6 @@ def _expect(executions: dict[Key, Execution], plans: Sequence[Plan]) -> None:
         execution.expected = ("taken", SENDER) in events or any(
             event == "published" and owner != SENDER for event, owner in events
         )
-        if execution.key[1]:
-            execution.parent = execution.key[0], execution.key[1] - 1
     for plan in plans:
         first = executions.get((plan.id, 0))
         follows = [(plan.id, n) for n in range(1, plan.retries + 1)]
@@ -111,6 +123,9 @@ def _expect(executions: dict[Key, Execution], plans: Sequence[Plan]) -> None:
             executions.setdefault(key, Execution(key)).expected = True
         if (plan.then, 0) in executions:
             executions[plan.then, 0].parent = plan.id, plan.retries
+    for (id, retries), execution in executions.items():
+        if retries:
+            execution.parent = id, retries - 1
 
 
 def _follow(execution: Execution) -> None:

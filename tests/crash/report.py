@@ -27,19 +27,21 @@ def rows(result: Result) -> list[tuple[str, str]]:
         ("sent", result.sent),
         ("accepted", result.sent - result.refused),
         ("executions expected, with retries and chains", verdict.expected),
-        ("run", verdict.ran),
+        ("run, to the end if acked late", verdict.ran),
         ("**lost**", len(verdict.lost)),
-        ("**stuck**: on the server at the end and not run", len(verdict.stuck)),
+        ("**stuck**: held on the server when the run ended", len(verdict.stuck)),
+        ("not sent, as the task before is lost or stuck", verdict.not_sent),
         ("**early**, by the server's clock", len(verdict.early)),
         ("acked when it started, worker died before its first line", len(verdict.dropped)),
         ("run more than once", sum(verdict.repeats.values())),
         *((f"— {cause}", verdict.repeats[cause]) for cause in CAUSES),
-        ("task failed in each run", len(verdict.failed)),
+        ("task failed", len(verdict.failed)),
         ("messages on the server at the end", sum(verdict.left.values())),
         ("workers that ended by themselves", ended),
         ("workers that did not end when asked", hung),
     ]
     found = [(what, f"{figure:,}") for what, figure in figures]
+    found.append(("earliest", f"{verdict.earliest_ms:.1f} ms" if verdict.early else "-"))
     found += _lateness("late", verdict.late_ms)
     found += _lateness("late, outside of faults and recovery", list(verdict.calm_late_ms.values()))
     found += [(f"fault: {MEANINGS[kind]}", str(result.faults[kind])) for kind in SHARES]
@@ -120,6 +122,10 @@ def as_page(results: Sequence[Result], command: str) -> str:
         "was on its way may: that is at-least-once delivery.",
         "A task that is acked when it starts is gone when its worker dies just then; "
         "`acks_late` is for tasks that must not be.",
+        "",
+        "The stock transport runs with its default `visibility_timeout` of an hour, so what a "
+        "killed worker held is *stuck* for longer than this run. Its repeats are sorted by the "
+        "causes that this transport has; any other one is *unexplained* there.",
         "",
         *(f"- {line}" for line in _circumstances(first.server)),
         "",

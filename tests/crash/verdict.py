@@ -37,6 +37,9 @@ class Verdict:
     lost: list[Execution] = field(default_factory=list)
     stuck: list[Execution] = field(default_factory=list)
     early: list[Execution] = field(default_factory=list)
+    earliest_ms: float = 0.0
+    #: Follows a task that did not come to its end: that one is counted.
+    not_sent: int = 0
     #: Acked when it started, and its worker died before the first line of the task.
     dropped: list[Execution] = field(default_factory=list)
     repeats: Counter[str] = field(default_factory=Counter)
@@ -70,15 +73,12 @@ def judge(executions: Mapping[Key, Execution], evidence: Evidence) -> Verdict:
     for execution in executions.values():
         if execution.expected:
             verdict.expected += 1
-            verdict.ran += bool(execution.runs)
-        if not execution.runs:
-            if execution.expected:
+            verdict.ran += execution.completed
+            if not execution.completed:
                 judge.missing(execution, verdict)
-            continue
-        judge.repeated(execution, verdict)
-        judge.timed(execution, verdict)
-        if all(run.outcome not in ("", "done", "retried") for run in execution.runs):
-            verdict.failed.append(execution)
+        if execution.runs:
+            judge.repeated(execution, verdict)
+            judge.timed(execution, verdict)
     return verdict
 
 
@@ -90,16 +90,19 @@ class _Judge:
     def missing(self, execution: Execution, verdict: Verdict) -> None:
         if execution.key in self.evidence.left:
             verdict.stuck.append(execution)
+        elif execution.failed:
+            verdict.failed.append(execution)
         elif any(self._dropped(hold) for hold in execution.holds):
             verdict.dropped.append(execution)
-        elif execution.parent and self._parent_is_missing(execution.parent):
-            return  # it counts where it broke off
+        elif execution.parent and self._broke_off_before(execution.parent):
+            verdict.not_sent += 1
         else:
             verdict.lost.append(execution)
 
-    def _parent_is_missing(self, key: Key) -> bool:
+    def _broke_off_before(self, key: Key) -> bool:
+        """Whether the task that is to send it has not done so: that one counts, wherever it is."""
         parent = self.executions.get(key)
-        return parent is not None and not parent.runs
+        return parent is not None and parent.expected and not parent.completed
 
     def _dropped(self, hold: Hold) -> bool:
         life = self.evidence.lives.get(hold.owner)
@@ -185,6 +188,7 @@ class _Judge:
             return
         if execution.due and start < execution.due:
             verdict.early.append(execution)
+            verdict.earliest_ms = max(verdict.earliest_ms, (execution.due - start) * 1000)
         late_ms = max(start - wanted, 0) * 1000
         verdict.late_ms.append(late_ms)
         if not any(self._overlaps(window, wanted, start) for window in self.evidence.windows):

@@ -15,7 +15,7 @@ from tests.kit.servers import Server
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_teardown() -> None:
-    """Celery's results talk to their server when they are collected: let it be while it is there."""
+    """Celery's results talk to their server when they are collected: while it is there."""
     gc.collect()
 
 
