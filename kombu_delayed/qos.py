@@ -70,11 +70,6 @@ class QoS(virtual.QoS):
         """Messages that were claimed and not handed out return with the next flush."""
         self._done.extend(Done(GIVE_BACK, queue, tag, "") for tag in tags)
 
-    @property
-    def pending(self) -> bool:
-        """Whether acks or rejects have not reached the server yet."""
-        return bool(self._done)
-
     def flush(self, store: Store, lease: Lease) -> None:
         """Tell the server of acks and rejects. What fails stays for the next time."""
         if self._flusher == threading.get_ident():

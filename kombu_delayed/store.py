@@ -7,13 +7,15 @@ from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from redis import Redis
 
 from .keys import SEPARATOR, QueueKeys, step_char
 from .scripts import Script, script
 from .wire import Wire
+
+T = TypeVar("T")
 
 DEFAULT_PARTITION_SIZE = 128
 
@@ -249,9 +251,9 @@ class Store:
                 counted=int(counted),
                 max_deliveries=self.limits.max_deliveries,
                 **self._dead_bounds(),
-                tags=last_first[at : at + CALL_LIMIT],
+                tags=part,
             )
-            for at in range(0, len(last_first), CALL_LIMIT)
+            for part in _chunks(last_first)
         )
 
     def leave(self, queue: str, consumer: str) -> None:
@@ -385,17 +387,16 @@ class Store:
                 due_ms=due_ms,
                 partition_size=self.partition_size,
                 steps=keys.steps,
-                ids=ids[at : at + CALL_LIMIT],
+                ids=part,
             )
-            for at in range(0, len(ids), CALL_LIMIT)
+            for part in _chunks(ids)
         )
 
     def purge_dead(self, queue: str, ids: Sequence[str]) -> int:
         """Drop dead letters for good; returns how many there were."""
         keys = self.keys(queue)
         return sum(
-            script("forget")(self.run, **self._dead(keys), ids=ids[at : at + CALL_LIMIT])
-            for at in range(0, len(ids), CALL_LIMIT)
+            script("forget")(self.run, **self._dead(keys), ids=part) for part in _chunks(ids)
         )
 
     def size(self, queue: str) -> Size:
@@ -475,5 +476,5 @@ class Store:
         }
 
 
-def _chunks(entries: Sequence[Entry]) -> Iterable[Sequence[Entry]]:
+def _chunks(entries: Sequence[T]) -> Iterable[Sequence[T]]:
     return (entries[at : at + CALL_LIMIT] for at in range(0, len(entries), CALL_LIMIT))
