@@ -150,6 +150,7 @@ class Consumer:
         self._quick_runs = 0
         self._broken_since: float | None = None
         self._retry_at = -math.inf
+        self._hold_until = -math.inf
         self._retry_seconds = FIRST_RETRY_SECONDS
 
     def add(self, queue: str, no_ack: bool, expires_ms: int) -> None:
@@ -345,6 +346,7 @@ class Consumer:
     def _deliver(self, queue: str, want: int, no_ack: bool, waits: bool) -> Delivered:
         self._unsure.add(queue)
         source = self.sources.get(queue)
+        asked_at = self.lease.clock()
         answer = self.store.deliver(
             queue,
             self.lease.consumer,
@@ -360,7 +362,7 @@ class Consumer:
             self.lease.lost = True
             raise LeaseLost
         if not no_ack:
-            self.lease.grant(queue)
+            self.lease.grant(queue, asked_at)
         self._compare_clocks(answer.now_ms)
         return answer
 
@@ -376,6 +378,8 @@ class Consumer:
     def _recover(self, queue: str) -> None:
         """An answer was lost with its connection: take the messages that were in it."""
         found = self.store.recover(queue, self.lease.consumer, self._tag)
+        if found and not self.lease.holds(queue):
+            self.lease.grant(queue, -math.inf)  # the next call finds out whether it still lasts
         if queue in self.sources:
             self._buffer.extend((queue, tag, record) for tag, record in found)
         elif found:
@@ -408,8 +412,8 @@ class Consumer:
 
     @property
     def has_messages(self) -> bool:
-        """Whether claimed messages wait to be handed out."""
-        return bool(self._buffer)
+        """Whether claimed messages can be handed out."""
+        return bool(self._buffer) and monotonic() >= self._hold_until
 
     def hand_out(self) -> bool:
         """Give one claimed message to its consumer; returns whether there was one."""
@@ -421,12 +425,14 @@ class Consumer:
                 continue
             no_ack = source.no_ack
             try:
+                if not no_ack:
+                    self._assure(queue)
                 payload = self._open(queue, tag, record, no_ack)
                 if payload is not None:
                     self._mind_blocking()
             except UNREACHABLE as error:
                 self._buffer.appendleft(entry)
-                self._retry_at = self._broken(error)
+                self._retry_at = self._hold_until = self._broken(error)
                 return False
             if payload is not None and self._give(payload, queue, tag, record, no_ack):
                 return True
@@ -445,6 +451,11 @@ class Consumer:
             return False
         self._quick_runs = self._quick_runs + 1 if monotonic() - began < BLOCKING_SECONDS else 0
         return True
+
+    def _assure(self, queue: str) -> None:
+        """See that what was claimed is still this consumer's. Raises LeaseLost."""
+        if self.lease.may_have_ended(queue) and self.lease.renew(queue, self.store) is None:
+            raise LeaseLost
 
     def _mind_blocking(self) -> None:
         """If tasks run in this very thread, others have to keep its promises meanwhile."""

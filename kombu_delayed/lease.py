@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Hashable
 from time import monotonic
 
@@ -14,6 +16,9 @@ from kombu.log import get_logger
 from .store import Store
 
 logger = get_logger(__name__)
+
+#: A clock that also goes on while the machine sleeps, where there is one.
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def consumer_id() -> str:
@@ -31,32 +36,53 @@ class Lease:
         self.seconds = seconds
         self.lost = False
         self.next_step_at = 0.0
-        self._queues: set[str] = set()
+        #: Queue -> when it was last asked for: it lasts from then on at least.
+        self._asked_at: dict[str, float] = {}
 
     @property
     def ms(self) -> int:
         """Its length in milliseconds."""
         return int(self.seconds * 1000)
 
+    @staticmethod
+    def clock() -> float:
+        """Seconds, by the clock that `grant` goes by."""
+        return time.clock_gettime(_CLOCK)
+
     @property
     def queues(self) -> frozenset[str]:
         """The queues for which it has been granted."""
-        return frozenset(self._queues)
+        return frozenset(self._asked_at)
 
     def holds(self, queue: str) -> bool:
         """Whether it has been granted for a queue, as far as is known here."""
-        return queue in self._queues
+        return queue in self._asked_at
 
-    def grant(self, queue: str) -> None:
-        """A deliver has granted it for a queue."""
-        if queue not in self._queues:
-            self._queues = {*self._queues, queue}
+    def may_have_ended(self, queue: str) -> bool:
+        """Whether others may have what was claimed, as this process was stopped or cut off."""
+        return self.lost or self.clock() - self._asked_at.get(queue, -math.inf) >= self.seconds
+
+    def grant(self, queue: str, asked_at: float) -> None:
+        """A deliver that was sent at a time of `clock` has granted it for a queue."""
+        is_new = queue not in self._asked_at
+        self._asked_at[queue] = asked_at
+        if is_new:
             keeper(self.server).watch(self)
+
+    def renew(self, queue: str, store: Store) -> list[str] | None:
+        """Make it last. Returns consumers whose lease has ended; None: this one's has."""
+        asked_at, known = self.clock(), self._asked_at
+        dead = None if self.lost else store.renew(queue, self.consumer, self.ms)
+        if dead is None:
+            self.lost = True
+        elif queue in known:
+            known[queue] = asked_at
+        return dead
 
     def end(self) -> None:
         """Renew no more."""
         keeper(self.server).forget(self)
-        self._queues = set()
+        self._asked_at = {}
 
     def successor(self) -> Lease:
         """A lease for the same consumer under a new name."""
@@ -64,12 +90,8 @@ class Lease:
 
     def step(self) -> float:
         """Renew on every queue and reclaim what others left behind; returns seconds until next."""
-        for queue in self._queues:
-            dead = self.store.renew(queue, self.consumer, self.ms)
-            if dead is None:
-                self.lost = True
-                continue
-            for consumer in dead:
+        for queue in self.queues:
+            for consumer in self.renew(queue, self.store) or ():
                 self._reclaim(queue, consumer)
         return self.seconds / 3
 

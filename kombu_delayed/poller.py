@@ -26,6 +26,9 @@ logger = get_logger(__name__)
 #: How long messages are handed out before the event loop has its turn.
 HAND_OUT_SECONDS = 0.005
 
+#: A signal for the worker is seen between two polls of its event loop: none lasts longer.
+LONGEST_POLL_SECONDS = 0.25
+
 #: `drain_events` without a timeout looks after its connections this often.
 LONGEST_WAIT_SECONDS = 5.0
 
@@ -213,16 +216,23 @@ class Poller(MultiChannelPoller):
             at = consumer.step()
             if not consumer.has_messages and at > monotonic():
                 return at
-            while consumer.has_messages and monotonic() < end:
-                consumer.hand_out()
+            is_over = self._hand_out(consumer, end)
             if self._ticking:
                 # Celery's pool may have had its turn in this tick: it needs another one.
                 self._set_alarm().ring()
-            if monotonic() >= end:
-                consumer.hand_out()
+            if is_over:
                 self._due = True
                 self._set_alarm().ring()
                 return at
+
+    def _hand_out(self, consumer: Consumer, end: float) -> bool:
+        """Hand out until nothing is left; returns whether the event loop has to have its turn."""
+        while consumer.has_messages:
+            consumer.hand_out()
+            # A task that ran in this very thread has left its ack there, for before the next one.
+            if monotonic() >= end or getattr(self._loop, "_ready", None):
+                return True
+        return monotonic() >= end
 
     def _serve_all(self) -> None:
         self._due = False
@@ -274,6 +284,7 @@ class Poller(MultiChannelPoller):
         self._due = True
         self._watch_alarm()
         loop.on_tick.add(self.on_tick)
+        self.repeat(LONGEST_POLL_SECONDS, _look_up)
 
     def _watch_alarm(self) -> None:
         alarm = self._set_alarm().fileno()
@@ -374,6 +385,10 @@ class Poller(MultiChannelPoller):
             if channel.active_fanout_queues:
                 next_at = min(next_at, self._listen(channel))
         return next_at
+
+
+def _look_up() -> None:
+    """A timer that does nothing still ends a poll."""
 
 
 def _can_claim(channel: Channel) -> bool:

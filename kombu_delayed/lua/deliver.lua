@@ -24,7 +24,8 @@ local steps      = ARGV[10]
 -- returns {now_ms, next due_ms if the caller shall claim then or 0, 1 if more is ready, consumers,
 --   step + message, …}, or {0} where the lease was lost
 redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
-if leased == '1' and not redis.call('ZSCORE', consumers, consumer) then return {0} end
+local lease_end_ms = redis.call('ZSCORE', consumers, consumer)
+if lease_end_ms == '0' or (leased == '1' and not lease_end_ms) then return {0} end
 if lease_ms > 0 then redis.call('ZADD', consumers, now_ms + lease_ms, consumer) end
 
 local function promote(members, dues)

@@ -25,6 +25,7 @@ local dead_age_ms    = tonumber(ARGV[7])
 local lease_end_ms = redis.call('ZSCORE', consumers, consumer)
 if lease_end_ms and tonumber(lease_end_ms) > now_ms then return {0, 0} end
 redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
+redis.call('ZADD', consumers, 0, consumer)  -- from here on it is dead, though it may wake up between two calls
 local before = redis.call('HLEN', unacked)
 local left = give_back_some(limit, 1, is_poison)
 if left > 0 then return {before - left, left} end

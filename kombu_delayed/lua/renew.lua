@@ -7,7 +7,7 @@ local lease_ms  = tonumber(ARGV[3])
 local grace_ms  = tonumber(ARGV[4])  -- a server that has just started has kept others from renewing
 -- include: clock
 -- returns {1, dead consumer, …}, or {0} where the lease was lost
-if not redis.call('ZSCORE', consumers, consumer) then return {0} end
+if (redis.call('ZSCORE', consumers, consumer) or '0') == '0' then return {0} end
 redis.call('ZREM', consumers, '')    -- a full server lets a script write that has freed memory first
 redis.call('ZADD', consumers, now_ms + lease_ms, consumer)
 local dead = redis.call('ZRANGEBYSCORE', consumers, '-inf', now_ms, 'LIMIT', 0, 100)

@@ -24,7 +24,7 @@ for _, id in ipairs(ids) do
     if due_ms == 0 or record:sub(2, 2) ~= '{' then
       redis.call('LPUSH', list_for(record:sub(1, 1)), record:sub(2))
     else
-      put(id:match('^(.*)\31%d+$') or id, due_ms, record:gsub('^(.){"due_ms": ?%d+, ?', '%1{'), partition_size)
+      put(id:match('^(.*)\31%d+$') or id, due_ms, record:gsub('^(.){"due_ms": ?%d+, ?', '%1{'), partition_size, true)
     end
     redis.call('ZREM', dead, id)
     redis.call('HDEL', dead_messages, id)

@@ -194,7 +194,6 @@ def test_id_of_poison(text: str, id: str, store: Store, client: redis.Redis) -> 
     seed(client, {"{q}:unacked:A": {"1": "0" + text}})
     store.release("q", "A", [1], counted=True)
     assert dead_state(client) == {
-        **NOW_TOKEN,
         **dead_keys({id: "0" + text}),
         "{q}:dead-reasons": {id: poisoned(1)},
     }

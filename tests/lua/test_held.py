@@ -280,7 +280,7 @@ def test_lease_that_lasts_is_left_alone(store: Store, client: redis.Redis) -> No
 def test_reclaim_is_bounded(store: Store, client: redis.Redis) -> None:
     seed(client, {"{q}:unacked:A": {str(n): f"0{n}" for n in range(25)}, "{q}:consumers": {"A": 9}})
     assert call(store, "reclaim", "A", 10) == [10, 15]
-    assert state(client)["{q}:consumers"] == {"A": 9}
+    assert state(client)["{q}:consumers"] == {"A": 0}
     assert call(store, "reclaim", "A", 10) == [10, 5]
     assert call(store, "reclaim", "A", 10) == [5, 0]
     assert state(client) == {"q": [str(n) for n in range(25)], "{q}:wake": {"now": 0}}
@@ -558,24 +558,24 @@ def test_what_was_acked_meanwhile_is_passed_over(
 
 
 @pytest.mark.usefixtures("much")
-@pytest.mark.parametrize("acked", [0, 4500, 4750])
-def test_consumer_that_goes_on_after_all(
+@pytest.mark.parametrize("acked", [1, 4500, 4750])
+def test_consumer_that_wakes_up_in_the_middle(
     acked: int, ending: Callable[[Store], Any], store: Store, client: redis.Redis
 ) -> None:
-    """It was called dead and renewed in the middle: newer messages are held beside the sorted."""
+    """It is told, can claim nothing more, and what it has finished meanwhile is not delivered."""
+    seed(client, {"{q}:consumers": {"A": 9, "B": 1e9}})
     all_sorted(store)
     call(store, "reclaim", "A")
-    store.renew("q", "A", 100)
-    assert store.reclaim("q", "A") == 0
-    new = {str(tag): f"0{tag}" for tag in range(MUCH, MUCH + 300)}
-    client.hset("{q}:unacked:A", mapping=new)
-    if acked:
-        ack(store, "A", list(range(acked)))
-    store.now = "1100"
+    assert store.renew("q", "A", 100) is None
+    for leased in (True, False):
+        assert store.deliver("q", "A", 5, MUCH, lease_ms=100, leased=leased) is None
+    assert store.renew("q", "B", 100) == ["A"]
+    ack(store, "A", list(range(acked)))
     ending(store)
     assert state(client) == {
-        "q": [*ALL[acked:-250], *new, *ALL[-250:]],
+        "q": ALL[acked:],
         "{q}:wake": {"now": 0},
+        "{q}:consumers": {"B": 1100},
     }
 
 

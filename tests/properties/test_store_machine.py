@@ -116,8 +116,9 @@ class Model:
                 self.ready[each.step].insert(0, each)
 
     def bury(self, id: str, letter: Buried) -> None:
-        """Under the first name that is free; then those go that are too old or too many."""
-        names = (id if n == 1 else f"{id}\x1f{n}" for n in itertools.count(1))
+        """Under the id or, where that is taken, a name of its own; then the old and too many go."""
+        numbered = (f"{id}\x1f{n}" for n in itertools.count(max(len(self.dead), 1) + 1))
+        names = itertools.chain([id], numbered)
         self.dead[next(name for name in names if name not in self.dead)] = letter
         oldest = self.dead_ids
         aged = [id for id in oldest if self.dead[id].at_ms <= letter.at_ms - DEAD_MS]

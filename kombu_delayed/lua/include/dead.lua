@@ -8,7 +8,7 @@ local function forget_dead(members)
 end
 
 local function entomb(id, record, consumer, deliveries, reason)
-  local member, n = id, 1
+  local member, n = id, math.max(redis.call('HLEN', dead_messages), 1)  -- most likely free
   while redis.call('HSETNX', dead_messages, member, record) == 0 do
     n = n + 1
     member = id .. '\31' .. n

@@ -1,20 +1,22 @@
 -- unacked: messages on their way back from a consumer to the heads of their ready lists.
 -- needs: ready steps wake unacked held
 local function with_deliveries(message, count)
-  if message:sub(-1) ~= '}' then return message end
-  local before = message:match('^(.*), ?"deliveries": ?%d+}$') or message:sub(1, -2)
+  local text = message:sub(-1) == '}' and message or message:match('^(.*})%s*$')
+  if not text then return message end
+  local before = text:match('^(.*), ?"deliveries": ?%d+}$') or text:sub(1, -2)
   return before .. ',"deliveries":' .. count .. '}'
 end
 
+-- What others wrote there may be of any length; the bound is one that JSON and `..` write out in full.
 local function deliveries_of(message)
-  return tonumber(message:match(', ?"deliveries": ?(%d+)}$') or 0)
+  return math.min(tonumber(message:match(', ?"deliveries": ?(%d+)}$') or 0), 1e9)
 end
 
 -- The lowest tag was delivered first, so it goes back last and is the next to leave. `is_buried`, where
 -- given, may take a message out of the way.
 local function give_back(tags, count, is_buried)
   table.sort(tags, function(a, b) return tonumber(a) > tonumber(b) end)
-  local returned = 0
+  local returned, is_ready = 0, false
   for _, tag in ipairs(tags) do
     local record = redis.call('HGET', unacked, tag)
     if record then
@@ -22,12 +24,13 @@ local function give_back(tags, count, is_buried)
       if not (is_buried and is_buried(record, deliveries)) then
         local list = list_for(record:sub(1, 1))
         redis.call('RPUSH', list, with_deliveries(record:sub(2), deliveries))
+        is_ready = true
       end
       redis.call('HDEL', unacked, tag)
       returned = returned + 1
     end
   end
-  if returned > 0 then announce_ready() end
+  if is_ready then announce_ready() end
   return returned
 end
 
