@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
 import redis
 from kombu.transport import redis as stock
+from redis.exceptions import ResponseError
 
 from . import embedded, urls
 from .consumer import Consumer
-from .errors import UNREACHABLE
+from .errors import UNREACHABLE, ServerNotReady, translate
 from .lease import Lease
 from .message import due, message_id, to_json
 from .options import Options
@@ -48,7 +50,8 @@ class Channel(stock.Channel):
         self._pid = os.getpid()
         self._sync_client: Any = None
         self._handlers: dict[str, Callable[[dict[str, Any]], None]] = {}
-        super().__init__(*args, **kwargs)
+        with self._told_apart():
+            super().__init__(*args, **kwargs)
         self.QoS = QoS
         try:
             _ = self.store  # looks at the server
@@ -67,7 +70,7 @@ class Channel(stock.Channel):
     @cached_property
     def store(self) -> Store:
         """The moves of messages, over this channel's connection pool."""
-        client = redis.Redis(connection_pool=self.pool)
+        client = self._client_of(self.pool)
         return Store(
             client,
             prefix=self.global_keyprefix,
@@ -78,6 +81,11 @@ class Channel(stock.Channel):
                 self.options.max_deliveries, self.options.dead_limit, self.options.dead_seconds
             ),
         )
+
+    def _client_of(self, pool: Any) -> redis.Redis:
+        # The provider of streamed credentials tells the pools of those clients that name it.
+        provider = pool.connection_kwargs.get("credential_provider")
+        return redis.Redis(connection_pool=pool, credential_provider=provider)
 
     def _server(self) -> tuple[Any, ...]:
         parameters = self.pool.connection_kwargs
@@ -158,6 +166,33 @@ class Channel(stock.Channel):
             wake.reset()
             self.connection.cycle.wake_up()
 
+    @contextmanager
+    def conn_or_acquire(self, client: Any = None) -> Iterator[Any]:
+        """A client for Kombu's own commands, whose refusals are told apart as ours are."""
+        with self._told_apart(), super().conn_or_acquire(client) as client:
+            yield client
+
+    @contextmanager
+    def _told_apart(self) -> Iterator[None]:
+        """Errors with their meaning; a server that is not ready is looked at again."""
+        try:
+            yield
+        except ResponseError as error:
+            meaning = translate(error)
+            if isinstance(meaning, ServerNotReady):
+                _servers.clear()
+            if meaning is error:
+                raise
+            raise meaning from error
+        except ServerNotReady:
+            _servers.clear()
+            raise
+
+    @staticmethod
+    def _pubsub_reauth_handled_by_redis(connection: Any) -> bool:
+        # Only for connections of its own PubSub, and this one was taken from the pool by hand.
+        return False
+
     def _after_fork(self) -> None:
         if self._pid == os.getpid():
             return
@@ -192,10 +227,15 @@ class Channel(stock.Channel):
         expires_ms = self._expires.get(queue, 0)
         if batch is not None:
             batch.add("schedule" if when else "put", queue, entry, expires_ms)
-        elif when:
-            self.store.schedule(queue, [entry], expires_ms)
-        else:
-            self.store.publish(queue, [entry], expires_ms)
+            return
+        try:
+            if when:
+                self.store.schedule(queue, [entry], expires_ms)
+            else:
+                self.store.publish(queue, [entry], expires_ms)
+        except ServerNotReady:
+            _servers.clear()  # who reconnects looks at it again, and waits
+            raise
 
     def _lookup(self, exchange: str, routing_key: str, default: str | None = None) -> list[str]:
         found = super()._lookup(exchange, routing_key, default)
@@ -241,7 +281,7 @@ class Channel(stock.Channel):
             limit = self.options.lease_seconds / 4
             given = self._lease_pool.connection_kwargs.get("socket_timeout")
             self._lease_pool.connection_kwargs["socket_timeout"] = min(given or limit, limit)
-        return self.store.over(redis.Redis(connection_pool=self._lease_pool))
+        return self.store.over(self._client_of(self._lease_pool))
 
     @property
     def patience_seconds(self) -> float:
@@ -289,16 +329,17 @@ class Channel(stock.Channel):
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
         """Take one message, if there is one."""
         takes = no_ack or not self.ack_emulation
-        payload = self._ensure_consumer().get(queue, takes)
+        found = self._ensure_consumer().get(queue, takes)
         if queue in self._expires:
             self._maybe_update_queues_expire(self._create_client(), queue)
-        if payload is None:
+        if found is None:
             return None
+        payload, record = found
         try:
             message = self.Message(payload, channel=self)
         except Exception as error:
-            if not takes:
-                self._ensure_consumer().refuse(queue, payload["properties"]["delivery_tag"], error)
+            tag = payload["properties"]["delivery_tag"]
+            self._ensure_consumer().refuse(queue, tag, record, error, takes)
             raise
         if not no_ack:
             self.qos.append(message, message.delivery_tag)

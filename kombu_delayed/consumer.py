@@ -195,6 +195,7 @@ class Consumer:
             self._leave_late(queues)
 
     def _leave(self, queues: set[str]) -> None:
+        self._qos.release_failed()
         self._qos.flush(self.store, self.lease)
         for queue in queues:
             self.store.leave(queue, self.lease.consumer)
@@ -445,9 +446,10 @@ class Consumer:
         try:
             self._hand_over(payload, queue)
         except Exception as error:
-            if no_ack or self._qos.took(tag):
+            if self._qos.took(tag) or (no_ack and self._qos.can_read(payload)):
+                self._qos.failed(tag)
                 raise
-            self._bury(queue, tag, record, f"its body cannot be read: {error}", no_ack)
+            self.refuse(queue, tag, record, error, no_ack)
             return False
         self._quick_runs = self._quick_runs + 1 if monotonic() - began < BLOCKING_SECONDS else 0
         return True
@@ -464,8 +466,8 @@ class Consumer:
             for other in tuple(self.sources):
                 self.store.announce(other)
 
-    def get(self, queue: str, no_ack: bool) -> dict[str, Any] | None:
-        """Claim one message of a queue without waiting; None: there is none."""
+    def get(self, queue: str, no_ack: bool) -> tuple[dict[str, Any], bytes] | None:
+        """Claim one message of a queue without waiting, with its record; None: there is none."""
         if self.lease.lost:
             raise LeaseLost
         for unsure in tuple(self._unsure):
@@ -479,13 +481,13 @@ class Consumer:
                 self._qos.give_back(queue, [] if no_ack else [self._tag])
                 raise
             if payload is not None:
-                return payload
+                return payload, records[0]
         self._unsure.discard(queue)
         return None
 
-    def refuse(self, queue: str, tag: int, error: Exception) -> None:
+    def refuse(self, queue: str, tag: int, record: bytes, error: Exception, no_ack: bool) -> None:
         """Bury a message whose body cannot be read."""
-        self._bury(queue, tag, b"", f"its body cannot be read: {error}", False)
+        self._bury(queue, tag, record, f"its body cannot be read: {error}", no_ack)
 
     def _open(self, queue: str, tag: int, record: bytes, no_ack: bool) -> dict[str, Any] | None:
         """The message for its consumer, or None where it went elsewhere."""

@@ -50,7 +50,7 @@ class QueueKeys:
 
     @cached_property
     def messages(self) -> str:
-        """Hash id -> priority step + message, of all that is delayed."""
+        """Hash id -> priority step + due time in ms + message, of all that is delayed."""
         return self._tagged("messages")
 
     @cached_property

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, NamedTuple
 
 from dateutil.parser import isoparse
 from kombu.log import get_logger
@@ -17,6 +18,15 @@ logger = get_logger(__name__)
 
 #: A delay counts as this one at the most: nine thousand years, which every clock here can add.
 LONGEST_DELAY_MS = 9_000 * 366 * 86_400_000
+
+#: Kombu's complaint about a message may quote all of it.
+REASON_LENGTH = 500
+
+#: What deliver.lua writes in front, also of a message that has such a member of its own.
+_PROMOTED = re.compile(rb'\{"due_ms":(-?\d{1,18}),')
+
+#: In the hash of delayed messages: priority step, due time, JSON.
+_KEPT = re.compile(rb"(.)(\d+)(.*)", re.DOTALL)
 
 Payload = dict[str, Any]
 
@@ -67,7 +77,7 @@ def due(message: Payload) -> Due | None:
 def eta_to_ms(eta: str | datetime) -> int:
     """Milliseconds since the epoch, rounded up so that nothing is ever early.
 
-    Raises ValueError or OverflowError where `eta` is not a time.
+    Raises ValueError where `eta` is not a time, TypeError where it is not even text.
     """
     moment = eta if isinstance(eta, datetime) else parse_iso8601(eta)
     if moment.tzinfo is None:
@@ -83,7 +93,11 @@ def parse_iso8601(text: str) -> datetime:
     try:
         return datetime.fromisoformat(text)
     except ValueError:
+        pass
+    try:
         return isoparse(text)
+    except OverflowError:  # the midnight after the last day there is; Celery would not survive it
+        return datetime.max
 
 
 def _to_delay_ms(delay: Any) -> int:
@@ -94,13 +108,14 @@ def _to_delay_ms(delay: Any) -> int:
 
 
 def message_id(message: Payload) -> str:
-    """The task id, or what identifies a message that is not a task."""
+    """The task id, or what identifies a message that is not a task, as text that Redis takes."""
     properties = message.get("properties") or {}
-    return str(
+    id = str(
         (message.get("headers") or {}).get("id")
         or properties.get("message_id")
         or properties.get("delivery_tag")
     )
+    return id.encode(errors="backslashreplace").decode()
 
 
 class WaitedHeaders(dict[str, Any]):
@@ -146,8 +161,10 @@ def open_envelope(text: bytes, tag: int) -> Envelope:
     Raises MessageError where it is not a message of Kombu's.
     """
     payload = _decode(text)
-    due_ms = payload.pop("due_ms", None)
-    deliveries = payload.pop("deliveries", None)
+    due_ms = _whole_number(payload.pop("due_ms", None))
+    if due_ms is None and (promoted := _PROMOTED.match(text)):
+        due_ms = int(promoted[1])
+    deliveries = _whole_number(payload.pop("deliveries", None))
     properties, headers = payload["properties"], payload["headers"]
     id = message_id(payload)
     properties["delivery_tag"] = tag
@@ -158,11 +175,33 @@ def open_envelope(text: bytes, tag: int) -> Envelope:
     return Envelope(id, payload, due_ms, deliveries or 0)
 
 
+def _whole_number(value: Any) -> int | None:
+    """What the scripts have written; what others wrote in its place counts for nothing."""
+    return value if type(value) is int else None
+
+
+class Kept(NamedTuple):
+    """A message as the backlog keeps it."""
+
+    step: int
+    due_ms: int
+    message: bytes
+
+
+def open_kept(record: bytes) -> Kept:
+    """Read a value of the hash of delayed messages. Raises MessageError where it is none."""
+    parts = _KEPT.fullmatch(record)
+    if parts is None:
+        raise MessageError("it is not a delayed message: step, due time and JSON are needed")
+    step, due_ms, message = parts.groups()
+    return Kept(step[0] - 48, int(due_ms), message)
+
+
 def _decode(text: bytes) -> Payload:
     try:
         payload = loads(text)
     except Exception as error:  # Kombu's JSON rebuilds Python objects, which may fail in any way
-        raise MessageError(f"the message is not JSON: {error}") from error
+        raise MessageError(f"the message is not JSON: {error}"[:REASON_LENGTH]) from error
     if not isinstance(payload, dict):
         raise MessageError(f"the message is not a JSON object but {type(payload).__name__}")
     if not isinstance(payload.get("properties"), dict):

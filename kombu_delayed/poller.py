@@ -351,6 +351,8 @@ class Poller(MultiChannelPoller):
     def _get(self, end: float) -> None:
         if refresh := getattr(self, "maybe_refresh_binding_expiry", None):  # Kombu 5.7
             refresh()
+        if reauth := getattr(self, "maybe_reauth", None):
+            reauth()
         if self._read_all(0):  # however many messages are at hand, what else has come gets its turn
             return
         while True:

@@ -38,6 +38,7 @@ class QoS(virtual.QoS):
         super().__init__(channel, prefetch_count)
         self._held: dict[int, tuple[str, str]] = {}
         self._done: deque[Done] = deque()
+        self._failed: set[int] = set()
         self._flushing = threading.Lock()
         self._flusher: int | None = None
 
@@ -108,6 +109,7 @@ class QoS(virtual.QoS):
     def restore_unacked(self, client: Any = None) -> list[Any]:
         """Put all that was handed out back to the heads of its queues."""
         self._flush()
+        self.release_failed()
         held, self._held = self._held, {}
         self._delivered.clear()
         self._done.extend(Done(GIVE_BACK, queue, tag, id) for tag, (queue, id) in held.items())
@@ -118,6 +120,26 @@ class QoS(virtual.QoS):
         """Everything that was handed out belongs to others now: acks and rejects change nothing."""
         self._held.clear()
         self._done.clear()
+        self._failed.clear()
+
+    def failed(self, tag: int) -> None:
+        """The program has raised on this message: should it end of it, that was an attempt."""
+        self._failed.add(tag)
+
+    def release_failed(self) -> None:
+        """Put back, as an attempt, what the program has raised on and not acked."""
+        for tag in self._failed & self._held.keys():
+            queue, id = self._held.pop(tag)
+            self._done.append(Done(RELEASE, queue, tag, id))
+        self._failed.clear()
+
+    def can_read(self, payload: dict[str, Any]) -> bool:
+        """Whether Kombu can make a message of it."""
+        try:
+            self.channel.Message(payload, channel=self.channel)
+        except Exception:  # bad base64, a missing member, a type that is none
+            return False
+        return True
 
     def took(self, tag: int) -> bool:
         """Whether a message has reached its consumer."""

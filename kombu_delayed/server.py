@@ -12,7 +12,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoPermissionError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from .errors import ReplicaError, ServerError
+from .errors import ReplicaError, ServerError, translate
 from .store import DEFAULT_PARTITION_SIZE
 
 logger = get_logger(__name__)
@@ -48,6 +48,10 @@ def inspect(client: Redis) -> Server:
     for answer in answers:
         if isinstance(answer, (RedisConnectionError, RedisTimeoutError)):
             raise answer
+    if isinstance(answers[4], ResponseError):
+        meaning = translate(answers[4])
+        if isinstance(meaning, RedisConnectionError):
+            raise meaning
     general, memory, replication, persistence, _, sizes, save, _ = map(_settings, answers)
     saves = bool(save.get("save")) or persistence.get("aof_enabled") != 0
     return Server(

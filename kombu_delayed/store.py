@@ -137,7 +137,7 @@ class Store:
     def schedule(self, queue: str, entries: Sequence[Entry], expires_ms: int = 0) -> Scheduled:
         """Keep messages until they are due. The same message with the same id is kept once."""
         counts = [0, 0, 0]
-        for chunk in _chunks(entries):
+        for chunk in chunks(entries):
             move, given = self.schedule_call(queue, chunk, expires_ms)
             counts = [a + b for a, b in zip(counts, move(self.run, **given), strict=True)]
         return Scheduled(*counts)
@@ -148,7 +148,7 @@ class Store:
         """The script that schedules and its arguments, for who sends it in a pipeline."""
         keys = self.keys(queue)
         return script("schedule"), {
-            **self._backlog(keys),
+            **self.backlog_keys(keys),
             "ready": keys.ready,
             "now": self.now,
             "partition_size": self.partition_size,
@@ -160,7 +160,7 @@ class Store:
     def publish(self, queue: str, entries: Sequence[Entry], expires_ms: int = 0) -> int:
         """Make messages ready at once."""
         count = 0
-        for chunk in _chunks(entries):
+        for chunk in chunks(entries):
             move, given = self.publish_call(queue, chunk, expires_ms)
             count += move(self.run, **given)
         return count
@@ -253,7 +253,7 @@ class Store:
                 **self._dead_bounds(),
                 tags=part,
             )
-            for part in _chunks(last_first)
+            for part in chunks(last_first)
         )
 
     def leave(self, queue: str, consumer: str) -> None:
@@ -328,7 +328,7 @@ class Store:
         keys = self.keys(queue)
         return script("park")(
             self.run,
-            **self._backlog(keys),
+            **self.backlog_keys(keys),
             unacked=keys.unacked(consumer),
             partition_size=self.partition_size,
             entries=[part for entry in entries for part in entry],
@@ -381,7 +381,7 @@ class Store:
         return sum(
             script("replay")(
                 self.run,
-                **self._backlog(keys),
+                **self.backlog_keys(keys),
                 **self._dead(keys),
                 ready=keys.ready,
                 due_ms=due_ms,
@@ -389,15 +389,13 @@ class Store:
                 steps=keys.steps,
                 ids=part,
             )
-            for part in _chunks(ids)
+            for part in chunks(ids)
         )
 
     def purge_dead(self, queue: str, ids: Sequence[str]) -> int:
         """Drop dead letters for good; returns how many there were."""
         keys = self.keys(queue)
-        return sum(
-            script("forget")(self.run, **self._dead(keys), ids=part) for part in _chunks(ids)
-        )
+        return sum(script("forget")(self.run, **self._dead(keys), ids=part) for part in chunks(ids))
 
     def size(self, queue: str) -> Size:
         """Count a queue's messages by state."""
@@ -419,7 +417,7 @@ class Store:
         total, gone = 0, 1
         while gone:
             gone = script("purge")(
-                self.run, **self._backlog(keys), ready=keys.ready, limit=PURGE_LIMIT
+                self.run, **self.backlog_keys(keys), ready=keys.ready, limit=PURGE_LIMIT
             )
             total += gone
         return total
@@ -441,10 +439,14 @@ class Store:
         """Put wake tokens for all that can be claimed, now or later."""
         keys = self.keys(queue)
         script("announce")(
-            self.run, **self._backlog(keys), armed=keys.armed, ready=keys.ready, steps=keys.steps
+            self.run,
+            **self.backlog_keys(keys),
+            armed=keys.armed,
+            ready=keys.ready,
+            steps=keys.steps,
         )
 
-    def _backlog(self, keys: QueueKeys) -> dict[str, Any]:
+    def backlog_keys(self, keys: QueueKeys) -> dict[str, Any]:
         return {
             "partitions": keys.partitions,
             "delayed": keys.delayed,
@@ -455,7 +457,7 @@ class Store:
 
     def _holding(self, keys: QueueKeys, consumer: str) -> dict[str, Any]:
         return {
-            **self._backlog(keys),
+            **self.backlog_keys(keys),
             "armed": keys.armed,
             "consumers": keys.consumers,
             "unacked": keys.unacked(consumer),
@@ -476,5 +478,5 @@ class Store:
         }
 
 
-def _chunks(entries: Sequence[T]) -> Iterable[Sequence[T]]:
+def chunks(entries: Sequence[T]) -> Iterable[Sequence[T]]:
     return (entries[at : at + CALL_LIMIT] for at in range(0, len(entries), CALL_LIMIT))

@@ -23,6 +23,10 @@ class Transport(stock.Transport):
     Channel = Channel
     can_parse_url = True  # and so is asked for it
 
+    #: Named, so that Kombu goes on trying when a new connection meets the same refusal.
+    recoverable_connection_errors = stock.Transport.connection_errors
+    recoverable_channel_errors = stock.Transport.channel_errors
+
     def __init__(self, client: Any, **kwargs: Any) -> None:
         urls.take_credentials(client)
         super().__init__(client, **kwargs)

@@ -17,7 +17,7 @@ for i = 1, #entries, 4 do
   local tag, id, reason, record = entries[i], entries[i + 1], entries[i + 2], entries[i + 3]
   if record == '' then record = redis.call('HGET', unacked, tag) end
   if record then
-    local deliveries = tonumber(record:match(', ?"deliveries": ?(%d+)}$') or 0) + 1
+    local deliveries = math.min(tonumber(record:match(', ?"deliveries": ?(%d+)}$') or 0), 1e9) + 1
     entomb(id, record, consumer, deliveries, reason)
     redis.call('HDEL', unacked, tag)
     buried = buried + 1

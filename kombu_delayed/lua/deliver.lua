@@ -3,7 +3,7 @@
 -- Twice is safe: what the first call handed out is found again by recover.
 local partitions = KEYS[1]            -- ZSET partition -> lower bound of its due times
 local delayed    = KEYS[2]            -- what the partitions' keys begin with
-local messages   = KEYS[3]            -- HASH id -> priority step + message
+local messages   = KEYS[3]            -- HASH id -> priority step + due_ms + message
 local duplicates = KEYS[4]            -- HASH id -> how many messages share it
 local wake       = KEYS[5]            -- ZSET token -> when to claim
 local armed      = KEYS[6]            -- STRING "due_ms consumer": who has promised to claim then
@@ -28,11 +28,11 @@ local lease_end_ms = redis.call('ZSCORE', consumers, consumer)
 if lease_end_ms == '0' or (leased == '1' and not lease_end_ms) then return {0} end
 if lease_ms > 0 then redis.call('ZADD', consumers, now_ms + lease_ms, consumer) end
 
-local function promote(members, dues)
-  local records = redis.call('HMGET', messages, unpack(members))
-  for i, record in ipairs(records) do
-    if record then
-      redis.call('LPUSH', list_for(record:sub(1, 1)), '{"due_ms":' .. dues[i] .. ',' .. record:sub(3))
+local function promote(members)
+  for _, kept in ipairs(redis.call('HMGET', messages, unpack(members))) do
+    if kept then
+      local step, due_ms, message = parts_of(kept)
+      redis.call('LPUSH', list_for(step), '{"due_ms":' .. due_ms .. ',' .. message:sub(2))
     end
   end
   redis.call('HDEL', messages, unpack(members))
@@ -41,8 +41,8 @@ local function promote(members, dues)
   end
 end
 
-local members, dues, more = pop_due(now_ms, promotions)
-if #members > 0 then promote(members, dues) end
+local members, more = pop_due(now_ms, promotions)
+if #members > 0 then promote(members) end
 
 local answer = {now_ms, 0, 0, redis.call('ZCARD', consumers)}
 local taken = {}

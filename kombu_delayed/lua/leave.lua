@@ -2,7 +2,7 @@
 -- Twice is safe; call it until it returns 0.
 local partitions = KEYS[1]            -- ZSET partition -> lower bound of its due times
 local delayed    = KEYS[2]            -- what the partitions' keys begin with
-local messages   = KEYS[3]            -- HASH id -> priority step + message
+local messages   = KEYS[3]            -- HASH id -> priority step + due_ms + message
 local duplicates = KEYS[4]            -- HASH id -> how many messages share it
 local wake       = KEYS[5]            -- ZSET token -> when to claim
 local armed      = KEYS[6]            -- STRING "due_ms consumer": who has promised to claim then

@@ -2,7 +2,7 @@
 -- Twice is safe: what is not in its source any more stays where it is.
 local partitions     = KEYS[1]             -- ZSET partition -> lower bound of its due times
 local delayed        = KEYS[2]             -- what the partitions' keys begin with
-local messages       = KEYS[3]             -- HASH id -> priority step + message
+local messages       = KEYS[3]             -- HASH id -> priority step + due_ms + message
 local duplicates     = KEYS[4]             -- HASH id -> how many messages share it
 local wake           = KEYS[5]             -- ZSET token -> when to claim
 local stock_unacked  = KEYS[6]             -- HASH tag -> JSON [message, exchange, routing key]
@@ -52,10 +52,9 @@ end
 local function from_delayed(member, _, due_ms)
   local name = redis.call('ZREVRANGEBYSCORE', partitions, due_ms, '-inf', 'LIMIT', 0, 1)[1]
   if not name or tonumber(redis.call('ZSCORE', delayed .. name, member) or -1) ~= due_ms then return end
-  local record = redis.call('HGET', messages, member)
-  local message = record:sub(2)
+  local step, _, message = parts_of(redis.call('HGET', messages, member))
   if due_ms <= now_ms then message = string.format('{"due_ms":%.0f,', due_ms) .. message:sub(2) end
-  make_ready('LPUSH', record:sub(1, 1), message)
+  make_ready('LPUSH', step, message)
   redis.call('ZREM', delayed .. name, member)
   if redis.call('EXISTS', delayed .. name) == 0 then redis.call('ZREM', partitions, name) end
   redis.call('HDEL', messages, member)

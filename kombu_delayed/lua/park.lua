@@ -3,7 +3,7 @@
 -- Twice is safe: what is not held any more stays where it is.
 local partitions     = KEYS[1]            -- ZSET partition -> lower bound of its due times
 local delayed        = KEYS[2]            -- what the partitions' keys begin with
-local messages       = KEYS[3]            -- HASH id -> priority step + message
+local messages       = KEYS[3]            -- HASH id -> priority step + due_ms + message
 local duplicates     = KEYS[4]            -- HASH id -> how many messages share it
 local wake           = KEYS[5]            -- ZSET token -> when to claim
 local unacked        = KEYS[6]            -- HASH tag -> priority step + message, of this consumer

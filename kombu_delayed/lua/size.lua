@@ -1,7 +1,7 @@
 -- size: count a queue's messages by state.
 local partitions = KEYS[1]            -- ZSET partition -> lower bound of its due times
 local delayed    = KEYS[2]            -- what the partitions' keys begin with
-local messages   = KEYS[3]            -- HASH id -> priority step + message
+local messages   = KEYS[3]            -- HASH id -> priority step + due_ms + message
 local ready      = {unpack(KEYS, 4)}  -- LIST per priority step
 local now        = ARGV[1]
 -- include: clock

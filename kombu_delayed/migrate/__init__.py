@@ -19,7 +19,7 @@ from kombu.utils.json import loads
 from redis.exceptions import RedisError, ResponseError
 
 from ..errors import UNREACHABLE, DelayedError, MessageError
-from ..message import due, open_envelope, to_json
+from ..message import due, open_envelope, open_kept, to_json
 from ..scripts import script
 from ..store import CALL_LIMIT, Store
 
@@ -433,7 +433,7 @@ class ToStock(Migration):
 
     def _refusal(self, record: bytes, due_ms: int, now_ms: int) -> str:
         try:
-            envelope = open_envelope(record[1:], 0)
+            envelope = open_envelope(open_kept(record).message, 0)
         except MessageError as error:
             return str(error)
         when = due(envelope.payload)

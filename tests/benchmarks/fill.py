@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
+from kombu_delayed.message import open_kept
 from kombu_delayed.server import inspect
 from kombu_delayed.store import CALL_LIMIT, Entry, Store
 from tests.benchmarks.app import QUEUE
@@ -26,7 +27,7 @@ def sample(rig: Rig) -> tuple[str, str]:
     sent = rig.app.tasks["work"].apply_async((1,), countdown=3600)
     stored: Any = rig.redis.hget(f"{{{QUEUE}}}:messages", sent.id)
     store_of(rig).purge(QUEUE)
-    return sent.id, stored.decode()[1:]
+    return sent.id, open_kept(stored).message.decode()
 
 
 def fill(store: Store, queue: str, count: int, template: tuple[str, str]) -> None:

@@ -22,6 +22,7 @@ from kombu import Connection, Exchange, Queue
 
 from kombu_delayed import migrate
 from kombu_delayed.keys import QueueKeys
+from kombu_delayed.message import open_kept
 from kombu_delayed.migrate import MigrationRefused, Move, ToDelayed, ToStock
 from kombu_delayed.migrate import __main__ as command
 from kombu_delayed.store import CALL_LIMIT, Entry
@@ -83,7 +84,7 @@ def places(client: redis.Redis, queue: str = "mail", prefix: str = "") -> Counte
     """Every message of a queue, by its body, however often and wherever it is kept."""
     keys = QueueKeys(queue, prefix)
     texts = [text for key in keys.ready for text in client.lrange(key, 0, -1)]
-    texts += [record[1:] for record in client.hvals(keys.messages)]
+    texts += [open_kept(record).message for record in client.hvals(keys.messages)]
     for key in client.keys(f"{prefix}{{{queue}}}:unacked:*"):
         texts += [record[1:] for record in client.hvals(key)]
     found = [json.loads(text) for text in texts]
@@ -121,7 +122,7 @@ def test_held_messages_go_where_they_belong(
     record = client.hget("{mail}:messages", "a")
     assert record is not None
     assert record[:1] == b"6"
-    kept = json.loads(record[1:])
+    kept = json.loads(open_kept(record).message)
     assert kept["headers"]["redelivered"] is True
     assert kept["properties"]["delivery_info"]["redelivered"] is True
     inbox = Inbox(connection, MAIL)
@@ -457,7 +458,8 @@ def test_both_transports_run_meanwhile(
     inboxes[1].receive(CALL_LIMIT // 2 - len(inboxes[0].messages), timeout_seconds=10)
     received = [body for inbox in inboxes for body in inbox.bodies]
     assert len(received) == len(set(received))
-    kept = {json.loads(record[1:])["headers"]["id"] for record in client.hvals("{mail}:messages")}
+    records = map(open_kept, client.hvals("{mail}:messages"))
+    kept = {json.loads(record.message)["headers"]["id"] for record in records}
     ids = {m.headers["id"] for inbox in inboxes for m in inbox.messages} | kept
     assert ids == {f"{kind}{n}" for kind in "hr" for n in range(CALL_LIMIT)}
 
@@ -477,7 +479,8 @@ def test_the_backlog_goes_back_in_order(
     assert report.moves == {Move("mail", "delayed", "ready"): 4}
     texts = [text.decode() for text in reversed(client.lrange("mail\x06\x163", 0, -1))]
     assert texts[0].startswith('{"due_ms":'), "what is due has waited, whoever delivers it"
-    assert [text.encode() for text in texts[1:]] == [before[b"%d" % n][1:] for n in (1, 2, 3)]
+    kept = [open_kept(before[b"%d" % n]).message for n in (1, 2, 3)]
+    assert [text.encode() for text in texts[1:]] == kept
     assert "due" not in state(client)["{mail}:wake"]
     assert not any("delayed" in key or "messages" in key for key in state(client))
 
@@ -500,7 +503,7 @@ def test_a_delay_that_stock_does_not_know_stays(
     due_ms = int(time.time() * 1000) + 2 * HOUR_MS
     moved = json.dumps({"body": "m", "headers": {"id": "m", **in_ms(HOUR_MS)}, "properties": {}})
     channel.store.schedule("mail", [Entry("m", 0, moved, str(due_ms))])
-    client.hset("{mail}:messages", "broken", "0no JSON")
+    client.hset("{mail}:messages", "broken", f"0{9 * 10**15}no JSON")
     client.zadd("{mail}:partitions", {"9e15": 9e15})
     client.zadd("{mail}:delayed:9e15", {"broken": 9e15})
     planned = migrate.plan(channel, "to-stock")

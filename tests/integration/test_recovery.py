@@ -498,54 +498,6 @@ def test_a_task_is_acked_before_the_next_one_starts_in_its_thread(
         worker.kill()
 
 
-COLD = pytest.mark.parametrize(
-    "number", [signal.SIGQUIT, signal.SIGINT], ids=["SIGQUIT", "SIGINT twice"]
-)
-
-
-def stop_cold(worker: Worker, number: signal.Signals) -> None:
-    worker.send_signal(number)
-    if number == signal.SIGINT:
-        worker.wait_for_log("Warm shutdown")
-        worker.send_signal(number)
-
-
-@COLD
-def test_cold_shutdown_returns_everything(
-    own_server: Server, ledger: Ledger, tmp_path: Path, number: signal.Signals
-) -> None:
-    """Celery takes a second to stop its pool; what it held then is back at once."""
-    setup = settings(own_server.port, ledger, delayed_lease_seconds=60)
-    app = make_app(setup)
-    with own_server.client() as client, Worker(setup, tmp_path, pool="prefork") as worker:
-        for _ in range(5):
-            app.send_task("late", (60,))
-        ledger.wait_for(1)
-        wait_until(lambda: unacked(client) >= 2, "more than one is held")
-        stop_cold(worker, number)
-        wait_until(lambda: client.llen("celery") == 5, "all are back at the head", 2)
-        assert unacked(client) == 0
-        worker.wait()
-
-
-@COLD
-@pytest.mark.parametrize("pool", ["solo", "threads", "gevent"])
-def test_cold_shutdown_of_pools_that_cannot_kill_their_tasks(
-    own_server: Server, ledger: Ledger, tmp_path: Path, pool: str, number: signal.Signals
-) -> None:
-    """Celery waits for what has started, or lets it fail and acks it; the rest returns."""
-    setup = settings(own_server.port, ledger, delayed_lease_seconds=60)
-    app = make_app(setup)
-    sent = [app.send_task("late", (1.5,)).id for _ in range(8)]
-    with own_server.client() as client, Worker(setup, tmp_path, pool=pool) as worker:
-        ledger.wait_for(1)
-        stop_cold(worker, number)
-        worker.wait()
-        assert unacked(client) == 0
-        assert client.exists("{celery}:consumers") == 0
-        assert client.llen("celery") == len(set(sent) - set(ledger.ids()))
-
-
 @pytest.mark.parametrize("pool", POOLS)
 def test_warm_shutdown_returns_what_was_prefetched(
     own_server: Server, ledger: Ledger, tmp_path: Path, pool: str

@@ -11,6 +11,7 @@ from typing import Any
 
 import redis
 
+from kombu_delayed.message import open_kept
 from kombu_delayed.store import Entry
 
 Value = str | list[str] | dict[str, str] | dict[str, int]
@@ -25,8 +26,16 @@ def all_keys(client: redis.Redis) -> list[str]:
 
 
 def state(client: redis.Redis) -> dict[str, Value]:
-    """Return the whole database."""
-    return {key: _value(client, key) for key in all_keys(client)}
+    """Return the whole database; of delayed messages without their due times, which are checked."""
+    found = {key: _value(client, key) for key in all_keys(client)}
+    for key in [key for key in found if key.endswith("}:messages")]:
+        due_times: dict[str, int] = {}
+        for partition in [each for each in found if each.startswith(key[:-8] + "delayed:")]:
+            due_times |= found[partition]  # type: ignore[arg-type]
+        kept = {id: open_kept(text.encode()) for id, text in found[key].items()}  # type: ignore[union-attr]
+        assert {id: each.due_ms for id, each in kept.items()} == due_times
+        found[key] = {id: f"{each.step}{each.message.decode()}" for id, each in kept.items()}
+    return found
 
 
 def _value(client: redis.Redis, key: str) -> Value:

@@ -5,6 +5,7 @@ KOMBU_DELAYED_TEST_APP      JSON: the fields of `Settings`
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import time
@@ -126,6 +127,19 @@ def late(self: Any, seconds: float = 0) -> None:
     """Is acked when it is done, and writes down start and end."""
     write_down(self, phase="start")
     time.sleep(seconds)
+    write_down(self, phase="end")
+
+
+@task(bind=True, acks_late=True)
+def busy(self: Any, seconds: float, how: str) -> None:
+    """Keeps its thread busy, in Python or asleep in native code, and writes down start and end."""
+    write_down(self, phase="start")
+    if how == "native":
+        ctypes.CDLL(None).usleep(int(seconds * 1e6))  # without the interpreter's lock
+    else:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            pass
     write_down(self, phase="end")
 
 

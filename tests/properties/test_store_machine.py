@@ -25,6 +25,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from kombu_delayed.message import open_kept
 from kombu_delayed.store import DeadLetter, Delivered, Entry, Limits, Store
 from tests.kit.backlog import check_backlog
 from tests.kit.state import all_keys, message, state
@@ -509,9 +510,11 @@ class StoreMachine(RuleBasedStateMachine):
         records = self.client.hgetall("{q}:messages")
         found = {}
         for member, record in records.items():
-            body, step, _ = read(record.decode())
+            kept = open_kept(record)
+            body = json.loads(kept.message)["body"]
             assert body not in found
-            found[body] = members[member.decode()], step
+            assert kept.due_ms == members[member.decode()]
+            found[body] = kept.due_ms, kept.step
         return found
 
     def server_ready(self) -> list[str]:

@@ -59,8 +59,15 @@ local function index(id, due_ms, partition_size)
   if count >= partition_size then split(name, count) end
 end
 
-local function without_tag(record)
-  return (record:gsub('"delivery_tag": ?"[^"]*"', '', 1))
+-- In the backlog a record has its due time between the step and the message.
+local function parts_of(kept)
+  return kept:match('^(.)(%d+)(.*)$')
+end
+
+local function same(kept, record)
+  local step, _, message = parts_of(kept)
+  local TAG = '"delivery_tag": ?"[^"]*"'
+  return (step .. message):gsub(TAG, '', 1) == record:gsub(TAG, '', 1)
 end
 
 local function member_of(id, n)
@@ -69,26 +76,29 @@ end
 
 -- Stores under the first free of id, id~2, id~3 … and returns that member, or nil where the very same
 -- message waits already: its publisher lost the answer and sent it again. With a relative delay it is
--- another message each time, so it may repeat.
-local function store(id, record, may_repeat)
+-- another message each time, so it may repeat. Some id may itself look like the duplicate of another.
+local function store(id, due_ms, record, may_repeat)
+  local kept = record:sub(1, 1) .. string.format('%.0f', due_ms) .. record:sub(2)
   local highest = tonumber(redis.call('HGET', duplicates, id) or 1)
-  if highest == 1 and redis.call('HSETNX', messages, id, record) == 1 then return id end
+  if highest == 1 and redis.call('HSETNX', messages, id, kept) == 1 then return id end
   local free = highest + 1
   for n = highest, 1, -1 do
     local other = redis.call('HGET', messages, member_of(id, n))
     if not other then
       free = n
-    elseif not may_repeat and without_tag(other) == without_tag(record) then
+    elseif not may_repeat and same(other, record) then
       return nil
     end
   end
-  redis.call('HSET', messages, member_of(id, free), record)
+  while redis.call('HSETNX', messages, member_of(id, free), kept) == 0 do free = free + 1 end
   if free > highest then redis.call('HSET', duplicates, id, free) end
   return member_of(id, free)
 end
 
+-- Promotion writes behind the brace, which others may not have put first.
 local function put(id, due_ms, record, partition_size, may_repeat)
-  local member = store(id, record, may_repeat)
+  if record:sub(2, 2) ~= '{' then record = record:gsub('^(.)%s+', '%1') end
+  local member = store(id, due_ms, record, may_repeat)
   if member then index(member, due_ms, partition_size) end
   return member
 end
@@ -102,23 +112,44 @@ local function forget_duplicate(member)
   redis.call('HDEL', duplicates, id)
 end
 
--- Takes what is due out of the tree: its members, their due times, and whether more is due.
+local function members_of(id)
+  local members = {id}
+  for n = 2, tonumber(redis.call('HGET', duplicates, id) or 1) do members[n] = member_of(id, n) end
+  return members
+end
+
+local function unindex(member, due_ms)
+  local name = redis.call('ZREVRANGEBYSCORE', partitions, due_ms, '-inf', 'LIMIT', 0, 1)[1]
+  redis.call('ZREM', delayed .. name, member)
+  if redis.call('EXISTS', delayed .. name) == 0 then redis.call('ZREM', partitions, name) end
+end
+
+-- Takes one message out of the tree: its step, due time and text, or nil where it is not delayed.
+local function take(member)
+  local kept = redis.call('HGET', messages, member)
+  if not kept then return nil end
+  local step, due_ms, message = parts_of(kept)
+  unindex(member, due_ms)
+  redis.call('HDEL', messages, member)
+  forget_duplicate(member)
+  return step, due_ms, message
+end
+
+-- Takes what is due out of the tree: its members, and whether more is due.
 local function pop_due(now_ms, limit)
-  local members, dues = {}, {}
+  local members = {}
   while #members < limit do
     local name = redis.call('ZRANGE', partitions, 0, 0)[1]
-    if not name then return members, dues, false end
+    if not name then return members, false end
     local key = delayed .. name
-    local found = redis.call('ZRANGEBYSCORE', key, '-inf', now_ms, 'WITHSCORES', 'LIMIT', 0, limit - #members)
-    if #found == 0 then return members, dues, false end
-    for i = 1, #found, 2 do
-      members[#members + 1], dues[#dues + 1] = found[i], found[i + 1]
-    end
-    redis.call('ZREMRANGEBYRANK', key, 0, #found / 2 - 1)
+    local found = redis.call('ZRANGEBYSCORE', key, '-inf', now_ms, 'LIMIT', 0, limit - #members)
+    if #found == 0 then return members, false end
+    for _, member in ipairs(found) do members[#members + 1] = member end
+    redis.call('ZREMRANGEBYRANK', key, 0, #found - 1)
     if redis.call('EXISTS', key) == 0 then redis.call('ZREM', partitions, name) end
   end
   local next_ms = earliest()
-  return members, dues, next_ms ~= nil and next_ms <= now_ms
+  return members, next_ms ~= nil and next_ms <= now_ms
 end
 
 local function announce_due(due_ms, earliest_before)

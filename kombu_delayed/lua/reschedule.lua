@@ -1,0 +1,58 @@
+-- reschedule: give delayed messages another due time; one that has come makes them ready.
+-- Twice is safe.
+local partitions     = KEYS[1]            -- ZSET partition -> lower bound of its due times
+local delayed        = KEYS[2]            -- what the partitions' keys begin with
+local messages       = KEYS[3]            -- HASH id -> priority step + due_ms + message
+local duplicates     = KEYS[4]            -- HASH id -> how many messages share it
+local wake           = KEYS[5]            -- ZSET token -> when to claim
+local ready          = {unpack(KEYS, 6)}  -- LIST per priority step
+local now            = ARGV[1]
+local partition_size = tonumber(ARGV[2])
+local steps          = ARGV[3]
+local whole          = ARGV[4]            -- 1: an id stands for all messages that share it, 0: for one member
+local entries        = {unpack(ARGV, 5)}  -- id, due_ms (or +delay_ms), eta in ISO 8601 (or empty); …
+-- include: clock ready backlog
+-- returns how many were moved, for each id; O(log n) a message
+redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
+local before = earliest()
+local first
+local is_ready = false
+local counts = {}
+
+-- The first eta in a message is its header's: in the body, which is text, quotes are escaped.
+local function with_eta(message, eta)
+  if eta == '' then return message end
+  return (message:gsub('("eta": ?)"[^"\\]*"', '%1"' .. eta:gsub('%%', '%%%%') .. '"', 1))
+end
+
+local function move_to(member, due_ms, eta)
+  local kept = redis.call('HGET', messages, member)
+  if not kept then return 0 end
+  local step, old_ms, message = parts_of(kept)
+  message = with_eta(message, eta)
+  if due_ms <= now_ms then
+    take(member)
+    redis.call('LPUSH', list_for(step), string.format('{"due_ms":%.0f,', due_ms) .. message:sub(2))
+    is_ready = true
+  else
+    unindex(member, old_ms)
+    redis.call('HSET', messages, member, string.format('%s%.0f', step, due_ms) .. message)
+    index(member, due_ms, partition_size)
+    if not first or due_ms < first then first = due_ms end
+  end
+  return 1
+end
+
+for i = 1, #entries, 3 do
+  local id, due, eta = entries[i], entries[i + 1], entries[i + 2]
+  local due_ms = tonumber(due)
+  if due:sub(1, 1) == '+' then due_ms = now_ms + due_ms end
+  local count = 0
+  for _, member in ipairs(whole == '1' and members_of(id) or {id}) do
+    count = count + move_to(member, due_ms, eta)
+  end
+  counts[#counts + 1] = count
+end
+if first then announce_due(first, before) end
+if is_ready then announce_ready() end
+return counts

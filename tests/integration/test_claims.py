@@ -1,0 +1,176 @@
+"""What the guides promise of workers beside the delay itself."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from kombu import Connection, Exchange, Queue
+
+from tests.kit.credentials import make_user
+from tests.kit.inbox import Inbox
+from tests.kit.ledger import Ledger
+from tests.kit.proxy import Proxy
+from tests.kit.servers import Server, free_port
+from tests.kit.tasks_app import Settings, make_app
+from tests.kit.wait import wait_until
+from tests.kit.workers import ROOT, Worker
+
+MAIL = Queue("mail", Exchange("mail"), routing_key="mail")
+LEASE_SECONDS = 1.0
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(tmp_path / "ledger")
+
+
+def settings(server: Server, ledger: Ledger, results: str | None = None, **config: Any) -> Settings:
+    options = {"delayed_lease_seconds": LEASE_SECONDS}
+    return Settings(f"delayed+{server.url}", results, options, str(ledger.path), config)
+
+
+# Leases.
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("how", ["python", "native"])
+def test_a_busy_solo_worker_keeps_its_lease(
+    server: Server, client: redis.Redis, ledger: Ledger, tmp_path: Path, how: str
+) -> None:
+    """Busy in Python, or in native code that lets go of the interpreter."""
+    setup = settings(server, ledger)
+    app = make_app(setup)
+    with Worker(setup, tmp_path, name="busy"):
+        task = app.send_task("busy", (4 * LEASE_SECONDS, how)).id
+        ledger.wait_for(1)
+        with Worker(setup, tmp_path, name="idle") as idle:
+            ledger.wait_for(2)
+        assert [(e["id"], e["worker"]) for e in ledger.entries()] == [(task, "busy@test")] * 2
+        assert "stopped answering" not in idle.log
+
+
+@pytest.mark.smoke
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex")
+def test_deduplication_of_what_is_delivered_again(
+    server: Server, client: redis.Redis, ledger: Ledger, tmp_path: Path
+) -> None:
+    """Done and not acked when its worker died: the next one only acks it."""
+    results = f"redis://127.0.0.1:{server.port}/1"
+    setup = settings(server, ledger, results, worker_deduplicate_successful_tasks=True)
+    app = make_app(setup)
+    done, other = "done-id", "other-id"
+    with Connection(setup.broker_url) as connection:
+        for id in (done, other):
+            app.send_task("late", task_id=id)
+        held = [connection.default_channel.basic_get("celery") for _ in range(2)]
+        app.backend.mark_as_done(done, None)
+        for message in held:
+            message.requeue()
+    with Worker(setup, tmp_path):
+        ledger.wait(lambda all: len(all) == 2, "the other one has run")
+        wait_until(lambda: not client.keys("{celery}:unacked:*"), "both are acked")
+    assert [(e["id"], e["redelivered"]) for e in ledger.entries()] == [(other, True)] * 2
+
+
+# What people see.
+
+
+@pytest.mark.smoke
+def test_no_password_in_what_a_worker_prints(
+    server: Server, client: redis.Redis, ledger: Ledger, tmp_path: Path
+) -> None:
+    make_user(client, "ada")
+    secret = "sesame"
+    client.acl_setuser("ada", enabled=True, passwords=[f"+{secret}"])
+    url = f"delayed+redis://ada:{secret}@127.0.0.1:{server.port}/0"
+    with Proxy(server.port or 0) as proxy:
+        through = url.replace(f":{server.port}/", f":{proxy.port}/")
+        setup = Settings(through, None, {"delayed_reconnect_seconds": 0.2}, str(ledger.path))
+        app = make_app(Settings(url))
+        with Worker(setup, tmp_path, options=["-l", "DEBUG"]) as worker:
+            ledger.wait_for_all([app.send_task("record", countdown=0.1).id])
+            proxy.cut()
+            worker.wait_for_log("Trying again")
+            proxy.heal()
+            ledger.wait_for_all([app.send_task("record", countdown=0.1).id])
+    assert "transport:   delayed+redis://ada:**@127.0.0.1" in worker.log
+    assert secret not in worker.log
+    client.acl_deluser("ada")
+
+
+@pytest.fixture
+def flower(server: Server, ledger: Ledger, tmp_path: Path) -> Iterator[str]:
+    pytest.importorskip("flower")
+    port = free_port()
+    setup = settings(server, ledger)
+    command = [sys.executable, "-m", "celery", "-A", "tests.kit.tasks_app", "flower"]
+    command += [f"--port={port}", "--address=127.0.0.1"]
+    log = (tmp_path / "flower.log").open("wb")
+    env = {"PYTHONPATH": str(ROOT), "FLOWER_UNAUTHENTICATED_API": "1", **setup.environment()}
+    with log, subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log) as process:
+        yield f"http://127.0.0.1:{port}"
+        process.send_signal(signal.SIGTERM)
+
+
+def page(url: str) -> Any:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return answer.read()
+    except OSError:
+        return b""
+
+
+@pytest.mark.smoke
+def test_flower_shows_workers_and_tasks(
+    server: Server, ledger: Ledger, tmp_path: Path, flower: str
+) -> None:
+    setup = settings(server, ledger)
+    with Worker(setup, tmp_path, pool="threads", options=["-E"], gossip=True) as worker:
+        wait_until(
+            lambda: worker.name in json.loads(page(f"{flower}/api/workers?refresh=1") or "{}"),
+            "Flower knows the worker",
+            20,
+        )
+        task = make_app(setup).send_task("record", countdown=0.5).id
+        wait_until(
+            lambda: (
+                json.loads(page(f"{flower}/api/tasks") or "{}").get(task, {}).get("state")
+                == "SUCCESS"
+            ),
+            "Flower knows what it has run",
+        )
+
+
+# A connection of which only one end is left.
+
+
+def test_a_silent_connection_is_replaced(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("kombu_delayed.wake.GRACE_SECONDS", 0.5)
+    options = {"health_check_interval": 1, "delayed_poll_seconds": 60}
+    with Proxy(server.port or 0) as proxy:
+        url = f"delayed+redis://127.0.0.1:{proxy.port}/0"
+        with Connection(url, transport_options=options) as connection:
+            inbox = Inbox(connection, MAIL)
+            inbox.drain(0.1)
+            wake = connection.default_channel.consumer.wake
+            address = wake.socket.getsockname()
+            (half_open,) = (
+                side for side in proxy.sides if side.transport.get_extra_info("peername") == address
+            )
+            half_open.peer = None  # what either end sends from now on is lost
+            inbox.drain(2.5)
+            assert "has not answered on a waiting connection" in caplog.text
+            assert wake.socket.getsockname() != address
+            connection.Producer(exchange=MAIL.exchange).publish("x", routing_key="mail")
+            assert inbox.receive(1) == ["x"]

@@ -1,0 +1,212 @@
+"""Clocks that differ by an hour: what counts is the server's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from kombu import Connection, Exchange, Queue
+
+from tests.kit.inbox import Inbox
+from tests.kit.ledger import Ledger
+from tests.kit.servers import Server
+from tests.kit.tasks_app import Settings, make_app
+from tests.kit.wait import wait_until
+from tests.kit.workers import ROOT, Worker
+
+HOUR_SECONDS = 3600
+LATE_SECONDS = 1.0
+MAIL = Queue("mail", Exchange("mail"), routing_key="mail")
+
+skewed = pytest.mark.parametrize("ahead", [HOUR_SECONDS, -HOUR_SECONDS], ids=["ahead", "behind"])
+
+
+def skewed_worker(
+    settings: Settings, directory: Path, ahead_seconds: float, pool: str, name: str = "w1"
+) -> Worker:
+    command = [sys.executable, "-m", "tests.kit.skewed", str(ahead_seconds), "worker"]
+    command += ["-P", pool, "-c", "2", "-n", f"{name}@test", "-l", "INFO"]
+    return Worker(settings, directory, name=name, command=[*command, "--without-mingle"])
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(tmp_path / "ledger")
+
+
+@pytest.fixture
+def settings(server: Server, ledger: Ledger) -> Settings:
+    return Settings(f"delayed+{server.url}", None, {"delayed_poll_seconds": 0.5}, str(ledger.path))
+
+
+def in_seconds(seconds: float) -> datetime:
+    return datetime.now(timezone.utc) + timedelta(seconds=seconds)
+
+
+def lateness(run: dict[str, Any], ahead_seconds: float = 0) -> float:
+    """Seconds between the ETA that a task saw and its run, in a process that is so much ahead."""
+    return run["at"] - ahead_seconds - datetime.fromisoformat(run["eta"]).timestamp()
+
+
+# Workers.
+
+
+@pytest.mark.smoke
+@skewed
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+def test_a_worker_runs_tasks_by_the_servers_clock(
+    settings: Settings, ledger: Ledger, tmp_path: Path, server: Server, ahead: int, pool: str
+) -> None:
+    ours = make_app(settings)
+    stock = make_app(Settings(server.url))
+    with skewed_worker(settings, tmp_path, ahead, pool) as worker:
+        now = ours.send_task("record").id
+        later = [
+            *(ours.send_task("record", countdown=1 + 0.2 * n).id for n in range(3)),
+            ours.send_task("record", eta=in_seconds(1.5)).id,
+            stock.send_task("record", countdown=1.5).id,
+        ]
+        ledger.wait_for_all([now, *later])
+        late = {id: lateness(*ledger.of(id), ahead) for id in later}
+        assert all(0 <= seconds < LATE_SECONDS for seconds in late.values()), late
+        assert set(ledger.runs().values()) == {1}
+        assert worker.log.count("The server's clock is") == 1
+        direction = "behind" if ahead > 0 else "ahead of"
+        assert f"The server's clock is 3600 seconds {direction} this machine's" in worker.log
+
+
+@pytest.mark.smoke
+def test_two_workers_two_hours_apart_share_a_backlog(
+    settings: Settings, ledger: Ledger, tmp_path: Path
+) -> None:
+    """None of them takes the other for dead, and none runs what is not due."""
+    setup = Settings(
+        settings.broker_url, None, {"delayed_lease_seconds": 1}, str(ledger.path), settings.config
+    )
+    app = make_app(setup)
+    ahead = {"early@test": HOUR_SECONDS, "late@test": -HOUR_SECONDS}
+    with (
+        skewed_worker(setup, tmp_path, HOUR_SECONDS, "threads", "early"),
+        skewed_worker(setup, tmp_path, -HOUR_SECONDS, "threads", "late"),
+    ):
+        held = [app.send_task("late", (3,)).id for _ in range(2)]
+        ids = [app.send_task("record", countdown=1 + 0.05 * n).id for n in range(40)]
+        ledger.wait_for_all([*held, *ids])
+        ledger.wait(lambda all: [e.get("phase") for e in all].count("end") == 2, "they have ended")
+    runs = [run for run in ledger.entries() if run["id"] in ids]
+    assert len(runs) == len(ids)
+    assert all(0 <= lateness(run, ahead[run["worker"]]) < LATE_SECONDS for run in runs)
+    assert [ledger.runs()[id] for id in held] == [2, 2]  # start and end
+
+
+# Producers.
+
+
+@pytest.fixture
+def due_in(server: Server, client: redis.Redis) -> Iterator[Any]:
+    """Send from a process with another clock; returns in how many seconds it is due."""
+
+    def send(ahead_seconds: float, code: str) -> float:
+        program = (
+            f"from tests.kit.skewed import set_clock\nset_clock({ahead_seconds})\n"
+            f"from kombu import Connection\nfrom celery import Celery\n"
+            f"import datetime\nurl = 'delayed+{server.url}'\n{code}"
+        )
+        subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=30)
+        if client.llen("mail"):
+            return 0
+        (partition,) = client.zrange("{mail}:partitions", 0, -1)
+        key = f"{{mail}}:delayed:{partition.decode()}"
+        ((_, due_ms),) = client.zrange(key, 0, -1, withscores=True)
+        return due_ms / 1000 - time.time()
+
+    return send
+
+
+APPLY = "Celery(broker=url).send_task('t', queue='mail', {})"
+IN_A_MINUTE = "datetime.datetime.fromtimestamp({}, datetime.timezone.utc)"
+PUBLISH = (
+    "with Connection(url) as c:\n"
+    "    c.Producer().publish('x', routing_key='mail', headers={'x-delay': 60_000})"
+)
+
+
+@pytest.mark.parametrize(
+    ("ahead", "due_seconds"),
+    [(HOUR_SECONDS, 60 + HOUR_SECONDS), (-HOUR_SECONDS, 0), (0, 60)],
+    ids=["ahead", "behind", "right"],
+)
+def test_a_countdown_is_of_the_producers_clock(due_in: Any, ahead: int, due_seconds: int) -> None:
+    """Celery makes a time of it; the server sees no more than that."""
+    assert due_in(ahead, APPLY.format("countdown=60")) == pytest.approx(due_seconds, abs=5)
+
+
+@skewed
+def test_an_eta_is_a_time_whoever_sends_it(due_in: Any, ahead: int) -> None:
+    eta = IN_A_MINUTE.format(time.time() + 60)
+    assert due_in(ahead, APPLY.format(f"eta={eta}")) == pytest.approx(60, abs=2)
+
+
+@skewed
+def test_a_delay_counts_by_the_servers_clock(due_in: Any, ahead: int) -> None:
+    assert due_in(ahead, PUBLISH) == pytest.approx(60, abs=5)
+
+
+# The warning.
+
+
+@pytest.mark.parametrize(
+    ("ahead", "option", "warnings"),
+    [
+        (HOUR_SECONDS, {}, 1),
+        (-HOUR_SECONDS, {}, 1),
+        (5, {}, 0),
+        (5, {"delayed_clock_skew_warning_seconds": 2}, 1),
+        (HOUR_SECONDS, {"delayed_clock_skew_warning_seconds": 0}, 0),
+    ],
+)
+def test_a_producer_is_warned_once(
+    server: Server, ahead: int, option: dict[str, float], warnings: int
+) -> None:
+    program = f"""
+from tests.kit.skewed import set_clock
+set_clock({ahead})
+import logging
+logging.basicConfig(level="WARNING")
+from kombu import Connection
+for _ in range(3):
+    with Connection("delayed+{server.url}", transport_options={option!r}) as connection:
+        connection.Producer().publish("x", routing_key="mail")
+        connection.channel()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, timeout=30
+    )
+    assert done.stderr.decode().count("The server's clock is") == warnings
+
+
+# In this process, as its clock moves while it runs.
+
+
+@skewed
+def test_a_clock_that_is_set_while_a_consumer_waits(
+    server: Server, monkeypatch: pytest.MonkeyPatch, ahead: int
+) -> None:
+    with Connection(f"delayed+{server.url}") as connection:
+        inbox = Inbox(connection, MAIL)
+        producer = connection.Producer(exchange=MAIL.exchange, routing_key="mail")
+        producer.publish("x", headers={"x-delay": 400})
+        inbox.drain(0.1)
+        now = time.time
+        monkeypatch.setattr(time, "time", lambda: now() + ahead)
+        began = time.monotonic()
+        assert inbox.receive(1) == ["x"]
+        assert 0.2 < time.monotonic() - began < 0.5
+        wait_until(lambda: inbox.drain(0.05), "it is acked")

@@ -1,0 +1,251 @@
+"""Workers that are told to end, killed, or stopped for a while: where their messages are then."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import celery
+import pytest
+import redis
+from celery import Celery
+
+from tests.kit.ledger import Ledger
+from tests.kit.servers import Server, available_kinds, start_server
+from tests.kit.tasks_app import Settings, make_app
+from tests.kit.wait import wait_until
+from tests.kit.workers import Worker
+
+pytestmark = pytest.mark.crash
+
+KIND = available_kinds()[0]
+POOLS = ["prefork", "threads", "solo", "gevent"]
+#: Long enough that nothing comes back by the end of a lease.
+LONG_LEASE_SECONDS = 60
+LEASE_SECONDS = 1.0
+
+
+@dataclass
+class Bench:
+    """A server of one test's own, and what runs on it."""
+
+    server: Server
+    ledger: Ledger
+    directory: Path
+    client: redis.Redis
+    workers: ExitStack
+
+    def worker(self, settings: Settings, name: str = "w1", **options: Any) -> Worker:
+        worker = Worker(settings, self.directory, name=name, **options)
+        self.workers.callback(worker.kill)
+        return worker
+
+    def settings(self, lease_seconds: float, **config: Any) -> Settings:
+        options = {"delayed_lease_seconds": lease_seconds}
+        url = f"delayed+{self.server.url}"
+        return Settings(url, None, options, str(self.ledger.path), config)
+
+    @property
+    def app(self) -> Celery:
+        return make_app(self.settings(LONG_LEASE_SECONDS))
+
+    @property
+    def unacked(self) -> int:
+        return sum(self.client.hlen(key) for key in self.client.keys("{celery}:unacked:*"))
+
+    def load(self, worker: Worker, seconds: float, count: int = 8) -> list[str]:
+        """Start a worker that runs some long tasks and has claimed others."""
+        ids = [self.app.send_task("late", (seconds,)).id for _ in range(count)]
+        worker.start()
+        self.ledger.wait_for(1)
+        wait_until(lambda: self.unacked > 1, "it has claimed more than it runs")
+        return ids
+
+    def phases(self, id: str) -> list[str]:
+        return [run["phase"] for run in self.ledger.of(id)]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    with (
+        start_server(KIND, tmp_path / "server", port=0) as server,
+        server.client() as client,
+        ExitStack() as workers,
+    ):
+        yield Bench(server, Ledger(tmp_path / "ledger"), tmp_path, client, workers)
+
+
+def send(worker: Worker, numbers: tuple[int, ...]) -> None:
+    for number in numbers:
+        before = len(worker.log)
+        worker.send_signal(number)
+        wait_until(
+            lambda before=before: not worker.running or len(worker.log) > before, "it has heard", 5
+        )
+
+
+COLD = {
+    "SIGQUIT": (signal.SIGQUIT,),
+    "SIGINT twice": (signal.SIGINT, signal.SIGINT),
+    "SIGTERM, SIGQUIT": (signal.SIGTERM, signal.SIGQUIT),
+}
+#: Celery takes a second to stop its prefork pool; its loop for greenlets looks up every 2 seconds.
+HEARS_SECONDS = {"prefork": 1, "gevent": 2}
+
+
+@pytest.mark.parametrize("pool", HEARS_SECONDS)
+@pytest.mark.parametrize("numbers", COLD.values(), ids=COLD)
+def test_cold_shutdown_returns_everything_at_once(
+    bench: Bench, pool: str, numbers: tuple[int, ...]
+) -> None:
+    worker = bench.worker(bench.settings(LONG_LEASE_SECONDS), pool=pool, concurrency=2)
+    ids = bench.load(worker, 30)
+    send(worker, numbers)
+    told_at = time.monotonic()
+    wait_until(lambda: bench.unacked == 0, "all is back", 10)
+    assert time.monotonic() - told_at < HEARS_SECONDS[pool] + 1
+    worker.wait()
+    # Celery acks what it interrupts in a greenlet, with every transport.
+    interrupted = len(set(bench.ledger.ids())) if pool == "gevent" else 0
+    assert bench.client.llen("celery") == len(ids) - interrupted
+    assert bench.client.exists("{celery}:consumers", "{celery}:dead") == 0
+
+
+@pytest.mark.parametrize("pool", ["threads", "solo"])
+@pytest.mark.parametrize("numbers", COLD.values(), ids=COLD)
+def test_cold_shutdown_of_what_cannot_be_interrupted(
+    bench: Bench, pool: str, numbers: tuple[int, ...]
+) -> None:
+    """Celery cannot end a thread: what was not started is back when what runs has ended."""
+    worker = bench.worker(bench.settings(LONG_LEASE_SECONDS), pool=pool, concurrency=2)
+    ids = bench.load(worker, 1.5)
+    send(worker, numbers)
+    worker.wait()
+    assert bench.unacked == 0
+    begun = len(set(bench.ledger.ids()))
+    assert len(ids) - begun <= bench.client.llen("celery") <= len(ids)
+    assert bench.client.exists("{celery}:consumers", "{celery}:dead") == 0
+
+
+WARM = {"SIGTERM": signal.SIGTERM, "SIGINT": signal.SIGINT}
+
+
+@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("number", WARM.values(), ids=WARM)
+def test_warm_shutdown_finishes_what_runs(bench: Bench, pool: str, number: int) -> None:
+    worker = bench.worker(bench.settings(LONG_LEASE_SECONDS), pool=pool, concurrency=2)
+    ids = bench.load(worker, 1.5, 20)
+    worker.stop(number)
+    begun = set(bench.ledger.ids())
+    phases = {id: bench.phases(id) for id in ids}
+    assert all(phases[id] == ["start", "end"] for id in begun)
+    assert set(map(tuple, phases.values())) <= {("start", "end"), ()}
+    assert bench.client.llen("celery") == sum(not each for each in phases.values())
+    assert bench.unacked == 0
+
+
+@pytest.mark.skipif(celery.VERSION < (5, 5), reason="new in Celery 5.5")
+def test_soft_shutdown_waits_and_returns_the_rest(bench: Bench) -> None:
+    config = {"worker_soft_shutdown_timeout": 2.0}
+    setup = bench.settings(LONG_LEASE_SECONDS, **config)
+    worker = bench.worker(setup, pool="prefork", concurrency=2)
+    worker.start()
+    short, long = (bench.app.send_task("late", (seconds,)).id for seconds in (1.5, 30))
+    bench.ledger.wait_for(2)
+    worker.send_signal(signal.SIGQUIT)
+    bench.ledger.wait(lambda all: any(e["phase"] == "end" for e in all), "the short one is done")
+    worker.wait()
+    assert (bench.phases(short), bench.phases(long)) == (["start", "end"], ["start"])
+    assert bench.unacked == 0
+    assert bench.client.llen("celery") == 1
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_what_a_killed_worker_held_is_back_within_its_lease(bench: Bench, pool: str) -> None:
+    setup = bench.settings(LEASE_SECONDS)
+    worker = bench.worker(setup, pool=pool, concurrency=2)
+    ids = bench.load(worker, 30, 4)
+    with bench.worker(setup, "heir", pool="threads", concurrency=9) as heir:
+        worker.kill()
+        killed_at = time.monotonic()
+        bench.ledger.wait(
+            lambda all: {e["id"] for e in all if e["worker"] == heir.name} == set(ids), "all run"
+        )
+        assert time.monotonic() - killed_at < LEASE_SECONDS + 1
+        heir.kill()
+
+
+def test_with_nobody_else_alive_the_next_worker_takes_over_at_once(bench: Bench) -> None:
+    setup = bench.settings(LEASE_SECONDS)
+    worker = bench.worker(setup, pool="threads", concurrency=2)
+    ids = bench.load(worker, 30, 4)
+    worker.kill()
+    (lease,) = bench.client.zrange("{celery}:consumers", 0, -1, withscores=True)
+    wait_until(lambda: server_ms(bench.client) > lease[1], "its lease has ended")
+    heir = bench.worker(setup, "heir", pool="threads", concurrency=9)
+    heir.start()
+    ready_at = time.monotonic()
+    bench.ledger.wait(
+        lambda all: {e["id"] for e in all if e["worker"] == heir.name} == set(ids), "all run"
+    )
+    assert time.monotonic() - ready_at < 0.5
+    heir.kill()
+
+
+def server_ms(client: redis.Redis) -> float:
+    seconds, microseconds = client.time()
+    return seconds * 1000 + microseconds / 1000
+
+
+handed_out = pytest.mark.xfail(
+    strict=True, reason="what was handed to the pool and waits in it is run all the same"
+)
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        "prefork",
+        pytest.param("threads", marks=handed_out),
+        pytest.param("gevent", marks=handed_out),
+    ],
+)
+def test_a_worker_that_was_stopped_beyond_its_lease(bench: Bench, pool: str) -> None:
+    """What it ran may run twice; what it had not started runs once, elsewhere."""
+    setup = bench.settings(LEASE_SECONDS)
+    frozen = bench.worker(setup, "frozen", pool=pool, concurrency=2)
+    ids = bench.load(frozen, 1.5, 8)
+    os.killpg(frozen.pid, signal.SIGSTOP)
+    begun = set(bench.ledger.ids())
+    with bench.worker(setup, "heir", pool="threads", concurrency=9) as heir:
+        bench.ledger.wait(
+            lambda all: (
+                {e["id"] for e in all if e["worker"] == heir.name and e["phase"] == "end"}
+                >= set(ids)
+            ),
+            "the other one has run all",
+        )
+        os.killpg(frozen.pid, signal.SIGCONT)
+        frozen.wait_for_log("it starts anew")
+        for id in begun:
+            bench.ledger.wait(
+                lambda all, id=id: sum(e["id"] == id and e["phase"] == "end" for e in all) == 2,
+                "what ran when it was stopped ends",
+            )
+        again = [bench.app.send_task("record", countdown=0.1).id for _ in range(20)]
+        bench.ledger.wait_for_all(again)
+        starts = [
+            (e["id"], e["worker"]) for e in bench.ledger.entries() if e.get("phase") == "start"
+        ]
+        assert {id for id, name in starts if name == frozen.name} == begun
+        assert len(starts) == len(ids) + len(begun)
+        assert frozen.log.count("and others get what it held") == 1
+        wait_until(lambda: bench.unacked == 0, "nothing is held")
+        assert bench.client.llen("celery") == bench.client.zcard("{celery}:dead") == 0
+        assert frozen.stop() == 0

@@ -1,0 +1,285 @@
+"""Servers that answer, but not with what was asked: full, read-only, loading, busy."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from kombu import Connection, Exchange, Queue
+from redis.exceptions import RedisError
+
+from kombu_delayed.errors import ServerFull
+from tests.kit.inbox import Inbox
+from tests.kit.ledger import Ledger
+from tests.kit.servers import Server, available_kinds, free_port, start_server
+from tests.kit.tasks_app import Settings, make_app
+from tests.kit.wait import wait_until
+from tests.kit.workers import Worker
+
+KIND = available_kinds()[0]
+MAIL = Queue("mail", Exchange("mail"), routing_key="mail")
+UNREADY_SECONDS = 1.0
+LOADED_KEYS = 1500
+PATIENT = {"interval_start": 0.1, "interval_step": 0, "interval_max": 0.1, "max_retries": 100}
+
+State = Callable[[Server], AbstractContextManager[None]]
+
+
+@pytest.fixture
+def own_server(tmp_path: Path) -> Iterator[Server]:
+    """A server of this test alone, which keeps its data."""
+    config = {"appendfsync": "always"}
+    directory = tmp_path / "server"
+    with start_server(KIND, directory, port=0, append_only=True, config=config) as server:
+        yield server
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(tmp_path / "ledger")
+
+
+def unacked(client: redis.Redis, queue: str = "mail") -> int:
+    return sum(client.hlen(key) for key in client.keys(f"{{{queue}}}:unacked:*"))
+
+
+def wait_for_refusal(server: Server, text: str) -> None:
+    def refused() -> bool:
+        try:
+            with server.client(socket_timeout=1) as client:
+                client.eval("return redis.call('SET', KEYS[1], 1)", 1, "probe")
+        except RedisError as error:
+            return text in str(error)
+        return False
+
+    wait_until(refused, f"the server answers {text}")
+
+
+@contextlib.contextmanager
+def replica(server: Server, refusal: str, serves_stale_data: str) -> Iterator[None]:
+    with server.client() as client:
+        client.config_set("replica-serve-stale-data", serves_stale_data)
+        client.replicaof("127.0.0.1", free_port())
+        wait_for_refusal(server, refusal)
+        yield
+        client.replicaof("NO", "ONE")
+
+
+@contextlib.contextmanager
+def busy(server: Server) -> Iterator[None]:
+    def occupy() -> None:
+        with server.client() as client, contextlib.suppress(RedisError):
+            client.eval("while true do end", 0)
+
+    with server.client() as client:
+        client.config_set("lua-time-limit", 20)
+        thread = threading.Thread(target=occupy)
+        thread.start()
+        wait_for_refusal(server, "busy")
+        yield
+        client.script_kill()
+        thread.join(10)
+
+
+@contextlib.contextmanager
+def loading(server: Server) -> Iterator[None]:
+    if KIND == "redis62":
+        pytest.skip("Redis 6.2 answers nobody while it loads so little")
+    with server.client() as client:
+        client.mset({f"load:{n}": "x" * 100 for n in range(LOADED_KEYS)})
+        client.bgrewriteaof()
+        wait_until(lambda: not client.info("persistence")["aof_rewrite_in_progress"], "written")
+    server.options |= {"key-load-delay": "1000", "loading-process-events-interval-bytes": "1024"}
+    server.kill()
+    thread = threading.Thread(target=server.start)
+    thread.start()
+    wait_for_refusal(server, "loading")
+    yield
+    thread.join(30)
+
+
+STATES: dict[str, State] = {
+    "read-only": lambda server: replica(server, "read only", "yes"),
+    "master down": lambda server: replica(server, "MASTER", "no"),
+    "busy": busy,
+    "loading": loading,
+}
+
+in_each_state = pytest.mark.parametrize("state", STATES.values(), ids=STATES)
+delayed_or_not = pytest.mark.parametrize("delay_ms", [0, 3_600_000], ids=["now", "delayed"])
+
+
+def publish(connection: Connection, *bodies: Any, delay_ms: int = 0, **options: Any) -> None:
+    producer = connection.Producer(exchange=MAIL.exchange, routing_key=MAIL.routing_key)
+    for body in bodies:
+        producer.publish(body, headers={"x-delay": delay_ms} if delay_ms else {}, **options)
+
+
+def in_a_batch(connection: Connection, body: Any) -> None:
+    producer = connection.Producer(exchange=MAIL.exchange, routing_key=MAIL.routing_key)
+    with producer.batch():
+        producer.publish(body, headers={"x-delay": 3_600_000})
+
+
+in_each_state = pytest.mark.parametrize("state", STATES.values(), ids=STATES.keys())
+
+
+@in_each_state
+@delayed_or_not
+def test_a_publish_fails_with_a_connection_error(
+    own_server: Server, state: State, delay_ms: int
+) -> None:
+    with Connection(f"delayed+{own_server.url}") as connection:
+        MAIL(connection).declare()
+        publish(connection, "before", delay_ms=delay_ms)
+        with state(own_server), pytest.raises(connection.connection_errors):
+            publish(connection, "refused", delay_ms=delay_ms, retry=False)
+    with Connection(f"delayed+{own_server.url}") as connection:
+        assert sum(connection.default_channel.store.size("mail")) == 1
+
+
+@in_each_state
+@delayed_or_not
+def test_a_publish_is_tried_again(own_server: Server, state: State, delay_ms: int) -> None:
+    with (
+        Connection(f"delayed+{own_server.url}") as connection,
+        ThreadPoolExecutor(1) as background,
+    ):
+        MAIL(connection).declare()
+        options = {"delay_ms": delay_ms, "retry": True, "retry_policy": PATIENT}
+        with state(own_server):
+            sent = background.submit(publish, connection, "x", **options)
+            futures.wait([sent], UNREADY_SECONDS)
+        sent.result(20)
+        assert sum(connection.default_channel.store.size("mail")) == 1
+
+
+@in_each_state
+def test_a_consumer_carries_on(own_server: Server, state: State) -> None:
+    url = f"delayed+{own_server.url}"
+    with Connection(url) as connection, Connection(url) as sender:
+        inbox = Inbox(connection, MAIL, prefetch_count=4, ack=False)
+        MAIL(sender).declare()
+        publish(sender, "acked meanwhile", "requeued meanwhile")
+        publish(sender, "due meanwhile", delay_ms=500)
+        inbox.receive(2)
+        with state(own_server):
+            inbox.messages[0].ack()
+            inbox.messages[1].requeue()
+            inbox.drain(UNREADY_SECONDS)
+        got = inbox.receive(4, timeout_seconds=20)
+        assert sorted(got[2:]) == ["due meanwhile", "requeued meanwhile"]
+        for message in inbox.messages[2:]:
+            message.ack()
+        assert inbox.drain(0.3) == got
+        with own_server.client() as client:
+            assert unacked(client) == 0
+            assert client.zcard("{mail}:dead") == 0
+
+
+@pytest.mark.smoke
+@in_each_state
+def test_a_worker_that_starts_meanwhile(
+    own_server: Server, ledger: Ledger, tmp_path: Path, state: State
+) -> None:
+    setup = Settings(f"delayed+{own_server.url}", None, {}, str(ledger.path))
+    app = make_app(setup)
+    ids = [app.send_task("record", countdown=n).id for n in (0, 0.1, 2)]
+    worker = Worker(setup, tmp_path, pool="threads")
+    with state(own_server):
+        worker.start(wait=False)
+        if state is not loading:  # it ends by itself
+            worker.wait_for_log("Trying again")
+    worker.wait_until_ready()
+    ledger.wait_for_all(ids)
+    assert set(ledger.runs().values()) == {1}
+    assert worker.stop() == 0
+
+
+@pytest.mark.smoke
+@in_each_state
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_worker_and_its_tasks_carry_on(
+    own_server: Server, ledger: Ledger, tmp_path: Path, state: State, pool: str
+) -> None:
+    setup = Settings(f"delayed+{own_server.url}", None, {}, str(ledger.path))
+    app = make_app(setup)
+    app.conf.task_publish_retry_policy = PATIENT
+    with Worker(setup, tmp_path, pool=pool, concurrency=2) as worker:
+        running = [app.send_task("late", (UNREADY_SECONDS,)).id for _ in range(2)]
+        ledger.wait_for(2)
+        later = [app.send_task("record", countdown=0.2 * n).id for n in range(1, 11)]
+        with state(own_server):
+            sent = app.send_task("record", countdown=0.1).id if state is loading else None
+            threading.Event().wait(UNREADY_SECONDS)
+        ledger.wait_for_all([*running, *later, *([sent] if sent else [])])
+        with own_server.client() as client:
+            wait_until(lambda: unacked(client, "celery") == 0, "all is acked")
+        assert worker.log.count(" ready.") == 1
+    runs = ledger.runs()
+    assert {runs[id] for id in later} == {1}
+    assert {runs[id] for id in running} == {2}  # start and end
+
+
+# Full.
+
+
+@contextlib.contextmanager
+def full(server: Server) -> Iterator[None]:
+    with server.client() as client:
+        client.config_set("maxmemory-policy", "noeviction")
+        client.config_set("maxmemory", 1)
+        yield
+        client.config_set("maxmemory", 0)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("pool", ["prefork", "gevent"])
+def test_a_full_server_takes_nothing_and_gives_everything(
+    own_server: Server, ledger: Ledger, tmp_path: Path, pool: str
+) -> None:
+    setup = Settings(f"delayed+{own_server.url}", None, {}, str(ledger.path))
+    app = make_app(setup)
+    with Worker(setup, tmp_path, pool=pool, concurrency=2) as worker, own_server.client() as client:
+        first = [app.send_task("late", (0.5,)).id for _ in range(4)]
+        ledger.wait_for(1)
+        first += [app.send_task("record", countdown=1 + 0.1 * n).id for n in range(20)]
+        with full(own_server):
+            with pytest.raises(ServerFull, match="no memory left"):
+                app.send_task("record", countdown=3600)
+            ledger.wait_for_all(first)
+            wait_until(lambda: unacked(client, "celery") == 0, "all is acked")
+            assert client.exists("celery", "{celery}:messages", "{celery}:partitions") == 0
+        after = app.send_task("record", countdown=0.1).id
+        ledger.wait_for_all([after])
+        assert worker.running
+
+
+def test_a_batch_on_a_full_server(own_server: Server) -> None:
+    with Connection(f"delayed+{own_server.url}") as connection:
+        MAIL(connection).declare()
+        if not hasattr(connection.Producer(), "batch"):
+            pytest.skip("new in Kombu 5.7")
+        with full(own_server), pytest.raises(Exception, match=r"uncertain|no memory left"):
+            in_a_batch(connection, "refused")
+        in_a_batch(connection, "taken")
+        assert connection.default_channel.store.size("mail").delayed == 1
+
+
+def test_a_full_server_answers_each_sender_alike(own_server: Server) -> None:
+    app = make_app(Settings(f"delayed+{own_server.url}"))
+    app.send_task("record")
+    with full(own_server), own_server.client() as client:
+        before = client.dbsize(), client.llen("celery")
+        for options in ({"countdown": 3600}, {}, {"retry": False}, {"countdown": 3600}):
+            with pytest.raises(ServerFull):
+                app.send_task("record", **options)
+        assert (client.dbsize(), client.llen("celery")) == before

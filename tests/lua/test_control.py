@@ -1,0 +1,204 @@
+"""What a person does to the backlog: cancel, reschedule, page, forecast."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+import redis
+
+from kombu_delayed import backlog as backlog_module
+from kombu_delayed.backlog import Backlog, Move
+from kombu_delayed.store import Entry, Store
+from tests.kit.backlog import check_backlog
+from tests.kit.state import entry, message, promoted, state
+
+A, B, C = (message(body) for body in "abc")
+
+
+@pytest.fixture
+def backlog(store: Store) -> Backlog:
+    store.now = "1000"
+    store.partition_size = 4
+    return Backlog(store, "q")
+
+
+def schedule(backlog: Backlog, *entries: Any) -> None:
+    backlog.store.schedule("q", entries)
+
+
+def due_times(client: redis.Redis) -> dict[str, int]:
+    return check_backlog(client)
+
+
+# cancel
+
+
+def test_cancel(backlog: Backlog, client: redis.Redis) -> None:
+    schedule(backlog, entry("a", 2000), entry("b", 3000))
+    assert backlog.cancel(["a", "x"]) == [1, 0]
+    assert due_times(client) == {"b": 3000}
+    assert backlog.cancel(["a"]) == [0]
+    assert backlog.cancel(["b"]) == [1]
+    assert set(state(client)) == {"{q}:wake"}
+
+
+def test_cancel_leaves_what_is_ready(backlog: Backlog, client: redis.Redis) -> None:
+    schedule(backlog, entry("a", 500))
+    assert backlog.cancel(["a"]) == [0]
+    assert state(client)["q"] == [A]
+
+
+@pytest.mark.parametrize(
+    ("names", "members", "counts", "left"),
+    [
+        (["a"], False, [3], {"b"}),
+        (["a"], True, [1], {"a\x1f2", "a\x1f3", "b"}),
+        (["a\x1f2", "a"], True, [1, 1], {"a\x1f3", "b"}),
+        (["a", "a", "b"], False, [3, 0, 1], set()),
+    ],
+)
+def test_cancel_of_an_id_that_several_share(
+    names: list[str],
+    members: bool,
+    counts: list[int],
+    left: set[str],
+    backlog: Backlog,
+    client: redis.Redis,
+) -> None:
+    schedule(backlog, *(entry("a", 2000 + n, body=str(n)) for n in range(3)), entry("b", 2000))
+    assert backlog.cancel(names, members=members) == counts
+    assert set(due_times(client)) == left
+    if not any("\x1f" in member for member in left):
+        assert "{q}:duplicates" not in state(client)
+
+
+def test_what_was_cancelled_can_be_scheduled_again(backlog: Backlog, client: redis.Redis) -> None:
+    schedule(backlog, entry("a", 2000))
+    backlog.cancel(["a"])
+    schedule(backlog, entry("a", 9000))
+    assert due_times(client) == {"a": 9000}
+
+
+# reschedule
+
+
+ETA = "1970-01-01T00:00:05+00:00"
+
+
+@pytest.mark.parametrize(("due", "at_ms"), [("5000", 5000), ("+4000", 5000), ("1001", 1001)])
+def test_reschedule(due: str, at_ms: int, backlog: Backlog, client: redis.Redis) -> None:
+    schedule(backlog, entry("a", 2000, step=3), entry("b", 3000))
+    assert backlog.reschedule([Move("a", due), Move("x", due)]) == [1, 0]
+    assert due_times(client) == {"a": at_ms, "b": 3000}
+    after = state(client)
+    assert after["{q}:messages"] == {"a": "3" + A, "b": "0" + B}
+    assert after["{q}:wake"] == {"due": min(at_ms, 2000)}
+    assert "q" not in after
+
+
+@pytest.mark.parametrize("due", ["1000", "0", "+0"])
+def test_reschedule_to_a_time_that_has_come(
+    due: str, backlog: Backlog, client: redis.Redis
+) -> None:
+    schedule(backlog, entry("a", 2000), entry("b", 3000))
+    assert backlog.reschedule([Move("b", due)]) == [1]
+    assert due_times(client) == {"a": 2000}
+    assert state(client)["q"] == [promoted(B, int(due) if due[0] != "+" else 1000)]
+    assert state(client)["{q}:wake"] == {"due": 2000, "now": 0}
+    assert backlog.reschedule([Move("b", due)]) == [0]
+
+
+def test_reschedule_tells_the_message(backlog: Backlog, client: redis.Redis) -> None:
+    old = message('"eta": "x"', headers={"eta": "2020-01-01T00:00:00", "z": {"eta": "y"}})
+    schedule(backlog, Entry("a", 0, old, "2000"), entry("b", 2000))
+    backlog.reschedule([Move("a", "5000", ETA), Move("b", "5000", ETA)])
+    new = old.replace("2020-01-01T00:00:00", ETA)
+    assert state(client)["{q}:messages"] == {"a": "0" + new, "b": "0" + B}
+
+
+def test_reschedule_of_one_of_several(backlog: Backlog, client: redis.Redis) -> None:
+    schedule(backlog, *(entry("a", 2000 + n, body=str(n)) for n in range(3)))
+    assert backlog.reschedule([Move("a\x1f2", "9000")], members=True) == [1]
+    assert due_times(client) == {"a": 2000, "a\x1f2": 9000, "a\x1f3": 2002}
+    assert backlog.reschedule([Move("a", "7000")]) == [3]
+    assert set(due_times(client).values()) == {7000}
+    assert len(due_times(client)) == 3
+
+
+# page
+
+
+def fill(backlog: Backlog, count: int, spread: int) -> dict[str, int]:
+    chance = random.Random(1)
+    due = {f"{n}": 2000 + chance.randrange(spread) for n in range(count)}
+    schedule(backlog, *(entry(id, at_ms) for id, at_ms in due.items()))
+    return due
+
+
+@pytest.mark.parametrize("spread", [1, 5, 5000])
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_pages(size: int, spread: int, backlog: Backlog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backlog_module, "PAGE_SIZE", size)
+    due = fill(backlog, 60, spread)
+    pages = list(backlog.pages())
+    assert max(map(len, pages)) <= size
+    found = [each for page in pages for each in page]
+    assert {each.member: each.kept.due_ms for each in found} == due
+    assert len(found) == 60
+    order = [(each.kept.due_ms, each.member) for each in found]
+    assert order == sorted(order)
+    low, high = 2000 + spread // 3, 2000 + spread // 2
+    part = {each.member for page in backlog.pages(low, high) for each in page}
+    assert part == {id for id, at_ms in due.items() if low <= at_ms < high}
+
+
+@pytest.mark.parametrize("spread", [1, 5, 500])
+def test_pages_while_they_are_emptied(
+    spread: int, backlog: Backlog, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backlog_module, "PAGE_SIZE", 7)
+    fill(backlog, 100, spread)
+    seen: Counter[str] = Counter()
+    for page in backlog.pages():
+        seen.update(each.member for each in page)
+        backlog.cancel([each.member for each in page], members=True)
+    assert seen == Counter(str(n) for n in range(100))
+    assert due_times(client) == {}
+
+
+def test_pages_with_a_needle(backlog: Backlog) -> None:
+    schedule(backlog, *(entry(str(n), 2000 + n, body=f"{n} needle{n % 3}") for n in range(9)))
+    found = [each.member for page in backlog.pages(needle="needle1") for each in page]
+    assert found == ["1", "4", "7"]
+
+
+def test_pages_of_nothing(backlog: Backlog) -> None:
+    assert [each for page in backlog.pages() for each in page] == []
+
+
+# forecast
+
+
+@pytest.mark.parametrize("limit", [1, 3, 1000])
+@pytest.mark.parametrize("spread", [1, 50, 5000])
+@pytest.mark.parametrize("edges", [[], [2000], [2500, 2500], [100, 2010, 2020, 4000, 9000]])
+def test_forecast(
+    edges: list[int], spread: int, limit: int, backlog: Backlog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backlog_module, "FORECAST_LIMIT", limit)
+    due = fill(backlog, 80, spread).values()
+    bounds = [0, *edges, 2**60]
+    expected = [
+        sum(low <= at_ms < high for at_ms in due) for low, high in itertools.pairwise(bounds)
+    ]
+    assert backlog.forecast(edges) == expected
+
+
+@pytest.mark.parametrize("edges", [[2, 1], range(300)])
+def test_forecast_refuses(edges: Any, backlog: Backlog) -> None:
+    with pytest.raises(ValueError, match="at most 250 edges, in ascending order"):
+        backlog.forecast(edges)
