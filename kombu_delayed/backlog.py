@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .message import Kept, open_kept
 from .scripts import script
@@ -80,25 +81,23 @@ class Backlog:
                 limit=PAGE_SIZE,
                 needle=needle,
             )
-            yield [
-                Waiting(member.decode(errors="surrogateescape"), open_kept(record))
-                for member, record in zip(found[::2], found[1::2], strict=True)
-            ]
+            yield _waiting(found)
+
+    def take(self, id: str) -> list[Waiting]:
+        """Drop the messages with a task id, and return them."""
+        return _waiting(self._cancel([id], whole=1, reads=1))
 
     def cancel(self, ids: Iterable[str], *, members: bool = False) -> list[int]:
         """Drop messages; returns how many there were, for each id.
 
         An id stands for all messages that share it; with `members`, a `Waiting.member` for one.
         """
-        counts: list[int] = []
-        for part in chunks(list(ids)):
-            counts += script("cancel")(
-                self.store.run,
-                **self.store.backlog_keys(self._keys),
-                whole=int(not members),
-                ids=part,
-            )
-        return counts
+        parts = chunks(list(ids))
+        return [n for part in parts for n in self._cancel(part, whole=int(not members), reads=0)]
+
+    def _cancel(self, ids: Sequence[str], whole: int, reads: int) -> list[Any]:
+        given = self.store.backlog_keys(self._keys)
+        return script("cancel")(self.store.run, **given, whole=whole, reads=reads, ids=ids)
 
     def reschedule(self, moves: Iterable[Move], *, members: bool = False) -> list[int]:
         """Give messages another due time; returns how many there were, for each.
@@ -139,3 +138,24 @@ class Backlog:
             counts = [a + b for a, b in zip(counts, found, strict=True)]
             start += FORECAST_LIMIT
         return counts
+
+
+def _waiting(answer: Sequence[bytes]) -> list[Waiting]:
+    return [
+        Waiting(member.decode(errors="surrogateescape"), open_kept(record))
+        for member, record in zip(answer[::2], answer[1::2], strict=True)
+    ]
+
+
+def queues(store: Store) -> set[str]:
+    """The queues that have a backlog, dead letters or consumers, found by looking at all keys."""
+    prefix, found, cursor = store.keys("").prefix, set(), b"0"
+    pattern = re.sub(r"([*?\[\]\\])", r"\\\1", prefix) + "{*}:*"
+    known = re.compile(re.escape(prefix) + r"\{(.+)\}:(?:partitions|dead|consumers)", re.DOTALL)
+    while True:
+        cursor, page = store.run("SCAN", cursor, "MATCH", pattern, "COUNT", PAGE_SIZE)
+        for key in page:
+            if match := known.fullmatch(key.decode(errors="surrogateescape")):
+                found.add(match[1])
+        if int(cursor) == 0:
+            return found

@@ -287,6 +287,16 @@ class Store:
             if int(cursor) == 0:
                 return
 
+    def consumers(self, queue: str) -> list[tuple[str, int, int]]:
+        """Who consumes: name, ms until its lease ends, unacked messages; who ends first leads."""
+        keys = self.keys(queue)
+        found = script("consumers")(self.run, consumers=keys.consumers, now=self.now)
+        names = [name.decode() for name in found[::2]]
+        return [
+            (name, int(left_ms), self.run("HLEN", keys.unacked(name)))
+            for name, left_ms in zip(names, found[1::2], strict=True)
+        ]
+
     def renew(self, queue: str, consumer: str, lease_ms: int) -> list[str] | None:
         """Make the lease last. Returns consumers whose lease has ended; None: this one's has.
 

@@ -6,15 +6,23 @@ local messages   = KEYS[3]            -- HASH id -> priority step + due_ms + mes
 local duplicates = KEYS[4]            -- HASH id -> how many messages share it
 local wake       = KEYS[5]            -- ZSET token -> when to claim
 local whole      = ARGV[1]            -- 1: an id stands for all messages that share it, 0: for one member
-local ids        = {unpack(ARGV, 2)}
+local reads      = ARGV[2]            -- 1: return what was dropped, 0: count it
+local ids        = {unpack(ARGV, 3)}
 -- include: backlog
--- returns how many were there, for each id; O(log n) a message
+-- returns for each id how many were there, or all of {member, priority step + due_ms + message, …};
+--   O(log n) a message
 redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
-local counts = {}
+local counts, dropped = {}, {}
 for i, id in ipairs(ids) do
   counts[i] = 0
   for _, member in ipairs(whole == '1' and members_of(id) or {id}) do
-    if take(member) then counts[i] = counts[i] + 1 end
+    local step, due_ms, message = take(member)
+    if step then
+      counts[i] = counts[i] + 1
+      if reads == '1' then
+        dropped[#dropped + 1], dropped[#dropped + 2] = member, step .. due_ms .. message
+      end
+    end
   end
 end
-return counts
+return reads == '1' and dropped or counts

@@ -1,0 +1,23 @@
+"""Makes an app's own tools know the backlog."""
+
+from __future__ import annotations
+
+from celery import Celery
+
+from .delayed import Delayed
+from .ids import use_ids
+
+
+def install(app: Celery, *, task_ids: str | None = None) -> Delayed:
+    """Extend an app: `app.delayed`, and a revoke that takes tasks out of the backlog.
+
+    `task_ids="uuid7"` gives the tasks of this process ids that sort by the time of sending. Call it
+    where the app is made, so that workers do as well. Twice is safe.
+    """
+    if not isinstance(getattr(app, "delayed", None), Delayed):
+        app.delayed = Delayed(app)
+    app.control_cls = "celery_ext.control:Control"
+    app.__dict__.pop("control", None)
+    if task_ids is not None:
+        use_ids(task_ids)
+    return app.delayed

@@ -1,0 +1,139 @@
+"""What is known of one task that waits, runs or was buried."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+from functools import cached_property
+from typing import Any
+
+from kombu_delayed.backlog import Waiting
+from kombu_delayed.lookup import Found
+
+#: The first task in a message is its header's: in the body, which is text, quotes are escaped.
+_TASK = re.compile(rb'"task": ?"((?:[^"\\]|\\.)*)"')
+
+_DELIVERIES = re.compile(rb', ?"deliveries": ?(\d+)\}$')
+
+
+@dataclass(frozen=True)
+class TaskInfo:
+    """A task in the broker. Its message is read when something of it is asked for.
+
+    `state` is "delayed", "ready", "unacked" (claimed by a worker, running or about to) or "dead".
+    `due_ms` is ms since the epoch, None for a task without an ETA. `consumer` holds it, or held it
+    last; `reason` is why it was buried.
+    """
+
+    state: str
+    queue: str
+    priority: int
+    message: bytes = field(repr=False)
+    due_ms: int | None = None
+    consumer: str = ""
+    reason: str = ""
+    #: What the backlog calls it: its id, or more where several tasks share one.
+    member: str = field(default="", repr=False)
+
+    @classmethod
+    def of(cls, found: Found) -> TaskInfo:
+        """A task that was looked up by its id."""
+        return cls(
+            found.state,
+            found.queue,
+            found.step,
+            found.message,
+            found.due_ms,
+            found.consumer,
+            found.reason,
+        )
+
+    @classmethod
+    def waiting(cls, queue: str, waiting: Waiting) -> TaskInfo:
+        """A task from a page of the backlog."""
+        kept = waiting.kept
+        return cls("delayed", queue, kept.step, kept.message, kept.due_ms, member=waiting.member)
+
+    @cached_property
+    def payload(self) -> dict[str, Any]:
+        """Kombu's message: body, headers, properties."""
+        found = json.loads(self.message)
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def headers(self) -> dict[str, Any]:
+        """The task's headers."""
+        found = self.payload.get("headers")
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def id(self) -> str:
+        """The task id."""
+        if self.member:
+            return self.member.partition("\x1f")[0]
+        return str(self.headers.get("id") or "")
+
+    @cached_property
+    def task(self) -> str:
+        """The name of the task; empty for a message that is none."""
+        found = _TASK.search(self.message)
+        return json.loads(b'"' + found[1] + b'"') if found else ""
+
+    @property
+    def args(self) -> str:
+        """The positional arguments as Celery shows them."""
+        return str(self.headers.get("argsrepr") or "")
+
+    @property
+    def kwargs(self) -> str:
+        """The keyword arguments as Celery shows them."""
+        return str(self.headers.get("kwargsrepr") or "")
+
+    @property
+    def eta(self) -> datetime | None:
+        """When it is due, in UTC."""
+        if self.due_ms is None:
+            return None
+        return datetime.fromtimestamp(0, timezone.utc) + timedelta(milliseconds=self.due_ms)
+
+    @property
+    def remaining(self) -> timedelta | None:
+        """How long until then by this machine's clock; negative for what is overdue."""
+        return self.eta - datetime.now(timezone.utc) if self.eta else None
+
+    @property
+    def deliveries(self) -> int:
+        """How often it was given to a worker before, in vain."""
+        found = _DELIVERIES.search(self.message)
+        return int(found[1]) if found else 0
+
+    @property
+    def tenant(self) -> str | None:
+        """The header `tenant`."""
+        found = self.headers.get("tenant")
+        return None if found is None else str(found)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it but the message, in types that JSON knows."""
+        return {
+            "id": self.id,
+            "state": self.state,
+            "task": self.task,
+            "args": self.args,
+            "kwargs": self.kwargs,
+            "queue": self.queue,
+            "priority": self.priority,
+            "eta": self.eta.isoformat() if self.eta else None,
+            "remaining_seconds": self.remaining.total_seconds() if self.remaining else None,
+            "deliveries": self.deliveries,
+            "consumer": self.consumer,
+            "reason": self.reason,
+            "group_id": self.headers.get("group"),
+            "root_id": self.headers.get("root_id"),
+            "parent_id": self.headers.get("parent_id"),
+            "retries": self.headers.get("retries"),
+            "expires": self.headers.get("expires"),
+            "tenant": self.tenant,
+        }

@@ -1,0 +1,8 @@
+-- consumers: who consumes a queue, and how long yet.
+local consumers = KEYS[1]            -- ZSET consumer -> end of its lease
+local now       = ARGV[1]
+-- include: clock
+-- returns {consumer, ms until its lease ends, …}, who ends first in front; 0 and less: it has ended
+local found = redis.call('ZRANGE', consumers, 0, -1, 'WITHSCORES')
+for i = 2, #found, 2 do found[i] = math.max(tonumber(found[i]) - now_ms, -1) end
+return found
