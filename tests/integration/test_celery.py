@@ -26,7 +26,7 @@ from tests.kit.workers import Worker
 
 pytestmark = pytest.mark.smoke
 
-POOLS = {"prefork": 2, "threads": 2, "solo": 1, "gevent": 10}
+POOLS = {"prefork": 2, "threads": 2, "solo": 1, "gevent": 10, "eventlet": 10}
 KIND = available_kinds()[0]
 #: What a task may be late by on a busy machine.
 LATE_SECONDS = 0.5

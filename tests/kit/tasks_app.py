@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,14 @@ def retry(self: Any, countdown: float, times: int = 1) -> str | None:
     if self.request.retries < times:
         raise self.retry(countdown=countdown)
     return self.request.eta
+
+
+@task(bind=True)
+def retry_at(self: Any, eta: str) -> None:
+    """Retries once, at a time."""
+    write_down(self)
+    if not self.request.retries:
+        raise self.retry(eta=datetime.fromisoformat(eta))
 
 
 @task(
