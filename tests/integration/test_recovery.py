@@ -14,6 +14,7 @@ import redis
 from celery import Celery
 from kombu import Connection, Exchange, Queue
 
+from kombu_delayed import DeadLetters
 from tests.kit.inbox import Inbox
 from tests.kit.ledger import Ledger
 from tests.kit.proxy import Proxy
@@ -474,6 +475,28 @@ def test_the_messages_of_a_killed_worker_run_elsewhere(
             assert taken[0]["redelivered"]
             assert taken[0]["at"] - killed_at < 3 * LEASE_SECONDS
             heir.kill()
+
+
+def test_a_task_that_kills_its_workers_is_buried(
+    own_server: Server, ledger: Ledger, tmp_path: Path
+) -> None:
+    setup = settings(own_server.port, ledger, delayed_max_deliveries=2)
+    app = make_app(setup)
+    id = app.send_task("die").id
+    for n in range(2):
+        victim = Worker(setup, tmp_path, name=f"victim{n}", pool="solo")
+        victim.start(wait=False)
+        assert victim.wait() == -signal.SIGKILL
+    with own_server.client() as client, Worker(setup, tmp_path, name="heir", pool="solo") as heir:
+        wait_until(lambda: client.zcard("{celery}:dead") == 1, "it is buried")
+        ledger.wait_for_all([app.send_task("record").id])
+        assert heir.running
+    assert len(ledger.of(id)) == 2
+    with Connection(setup.broker_url) as connection:
+        letter = DeadLetters(connection, "celery").get(id)
+    assert letter is not None
+    assert letter.deliveries == 2
+    assert letter.reason == "delivered 2 times without success"
 
 
 def test_a_long_task_is_not_run_twice(own_server: Server, ledger: Ledger, tmp_path: Path) -> None:
