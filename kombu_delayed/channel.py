@@ -16,9 +16,9 @@ from redis.exceptions import ResponseError
 
 from . import embedded, urls
 from .consumer import Consumer
-from .errors import UNREACHABLE, ServerNotReady, translate
+from .errors import UNREACHABLE, AlreadyDelayed, ServerNotReady, translate
 from .lease import Lease
-from .message import due, message_id, to_json
+from .message import Unique, due, message_id, to_json, unique_key
 from .options import Options
 from .qos import QoS
 from .server import check, inspect
@@ -225,6 +225,9 @@ class Channel(stock.Channel):
         when = due(message)
         entry = Entry(message_id(message), step, to_json(message), when.argument if when else "")
         expires_ms = self._expires.get(queue, 0)
+        if unique := unique_key(message):
+            self._put_unique(queue, entry, unique, expires_ms)
+            return
         if batch is not None:
             batch.add("schedule" if when else "put", queue, entry, expires_ms)
             return
@@ -236,6 +239,11 @@ class Channel(stock.Channel):
         except ServerNotReady:
             _servers.clear()  # who reconnects looks at it again, and waits
             raise
+
+    def _put_unique(self, queue: str, entry: Entry, unique: Unique, expires_ms: int) -> None:
+        done, other = self.store.schedule_unique(queue, entry, *unique, expires_ms)
+        if done == "refused":
+            raise AlreadyDelayed(unique.key, other)
 
     def _lookup(self, exchange: str, routing_key: str, default: str | None = None) -> list[str]:
         found = super()._lookup(exchange, routing_key, default)

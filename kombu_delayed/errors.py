@@ -43,6 +43,18 @@ class ServerFull(DelayedError, OperationalError):
     """
 
 
+class AlreadyDelayed(DelayedError):
+    """A task with the same unique key is delayed already; this one was not sent.
+
+    `task_id` is the id of the one that waits.
+    """
+
+    def __init__(self, key: str = "", task_id: str = "") -> None:
+        """With the key that both have."""
+        self.key, self.task_id = key, task_id
+        super().__init__(f"task {task_id} with the unique key {key!r} is delayed already")
+
+
 class MessageError(DelayedError, ValueError):
     """What was found in a queue is not a message of Kombu's."""
 

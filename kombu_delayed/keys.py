@@ -59,6 +59,16 @@ class QueueKeys:
         return self._tagged("duplicates")
 
     @cached_property
+    def unique(self) -> str:
+        """Hash unique key -> id of the delayed message that has it."""
+        return self._tagged("unique")
+
+    @cached_property
+    def unique_due(self) -> str:
+        """Sorted set unique key -> when that message was due last."""
+        return self._tagged("unique-due")
+
+    @cached_property
     def wake(self) -> str:
         """Sorted set of wake tokens -> when to claim."""
         return self._tagged("wake")

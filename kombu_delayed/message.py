@@ -12,7 +12,7 @@ from dateutil.parser import isoparse
 from kombu.log import get_logger
 from kombu.utils.json import JSONEncoder, loads
 
-from .errors import MessageError
+from .errors import MessageError, OptionError
 
 logger = get_logger(__name__)
 
@@ -72,6 +72,34 @@ def due(message: Payload) -> Due | None:
             error,
         )
     return None
+
+
+class Unique(NamedTuple):
+    """The key that no two delayed messages of a queue share, and what becomes of a second one."""
+
+    key: str
+    conflict: str
+
+
+CONFLICTS = ("refuse", "replace", "debounce")
+
+
+def unique_key(message: Payload) -> Unique | None:
+    """The headers `delayed_unique` and `delayed_conflict`; None: the message is no such one.
+
+    A retry has the headers of its first attempt and is not held against others. Raises OptionError
+    for an unknown conflict.
+    """
+    headers = message.get("headers") or {}
+    key = headers.get("delayed_unique")
+    if key is None or headers.get("retries"):
+        return None
+    conflict = headers.get("delayed_conflict", CONFLICTS[0])
+    if conflict not in CONFLICTS:
+        raise OptionError(
+            f"header delayed_conflict takes one of {', '.join(CONFLICTS)}, not {conflict!r}"
+        )
+    return Unique(str(key), conflict)
 
 
 def eta_to_ms(eta: str | datetime) -> int:

@@ -157,6 +157,33 @@ class Store:
             "entries": [part for e in entries for part in (e.id, e.due, e.record)],
         }
 
+    def schedule_unique(
+        self, queue: str, entry: Entry, key: str, conflict: str, expires_ms: int = 0
+    ) -> tuple[str, str]:
+        """Schedule a message unless another one with this key is delayed.
+
+        `conflict` says what then: "refuse", "replace" or "debounce". Returns what was done
+        ("stored", "refused", "replaced" or "pushed") and the id of the other one, or "".
+        """
+        keys = self.keys(queue)
+        done, other = script("unique")(
+            self.run,
+            **self.backlog_keys(keys),
+            unique=keys.unique,
+            unique_due=keys.unique_due,
+            ready=keys.ready,
+            now=self.now,
+            partition_size=self.partition_size,
+            steps=keys.steps,
+            expires_ms=expires_ms,
+            conflict=conflict,
+            key=key,
+            id=entry.id,
+            due=entry.due or "0",
+            record=entry.record,
+        )
+        return done.decode(), other.decode(errors="surrogateescape")
+
     def publish(self, queue: str, entries: Sequence[Entry], expires_ms: int = 0) -> int:
         """Make messages ready at once."""
         count = 0

@@ -8,6 +8,8 @@ NAMES = {
     "delayed": "{q}:delayed:",
     "partitions": "{q}:partitions",
     "messages": "{q}:messages",
+    "unique": "{q}:unique",
+    "unique_due": "{q}:unique-due",
     "duplicates": "{q}:duplicates",
     "wake": "{q}:wake",
     "armed": "{q}:armed",

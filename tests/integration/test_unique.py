@@ -1,0 +1,106 @@
+"""Tasks of which only one is delayed at a time, as Celery users send them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_ext import Delayed
+from celery_ext.unique import AlreadyDelayed, UniqueTask, unique_headers
+from kombu_delayed.errors import OptionError
+from tests.kit.ledger import Ledger
+from tests.kit.servers import Server
+from tests.kit.tasks_app import Settings, make_app
+from tests.kit.workers import Worker
+
+
+@pytest.fixture
+def app(server: Server) -> Celery:
+    return make_app(Settings(f"delayed+{server.url}"))
+
+
+@pytest.fixture
+def delayed(app: Celery) -> Delayed:
+    return Delayed(app)
+
+
+def ids(delayed: Delayed) -> list[str]:
+    return [info.id for info in delayed.find()]
+
+
+@pytest.mark.parametrize("conflict", ["refuse", "replace", "debounce"])
+def test_headers(conflict: str, app: Celery, delayed: Delayed) -> None:
+    headers = unique_headers("user 7", conflict)
+    first = app.send_task("record", countdown=60, headers=headers)
+    before = delayed.get(first.id)
+    if conflict == "refuse":
+        with pytest.raises(AlreadyDelayed, match="'user 7'") as caught:
+            app.send_task("record", countdown=90, headers=headers)
+        assert caught.value.task_id == first.id
+        expected = first.id
+    else:
+        second = app.send_task("record", countdown=90, headers=headers)
+        expected = first.id if conflict == "debounce" else second.id
+    assert ids(delayed) == [expected]
+    after = delayed.get(expected)
+    assert before is not None
+    assert after is not None
+    assert (after.due_ms == before.due_ms) == (conflict == "refuse")
+
+
+def test_a_conflict_that_is_none(app: Celery, delayed: Delayed) -> None:
+    with pytest.raises(ValueError, match="refuse, replace, debounce, not 'drop'"):
+        unique_headers("k", "drop")
+    wrong = {"delayed_unique": "k", "delayed_conflict": "drop"}
+    with pytest.raises(OptionError, match="refuse, replace, debounce, not 'drop'"):
+        app.send_task("record", countdown=60, headers=wrong)
+    assert ids(delayed) == []
+
+
+def test_base_class(app: Celery, delayed: Delayed) -> None:
+    @app.task(base=UniqueTask)
+    def report(user: int, style: str = "short") -> None: ...
+
+    calls: list[tuple[Any, Any]] = [((1,), {}), ((2,), {}), ((1,), {"style": "long"})]
+    for args, kwargs in calls:
+        report.apply_async(args, kwargs, countdown=60)
+    for args, kwargs in calls:
+        with pytest.raises(AlreadyDelayed):
+            report.apply_async(args, kwargs, countdown=60)
+    assert len(ids(delayed)) == 3
+    assert delayed.cancel(ids(delayed)[0])
+    report.apply_async((1,), countdown=60)
+
+
+def test_base_class_with_a_key_of_its_own(app: Celery, delayed: Delayed) -> None:
+    class PerUser(UniqueTask):
+        abstract = True
+        unique_conflict = "replace"
+
+        def unique_key(self, args: Any, kwargs: Any) -> str:
+            return f"user {args[0]}"
+
+    @app.task(base=PerUser)
+    def mail(user: int, text: str) -> None: ...
+
+    mail.apply_async((1, "first"), countdown=60)
+    last = mail.apply_async((1, "second"), countdown=60)
+    assert ids(delayed) == [last.id]
+
+
+@pytest.mark.smoke
+def test_a_retry_is_not_held_against_another_one(
+    server: Server, app: Celery, delayed: Delayed, tmp_path: Path
+) -> None:
+    ledger = Ledger(tmp_path / "ledger")
+    settings = Settings(f"delayed+{server.url}", ledger=str(ledger.path))
+    headers = unique_headers("k")
+    with Worker(settings, tmp_path):
+        first = app.send_task("retry", (0.5, 1), headers=headers)
+        ledger.wait_for(1)
+        second = app.send_task("record", countdown=0.1, headers=headers)
+        ledger.wait_for_all([second.id])
+        ledger.wait(lambda all: sum(run["id"] == first.id for run in all) == 2, "it has run again")
