@@ -37,6 +37,8 @@ class Life:
     #: [stopped, continued]
     stops: list[list[float]] = field(default_factory=list)
     ready: bool = False
+    #: The end of its log, where it hung or ended by itself.
+    last_words: str = ""
 
     @property
     def stopped(self) -> bool:
@@ -142,8 +144,13 @@ class Crew:
         life.ended_at = time.time()
         if not life.fate:
             life.fate, life.fated_at = "by itself", life.ended_at
+        self._hear_out(life)
         if self._replaces:
             self._start(slot)
+
+    def _hear_out(self, life: Life) -> None:
+        if life.fate in ("by itself", "hung"):
+            life.last_words = life.worker.log_path.read_text(errors="replace")[-3000:]
 
     def finish(self) -> None:
         """A warm shutdown of all; what does not end is killed and counted as hung."""
@@ -159,6 +166,7 @@ class Crew:
             if life.worker.running:
                 self._hung(life)
             life.ended_at = time.time()
+            self._hear_out(life)
         self.close()
 
     def close(self) -> None:

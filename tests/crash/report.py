@@ -88,9 +88,8 @@ def findings(result: Result) -> str:
     for key in verdict.left:
         parts.append(f"left on the server:\n{_history(result, key)}")
     for life in result.crew.lives:
-        if life.fate in ("by itself", "hung"):
-            log = life.worker.log_path.read_text(errors="replace")[-3000:]
-            parts.append(f"worker {life.describe()}\n{log}")
+        if life.last_words:
+            parts.append(f"worker {life.describe()}\n{life.last_words}")
     return "\n".join(parts)
 
 
