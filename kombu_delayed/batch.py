@@ -2,29 +2,88 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kombu.transport import redis as stock
 from redis.exceptions import ResponseError
 
-from .store import CALL_LIMIT, Entry, Store
+from .scripts import Script
+from .store import CALL_LIMIT, Entry, Store, chunks
+from .wire import pack
 
 if TYPE_CHECKING:
     from .channel import Channel
 
 
-class Outbox:
-    """Stands in for the batch's pipeline: gathers messages by queue, sends them together.
+class Pipeline:
+    """Sends commands without waiting: the server works on them while the program goes on.
 
-    The server works on what was sent while the program prepares the next messages.
+    `on_answer` is called with the verb that a command was sent under and its answer, in order.
     """
 
-    def __init__(self, store: Store, prefix: str) -> None:
+    def __init__(
+        self, store: Store, on_answer: Callable[[str, Any], None] = lambda verb, answer: None
+    ) -> None:
+        self._pool = store.client.connection_pool
+        self._on_answer = on_answer
+        self._connection: Any = None
+        self._unconfirmed: deque[str] = deque()
+
+    def send(self, commands: list[tuple[str, tuple[Any, ...]]]) -> None:
+        """Send commands, each under a verb, and read the answers to what was sent before."""
+        if self._connection is None:
+            self._connection = self._pool.get_connection()
+        packed = [pack(command) for _, command in commands]
+        self._connection.send_packed_command(packed, check_health=not self._unconfirmed)
+        before = len(self._unconfirmed)
+        self._unconfirmed.extend(verb for verb, _ in commands)
+        self._confirm(before)
+
+    def confirm(self) -> None:
+        """Read the answers to what was sent. Raises the first error among them."""
+        self._confirm(len(self._unconfirmed))
+
+    def _confirm(self, count: int) -> None:
+        errors = []
+        for _ in range(count):
+            verb = self._unconfirmed.popleft()
+            try:
+                self._on_answer(verb, self._connection.read_response())
+            except ResponseError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def close(self) -> None:
+        """Give the connection back to its pool."""
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        if self._unconfirmed:
+            connection.disconnect()
+        self._unconfirmed.clear()
+        self._pool.release(connection)
+
+
+def whole(move: Script, given: dict[str, Any]) -> tuple[Any, ...]:
+    """The command that runs a script, whole: nobody waits for a server that has lost it."""
+    return ("EVAL", move.source, *move.pack(given))
+
+
+class Outbox(Pipeline):
+    """Stands in for the batch's pipeline: gathers messages by queue, sends them together."""
+
+    def __init__(
+        self,
+        store: Store,
+        prefix: str,
+        on_answer: Callable[[str, Any], None] = lambda verb, answer: None,
+    ) -> None:
+        super().__init__(store, on_answer)
         self._store = store
         self._prefix = prefix
-        self._pool = store.client.connection_pool
-        self._connection: Any = None
-        self._unconfirmed = 0
         self.reset()
 
     def reset(self) -> None:
@@ -48,47 +107,17 @@ class Outbox:
         """Send what was gathered, and see that what was sent before has arrived."""
         commands = self._commands()
         self.reset()
-        if self._connection is None:
-            self._connection = self._pool.get_connection()
-        packed = self._connection.pack_commands(commands)
-        self._connection.send_packed_command(packed, check_health=not self._unconfirmed)
-        before, self._unconfirmed = self._unconfirmed, self._unconfirmed + len(commands)
-        self._confirm(before)
+        self.send(commands)
 
-    def _commands(self) -> list[tuple[Any, ...]]:
-        commands: list[tuple[Any, ...]] = []
+    def _commands(self) -> list[tuple[str, tuple[Any, ...]]]:
+        commands: list[tuple[str, tuple[Any, ...]]] = []
         for (verb, queue, expires_ms), entries in self._queued.items():
             call = self._store.schedule_call if verb == "schedule" else self._store.publish_call
-            for at in range(0, len(entries), CALL_LIMIT):
-                move, given = call(queue, entries[at : at + CALL_LIMIT], expires_ms)
-                # Whole, as the server may have lost the script: nobody waits for its complaint.
-                commands.append(("EVAL", move.source, *move.pack(given)))
-        commands.extend(("PUBLISH", topic, payload) for topic, payload in self._fanout)
+            for part in chunks(entries):
+                commands.append((verb, whole(*call(queue, part, expires_ms))))
+        for topic, payload in self._fanout:
+            commands.append(("fanout", ("PUBLISH", topic, payload)))
         return commands
-
-    def confirm(self) -> None:
-        """Read the answers to what was sent. Raises the first error among them."""
-        self._confirm(self._unconfirmed)
-
-    def _confirm(self, count: int) -> None:
-        errors = []
-        for _ in range(count):
-            self._unconfirmed -= 1
-            try:
-                self._connection.read_response()
-            except ResponseError as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
-
-    def close(self) -> None:
-        """Give the connection back to its pool."""
-        connection, self._connection = self._connection, None
-        if connection is None:
-            return
-        if self._unconfirmed:
-            connection.disconnect()
-        self._pool.release(connection)
 
 
 if hasattr(stock, "PublishBatch"):

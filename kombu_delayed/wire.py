@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
 from typing import Any
@@ -24,6 +24,15 @@ UNREAD_LIMIT = 64
 
 #: A connection that has been idle for longer is looked at before it is used.
 IDLE_SECONDS = 0.1
+
+
+def pack(command: Sequence[Any]) -> bytes:
+    """A command for the wire. redis-py checks each part of it, and cuts it into small ones."""
+    parts = [b"*%d\r\n" % len(command)]
+    for each in command:
+        raw = each if type(each) is bytes else str(each).encode()
+        parts += (b"$%d\r\n" % len(raw), raw, b"\r\n")
+    return b"".join(parts)
 
 
 class Wire:
@@ -112,8 +121,7 @@ class Wire:
         if not self._unread and getattr(self._connection, "_re_auth_token", None) is not None:
             self._connection.re_auth()
         # A check of the connection's health would take the answer of a posted command for its own.
-        packed = self._connection.pack_command(*command)
-        self._connection.send_packed_command(packed, check_health=not self._unread)
+        self._connection.send_packed_command([pack(command)], check_health=not self._unread)
 
     def _drop_closed(self) -> None:
         """Nothing was sent yet, so the server's closing of an idle connection need not show."""

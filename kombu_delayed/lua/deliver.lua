@@ -29,12 +29,16 @@ if lease_end_ms == '0' or (leased == '1' and not lease_end_ms) then return {0} e
 if lease_ms > 0 then redis.call('ZADD', consumers, now_ms + lease_ms, consumer) end
 
 local function promote(members)
+  local batches = {}
   for _, kept in ipairs(redis.call('HMGET', messages, unpack(members))) do
     if kept then
-      local step, due_ms, message = parts_of(kept)
-      redis.call('LPUSH', list_for(step), '{"due_ms":' .. due_ms .. ',' .. message:sub(2))
+      local list, brace = list_for(kept:sub(1, 1)), kept:find('{', 2, true)
+      local batch = batches[list] or {}
+      batches[list] = batch
+      batch[#batch + 1] = '{"due_ms":' .. kept:sub(2, brace - 1) .. ',' .. kept:sub(brace + 1)
     end
   end
+  for list, batch in pairs(batches) do redis.call('LPUSH', list, unpack(batch)) end
   redis.call('HDEL', messages, unpack(members))
   for _, member in ipairs(members) do
     if member:find('\31', 1, true) then forget_duplicate(member) end
