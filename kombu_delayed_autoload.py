@@ -3,6 +3,8 @@
 `kombu_delayed.pth` imports this module when Python starts, so it must cost nothing: it waits until
 the program imports Kombu's table of transports, and adds to it. Kombu's own hook, the entry points
 of `kombu.serializers`, is not read by a program that only opens a `kombu.Connection`.
+
+It is there before pytest is, which would warn of that: PYTEST_DONT_REWRITE
 """
 
 import sys

@@ -2,10 +2,47 @@
 
 from __future__ import annotations
 
-from .delayed import Delayed, Outcome
-from .errors import BrokerError
-from .install import install
-from .query import Query
-from .task_info import TaskInfo
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["BrokerError", "Delayed", "Outcome", "Query", "TaskInfo", "install"]
+if TYPE_CHECKING:
+    from .bulk import BulkReport
+    from .delayed import Delayed, Outcome
+    from .errors import BackupError, BrokerError, BulkError, QueryError
+    from .extend import install
+    from .query import Query
+    from .task_info import TaskInfo
+
+_HOMES = {
+    "BackupError": "errors",
+    "BrokerError": "errors",
+    "BulkError": "errors",
+    "BulkReport": "bulk",
+    "Delayed": "delayed",
+    "Outcome": "delayed",
+    "Query": "query",
+    "QueryError": "errors",
+    "TaskInfo": "task_info",
+    "install": "extend",
+}
+
+__all__ = [
+    "BackupError",
+    "BrokerError",
+    "BulkError",
+    "BulkReport",
+    "Delayed",
+    "Outcome",
+    "Query",
+    "QueryError",
+    "TaskInfo",
+    "install",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # The command line and every pytest run import this package: nothing heavy before it is used.
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f".{_HOMES[name]}", __name__), name)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
-
-from kombu import Connection
+from datetime import datetime
 
 from kombu_delayed.dead import DeadLetters
-from kombu_delayed.store import DeadLetter
+from kombu_delayed.store import DeadLetter, Store
 
+from .broker import Broker
 from .task_info import TaskInfo
+from .times import from_ms, to_ms
 
 
 @dataclass(frozen=True)
@@ -38,20 +38,31 @@ class DeadTask:
     @property
     def at(self) -> datetime:
         """When it was buried, in UTC."""
-        epoch = datetime.fromtimestamp(0, timezone.utc)
-        return epoch + timedelta(milliseconds=self.letter.at_ms)
+        return from_ms(self.letter.at_ms)
+
+
+class _Letters(DeadLetters):
+    """The dead letters of a queue, over the connection that all calls share."""
+
+    def __init__(self, broker: Broker, queue: str) -> None:
+        super().__init__(broker.connection, queue)
+        self._broker = broker
+
+    @property
+    def _store(self) -> Store:
+        return self._broker.store
 
 
 class Dead:
     """Look at dead letters, give them another try, drop them; in one queue or in all."""
 
-    def __init__(self, connection: Connection, queues: Callable[[], list[str]]) -> None:
-        self._connection = connection
+    def __init__(self, broker: Broker, queues: Callable[[], list[str]]) -> None:
+        self._broker = broker
         self._queues = queues
 
     def _each(self, queue: str | None) -> Iterator[DeadLetters]:
         for name in [queue] if queue else self._queues():
-            yield DeadLetters(self._connection, name)
+            yield _Letters(self._broker, name)
 
     def list(self, queue: str | None = None) -> Iterator[DeadTask]:
         """All of them, by queue, the oldest first, as they are read."""
@@ -72,11 +83,20 @@ class Dead:
         at: datetime | str | None = None,
         queue: str | None = None,
     ) -> int:
-        """Give some, or all, another try, now or at a time; returns how many there were."""
-        given = None if ids is None else [*ids]
+        """Give some, or all, another try, now or at a time; returns how many there were.
+
+        Raises QueryError where `at` is not a time.
+        """
+        if at is not None:
+            to_ms("at", at)
+        given = _several(ids)
         return sum(letters.replay(given, at) for letters in self._each(queue))
 
     def purge(self, ids: Iterable[str] | None = None, queue: str | None = None) -> int:
         """Drop some, or all, for good; returns how many there were."""
-        given = None if ids is None else [*ids]
+        given = _several(ids)
         return sum(letters.purge(given) for letters in self._each(queue))
+
+
+def _several(ids: Iterable[str] | None) -> Sequence[str] | None:
+    return [ids] if isinstance(ids, str) else None if ids is None else [*ids]

@@ -13,19 +13,21 @@ from kombu import Connection
 from kombu_delayed import backlog as backlogs
 from kombu_delayed.backlog import Backlog, Move
 from kombu_delayed.lookup import lookup_by_id, lookup_by_reading
-from kombu_delayed.message import eta_to_ms
 from kombu_delayed.store import CALL_LIMIT, Store
-from kombu_delayed.transport import Transport
 
 from . import signals
+from .backup import BackupReport, FilePath, RestoreReport, backup, restore
+from .broker import Broker
+from .bulk import BulkReport, schedule_many
 from .counts import Bucket, ConsumerInfo, Counts, Forecast
 from .dead import Dead
-from .errors import BrokerError, QueryError
+from .errors import QueryError
+from .plan import Plan
+from .progress import Progress
 from .query import Query
 from .revoked import store_revoked
 from .task_info import TaskInfo
-
-Progress = Callable[[int], None]
+from .times import LATEST_MS, from_ms, from_now_ms, to_ms
 
 #: So many of the tasks that a bulk change has met are in its outcome.
 SAMPLE_SIZE = 10
@@ -53,40 +55,32 @@ class Delayed:
     """The delayed tasks of an app's broker. No worker needs to run.
 
     Connects when it is used first. Raises BrokerError where the broker keeps no backlog, and
-    Kombu's connection errors where it cannot be reached.
+    Kombu's OperationalError where it cannot be reached; the next call tries again.
     """
 
     def __init__(self, app: Celery) -> None:
         self.app = app
-        self._connection: Connection | None = None
+        self._broker = Broker(app)
 
     @property
     def connection(self) -> Connection:
-        """The connection that all calls share."""
-        if self._connection is None:
-            connection = self.app.connection_for_write()
-            if not isinstance(connection.transport, Transport):
-                raise BrokerError(
-                    f"the app's broker {connection.as_uri()} keeps no backlog: put delayed+ in "
-                    "front of its URL"
-                )
-            self._connection = connection
-        return self._connection
+        """The connection that all calls share; it may not be connected yet."""
+        return self._broker.connection
 
     @property
     def store(self) -> Store:
         """The moves of the broker's messages."""
-        store: Store = self.connection.default_channel.store
-        return store
+        return self._broker.store
 
     def close(self) -> None:
         """Disconnect; the next call connects again."""
-        if self._connection is not None:
-            self._connection.release()
-            self._connection = None
+        self._broker.close()
 
     def queues(self) -> list[str]:
-        """The app's queues, and all in the broker that have something delayed, dead or running."""
+        """The app's queues, and all in the broker that have or had something.
+
+        The latter are found by looking at the names of all keys there.
+        """
         return sorted({*self.app.amqp.queues, *backlogs.queues(self.store)})
 
     def backlog(self, queue: str) -> Backlog:
@@ -96,7 +90,7 @@ class Delayed:
     # One task.
 
     def get(self, task_id: str, queue: str | None = None) -> TaskInfo | None:
-        """What is known of a task that is delayed, dead, unacked or ready, in this order.
+        """What is known of a task that is delayed, dead, ready or unacked, in this order.
 
         None: the broker does not have it. What is ready or unacked is found by reading all of it.
         """
@@ -110,16 +104,20 @@ class Delayed:
     def cancel(self, task_id: str, queue: str | None = None) -> bool:
         """Drop a delayed task; True if it was delayed and is gone now.
 
-        Its result is REVOKED. Without `queue`, the app's queues are looked at first.
+        Its result is REVOKED. Without `queue`, the app's queues are looked at, and those that it
+        does not know only where it is in none of them.
         """
-        dropped = self._in_queues(queue, lambda name: self._cancel_in(name, task_id))
-        return dropped > 0
+        return bool(self.cancel_ids([task_id], queue))
 
-    def _cancel_in(self, queue: str, task_id: str) -> int:
-        dropped = self.backlog(queue).take(task_id)
-        for waiting in dropped:
-            self._was_cancelled(TaskInfo.waiting(queue, waiting))
-        return len(dropped)
+    def cancel_ids(self, task_ids: Iterable[str], queue: str | None = None) -> set[str]:
+        """Drop several tasks as `cancel` does; returns the ids of those that were delayed."""
+        wanted = [*dict.fromkeys(task_ids)]
+        gone: set[str] = set()
+        for name in self._where(queue, lambda: len(gone) == len(wanted)):
+            for waiting in self.backlog(name).take(wanted):
+                gone.add(waiting.id)
+                self._was_cancelled(TaskInfo.waiting(name, waiting))
+        return gone
 
     def _was_cancelled(self, info: TaskInfo) -> None:
         store_revoked(self.app, info)
@@ -135,41 +133,43 @@ class Delayed:
     ) -> bool:
         """Give a delayed task another due time, `countdown` seconds from now or `eta`.
 
-        True if it was delayed. A time that has come lets it run now. Raises ValueError where not
-        exactly one of the two is given.
+        True if it was delayed. A time that has come lets it run now. Raises QueryError, which is a
+        ValueError, where not exactly one of the two is given or it is no time.
         """
         if (countdown is None) == (eta is None):
-            raise ValueError("reschedule takes either countdown (seconds) or eta (a time)")
-        if countdown is not None:
-            eta = datetime.now(timezone.utc) + timedelta(seconds=countdown)
-        return self._move(task_id, _move_to(eta_to_ms(eta or "")), queue)
+            raise QueryError("reschedule takes either countdown (seconds) or eta (a time)")
+        if eta is not None:
+            return self._move(task_id, _move_to(to_ms("eta", eta)), queue)
+        return self._move(task_id, _move_to(from_now_ms("countdown", countdown or 0)), queue)
 
     def run_now(self, task_id: str, queue: str | None = None) -> bool:
         """Let a delayed task run now; True if it was delayed."""
         return self._move(task_id, ("+0", ""), queue)
 
     def _move(self, task_id: str, to: tuple[str, str], queue: str | None) -> bool:
-        def move(name: str) -> int:
-            return self.backlog(name).reschedule([Move(task_id, *to)])[0]
-
-        moved = self._in_queues(queue, move) > 0
+        moved: list[str] = []
+        for name in self._where(queue, lambda: bool(moved)):
+            if self.backlog(name).reschedule([Move(task_id, *to)])[0]:
+                moved.append(name)
         if moved:
             signals.task_rescheduled.send(sender=self.app, task_id=task_id, eta=to[1] or None)
-        return moved
+        return bool(moved)
 
-    def _in_queues(self, queue: str | None, change: Callable[[str], int]) -> int:
-        """How many were changed in a queue, or in the app's, or else in those that there are."""
-        if queue:
-            return change(queue)
-        own = list(self.app.amqp.queues)
-        changed = sum(map(change, own))
-        return changed or sum(change(name) for name in self.queues() if name not in own)
+    def _where(self, queue: str | None, is_done: Callable[[], bool]) -> Iterator[str]:
+        """A queue, or the app's and, if it is not done then, the others that there are."""
+        own = [queue] if queue else list(self.app.amqp.queues)
+        yield from own
+        if not queue and not is_done():
+            yield from (name for name in self.queues() if name not in own)
 
     # Many.
 
     def find(self, **criteria: Any) -> Iterator[TaskInfo]:
         """Delayed tasks that meet the criteria of `Query`, by queue and due time, read lazily."""
-        query = Query(**criteria)
+        return self.find_all(Query(**criteria))
+
+    def find_all(self, query: Query) -> Iterator[TaskInfo]:
+        """Delayed tasks that a query means, as `find`."""
         for _, page in self._pages(query):
             yield from page
 
@@ -218,18 +218,22 @@ class Delayed:
         """Give all delayed tasks that a query means another due time.
 
         `by` moves each by so much, `to` all to one time, `spread` evenly over so long a time from
-        `to` (or now) on, in their order. Raises ValueError where these do not fit together.
+        `to` (or now) on, in the order of queues and due times. Raises QueryError, which is a
+        ValueError, where these do not fit together.
         """
         if (by is None) == (to is None and spread is None):
-            raise ValueError("reschedule_many takes either by, or to and spread or one of them")
+            raise QueryError("reschedule_many takes either by, or to and spread or one of them")
+        for name, length in (("by", by), ("spread", spread)):
+            if length is not None and not isinstance(length, timedelta):
+                raise QueryError(f"{name}={length!r} is not a length of time: give a timedelta")
+        start_ms = from_now_ms("to", 0) if to is None else to_ms("to", to)
         count = self.count(query) if spread is not None else 0
-        start_ms = eta_to_ms(datetime.now(timezone.utc) if to is None else to)
-        plan = _Plan(by, start_ms, spread, count)
+        plan = Plan(by, start_ms, spread, count)
 
         def move(queue: str, infos: list[TaskInfo]) -> int:
-            return self._move_all(queue, infos, [_move_to(plan.due_ms(info)) for info in infos])
+            return self._move_all(queue, infos, [_move_to(plan.next_ms(info)) for info in infos])
 
-        return self._change(query, move, dry_run, progress)
+        return self._change(query, move, dry_run, progress, plan.was_moved)
 
     def count(self, query: Query) -> int:
         """How many delayed tasks a query means."""
@@ -251,21 +255,35 @@ class Delayed:
         change: Callable[[str, list[TaskInfo]], int],
         dry_run: bool,
         progress: Progress | None,
+        is_done: Callable[[TaskInfo], bool] = lambda info: False,
     ) -> Outcome:
         outcome = Outcome(dry_run=dry_run)
-        moved: set[tuple[str, str]] = set()
         for queue, page in self._pages(query):
-            # What was moved ahead is met again there.
-            infos = [info for info in page if (queue, info.member) not in moved]
+            infos = [info for info in page if not is_done(info)]
             for at in range(0, len(infos), CALL_LIMIT):
                 part = infos[at : at + CALL_LIMIT]
                 outcome.add(queue, part, 0 if dry_run else change(queue, part))
-            if not dry_run:
-                moved.difference_update((queue, info.member) for info in page)
-                moved.update((queue, info.member) for info in infos)
             if progress is not None:
                 progress(len(infos))
         return outcome
+
+    def schedule_many(
+        self, rows: Iterable[Any], batch: int = 1000, progress: bool | Progress | None = True
+    ) -> BulkReport:
+        """Send many tasks in few calls: see `celery_ext.bulk.schedule_many`."""
+        return schedule_many(self, rows, batch=batch, progress=progress)
+
+    def backup(
+        self, path: FilePath, queue: str | None = None, progress: bool | Progress | None = None
+    ) -> BackupReport:
+        """Write what is delayed and what is dead to a file: see `celery_ext.backup.backup`."""
+        return backup(self, path, queue, progress)
+
+    def restore(
+        self, path: FilePath, queue: str | None = None, progress: bool | Progress | None = None
+    ) -> RestoreReport:
+        """Put back what a file has, once: see `celery_ext.backup.restore`."""
+        return restore(self, path, queue, progress)
 
     # The whole.
 
@@ -285,14 +303,17 @@ class Delayed:
 
         Counted from the partition index, so that no message is read.
         """
-        if not (hours > 0 and 0 < buckets < CALL_LIMIT):
+        start = datetime.now(timezone.utc) if start is None else start
+        try:
+            if not (hours > 0 and 0 < buckets < CALL_LIMIT):
+                raise ValueError
+            step = timedelta(hours=hours) / buckets
+            edges = [to_ms("start", start + step * n) for n in range(buckets + 1)]
+        except (OverflowError, TypeError, ValueError) as error:
             raise QueryError(
-                f"a forecast takes some hours and 1 to {CALL_LIMIT - 1} buckets, not "
-                f"{hours!r} and {buckets!r}"
-            )
-        start = start or datetime.now(timezone.utc)
-        step = timedelta(hours=hours) / buckets
-        edges = [eta_to_ms(start + step * n) for n in range(buckets + 1)]
+                f"a forecast takes a number of hours, 1 to {CALL_LIMIT - 1} buckets and a "
+                f"datetime to start from, not {hours!r}, {buckets!r} and {start!r}"
+            ) from error
         totals = [0] * (buckets + 2)
         for name in [queue] if queue else self.queues():
             found = self.backlog(name).forecast(edges)
@@ -309,30 +330,10 @@ class Delayed:
     @property
     def dead(self) -> Dead:
         """The dead letters of all queues."""
-        return Dead(self.connection, self.queues)
-
-
-@dataclass
-class _Plan:
-    """Where a bulk reschedule moves the next one."""
-
-    by: timedelta | None
-    start_ms: int
-    spread: timedelta | None
-    count: int
-    seen: int = 0
-
-    def due_ms(self, info: TaskInfo) -> int:
-        if self.by is not None:
-            return (info.due_ms or 0) + round(self.by.total_seconds() * 1000)
-        if self.spread is None:
-            return self.start_ms
-        share = min(self.seen / max(self.count, 1), 1)
-        self.seen += 1
-        return self.start_ms + round(self.spread.total_seconds() * 1000 * share)
+        return Dead(self._broker, self.queues)
 
 
 def _move_to(due_ms: int) -> tuple[str, str]:
     """The due time for the broker, and for the header of the task."""
-    moment = datetime.fromtimestamp(0, timezone.utc) + timedelta(milliseconds=max(due_ms, 0))
-    return str(max(due_ms, 0)), moment.isoformat()
+    due_ms = min(max(due_ms, 0), LATEST_MS)
+    return str(due_ms), from_ms(due_ms).isoformat()

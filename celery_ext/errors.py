@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from kombu.exceptions import OperationalError
+
 from kombu_delayed.errors import DelayedError
+
+if TYPE_CHECKING:
+    from .bulk import BulkReport
 
 
 class BrokerError(DelayedError):
@@ -11,3 +18,18 @@ class BrokerError(DelayedError):
 
 class QueryError(DelayedError, ValueError):
     """A query has a criterion that cannot be meant."""
+
+
+class BulkError(DelayedError, OperationalError):
+    """The broker failed in the middle of bulk scheduling.
+
+    `report` says what is stored for certain; what was on its way may be stored as well.
+    """
+
+    def __init__(self, message: str, report: BulkReport) -> None:
+        super().__init__(message)
+        self.report = report
+
+
+class BackupError(DelayedError, ValueError):
+    """A file is no backup, or is damaged or cut short."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from celery import Celery
 from celery.app.task import Context
+from celery.backends.base import DisabledBackend
+from celery.states import READY_STATES
 from celery.utils.log import get_logger
-from kombu.transport.virtual import Message
 
+from .body import read_body
 from .task_info import TaskInfo
 
 logger = get_logger(__name__)
@@ -17,27 +18,39 @@ logger = get_logger(__name__)
 
 def store_revoked(app: Celery, info: TaskInfo) -> None:
     """Tell the result backend, and with it the chord that a task is part of."""
-    if not info.id or info.headers.get("ignore_result"):
+    if not info.id:
         return
     try:
-        app.backend.mark_as_revoked(
-            info.id, reason="cancelled", request=_request(app, info), store_result=True
+        backend = _backend(app, info.task)
+        if isinstance(backend, DisabledBackend):
+            return
+        backend.mark_as_revoked(
+            info.id,
+            reason="cancelled",
+            request=_request(app, info),
+            store_result=not info.headers.get("ignore_result") and _is_open(backend, info.id),
         )
     except Exception as error:  # the task is gone from the broker whatever the backend says
         logger.warning("Task %s is cancelled, but its result is not stored: %s", info.id, error)
 
 
-def _request(app: Celery, info: TaskInfo) -> Context:
-    headers = info.headers
-    return Context({**headers, **_embedded(app, info)}, task=info.task, called_directly=False)
+def _backend(app: Celery, task: str) -> Any:
+    """Tasks may have another one than their app."""
+    return getattr(app.tasks.get(task), "backend", None) or app.backend
 
 
-def _embedded(app: Celery, info: TaskInfo) -> dict[str, Any]:
-    """Callbacks, chain and chord: the third part of a task's body."""
+def _is_open(backend: Any, id: str) -> bool:
+    """Whether the task has no result yet: Celery's workers overwrite none either."""
     try:
-        body = Message(info.payload, accept=set(app.conf.accept_content)).payload
-    except Exception:  # another serializer than this process has, or signed
-        return {}
-    if isinstance(body, Sequence) and len(body) == 3 and isinstance(body[2], dict):
-        return body[2]
-    return {}
+        return backend.get_state(id) not in READY_STATES
+    except NotImplementedError:
+        return True
+
+
+def _request(app: Celery, info: TaskInfo) -> Context:
+    """What the task's worker would have had."""
+    sent = {name: info.properties.get(name) for name in ("reply_to", "correlation_id")}
+    body = read_body(app, info)
+    embedded = body[2] if body else {}
+    parts = {**info.headers, **sent, **embedded}
+    return Context(parts, task=info.task, called_directly=False)

@@ -1,12 +1,51 @@
 """Signals of what happens to delayed tasks, in the process that does it.
 
 `task_cancelled` comes with `info`, the TaskInfo of the task that was dropped; `task_rescheduled`
-with `task_id` and `eta` (ISO 8601, None for a task that is to run now). The sender is the app.
+with `task_id` and `eta` (ISO 8601, None for a task that is to run now). Their sender is the app.
+
+`task_scheduled` comes with `task_id`, `task`, `eta` (ISO 8601) and `routing_key` when a message
+with an ETA ahead was sent. Its sender is the name of the task, as of Celery's own signals.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from celery.signals import after_task_publish
 from celery.utils.dispatch import Signal
+
+from kombu_delayed.message import eta_to_ms
 
 task_cancelled = Signal(name="task_cancelled", providing_args={"info"})
 task_rescheduled = Signal(name="task_rescheduled", providing_args={"task_id", "eta"})
+task_scheduled = Signal(
+    name="task_scheduled", providing_args={"task_id", "task", "eta", "routing_key"}
+)
+
+
+def watch_publishing() -> None:
+    """Let `task_scheduled` be sent in this process; twice is safe."""
+    after_task_publish.connect(_on_publish, weak=False, dispatch_uid=f"{__name__}.task_scheduled")
+
+
+def _on_publish(
+    sender: str, headers: Mapping[str, Any], routing_key: str = "", **kwargs: Any
+) -> None:
+    eta = headers.get("eta")
+    if eta is not None and task_scheduled.receivers and _is_ahead(eta):
+        task_scheduled.send(
+            sender=sender,
+            task_id=headers.get("id"),
+            task=sender,
+            eta=eta,
+            routing_key=routing_key,
+        )
+
+
+def _is_ahead(eta: Any) -> bool:
+    try:
+        return eta_to_ms(eta) > time.time() * 1000
+    except (ValueError, TypeError, OverflowError):
+        return False  # sent without a delay, with a warning

@@ -12,6 +12,8 @@ from typing import Any
 from kombu_delayed.backlog import Waiting
 from kombu_delayed.lookup import Found
 
+from .times import from_ms
+
 #: The first task in a message is its header's: in the body, which is text, quotes are escaped.
 _TASK = re.compile(rb'"task": ?"((?:[^"\\]|\\.)*)"')
 
@@ -23,13 +25,13 @@ class TaskInfo:
     """A task in the broker. Its message is read when something of it is asked for.
 
     `state` is "delayed", "ready", "unacked" (claimed by a worker, running or about to) or "dead".
-    `due_ms` is ms since the epoch, None for a task without an ETA. `consumer` holds it, or held it
-    last; `reason` is why it was buried.
+    `step` is the priority of the ready list that is its. `due_ms` is ms since the epoch, None for a
+    task without an ETA. `consumer` holds it, or held it last; `reason` is why it was buried.
     """
 
     state: str
     queue: str
-    priority: int
+    step: int
     message: bytes = field(repr=False)
     due_ms: int | None = None
     consumer: str = ""
@@ -59,14 +61,31 @@ class TaskInfo:
     @cached_property
     def payload(self) -> dict[str, Any]:
         """Kombu's message: body, headers, properties."""
-        found = json.loads(self.message)
+        try:
+            found = json.loads(self.message)
+        except (ValueError, RecursionError):  # a dead letter may be anything
+            return {}
         return found if isinstance(found, dict) else {}
 
     @property
     def headers(self) -> dict[str, Any]:
         """The task's headers."""
-        found = self.payload.get("headers")
+        return self._member("headers")
+
+    @property
+    def properties(self) -> dict[str, Any]:
+        """Kombu's properties of the message."""
+        return self._member("properties")
+
+    def _member(self, name: str) -> dict[str, Any]:
+        found = self.payload.get(name)
         return found if isinstance(found, dict) else {}
+
+    @property
+    def priority(self) -> int:
+        """As it was given; the lower, the more urgent."""
+        found = self.properties.get("priority")
+        return found if type(found) is int else self.step
 
     @property
     def id(self) -> str:
@@ -79,7 +98,12 @@ class TaskInfo:
     def task(self) -> str:
         """The name of the task; empty for a message that is none."""
         found = _TASK.search(self.message)
-        return json.loads(b'"' + found[1] + b'"') if found else ""
+        if found is None:
+            return ""
+        try:
+            return str(json.loads(b'"' + found[1] + b'"'))
+        except ValueError:
+            return str(found[1], errors="replace")
 
     @property
     def args(self) -> str:
@@ -94,9 +118,7 @@ class TaskInfo:
     @property
     def eta(self) -> datetime | None:
         """When it is due, in UTC."""
-        if self.due_ms is None:
-            return None
-        return datetime.fromtimestamp(0, timezone.utc) + timedelta(milliseconds=self.due_ms)
+        return None if self.due_ms is None else from_ms(self.due_ms)
 
     @property
     def remaining(self) -> timedelta | None:

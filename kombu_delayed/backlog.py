@@ -13,6 +13,9 @@ from .store import CALL_LIMIT, Store, chunks
 #: Messages that one call looks at.
 PAGE_SIZE = 1_000
 
+#: Bytes that one call returns at the most, and then the rest of a partition.
+PAGE_BYTES = 1_000_000
+
 #: Partitions that one call counts.
 FORECAST_LIMIT = 2_000
 
@@ -60,12 +63,17 @@ class Backlog:
         return [Waiting(member, open_kept(record)) for member, record in found if record]
 
     def pages(
-        self, due_after_ms: int = 0, due_before_ms: int = NEVER_MS, needle: str = ""
+        self,
+        due_after_ms: int = 0,
+        due_before_ms: int = NEVER_MS,
+        needle: str = "",
+        size: int | None = None,
     ) -> Iterator[list[Waiting]]:
         """All messages due in `[due_after_ms, due_before_ms)`, by due time, a bounded page a call.
 
         Only those with `needle` in their text, if one is given. What is scheduled or moved
-        meanwhile may be in a page or not; nothing else is passed over.
+        meanwhile may be in a page or not; nothing else is passed over. `size` is how many messages
+        a call looks at.
         """
         keys = self._keys
         more, due_ms, last = 1, str(due_after_ms), b""
@@ -78,14 +86,16 @@ class Backlog:
                 from_ms=due_ms,
                 after=last,
                 until_ms=due_before_ms,
-                limit=PAGE_SIZE,
+                limit=size or PAGE_SIZE,
+                limit_bytes=PAGE_BYTES,
                 needle=needle,
             )
             yield _waiting(found)
 
-    def take(self, id: str) -> list[Waiting]:
-        """Drop the messages with a task id, and return them."""
-        return _waiting(self._cancel([id], whole=1, reads=1))
+    def take(self, ids: Iterable[str]) -> Iterator[Waiting]:
+        """Drop the messages with these task ids, some of the ids a call, and return them."""
+        for part in chunks(list(ids)):
+            yield from _waiting(self._cancel(part, whole=1, reads=1))
 
     def cancel(self, ids: Iterable[str], *, members: bool = False) -> list[int]:
         """Drop messages; returns how many there were, for each id.
@@ -148,14 +158,16 @@ def _waiting(answer: Sequence[bytes]) -> list[Waiting]:
 
 
 def queues(store: Store) -> set[str]:
-    """The queues that have a backlog, dead letters or consumers, found by looking at all keys."""
+    """The queues that have messages, dead letters or consumers, found by looking at all keys."""
     prefix, found, cursor = store.keys("").prefix, set(), b"0"
     pattern = re.sub(r"([*?\[\]\\])", r"\\\1", prefix) + "{*}:*"
-    known = re.compile(re.escape(prefix) + r"\{(.+)\}:(?:partitions|dead|consumers)", re.DOTALL)
+    known = re.compile(
+        re.escape(prefix) + r"\{(.+)\}:(?:partitions|wake|dead|consumers)", re.DOTALL
+    )
     while True:
         cursor, page = store.run("SCAN", cursor, "MATCH", pattern, "COUNT", PAGE_SIZE)
         for key in page:
-            if match := known.fullmatch(key.decode(errors="surrogateescape")):
+            if match := known.fullmatch(key.decode(errors="replace")):
                 found.add(match[1])
         if int(cursor) == 0:
             return found

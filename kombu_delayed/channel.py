@@ -356,6 +356,20 @@ class Channel(stock.Channel):
     def _hand_over(self, payload: dict[str, Any], queue: str) -> None:
         self._handlers[queue](payload)
 
+    def holds(self, tag: int) -> bool:
+        """Whether a message that was handed out and not acked is this consumer's; from any thread.
+
+        True where the broker cannot be asked.
+        """
+        queue, consumer = self.qos.queue_of(tag), self.consumer
+        if queue is None or consumer is None:
+            return False
+        lease = consumer.lease
+        try:
+            return not lease.may_have_ended(queue) or lease.renew(queue, lease.store) is not None
+        except UNREACHABLE:
+            return True
+
     def on_done(self) -> None:
         """A message was acked or rejected."""
         cycle = self.connection and self.connection.cycle

@@ -51,9 +51,12 @@ def lookup_by_id(store: Store, queue: str, id: str) -> Iterator[Found]:
 
 
 def lookup_by_reading(store: Store, queue: str, id: str) -> Iterator[Found]:
-    """The messages with this id that are unacked or ready: all of them are read, page by page."""
-    yield from _unacked(store, queue, id)
+    """The messages with this id that are ready or unacked: all of them are read, page by page.
+
+    In this order, which is their way: one that is delivered meanwhile is met at least once.
+    """
     yield from _ready(store, queue, id)
+    yield from _unacked(store, queue, id)
 
 
 def _unacked(store: Store, queue: str, id: str) -> Iterator[Found]:
@@ -83,10 +86,11 @@ def _ready(store: Store, queue: str, id: str) -> Iterator[Found]:
 
 
 def _elements(store: Store, key: str) -> Iterable[bytes]:
-    # From the head, which only shrinks: what leaves meanwhile moves nothing past this reader.
-    length = store.run("LLEN", key)
-    for stop in range(length, 0, -PAGE_SIZE):
-        yield from reversed(store.run("LRANGE", key, max(stop - PAGE_SIZE, 0), stop - 1))
+    # Towards the head: what comes meanwhile moves the others on, never past this reader.
+    start = 0
+    while page := store.run("LRANGE", key, start, start + PAGE_SIZE - 1):
+        yield from page
+        start += PAGE_SIZE
 
 
 def _is(message: bytes, id: str) -> bool:

@@ -218,6 +218,9 @@ class Kept(NamedTuple):
 
 def open_kept(record: bytes) -> Kept:
     """Read a value of the hash of delayed messages. Raises MessageError where it is none."""
+    brace = record.find(b"{")
+    if brace > 1 and (due_ms := record[1:brace]).isdigit():  # as good as always
+        return Kept(record[0] - 48, int(due_ms), record[brace:])
     parts = _KEPT.fullmatch(record)
     if parts is None:
         raise MessageError("it is not a delayed message: step, due time and JSON are needed")

@@ -122,6 +122,11 @@ class QoS(virtual.QoS):
         self._done.clear()
         self._failed.clear()
 
+    def queue_of(self, tag: int) -> str | None:
+        """The queue of a message that was handed out and is held; None: it is not."""
+        held = self._held.get(tag)
+        return held and held[0]
+
     def failed(self, tag: int) -> None:
         """The program has raised on this message: should it end of it, that was an attempt."""
         self._failed.add(tag)

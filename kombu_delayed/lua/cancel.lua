@@ -15,7 +15,9 @@ redis.call('ZREM', wake, '')  -- a full server lets a script write that has free
 local counts, dropped = {}, {}
 for i, id in ipairs(ids) do
   counts[i] = 0
-  for _, member in ipairs(whole == '1' and members_of(id) or {id}) do
+  local members = whole == '1' and members_of(id) or {id}
+  for n = #members, 1, -1 do  -- in this order the others that share an id are found at once
+    local member = members[n]
     local step, due_ms, message = take(member)
     if step then
       counts[i] = counts[i] + 1

@@ -15,6 +15,7 @@ from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElaps
 from tests.benchmarks import (
     backlog,
     bookkeeping,
+    bulk,
     bursts,
     idle,
     lateness,
@@ -36,6 +37,7 @@ GROUPS = (
     idle,
     memory,
     recovery,
+    bulk,
 )
 BENCHMARKS: dict[str, Benchmark] = {each.name: each for g in GROUPS for each in g.BENCHMARKS}
 

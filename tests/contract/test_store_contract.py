@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+import json
 from typing import Any
 
 import pytest
-import redis
 
 from kombu_delayed.store import DeadLetter, Delivered, Entry, Limits, Scheduled, Size, Store
+from kombu_delayed.testing import FakeStore, dump
+from tests.contract.conftest import take_token
 from tests.kit.state import entry, message, promoted, returned
 
-#: How to make each implementation; its time stands still until a test sets `now`.
-STORES: dict[str, Callable[[redis.Redis], Store]] = {
-    "redis": lambda client: Store(client, now="1000"),
-}
-
 LEASE_MS = 30_000
-
-
-@pytest.fixture(params=STORES)
-def store(request: pytest.FixtureRequest, client: redis.Redis) -> Store:
-    return STORES[request.param](client)
 
 
 def deliver(store: Store, consumer: str = "A", want: int = 9, **options: Any) -> Delivered:
@@ -285,6 +277,17 @@ def test_replayed_gets_another_try(store: Store) -> None:
     assert texts(deliver(store, tag=3)) == [returned(message("c"), 1)]
 
 
+def test_dead_letters_may_share_an_id(store: Store) -> None:
+    for now, id in (("1000", "a"), ("1001", "b"), ("1002", "a")):
+        store.now = now
+        bury(store, id)
+    first, other, second = store.dead_ids("q")
+    assert (first, other) == ("a", "b")
+    assert store.replay("q", [second], 2000) == 1
+    assert [each["id"] for each in dump(store, "q")["delayed"]] == ["a"]
+    assert second == "a\x1f3"
+
+
 def test_replayed_later_waits(store: Store) -> None:
     bury(store, "a", "b")
     assert store.replay("q", ["a"], 2000) == 1
@@ -348,6 +351,42 @@ def test_size_counts_by_state(store: Store) -> None:
     assert store.size("other") == Size(0, 0, 0)
 
 
+@pytest.mark.parametrize(
+    ("conflict", "due", "answer", "left"),
+    [
+        ("refuse", 3000, ("refused", "a"), {"a": (2000, "a")}),
+        ("replace", 3000, ("replaced", "a"), {"b": (3000, "b")}),
+        ("debounce", 3000, ("pushed", "a"), {"a": (3000, "a")}),
+        ("replace", 900, ("replaced", "a"), {}),
+        ("debounce", 900, ("pushed", "a"), {}),
+    ],
+)
+def test_unique(
+    conflict: str,
+    due: int,
+    answer: tuple[str, str],
+    left: dict[str, tuple[int, str]],
+    store: Store,
+) -> None:
+    assert store.schedule_unique("q", entry("a", 2000), "key", conflict) == ("stored", "")
+    assert store.schedule_unique("q", entry("a", 2000), "key", conflict) == ("stored", "")
+    assert store.schedule_unique("q", entry("b", due), "key", conflict) == answer
+    found = dump(store, "q")
+    assert {
+        each["id"]: (each["due_ms"], json.loads(each["message"])["body"])
+        for each in found["delayed"]
+    } == left
+    assert list(found["unique"].items()) == [("key", id) for id in left]
+    assert len(found["ready"]) == (due < 1000)
+
+
+def test_key_is_free_when_its_message_has_left(store: Store) -> None:
+    store.schedule_unique("q", entry("a", 2000), "key", "refuse")
+    store.now = "2000"
+    deliver(store)
+    assert store.schedule_unique("q", entry("b", 3000), "key", "refuse") == ("stored", "")
+
+
 @pytest.mark.parametrize("verb", ["purge", "delete"])
 def test_purge_and_delete_count_what_they_drop(verb: str, store: Store) -> None:
     store.publish("q", [entry("a"), entry("b")])
@@ -377,3 +416,138 @@ def test_text_is_kept_to_the_byte(text: str, store: Store) -> None:
     store.schedule("q", [Entry("a", 0, text, "2000")])
     store.now = "2000"
     assert texts(deliver(store, lease_ms=0)) == [promoted(text, 2000)]
+
+
+# Who consumes.
+
+
+def test_consumers_are_listed_by_the_end_of_their_leases(store: Store) -> None:
+    assert store.consumers("q") == []
+    store.publish("q", [entry("a"), entry("b"), entry("c")])
+    deliver(store, "B", want=2)
+    deliver(store, "A", want=1, lease_ms=100)
+    assert store.consumers("q") == [("A", 100, 1), ("B", LEASE_MS, 2)]
+    store.now = "1100"
+    assert store.consumers("q") == [("A", 0, 1), ("B", LEASE_MS - 100, 2)]
+    store.now = "1200"
+    assert store.consumers("q")[0] == ("A", -1, 1)
+    store.reclaim("q", "A")
+    store.leave("q", "B")
+    assert store.consumers("q") == []
+
+
+# Wake tokens: lua/README.md, invariants 5 and 6.
+
+
+def tokens(store: Store) -> dict[str, int]:
+    return dump(store, "q")["wake"]
+
+
+def test_what_is_ready_has_a_token(store: Store) -> None:
+    store.publish("q", [entry("a")])
+    assert tokens(store) == {"now": 0}
+    deliver(store, "A", want=0)
+    assert tokens(store) == {"now": 0}
+    deliver(store, "A", want=1)
+    assert tokens(store) == {}
+    store.release("q", "A", [1])
+    assert tokens(store) == {"now": 0}
+
+
+def test_token_is_as_early_as_the_earliest_due_time(store: Store) -> None:
+    assert take_token(store) is None
+    store.schedule("q", [entry("a", 3000), entry("b", 4000)])
+    assert tokens(store) == {"due": 3000}
+    store.schedule("q", [entry("c", 5000)])
+    assert tokens(store) == {"due": 3000}
+    store.schedule("q", [entry("d", 2000)])
+    assert tokens(store) == {"due": 2000}
+    store.publish("q", [entry("e")])
+    assert [take_token(store) for _ in range(3)] == [("now", 0), ("due", 2000), None]
+
+
+def test_later_message_wakes_nobody(store: Store) -> None:
+    store.schedule("q", [entry("a", 3000)])
+    assert take_token(store) == ("due", 3000)
+    store.schedule("q", [entry("b", 3000)])
+    assert tokens(store) == {}
+    store.schedule("q", [entry("c", 2999)])
+    assert tokens(store) == {"due": 2999}
+
+
+def test_promise_of_one_is_kept_by_another(store: Store) -> None:
+    store.schedule("q", [entry("a", 2000)])
+    assert take_token(store) == ("due", 2000)
+    assert deliver(store, "A").next_due_ms == 2000
+    assert (tokens(store), dump(store, "q")["armed"]) == ({}, "2000 A")
+    store.announce("q")
+    assert (tokens(store), dump(store, "q")["armed"]) == ({"due": 2000}, "")
+
+
+@pytest.mark.parametrize("verb", ["leave", "reclaim"])
+def test_who_goes_leaves_tokens(verb: str, store: Store) -> None:
+    store.publish("q", [entry("a")])
+    store.schedule("q", [entry("b", 99_000)])
+    deliver(store, "A")
+    while take_token(store):
+        pass
+    store.now = str(1000 + LEASE_MS)
+    getattr(store, verb)("q", "A")
+    assert (tokens(store), dump(store, "q")["armed"]) == ({"now": 0, "due": 99_000}, "")
+
+
+def test_parked_and_replayed_have_tokens(store: Store) -> None:
+    store.publish("q", [entry("a")])
+    deliver(store, waits=False)
+    store.park("q", "A", [(1, "a", 3000)])
+    assert tokens(store) == {"due": 3000}
+    bury(store, "b", "c")
+    store.replay("q", ["b"], 2000)
+    assert tokens(store) == {"due": 2000}
+    store.replay("q", ["c"])
+    assert tokens(store) == {"due": 2000, "now": 0}
+
+
+@pytest.mark.parametrize("verb", ["purge", "delete"])
+def test_nothing_left_has_no_token(verb: str, store: Store) -> None:
+    store.publish("q", [entry("a")])
+    store.schedule("q", [entry("b", 2000)])
+    getattr(store, verb)("q")
+    assert tokens(store) == {}
+
+
+def test_deleted_queue_is_nobodys_promise(store: Store) -> None:
+    store.schedule("q", [entry("a", 2000)])
+    deliver(store)
+    store.purge("q")
+    assert dump(store, "q")["armed"] == "2000 A"
+    store.delete("q")
+    assert dump(store, "q")["armed"] == ""
+
+
+@pytest.mark.parametrize("now", ["", "+3600000"])
+def test_time_goes_by_the_clock_and_may_be_ahead_of_it(now: str, store: Store) -> None:
+    store.now = now
+    assert store.schedule("q", [entry("a", "+60000")]).delayed == 1
+    (waiting,) = dump(store, "q")["delayed"]
+    store.now = f"+{int(now or 0) + 59_000}"
+    assert store.size("q").due == 0
+    store.now = f"+{int(now or 0) + 60_000}"
+    assert store.size("q").due == 1
+    assert texts(deliver(store)) == [promoted(message("a"), waiting["due_ms"])]
+
+
+#: Of the real one, for who works on it or sends calls in a pipeline.
+INSIDES = {"over", "schedule_call", "publish_call", "backlog_keys"}
+
+
+def test_the_fake_has_all_methods_of_the_real_one() -> None:
+    def methods(kind: type) -> dict[str, inspect.Signature]:
+        found = inspect.getmembers(kind, inspect.isfunction)
+        return {name: inspect.signature(each) for name, each in found if name[0] != "_"}
+
+    real = methods(Store)
+    fake = methods(FakeStore)
+    assert {name: fake[name] for name in real.keys() - INSIDES} == {
+        name: real[name] for name in real.keys() - INSIDES
+    }

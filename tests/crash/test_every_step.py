@@ -10,9 +10,11 @@ from dataclasses import dataclass
 import pytest
 import redis
 
+from kombu_delayed import backlog
 from kombu_delayed import store as store_module
 from kombu_delayed.store import Store
 from tests.crash.dying import CUTS, Killed, Reader, dying_store
+from tests.kit.backlog import check_backlog
 from tests.kit.state import entry
 
 pytestmark = pytest.mark.crash
@@ -81,6 +83,17 @@ def bury(store: Store) -> None:
         store.bury("q", "A", [(tag, MANY[tag - 1], "{}", b"")])
 
 
+def cancel(store: Store) -> None:
+    backlog.Backlog(store, "q").cancel(MANY[:5])
+
+
+def reschedule(store: Store) -> None:
+    """Some are made ready, the others wait longer."""
+    times = (NOW_MS if n % 3 == 0 else DUE_MS + n for n in range(len(MANY)))
+    moves = [backlog.Move(id, str(at)) for id, at in zip(MANY, times, strict=True)]
+    backlog.Backlog(store, "q").reschedule(moves)
+
+
 @dataclass(frozen=True)
 class Case:
     move: Move
@@ -100,6 +113,8 @@ CASES = {
     "park": Case(park, held),
     "bury": Case(bury, held),
     "leave": Case(lambda store: store.leave("q", "A"), held),
+    "cancel": Case(cancel, schedule),
+    "reschedule": Case(reschedule, schedule),
 }
 
 
@@ -155,7 +170,8 @@ def every_death(client: redis.Redis, case: Case) -> Iterator[tuple[int, str]]:
             yield at, cut
 
 
-HOLDING = [name for name, case in CASES.items() if not case.publishes and name != "ack"]
+FORGETTING = ("ack", "cancel")
+HOLDING = [name for name, case in CASES.items() if not case.publishes and name not in FORGETTING]
 
 
 @pytest.mark.parametrize("name", HOLDING)
@@ -182,6 +198,24 @@ def test_acked_never_comes_back(client: redis.Redis) -> None:
         acked.add(len(gone))
         assert inherit(client) == Counter(set(MANY) - gone), f"ack at {death}"
     assert acked == {1, 2, 3}
+
+
+def test_cancelled_never_comes_back(client: redis.Redis) -> None:
+    cancelled = set()
+    for death in every_death(client, CASES["cancel"]):
+        left = check_backlog(client)
+        cancelled.add(len(MANY) - len(left))
+        assert inherit(client) == Counter(left.keys()), f"cancel at {death}"
+    assert cancelled == {0, 2, 4, 5}
+
+
+def test_rescheduled_is_not_early(client: redis.Redis) -> None:
+    moved = set()
+    for death in every_death(client, CASES["reschedule"]):
+        later = {id for id, at_ms in check_backlog(client).items() if at_ms > DUE_MS}
+        moved.add(len(later))
+        assert set(inherit(client, now_ms=DUE_MS)) == set(MANY) - later, f"at {death}"
+    assert moved == {0, 1, 2, 4}
 
 
 def test_parked_is_not_early(client: redis.Redis) -> None:

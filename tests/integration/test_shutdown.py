@@ -16,6 +16,7 @@ import pytest
 import redis
 from celery import Celery
 
+from tests.kit.extended import MODULE as EXTENDED
 from tests.kit.ledger import Ledger
 from tests.kit.servers import Server, available_kinds, start_server
 from tests.kit.tasks_app import Settings, make_app
@@ -214,12 +215,16 @@ handed_out = pytest.mark.xfail(
         "prefork",
         pytest.param("threads", marks=handed_out),
         pytest.param("gevent", marks=handed_out),
+        "threads, extended",
+        "gevent, extended",
     ],
 )
 def test_a_worker_that_was_stopped_beyond_its_lease(bench: Bench, pool: str) -> None:
     """What it ran may run twice; what it had not started runs once, elsewhere."""
     setup = bench.settings(LEASE_SECONDS)
-    frozen = bench.worker(setup, "frozen", pool=pool, concurrency=2)
+    pool, _, is_extended = pool.partition(", ")
+    options = {"module": EXTENDED} if is_extended else {}
+    frozen = bench.worker(setup, "frozen", pool=pool, concurrency=2, **options)
     ids = bench.load(frozen, 1.5, 8)
     os.killpg(frozen.pid, signal.SIGSTOP)
     begun = set(bench.ledger.ids())

@@ -11,13 +11,23 @@ from typing import Any
 
 import redis
 
+from kombu_delayed.keys import SEPARATOR
 from kombu_delayed.message import open_kept
-from kombu_delayed.store import Entry
+from kombu_delayed.testing.keyspace import Value, read_key, write_key
+from kombu_delayed.testing.messages import entry, message, promoted, returned
 
-Value = str | list[str] | dict[str, str] | dict[str, int]
-
-#: What stands between Kombu's list name and its priority step.
-SEPARATOR = "\x06\x16"
+__all__ = [
+    "SEPARATOR",
+    "all_keys",
+    "dead_state",
+    "entry",
+    "message",
+    "note",
+    "promoted",
+    "returned",
+    "seed",
+    "state",
+]
 
 
 def all_keys(client: redis.Redis) -> list[str]:
@@ -27,7 +37,7 @@ def all_keys(client: redis.Redis) -> list[str]:
 
 def state(client: redis.Redis) -> dict[str, Value]:
     """Return the whole database; of delayed messages without their due times, which are checked."""
-    found = {key: _value(client, key) for key in all_keys(client)}
+    found = {key: read_key(client, key) for key in all_keys(client)}
     for key in [key for key in found if key.endswith("}:messages")]:
         due_times: dict[str, int] = {}
         for partition in [each for each in found if each.startswith(key[:-8] + "delayed:")]:
@@ -38,32 +48,10 @@ def state(client: redis.Redis) -> dict[str, Value]:
     return found
 
 
-def _value(client: redis.Redis, key: str) -> Value:
-    kind = client.type(key).decode()
-    if kind == "string":
-        return str(client.get(key).decode())
-    if kind == "list":
-        return [item.decode() for item in reversed(client.lrange(key, 0, -1))]
-    if kind == "hash":
-        return {name.decode(): value.decode() for name, value in client.hgetall(key).items()}
-    if kind == "zset":
-        return {name.decode(): int(score) for name, score in client.zrange(key, 0, -1, False, True)}
-    if kind == "set":
-        return sorted(member.decode() for member in client.smembers(key))
-    raise TypeError(f"{key!r} is a {kind}")
-
-
 def seed(client: redis.Redis, before: dict[str, Any]) -> None:
     """Add what `state` would return."""
     for key, value in before.items():
-        if isinstance(value, str):
-            client.set(key, value)
-        elif isinstance(value, list):
-            client.rpush(key, *reversed(value))
-        elif all(isinstance(each, str) for each in value.values()):
-            client.hset(key, mapping=value)
-        else:
-            client.zadd(key, value)
+        write_key(client, key, value)
 
 
 def note(reason: str, deliveries: int = 1, consumer: str = "A", at_ms: int = 1000) -> str:
@@ -83,23 +71,3 @@ def dead_state(client: redis.Redis) -> dict[str, Any]:
 
 def _in_order(members: dict[str, Any]) -> str:
     return json.dumps(members, sort_keys=True)
-
-
-def message(body: str, **extra: Any) -> str:
-    """Return a message of Kombu's as JSON; `extra` are members of its envelope."""
-    return json.dumps({"body": body, "properties": {}, **extra}, separators=(",", ":"))
-
-
-def promoted(text: str, due_ms: int) -> str:
-    """Return the form of a message in a ready list that has waited in the backlog."""
-    return f'{{"due_ms":{due_ms},{text[1:]}'
-
-
-def returned(text: str, deliveries: int) -> str:
-    """Return the form of a message that came back from a consumer."""
-    return f'{text[:-1]},"deliveries":{deliveries}}}'
-
-
-def entry(id: str, due: int | str = "", step: int = 0, body: str | None = None) -> Entry:
-    """Return a message on its way into a queue; its body is its id unless told otherwise."""
-    return Entry(id, step, message(id if body is None else body), str(due))

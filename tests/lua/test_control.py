@@ -170,6 +170,57 @@ def test_pages_while_they_are_emptied(
     assert due_times(client) == {}
 
 
+@pytest.mark.parametrize("by_ms", [-50, 1, 30, 900])
+@pytest.mark.parametrize("spread", [1, 5, 500])
+@pytest.mark.parametrize("size", [1, 7])
+def test_pages_while_what_was_read_is_moved(
+    size: int, spread: int, by_ms: int, backlog: Backlog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backlog_module, "PAGE_SIZE", size)
+    backlog.store.partition_size = 40
+    due = fill(backlog, 100, spread)
+    seen: set[str] = set()
+    for page in backlog.pages():
+        new = [each for each in page if each.member not in seen]
+        seen.update(each.member for each in new)
+        moves = [Move(each.member, str(each.kept.due_ms + by_ms)) for each in new]
+        backlog.reschedule(moves, members=True)
+    assert seen == due.keys()
+    assert due_times(backlog.store.client) == {id: at_ms + by_ms for id, at_ms in due.items()}
+
+
+def test_pages_go_by_bytes(backlog: Backlog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the server's locale sorts letters in another order."""
+    monkeypatch.setattr(backlog_module, "PAGE_SIZE", 1)
+    names = ["a", "B", "aB", "Ab", "é", "z", "_", "a-", "ab"]
+    schedule(backlog, *(entry(name, 2000) for name in names))
+    found = [each.member for page in backlog.pages() for each in page]
+    assert found == sorted(names, key=str.encode)
+
+
+def test_a_page_is_bounded_in_bytes(backlog: Backlog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backlog_module, "PAGE_BYTES", 5_000)
+    schedule(backlog, *(entry(str(n), 2000 + n, body="x" * 1000) for n in range(40)))
+    pages = [[each.member for each in page] for page in backlog.pages()]
+    assert [member for page in pages for member in page] == [str(n) for n in range(40)]
+    assert 4 < max(map(len, pages)) < 10  # so many and the rest of their partition
+
+
+def test_a_full_server_can_be_emptied_page_by_page(
+    backlog: Backlog, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backlog_module, "PAGE_SIZE", 50)
+    backlog.store.partition_size = 300
+    fill(backlog, 200, 1)
+    client.config_set("maxmemory", 1)
+    try:
+        for page in backlog.pages():
+            backlog.cancel([each.member for each in page], members=True)
+    finally:
+        client.config_set("maxmemory", 0)
+    assert due_times(client) == {}
+
+
 def test_pages_with_a_needle(backlog: Backlog) -> None:
     schedule(backlog, *(entry(str(n), 2000 + n, body=f"{n} needle{n % 3}") for n in range(9)))
     found = [each.member for page in backlog.pages(needle="needle1") for each in page]
@@ -202,3 +253,25 @@ def test_forecast(
 def test_forecast_refuses(edges: Any, backlog: Backlog) -> None:
     with pytest.raises(ValueError, match="at most 250 edges, in ascending order"):
         backlog.forecast(edges)
+
+
+# consumers
+
+
+def test_consumers(backlog: Backlog, client: redis.Redis) -> None:
+    store = backlog.store
+    store.publish("q", [entry(name) for name in "abc"])
+    for name, want, lease_ms in (("late", 2, 500), ("early", 1, 200), ("idle", 0, 300)):
+        store.deliver("q", name, want, 1, lease_ms=lease_ms)
+    assert store.consumers("q") == [("early", 200, 1), ("idle", 300, 0), ("late", 500, 2)]
+    store.now = "1250"
+    assert store.consumers("q") == [("early", -1, 1), ("idle", 50, 0), ("late", 250, 2)]
+    store.now = "1200"
+    assert store.consumers("q")[0] == ("early", 0, 1)
+    before = state(client)
+    store.consumers("q")
+    assert state(client) == before
+
+
+def test_no_consumers(store: Store) -> None:
+    assert store.consumers("q") == []

@@ -25,6 +25,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from kombu_delayed.backlog import Backlog, Move
 from kombu_delayed.message import open_kept
 from kombu_delayed.store import DeadLetter, Delivered, Entry, Limits, Store
 from tests.kit.backlog import check_backlog
@@ -72,6 +73,8 @@ class Message:
     was_promoted_at_due_ms: int | None = None
     deliveries: int | None = None
     entry: Entry | None = None
+    #: Its id in the backlog, which who put it there has chosen.
+    waits_as: str = ""
 
 
 @dataclass
@@ -175,7 +178,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.bodies += 1
         body = f"{self.bodies}"
         entry = Entry(id, step, message(body, headers={"id": id}), due)
-        return entry, Message(body, step, id, entry=entry)
+        return entry, Message(body, step, id, entry=entry, waits_as=id)
 
     @rule(batch=st.lists(st.tuples(ids, steps), min_size=1, max_size=4), late=st.booleans())
     def publish(self, batch: list[tuple[str, int]], late: bool) -> None:
@@ -350,7 +353,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert self.store.park("q", name, [(tag, "a", due_ms) for tag in tags]) == len(tags)
         for tag in tags:
             each = held.pop(tag)
-            each.due_ms, each.entry = due_ms, None
+            each.due_ms, each.entry, each.waits_as = due_ms, None, "a"
             self.model.delayed[each.body] = each
         self.past[name].update(tags)
 
@@ -412,6 +415,7 @@ class StoreMachine(RuleBasedStateMachine):
                 self.model.ready[each.step].append(each)
             else:
                 each.due_ms, each.was_promoted_at_due_ms = due_ms, None
+                each.waits_as = name.partition("\x1f")[0]
                 self.model.delayed[each.body] = each
 
     @precondition(lambda self: len(self.model.dead) > 2)
@@ -421,6 +425,70 @@ class StoreMachine(RuleBasedStateMachine):
         assert self.store.purge_dead("q", [*chosen, "missing"]) == len(chosen)
         for name in chosen:
             del self.model.dead[name]
+
+    # Who looks after the backlog.
+
+    @property
+    def backlog(self) -> Backlog:
+        return Backlog(self.store, "q")
+
+    def waiting_as(self, id: str) -> list[Message]:
+        return [each for each in self.model.delayed.values() if each.waits_as == id]
+
+    @rule(chosen=st.lists(ids, min_size=1, max_size=3), reads=st.booleans())
+    def cancel(self, chosen: list[str], reads: bool) -> None:
+        gone = [self.waiting_as(id) for id in dict.fromkeys(chosen)]
+        if reads:
+            taken = list(self.backlog.take(chosen))
+            bodies = sorted(json.loads(each.kept.message)["body"] for each in taken)
+            assert bodies == sorted(each.body for group in gone for each in group)
+        else:
+            repeats = len(chosen) - len(gone)
+            counts = self.backlog.cancel(chosen)
+            assert sorted(counts) == sorted([*map(len, gone), *[0] * repeats])
+        for each in itertools.chain(*gone):
+            del self.model.delayed[each.body]
+
+    @precondition(lambda self: len(self.model.delayed) > 1)
+    @rule(data=st.data())
+    def cancel_members(self, data: st.DataObject) -> None:
+        """One of those that share an id, and what is not there."""
+        bodies = {
+            member.decode(): json.loads(open_kept(record).message)["body"]
+            for member, record in self.client.hgetall("{q}:messages").items()
+        }
+        chosen = data.draw(st.lists(st.sampled_from(sorted(bodies)), max_size=3, unique=True))
+        counts = self.backlog.cancel([*chosen, "missing", *chosen[:1]], members=True)
+        assert counts == [*[1] * len(chosen), 0, *[0] * len(chosen[:1])]
+        for member in chosen:
+            del self.model.delayed[bodies[member]]
+
+    @rule(
+        chosen=st.lists(
+            st.tuples(ids, delays | st.integers(-20, 0), st.booleans()), min_size=1, max_size=3
+        )
+    )
+    def reschedule(self, chosen: list[tuple[str, int, bool]]) -> None:
+        moves, expected, made_ready = [], [], []
+        for id, delay, relative in chosen:
+            due_ms = self.now_ms + (max(delay, 0) if relative else delay)
+            moves.append(Move(id, f"+{max(delay, 0)}" if relative else str(due_ms)))
+            moved = self.waiting_as(id)
+            expected.append(len(moved))
+            for each in moved:
+                each.due_ms = due_ms
+            if due_ms <= self.now_ms:
+                made_ready.append(moved)
+                for each in moved:
+                    del self.model.delayed[each.body]
+        assert self.backlog.reschedule(moves) == expected
+        order = [read(record)[0] for record in self.server_ready()]
+        for moved in made_ready:
+            for each in sorted(moved, key=lambda each: order.index(each.body)):
+                each.was_promoted_at_due_ms, each.due_ms, each.entry = each.due_ms, None, None
+                self.model.ready[each.step].append(each)
+
+    # The end of a consumer.
 
     def who_knows(self, data: st.DataObject) -> str:
         """Draw a consumer, one that has been told something if there is one."""
@@ -585,6 +653,20 @@ class StoreMachine(RuleBasedStateMachine):
         ready = sum(map(len, self.model.ready.values()))
         due = sum((each.due_ms or 0) <= self.now_ms for each in self.model.delayed.values())
         assert self.store.size("q") == (ready, due, len(self.model.delayed))
+
+    @invariant()
+    def pages_and_forecasts_are_true(self) -> None:
+        found = [each for page in self.backlog.pages(size=3) for each in page]
+        due_times = [each.kept.due_ms for each in found]
+        assert due_times == sorted(each.due_ms or 0 for each in self.model.delayed.values())
+        bodies = {json.loads(each.kept.message)["body"] for each in found}
+        assert bodies == set(self.model.delayed)
+        edges = [self.now_ms, self.now_ms + 20]
+        counts = [
+            sum(low <= at < high for at in due_times)
+            for low, high in zip([0, *edges], [*edges, 2**60], strict=True)
+        ]
+        assert self.backlog.forecast(edges) == counts
 
     @invariant()
     def leases_are_known(self) -> None:

@@ -64,10 +64,18 @@ local function parts_of(kept)
   return kept:match('^(.)(%d+)(.*)$')
 end
 
+-- Who sent a message does not make it another one: the tag is new each time, and a program that is
+-- started again has another origin and another queue for replies.
+local function without_sender(record)
+  for _, name in ipairs({'delivery_tag', 'origin', 'reply_to'}) do
+    record = record:gsub('"' .. name .. '": ?"[^"]*"', '', 1)
+  end
+  return record
+end
+
 local function same(kept, record)
   local step, _, message = parts_of(kept)
-  local TAG = '"delivery_tag": ?"[^"]*"'
-  return (step .. message):gsub(TAG, '', 1) == record:gsub(TAG, '', 1)
+  return without_sender(step .. message) == without_sender(record)
 end
 
 local function member_of(id, n)

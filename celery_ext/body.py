@@ -1,0 +1,39 @@
+"""The body of a task's message."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from celery import Celery
+from kombu.serialization import prepare_accept_content
+from kombu.transport.virtual import Channel, Message
+
+from .task_info import TaskInfo
+
+
+class _Decoder:
+    """As much of a channel as a message needs."""
+
+    codecs = Channel.codecs
+    decode_body = Channel.decode_body
+    no_ack_consumers = None
+
+
+Body = tuple[Any, Any, dict[str, Any]]
+
+
+def read_body(app: Celery, info: TaskInfo) -> Body | None:
+    """Arguments, keyword arguments, and what Celery embeds: callbacks, chain and chord.
+
+    None where this process cannot read it: another serializer, or signed for others.
+    """
+    try:
+        accept = prepare_accept_content(app.conf.accept_content)
+        message = Message(info.payload, _Decoder(), accept=accept)
+        body = message.payload
+    except Exception:  # whatever a serializer raises
+        return None
+    if isinstance(body, Sequence) and len(body) == 3 and isinstance(body[2], dict):
+        return body[0], body[1], body[2]
+    return None

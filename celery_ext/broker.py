@@ -1,0 +1,102 @@
+"""An app's broker, as far as its backlog goes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from copy import copy
+from typing import Any
+
+from celery import Celery
+from kombu import Connection
+from kombu.exceptions import OperationalError
+from redis import ConnectionPool
+
+from kombu_delayed.errors import UNREACHABLE
+from kombu_delayed.store import Store
+from kombu_delayed.transport import Transport
+from kombu_delayed.wire import Wire
+
+from .errors import BrokerError
+
+#: Of the app's `task_publish_retry_policy`: connecting is retried as for `apply_async`.
+RETRY_POLICY = ("max_retries", "interval_start", "interval_step", "interval_max")
+
+
+class Broker:
+    """One connection, made when it is first needed and again after it was lost or closed.
+
+    Raises BrokerError where the broker keeps no backlog, and Kombu's OperationalError where it
+    cannot be reached.
+    """
+
+    def __init__(self, app: Celery) -> None:
+        self.app = app
+        self._lock = threading.RLock()
+        self._connection: Connection | None = None
+        self._store: Store | None = None
+        self._lost = False
+
+    @property
+    def connection(self) -> Connection:
+        """The connection that all calls share; it may not be connected yet."""
+        with self._lock:
+            if self._connection is None:
+                self._connection = self._checked(self.app.connection_for_write())
+            return self._connection
+
+    def _checked(self, connection: Connection) -> Connection:
+        transport = connection.transport
+        if isinstance(transport, Transport):
+            return connection
+        advice = "use a Redis server, with a URL such as delayed+redis://localhost:6379/0"
+        if transport.driver_type == "redis":
+            advice = "put delayed+ in front of its URL"
+        raise BrokerError(f"the app's broker {connection.as_uri()} keeps no backlog: {advice}")
+
+    @property
+    def store(self) -> Store:
+        """The moves of the broker's messages."""
+        with self._lock:
+            if self._lost:
+                self.close()
+            if self._store is None:
+                self._store = self._connect()
+            return self._store
+
+    def _connect(self) -> Store:
+        policy = self.app.conf.task_publish_retry_policy or {}
+        options = {name: policy[name] for name in RETRY_POLICY if name in policy}
+        connection = self.connection
+        with connection._reraise_as_library_errors():
+            connection.ensure_connection(**options)
+            store = copy(connection.default_channel.store)
+        store.run = _ToldWire(store.client.connection_pool, self._was_lost)
+        return store
+
+    def _was_lost(self) -> None:
+        # Another of the URLs may have to be tried next.
+        self._lost = True
+
+    def close(self) -> None:
+        """Disconnect; the next call connects again."""
+        with self._lock:
+            connection, self._connection, self._store = self._connection, None, None
+            self._lost = False
+        if connection is not None:
+            connection.release()
+
+
+class _ToldWire(Wire):
+    """Raises what Celery users know from `apply_async`."""
+
+    def __init__(self, pool: ConnectionPool, on_lost: Callable[[], None]) -> None:
+        super().__init__(pool)
+        self._on_lost = on_lost
+
+    def __call__(self, *command: Any) -> Any:
+        try:
+            return super().__call__(*command)
+        except UNREACHABLE as error:
+            self._on_lost()
+            raise OperationalError(str(error)) from error

@@ -1,0 +1,44 @@
+"""`celery -A proj delayed …`: what is delayed, at the terminal.
+
+Celery loads this module whenever its command line starts, so the commands load when they are used.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+from celery.bin.base import handle_preload_options
+
+from .lazy import LazyGroup
+
+#: Command -> the module of this package that has it.
+COMMANDS = {
+    "list": "tasks",
+    "show": "tasks",
+    "find": "tasks",
+    "count": "tasks",
+    "forecast": "forecast",
+    "watch": "watch",
+    "cancel": "change",
+    "reschedule": "change",
+    "run-now": "change",
+    "dead": "dead",
+    "consumers": "consumers",
+    "partitions": "partitions",
+    "doctor": "doctor",
+    "backup": "backup",
+    "restore": "backup",
+}
+
+
+@click.group(cls=LazyGroup, modules=COMMANDS)
+@click.pass_context
+@handle_preload_options
+def delayed(ctx: click.Context, **preload_options: Any) -> None:
+    """See and change what is delayed; no worker needs to run.
+
+    Times are ISO 8601 (UTC where they name no zone) or count from now: 90s, +2h, 3d, 1h30m, -15m.
+
+    Exit codes: 0 done, 1 nothing found or not delayed any more or something failed, 2 wrong usage.
+    """

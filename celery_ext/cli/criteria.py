@@ -1,0 +1,81 @@
+"""Options that say which tasks are meant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+from celery.app.utils import find_app
+
+from ..query import Query
+from .times import TIME
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class GivenText(click.ParamType):  # type: ignore[type-arg]
+    """Text that is there: a shell's empty variable must not mean all tasks."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> str:
+        """Take it as it is, or fail as click does."""
+        if not value:
+            self.fail("it is empty; leave the option out where any is meant", param, ctx)
+        return str(value)
+
+
+TEXT = GivenText()
+
+
+def complete_queue(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """The app's queues. What else is in the broker would take a connection to know."""
+    try:
+        app = find_app(ctx.find_root().params["app"])
+        return sorted(name for name in app.amqp.queues if name.startswith(incomplete))
+    except Exception:  # whatever is wrong with the app, the shell's line is no place to say it
+        return []
+
+
+queue_option = click.option(
+    "-Q", "--queue", type=TEXT, shell_complete=complete_queue, help="Only this queue."
+)
+
+task_option = click.option(
+    "-t", "--task", type=TEXT, help="Name of the task; * and ? stand for any text and character."
+)
+
+
+def _header(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    pairs = [value.partition("=") for value in values]
+    for name, equals, _ in pairs:
+        if not (name and equals):
+            raise click.BadParameter("give name=value", ctx, param)
+    return {name: value for name, _, value in pairs}
+
+
+_OPTIONS = (
+    task_option,
+    queue_option,
+    click.option("--tenant", type=TEXT, help="Value of the header tenant."),
+    click.option("--due-before", type=TIME, help="Due earlier than this time."),
+    click.option("--due-after", type=TIME, help="Due at this time or later."),
+    click.option(
+        "--header", multiple=True, callback=_header, metavar="NAME=VALUE", help="Repeatable."
+    ),
+    click.option("--group", "group_id", type=TEXT, help="Id of the group they belong to."),
+    click.option("--root", "root_id", type=TEXT, help="Id of the first task of their canvas."),
+)
+
+
+def criteria(function: F) -> F:
+    """Give a command the options of a query; its function takes them as `**criteria`."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+def query_of(given: dict[str, Any]) -> Query:
+    """The query that options mean."""
+    return Query(**given)

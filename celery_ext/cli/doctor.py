@@ -1,0 +1,78 @@
+"""`doctor`: what is wrong, and puts it right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+from rich.text import Text
+
+from kombu_delayed.doctor import Doctor, Finding, examine_server
+
+from .criteria import queue_option
+from .session import Session, command
+from .words import number, plain, table
+
+
+@command("doctor")
+@queue_option
+@click.option("--fix", is_flag=True, help="Repair what can be repaired.")
+def doctor(session: Session, queue: str | None, fix: bool) -> None:
+    """Find out what is wrong, and repair it.
+
+    Looks at the server's settings and clock, at leases, wake tokens and the backlog's consistency.
+    It may be run beside producers and workers. The exit code is 1 where something is wrong and
+    was not repaired.
+    """
+    store = session.delayed.store
+    server = examine_server(store)
+    findings = [server] if server else []
+    names = session.queues(queue)
+    total = sum(2 * store.size(name).delayed for name in names)
+    with session.progress("Repairing" if fix else "Examining", total) as advance:
+        for name in names:
+            findings += Doctor(store, name, fix=fix, progress=advance).examine()
+    left = [each for each in findings if each.fixed < each.count]
+    session.emit({"healthy": not left, "queues": names, "findings": [*map(_data, findings)]})
+    _print(session, findings, names)
+    if left:
+        session.exit(1)
+
+
+def _print(session: Session, findings: list[Finding], names: list[str]) -> None:
+    queues = [each for each in findings if each.queue]
+    for finding in findings:
+        if not finding.queue:
+            for text in finding.examples:
+                session.print(Text("! ", "yellow").append_text(plain(text)))
+    if queues:
+        session.print(_table(queues))
+    else:
+        checked = f"{number(len(names))} queue{'' if len(names) == 1 else 's'}"
+        session.print(Text("✓ ", "green").append(f"Nothing is wrong in {checked}."))
+    if any(each.fixed < each.count for each in queues):
+        session.print("celery delayed doctor --fix repairs this.")
+
+
+def _table(findings: list[Finding]) -> Any:
+    made = table("queue", "", "what is wrong", "such as")
+    made.columns[1].justify = "right"
+    made.columns[2].no_wrap = False
+    if any(each.fixed for each in findings):
+        made.add_column("repair", no_wrap=True, style="green")
+    for each in findings:
+        example = plain(each.examples[0] + (", …" if each.count > 1 else ""), style="dim")
+        repair = each.remedy if each.fixed else ""
+        made.add_row(plain(each.queue), number(each.count), each.meaning, example, repair)
+    return made
+
+
+def _data(finding: Finding) -> dict[str, Any]:
+    return {
+        "kind": finding.kind,
+        "queue": finding.queue or None,
+        "count": finding.count,
+        "fixed": finding.fixed,
+        "meaning": finding.meaning,
+        "examples": finding.examples,
+    }

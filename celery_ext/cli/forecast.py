@@ -1,0 +1,80 @@
+"""`forecast`: due load ahead as a bar chart."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import click
+from rich.bar import Bar
+from rich.table import Table
+
+from kombu_delayed.store import CALL_LIMIT
+
+from ..counts import Forecast
+from .criteria import queue_option
+from .session import Session, command
+from .words import number, tasks_word
+
+
+@command("forecast")
+@click.option(
+    "--hours",
+    type=click.FloatRange(min=0, min_open=True),
+    default=24,
+    show_default=True,
+    help="How far to look ahead.",
+)
+@click.option(
+    "--buckets",
+    type=click.IntRange(1, CALL_LIMIT - 1),
+    default=24,
+    show_default=True,
+    help="Bars of the chart.",
+)
+@queue_option
+def forecast(session: Session, hours: float, buckets: int, queue: str | None) -> None:
+    """Show how many tasks are due when."""
+    found = session.delayed.forecast(hours, buckets, queue)
+    session.emit(forecast_data(found))
+    session.print(chart(found))
+    session.print(
+        f"\n{tasks_word(found.total)} delayed: {number(found.overdue)} overdue, "
+        f"{number(sum(each.count for each in found.buckets))} in the chart, "
+        f"{number(found.later)} later."
+    )
+
+
+def forecast_data(found: Forecast) -> dict[str, Any]:
+    """All of it, in types that JSON knows."""
+    return {
+        "total": found.total,
+        "overdue": found.overdue,
+        "later": found.later,
+        "buckets": [
+            {
+                "start": each.start.isoformat(),
+                "seconds": each.length.total_seconds(),
+                "count": each.count,
+            }
+            for each in found.buckets
+        ],
+    }
+
+
+def chart(found: Forecast) -> Table:
+    """A bar for each part of the time ahead; a date stands where it changes."""
+    longest = max((each.count for each in found.buckets), default=0) or 1
+    made = Table.grid(padding=(0, 1), expand=True)
+    made.add_column(style="dim", no_wrap=True)
+    made.add_column(no_wrap=True)
+    made.add_column(justify="right", no_wrap=True)
+    made.add_column(ratio=1)
+    date = ""
+    for each in found.buckets:
+        day = f"{each.start:%a %Y-%m-%d}"
+        clock = f"{each.start:{'%H:%M' if each.length >= timedelta(minutes=1) else '%H:%M:%S'}}"
+        bar = Bar(longest, 0, each.count, color="cyan")
+        made.add_row("" if day == date else day, clock, number(each.count), bar)
+        date = day
+    return made

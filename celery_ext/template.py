@@ -1,0 +1,193 @@
+"""A task's message with gaps: Celery and Kombu make the first one, what changes is filled in."""
+
+from __future__ import annotations
+
+import json
+import re
+from binascii import b2a_base64
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta, timezone
+from itertools import count
+from json.encoder import encode_basestring_ascii as quoted
+from typing import Any
+from uuid import uuid4
+
+import celery.app.base
+from celery import Celery
+from celery.app.task import Task
+from kombu import serialization
+from kombu.exceptions import EncodeError
+from kombu.utils.json import JSONEncoder
+from kombu.utils.json import dumps as kombu_dumps
+
+from kombu_delayed.message import eta_to_ms
+from kombu_delayed.store import Entry
+
+from .gathering import Gathered
+from .reprs import short_repr
+from .rows import Call
+
+#: Headers that the transport acts on.
+TRANSPORT_HEADERS = frozenset({"x-delay", "delayed_unique", "delayed_conflict"})
+
+_NO_CALLBACKS = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
+_GAP = re.compile(r'"<gap:(\w+)>"')
+_MORE = ', "<gap:more>": 0'
+
+_encode = JSONEncoder().encode
+_tags = count(1)
+_tag_prefix = f"{uuid4()}-"
+
+
+class Unfit(Exception):
+    """This row is for Celery itself."""
+
+
+class Template:
+    """Fills in messages of one kind; `queue` and `expires_ms` are the same for all of them."""
+
+    def __init__(self, app: Celery, call: Call, sent: Gathered) -> None:
+        """From a call and what Celery made of it. Raises Unfit where that cannot be repeated."""
+        self.queue, self._first, self.expires_ms = sent.given
+        self._app = app
+        self._limits = _repr_limits(app)
+        self._check = _argument_check(call.task)
+        payload = json.loads(self._first.message)
+        headers, properties = payload["headers"], payload["properties"]
+        if (
+            headers.get("id") != properties.get("correlation_id")
+            or headers.get("expires") is not None
+            or properties["delivery_info"]["exchange"]
+            or properties["body_encoding"] != "base64"
+            or "compression" in headers
+        ):
+            raise Unfit("its message has more that changes")
+        self._standard = frozenset(headers) - frozenset(call.options.get("headers") or ())
+        self._not_more = self._standard | TRANSPORT_HEADERS
+        self._root = self._inherited(headers["root_id"], headers["id"], call.options.get("root_id"))
+        self._parent = headers["parent_id"] if not call.options.get("parent_id") else None
+        self._body = _body_encoder(payload["content-type"])
+        self._text = self._with_gaps(payload)
+        self._prove(call)
+
+    @staticmethod
+    def _inherited(found: str, id: str, given: str | None) -> str | None:
+        """A root id that comes from the task which is running here."""
+        return None if given or found == id else found
+
+    def _with_gaps(self, payload: dict[str, Any]) -> str:
+        headers, properties = payload["headers"], payload["properties"]
+        payload["body"] = "<gap:body>"
+        for name in list(headers):
+            if name not in self._standard:
+                del headers[name]
+        for name in (
+            "id",
+            "eta",
+            "group",
+            "group_index",
+            "root_id",
+            "parent_id",
+            "argsrepr",
+            "kwargsrepr",
+        ):
+            headers[name] = f"<gap:{name}>"
+        headers["<gap:more>"] = 0
+        properties["correlation_id"] = "<gap:id>"
+        properties["delivery_tag"] = "<gap:tag>"
+        text = _encode(payload).replace("%", "%%")
+        return _GAP.sub(r"%(\1)s", text.replace(_MORE, "%(more)s"))
+
+    def _prove(self, call: Call) -> None:
+        """Raises Unfit where the first message, filled in, is another one than Celery's."""
+        first = self._first
+        sent = json.loads(first.message)
+        same = {"task_id": first.id, "eta": sent["headers"]["eta"], "countdown": None}
+        try:
+            tag = sent["properties"]["delivery_tag"]
+            again = self.fill(call.args, call.kwargs, {**call.options, **same}, tag)
+        except (ValueError, TypeError) as error:
+            raise Unfit from error
+        if again != first:
+            raise Unfit("filled in, it is another message")
+
+    def fill(
+        self, args: Any, kwargs: Any, options: Mapping[str, Any], tag: str | None = None
+    ) -> Entry:
+        """The message of a row. Raises Unfit where Celery must make it, and what Celery raises."""
+        args, kwargs = args or (), kwargs or {}
+        if type(args) not in (tuple, list) or type(kwargs) is not dict:
+            raise Unfit
+        if self._check is not None:
+            self._check(*args, **kwargs)
+        get = options.get
+        id = get("task_id") or celery.app.base.uuid()
+        if type(id) is not str or not id.isascii():
+            raise Unfit
+        eta, due = self._due(get("eta"), get("countdown"))
+        id_text = quoted(id)
+        root = get("root_id") or self._root
+        text = self._text % {
+            "body": self._body((args, kwargs, _NO_CALLBACKS)),
+            "id": id_text,
+            "eta": eta,
+            "group": _written(get("group_id")),
+            "group_index": _written(get("group_index")),
+            "root_id": _encode(root) if root else id_text,
+            "parent_id": _written(get("parent_id") or self._parent),
+            "argsrepr": quoted(short_repr(args, *self._limits[0])),
+            "kwargsrepr": quoted(short_repr(kwargs, *self._limits[1])),
+            "more": self._more(get("headers")),
+            "tag": quoted(tag or f"{_tag_prefix}{next(_tags)}"),
+        }
+        return Entry(id, self._first.step, text, due)
+
+    def _due(self, eta: Any, countdown: Any) -> tuple[str, str]:
+        """The ETA in the message, and the due time for the broker."""
+        if countdown:
+            eta = datetime.now(timezone.utc) + timedelta(seconds=countdown)
+            eta = eta.astimezone(self._app.timezone)
+        if eta is None:
+            return "null", ""
+        text = eta if isinstance(eta, str) else eta.isoformat()
+        return quoted(text), str(eta_to_ms(eta))
+
+    def _more(self, headers: Any) -> str:
+        if not headers:
+            return ""
+        if type(headers) is not dict or not self._not_more.isdisjoint(headers):
+            raise Unfit
+        return ", " + _encode(headers)[1:-1]
+
+
+def _written(value: Any) -> str:
+    return "null" if value is None else _encode(value)
+
+
+def _repr_limits(app: Celery) -> tuple[tuple[int, int], tuple[int, int]]:
+    levels = app.conf.task_repr_maxlevels if "task_repr_maxlevels" in app.conf else 3
+    return (app.amqp.argsrepr_maxsize, levels), (app.amqp.kwargsrepr_maxsize, levels)
+
+
+def _argument_check(task: Any) -> Callable[..., Any] | None:
+    if isinstance(task, Task) and task.typing:
+        check: Callable[..., Any] | None = getattr(task, "__header__", None)
+        return check
+    return None
+
+
+def _body_encoder(content_type: str) -> Callable[[Any], str]:
+    """Writes a body as the serializer of the first message and then Kombu's channel do."""
+    name = serialization.registry.type_to_name[content_type]
+    encoder = serialization.registry._encoders[name].encoder
+    encode: Callable[[Any], Any] = _encode if encoder is kombu_dumps else encoder
+
+    def body(content: Any) -> str:
+        try:
+            text = encode(content)
+        except Exception as error:  # as Kombu has it
+            raise EncodeError(error) from error
+        raw = text.encode() if isinstance(text, str) else text
+        return '"' + b2a_base64(raw, newline=False).decode() + '"'
+
+    return body

@@ -1,0 +1,119 @@
+"""The pytest plugin for Celery apps: an app on the broker of a test, and a worker for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+    from kombu_delayed.testing import Broker
+
+# Every pytest run imports this module: what is heavy is imported where it is used.
+
+APP = "delayed_celery_app"
+
+START_SECONDS = 30
+
+#: They would lead an app to another broker than its configuration.
+VARIABLES = (
+    "CELERY_BROKER_URL",
+    "CELERY_BROKER_READ_URL",
+    "CELERY_BROKER_WRITE_URL",
+    "TEST_BROKER",
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The app may be named in pytest's configuration, in the form of `celery --app`."""
+    parser.addini(APP, "the Celery app for delayed_worker, such as shop.celery:app", default="")
+
+
+@pytest.fixture(scope="session")
+def delayed_celery_app(pytestconfig: pytest.Config) -> Celery:
+    """The app under test: the one that pytest's option of this name stands for, or override it."""
+    name = pytestconfig.getini(APP)
+    if not name:
+        raise pytest.UsageError(
+            f"which Celery app is it? Set {APP} = shop.celery:app in pytest's configuration, or "
+            f"write a fixture {APP} that returns it"
+        )
+    from celery.app.utils import find_app
+
+    return find_app(name)
+
+
+@pytest.fixture
+def delayed_app(
+    delayed_celery_app: Celery, delayed_broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Celery]:
+    """The app under test, with the broker of this test."""
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    app, url = delayed_celery_app, delayed_broker.url
+    settings = {
+        "broker_url": url,
+        "broker_read_url": url,
+        "broker_write_url": url,
+        "task_always_eager": False,
+        "worker_hijack_root_logger": False,  # or pytest's caplog would hear nothing
+    }
+    before = {name: app.conf.get(name) for name in settings}
+    _disconnect(app)
+    app.conf.update(settings)
+    yield app
+    _disconnect(app)
+    app.conf.update(before)
+
+
+def _disconnect(app: Celery) -> None:
+    """Forget connections: to another broker, or to this one before it was emptied."""
+    from kombu import pools
+
+    with suppress(AttributeError):
+        app.delayed.close()
+    pool, app._pool = app._pool, None
+    if "amqp" in app.__dict__:
+        app.amqp._producer_pool = None
+    if pool is None:
+        return
+    for group in (pools.connections, pools.producers):
+        for key, each in [*group.items()]:
+            if getattr(each, "connections", each) is pool:
+                group.pop(key)
+    pool.force_close_all()
+
+
+@pytest.fixture
+def delayed_worker_options() -> dict[str, Any]:
+    """Options of `celery.contrib.testing.worker.start_worker`; override it to change them."""
+    return {}
+
+
+@pytest.fixture
+def delayed_worker(
+    delayed_app: Celery, delayed_broker: Broker, delayed_worker_options: dict[str, Any]
+) -> Iterator[Any]:
+    """A worker of the app under test, in a thread of this process; one task at a time."""
+    from celery.contrib.testing import worker as contrib
+    from celery.worker import state
+
+    class Worker(contrib.TestWorkController):
+        def ensure_started(self) -> None:
+            if not self._on_started.wait(START_SECONDS):
+                raise RuntimeError(
+                    f"the worker has not started in {START_SECONDS} seconds: see its log above"
+                )
+
+    def activity() -> tuple[bool, int]:
+        return bool(state.reserved_requests or state.active_requests), state.all_total_count[0]
+
+    state.reset_state()  # of an earlier worker in this process
+    delayed_broker.watch(activity)
+    options = {"perform_ping_check": False, "WorkController": Worker, **delayed_worker_options}
+    with contrib.start_worker(delayed_app, **options) as worker:
+        yield worker

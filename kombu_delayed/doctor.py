@@ -1,0 +1,348 @@
+"""Looks for what contradicts itself in a queue's keys, and puts it right.
+
+All is read in bounded pages beside running producers and consumers. What looks wrong in a page is
+looked at once more by the script that repairs it, so that nothing is called wrong for having moved.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from .scripts import script
+from .server import check, inspect
+from .server import logger as server_logger
+from .store import CALL_LIMIT, LONGEST_GRACE_MS, Store, chunks
+
+#: Messages that one call looks at, and about how much it reads of them.
+PAGE_SIZE = 200
+PAGE_BYTES = 1_000_000
+
+#: Examples of one kind of fault.
+EXAMPLES = 3
+
+#: So often the index is repaired in a row until nothing is wrong.
+PASSES = 10
+
+#: So far may the server's clock be from this machine's.
+CLOCK_SKEW_SECONDS = 2.0
+
+#: A consumer that has taken a wake token puts it back or claims within this time.
+PATIENCE_SECONDS = 1.0
+
+Progress = Callable[[int], None]
+
+#: Kind of fault -> what it means, what `fix` does about it.
+KINDS = {
+    "server": ("the server's settings", ""),
+    "lease": ("the lease of consumers has ended, and nobody has reclaimed", "reclaimed"),
+    "unregistered": ("messages are held by consumers that have no lease", "reclaimed"),
+    "empty": ("partitions in the index have no messages", "dropped from the index"),
+    "lost": ("entries in the index have no message", "dropped from the index"),
+    "orphan": ("messages have no entry in the index, so they never run", "put into the index"),
+    "time": ("entries have another due time than their message", "the message's time is taken"),
+    "misplaced": ("entries are in another partition than their due time's", "moved"),
+    "unreadable": ("records in the backlog cannot be read", "buried"),
+    "silent": ("something can be claimed, and no consumer is told", "wake tokens put"),
+}
+
+
+@dataclass
+class Finding:
+    """One kind of fault in a queue (or of the server, then without one), and how often."""
+
+    kind: str
+    queue: str = ""
+    count: int = 0
+    fixed: int = 0
+    examples: list[str] = field(default_factory=list)
+
+    @property
+    def meaning(self) -> str:
+        """What is wrong."""
+        return KINDS[self.kind][0]
+
+    @property
+    def remedy(self) -> str:
+        """What a repair does about it; empty: nothing."""
+        return KINDS[self.kind][1]
+
+    def add(self, example: str, fixed: bool, count: int = 1) -> None:
+        """Count one more."""
+        self.count += count
+        self.fixed += count if fixed else 0
+        if len(self.examples) < EXAMPLES:
+            self.examples.append(example)
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A partition of the backlog: its lower bound in ms since the epoch and its messages."""
+
+    name: str
+    bound_ms: int
+    count: int
+
+
+def partitions(store: Store, queue: str, start: int = 0) -> Iterator[Partition]:
+    """The partitions of a queue in the order of their bounds, from the `start`th on."""
+    keys = store.keys(queue)
+    while True:
+        stop = start + CALL_LIMIT - 1
+        found = _scored(store.run("ZRANGE", keys.partitions, start, stop, "WITHSCORES"))
+        for name, bound in found:
+            count = store.run("ZCARD", keys.delayed.encode() + name)
+            yield Partition(_text(name), int(float(bound)), count)
+        start += CALL_LIMIT
+        if len(found) < CALL_LIMIT:
+            return
+
+
+def partition_count(store: Store, queue: str) -> int:
+    """How many partitions a queue's backlog has."""
+    count: int = store.run("ZCARD", store.keys(queue).partitions)
+    return count
+
+
+def examine_server(store: Store) -> Finding | None:
+    """What the server's settings and clock make one fear; None: nothing.
+
+    Raises ServerError where they make it unfit.
+    """
+    finding = Finding("server")
+    with _warnings() as texts:
+        check(inspect(store.client), clock_skew_warning_seconds=CLOCK_SKEW_SECONDS)
+    for text in texts:
+        finding.count += 1
+        finding.examples.append(text)
+    return finding if finding.count else None
+
+
+class Doctor:
+    """Examines one queue; with `fix` it repairs what it finds, in the same pass.
+
+    `progress` is called with the number of messages that were looked at.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        queue: str,
+        *,
+        fix: bool = False,
+        progress: Progress | None = None,
+        patience_seconds: float = PATIENCE_SECONDS,
+    ) -> None:
+        self.store = store
+        self.queue = queue
+        self.fix = fix
+        self._keys = store.keys(queue)
+        self._progress = progress or (lambda count: None)
+        self._patience_seconds = patience_seconds
+        self._found: dict[str, Finding] = {}
+        #: Members with a fault of their entry: the pass over the messages meets them again.
+        self._known: set[bytes] = set()
+
+    def examine(self) -> list[Finding]:
+        """All kinds of faults that there are."""
+        # A partition that splits before all of it is right may put what is wrong behind the reader.
+        for _ in range(PASSES if self.fix else 1):
+            if not self._index():
+                break
+        self._strays()
+        self._messages()
+        self._leases()
+        self._wake()
+        return list(self._found.values())
+
+    def _add(self, kind: str, example: str, count: int = 1) -> None:
+        finding = self._found.setdefault(kind, Finding(kind, self.queue))
+        finding.add(example, self.fix, count)
+
+    # The backlog.
+
+    def _index(self) -> int:
+        """Returns how many faults there were."""
+        faults = 0
+        keys, limit, more = self._keys, PAGE_SIZE, 1
+        place: list[Any] = [b"", b"-inf", -1]
+        while more:
+            more, *found = script("audit_index")(
+                self.store.run,
+                partitions=keys.partitions,
+                delayed=keys.delayed,
+                messages=keys.messages,
+                **dict(zip(("name", "bound", "offset"), place, strict=True)),
+                limit=limit,
+            )
+            place, (count, size), suspects = found[:3], found[3:5], found[5:]
+            limit = _next_page(count, size)
+            self._progress(count)
+            faults += self._judge(_pairs(suspects))
+        return faults
+
+    def _strays(self) -> None:
+        """Partitions that the index has forgotten."""
+        prefix = self._keys.delayed.encode()
+        for key in self._keys_like(prefix):
+            name = key[len(prefix) :]
+            if self.store.run("ZSCORE", self._keys.partitions, name) is not None:
+                continue
+            start = 0
+            while members := self.store.run("ZRANGE", key, start, start + CALL_LIMIT - 1):
+                faults = self._judge([(name, member) for member in members])
+                # A repair takes members away, so the next ones are in front again.
+                start += len(members) - (faults if self.fix else 0)
+
+    def _messages(self) -> None:
+        keys, cursor, limit = self._keys, b"0", PAGE_SIZE
+        while True:
+            cursor, count, size, *members = script("audit_messages")(
+                self.store.run,
+                partitions=keys.partitions,
+                delayed=keys.delayed,
+                messages=keys.messages,
+                cursor=cursor,
+                count=limit,
+            )
+            limit = _next_page(count, size)
+            self._progress(count)
+            self._judge([(b"", member) for member in members if member not in self._known])
+            if int(cursor) == 0:
+                return
+
+    def _judge(self, suspects: list[tuple[bytes, bytes]]) -> int:
+        """Repair them where that is wanted; returns how many had a fault."""
+        count = 0
+        for part in chunks(suspects):
+            for (name, member), fault in zip(part, self._repair(part), strict=True):
+                if fault:
+                    count += 1
+                    self._add(fault.decode(), _text(member or name))
+                    if name and not self.fix:
+                        self._known.add(member)
+        return count
+
+    def _repair(self, entries: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
+        keys, limits = self._keys, self.store.limits
+        answer: list[bytes] = script("repair")(
+            self.store.run,
+            **self.store.backlog_keys(keys),
+            dead=keys.dead,
+            dead_messages=keys.dead_messages,
+            dead_reasons=keys.dead_reasons,
+            now=self.store.now,
+            partition_size=self.store.partition_size,
+            dead_limit=limits.dead_limit,
+            dead_age_ms=int(limits.dead_seconds * 1000),
+            fixes=int(self.fix),
+            entries=[part for entry in entries for part in entry],
+        )
+        return answer
+
+    # Who consumes.
+
+    def _leases(self) -> None:
+        if self._has_just_started():
+            return
+        known = self.store.consumers(self.queue)
+        for name, left_ms, unacked in known:
+            if left_ms <= 0:
+                self._reclaim("lease", name, unacked)
+        registered = {name for name, _, _ in known}
+        prefix = self._keys.unacked("").encode()
+        for key in self._keys_like(prefix):
+            name = _text(key[len(prefix) :])
+            # It may have come since.
+            if name not in registered and not self._is_registered(name):
+                self._reclaim("unregistered", name, self.store.run("HLEN", key))
+
+    def _is_registered(self, consumer: str) -> bool:
+        return self.store.run("ZSCORE", self._keys.consumers, consumer) is not None
+
+    def _reclaim(self, kind: str, consumer: str, unacked: int) -> None:
+        self._add(kind, f"{consumer} ({unacked} messages)")
+        if self.fix:
+            self.store.reclaim(self.queue, consumer)
+
+    def _has_just_started(self) -> bool:
+        """Consumers had no chance yet to renew their leases."""
+        info: bytes = self.store.run("INFO", "server")
+        found = re.search(rb"uptime_in_seconds:(\d+)", info)
+        up_ms = int(found[1]) * 1000 if found else LONGEST_GRACE_MS
+        return self.store.now == "" and up_ms < LONGEST_GRACE_MS
+
+    def _wake(self) -> None:
+        """Looks several times where a consumer may have a token in its hands."""
+        deadline = time.monotonic() + self._patience_seconds
+        while True:
+            silent, watched = self._silence()
+            if not silent:
+                return
+            if not watched or time.monotonic() >= deadline:
+                break
+            time.sleep(0.05)
+        self._add("silent", silent)
+        if self.fix:
+            self.store.announce(self.queue)
+
+    def _silence(self) -> tuple[str, bool]:
+        """What nobody has been told of (or empty), and whether somebody consumes."""
+        keys, run = self._keys, self.store.run
+        size = self.store.size(self.queue)
+        # Moves put message and token at once, so who looks at messages first misses none.
+        tokens = {name for name, _ in _scored(run("ZRANGE", keys.wake, 0, -1, "WITHSCORES"))}
+        holder = (run("GET", keys.armed) or b"").partition(b" ")[2].decode(errors="replace")
+        living = {name for name, left_ms, _ in self.store.consumers(self.queue) if left_ms > 0}
+        missing = []
+        if size.ready and b"now" not in tokens:
+            missing.append(f"{size.ready} ready")
+        if size.delayed and not tokens and holder not in living:
+            missing.append(f"{size.delayed} delayed")
+        return ", ".join(missing), bool(living)
+
+    def _keys_like(self, prefix: bytes) -> Iterator[bytes]:
+        pattern, cursor = re.sub(rb"([*?\[\]\\])", rb"\\\1", prefix) + b"*", b"0"
+        while True:
+            cursor, found = self.store.run("SCAN", cursor, "MATCH", pattern, "COUNT", 1_000)
+            yield from found
+            if int(cursor) == 0:
+                return
+
+
+@contextmanager
+def _warnings() -> Iterator[list[str]]:
+    """What a check of the server warns of."""
+    texts: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
+    server_logger.addHandler(handler)
+    try:
+        yield texts
+    finally:
+        server_logger.removeHandler(handler)
+
+
+def _next_page(count: int, size: int) -> int:
+    """How many messages the next call looks at, after one of `count` with `size` bytes."""
+    return max(min(PAGE_SIZE, PAGE_BYTES * count // max(size, 1)), 1) if count else PAGE_SIZE
+
+
+def _pairs(flat: list[Any]) -> list[tuple[Any, Any]]:
+    return list(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _scored(answer: list[Any]) -> list[tuple[Any, Any]]:
+    """Members with scores, which RESP3 has in pairs already."""
+    if answer and isinstance(answer[0], list):
+        return [(member, score) for member, score in answer]
+    return _pairs(answer)
+
+
+def _text(name: bytes) -> str:
+    return name.decode(errors="backslashreplace")

@@ -1,0 +1,17 @@
+-- audit_messages: look through the delayed messages for those that may have no entry in the index.
+-- Twice is safe: it only reads.
+local partitions = KEYS[1]            -- ZSET partition -> lower bound of its due times
+local delayed    = KEYS[2]            -- what the partitions' keys begin with
+local messages   = KEYS[3]            -- HASH id -> priority step + due_ms + message
+local cursor     = ARGV[1]            -- 0 at first
+local count      = tonumber(ARGV[2])  -- look at so many, about
+-- returns {the next cursor, '0' at the end, messages looked at, bytes read, member, …}; O(count · log n)
+local page = redis.call('HSCAN', messages, cursor, 'COUNT', count)
+local answer = {page[1], #page[2] / 2, 0}
+for i = 1, #page[2], 2 do
+  local member, due_ms = page[2][i], page[2][i + 1]:match('^.(%d+)')
+  answer[3] = answer[3] + #page[2][i + 1]
+  local name = due_ms and redis.call('ZREVRANGEBYSCORE', partitions, due_ms, '-inf', 'LIMIT', 0, 1)[1]
+  if not (name and redis.call('ZSCORE', delayed .. name, member)) then answer[#answer + 1] = member end
+end
+return answer

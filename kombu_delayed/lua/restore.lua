@@ -1,0 +1,46 @@
+-- restore: put messages back into the backlog as a backup has them; what is due by now the next deliver promotes.
+-- Twice is safe: a message that is there, whatever its due time is now, is kept once.
+local partitions     = KEYS[1]            -- ZSET partition -> lower bound of its due times
+local delayed        = KEYS[2]            -- what the partitions' keys begin with
+local messages       = KEYS[3]            -- HASH id -> priority step + due_ms + message
+local duplicates     = KEYS[4]            -- HASH id -> how many messages share it
+local wake           = KEYS[5]            -- ZSET token -> when to claim
+local partition_size = tonumber(ARGV[1])
+local entries        = {unpack(ARGV, 2)}  -- member, priority step + due_ms + message; …
+-- include: backlog
+-- returns {restored, already there}; O(log n) a message
+local before = earliest()
+local first
+local counts = {0, 0}
+
+local function without_eta(record)
+  return (record:gsub('"eta": ?"[^"\\]*"', '', 1))
+end
+
+-- Returns whether it was not there.
+local function put_back(member, kept, due_ms)
+  local id, n = member:match('^(.*)\31(%d+)$')
+  if redis.call('HSETNX', messages, member, kept) == 0 then
+    local there = redis.call('HGET', messages, member)
+    if there == kept then return false end
+    local step, _, message = parts_of(kept)
+    if same(without_eta(there), without_eta(step .. message)) then return false end
+    return put(id or member, due_ms, step .. message, partition_size, false) ~= nil
+  end
+  index(member, due_ms, partition_size)
+  local highest = id and tonumber(redis.call('HGET', duplicates, id) or 1)
+  if id and tonumber(n) > highest and tonumber(n) < 1e6 then redis.call('HSET', duplicates, id, n) end
+  return true
+end
+
+for i = 1, #entries, 2 do
+  local due_ms = tonumber(entries[i + 1]:match('^.(%d+)'))
+  if put_back(entries[i], entries[i + 1], due_ms) then
+    if not first or due_ms < first then first = due_ms end
+    counts[1] = counts[1] + 1
+  else
+    counts[2] = counts[2] + 1
+  end
+end
+if first then announce_due(first, before) end
+return counts

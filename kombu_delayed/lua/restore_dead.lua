@@ -1,0 +1,26 @@
+-- restore_dead: put dead letters back as a backup has them.
+-- Twice is safe: a letter that is there is kept once.
+local dead          = KEYS[1]            -- ZSET id -> time of burial
+local dead_messages = KEYS[2]            -- HASH id -> priority step + message
+local dead_reasons  = KEYS[3]            -- HASH id -> JSON: why, by whom
+local entries       = {unpack(ARGV, 1)}  -- id, time of burial in ms, priority step + message, JSON: why, by whom; …
+-- returns {restored, already there}; O(log n) a letter
+local counts = {0, 0}
+
+local function put_back(member, at_ms, record, note)
+  local id, n = member:match('^(.*)\31%d+$') or member, 1
+  while redis.call('HSETNX', dead_messages, member, record) == 0 do
+    if redis.call('HGET', dead_messages, member) == record then return false end
+    n = n + 1
+    member = id .. '\31' .. n
+  end
+  redis.call('HSET', dead_reasons, member, note)
+  redis.call('ZADD', dead, at_ms, member)
+  return true
+end
+
+for i = 1, #entries, 4 do
+  local which = put_back(entries[i], entries[i + 1], entries[i + 2], entries[i + 3]) and 1 or 2
+  counts[which] = counts[which] + 1
+end
+return counts

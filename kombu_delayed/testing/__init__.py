@@ -1,0 +1,34 @@
+"""What programs need to test what they delay: a broker, a movable clock, a fake store."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .broker import Broker, NotDone
+    from .clock import Clock
+    from .fake import FakeStore
+    from .fake_backlog import FakeBacklog
+    from .state import QueueState, dump, seed
+
+__all__ = ["Broker", "Clock", "FakeBacklog", "FakeStore", "NotDone", "QueueState", "dump", "seed"]
+
+_HOMES = {
+    "Broker": "broker",
+    "Clock": "clock",
+    "FakeBacklog": "fake_backlog",
+    "FakeStore": "fake",
+    "NotDone": "broker",
+    "QueueState": "state",
+    "dump": "state",
+    "seed": "state",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # The pytest plugin is imported by every pytest run: nothing heavy before it is used.
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f".{_HOMES[name]}", __name__), name)

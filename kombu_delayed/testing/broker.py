@@ -1,0 +1,126 @@
+"""The broker of a test: where it is, what it holds, and when it has nothing left to do."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import redis
+
+from .. import embedded
+from ..errors import DelayedError
+from ..keys import SEPARATOR
+from ..store import Store
+from .keyspace import text
+from .state import QueueState, dump
+
+POLL_SECONDS = 0.005
+
+#: `{queue}:…` with the global key prefix in front.
+_PARTITIONS = re.compile(r"(.*?)\{(.+)\}:partitions", re.DOTALL)
+_UNACKED = re.compile(r"(.*?)\{(.+)\}:unacked:", re.DOTALL)
+
+#: Whether something runs in this process, and how many tasks have begun to.
+Activity = Callable[[], tuple[bool, int]]
+
+
+class NotDone(DelayedError, AssertionError):
+    """Messages are left over after the time that a test has given them."""
+
+
+class Broker:
+    """The embedded server of a test session, as one test sees it: empty at first."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.socket: Path = embedded.ensure(url.partition("://")[2])
+        self.client = redis.Redis(unix_socket_path=str(self.socket))
+        self._stores: dict[str, Store] = {}
+        self._activities: list[Activity] = []
+
+    @property
+    def result_url(self) -> str:
+        """A Celery result backend on the same server, in a database of its own."""
+        return f"redis+socket://{self.socket}?virtual_host=1"
+
+    def store(self, prefix: str = "") -> Store:
+        """The moves of the broker's messages; `prefix` is the app's `global_keyprefix`."""
+        if prefix not in self._stores:
+            self._stores[prefix] = Store(self.client, prefix=prefix)
+        return self._stores[prefix]
+
+    def dump(self, queue: str, prefix: str = "") -> QueueState:
+        """The whole of a queue as plain data."""
+        return dump(self.store(prefix), queue)
+
+    def empty(self) -> None:
+        """Drop all there is, results as well."""
+        self.client.flushall()
+
+    def close(self) -> None:
+        """Disconnect."""
+        self.client.close()
+
+    # What is left to do.
+
+    def watch(self, activity: Activity) -> None:
+        """Take into account what runs here and is not in the broker any more."""
+        self._activities.append(activity)
+
+    def left(self) -> dict[str, int]:
+        """How many messages of each queue are due, ready or unacked; queues without are not in it.
+
+        A queue's name has the global key prefix in front. Replies to remote control do not count.
+        """
+        found: dict[str, int] = {}
+        # In the order in which a message moves, so that none is passed over.
+        for name, count in [*self._due(), *self._ready(), *self._unacked()]:
+            if count and not name.endswith(".pidbox"):
+                found[name] = found.get(name, 0) + count
+        return found
+
+    def backlogs(self) -> list[tuple[str, str]]:
+        """Global key prefix and name of each queue that has something delayed."""
+        keys = map(text, self.client.scan_iter(match="*}:partitions", count=1000))
+        return sorted((m[1], m[2]) for key in keys if (m := _PARTITIONS.fullmatch(key)))
+
+    def _due(self) -> Iterator[tuple[str, int]]:
+        for prefix, queue in self.backlogs():
+            yield prefix + queue, self.store(prefix).size(queue).due
+
+    def _ready(self) -> Iterator[tuple[str, int]]:
+        for key in self.client.scan_iter(_type="list", count=1000):
+            yield text(key).partition(SEPARATOR)[0], self.client.llen(key)
+
+    def _unacked(self) -> Iterator[tuple[str, int]]:
+        for key in self.client.scan_iter(match="*}:unacked:*", count=1000):
+            if found := _UNACKED.match(text(key)):
+                yield found[1] + found[2], self.client.hlen(key)
+
+    def wait_until_done(self, timeout_seconds: float = 10) -> None:
+        """Wait until nothing is due, ready, unacked or running. What is delayed may wait on.
+
+        Raises NotDone, which names the queues, when it takes longer.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        while (reason := self._not_done()) is not None:
+            if time.monotonic() >= deadline:
+                raise NotDone(f"not done in {timeout_seconds:g} seconds: {reason}")
+            time.sleep(POLL_SECONDS)
+
+    def _not_done(self) -> str | None:
+        before = [look() for look in self._activities]
+        left = self.left()
+        after = [look() for look in self._activities]
+        if left:
+            return f"{_named(left)}. Does a worker consume from there?"
+        # A task that has run in between may have sent others.
+        if before != after or any(runs for runs, _ in after):
+            return "tasks are still running"
+        return None
+
+
+def _named(left: dict[str, int]) -> str:
+    return ", ".join(f"{count} in queue {name!r}" for name, count in sorted(left.items()))

@@ -1,0 +1,97 @@
+"""A clock that tests move, so that what is due in days runs now.
+
+Neither the machine's clock nor Python's is touched. To move the clock ahead is to bring nearer all
+that waits: the due time of every delayed message is made earlier by so much, in one script for each
+queue. What is due then is claimed at once, by whichever process consumes. What is sent later has
+its whole delay before it, since its sender's clock has not moved; and so nothing needs to know that
+the clock was moved, neither producers nor workers, nor their leases.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from ..message import eta_to_ms
+from ..scripts import Script
+from .broker import Broker
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+@cache
+def _shift() -> Script:
+    source = files(__package__).joinpath("shift.lua").read_text(encoding="utf-8")
+    return Script("shift", source)
+
+
+class Clock:
+    """The time by which the messages of a test's broker fall due."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self._offset_ms = 0
+
+    @property
+    def offset(self) -> timedelta:
+        """How far it is ahead of the machine's clock."""
+        return timedelta(milliseconds=self._offset_ms)
+
+    def now(self) -> datetime:
+        """The time that it shows, in UTC."""
+        return _EPOCH + timedelta(milliseconds=self._server_ms() + self._offset_ms)
+
+    def advance(self, by: timedelta | None = None, **parts: float) -> int:
+        """Move it ahead, by a timedelta or by what makes one: `advance(days=3)`.
+
+        Returns how many messages fell due; these run now, and nothing else does. Raises ValueError
+        for a negative time.
+        """
+        total = (by or timedelta()) + timedelta(**parts)
+        by_ms = round(total / timedelta(milliseconds=1))
+        if by_ms < 0:
+            raise ValueError(f"time moves forward, not by {total}; reset() goes back to real time")
+        # What was sent in this very millisecond is rounded up to the next one: let it come.
+        began_ms = self._server_ms()
+        while self._server_ms() <= began_ms:
+            pass
+        return self._move(by_ms)
+
+    def set(self, moment: datetime | str) -> int:
+        """Move it ahead to a time, a datetime or ISO 8601, UTC where it names no zone.
+
+        Returns how many messages fell due. Raises ValueError for a time that has passed.
+        """
+        by_ms = eta_to_ms(moment) - self._server_ms() - self._offset_ms
+        if by_ms < 0:
+            raise ValueError(
+                f"time moves forward, not to {moment}: it is {self.now()}. reset() goes back to "
+                "real time"
+            )
+        return self._move(by_ms)
+
+    def reset(self) -> None:
+        """Go back to real time: what still waits, waits as long again as it was brought nearer."""
+        self._move(-self._offset_ms)
+
+    def wait_until_done(self, timeout_seconds: float = 10) -> None:
+        """Wait until nothing is due, ready, unacked or running: `Broker.wait_until_done`."""
+        self.broker.wait_until_done(timeout_seconds)
+
+    def _server_ms(self) -> int:
+        seconds, microseconds = self.broker.client.time()
+        return int(seconds) * 1000 + int(microseconds) // 1000
+
+    def _move(self, by_ms: int) -> int:
+        self._offset_ms += by_ms
+        return sum(self._shift(*names, by_ms) for names in self.broker.backlogs())
+
+    def _shift(self, prefix: str, queue: str, by_ms: int) -> int:
+        store = self.broker.store(prefix)
+        given: dict[str, Any] = store.backlog_keys(store.keys(queue))
+        fell_due: int = _shift()(
+            store.run, **given, now="", by_ms=-by_ms, partition_size=store.partition_size
+        )
+        return fell_due

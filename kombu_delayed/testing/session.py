@@ -1,0 +1,54 @@
+"""An embedded server that ends with the test session, at the latest when the next one begins."""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .. import embedded
+from ..errors import EmbeddedServerError
+
+PREFIX = "kombu-delayed-test-"
+
+#: In the server's directory; locked by the session as long as it lives.
+LOCK = "session"
+
+#: A directory that is younger may be one whose session has not locked it yet.
+YOUNG_SECONDS = 60
+
+
+@contextmanager
+def session_server() -> Iterator[Path]:
+    """A server in a temporary directory. Raises EmbeddedServerError where it does not start."""
+    end_left_over()
+    directory = Path(tempfile.mkdtemp(prefix=PREFIX)).resolve()
+    with open(directory / LOCK, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            embedded.ensure(directory)
+            yield directory
+        finally:
+            _end(directory)
+
+
+def end_left_over() -> None:
+    """End the servers of sessions that were killed."""
+    for directory in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        try:
+            if time.time() - directory.stat().st_mtime < YOUNG_SECONDS:
+                continue
+            with open(directory / LOCK) as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _end(directory)
+        except (OSError, EmbeddedServerError):  # in use, or somebody else's
+            continue
+
+
+def _end(directory: Path) -> None:
+    embedded.stop(directory)
+    shutil.rmtree(directory, ignore_errors=True)

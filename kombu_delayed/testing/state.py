@@ -1,0 +1,235 @@
+"""A queue as plain data: read it whole, or put messages into any state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from copy import copy
+from typing import Any, TypedDict
+
+from ..backlog import Backlog
+from ..keys import step_char
+from ..message import Kept
+from ..store import Entry, Store
+from .fake import FakeStore
+from .keyspace import raw, read_key, text, write_key
+
+#: How long a consumer counts as alive for which nothing else is said.
+LEASE_MS = 30_000
+
+
+class QueueState(TypedDict):
+    """A queue's messages by state, its consumers with the ends of their leases, its wake tokens.
+
+    Messages are mappings with these members; `step` may be left out when they are put there:
+
+    - delayed: id, due_ms, step, message
+    - ready: step, message; the next to leave first within a step
+    - unacked: consumer, tag, step, message
+    - dead: id, reason, consumer, at_ms, deliveries, step, message
+
+    `armed` is who has promised to claim at the next due time: "due_ms consumer", or empty. `unique`
+    has the keys of unique messages and the ids that these had when they were scheduled.
+    """
+
+    delayed: list[dict[str, Any]]
+    ready: list[dict[str, Any]]
+    unacked: list[dict[str, Any]]
+    dead: list[dict[str, Any]]
+    consumers: dict[str, int]
+    wake: dict[str, int]
+    armed: str
+    unique: dict[str, str]
+
+
+def dump(store: Store | FakeStore, queue: str) -> QueueState:
+    """Return the whole of a queue: delayed and dead in order of time, ready in order of delivery.
+
+    Of a queue in use it is not one instant: a message that moves meanwhile may show twice.
+    """
+    real = isinstance(store, Store)
+    rest = _dump_real(store, queue) if real else _dump_fake(store, queue)  # type: ignore[arg-type]
+    ids = store.dead_ids(queue, 0, max(store.dead_count(queue), 1))
+    dead = [
+        {
+            "id": letter.id,
+            "reason": letter.reason,
+            "consumer": letter.consumer,
+            "at_ms": letter.at_ms,
+            "deliveries": letter.deliveries,
+            "step": step,
+            "message": text(letter.message),
+        }
+        for letter, step in zip(
+            store.dead_letters(queue, ids), _dead_steps(store, queue, ids), strict=True
+        )
+    ]
+    return {**rest, "dead": dead}  # type: ignore[typeddict-item]
+
+
+def _dead_steps(store: Store | FakeStore, queue: str, ids: list[str]) -> list[int]:
+    if isinstance(store, FakeStore):
+        return [store.queue(queue).dead[id][0] for id in ids]
+    key = store.keys(queue).dead_messages
+    return [store.run("HGET", key, raw(id))[0] - 48 for id in ids]
+
+
+def _dump_real(store: Store, queue: str) -> dict[str, Any]:
+    keys = store.keys(queue)
+    unacked = keys.unacked("")
+    held = [
+        (text(key)[len(unacked) :], int(tag), raw(record))
+        for key in sorted(store.client.scan_iter(count=1000))
+        if text(key).startswith(unacked)
+        for tag, record in _hash(store, text(key)).items()
+    ]
+    ready = [
+        {"step": ord(step) - 48, "message": each}
+        for key, step in zip(keys.ready, keys.steps, strict=True)
+        for each in read_key(store.client, key)
+    ]
+    waiting = [each for page in Backlog(store, queue).pages() for each in page]
+    return {
+        "delayed": [_delayed(each.member, each.kept) for each in waiting],
+        "ready": ready,
+        "unacked": [_unacked(*each) for each in sorted(held)],
+        "consumers": read_key(store.client, keys.consumers) or {},
+        "wake": read_key(store.client, keys.wake) or {},
+        "armed": read_key(store.client, keys.armed),
+        "unique": read_key(store.client, keys.unique) or {},
+    }
+
+
+def _hash(store: Store, key: str) -> dict[str, str]:
+    found = read_key(store.client, key)
+    return {name: str(value) for name, value in found.items()} if isinstance(found, dict) else {}
+
+
+def _dump_fake(store: FakeStore, queue: str) -> dict[str, Any]:
+    with store.lock:
+        q = store.queue(queue)
+        held = [(name, *item) for name, own in q.unacked.items() for item in own.items()]
+        return {
+            "delayed": [_delayed(*item) for item in q.in_order()],
+            "ready": [
+                {"step": step, "message": text(each)}
+                for step, own in q.ready.items()
+                for each in own
+            ],
+            "unacked": [_unacked(*each) for each in sorted(held)],
+            "consumers": dict(q.consumers),
+            "wake": dict(q.wake),
+            "armed": "{} {}".format(*q.armed) if q.armed else "",
+            "unique": dict(q.unique),
+        }
+
+
+def _delayed(member: str, kept: Kept) -> dict[str, Any]:
+    id = member.partition("\x1f")[0]
+    return {"id": id, "due_ms": kept.due_ms, "step": kept.step, "message": text(kept.message)}
+
+
+def _unacked(consumer: str, tag: int, record: bytes) -> dict[str, Any]:
+    message = text(record[1:])
+    return {"consumer": consumer, "tag": tag, "step": record[0] - 48, "message": message}
+
+
+def seed(
+    store: Store | FakeStore,
+    queue: str,
+    *,
+    delayed: Iterable[Mapping[str, Any]] = (),
+    ready: Iterable[Mapping[str, Any]] = (),
+    unacked: Iterable[Mapping[str, Any]] = (),
+    dead: Iterable[Mapping[str, Any]] = (),
+    consumers: Mapping[str, int] | None = None,
+    wake: Mapping[str, int] | None = None,
+    armed: str = "",
+    unique: Mapping[str, str] | None = None,
+) -> None:
+    """Put messages into a queue, each in its state; what is there stays.
+
+    They are given as `dump` returns them, so that `seed(store, queue, **state)` restores a state.
+    A due time may have passed: the message is due then, and delayed until somebody claims. Who
+    holds messages without a lease in `consumers` gets one of 30 seconds. Without `wake`, there
+    will be the wake tokens that belong to what was put there.
+    """
+    _schedule(store, queue, list(delayed), dict(unique or {}))
+    store.publish(queue, [Entry("", m.get("step", 0), m["message"]) for m in ready])
+    _bury(store, queue, dead)
+    held = list(unacked)
+    lease_end_ms = _now_ms(store) + LEASE_MS
+    leases = {each["consumer"]: lease_end_ms for each in held} | dict(consumers or {})
+    hold = _hold_real if isinstance(store, Store) else _hold_fake
+    hold(store, queue, held, leases)  # type: ignore[arg-type]
+    if wake is None:
+        store.announce(queue)
+    else:
+        tell = _tell_real if isinstance(store, Store) else _tell_fake
+        tell(store, queue, dict(wake), armed)  # type: ignore[arg-type]
+
+
+def _schedule(
+    store: Store | FakeStore, queue: str, delayed: list[Mapping[str, Any]], unique: dict[str, str]
+) -> None:
+    early = copy(store)
+    early.now = "0"
+    keys = {id: key for key, id in unique.items()}
+    # With a relative due time, the same message again is another one.
+    entries = [Entry(m["id"], m.get("step", 0), m["message"], f"+{m['due_ms']}") for m in delayed]
+    early.schedule(queue, [entry for entry in entries if entry.id not in keys])
+    for entry in entries:
+        if entry.id in keys:
+            early.schedule_unique(queue, entry, keys[entry.id], "refuse")
+
+
+def _bury(store: Store | FakeStore, queue: str, dead: Iterable[Mapping[str, Any]]) -> None:
+    late = copy(store)
+    for each in dead:
+        late.now = str(each["at_ms"])
+        entry = (0, each["id"].partition("\x1f")[0], each["reason"], _record(each))
+        late.bury(queue, each["consumer"], [entry])
+
+
+def _record(each: Mapping[str, Any]) -> bytes:
+    return raw(step_char(each.get("step", 0)) + each["message"])
+
+
+def _now_ms(store: Store | FakeStore) -> int:
+    if isinstance(store, FakeStore):
+        return store.now_ms
+    if store.now and store.now[0] != "+":
+        return int(store.now)
+    seconds, microseconds = store.run("TIME")
+    return int(seconds) * 1000 + int(microseconds) // 1000 + int(store.now or 0)
+
+
+def _hold_real(
+    store: Store, queue: str, held: list[Mapping[str, Any]], leases: dict[str, int]
+) -> None:
+    keys = store.keys(queue)
+    for each in held:
+        own = {str(each["tag"]): text(_record(each))}
+        write_key(store.client, keys.unacked(each["consumer"]), own)
+    write_key(store.client, keys.consumers, leases)
+
+
+def _hold_fake(
+    store: FakeStore, queue: str, held: list[Mapping[str, Any]], leases: dict[str, int]
+) -> None:
+    q = store.queue(queue)
+    for each in held:
+        q.held(each["consumer"])[int(each["tag"])] = _record(each)
+    q.consumers.update(leases)
+
+
+def _tell_real(store: Store, queue: str, wake: dict[str, int], armed: str) -> None:
+    keys = store.keys(queue)
+    store.client.delete(keys.wake, keys.armed)
+    write_key(store.client, keys.wake, wake)
+    write_key(store.client, keys.armed, armed)
+
+
+def _tell_fake(store: FakeStore, queue: str, wake: dict[str, int], armed: str) -> None:
+    q = store.queue(queue)
+    due_ms, _, consumer = armed.partition(" ")
+    q.wake, q.armed = wake, (int(due_ms), consumer) if armed else None

@@ -1,0 +1,112 @@
+"""A queue as plain data, from every store and back."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from kombu_delayed.store import Size, Store
+from kombu_delayed.testing import FakeStore, dump, seed
+from tests.contract.conftest import AnyStore
+from tests.kit.state import message, promoted
+
+A, B, C, D = (message(body) for body in "abcd")
+
+FULL = {
+    "delayed": [
+        {"id": "a", "due_ms": 500, "step": 0, "message": A},
+        {"id": "b", "due_ms": 2000, "step": 3, "message": B},
+        {"id": "b", "due_ms": 3000, "step": 3, "message": B},
+        {"id": "c", "due_ms": 4000, "step": 0, "message": C},
+    ],
+    "ready": [{"step": 0, "message": C}, {"step": 0, "message": A}, {"step": 6, "message": B}],
+    "unacked": [
+        {"consumer": "A", "tag": 2, "step": 0, "message": A},
+        {"consumer": "A", "tag": 10, "step": 3, "message": "\udcff is not text"},
+        {"consumer": "B", "tag": 1, "step": 0, "message": C},
+    ],
+    "dead": [
+        {
+            "id": id,
+            "reason": "rejected",
+            "consumer": "A",
+            "at_ms": at_ms,
+            "deliveries": 1,
+            "step": 9,
+            "message": D,
+        }
+        for id, at_ms in [("d", 700), ("d\x1f2", 800)]
+    ],
+    "consumers": {"A": 31_000, "B": 20_000},
+    "wake": {"due": 2000},
+    "armed": "2000 A",
+    "unique": {"key": "c"},
+}
+
+EMPTY = {
+    "delayed": [],
+    "ready": [],
+    "unacked": [],
+    "dead": [],
+    "consumers": {},
+    "wake": {},
+    "armed": "",
+    "unique": {},
+}
+
+
+def test_dump_is_what_seed_was_given(store: AnyStore) -> None:
+    assert dump(store, "q") == EMPTY
+    seed(store, "q", **FULL)
+    assert dump(store, "q") == FULL
+    assert store.now == "1000"
+    assert store.size("q") == Size(ready=3, due=1, delayed=4)
+
+
+def test_seed_adds_to_what_is_there(store: AnyStore) -> None:
+    seed(store, "q", ready=[{"message": A}], delayed=[{"id": "b", "due_ms": 2000, "message": B}])
+    seed(store, "q", ready=[{"message": C}], delayed=[{"id": "d", "due_ms": 1500, "message": D}])
+    found = dump(store, "q")
+    assert [each["message"] for each in found["ready"]] == [A, C]
+    assert [each["id"] for each in found["delayed"]] == ["d", "b"]
+    assert found["wake"] == {"now": 0, "due": 1500}
+
+
+def test_seeded_messages_move(store: AnyStore) -> None:
+    seed(
+        store,
+        "q",
+        delayed=[{"id": "a", "due_ms": 900, "message": A}],
+        ready=[{"message": B}],
+        unacked=[{"consumer": "A", "tag": 7, "message": C}],
+        dead=[{"id": "d", "reason": "no", "consumer": "A", "at_ms": 1000, "message": D}],
+    )
+    assert store.consumers("q") == [("A", 30_000, 1)]
+    assert store.replay("q", ["d"]) == 1
+    assert store.release("q", "A", [7]) == 1
+    answer = store.deliver("q", "B", 9, 1, lease_ms=100)
+    assert answer
+    texts = [record[1:].decode() for record in answer.records]
+    assert texts[1:] == [B, D, promoted(A, 900)]
+    assert texts[0].startswith(C[:-1])
+
+
+@pytest.mark.parametrize("queue", ["q", "a{b}", "ü"])
+def test_queues_are_apart(queue: str, store: AnyStore) -> None:
+    seed(store, queue, **FULL)
+    assert dump(store, "other") == EMPTY
+    assert dump(store, queue)["unacked"] == FULL["unacked"]
+
+
+def test_one_kind_of_store_takes_what_the_other_gave(store: AnyStore) -> None:
+    fake = FakeStore(now="1000")
+    seed(fake, "q", **FULL)
+    seed(store, "q", **dump(fake, "q"))
+    assert dump(store, "q") == dump(fake, "q")
+
+
+def test_prefix(client: redis.Redis) -> None:
+    prefixed = Store(client, prefix="shop:", now="1000")
+    seed(prefixed, "q", **FULL)
+    assert dump(prefixed, "q") == FULL
+    assert dump(Store(client), "q") == EMPTY

@@ -1,0 +1,427 @@
+"""A backup has all that is delayed or dead, and restores it once, or says where it is damaged."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+from kombu.exceptions import OperationalError
+
+from celery_ext import Delayed
+from celery_ext.backup import RestoreReport, backup, inspect, restore
+from celery_ext.backup_file import MAGIC
+from celery_ext.errors import BackupError
+from kombu_delayed import backlog as backlog_module
+from kombu_delayed.backlog import Backlog, Move
+from kombu_delayed.store import Entry, Store
+from tests.kit.backlog import check_backlog
+from tests.kit.inbox import Inbox
+from tests.kit.servers import Server, available_kinds, start_server
+from tests.kit.state import dead_state, entry, message, state
+
+FAR_MS = 4_000_000_000_000
+
+Connect = Callable[..., Delayed]
+
+
+@pytest.fixture
+def connect(server: Server) -> Iterator[Connect]:
+    """The delayed tasks of an app with some transport options, on this or another server."""
+    made: list[Delayed] = []
+
+    def open_delayed(url: str = "", **options: Any) -> Delayed:
+        app = Celery("backup", broker=f"delayed+{url or server.url}", set_as_current=False)
+        app.conf.broker_transport_options = options
+        made.append(Delayed(app))
+        return made[-1]
+
+    yield open_delayed
+    for each in made:
+        each.close()
+        each.app.close()
+
+
+@pytest.fixture
+def delayed(connect: Connect) -> Delayed:
+    return connect(delayed_partition_size=4)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "backlog.backup"
+
+
+def fill(store: Store, queue: str = "q", count: int = 60) -> None:
+    """Messages of all steps, some due at one instant, some that share an id."""
+    chance = random.Random(1)
+    entries = [
+        Entry(f"{n}", chance.choice((0, 3, 6, 9)), message(f"é{n}"), str(FAR_MS + n // 3))
+        for n in range(count)
+    ]
+    twins = [entry("twin", FAR_MS + 7 * n, body=f"{n}") for n in range(3)]
+    same = [entry("same", "+9000000", body="same") for _ in range(2)]
+    store.schedule(queue, [*entries, *twins, *same])
+
+
+def bury(store: Store, queue: str = "q", count: int = 5) -> None:
+    """Dead letters, two of them with one id."""
+    record = b"3" + message("dead").encode()
+    store.deliver(queue, "A", 1, 1, lease_ms=60_000)
+    store.bury(queue, "A", [(n, f"{n % (count - 1)}", f"reason {n}", record) for n in range(count)])
+    store.leave(queue, "A")
+
+
+def everything(client: redis.Redis) -> dict[str, Any]:
+    """All of the database but how the backlog is cut into partitions."""
+    found = dead_state(client)
+    for queue in {key[1 : -len("}:messages")] for key in found if key.endswith("}:messages")}:
+        found[f"due {queue}"] = check_backlog(client, queue)
+        for key in [key for key in found if key.startswith(f"{{{queue}}}:delayed:")]:
+            del found[key]
+        del found[f"{{{queue}}}:partitions"]
+    return found
+
+
+def test_there_and_back(delayed: Delayed, client: redis.Redis, path: Path) -> None:
+    for queue in ("q", "other {queue}", "é"):
+        fill(delayed.store, queue)
+    bury(delayed.store)
+    bury(delayed.store, "only the dead")
+    before = everything(client)
+    report = delayed.backup(path)
+    assert (report.messages, report.dead) == (195, 10)
+    assert report.queues == {"q": 70, "other {queue}": 65, "é": 65, "only the dead": 5}
+    assert report.size_bytes == path.stat().st_size
+    assert everything(client) == before
+    client.flushall()
+    report = delayed.restore(path)
+    assert (report.messages, report.dead, report.already) == (195, 10, 0)
+    assert everything(client) == before
+
+
+def test_nothing(delayed: Delayed, path: Path, client: redis.Redis) -> None:
+    assert delayed.backup(path).messages == 0
+    assert delayed.restore(path) == RestoreReport()
+    assert state(client) == {}
+
+
+def test_twice(delayed: Delayed, client: redis.Redis, path: Path) -> None:
+    fill(delayed.store)
+    bury(delayed.store)
+    delayed.backup(path)
+    before = everything(client)
+    for _ in range(2):
+        report = delayed.restore(path)
+        assert (report.messages, report.dead, report.already) == (0, 0, 70)
+        assert everything(client) == before
+
+
+def test_after_some_have_gone_moved_and_come(
+    delayed: Delayed, client: redis.Redis, path: Path
+) -> None:
+    """What was moved is there; what was cancelled comes back; what is new under an id stays."""
+    text = message("x", headers={"id": "moved", "eta": "2096-10-02T07:06:40+00:00"})
+    delayed.store.schedule("q", [Entry("moved", 0, text, str(FAR_MS)), entry("gone", FAR_MS)])
+    delayed.store.schedule("q", [entry("new", FAR_MS, body="old")])
+    delayed.backup(path)
+    backlog = Backlog(delayed.store, "q")
+    backlog.reschedule([Move("moved", str(FAR_MS + 5), "2096-10-02T07:06:41+00:00")])
+    backlog.cancel(["gone", "new"])
+    delayed.store.schedule("q", [entry("new", FAR_MS, body="new")])
+    for restored, already in ((2, 1), (0, 3)):
+        report = delayed.restore(path)
+        assert (report.messages, report.already) == (restored, already)
+        assert check_backlog(client) == {
+            "moved": FAR_MS + 5,
+            "gone": FAR_MS,
+            "new": FAR_MS,
+            "new\x1f2": FAR_MS,
+        }
+    assert backlog.cancel(["new"]) == [2]
+
+
+def test_those_that_share_an_id_are_found_together(delayed: Delayed, path: Path) -> None:
+    fill(delayed.store)
+    delayed.backup(path)
+    delayed.store.purge("q")
+    delayed.restore(path)
+    assert Backlog(delayed.store, "q").cancel(["twin", "same"]) == [3, 2]
+
+
+@pytest.mark.parametrize("page", [1, 7])
+def test_pages(
+    page: int, delayed: Delayed, client: redis.Redis, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backlog_module, "PAGE_SIZE", page)
+    fill(delayed.store)
+    before = everything(client)
+    told: list[int] = []
+    assert delayed.backup(path, progress=told.append).messages == sum(told) == 65
+    client.flushall()
+    told.clear()
+    assert delayed.restore(path, progress=told.append).messages == sum(told) == 65
+    assert everything(client) == before
+
+
+def test_one_queue(delayed: Delayed, client: redis.Redis, path: Path) -> None:
+    for queue in ("a", "b", "c"):
+        fill(delayed.store, queue, 6)
+    delayed.backup(path, queue="a")
+    assert inspect(path)["queues"] == ["a"]
+    delayed.backup(path)
+    client.flushall()
+    assert delayed.restore(path, queue="b").queues == {"b": 11}
+    assert set(delayed.counts()) - {"celery"} == {"b"}
+
+
+@pytest.mark.parametrize("kind", available_kinds())
+def test_another_server_prefix_and_steps(
+    kind: str, delayed: Delayed, connect: Connect, path: Path, tmp_path: Path
+) -> None:
+    fill(delayed.store, count=40)
+    bury(delayed.store)
+    delayed.backup(path)
+    with start_server(kind, tmp_path / "other", port=0) as other, other.client() as client:
+        target = connect(other.url, global_keyprefix="p:", priority_steps=[0, 5])
+        assert target.restore(path).messages == 45
+        assert all(key.startswith(b"p:") for key in client.keys("*"))
+        assert {each.id for each in target.find()} == {each.id for each in delayed.find()}
+        assert target.store.dead_count("q") == 5
+        moved = Backlog(target.store, "q").reschedule([Move(f"{n}", "+0") for n in range(40)])
+        assert sum(moved) == 40
+        ready = [target.store.client.llen(key) for key in target.store.keys("q").ready]
+        urgent = sum(each.priority < 5 for each in delayed.find() if each.id.isdigit())
+        assert ready == [urgent, 40 - urgent]
+
+
+def test_what_is_due_meanwhile_is_delivered(
+    delayed: Delayed, client: redis.Redis, path: Path
+) -> None:
+    app = delayed.app
+    result = app.send_task("some.task", (1,), countdown=3600)
+    delayed.backup(path)
+    client.flushall()
+    rewritten = path.with_name("older")
+    older(path, rewritten, by_ms=7200_000)
+    for already in (0, 1):
+        report = delayed.restore(rewritten)
+        assert (report.messages, report.already) == (1 - already, already)
+    with app.connection_for_read() as connection:
+        inbox = Inbox(connection.channel(), app.amqp.queues["celery"])
+        inbox.receive(1)
+        assert inbox.messages[0].headers["id"] == result.id
+        assert inbox.drain() == inbox.bodies[:1]
+        connection.close()
+
+
+def older(path: Path, target: Path, by_ms: int) -> None:
+    """Rewrite a backup as if it had been made so much earlier."""
+    from celery_ext.backup_file import MESSAGES, blocks, writing
+
+    with writing(target) as writer:
+        for block in blocks(path):
+            if block.kind == b"H":
+                writer.header(block.facts())
+            elif block.kind == MESSAGES:
+                queue, *fields = block.fields()
+                for n in range(1, len(fields), 2):
+                    step, due, text = re.fullmatch(rb"(.)(\d+)(.*)", fields[n], re.DOTALL).groups()  # type: ignore
+                    fields[n] = step + b"%d" % (int(due) - by_ms) + text
+                writer.items(MESSAGES, queue.decode(), len(fields) // 2, fields)
+
+
+# The file.
+
+
+def test_the_header(delayed: Delayed, path: Path) -> None:
+    fill(delayed.store)
+    delayed.backup(path)
+    facts = inspect(path)
+    assert (facts["version"], facts["queues"]) == (1, ["q"])
+    assert (facts["messages"], facts["dead"]) == (65, 0)
+    assert facts["priority_steps"] == [0, 3, 6, 9]
+    assert path.read_bytes().startswith(b"kombu-delayed backup 1\n")
+
+
+def test_a_password_is_not_in_it(connect: Connect, path: Path, client: redis.Redis) -> None:
+    client.acl_setuser("ada", enabled=True, passwords=["+hush"], categories=["+@all"], keys=["*"])
+    where = f"redis://ada:hush@127.0.0.1:{client.connection_pool.connection_kwargs['port']}/0"
+    connect(where).backup(path)
+    client.acl_deluser("ada")
+    assert b"hush" not in path.read_bytes()
+
+
+@pytest.fixture
+def made(delayed: Delayed, client: redis.Redis, path: Path) -> bytes:
+    """The content of a backup with several blocks; the server is empty after it."""
+    fill(delayed.store)
+    fill(delayed.store, "r")
+    bury(delayed.store)
+    delayed.backup(path)
+    client.flushall()
+    return path.read_bytes()
+
+
+def test_every_byte_counts(delayed: Delayed, client: redis.Redis, path: Path, made: bytes) -> None:
+    for at in range(0, len(made), 7):
+        damaged = bytearray(made)
+        damaged[at] ^= 0x20
+        path.write_bytes(damaged)
+        with pytest.raises(BackupError, match=re.escape(str(path))):
+            delayed.restore(path)
+    assert state(client) == {}
+
+
+def test_no_byte_may_be_missing(
+    delayed: Delayed, client: redis.Redis, path: Path, made: bytes
+) -> None:
+    for length in (0, 5, *range(len(MAGIC), len(made), 11), len(made) - 1):
+        path.write_bytes(made[:length])
+        with pytest.raises(BackupError, match=r"is cut short|is not a backup"):
+            delayed.restore(path)
+    assert state(client) == {}
+
+
+def test_blocks_may_not_be_missing_doubled_or_swapped(
+    delayed: Delayed, client: redis.Redis, path: Path, made: bytes
+) -> None:
+    parts = list(split(made))
+    assert [part[:1] for part in parts] == [b"H", b"M", b"D", b"M", b"E"]
+    for order in ([0, 1, 3, 4], [0, 1, 1, 2, 3, 4], [0, 2, 1, 3, 4], [1, 2, 3, 4], [0, 1, 2, 3]):
+        path.write_bytes(MAGIC + b"".join(parts[n] for n in order))
+        with pytest.raises(BackupError, match=r"is damaged at byte|is cut short"):
+            delayed.restore(path)
+    assert state(client) == {}
+
+
+def split(made: bytes) -> Iterator[bytes]:
+    at = len(MAGIC)
+    while at < len(made):
+        length = 13 + int.from_bytes(made[at + 5 : at + 9], "big")
+        yield made[at : at + length]
+        at += length
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda made: b"PK\x03\x04" + made, "is not a backup: it begins with b'PK"),
+        (lambda made: made.replace(b"backup 1", b"backup 2", 1), "has version 2 of the format"),
+        (lambda made: made + b"x", "there is more behind the end"),
+        (lambda made: made[:-1], "is cut short: it ends at byte"),
+        (lambda made: made[:40] + b"x" + made[41:], "is damaged at byte 23, block 0: its checksum"),
+        (lambda made: made[:23] + b"x" + made[24:], "this is no beginning of a block"),
+    ],
+)
+def test_the_place_is_named(
+    change: Callable[[bytes], bytes], words: str, delayed: Delayed, path: Path, made: bytes
+) -> None:
+    path.write_bytes(change(made))
+    with pytest.raises(BackupError, match=re.escape(words)):
+        delayed.restore(path)
+
+
+def test_what_comes_before_a_damage(
+    delayed: Delayed, client: redis.Redis, path: Path, made: bytes
+) -> None:
+    """Whole blocks are restored where that is asked for, and nothing of the damaged one."""
+    parts = list(split(made))
+    damaged = bytearray(parts[3])
+    damaged[-1] ^= 1
+    path.write_bytes(MAGIC + b"".join([*parts[:3], damaged, parts[4]]))
+    with pytest.raises(BackupError, match="block 3: its checksum does not match"):
+        restore(delayed, path, check=False)
+    assert len(check_backlog(client, "q")) == 65
+    assert client.zcard("{q}:dead") == 5
+    assert not client.exists("{r}:messages")
+
+
+def test_an_interrupted_backup_leaves_what_was_there(delayed: Delayed, path: Path) -> None:
+    fill(delayed.store)
+    path.write_bytes(b"the one before")
+
+    def stop(count: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        delayed.backup(path, progress=stop)
+    assert path.read_bytes() == b"the one before"
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+
+
+def test_an_interrupted_restore_is_done_again(
+    delayed: Delayed, client: redis.Redis, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backlog_module, "PAGE_SIZE", 10)
+    fill(delayed.store)
+    before = everything(client)
+    delayed.backup(path)
+    client.flushall()
+    seen: list[int] = []
+
+    def stop(count: int) -> None:
+        seen.append(count)
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        delayed.restore(path, progress=stop)
+    report = delayed.restore(path)
+    assert report.messages + report.already == 65
+    assert report.already >= 10
+    assert everything(client) == before
+
+
+@pytest.mark.parametrize("kind", available_kinds())
+def test_a_broker_that_ends(kind: str, connect: Connect, path: Path, tmp_path: Path) -> None:
+    with start_server(kind, tmp_path / "other", port=0) as other:
+        target = connect(other.url)
+        for n in range(4):
+            fill(target.store, f"q{n}")
+        target.backup(path)
+        with pytest.raises(OperationalError, match="Restore the file again"):
+            restore(target, path, progress=lambda count: other.kill())
+
+
+def test_a_file_that_is_not_there(delayed: Delayed, path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        delayed.restore(path)
+    with pytest.raises(FileNotFoundError):
+        backup(delayed, path / "no" / "directory")
+
+
+def test_notes_of_dead_letters(delayed: Delayed, client: redis.Redis, path: Path) -> None:
+    bury(delayed.store)
+    before = {letter.id: letter for letter in delayed.store.dead_letters("q", dead_ids(client))}
+    delayed.backup(path)
+    client.flushall()
+    delayed.restore(path)
+    assert {
+        letter.id: letter for letter in delayed.store.dead_letters("q", dead_ids(client))
+    } == before
+    assert all(json.loads(note)["reason"] for note in client.hvals("{q}:dead-reasons"))
+
+
+def dead_ids(client: redis.Redis) -> list[str]:
+    return [id.decode() for id in client.zrange("{q}:dead", 0, -1)]
+
+
+def test_another_letter_under_the_same_id(
+    delayed: Delayed, client: redis.Redis, path: Path
+) -> None:
+    store = delayed.store
+    store.bury("q", "A", [(1, "a", "first", b"0" + message("first").encode())])
+    delayed.backup(path)
+    client.flushall()
+    store.bury("q", "A", [(1, "a", "second", b"0" + message("second").encode())])
+    for restored in (1, 0):
+        assert delayed.restore(path).dead == restored
+        letters = store.dead_letters("q", dead_ids(client))
+        assert sorted(letter.reason for letter in letters) == ["first", "second"]

@@ -1,0 +1,576 @@
+"""schedule_many sends what Celery would send, and says what became of each row."""
+
+from __future__ import annotations
+
+import io
+import json
+import multiprocessing
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery, chain, chord, group, signals
+from celery._state import _task_stack
+from celery.canvas import Signature
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from kombu import Exchange, Queue
+
+from celery_ext import Delayed
+from celery_ext import bulk as bulk_module
+from celery_ext.bulk import BulkReport, Refused
+from celery_ext.errors import BulkError
+from celery_ext.reprs import short_repr
+from kombu_delayed.errors import ServerFull
+from tests.kit.backlog import check_backlog
+from tests.kit.servers import Server, available_kinds, start_server
+from tests.kit.state import state
+
+pytestmark = pytest.mark.filterwarnings("ignore:the broker had lost the binding")
+
+ETA = datetime(2100, 1, 2, 3, 4, 5, 678901, timezone.utc)
+TAG = re.compile(r'"delivery_tag": "[^"]*"')
+EXPIRES = re.compile(r'"expires": "[^"]*"|"expiration": "[^"]*"')
+HEADER_ETA = re.compile(r'"eta": "[^"]*"')
+
+
+def make_app(url: str, **config: Any) -> Celery:
+    app = Celery("bulk", broker=f"delayed+{url}", set_as_current=False)
+    app.conf.update(
+        task_routes={"routed": {"queue": "far", "priority": 6}},
+        task_queues=[
+            Queue("celery"),
+            Queue("far"),
+            Queue("topical", Exchange("topics", type="topic"), routing_key="a.#"),
+        ],
+        **config,
+    )
+
+    @app.task(name="add", shared=False)
+    def add(x: Any, y: Any = 0) -> Any:
+        return x
+
+    @app.task(name="routed", shared=False, typing=False, ignore_result=True)
+    def routed(*args: Any, **kwargs: Any) -> None:
+        pass
+
+    @app.task(name="urgent", shared=False, typing=False, time_limit=9)
+    def urgent(*args: Any, **kwargs: Any) -> None:
+        pass
+
+    @app.task(name="brief", shared=False, typing=False, expires=60)
+    def brief(*args: Any, **kwargs: Any) -> None:
+        pass
+
+    @app.task(name="shadowed", shared=False, typing=False, shadow_name=lambda *a: str(a[1]))
+    def shadowed(*args: Any, **kwargs: Any) -> None:
+        pass
+
+    return app
+
+
+@pytest.fixture
+def app(server: Server) -> Iterator[Celery]:
+    app = make_app(server.url)
+    yield app
+    app.close()
+
+
+@pytest.fixture
+def delayed(app: Celery) -> Iterator[Delayed]:
+    delayed = Delayed(app)
+    yield delayed
+    delayed.close()
+
+
+def send(delayed: Delayed, rows: Any, **options: Any) -> BulkReport:
+    return delayed.schedule_many(rows, **{"progress": None, **options})
+
+
+def one_by_one(app: Celery, rows: list[Any]) -> None:
+    for row in rows:
+        if isinstance(row, Signature):
+            row.apply_async()
+            continue
+        task, args, kwargs, eta, options = row
+        options = dict(options or {}, **({"eta": eta} if eta is not None else {}))
+        if isinstance(task, str):
+            app.send_task(task, args, kwargs, **options)
+        else:
+            task.apply_async(args, kwargs, **options)
+
+
+def messages(client: redis.Redis, times: bool = True) -> dict[str, Any]:
+    """The texts of all messages but what differs each time, and where they are."""
+    found = {}
+    for key, value in state(client).items():
+        if key.endswith("}:messages"):
+            found[key] = {id: _text(text, times) for id, text in value.items()}  # type: ignore
+        elif isinstance(value, list) and not key.startswith("_kombu"):
+            found[key] = [_text(text, times) for text in value]
+        elif times and ":delayed:" in key:
+            found[key.partition(":delayed:")[0]] = value
+    return found
+
+
+def _text(text: str, times: bool) -> str:
+    text = EXPIRES.sub("", TAG.sub("", text))
+    return text if times else HEADER_ETA.sub('"eta"', text)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=6,
+)
+others = st.sampled_from(
+    [ETA, ETA.date(), timedelta(1), b"\xff", {1, 2}, {1: 2}, "x" * 1500, "'%s' \\ \" é \ud800"]
+)
+arguments = st.one_of(
+    st.none(),
+    st.lists(json_values, max_size=2),
+    st.lists(json_values | others, max_size=2).map(tuple),
+)
+keywords = st.none() | st.dictionaries(st.text(max_size=5), json_values, max_size=2)
+etas = st.one_of(
+    st.none(),
+    st.datetimes(datetime(2020, 1, 1), datetime(2200, 1, 1)),
+    st.datetimes(datetime(2090, 1, 1), datetime(2200, 1, 1)).map(datetime.isoformat),
+    st.sampled_from([ETA, ETA.astimezone(timezone(timedelta(hours=-3.5))), "2100-01-01T00:00Z"]),
+)
+#: Few, so that rows of one kind meet.
+option_sets = st.sampled_from(
+    [
+        None,
+        {},
+        {"priority": 9},
+        {"priority": 5.0, "queue": "far"},
+        {"priority": True},
+        {"queue": "new %s queue"},
+        {"queue": "topical", "routing_key": "a.b"},
+        {"exchange": "topics", "routing_key": "a"},
+        {"serializer": "pickle"},
+        {"serializer": "yaml"},
+        {"compression": "zlib"},
+        {"ignore_result": True, "shadow": 'it\'s "me"', "time_limit": 5, "soft_time_limit": 2.5},
+        {"headers": {"tenant": "t1", "n": [1, {"a": None}]}},
+        {"headers": {"tenant": "%(id)s <gap:id>"}, "priority": 9},
+        {"headers": {"task": "other", "tenant": 1}},
+        {"root_id": "r", "parent_id": "p"},
+        {"root_id": "r2", "group_id": "g", "group_index": 3},
+        {"reply_to": "me", "retries": 2},
+        {"stamped_headers": ["stamp"], "stamp": "s"},
+        {"argsrepr": "(hidden)"},
+        {"expires": ETA.isoformat()},
+        {"link": Signature("done", args=(1,))},
+        {"delivery_mode": 1, "correlation_id": "c"},
+        {"origin": "elsewhere"},
+    ]
+)
+NAMES = ("add", "routed", "urgent", "brief", "shadowed", "unknown.task")
+
+
+@st.composite
+def bulk_rows(draw: st.DrawFn) -> list[tuple[Any, ...]]:
+    """Rows as tuples, whose first part is a name and the form that it is to have."""
+    names = draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=2))
+    forms = st.tuples(st.sampled_from(names), st.sampled_from(["name", "task", "signature"]))
+    row = st.tuples(forms, arguments, keywords, etas, option_sets)
+    rows = draw(st.lists(row, min_size=1, max_size=8))
+    return [(*each[:4], {**(each[4] or {}), "task_id": f"id {n}"}) for n, each in enumerate(rows)]
+
+
+def as_row(app: Celery, row: tuple[Any, ...]) -> Any:
+    (name, form), args, kwargs, eta, options = row
+    task = app.tasks.get(name)
+    if form == "name" or task is None:
+        return name, args, kwargs, eta, options
+    if form == "task":
+        return task, args, kwargs, eta, options
+    return task.signature(args, kwargs, **options, **({"eta": eta} if eta is not None else {}))
+
+
+@pytest.fixture(scope="module")
+def shared_app(shared_server: Server) -> Iterator[tuple[Celery, Delayed]]:
+    app = make_app(shared_server.url, result_backend="cache+memory://")
+    delayed = Delayed(app)
+    yield app, delayed
+    delayed.close()
+    app.close()
+
+
+@settings(
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(drawn=bulk_rows())
+def test_the_same_messages_as_celery(
+    drawn: list[tuple[Any, ...]], shared_app: tuple[Celery, Delayed], shared_server: Server
+) -> None:
+    app, delayed = shared_app
+    with shared_server.client() as client:
+        refused = []
+        client.flushall()
+        for n, each in enumerate(drawn):
+            try:
+                one_by_one(app, [as_row(app, each)])
+            except Exception:  # what Celery refuses
+                refused.append(n)
+        sent = messages(client)
+        client.flushall()
+        report = send(delayed, (as_row(app, each) for each in drawn))
+        assert messages(client) == sent
+        assert [each.row for each in report.refusals] == refused
+        assert report.rows == len(drawn)
+
+
+@pytest.mark.parametrize("form", ["name", "task", "signature"])
+@pytest.mark.parametrize("config", [{}, {"enable_utc": False, "timezone": "Asia/Kathmandu"}])
+def test_countdowns(form: str, config: Any, server: Server, client: redis.Redis) -> None:
+    app = make_app(server.url, **config)
+    delayed = Delayed(app)
+    rows = [
+        as_row(app, (("add", form), (n,), {}, None, {"countdown": 60.5 + n, "task_id": f"{n}"}))
+        for n in range(5)
+    ]
+    one_by_one(app, rows)
+    sent, due = messages(client, times=False), check_backlog(client, "celery")
+    etas = {id: _eta_of(text) for id, text in client.hgetall("{celery}:messages").items()}
+    client.flushall()
+    assert send(delayed, rows).delayed == 5
+    assert messages(client, times=False) == sent
+    for id, due_ms in check_backlog(client, "celery").items():
+        assert abs(due_ms - due[id]) < 60_000
+    for id, text in client.hgetall("{celery}:messages").items():
+        assert _eta_of(text).utcoffset() == etas[id].utcoffset()
+    delayed.close()
+    app.close()
+
+
+def _eta_of(record: bytes) -> datetime:
+    return datetime.fromisoformat(json.loads(record[record.index(b"{") :])["headers"]["eta"])
+
+
+def test_ids_are_made(app: Celery, delayed: Delayed, client: redis.Redis) -> None:
+    report = send(delayed, [("add", (n,), None, ETA) for n in range(20)])
+    assert report == BulkReport(rows=20, delayed=20)
+    assert len(check_backlog(client, "celery")) == 20
+    tags = {TAG.search(text.decode()).group() for text in client.hvals("{celery}:messages")}  # type: ignore
+    assert len(tags) == 20
+
+
+@pytest.mark.parametrize("form", ["name", "task", "signature"])
+def test_rows_of_one_kind_are_filled_in(
+    form: str, app: Celery, delayed: Delayed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    make = bulk_module._Bulk._by_celery
+    monkeypatch.setattr(
+        bulk_module._Bulk, "_by_celery", lambda *given: (calls.append(1), make(*given))[1]
+    )
+    rows = [
+        as_row(app, (("add", form), (n,), {"y": n}, ETA, {"headers": {"tenant": str(n)}}))
+        for n in range(50)
+    ]
+    assert send(delayed, rows).delayed == 50
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("batch", [1, 7, 1000])
+def test_batches(batch: int, delayed: Delayed, client: redis.Redis) -> None:
+    told: list[int] = []
+    rows = (("add", (n,), {}, ETA, {"task_id": f"{n}"}) for n in range(30))
+    report = send(delayed, rows, batch=batch, progress=told.append)
+    assert (report.rows, report.delayed, sum(told)) == (30, 30, 30)
+    assert len(check_backlog(client, "celery")) == 30
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("rows", "words"), [([("add", (1,), {}, ETA)] * 4, "4/4"), ([], "")])
+def test_a_bar_on_the_terminal(
+    rows: list[Any], words: str, delayed: Delayed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr", shown := Terminal())
+    delayed.schedule_many(rows, batch=2)
+    assert "scheduling" in shown.getvalue()
+    assert words in shown.getvalue()
+    delayed.schedule_many(iter(rows), batch=2)
+    assert delayed.schedule_many(rows, progress=None).rows == len(rows)
+
+
+def test_no_rows(delayed: Delayed) -> None:
+    assert send(delayed, []) == BulkReport()
+    with pytest.raises(ValueError, match="at least 1 row, not 0"):
+        send(delayed, [], batch=0)
+
+
+def test_order(delayed: Delayed, client: redis.Redis) -> None:
+    """What is for now and what is overdue share a list, in the order of the rows."""
+    rows = [
+        ("add", (n,), {}, datetime(2020, 1, 1) if n % 3 else None, {"task_id": f"{n}"})
+        for n in range(10)
+    ]
+    assert send(delayed, rows) == BulkReport(rows=10, ready=10)
+    texts = reversed(client.lrange("celery", 0, -1))
+    assert [json.loads(text)["headers"]["id"] for text in texts] == [f"{n}" for n in range(10)]
+
+
+def test_again_with_the_same_ids(delayed: Delayed, client: redis.Redis) -> None:
+    rows = [("add", (n,), {}, ETA, {"task_id": f"{n}"}) for n in range(30)]
+    assert send(delayed, rows[:20]) == BulkReport(rows=20, delayed=20)
+    before = messages(client)
+    assert send(delayed, rows[:20]) == BulkReport(rows=20, already=20)
+    assert messages(client) == before
+    assert send(delayed, rows) == BulkReport(rows=30, delayed=10, already=20)
+
+
+def send_and_die(url: str, count: int) -> None:
+    def rows() -> Iterator[Any]:
+        for n in range(count):
+            yield "add", (n,), {}, ETA, {"task_id": f"{n}"}
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    send(Delayed(make_app(url)), rows(), batch=10)
+
+
+def test_a_process_that_is_killed(server: Server, delayed: Delayed, client: redis.Redis) -> None:
+    """Another process completes it: it has another origin, and is not another sender for that."""
+    spawn = multiprocessing.get_context("spawn")
+    process = spawn.Process(target=send_and_die, args=(server.url, 95))
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    stored = len(check_backlog(client, "celery"))
+    assert 80 <= stored <= 90
+    rows = [("add", (n,), {}, ETA, {"task_id": f"{n}"}) for n in range(120)]
+    report = send(delayed, rows)
+    assert (report.already, report.delayed) == (stored, 120 - stored)
+    assert set(check_backlog(client, "celery")) == {str(n) for n in range(120)}
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (5, "a row is a signature or (task, args, kwargs, eta, options), not int: 5"),
+        ((), "a row is a signature or (task, args, kwargs, eta, options), not tuple: ()"),
+        ((5,), "a task is a task of the app or a name, not 5"),
+        (("",), "a task is a task of the app or a name, not ''"),
+        (("add", (1,), {}, "soon"), "eta takes a datetime or ISO 8601, not 'soon'"),
+        (("add", (1,), {}, 5), "eta takes a datetime or ISO 8601, not 5"),
+        (("add", (1,), {}, ETA, 5), "options are a mapping, not int: 5"),
+        (("add", (1,), {}, None, {"countdown": "5"}), "countdown takes a number of seconds"),
+        (("add", (1,), {}, None, {"countdown": float("nan")}), "countdown takes a number of sec"),
+        (("add", (1,), {}, None, {"countdown": 1e15}), "OverflowError: "),
+        (("add", "text", {}, ETA), "TypeError: task args must be a list or tuple"),
+        (("add", (), "text", ETA), "TypeError: task keyword arguments must be a mapping"),
+        (("add", (object,), {}, ETA), "EncodeError: "),
+        ((Signature("add", app=Celery("other", set_as_current=False)),), "a task is a task of the"),
+        (Signature("add", app=Celery("other", set_as_current=False)), "belongs to another app"),
+        (group([Signature("add", (1,)), Signature("add", (object,))]), "EncodeError"),
+    ],
+)
+@pytest.mark.parametrize("warm", [False, True])
+def test_refused(
+    row: Any, reason: str, warm: bool, app: Celery, delayed: Delayed, client: redis.Redis
+) -> None:
+    good = ("add", (1,), {}, ETA)
+    if isinstance(row, group):
+        for task in row.tasks:
+            task._app = app
+        row._app = app
+    rows = [good, row, good] if warm else [row, good, good]
+    report = send(delayed, rows)
+    assert (report.rows, report.delayed, report.refused) == (3, 2, 1)
+    assert len(check_backlog(client, "celery")) == 2
+    [refused] = report.refusals
+    assert refused.row == (1 if warm else 0)
+    assert reason in refused.reason
+
+
+def test_refused_by_the_task(app: Celery, delayed: Delayed) -> None:
+    rows = [(app.tasks["add"], (1,) * n, {}, ETA) for n in range(1, 5)]
+    report = send(delayed, rows)
+    assert report.delayed == 2
+    assert [each.row for each in report.refusals] == [2, 3]
+    assert all(each.reason.startswith("TypeError: add()") for each in report.refusals)
+
+
+def test_unique_tasks(delayed: Delayed) -> None:
+    headers = {"delayed_unique": "key"}
+    rows = [("add", (n,), {}, ETA, {"headers": headers if n % 2 else {"n": 1}}) for n in range(5)]
+    report = send(delayed, rows)
+    assert (report.rows, report.delayed, report.refused) == (5, 4, 1)
+    assert report.refusals[0].row == 3
+    assert report.refusals[0].reason.startswith("AlreadyDelayed: task ")
+    assert sum("delayed_unique" in each.headers for each in delayed.find()) == 1
+
+
+def test_refused_by_the_router(server: Server, client: redis.Redis) -> None:
+    app = make_app(server.url, task_create_missing_queues=False)
+    delayed = Delayed(app)
+    report = send(delayed, [("add", (1,), {}, ETA, {"queue": q}) for q in ("far", "no", "far")])
+    assert report.delayed == 2
+    assert report.refusals == [Refused(1, "QueueNotFound: \"Queue 'no' missing from task_queues\"")]
+    delayed.close()
+    app.close()
+
+
+def test_many_refused(delayed: Delayed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk_module, "REFUSED_SIZE", 3)
+    report = send(delayed, range(10))
+    assert (report.rows, report.refused, len(report.refusals)) == (10, 10, 3)
+
+
+# Canvases.
+
+
+@pytest.mark.parametrize(
+    ("make", "sent"),
+    [
+        (lambda add: chain(add.s(1), add.s(2), add.s(3)), ["add"]),
+        (lambda add: group(add.s(n) for n in range(3)), ["add"] * 3),
+        (lambda add: chord([add.s(1), add.s(2)], add.s(3)), ["add"] * 2),
+        (lambda add: group(chain(add.s(1), add.s(2)), add.s(3)), ["add"] * 2),
+    ],
+)
+def test_canvases(
+    make: Callable[[Any], Signature], sent: list[str], server: Server, client: redis.Redis
+) -> None:
+    app = make_app(server.url, result_backend="cache+memory://")
+    delayed = Delayed(app)
+    canvas = make(app.tasks["add"])
+    report = send(delayed, [("add", (0,), {}, ETA), canvas, canvas.set(countdown=50)])
+    assert (report.rows, report.refused) == (3, 0)
+    tasks = [each.task for each in delayed.find(queue="celery")]
+    tasks += [json.loads(text)["headers"]["task"] for text in client.lrange("celery", 0, -1)]
+    assert sorted(tasks) == sorted(["add", *sent, *sent])
+    assert report.accepted == len(tasks)
+    delayed.close()
+    app.close()
+
+
+# What others hear of it.
+
+
+@contextmanager
+def connected(hook: Any, receiver: Callable[..., None]) -> Iterator[None]:
+    hook.connect(receiver, weak=False)
+    try:
+        yield
+    finally:
+        hook.disconnect(receiver)
+
+
+def test_before_task_publish_may_change_headers(delayed: Delayed) -> None:
+    def mark(headers: dict[str, Any], **_: Any) -> None:
+        headers["marked"] = headers["id"]
+
+    with connected(signals.before_task_publish, mark):
+        send(delayed, [("add", (n,), {}, ETA) for n in range(5)])
+    assert [each.headers["marked"] == each.id for each in delayed.find()] == [True] * 5
+
+
+def test_after_task_publish_comes_when_it_is_stored(delayed: Delayed) -> None:
+    seen = []
+
+    def look(headers: dict[str, Any], **_: Any) -> None:
+        seen.append(delayed.get(headers["id"]) is not None)
+
+    with connected(signals.after_task_publish, look):
+        report = send(delayed, [("add", (n,), {}, ETA) for n in range(5)])
+    assert seen == [True] * 5
+    assert report.delayed == 5
+
+
+def test_sent_events(server: Server, client: redis.Redis) -> None:
+    app = make_app(server.url, task_send_sent_event=True)
+    delayed = Delayed(app)
+    with client.pubsub() as listener:
+        listener.psubscribe("*celeryev*")
+        listener.get_message(timeout=5)
+        send(delayed, [("add", (n,), {}, ETA, {"task_id": f"{n}"}) for n in range(3)])
+        heard = [listener.get_message(timeout=5)["data"].decode() for _ in range(3)]
+    assert all("task.sent" in text for text in heard)
+    assert len(check_backlog(client, "celery")) == 3
+    delayed.close()
+    app.close()
+
+
+def test_in_a_task(app: Celery, delayed: Delayed, client: redis.Redis) -> None:
+    """What a task sends descends from it, but is not among its children: there are too many."""
+    task = app.tasks["urgent"]
+    task.push_request(
+        id="me", root_id="first", called_directly=False, delivery_info={}, children=[]
+    )
+    _task_stack.push(task)
+    try:
+        rows = [("add", (n,), {}, ETA, {"task_id": f"{n}"}) for n in range(5)]
+        one_by_one(app, rows)
+        sent = messages(client)
+        client.flushall()
+        task.request.children.clear()
+        send(delayed, rows)
+        assert task.request.children == []
+    finally:
+        _task_stack.pop()
+        task.pop_request()
+    assert messages(client) == sent
+    assert {each.headers["root_id"] for each in delayed.find()} == {"first"}
+    assert {each.headers["parent_id"] for each in delayed.find()} == {"me"}
+
+
+# Failures of the broker.
+
+
+@pytest.mark.parametrize("how", ["ended", "full"])
+@pytest.mark.parametrize("kind", available_kinds())
+def test_a_broker_that_fails(how: str, kind: str, tmp_path: Path) -> None:
+    with start_server(kind, tmp_path, port=0) as server, server.client() as client:
+        delayed = Delayed(make_app(server.url))
+
+        def rows() -> Iterator[Any]:
+            for n in range(1000):
+                if n == 500 and how == "ended":
+                    server.kill()
+                elif n == 500:
+                    client.config_set("maxmemory", "1mb")
+                yield "add", (n,), {}, ETA, {"task_id": f"{n}"}
+
+        with pytest.raises(BulkError, match=r"the first [0-9]+ rows are dealt with") as caught:
+            send(delayed, rows(), batch=50)
+        assert 400 <= caught.value.report.rows <= 500
+        if how == "full":
+            assert isinstance(caught.value.__cause__, redis.ResponseError)
+            assert ServerFull.__doc__ is not None
+            assert ServerFull.__doc__.splitlines()[0] in str(caught.value)
+            client.config_set("maxmemory", "0")
+            again = send(
+                delayed, (("add", (n,), {}, ETA, {"task_id": f"{n}"}) for n in range(1000))
+            )
+            assert again.already >= caught.value.report.rows
+            assert again.already + again.delayed == 1000
+        delayed.close()
+
+
+# How arguments are shown.
+
+
+@settings(max_examples=500)
+@given(value=arguments | keywords | st.tuples(json_values, json_values), limit=st.integers(1, 60))
+def test_arguments_as_celery_shows_them(value: Any, limit: int) -> None:
+    from celery.utils.saferepr import saferepr
+
+    for levels in (0, 1, 3):
+        assert short_repr(value, limit, levels) == saferepr(value, limit, maxlevels=levels)

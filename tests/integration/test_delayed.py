@@ -1,0 +1,909 @@
+"""What `Delayed` tells of an app's delayed tasks, and does to them, with no worker alive."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import random
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+from kombu.exceptions import OperationalError
+
+from celery_ext import BrokerError, Delayed, Query, TaskInfo, install
+from celery_ext.errors import QueryError
+from celery_ext.signals import task_cancelled, task_rescheduled
+from kombu_delayed import backlog as backlog_module
+from kombu_delayed import lookup
+from kombu_delayed.lookup import lookup_by_reading
+from kombu_delayed.store import Store
+from tests.kit.backlog import check_backlog
+from tests.kit.ledger import Ledger
+from tests.kit.proxy import Proxy
+from tests.kit.servers import Server, free_port
+from tests.kit.state import entry
+from tests.kit.tasks_app import Settings, make_app
+from tests.kit.wait import wait_until
+from tests.kit.workers import Worker
+
+HOUR = timedelta(hours=1)
+SEEN_LATE = timedelta(seconds=30)
+
+
+def now() -> datetime:
+    return datetime.now(timezone.utc)
+
+
+def in_hours(hours: float) -> datetime:
+    return now() + HOUR * hours
+
+
+@pytest.fixture
+def make(server: Server) -> Iterator[Callable[..., Celery]]:
+    """Make extended apps on the server; keyword arguments are transport options."""
+    with contextlib.ExitStack() as stack:
+
+        def make(
+            url: str | None = None, config: dict[str, Any] | None = None, **options: Any
+        ) -> Any:
+            settings = Settings(url or f"delayed+{server.url}", None, options, config=config or {})
+            app = stack.enter_context(make_app(settings))
+            stack.callback(install(app).close)
+            return app
+
+        yield make
+
+
+@pytest.fixture
+def app(make: Callable[..., Celery]) -> Celery:
+    return make()
+
+
+@pytest.fixture
+def delayed(app: Celery) -> Delayed:
+    found: Delayed = app.delayed
+    return found
+
+
+def send(app: Celery, id: str, hours: float = 1, name: str = "record", **options: Any) -> str:
+    """Send a task that is due in so many hours; returns its id."""
+    eta = in_hours(hours)
+    return app.send_task(name, task_id=id, eta=eta, **{"args": (id,), **options}).id
+
+
+def ids(infos: Any) -> list[str]:
+    return [info.id for info in infos]
+
+
+# One task: get.
+
+
+def test_get_a_delayed_task(app: Celery, delayed: Delayed) -> None:
+    eta = in_hours(2)
+    app.send_task(
+        "record", ("é", 1), {"k": 2}, task_id="a", eta=eta, priority=5, headers={"tenant": "t"}
+    )
+    found = delayed.get("a")
+    assert found
+    assert (found.id, found.state, found.queue, found.task) == ("a", "delayed", "celery", "record")
+    assert (found.args, found.kwargs, found.priority) == ("('é', 1)", "{'k': 2}", 5)
+    assert found.eta
+    assert timedelta(0) <= found.eta - eta < timedelta(milliseconds=1)
+    assert found.remaining
+    assert 2 * HOUR - SEEN_LATE < found.remaining <= 2 * HOUR
+    assert (found.deliveries, found.consumer, found.reason, found.tenant) == (0, "", "", "t")
+    plain = json.loads(json.dumps(found.as_dict()))
+    assert plain.keys() == found.as_dict().keys()
+    assert datetime.fromisoformat(plain["eta"]) == found.eta
+
+
+def test_get_what_is_not_there(delayed: Delayed) -> None:
+    assert delayed.get("x") is None
+    assert delayed.get("x", queue="celery") is None
+
+
+def test_get_a_ready_task(app: Celery, delayed: Delayed) -> None:
+    app.send_task("record", task_id="a", priority=6)
+    found = delayed.get("a")
+    assert found
+    assert (found.state, found.eta, found.remaining, found.priority) == ("ready", None, None, 6)
+
+
+def test_get_an_overdue_task(app: Celery, delayed: Delayed) -> None:
+    send(app, "a", 0.5)
+    delayed.store.now = f"+{int(HOUR.total_seconds()) * 1000}"
+    assert delayed.counts()["celery"].due == 1
+    found = delayed.get("a")
+    assert found
+    assert found.state == "delayed"
+
+
+def test_get_what_was_promoted(app: Celery, delayed: Delayed) -> None:
+    """It is ready, or unacked, and its ETA is still known."""
+    send(app, "a", 0.5)
+    send(app, "b", 0.6)
+    store = delayed.store
+    store.now = "+3600000"
+    store.deliver("celery", "C", 1, 1, lease_ms=60_000)
+    unacked, ready = delayed.get("a"), delayed.get("b")
+    assert unacked
+    assert ready
+    assert (unacked.state, unacked.consumer, ready.state) == ("unacked", "C", "ready")
+    for found in (unacked, ready):
+        assert found.eta
+        assert abs(found.eta - in_hours(0.55)) < HOUR / 10
+
+
+def test_get_a_dead_task(app: Celery, delayed: Delayed) -> None:
+    send(app, "a", -1, priority=3)
+    send(app, "b", -1, priority=6)
+    bury(delayed.store, "a", "because")
+    found = delayed.get("a")
+    assert found
+    assert (found.id, found.state, found.reason, found.consumer) == ("a", "dead", "because", "C")
+    assert (found.task, found.priority) == ("record", 3)
+    assert delayed.get("b")
+
+
+def bury(store: Store, *names: str, queue: str = "celery") -> None:
+    """Bury tasks that are ready; a name may be a task id with a reason behind it."""
+    id, *reason = names
+    answer = store.deliver(queue, "C", 1, 1, lease_ms=60_000)
+    assert answer
+    assert json.loads(answer.records[0][1:])["headers"]["id"] == id
+    assert store.bury(queue, "C", [(1, id, *(reason or ["rejected"]), b"")]) == 1
+
+
+@pytest.mark.smoke
+def test_get_what_a_worker_runs(server: Server, app: Celery, tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger")
+    settings = Settings(f"delayed+{server.url}", None, {}, str(ledger.path))
+    with Worker(settings, tmp_path, options=["-Ofair"]) as worker:
+        app.send_task("late", (1,), task_id="a", countdown=0.1)
+        ledger.wait_for(1)
+        found = app.delayed.get("a")
+        assert found
+        assert (found.state, found.task) == ("unacked", "late")
+        (consumer,) = app.delayed.consumers()
+        assert (consumer.name, consumer.unacked, consumer.queue) == (found.consumer, 1, "celery")
+        assert 0 < consumer.lease_seconds <= 30
+        assert app.delayed.counts()["celery"].unacked == 1
+        ledger.wait_for(2)
+        wait_until(lambda: app.delayed.get("a") is None, "it is acked")
+        assert worker.running
+
+
+def test_an_id_that_looks_like_another(app: Celery, delayed: Delayed) -> None:
+    """The id is compared, not searched for in the text."""
+    app.send_task("record", ("b",), task_id="a")
+    assert delayed.get("b") is None
+    assert delayed.get('"') is None
+
+
+@pytest.mark.parametrize("id", ["ä/ß?*[", 'a"b', "a\\b", "\U0001f407", "a b"])
+def test_ids_of_any_characters(id: str, app: Celery, delayed: Delayed) -> None:
+    app.send_task("record", task_id=id)
+    found = delayed.get(id)
+    assert found
+    assert (found.id, found.state) == (id, "ready")
+    app.control.purge()
+    send(app, id)
+    found = delayed.get(id)
+    assert found
+    assert (found.id, found.state) == (id, "delayed")
+    assert delayed.reschedule(id, countdown=7200)
+    assert ids(delayed.find()) == [id]
+    assert delayed.cancel(id)
+    assert not delayed.cancel(id)
+
+
+def test_a_reader_of_ready_lists_passes_over_nothing(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where others publish and take while it reads."""
+    monkeypatch.setattr(lookup, "PAGE_SIZE", 4)
+    messages = [f'{{"headers": {{"id": "{n}"}}, "properties": {{}}}}' for n in range(20)]
+    for wanted in range(10, 20):
+        store.client.delete("q")
+        store.client.lpush("q", *messages)
+        own = store.run
+
+        def run(*command: Any) -> Any:
+            answer = own(*command)  # noqa: B023
+            if command[0] == "LRANGE":
+                store.client.lpush("q", *["{}"] * 3)
+                store.client.rpop("q")
+            return answer
+
+        monkeypatch.setattr(store, "run", run)
+        assert next(lookup_by_reading(store, "q", str(wanted))).state == "ready"
+        monkeypatch.undo()
+        monkeypatch.setattr(lookup, "PAGE_SIZE", 4)
+
+
+# One task: cancel, reschedule, run now.
+
+
+@pytest.fixture
+def told() -> Iterator[list[tuple[str, Any]]]:
+    """What the signals say: id of a cancelled one, or (id, ETA) of a rescheduled one."""
+    said: list[tuple[str, Any]] = []
+
+    def cancelled(info: TaskInfo, **_: Any) -> None:
+        said.append(("cancelled", info.id))
+
+    def rescheduled(task_id: str, eta: str | None, **_: Any) -> None:
+        said.append((task_id, eta))
+
+    task_cancelled.connect(cancelled)
+    task_rescheduled.connect(rescheduled)
+    yield said
+    task_cancelled.disconnect(cancelled)
+    task_rescheduled.disconnect(rescheduled)
+
+
+def test_cancel(app: Celery, delayed: Delayed, told: list[Any]) -> None:
+    send(app, "a")
+    send(app, "b")
+    assert delayed.cancel("a") is True
+    assert delayed.cancel("a") is False
+    assert delayed.cancel("x") is False
+    assert ids(delayed.find()) == ["b"]
+    assert told == [("cancelled", "a")]
+
+
+def test_cancel_leaves_what_is_not_delayed(app: Celery, delayed: Delayed) -> None:
+    app.send_task("record", task_id="a")
+    assert not delayed.cancel("a")
+    assert delayed.get("a")
+
+
+def test_cancel_several(app: Celery, delayed: Delayed) -> None:
+    for id in "abc":
+        send(app, id)
+    send(app, "far", queue="elsewhere")
+    assert delayed.cancel_ids(["a", "x", "c", "a", "far"]) == {"a", "c", "far"}
+    assert delayed.cancel_ids([]) == set()
+    assert ids(delayed.find()) == ["b"]
+
+
+AT = datetime(2100, 1, 2, 3, 4, 5, 678_900, tzinfo=timezone.utc)
+
+
+@pytest.mark.parametrize(
+    "eta",
+    [
+        AT,
+        AT.astimezone(timezone(timedelta(hours=-7))),
+        AT.replace(tzinfo=None),
+        "2100-01-02T03:04:05.678900Z",
+        "2100-01-02T03:04:05.6789",
+        "2100-01-02T05:04:05.6789+02:00",
+    ],
+)
+def test_reschedule_to_an_eta(
+    eta: Any, app: Celery, delayed: Delayed, client: redis.Redis, told: list[Any]
+) -> None:
+    send(app, "a")
+    send(app, "b")
+    assert delayed.reschedule("a", eta=eta) is True
+    due_ms = check_backlog(client, "celery")["a"]
+    assert due_ms == 4_102_542_245_679  # whole milliseconds, and never early
+    found = delayed.get("a")
+    assert found
+    assert found.headers["eta"] == "2100-01-02T03:04:05.679000+00:00"
+    assert told == [("a", found.headers["eta"])]
+    assert ids(delayed.find()) == ["b", "a"]
+
+
+def test_reschedule_by_countdown(app: Celery, delayed: Delayed) -> None:
+    send(app, "a")
+    assert delayed.reschedule("a", countdown=7200)
+    found = delayed.get("a")
+    assert found
+    assert found.remaining
+    assert 2 * HOUR - SEEN_LATE < found.remaining <= 2 * HOUR
+    assert found.eta == datetime.fromisoformat(found.headers["eta"])
+
+
+@pytest.mark.parametrize(
+    "to", [{"countdown": 0}, {"countdown": -5}, {"eta": "2001-01-01"}, {"eta": "0001-01-01"}]
+)
+def test_reschedule_to_a_time_that_has_come(
+    to: dict[str, Any], app: Celery, delayed: Delayed
+) -> None:
+    send(app, "a")
+    assert delayed.reschedule("a", **to)
+    found = delayed.get("a")
+    assert found
+    assert found.state == "ready"
+    assert not delayed.reschedule("a", **to)
+
+
+def test_reschedule_to_the_last_time_there_is(app: Celery, delayed: Delayed) -> None:
+    send(app, "a")
+    assert delayed.reschedule("a", eta=datetime.max)
+    found = delayed.get("a")
+    assert found
+    assert found.eta
+    assert found.eta.year == 9999
+    assert found.as_dict()["remaining_seconds"] > 0
+
+
+@pytest.mark.parametrize(
+    ("to", "text"),
+    [
+        ({}, "either countdown"),
+        ({"countdown": 1, "eta": AT}, "either countdown"),
+        ({"eta": "soon"}, "eta='soon' is not a time: give a datetime or ISO 8601, such as 20"),
+        ({"eta": ""}, "eta='' is not a time"),
+        ({"eta": 5}, "eta=5 is not a time"),
+        ({"countdown": "5"}, "countdown='5' is not a time from now: give a number of seconds"),
+        ({"countdown": float("inf")}, "countdown=inf"),
+        ({"countdown": float("nan")}, "countdown=nan"),
+        ({"countdown": 1e12}, "countdown=1000000000000.0"),
+    ],
+)
+def test_reschedule_refuses(
+    to: dict[str, Any], text: str, app: Celery, delayed: Delayed, client: redis.Redis
+) -> None:
+    send(app, "a")
+    before = check_backlog(client, "celery")
+    with pytest.raises(QueryError, match=text):
+        delayed.reschedule("a", **to)
+    assert check_backlog(client, "celery") == before
+
+
+def test_run_now(app: Celery, delayed: Delayed, told: list[Any]) -> None:
+    send(app, "a", priority=6)
+    assert delayed.run_now("a") is True
+    assert delayed.run_now("a") is False
+    assert told == [("a", None)]
+    found = delayed.get("a")
+    assert found
+    assert (found.state, found.priority) == ("ready", 6)
+    assert found.eta
+    assert abs(found.eta - now()) < SEEN_LATE
+
+
+def test_two_tasks_with_one_id(app: Celery, delayed: Delayed) -> None:
+    for hours, name in ((1, "noop"), (2, "record"), (3, "late")):
+        send(app, "a", hours, name)
+    assert ids(delayed.find()) == ["a", "a", "a"]
+    assert [info.task for info in delayed.find()] == ["noop", "record", "late"]
+    assert delayed.reschedule("a", eta=AT)
+    assert {info.eta.year for info in delayed.find() if info.eta} == {2100}
+    outcome = delayed.cancel_many(Query(task="record"))
+    assert (outcome.matched, outcome.changed) == (1, 1)
+    assert {info.task for info in delayed.find()} == {"noop", "late"}
+    assert delayed.cancel("a")
+    assert delayed.get("a") is None
+
+
+# Queues.
+
+
+def test_queues_that_the_app_does_not_know(app: Celery, make: Callable[..., Celery]) -> None:
+    other: Delayed = make().delayed
+    for id in ("cancel", "move", "run"):
+        send(app, id, queue="elsewhere")
+    assert other.queues() == ["celery", "elsewhere"]
+    assert [info.queue for info in other.find()] == ["elsewhere"] * 3
+    assert other.cancel("cancel")
+    assert other.reschedule("move", countdown=9)
+    assert other.run_now("run")
+    found = other.get("run")
+    assert found
+    assert (found.state, found.queue) == ("ready", "elsewhere")
+    assert not other.cancel("move", queue="celery")
+    assert other.cancel("move", queue="elsewhere")
+    found = other.get("run")
+    assert found
+    assert found.queue == "elsewhere"
+
+
+@pytest.mark.parametrize("prefix", ["", "shop:", "a[b]*?\\{x}:"])
+def test_many_queues_under_a_prefix(
+    prefix: str, make: Callable[..., Celery], client: redis.Redis
+) -> None:
+    app = make(global_keyprefix=prefix)
+    names = [f"q{n}" for n in range(12)] + ["a:b", "{tag}", "ü"]
+    for name in names:
+        send(app, f"in {name}", queue=name)
+    client.hset(b"{\xff}:dead", b"x", b"y")  # somebody else's
+    client.set("{other}:cache", "z")
+    other: Delayed = make(global_keyprefix=prefix).delayed
+    assert set(names) <= {*other.queues()}
+    assert {info.id: info.queue for info in other.find()} == {f"in {name}": name for name in names}
+    assert ids(other.find(queue="ü")) == ["in ü"]
+    counts = other.counts()
+    assert [counts[name].delayed for name in names] == [1] * len(names)
+    assert other.cancel_many(Query()).queues == dict.fromkeys(sorted(names), 1)
+    assert not [key for key in client.keys("*") if key.endswith(b":messages")]
+
+
+# Many: find.
+
+
+@pytest.fixture
+def shop(app: Celery) -> Delayed:
+    """Tasks of two tenants in two queues, and of a name in another script."""
+    send(app, "1", 1, "app.send_mail", headers={"tenant": "ada", "try": 1, "x": [1, "a"]})
+    send(app, "2", 2, "app.send_sms", headers={"tenant": "bob", "try": 2, "x": {"a": True}})
+    send(app, "3", 3, "app.report", headers={"tenant": "ada", "flag": True, "none": None})
+    send(app, "4", 4, "app.send_mail", queue="slow", headers={"tenant": "ada", "f": 0.5})
+    send(app, "5", 5, "größe.messen", headers={"tenant": "größe", "x": "[1, 'a']"})
+    send(app, "6", 6, "app.[x]", args=('"task": "app.report"', {"tenant": "bob"}))
+    found: Delayed = app.delayed
+    return found
+
+
+@pytest.mark.parametrize(
+    ("criteria", "expected"),
+    [
+        ({}, "123564"),
+        ({"task": "app.send_mail"}, "14"),
+        ({"task": "app.send_*"}, "124"),
+        ({"task": "*_mail"}, "14"),
+        ({"task": "app.?eport"}, "3"),
+        ({"task": "app.s[em]*"}, "124"),
+        ({"task": "app.[!s]*"}, "36"),
+        ({"task": "app.[[]x]"}, "6"),
+        ({"task": "app.send_[sx]ms"}, "2"),
+        ({"task": "a[nopqrst]p*"}, "12364"),
+        ({"task": "größe.*"}, "5"),
+        ({"task": "*ö?e*"}, "5"),
+        ({"task": "APP.*"}, ""),
+        ({"task": "app"}, ""),
+        ({"queue": "slow"}, "4"),
+        ({"queue": "missing"}, ""),
+        ({"tenant": "ada"}, "134"),
+        ({"tenant": "größe"}, "5"),
+        ({"tenant": "a"}, ""),
+        ({"header": {"tenant": "bob"}}, "2"),
+        ({"header": {"try": 2}}, "2"),
+        ({"header": {"try": "2"}}, "2"),
+        ({"header": {"flag": True}}, "3"),
+        ({"header": {"flag": "True"}}, "3"),
+        ({"header": {"none": None}}, "3"),
+        ({"header": {"none": "None"}}, "3"),
+        ({"header": {"f": 0.5}}, "4"),
+        ({"header": {"f": "0.5"}}, "4"),
+        ({"header": {"x": [1, "a"]}}, "15"),
+        ({"header": {"x": "[1, 'a']"}}, "15"),
+        ({"header": {"x": {"a": True}}}, "2"),
+        ({"header": {"x": "{'a': True}"}}, "2"),
+        ({"header": {"missing": None}}, ""),
+        ({"header": {"try": 1, "tenant": "ada"}}, "1"),
+        ({"header": {"try": 1}, "tenant": "bob"}, ""),
+        ({"task": "app.send_*", "tenant": "ada", "queue": "slow"}, "4"),
+        ({"task": "app.report", "header": {"tenant": "bob"}}, ""),
+        ({"due_after": 1.5}, "23564"),
+        ({"due_before": 2.5}, "12"),
+        ({"due_after": 1.5, "due_before": 4.5, "tenant": "ada"}, "34"),
+        ({"due_after": 9}, ""),
+    ],
+)
+def test_find(criteria: dict[str, Any], expected: str, shop: Delayed) -> None:
+    given = {
+        name: in_hours(value) if name.startswith("due") else value
+        for name, value in criteria.items()
+    }
+    assert "".join(ids(shop.find(**given))) == expected
+    assert shop.count(Query(**given)) == len(expected)
+    naive = {
+        name: value.replace(tzinfo=None).isoformat() if name.startswith("due") else value
+        for name, value in given.items()
+    }
+    assert "".join(ids(shop.find(**naive))) == expected
+
+
+def test_find_by_the_bounds_of_time(app: Celery, delayed: Delayed) -> None:
+    app.send_task("record", task_id="a", eta=AT)
+    due = delayed.get("a")
+    assert due
+    at, after = due.eta, due.eta + timedelta(milliseconds=1)  # type: ignore[operator]
+    assert ids(delayed.find(due_after=at)) == ["a"]
+    assert ids(delayed.find(due_after=at, due_before=after)) == ["a"]
+    assert ids(delayed.find(due_after=after)) == []
+    assert ids(delayed.find(due_before=at)) == []
+
+
+def test_find_is_lazy(app: Celery, delayed: Delayed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backlog_module, "PAGE_SIZE", 2)
+    for n in range(6):
+        send(app, str(n), 1 + n)
+    found = delayed.find()
+    assert next(found).id == "0"
+    app.control.purge()
+    assert ids(found) == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("criteria", "text"),
+    [
+        ({"due_before": "soon"}, "due_before='soon' is not a time: give a datetime or ISO 8601"),
+        ({"due_after": 5}, "due_after=5 is not a time"),
+        ({"due_after": AT, "due_before": AT - HOUR}, "is later than due_before"),
+        ({"task": ""}, "task='' is not a text: leave it out where any is meant"),
+        ({"tenant": ""}, "tenant=''"),
+        ({"tenant": 0}, "tenant=0 is not a text"),
+        ({"queue": ""}, "queue=''"),
+        ({"group_id": ""}, "group_id=''"),
+        ({"root_id": 5}, "root_id=5"),
+        ({"header": "x=1"}, "header takes a dict of headers, not 'x=1'"),
+    ],
+)
+def test_find_refuses(criteria: dict[str, Any], text: str, delayed: Delayed) -> None:
+    """At once, and not when the first task is asked for."""
+    with pytest.raises(QueryError, match=text):
+        delayed.find(**criteria)
+    with pytest.raises(ValueError, match=text):
+        Query(**criteria)
+
+
+def test_find_knows_its_criteria(delayed: Delayed) -> None:
+    with pytest.raises(TypeError, match="tenent"):
+        delayed.find(tenent="ada")
+
+
+def test_an_empty_query_means_all() -> None:
+    assert Query().is_empty
+    assert Query(header={}).is_empty
+    assert not Query(task="*").is_empty
+
+
+def test_find_among_what_cannot_be_read(app: Celery, delayed: Delayed) -> None:
+    """A dead letter that is no JSON may be replayed at a later time."""
+    delayed.store.client.lpush("celery", '{"task": "\\u12", not JSON')
+    delayed.store.deliver("celery", "C", 1, 1, lease_ms=1000)
+    delayed.store.bury("celery", "C", [(1, "bad", "unreadable", b"")])
+    assert delayed.dead.replay(["bad"], at=AT) == 1
+    send(app, "a", headers={"tenant": "ada"})
+    assert ids(delayed.find(tenant="ada")) == ["a"]
+    assert ids(delayed.find(task="*")) == ["a", "bad"]
+    assert [info.as_dict()["id"] for info in delayed.find()] == ["a", "bad"]
+    assert delayed.cancel("bad")
+
+
+# Many: change.
+
+
+@pytest.fixture
+def many(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Delayed:
+    """Sixty tasks, a minute apart and two at a time, in pages of seven; every third is Ada's."""
+    monkeypatch.setattr(backlog_module, "PAGE_SIZE", 7)
+    start = in_hours(1).replace(microsecond=0)
+    for n in range(60):
+        app.send_task(
+            "record",
+            task_id=f"{n:02}",
+            eta=start + timedelta(minutes=n // 2),
+            headers={"tenant": "ada" if n % 3 == 0 else "bob"},
+        )
+    found: Delayed = app.delayed
+    found.store.partition_size = 16
+    return found
+
+
+ADAS = [f"{n:02}" for n in range(0, 60, 3)]
+
+
+def due_times(delayed: Delayed) -> dict[str, int]:
+    return check_backlog(delayed.store.client, "celery")
+
+
+def test_cancel_many(many: Delayed, told: list[Any]) -> None:
+    before = due_times(many)
+    steps: list[int] = []
+    outcome = many.cancel_many(Query(tenant="ada"), dry_run=True, progress=steps.append)
+    assert (outcome.matched, outcome.changed, outcome.dry_run) == (20, 0, True)
+    assert outcome.queues == {"celery": 20}
+    assert ids(outcome.sample) == ADAS[:10]
+    assert due_times(many) == before
+    assert told == []
+    assert sum(steps) == 20
+    outcome = many.cancel_many(Query(tenant="ada"), progress=steps.append)
+    assert (outcome.matched, outcome.changed, outcome.dry_run) == (20, 20, False)
+    assert sum(steps) == 40
+    assert due_times(many) == {id: at for id, at in before.items() if id not in ADAS}
+    assert told == [("cancelled", id) for id in ADAS]
+    assert many.cancel_many(Query(tenant="ada")).matched == 0
+
+
+def test_run_now_many(many: Delayed, told: list[Any]) -> None:
+    outcome = many.run_now_many(Query(tenant="ada"), dry_run=True)
+    assert (outcome.matched, outcome.changed) == (20, 0)
+    outcome = many.run_now_many(Query(tenant="ada"))
+    assert (outcome.matched, outcome.changed) == (20, 20)
+    assert told == [(id, None) for id in ADAS]
+    assert many.counts()["celery"].ready == 20
+    assert len(due_times(many)) == 40
+
+
+@pytest.mark.parametrize("minutes", [-70, -10, -1, 0, 1, 3, 10, 29, 40])
+@pytest.mark.parametrize("query", [Query(), Query(tenant="ada")])
+def test_reschedule_many_by(query: Query, minutes: float, many: Delayed, told: list[Any]) -> None:
+    """Each is moved once, wherever it lands among those that are still to be read."""
+    before = due_times(many)
+    meant = sorted(before) if query.is_empty else ADAS
+    by = timedelta(minutes=minutes)
+    assert many.reschedule_many(query, by=by, dry_run=True).matched == len(meant)
+    assert due_times(many) == before
+    outcome = many.reschedule_many(query, by=by)
+    assert (outcome.matched, outcome.changed) == (len(meant), len(meant))
+    moved = {id: before[id] + round(minutes * 60_000) for id in meant}
+    soon = now().timestamp() * 1000
+    assert due_times(many) == {id: at for id, at in {**before, **moved}.items() if at > soon}
+    assert [id for id, _ in told] == meant
+    assert many.counts()["celery"].ready == sum(at <= soon for at in moved.values())
+
+
+@pytest.mark.parametrize("minutes", [-100, 30, 75, 300])
+def test_reschedule_many_to(minutes: float, many: Delayed) -> None:
+    before, to = due_times(many), in_hours(1) + timedelta(minutes=minutes - 60)
+    to = to.replace(microsecond=0)
+    outcome = many.reschedule_many(Query(tenant="ada"), to=to)
+    assert (outcome.matched, outcome.changed) == (20, 20)
+    after = due_times(many)
+    assert {id: at for id, at in before.items() if id not in ADAS}.items() <= after.items()
+    if minutes > 0:
+        assert {after[id] for id in ADAS} == {to.timestamp() * 1000}
+    else:
+        assert many.counts()["celery"].ready == 20
+
+
+def test_reschedule_many_spread(many: Delayed) -> None:
+    to = in_hours(1.25).replace(microsecond=0)
+    outcome = many.reschedule_many(Query(tenant="ada"), to=to, spread=10 * HOUR)
+    assert (outcome.matched, outcome.changed) == (20, 20)
+    after = due_times(many)
+    start_ms = round(to.timestamp() * 1000)
+    assert [after[id] for id in ADAS] == [start_ms + n * 1_800_000 for n in range(20)]
+
+
+def test_spread_from_now(many: Delayed) -> None:
+    many.reschedule_many(Query(tenant="ada"), spread=10 * HOUR)
+    later = [info.eta for info in many.find(tenant="ada") if info.eta]
+    assert len(later) == 19  # the first is ready
+    assert {(b - a) for a, b in itertools.pairwise(later)} == {HOUR / 2}
+
+
+def test_many_over_several_queues(app: Celery, delayed: Delayed) -> None:
+    for n in range(6):
+        send(app, str(n), 1 + n, queue=f"q{n % 3}")
+    outcome = delayed.reschedule_many(Query(), by=HOUR)
+    assert (outcome.matched, outcome.changed) == (6, 6)
+    assert outcome.queues == {"q0": 2, "q1": 2, "q2": 2}
+    outcome = delayed.cancel_many(Query(queue="q1"))
+    assert outcome.queues == {"q1": 2}
+    assert sorted(ids(delayed.find())) == ["0", "2", "3", "5"]
+
+
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [
+        ({}, "either by, or to and spread"),
+        ({"by": HOUR, "to": AT}, "either by"),
+        ({"by": HOUR, "spread": HOUR}, "either by"),
+        ({"by": 60}, "by=60 is not a length of time: give a timedelta"),
+        ({"spread": 60}, "spread=60"),
+        ({"to": "soon"}, "to='soon' is not a time"),
+    ],
+)
+def test_reschedule_many_refuses(how: dict[str, Any], text: str, many: Delayed) -> None:
+    before = due_times(many)
+    with pytest.raises(QueryError, match=text):
+        many.reschedule_many(Query(), **how)
+    assert due_times(many) == before
+
+
+# The whole.
+
+
+def test_counts(app: Celery, delayed: Delayed) -> None:
+    for n in range(3):
+        send(app, str(n), 1 + n)
+    send(app, "b", 1, queue="other")
+    for id in ("dead", "held", "ready"):
+        app.send_task("record", task_id=id)
+    bury(delayed.store, "dead")
+    delayed.store.deliver("celery", "C", 1, 2, lease_ms=60_000)
+    delayed.store.now = "+5400000"
+    found = delayed.counts()
+    assert set(found) == {"celery", "other"}
+    counts = found["celery"]
+    assert (counts.delayed, counts.due, counts.ready) == (3, 1, 1)
+    assert (counts.unacked, counts.dead) == (1, 1)
+    assert delayed.counts("other").keys() == {"other"}
+    assert found["other"].delayed == 1
+
+
+@pytest.mark.parametrize("buckets", [1, 7, 48, 249])
+def test_forecast(buckets: int, app: Celery, delayed: Delayed) -> None:
+    chance = random.Random(buckets)
+    start = in_hours(2).replace(microsecond=0)
+    due = [start + timedelta(seconds=chance.randrange(-7000, 90_000)) for _ in range(200)]
+    due += [start, start + 24 * HOUR]
+    store = delayed.store
+    store.partition_size = 16
+    for queue in ("celery", "other"):
+        entries = [
+            entry(f"{n}", round(at.timestamp() * 1000))
+            for n, at in enumerate(due)
+            if n % 2 == (queue == "other")
+        ]
+        store.schedule(queue, entries)
+    found = delayed.forecast(24, buckets, start=start)
+    length = 24 * HOUR / buckets
+    edges = [start + length * n for n in range(buckets + 1)]
+    assert found.overdue == sum(at < start for at in due)
+    assert found.later == sum(at >= edges[-1] for at in due)
+    assert [bucket.count for bucket in found.buckets] == [
+        sum(low <= at < high for at in due) for low, high in itertools.pairwise(edges)
+    ]
+    assert [bucket.start for bucket in found.buckets] == edges[:-1]
+    assert found.total == 202
+    assert delayed.forecast(24, buckets, queue="other", start=start).total == 101
+
+
+def test_forecast_from_now(app: Celery, delayed: Delayed) -> None:
+    send(app, "a", 0.75)
+    send(app, "b", 30)
+    found = delayed.forecast()
+    assert [n for n, bucket in enumerate(found.buckets) if bucket.count] == [1]
+    assert (len(found.buckets), found.overdue, found.later) == (48, 0, 1)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"hours": 0},
+        {"hours": -1},
+        {"hours": float("nan")},
+        {"hours": float("inf")},
+        {"hours": 1e9},
+        {"hours": "1"},
+        {"buckets": 0},
+        {"buckets": 250},
+        {"buckets": 10**12},
+        {"buckets": 2.5},
+        {"start": "now"},
+    ],
+)
+def test_forecast_refuses(how: dict[str, Any], delayed: Delayed) -> None:
+    with pytest.raises(QueryError, match="a forecast takes a number of hours, 1 to 249 buckets"):
+        delayed.forecast(**how)
+
+
+# Dead letters.
+
+
+def test_dead_letters(app: Celery, delayed: Delayed) -> None:
+    for n in range(4):
+        app.send_task("record", task_id=f"{n}")
+        bury(delayed.store, f"{n}", f"reason {n}")
+    app.send_task("record", task_id="far", queue="elsewhere")
+    bury(delayed.store, "far", queue="elsewhere")
+    dead = delayed.dead
+    assert [each.letter.id for each in dead.list()] == ["0", "1", "2", "3", "far"]
+    assert [each.info.id for each in dead.list("elsewhere")] == ["far"]
+    shown = dead.show("2")
+    assert shown
+    assert (shown.queue, shown.info.reason, shown.info.task) == ("celery", "reason 2", "record")
+    assert abs(shown.at - now()) < SEEN_LATE
+    assert dead.show("x") is None
+    assert dead.show("far", "celery") is None
+    assert dead.replay(["0", "x"]) == 1
+    assert dead.replay("1", at=AT) == 1
+    assert {info.id: info.state for info in map(delayed.get, "012") if info} == {
+        "0": "ready",
+        "1": "delayed",
+        "2": "dead",
+    }
+    assert dead.purge(["2"]) == 1
+    assert dead.purge(queue="elsewhere") == 1
+    assert dead.replay() == 1
+    assert [*dead.list()] == []
+    with pytest.raises(QueryError, match="at='soon' is not a time"):
+        dead.replay(at="soon")
+
+
+# Brokers.
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        (
+            "redis://:secret@127.0.0.1/0",
+            r"redis://:\*\*@127.* keeps no backlog: put delayed\+",
+        ),
+        ("memory://", "memory://.* keeps no backlog: use a Redis server, with a URL such as"),
+    ],
+)
+def test_a_broker_without_a_backlog(url: str, text: str, make: Callable[..., Celery]) -> None:
+    delayed: Delayed = make(url).delayed
+    for call in (
+        delayed.queues,
+        delayed.counts,
+        lambda: delayed.cancel("a"),
+        lambda: delayed.dead.show("a"),
+    ):
+        with pytest.raises(BrokerError, match=text):
+            call()
+
+
+QUICK = {"task_publish_retry_policy": {"max_retries": 0}}
+
+
+def test_a_broker_that_cannot_be_reached(make: Callable[..., Celery]) -> None:
+    delayed: Delayed = make(f"delayed+redis://127.0.0.1:{free_port()}/0", QUICK).delayed
+    for call in (delayed.queues, lambda: delayed.get("a"), lambda: [*delayed.dead.list()]):
+        with pytest.raises(OperationalError, match="onnect"):
+            call()
+
+
+def test_a_lost_connection(server: Server, make: Callable[..., Celery], app: Celery) -> None:
+    send(app, "a")
+    with Proxy(server.port or 0) as proxy:
+        delayed: Delayed = make(f"delayed+redis://127.0.0.1:{proxy.port}/0", QUICK).delayed
+        calls = (delayed.queues, lambda: delayed.cancel("x"), lambda: delayed.dead.show("x"))
+        assert delayed.get("a")
+        for _ in range(2):
+            proxy.cut()
+            for call in calls:
+                with pytest.raises(OperationalError):
+                    call()
+            proxy.heal()
+            assert delayed.get("a")
+        proxy.cut()
+        proxy.heal()
+        with contextlib.suppress(OperationalError):
+            delayed.get("a")
+        assert ids(delayed.find()) == ["a"]
+
+
+def test_the_next_url_gets_its_turn(server: Server, make: Callable[..., Celery]) -> None:
+    urls = [f"delayed+redis://127.0.0.1:{port}/0" for port in (free_port(), server.port)]
+    config = {"task_publish_retry_policy": {"max_retries": 2, "interval_start": 0}}
+    delayed: Delayed = make(";".join(urls), config).delayed
+    assert delayed.queues() == ["celery"]
+
+
+def test_close(app: Celery, delayed: Delayed, client: redis.Redis) -> None:
+    send(app, "a")
+    dead = delayed.dead
+    assert delayed.get("a")
+    delayed.close()
+    delayed.close()
+    assert delayed.get("a")
+    assert [*dead.list()] == []
+
+
+def test_a_fork_has_a_connection_of_its_own(app: Celery, delayed: Delayed) -> None:
+    for n in range(200):
+        send(app, str(n))
+    assert delayed.get("0")
+    child = os.fork()
+    if child == 0:
+        good = all(len(ids(delayed.find())) == 200 for _ in range(20))
+        os._exit(0 if good else 1)
+    assert all(len(ids(delayed.find())) == 200 for _ in range(20))
+    assert os.waitpid(child, 0)[1] == 0
+    assert delayed.get("0")
+
+
+def test_install_twice_is_once(make: Callable[..., Celery]) -> None:
+    app = make()
+    first, control = app.delayed, app.control
+    assert install(app) is first
+    assert type(app.control) is type(control)
+    assert len(app.steps["consumer"]) == 1

@@ -1,0 +1,271 @@
+"""A task that is revoked while it is delayed never runs, whoever was running at that time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import chain, chord, group
+from celery.exceptions import ChordError, TaskRevokedError
+from celery.result import AsyncResult, GroupResult
+
+from celery_ext import Query, install
+from kombu_delayed import backlog as backlog_module
+from tests.kit.extended import Bench, extended
+from tests.kit.servers import Server
+from tests.kit.tasks_app import Settings, make_app
+from tests.kit.wait import wait_until
+
+pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex")
+
+
+@pytest.fixture
+def bench(server: Server, tmp_path: Path) -> Iterator[Bench]:
+    with extended(server, tmp_path) as bench:
+        yield bench
+
+
+def is_revoked(result: AsyncResult) -> bool:
+    with pytest.raises(TaskRevokedError):
+        result.get(timeout=1)
+    return result.state == "REVOKED"
+
+
+# With no worker alive.
+
+
+def test_a_result(bench: Bench) -> None:
+    result, other = bench.send("a"), bench.send("b")
+    result.revoke()
+    assert bench.backlog() == {"b"}
+    assert is_revoked(result)
+    assert other.state == "PENDING"
+    result.revoke()
+    bench.result("x").revoke()
+    assert bench.backlog() == {"b"}
+    assert bench.result("x").state == "PENDING"
+
+
+@pytest.mark.parametrize("ids", ["a", ["a", "b"], ("a", "b"), {"a", "b"}, iter(["a", "b"]), []])
+def test_ids(ids: Any, bench: Bench) -> None:
+    for id in "abc":
+        bench.send(id)
+    bench.app.control.revoke(ids)
+    gone = {"a"} if ids == "a" else set() if ids == [] else {"a", "b"}
+    assert bench.backlog() == set("abc") - gone
+    assert {id for id in "abc" if bench.result(id).state == "REVOKED"} == gone
+
+
+def test_terminate(bench: Bench) -> None:
+    bench.send("a")
+    bench.app.control.terminate("a")
+    assert bench.backlog() == set()
+
+
+def test_a_task_in_a_queue_that_the_app_does_not_know(bench: Bench) -> None:
+    with make_app(bench.settings) as other:
+        other.send_task("record", task_id="a", countdown=60, queue="elsewhere")
+    bench.app.control.revoke("a")
+    assert bench.backlog() == set()
+
+
+def test_a_revoke_of_some_workers_is_theirs(bench: Bench) -> None:
+    bench.send("a")
+    bench.app.control.revoke("a", destination=["w1@test"])
+    bench.app.control.broadcast("revoke", {"task_id": "a"}, pattern="w*", matcher="glob")
+    assert bench.backlog() == {"a"}
+
+
+def test_a_group(bench: Bench) -> None:
+    parts = [bench.signature("record", n, countdown=60 + n) for n in range(5)]
+    result: GroupResult = group(parts, app=bench.app).apply_async()
+    bench.send("other")
+    assert len(bench.backlog()) == 6
+    result.revoke()
+    assert bench.backlog() == {"other"}
+    assert all(is_revoked(each) for each in result.results)
+
+
+@pytest.mark.parametrize(
+    ("headers", "left"),
+    [
+        ({"customer": "ada"}, {"2", "3", "4", "5"}),
+        ({"customer": ["ada", "bob"]}, {"2", "4", "5"}),
+        ({"customer": "a"}, {"0", "1", "2", "3", "4", "5"}),
+        ({"region": "ada"}, {"0", "1", "2", "3", "4"}),
+        ({"region": "ada", "customer": ["bob"]}, {"0", "1", "2", "4"}),
+        (["customer=bob"], {"0", "1", "2", "4", "5"}),
+        ({"missing": "ada"}, {"0", "1", "2", "3", "4", "5"}),
+        ({"größe": "ä"}, {"0", "1", "2", "3", "5"}),
+    ],
+)
+def test_stamped_headers(
+    headers: Any, left: set[str], bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backlog_module, "PAGE_SIZE", 2)
+    stamps: list[dict[str, Any]] = [
+        {"customer": "ada"},
+        {"customer": ["eve", "ada"]},
+        {},
+        {"customer": ["bob"]},
+        {"größe": "ä"},
+        {"region": "ada"},
+    ]
+    for n, each in enumerate(stamps):
+        bench.send(f"{n}", args=("customer", "ada"), stamped_headers=[*each], **each)
+    bench.app.control.revoke_by_stamped_headers(headers)
+    assert bench.backlog() == left
+    assert all(bench.result(id).state == "REVOKED" for id in set("012345") - left)
+
+
+def test_a_result_that_is_there_stays(bench: Bench) -> None:
+    bench.send("done")
+    bench.send("failed")
+    bench.app.backend.mark_as_done("done", 5)
+    bench.app.backend.mark_as_failure("failed", KeyError("x"))
+    bench.app.control.revoke(["done", "failed"])
+    assert bench.backlog() == set()
+    assert bench.result("done").result == 5
+    assert bench.result("failed").state == "FAILURE"
+
+
+def test_a_task_whose_result_nobody_wants(bench: Bench) -> None:
+    bench.send("a", ignore_result=True)
+    bench.app.control.revoke("a")
+    assert bench.backlog() == set()
+    assert bench.result("a").state == "PENDING"
+
+
+def test_a_backend_that_fails(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.send("a")
+    monkeypatch.setattr(bench.app.backend, "mark_as_revoked", lambda *_, **__: 1 / 0)
+    assert bench.app.delayed.cancel("a")
+    assert "Task a is cancelled, but its result is not stored: division by zero" in caplog.text
+
+
+@pytest.mark.parametrize("url", ["memory://", "redis://127.0.0.1:{port}/3"])
+def test_a_broker_without_a_backlog(url: str, server: Server) -> None:
+    with make_app(Settings(url.format(port=server.port))) as app:
+        install(app)
+        app.control.revoke("a")
+        app.control.revoke_by_stamped_headers({"x": "y"})
+
+
+# Canvas.
+
+
+@pytest.mark.parametrize("ignore_result", [False, True])
+def test_a_part_of_a_chord(bench: Bench, ignore_result: bool) -> None:
+    """The chord fails as when a worker meets the revoked part."""
+    parts = [bench.signature("add", n, n, countdown=0) for n in range(3)]
+    parts.append(bench.signature("add", 9, 9, task_id="part", ignore_result=ignore_result))
+    result = chord(parts, app=bench.app)(bench.signature("total", countdown=0))
+    with bench.worker(gossip=False):
+        wait_until(
+            lambda: all(each.ready() for each in result.parent.results[:3]), "the others are done"
+        )
+        assert bench.backlog() == {"part"}
+        assert result.state == "PENDING"
+        bench.app.control.revoke("part")
+        wait_until(lambda: result.state == "FAILURE", "the chord has failed")
+    assert isinstance(result.result, ChordError)
+    assert str(result.result) == "Dependency part raised TaskRevokedError('cancelled')"
+
+
+@pytest.mark.parametrize("by", ["group_id", "root_id"])
+def test_cancel_a_group_by_its_id(bench: Bench, by: str) -> None:
+    """The root of a group that is sent by itself is each part's own."""
+    parts = [bench.signature("record", n) for n in range(5)]
+    result = group(parts, app=bench.app).apply_async()
+    bench.send("other")
+    meant = result.id if by == "group_id" else result.results[2].id
+    outcome = bench.app.delayed.cancel_many(Query(**{by: meant}))
+    assert outcome.changed == (5 if by == "group_id" else 1)
+    assert "other" in bench.backlog()
+    assert len(bench.backlog()) == 6 - outcome.changed
+    assert is_revoked(result.results[2])
+
+
+def test_cancel_a_chain_by_its_root(bench: Bench) -> None:
+    """What has run was its root; the step that waits now is what is cancelled."""
+    steps = [bench.signature("record", 1, countdown=0), bench.signature("record")]
+    steps.append(bench.signature("record", countdown=0))
+    result = chain(*steps, app=bench.app).apply_async()
+    first, second = result.parent.parent, result.parent
+    with bench.worker(gossip=False):
+        wait_until(lambda: bench.backlog() == {second.id}, "the second step waits")
+        assert bench.app.delayed.cancel_many(Query(root_id=first.id)).changed == 1
+        bench.send("sentinel", 0).get(timeout=10)
+    assert bench.backlog() == set()
+    assert is_revoked(second)
+    assert result.state == "PENDING"
+    assert bench.ledger.ids() == [first.id, "sentinel"]
+
+
+# With workers, which are told as well and forget it when they end.
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("alive", [True, False], ids=["workers", "no worker"])
+def test_it_never_runs(bench: Bench, alive: bool) -> None:
+    """Its due time passes, as a later task shows; no worker that was told is alive then."""
+    with ExitStack() as stack:
+        if alive:
+            for name in ("w1", "w2"):
+                stack.enter_context(bench.worker(name))
+            bench.wait_for_answers(2)
+        result = bench.send("a", 2)
+        sentinel = bench.send("sentinel", 2.1)
+        if alive:
+            replies = bench.app.control.revoke("a", reply=True, timeout=3, limit=2)
+            assert len(replies) == 2
+        else:
+            result.revoke()
+        assert is_revoked(result)
+    with bench.worker("next"):
+        assert sentinel.get(timeout=10)
+    assert bench.ledger.ids() == ["sentinel"]
+    assert is_revoked(result)
+
+
+@pytest.mark.smoke
+def test_terminate_kills_what_runs(bench: Bench) -> None:
+    with bench.worker(pool="prefork"):
+        running = bench.app.send_task("sleep", (60,))
+        waiting = bench.send("waiting")
+        bench.ledger.wait_for(1)
+        bench.app.control.revoke([running.id, waiting.id], terminate=True, signal="SIGKILL")
+        assert bench.backlog() == set()
+        wait_until(lambda: running.state == "REVOKED", "the running one was killed")
+        bench.send("sentinel", 0).get(timeout=10)
+    assert is_revoked(waiting)
+    assert bench.ledger.ids() == [running.id, "sentinel"]
+
+
+@pytest.mark.smoke
+def test_the_command_line(bench: Bench) -> None:
+    """`celery control revoke` does not call `app.control.revoke`."""
+    bench.send("a")
+    bench.send("b", stamped_headers=["customer"], customer="ada")
+    bench.send("c")
+    with bench.worker():
+        bench.wait_for_answers()
+        for command in (["revoke", "a"], ["revoke_by_stamped_headers", "customer=ada"]):
+            bench.run_celery("control", *command)
+    assert bench.backlog() == {"c"}
+
+
+@pytest.mark.smoke
+def test_a_task_revokes_another(bench: Bench) -> None:
+    """From the child of a prefork worker, whose parent has a connection already."""
+    bench.send("other")
+    with bench.worker(pool="prefork"):
+        bench.wait_for_answers()
+        assert bench.app.control.inspect(limit=1).scheduled()  # the parent connects
+        bench.app.send_task("revoke_from_task", ("other",)).get(timeout=10)
+    assert bench.backlog() == set()

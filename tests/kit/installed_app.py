@@ -1,0 +1,15 @@
+"""The app for tests, extended: for workers and commands that name it."""
+
+from __future__ import annotations
+
+from celery_ext import install
+from tests.kit.tasks_app import Settings, make_app
+
+app = make_app(Settings.from_environment())
+install(app)
+
+
+@app.task(name="revoke_from_task")
+def revoke_from_task(task_id: str) -> None:
+    """Revokes another task, as tasks do."""
+    app.control.revoke(task_id)

@@ -1,0 +1,365 @@
+"""What the doctor finds in a backlog that contradicts itself, and how it puts it right."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import redis
+
+from kombu_delayed import doctor as doctor_module
+from kombu_delayed.doctor import Doctor, examine_server, partition_count, partitions
+from kombu_delayed.errors import ServerError
+from kombu_delayed.server import Server
+from kombu_delayed.store import Store
+from tests.kit.backlog import check_backlog, due_times
+from tests.kit.state import entry, message, returned, state
+
+Damage = Any  # a function that is given a client
+
+
+@pytest.fixture(autouse=True)
+def _time_stands_still(store: Store) -> None:
+    store.now = "1000"
+    store.partition_size = 4
+
+
+def examine(store: Store, fix: bool = False) -> dict[str, tuple[int, int]]:
+    """Kind of fault -> how many there are, and how many were repaired."""
+    found = Doctor(store, "q", fix=fix, patience_seconds=0).examine()
+    assert all(each.queue == "q" and each.examples and each.meaning for each in found)
+    return {each.kind: (each.count, each.fixed) for each in found}
+
+
+def fill(store: Store, count: int = 10) -> dict[str, int]:
+    due = {f"m{n}": 2000 + 10 * n for n in range(count)}
+    store.schedule("q", [entry(id, at_ms) for id, at_ms in due.items()])
+    return due
+
+
+def partition_of(client: redis.Redis, member: str) -> str:
+    keys = [key.decode() for key in client.keys("{q}:delayed:*")]
+    (name,) = [key for key in keys if client.zscore(key, member) is not None]
+    return name
+
+
+def test_nothing_is_wrong(store: Store, client: redis.Redis) -> None:
+    assert examine(store) == {}
+    fill(store)
+    before = state(client)
+    assert examine(store) == examine(store, fix=True) == {}
+    assert state(client) == before
+
+
+# The backlog. m3 is due at 2030.
+
+
+def forget_entry(client: redis.Redis) -> None:
+    client.zrem(partition_of(client, "m3"), "m3")
+
+
+def other_time_in_entry(client: redis.Redis) -> None:
+    client.zadd(partition_of(client, "m3"), {"m3": 2031})
+
+
+def other_time_far_away(client: redis.Redis) -> None:
+    client.zadd(partition_of(client, "m3"), {"m3": 9000})
+
+
+def other_time_in_message(client: redis.Redis) -> None:
+    record = client.hget("{q}:messages", "m3").decode()
+    client.hset("{q}:messages", "m3", record.replace("2030", "2077", 1))
+
+
+def other_partition(client: redis.Redis) -> None:
+    client.zrem(partition_of(client, "m3"), "m3")
+    client.zadd(partition_of(client, "m9"), {"m3": 2030})
+
+
+def second_entry(client: redis.Redis) -> None:
+    client.zadd(partition_of(client, "m9"), {"m3": 2030})
+
+
+def higher_bound(client: redis.Redis) -> None:
+    client.zadd("{q}:partitions", {client.zrange("{q}:partitions", 1, 1)[0]: 2035})
+
+
+def first_bound_too_high(client: redis.Redis) -> None:
+    client.zadd("{q}:partitions", {client.zrange("{q}:partitions", 0, 0)[0]: 2005})
+
+
+def empty_first(client: redis.Redis) -> None:
+    client.zadd("{q}:partitions", {"5": 5})
+
+
+def empty_last(client: redis.Redis) -> None:
+    client.zadd("{q}:partitions", {"9999": 9999})
+
+
+def no_index(client: redis.Redis) -> None:
+    client.delete("{q}:partitions")
+
+
+def no_entries(client: redis.Redis) -> None:
+    client.delete("{q}:partitions", *client.keys("{q}:delayed:*"))
+
+
+DAMAGES: list[tuple[Damage, dict[str, int]]] = [
+    (forget_entry, {"orphan": 1}),
+    (other_time_in_entry, {"time": 1}),
+    (other_time_far_away, {"time": 1}),
+    (other_time_in_message, {"time": 1}),
+    (other_partition, {"misplaced": 1}),
+    (second_entry, {"misplaced": 1}),
+    (first_bound_too_high, {"misplaced": 1}),
+    (empty_first, {"empty": 1}),
+    (empty_last, {"empty": 1}),
+    (no_index, {"misplaced": 10}),
+    (no_entries, {"orphan": 10}),
+]
+
+
+@pytest.mark.parametrize("page", [1, 3, 200])
+@pytest.mark.parametrize(("damage", "found"), DAMAGES, ids=[each.__name__ for each, _ in DAMAGES])
+def test_damaged_backlog(
+    damage: Damage,
+    found: dict[str, int],
+    page: int,
+    store: Store,
+    client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(doctor_module, "PAGE_SIZE", page)
+    due = fill(store)
+    damage(client)
+    before = client.dump("{q}:messages")
+    assert examine(store) == {kind: (count, 0) for kind, count in found.items()}
+    assert client.dump("{q}:messages") == before
+    examine(store, fix=True)
+    assert examine(store) == {}
+    expected = {**due, "m3": 2077} if damage is other_time_in_message else due
+    assert check_backlog(client) == expected
+
+
+def test_large_partitions_that_the_index_has_forgotten(
+    store: Store, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor_module, "CALL_LIMIT", 1)
+    due = fill(store)
+    no_index(client)
+    assert examine(store) == {"misplaced": (10, 0)}
+    examine(store, fix=True)
+    assert check_backlog(client) == due
+
+
+def test_a_repaired_queue_delivers_again(store: Store, client: redis.Redis) -> None:
+    fill(store, 2)
+    empty_first(client)
+    store.now = "9000"
+    stuck = store.deliver("q", "A", 9, 1, lease_ms=1000)
+    assert stuck is not None
+    assert stuck.records == []
+    examine(store, fix=True)
+    freed = store.deliver("q", "A", 9, 1, lease_ms=1000)
+    assert freed is not None
+    assert len(freed.records) == 2
+
+
+def test_bounds_that_overlap(store: Store, client: redis.Redis) -> None:
+    due = fill(store)
+    higher_bound(client)
+    assert set(examine(store)) <= {"misplaced", "orphan"}
+    assert examine(store) != {}
+    examine(store, fix=True)
+    assert examine(store) == {}
+    assert check_backlog(client) == due
+
+
+def test_message_that_is_gone(store: Store, client: redis.Redis) -> None:
+    due = fill(store)
+    client.hdel("{q}:messages", "m3")
+    assert examine(store) == {"lost": (1, 0)}
+    assert examine(store, fix=True) == {"lost": (1, 1)}
+    assert check_backlog(client) == {id: at_ms for id, at_ms in due.items() if id != "m3"}
+
+
+def test_last_message_that_is_gone(store: Store, client: redis.Redis) -> None:
+    fill(store, 1)
+    client.delete("{q}:messages")
+    assert examine(store, fix=True) == {"lost": (1, 1)}
+    assert set(state(client)) == {"{q}:wake"}
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+def test_record_that_cannot_be_read(indexed: bool, store: Store, client: redis.Redis) -> None:
+    due = fill(store, 3)
+    if not indexed:
+        client.zrem(partition_of(client, "m1"), "m1")
+    client.hset("{q}:messages", "m1", "what?")
+    assert examine(store) == {"unreadable": (1, 0)}
+    assert examine(store, fix=True) == {"unreadable": (1, 1)}
+    assert check_backlog(client) == {id: at_ms for id, at_ms in due.items() if id != "m1"}
+    (letter,) = store.dead_letters("q", store.dead_ids("q"))
+    assert (letter.id, letter.message) == ("m1", b"what?")
+    assert letter.reason == "its record in the backlog cannot be read"
+
+
+def test_everything_at_once(
+    store: Store, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor_module, "PAGE_SIZE", 20)
+    chance = random.Random(1)
+    due = {f"m{n}": 2000 + chance.randrange(300) for n in range(200)}
+    store.schedule("q", [entry(id, at_ms) for id, at_ms in due.items()])
+    for _ in range(100):
+        key, other = (chance.choice(sorted(client.keys("{q}:delayed:*"))) for _ in range(2))
+        member = client.zrange(key, 0, 0)[0]
+        what = chance.randrange(3)
+        if what == 0:
+            client.zrem(key, member)
+        elif what == 1:
+            client.zadd(key, {member: 2000 + chance.randrange(300)})
+        else:
+            client.zadd(other, {member: 2000 + chance.randrange(300)})
+    assert sum(count for count, _ in examine(store).values()) > 50
+    examine(store, fix=True)
+    assert examine(store) == {}
+    assert check_backlog(client) == due
+    assert max(map(len, due_times(client))) <= 8
+
+
+def test_large_messages_are_read_in_small_pages(store: Store, client: redis.Redis) -> None:
+    store.schedule("q", [entry(f"m{n}", 2000 + n, body="x" * 300_000) for n in range(12)])
+    looked: list[int] = []
+    Doctor(store, "q", progress=looked.append).examine()
+    assert sum(looked) == 24
+    client.zrem(partition_of(client, "m3"), "m3")
+    assert examine(store) == {"orphan": (1, 0)}
+
+
+def test_binary_names(store: Store, client: redis.Redis) -> None:
+    client.hset("{q}:messages", b"\xff\x00", "02000" + message("a"))
+    (finding,) = [each for each in Doctor(store, "q", fix=True).examine() if each.kind == "orphan"]
+    assert finding.examples == ["\\xff\x00"]
+    assert client.zrange("{q}:delayed:2000", 0, -1) == [b"\xff\x00"]
+
+
+# Who consumes.
+
+
+def deliver(store: Store) -> None:
+    answer = store.deliver("q", "A", 9, 1, lease_ms=1000)
+    assert answer is not None
+
+
+def test_lease_that_has_ended(store: Store, client: redis.Redis) -> None:
+    store.publish("q", [entry("a")])
+    deliver(store)
+    assert examine(store) == {}
+    store.now = "2000"
+    assert examine(store) == {"lease": (1, 0)}
+    assert examine(store, fix=True) == {"lease": (1, 1)}
+    assert state(client) == {"q": [returned(message("a"), 1)], "{q}:wake": {"now": 0}}
+
+
+def test_messages_of_no_consumer(store: Store, client: redis.Redis) -> None:
+    store.publish("q", [entry("a")])
+    deliver(store)
+    client.delete("{q}:consumers")
+    assert examine(store) == {"unregistered": (1, 0)}
+    assert examine(store, fix=True) == {"unregistered": (1, 1)}
+    assert state(client) == {"q": [returned(message("a"), 1)], "{q}:wake": {"now": 0}}
+
+
+def test_a_server_that_has_just_started(
+    store: Store, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.now = ""
+    store.publish("q", [entry("a")])
+    deliver(store)
+    client.zadd("{q}:consumers", {"A": 1})
+    monkeypatch.setattr(doctor_module, "LONGEST_GRACE_MS", 10**12)
+    assert examine(store) == {}
+    monkeypatch.setattr(doctor_module, "LONGEST_GRACE_MS", 0)
+    assert set(examine(store)) == {"lease"}
+
+
+@pytest.mark.parametrize(
+    ("ready", "example"),
+    [(True, "1 ready, 1 delayed"), (False, "1 delayed")],
+)
+def test_lost_tokens(ready: bool, example: str, store: Store, client: redis.Redis) -> None:
+    store.schedule("q", [entry("a", 2000)])
+    if ready:
+        store.publish("q", [entry("b")])
+    tokens = state(client)["{q}:wake"]
+    client.delete("{q}:wake")
+    (finding,) = Doctor(store, "q").examine()
+    assert (finding.kind, finding.examples) == ("silent", [example])
+    assert examine(store, fix=True) == {"silent": (1, 1)}
+    assert state(client)["{q}:wake"] == tokens
+    assert examine(store) == {}
+
+
+def test_a_promise_counts_while_its_consumer_lives(store: Store) -> None:
+    store.schedule("q", [entry("a", 9000)])
+    deliver(store)
+    store.run("DEL", "{q}:wake")
+    assert examine(store) == {}
+    store.now = "3000"
+    assert examine(store) == {"lease": (1, 0), "silent": (1, 0)}
+    assert examine(store, fix=True) == {"lease": (1, 1)}  # to reclaim is to announce
+    assert examine(store) == {}
+
+
+# What else it tells.
+
+
+def test_partitions(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_module, "CALL_LIMIT", 2)
+    due = fill(store)
+    found = list(partitions(store, "q"))
+    assert len(found) == partition_count(store, "q") > 3
+    assert sum(each.count for each in found) == len(due)
+    assert [each.bound_ms for each in found] == sorted(each.bound_ms for each in found)
+    assert list(partitions(store, "q", 1)) == found[1:]
+    assert list(partitions(store, "none")) == []
+
+
+def server(**changes: Any) -> Server:
+    known: dict[str, Any] = {
+        "version": "8.0",
+        "eviction": "noeviction",
+        "read_only_replica": False,
+        "may_run_scripts": True,
+        "persistent": True,
+        "partition_size": 128,
+    }
+    return Server(**{**known, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "texts"),
+    [
+        ({}, []),
+        ({"persistent": False}, ["keeps nothing on disk"]),
+        ({"ahead_seconds": 3.0}, ["3 seconds ahead"]),
+        ({"eviction": "volatile-lru", "ahead_seconds": -9.0}, ["volatile-lru", "9 seconds behind"]),
+    ],
+)
+def test_server(
+    changes: dict[str, Any], texts: list[str], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor_module, "inspect", lambda client: server(**changes))
+    finding = examine_server(store)
+    found = sorted(finding.examples) if finding else []
+    assert len(found) == len(texts)
+    for text in texts:
+        assert any(text in each for each in found)
+
+
+def test_server_that_is_unfit(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_module, "inspect", lambda client: server(version="5.0"))
+    with pytest.raises(ServerError, match=r"Redis 5\.0"):
+        examine_server(store)
