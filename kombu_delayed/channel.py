@@ -359,8 +359,10 @@ class Channel(stock.Channel):
     def holds(self, tag: int) -> bool:
         """Whether a message that was handed out and not acked is this consumer's; from any thread.
 
-        True where the broker cannot be asked.
+        True where the broker cannot be asked, and for what was taken for good.
         """
+        if not self.ack_emulation:
+            return True
         queue, consumer = self.qos.queue_of(tag), self.consumer
         if queue is None or consumer is None:
             return False

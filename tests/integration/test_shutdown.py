@@ -254,3 +254,11 @@ def test_a_worker_that_was_stopped_beyond_its_lease(bench: Bench, pool: str) -> 
         wait_until(lambda: bench.unacked == 0, "nothing is held")
         assert bench.client.llen("celery") == bench.client.zcard("{celery}:dead") == 0
         assert frozen.stop() == 0
+
+
+def test_an_extended_worker_without_acks_runs_its_tasks(bench: Bench) -> None:
+    setup = bench.settings(LEASE_SECONDS)
+    setup.transport_options["ack_emulation"] = False
+    worker = bench.worker(setup, pool="threads", concurrency=2, module=EXTENDED)
+    worker.start()
+    bench.ledger.wait_for_all([bench.app.send_task("record").id for _ in range(5)])
