@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import struct
 import zlib
 from collections.abc import Iterable, Iterator
@@ -104,11 +105,11 @@ def _json(facts: dict[str, Any]) -> bytes:
 
 @contextmanager
 def writing(path: str | os.PathLike[str]) -> Iterator[Writer]:
-    """A file that takes its name when it is whole and on disk; until then it is `path`.part."""
+    """A file that takes its name when it is whole and on disk; until then it has one of its own."""
     target = Path(path)
-    part = target.with_name(target.name + ".part")
+    part = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")
     try:
-        with open(part, "wb") as file:
+        with open(part, "xb") as file:
             yield (writer := Writer(file))
             writer.end()
             file.flush()

@@ -22,6 +22,7 @@ from .errors import BulkError
 from .gathering import Gathered, Gathering
 from .progress import Progress, reporting
 from .rows import Call, RowError, call_of, refuse_others
+from .signals import others_listen, task_scheduled
 from .template import Template, Unfit
 
 if TYPE_CHECKING:
@@ -219,15 +220,19 @@ class _Bulk:
 
 def _is_watched() -> bool:
     """Whether somebody is told of each message that has been sent."""
-    return bool(signals.after_task_publish.receivers or signals.task_sent.receivers)
+    return bool(
+        others_listen(signals.after_task_publish)
+        or signals.task_sent.receivers
+        or task_scheduled.receivers
+    )
 
 
 def _is_stock(app: Celery) -> bool:
     """Whether messages depend on nothing but a task, its arguments and its options."""
-    listeners = (signals.before_task_publish, signals.after_task_publish, signals.task_sent)
     amqp = app.amqp
     return (
-        not any(signal.receivers for signal in listeners)
+        not signals.before_task_publish.receivers
+        and not _is_watched()
         and not app.conf.task_always_eager
         and not app.conf.task_send_sent_event
         and app.conf.task_protocol == 2

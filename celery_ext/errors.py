@@ -26,9 +26,12 @@ class BulkError(DelayedError, OperationalError):
     `report` says what is stored for certain; what was on its way may be stored as well.
     """
 
-    def __init__(self, message: str, report: BulkReport) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, report: BulkReport | None = None) -> None:
+        super().__init__(message, report)
         self.report = report
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class BackupError(DelayedError, ValueError):

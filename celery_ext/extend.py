@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from celery import Celery
 
-from .bootsteps import Inspection
+from .bootsteps import REQUEST, Inspection, OwnRequests
 from .delayed import Delayed
 from .ids import use_ids
 from .signals import watch_publishing
@@ -22,8 +22,8 @@ def install(app: Celery, *, task_ids: str | None = None) -> Delayed:
         app.delayed = Delayed(app)
     app.control_cls = "celery_ext.control:Control"
     app.__dict__.pop("control", None)
-    app.steps["consumer"].add(Inspection)
-    app.Task.Request = "celery_ext.request:Request"
+    app.steps["consumer"].update({Inspection, OwnRequests})
+    app.Task.Request = REQUEST
     watch_publishing()
     if task_ids is not None:
         use_ids(task_ids)

@@ -25,9 +25,17 @@ task_scheduled = Signal(
 )
 
 
+_UID = f"{__name__}.task_scheduled"
+
+
+def others_listen(signal: Signal) -> bool:
+    """Whether anybody but this module hears of what is published."""
+    return any(lookup[0] != _UID for lookup, _ in signal.receivers)
+
+
 def watch_publishing() -> None:
     """Let `task_scheduled` be sent in this process; twice is safe."""
-    after_task_publish.connect(_on_publish, weak=False, dispatch_uid=f"{__name__}.task_scheduled")
+    after_task_publish.connect(_on_publish, weak=False, dispatch_uid=_UID)
 
 
 def _on_publish(

@@ -38,7 +38,7 @@ class UniqueTask(Task):
 
     def unique_key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """What two calls that must not both be delayed have in common."""
-        text = dumps([list(args), dict(sorted(kwargs.items()))])
+        text = dumps([list(args), dict(kwargs)], sort_keys=True)
         return f"{self.name}:{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
     def apply_async(self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:

@@ -52,7 +52,10 @@ class AlreadyDelayed(DelayedError):
     def __init__(self, key: str = "", task_id: str = "") -> None:
         """With the key that both have."""
         self.key, self.task_id = key, task_id
-        super().__init__(f"task {task_id} with the unique key {key!r} is delayed already")
+        super().__init__(key, task_id)
+
+    def __str__(self) -> str:
+        return f"task {self.task_id} with the unique key {self.key!r} is delayed already"
 
 
 class MessageError(DelayedError, ValueError):

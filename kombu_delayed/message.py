@@ -87,13 +87,15 @@ CONFLICTS = ("refuse", "replace", "debounce")
 def unique_key(message: Payload) -> Unique | None:
     """The headers `delayed_unique` and `delayed_conflict`; None: the message is no such one.
 
-    A retry has the headers of its first attempt and is not held against others. Raises OptionError
-    for an unknown conflict.
+    A retry has the headers of its first attempt and is not held against others: "retry". Raises
+    OptionError for an unknown conflict.
     """
     headers = message.get("headers") or {}
     key = headers.get("delayed_unique")
-    if key is None or headers.get("retries"):
+    if key is None:
         return None
+    if headers.get("retries"):
+        return Unique(str(key), "retry")
     conflict = headers.get("delayed_conflict", CONFLICTS[0])
     if conflict not in CONFLICTS:
         raise OptionError(

@@ -162,8 +162,9 @@ class Store:
     ) -> tuple[str, str]:
         """Schedule a message unless another one with this key is delayed.
 
-        `conflict` says what then: "refuse", "replace" or "debounce". Returns what was done
-        ("stored", "refused", "replaced" or "pushed") and the id of the other one, or "".
+        `conflict` says what then: "refuse", "replace" or "debounce"; "retry" schedules it all the
+        same, and refuses none because of it. Returns what was done ("stored", "refused", "replaced"
+        or "pushed") and the id of the other one, or "".
         """
         keys = self.keys(queue)
         done, other = script("unique")(

@@ -32,10 +32,12 @@ local function promote(members)
   local batches = {}
   for _, kept in ipairs(redis.call('HMGET', messages, unpack(members))) do
     if kept then
-      local list, brace = list_for(kept:sub(1, 1)), kept:find('{', 2, true)
+      local list = list_for(kept ~= '' and kept:sub(1, 1) or steps:sub(1, 1))
       local batch = batches[list] or {}
       batches[list] = batch
-      batch[#batch + 1] = '{"due_ms":' .. kept:sub(2, brace - 1) .. ',' .. kept:sub(brace + 1)
+      local due_ms, behind = kept:match('^.(%d+){()')
+      -- What was damaged goes to a consumer, which buries it, and stops no other.
+      batch[#batch + 1] = due_ms and '{"due_ms":' .. due_ms .. ',' .. kept:sub(behind) or (kept:gsub('^.?%d*', ''))
     end
   end
   for list, batch in pairs(batches) do redis.call('LPUSH', list, unpack(batch)) end

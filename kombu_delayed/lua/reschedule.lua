@@ -19,16 +19,20 @@ local first
 local is_ready = false
 local counts = {}
 
--- The first eta in a message is its header's: in the body, which is text, quotes are escaped.
+-- The first eta in a message is its header's: in the body, which is text, quotes are escaped. Where that
+-- one is null, the message was delayed in another way.
 local function with_eta(message, eta)
-  if eta == '' then return message end
-  return (message:gsub('("eta": ?)"[^"\\]*"', '%1"' .. eta:gsub('%%', '%%%%') .. '"', 1))
+  local _, stop = message:find('"eta": ?')
+  local _, old_stop = message:find('^"[^"\\]*"', (stop or #message) + 1)
+  if eta == '' or not old_stop then return message end
+  return message:sub(1, stop) .. '"' .. eta .. '"' .. message:sub(old_stop + 1)
 end
 
 local function move_to(member, due_ms, eta)
   local kept = redis.call('HGET', messages, member)
   if not kept then return 0 end
   local step, old_ms, message = parts_of(kept)
+  if not step then return 0 end
   message = with_eta(message, eta)
   if due_ms <= now_ms then
     take(member)
@@ -48,8 +52,9 @@ for i = 1, #entries, 3 do
   local due_ms = tonumber(due)
   if due:sub(1, 1) == '+' then due_ms = now_ms + due_ms end
   local count = 0
-  for _, member in ipairs(whole == '1' and members_of(id) or {id}) do
-    count = count + move_to(member, due_ms, eta)
+  local members = whole == '1' and members_of(id) or {id}
+  for n = #members, 1, -1 do  -- in this order the others that share an id are found at once
+    count = count + move_to(members[n], due_ms, eta)
   end
   counts[#counts + 1] = count
 end

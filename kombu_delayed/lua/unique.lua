@@ -13,7 +13,7 @@ local now            = ARGV[1]
 local partition_size = tonumber(ARGV[2])
 local steps          = ARGV[3]
 local expires_ms     = tonumber(ARGV[4])  -- of the ready lists; 0: never
-local conflict       = ARGV[5]            -- refuse, replace or debounce
+local conflict       = ARGV[5]            -- refuse, replace or debounce; retry: keep it, and nothing against it
 local key            = ARGV[6]
 local id             = ARGV[7]
 local due            = ARGV[8]            -- ms since the epoch, or + and ms from now
@@ -29,8 +29,9 @@ if due:sub(1, 1) == '+' then due_ms = now_ms + due_ms end
 local function clear_past()
   for _, old in ipairs(redis.call('ZRANGEBYSCORE', unique_due, '-inf', now_ms, 'LIMIT', 0, 10)) do
     local kept = redis.call('HGET', messages, redis.call('HGET', unique, old) or '')
-    if kept then
-      redis.call('ZADD', unique_due, select(2, parts_of(kept)), old)
+    local _, later_ms = parts_of(kept or '')
+    if later_ms then
+      redis.call('ZADD', unique_due, later_ms, old)
     else
       redis.call('HDEL', unique, old)
       redis.call('ZREM', unique_due, old)
@@ -64,6 +65,14 @@ clear_past()
 local other = redis.call('HGET', unique, key)
 local kept = other and redis.call('HGET', messages, other)
 if kept and other == id and same(kept, record) then return {'stored', ''} end
+if conflict == 'retry' then
+  if other == id then
+    redis.call('HDEL', unique, key)
+    redis.call('ZREM', unique_due, key)
+  end
+  place(id, due_ms, record:sub(1, 1), record:sub(2))
+  return {'stored', ''}
+end
 if kept and conflict == 'refuse' then return {'refused', other} end
 
 local step, message = record:sub(1, 1), record:sub(2)

@@ -144,6 +144,11 @@ class FakeStore:
         waiting, kept = q.delayed.get(other), Kept(entry.step, due_ms, entry.message.encode())
         if waiting and other == id and is_same(waiting, kept):
             return "stored", ""
+        if conflict == "retry":
+            if other == id:
+                q.forget_key(key)
+            self._place_unique(q, id, "", kept, before)
+            return "stored", ""
         if waiting and conflict == "refuse":
             return "refused", other
         if waiting:
@@ -165,7 +170,8 @@ class FakeStore:
             q.forget_key(key)
         elif member := q.put(id, kept, may_repeat=True):
             q.announce_due(kept.due_ms, before)
-            q.unique[key], q.unique_due[key] = member, kept.due_ms
+            if key:
+                q.unique[key], q.unique_due[key] = member, kept.due_ms
 
     @_one_step
     def publish(self, queue: str, entries: Sequence[Entry], expires_ms: int = 0) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 from celery import Celery
 
-from celery_ext import Delayed
+from celery_ext import BulkError, BulkReport, Delayed
 from celery_ext.unique import AlreadyDelayed, UniqueTask, unique_headers
 from kombu_delayed.errors import OptionError
 from tests.kit.ledger import Ledger
@@ -75,6 +76,24 @@ def test_base_class(app: Celery, delayed: Delayed) -> None:
     report.apply_async((1,), countdown=60)
 
 
+def test_the_order_of_members_is_no_matter(app: Celery, delayed: Delayed) -> None:
+    @app.task(base=UniqueTask)
+    def merge(what: dict[str, int]) -> None: ...
+
+    merge.apply_async(({"a": 1, "b": 2},), countdown=60)
+    with pytest.raises(AlreadyDelayed):
+        merge.apply_async(({"b": 2, "a": 1},), countdown=60)
+
+
+def test_the_error_survives_a_worker_s_pool() -> None:
+    error = pickle.loads(pickle.dumps(AlreadyDelayed("k", "id1")))
+    assert (error.key, error.task_id) == ("k", "id1")
+    assert str(error) == "task id1 with the unique key 'k' is delayed already"
+    bulk = pickle.loads(pickle.dumps(BulkError("the broker failed", BulkReport(rows=7))))
+    assert str(bulk) == "the broker failed"
+    assert bulk.report.rows == 7
+
+
 def test_base_class_with_a_key_of_its_own(app: Celery, delayed: Delayed) -> None:
     class PerUser(UniqueTask):
         abstract = True
@@ -99,7 +118,7 @@ def test_a_retry_is_not_held_against_another_one(
     settings = Settings(f"delayed+{server.url}", ledger=str(ledger.path))
     headers = unique_headers("k")
     with Worker(settings, tmp_path):
-        first = app.send_task("retry", (0.5, 1), headers=headers)
+        first = app.send_task("retry", (0.5, 1), countdown=0.1, headers=headers)
         ledger.wait_for(1)
         second = app.send_task("record", countdown=0.1, headers=headers)
         ledger.wait_for_all([second.id])

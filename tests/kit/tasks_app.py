@@ -73,7 +73,8 @@ def make_app(settings: Settings) -> Celery:
     if settings.broker_url:
         app.conf.broker_url = settings.broker_url
     for function, options in _tasks:
-        app.task(name=function.__name__, **options)(function)
+        # Shared tasks would also come into the apps of other tests.
+        app.task(name=function.__name__, shared=False, **options)(function)
     return app
 
 

@@ -120,6 +120,25 @@ def test_reschedule_tells_the_message(backlog: Backlog, client: redis.Redis) -> 
     assert state(client)["{q}:messages"] == {"a": "0" + new, "b": "0" + B}
 
 
+@pytest.mark.parametrize(
+    "headers", [{"eta": None, "z": {"eta": "y"}}, {"eta": None}, {}], ids=["nested", "null", "none"]
+)
+def test_reschedule_leaves_other_etas(
+    headers: dict[str, Any], backlog: Backlog, client: redis.Redis
+) -> None:
+    text = message("x", headers=headers)
+    schedule(backlog, Entry("a", 0, text, "2000"))
+    backlog.reschedule([Move("a", "5000", ETA)])
+    assert state(client)["{q}:messages"] == {"a": "0" + text}
+
+
+def test_many_that_share_an_id_run_now(backlog: Backlog, client: redis.Redis) -> None:
+    schedule(backlog, *(entry("a", 2000, body=str(n)) for n in range(300)))
+    assert backlog.reschedule([Move("a", "+0")]) == [300]
+    assert "{q}:duplicates" not in state(client)
+    assert client.llen("q") == 300
+
+
 def test_reschedule_of_one_of_several(backlog: Backlog, client: redis.Redis) -> None:
     schedule(backlog, *(entry("a", 2000 + n, body=str(n)) for n in range(3)))
     assert backlog.reschedule([Move("a\x1f2", "9000")], members=True) == [1]

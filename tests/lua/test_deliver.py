@@ -160,6 +160,21 @@ def test_promoted_by_priority(store: Store) -> None:
     ]
 
 
+@pytest.mark.parametrize("damaged", ["", "0", "02000no JSON", "no JSON", "0{}"])
+def test_what_was_damaged_stops_no_other(damaged: str, store: Store, client: redis.Redis) -> None:
+    """A consumer gets it, and buries what it cannot read."""
+    store.now = "1000"
+    store.schedule("q", [entry(id, 2000) for id in "abc"])
+    client.hset("{q}:messages", "b", damaged)
+    store.now = "2000"
+    answer = store.deliver("q", "A", 9, 1, lease_ms=100)
+    assert answer is not None
+    assert len(answer.records) == 3
+    texts = [record[1:].decode() for record in answer.records]
+    assert {promoted(message("a"), 2000), promoted(message("c"), 2000)} < set(texts)
+    assert store.size("q").delayed == 0
+
+
 def test_promotion_empties_the_backlog(client: redis.Redis) -> None:
     store = Store(client, partition_size=3, now="1000")
     store.schedule("q", [entry(str(n), 2000 + n) for n in range(20)])

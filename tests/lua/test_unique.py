@@ -108,6 +108,23 @@ def test_one_that_was_rescheduled_still_counts(store: Store) -> None:
     assert send(store, entry("b", 6000)) == ("refused", "a")
 
 
+@pytest.mark.parametrize("conflict", ["refuse", "replace", "debounce"])
+def test_a_retry_is_held_against_nobody(conflict: str, store: Store, client: redis.Redis) -> None:
+    send(store, entry("a", 2000))
+    store.now = "2000"
+    store.deliver("q", "A", 1, 1, lease_ms=100)
+    assert send(store, entry("a", 9000, body="retry"), "retry") == ("stored", "")
+    assert send(store, entry("b", 5000), conflict) == ("stored", "")
+    assert check_backlog(client) == {"a": 9000, "b": 5000}
+    assert send(store, entry("c", 5000)) == ("refused", "b")
+
+
+def test_a_retry_is_not_refused_because_of_another(store: Store, client: redis.Redis) -> None:
+    send(store, entry("b", 5000))
+    assert send(store, entry("a", 9000), "retry") == ("stored", "")
+    assert state(client)["{q}:unique"] == {"k": "b"}
+
+
 def test_what_is_past_is_cleared(store: Store, client: redis.Redis) -> None:
     for n in range(25):
         send(store, entry(str(n), 2000), key=str(n))

@@ -15,11 +15,10 @@ from .tasks import remind
 @require_POST
 def schedule(request: HttpRequest) -> HttpResponse:
     wanted, task_id = json.loads(request.body), str(uuid4())
+    user_id, seconds = wanted["user_id"], wanted["seconds"]
     with transaction.atomic():
         # What is saved here and the reminder: both or neither.
-        remind.apply_async_on_commit(
-            (wanted["user_id"],), countdown=wanted["seconds"], task_id=task_id
-        )
+        remind.apply_async_on_commit((user_id,), countdown=seconds, task_id=task_id)
     return JsonResponse({"id": task_id}, status=202)
 
 

@@ -128,6 +128,7 @@ end
 
 local function unindex(member, due_ms)
   local name = redis.call('ZREVRANGEBYSCORE', partitions, due_ms, '-inf', 'LIMIT', 0, 1)[1]
+  if not name then return end
   redis.call('ZREM', delayed .. name, member)
   if redis.call('EXISTS', delayed .. name) == 0 then redis.call('ZREM', partitions, name) end
 end
@@ -137,6 +138,7 @@ local function take(member)
   local kept = redis.call('HGET', messages, member)
   if not kept then return nil end
   local step, due_ms, message = parts_of(kept)
+  if not step then return nil end
   unindex(member, due_ms)
   redis.call('HDEL', messages, member)
   forget_duplicate(member)
