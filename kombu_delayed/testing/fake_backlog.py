@@ -13,7 +13,8 @@ from ..store import CALL_LIMIT
 from .fake import FakeStore
 from .fake_queue import FakeQueue, in_bytes, with_due_ms
 
-_ETA = re.compile(rb'("eta": ?)"[^"\\]*"')
+#: The first eta of a message, if it is text.
+_ETA = re.compile(rb'((?:(?!"eta": ?).)*"eta": ?)"[^"\\]*"', re.DOTALL)
 
 
 class FakeBacklog:
@@ -95,7 +96,7 @@ class FakeBacklog:
             for move in moves:
                 due_ms = int(move.due) + (now_ms if move.due.startswith("+") else 0)
                 meant = [m for m in self._meant(move.id, members) if m in q.delayed]
-                for member in meant:
+                for member in reversed(meant):
                     self._move(member, due_ms, move.eta, now_ms)
                 if meant and due_ms > now_ms:
                     later.append(due_ms)
@@ -138,4 +139,5 @@ def _record(kept: Kept) -> bytes:
 def _with_eta(message: bytes, eta: str) -> bytes:
     if not eta:
         return message
-    return _ETA.sub(lambda found: found[1] + b'"' + eta.encode() + b'"', message, count=1)
+    found = _ETA.match(message)
+    return found[1] + b'"' + eta.encode() + b'"' + message[found.end() :] if found else message
