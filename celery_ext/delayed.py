@@ -83,6 +83,9 @@ class Delayed:
         """
         return sorted({*self.app.amqp.queues, *backlogs.queues(self.store)})
 
+    def _names(self, queue: str | None) -> list[str]:
+        return [queue] if queue else self.queues()
+
     def backlog(self, queue: str) -> Backlog:
         """The backlog of one queue."""
         return Backlog(self.store, queue)
@@ -94,7 +97,7 @@ class Delayed:
 
         None: the broker does not have it. What is ready or unacked is found by reading all of it.
         """
-        names = [queue] if queue else self.queues()
+        names = self._names(queue)
         for look in (lookup_by_id, lookup_by_reading):
             for name in names:
                 for found in look(self.store, name, task_id):
@@ -175,7 +178,7 @@ class Delayed:
 
     def _pages(self, query: Query) -> Iterator[tuple[str, list[TaskInfo]]]:
         """Those that are meant, in pages of one queue; an empty one tells of progress."""
-        for queue in [query.queue] if query.queue else self.queues():
+        for queue in self._names(query.queue):
             pages = self.backlog(queue).pages(query.due_after_ms, query.due_before_ms, query.needle)
             for page in pages:
                 infos = (TaskInfo.waiting(queue, waiting) for waiting in page)
@@ -290,7 +293,7 @@ class Delayed:
     def counts(self, queue: str | None = None) -> dict[str, Counts]:
         """How many messages each queue has in each state."""
         store = self.store
-        return {name: Counts.of(store, name) for name in ([queue] if queue else self.queues())}
+        return {name: Counts.of(store, name) for name in self._names(queue)}
 
     def forecast(
         self,
@@ -315,7 +318,7 @@ class Delayed:
                 f"datetime to start from, not {hours!r}, {buckets!r} and {start!r}"
             ) from error
         totals = [0] * (buckets + 2)
-        for name in [queue] if queue else self.queues():
+        for name in self._names(queue):
             found = self.backlog(name).forecast(edges)
             totals = [a + b for a, b in zip(totals, found, strict=True)]
         overdue, *middle, later = totals
@@ -324,7 +327,7 @@ class Delayed:
 
     def consumers(self, queue: str | None = None) -> list[ConsumerInfo]:
         """Who consumes, how long the lease lasts and how much is held."""
-        names: Iterable[str] = [queue] if queue else self.queues()
+        names = self._names(queue)
         return [info for name in names for info in ConsumerInfo.all_of(self.store, name)]
 
     @property

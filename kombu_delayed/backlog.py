@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from .keys import literal
 from .message import Kept, open_kept
 from .scripts import script
 from .store import CALL_LIMIT, Store, chunks
@@ -157,17 +158,25 @@ def _waiting(answer: Sequence[bytes]) -> list[Waiting]:
     ]
 
 
+def scan(store: Store, prefix: str, pattern: str = "*") -> Iterator[bytes]:
+    """Keys that begin with a prefix and go on as a pattern of SCAN says, some more than once."""
+    cursor = b"0"
+    while True:
+        cursor, page = store.run(
+            "SCAN", cursor, "MATCH", literal(prefix) + pattern, "COUNT", PAGE_SIZE
+        )
+        yield from page
+        if int(cursor) == 0:
+            return
+
+
 def queues(store: Store) -> set[str]:
     """The queues that have messages, dead letters or consumers, found by looking at all keys."""
-    prefix, found, cursor = store.keys("").prefix, set(), b"0"
-    pattern = re.sub(r"([*?\[\]\\])", r"\\\1", prefix) + "{*}:*"
+    prefix = store.keys("").prefix
     known = re.compile(
         re.escape(prefix) + r"\{(.+)\}:(?:partitions|wake|dead|consumers)", re.DOTALL
     )
-    while True:
-        cursor, page = store.run("SCAN", cursor, "MATCH", pattern, "COUNT", PAGE_SIZE)
-        for key in page:
-            if match := known.fullmatch(key.decode(errors="replace")):
-                found.add(match[1])
-        if int(cursor) == 0:
-            return found
+    matches = (
+        known.fullmatch(key.decode(errors="replace")) for key in scan(store, prefix, "{*}:*")
+    )
+    return {match[1] for match in matches if match}

@@ -177,16 +177,13 @@ class Channel(stock.Channel):
         """Errors with their meaning; a server that is not ready is looked at again."""
         try:
             yield
-        except ResponseError as error:
-            meaning = translate(error)
+        except (ResponseError, ServerNotReady) as error:
+            meaning = translate(error) if isinstance(error, ResponseError) else error
             if isinstance(meaning, ServerNotReady):
                 _servers.clear()
             if meaning is error:
                 raise
             raise meaning from error
-        except ServerNotReady:
-            _servers.clear()
-            raise
 
     @staticmethod
     def _pubsub_reauth_handled_by_redis(connection: Any) -> bool:
@@ -225,14 +222,14 @@ class Channel(stock.Channel):
         when = due(message)
         entry = Entry(message_id(message), step, to_json(message), when.argument if when else "")
         expires_ms = self._expires.get(queue, 0)
-        if unique := unique_key(message):
-            self._put_unique(queue, entry, unique, expires_ms)
-            return
-        if batch is not None:
+        unique = unique_key(message)
+        if batch is not None and unique is None:
             batch.add("schedule" if when else "put", queue, entry, expires_ms)
             return
         try:
-            if when:
+            if unique is not None:
+                self._put_unique(queue, entry, unique, expires_ms)
+            elif when:
                 self.store.schedule(queue, [entry], expires_ms)
             else:
                 self.store.publish(queue, [entry], expires_ms)

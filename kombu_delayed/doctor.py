@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from .backlog import scan
 from .scripts import script
 from .server import check, inspect
 from .server import logger as server_logger
@@ -188,9 +189,9 @@ class Doctor:
 
     def _strays(self) -> None:
         """Partitions that the index has forgotten."""
-        prefix = self._keys.delayed.encode()
-        for key in self._keys_like(prefix):
-            name = key[len(prefix) :]
+        prefix = self._keys.delayed
+        for key in scan(self.store, prefix):
+            name = key[len(prefix.encode()) :]
             if self.store.run("ZSCORE", self._keys.partitions, name) is not None:
                 continue
             start = 0
@@ -255,9 +256,9 @@ class Doctor:
             if left_ms <= 0:
                 self._reclaim("lease", name, unacked)
         registered = {name for name, _, _ in known}
-        prefix = self._keys.unacked("").encode()
-        for key in self._keys_like(prefix):
-            name = _text(key[len(prefix) :])
+        prefix = self._keys.unacked("")
+        for key in scan(self.store, prefix):
+            name = _text(key[len(prefix.encode()) :])
             # It may have come since.
             if name not in registered and not self._is_registered(name):
                 self._reclaim("unregistered", name, self.store.run("HLEN", key))
@@ -305,14 +306,6 @@ class Doctor:
         if size.delayed and not tokens and holder not in living:
             missing.append(f"{size.delayed} delayed")
         return ", ".join(missing), bool(living)
-
-    def _keys_like(self, prefix: bytes) -> Iterator[bytes]:
-        pattern, cursor = re.sub(rb"([*?\[\]\\])", rb"\\\1", prefix) + b"*", b"0"
-        while True:
-            cursor, found = self.store.run("SCAN", cursor, "MATCH", pattern, "COUNT", 1_000)
-            yield from found
-            if int(cursor) == 0:
-                return
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -110,3 +111,8 @@ class QueueKeys:
 def step_char(step: int) -> str:
     """A priority step as the one character that stands in front of a stored message."""
     return chr(48 + step)
+
+
+def literal(text: str) -> str:
+    """Text as a pattern of SCAN that matches nothing else."""
+    return re.sub(r"([*?\[\]\\])", r"\\\1", text)

@@ -25,6 +25,11 @@ local before = earliest()
 local due_ms = tonumber(due)
 if due:sub(1, 1) == '+' then due_ms = now_ms + due_ms end
 
+local function forget(which)
+  redis.call('HDEL', unique, which)
+  redis.call('ZREM', unique_due, which)
+end
+
 -- Messages leave the backlog without a look at their keys: what is past is cleared a little each time.
 local function clear_past()
   for _, old in ipairs(redis.call('ZRANGEBYSCORE', unique_due, '-inf', now_ms, 'LIMIT', 0, 10)) do
@@ -33,8 +38,7 @@ local function clear_past()
     if later_ms then
       redis.call('ZADD', unique_due, later_ms, old)
     else
-      redis.call('HDEL', unique, old)
-      redis.call('ZREM', unique_due, old)
+      forget(old)
     end
   end
 end
@@ -66,10 +70,7 @@ local other = redis.call('HGET', unique, key)
 local kept = other and redis.call('HGET', messages, other)
 if kept and other == id and same(kept, record) then return {'stored', ''} end
 if conflict == 'retry' then
-  if other == id then
-    redis.call('HDEL', unique, key)
-    redis.call('ZREM', unique_due, key)
-  end
+  if other == id then forget(key) end
   place(id, due_ms, record:sub(1, 1), record:sub(2))
   return {'stored', ''}
 end
@@ -91,7 +92,6 @@ local stored = place(id, due_ms, step, message)
 if stored then
   remember(stored, due_ms)
 else
-  redis.call('HDEL', unique, key)
-  redis.call('ZREM', unique_due, key)
+  forget(key)
 end
 return answer

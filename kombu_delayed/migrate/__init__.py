@@ -19,6 +19,7 @@ from kombu.utils.json import loads
 from redis.exceptions import RedisError, ResponseError
 
 from ..errors import UNREACHABLE, DelayedError, MessageError
+from ..keys import literal
 from ..message import due, open_envelope, open_kept, to_json
 from ..scripts import script
 from ..store import CALL_LIMIT, Store
@@ -145,7 +146,7 @@ class Migration:
             yield queue, rest
 
     def _glob(self, pattern: str) -> str:
-        return re.sub(r"([*?\[\]\\])", r"\\\1", self.channel.global_keyprefix) + pattern
+        return literal(self.channel.global_keyprefix) + pattern
 
     def _now_ms(self) -> int:
         seconds, microseconds = self.client.time()

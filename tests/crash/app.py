@@ -11,6 +11,8 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -90,24 +92,6 @@ def _late(self: Any, seconds: float = 0, retries: int = 0, countdown: float = 0)
     _execute(self, seconds, retries, countdown)
 
 
-def _watch_publishing() -> None:
-    """Write down each publish that failed: the server may have done it all the same."""
-    publish = Producer._publish
-
-    def watched(self: Producer, *args: Any, **options: Any) -> Any:
-        try:
-            return publish(self, *args, **options)
-        except Exception as error:
-            id, retries = getattr(_publishing, "what", ("", 0))
-            write("publish failed", id, retries, error=repr(error))
-            raise
-
-    Producer._publish = watched
-
-
-_watch_publishing()
-
-
 def make_app(settings: Settings) -> Celery:
     app = Celery("crash", set_as_current=False)
     app.conf.update(
@@ -132,20 +116,17 @@ def make_app(settings: Settings) -> Celery:
     return app
 
 
-@signals.before_task_publish.connect
 def _before_publish(headers: dict[str, Any] | None = None, **_: Any) -> None:
     headers = headers or {}
     _publishing.what = headers.get("id"), headers.get("retries") or 0
     write("publish", *_publishing.what, eta=headers.get("eta"))
 
 
-@signals.after_task_publish.connect
 def _after_publish(headers: dict[str, Any] | None = None, **_: Any) -> None:
     headers = headers or {}
     write("published", headers.get("id"), headers.get("retries") or 0, eta=headers.get("eta"))
 
 
-@signals.task_received.connect
 def _received(request: Any, **_: Any) -> None:
     request._write(
         "received",
@@ -154,13 +135,49 @@ def _received(request: Any, **_: Any) -> None:
     )
 
 
-@signals.worker_ready.connect
 def _ready(**_: Any) -> None:
     write("ready", "", 0)
+
+
+_HOOKS = (
+    (signals.before_task_publish, _before_publish),
+    (signals.after_task_publish, _after_publish),
+    (signals.task_received, _received),
+    (signals.worker_ready, _ready),
+)
+
+
+@contextmanager
+def writing(directory: Path, name: str) -> Iterator[None]:
+    """What this process publishes, receives and runs is written down until this ends."""
+    global journal
+    publish = Producer._publish
+
+    def watched(self: Producer, *args: Any, **options: Any) -> Any:
+        # The server may have done what failed here all the same.
+        try:
+            return publish(self, *args, **options)
+        except Exception as error:
+            id, retries = getattr(_publishing, "what", ("", 0))
+            write("publish failed", id, retries, error=repr(error))
+            raise
+
+    journal = Journal(directory, name)
+    Producer._publish = watched
+    for hook, receiver in _HOOKS:
+        hook.connect(receiver)
+    try:
+        yield
+    finally:
+        for hook, receiver in _HOOKS:
+            hook.disconnect(receiver)
+        Producer._publish = publish
+        journal = None
 
 
 if WORKER in os.environ:
     faulthandler.register(signal.SIGUSR2)  # what does not end shows where it hangs
     _settings = Settings.from_environment()
-    journal = Journal(Path(_settings.ledger), os.environ[WORKER])
+    _writing = writing(Path(_settings.ledger), os.environ[WORKER])
+    _writing.__enter__()  # until the process ends
     app = make_app(_settings)

@@ -8,7 +8,7 @@ import re
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -20,7 +20,7 @@ from tests.crash import app as crash_app
 from tests.crash.crew import Crew
 from tests.crash.faults import Faults, schedule
 from tests.crash.history import Execution, Key, collect
-from tests.crash.journal import Journal, Line, Reader
+from tests.crash.journal import Line, Reader
 from tests.crash.load import Senders
 from tests.crash.verdict import Evidence, Verdict, judge
 from tests.kit.proxy import Proxy
@@ -87,18 +87,8 @@ def run(order: Order, report: Report = lambda stage, share, text: None) -> Resul
         crew = Crew(settings, directory)
         stack.callback(crew.close)
         senders = Senders(crash_app.make_app(settings), order.seed, order.rate)
-        with writing(journals):
+        with crash_app.writing(journals, crash_app.SENDER):
             return _Run(order, server, proxy, crew, senders, Reader(journals), report).run()
-
-
-@contextlib.contextmanager
-def writing(journals: Path) -> Iterator[None]:
-    """What this process publishes is written down."""
-    crash_app.journal = Journal(journals, crash_app.SENDER)
-    try:
-        yield
-    finally:
-        crash_app.journal = None
 
 
 def _server(directory: Path) -> Server:

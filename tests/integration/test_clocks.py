@@ -22,7 +22,7 @@ from tests.kit.wait import wait_until
 from tests.kit.workers import ROOT, Worker
 
 HOUR_SECONDS = 3600
-LATE_SECONDS = 1.0
+LATE_SECONDS = 30  # what goes wrong here is an hour, and the machine may be busy
 MAIL = Queue("mail", Exchange("mail"), routing_key="mail")
 
 skewed = pytest.mark.parametrize("ahead", [HOUR_SECONDS, -HOUR_SECONDS], ids=["ahead", "behind"])
@@ -102,7 +102,8 @@ def test_two_workers_two_hours_apart_share_a_backlog(
         ledger.wait(lambda all: [e.get("phase") for e in all].count("end") == 2, "they have ended")
     runs = [run for run in ledger.entries() if run["id"] in ids]
     assert len(runs) == len(ids)
-    assert all(0 <= lateness(run, ahead[run["worker"]]) < LATE_SECONDS for run in runs)
+    late = [lateness(run, ahead[run["worker"]]) for run in runs]
+    assert all(0 <= seconds < LATE_SECONDS for seconds in late), late
     assert [ledger.runs()[id] for id in held] == [2, 2]  # start and end
 
 

