@@ -204,7 +204,7 @@ class _Restore:
 
     def _messages(self, queue: str, fields: Iterator[bytes]) -> Iterator[tuple[Any, ...]]:
         store, move = self._store, script("restore")
-        keys = store.backlog_keys(store.keys(queue))
+        keys = {**store.backlog_keys(store.keys(queue)), **store.event_keys(store.keys(queue))}
         while part := list(islice(fields, 2 * RESTORE_LIMIT)):
             yield whole(move, {**keys, "partition_size": store.partition_size, "entries": part})
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -11,7 +11,9 @@ from celery import Celery
 from kombu import Connection
 
 from kombu_delayed import backlog as backlogs
+from kombu_delayed import events as streams
 from kombu_delayed.backlog import Backlog, Move
+from kombu_delayed.events import Event
 from kombu_delayed.lookup import lookup_by_id, lookup_by_reading
 from kombu_delayed.store import CALL_LIMIT, Store
 
@@ -60,6 +62,8 @@ class Delayed:
 
     def __init__(self, app: Celery) -> None:
         self.app = app
+        #: What comes to a worker later than this after its ETA is told of in `task_late`.
+        self.late_seconds: float = 60
         self._broker = Broker(app)
 
     @property
@@ -329,6 +333,23 @@ class Delayed:
         """Who consumes, how long the lease lasts and how much is held."""
         names = self._names(queue)
         return [info for name in names for info in ConsumerInfo.all_of(self.store, name)]
+
+    def events(
+        self,
+        queue: str | None = None,
+        *,
+        task_id: str | None = None,
+        after: Mapping[str, str] | None = None,
+    ) -> Iterator[Event]:
+        """What has happened to messages, as far as it is kept, queue by queue, the oldest first.
+
+        `after` has the stream id of the last event that is known of each queue.
+        """
+        for name in self._names(queue):
+            last = (after or {}).get(name, "-")
+            while page := streams.read(self.store, name, last):
+                last = page[-1].stream_id
+                yield from (each for each in page if task_id in (None, each.id))
 
     @property
     def dead(self) -> Dead:

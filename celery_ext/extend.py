@@ -4,27 +4,31 @@ from __future__ import annotations
 
 from celery import Celery
 
-from .bootsteps import REQUEST, Inspection, OwnRequests
+from .bootsteps import REQUEST, Inspection, Lateness, Names, OwnRequests
 from .delayed import Delayed
 from .ids import use_ids
-from .signals import watch_publishing
+from .signals import watch_burials, watch_publishing
 
 
-def install(app: Celery, *, task_ids: str | None = None) -> Delayed:
+def install(app: Celery, *, task_ids: str | None = None, late_seconds: float = 60) -> Delayed:
     """Extend an app: `app.delayed`, revoke and inspect that know the backlog, and signals.
 
-    Workers with a pool of threads or greenlets also skip what others have got meanwhile.
+    Workers tell the broker their names, and skip, with a pool of threads or greenlets, what others
+    have got meanwhile. A task that reaches one by more than `late_seconds` after its ETA is told of
+    in the signal `task_late`.
 
     `task_ids="uuid7"` gives the tasks of this process ids that sort by the time of sending. Call it
     where the app is made, so that workers do as well. Twice is safe.
     """
     if not isinstance(getattr(app, "delayed", None), Delayed):
         app.delayed = Delayed(app)
+    app.delayed.late_seconds = late_seconds
     app.control_cls = "celery_ext.control:Control"
     app.__dict__.pop("control", None)
-    app.steps["consumer"].update({Inspection, OwnRequests})
+    app.steps["consumer"].update({Inspection, Lateness, Names, OwnRequests})
     app.Task.Request = REQUEST
     watch_publishing()
+    watch_burials()
     if task_ids is not None:
         use_ids(task_ids)
     return app.delayed

@@ -4,7 +4,12 @@
 with `task_id` and `eta` (ISO 8601, None for a task that is to run now). Their sender is the app.
 
 `task_scheduled` comes with `task_id`, `task`, `eta` (ISO 8601) and `routing_key` when a message
-with an ETA ahead was sent. Its sender is the name of the task, as of Celery's own signals.
+with an ETA ahead was sent. Its sender is the name of the task, as of Celery's own signals; so are
+those of the last two.
+
+`task_late` comes with `task_id`, `eta` (ISO 8601) and `late_seconds`, by this machine's clock, in a
+worker that was given a task later after its ETA than `celery_ext.install` allows. `task_buried`
+comes with `info`, the TaskInfo of the dead letter, in the process that buried a message.
 """
 
 from __future__ import annotations
@@ -15,15 +20,26 @@ from typing import Any
 
 from celery.signals import after_task_publish
 from celery.utils.dispatch import Signal
+from celery.utils.log import get_logger
+from redis.exceptions import RedisError
 
+from kombu_delayed.errors import UNREACHABLE, DelayedError
 from kombu_delayed.message import eta_to_ms
+from kombu_delayed.store import Store, burial_listeners
+
+from .dead import DeadTask
 
 task_cancelled = Signal(name="task_cancelled", providing_args={"info"})
 task_rescheduled = Signal(name="task_rescheduled", providing_args={"task_id", "eta"})
 task_scheduled = Signal(
     name="task_scheduled", providing_args={"task_id", "task", "eta", "routing_key"}
 )
+task_late = Signal(name="task_late", providing_args={"task_id", "eta", "late_seconds"})
+task_buried = Signal(name="task_buried", providing_args={"info"})
 
+logger = get_logger(__name__)
+
+_FAILURES: tuple[type[BaseException], ...] = (DelayedError, RedisError, *UNREACHABLE)
 
 _UID = f"{__name__}.task_scheduled"
 
@@ -36,6 +52,25 @@ def others_listen(signal: Signal) -> bool:
 def watch_publishing() -> None:
     """Let `task_scheduled` be sent in this process; twice is safe."""
     after_task_publish.connect(_on_publish, weak=False, dispatch_uid=_UID)
+
+
+def watch_burials() -> None:
+    """Let `task_buried` be sent in this process; twice is safe."""
+    if _on_burial not in burial_listeners:
+        burial_listeners.append(_on_burial)
+
+
+def _on_burial(store: Store, queue: str, ids: list[str]) -> None:
+    if not task_buried.receivers:
+        return
+    try:
+        letters = store.dead_letters(queue, ids)
+    except _FAILURES as error:
+        logger.warning("Cannot tell of dead letters in queue %r: %s", queue, error)
+        return
+    for letter in letters:
+        info = DeadTask(queue, letter).info
+        task_buried.send(sender=info.task, info=info)
 
 
 def _on_publish(

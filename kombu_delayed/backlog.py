@@ -107,7 +107,8 @@ class Backlog:
         return [n for part in parts for n in self._cancel(part, whole=int(not members), reads=0)]
 
     def _cancel(self, ids: Sequence[str], whole: int, reads: int) -> list[Any]:
-        given = self.store.backlog_keys(self._keys)
+        keys = self._keys
+        given = {**self.store.backlog_keys(keys), **self.store.event_keys(keys)}
         return script("cancel")(self.store.run, **given, whole=whole, reads=reads, ids=ids)
 
     def reschedule(self, moves: Iterable[Move], *, members: bool = False) -> list[int]:
@@ -120,6 +121,7 @@ class Backlog:
             counts += script("reschedule")(
                 self.store.run,
                 **self.store.backlog_keys(self._keys),
+                **self.store.event_keys(self._keys),
                 ready=self._keys.ready,
                 now=self.store.now,
                 partition_size=self.store.partition_size,

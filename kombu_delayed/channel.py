@@ -80,6 +80,7 @@ class Channel(stock.Channel):
             limits=Limits(
                 self.options.max_deliveries, self.options.dead_limit, self.options.dead_seconds
             ),
+            event_limit=self.options.events,
         )
 
     def _client_of(self, pool: Any) -> redis.Redis:
@@ -274,7 +275,12 @@ class Channel(stock.Channel):
                 self._new_wake(),
                 self._queue_cycle,
                 self._hand_over,
-                Lease(self._lease_store(), self.options.lease_seconds, self._server()),
+                Lease(
+                    self._lease_store(),
+                    self.options.lease_seconds,
+                    self._server(),
+                    self.options.consumer_name,
+                ),
             )
             self.consumer.patience_seconds = self.patience_seconds
         return self.consumer

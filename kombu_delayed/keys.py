@@ -107,6 +107,11 @@ class QueueKeys:
         """Hash id -> JSON: why it was buried, and by whom."""
         return self._tagged("dead-reasons")
 
+    @cached_property
+    def events(self) -> str:
+        """Stream of lifecycle events."""
+        return self._tagged("events")
+
 
 def step_char(step: int) -> str:
     """A priority step as the one character that stands in front of a stored message."""

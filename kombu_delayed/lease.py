@@ -21,18 +21,21 @@ logger = get_logger(__name__)
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
-def consumer_id() -> str:
-    """A name that no other consumer has: host, process id, chance."""
-    return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+def consumer_id(name: str | None = None) -> str:
+    """What no other consumer is called: a name or else the host's, process id, chance."""
+    return f"{name or socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
 
 
 class Lease:
     """One consumer's hold on what it has not acked, over all its queues."""
 
-    def __init__(self, store: Store, seconds: float, server: Hashable = None) -> None:
+    def __init__(
+        self, store: Store, seconds: float, server: Hashable = None, name: str | None = None
+    ) -> None:
         self.store = store
         self.server = server
-        self.consumer = consumer_id()
+        self._name = name
+        self.consumer = consumer_id(name)
         self.seconds = seconds
         self.lost = False
         self.next_step_at = 0.0
@@ -86,7 +89,7 @@ class Lease:
 
     def successor(self) -> Lease:
         """A lease for the same consumer under a new name."""
-        return Lease(self.store, self.seconds, self.server)
+        return Lease(self.store, self.seconds, self.server, self._name)
 
     def step(self) -> float:
         """Renew on every queue and reclaim what others left behind; returns seconds until next."""

@@ -72,11 +72,23 @@ class Options:
         least=60,
         most=10 * 366 * 86_400,
     )
+    events: int = _option(
+        10_000,
+        "About how many lifecycle events each queue keeps, the newest, of some 120 bytes each: the "
+        "stream that reports and dashboards read. 0: none are written.",
+        most=100_000_000,
+    )
     clock_skew_warning_seconds: float = _option(
         10.0,
         "A clock that differs by more from the server's is warned of when connecting: an ETA is a "
         "time by the clock of who sends it, and due by the server's. 0: never.",
         most=86_400,
+    )
+    consumer_name: str | None = _option(
+        None,
+        "What this process is called in lists of consumers and in lifecycle events. Default: the "
+        "name of the worker where `celery_ext` is installed, else that of the host.",
+        most=200,
     )
     unsafe_server: bool = _option(
         False,
@@ -110,6 +122,13 @@ def _checked(name: str, option: Any, value: Any) -> Any:
     if isinstance(option.default, bool):
         if not isinstance(value, bool):
             raise OptionError(f"transport option {name} takes True or False, not {value!r}")
+        return value
+    if option.type.startswith("str"):
+        most = option.metadata["most"]
+        if not isinstance(value, str) or not 1 <= len(value) <= most:
+            raise OptionError(
+                f"transport option {name} takes 1 to {most} characters, not {value!r}"
+            )
         return value
     return _checked_number(name, option, value)
 

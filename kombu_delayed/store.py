@@ -31,6 +31,9 @@ LONGEST_GRACE_MS = 15_000
 #: Delayed messages that one call drops.
 PURGE_LIMIT = 5_000
 
+#: Called with store, queue and ids of dead letters when this process has buried messages.
+burial_listeners: list[Callable[[Store, str, list[str]], None]] = []
+
 
 class Scheduled(NamedTuple):
     """How many messages went where: into the backlog, to ready at once, or were there already."""
@@ -104,7 +107,8 @@ class Store:
     """The moves of the messages of one Redis database.
 
     `now` is "" for the server's clock, `+ms` for that clock set forward, or a time in milliseconds
-    since the epoch; tests move it.
+    since the epoch; tests move it. About `event_limit` lifecycle events are kept of each queue; 0:
+    none are written.
     """
 
     def __init__(
@@ -116,13 +120,16 @@ class Store:
         separator: str = SEPARATOR,
         partition_size: int = DEFAULT_PARTITION_SIZE,
         limits: Limits | None = None,
+        event_limit: int = 0,
         now: str = "",
     ) -> None:
         self.client = client
         self.run = Wire(client.connection_pool)
         self.partition_size = partition_size
         self.limits = limits or Limits()
+        self.event_limit = event_limit
         self.now = now
+        self._must_wait = True
         steps = tuple(sorted(priority_steps))
         self.keys = lru_cache(maxsize=4096)(
             lambda queue: QueueKeys(queue, prefix, steps, separator)
@@ -149,6 +156,7 @@ class Store:
         keys = self.keys(queue)
         return script("schedule"), {
             **self.backlog_keys(keys),
+            **self.event_keys(keys),
             "ready": keys.ready,
             "now": self.now,
             "partition_size": self.partition_size,
@@ -170,6 +178,7 @@ class Store:
         done, other = script("unique")(
             self.run,
             **self.backlog_keys(keys),
+            **self.event_keys(keys),
             unique=keys.unique,
             unique_due=keys.unique_due,
             ready=keys.ready,
@@ -227,6 +236,7 @@ class Store:
         answer = script("deliver")(
             self.run,
             **self._holding(keys, consumer),
+            **self.event_keys(keys),
             now=self.now,
             consumer=consumer,
             leased=int(leased),
@@ -256,22 +266,42 @@ class Store:
 
         It does not wait: `on_error` is called later where the server did not do it.
         """
-        unacked = self.keys(queue).unacked(consumer)
-        self.run.post("HDEL", unacked, *tags, on_error=on_error)
+        keys = self.keys(queue)
+        if not self.event_limit:
+            self.run.post("HDEL", keys.unacked(consumer), *tags, on_error=on_error)
+            return
+        move = script("ack")
+        given = {
+            "unacked": keys.unacked(consumer),
+            **self.event_keys(keys),
+            "consumer": consumer,
+            "tags": tags,
+        }
+        if self._must_wait:
+            move(self.run, **given)
+            self._must_wait = False
+            return
+
+        def failed() -> None:
+            self._must_wait = True  # it may have lost its scripts
+            on_error()
+
+        self.run.post("EVALSHA", move.sha, *move.pack(given), on_error=failed)
 
     def release(
         self, queue: str, consumer: str, tags: Iterable[int], *, counted: bool = False
     ) -> int:
         """Put held messages back to the heads of their lists; `counted` as a failed attempt."""
         keys = self.keys(queue)
-        last_first = sorted(tags, reverse=True)
-        return sum(
-            script("release")(
+        total = 0
+        for part in chunks(sorted(tags, reverse=True)):
+            count, *buried = script("release")(
                 self.run,
                 wake=keys.wake,
                 unacked=keys.unacked(consumer),
                 held=keys.held(consumer),
                 **self._dead(keys),
+                **self.event_keys(keys),
                 ready=keys.ready,
                 now=self.now,
                 consumer=consumer,
@@ -281,8 +311,15 @@ class Store:
                 **self._dead_bounds(),
                 tags=part,
             )
-            for part in chunks(last_first)
-        )
+            total += count
+            self._tell_of_burials(queue, buried)
+        return total
+
+    def _tell_of_burials(self, queue: str, ids: Sequence[bytes]) -> None:
+        if ids:
+            names = [id.decode(errors="surrogateescape") for id in ids]
+            for listener in burial_listeners:
+                listener(self, queue, names)
 
     def leave(self, queue: str, consumer: str) -> None:
         """Release all that `consumer` holds, pass its promise on and end its lease."""
@@ -293,6 +330,7 @@ class Store:
             left = script("leave")(
                 self.run,
                 **self._holding(keys, consumer),
+                **self.event_keys(keys),
                 held=keys.held(consumer),
                 consumer=consumer,
                 steps=keys.steps,
@@ -346,9 +384,10 @@ class Store:
         self._sort_held(keys, consumer)
         total, left = 0, 1
         while left:
-            returned, left = script("reclaim")(
+            returned, left, *buried = script("reclaim")(
                 self.run,
                 **self._holding(keys, consumer),
+                **self.event_keys(keys),
                 held=keys.held(consumer),
                 **self._dead(keys),
                 now=self.now,
@@ -359,6 +398,7 @@ class Store:
                 **self._dead_bounds(),
             )
             total += returned
+            self._tell_of_burials(queue, buried)
         return total
 
     def park(self, queue: str, consumer: str, entries: Sequence[tuple[int, str, int]]) -> int:
@@ -367,6 +407,7 @@ class Store:
         return script("park")(
             self.run,
             **self.backlog_keys(keys),
+            **self.event_keys(keys),
             unacked=keys.unacked(consumer),
             partition_size=self.partition_size,
             entries=[part for entry in entries for part in entry],
@@ -380,15 +421,18 @@ class Store:
         An empty record stands for the one that is held under the tag.
         """
         keys = self.keys(queue)
-        return script("bury")(
+        buried = script("bury")(
             self.run,
             unacked=keys.unacked(consumer),
             **self._dead(keys),
+            **self.event_keys(keys),
             now=self.now,
             consumer=consumer,
             **self._dead_bounds(),
             entries=[part for entry in entries for part in entry],
         )
+        self._tell_of_burials(queue, buried)
+        return len(buried)
 
     def dead_count(self, queue: str) -> int:
         """How many dead letters a queue has."""
@@ -421,6 +465,7 @@ class Store:
                 self.run,
                 **self.backlog_keys(keys),
                 **self._dead(keys),
+                **self.event_keys(keys),
                 ready=keys.ready,
                 due_ms=due_ms,
                 partition_size=self.partition_size,
@@ -469,6 +514,7 @@ class Store:
             partitions=keys.partitions,
             wake=keys.wake,
             armed=keys.armed,
+            events=keys.events,
             ready=keys.ready,
         )
         return count
@@ -492,6 +538,9 @@ class Store:
             "duplicates": keys.duplicates,
             "wake": keys.wake,
         }
+
+    def event_keys(self, keys: QueueKeys) -> dict[str, Any]:
+        return {"events": keys.events, "event_limit": self.event_limit}
 
     def _holding(self, keys: QueueKeys, consumer: str) -> dict[str, Any]:
         return {

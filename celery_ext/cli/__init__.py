@@ -20,6 +20,7 @@ COMMANDS = {
     "count": "tasks",
     "forecast": "forecast",
     "watch": "watch",
+    "events": "events",
     "cancel": "change",
     "reschedule": "change",
     "run-now": "change",

@@ -4,23 +4,25 @@ local unacked       = KEYS[1]            -- HASH tag -> priority step + message,
 local dead          = KEYS[2]            -- ZSET id -> time of burial
 local dead_messages = KEYS[3]            -- HASH id -> priority step + message
 local dead_reasons  = KEYS[4]            -- HASH id -> JSON: why, by whom
+local events        = KEYS[5]            -- STREAM of lifecycle events
 local now           = ARGV[1]
 local consumer      = ARGV[2]
 local dead_limit    = tonumber(ARGV[3])
 local dead_age_ms   = tonumber(ARGV[4])
-local entries       = {unpack(ARGV, 5)}  -- tag, id, reason, record (empty: the one that is held); …
--- include: clock dead
--- returns how many; O(log n) a message
+local event_limit   = tonumber(ARGV[5])  -- about so many are kept; 0: none
+local entries       = {unpack(ARGV, 6)}  -- tag, id, reason, record (empty: the one that is held); …
+-- include: clock dead events
+-- returns the dead letters that they became; O(log n) a message
 redis.call('HDEL', unacked, '')          -- a full server lets a script write that has freed memory first
-local buried = 0
+local buried = {}
 for i = 1, #entries, 4 do
   local tag, id, reason, record = entries[i], entries[i + 1], entries[i + 2], entries[i + 3]
   if record == '' then record = redis.call('HGET', unacked, tag) end
   if record then
-    local deliveries = math.min(tonumber(record:match(', ?"deliveries": ?(%d+)}$') or 0), 1e9) + 1
-    entomb(id, record, consumer, deliveries, reason)
+    local deliveries = deliveries_of(record) + 1
+    buried[#buried + 1] = entomb(id, record, consumer, deliveries, reason)
+    tell('buried', buried[#buried], record, promoted_ms(record), consumer, deliveries)
     redis.call('HDEL', unacked, tag)
-    buried = buried + 1
   end
 end
 return buried

@@ -1,14 +1,16 @@
 -- cancel: drop delayed messages.
 -- Twice is safe: what is not delayed any more stays where it is.
-local partitions = KEYS[1]            -- ZSET partition -> lower bound of its due times
-local delayed    = KEYS[2]            -- what the partitions' keys begin with
-local messages   = KEYS[3]            -- HASH id -> priority step + due_ms + message
-local duplicates = KEYS[4]            -- HASH id -> how many messages share it
-local wake       = KEYS[5]            -- ZSET token -> when to claim
-local whole      = ARGV[1]            -- 1: an id stands for all messages that share it, 0: for one member
-local reads      = ARGV[2]            -- 1: return what was dropped, 0: count it
-local ids        = {unpack(ARGV, 3)}
--- include: backlog
+local partitions  = KEYS[1]            -- ZSET partition -> lower bound of its due times
+local delayed     = KEYS[2]            -- what the partitions' keys begin with
+local messages    = KEYS[3]            -- HASH id -> priority step + due_ms + message
+local duplicates  = KEYS[4]            -- HASH id -> how many messages share it
+local wake        = KEYS[5]            -- ZSET token -> when to claim
+local events      = KEYS[6]            -- STREAM of lifecycle events
+local whole       = ARGV[1]            -- 1: an id stands for all messages that share it, 0: for one member
+local reads       = ARGV[2]            -- 1: return what was dropped, 0: count it
+local event_limit = tonumber(ARGV[3])  -- about so many are kept; 0: none
+local ids         = {unpack(ARGV, 4)}
+-- include: backlog events
 -- returns for each id how many were there, or all of {member, priority step + due_ms + message, …};
 --   O(log n) a message
 redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
@@ -21,6 +23,7 @@ for i, id in ipairs(ids) do
     local step, due_ms, message = take(member)
     if step then
       counts[i] = counts[i] + 1
+      tell('cancelled', member, message, due_ms)
       if reads == '1' then
         dropped[#dropped + 1], dropped[#dropped + 2] = member, step .. due_ms .. message
       end

@@ -1,26 +1,28 @@
 -- deliver: promote what is due, then hand ready messages to one consumer, the most urgent first.
 -- Popping and recording are one step: whoever is killed, a message is in one place.
 -- Twice is safe: what the first call handed out is found again by recover.
-local partitions = KEYS[1]            -- ZSET partition -> lower bound of its due times
-local delayed    = KEYS[2]            -- what the partitions' keys begin with
-local messages   = KEYS[3]            -- HASH id -> priority step + due_ms + message
-local duplicates = KEYS[4]            -- HASH id -> how many messages share it
-local wake       = KEYS[5]            -- ZSET token -> when to claim
-local armed      = KEYS[6]            -- STRING "due_ms consumer": who has promised to claim then
-local consumers  = KEYS[7]            -- ZSET consumer -> end of its lease
-local unacked    = KEYS[8]            -- HASH tag -> priority step + message, of this consumer
-local ready      = {unpack(KEYS, 9)}  -- LIST per priority step
-local now        = ARGV[1]
-local consumer   = ARGV[2]
-local leased     = ARGV[3]            -- 1: the caller believes that its lease lasts
-local lease_ms   = tonumber(ARGV[4])  -- 0: take without a lease, nothing will be acked
-local want       = tonumber(ARGV[5])  -- at most so many
-local tag        = tonumber(ARGV[6])  -- the first one's; the others count up
-local promotions = tonumber(ARGV[7])  -- promote at most so many
-local waits      = ARGV[8]            -- 1: the caller can come back when the next one is due
-local expires_ms = tonumber(ARGV[9])  -- of the ready lists; 0: never
-local steps      = ARGV[10]
--- include: clock ready backlog
+local partitions  = KEYS[1]             -- ZSET partition -> lower bound of its due times
+local delayed     = KEYS[2]             -- what the partitions' keys begin with
+local messages    = KEYS[3]             -- HASH id -> priority step + due_ms + message
+local duplicates  = KEYS[4]             -- HASH id -> how many messages share it
+local wake        = KEYS[5]             -- ZSET token -> when to claim
+local armed       = KEYS[6]             -- STRING "due_ms consumer": who has promised to claim then
+local consumers   = KEYS[7]             -- ZSET consumer -> end of its lease
+local unacked     = KEYS[8]             -- HASH tag -> priority step + message, of this consumer
+local events      = KEYS[9]             -- STREAM of lifecycle events
+local ready       = {unpack(KEYS, 10)}  -- LIST per priority step
+local now         = ARGV[1]
+local consumer    = ARGV[2]
+local leased      = ARGV[3]             -- 1: the caller believes that its lease lasts
+local lease_ms    = tonumber(ARGV[4])   -- 0: take without a lease, nothing will be acked
+local want        = tonumber(ARGV[5])   -- at most so many
+local tag         = tonumber(ARGV[6])   -- the first one's; the others count up
+local promotions  = tonumber(ARGV[7])   -- promote at most so many
+local waits       = ARGV[8]             -- 1: the caller can come back when the next one is due
+local expires_ms  = tonumber(ARGV[9])   -- of the ready lists; 0: never
+local steps       = ARGV[10]
+local event_limit = tonumber(ARGV[11])  -- about so many are kept; 0: none
+-- include: clock ready backlog events
 -- returns {now_ms, next due_ms if the caller shall claim then or 0, 1 if more is ready, consumers,
 --   step + message, …}, or {0} where the lease was lost
 redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
@@ -60,11 +62,13 @@ for i, list in ipairs(ready) do
       answer[#answer + 1] = record
       taken[#taken + 1], taken[#taken + 2] = tag, record
       tag = tag + 1
+      tell('delivered', nil, record, promoted_ms(record), consumer, deliveries_of(record))
     end
   end
   if expires_ms > 0 then redis.call('PEXPIRE', list, expires_ms) end
   more = more or (want <= #taken / 2 and redis.call('EXISTS', list) == 1)
 end
+if expires_ms > 0 then redis.call('PEXPIRE', events, expires_ms) end
 if lease_ms > 0 then
   for i = 1, #taken, 2000 do redis.call('HSET', unacked, unpack(taken, i, math.min(i + 1999, #taken))) end
 end

@@ -7,9 +7,11 @@ local messages       = KEYS[3]            -- HASH id -> priority step + due_ms +
 local duplicates     = KEYS[4]            -- HASH id -> how many messages share it
 local wake           = KEYS[5]            -- ZSET token -> when to claim
 local unacked        = KEYS[6]            -- HASH tag -> priority step + message, of this consumer
+local events         = KEYS[7]            -- STREAM of lifecycle events
 local partition_size = tonumber(ARGV[1])
-local entries        = {unpack(ARGV, 2)}  -- tag, id, due_ms; …
--- include: backlog
+local event_limit    = tonumber(ARGV[2])  -- about so many are kept; 0: none
+local entries        = {unpack(ARGV, 3)}  -- tag, id, due_ms; …
+-- include: backlog events
 -- returns how many; O(log n) a message
 redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
 local before = earliest()
@@ -22,6 +24,7 @@ for i = 1, #entries, 3 do
     put(id, due_ms, record, partition_size)
     redis.call('HDEL', unacked, tag)
     parked = parked + 1
+    tell('scheduled', id, record, due_ms)
     if not first or due_ms < first then first = due_ms end
   end
 end

@@ -12,7 +12,8 @@ local held           = KEYS[9]             -- ZSET tag -> tag, while they are gi
 local dead           = KEYS[10]            -- ZSET id -> time of burial
 local dead_messages  = KEYS[11]            -- HASH id -> priority step + message
 local dead_reasons   = KEYS[12]            -- HASH id -> JSON: why, by whom
-local ready          = {unpack(KEYS, 13)}  -- LIST per priority step
+local events         = KEYS[13]            -- STREAM of lifecycle events
+local ready          = {unpack(KEYS, 14)}  -- LIST per priority step
 local now            = ARGV[1]
 local consumer       = ARGV[2]             -- the dead one
 local steps          = ARGV[3]
@@ -20,16 +21,18 @@ local limit          = tonumber(ARGV[4])
 local max_deliveries = tonumber(ARGV[5])   -- 0: any number
 local dead_limit     = tonumber(ARGV[6])
 local dead_age_ms    = tonumber(ARGV[7])
--- include: clock ready unacked backlog announce dead poison
--- returns {messages put back or buried, messages it still holds}; {0, 0} where the lease lasts
+local event_limit    = tonumber(ARGV[8])   -- about so many are kept; 0: none
+-- include: clock ready events unacked backlog announce dead poison
+-- returns {messages put back or buried, messages it still holds, the dead letters that some became …};
+--   {0, 0} where the lease lasts
 local lease_end_ms = redis.call('ZSCORE', consumers, consumer)
 if lease_end_ms and tonumber(lease_end_ms) > now_ms then return {0, 0} end
 redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
 redis.call('ZADD', consumers, 0, consumer)  -- from here on it is dead, though it may wake up between two calls
 local before = redis.call('HLEN', unacked)
-local left = give_back_some(limit, 1, is_poison)
-if left > 0 then return {before - left, left} end
+local left = give_back_some(limit, 1, 'reclaimed', is_poison)
+if left > 0 then return {before - left, left, unpack(buried)} end
 if (redis.call('GET', armed) or ''):match(' (.*)$') == consumer then redis.call('DEL', armed) end
 redis.call('ZREM', consumers, consumer)
 announce_all()
-return {before, 0}
+return {before, 0, unpack(buried)}

@@ -6,7 +6,8 @@ local held           = KEYS[3]            -- ZSET tag -> tag, while they are giv
 local dead           = KEYS[4]            -- ZSET id -> time of burial
 local dead_messages  = KEYS[5]            -- HASH id -> priority step + message
 local dead_reasons   = KEYS[6]            -- HASH id -> JSON: why, by whom
-local ready          = {unpack(KEYS, 7)}  -- LIST per priority step
+local events         = KEYS[7]            -- STREAM of lifecycle events
+local ready          = {unpack(KEYS, 8)}  -- LIST per priority step
 local now            = ARGV[1]
 local consumer       = ARGV[2]
 local steps          = ARGV[3]
@@ -14,8 +15,9 @@ local counted        = tonumber(ARGV[4])  -- 1: this was an attempt, 0: it never
 local max_deliveries = tonumber(ARGV[5])  -- 0: any number
 local dead_limit     = tonumber(ARGV[6])
 local dead_age_ms    = tonumber(ARGV[7])
-local tags           = {unpack(ARGV, 8)}
--- include: clock ready unacked dead poison
--- returns how many; O(log n) a message
+local event_limit    = tonumber(ARGV[8])  -- about so many are kept; 0: none
+local tags           = {unpack(ARGV, 9)}
+-- include: clock ready events unacked dead poison
+-- returns {how many, the dead letters that some became …}; O(log n) a message
 redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
-return give_back(tags, counted, counted > 0 and is_poison)
+return {give_back(tags, counted, 'released', counted > 0 and is_poison), unpack(buried)}

@@ -1,19 +1,21 @@
 -- replay: give dead letters another try, with their deliveries counted anew.
 -- Twice is safe: what is not dead any more stays where it is.
-local partitions     = KEYS[1]            -- ZSET partition -> lower bound of its due times
-local delayed        = KEYS[2]            -- what the partitions' keys begin with
-local messages       = KEYS[3]            -- HASH id -> priority step + due_ms + message
-local duplicates     = KEYS[4]            -- HASH id -> how many messages share it
-local wake           = KEYS[5]            -- ZSET token -> when to claim
-local dead           = KEYS[6]            -- ZSET id -> time of burial
-local dead_messages  = KEYS[7]            -- HASH id -> priority step + message
-local dead_reasons   = KEYS[8]            -- HASH id -> JSON: why, by whom
-local ready          = {unpack(KEYS, 9)}  -- LIST per priority step
-local due_ms         = tonumber(ARGV[1])  -- 0: now
+local partitions     = KEYS[1]             -- ZSET partition -> lower bound of its due times
+local delayed        = KEYS[2]             -- what the partitions' keys begin with
+local messages       = KEYS[3]             -- HASH id -> priority step + due_ms + message
+local duplicates     = KEYS[4]             -- HASH id -> how many messages share it
+local wake           = KEYS[5]             -- ZSET token -> when to claim
+local dead           = KEYS[6]             -- ZSET id -> time of burial
+local dead_messages  = KEYS[7]             -- HASH id -> priority step + message
+local dead_reasons   = KEYS[8]             -- HASH id -> JSON: why, by whom
+local events         = KEYS[9]             -- STREAM of lifecycle events
+local ready          = {unpack(KEYS, 10)}  -- LIST per priority step
+local due_ms         = tonumber(ARGV[1])   -- 0: now
 local partition_size = tonumber(ARGV[2])
 local steps          = ARGV[3]
-local ids            = {unpack(ARGV, 4)}
--- include: ready backlog
+local event_limit    = tonumber(ARGV[4])   -- about so many are kept; 0: none
+local ids            = {unpack(ARGV, 5)}
+-- include: ready backlog events
 -- returns how many; O(log n) a message
 local before = earliest()
 local count = 0
@@ -29,6 +31,7 @@ for _, id in ipairs(ids) do
     redis.call('ZREM', dead, id)
     redis.call('HDEL', dead_messages, id)
     redis.call('HDEL', dead_reasons, id)
+    tell('replayed', id, record, due_ms > 0 and due_ms or '')
     count = count + 1
   end
 end

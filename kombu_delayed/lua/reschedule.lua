@@ -5,13 +5,15 @@ local delayed        = KEYS[2]            -- what the partitions' keys begin wit
 local messages       = KEYS[3]            -- HASH id -> priority step + due_ms + message
 local duplicates     = KEYS[4]            -- HASH id -> how many messages share it
 local wake           = KEYS[5]            -- ZSET token -> when to claim
-local ready          = {unpack(KEYS, 6)}  -- LIST per priority step
+local events         = KEYS[6]            -- STREAM of lifecycle events
+local ready          = {unpack(KEYS, 7)}  -- LIST per priority step
 local now            = ARGV[1]
 local partition_size = tonumber(ARGV[2])
 local steps          = ARGV[3]
 local whole          = ARGV[4]            -- 1: an id stands for all messages that share it, 0: for one member
-local entries        = {unpack(ARGV, 5)}  -- id, due_ms (or +delay_ms), eta in ISO 8601 (or empty); …
--- include: clock ready backlog
+local event_limit    = tonumber(ARGV[5])  -- about so many are kept; 0: none
+local entries        = {unpack(ARGV, 6)}  -- id, due_ms (or +delay_ms), eta in ISO 8601 (or empty); …
+-- include: clock ready backlog events
 -- returns how many were moved, for each id; O(log n) a message
 redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
 local before = earliest()
@@ -34,6 +36,7 @@ local function move_to(member, due_ms, eta)
   local step, old_ms, message = parts_of(kept)
   if not step then return 0 end
   message = with_eta(message, eta)
+  tell('rescheduled', member, message, due_ms)
   if due_ms <= now_ms then
     take(member)
     redis.call('LPUSH', list_for(step), string.format('{"due_ms":%.0f,', due_ms) .. message:sub(2))

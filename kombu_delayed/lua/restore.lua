@@ -5,9 +5,11 @@ local delayed        = KEYS[2]            -- what the partitions' keys begin wit
 local messages       = KEYS[3]            -- HASH id -> priority step + due_ms + message
 local duplicates     = KEYS[4]            -- HASH id -> how many messages share it
 local wake           = KEYS[5]            -- ZSET token -> when to claim
+local events         = KEYS[6]            -- STREAM of lifecycle events
 local partition_size = tonumber(ARGV[1])
-local entries        = {unpack(ARGV, 2)}  -- member, priority step + due_ms + message; …
--- include: backlog
+local event_limit    = tonumber(ARGV[2])  -- about so many are kept; 0: none
+local entries        = {unpack(ARGV, 3)}  -- member, priority step + due_ms + message; …
+-- include: backlog events
 -- returns {restored, already there}; O(log n) a message
 local before = earliest()
 local first
@@ -38,6 +40,7 @@ for i = 1, #entries, 2 do
   if put_back(entries[i], entries[i + 1], due_ms) then
     if not first or due_ms < first then first = due_ms end
     counts[1] = counts[1] + 1
+    tell('scheduled', entries[i], entries[i + 1], due_ms)
   else
     counts[2] = counts[2] + 1
   end

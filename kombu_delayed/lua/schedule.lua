@@ -5,13 +5,15 @@ local delayed        = KEYS[2]            -- what the partitions' keys begin wit
 local messages       = KEYS[3]            -- HASH id -> priority step + due_ms + message
 local duplicates     = KEYS[4]            -- HASH id -> how many messages share it
 local wake           = KEYS[5]            -- ZSET token -> when to claim
-local ready          = {unpack(KEYS, 6)}  -- LIST per priority step
+local events         = KEYS[6]            -- STREAM of lifecycle events
+local ready          = {unpack(KEYS, 7)}  -- LIST per priority step
 local now            = ARGV[1]
 local partition_size = tonumber(ARGV[2])
 local steps          = ARGV[3]
 local expires_ms     = tonumber(ARGV[4])  -- of the ready lists; 0: never
-local entries        = {unpack(ARGV, 5)}  -- id, due_ms (or +delay_ms), priority step + message; …
--- include: clock ready backlog
+local event_limit    = tonumber(ARGV[5])  -- about so many are kept; 0: none
+local entries        = {unpack(ARGV, 6)}  -- id, due_ms (or +delay_ms), priority step + message; …
+-- include: clock ready backlog events
 -- returns {delayed, ready, already there}; O(log n) a message
 local before = earliest()
 local first
@@ -29,10 +31,12 @@ for i = 1, #entries, 3 do
   elseif put(id, due_ms, record, partition_size, is_relative) then
     if not first or due_ms < first then first = due_ms end
     counts[1] = counts[1] + 1
+    tell('scheduled', id, record, due_ms)
   else
     counts[3] = counts[3] + 1
   end
 end
 if first then announce_due(first, before) end
+if expires_ms > 0 then redis.call('PEXPIRE', events, expires_ms) end
 if counts[2] > 0 then announce_ready() end
 return counts

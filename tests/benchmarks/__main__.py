@@ -17,6 +17,7 @@ from tests.benchmarks import (
     bookkeeping,
     bulk,
     bursts,
+    events,
     idle,
     lateness,
     memory,
@@ -38,6 +39,7 @@ GROUPS = (
     memory,
     recovery,
     bulk,
+    events,
 )
 BENCHMARKS: dict[str, Benchmark] = {each.name: each for g in GROUPS for each in g.BENCHMARKS}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import struct
 import time
@@ -15,6 +16,8 @@ from celery.signals import worker_ready
 
 _LINE = struct.Struct("<qdd")
 BROKER, LEDGER = "BENCHMARK_BROKER", "BENCHMARK_LEDGER"
+#: Transport options, as JSON.
+OPTIONS = "BENCHMARK_OPTIONS"
 QUEUE = "celery"
 
 
@@ -28,7 +31,11 @@ class Start(NamedTuple):
 
 def create_app(broker_url: str) -> Celery:
     app = Celery("benchmarks", broker=broker_url, set_as_current=False)
-    app.conf.update(task_ignore_result=True, broker_connection_retry_on_startup=True)
+    app.conf.update(
+        task_ignore_result=True,
+        broker_connection_retry_on_startup=True,
+        broker_transport_options=json.loads(os.environ.get(OPTIONS, "{}")),
+    )
     ledger = -1
 
     @app.task(name="work", shared=False)

@@ -84,13 +84,18 @@ class Rig:
     def redis(self) -> redis.Redis:
         return self.server.client()
 
-    def start_worker(self, *arguments: str, url: str | None = None) -> Worker:
+    def start_worker(
+        self,
+        *arguments: str,
+        url: str | None = None,
+        environment: dict[str, str] | None = None,
+    ) -> Worker:
         """Start a prefork worker with two processes; it is not ready yet."""
         ledger = self.directory / f"worker-{len(self.workers) + 1}.ledger"
         log = ledger.with_suffix(".log")
         command = ["celery", "-A", "tests.benchmarks.app", "worker", "-c", "2"]
         command += ["-n", f"{ledger.stem}@benchmarks", "--without-mingle", *arguments]
-        environment = {BROKER: url or self.url(), LEDGER: str(ledger)}
+        environment = {BROKER: url or self.url(), LEDGER: str(ledger), **(environment or {})}
         worker = Worker(self.start(*command, environment=environment, log=log), ledger, log)
         self.workers.append(worker)
         return worker

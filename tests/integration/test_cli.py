@@ -283,6 +283,55 @@ def test_watch_of_nothing(empty: Cli) -> None:
     assert "Next" not in empty.text("watch", "--times", "1")
 
 
+def test_events(cli: Cli) -> None:
+    cli.backlog.reschedule("one", countdown=HOUR)
+    cli.backlog.cancel("two")
+    text = cli.text("events")
+    lines = text.splitlines()
+    assert len(lines) == 6
+    assert re.fullmatch(
+        r"\d\d-\d\d \d\d:\d\d:\d\d rescheduled app.send_mail one in celery due \d\d-\d\d .*",
+        lines[-2],
+    )
+    assert "cancelled   app.send_mail two in mail" in lines[-1]
+    assert cli.text("events", "--limit", "2").splitlines() == lines[-2:]
+    assert len(cli.text("events", "-Q", "mail").splitlines()) == 3
+    assert len(cli.text("events", "--id", "one", "--limit", "0").splitlines()) == 2
+    last = json.loads(cli("events", "--limit", "1", "--json").stdout)
+    assert (last["event"], last["id"], last["queue"]) == ("cancelled", "two", "mail")
+    assert last["at_ms"] > 1.7e12
+    assert last["worker"] == ""
+
+
+def test_events_of_a_worker(cli: Cli) -> None:
+    store = cli.backlog.store
+    store.now = "+90000000"
+    store.deliver("celery", "w1@box:1:ab", 9, 1, lease_ms=1000)
+    store.now = "+95000000"
+    store.reclaim("celery", "w1@box:1:ab")
+    assert cli.text("events", "--limit", "1").rstrip().endswith("by w1@box, 1 in vain")
+
+
+def test_no_events(empty: Cli) -> None:
+    assert "No events are kept." in empty("events").stderr
+    assert empty("events").exit_code == 1
+
+
+def test_events_as_they_come(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = iter([lambda: cli.backlog.cancel("one"), lambda: None])
+
+    def sleep(seconds: float) -> None:
+        next(looks, _interrupt)()
+
+    monkeypatch.setattr("celery_ext.cli.events.time.sleep", sleep)
+    lines = cli.text("events", "--limit", "1", "--follow").splitlines()
+    assert [line.split()[2] for line in lines] == ["scheduled", "cancelled"]
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
+
+
 # Changing one task, or some.
 
 

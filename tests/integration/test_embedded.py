@@ -146,7 +146,7 @@ def test_server_survives_its_starter_and_the_signals_of_its_group(
     starter = starters[0]
     pid = start_server_in(starter)
     os.killpg(starter.pid, number)
-    assert starter.wait(10) != 0
+    assert starter.wait(60) != 0
     assert running_pid(directory) == pid
     assert os.getsid(pid) != starter.pid
 
@@ -157,7 +157,7 @@ def test_server_survives_the_normal_exit_of_its_starter(
     starter = starters[0]
     pid = start_server_in(starter)
     say(starter)
-    assert starter.wait(10) == 0
+    assert starter.wait(60) == 0
     assert running_pid(directory) == pid
 
 

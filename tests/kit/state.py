@@ -31,8 +31,9 @@ __all__ = [
 
 
 def all_keys(client: redis.Redis) -> list[str]:
-    """Return every key of the database, sorted."""
-    return sorted(key.decode() for key in client.keys("*"))
+    """Return every key of the database but those of lifecycle events, sorted."""
+    keys = (key.decode() for key in client.keys("*"))
+    return sorted(key for key in keys if not key.endswith("}:events"))
 
 
 def state(client: redis.Redis) -> dict[str, Value]:

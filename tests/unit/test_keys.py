@@ -14,6 +14,7 @@ NAMES = {
     "wake": "{q}:wake",
     "armed": "{q}:armed",
     "consumers": "{q}:consumers",
+    "events": "{q}:events",
     "dead": "{q}:dead",
     "dead_messages": "{q}:dead-messages",
     "dead_reasons": "{q}:dead-reasons",

@@ -43,10 +43,12 @@ def test_options_are_taken() -> None:
         "delayed_max_deliveries": 3,
         "delayed_dead_limit": 10,
         "delayed_dead_seconds": 3600,
+        "delayed_events": 500,
         "delayed_clock_skew_warning_seconds": 0.5,
+        "delayed_consumer_name": "mailer",
         "delayed_unsafe_server": True,
     }
-    assert Options.parse(given) == Options(90, 0.5, 0, 64, 1, 3, 10, 3600, 0.5, True)
+    assert Options.parse(given) == Options(90, 0.5, 0, 64, 1, 3, 10, 3600, 500, 0.5, "mailer", True)
     assert len(given) == len(fields(Options))
 
 
@@ -79,11 +81,12 @@ def test_misspelt_option_is_refused_with_a_suggestion(name: str, meant: str) -> 
 
 def test_unknown_option_is_refused_with_the_list() -> None:
     with pytest.raises(OptionError) as caught:
-        Options.parse({"delayed_zzz": 1})
+        Options.parse({"delayed_qqqqqqqqqqqq": 1})
     assert str(caught.value) == (
-        "unknown transport option 'delayed_zzz'; there are "
-        "delayed_clock_skew_warning_seconds, delayed_dead_limit, delayed_dead_seconds, "
-        "delayed_lease_seconds, delayed_max_deliveries, delayed_partition_size, "
+        "unknown transport option 'delayed_qqqqqqqqqqqq'; there are "
+        "delayed_clock_skew_warning_seconds, delayed_consumer_name, delayed_dead_limit, "
+        "delayed_dead_seconds, delayed_events, delayed_lease_seconds, "
+        "delayed_max_deliveries, delayed_partition_size, "
         "delayed_poll_seconds, delayed_promote_batch, delayed_reconnect_seconds, "
         "delayed_unsafe_server"
     )

@@ -19,4 +19,5 @@ local function entomb(id, record, consumer, deliveries, reason)
   forget_dead(redis.call('ZRANGEBYSCORE', dead, '-inf', now_ms - dead_age_ms, 'LIMIT', 0, 1000))
   local excess = redis.call('ZCARD', dead) - dead_limit
   if excess > 0 then forget_dead(redis.call('ZRANGE', dead, 0, math.min(excess, 1000) - 1)) end
+  return member
 end

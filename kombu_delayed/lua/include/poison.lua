@@ -11,9 +11,13 @@ local function id_of(message)
   return redis.sha1hex(message)
 end
 
+local buried = {}
+
 local function is_poison(record, deliveries)
   if max_deliveries == 0 or deliveries < max_deliveries then return false end
   local message = record:sub(2)
-  entomb(id_of(message), record, consumer, deliveries, 'delivered ' .. deliveries .. ' times without success')
+  local reason = 'delivered ' .. deliveries .. ' times without success'
+  buried[#buried + 1] = entomb(id_of(message), record, consumer, deliveries, reason)
+  tell('buried', buried[#buried], record, promoted_ms(record), consumer, deliveries)
   return true
 end

@@ -1,0 +1,95 @@
+"""Reads what has happened to messages, from the streams that the moves write.
+
+Each queue has one, capped at the transport option `delayed_events`. docs/events.md is its format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import DelayedError
+from .store import Store
+
+#: The version of the format that is read here, and that the scripts write.
+VERSION = 1
+
+EVENTS = (
+    "scheduled",
+    "rescheduled",
+    "cancelled",
+    "delivered",
+    "acked",
+    "released",
+    "reclaimed",
+    "buried",
+    "replayed",
+)
+
+PAGE_SIZE = 1_000
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that has happened to a message.
+
+    `stream_id` orders the events of a queue. Times are ms since the epoch by the server's clock;
+    `due_ms` is None for a message that was never delayed. `deliveries` counts those in vain.
+    """
+
+    stream_id: str
+    event: str
+    queue: str
+    id: str
+    task: str
+    tenant: str
+    due_ms: int | None
+    consumer: str
+    deliveries: int
+
+    @property
+    def at_ms(self) -> int:
+        """When it has happened."""
+        return int(self.stream_id.partition("-")[0])
+
+    @property
+    def worker(self) -> str:
+        """The worker whose consumer it was, or the host where the worker has not named itself."""
+        return self.consumer.rsplit(":", 2)[0]
+
+    @classmethod
+    def of(cls, queue: str, entry: Sequence[Any]) -> Event:
+        """Read an entry of a stream. Raises DelayedError for a version that is not known here."""
+        stream_id, flat = entry
+        texts = [part.decode(errors="replace") for part in flat]
+        fields = dict(zip(texts[::2], texts[1::2], strict=True))
+        if fields.get("v") != str(VERSION):
+            raise DelayedError(
+                f"lifecycle event {stream_id.decode()} of queue {queue!r} has version "
+                f"{fields.get('v')!r}, and {VERSION} is what is known here: update kombu-delayed"
+            )
+        return cls(
+            stream_id.decode(),
+            fields["event"],
+            queue,
+            fields["id"],
+            fields["task"],
+            fields["tenant"],
+            int(fields["due_ms"]) if fields["due_ms"] else None,
+            fields["consumer"],
+            int(fields["deliveries"]),
+        )
+
+
+def read(store: Store, queue: str, after: str = "-", count: int = PAGE_SIZE) -> list[Event]:
+    """The events of a queue after a stream id, the oldest first; "-": all that are kept."""
+    start = after if after == "-" else f"({after}"
+    found = store.run("XRANGE", store.keys(queue).events, start, "+", "COUNT", count)
+    return [Event.of(queue, entry) for entry in found]
+
+
+def newest(store: Store, queue: str, count: int = 1) -> list[Event]:
+    """The last events of a queue, the oldest of them first."""
+    found = store.run("XREVRANGE", store.keys(queue).events, "+", "-", "COUNT", count)
+    return [Event.of(queue, entry) for entry in reversed(found)]

@@ -1,0 +1,15 @@
+-- ack: forget messages that a consumer is done with, and tell of it.
+-- Twice is safe: what is not held any more stays as it is.
+local unacked     = KEYS[1]            -- HASH tag -> priority step + message, of this consumer
+local events      = KEYS[2]            -- STREAM of lifecycle events
+local consumer    = ARGV[1]
+local event_limit = tonumber(ARGV[2])  -- about so many are kept; 0: none
+local tags        = {unpack(ARGV, 3)}
+-- include: events
+-- returns how many; O(1) a message
+local records = redis.call('HMGET', unacked, unpack(tags))
+local count = redis.call('HDEL', unacked, unpack(tags))
+for _, record in ipairs(records) do
+  if record then tell('acked', nil, record, promoted_ms(record), consumer, deliveries_of(record)) end
+end
+return count

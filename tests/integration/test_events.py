@@ -1,0 +1,182 @@
+"""Lifecycle events of real workers, and the signals of late and of buried tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from celery.contrib.testing.worker import start_worker
+from celery.exceptions import Reject
+from celery.signals import setup_logging
+
+from celery_ext import install
+from celery_ext.signals import task_buried, task_late
+from kombu_delayed.events import Event
+from kombu_delayed.store import Limits, Store
+from tests.kit.extended import Bench, extended
+from tests.kit.servers import Server
+from tests.kit.wait import wait_until
+
+
+@pytest.fixture
+def bench(server: Server, tmp_path: Path) -> Iterator[Bench]:
+    with extended(server, tmp_path) as bench:
+        yield bench
+
+
+@contextmanager
+def worker_in_this_process(bench: Bench) -> Iterator[None]:
+    """A worker that leaves the process's logging alone."""
+
+    def leave(**_: Any) -> None:
+        return
+
+    setup_logging.connect(leave)
+    try:
+        with start_worker(bench.app, perform_ping_check=False):
+            yield
+    finally:
+        setup_logging.disconnect(leave)
+
+
+def of(bench: Bench, id: str) -> list[Event]:
+    return list(bench.app.delayed.events(task_id=id))
+
+
+def names(bench: Bench, id: str) -> list[str]:
+    return [event.event for event in of(bench, id)]
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+def test_a_worker_tells_under_its_name(bench: Bench, pool: str) -> None:
+    bench.send("a", countdown=0.5, headers={"tenant": "acme"})
+    bench.app.send_task("record", task_id="b")
+    with bench.worker("w1", pool=pool):
+        wait_until(lambda: names(bench, "a")[-1] == "acked" == names(bench, "b")[-1], "both ran")
+    assert names(bench, "a") == ["scheduled", "delivered", "acked"]
+    assert names(bench, "b") == ["delivered", "acked"]
+    scheduled, delivered, acked = of(bench, "a")
+    assert scheduled.due_ms == delivered.due_ms == acked.due_ms
+    assert scheduled.at_ms < scheduled.due_ms <= delivered.at_ms <= acked.at_ms  # type: ignore[operator]
+    assert (delivered.task, delivered.tenant, delivered.queue) == ("record", "acme", "celery")
+    assert delivered.worker == acked.worker == "w1@test"
+
+
+def test_what_a_user_does_is_told(bench: Bench) -> None:
+    bench.send("a")
+    bench.app.delayed.reschedule("a", countdown=7200)
+    bench.app.delayed.cancel("a")
+    assert names(bench, "a") == ["scheduled", "rescheduled", "cancelled"]
+
+
+def test_only_what_is_new(bench: Bench) -> None:
+    bench.send("a")
+    (first,) = bench.app.delayed.events()
+    bench.send("b")
+    bench.send("c", queue="mail")
+    after = {"celery": first.stream_id}
+    assert [event.id for event in bench.app.delayed.events(after=after)] == ["b", "c"]
+    assert [event.id for event in bench.app.delayed.events("mail")] == ["c"]
+
+
+@pytest.mark.parametrize(("limit", "keys"), [(0, 0), (5, 1)])
+def test_the_option(
+    limit: int, keys: int, server: Server, tmp_path: Path, client: redis.Redis
+) -> None:
+    with extended(server, tmp_path) as bench:
+        bench.app.conf.broker_transport_options = {"delayed_events": limit}
+        bench.send("a")
+        assert len(client.keys("*:events")) == keys  # type: ignore[arg-type]
+
+
+def test_streams_do_not_outlive_the_queues_of_workers(bench: Bench, client: redis.Redis) -> None:
+    """The queues of a worker's own replies and commands leave none behind."""
+    with bench.worker():
+        bench.wait_for_answers()
+        assert bench.app.control.inspect().ping()
+    left: Any = client.keys("*:events")
+    assert [key for key in left if client.pttl(key) == -1] in ([], [b"{celery}:events"])
+
+
+# Signals.
+
+
+def test_a_task_that_comes_late(bench: Bench) -> None:
+    install(bench.app, late_seconds=100)
+    late: list[dict[str, Any]] = []
+
+    def listen(**given: Any) -> None:
+        late.append(given)
+
+    eta = datetime.now(timezone.utc) - timedelta(seconds=200)
+    for id, seconds in (("late", 0), ("soon", 150)):
+        bench.app.send_task("noop", task_id=id, eta=eta + timedelta(seconds=seconds))
+    bench.app.send_task("noop", task_id="now")
+    task_late.connect(listen)
+    try:
+        with worker_in_this_process(bench):
+            bench.result("now").get(timeout=20)
+    finally:
+        task_late.disconnect(listen)
+    (given,) = late
+    assert (given["sender"], given["task_id"], given["eta"]) == ("noop", "late", eta.isoformat())
+    assert 200 <= given["late_seconds"] < 260
+
+
+def test_a_task_that_is_buried(bench: Bench) -> None:
+    @bench.app.task(name="refuse", acks_late=True, shared=False)
+    def refuse() -> None:
+        raise Reject("no", requeue=False)
+
+    buried: list[dict[str, Any]] = []
+
+    def listen(**given: Any) -> None:
+        buried.append(given)
+
+    task_buried.connect(listen)
+    try:
+        refuse.apply_async(task_id="a", countdown=0.1)
+        with worker_in_this_process(bench):
+            wait_until(lambda: buried, "it is buried")
+    finally:
+        task_buried.disconnect(listen)
+    (given,) = buried
+    assert given["sender"] == given["info"].task == "refuse"
+    assert (given["info"].id, given["info"].state, given["info"].reason) == (
+        "a",
+        "dead",
+        "rejected",
+    )
+    assert names(bench, "a") == ["scheduled", "delivered", "buried"]
+
+
+def test_a_broken_connection_when_telling_of_a_burial_stops_nothing(
+    bench: Bench, store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.app.send_task("noop", task_id="a")
+    real = bench.app.delayed.store.over(store.client)
+    real.limits = Limits(max_deliveries=1)
+    real.deliver("celery", "me", 1, 1, lease_ms=30_000)
+
+    def broken(*_: Any) -> Any:
+        raise redis.ConnectionError("gone")
+
+    monkeypatch.setattr(Store, "dead_letters", broken)
+    heard: list[Any] = []
+
+    def listen(**given: Any) -> None:
+        heard.append(given)
+
+    task_buried.connect(listen)
+    try:
+        assert real.release("celery", "me", [1], counted=True) == 1
+    finally:
+        task_buried.disconnect(listen)
+    assert heard == []
+    assert "Cannot tell of dead letters in queue 'celery': gone" in caplog.text

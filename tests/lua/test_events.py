@@ -1,0 +1,270 @@
+"""What each move tells in the stream of lifecycle events."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import redis
+
+from kombu_delayed.backlog import Backlog, Move
+from kombu_delayed.errors import DelayedError
+from kombu_delayed.events import Event, newest, read
+from kombu_delayed.store import Entry, Limits, Store, burial_listeners
+from tests.kit.state import all_keys
+
+CONSUMER = "w1@host:7:abcd"
+
+
+@pytest.fixture
+def store(client: redis.Redis) -> Store:
+    return Store(client, event_limit=1000, now="1000")
+
+
+def task(id: str, due: int | str = "", **headers: Any) -> Entry:
+    """A message as Celery's, whose body looks like headers."""
+    headers = {"lang": "py", "task": "mail.send", "id": id, **headers}
+    body = json.dumps({"id": "no", "task": "no", "tenant": "no"})
+    content = {"body": body, "headers": headers, "properties": {"delivery_tag": "tag"}}
+    return Entry(id, 0, json.dumps(content), str(due))
+
+
+def told(store: Store, queue: str = "q") -> list[tuple[Any, ...]]:
+    found = read(store, queue)
+    assert all(event.queue == queue for event in found)
+    return [(event.event, event.id, event.due_ms, event.deliveries) for event in found]
+
+
+def deliver(store: Store, want: int = 10, tag: int = 1, lease_ms: int = 30_000) -> None:
+    store.deliver("q", CONSUMER, want, tag, lease_ms=lease_ms)
+
+
+def fail() -> None:
+    pytest.fail("an ack has failed")
+
+
+def test_the_life_of_a_delayed_message(store: Store) -> None:
+    store.schedule("q", [task("a", 2000, tenant="acme")])
+    Backlog(store, "q").reschedule([Move("a", "3000", "2000-01-01T00:00:00+00:00")])
+    store.now = "3000"
+    deliver(store)
+    store.ack("q", CONSUMER, [1], fail)
+    assert told(store) == [
+        ("scheduled", "a", 2000, 0),
+        ("rescheduled", "a", 3000, 0),
+        ("delivered", "a", 3000, 0),
+        ("acked", "a", 3000, 0),
+    ]
+    found = read(store, "q")
+    assert {(event.task, event.tenant) for event in found} == {("mail.send", "acme")}
+    assert [event.consumer for event in found] == ["", "", CONSUMER, CONSUMER]
+    assert found[-1].worker == "w1@host"
+    server_ms = int(store.run("TIME")[0]) * 1000
+    assert all(abs(event.at_ms - server_ms) < 60_000 for event in found)
+
+
+def test_a_message_that_was_never_delayed(store: Store) -> None:
+    store.publish("q", [task("a")])
+    store.schedule("q", [task("b", 500)])
+    deliver(store)
+    assert told(store) == [("delivered", "a", None, 0), ("delivered", "b", None, 0)]
+
+
+def test_attempts(store: Store) -> None:
+    store.publish("q", [task("a")])
+    deliver(store)
+    store.release("q", CONSUMER, [1], counted=True)
+    deliver(store, tag=2)
+    store.now = "40000"
+    store.reclaim("q", CONSUMER)
+    store.deliver("q", "other", 10, 1, lease_ms=30_000)
+    store.leave("q", "other")
+    assert told(store) == [
+        ("delivered", "a", None, 0),
+        ("released", "a", None, 1),
+        ("delivered", "a", None, 1),
+        ("reclaimed", "a", None, 2),
+        ("delivered", "a", None, 2),
+        ("released", "a", None, 2),
+    ]
+    assert [event.consumer for event in read(store, "q")] == [CONSUMER] * 4 + ["other"] * 2
+
+
+def test_ends(store: Store) -> None:
+    store.limits = Limits(max_deliveries=1)
+    store.schedule("q", [task("a", 2000), task("b", 2000), task("c", 5000), task("c", 6000, n=1)])
+    store.now = "3000"
+    deliver(store)
+    store.bury("q", CONSUMER, [(1, "a", "rejected", b"")])
+    store.release("q", CONSUMER, [2], counted=True)
+    store.replay("q", ["a"])
+    store.replay("q", ["b"], 9000)
+    Backlog(store, "q").cancel(["c", "nobody"])
+    assert told(store)[4:] == [
+        ("delivered", "a", 2000, 0),
+        ("delivered", "b", 2000, 0),
+        ("buried", "a", 2000, 1),
+        ("buried", "b", 2000, 1),
+        ("replayed", "a", None, 0),
+        ("replayed", "b", 9000, 0),
+        ("cancelled", "c", 6000, 0),
+        ("cancelled", "c", 5000, 0),
+    ]
+
+
+def test_what_a_stock_producer_sent_too_early_is_scheduled_by_whom_it_meets(store: Store) -> None:
+    store.publish("q", [task("a")])
+    deliver(store)
+    store.park("q", CONSUMER, [(1, "a", 8000)])
+    assert told(store)[1:] == [("scheduled", "a", 8000, 0)]
+
+
+@pytest.mark.parametrize(
+    ("conflict", "due", "then"),
+    [
+        ("refuse", 3000, []),
+        ("replace", 3000, [("cancelled", "a", 2000, 0), ("scheduled", "b", 3000, 0)]),
+        ("debounce", 3000, [("rescheduled", "a", 3000, 0)]),
+        ("debounce", 500, [("rescheduled", "a", 500, 0)]),
+        ("replace", 500, [("cancelled", "a", 2000, 0)]),
+        ("retry", 3000, [("scheduled", "b", 3000, 0)]),
+        ("retry", 500, []),
+    ],
+)
+def test_unique(conflict: str, due: int, then: list[Any], store: Store) -> None:
+    store.schedule_unique("q", task("a", 2000), "k", "refuse")
+    store.schedule_unique("q", task("b", due), "k", conflict)
+    assert told(store) == [("scheduled", "a", 2000, 0), *then]
+
+
+def test_twice_is_told_once(store: Store) -> None:
+    for _ in range(2):
+        store.schedule("q", [task("a", 2000)])
+    store.now = "3000"
+    deliver(store)
+    for _ in range(2):
+        store.ack("q", CONSUMER, [1], fail)
+        store.release("q", CONSUMER, [1])
+        store.bury("q", CONSUMER, [(1, "a", "rejected", b"")])
+    assert [event for event, *_ in told(store)] == ["scheduled", "delivered", "acked"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "tenant"),
+    [
+        ({}, ""),
+        ({"tenant": None}, ""),
+        ({"tenant": 7}, "7"),
+        ({"tenant": "a,b}"}, "a,b}"),
+        ({"tenant": 'say "hi"\\'}, 'say "hi"\\'),
+        ({"tenant": "caf\u00e9"}, "caf\u00e9"),
+        ({"tenant": {"a": 1}}, ""),
+    ],
+)
+def test_tenants(headers: dict[str, Any], tenant: str, store: Store) -> None:
+    store.schedule("q", [task("a", 2000, **headers)])
+    (event,) = read(store, "q")
+    assert event.tenant == tenant
+
+
+@pytest.mark.parametrize(
+    ("text", "id"),
+    [
+        ('{"headers": {"id": "h"}, "properties": {"message_id": "m"}}', "h"),
+        ('{"headers":{"id":"h"},"properties":{}}', "h"),
+        ('{"properties": {"message_id": "m", "delivery_tag": "t"}}', "m"),
+        ('{"properties": {"delivery_tag": "t"}}', "t"),
+        ("no JSON at all", ""),
+        ('{"headers": "\\\\"id\\\\": "', ""),
+        ('{"id": {"headers": [1', ""),
+    ],
+)
+def test_ids_of_all_kinds_of_messages(text: str, id: str, store: Store) -> None:
+    store.publish("q", [Entry("a", 0, text)])
+    deliver(store)
+    (event,) = read(store, "q")
+    assert event.id == id
+    store.release("q", CONSUMER, [1])
+    assert len(read(store, "q")) == 2
+
+
+def test_nothing_is_told_unless_asked(client: redis.Redis) -> None:
+    store = Store(client, now="1000")
+    store.schedule("q", [task("a", 2000)])
+    store.now = "3000"
+    deliver(store)
+    store.ack("q", CONSUMER, [1], fail)
+    assert "{q}:events" not in [key.decode() for key in client.keys("*")]
+
+
+def test_the_stream_has_a_bound(client: redis.Redis) -> None:
+    store = Store(client, now="1000", event_limit=200)
+    for n in range(1000):
+        store.schedule("q", [task(f"{n}", 2000)])
+    kept = read(store, "q")
+    assert 200 <= len(kept) <= 300
+    assert [event.id for event in newest(store, "q", 2)] == ["998", "999"]
+    assert read(store, "q", kept[-2].stream_id) == kept[-1:]
+
+
+def test_events_of_a_queue_that_expires_go_with_it(store: Store, client: redis.Redis) -> None:
+    store.publish("q", [task("a")], 60_000)
+    store.deliver("q", CONSUMER, 1, 1, lease_ms=30_000, expires_ms=60_000)
+    assert 0 < client.pttl("{q}:events") <= 60_000  # type: ignore[operator]
+
+
+def test_events_of_a_queue_that_is_deleted_go_with_it(store: Store, client: redis.Redis) -> None:
+    store.schedule("q", [task("a", 2000)])
+    store.delete("q")
+    assert client.keys("*") == []
+
+
+def test_another_key_in_the_streams_place_stops_no_move(store: Store, client: redis.Redis) -> None:
+    client.set("{q}:events", "mine")
+    store.schedule("q", [task("a", 500)])
+    deliver(store)
+    store.ack("q", CONSUMER, [1], fail)
+    store.run("PING")
+    assert all_keys(client) == ["{q}:consumers"]
+
+
+def test_acks_of_a_server_that_has_lost_its_scripts(store: Store, client: redis.Redis) -> None:
+    failed: list[int] = []
+    store.publish("q", [task(f"{n}") for n in range(3)])
+    deliver(store)
+    store.ack("q", CONSUMER, [1], fail)
+    client.script_flush()
+    store.ack("q", CONSUMER, [2], lambda: failed.append(2))
+    store.run("PING")
+    assert failed == [2]
+    store.ack("q", CONSUMER, [2, 3], fail)
+    assert [event.id for event in newest(store, "q", 3)] == ["0", "1", "2"]
+    assert all_keys(client) == ["{q}:consumers"]
+
+
+def test_burials_are_told_to_who_listens(store: Store) -> None:
+    store.limits = Limits(max_deliveries=1)
+    store.publish("q", [task("a"), task("b"), task("c"), task("c")])
+    deliver(store)
+    heard: list[Any] = []
+
+    def listen(*given: Any) -> None:
+        heard.append(given)
+
+    burial_listeners.append(listen)
+    try:
+        store.bury("q", CONSUMER, [(1, "a", "rejected", b""), (9, "z", "rejected", b"")])
+        store.release("q", CONSUMER, [2], counted=True)
+        store.release("q", CONSUMER, [9])
+        store.now = "40000"
+        store.reclaim("q", CONSUMER)
+    finally:
+        burial_listeners.remove(listen)
+    assert heard == [(store, "q", ["a"]), (store, "q", ["b"]), (store, "q", ["c", "c\x1f4"])]
+    assert len(store.dead_letters("q", ["a", "b", "c", "c\x1f4"])) == 4
+
+
+def test_an_event_of_a_later_version_is_refused() -> None:
+    with pytest.raises(DelayedError, match=r"7-0 of queue 'q' has version '2', and 1 is what"):
+        Event.of("q", [b"7-0", [b"v", b"2", b"what", b"else"]])
