@@ -204,9 +204,17 @@ class _Restore:
 
     def _messages(self, queue: str, fields: Iterator[bytes]) -> Iterator[tuple[Any, ...]]:
         store, move = self._store, script("restore")
-        keys = {**store.backlog_keys(store.keys(queue)), **store.event_keys(store.keys(queue))}
+        keys = store.keys(queue)
+        given = {
+            **store.backlog_keys(keys),
+            **store.event_keys(keys),
+            "unique": keys.unique,
+            "unique_due": keys.unique_due,
+            "partition_size": store.partition_size,
+            "now": store.now,
+        }
         while part := list(islice(fields, 2 * RESTORE_LIMIT)):
-            yield whole(move, {**keys, "partition_size": store.partition_size, "entries": part})
+            yield whole(move, {**given, "entries": part})
 
     def _letters(self, queue: str, fields: Iterator[bytes]) -> Iterator[tuple[Any, ...]]:
         keys, move = self._store.keys(queue), script("restore_dead")

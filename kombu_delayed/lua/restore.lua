@@ -6,10 +6,13 @@ local messages       = KEYS[3]            -- HASH id -> priority step + due_ms +
 local duplicates     = KEYS[4]            -- HASH id -> how many messages share it
 local wake           = KEYS[5]            -- ZSET token -> when to claim
 local events         = KEYS[6]            -- STREAM of lifecycle events
+local unique         = KEYS[7]            -- HASH key -> id of the delayed message with it
+local unique_due     = KEYS[8]            -- ZSET key -> when that one was due last
 local partition_size = tonumber(ARGV[1])
 local event_limit    = tonumber(ARGV[2])  -- about so many are kept; 0: none
-local entries        = {unpack(ARGV, 3)}  -- member, priority step + due_ms + message; …
--- include: backlog events
+local now            = ARGV[3]
+local entries        = {unpack(ARGV, 4)}  -- member, priority step + due_ms + message; …
+-- include: clock backlog events unique
 -- returns {restored, already there}; O(log n) a message
 local before = earliest()
 local first
@@ -19,25 +22,35 @@ local function without_eta(record)
   return (record:gsub('"eta": ?"[^"\\]*"', '', 1))
 end
 
--- Returns whether it was not there.
+-- Unless another one has taken its key meanwhile. A retry holds off nobody.
+local function claim_key(member, record, due_ms)
+  local key, retries = text_of(record, 'delayed_unique'), text_of(record, 'retries')
+  if key == '' or (retries ~= '' and retries ~= '0') then return end
+  local other = redis.call('HGET', unique, key)
+  if not other or redis.call('HEXISTS', messages, other) == 0 then remember(key, member, due_ms) end
+end
+
+-- Returns what the backlog calls it now, or nil where it was there.
 local function put_back(member, kept, due_ms)
   local id, n = member:match('^(.*)\31(%d+)$')
   if redis.call('HSETNX', messages, member, kept) == 0 then
     local there = redis.call('HGET', messages, member)
-    if there == kept then return false end
+    if there == kept then return nil end
     local step, _, message = parts_of(kept)
-    if same(without_eta(there), without_eta(step .. message)) then return false end
-    return put(id or member, due_ms, step .. message, partition_size, false) ~= nil
+    if same(without_eta(there), without_eta(step .. message)) then return nil end
+    return put(id or member, due_ms, step .. message, partition_size, false)
   end
   index(member, due_ms, partition_size)
   local highest = id and tonumber(redis.call('HGET', duplicates, id) or 1)
   if id and tonumber(n) > highest and tonumber(n) < 1e6 then redis.call('HSET', duplicates, id, n) end
-  return true
+  return member
 end
 
 for i = 1, #entries, 2 do
   local due_ms = tonumber(entries[i + 1]:match('^.(%d+)'))
-  if put_back(entries[i], entries[i + 1], due_ms) then
+  local member = put_back(entries[i], entries[i + 1], due_ms)
+  if member then
+    claim_key(member, entries[i + 1], due_ms)
     if not first or due_ms < first then first = due_ms end
     counts[1] = counts[1] + 1
     tell('scheduled', entries[i], entries[i + 1], due_ms)

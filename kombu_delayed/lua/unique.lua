@@ -20,9 +20,8 @@ local id             = ARGV[7]
 local due            = ARGV[8]             -- ms since the epoch, or + and ms from now
 local record         = ARGV[9]             -- priority step + message
 local event_limit    = tonumber(ARGV[10])  -- about so many are kept; 0: none
--- include: clock ready backlog events
+-- include: clock ready backlog events unique
 -- returns {'stored', 'refused', 'replaced' or 'pushed', id of the other one or ''}; O(log n)
-local KEPT_AFTER_MS = 30 * 86400000
 local before = earliest()
 local due_ms = tonumber(due)
 if due:sub(1, 1) == '+' then due_ms = now_ms + due_ms end
@@ -32,7 +31,7 @@ local function forget(which)
   redis.call('ZREM', unique_due, which)
 end
 
--- Messages leave the backlog without a look at their keys: what is past is cleared a little each time.
+-- What is past is cleared a little each time.
 local function clear_past()
   for _, old in ipairs(redis.call('ZRANGEBYSCORE', unique_due, '-inf', now_ms, 'LIMIT', 0, 10)) do
     local kept = redis.call('HGET', messages, redis.call('HGET', unique, old) or '')
@@ -43,15 +42,6 @@ local function clear_past()
       forget(old)
     end
   end
-end
-
-local function remember(member, at_ms)
-  redis.call('HSET', unique, key, member)
-  redis.call('ZADD', unique_due, at_ms, key)
-  local last_ms = redis.call('ZRANGE', unique_due, -1, -1, 'WITHSCORES')[2]
-  local in_ms = string.format('%.0f', math.max(last_ms - now_ms, 0) + KEPT_AFTER_MS)
-  redis.call('PEXPIRE', unique, in_ms)
-  redis.call('PEXPIRE', unique_due, in_ms)
 end
 
 -- Returns what the backlog calls the message, or nil where it is due and so ready.
@@ -95,7 +85,7 @@ elseif kept then
 end
 local stored = place(event, id, due_ms, step, message)
 if stored then
-  remember(stored, due_ms)
+  remember(key, stored, due_ms)
 else
   forget(key)
 end

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from celery import Celery
 
 from celery_ext import BulkError, BulkReport, Delayed
@@ -59,6 +60,27 @@ def test_a_conflict_that_is_none(app: Celery, delayed: Delayed) -> None:
     with pytest.raises(OptionError, match="refuse, replace, debounce, not 'drop'"):
         app.send_task("record", countdown=60, headers=wrong)
     assert ids(delayed) == []
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_restored_task_holds_its_key_again(
+    taken: bool, app: Celery, delayed: Delayed, client: redis.Redis, tmp_path: Path
+) -> None:
+    for id, key in (("a", "k"), ("b", 'say "k2"')):
+        app.send_task("record", task_id=id, countdown=60, headers=unique_headers(key))
+    app.send_task("record", task_id="r", countdown=60, headers=unique_headers("k3"), retries=1)
+    delayed.backup(tmp_path / "file")
+    client.flushall()
+    if taken:
+        app.send_task("record", task_id="c", countdown=60, headers=unique_headers("k"))
+    for _ in range(2):
+        delayed.restore(tmp_path / "file")
+    for key, other in (("k", "c" if taken else "a"), ('say "k2"', "b")):
+        with pytest.raises(AlreadyDelayed) as caught:
+            app.send_task("record", countdown=60, headers=unique_headers(key))
+        assert caught.value.task_id == other
+    app.send_task("record", task_id="d", countdown=60, headers=unique_headers("k3"))
+    assert set(ids(delayed)) == {"a", "b", "d", "r"} | ({"c"} if taken else set())
 
 
 def test_base_class(app: Celery, delayed: Delayed) -> None:
