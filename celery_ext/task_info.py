@@ -100,6 +100,8 @@ class TaskInfo:
         found = _TASK.search(self.message)
         if found is None:
             return ""
+        if b"\\" not in found[1]:
+            return str(found[1], errors="replace")
         try:
             return str(json.loads(b'"' + found[1] + b'"'))
         except ValueError:
