@@ -27,7 +27,7 @@ from .errors import QueryError
 from .plan import Plan
 from .progress import Progress
 from .query import Query
-from .revoked import store_revoked
+from .revoked import keeps_results, store_revoked
 from .task_info import TaskInfo
 from .times import LATEST_MS, from_ms, from_now_ms, to_ms
 
@@ -120,7 +120,12 @@ class Delayed:
         """Drop several tasks as `cancel` does; returns the ids of those that were delayed."""
         wanted = [*dict.fromkeys(task_ids)]
         gone: set[str] = set()
+        is_told = bool(signals.task_cancelled.receivers) or keeps_results(self.app)
         for name in self._where(queue, lambda: len(gone) == len(wanted)):
+            if not is_told:
+                counts = self.backlog(name).cancel(wanted)
+                gone.update(id for id, count in zip(wanted, counts, strict=True) if count)
+                continue
             for waiting in self.backlog(name).take(wanted):
                 gone.add(waiting.id)
                 self._was_cancelled(TaskInfo.waiting(name, waiting))

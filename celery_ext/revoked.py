@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from celery import Celery
-from celery.app.task import Context
+from celery.app.task import Context, Task
 from celery.backends.base import DisabledBackend
 from celery.states import READY_STATES
 from celery.utils.log import get_logger
@@ -14,6 +14,16 @@ from .body import read_body
 from .task_info import TaskInfo
 
 logger = get_logger(__name__)
+
+
+def keeps_results(app: Celery) -> bool:
+    """Whether the app, or a task of its own accord, has a result backend."""
+    if not isinstance(app.backend, DisabledBackend):
+        return True
+    return any(
+        task._backend is not None or type(task).backend is not Task.backend
+        for task in app.tasks.values()
+    )
 
 
 def store_revoked(app: Celery, info: TaskInfo) -> None:

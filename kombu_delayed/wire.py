@@ -28,11 +28,12 @@ IDLE_SECONDS = 0.1
 
 def pack(command: Sequence[Any]) -> bytes:
     """A command for the wire. redis-py checks each part of it, and cuts it into small ones."""
-    parts = [b"*%d\r\n" % len(command)]
+    parts = [b"*%d" % len(command)]
     for each in command:
         raw = each if type(each) is bytes else str(each).encode()
-        parts += (b"$%d\r\n" % len(raw), raw, b"\r\n")
-    return b"".join(parts)
+        parts += (b"$%d" % len(raw), raw)
+    parts.append(b"")
+    return b"\r\n".join(parts)
 
 
 class Wire:

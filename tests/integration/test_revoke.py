@@ -59,6 +59,37 @@ def test_ids(ids: Any, bench: Bench) -> None:
     assert {id for id in "abc" if bench.result(id).state == "REVOKED"} == gone
 
 
+@pytest.mark.parametrize("way", ["class", "attribute"])
+def test_only_one_task_has_a_result_backend(way: str, bench: Bench) -> None:
+    settings = Settings(bench.settings.broker_url)
+    with make_app(settings) as app:
+        own = bench.app.backend
+
+        @app.task(name="kept", shared=False, **({"backend": own} if way == "class" else {}))
+        def kept() -> None: ...
+
+        if way == "attribute":
+            kept.backend = own
+        delayed = install(app)
+        kept.apply_async(task_id="a", countdown=60)
+        app.send_task("record", task_id="b", countdown=60)
+        assert delayed.cancel_ids(["a", "b", "x"]) == {"a", "b"}
+        delayed.close()
+    assert bench.result("a").state == "REVOKED"
+    assert bench.result("b").state == "PENDING"
+
+
+def test_without_a_result_backend(server: Server) -> None:
+    with make_app(Settings(f"delayed+{server.url}")) as app:
+        delayed = install(app)
+        for id, queue in (("a", "celery"), ("b", "mail"), ("b", "mail"), ("c", "mail")):
+            app.send_task("record", args=(queue,), task_id=id, countdown=60, queue=queue)
+        assert delayed.cancel_ids(["a", "x", "b"]) == {"a", "b"}
+        assert not delayed.cancel("a")
+        assert [info.id for info in delayed.find()] == ["c"]
+        delayed.close()
+
+
 def test_terminate(bench: Bench) -> None:
     bench.send("a")
     bench.app.control.terminate("a")
