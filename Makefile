@@ -1,15 +1,15 @@
 # make demo     delayed tasks on a bundled server, in the terminal
 # make test     every test that takes seconds       (PYTEST_ARGS="-k lease -x")
 # make check    ruff, mypy, import contracts, generated reference pages
-# make bench    benchmarks, beside the stock transport    (BENCH_ARGS="publish --quick")
-# make chaos    kill workers at random              (MINUTES=10 SEED=7)
+# make bench    all benchmarks, into docs/benchmarks.md   (BENCH_ARGS="publish --quick")
+# make chaos    kill workers at random, ours and stock    (MINUTES=10 SEED=7)
 # make matrix   tests on every Python found, oldest and newest dependencies
 #                                                   (PYTHONS="3.11 3.13" SETS=oldest)
 # make docs     the documentation, into site/
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
-BENCH_ARGS ?=
+BENCH_ARGS ?= --write docs/benchmarks.md
 MINUTES ?= 5
 SEED ?= 1
 

@@ -21,7 +21,7 @@ from kombu_delayed.errors import translate
 from kombu_delayed.scripts import script
 from kombu_delayed.store import CALL_LIMIT, Store
 
-from .backup_file import DEAD, MESSAGES, VERSION, Block, Writer, blocks, writing
+from .backup_file import DEAD, MAGIC, MESSAGES, VERSION, Block, Writer, blocks, writing
 from .progress import Progress, reporting
 
 if TYPE_CHECKING:
@@ -161,13 +161,24 @@ def restore(
         return _Restore(delayed.store, queue, done).run(path)
 
 
-def inspect(path: FilePath) -> dict[str, Any]:
-    """Check a file; what its header and its end say. Raises as `restore` does."""
+def inspect(path: FilePath, progress: Progress | None = None) -> dict[str, Any]:
+    """Check a file; what its header and its end say, and `counts` of both kinds by queue.
+
+    `progress` is called with a number of bytes. Raises as `restore` does.
+    """
     facts: dict[str, Any] = {}
+    counts: dict[str, dict[str, int]] = {}
+    told = progress or (lambda count: None)
+    told(len(MAGIC))
     for block in blocks(path):
-        if block.kind not in (MESSAGES, DEAD):
+        if block.kind in (MESSAGES, DEAD):
+            kind = "messages" if block.kind == MESSAGES else "dead"
+            found = counts.setdefault(block.queue, {"messages": 0, "dead": 0})
+            found[kind] += block.items
+        else:
             facts |= block.facts()
-    return facts
+        told(block.size_bytes)
+    return {**facts, "counts": counts}
 
 
 class _Restore:

@@ -41,6 +41,19 @@ class Block:
     items: int
     content: bytes
 
+    @property
+    def queue(self) -> str:
+        """The name of the queue; the rest is not unpacked for it."""
+        unpacker = zlib.decompressobj()
+        (length,) = _NUMBER.unpack(unpacker.decompress(self.content, _NUMBER.size))
+        name = unpacker.decompress(unpacker.unconsumed_tail, length) if length else b""
+        return name.decode(errors="surrogateescape")
+
+    @property
+    def size_bytes(self) -> int:
+        """How much of the file it takes."""
+        return _HEAD.size + _NUMBER.size + len(self.content)
+
     def fields(self) -> Iterator[bytes]:
         """The name of the queue, and then two fields a message or three a dead letter."""
         data, at = zlib.decompress(self.content), 0

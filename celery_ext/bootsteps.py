@@ -25,21 +25,29 @@ class Inspection(bootsteps.Step):
         super().__init__(parent, **kwargs)
 
 
+class WorkerName(str):
+    """A consumer's name that no user has chosen."""
+
+    __slots__ = ()
+
+
 class Names(bootsteps.Step):
     """Lets the broker call the worker's consumers by its name."""
 
     def __init__(self, parent: Any, **kwargs: Any) -> None:
         super().__init__(parent, **kwargs)
-        conf = parent.app.conf
-        name = {"delayed_consumer_name": parent.hostname}
-        conf.broker_transport_options = {**name, **conf.broker_transport_options}
+        conf, option = parent.app.conf, "delayed_consumer_name"
+        options = dict(conf.broker_transport_options)
+        # An earlier worker in this process may have left its own.
+        if isinstance(options.get(option), (WorkerName, type(None))):
+            conf.broker_transport_options = {**options, option: WorkerName(parent.hostname)}
 
 
-class Lateness(bootsteps.Step):
+class Lateness(bootsteps.StartStopStep):
     """Lets `task_late` be sent."""
 
-    def __init__(self, parent: Any, **kwargs: Any) -> None:
-        super().__init__(parent, **kwargs)
+    def start(self, parent: Any) -> None:
+        """Listen to what this worker receives."""
         self._late_seconds = parent.app.delayed.late_seconds
         task_received.connect(self._on_received, sender=parent, weak=False)
 

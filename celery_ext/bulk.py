@@ -16,7 +16,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from kombu_delayed.batch import Outbox
 from kombu_delayed.errors import translate
-from kombu_delayed.store import Entry
+from kombu_delayed.store import Entry, Store, UniqueOutcome
 
 from .errors import BulkError
 from .gathering import Gathered, Gathering
@@ -69,29 +69,40 @@ def schedule_many(
     *,
     batch: int = 1000,
     progress: bool | Progress | None = None,
+    store: Store | None = None,
+    on_refused: Callable[[Refused], None] | None = None,
 ) -> BulkReport:
     """Send a task for each row, as `apply_async` or `send_task` would, `batch` rows at a time.
 
     A row is a signature or (task or its name, args, kwargs, eta, options), of which the last ones
     may be left out. Rows are read as they are sent, and in order. A row that cannot be sent is
     refused and stops no other. `progress` is called with a number of rows, or True for a bar on
-    the terminal. Raises BulkError where the broker fails.
+    the terminal. `store` takes the messages instead of the broker's own. `on_refused` is given
+    each refused row before the next one is read, and the report then only counts them. Raises
+    BulkError where the broker fails.
     """
     if batch < 1:
         raise ValueError(f"schedule_many takes a batch of at least 1 row, not {batch!r}")
-    bulk = _Bulk(delayed, batch)
+    bulk = _Bulk(delayed, batch, store, on_refused)
     with reporting(progress, rows, "scheduling") as done:
         return bulk.run(rows, done)
 
 
 class _Bulk:
-    def __init__(self, delayed: Delayed, batch: int) -> None:
+    def __init__(
+        self,
+        delayed: Delayed,
+        batch: int,
+        store: Store | None = None,
+        on_refused: Callable[[Refused], None] | None = None,
+    ) -> None:
         self.app: Celery = delayed.app
         self.batch = batch
         self.report = BulkReport()
         self._sent = 0
-        store, channel = delayed.store, delayed.connection.default_channel
-        self._outbox = Outbox(store, channel.global_keyprefix, self._count)
+        self._on_refused = on_refused
+        own, channel = delayed.store, delayed.connection.default_channel
+        self._outbox = Outbox(store or own, channel.global_keyprefix, self._count)
         self._gathering = Gathering(self.app, channel)
         self._templates: dict[Any, Template | int] = {}
         self._is_stock = _is_stock(self.app)
@@ -156,8 +167,10 @@ class _Bulk:
     def _refuse(self, number: int, error: Exception) -> None:
         report = self.report
         report.refused += 1
-        if len(report.refusals) < REFUSED_SIZE:
-            kind = "" if isinstance(error, RowError) else f"{type(error).__name__}: "
+        kind = "" if isinstance(error, RowError) else f"{type(error).__name__}: "
+        if self._on_refused is not None:
+            self._on_refused(Refused(number, f"{kind}{error}"))
+        elif len(report.refusals) < REFUSED_SIZE:
             report.refusals.append(Refused(number, f"{kind}{error}"))
 
     def _add_call(self, call: Call) -> None:
@@ -190,11 +203,17 @@ class _Bulk:
     def _put(self, messages: list[Gathered]) -> None:
         for verb, given in messages:
             if verb == "sent":
-                self.report.delayed += 1
+                self._count_unique(*given)
             elif verb == "publish":
                 self._outbox.publish(*given)
             else:
                 self._schedule(*given)
+
+    def _count_unique(self, outcome: UniqueOutcome) -> None:
+        report, state = self.report, outcome.state
+        report.delayed += state == "delayed"
+        report.ready += state == "ready"
+        report.already += state == "already"
 
     def _schedule(self, queue: str, entry: Entry, expires_ms: int) -> None:
         # Also what is for now: the messages of a queue stay in order if all go one way.

@@ -33,6 +33,7 @@ class DeadTask:
             consumer=letter.consumer,
             reason=letter.reason,
             member=letter.id,
+            counted=letter.deliveries,
         )
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
+from itertools import chain
 from typing import Any
 
 from celery import Celery
@@ -96,17 +97,22 @@ class Delayed:
 
     # One task.
 
-    def get(self, task_id: str, queue: str | None = None) -> TaskInfo | None:
+    def get(
+        self, task_id: str, queue: str | None = None, *, progress: Progress | None = None
+    ) -> TaskInfo | None:
         """What is known of a task that is delayed, dead, ready or unacked, in this order.
 
-        None: the broker does not have it. What is ready or unacked is found by reading all of it.
+        None: the broker does not have it. What is ready or unacked is found by reading all of it;
+        `progress` is called with the number of messages that were read.
         """
-        names = self._names(queue)
-        for look in (lookup_by_id, lookup_by_reading):
-            for name in names:
-                for found in look(self.store, name, task_id):
-                    return TaskInfo.of(found)
-        return None
+        names, store = self._names(queue), self.store
+        by_id = (found for name in names for found in lookup_by_id(store, name, task_id))
+        by_reading = (
+            found
+            for name in names
+            for found in lookup_by_reading(store, name, task_id, progress or (lambda count: None))
+        )
+        return next((TaskInfo.of(found) for found in chain(by_id, by_reading)), None)
 
     def cancel(self, task_id: str, queue: str | None = None) -> bool:
         """Drop a delayed task; True if it was delayed and is gone now.
@@ -128,10 +134,11 @@ class Delayed:
                 continue
             for waiting in self.backlog(name).take(wanted):
                 gone.add(waiting.id)
-                self._was_cancelled(TaskInfo.waiting(name, waiting))
+                self.was_cancelled(TaskInfo.waiting(name, waiting))
         return gone
 
-    def _was_cancelled(self, info: TaskInfo) -> None:
+    def was_cancelled(self, info: TaskInfo) -> None:
+        """Tell the result backend and the signal's receivers of a task that was dropped."""
         store_revoked(self.app, info)
         signals.task_cancelled.send(sender=self.app, info=info)
 
@@ -202,7 +209,7 @@ class Delayed:
             dropped = self.backlog(queue).cancel([info.member for info in infos], members=True)
             for info, count in zip(infos, dropped, strict=True):
                 if count:
-                    self._was_cancelled(info)
+                    self.was_cancelled(info)
             return sum(dropped)
 
         return self._change(query, cancel, dry_run, progress)

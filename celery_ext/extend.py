@@ -6,6 +6,7 @@ from celery import Celery
 
 from .bootsteps import REQUEST, Inspection, Lateness, Names, OwnRequests
 from .delayed import Delayed
+from .displaced import watch_sending
 from .ids import use_ids
 from .signals import watch_burials, watch_publishing
 
@@ -20,8 +21,11 @@ def install(app: Celery, *, task_ids: str | None = None, late_seconds: float = 6
     `task_ids="uuid7"` gives the tasks of this process ids that sort by the time of sending. Call it
     where the app is made, so that workers do as well. Twice is safe.
     """
+    if task_ids is not None:
+        use_ids(task_ids)
     if not isinstance(getattr(app, "delayed", None), Delayed):
         app.delayed = Delayed(app)
+        watch_sending(app.delayed)
     app.delayed.late_seconds = late_seconds
     app.control_cls = "celery_ext.control:Control"
     app.__dict__.pop("control", None)
@@ -29,6 +33,4 @@ def install(app: Celery, *, task_ids: str | None = None, late_seconds: float = 6
     app.Task.Request = REQUEST
     watch_publishing()
     watch_burials()
-    if task_ids is not None:
-        use_ids(task_ids)
     return app.delayed

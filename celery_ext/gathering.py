@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 from celery import Celery
 
 from kombu_delayed.channel import Channel
-from kombu_delayed.message import unique_key
+
+from .outcomes import hearing
 
 #: The producer of the call that is going on in this context.
 _current: ContextVar[Any] = ContextVar("producer", default=None)
@@ -19,8 +20,8 @@ class Gathered(NamedTuple):
     """What a channel would send.
 
     `verb` is "schedule" or "put" with a queue, an entry and the queue's expiry in ms as `given`, or
-    "publish" with a topic and a text; or "sent" for a message with a unique key, which a channel
-    sends at once, since the answer decides.
+    "publish" with a topic and a text; or "sent" with the outcome for a message with a unique key,
+    which a channel sends at once, since the answer decides.
     """
 
     verb: str
@@ -43,9 +44,9 @@ class Gathering:
     def basic_publish(self, message: Any, exchange: str, routing_key: str, **kwargs: Any) -> Any:
         """Route one message."""
         kwargs["_publish_batch"] = self
-        if unique_key(message):
-            self._messages.append(Gathered("sent", ()))
-        found = self._channel.basic_publish(message, exchange, routing_key, **kwargs)
+        with hearing() as sent:
+            found = self._channel.basic_publish(message, exchange, routing_key, **kwargs)
+        self._messages += [Gathered("sent", (each.outcome,)) for each in sent]
         if self._at_once is not None:
             self._at_once(self._messages)
             self._messages = []

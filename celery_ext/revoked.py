@@ -17,8 +17,11 @@ logger = get_logger(__name__)
 
 
 def keeps_results(app: Celery) -> bool:
-    """Whether the app, or a task of its own accord, has a result backend."""
-    if not isinstance(app.backend, DisabledBackend):
+    """Whether the app, or a task of its own accord, has a result backend, if only a broken one."""
+    try:
+        if not isinstance(app.backend, DisabledBackend):
+            return True
+    except Exception:  # whatever a backend needs that is not there: `store_revoked` tells of it
         return True
     return any(
         task._backend is not None or type(task).backend is not Task.backend

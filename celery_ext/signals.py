@@ -9,7 +9,8 @@ those of the last two.
 
 `task_late` comes with `task_id`, `eta` (ISO 8601) and `late_seconds`, by this machine's clock, in a
 worker that was given a task later after its ETA than `celery_ext.install` allows. `task_buried`
-comes with `info`, the TaskInfo of the dead letter, in the process that buried a message.
+comes with `info`, the TaskInfo of the dead letter, in the process that buried a message, in a
+thread that does nothing else.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ from celery.utils.dispatch import Signal
 from celery.utils.log import get_logger
 from redis.exceptions import RedisError
 
+from kombu_delayed import burials
 from kombu_delayed.errors import UNREACHABLE, DelayedError
 from kombu_delayed.message import eta_to_ms
-from kombu_delayed.store import Store, burial_listeners
+from kombu_delayed.store import Store
 
 from .dead import DeadTask
+from .outcomes import was_pushed
 
 task_cancelled = Signal(name="task_cancelled", providing_args={"info"})
 task_rescheduled = Signal(name="task_rescheduled", providing_args={"task_id", "eta"})
@@ -56,8 +59,8 @@ def watch_publishing() -> None:
 
 def watch_burials() -> None:
     """Let `task_buried` be sent in this process; twice is safe."""
-    if _on_burial not in burial_listeners:
-        burial_listeners.append(_on_burial)
+    if _on_burial not in burials.listeners:
+        burials.listeners.append(_on_burial)
 
 
 def _on_burial(store: Store, queue: str, ids: list[str]) -> None:
@@ -77,7 +80,9 @@ def _on_publish(
     sender: str, headers: Mapping[str, Any], routing_key: str = "", **kwargs: Any
 ) -> None:
     eta = headers.get("eta")
-    if eta is not None and task_scheduled.receivers and _is_ahead(eta):
+    if eta is None or not task_scheduled.receivers or was_pushed(str(headers.get("id"))):
+        return
+    if _is_ahead(eta):
         task_scheduled.send(
             sender=sender,
             task_id=headers.get("id"),

@@ -38,6 +38,8 @@ class TaskInfo:
     reason: str = ""
     #: What the backlog calls it: its id, or more where several tasks share one.
     member: str = field(default="", repr=False)
+    #: Deliveries as a dead letter's note counts them; None: the message says it.
+    counted: int | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, found: Found) -> TaskInfo:
@@ -50,6 +52,7 @@ class TaskInfo:
             found.due_ms,
             found.consumer,
             found.reason,
+            counted=found.deliveries,
         )
 
     @classmethod
@@ -130,6 +133,8 @@ class TaskInfo:
     @property
     def deliveries(self) -> int:
         """How often it was given to a worker before, in vain."""
+        if self.counted is not None:
+            return self.counted
         found = _DELIVERIES.search(self.message)
         return int(found[1]) if found else 0
 

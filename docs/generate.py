@@ -28,8 +28,10 @@ def options_page() -> str:
     ]
     for each in fields(Options):
         least, most = each.metadata["least"], each.metadata["most"]
-        default = "from the server" if each.default is None else f"`{each.default}`"
+        is_text = str(each.type).startswith("str")
+        default = f"`{each.default}`" if each.default is not None else "see there"
         span = "`True`, `False`" if isinstance(each.default, bool) else f"{least:g} to {most:g}"
+        span = f"up to {most:g} characters" if is_text else span
         lines.append(f"| `{PREFIX}{each.name}` | {default} | {span} | {each.metadata['meaning']} |")
     return "\n".join(lines) + "\n"
 

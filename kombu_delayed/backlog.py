@@ -20,6 +20,9 @@ PAGE_BYTES = 1_000_000
 #: Partitions that one call counts.
 FORECAST_LIMIT = 2_000
 
+#: Keys that only a queue has.
+_KINDS = "(?:partitions|messages|wake|consumers|unacked:.*|dead|dead-messages|events)"
+
 #: Later than any due time.
 NEVER_MS = 2**53
 
@@ -173,11 +176,12 @@ def scan(store: Store, prefix: str, pattern: str = "*") -> Iterator[bytes]:
 
 
 def queues(store: Store) -> set[str]:
-    """The queues that have messages, dead letters or consumers, found by looking at all keys."""
+    """The queues that have messages, dead letters, consumers or events.
+
+    They are found by looking at the names of all keys; a ready list's is like any other.
+    """
     prefix = store.keys("").prefix
-    known = re.compile(
-        re.escape(prefix) + r"\{(.+)\}:(?:partitions|wake|dead|consumers)", re.DOTALL
-    )
+    known = re.compile(re.escape(prefix) + r"\{(.+)\}:" + _KINDS, re.DOTALL)
     matches = (
         known.fullmatch(key.decode(errors="replace")) for key in scan(store, prefix, "{*}:*")
     )

@@ -20,7 +20,7 @@ from .errors import UNREACHABLE, AlreadyDelayed, ServerNotReady, translate
 from .lease import Lease
 from .message import Unique, due, message_id, to_json, unique_key
 from .options import Options
-from .qos import QoS
+from .qos import Message, QoS
 from .server import check, inspect
 from .store import Entry, Limits, Store
 from .wake import WakeConnection
@@ -33,6 +33,7 @@ class Channel(stock.Channel):
     """A channel of Kombu's Redis transport whose messages wait in Redis until they are due."""
 
     QoS = QoS
+    Message = Message
 
     #: Commands that wait longer than this for an answer count as a lost connection.
     socket_timeout = 30.0

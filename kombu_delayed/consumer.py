@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from kombu.utils.uuid import uuid
 
 from .errors import UNREACHABLE, LeaseLost, MessageError
 from .lease import Lease
-from .message import Envelope, due, hide_eta, open_envelope
+from .message import Envelope, check_task, due, hide_eta, open_envelope
 from .options import Options
 from .store import Delivered, Entry, Store
 
@@ -58,6 +59,9 @@ BLOCKING_SECONDS = 0.1
 
 #: … and who has not done so this many times in a row does not.
 QUICK_RUNS = 3
+
+#: Where this is loaded, messages are tasks.
+_CELERY_WORKER = "celery.worker.consumer.consumer"
 
 FIRST_RETRY_SECONDS = 0.05
 LONGEST_RETRY_SECONDS = 1.0
@@ -196,7 +200,7 @@ class Consumer:
 
     def _leave(self, queues: set[str]) -> None:
         self._qos.release_failed()
-        self._qos.flush(self.store, self.lease)
+        self._qos.settle(self.store, self.lease)  # leaving would give back what is not acked yet
         for queue in queues:
             self.store.leave(queue, self.lease.consumer)
 
@@ -493,6 +497,8 @@ class Consumer:
         """The message for its consumer, or None where it went elsewhere."""
         try:
             envelope = open_envelope(record[1:], tag)
+            if _CELERY_WORKER in sys.modules:
+                check_task(envelope.payload)
         except MessageError as error:
             self._bury(queue, tag, record, str(error), no_ack)
             return None

@@ -11,10 +11,11 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from .backlog import scan
+from .findings import Finding
 from .scripts import script
 from .server import check, inspect
 from .server import logger as server_logger
@@ -23,9 +24,6 @@ from .store import CALL_LIMIT, LONGEST_GRACE_MS, Store, chunks
 #: Messages that one call looks at, and about how much it reads of them.
 PAGE_SIZE = 200
 PAGE_BYTES = 1_000_000
-
-#: Examples of one kind of fault.
-EXAMPLES = 3
 
 #: So often the index is repaired in a row until nothing is wrong.
 PASSES = 10
@@ -37,48 +35,6 @@ CLOCK_SKEW_SECONDS = 2.0
 PATIENCE_SECONDS = 1.0
 
 Progress = Callable[[int], None]
-
-#: Kind of fault -> what it means, what `fix` does about it.
-KINDS = {
-    "server": ("the server's settings", ""),
-    "lease": ("the lease of consumers has ended, and nobody has reclaimed", "reclaimed"),
-    "unregistered": ("messages are held by consumers that have no lease", "reclaimed"),
-    "empty": ("partitions in the index have no messages", "dropped from the index"),
-    "lost": ("entries in the index have no message", "dropped from the index"),
-    "orphan": ("messages have no entry in the index, so they never run", "put into the index"),
-    "time": ("entries have another due time than their message", "the message's time is taken"),
-    "misplaced": ("entries are in another partition than their due time's", "moved"),
-    "unreadable": ("records in the backlog cannot be read", "buried"),
-    "silent": ("something can be claimed, and no consumer is told", "wake tokens put"),
-}
-
-
-@dataclass
-class Finding:
-    """One kind of fault in a queue (or of the server, then without one), and how often."""
-
-    kind: str
-    queue: str = ""
-    count: int = 0
-    fixed: int = 0
-    examples: list[str] = field(default_factory=list)
-
-    @property
-    def meaning(self) -> str:
-        """What is wrong."""
-        return KINDS[self.kind][0]
-
-    @property
-    def remedy(self) -> str:
-        """What a repair does about it; empty: nothing."""
-        return KINDS[self.kind][1]
-
-    def add(self, example: str, fixed: bool, count: int = 1) -> None:
-        """Count one more."""
-        self.count += count
-        self.fixed += count if fixed else 0
-        if len(self.examples) < EXAMPLES:
-            self.examples.append(example)
 
 
 @dataclass(frozen=True)
@@ -157,13 +113,16 @@ class Doctor:
                 break
         self._strays()
         self._messages()
+        self._names()
+        self._dead_letters()
         self._leases()
         self._wake()
+        self._tokens()
         return list(self._found.values())
 
-    def _add(self, kind: str, example: str, count: int = 1) -> None:
+    def _add(self, kind: str, example: str, count: int = 1, *, fixed: bool | None = None) -> None:
         finding = self._found.setdefault(kind, Finding(kind, self.queue))
-        finding.add(example, self.fix, count)
+        finding.add(example, self.fix if fixed is None else fixed, count)
 
     # The backlog.
 
@@ -246,6 +205,45 @@ class Doctor:
         )
         return answer
 
+    # What is kept beside the messages.
+
+    def _names(self) -> None:
+        """Names that other messages are held off by."""
+        keys = self._keys
+        self._sweep("repair_duplicates", messages=keys.messages, duplicates=keys.duplicates)
+        given = {"messages": keys.messages, "unique": keys.unique, "unique_due": keys.unique_due}
+        self._sweep_parts("repair_unique", ("unique", "due"), **given)
+
+    def _dead_letters(self) -> None:
+        keys = self._keys
+        given = {
+            "dead": keys.dead,
+            "dead_messages": keys.dead_messages,
+            "dead_reasons": keys.dead_reasons,
+            "now": self.store.now,
+        }
+        self._sweep_parts("repair_dead", ("dead", "messages", "reasons"), **given)
+
+    def _sweep_parts(self, name: str, parts: Iterable[str], **given: Any) -> None:
+        seen: set[bytes] = set()
+        for part in parts:
+            seen = self._sweep(name, seen, part=part, **given)
+
+    def _sweep(self, name: str, seen: Iterable[bytes] = (), **given: Any) -> set[bytes]:
+        """Look at all of a kind, page by page; returns what was found wrong, now or before."""
+        known, cursor, limit = {*seen}, b"0", PAGE_SIZE
+        while True:
+            cursor, count, size, *found = script(name)(
+                self.store.run, cursor=cursor, count=limit, fixes=int(self.fix), **given
+            )
+            limit = _next_page(count, size)
+            for id, fault in _pairs(found):
+                if id not in known:
+                    known.add(id)
+                    self._add(fault.decode(), _text(id))
+            if int(cursor) == 0:
+                return known
+
     # Who consumes.
 
     def _leases(self) -> None:
@@ -291,6 +289,34 @@ class Doctor:
         self._add("silent", silent)
         if self.fix:
             self.store.announce(self.queue)
+
+    def _tokens(self) -> None:
+        """Who holds nothing waits for tokens, so that one which stays has nobody who listens."""
+        consumers = self._deaf()
+        if not consumers:
+            return
+        if self.fix:
+            self.store.run("DEL", self._keys.wake)
+            self.store.announce(self.queue)
+        still = self._deaf() if self.fix else consumers
+        for name in consumers:
+            self._add("untaken", name, fixed=name not in still)
+
+    def _deaf(self) -> set[str]:
+        """Idle consumers beside which a token stays for longer than it takes them to meet."""
+        idle, tokens = self._idle(), self._tokens_now()
+        deadline = time.monotonic() + self._patience_seconds
+        while idle and tokens and time.monotonic() < deadline:
+            time.sleep(0.05)
+            idle, tokens = idle & self._idle(), tokens & self._tokens_now()
+        return idle if tokens else set()
+
+    def _idle(self) -> set[str]:
+        consumers = self.store.consumers(self.queue)
+        return {name for name, left_ms, unacked in consumers if left_ms > 0 and not unacked}
+
+    def _tokens_now(self) -> set[tuple[Any, Any]]:
+        return {*_scored(self.store.run("ZRANGE", self._keys.wake, 0, -1, "WITHSCORES"))}
 
     def _silence(self) -> tuple[str, bool]:
         """What nobody has been told of (or empty), and whether somebody consumes."""

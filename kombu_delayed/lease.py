@@ -20,6 +20,9 @@ logger = get_logger(__name__)
 #: A clock that also goes on while the machine sleeps, where there is one.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
+#: Who looks for a lease that ends looks so long afterwards.
+JUST_AFTER_SECONDS = 0.01
+
 
 def consumer_id(name: str | None = None) -> str:
     """What no other consumer is called: a name or else the host's, process id, chance."""
@@ -92,11 +95,18 @@ class Lease:
         return Lease(self.store, self.seconds, self.server, self._name)
 
     def step(self) -> float:
-        """Renew on every queue and reclaim what others left behind; returns seconds until next."""
+        """Renew on every queue and reclaim what others left behind; returns seconds until next.
+
+        That is a third of the lease, or when another one's ends that nobody renews any more.
+        """
+        wait_seconds = self.seconds / 3
         for queue in self.queues:
             for consumer in self.renew(queue, self.store) or ():
                 self._reclaim(queue, consumer)
-        return self.seconds / 3
+            end_ms = self.store.soonest_end_ms(queue, self.consumer)
+            if end_ms is not None:
+                wait_seconds = min(wait_seconds, end_ms / 1000 + JUST_AFTER_SECONDS)
+        return wait_seconds
 
     def _reclaim(self, queue: str, consumer: str) -> None:
         count = self.store.reclaim(queue, consumer)
@@ -123,7 +133,7 @@ class Keeper:
         with self._changed:
             if lease in self._leases:
                 return
-            lease.next_step_at = monotonic() + lease.seconds / 3
+            lease.next_step_at = monotonic()  # who starts may find what the dead have left
             self._leases.add(lease)
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from .backlog import Backlog
@@ -14,13 +14,16 @@ from .store import Store
 #: Messages that one call looks at.
 PAGE_SIZE = 1_000
 
+Progress = Callable[[int], None]
+
 
 @dataclass(frozen=True)
 class Found:
     """A message, where it is, and what is known of it there.
 
     `state` is "delayed", "ready", "unacked" or "dead". `due_ms` is None for what was never delayed,
-    `at_ms` the time of burial.
+    `at_ms` the time of burial. `deliveries` is how often a dead one was delivered in vain, None for
+    others, whose messages say it.
     """
 
     state: str
@@ -31,6 +34,7 @@ class Found:
     consumer: str = ""
     reason: str = ""
     at_ms: int | None = None
+    deliveries: int | None = None
 
 
 def lookup_by_id(store: Store, queue: str, id: str) -> Iterator[Found]:
@@ -47,19 +51,23 @@ def lookup_by_id(store: Store, queue: str, id: str) -> Iterator[Found]:
             consumer=letter.consumer,
             reason=letter.reason,
             at_ms=letter.at_ms,
+            deliveries=letter.deliveries,
         )
 
 
-def lookup_by_reading(store: Store, queue: str, id: str) -> Iterator[Found]:
+def lookup_by_reading(
+    store: Store, queue: str, id: str, progress: Progress = lambda count: None
+) -> Iterator[Found]:
     """The messages with this id that are ready or unacked: all of them are read, page by page.
 
     In this order, which is their way: one that is delivered meanwhile is met at least once.
+    `progress` is called with the number of messages that were read.
     """
-    yield from _ready(store, queue, id)
-    yield from _unacked(store, queue, id)
+    yield from _ready(store, queue, id, progress)
+    yield from _unacked(store, queue, id, progress)
 
 
-def _unacked(store: Store, queue: str, id: str) -> Iterator[Found]:
+def _unacked(store: Store, queue: str, id: str, progress: Progress) -> Iterator[Found]:
     keys = store.keys(queue)
     for name in store.run("ZRANGE", keys.consumers, 0, -1):
         consumer = name.decode(errors="replace")
@@ -67,6 +75,7 @@ def _unacked(store: Store, queue: str, id: str) -> Iterator[Found]:
         while True:
             cursor, page = store.run("HSCAN", keys.unacked(consumer), cursor, "COUNT", PAGE_SIZE)
             records = page.values() if isinstance(page, dict) else page[1::2]
+            progress(len(records))
             for record in records:
                 if _is(record[1:], id):
                     message = record[1:]
@@ -76,20 +85,22 @@ def _unacked(store: Store, queue: str, id: str) -> Iterator[Found]:
                 break
 
 
-def _ready(store: Store, queue: str, id: str) -> Iterator[Found]:
+def _ready(store: Store, queue: str, id: str, progress: Progress) -> Iterator[Found]:
     keys = store.keys(queue)
     for key, step in zip(keys.ready, keys.steps, strict=True):
-        for message in _elements(store, key):
-            if _is(message, id):
-                due_ms = open_envelope(message, 0).due_ms
-                yield Found("ready", queue, ord(step) - 48, message, due_ms)
+        for page in _pages(store, key):
+            progress(len(page))
+            for message in page:
+                if _is(message, id):
+                    due_ms = open_envelope(message, 0).due_ms
+                    yield Found("ready", queue, ord(step) - 48, message, due_ms)
 
 
-def _elements(store: Store, key: str) -> Iterable[bytes]:
+def _pages(store: Store, key: str) -> Iterator[list[bytes]]:
     # Towards the head: what comes meanwhile moves the others on, never past this reader.
     start = 0
     while page := store.run("LRANGE", key, start, start + PAGE_SIZE - 1):
-        yield from page
+        yield page
         start += PAGE_SIZE
 
 

@@ -185,6 +185,18 @@ class Envelope:
     deliveries: int
 
 
+def check_task(payload: Payload) -> None:
+    """Raises MessageError for what would end a Celery worker: no body, no id, no proper name."""
+    headers = payload["headers"]
+    task = headers.get("task")
+    if isinstance(task, (list, dict)):
+        raise MessageError(f"the header task is no name but {task!r}"[:REASON_LENGTH])
+    if task is not None and headers.get("id") is None:
+        raise MessageError(f"the task {task!r} has no header id"[:REASON_LENGTH])
+    if payload["body"] is None:
+        raise MessageError("the message has no body")
+
+
 def open_envelope(text: bytes, tag: int) -> Envelope:
     """Read a message from a ready list and give it the delivery tag of this delivery.
 
@@ -245,4 +257,6 @@ def _decode(text: bytes) -> Payload:
         payload["headers"] = {}
     if not isinstance(payload["headers"], dict):
         raise MessageError("the message's headers are not an object")
+    if "body" not in payload:
+        raise MessageError("the message has no body")
     return payload

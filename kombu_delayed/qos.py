@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from kombu.transport import virtual
 
 from .lease import Lease
+from .message import REASON_LENGTH
 from .store import CALL_LIMIT, Store
 
 #: What to do with a held message that its consumer is done with.
@@ -26,6 +27,17 @@ class Done(NamedTuple):
     id: str
 
 
+class Message(virtual.Message):
+    """A message that, where its body cannot be decoded, becomes a dead letter when it is acked."""
+
+    def _decode(self) -> Any:
+        try:
+            return super()._decode()
+        except Exception as error:
+            self.channel.qos.unreadable(self.delivery_tag, error)
+            raise
+
+
 class QoS(virtual.QoS):
     """Counts what is outstanding and passes acks and rejects to the store.
 
@@ -39,6 +51,7 @@ class QoS(virtual.QoS):
         self._held: dict[int, tuple[str, str]] = {}
         self._done: deque[Done] = deque()
         self._failed: set[int] = set()
+        self._unreadable: dict[int, str] = {}
         self._flushing = threading.Lock()
         self._flusher: int | None = None
 
@@ -52,8 +65,8 @@ class QoS(virtual.QoS):
         self._held[tag] = queue, id
 
     def ack(self, delivery_tag: Any) -> None:
-        """The message was dealt with."""
-        self._finish(ACK, delivery_tag)
+        """The message was dealt with; one that could not be read is not gone for that."""
+        self._finish(BURY if delivery_tag in self._unreadable else ACK, delivery_tag)
 
     def reject(self, delivery_tag: Any, requeue: bool = False) -> None:
         """Put the message back to the head of its queue, or bury it."""
@@ -66,6 +79,10 @@ class QoS(virtual.QoS):
             queue, id = held
             self._done.append(Done(verb, queue, tag, id))
             self.channel.on_done()
+
+    def unreadable(self, tag: int, error: Exception) -> None:
+        """The body of a message that was handed out cannot be decoded: it will be buried."""
+        self._unreadable[tag] = f"its body cannot be decoded: {error}"[:REASON_LENGTH]
 
     def give_back(self, queue: str, tags: Iterable[int]) -> None:
         """Messages that were claimed and not handed out return with the next flush."""
@@ -82,6 +99,12 @@ class QoS(virtual.QoS):
             finally:
                 self._flusher = None
 
+    def settle(self, store: Store, lease: Lease) -> None:
+        """Flush and wait for the answers; what the server has refused once is tried once more."""
+        for _ in range(2):
+            self.flush(store, lease)
+            store.run.settle()
+
     def _flush_done(self, store: Store, lease: Lease) -> None:
         while self._done:
             verb, queue = self._done[0][:2]
@@ -92,8 +115,14 @@ class QoS(virtual.QoS):
                 tags = [done.tag for done in batch]
                 store.release(queue, lease.consumer, tags, counted=verb == RELEASE)
             else:
-                rejected = [(done.tag, done.id, "rejected", b"") for done in batch]
+                reasons = [self._unreadable.get(done.tag, "rejected") for done in batch]
+                rejected = [
+                    (done.tag, done.id, reason, b"")
+                    for done, reason in zip(batch, reasons, strict=True)
+                ]
                 store.bury(queue, lease.consumer, rejected)
+                for done in batch:
+                    self._unreadable.pop(done.tag, None)
             for _ in batch:
                 self._done.popleft()
 
@@ -121,6 +150,7 @@ class QoS(virtual.QoS):
         self._held.clear()
         self._done.clear()
         self._failed.clear()
+        self._unreadable.clear()
 
     def queue_of(self, tag: int) -> str | None:
         """The queue of a message that was handed out and is held; None: it is not."""

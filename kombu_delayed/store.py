@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from redis import Redis
 
+from . import burials
 from .keys import SEPARATOR, QueueKeys, step_char
 from .scripts import Script, script
 from .wire import Wire
@@ -31,8 +32,25 @@ LONGEST_GRACE_MS = 15_000
 #: Delayed messages that one call drops.
 PURGE_LIMIT = 5_000
 
-#: Called with store, queue and ids of dead letters when this process has buried messages.
-burial_listeners: list[Callable[[Store, str, list[str]], None]] = []
+
+class UniqueOutcome(NamedTuple):
+    """What became of a message with a unique key, and of the one that was delayed with that key.
+
+    `done` is "stored", "refused", "replaced" or "pushed", `other` the other one's name in the
+    backlog, or "". `state` is what the message is now: "delayed", "ready", or "already" where it
+    was not stored. It is, or was to be, due at `due_ms`. `replaced` is the record of the one whose
+    place it took, or empty.
+    """
+
+    done: str
+    other: str
+    state: str
+    due_ms: int
+    replaced: bytes
+
+
+#: Called with queue, id and outcome when this process has sent a message with a unique key.
+unique_listeners: list[Callable[[str, str, UniqueOutcome], None]] = []
 
 
 class Scheduled(NamedTuple):
@@ -129,7 +147,8 @@ class Store:
         self.limits = limits or Limits()
         self.event_limit = event_limit
         self.now = now
-        self._must_wait = True
+        #: The connection over which acks are known to work: a server may have lost its scripts.
+        self._acks_over: int | None = None
         steps = tuple(sorted(priority_steps))
         self.keys = lru_cache(maxsize=4096)(
             lambda queue: QueueKeys(queue, prefix, steps, separator)
@@ -175,7 +194,7 @@ class Store:
         or "pushed") and the id of the other one, or "".
         """
         keys = self.keys(queue)
-        done, other = script("unique")(
+        done, other, state, due_ms, replaced = script("unique")(
             self.run,
             **self.backlog_keys(keys),
             **self.event_keys(keys),
@@ -192,7 +211,16 @@ class Store:
             due=entry.due or "0",
             record=entry.record,
         )
-        return done.decode(), other.decode(errors="surrogateescape")
+        outcome = UniqueOutcome(
+            done.decode(),
+            other.decode(errors="surrogateescape"),
+            state.decode(),
+            int(due_ms),
+            replaced,
+        )
+        for listener in unique_listeners:
+            listener(queue, entry.id, outcome)
+        return outcome.done, outcome.other
 
     def publish(self, queue: str, entries: Sequence[Entry], expires_ms: int = 0) -> int:
         """Make messages ready at once."""
@@ -277,13 +305,13 @@ class Store:
             "consumer": consumer,
             "tags": tags,
         }
-        if self._must_wait:
+        if self._acks_over != (generation := self.run.generation):
             move(self.run, **given)
-            self._must_wait = False
+            self._acks_over = generation
             return
 
         def failed() -> None:
-            self._must_wait = True  # it may have lost its scripts
+            self._acks_over = None
             on_error()
 
         self.run.post("EVALSHA", move.sha, *move.pack(given), on_error=failed)
@@ -316,10 +344,7 @@ class Store:
         return total
 
     def _tell_of_burials(self, queue: str, ids: Sequence[bytes]) -> None:
-        if ids:
-            names = [id.decode(errors="surrogateescape") for id in ids]
-            for listener in burial_listeners:
-                listener(self, queue, names)
+        burials.tell(self, queue, [id.decode(errors="surrogateescape") for id in ids])
 
     def leave(self, queue: str, consumer: str) -> None:
         """Release all that `consumer` holds, pass its promise on and end its lease."""
@@ -378,6 +403,13 @@ class Store:
         )
         return [name.decode() for name in dead] if lasts else None
 
+    def soonest_end_ms(self, queue: str, consumer: str) -> int | None:
+        """How many ms until the first lease of another consumer ends; None: there is none."""
+        found = script("consumers")(self.run, consumers=self.keys(queue).consumers, now=self.now)
+        each = zip(found[::2], map(int, found[1::2]), strict=True)
+        others = (ms for name, ms in each if name.decode() != consumer)
+        return min((ms for ms in others if ms > 0), default=None)
+
     def reclaim(self, queue: str, consumer: str) -> int:
         """Put back the messages of a consumer whose lease has ended; returns how many."""
         keys = self.keys(queue)
@@ -409,6 +441,7 @@ class Store:
             **self.backlog_keys(keys),
             **self.event_keys(keys),
             unacked=keys.unacked(consumer),
+            consumer=consumer,
             partition_size=self.partition_size,
             entries=[part for entry in entries for part in entry],
         )

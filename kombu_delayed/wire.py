@@ -50,6 +50,8 @@ class Wire:
         self._connection: Any = None
         self._used_at = monotonic()
         self._unread: deque[Callable[[], None]] = deque()
+        #: Of the connections so far: another one may be to a server that knows no script of ours.
+        self.generation = 0
 
     def __call__(self, *command: Any) -> Any:
         """Send one command and return its answer. Raises redis-py's errors."""
@@ -77,7 +79,7 @@ class Wire:
         if self._pid != os.getpid():
             self._start()
         if self._owner == threading.get_ident():
-            self._aside(command)
+            self._post_aside(command, on_error)
             return
         with self._held():
             try:
@@ -88,6 +90,23 @@ class Wire:
             self._unread.append(on_error)
             if len(self._unread) >= UNREAD_LIMIT:
                 self._read_in_passing()
+
+    def settle(self) -> None:
+        """Read the answers of all that was posted. Raises redis-py's connection errors."""
+        if self._pid != os.getpid() or self._owner == threading.get_ident():
+            return
+        with self._held():
+            try:
+                self._read_posted()
+            except BaseException:
+                self._fail_posted()
+                raise
+
+    def _post_aside(self, command: tuple[Any, ...], on_error: Callable[[], None]) -> None:
+        try:
+            self._aside(command)
+        except (ResponseError, ServerFull):
+            on_error()
 
     @contextmanager
     def _held(self) -> Iterator[None]:
@@ -131,21 +150,25 @@ class Wire:
         except UNREACHABLE:
             closed = True
         if closed:
-            self._connection.disconnect()
+            self._disconnect()
 
     def _read_posted(self) -> None:
         while self._unread:
             try:
                 _read(self._connection)
-            except ResponseError:
+            except (ResponseError, ServerFull):
                 self._unread[0]()
             self._unread.popleft()
 
     def _fail_posted(self) -> None:
         if self._connection is not None:
-            self._connection.disconnect()
+            self._disconnect()
         while self._unread:
             self._unread.popleft()()
+
+    def _disconnect(self) -> None:
+        self._connection.disconnect()
+        self.generation += 1
 
 
 def _read(connection: Any) -> Any:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
+from typing import Any, TypeAlias
 
 import click
 
 from .. import backup as backups
 from .criteria import queue_option
 from .session import Session, command
-from .words import number, tasks_word
+from .words import letters_word, number, plain, table, tasks_word
+
+Counts: TypeAlias = dict[str, dict[str, int]]
 
 
 @command("backup")
@@ -23,7 +27,7 @@ def backup(session: Session, file: str, queue: str | None) -> None:
         report = backups.backup(session.delayed, file, queue, advance)
     session.emit(asdict(report))
     session.print(
-        f"{tasks_word(report.messages)} and {number(report.dead)} dead letters are in {file}, "
+        f"{tasks_word(report.messages)} and {letters_word(report.dead)} are in {file}, "
         f"{number(report.size_bytes)} bytes."
     )
 
@@ -31,13 +35,47 @@ def backup(session: Session, file: str, queue: str | None) -> None:
 @command("restore")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
 @queue_option
-def restore(session: Session, file: str, queue: str | None) -> None:
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Check the file and show it; change nothing.")
+def restore(session: Session, file: str, queue: str | None, yes: bool, dry_run: bool) -> None:
     """Put back what a file has; what is there already stays as it is."""
-    facts = backups.inspect(file)
-    with session.progress("Restore", facts["messages"] + facts["dead"]) as advance:
-        report = backups.restore(session.delayed, file, queue, advance, check=False)
-    session.emit(asdict(report))
-    session.print(
-        f"{tasks_word(report.messages)} and {number(report.dead)} dead letters are restored; "
-        f"{number(report.already)} were there already."
-    )
+    facts = _inspected(session, file)
+    counts = {name: each for name, each in facts["counts"].items() if queue in (None, name)}
+    matched = sum(sum(each.values()) for each in counts.values())
+    report = backups.RestoreReport()
+    if matched and (dry_run or not yes):
+        _show(session, facts, counts, asks=not dry_run)
+    if matched and not dry_run:
+        if not yes:
+            session.confirm(f"Restore {_both(counts)}?")
+        with session.progress("Restore", facts["messages"] + facts["dead"]) as advance:
+            report = backups.restore(session.delayed, file, queue, advance, check=False)
+    session.emit({"dry_run": dry_run, "matched": matched, **asdict(report), "counts": counts})
+    if not matched:
+        session.nothing("The file has nothing" + (f" of queue {queue}." if queue else "."))
+    if not dry_run:
+        session.print(
+            f"{tasks_word(report.messages)} and {letters_word(report.dead)} are restored; "
+            f"{number(report.already)} were there already."
+        )
+
+
+def _inspected(session: Session, file: str) -> dict[str, Any]:
+    with session.progress("Checking (bytes)", os.path.getsize(file)) as advance:
+        return backups.inspect(file, advance)
+
+
+def _show(session: Session, facts: dict[str, Any], counts: Counts, asks: bool) -> None:
+    """What the file has. A question's reasons stand where the question does."""
+    if session.as_json and not asks:
+        return
+    out = session.err if session.as_json else session.out
+    made = table("queue", numbers=["delayed", "dead"])
+    for name, each in counts.items():
+        made.add_row(plain(name), number(each["messages"]), number(each["dead"]))
+    out.print(plain(f"Made {facts['made_at']} of {facts['server']}"), made, "")
+
+
+def _both(counts: Counts) -> str:
+    messages, dead = (sum(each[kind] for each in counts.values()) for kind in ("messages", "dead"))
+    return f"{tasks_word(messages)} and {letters_word(dead)}"

@@ -15,6 +15,7 @@ from click_didyoumean import DYMGroup  # type: ignore[import-untyped]
 from rich.table import Table
 
 from ..dead import DeadTask
+from ..progress import Progress
 from .criteria import queue_option, task_option
 from .session import Session, command
 from .tasks import limit_option
@@ -33,10 +34,16 @@ def dead() -> None:
     """Look at dead letters, replay or purge them."""
 
 
-def _letters(session: Session, queue: str | None, task: str | None) -> Iterator[DeadTask]:
+def _letters(
+    session: Session,
+    queue: str | None,
+    task: str | None,
+    advance: Progress = lambda count: None,
+) -> Iterator[DeadTask]:
     for letter in session.delayed.dead.list(queue):
         if task is None or fnmatchcase(letter.info.task, task):
             yield letter
+        advance(1)
 
 
 @command("list")
@@ -93,14 +100,24 @@ class Choice:
         if bool(self.ids) + self.whole + (self.task is not None) != 1:
             raise click.UsageError("Give ids, --task or --all.")
 
-    def letters(self, session: Session) -> Iterator[DeadTask]:
+    def count(self, session: Session) -> int:
+        """How many letters are looked at."""
+        if self.ids:
+            return len(set(self.ids))
+        store = session.delayed.store
+        return sum(store.dead_count(name) for name in session.queues(self.queue))
+
+    def letters(
+        self, session: Session, advance: Progress = lambda count: None
+    ) -> Iterator[DeadTask]:
         """The letters that are meant."""
         if not self.ids:
-            yield from _letters(session, self.queue, self.task)
+            yield from _letters(session, self.queue, self.task, advance)
             return
         for id in dict.fromkeys(self.ids):
             if (letter := session.delayed.dead.show(id, self.queue)) is not None:
                 yield letter
+            advance(1)
 
 
 def _choosing(function: Any) -> Any:
@@ -150,7 +167,10 @@ def _run(
     choice: Choice,
 ) -> None:
     # By now: what is buried meanwhile is not meant.
-    chosen = [(letter.queue, letter.letter.id) for letter in choice.letters(session)]
+    with session.progress("Reading", choice.count(session)) as advance:
+        chosen = []
+        for letter in choice.letters(session, advance):
+            chosen.append((letter.queue, letter.letter.id))
     if chosen and (choice.dry_run or not (choice.yes or choice.ids)):
         _preview(session, verb, len(chosen), choice)
     changed = 0

@@ -7,7 +7,8 @@ from typing import Any
 import click
 from rich.text import Text
 
-from kombu_delayed.doctor import Doctor, Finding, examine_server
+from kombu_delayed.doctor import Doctor, examine_server
+from kombu_delayed.findings import Finding
 
 from .criteria import queue_option
 from .session import Session, command
@@ -20,7 +21,8 @@ from .words import number, plain, table
 def doctor(session: Session, queue: str | None, fix: bool) -> None:
     """Find out what is wrong, and repair it.
 
-    Looks at the server's settings and clock, at leases, wake tokens and the backlog's consistency.
+    Looks at the server's settings and clock, at leases and wake tokens, and whether the backlog,
+    the dead letters and the names of messages are consistent.
     It may be run beside producers and workers. The exit code is 1 where something is wrong and
     was not repaired.
     """
@@ -32,14 +34,14 @@ def doctor(session: Session, queue: str | None, fix: bool) -> None:
     with session.progress("Repairing" if fix else "Examining", total) as advance:
         for name in names:
             findings += Doctor(store, name, fix=fix, progress=advance).examine()
-    left = [each for each in findings if each.fixed < each.count]
+    left = [each for each in findings if each.is_wrong]
     session.emit({"healthy": not left, "queues": names, "findings": [*map(_data, findings)]})
-    _print(session, findings, names)
+    _print(session, findings, names, fix)
     if left:
         session.exit(1)
 
 
-def _print(session: Session, findings: list[Finding], names: list[str]) -> None:
+def _print(session: Session, findings: list[Finding], names: list[str], fix: bool) -> None:
     queues = [each for each in findings if each.queue]
     for finding in findings:
         if not finding.queue:
@@ -50,7 +52,11 @@ def _print(session: Session, findings: list[Finding], names: list[str]) -> None:
     else:
         checked = f"{number(len(names))} queue{'' if len(names) == 1 else 's'}"
         session.print(Text("✓ ", "green").append(f"Nothing is wrong in {checked}."))
-    if any(each.fixed < each.count for each in queues):
+    if not any(each.fixed < each.count for each in queues):
+        return
+    if fix:
+        session.print("What is not repaired takes no wake token: restart that consumer.")
+    else:
         session.print("celery delayed doctor --fix repairs this.")
 
 

@@ -39,7 +39,7 @@ STYLES = {
 @queue_option
 @click.option("--id", "task_id", type=TEXT, help="Only of the task with this id.")
 @limit_option(20)
-@click.option("-f", "--follow", is_flag=True, help="Go on until Ctrl-C.")
+@click.option("-f", "--follow", is_flag=True, help="Go on until Ctrl-C, in these queues.")
 def events(
     session: Session, queue: str | None, task_id: str | None, limit: int, follow: bool
 ) -> None:
@@ -48,16 +48,23 @@ def events(
     Kept are about as many for each queue as the transport option delayed_events says.
     With --json, each event is one line.
     """
-    known = _newest(session, queue, task_id, limit)
-    for event in known:
+    positions = {name: _last_id(session, name) for name in session.queues(queue)} if follow else {}
+    found = _newest(session, queue, task_id, limit)
+    for event in found:
         _show(session, event)
-    if not follow:
-        if not known:
-            session.nothing("No events are kept.")
-        return
-    with suppress(KeyboardInterrupt):
-        for event in _following(session, queue, task_id):
-            _show(session, event)
+    if follow:
+        shown = {(event.queue, event.stream_id) for event in found}
+        with suppress(KeyboardInterrupt):
+            for event in _following(session, positions, task_id):
+                if (event.queue, event.stream_id) not in shown:
+                    _show(session, event)
+    elif not found:
+        session.nothing("No events are kept.")
+
+
+def _last_id(session: Session, queue: str) -> str:
+    last = streams.newest(session.delayed.store, queue)
+    return last[0].stream_id if last else "0"
 
 
 def _newest(session: Session, queue: str | None, task_id: str | None, limit: int) -> list[Event]:
@@ -70,17 +77,13 @@ def _newest(session: Session, queue: str | None, task_id: str | None, limit: int
     return sorted(found, key=lambda event: event.at_ms)[-limit:]
 
 
-def _following(session: Session, queue: str | None, task_id: str | None) -> Iterator[Event]:
-    delayed = session.delayed
-    known = {
-        name: event.stream_id
-        for name in session.queues(queue)
-        for event in streams.newest(delayed.store, name)
-    }
+def _following(session: Session, positions: dict[str, str], task_id: str | None) -> Iterator[Event]:
+    """What comes in the queues that there are now."""
     while True:
-        for event in delayed.events(queue, task_id=task_id, after=known):
-            known[event.queue] = event.stream_id
-            yield event
+        for name in positions:
+            while page := streams.read(session.delayed.store, name, positions[name]):
+                positions[name] = page[-1].stream_id
+                yield from (event for event in page if task_id in (None, event.id))
         time.sleep(INTERVAL_SECONDS)
 
 

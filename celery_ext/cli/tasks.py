@@ -82,7 +82,8 @@ def find(session: Session, limit: int, **given: Any) -> None:
 @queue_option
 def show(session: Session, id: str, queue: str | None) -> None:
     """Show what is known of a task in any state."""
-    info = session.delayed.get(id, queue)
+    with session.progress("Searching") as advance:
+        info = session.delayed.get(id, queue, progress=advance)
     session.emit(info.as_dict() if info else None)
     if info is None:
         session.nothing(f"The broker has no task {id}.")
@@ -130,6 +131,8 @@ def _count_found(session: Session, given: dict[str, Any]) -> None:
     queues = {name: count for name, count in found.queues.items() if count}
     session.emit({"delayed": found.matched, "queues": queues})
     session.print(queues_table(queues))
+    if not found.matched:
+        session.nothing("No delayed task meets the criteria.")
 
 
 def queues_table(queues: dict[str, int]) -> Table:

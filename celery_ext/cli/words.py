@@ -32,6 +32,11 @@ def tasks_word(count: int) -> str:
     return f"{count:,} task{'' if count == 1 else 's'}"
 
 
+def letters_word(count: int) -> str:
+    """`1 dead letter`, `2 dead letters`."""
+    return f"{count:,} dead letter{'' if count == 1 else 's'}"
+
+
 def moment(at: datetime | None) -> str:
     """A time in UTC to the second, without the year where it is this one."""
     if at is None:

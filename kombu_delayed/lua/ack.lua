@@ -10,6 +10,6 @@ local tags        = {unpack(ARGV, 3)}
 local records = redis.call('HMGET', unacked, unpack(tags))
 local count = redis.call('HDEL', unacked, unpack(tags))
 for _, record in ipairs(records) do
-  if record then tell('acked', nil, record, promoted_ms(record), consumer, deliveries_of(record)) end
+  if record then tell_of_held('acked', record, consumer) end
 end
 return count

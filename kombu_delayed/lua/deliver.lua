@@ -62,7 +62,7 @@ for i, list in ipairs(ready) do
       answer[#answer + 1] = record
       taken[#taken + 1], taken[#taken + 2] = tag, record
       tag = tag + 1
-      tell('delivered', nil, record, promoted_ms(record), consumer, deliveries_of(record))
+      tell_of_held('delivered', record, consumer)
     end
   end
   if expires_ms > 0 then redis.call('PEXPIRE', list, expires_ms) end

@@ -3,20 +3,21 @@ local partitions  = KEYS[1]            -- ZSET partition -> lower bound of its d
 local delayed     = KEYS[2]            -- what the partitions' keys begin with
 local messages    = KEYS[3]            -- HASH id -> priority step + due_ms + message
 local from_ms     = ARGV[1]            -- due from then on …
-local after       = ARGV[2]            -- … and, of those due at that very time, behind this member (or empty)
+local after       = ARGV[2]            -- … and, of those due at that very time, behind = and a member (or empty)
 local until_ms    = tonumber(ARGV[3])  -- due before then
 local limit       = tonumber(ARGV[4])  -- look at so many
 local limit_bytes = tonumber(ARGV[5])  -- and at no more when so much is to be returned
 local needle      = ARGV[6]            -- return only messages with this text in them (or empty)
--- returns {0 at the end or 1, due_ms and id of the last one looked at, id, priority step + due_ms + message, …};
+-- returns {0 at the end or 1, due_ms and = and member of the last one looked at, id, priority step + due_ms + message, …};
 --   O(limit)
 
 -- Members due at one instant are in the order of their bytes; Lua's own would be the locale's.
 local function is_behind(member)
-  for i = 1, math.min(#member, #after) do
-    if member:byte(i) ~= after:byte(i) then return member:byte(i) > after:byte(i) end
+  local last = after:sub(2)
+  for i = 1, math.min(#member, #last) do
+    if member:byte(i) ~= last:byte(i) then return member:byte(i) > last:byte(i) end
   end
-  return #member > #after
+  return #member > #last
 end
 
 -- The last one looked at may have gone since, or have another due time: its place is searched for.
@@ -46,7 +47,7 @@ while left > 0 and bytes < limit_bytes do
     is_end = tonumber(found[i + 1]) >= until_ms
     if is_end then break end
     members[#members + 1] = found[i]
-    answer[2], answer[3] = found[i + 1], found[i]
+    answer[2], answer[3] = found[i + 1], '=' .. found[i]
   end
   if #members > 0 then
     for i, kept in ipairs(redis.call('HMGET', messages, unpack(members))) do

@@ -10,7 +10,8 @@ local unacked        = KEYS[6]            -- HASH tag -> priority step + message
 local events         = KEYS[7]            -- STREAM of lifecycle events
 local partition_size = tonumber(ARGV[1])
 local event_limit    = tonumber(ARGV[2])  -- about so many are kept; 0: none
-local entries        = {unpack(ARGV, 3)}  -- tag, id, due_ms; …
+local consumer       = ARGV[3]
+local entries        = {unpack(ARGV, 4)}  -- tag, id, due_ms; …
 -- include: backlog events
 -- returns how many; O(log n) a message
 redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
@@ -21,10 +22,9 @@ for i = 1, #entries, 3 do
   local tag, id, due_ms = entries[i], entries[i + 1], tonumber(entries[i + 2])
   local record = redis.call('HGET', unacked, tag)
   if record then
-    put(id, due_ms, record, partition_size)
+    if put(id, due_ms, record, partition_size) then tell('scheduled', id, record, due_ms, consumer) end
     redis.call('HDEL', unacked, tag)
     parked = parked + 1
-    tell('scheduled', id, record, due_ms)
     if not first or due_ms < first then first = due_ms end
   end
 end

@@ -31,7 +31,7 @@ for _, id in ipairs(ids) do
     redis.call('ZREM', dead, id)
     redis.call('HDEL', dead_messages, id)
     redis.call('HDEL', dead_reasons, id)
-    tell('replayed', id, record, due_ms > 0 and due_ms or '')
+    tell('replayed', nil, record, due_ms > 0 and due_ms or promoted_ms(record), nil, nil, id)
     count = count + 1
   end
 end

@@ -42,9 +42,7 @@ local function move_to(member, due_ms, eta)
     redis.call('LPUSH', list_for(step), string.format('{"due_ms":%.0f,', due_ms) .. message:sub(2))
     is_ready = true
   else
-    unindex(member, old_ms)
-    redis.call('HSET', messages, member, string.format('%s%.0f', step, due_ms) .. message)
-    index(member, due_ms, partition_size)
+    put_off(member, step, old_ms, message, due_ms, partition_size)
     if not first or due_ms < first then first = due_ms end
   end
   return 1

@@ -1,5 +1,6 @@
 -- restore: put messages back into the backlog as a backup has them; what is due by now the next deliver promotes.
--- Twice is safe: a message that is there, whatever its due time is now, is kept once.
+-- Twice is safe: a message that is there, whatever its due time is now, is kept once. But one that had to take
+-- another name, as its own was taken, comes again when that is free.
 local partitions     = KEYS[1]            -- ZSET partition -> lower bound of its due times
 local delayed        = KEYS[2]            -- what the partitions' keys begin with
 local messages       = KEYS[3]            -- HASH id -> priority step + due_ms + message
@@ -24,7 +25,8 @@ end
 
 -- Unless another one has taken its key meanwhile. A retry holds off nobody.
 local function claim_key(member, record, due_ms)
-  local key, retries = text_of(record, 'delayed_unique'), text_of(record, 'retries')
+  local key = member_of_part(record, 'headers', 'delayed_unique')
+  local retries = member_of_part(record, 'headers', 'retries')
   if key == '' or (retries ~= '' and retries ~= '0') then return end
   local other = redis.call('HGET', unique, key)
   if not other or redis.call('HEXISTS', messages, other) == 0 then remember(key, member, due_ms) end
@@ -34,10 +36,12 @@ end
 local function put_back(member, kept, due_ms)
   local id, n = member:match('^(.*)\31(%d+)$')
   if redis.call('HSETNX', messages, member, kept) == 0 then
-    local there = redis.call('HGET', messages, member)
-    if there == kept then return nil end
+    if redis.call('HGET', messages, member) == kept then return nil end
     local step, _, message = parts_of(kept)
-    if same(without_eta(there), without_eta(step .. message)) then return nil end
+    for _, other in ipairs(members_of(id or member)) do
+      local there = redis.call('HGET', messages, other)
+      if there and same(without_eta(there), without_eta(step .. message)) then return nil end
+    end
     return put(id or member, due_ms, step .. message, partition_size, false)
   end
   index(member, due_ms, partition_size)

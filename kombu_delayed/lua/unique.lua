@@ -21,7 +21,9 @@ local due            = ARGV[8]             -- ms since the epoch, or + and ms fr
 local record         = ARGV[9]             -- priority step + message
 local event_limit    = tonumber(ARGV[10])  -- about so many are kept; 0: none
 -- include: clock ready backlog events unique
--- returns {'stored', 'refused', 'replaced' or 'pushed', id of the other one or ''}; O(log n)
+-- returns {'stored', 'refused', 'replaced' or 'pushed', id of the other one or '', 'delayed', 'ready' or (not
+--   stored, or there before) 'already', when what was sent is due, step + due_ms + message of the one replaced or ''};
+--   O(log n)
 local before = earliest()
 local due_ms = tonumber(due)
 if due:sub(1, 1) == '+' then due_ms = now_ms + due_ms end
@@ -44,49 +46,66 @@ local function clear_past()
   end
 end
 
--- Returns what the backlog calls the message, or nil where it is due and so ready.
-local function place(event, member, at_ms, step, message)
-  if at_ms > now_ms then
-    local stored = put(member, at_ms, step .. message, partition_size, true)
-    announce_due(at_ms, before)
-    tell(event, member, message, at_ms)
-    return stored
-  end
-  if event == 'rescheduled' then tell(event, member, message, at_ms) end
+local function make_ready(step, message)
   local list = list_for(step)
   redis.call('LPUSH', list, message)
   if expires_ms > 0 then redis.call('PEXPIRE', list, expires_ms) end
   announce_ready()
 end
 
+-- Returns what the backlog calls the message, or nil where it is not there, and its state.
+local function place(may_repeat)
+  if due_ms <= now_ms then
+    make_ready(record:sub(1, 1), record:sub(2))
+    return nil, 'ready'
+  end
+  local stored = put(id, due_ms, record, partition_size, may_repeat)
+  if not stored then return nil, 'already' end
+  announce_due(due_ms, before)
+  tell('scheduled', id, record, due_ms)
+  return stored, 'delayed'
+end
+
+local function push(member, kept)
+  local step, old_ms, message = parts_of(kept)
+  tell('rescheduled', member, message, due_ms)
+  if due_ms <= now_ms then
+    take(member)
+    forget(key)
+    make_ready(step, string.format('{"due_ms":%.0f,', due_ms) .. message:sub(2))
+  else
+    put_off(member, step, old_ms, message, due_ms, partition_size)
+    announce_due(due_ms, before)
+    remember(key, member, due_ms)
+  end
+end
+
 clear_past()
 local other = redis.call('HGET', unique, key)
 local kept = other and redis.call('HGET', messages, other)
-if kept and other == id and same(kept, record) then return {'stored', ''} end
+if kept and not parts_of(kept) then kept = nil end  -- it was damaged
+local at = string.format('%.0f', due_ms)
+if kept and other == id and same(kept, record) then return {'stored', '', 'already', at, ''} end
 if conflict == 'retry' then
   if other == id then forget(key) end
-  place('scheduled', id, due_ms, record:sub(1, 1), record:sub(2))
-  return {'stored', ''}
+  local _, state = place(due:sub(1, 1) == '+')
+  return {'stored', '', state, at, ''}
 end
-if kept and conflict == 'refuse' then return {'refused', other} end
-
-local step, message = record:sub(1, 1), record:sub(2)
-local answer, event = {'stored', ''}, 'scheduled'
+if kept and conflict == 'refuse' then return {'refused', other, 'already', at, ''} end
 if kept and conflict == 'debounce' then
-  local _
-  step, _, message = take(other)
-  id = other
-  if due_ms <= now_ms then message = string.format('{"due_ms":%.0f,', due_ms) .. message:sub(2) end
-  answer, event = {'pushed', other}, 'rescheduled'
-elseif kept then
-  local _, other_ms, replaced = take(other)
-  tell('cancelled', other, replaced, other_ms)
-  answer = {'replaced', other}
+  push(other, kept)
+  return {'pushed', other, 'already', at, ''}
 end
-local stored = place(event, id, due_ms, step, message)
+local done = 'stored'
+if kept then
+  local _, other_ms, text = take(other)
+  tell('cancelled', other, text, other_ms)
+  done = 'replaced'
+end
+local stored, state = place(true)
 if stored then
   remember(key, stored, due_ms)
 else
   forget(key)
 end
-return answer
+return {done, kept and other or '', state, at, kept or ''}

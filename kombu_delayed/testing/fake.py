@@ -147,31 +147,41 @@ class FakeStore:
         if conflict == "retry":
             if other == id:
                 q.forget_key(key)
-            self._place_unique(q, id, "", kept, before)
+            if due_ms <= now_ms:
+                self._make_ready(q, kept)
+            elif q.put(id, kept, may_repeat=due.startswith("+")):
+                q.announce_due(due_ms, before)
             return "stored", ""
         if waiting and conflict == "refuse":
             return "refused", other
+        if waiting and conflict == "debounce":
+            self._push(q, key, waiting._replace(due_ms=due_ms), before)
+            return "pushed", other
         if waiting:
             q.take(other)
-        if waiting and conflict == "debounce":
-            message = waiting.message if due_ms > now_ms else with_due_ms(waiting.message, due_ms)
-            id, kept = other, Kept(waiting.step, due_ms, message)
-        self._place_unique(q, id, key, kept, before)
-        if not waiting:
-            return "stored", ""
-        return ("pushed" if conflict == "debounce" else "replaced"), other
-
-    def _place_unique(
-        self, q: FakeQueue, id: str, key: str, kept: Kept, before: int | None
-    ) -> None:
-        if kept.due_ms <= self.now_ms:
-            q.list_for(kept.step).append(kept.message)
-            q.announce_ready()
+        if due_ms <= now_ms:
+            self._make_ready(q, kept)
             q.forget_key(key)
         elif member := q.put(id, kept, may_repeat=True):
+            q.announce_due(due_ms, before)
+            q.unique[key], q.unique_due[key] = member, due_ms
+        return ("replaced", other) if waiting else ("stored", "")
+
+    def _push(self, q: FakeQueue, key: str, kept: Kept, before: int | None) -> None:
+        member = q.unique[key]
+        if kept.due_ms <= self.now_ms:
+            q.take(member)
+            message = with_due_ms(kept.message, kept.due_ms)
+            self._make_ready(q, kept._replace(message=message))
+            q.forget_key(key)
+        else:
+            q.delayed[member] = kept
             q.announce_due(kept.due_ms, before)
-            if key:
-                q.unique[key], q.unique_due[key] = member, kept.due_ms
+            q.unique_due[key] = kept.due_ms
+
+    def _make_ready(self, q: FakeQueue, kept: Kept) -> None:
+        q.list_for(kept.step).append(kept.message)
+        q.announce_ready()
 
     @_one_step
     def publish(self, queue: str, entries: Sequence[Entry], expires_ms: int = 0) -> int:
@@ -269,6 +279,13 @@ class FakeStore:
             return None
         q.consumers[consumer] = now_ms + lease_ms
         return [name for name in _by_lease(q) if q.consumers[name] <= now_ms][:DEAD_LIMIT]
+
+    @_one_step
+    def soonest_end_ms(self, queue: str, consumer: str) -> int | None:
+        """How many ms until the first lease of another consumer ends; None: there is none."""
+        ends = self.queue(queue).consumers.items()
+        lasting = (at_ms - self.now_ms for name, at_ms in ends if name != consumer)
+        return min((ms for ms in lasting if ms > 0), default=None)
 
     @_one_step
     def reclaim(self, queue: str, consumer: str) -> int:

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import time
 
+import redis
+
+from kombu_delayed.store import Store
+from kombu_delayed.testing.messages import message
+from tests.benchmarks.app import QUEUE
+from tests.benchmarks.bulk import probed
 from tests.benchmarks.bursts import publish
-from tests.benchmarks.report import Benchmark, Figures, Row, percentile
+from tests.benchmarks.report import NOTHING, Benchmark, Figures, Row, percentile
 from tests.benchmarks.rig import Rig
 from tests.kit.wait import wait_until
 
 #: A worker needs about a second for a thousand tasks.
 ON_TIME_SECONDS = 2
 PATIENCE_SECONDS = 10
+
+DEAD = "box:1:dead"
 
 
 def measure(rig: Rig) -> Figures:
@@ -53,4 +61,41 @@ def rows(stock: Figures, ours: Figures) -> list[Row]:
     ]
 
 
-BENCHMARKS = [Benchmark("recovery", measure, rows)]
+def reclaiming(port: int) -> tuple[int, float]:
+    """How many messages of a dead consumer went back to their list, and in how many seconds."""
+    with redis.Redis(port=port) as client:
+        began = time.perf_counter()
+        return Store(client).reclaim(QUEUE, DEAD), time.perf_counter() - began
+
+
+def measure_reclaim(rig: Rig) -> Figures:
+    count = rig.scaled(100_000, 10_000)
+    keys = Store(rig.redis).keys(QUEUE)
+    record = "0" + message("x" * 600)
+    for tag in range(0, count, 1000):
+        held = {f"{n + 1}": record for n in range(tag, tag + 1000)}
+        rig.redis.hset(keys.unacked(DEAD), mapping=held)
+    rig.redis.zadd(keys.consumers, {DEAD: 1})
+    (back, seconds), p99 = probed(rig, reclaiming, rig.server.port)
+    if back != count or rig.redis.llen(QUEUE) != count:
+        raise RuntimeError(f"{back} of {count} messages are back")
+    return {"count": count, "seconds": seconds, "p99_ms": p99}
+
+
+def reclaim_rows(ours: Figures) -> list[Row]:
+    return [
+        Row(
+            f"{ours['count']:,.0f} unacked messages of a dead consumer back in their queue, and "
+            "the p99 of another client's PING meanwhile",
+            "≤ 10 ms",
+            NOTHING,
+            f"{ours['seconds']:.1f} s, {ours['p99_ms']:.1f} ms",
+            reached=ours["p99_ms"] <= 10,
+        )
+    ]
+
+
+BENCHMARKS = [
+    Benchmark("recovery", measure, rows),
+    Benchmark("reclaim", measure_reclaim, reclaim_rows, sides=("ours",)),
+]

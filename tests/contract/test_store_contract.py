@@ -149,6 +149,19 @@ def test_messages_of_the_dead_are_reclaimed(store: Store) -> None:
     assert texts(deliver(store, "B")) == [returned(message("a"), 1), returned(message("b"), 1)]
 
 
+def test_when_the_next_lease_ends(store: Store) -> None:
+    assert store.soonest_end_ms("q", "A") is None
+    deliver(store, "A")
+    assert store.soonest_end_ms("q", "A") is None
+    store.now = "1500"
+    deliver(store, "B")
+    deliver(store, "C")
+    assert store.soonest_end_ms("q", "A") == LEASE_MS
+    assert store.soonest_end_ms("q", "B") == LEASE_MS - 500
+    store.now = str(1000 + LEASE_MS)
+    assert store.soonest_end_ms("q", "B") == 500
+
+
 def test_who_was_reclaimed_finds_out(store: Store) -> None:
     store.publish("q", [entry("a")])
     deliver(store, "A")

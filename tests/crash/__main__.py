@@ -27,15 +27,23 @@ def run_shown(console: Console, order: Order) -> Result:
 @click.command()
 @click.option("--minutes", type=click.FloatRange(0.1), default=5, show_default=True)
 @click.option("--seed", type=int, default=1, show_default=True)
-@click.option("--transport", type=click.Choice(["delayed", "stock"]), default="delayed")
+@click.option(
+    "--transport",
+    "transports",
+    type=click.Choice(["delayed", "stock"]),
+    multiple=True,
+    default=["delayed", "stock"],
+    show_default=True,
+    help="Repeatable.",
+)
 @click.option("--rate", type=float, default=40, show_default=True, help="Tasks sent per second.")
-@click.option("--every", type=float, default=5, show_default=True, help="Seconds between faults.")
+@click.option("--every", type=float, default=1.2, show_default=True, help="Seconds between faults.")
 @click.option("--keep", type=click.Path(path_type=Path), help="Keep logs and journals there.")
-@click.option("--write", type=click.Path(path_type=Path), help="A page: both transports.")
+@click.option("--write", type=click.Path(path_type=Path), help="Write a page of the results.")
 def main(
     minutes: float,
     seed: int,
-    transport: str,
+    transports: tuple[str, ...],
     rate: float,
     every: float,
     keep: Path | None,
@@ -44,7 +52,7 @@ def main(
     """Kill workers and the server at random, and count what is lost, late, or run twice."""
     console = Console()
     results = []
-    for name in ("delayed", "stock") if write else (transport,):
+    for name in transports:
         kept = keep / name if keep else None
         result = run_shown(console, Order(minutes * 60, seed, name, rate, every, kept))
         results.append(result)

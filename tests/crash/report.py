@@ -30,7 +30,7 @@ def rows(result: Result) -> list[tuple[str, str]]:
         ("run, to the end if acked late", verdict.ran),
         ("**lost**", len(verdict.lost)),
         ("**stuck**: held on the server when the run ended", len(verdict.stuck)),
-        ("not sent, as the task before is lost or stuck", verdict.not_sent),
+        ("not sent, as the task before has failed, is lost or stuck", verdict.not_sent),
         ("**early**, by the server's clock", len(verdict.early)),
         ("acked when it started, worker died before its first line", len(verdict.dropped)),
         ("run more than once", sum(verdict.repeats.values())),

@@ -4,30 +4,39 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 
 import pytest
 import redis
 
 from kombu_delayed import backlog
 from kombu_delayed import store as store_module
+from kombu_delayed.lease import Keeper
 from kombu_delayed.store import Store
-from tests.crash.dying import CUTS, Killed, Reader, dying_store
+from tests.crash.deaths import (
+    DUE_MS,
+    LATER_MS,
+    LEASE_MS,
+    MANY,
+    NOW_MS,
+    Case,
+    ack,
+    dead_letters,
+    deliver,
+    every_death,
+    held,
+    inherit,
+    publish,
+    schedule,
+    unacked,
+)
+from tests.crash.dying import Reader
 from tests.kit.backlog import check_backlog
 from tests.kit.state import entry
 
 pytestmark = pytest.mark.crash
 
-NOW_MS = 1_000_000
-DUE_MS = NOW_MS + 5_000
-LEASE_MS = 30_000
-LATER_MS = NOW_MS + LEASE_MS
-MANY = [str(n) for n in range(7)]
 ETA = "1970-01-01T00:16:45+00:00"  # DUE_MS
-
-Move = Callable[[Store], None]
-Setup = Callable[[Store], None]
 
 
 @pytest.fixture(autouse=True)
@@ -36,29 +45,16 @@ def _small_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "CALL_LIMIT", 2)
 
 
-def publish(store: Store) -> None:
-    store.publish("q", [entry(id) for id in MANY])
-
-
-def schedule(store: Store) -> None:
-    store.schedule("q", [entry(id, DUE_MS) for id in MANY])
-
-
-def deliver(store: Store, consumer: str = "A", want: int = 9) -> list[str]:
-    answer = store.deliver("q", consumer, want, 1, lease_ms=LEASE_MS)
-    assert answer is not None
-    return [json.loads(record[1:])["body"] for record in answer.records]
+@pytest.fixture(autouse=True)
+def _no_keeper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its thread would send commands of its own, at times of its own."""
+    monkeypatch.setattr(Keeper, "watch", lambda keeper, lease: None)
 
 
 def deliver_due(store: Store) -> None:
     store.now = str(DUE_MS)
     deliver(store, want=3)
     store.now = str(NOW_MS)
-
-
-def held(store: Store) -> None:
-    publish(store)
-    deliver(store)
 
 
 def held_by_the_dead(store: Store) -> None:
@@ -83,6 +79,20 @@ def bury(store: Store) -> None:
         store.bury("q", "A", [(tag, MANY[tag - 1], "{}", b"")])
 
 
+def buried(store: Store) -> None:
+    """All are dead letters, and their consumer has left."""
+    held(store)
+    store.bury("q", "A", [(tag, id, "{}", b"") for tag, id in enumerate(MANY, 1)])
+    store.leave("q", "A")
+
+
+def unannounced(store: Store) -> None:
+    """Some are ready, the others delayed, and who was told of them has died."""
+    store.publish("q", [entry(id) for id in MANY[:3]])
+    store.schedule("q", [entry(id, DUE_MS) for id in MANY[3:]])
+    store.client.delete("{q}:wake")
+
+
 def cancel(store: Store) -> None:
     backlog.Backlog(store, "q").cancel(MANY[:5])
 
@@ -92,14 +102,6 @@ def reschedule(store: Store) -> None:
     times = (NOW_MS if n % 3 == 0 else DUE_MS + n for n in range(len(MANY)))
     moves = [backlog.Move(id, str(at)) for id, at in zip(MANY, times, strict=True)]
     backlog.Backlog(store, "q").reschedule(moves)
-
-
-@dataclass(frozen=True)
-class Case:
-    move: Move
-    setup: Setup = lambda store: None
-    #: The process that died was a producer's: what it had not sent is nobody's.
-    publishes: bool = False
 
 
 CASES = {
@@ -115,59 +117,14 @@ CASES = {
     "leave": Case(lambda store: store.leave("q", "A"), held),
     "cancel": Case(cancel, schedule),
     "reschedule": Case(reschedule, schedule),
+    "replay": Case(lambda store: store.replay("q", MANY[:5]) and None, buried),
+    "replay later": Case(lambda store: store.replay("q", MANY[:5], DUE_MS) and None, buried),
+    "announce": Case(lambda store: store.announce("q"), unannounced),
 }
-
-
-def ack(store: Store, tag: int) -> None:
-    store.ack("q", "A", [tag], on_error=lambda: pytest.fail("an ack was refused"))
-
-
-def steps(client: redis.Redis, case: Case) -> int:
-    """How many commands the whole move takes."""
-    client.flushall()
-    client.script_flush()
-    case.setup(Store(client, now=str(NOW_MS)))
-    client.script_flush()
-    store = dying_store(client, NOW_MS)
-    case.move(store)
-    return store.run.sent
-
-
-def die(client: redis.Redis, case: Case, at: int, cut: str) -> None:
-    client.flushall()
-    case.setup(Store(client, now=str(NOW_MS)))
-    client.script_flush()  # each first call is answered NOSCRIPT: one more step to die at
-    with pytest.raises(Killed):
-        case.move(dying_store(client, NOW_MS, at, cut))
-
-
-def inherit(client: redis.Redis, consumer: str = "B", now_ms: int = 10 * LATER_MS) -> Counter[str]:
-    """Another consumer takes over when every lease has ended: what it is delivered, by body."""
-    store = Store(client, now=str(now_ms))
-    bodies = deliver(store, consumer, 0)
-    for dead in store.renew("q", consumer, LEASE_MS) or []:
-        store.reclaim("q", dead)
-    while found := deliver(store, consumer):
-        bodies += found
-        store.client.delete(store.keys("q").unacked(consumer))
-    return Counter(bodies)
-
-
-def dead_letters(client: redis.Redis) -> Counter[str]:
-    records = client.hvals("{q}:dead-messages")
-    return Counter(json.loads(record[1:])["body"] for record in records)
-
-
-def unacked(client: redis.Redis, consumer: str = "A") -> Counter[str]:
-    records = client.hvals("{q}:unacked:" + consumer)
-    return Counter(json.loads(record[1:])["body"] for record in records)
-
-
-def every_death(client: redis.Redis, case: Case) -> Iterator[tuple[int, str]]:
-    for at in range(1, steps(client, case) + 1):
-        for cut in CUTS:
-            die(client, case, at, cut)
-            yield at, cut
+ACKS = {
+    "ack": CASES["ack"],
+    "ack with events": replace(CASES["ack"], event_limit=1000),
+}
 
 
 FORGETTING = ("ack", "cancel")
@@ -191,13 +148,14 @@ def test_nothing_is_left_behind(name: str, client: redis.Redis) -> None:
         assert client.zrange("{q}:consumers", 0, -1) == [b"B"], f"{name} at {death}"
 
 
-def test_acked_never_comes_back(client: redis.Redis) -> None:
+@pytest.mark.parametrize("name", ACKS)
+def test_acked_never_comes_back(name: str, client: redis.Redis) -> None:
     acked = set()
-    for death in every_death(client, CASES["ack"]):
+    for death in every_death(client, ACKS[name]):
         gone = set(MANY) - set(unacked(client))
         acked.add(len(gone))
-        assert inherit(client) == Counter(set(MANY) - gone), f"ack at {death}"
-    assert acked == {1, 2, 3}
+        assert inherit(client) == Counter(set(MANY) - gone), f"{name} at {death}"
+    assert acked - {0} == {1, 2, 3}
 
 
 def test_cancelled_never_comes_back(client: redis.Redis) -> None:
@@ -216,6 +174,28 @@ def test_rescheduled_is_not_early(client: redis.Redis) -> None:
         moved.add(len(later))
         assert set(inherit(client, now_ms=DUE_MS)) == set(MANY) - later, f"at {death}"
     assert moved == {0, 1, 2, 4}
+
+
+def test_replayed_later_is_not_early(client: redis.Redis) -> None:
+    replayed = set()
+    for death in every_death(client, CASES["replay later"]):
+        later = set(check_backlog(client))
+        replayed.add(len(later))
+        assert set(MANY) - later == set(dead_letters(client)), f"at {death}"
+        names = {id.decode() for id in client.zrange("{q}:dead", 0, -1)}
+        assert set(MANY) - later == names, f"at {death}"
+        assert inherit(client, now_ms=DUE_MS - 1) == Counter(), f"at {death}"
+    assert replayed == {0, 2, 4, 5}
+
+
+def test_announced_or_not_and_then_announced_again(client: redis.Redis) -> None:
+    tokens = {b"now": 0.0, b"due": float(DUE_MS)}
+    found = []
+    for death in every_death(client, CASES["announce"]):
+        found.append(dict(client.zrange("{q}:wake", 0, -1, withscores=True)))
+        Store(client, now=str(NOW_MS)).announce("q")
+        assert dict(client.zrange("{q}:wake", 0, -1, withscores=True)) == tokens, f"at {death}"
+    assert found == [{}, {}, tokens, tokens]  # the first command is answered NOSCRIPT
 
 
 def test_parked_is_not_early(client: redis.Redis) -> None:

@@ -28,6 +28,7 @@ from celery_ext import bulk as bulk_module
 from celery_ext.bulk import BulkReport, Refused
 from celery_ext.errors import BulkError
 from celery_ext.reprs import short_repr
+from celery_ext.unique import unique_headers
 from kombu_delayed.errors import ServerFull
 from tests.kit.backlog import check_backlog
 from tests.kit.servers import Server, available_kinds, start_server
@@ -415,6 +416,29 @@ def test_unique_tasks(delayed: Delayed) -> None:
     assert report.refusals[0].row == 3
     assert report.refusals[0].reason.startswith("AlreadyDelayed: task ")
     assert sum("delayed_unique" in each.headers for each in delayed.find()) == 1
+
+
+@pytest.mark.parametrize(
+    ("conflict", "eta", "expected"),
+    [
+        ("replace", ETA, {"delayed": 3}),
+        ("replace", datetime(2020, 1, 1), {"ready": 3}),
+        ("debounce", ETA, {"delayed": 1, "already": 2}),
+        ("debounce", datetime(2020, 1, 1), {"ready": 3}),
+    ],
+)
+def test_unique_tasks_that_take_each_other_s_place(
+    conflict: str, eta: datetime, expected: dict[str, int], delayed: Delayed
+) -> None:
+    headers = unique_headers("key", conflict)
+    rows = [("add", (n,), {}, eta, {"task_id": f"{n}", "headers": headers}) for n in range(3)]
+    assert send(delayed, rows) == BulkReport(rows=3, **expected)
+
+
+def test_unique_tasks_again_with_the_same_ids(delayed: Delayed) -> None:
+    options = {"task_id": "a", "headers": unique_headers("key")}
+    assert send(delayed, [("add", (1,), {}, ETA, options)]).delayed == 1
+    assert send(delayed, [("add", (1,), {}, ETA, options)]) == BulkReport(rows=1, already=1)
 
 
 def test_refused_by_the_router(server: Server, client: redis.Redis) -> None:

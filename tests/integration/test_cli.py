@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,10 @@ from celery_ext import Delayed
 from celery_ext.backup import backup
 from celery_ext.cli import COMMANDS, delayed
 from celery_ext.cli.times import SPAN, TIME
+from kombu_delayed import events as streams
 from kombu_delayed.doctor import Doctor
 from tests.kit.servers import Server, free_port
+from tests.kit.state import entry
 from tests.kit.tasks_app import Settings, make_app
 from tests.kit.workers import ROOT
 
@@ -217,7 +220,10 @@ def test_count_by_criteria(cli: Cli) -> None:
     found = cli.json("count", "--task", "billing.*")
     assert found == {"delayed": 2, "queues": {"celery": 1, "mail": 1}}
     assert cli.text("count", "--task", "billing.*").splitlines()[-1].split() == ["all", "2"]
-    assert cli.json("count", "--task", "none") == {"delayed": 0, "queues": {}}
+    assert cli.json("count", "--task", "none", code=1) == {"delayed": 0, "queues": {}}
+    result = cli("count", "--task", "none")
+    assert (result.exit_code, result.stderr) == (1, "No delayed task meets the criteria.\n")
+    assert result.stdout.splitlines()[-1].split() == ["all", "0"]
 
 
 def test_forecast(cli: Cli) -> None:
@@ -312,6 +318,14 @@ def test_events_of_a_worker(cli: Cli) -> None:
     assert cli.text("events", "--limit", "1").rstrip().endswith("by w1@box, 1 in vain")
 
 
+def test_events_of_a_drained_queue(empty: Cli) -> None:
+    """Also of one that only other apps know."""
+    empty.backlog.store.schedule("elsewhere", [entry("a", 10**13)])
+    empty.backlog.backlog("elsewhere").cancel(["a"])
+    empty.client.delete("{elsewhere}:wake")
+    assert " in elsewhere" in empty.text("events", "--limit", "1")
+
+
 def test_no_events(empty: Cli) -> None:
     assert "No events are kept." in empty("events").stderr
     assert empty("events").exit_code == 1
@@ -326,6 +340,23 @@ def test_events_as_they_come(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("celery_ext.cli.events.time.sleep", sleep)
     lines = cli.text("events", "--limit", "1", "--follow").splitlines()
     assert [line.split()[2] for line in lines] == ["scheduled", "cancelled"]
+
+
+def test_no_event_is_passed_over_before_the_first_look(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = streams.newest
+
+    def late(*given: Any) -> Any:
+        found = real(*given)
+        if given[1] == "mail" and len(given) == 3:
+            cli.backlog.cancel("one")
+        return found
+
+    monkeypatch.setattr("celery_ext.cli.events.streams.newest", late)
+    monkeypatch.setattr("celery_ext.cli.events.time.sleep", lambda seconds: _interrupt())
+    text = cli.text("events", "--limit", "1", "--follow")
+    assert text.count("cancelled") == 1
 
 
 def _interrupt() -> None:
@@ -454,6 +485,28 @@ def test_progress_is_not_in_the_answer(
     result = graves(*words.split(), "--json")
     assert isinstance(json.loads(result.stdout), dict)
     assert "━" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("dead purge --all --yes", r"Reading .* 3/3"),
+        ("dead replay --task a.* --yes -Q mail", r"Reading .* 1/1"),
+        ("dead purge d1 d4", r"Reading .* 2/2"),
+        ("show ready", r"Searching .* 3/\?"),
+        ("restore {file} --yes", r"Checking \(bytes\) .* {size}/{size}"),
+    ],
+)
+def test_progress(
+    words: str, said: str, graves: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for id in ("ready", "other", "another"):
+        graves.send(id, -1, queue="unknown")
+    graves.text("backup", file := str(tmp_path / "file"))
+    size = Path(file).stat().st_size
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    shown = graves(*words.format(file=file).split()).stderr
+    assert re.search(said.format(size=size), re.sub(r"\x1b\[[^A-Za-z]*[A-Za-z]", "", shown)), shown
 
 
 def test_many_more_than_are_shown(cli: Cli) -> None:
@@ -636,6 +689,29 @@ def test_doctor_says_what_it_has_repaired(cli: Cli) -> None:
     assert "doctor --fix" not in text
 
 
+@pytest.mark.usefixtures("fit")
+def test_doctor_of_what_is_no_harm(cli: Cli) -> None:
+    """A cancelled task leaves its key until another task comes."""
+    cli.send("five", HOUR, headers={"delayed_unique": "k"})
+    cli.backlog.cancel("five")
+    found = cli.json("doctor")
+    assert found["healthy"]
+    assert [each["kind"] for each in found["findings"]] == ["leftover"]
+    assert "doctor --fix" in cli.text("doctor")
+    cli.json("doctor", "--fix")
+    assert cli.json("doctor")["findings"] == []
+
+
+@pytest.mark.usefixtures("fit")
+def test_doctor_of_a_consumer_that_hears_nothing(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    hasty = partial(Doctor, patience_seconds=0)
+    monkeypatch.setattr("celery_ext.cli.doctor.Doctor", hasty)
+    cli.backlog.store.deliver("mail", "box:1:ab", 0, 1, lease_ms=90_000, waits=False)
+    (finding,) = cli.json("doctor", "--fix", code=1)["findings"]
+    assert (finding["kind"], finding["examples"]) == ("untaken", ["box:1:ab"])
+    assert "restart that consumer" in cli.text("doctor", "--fix", code=1)
+
+
 def test_doctor_beside_a_busy_queue(cli: Cli) -> None:
     """What moves while it looks is not called wrong."""
     store = cli.backlog.store
@@ -655,11 +731,72 @@ def test_backup_and_restore(cli: Cli, tmp_path: Path) -> None:
     assert "tasks and 0 dead letters are in" in cli.text("backup", file)
     for id in before:
         cli.backlog.cancel(id)
-    assert "0 were there already" in cli.text("restore", file)
+    assert "0 were there already" in cli.text("restore", file, "--yes")
     assert cli.ids() == before
-    again = cli.json("restore", file)
+    again = cli.json("restore", file, "--yes")
     assert (again["messages"], again["already"]) == (0, len(before))
     assert cli.json("backup", file)["messages"] == len(before)
+
+
+@pytest.fixture
+def file(graves: Cli, tmp_path: Path) -> str:
+    """A backup of a broker that is empty now: three tasks and three dead letters, in two queues."""
+    for id, queue in (("one", "celery"), ("two", "mail"), ("three", "mail")):
+        graves.send(id, HOUR, queue=queue)
+    graves.text("backup", str(tmp_path / "file"))
+    graves.client.flushall()
+    return str(tmp_path / "file")
+
+
+def test_restore_shows_what_the_file_has_and_asks(file: str, empty: Cli) -> None:
+    result = empty("restore", file, input="n\n")
+    assert result.exit_code == 1
+    assert "Restore 3 tasks and 3 dead letters? [y/N]" in result.stderr
+    made, *_, first, second, _ = result.stdout.splitlines()
+    assert re.match(r"Made 20..-.* of delayed\+redis://", made)
+    assert (first.split(), second.split()) == (["celery", "1", "2"], ["mail", "2", "1"])
+    assert empty.ids() == set()
+    text = empty.text("restore", file, input="y\n")
+    assert text.endswith("3 tasks and 3 dead letters are restored; 0 were there already.\n")
+    assert empty.ids() == {"one", "two", "three"}
+
+
+def test_restore_one_queue(file: str, empty: Cli) -> None:
+    result = empty("restore", file, "-Q", "mail", input="y\n")
+    assert "Restore 2 tasks and 1 dead letter?" in result.stderr
+    assert "celery" not in result.stdout
+    assert empty.ids() == {"two", "three"}
+
+
+def test_restore_dry_run(file: str, empty: Cli) -> None:
+    assert empty.json("restore", file, "--dry-run") == {
+        "dry_run": True,
+        "matched": 6,
+        "messages": 0,
+        "dead": 0,
+        "already": 0,
+        "queues": {},
+        "counts": {"celery": {"messages": 1, "dead": 2}, "mail": {"messages": 2, "dead": 1}},
+    }
+    result = empty("restore", file, "--dry-run")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.splitlines()[-2].split() == ["mail", "2", "1"]
+    assert empty.client.keys("*") == []
+
+
+def test_restore_asks_beside_json(file: str, empty: Cli) -> None:
+    result = empty("restore", file, "--json", input="y\n")
+    answer = json.loads(result.stdout.lstrip(" y\n"))
+    assert (answer["matched"], answer["messages"], answer["dead"]) == (6, 3, 3)
+    assert answer["queues"] == {"celery": 3, "mail": 3}
+    assert "mail" in result.stderr
+
+
+def test_restore_nothing(file: str, empty: Cli) -> None:
+    result = empty("restore", file, "-Q", "none")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "The file has nothing of queue none.\n"
+    assert empty.json("restore", file, "-Q", "none", code=1)["matched"] == 0
 
 
 @pytest.mark.parametrize("content", [b"", b"no backup", None], ids=["empty", "other", "cut"])
@@ -697,6 +834,7 @@ def test_every_command(words: list[str], server: Server, tmp_path: Path) -> None
     """Has help and `--json`, and says in one line that there is no server."""
     port, file = free_port(), str(tmp_path / "backup")
     with make_app(Settings(f"delayed+{server.url}")) as app:
+        app.send_task("record", countdown=60)
         backup(Delayed(app), file)
     with make_app(Settings(f"delayed+redis://127.0.0.1:{port}/0")) as app:
         cli = Cli(app, redis.Redis(), Delayed(app))
@@ -705,7 +843,7 @@ def test_every_command(words: list[str], server: Server, tmp_path: Path) -> None
         assert help.split("\n\n")[1].strip()
         id = {
             "backup": [file],
-            "restore": [file],
+            "restore": [file, "--yes"],
             "show": ["x"],
             "cancel": ["x"],
             "run-now": ["x"],
@@ -827,7 +965,8 @@ def _examples() -> list[str]:
     return re.findall(r"^\$ celery -A proj delayed (.*)$", text, re.MULTILINE)
 
 
-def test_examples_are_true(cli: Cli) -> None:
+def test_examples_are_true(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     examples = _examples()
     assert len(examples) > 20
     for example in examples:

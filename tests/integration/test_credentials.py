@@ -126,7 +126,9 @@ def test_a_consumer_takes_new_credentials(
     mail: Queue,
     listens: bool,
 ) -> None:
-    connection = connect_as(health_check_interval=1, delayed_poll_seconds=0.2)
+    connection = connect_as(
+        health_check_interval=1, delayed_poll_seconds=0.2, delayed_lease_seconds=3
+    )
     inbox = Inbox(connection, *([mail, NEWS] if listens else [mail]))
     for n in range(5):
         publish(connection, mail, n)

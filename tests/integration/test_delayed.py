@@ -116,6 +116,16 @@ def test_get_a_ready_task(app: Celery, delayed: Delayed) -> None:
     assert (found.state, found.eta, found.remaining, found.priority) == ("ready", None, None, 6)
 
 
+def test_get_tells_how_much_it_has_read(app: Celery, delayed: Delayed) -> None:
+    for n in range(5):
+        app.send_task("record", task_id=f"{n}")
+    delayed.store.deliver("celery", "C", 2, 1, lease_ms=60_000)
+    for id, read in (("4", [3]), ("0", [3, 2]), ("x", [3, 2])):
+        told: list[int] = []
+        delayed.get(id, progress=told.append)
+        assert told == read
+
+
 def test_get_an_overdue_task(app: Celery, delayed: Delayed) -> None:
     send(app, "a", 0.5)
     delayed.store.now = f"+{int(HOUR.total_seconds()) * 1000}"
@@ -148,7 +158,10 @@ def test_get_a_dead_task(app: Celery, delayed: Delayed) -> None:
     found = delayed.get("a")
     assert found
     assert (found.id, found.state, found.reason, found.consumer) == ("a", "dead", "because", "C")
-    assert (found.task, found.priority) == ("record", 3)
+    assert (found.task, found.priority, found.deliveries) == ("record", 3, 1)
+    buried = delayed.dead.show("a")
+    assert buried
+    assert buried.info.deliveries == found.as_dict()["deliveries"] == 1
     assert delayed.get("b")
 
 
@@ -209,7 +222,9 @@ def test_a_reader_of_ready_lists_passes_over_nothing(
 ) -> None:
     """Also where others publish and take while it reads."""
     monkeypatch.setattr(lookup, "PAGE_SIZE", 4)
-    messages = [f'{{"headers": {{"id": "{n}"}}, "properties": {{}}}}' for n in range(20)]
+    messages = [
+        f'{{"body": "", "headers": {{"id": "{n}"}}, "properties": {{}}}}' for n in range(20)
+    ]
     for wanted in range(10, 20):
         store.client.delete("q")
         store.client.lpush("q", *messages)
@@ -407,6 +422,26 @@ def test_queues_that_the_app_does_not_know(app: Celery, make: Callable[..., Cele
     found = other.get("run")
     assert found
     assert found.queue == "elsewhere"
+
+
+def test_a_drained_queue_that_the_app_does_not_know(
+    app: Celery, make: Callable[..., Celery], client: redis.Redis
+) -> None:
+    other: Delayed = make().delayed
+    send(app, "a", queue="elsewhere")
+    assert other.cancel("a")
+    client.delete("{elsewhere}:wake")  # as a consumer takes the token
+    assert other.queues() == ["celery", "elsewhere"]
+    assert [each.event for each in other.events(task_id="a")] == ["scheduled", "cancelled"]
+
+
+@pytest.mark.parametrize("kind", ["messages", "unacked:host:1:ab", "dead-messages"])
+def test_a_queue_of_which_little_is_left(kind: str, delayed: Delayed, client: redis.Redis) -> None:
+    client.hset("{else:where}:" + kind, "a", "x")
+    client.hset("{other}:" + kind + "-else", "a", "x")
+    assert {*delayed.queues()} == {"celery", "else:where"} | (
+        {"other"} if kind.startswith("unacked") else set()
+    )
 
 
 @pytest.mark.parametrize("prefix", ["", "shop:", "a[b]*?\\{x}:"])

@@ -20,7 +20,8 @@ from tests.kit.wait import wait_until
 
 ROOT = Path(__file__).parents[2]
 STARTER = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 from kombu_delayed import embedded
 print("ready", flush=True)
 start = float(sys.stdin.readline())

@@ -12,7 +12,8 @@ import pytest
 import redis
 from celery.contrib.testing.worker import start_worker
 from celery.exceptions import Reject
-from celery.signals import setup_logging
+from celery.signals import setup_logging, task_received
+from kombu import Connection
 
 from celery_ext import install
 from celery_ext.signals import task_buried, task_late
@@ -30,7 +31,7 @@ def bench(server: Server, tmp_path: Path) -> Iterator[Bench]:
 
 
 @contextmanager
-def worker_in_this_process(bench: Bench) -> Iterator[None]:
+def worker_in_this_process(bench: Bench, **options: Any) -> Iterator[None]:
     """A worker that leaves the process's logging alone."""
 
     def leave(**_: Any) -> None:
@@ -38,7 +39,7 @@ def worker_in_this_process(bench: Bench) -> Iterator[None]:
 
     setup_logging.connect(leave)
     try:
-        with start_worker(bench.app, perform_ping_check=False):
+        with start_worker(bench.app, perform_ping_check=False, **options):
             yield
     finally:
         setup_logging.disconnect(leave)
@@ -104,6 +105,44 @@ def test_streams_do_not_outlive_the_queues_of_workers(bench: Bench, client: redi
     assert [key for key in left if client.pttl(key) == -1] in ([], [b"{celery}:events"])
 
 
+def consumer_name(bench: Bench) -> str:
+    wait_until(lambda: bench.app.delayed.consumers("celery"), "it consumes")
+    (consumer,) = bench.app.delayed.consumers("celery")
+    return consumer.name
+
+
+def test_a_second_worker_of_the_process_has_its_own_name(bench: Bench) -> None:
+    for name in ("w1@host", "w2@host"):
+        with worker_in_this_process(bench, hostname=name):
+            assert consumer_name(bench).startswith(f"{name}:")
+
+
+def test_a_name_that_the_user_has_chosen_stays(server: Server, tmp_path: Path) -> None:
+    with extended(server, tmp_path) as bench:
+        bench.app.conf.broker_transport_options = {"delayed_consumer_name": "mine"}
+        with worker_in_this_process(bench, hostname="w1@host"):
+            assert consumer_name(bench).startswith("mine:")
+
+
+@pytest.mark.parametrize("limit", [0, 1000])
+@pytest.mark.parametrize("acks", [1, 3])
+def test_an_ack_just_before_the_end_counts_though_the_server_has_lost_its_scripts(
+    limit: int, acks: int, server: Server, client: redis.Redis
+) -> None:
+    options = {"delayed_events": limit}
+    with Connection(f"delayed+{server.url}", transport_options=options) as connection:
+        queue = connection.SimpleQueue("mail")
+        for n in range(acks + 1):
+            queue.put(n)
+        queue.get(timeout=5).ack()
+        messages = [queue.get(timeout=5) for _ in range(acks)]
+        client.script_flush()
+        for message in messages:
+            message.ack()
+        queue.close()
+    assert client.llen("mail") == 0
+
+
 # Signals.
 
 
@@ -124,6 +163,7 @@ def test_a_task_that_comes_late(bench: Bench) -> None:
             bench.result("now").get(timeout=20)
     finally:
         task_late.disconnect(listen)
+    assert not task_received.receivers
     (given,) = late
     assert (given["sender"], given["task_id"], given["eta"]) == ("noop", "late", eta.isoformat())
     assert 200 <= given["late_seconds"] < 260
@@ -176,7 +216,8 @@ def test_a_broken_connection_when_telling_of_a_burial_stops_nothing(
     task_buried.connect(listen)
     try:
         assert real.release("celery", "me", [1], counted=True) == 1
+        text = "Cannot tell of dead letters in queue 'celery': gone"
+        wait_until(lambda: text in caplog.text, "it is logged")
     finally:
         task_buried.disconnect(listen)
     assert heard == []
-    assert "Cannot tell of dead letters in queue 'celery': gone" in caplog.text

@@ -90,6 +90,15 @@ def test_without_a_result_backend(server: Server) -> None:
         delayed.close()
 
 
+def test_a_result_backend_that_cannot_be_made(server: Server) -> None:
+    url = f"delayed+{server.url}"
+    with make_app(Settings(url)) as sender, make_app(Settings(url, "couchdb://nowhere")) as app:
+        delayed = install(app)
+        sender.send_task("record", task_id="a", countdown=60)
+        assert delayed.cancel("a")
+        delayed.close()
+
+
 def test_terminate(bench: Bench) -> None:
     bench.send("a")
     bench.app.control.terminate("a")

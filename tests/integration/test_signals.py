@@ -13,6 +13,7 @@ from celery import chain, group
 
 from celery_ext import install
 from celery_ext.signals import task_cancelled, task_rescheduled, task_scheduled
+from celery_ext.unique import AlreadyDelayed, unique_headers
 from tests.kit.extended import Bench, extended
 from tests.kit.servers import Server
 
@@ -88,6 +89,81 @@ def test_scheduled_parts(canvas: Callable[..., Any], count: int, bench: Bench) -
         canvas(part).apply_async()
     assert {each["task_id"] for each in said} == bench.backlog()
     assert len(said) == count
+
+
+def send_unique(bench: Bench, conflict: str, *sent: tuple[str, str]) -> dict[str, list[Any]]:
+    """What is told when tasks with one key are sent, each with its id and ETA."""
+    with (
+        heard(task_scheduled) as scheduled,
+        heard(task_cancelled) as cancelled,
+        heard(task_rescheduled) as rescheduled,
+    ):
+        for id, eta in sent:
+            bench.app.send_task(
+                "record", task_id=id, eta=eta, headers=unique_headers("k", conflict)
+            )
+    return {
+        "scheduled": [(each["task_id"], each["eta"]) for each in scheduled],
+        "cancelled": [(each["info"].id, each["info"].eta.year) for each in cancelled],
+        "rescheduled": [(each["task_id"], each["eta"]) for each in rescheduled],
+    }
+
+
+SENT = [("a", "2100-01-01T00:00:00+00:00"), ("b", "2101-01-01T00:00:00+00:00")]
+THIRD = ("c", "2102-01-01T00:00:00+00:00")
+
+
+def test_a_task_whose_place_is_taken(bench: Bench) -> None:
+    """Its result is that of any cancelled task."""
+    assert send_unique(bench, "replace", *SENT, THIRD) == {
+        "scheduled": [*SENT, THIRD],
+        "cancelled": [("a", 2100), ("b", 2101)],
+        "rescheduled": [],
+    }
+    assert [bench.result(id).state for id in "abc"] == ["REVOKED", "REVOKED", "PENDING"]
+
+
+def test_a_task_that_takes_its_own_place(bench: Bench) -> None:
+    told = send_unique(bench, "replace", SENT[0], ("a", "2101-01-01T00:00:00+00:00"))
+    assert told["cancelled"] == told["rescheduled"] == []
+    assert bench.result("a").state == "PENDING"
+    assert bench.backlog() == {"a"}
+
+
+def test_a_task_that_is_pushed(bench: Bench) -> None:
+    past = ("d", "2001-01-01T00:00:00+00:00")
+    assert send_unique(bench, "debounce", *SENT, THIRD, past, SENT[1]) == {
+        "scheduled": [SENT[0], SENT[1]],
+        "cancelled": [],
+        "rescheduled": [("a", SENT[1][1]), ("a", THIRD[1]), ("a", past[1])],
+    }
+    assert bench.backlog() == {"b"}
+
+
+def test_a_task_that_is_pushed_to_now(bench: Bench) -> None:
+    bench.send("a", headers=unique_headers("k", "debounce"))
+    with heard(task_rescheduled) as said:
+        bench.app.send_task("record", headers=unique_headers("k", "debounce"))
+    assert [(each["sender"], each["task_id"], each["eta"]) for each in said] == [
+        (bench.app, "a", None)
+    ]
+
+
+def test_a_task_that_is_refused(bench: Bench) -> None:
+    with pytest.raises(AlreadyDelayed):
+        send_unique(bench, "refuse", *SENT)
+    assert send_unique(bench, "replace", THIRD)["cancelled"] == [("a", 2100)]
+
+
+def test_parts_that_take_each_other_s_place(server: Server, tmp_path: Path) -> None:
+    """Told when the producer is free again, which a result backend may need."""
+    with extended(server, tmp_path, broker_pool_limit=1) as bench:
+        bench.app.conf.result_backend = "rpc://"
+        headers = unique_headers("k", "replace")
+        parts = [bench.signature("record", n).set(headers=headers, task_id=f"{n}") for n in "ab"]
+        with heard(task_cancelled) as said:
+            group(parts).apply_async()
+        assert [each["info"].id for each in said] == ["a"]
 
 
 def test_cancelled_and_rescheduled(bench: Bench) -> None:

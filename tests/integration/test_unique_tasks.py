@@ -88,13 +88,12 @@ def test_base_class(app: Celery, delayed: Delayed) -> None:
     def report(user: int, style: str = "short") -> None: ...
 
     calls: list[tuple[Any, Any]] = [((1,), {}), ((2,), {}), ((1,), {"style": "long"})]
-    for args, kwargs in calls:
-        report.apply_async(args, kwargs, countdown=60)
+    first, *_ = [report.apply_async(args, kwargs, countdown=60) for args, kwargs in calls]
     for args, kwargs in calls:
         with pytest.raises(AlreadyDelayed):
             report.apply_async(args, kwargs, countdown=60)
     assert len(ids(delayed)) == 3
-    assert delayed.cancel(ids(delayed)[0])
+    assert delayed.cancel(first.id)
     report.apply_async((1,), countdown=60)
 
 

@@ -250,6 +250,12 @@ def test_pages_of_nothing(backlog: Backlog) -> None:
     assert [each for page in backlog.pages() for each in page] == []
 
 
+def test_pages_with_an_empty_id(backlog: Backlog) -> None:
+    schedule(backlog, entry("", 2000), entry("a", 2000))
+    pages = [page for page, _ in zip(backlog.pages(size=1), range(9), strict=False)]
+    assert [each.member for page in pages for each in page] == ["", "a"]
+
+
 # forecast
 
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import uuid
 from typing import Any
 
 import pytest
 import redis
 
+from kombu_delayed import burials
 from kombu_delayed.backlog import Backlog, Move
 from kombu_delayed.errors import DelayedError
 from kombu_delayed.events import Event, newest, read
-from kombu_delayed.store import Entry, Limits, Store, burial_listeners
+from kombu_delayed.message import to_json
+from kombu_delayed.store import Entry, Limits, Store
 from tests.kit.state import all_keys
+from tests.kit.wait import wait_until
 
 CONSUMER = "w1@host:7:abcd"
 
@@ -27,7 +31,7 @@ def task(id: str, due: int | str = "", **headers: Any) -> Entry:
     headers = {"lang": "py", "task": "mail.send", "id": id, **headers}
     body = json.dumps({"id": "no", "task": "no", "tenant": "no"})
     content = {"body": body, "headers": headers, "properties": {"delivery_tag": "tag"}}
-    return Entry(id, 0, json.dumps(content), str(due))
+    return Entry(id, 0, to_json(content), str(due))
 
 
 def told(store: Store, queue: str = "q") -> list[tuple[Any, ...]]:
@@ -106,7 +110,7 @@ def test_ends(store: Store) -> None:
         ("delivered", "b", 2000, 0),
         ("buried", "a", 2000, 1),
         ("buried", "b", 2000, 1),
-        ("replayed", "a", None, 0),
+        ("replayed", "a", 2000, 0),
         ("replayed", "b", 9000, 0),
         ("cancelled", "c", 6000, 0),
         ("cancelled", "c", 5000, 0),
@@ -114,10 +118,20 @@ def test_ends(store: Store) -> None:
 
 
 def test_what_a_stock_producer_sent_too_early_is_scheduled_by_whom_it_meets(store: Store) -> None:
-    store.publish("q", [task("a")])
+    store.publish("q", [task("a"), task("a")])
     deliver(store)
-    store.park("q", CONSUMER, [(1, "a", 8000)])
-    assert told(store)[1:] == [("scheduled", "a", 8000, 0)]
+    store.park("q", CONSUMER, [(1, "a", 8000), (2, "a", 8000)])
+    assert told(store)[2:] == [("scheduled", "a", 8000, 0)]
+    assert newest(store, "q")[0].consumer == CONSUMER
+
+
+def test_a_message_that_cannot_be_read_is_buried_under_its_own_id(store: Store) -> None:
+    store.publish("q", [task("a"), Entry("b", 0, "no JSON")])
+    deliver(store)
+    store.bury("q", CONSUMER, [(1, "chance", "bad", b""), (2, "chance2", "bad", b"")])
+    assert told(store)[2:] == [("buried", "a", None, 1), ("buried", "chance2", None, 1)]
+    store.replay("q", ["chance", "chance2"])
+    assert told(store)[4:] == [("replayed", "a", None, 0), ("replayed", "chance2", None, 0)]
 
 
 @pytest.mark.parametrize(
@@ -160,6 +174,14 @@ def test_twice_is_told_once(store: Store) -> None:
         ({"tenant": 'say "hi"\\'}, 'say "hi"\\'),
         ({"tenant": "caf\u00e9"}, "caf\u00e9"),
         ({"tenant": {"a": 1}}, ""),
+        ({"tenant": uuid.UUID(int=7)}, str(uuid.UUID(int=7))),
+        ({"ctx": {"tenant": "inner"}, "tenant": "outer"}, "outer"),
+        ({"ctx": {"tenant": "inner"}}, ""),
+        ({"many": [{"tenant": "inner"}]}, ""),
+        ({"kwargsrepr": "{'a': {\"tenant\": 1}}", "stamps": {}, "tenant": "outer"}, "outer"),
+        ({"note": '{"tenant": "inner"}', "tenant": "outer"}, "outer"),
+        ({"tenant": "{"}, "{"),
+        ({"tenant": "a\\\\"}, "a\\\\"),
     ],
 )
 def test_tenants(headers: dict[str, Any], tenant: str, store: Store) -> None:
@@ -175,6 +197,11 @@ def test_tenants(headers: dict[str, Any], tenant: str, store: Store) -> None:
         ('{"headers":{"id":"h"},"properties":{}}', "h"),
         ('{"properties": {"message_id": "m", "delivery_tag": "t"}}', "m"),
         ('{"properties": {"delivery_tag": "t"}}', "t"),
+        ('{"headers": {"job": {"id": 5}}, "properties": {"delivery_tag": "t"}}', "t"),
+        ('{"headers": {"message_id": "h"}, "properties": {"delivery_tag": "t"}}', "t"),
+        ('{"headers": null, "properties": {"delivery_tag": "t"}}', "t"),
+        ('{"headers": {"id": 5}, "properties": {}}', "5"),
+        ('{"headers": {"id": "\\u00e9\\""}, "properties": {}}', '\u00e9"'),
         ("no JSON at all", ""),
         ('{"headers": "\\\\"id\\\\": "', ""),
         ('{"id": {"headers": [1', ""),
@@ -212,6 +239,12 @@ def test_events_of_a_queue_that_expires_go_with_it(store: Store, client: redis.R
     store.publish("q", [task("a")], 60_000)
     store.deliver("q", CONSUMER, 1, 1, lease_ms=30_000, expires_ms=60_000)
     assert 0 < client.pttl("{q}:events") <= 60_000  # type: ignore[operator]
+
+
+def test_events_of_a_queue_that_nobody_uses_go(store: Store, client: redis.Redis) -> None:
+    store.schedule("q", [task("a", 2000), task("b", 2000)])
+    days = client.pttl("{q}:events") / 86_400_000  # type: ignore[operator]
+    assert 6.9 < days <= 7
 
 
 def test_events_of_a_queue_that_is_deleted_go_with_it(store: Store, client: redis.Redis) -> None:
@@ -252,15 +285,16 @@ def test_burials_are_told_to_who_listens(store: Store) -> None:
     def listen(*given: Any) -> None:
         heard.append(given)
 
-    burial_listeners.append(listen)
+    burials.listeners.append(listen)
     try:
         store.bury("q", CONSUMER, [(1, "a", "rejected", b""), (9, "z", "rejected", b"")])
         store.release("q", CONSUMER, [2], counted=True)
         store.release("q", CONSUMER, [9])
         store.now = "40000"
         store.reclaim("q", CONSUMER)
+        wait_until(lambda: len(heard) == 3, "all is told")
     finally:
-        burial_listeners.remove(listen)
+        burials.listeners.remove(listen)
     assert heard == [(store, "q", ["a"]), (store, "q", ["b"]), (store, "q", ["c", "c\x1f4"])]
     assert len(store.dead_letters("q", ["a", "b", "c", "c\x1f4"])) == 4
 

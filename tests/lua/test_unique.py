@@ -125,6 +125,21 @@ def test_a_retry_is_not_refused_because_of_another(store: Store, client: redis.R
     assert state(client)["{q}:unique"] == {"k": "b"}
 
 
+def test_a_retry_that_is_sent_again(store: Store, client: redis.Redis) -> None:
+    send(store, entry("b", 5000))
+    for _ in range(2):
+        assert send(store, entry("a", 9000), "retry") == ("stored", "")
+    assert check_backlog(client) == {"a": 9000, "b": 5000}
+
+
+def test_one_that_was_pushed_and_shares_its_id(store: Store, client: redis.Redis) -> None:
+    store.schedule("q", [entry("a", 2000, body="other")])
+    assert send(store, entry("a", 3000)) == ("stored", "")
+    assert send(store, entry("b", 4000), "debounce") == ("pushed", "a\x1f2")
+    assert check_backlog(client) == {"a": 2000, "a\x1f2": 4000}
+    assert Backlog(store, "q").cancel(["a"]) == [2]
+
+
 def test_what_is_past_is_cleared(store: Store, client: redis.Redis) -> None:
     for n in range(25):
         send(store, entry(str(n), 2000), key=str(n))

@@ -133,6 +133,13 @@ local function unindex(member, due_ms)
   if redis.call('EXISTS', delayed .. name) == 0 then redis.call('ZREM', partitions, name) end
 end
 
+-- Gives a message that waits another due time.
+local function put_off(member, step, old_ms, message, due_ms, partition_size)
+  unindex(member, old_ms)
+  redis.call('HSET', messages, member, string.format('%s%.0f', step, due_ms) .. message)
+  index(member, due_ms, partition_size)
+end
+
 -- Takes one message out of the tree: its step, due time and text, or nil where it is not delayed.
 local function take(member)
   local kept = redis.call('HGET', messages, member)

@@ -16,6 +16,7 @@ local function entomb(id, record, consumer, deliveries, reason)
   local note = {reason = reason, consumer = consumer, at_ms = now_ms, deliveries = deliveries}
   redis.call('HSET', dead_reasons, member, cjson.encode(note))
   redis.call('ZADD', dead, now_ms, member)
+  for _, key in ipairs({dead, dead_messages, dead_reasons}) do redis.call('PEXPIRE', key, dead_age_ms) end
   forget_dead(redis.call('ZRANGEBYSCORE', dead, '-inf', now_ms - dead_age_ms, 'LIMIT', 0, 1000))
   local excess = redis.call('ZCARD', dead) - dead_limit
   if excess > 0 then forget_dead(redis.call('ZRANGE', dead, 0, math.min(excess, 1000) - 1)) end

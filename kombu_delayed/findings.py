@@ -1,0 +1,64 @@
+"""What the doctor may find, and what a repair does about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+#: Examples of one kind of fault.
+EXAMPLES = 3
+
+#: Kind of fault -> what it means, what `fix` does about it.
+KINDS = {
+    "server": ("the server's settings", ""),
+    "lease": ("the lease of consumers has ended, and nobody has reclaimed", "reclaimed"),
+    "unregistered": ("messages are held by consumers that have no lease", "reclaimed"),
+    "empty": ("partitions in the index have no messages", "dropped from the index"),
+    "lost": ("entries in the index have no message", "dropped from the index"),
+    "orphan": ("messages have no entry in the index, so they never run", "put into the index"),
+    "time": ("entries have another due time than their message", "the message's time is taken"),
+    "misplaced": ("entries are in another partition than their due time's", "moved"),
+    "unreadable": ("records in the backlog cannot be read", "buried"),
+    "duplicate": ("ids are said to be shared by messages, and are not", "forgotten"),
+    "key": ("unique keys have no message or no due time", "forgotten, or given its due time"),
+    "leftover": ("unique keys are of messages that are gone; later ones clear them", "forgotten"),
+    "dead-lost": ("dead letters have no message", "dropped"),
+    "dead-orphan": ("dead letters have no note or no time, so they are not listed", "listed"),
+    "silent": ("something can be claimed, and no consumer is told", "wake tokens put"),
+    "untaken": ("a consumer lives, holds nothing and takes no wake token", "wake tokens put anew"),
+}
+
+#: Kinds that moves leave in good order.
+HARMLESS = frozenset({"leftover"})
+
+
+@dataclass
+class Finding:
+    """One kind of fault in a queue (or of the server, then without one), and how often."""
+
+    kind: str
+    queue: str = ""
+    count: int = 0
+    fixed: int = 0
+    examples: list[str] = field(default_factory=list)
+
+    @property
+    def meaning(self) -> str:
+        """What is wrong."""
+        return KINDS[self.kind][0]
+
+    @property
+    def remedy(self) -> str:
+        """What a repair does about it; empty: nothing."""
+        return KINDS[self.kind][1]
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether something of it is left that should not be there."""
+        return self.fixed < self.count and self.kind not in HARMLESS
+
+    def add(self, example: str, fixed: bool, count: int = 1) -> None:
+        """Count one more."""
+        self.count += count
+        self.fixed += count if fixed else 0
+        if len(self.examples) < EXAMPLES:
+            self.examples.append(example)

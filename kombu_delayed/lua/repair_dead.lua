@@ -1,0 +1,59 @@
+-- repair_dead: look through a part of the dead letters for those that are not whole, and put them right.
+-- Twice is safe: what is whole stays as it is.
+local dead          = KEYS[1]            -- ZSET id -> time of burial
+local dead_messages = KEYS[2]            -- HASH id -> priority step + message
+local dead_reasons  = KEYS[3]            -- HASH id -> JSON: why, by whom
+local now           = ARGV[1]
+local part          = ARGV[2]            -- whose ids are looked at: dead, messages or reasons
+local cursor        = ARGV[3]            -- 0 at first
+local count         = tonumber(ARGV[4])  -- look at so many, about
+local fixes         = ARGV[5]            -- 1: put it right, 0: only say what is wrong
+-- include: clock
+-- returns {the next cursor, '0' at the end, ids looked at, bytes read, id, fault, …}, where a fault is dead-lost (a
+--   letter without its message) or dead-orphan (a message without its time or its note); O(count · log n)
+local function note_of(id)
+  local text = redis.call('HGET', dead_reasons, id)
+  local readable, note = pcall(cjson.decode, text or '')
+  if not readable or type(note) ~= 'table' then return nil end
+  local whole = type(note.at_ms) == 'number' and type(note.deliveries) == 'number'
+  return whole and type(note.reason) == 'string' and type(note.consumer) == 'string' and note or nil
+end
+
+local function fault_of(id)
+  if part ~= 'messages' then return redis.call('HEXISTS', dead_messages, id) == 0 and 'dead-lost' end
+  return not (redis.call('ZSCORE', dead, id) and note_of(id)) and 'dead-orphan'
+end
+
+local function put_right(fault, id)
+  if fault == 'dead-lost' then
+    redis.call('ZREM', dead, id)
+    redis.call('HDEL', dead_reasons, id)
+    return
+  end
+  local note, at_ms = note_of(id), tonumber(redis.call('ZSCORE', dead, id) or now_ms)
+  if note then
+    redis.call('ZADD', dead, note.at_ms, id)
+  else
+    note = {reason = 'why it was buried is lost', consumer = '', at_ms = at_ms, deliveries = 0}
+    redis.call('HSET', dead_reasons, id, cjson.encode(note))
+    redis.call('ZADD', dead, at_ms, id)
+  end
+end
+
+local page
+if part == 'dead' then
+  page = redis.call('ZSCAN', dead, cursor, 'COUNT', count)
+else
+  page = redis.call('HSCAN', part == 'messages' and dead_messages or dead_reasons, cursor, 'COUNT', count)
+end
+local answer = {page[1], #page[2] / 2, 0}
+for i = 1, #page[2], 2 do
+  local id = page[2][i]
+  answer[3] = answer[3] + #page[2][i + 1]
+  local fault = fault_of(id)
+  if fault then
+    if fixes == '1' then put_right(fault, id) end
+    answer[#answer + 1], answer[#answer + 2] = id, fault
+  end
+end
+return answer

@@ -1,0 +1,47 @@
+-- repair_unique: look through a part of the unique keys for those that no message has, and forget them.
+-- Twice is safe: a key that a message has stays as it is.
+local messages   = KEYS[1]            -- HASH id -> priority step + due_ms + message
+local unique     = KEYS[2]            -- HASH key -> id of the delayed message with it
+local unique_due = KEYS[3]            -- ZSET key -> when that one was due last
+local part       = ARGV[1]            -- whose keys are looked at: unique or due
+local cursor     = ARGV[2]            -- 0 at first
+local count      = tonumber(ARGV[3])  -- look at so many, about
+local fixes      = ARGV[4]            -- 1: put it right, 0: only say what is wrong
+-- returns {the next cursor, '0' at the end, keys looked at, bytes read, key, fault, …}, where a fault is key (one
+--   without its id or its time) or leftover (the message is gone, as moves leave it); O(count · log n)
+local function due_of(key)
+  local kept = redis.call('HGET', messages, redis.call('HGET', unique, key) or '')
+  return kept and kept:match('^.(%d+)')
+end
+
+local function fault_of(key)
+  local is_whole = redis.call('HEXISTS', unique, key) == 1 and redis.call('ZSCORE', unique_due, key)
+  return not is_whole and 'key' or not due_of(key) and 'leftover'
+end
+
+local function put_right(key)
+  local due_ms = due_of(key)
+  if due_ms then
+    redis.call('ZADD', unique_due, due_ms, key)
+  else
+    redis.call('HDEL', unique, key)
+    redis.call('ZREM', unique_due, key)
+  end
+end
+
+local page
+if part == 'due' then
+  page = redis.call('ZSCAN', unique_due, cursor, 'COUNT', count)
+else
+  page = redis.call('HSCAN', unique, cursor, 'COUNT', count)
+end
+local answer = {page[1], #page[2] / 2, 0}
+for i = 1, #page[2], 2 do
+  local key = page[2][i]
+  local fault = fault_of(key)
+  if fault then
+    if fixes == '1' then put_right(key) end
+    answer[#answer + 1], answer[#answer + 2] = key, fault
+  end
+end
+return answer

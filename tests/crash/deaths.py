@@ -1,0 +1,113 @@
+"""A move that dies at each of its commands, and who takes over."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+import redis
+
+from kombu_delayed.store import Store
+from tests.crash.dying import CUTS, Killed, dying_store
+from tests.kit.state import entry
+
+NOW_MS = 1_000_000
+DUE_MS = NOW_MS + 5_000
+LEASE_MS = 30_000
+LATER_MS = NOW_MS + LEASE_MS
+MANY = [str(n) for n in range(7)]
+
+Move = Callable[[Store], None]
+
+
+@dataclass(frozen=True)
+class Case:
+    move: Move
+    setup: Move = lambda store: None
+    #: The process that died was a producer's: what it had not sent is nobody's.
+    publishes: bool = False
+    event_limit: int = 0
+
+
+def publish(store: Store) -> None:
+    store.publish("q", [entry(id) for id in MANY])
+
+
+def schedule(store: Store) -> None:
+    store.schedule("q", [entry(id, DUE_MS) for id in MANY])
+
+
+def deliver(store: Store, consumer: str = "A", want: int = 9) -> list[str]:
+    answer = store.deliver("q", consumer, want, 1, lease_ms=LEASE_MS)
+    assert answer is not None
+    return [json.loads(record[1:])["body"] for record in answer.records]
+
+
+def held(store: Store) -> None:
+    publish(store)
+    deliver(store)
+
+
+def ack(store: Store, tag: int) -> None:
+    store.ack("q", "A", [tag], on_error=lambda: pytest.fail("an ack was refused"))
+
+
+def living_store(client: redis.Redis, case: Case) -> Store:
+    return Store(client, now=str(NOW_MS), event_limit=case.event_limit)
+
+
+def steps(client: redis.Redis, case: Case) -> int:
+    """How many commands the whole move takes."""
+    client.flushall()
+    client.script_flush()
+    case.setup(living_store(client, case))
+    client.script_flush()
+    store = dying_store(client, NOW_MS)
+    store.event_limit = case.event_limit
+    case.move(store)
+    return store.run.sent
+
+
+def die(client: redis.Redis, case: Case, at: int, cut: str) -> None:
+    client.flushall()
+    case.setup(living_store(client, case))
+    client.script_flush()  # each first call is answered NOSCRIPT: one more step to die at
+    store = dying_store(client, NOW_MS, at, cut)
+    store.event_limit = case.event_limit
+    with pytest.raises(Killed):
+        case.move(store)
+
+
+def every_death(client: redis.Redis, case: Case) -> Iterator[tuple[int, str]]:
+    for at in range(1, steps(client, case) + 1):
+        for cut in CUTS:
+            die(client, case, at, cut)
+            yield at, cut
+            # Nobody gives back the connections of the dead.
+            client.connection_pool.disconnect()
+            client.connection_pool.reset()
+
+
+def inherit(client: redis.Redis, consumer: str = "B", now_ms: int = 10 * LATER_MS) -> Counter[str]:
+    """Another consumer takes over when every lease has ended: what it is delivered, by body."""
+    store = Store(client, now=str(now_ms))
+    bodies = deliver(store, consumer, 0)
+    for dead in store.renew("q", consumer, LEASE_MS) or []:
+        store.reclaim("q", dead)
+    while found := deliver(store, consumer):
+        bodies += found
+        store.client.delete(store.keys("q").unacked(consumer))
+    return Counter(bodies)
+
+
+def dead_letters(client: redis.Redis) -> Counter[str]:
+    records = client.hvals("{q}:dead-messages")
+    return Counter(json.loads(record[1:])["body"] for record in records)
+
+
+def unacked(client: redis.Redis, consumer: str = "A") -> Counter[str]:
+    records = client.hvals("{q}:unacked:" + consumer)
+    return Counter(json.loads(record[1:])["body"] for record in records)

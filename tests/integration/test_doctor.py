@@ -1,0 +1,235 @@
+"""What the doctor finds beside the backlog: dead letters, names, and tokens that nobody takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+from kombu import Connection, Consumer, Queue
+
+from kombu_delayed import doctor as doctor_module
+from kombu_delayed.doctor import Doctor
+from kombu_delayed.store import Store
+from tests.kit.state import dead_state, entry, note, state
+
+LOST = "why it was buried is lost"
+
+
+@pytest.fixture(autouse=True)
+def _time_stands_still(store: Store) -> None:
+    store.now = "1000"
+
+
+def examine(store: Store, fix: bool = False) -> dict[str, tuple[int, int]]:
+    """Kind of fault -> how many there are, and how many were repaired."""
+    found = Doctor(store, "q", fix=fix, patience_seconds=0).examine()
+    assert all(each.examples and each.meaning and each.remedy for each in found)
+    return {each.kind: (each.count, each.fixed) for each in found}
+
+
+def wrong(store: Store) -> set[str]:
+    found = Doctor(store, "q", patience_seconds=0).examine()
+    return {each.kind for each in found if each.is_wrong}
+
+
+# Dead letters.
+
+DEAD, MESSAGES, REASONS = "{q}:dead", "{q}:dead-messages", "{q}:dead-reasons"
+
+
+def bury(store: Store, *ids: str) -> None:
+    store.bury("q", "A", [(0, id, "because", f"0{id} is no JSON".encode()) for id in ids])
+
+
+@pytest.mark.parametrize("page", [1, 200])
+@pytest.mark.parametrize(
+    ("damage", "fault", "left"),
+    [
+        (lambda client: client.hdel(MESSAGES, "b"), "dead-lost", ("a", "c")),
+        (lambda client: client.delete(MESSAGES), "dead-lost", ()),
+        (lambda client: (client.hdel(MESSAGES, "b"), client.zrem(DEAD, "b")), "dead-lost", "ac"),
+        (lambda client: (client.hdel(MESSAGES, "b"), client.hdel(REASONS, "b")), "dead-lost", "ac"),
+        (lambda client: client.zrem(DEAD, "b"), "dead-orphan", "abc"),
+        (lambda client: client.delete(DEAD), "dead-orphan", "abc"),
+    ],
+)
+def test_dead_letters_that_are_not_whole(
+    damage: Callable[[redis.Redis], Any],
+    fault: str,
+    left: Any,
+    page: int,
+    store: Store,
+    client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(doctor_module, "PAGE_SIZE", page)
+    bury(store, *"abc")
+    assert examine(store) == {}
+    damage(client)
+    before = state(client)
+    (kind, (count, fixed)) = examine(store).popitem()
+    assert (kind, fixed) == (fault, 0)
+    assert count == (1 if client.exists(DEAD, MESSAGES) == 2 else 3)
+    assert state(client) == before
+    assert examine(store, fix=True) == {fault: (count, count)}
+    assert examine(store) == {}
+    assert store.dead_ids("q") == [*left]
+    assert [each.reason for each in store.dead_letters("q", [*left])] == ["because"] * len(left)
+
+
+@pytest.mark.parametrize("text", [None, "", "{", "5", '{"reason": "x"}', note("x", at_ms=5)[:-1]])
+@pytest.mark.parametrize("is_listed", [True, False])
+def test_a_dead_letter_without_its_note(
+    text: str | None, is_listed: bool, store: Store, client: redis.Redis
+) -> None:
+    bury(store, *"ab")
+    client.hdel(REASONS, "b")
+    if text is not None:
+        client.hset(REASONS, "b", text)
+    if not is_listed:
+        client.zrem(DEAD, "b")
+    assert wrong(store) == {"dead-orphan"}
+    store.now = "2000"
+    assert examine(store, fix=True) == {"dead-orphan": (1, 1)}
+    at_ms = 1000 if is_listed else 2000
+    assert dead_state(client) == {
+        DEAD: {"a": 1000, "b": at_ms},
+        MESSAGES: {"a": "0a is no JSON", "b": "0b is no JSON"},
+        REASONS: {"a": note("because"), "b": note(LOST, 0, "", at_ms)},
+    }
+    assert examine(store) == {}
+
+
+# Names.
+
+
+def test_duplicates_that_point_to_nothing(store: Store, client: redis.Redis) -> None:
+    for body in ("first", "second"):
+        store.schedule("q", [entry(id, 2000, body=body) for id in "ab"])
+    assert examine(store) == {}
+    client.hset("{q}:duplicates", mapping={"a": 3, "c": 2, "d": "x"})
+    before = state(client)
+    assert examine(store) == {"duplicate": (2, 0)}
+    assert state(client) == before
+    assert examine(store, fix=True) == {"duplicate": (2, 2)}
+    assert client.hkeys("{q}:duplicates") == [b"a", b"b"]
+    assert examine(store) == {}
+
+
+def keep_unique(store: Store, *ids: str) -> None:
+    for id in ids:
+        store.schedule_unique("q", entry(id, 2000), f"key {id}", "refuse")
+
+
+UNIQUE, UNIQUE_DUE = "{q}:unique", "{q}:unique-due"
+
+
+@pytest.mark.parametrize(
+    ("damage", "left"),
+    [
+        (lambda client: client.hdel(UNIQUE, "key b"), ["key a"]),
+        (lambda client: client.hset(UNIQUE, "key z", "z"), ["key a", "key b"]),
+        (lambda client: client.zadd(UNIQUE_DUE, {"key z": 5}), ["key a", "key b"]),
+        (lambda client: client.zrem(UNIQUE_DUE, "key b"), ["key a", "key b"]),
+    ],
+)
+def test_unique_keys_that_point_to_nothing(
+    damage: Callable[[redis.Redis], Any], left: list[str], store: Store, client: redis.Redis
+) -> None:
+    keep_unique(store, *"ab")
+    assert examine(store) == {}
+    damage(client)
+    assert wrong(store) == {"key"}
+    assert examine(store, fix=True) == {"key": (1, 1)}
+    assert client.zrange(UNIQUE_DUE, 0, -1, withscores=True) == [
+        (name.encode(), 2000.0) for name in left
+    ]
+    assert sorted(client.hkeys(UNIQUE)) == [name.encode() for name in left]
+    assert examine(store) == {}
+
+
+def test_unique_keys_that_moves_leave(store: Store, client: redis.Redis) -> None:
+    """They are cleared in passing, so nothing is wrong."""
+    keep_unique(store, *"ab")
+    store.purge("q")
+    keep_unique(store, *"b")
+    assert wrong(store) == set()
+    assert examine(store) == {"leftover": (1, 0)}
+    assert examine(store, fix=True) == {"leftover": (1, 1)}
+    assert client.hgetall(UNIQUE) == {b"key b": b"b"}
+    assert examine(store) == {}
+
+
+# Tokens.
+
+
+def lease(store: Store, name: str = "w1", want: int = 0) -> None:
+    store.deliver("q", name, want, 1, lease_ms=5000, waits=False)
+
+
+def test_a_token_that_nobody_takes(store: Store) -> None:
+    store.schedule("q", [entry("a", 2000)])
+    assert examine(store) == {}  # nobody lives
+    lease(store)
+    assert wrong(store) == {"untaken"}
+    (finding,) = Doctor(store, "q", fix=True, patience_seconds=0).examine()
+    assert (finding.kind, finding.fixed, finding.examples) == ("untaken", 0, ["w1"])
+    store.now = "7000"  # its lease has ended
+    assert wrong(store) == {"lease"}
+
+
+def test_a_token_that_is_taken_once_it_is_put_anew(
+    store: Store, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.schedule("q", [entry("a", 2000)])
+    lease(store)
+    announce = store.announce
+
+    def announce_and_take(queue: str) -> None:
+        announce(queue)
+        assert client.zpopmin("{q}:wake") == [(b"due", 2000.0)]
+
+    monkeypatch.setattr(store, "announce", announce_and_take)
+    assert examine(store, fix=True) == {"untaken": (1, 1)}
+
+
+def test_whose_hands_are_full_need_not_take_tokens(store: Store) -> None:
+    store.publish("q", [entry("a"), entry("b")])
+    lease(store, want=1)
+    assert examine(store) == {}
+    store.now = "7000"  # its lease has ended
+    assert "untaken" not in examine(store)
+
+
+def test_a_token_that_is_taken_in_time(
+    store: Store, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.schedule("q", [entry("a", 2000)])
+    lease(store)
+    looks = iter(range(3))
+
+    def sleep(seconds: float) -> None:
+        if next(looks) == 2:
+            client.zpopmin("{q}:wake")
+            client.set("{q}:armed", "2000 w1")
+
+    monkeypatch.setattr(doctor_module.time, "sleep", sleep)
+    assert Doctor(store, "q").examine() == []
+    assert next(looks, None) is None
+
+
+def test_a_consumer_that_waits(connect: Callable[..., Connection], store: Store) -> None:
+    """It takes each token at once, whatever comes."""
+    store.now = ""
+    connection = connect()
+    queue = Queue("q", routing_key="q")
+    due_ms = int(time.time() * 1000) + 3_600_000
+    with Consumer(connection, [queue], accept=["json"]):
+        for id in "ab":
+            store.schedule("q", [entry(id, due_ms)])
+            with pytest.raises(TimeoutError):
+                connection.drain_events(timeout=0.3)
+            assert [each for each in Doctor(store, "q").examine() if each.is_wrong] == []

@@ -1,0 +1,87 @@
+"""Task ids that sort by time, each in a process of its own: they are for all of a process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+from celery_ext.ids import uuid7
+from tests.kit.servers import Server
+from tests.kit.sorting_ids import WAYS
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+
+def sent(server: Server, way: str) -> list[str]:
+    done = run("-m", "tests.kit.sorting_ids", f"delayed+{server.url}", way)
+    assert done.returncode == 0, done.stderr
+    found: list[str] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("way", sorted({*WAYS} - {"given"}))
+def test_ids_sort_by_the_time_of_sending(way: str, server: Server) -> None:
+    began_ms = time.time_ns() // 1_000_000
+    found = sent(server, way)
+    assert len(set(found)) == len(found) > 1
+    parsed = [uuid.UUID(id) for id in found]
+    assert {each.version for each in parsed} == {7}
+    assert {each.variant for each in parsed} == {uuid.RFC_4122}
+    assert [str(each) for each in parsed] == found
+    assert sorted(found) == found
+    at_ms = [each.int >> 80 for each in parsed]
+    assert began_ms <= at_ms[0] < began_ms + 60_000
+
+
+def test_who_names_an_id_has_it(server: Server) -> None:
+    assert sent(server, "given") == ["mine"]
+
+
+def test_an_unknown_kind_is_refused() -> None:
+    code = (
+        "import celery, celery_ext, uuid\n"
+        "app = celery.Celery(broker='memory://')\n"
+        "try:\n"
+        "    celery_ext.install(app, task_ids='uuid8')\n"
+        "except ValueError as error:\n"
+        "    print(error)\n"
+        "assert uuid.UUID(app.send_task('add').id).version == 4\n"
+    )
+    done = run("-c", code)
+    assert (done.stdout, done.stderr) == ("task_ids takes one of uuid7, not 'uuid8'\n", "")
+
+
+def test_without_it_ids_are_celerys() -> None:
+    code = (
+        "import celery, celery_ext, uuid\n"
+        "app = celery.Celery(broker='memory://')\n"
+        "celery_ext.install(app)\n"
+        "assert uuid.UUID(app.send_task('add').id).version == 4\n"
+        "celery_ext.install(app, task_ids='uuid7')\n"
+        "celery_ext.install(app)\n"
+        "assert uuid.UUID(app.send_task('add').id).version == 7\n"
+    )
+    done = run("-c", code)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_bits_of_an_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_ms = 0x0123_4567_89AB
+    monkeypatch.setattr(time, "time_ns", lambda: at_ms * 1_000_000 + 999_999)
+    found = {uuid.UUID(uuid7()) for _ in range(200)}
+    assert len(found) == 200
+    assert {each.int >> 80 for each in found} == {at_ms}
+    assert {(each.version, each.variant) for each in found} == {(7, uuid.RFC_4122)}
+    for bit in {*range(62), *range(64, 76)}:  # left to chance
+        assert {each.int >> bit & 1 for each in found} == {0, 1}

@@ -1,0 +1,42 @@
+"""The scripts that put a backup back, called with a store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from kombu_delayed.scripts import script
+from kombu_delayed.store import Store
+
+
+def kept(text: str, due_ms: int, step: int = 0) -> str:
+    """Return the record of a delayed message, as it is in Redis and in a backup."""
+    return f"{step}{due_ms}{text}"
+
+
+def restore(store: Store, records: Iterable[tuple[str, str]], queue: str = "q") -> tuple[int, int]:
+    """Put (member, record) back; returns how many were restored and how many were there."""
+    keys = store.keys(queue)
+    restored, already = script("restore")(
+        store.run,
+        **store.backlog_keys(keys),
+        **store.event_keys(keys),
+        unique=keys.unique,
+        unique_due=keys.unique_due,
+        partition_size=store.partition_size,
+        now=store.now,
+        entries=[part for each in records for part in each],
+    )
+    return restored, already
+
+
+def restore_dead(
+    store: Store, letters: Iterable[tuple[str, int, str, str]], queue: str = "q"
+) -> tuple[int, int]:
+    """Put (member, time of burial, record, note) back; returns what `restore` does."""
+    keys = store.keys(queue)
+    names = ("dead", "dead_messages", "dead_reasons")
+    given: dict[str, Any] = {name: getattr(keys, name) for name in names}
+    entries = [part for letter in letters for part in letter]
+    restored, already = script("restore_dead")(store.run, **given, entries=entries)
+    return restored, already
