@@ -18,7 +18,7 @@ from . import embedded, urls
 from .consumer import Consumer
 from .errors import UNREACHABLE, AlreadyDelayed, ServerNotReady, translate
 from .lease import Lease
-from .message import Unique, due, message_id, to_json, unique_key
+from .message import Unique, check_task, due, message_id, to_json, unique_key
 from .options import Options
 from .qos import Message, QoS
 from .server import check, inspect
@@ -51,6 +51,7 @@ class Channel(stock.Channel):
         self._pid = os.getpid()
         self._sync_client: Any = None
         self._handlers: dict[str, Callable[[dict[str, Any]], None]] = {}
+        self._receivers: dict[str, Any] = {}
         with self._told_apart():
             super().__init__(*args, **kwargs)
         self.QoS = QoS
@@ -311,6 +312,7 @@ class Channel(stock.Channel):
         """Consume from `queue`."""
         result = super().basic_consume(queue, no_ack, *args, **kwargs)
         if queue not in self.active_fanout_queues:
+            self._receivers[queue] = args[0] if args else kwargs.get("callback")
             self._handlers[queue] = self.connection._callbacks[queue]
             takes = no_ack or not self.ack_emulation
             self._ensure_consumer().add(queue, takes, self._expires.get(queue, 0))
@@ -330,6 +332,7 @@ class Channel(stock.Channel):
         self.subscribed_queues &= self.active_fanout_queues
         if queue and queue not in self._active_queues and self.consumer is not None:
             self._handlers.pop(queue, None)
+            self._receivers.pop(queue, None)
             self.consumer.remove(queue)
         return result
 
@@ -358,7 +361,15 @@ class Channel(stock.Channel):
         return message
 
     def _hand_over(self, payload: dict[str, Any], queue: str) -> None:
+        if self._takes_tasks(queue):
+            check_task(payload)
         self._handlers[queue](payload)
+
+    def _takes_tasks(self, queue: str) -> bool:
+        """Whether who consumes a queue is a Celery worker."""
+        receiver = getattr(self._receivers.get(queue), "__self__", None)
+        taker = getattr(receiver, "on_message", None)
+        return str(getattr(taker, "__module__", "")).startswith("celery.worker.")
 
     def holds(self, tag: int) -> bool:
         """Whether a message that was handed out and not acked is this consumer's; from any thread.

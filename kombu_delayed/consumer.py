@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import random
-import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from kombu.utils.uuid import uuid
 
 from .errors import UNREACHABLE, LeaseLost, MessageError
 from .lease import Lease
-from .message import Envelope, check_task, due, hide_eta, open_envelope
+from .message import Envelope, due, hide_eta, open_envelope
 from .options import Options
 from .store import Delivered, Entry, Store
 
@@ -59,9 +58,6 @@ BLOCKING_SECONDS = 0.1
 
 #: … and who has not done so this many times in a row does not.
 QUICK_RUNS = 3
-
-#: Where this is loaded, messages are tasks.
-_CELERY_WORKER = "celery.worker.consumer.consumer"
 
 FIRST_RETRY_SECONDS = 0.05
 LONGEST_RETRY_SECONDS = 1.0
@@ -490,15 +486,15 @@ class Consumer:
         return None
 
     def refuse(self, queue: str, tag: int, record: bytes, error: Exception, no_ack: bool) -> None:
-        """Bury a message whose body cannot be read."""
-        self._bury(queue, tag, record, f"its body cannot be read: {error}", no_ack)
+        """Bury a message whose body cannot be read, or which is none for its consumer."""
+        is_known = isinstance(error, MessageError)
+        reason = str(error) if is_known else f"its body cannot be read: {error}"
+        self._bury(queue, tag, record, reason, no_ack)
 
     def _open(self, queue: str, tag: int, record: bytes, no_ack: bool) -> dict[str, Any] | None:
         """The message for its consumer, or None where it went elsewhere."""
         try:
             envelope = open_envelope(record[1:], tag)
-            if _CELERY_WORKER in sys.modules:
-                check_task(envelope.payload)
         except MessageError as error:
             self._bury(queue, tag, record, str(error), no_ack)
             return None

@@ -193,7 +193,7 @@ def check_task(payload: Payload) -> None:
         raise MessageError(f"the header task is no name but {task!r}"[:REASON_LENGTH])
     if task is not None and headers.get("id") is None:
         raise MessageError(f"the task {task!r} has no header id"[:REASON_LENGTH])
-    if payload["body"] is None:
+    if payload.get("body") is None:
         raise MessageError("the message has no body")
 
 
@@ -257,6 +257,4 @@ def _decode(text: bytes) -> Payload:
         payload["headers"] = {}
     if not isinstance(payload["headers"], dict):
         raise MessageError("the message's headers are not an object")
-    if "body" not in payload:
-        raise MessageError("the message has no body")
     return payload

@@ -81,9 +81,11 @@ local function promoted_ms(message)
 end
 
 -- How often it was delivered in vain. What others wrote there may be of any length; the bound is one that
--- JSON and `..` write out in full. Only the end is looked at: a message may be long.
+-- JSON and `..` write out in full. As a rule the end is enough: a message may be long.
 local function deliveries_of(message)
-  return math.min(tonumber(message:sub(-400):match(', ?"deliveries": ?(%d+)}$') or 0), 1e9)
+  local text = message:sub(-60)
+  if text:find('^%d+}$') then text = message end
+  return math.min(tonumber(text:match(', ?"deliveries": ?(%d+)}$') or 0), 1e9)
 end
 
 -- Of a message that a consumer has or had.
