@@ -21,7 +21,7 @@ for i = 1, #entries, 4 do
   if record then
     local deliveries = deliveries_of(record) + 1
     buried[#buried + 1] = entomb(id, record, consumer, deliveries, reason)
-    tell_of_burial(id, record, consumer, deliveries)
+    tell_of_held('buried', record, consumer, deliveries, id)
     redis.call('HDEL', unacked, tag)
   end
 end

@@ -89,10 +89,7 @@ local function deliveries_of(message)
 end
 
 -- Of a message that a consumer has or had.
-local function tell_of_held(event, record, consumer)
-  if event_limit > 0 then tell(event, nil, record, promoted_ms(record), consumer, deliveries_of(record)) end
-end
-
-local function tell_of_burial(name, record, consumer, deliveries)
-  if event_limit > 0 then tell('buried', nil, record, promoted_ms(record), consumer, deliveries, name) end
+local function tell_of_held(event, record, consumer, deliveries, name)
+  if event_limit == 0 then return end
+  tell(event, nil, record, promoted_ms(record), consumer, deliveries or deliveries_of(record), name)
 end

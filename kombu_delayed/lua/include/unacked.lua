@@ -19,7 +19,7 @@ local function give_back(tags, count, event, is_buried)
       if not (is_buried and is_buried(record, deliveries)) then
         local list = list_for(record:sub(1, 1))
         redis.call('RPUSH', list, with_deliveries(record:sub(2), deliveries))
-        if event_limit > 0 then tell(event, nil, record, promoted_ms(record), consumer, deliveries) end
+        tell_of_held(event, record, consumer, deliveries)
         is_ready = true
       end
       redis.call('HDEL', unacked, tag)
