@@ -358,9 +358,7 @@ class Delayed:
         `after` has the stream id of the last event that is known of each queue.
         """
         for name in self._names(queue):
-            last = (after or {}).get(name, "-")
-            while page := streams.read(self.store, name, last):
-                last = page[-1].stream_id
+            for page in streams.pages(self.store, name, (after or {}).get(name, "-")):
                 yield from (each for each in page if task_id in (None, each.id))
 
     @property

@@ -5,7 +5,7 @@ Each queue has one, capped at the transport option `delayed_events`. docs/events
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,6 +87,13 @@ def read(store: Store, queue: str, after: str = "-", count: int = PAGE_SIZE) -> 
     start = after if after == "-" else f"({after}"
     found = store.run("XRANGE", store.keys(queue).events, start, "+", "COUNT", count)
     return [Event.of(queue, entry) for entry in found]
+
+
+def pages(store: Store, queue: str, after: str = "-") -> Iterator[list[Event]]:
+    """All events of a queue after a stream id, in bounded pages, as `read`."""
+    while page := read(store, queue, after):
+        after = page[-1].stream_id
+        yield page
 
 
 def newest(store: Store, queue: str, count: int = 1) -> list[Event]:

@@ -81,7 +81,7 @@ def _following(session: Session, positions: dict[str, str], task_id: str | None)
     """What comes in the queues that there are now."""
     while True:
         for name in positions:
-            while page := streams.read(session.delayed.store, name, positions[name]):
+            for page in streams.pages(session.delayed.store, name, positions[name]):
                 positions[name] = page[-1].stream_id
                 yield from (event for event in page if task_id in (None, event.id))
         time.sleep(INTERVAL_SECONDS)
