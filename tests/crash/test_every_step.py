@@ -11,7 +11,6 @@ import redis
 
 from kombu_delayed import backlog
 from kombu_delayed import store as store_module
-from kombu_delayed.lease import Keeper
 from kombu_delayed.store import Store
 from tests.crash.deaths import (
     DUE_MS,
@@ -34,7 +33,7 @@ from tests.crash.dying import Reader
 from tests.kit.backlog import check_backlog
 from tests.kit.state import entry
 
-pytestmark = pytest.mark.crash
+pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("no_keeper")]
 
 ETA = "1970-01-01T00:16:45+00:00"  # DUE_MS
 
@@ -43,12 +42,6 @@ ETA = "1970-01-01T00:16:45+00:00"  # DUE_MS
 def _small_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Moves of several messages take several commands."""
     monkeypatch.setattr(store_module, "CALL_LIMIT", 2)
-
-
-@pytest.fixture(autouse=True)
-def _no_keeper(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its thread would send commands of its own, at times of its own."""
-    monkeypatch.setattr(Keeper, "watch", lambda keeper, lease: None)
 
 
 def deliver_due(store: Store) -> None:

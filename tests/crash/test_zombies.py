@@ -9,7 +9,7 @@ from kombu_delayed.errors import LeaseLost
 from tests.crash.dying import Reader, dying_store
 from tests.kit.state import entry
 
-pytestmark = pytest.mark.crash
+pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("no_keeper")]
 
 NOW_MS = 1_000_000
 LEASE_MS = 30_000
