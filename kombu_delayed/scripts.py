@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
@@ -14,6 +15,7 @@ from redis.exceptions import NoScriptError
 _SIGNATURE = re.compile(r"^local (\w+) += (.*?)(KEYS|ARGV)(\[|, )(\d+)(.*)$")
 _INCLUDE = re.compile(r"^-- include: (.*)$")
 _NEEDS = re.compile(r"^-- needs: (.*)$", re.MULTILINE)
+_FUNCTION = re.compile(r"^local function (\w+)\([^\n]*\)\n.*?^end\n", re.MULTILINE | re.DOTALL)
 
 
 class Script:
@@ -36,7 +38,7 @@ class Script:
             if include := _INCLUDE.match(line):
                 lines.extend(self._included(name) for name in include[1].split())
             lines.append(line)
-        return "\n".join(lines) + "\n"
+        return _without_unused("\n".join(lines) + "\n")
 
     def _declare(self, name: str, table: str, bracket: str, position: str) -> None:
         names = self.keys if table == "KEYS" else self.arguments
@@ -79,6 +81,15 @@ class Script:
             return run("EVALSHA", self.sha, *packed)
         except NoScriptError:
             return run("EVAL", self.source, *packed)
+
+
+def _without_unused(source: str) -> str:
+    """Without functions that nothing calls: a server makes each of them anew for every call."""
+    names = Counter(re.findall(r"\w+", re.sub(r"--.*", "", source)))
+    for each in _FUNCTION.finditer(source):
+        if names[each[1]] == 1:
+            return _without_unused(source.replace(each[0], "", 1))
+    return source
 
 
 def _read(path: str) -> str:

@@ -13,20 +13,17 @@ local ids         = {unpack(ARGV, 4)}
 -- include: backlog events
 -- returns for each id how many were there, or all of {member, priority step + due_ms + message, …};
 --   O(log n) a message
-redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
 local counts, dropped = {}, {}
 for i, id in ipairs(ids) do
   counts[i] = 0
   local members = whole == '1' and members_of(id) or {id}
   for n = #members, 1, -1 do  -- in this order the others that share an id are found at once
     local member = members[n]
-    local step, due_ms, message = take(member)
-    if step then
+    local due_ms, kept = take(member)
+    if due_ms then
       counts[i] = counts[i] + 1
-      tell('cancelled', member, message, due_ms)
-      if reads == '1' then
-        dropped[#dropped + 1], dropped[#dropped + 2] = member, step .. due_ms .. message
-      end
+      tell('cancelled', member, kept, due_ms)
+      if reads == '1' then dropped[#dropped + 1], dropped[#dropped + 2] = member, kept end
     end
   end
 end

@@ -23,8 +23,39 @@ local function without_eta(record)
   return (record:gsub('"eta": ?"[^"\\]*"', '', 1))
 end
 
+-- A backup has messages by due time: most go where the one before went, and are indexed together.
+local gathered = {}
+local place, from_ms, to_ms
+local room = 0
+
+local function index_gathered()
+  if #gathered == 0 then return end
+  local key = delayed .. place
+  redis.call('ZADD', key, unpack(gathered))
+  gathered = {}
+  if room <= 0 then
+    split(place, redis.call('ZCARD', key))
+    place = nil
+  end
+end
+
+local function gather(member, due_ms)
+  if not place or due_ms < from_ms or due_ms >= to_ms then
+    index_gathered()
+    place = partition_for(due_ms)
+    from_ms = tonumber(redis.call('ZSCORE', partitions, place))
+    local after = redis.call('ZRANGEBYSCORE', partitions, '(' .. from_ms, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+    to_ms = tonumber(after[2] or math.huge)
+    room = partition_size - redis.call('ZCARD', delayed .. place)
+  end
+  gathered[#gathered + 1], gathered[#gathered + 2] = due_ms, member
+  room = room - 1
+  if room <= 0 then index_gathered() end
+end
+
 -- Unless another one has taken its key meanwhile. A retry holds off nobody.
 local function claim_key(member, record, due_ms)
+  if not record:find('"delayed_unique":', 1, true) then return end
   local key = member_of_part(record, 'headers', 'delayed_unique')
   local retries = member_of_part(record, 'headers', 'retries')
   if key == '' or (retries ~= '' and retries ~= '0') then return end
@@ -42,9 +73,11 @@ local function put_back(member, kept, due_ms)
       local there = redis.call('HGET', messages, other)
       if there and same(without_eta(there), without_eta(step .. message)) then return nil end
     end
+    index_gathered()
+    place = nil
     return put(id or member, due_ms, step .. message, partition_size, false)
   end
-  index(member, due_ms, partition_size)
+  gather(member, due_ms)
   local highest = id and tonumber(redis.call('HGET', duplicates, id) or 1)
   if id and tonumber(n) > highest and tonumber(n) < 1e6 then redis.call('HSET', duplicates, id, n) end
   return member
@@ -62,5 +95,6 @@ for i = 1, #entries, 2 do
     counts[2] = counts[2] + 1
   end
 end
+index_gathered()
 if first then announce_due(first, before) end
 return counts

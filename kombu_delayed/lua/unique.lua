@@ -98,8 +98,7 @@ if kept and conflict == 'debounce' then
 end
 local done = 'stored'
 if kept then
-  local _, other_ms, text = take(other)
-  tell('cancelled', other, text, other_ms)
+  tell('cancelled', other, kept, (take(other)))
   done = 'replaced'
 end
 local stored, state = place(true)

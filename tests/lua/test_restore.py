@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 import redis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from kombu_delayed.backlog import Backlog, Move
 from kombu_delayed.events import read
-from kombu_delayed.store import Entry, Store
-from tests.kit.backlog import check_backlog
+from kombu_delayed.store import Entry, Limits, Store
+from tests.kit.backlog import check_backlog, due_times
 from tests.kit.restoring import kept, restore, restore_dead
 from tests.kit.state import dead_state, entry, message, note, promoted, seed, state
 
@@ -155,6 +157,24 @@ def test_restored_messages_fill_partitions(count: int, store: Store, client: red
     assert restore(store, records) == (count, 0)
     assert check_backlog(client) == due
     assert state(client)["{q}:wake"] == {"due": 2000}
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    there=st.dictionaries(st.sampled_from("abcde"), st.integers(2000, 2020)),
+    moments=st.lists(st.tuples(st.sampled_from("abcdefghijkl"), st.integers(1, 5000)), max_size=40),
+)
+def test_any_order_of_due_times_is_indexed(
+    there: dict[str, int], moments: list[tuple[str, int]], store: Store, client: redis.Redis
+) -> None:
+    client.flushdb()
+    store.schedule("q", [entry(id, due_ms, body="other") for id, due_ms in there.items()])
+    restored, _ = restore(store, [(id, kept(A, due_ms)) for id, due_ms in moments])
+    members = check_backlog(client)
+    assert len(members) == len(there) + restored
+    assert {id for id, _ in moments} <= {member.partition("\x1f")[0] for member in members}
+    for dues in due_times(client):
+        assert len(set(dues)) == 1 or len(dues) < store.partition_size
 
 
 def test_what_is_due_by_now_waits_for_the_next_deliver(store: Store, client: redis.Redis) -> None:

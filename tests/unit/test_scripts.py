@@ -44,6 +44,32 @@ def test_pack_orders_what_was_given_by_name() -> None:
     assert packed == (3, "k1", "k2", "k3", "p", 2, "x", "y")
 
 
+def test_functions_that_nothing_calls_are_left_out() -> None:
+    source = """\
+local function base(n)
+  return n
+end
+local function used(n)
+  if n > 0 then return base(n) end
+end
+local function lonely(n)
+  return base(n)
+end
+-- lonely is only named here
+local function calls_lonely(n)
+  return lonely(n)
+end
+return used(1)
+"""
+    left = re.findall(r"local function (\w+)", Script("example", source).source)
+    assert left == ["base", "used"]
+
+
+def test_a_left_out_function_is_left_out_whole(client: redis.Redis) -> None:
+    source = "local function unused(n)\n  if n then\n    n = 2\n  end\nend\nreturn 7\n"
+    assert Script("example", source)(client.execute_command) == 7
+
+
 def test_variadic_may_be_empty(client: redis.Redis) -> None:
     given = {"first": "k", "rest": [], "plain": "p", "number": 7, "others": []}
     answer = Script("example", EXAMPLE)(client.execute_command, **given)

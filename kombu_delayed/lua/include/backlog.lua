@@ -140,16 +140,15 @@ local function put_off(member, step, old_ms, message, due_ms, partition_size)
   index(member, due_ms, partition_size)
 end
 
--- Takes one message out of the tree: its step, due time and text, or nil where it is not delayed.
+-- Takes one message out of the tree: its due time and its record, or nil where it is not delayed.
 local function take(member)
   local kept = redis.call('HGET', messages, member)
-  if not kept then return nil end
-  local step, due_ms, message = parts_of(kept)
-  if not step then return nil end
+  local due_ms = kept and kept:match('^.(%d+)')
+  if not due_ms then return nil end
   unindex(member, due_ms)
   redis.call('HDEL', messages, member)
   forget_duplicate(member)
-  return step, due_ms, message
+  return due_ms, kept
 end
 
 -- Takes what is due out of the tree: its members, and whether more is due.

@@ -45,7 +45,8 @@ local function member_of_part(message, part, name)
   local _, at = message:find('"' .. name .. '":', from or 1, true)
   if not from or not at then return '' end
   -- In a string the quote would be escaped: this begins another object, whose member it may be.
-  if message:sub(from + 1, at):find('{"', 3, true) then return decoded(message, part, name) end
+  local inner = message:find('{"', from + 3, true)
+  if inner and inner < at then return decoded(message, part, name) end
   local text = string_at(message, at + 1)
   if text then return text end
   text = message:match('^ ?(-?[%w.]+)', at + 1)
