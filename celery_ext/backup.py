@@ -229,7 +229,9 @@ class _Restore:
 
     def _letters(self, queue: str, fields: Iterator[bytes]) -> Iterator[tuple[Any, ...]]:
         keys, move = self._store.keys(queue), script("restore_dead")
-        given = {name: getattr(keys, name) for name in ("dead", "dead_messages", "dead_reasons")}
+        names = ("dead", "dead_messages", "dead_reasons")
+        given: dict[str, Any] = {name: getattr(keys, name) for name in names}
+        given["dead_age_ms"] = int(self._store.limits.dead_seconds * 1000)
         while part := list(islice(fields, 3 * RESTORE_LIMIT)):
             letters = zip(part[::3], part[1::3], part[2::3], strict=True)
             entries = [

@@ -7,13 +7,14 @@ from importlib import import_module
 from typing import Any
 
 from celery import bootsteps
-from celery.signals import task_received
+from celery.signals import task_received, worker_shutting_down
 
 from kombu_delayed.message import eta_to_ms
 
 from .signals import task_late
 
-REQUEST, STOCK_REQUEST = "celery_ext.request:Request", "celery.worker.request:Request"
+STOCK_STRATEGY, STOCK_REQUEST = "celery.worker.strategy:default", "celery.worker.request:Request"
+REQUEST, POOLED_REQUEST = "celery_ext.request:Request", "celery_ext.request:PooledRequest"
 
 
 class Inspection(bootsteps.Step):
@@ -67,10 +68,37 @@ class Lateness(bootsteps.StartStopStep):
 
 
 class OwnRequests(bootsteps.Step):
-    """Gives tasks whose class is not the app's the request that knows whose they are."""
+    """Gives tasks the request that knows whether they may begin."""
 
     def __init__(self, parent: Any, **kwargs: Any) -> None:
         super().__init__(parent, **kwargs)
+        # Tasks wait in pools of threads and greenlets: those that a signal must not stop.
+        own = REQUEST if parent.pool.signal_safe else POOLED_REQUEST
         for task in parent.app.tasks.values():
-            if task.Request == STOCK_REQUEST:
-                task.Request = REQUEST
+            is_stock = task.Request in (STOCK_REQUEST, REQUEST, POOLED_REQUEST)
+            if is_stock and task.Strategy == STOCK_STRATEGY:  # others may not ask before they begin
+                task.Request = own
+
+
+class GiveBack(bootsteps.StartStopStep):
+    """Gives back what the worker has not begun as soon as it is told to end."""
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def start(self, parent: Any) -> None:
+        """Listen to the worker's signals."""
+        self._parent = parent
+        worker_shutting_down.connect(self._on_signal, sender=parent.hostname, weak=False)
+
+    def stop(self, parent: Any) -> None:
+        """Listen no more."""
+        worker_shutting_down.disconnect(self._on_signal, sender=parent.hostname)
+
+    def _on_signal(self, **_: Any) -> None:
+        retire = getattr(self._parent.task_consumer.channel, "retire", None)
+        if retire is None or self._parent.pool.is_green:  # there a handler must not wait
+            return
+        try:
+            retire()
+        except Exception:  # another signal's: Celery cannot cancel what a thread runs, and raises
+            retire()

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from celery import Celery
 
-from .bootsteps import REQUEST, Inspection, Lateness, Names, OwnRequests
+from .bootsteps import Inspection, Lateness, Names
 from .delayed import Delayed
 from .displaced import watch_sending
 from .ids import use_ids
 from .signals import watch_burials, watch_publishing
+from .workers import give_back_early
 
 
 def install(app: Celery, *, task_ids: str | None = None, late_seconds: float = 60) -> Delayed:
     """Extend an app: `app.delayed`, revoke and inspect that know the backlog, and signals.
 
-    Workers tell the broker their names, and skip, with a pool of threads or greenlets, what others
-    have got meanwhile. A task that reaches one by more than `late_seconds` after its ETA is told of
-    in the signal `task_late`.
+    Workers tell the broker their names, give back at once what they have not begun when they are
+    told to end, and skip what others have got meanwhile. A task that reaches one by more than
+    `late_seconds` after its ETA is told of in the signal `task_late`.
 
     `task_ids="uuid7"` gives the tasks of this process ids that sort by the time of sending. Call it
     where the app is made, so that workers do as well. Twice is safe.
@@ -29,8 +30,8 @@ def install(app: Celery, *, task_ids: str | None = None, late_seconds: float = 6
     app.delayed.late_seconds = late_seconds
     app.control_cls = "celery_ext.control:Control"
     app.__dict__.pop("control", None)
-    app.steps["consumer"].update({Inspection, Lateness, Names, OwnRequests})
-    app.Task.Request = REQUEST
+    app.steps["consumer"].update({Inspection, Lateness, Names})
+    give_back_early(app)
     watch_publishing()
     watch_burials()
     return app.delayed

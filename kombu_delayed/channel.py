@@ -331,10 +331,17 @@ class Channel(stock.Channel):
         result = super()._basic_cancel(consumer_tag)
         self.subscribed_queues &= self.active_fanout_queues
         if queue and queue not in self._active_queues and self.consumer is not None:
-            self._handlers.pop(queue, None)
-            self._receivers.pop(queue, None)
+            # Its handler stays: a signal handler may do this while a message is handed over.
             self.consumer.remove(queue)
         return result
+
+    def retire(self) -> None:
+        """Claim no more, and give back at once what its program has not begun. Twice is safe."""
+        if self.consumer is not None and self._pid == os.getpid():
+            for queue in tuple(self.consumer.sources):
+                self.consumer.remove(queue)
+            self._flush()
+            self.connection.cycle.wake_up()
 
     def basic_qos(self, *args: Any, **kwargs: Any) -> None:
         """Change the prefetch limit."""
@@ -370,6 +377,22 @@ class Channel(stock.Channel):
         receiver = getattr(self._receivers.get(queue), "__self__", None)
         taker = getattr(receiver, "on_message", None)
         return str(getattr(taker, "__module__", "")).startswith("celery.worker.")
+
+    def waits(self, tag: int) -> None:
+        """Its program calls `begins` before it begins on a message that was handed out."""
+        self.qos.wait(tag)
+        queue = self.qos.queue_of(tag)
+        if queue and self.consumer is not None and queue not in self.consumer.sources:
+            # It was being handed over when a signal handler cancelled its queue.
+            self.qos.give_back_waiting(queue)
+            self._flush()
+
+    def begins(self, tag: int) -> bool:
+        """Whether its program may begin on a message that `waits`; from any thread.
+
+        False: it has gone back to its queue, or the lease has ended.
+        """
+        return self.qos.begin(tag) and self.holds(tag)
 
     def holds(self, tag: int) -> bool:
         """Whether a message that was handed out and not acked is this consumer's; from any thread.

@@ -159,13 +159,15 @@ class Consumer:
         self._stop_waiting()
 
     def remove(self, queue: str) -> None:
-        """Consume a queue no more: what was claimed and not handed out goes back."""
-        source = self.sources.pop(queue, None)
+        """Consume a queue no more: what was claimed and not handed out, or not begun, goes back."""
+        source = self.sources.get(queue)
         if source is None:
             return
         if not source.no_ack:
             self._qos.give_back(queue, [tag for q, tag, _ in self._buffer if q == queue])
+            self._qos.give_back_waiting(queue)
         self._buffer = deque(entry for entry in self._buffer if entry[0] != queue)
+        self.sources.pop(queue, None)  # last: a signal handler may have ended this half way
         self._announce(queue)
 
     def _announce(self, queue: str) -> None:
@@ -385,7 +387,8 @@ class Consumer:
             self._buffer.extend((queue, tag, record) for tag, record in found)
         elif found:
             self.store.release(queue, self.lease.consumer, [tag for tag, _ in found])
-        self._tag = max([self._tag, *(tag for tag, _ in found)])
+        # It may not have been carried out yet: its tags are its own, lest it overwrites others.
+        self._tag = max([self._tag + LARGEST_CLAIM, *(tag for tag, _ in found)])
         self._unsure.discard(queue)
 
     def take_token(self) -> None:
@@ -423,6 +426,7 @@ class Consumer:
             source = self.sources.get(queue)
             if source is None:  # cancelled by a signal handler in the middle of a claim
                 self._qos.give_back(queue, [tag])
+                self._announce(queue)
                 continue
             no_ack = source.no_ack
             try:
@@ -448,6 +452,9 @@ class Consumer:
         except Exception as error:
             if self._qos.took(tag) or (no_ack and self._qos.can_read(payload)):
                 self._qos.failed(tag)
+                raise
+            if queue not in self.sources:  # the error of a signal handler that has cancelled it
+                self._qos.give_back(queue, [] if no_ack else [tag])
                 raise
             self.refuse(queue, tag, record, error, no_ack)
             return False

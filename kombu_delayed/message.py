@@ -22,6 +22,9 @@ LONGEST_DELAY_MS = 9_000 * 366 * 86_400_000
 #: Kombu's complaint about a message may quote all of it.
 REASON_LENGTH = 500
 
+#: How the reason of a dead letter begins whose body its program could not decode.
+UNREADABLE_BODY = "its body cannot be decoded"
+
 #: What deliver.lua writes in front, also of a message that has such a member of its own.
 _PROMOTED = re.compile(rb'\{"due_ms":(-?\d{1,18}),')
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from kombu.transport import virtual
 
 from .lease import Lease
-from .message import REASON_LENGTH
+from .message import REASON_LENGTH, UNREADABLE_BODY
 from .store import CALL_LIMIT, Store
 
 #: What to do with a held message that its consumer is done with.
@@ -52,7 +52,9 @@ class QoS(virtual.QoS):
         self._done: deque[Done] = deque()
         self._failed: set[int] = set()
         self._unreadable: dict[int, str] = {}
-        self._flushing = threading.Lock()
+        #: Tags of messages that their program has not begun, and says so when it does.
+        self._waiting: set[int] = set()
+        self._flushing = threading.RLock()  # for a signal handler, in the moment before `_flusher`
         self._flusher: int | None = None
 
     @property
@@ -72,8 +74,21 @@ class QoS(virtual.QoS):
         """Put the message back to the head of its queue, or bury it."""
         self._finish(RELEASE if requeue else BURY, delivery_tag)
 
+    def wait(self, tag: int) -> None:
+        """The program calls `begin` before it begins on a message: until then it can go back."""
+        self._waiting.add(tag)
+
+    def begin(self, tag: int) -> bool:
+        """Whether the program may begin on a message that waits: it has not gone back."""
+        try:
+            self._waiting.remove(tag)  # whichever thread does it decides
+        except KeyError:
+            return False
+        return True
+
     def _finish(self, verb: str, tag: Any) -> None:
         super().ack(tag)
+        self._waiting.discard(tag)
         held = self._held.pop(tag, None)
         if held is not None:
             queue, id = held
@@ -82,11 +97,19 @@ class QoS(virtual.QoS):
 
     def unreadable(self, tag: int, error: Exception) -> None:
         """The body of a message that was handed out cannot be decoded: it will be buried."""
-        self._unreadable[tag] = f"its body cannot be decoded: {error}"[:REASON_LENGTH]
+        self._unreadable[tag] = f"{UNREADABLE_BODY}: {error}"[:REASON_LENGTH]
 
     def give_back(self, queue: str, tags: Iterable[int]) -> None:
         """Messages that were claimed and not handed out return with the next flush."""
         self._done.extend(Done(GIVE_BACK, queue, tag, "") for tag in tags)
+
+    def give_back_waiting(self, queue: str) -> None:
+        """Messages that were handed out and not begun return with the next flush."""
+        for tag in sorted(self._waiting, reverse=True):
+            if self.queue_of(tag) == queue and self.begin(tag):
+                super().ack(tag)
+                self.give_back(queue, [tag])
+                self._held.pop(tag, None)
 
     def flush(self, store: Store, lease: Lease) -> None:
         """Tell the server of acks and rejects. What fails stays for the next time."""
@@ -150,6 +173,7 @@ class QoS(virtual.QoS):
         self._held.clear()
         self._done.clear()
         self._failed.clear()
+        self._waiting.clear()
         self._unreadable.clear()
 
     def queue_of(self, tag: int) -> str | None:

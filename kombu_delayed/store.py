@@ -283,9 +283,15 @@ class Store:
 
     def recover(self, queue: str, consumer: str, seen_tag: int) -> list[tuple[int, bytes]]:
         """Messages that were handed to `consumer` in an answer that never arrived."""
-        keys = self.keys(queue)
-        answer = script("recover")(self.run, unacked=keys.unacked(consumer), seen_tag=seen_tag)
-        return [(int(tag), record) for tag, record in zip(answer[::2], answer[1::2], strict=True)]
+        unacked, cursor = self.keys(queue).unacked(consumer), b"0"
+        found: dict[int, bytes] = {}
+        while True:
+            cursor, *page = script("recover")(
+                self.run, unacked=unacked, seen_tag=seen_tag, cursor=cursor, count=CALL_LIMIT
+            )
+            found.update(zip(map(int, page[::2]), page[1::2], strict=True))
+            if int(cursor) == 0:
+                return sorted(found.items())
 
     def ack(
         self, queue: str, consumer: str, tags: Sequence[int], on_error: Callable[[], None]

@@ -45,7 +45,7 @@ class Wire:
 
     def _start(self) -> None:
         self._pid = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # for a signal handler, in the moment before `_owner`
         self._owner: int | None = None
         self._connection: Any = None
         self._used_at = monotonic()

@@ -10,7 +10,10 @@ from typing import Any
 import click
 from celery.bin.base import handle_preload_options
 
+from ..workers import watch_workers
 from .lazy import LazyGroup
+
+watch_workers()
 
 #: Command -> the module of this package that has it.
 COMMANDS = {

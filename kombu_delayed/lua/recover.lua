@@ -2,14 +2,14 @@
 -- Twice is safe: it only reads.
 local unacked  = KEYS[1]            -- HASH tag -> priority step + message, of this consumer
 local seen_tag = tonumber(ARGV[1])  -- the last one that did arrive
--- returns {tag, step + message, …}, tags ascending
-local tags = {}
-for _, tag in ipairs(redis.call('HKEYS', unacked)) do
-  if tonumber(tag) > seen_tag then tags[#tags + 1] = tag end
-end
-table.sort(tags, function(a, b) return tonumber(a) < tonumber(b) end)
-local answer = {}
-for i, tag in ipairs(tags) do
-  answer[2 * i - 1], answer[2 * i] = tag, redis.call('HGET', unacked, tag)
+local cursor   = ARGV[2]
+local count    = tonumber(ARGV[3])  -- tags a call, about
+-- returns {the next cursor ('0': that was all), tag, step + message, …} in no order; a tag may come again
+local page = redis.call('HSCAN', unacked, cursor, 'COUNT', count)
+local answer = {page[1]}
+for i = 1, #page[2], 2 do
+  if tonumber(page[2][i]) > seen_tag then
+    answer[#answer + 1], answer[#answer + 2] = page[2][i], page[2][i + 1]
+  end
 end
 return answer

@@ -23,6 +23,7 @@ from ..keys import literal
 from ..message import due, open_envelope, open_kept, to_json
 from ..scripts import script
 from ..store import CALL_LIMIT, Store
+from .dead import dead_steps
 
 if TYPE_CHECKING:
     from ..channel import Channel
@@ -351,7 +352,7 @@ class ToDelayed(Migration):
 
 
 class ToStock(Migration):
-    """Back to the stock transport: the backlog, and what dead consumers of ours held."""
+    """Back to the stock transport: the backlog, what dead consumers of ours held, dead letters."""
 
     def __init__(
         self,
@@ -359,11 +360,13 @@ class ToStock(Migration):
         queues: Iterable[str] = (),
         *,
         force: bool = False,
+        dead: bool = False,
         dry: bool = False,
         **_: Any,
     ) -> None:
         super().__init__(channel, queues, dry=dry)
         self.force = force
+        self.dead = dead
 
     def blockers(self) -> list[str]:
         """Consumers of ours that run would put the messages back into the backlog."""
@@ -383,12 +386,13 @@ class ToStock(Migration):
         return live, {name.decode() for name, _ in found} - live
 
     def queues(self) -> list[str]:
-        """Also those of which only unacknowledged messages are left."""
-        found = {queue for queue, _ in self._scan("unacked:*")}
+        """Also those of which only unacknowledged messages, or dead letters, are left."""
+        names = ("unacked:*", "dead") if self.dead else ("unacked:*",)
+        found = {queue for name in names for queue, _ in self._scan(name)}
         return sorted({*super().queues(), *found})
 
     def steps(self) -> Iterator[int]:
-        """First what dead consumers held, then the backlog of each queue, the earliest first."""
+        """What dead consumers held, then the backlog, the earliest first, then dead letters."""
         holders = list(self._scan("unacked:*"))
         for queue in self.queues():
             live, dead = self._consumers(queue)
@@ -396,6 +400,8 @@ class ToStock(Migration):
             for consumer in sorted(dead):
                 yield self._reclaim(queue, consumer)
             yield from self._backlog_steps(queue)
+            if self.dead:
+                yield from dead_steps(self, queue)
 
     def _reclaim(self, queue: str, consumer: str) -> int:
         if self.dry:
@@ -482,14 +488,16 @@ def to_stock(
     *,
     queues: Iterable[str] = (),
     force: bool = False,
+    dead: bool = False,
     progress: Progress | None = None,
 ) -> Report:
     """Make the whole backlog ready, for stock workers, which hold what is not due yet.
 
-    Twice is safe. `force` also moves what a stock worker would run too early. Raises
+    `dead` makes dead letters ready as well, but for those on which a stock worker would stop. Twice
+    is safe. `force` also moves what a stock worker would run too early, or drop. Raises
     MigrationRefused where consumers on this transport still run, unless `force`.
     """
-    return _checked(ToStock(channel, queues, force=force), force).run(progress)
+    return _checked(ToStock(channel, queues, force=force, dead=dead), force).run(progress)
 
 
 def _checked(migration: Migration, force: bool) -> Migration:

@@ -127,6 +127,7 @@ def to_delayed_command(**given: Any) -> None:
 
 
 @main.command("to-stock")
+@click.option("--dead", is_flag=True, help="Give dead letters another try, too.")
 @_shared
 def to_stock_command(**given: Any) -> None:
     """Hand the backlog back to stock workers."""

@@ -72,6 +72,12 @@ def bury(store: Store) -> None:
         store.bury("q", "A", [(tag, MANY[tag - 1], "{}", b"")])
 
 
+def recover(store: Store) -> None:
+    """As a consumer does whose answer was lost with its connection, before it leaves."""
+    assert len(store.recover("q", "A", 0)) == len(MANY)
+    store.leave("q", "A")
+
+
 def buried(store: Store) -> None:
     """All are dead letters, and their consumer has left."""
     held(store)
@@ -108,6 +114,7 @@ CASES = {
     "park": Case(park, held),
     "bury": Case(bury, held),
     "leave": Case(lambda store: store.leave("q", "A"), held),
+    "recover": Case(recover, held),
     "cancel": Case(cancel, schedule),
     "reschedule": Case(reschedule, schedule),
     "replay": Case(lambda store: store.replay("q", MANY[:5]) and None, buried),

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 import redis
 
+from kombu_delayed import qos as qos_module
 from kombu_delayed.errors import LeaseLost
 from tests.crash.dying import Reader, dying_store
 from tests.kit.state import entry
@@ -78,5 +82,87 @@ def test_nothing_is_handed_out_while_it_cannot_ask(
     assert len(reader.got) == 1
 
 
-def _unreachable(*command: object) -> None:
+def test_a_claim_that_is_carried_out_late_overwrites_nothing(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was on its way when its connection broke; what came then is in the consumer's hands."""
+    reader = Reader(dying_store(client, NOW_MS))
+    consumer, store = reader.consumer, reader.consumer.store
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "deliver", _unreachable)
+        consumer.step()
+    store.publish("q", [entry(id) for id in "abcdef"])
+    reader.qos.prefetch_count = 3
+    monkeypatch.setattr(consumer, "_retry_at", 0)
+    reader.read()
+    name = consumer.lease.consumer
+    late = store.deliver("q", name, 3, 1, lease_ms=LEASE_MS)
+    assert late is not None
+    assert len(late.records) == len(reader.got) == 3
+    assert client.hlen(store.keys("q").unacked(name)) == 6
+
+
+def test_what_is_claimed_while_its_queue_is_cancelled_goes_back_at_once(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a signal handler: Celery may take no further step before its tasks have ended."""
+    consumer = Reader(dying_store(client, NOW_MS)).consumer
+    consumer.store.publish("q", [entry(id) for id in "abc"])
+    deliver = consumer.store.deliver
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        answer = deliver(*arguments, **options)
+        consumer.remove("q")
+        return answer
+
+    monkeypatch.setattr(consumer.store, "deliver", interrupted)
+    consumer.step()
+    assert not consumer.hand_out()
+    assert client.llen("q") == 3
+
+
+# What the program was handed and has not begun.
+
+
+@pytest.mark.parametrize("limit", [1, 250])
+def test_what_waits_goes_back_in_its_order(
+    reader: Reader, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    monkeypatch.setattr(qos_module, "CALL_LIMIT", limit)
+    reader.read()
+    tags = [reader.take() for _ in "abc"]
+    for tag in tags:
+        reader.qos.wait(tag)
+    assert reader.qos.begin(tags[1])
+    reader.consumer.remove("q")
+    assert [json.loads(text)["body"] for text in client.lrange("q", 0, -1)] == ["c", "a"]
+    assert [reader.qos.begin(tag) for tag in tags] == [False] * 3
+    assert reader.qos.queue_of(tags[1]) == "q"
+
+
+def test_what_was_given_up_is_not_begun(reader: Reader) -> None:
+    reader.read()
+    acked, requeued, forgotten = (reader.take() for _ in "abc")
+    for tag in (acked, requeued, forgotten):
+        reader.qos.wait(tag)
+    reader.qos.ack(acked)
+    reader.qos.reject(requeued, requeue=True)
+    assert not any(reader.qos.begin(tag) for tag in (acked, requeued))
+    reader.qos.forget()
+    assert not reader.qos.begin(forgotten)
+
+
+def test_a_signal_handler_meets_no_lock_of_its_own_thread(reader: Reader) -> None:
+    """It may come just before a flush, or a command, says that it has begun."""
+    store, qos = reader.consumer.store, reader.qos
+    reader.qos.ack(reader.take())
+    for lock in (qos._flushing, store.run._lock):
+        with lock:
+            assert lock.acquire(blocking=False)
+            lock.release()
+            qos.flush(store, reader.consumer.lease)
+    assert not qos._done
+
+
+def _unreachable(*command: object, **options: object) -> None:
     raise ConnectionError

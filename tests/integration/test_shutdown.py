@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -15,8 +17,10 @@ import celery
 import pytest
 import redis
 from celery import Celery
+from kombu import Connection, Queue
 
 from tests.kit.extended import MODULE as EXTENDED
+from tests.kit.inbox import Inbox
 from tests.kit.ledger import Ledger
 from tests.kit.servers import Server, available_kinds, start_server
 from tests.kit.tasks_app import Settings, make_app
@@ -146,6 +150,130 @@ def test_cold_shutdown_of_what_cannot_be_interrupted(
 
 
 WARM = {"SIGTERM": signal.SIGTERM, "SIGINT": signal.SIGINT}
+ALL = {**COLD, **{name: (number,) for name, number in WARM.items()}}
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+@pytest.mark.parametrize("numbers", ALL.values(), ids=ALL)
+def test_what_was_not_begun_is_back_within_a_second(
+    bench: Bench, pool: str, numbers: tuple[int, ...]
+) -> None:
+    """Celery may be busy ending, or with its tasks. It does not run here, whatever else comes."""
+    worker = bench.worker(bench.settings(LONG_LEASE_SECONDS), pool=pool, concurrency=2)
+    ids = bench.load(worker, 4)
+    running = 1 if pool == "solo" else 2
+    bench.ledger.wait_for(running)
+    told_at = time.monotonic()
+    worker.send_signal(numbers[0])
+    wait_until(lambda: bench.client.llen("celery") >= len(ids) - running, "it is back", 10)
+    assert time.monotonic() - told_at < 1
+    send(worker, numbers[1:])
+    worker.wait()
+    assert len(set(bench.ledger.ids())) == running
+    order = [json.loads(text)["headers"]["id"] for text in bench.client.lrange("celery", 0, -1)]
+    assert order[::-1] == [id for id in ids if id in order]
+
+
+def test_a_worker_that_is_started_in_python_gives_back_early_where_the_app_is_extended(
+    bench: Bench,
+) -> None:
+    setup = bench.settings(LONG_LEASE_SECONDS)
+    worker = bench.worker(setup, command=in_python(EXTENDED, "w1"))
+    ids = bench.load(worker, 2)
+    bench.ledger.wait_for(2)
+    worker.send_signal(signal.SIGTERM)
+    wait_until(lambda: bench.client.llen("celery") == len(ids) - 2, "it is back")
+    assert not any("end" in bench.phases(id) for id in ids)
+    worker.wait()
+
+
+def test_a_signal_handler_cancels_while_a_message_is_handed_over(
+    connection: Connection, mail: Queue, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Celery's does in a cold shutdown: the message is not taken for one that is none."""
+    inbox = Inbox(connection, mail)
+    (tag,) = inbox.consumer._active_tags.values()
+    channel = inbox.consumer.channel
+    monkeypatch.setattr(channel, "_takes_tasks", lambda queue: channel._basic_cancel(tag))
+    for body in ("x", "y"):
+        connection.Producer().publish(body, exchange=mail.exchange, routing_key="mail")
+    assert inbox.receive(1) == ["x"]
+    assert client.llen("mail") == 1
+    assert client.exists("{mail}:dead") == 0
+
+
+def test_an_error_of_a_signal_handler_buries_nothing(
+    connection: Connection, mail: Queue, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inbox = Inbox(connection, mail)
+    (tag,) = inbox.consumer._active_tags.values()
+    channel = inbox.consumer.channel
+
+    def cancel_and_raise(queue: str) -> None:
+        channel._basic_cancel(tag)
+        raise NotImplementedError
+
+    monkeypatch.setattr(channel, "_takes_tasks", cancel_and_raise)
+    connection.Producer().publish("x", exchange=mail.exchange, routing_key="mail")
+    with pytest.raises(NotImplementedError):
+        inbox.receive(1)
+    connection.close()
+    assert client.llen("mail") == 1
+    assert client.exists("{mail}:dead") == 0
+
+
+def test_what_is_handed_over_when_its_queue_is_cancelled_goes_back_unless_begun(
+    connection: Connection, mail: Queue, client: redis.Redis
+) -> None:
+    inbox = Inbox(connection, mail, ack=False)
+    connection.Producer().publish("x", exchange=mail.exchange, routing_key="mail")
+    inbox.receive(1)
+    channel, tag = inbox.consumer.channel, inbox.messages[0].delivery_tag
+    channel.retire()
+    assert client.llen("mail") == 0, "as it does not say when it begins"
+    channel.waits(tag)
+    assert client.llen("mail") == 1
+    assert not channel.begins(tag)
+
+
+@pytest.mark.parametrize("command", range(1, 4))
+def test_giving_back_that_was_interrupted_is_done_again(
+    connection: Connection,
+    mail: Queue,
+    client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+    command: int,
+) -> None:
+    """By another signal's handler, which raises."""
+    inbox = Inbox(connection, mail, prefetch_count=5, ack=False)
+    for body in "abc":
+        connection.Producer().publish(body, exchange=mail.exchange, routing_key="mail")
+    inbox.receive(1)
+    channel = inbox.consumer.channel
+    moves = [
+        (channel.qos, "give_back_waiting"),
+        (channel.store, "release"),
+        (channel.store, "announce"),
+    ]
+    with monkeypatch.context() as patch:
+        patch.setattr(*moves[command - 1], raising)
+        with pytest.raises(NotImplementedError):
+            channel.retire()
+    channel.retire()
+    assert client.llen("mail") == 2
+    assert not inbox.drain(0.2)[1:]
+
+
+def raising(*args: object, **options: object) -> None:
+    raise NotImplementedError
+
+
+def in_python(module: str, name: str) -> list[str]:
+    """A worker with a pool of threads, started by a program of its own."""
+    options = "pool='threads', concurrency=2, loglevel='INFO'"
+    alone = "without_mingle=True, without_gossip=True"
+    start = f"app.Worker(hostname='{name}@test', {options}, {alone}).start()"
+    return [sys.executable, "-c", f"from {module} import app; {start}"]
 
 
 @pytest.mark.parametrize("pool", POOLS)
@@ -223,25 +351,29 @@ def server_ms(client: redis.Redis) -> float:
 handed_out = pytest.mark.xfail(
     strict=True, reason="what was handed to the pool and waits in it is run all the same"
 )
+COMMANDS = {
+    "python": in_python("tests.kit.tasks_app", "frozen"),
+    "python, extended": in_python(EXTENDED, "frozen"),
+}
 
 
 @pytest.mark.parametrize(
     "pool",
     [
         "prefork",
-        pytest.param("threads", marks=handed_out),
-        pytest.param("gevent", marks=handed_out),
-        "threads, extended",
-        "gevent, extended",
+        "threads",
+        "gevent",
+        pytest.param("python", marks=handed_out),
+        "python, extended",
     ],
 )
 def test_a_worker_that_was_stopped_beyond_its_lease(bench: Bench, pool: str) -> None:
     """What it ran may run twice; what it had not started runs once, elsewhere."""
     setup = bench.settings(LEASE_SECONDS)
-    pool, _, is_extended = pool.partition(", ")
-    options = {"module": EXTENDED} if is_extended else {}
-    frozen = bench.worker(setup, "frozen", pool=pool, concurrency=2, **options)
+    command = COMMANDS.get(pool)
+    frozen = bench.worker(setup, "frozen", pool=pool, concurrency=2, command=command)
     ids = bench.load(frozen, 1.5, 8)
+    bench.ledger.wait_for(2)  # what a process was given it begins, whatever has come between
     os.killpg(frozen.pid, signal.SIGSTOP)
     begun = set(bench.ledger.ids())
     with bench.worker(setup, "heir", pool="threads", concurrency=9) as heir:

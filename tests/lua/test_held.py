@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from kombu_delayed.scripts import script
-from kombu_delayed.store import Limits, Store
+from kombu_delayed.store import CALL_LIMIT, Limits, Store
 from tests.kit.servers import Server, start_server
 from tests.kit.state import SEPARATOR, entry, message, returned, seed, state
 from tests.kit.wait import wait_until
@@ -168,8 +168,12 @@ def test_script_sorts_the_tags_itself(store: Store, client: redis.Redis) -> None
         ('{"a": 1, "deliveries": 9}', '{"a": 1,"deliveries":10}'),
         ('{"a":{"b":1,"deliveries":4}}', '{"a":{"b":1,"deliveries":4},"deliveries":1}'),
         ('{"body":",\\"deliveries\\":4}"}', '{"body":",\\"deliveries\\":4}","deliveries":1}'),
+        pytest.param(f'{{"a":1,"deliveries":{"0" * 99}4}}', '{"a":1,"deliveries":5}', id="digits"),
+        ('{"a":1} \n', '{"a":1,"deliveries":1}'),
         ("not an object", "not an object"),
+        ("{} is followed by something", "{} is followed by something"),
         ("", ""),
+        (" ", " "),
     ],
 )
 def test_count_goes_to_the_end_of_the_envelope(
@@ -620,9 +624,19 @@ def test_recover(seen: int, tags: list[int], store: Store, client: redis.Redis) 
     assert state(client) == before
 
 
-def test_recover_many(store: Store, client: redis.Redis) -> None:
+def test_recover_many_in_bounded_calls(
+    store: Store, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     client.hset("{q}:unacked:A", mapping={str(tag): "0x" for tag in range(10_000)})
+    pages, run = [], store.run
+
+    def running(*command: Any) -> Any:
+        pages.append(run(*command))
+        return pages[-1]
+
+    monkeypatch.setattr(store, "run", running)
     assert [tag for tag, _ in store.recover("q", "A", 99)] == list(range(100, 10_000))
+    assert max(map(len, pages)) < 4 * CALL_LIMIT
 
 
 # park

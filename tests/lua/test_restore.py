@@ -408,6 +408,23 @@ def test_restore_dead(
     assert dead_state(client) == after
 
 
+@pytest.mark.parametrize("restored", ["new", "there"])
+def test_restored_dead_letters_last_as_long_as_after_a_burial(
+    restored: str, store: Store, client: redis.Redis
+) -> None:
+    """Also those that are older: whoever restores them looks for them."""
+    store.limits, store.now = Limits(dead_seconds=60), "100000"
+    if restored == "there":
+        seed(client, letters(a=("0" + A, "r", 700)))
+    restore_dead(store, [letter("a", "0" + A, "r", 700)])
+    keys = ("{q}:dead", "{q}:dead-messages", "{q}:dead-reasons")
+    assert all(client.exists(key) for key in keys)
+    expires = [0 < client.pttl(key) <= 60_000 for key in keys]  # type: ignore[operator]
+    assert expires == [restored == "new"] * 3
+    store.bury("q", "A", [(1, "b", "rejected", b"0{}")])
+    assert store.dead_ids("q") == ["b"]
+
+
 def test_restored_dead_letters_are_read_and_replayed(store: Store, client: redis.Redis) -> None:
     restore_dead(store, [letter("a", "0" + A, "r", 700), letter("b", "3" + B, "s", 600)])
     assert store.dead_ids("q") == ["b", "a"]

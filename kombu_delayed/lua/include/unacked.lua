@@ -1,10 +1,14 @@
 -- unacked: messages on their way back from a consumer to the heads of their ready lists.
 -- needs: ready steps wake unacked held consumer
+-- Patterns are only tried at the end, as a message may be long; but others may have written any number of digits.
 local function with_deliveries(message, count)
-  local text = message:sub(-1) == '}' and message or message:match('^(.*})%s*$')
-  if not text then return message end
-  local before = text:match('^(.*), ?"deliveries": ?%d+}$') or text:sub(1, -2)
-  return before .. ',"deliveries":' .. count .. '}'
+  local stop = #message
+  while stop > 0 and message:find('^%s', stop) do stop = stop - 1 end
+  if message:sub(stop, stop) ~= '}' then return message end
+  local text = message:sub(1, stop)
+  local from = text:find('^%d+}$', -60) and 1 or -60
+  local behind = text:find(', ?"deliveries": ?%d+}$', from) or stop
+  return text:sub(1, behind - 1) .. ',"deliveries":' .. count .. '}'
 end
 
 -- The lowest tag was delivered first, so it goes back last and is the next to leave. `is_buried`, where

@@ -1,0 +1,141 @@
+"""Dead letters on their way to the stock transport."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+from click.testing import CliRunner
+from kombu import Connection, Exchange, Queue
+
+from kombu_delayed import migrate
+from kombu_delayed.message import UNREADABLE_BODY
+from kombu_delayed.migrate import Move
+from kombu_delayed.migrate import __main__ as command
+from kombu_delayed.store import CALL_LIMIT
+from tests.kit.inbox import Inbox
+from tests.kit.servers import Server
+from tests.kit.state import dead_state, returned
+
+MAIL = Queue("mail", Exchange("mail"), routing_key="mail")
+
+
+@pytest.fixture
+def channel(server: Server) -> Iterator[Any]:
+    with migrate.open_channel(server.url) as channel:
+        yield channel
+
+
+def bury(channel: Any, text: str, id: str, reason: str = "rejected", step: int = 0) -> None:
+    """One in each millisecond of their own."""
+    store = channel.store
+    store.now = str(1000 + store.dead_count("mail"))
+    store.bury("mail", "A", [(1, id, reason, f"{step}{text}".encode())])
+    store.now = ""
+
+
+PROPERTIES = {
+    "delivery_tag": "t",
+    "delivery_info": {"exchange": "mail", "routing_key": "mail"},
+}
+
+
+def text(body: str | None, headers: Any = None, **properties: Any) -> str:
+    message = {
+        "body": body,
+        "content-type": "text/plain",
+        "content-encoding": "utf-8",
+        "headers": headers or {},
+        "properties": {**PROPERTIES, **properties},
+    }
+    return json.dumps(message, separators=(",", ":"))
+
+
+def test_they_become_ready_behind_the_others(
+    connection: Connection, server: Server, channel: Any, client: redis.Redis
+) -> None:
+    for n in range(CALL_LIMIT + 2):
+        bury(channel, returned(text(f"dead {n}"), 3), f"d{n}", step=3 if n == 7 else 0)
+    client.lpush("mail", text("ready"))
+    before = dead_state(client)
+    planned = migrate.plan(channel, "to-stock", dead=True)
+    assert dead_state(client) == before
+    report = migrate.to_stock(channel, dead=True)
+    expected = {Move("mail", "dead", "ready"): CALL_LIMIT + 2}
+    assert planned.moves == report.moves == expected
+    assert not client.keys("{mail}:dead*")
+    texts = [json.loads(each) for each in reversed(client.lrange("mail", 0, -1))]
+    numbers = [n for n in range(CALL_LIMIT + 2) if n != 7]
+    assert [each["body"] for each in texts] == ["ready", *(f"dead {n}" for n in numbers)]
+    assert not any("deliveries" in each for each in texts)
+    assert client.llen("mail\x06\x163") == 1
+    assert migrate.to_stock(channel, dead=True).moved == 0
+    with Connection(server.url) as stock:
+        inbox = Inbox(stock, MAIL)
+        inbox.receive(CALL_LIMIT + 3)
+        assert sorted(inbox.bodies) == sorted(["ready", *(f"dead {n}" for n in [*numbers, 7])])
+
+
+def test_they_stay_unless_asked(channel: Any, client: redis.Redis) -> None:
+    bury(channel, text("a"), "a")
+    assert migrate.to_stock(channel, queues=["mail"]).moved == 0
+    assert channel.store.dead_ids("mail") == ["a"]
+
+
+TASK = {"task": "t", "lang": "py"}
+STAY = {
+    "no JSON": ("no JSON", "rejected"),
+    "no properties": ('{"body":"x","properties":7}', "rejected"),
+    "no routing": (text("x", delivery_info={}), "rejected"),
+    "bad base64": (text("abcde", body_encoding="base64"), "rejected"),
+    "no id": (text("x", TASK), "rejected"),
+    "no body": (text(None, {**TASK, "id": "i"}), "rejected"),
+    "cannot be decoded": (text("x"), f"{UNREADABLE_BODY}: why"),
+}
+
+
+def test_those_on_which_a_stock_worker_would_stop_stay(channel: Any, client: redis.Redis) -> None:
+    for id, (content, reason) in STAY.items():
+        bury(channel, content, id, reason)
+    bury(channel, text("good"), "good")
+    planned = migrate.plan(channel, "to-stock", dead=True)
+    for report in (planned, migrate.to_stock(channel, dead=True)):
+        assert report.moves == {Move("mail", "dead", "ready"): 1}
+        assert {left.id for left in report.left} == set(STAY)
+        assert all(left.reason.startswith("a stock worker would ") for left in report.left)
+    assert set(channel.store.dead_ids("mail")) == set(STAY)
+    assert migrate.to_stock(channel, dead=True, force=True).moved == 1
+    assert set(channel.store.dead_ids("mail")) == set(STAY) - {"cannot be decoded"}
+
+
+@pytest.mark.parametrize("killed_after", range(4))
+def test_killed_in_between(channel: Any, client: redis.Redis, killed_after: int) -> None:
+    count = 2 * CALL_LIMIT + 1
+    for n in range(count):
+        bury(channel, text(str(n)), str(n))
+    steps = migrate.ToStock(channel, dead=True).steps()
+    for _ in range(killed_after):
+        next(steps)
+        assert client.llen("mail") + channel.store.dead_count("mail") == count
+    migrate.to_stock(channel, dead=True)
+    bodies = [json.loads(each)["body"] for each in reversed(client.lrange("mail", 0, -1))]
+    assert bodies == [str(n) for n in range(count)]
+
+
+def test_at_the_command_line(server: Server, channel: Any, client: redis.Redis) -> None:
+    bury(channel, text("a"), "a")
+
+    def run(*arguments: str) -> str:
+        result = CliRunner().invoke(command.main, ["to-stock", server.url, *arguments])
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    assert "nothing to move" in run("--yes")
+    assert "Nothing was moved: give --yes" in run("--dead")
+    assert client.llen("mail") == 0
+    assert "Moved:" in run("--dead", "--yes")
+    assert client.llen("mail") == 1
+    assert "nothing to move" in run("--dead", "--yes")

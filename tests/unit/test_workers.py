@@ -1,0 +1,56 @@
+"""Which workers, and which of their tasks, ask before they begin."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
+from celery import Celery
+from celery.signals import worker_init
+
+import celery_ext.cli  # noqa: F401  as Celery's command line does
+from celery_ext.bootsteps import POOLED_REQUEST, REQUEST, STOCK_REQUEST, GiveBack, OwnRequests
+
+
+@dataclass(eq=False)
+class Controller:
+    app: Celery
+
+
+@pytest.mark.parametrize(
+    ("url", "steps"),
+    [
+        ("delayed+redis://127.0.0.1:1", {GiveBack, OwnRequests}),
+        ("delayed+redis://127.0.0.1:1;delayed+redis://127.0.0.1:2", {GiveBack, OwnRequests}),
+        ("redis://127.0.0.1:1", set()),
+        ("memory://", set()),
+    ],
+)
+def test_those_whose_broker_is_ours(url: str, steps: set[type]) -> None:
+    with Celery("t", broker=url, set_as_current=False) as app:
+        worker_init.send(sender=Controller(app))
+        assert app.steps["consumer"] == steps
+
+
+def abs_of(x: int) -> int:
+    return abs(x)
+
+
+@pytest.mark.parametrize(("queues_in_threads", "own"), [(False, REQUEST), (True, POOLED_REQUEST)])
+def test_tasks_with_a_strategy_or_a_request_of_their_own_keep_it(
+    queues_in_threads: bool, own: str
+) -> None:
+    with Celery("t", broker="memory://", set_as_current=False) as app:
+        plain = app.task(name="plain", shared=False)(abs_of)
+        batched = app.task(name="batched", shared=False, Strategy="batches:Strategy")(abs_of)
+        special = app.task(name="special", shared=False, Request="special:Request")(abs_of)
+        app.finalize()
+        pool = SimpleNamespace(signal_safe=not queues_in_threads)
+        for _ in range(2):
+            OwnRequests(SimpleNamespace(app=app, pool=pool))
+        assert [task.Request for task in (plain, batched, special)] == [
+            own,
+            STOCK_REQUEST,
+            "special:Request",
+        ]
