@@ -18,7 +18,9 @@ from redis.exceptions import RedisError, ResponseError
 from kombu_delayed import backlog as backlogs
 from kombu_delayed.batch import Pipeline, whole
 from kombu_delayed.errors import translate
+from kombu_delayed.message import open_kept, unique_key
 from kombu_delayed.scripts import script
+from kombu_delayed.shards import queue_of
 from kombu_delayed.store import CALL_LIMIT, Store
 
 from .backup_file import DEAD, MAGIC, MESSAGES, VERSION, Block, Writer, blocks, writing
@@ -74,7 +76,7 @@ def backup(
     of messages, or True for a bar on the terminal. Raises OSError where it cannot be written.
     """
     store = delayed.store
-    names = [queue] if queue else sorted(backlogs.queues(store))
+    names = [*store.shards.all(queue)] if queue else sorted(backlogs.queues(store))
     report = BackupReport()
     with (
         reporting(progress, range(_count(store, names)), "backup") as done,
@@ -83,7 +85,7 @@ def backup(
         writer.header(_facts(delayed, store, names))
         for name in names:
             for kind, count in _write_queue(writer, store, name):
-                report.add(kind, name, count)
+                report.add(kind, queue_of(name), count)
                 done(count)
     report.size_bytes = os.path.getsize(path)
     return report
@@ -102,7 +104,7 @@ def _facts(delayed: Delayed, store: Store, names: list[str]) -> dict[str, Any]:
         "server": delayed.connection.as_uri(),
         "prefix": keys.prefix,
         "priority_steps": list(keys.priority_steps),
-        "queues": names,
+        "queues": [*dict.fromkeys(map(queue_of, names))],
     }
 
 
@@ -173,7 +175,7 @@ def inspect(path: FilePath, progress: Progress | None = None) -> dict[str, Any]:
     for block in blocks(path):
         if block.kind in (MESSAGES, DEAD):
             kind = "messages" if block.kind == MESSAGES else "dead"
-            found = counts.setdefault(block.queue, {"messages": 0, "dead": 0})
+            found = counts.setdefault(queue_of(block.queue), {"messages": 0, "dead": 0})
             found[kind] += block.items
         else:
             facts |= block.facts()
@@ -202,16 +204,49 @@ class _Restore:
 
     def _send(self, block: Block) -> None:
         fields = block.fields()
-        queue = next(fields).decode(errors="surrogateescape")
+        queue = queue_of(next(fields).decode(errors="surrogateescape"))
         if self._queue in (None, queue):
             verb = "restore" if block.kind == MESSAGES else "restore_dead"
             call = self._messages if block.kind == MESSAGES else self._letters
-            commands = [(verb, each) for each in call(queue, fields)]
+            size = 2 if block.kind == MESSAGES else 3
             with self._failing():
-                self._pipeline.send(commands)
+                for shard, items in self._by_shard(queue, fields, size):
+                    self._pipeline.send([(verb, each) for each in call(shard, items)])
             counts = self.report.queues
             counts[queue] = counts.get(queue, 0) + block.items
         self._done(block.items)
+
+    def _by_shard(
+        self, queue: str, fields: Iterator[bytes], size: int
+    ) -> Iterator[tuple[str, Iterator[bytes]]]:
+        """A block's items by the shards that they go to, without those that are in other ones."""
+        shards = self._store.shards.all(queue)
+        if len(shards) == 1:
+            yield queue, fields
+            return
+        homes: dict[str, list[tuple[bytes, ...]]] = {}
+        for item in zip(*[fields] * size, strict=True):
+            homes.setdefault(self._home(queue, item), []).append(item)
+        for shard, items in homes.items():
+            there = {n for other in shards if other != shard for n in self._there(other, items)}
+            self.report.already += len(there)
+            yield shard, (part for n, i in enumerate(items) if n not in there for part in i)
+
+    def _home(self, queue: str, item: tuple[bytes, ...]) -> str:
+        id = item[0].partition(b"\x1f")[0].decode(errors="surrogateescape")
+        if len(item) == 2 and b'"delayed_unique":' in item[1]:
+            unique = unique_key(json.loads(open_kept(item[1]).message))
+            return self._store.shards.home(queue, unique.key if unique else id)
+        return self._store.shards.home(queue, id)
+
+    def _there(self, shard: str, items: list[tuple[bytes, ...]]) -> list[int]:
+        store, keys = self._store, self._store.keys(shard)
+        hash = keys.messages if len(items[0]) == 2 else keys.dead_messages
+        found: list[int] = []
+        for at in range(0, len(items), RESTORE_LIMIT):
+            ids = [item[0] for item in items[at : at + RESTORE_LIMIT]]
+            found += (at + n for n in script("present")(store.run, hash=hash, ids=ids))
+        return found
 
     def _messages(self, queue: str, fields: Iterator[bytes]) -> Iterator[tuple[Any, ...]]:
         store, move = self._store, script("restore")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from kombu_delayed.shards import queue_of
 from kombu_delayed.store import Store
 
 
@@ -20,11 +21,13 @@ class Counts:
     dead: int
 
     @classmethod
-    def of(cls, store: Store, queue: str) -> Counts:
-        """Count them."""
-        size = store.size(queue)
-        unacked = sum(info.unacked for info in ConsumerInfo.all_of(store, queue))
-        return cls(size.delayed, size.due, size.ready, unacked, store.dead_count(queue))
+    def of(cls, store: Store, shards: Sequence[str]) -> Counts:
+        """Count those of all shards of a queue."""
+        sizes = [store.size(shard) for shard in shards]
+        unacked = sum(info.unacked for info in ConsumerInfo.all_of(store, shards))
+        dead = sum(map(store.dead_count, shards))
+        ready, due, delayed = map(sum, zip(*sizes, strict=True))
+        return cls(delayed, due, ready, unacked, dead)
 
 
 @dataclass(frozen=True)
@@ -37,10 +40,16 @@ class ConsumerInfo:
     unacked: int
 
     @classmethod
-    def all_of(cls, store: Store, queue: str) -> Iterator[ConsumerInfo]:
-        """The consumers of a queue, the one whose lease ends first in front."""
-        for name, lease_ms, unacked in store.consumers(queue):
-            yield cls(queue, name, lease_ms / 1000, unacked)
+    def all_of(cls, store: Store, shards: Sequence[str]) -> list[ConsumerInfo]:
+        """The consumers of a queue, given as its shards, whose lease ends first in front."""
+        found: dict[str, ConsumerInfo] = {}
+        for shard in shards:
+            for name, lease_ms, unacked in store.consumers(shard):
+                seconds, before = lease_ms / 1000, found.get(name)
+                if before is not None:
+                    seconds, unacked = min(seconds, before.lease_seconds), unacked + before.unacked
+                found[name] = cls(queue_of(shard), name, seconds, unacked)
+        return sorted(found.values(), key=lambda info: info.lease_seconds)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from kombu_delayed import events as streams
 from kombu_delayed.backlog import Backlog, Move
 from kombu_delayed.events import Event
 from kombu_delayed.lookup import lookup_by_id, lookup_by_reading
+from kombu_delayed.shards import queue_of
 from kombu_delayed.store import CALL_LIMIT, Store
 
 from . import signals
@@ -86,14 +87,19 @@ class Delayed:
 
         The latter are found by looking at the names of all keys there.
         """
-        return sorted({*self.app.amqp.queues, *backlogs.queues(self.store)})
+        return sorted({*self.app.amqp.queues, *map(queue_of, backlogs.queues(self.store))})
+
+    def shards(self, queue: str | None = None) -> list[str]:
+        """What a queue, or all, are made of in the broker: themselves unless they are spread."""
+        shards = self.store.shards
+        return [name for each in self._names(queue) for name in shards.all(each)]
 
     def _names(self, queue: str | None) -> list[str]:
         return [queue] if queue else self.queues()
 
-    def backlog(self, queue: str) -> Backlog:
-        """The backlog of one queue."""
-        return Backlog(self.store, queue)
+    def backlog(self, shard: str) -> Backlog:
+        """The backlog of one queue, or of one of its shards."""
+        return Backlog(self.store, shard)
 
     # One task.
 
@@ -105,7 +111,9 @@ class Delayed:
         None: the broker does not have it. What is ready or unacked is found by reading all of it;
         `progress` is called with the number of messages that were read.
         """
-        names, store = self._names(queue), self.store
+        store = self.store
+        nearest = store.shards.nearest
+        names = [name for each in self._names(queue) for name in nearest(each, task_id)]
         by_id = (found for name in names for found in lookup_by_id(store, name, task_id))
         by_reading = (
             found
@@ -127,12 +135,12 @@ class Delayed:
         wanted = [*dict.fromkeys(task_ids)]
         gone: set[str] = set()
         is_told = bool(signals.task_cancelled.receivers) or keeps_results(self.app)
-        for name in self._where(queue, lambda: len(gone) == len(wanted)):
+        for name, ids in self._where(queue, wanted, gone):
             if not is_told:
-                counts = self.backlog(name).cancel(wanted)
-                gone.update(id for id, count in zip(wanted, counts, strict=True) if count)
+                counts = self.backlog(name).cancel(ids)
+                gone.update(id for id, count in zip(ids, counts, strict=True) if count)
                 continue
-            for waiting in self.backlog(name).take(wanted):
+            for waiting in self.backlog(name).take(ids):
                 gone.add(waiting.id)
                 self.was_cancelled(TaskInfo.waiting(name, waiting))
         return gone
@@ -166,20 +174,41 @@ class Delayed:
         return self._move(task_id, ("+0", ""), queue)
 
     def _move(self, task_id: str, to: tuple[str, str], queue: str | None) -> bool:
-        moved: list[str] = []
-        for name in self._where(queue, lambda: bool(moved)):
+        moved: set[str] = set()
+        for name, _ in self._where(queue, [task_id], moved):
             if self.backlog(name).reschedule([Move(task_id, *to)])[0]:
-                moved.append(name)
+                moved.add(task_id)
         if moved:
             signals.task_rescheduled.send(sender=self.app, task_id=task_id, eta=to[1] or None)
         return bool(moved)
 
-    def _where(self, queue: str | None, is_done: Callable[[], bool]) -> Iterator[str]:
-        """A queue, or the app's and, if it is not done then, the others that there are."""
+    def _where(
+        self, queue: str | None, ids: list[str], found: set[str]
+    ) -> Iterator[tuple[str, list[str]]]:
+        """Where to look for which ids: in a queue, or in the app's, and for what is not found in
+        them in the others that there are.
+        """
         own = [queue] if queue else list(self.app.amqp.queues)
-        yield from own
-        if not queue and not is_done():
-            yield from (name for name in self.queues() if name not in own)
+        for name in own:
+            yield from self._in_shards(name, ids, found)
+        if not queue and len(found) < len(ids):
+            for name in self.queues():
+                if name not in own:
+                    yield from self._in_shards(name, ids, found)
+
+    def _in_shards(
+        self, queue: str, ids: list[str], found: set[str]
+    ) -> Iterator[tuple[str, list[str]]]:
+        """Each id where it would be sent to now, and then, where it is not, in the other shards."""
+        shards = self.store.shards
+        homes: dict[str, list[str]] = {}
+        for id in ids:
+            homes.setdefault(shards.home(queue, id), []).append(id)
+        yield from homes.items()
+        others = shards.all(queue)
+        for name in others if len(others) > 1 else ():
+            if left := [id for id in ids if id not in found and shards.home(queue, id) != name]:
+                yield name, left
 
     # Many.
 
@@ -194,7 +223,7 @@ class Delayed:
 
     def _pages(self, query: Query) -> Iterator[tuple[str, list[TaskInfo]]]:
         """Those that are meant, in pages of one queue; an empty one tells of progress."""
-        for queue in self._names(query.queue):
+        for queue in self.shards(query.queue):
             pages = self.backlog(queue).pages(query.due_after_ms, query.due_before_ms, query.needle)
             for page in pages:
                 infos = (TaskInfo.waiting(queue, waiting) for waiting in page)
@@ -281,7 +310,7 @@ class Delayed:
             infos = [info for info in page if not is_done(info)]
             for at in range(0, len(infos), CALL_LIMIT):
                 part = infos[at : at + CALL_LIMIT]
-                outcome.add(queue, part, 0 if dry_run else change(queue, part))
+                outcome.add(queue_of(queue), part, 0 if dry_run else change(queue, part))
             if progress is not None:
                 progress(len(infos))
         return outcome
@@ -309,7 +338,8 @@ class Delayed:
     def counts(self, queue: str | None = None) -> dict[str, Counts]:
         """How many messages each queue has in each state."""
         store = self.store
-        return {name: Counts.of(store, name) for name in self._names(queue)}
+        shards = store.shards
+        return {name: Counts.of(store, shards.all(name)) for name in self._names(queue)}
 
     def forecast(
         self,
@@ -334,7 +364,7 @@ class Delayed:
                 f"datetime to start from, not {hours!r}, {buckets!r} and {start!r}"
             ) from error
         totals = [0] * (buckets + 2)
-        for name in self._names(queue):
+        for name in self.shards(queue):
             found = self.backlog(name).forecast(edges)
             totals = [a + b for a, b in zip(totals, found, strict=True)]
         overdue, *middle, later = totals
@@ -343,8 +373,10 @@ class Delayed:
 
     def consumers(self, queue: str | None = None) -> list[ConsumerInfo]:
         """Who consumes, how long the lease lasts and how much is held."""
-        names = self._names(queue)
-        return [info for name in names for info in ConsumerInfo.all_of(self.store, name)]
+        names, store = self._names(queue), self.store
+        return [
+            info for name in names for info in ConsumerInfo.all_of(store, store.shards.all(name))
+        ]
 
     def events(
         self,
@@ -355,9 +387,9 @@ class Delayed:
     ) -> Iterator[Event]:
         """What has happened to messages, as far as it is kept, queue by queue, the oldest first.
 
-        `after` has the stream id of the last event that is known of each queue.
+        `after` has the stream id of the last event that is known of each `Event.stream`.
         """
-        for name in self._names(queue):
+        for name in self.shards(queue):
             for page in streams.pages(self.store, name, (after or {}).get(name, "-")):
                 yield from (each for each in page if task_id in (None, each.id))
 

@@ -50,7 +50,7 @@ def _backlog(state: Any) -> tuple[list[TaskInfo], int]:
     delayed = _delayed_of(state)
     if delayed is None:
         return [], 0
-    queues = _queues(state)
+    queues = _shards(delayed, state)
     in_order = heapq.merge(*(_all(delayed, each) for each in queues), key=_due_ms)
     total = sum(delayed.store.size(each).delayed for each in queues)
     return [*islice(in_order, PAGE_SIZE)], total
@@ -73,16 +73,17 @@ def _all(delayed: Delayed, queue: str) -> Iterator[TaskInfo]:
 def _delayed(state: Any, ids: Iterable[str]) -> Iterator[TaskInfo]:
     if (delayed := _delayed_of(state)) is None:
         return
-    for queue in _queues(state):
+    for queue in _shards(delayed, state):
         for id in ids:
             for waiting in delayed.backlog(queue).get(id):
                 yield TaskInfo.waiting(queue, waiting)
 
 
-def _queues(state: Any) -> list[str]:
-    """The queues that the worker consumes now."""
+def _shards(delayed: Delayed, state: Any) -> list[str]:
+    """The queues that the worker consumes now, each as its shards."""
     consumer = state.consumer.task_consumer
-    return [queue.name for queue in consumer.queues] if consumer is not None else []
+    queues = [queue.name for queue in consumer.queues] if consumer is not None else []
+    return [shard for queue in queues for shard in delayed.shards(queue)]
 
 
 def _due_ms(info: TaskInfo) -> int:

@@ -27,6 +27,7 @@ from redis.exceptions import RedisError
 from kombu_delayed import burials
 from kombu_delayed.errors import UNREACHABLE, DelayedError
 from kombu_delayed.message import eta_to_ms
+from kombu_delayed.shards import queue_of
 from kombu_delayed.store import Store
 
 from .dead import DeadTask
@@ -72,7 +73,7 @@ def _on_burial(store: Store, queue: str, ids: list[str]) -> None:
         logger.warning("Cannot tell of dead letters in queue %r: %s", queue, error)
         return
     for letter in letters:
-        info = DeadTask(queue, letter).info
+        info = DeadTask(queue_of(queue), letter).info
         task_buried.send(sender=info.task, info=info)
 
 

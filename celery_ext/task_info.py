@@ -11,6 +11,7 @@ from typing import Any
 
 from kombu_delayed.backlog import Waiting
 from kombu_delayed.lookup import Found
+from kombu_delayed.shards import queue_of
 
 from .times import from_ms
 
@@ -46,7 +47,7 @@ class TaskInfo:
         """A task that was looked up by its id."""
         return cls(
             found.state,
-            found.queue,
+            queue_of(found.queue),
             found.step,
             found.message,
             found.due_ms,
@@ -59,7 +60,9 @@ class TaskInfo:
     def waiting(cls, queue: str, waiting: Waiting) -> TaskInfo:
         """A task from a page of the backlog."""
         kept = waiting.kept
-        return cls("delayed", queue, kept.step, kept.message, kept.due_ms, member=waiting.member)
+        return cls(
+            "delayed", queue_of(queue), kept.step, kept.message, kept.due_ms, member=waiting.member
+        )
 
     @cached_property
     def payload(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
 
-from kombu_delayed.keys import QueueKeys
+from kombu_delayed.keys import QueueKeys, shard_counts
 from kombu_delayed.options import PREFIX, Options
 
 DOCS = Path(__file__).parent
@@ -57,6 +57,8 @@ def keys_page() -> str:
             continue
         doc = (member.func if isinstance(member, cached_property) else member).__doc__
         lines.append(f"| {shown} | {doc} |")
+    lines.append(f"| `{shard_counts()}` | {shard_counts.__doc__} |")
+    lines.append("\nA shard of it is a queue `q\\x1f1`, `q\\x1f2`, …; shard 0 is `q` itself.")
     return "\n".join(lines) + "\n"
 
 

@@ -6,8 +6,9 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
+from time import monotonic
 from typing import Any
 
 import redis
@@ -22,7 +23,8 @@ from .message import Unique, check_task, due, message_id, to_json, unique_key
 from .options import Options
 from .qos import Message, QoS
 from .server import check, inspect
-from .store import Entry, Limits, Store
+from .shards import LOOK_SECONDS, MARK, queue_of
+from .store import Entry, Limits, Size, Store
 from .wake import WakeConnection
 
 #: What servers of this process were found to be, by address.
@@ -47,6 +49,8 @@ class Channel(stock.Channel):
         self.subscribed_queues: frozenset[str] = frozenset()
         self.listen_broken_since: float | None = None
         self.listen_retry_at = -math.inf
+        self._shards_at = 0.0
+        self._shard_turn = 0
         self._lease_pool: Any = None
         self._pid = os.getpid()
         self._sync_client: Any = None
@@ -83,6 +87,7 @@ class Channel(stock.Channel):
                 self.options.max_deliveries, self.options.dead_limit, self.options.dead_seconds
             ),
             event_limit=self.options.events,
+            shards=self.options.shards,
         )
 
     def _client_of(self, pool: Any) -> redis.Redis:
@@ -230,6 +235,7 @@ class Channel(stock.Channel):
             batch.add("schedule" if when else "put", queue, entry, expires_ms)
             return
         try:
+            queue = self.store.shards.home(queue, unique.key if unique else entry.id)
             if unique is not None:
                 self._put_unique(queue, entry, unique, expires_ms)
             elif when:
@@ -315,9 +321,23 @@ class Channel(stock.Channel):
             self._receivers[queue] = args[0] if args else kwargs.get("callback")
             self._handlers[queue] = self.connection._callbacks[queue]
             takes = no_ack or not self.ack_emulation
-            self._ensure_consumer().add(queue, takes, self._expires.get(queue, 0))
+            consumer = self._ensure_consumer()
+            for shard in self.store.shards.all(queue):
+                consumer.add(shard, takes, self._expires.get(queue, 0))
             self.connection.cycle.wake_up()
         return result
+
+    def follow_shards(self) -> None:
+        """Consume also the shards over which another process has begun to spread a queue."""
+        now = monotonic()
+        if self.consumer is None or now < self._shards_at:
+            return
+        self._shards_at = now + LOOK_SECONDS
+        with suppress(*UNREACHABLE):
+            for source in [s for s in self.consumer.sources.values() if MARK not in s.queue]:
+                for shard in self.store.shards.all(source.queue):
+                    if shard not in self.consumer.sources:
+                        self.consumer.add(shard, source.no_ack, source.expires_ms)
 
     def basic_cancel(self, consumer_tag: str) -> Any:
         """Consume no more; while `drain_events` waits in another greenlet, when it has ended."""
@@ -332,7 +352,8 @@ class Channel(stock.Channel):
         self.subscribed_queues &= self.active_fanout_queues
         if queue and queue not in self._active_queues and self.consumer is not None:
             # Its handler stays: a signal handler may do this while a message is handed over.
-            self.consumer.remove(queue)
+            for shard in [each for each in self.consumer.sources if queue_of(each) == queue]:
+                self.consumer.remove(shard)
         return result
 
     def retire(self) -> None:
@@ -351,7 +372,10 @@ class Channel(stock.Channel):
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
         """Take one message, if there is one."""
         takes = no_ack or not self.ack_emulation
-        found = self._ensure_consumer().get(queue, takes)
+        found, shard = None, queue
+        for shard in self._in_turn(queue):
+            if found := self._ensure_consumer().get(shard, takes):
+                break
         if queue in self._expires:
             self._maybe_update_queues_expire(self._create_client(), queue)
         if found is None:
@@ -361,13 +385,21 @@ class Channel(stock.Channel):
             message = self.Message(payload, channel=self)
         except Exception as error:
             tag = payload["properties"]["delivery_tag"]
-            self._ensure_consumer().refuse(queue, tag, record, error, takes)
+            self._ensure_consumer().refuse(shard, tag, record, error, takes)
             raise
         if not no_ack:
             self.qos.append(message, message.delivery_tag)
         return message
 
-    def _hand_over(self, payload: dict[str, Any], queue: str) -> None:
+    def _in_turn(self, queue: str) -> tuple[str, ...]:
+        """The shards of a queue, another one in front each time."""
+        shards = self.store.shards.all(queue)
+        self._shard_turn += 1
+        at = self._shard_turn % len(shards)
+        return shards[at:] + shards[:at]
+
+    def _hand_over(self, payload: dict[str, Any], shard: str) -> None:
+        queue = queue_of(shard)
         if self._takes_tasks(queue):
             check_task(payload)
         self._handlers[queue](payload)
@@ -445,25 +477,29 @@ class Channel(stock.Channel):
 
     # Queues.
 
+    def _sizes(self, queue: str) -> list[Size]:
+        return [self.store.size(shard) for shard in self.store.shards.all(queue)]
+
     def _size(self, queue: str) -> int:
-        size = self.store.size(queue)
-        return size.ready + size.due
+        return sum(size.ready + size.due for size in self._sizes(queue))
 
     def _has_queue(self, queue: str, **kwargs: Any) -> bool:
-        return any(self.store.size(queue))
+        return any(map(any, self._sizes(queue)))
 
     def _purge(self, queue: str) -> int:
-        return self.store.purge(queue)
+        return sum(map(self.store.purge, self.store.shards.all(queue)))
 
     def _delete(self, queue: str, *args: Any, **kwargs: Any) -> None:
         super()._delete(queue, *args, **kwargs)
-        self.store.delete(queue)
+        for shard in self.store.shards.all(queue):
+            self.store.delete(shard)
+        self.store.shards.forget(queue)
 
     def queue_delete(
         self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any
     ) -> Any:
         """Delete a queue; with `if_empty` only when nothing is ready or delayed in it."""
-        if if_empty and any(self.store.size(queue)):
+        if if_empty and self._has_queue(queue):
             return None
         return super().queue_delete(queue, if_unused=if_unused, **kwargs)
 

@@ -11,6 +11,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from .errors import UNREACHABLE, LeaseLost, MessageError
 from .lease import Lease
 from .message import Envelope, due, hide_eta, open_envelope
 from .options import Options
+from .shards import queue_of
 from .store import Delivered, Entry, Store
 
 if TYPE_CHECKING:
@@ -77,6 +79,7 @@ class Source:
     due_at: float = math.inf
     poll_at: float = math.inf
     poll_seconds: float = 1.0
+    claimed_at: float = -math.inf
 
     def wanted(self, now: float) -> bool:
         """Whether to claim."""
@@ -117,6 +120,9 @@ class Source:
     def must_keep(self, now: float) -> bool:
         """Whether the queue would expire without a call, though this consumer has no room."""
         return bool(self.expires_ms) and self.poll_at <= now
+
+
+_claimed_at = attrgetter("claimed_at")
 
 
 class Consumer:
@@ -316,22 +322,36 @@ class Consumer:
         return 0 if small and now - self._last_claim_at < SMALL_CLAIM_SECONDS else room
 
     def _claim_wanted(self, now: float) -> None:
-        ordered = self._cycle.consume(len(self.sources))
-        wanted = [s for q in ordered if (s := self.sources.get(q)) and s.wanted(now)]
+        wanted = self._wanted(now)
         if not wanted:
             return
         room = self._worth_claiming(now)
         share = 1 if isinstance(self._cycle, priority_cycle) else len(wanted)
-        for source in wanted:
-            if room > 0:
-                room -= self._claim(source, now, -(-room // share))
-            elif source.must_keep(now):
-                self._claim(source, now, 0)
-            elif source.owes and not self._room():
-                self.store.announce(source.queue)
-                source.passed_on()
-            else:
-                source.ready = True
+        for shards in wanted:
+            part = -(-room // share)
+            for left, source in zip(range(len(shards), 0, -1), shards, strict=True):
+                claimed = self._claim_some(source, now, -(-part // left))
+                room, part = room - claimed, part - claimed
+
+    def _wanted(self, now: float) -> list[list[Source]]:
+        """The shards to claim from: of each queue in its turn, and each shard in its turn."""
+        shards: dict[str, list[Source]] = {}
+        for source in sorted(self.sources.values(), key=_claimed_at):
+            if source.wanted(now):
+                shards.setdefault(queue_of(source.queue), []).append(source)
+        return [shards[q] for q in self._cycle.consume(len(self.sources)) if q in shards]
+
+    def _claim_some(self, source: Source, now: float, want: int) -> int:
+        if want > 0:
+            return self._claim(source, now, want)
+        if source.must_keep(now):
+            self._claim(source, now, 0)
+        elif source.owes and not self._room():
+            self.store.announce(source.queue)
+            source.passed_on()
+        else:
+            source.ready = True
+        return 0
 
     def _claim(self, source: Source, now: float, want: int) -> int:
         queue = source.queue
@@ -343,7 +363,8 @@ class Consumer:
             self._buffer.append((queue, self._tag, record))
         self._unsure.discard(queue)
         if answer.records:
-            self._cycle.rotate(queue)
+            source.claimed_at = now
+            self._cycle.rotate(queue_of(queue))
         return len(answer.records)
 
     def _deliver(self, queue: str, want: int, no_ack: bool, waits: bool) -> Delivered:

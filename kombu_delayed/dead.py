@@ -26,20 +26,25 @@ class DeadLetters:
         store: Store = self._connection.default_channel.store
         return store
 
+    @property
+    def _shards(self) -> tuple[str, ...]:
+        return self._store.shards.all(self.queue)
+
     def __len__(self) -> int:
-        return self._store.dead_count(self.queue)
+        return sum(map(self._store.dead_count, self._shards))
 
     def __iter__(self) -> Iterator[DeadLetter]:
-        """All of them, the oldest first, fetched page by page."""
-        start = 0
-        while ids := self._store.dead_ids(self.queue, start, CALL_LIMIT):
-            yield from self._store.dead_letters(self.queue, ids)
-            start += len(ids)
+        """All of them, the oldest of each shard first, fetched page by page."""
+        for shard in self._shards:
+            start = 0
+            while ids := self._store.dead_ids(shard, start, CALL_LIMIT):
+                yield from self._store.dead_letters(shard, ids)
+                start += len(ids)
 
     def get(self, id: str) -> DeadLetter | None:
         """The dead letter of a task id, or of an id as `DeadLetter` shows it."""
-        found = self._store.dead_letters(self.queue, [id])
-        return found[0] if found else None
+        found = (self._store.dead_letters(shard, [id]) for shard in self._shards)
+        return next((letter for letters in found for letter in letters), None)
 
     def replay(self, ids: Iterable[str] | None = None, at: datetime | str | None = None) -> int:
         """Give some, or all, another try, now or at a time; their deliveries are counted anew.
@@ -47,15 +52,17 @@ class DeadLetters:
         `at` is a datetime or ISO 8601, UTC where it names no zone. Returns how many there were.
         """
         due_ms = 0 if at is None else eta_to_ms(at)
-        return sum(self._store.replay(self.queue, page, due_ms) for page in self._pages(ids))
+        return sum(self._store.replay(*page, due_ms) for page in self._pages(ids))
 
     def purge(self, ids: Iterable[str] | None = None) -> int:
         """Drop some, or all, for good; returns how many there were."""
-        return sum(self._store.purge_dead(self.queue, page) for page in self._pages(ids))
+        return sum(self._store.purge_dead(*page) for page in self._pages(ids))
 
-    def _pages(self, ids: Iterable[str] | None) -> Iterator[list[str]]:
-        if ids is not None:
-            yield list(ids)
-            return
-        for _ in range(-(-len(self) // CALL_LIMIT)):
-            yield self._store.dead_ids(self.queue, 0, CALL_LIMIT)
+    def _pages(self, ids: Iterable[str] | None) -> Iterator[tuple[str, list[str]]]:
+        given = None if ids is None else list(ids)
+        for shard in self._shards:
+            if given is not None:
+                yield shard, given
+                continue
+            for _ in range(-(-self._store.dead_count(shard) // CALL_LIMIT)):
+                yield shard, self._store.dead_ids(shard, 0, CALL_LIMIT)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .errors import DelayedError
+from .shards import number_of, queue_of, shard_name
 from .store import Store
 
 #: The version of the format that is read here, and that the scripts write.
@@ -47,6 +48,13 @@ class Event:
     due_ms: int | None
     consumer: str
     deliveries: int
+    #: Which of the queue's shards; each has a stream of its own.
+    shard: int = 0
+
+    @property
+    def stream(self) -> str:
+        """Whose `stream_id` it is: the queue's, or one of its shards'."""
+        return shard_name(self.queue, self.shard)
 
     @property
     def at_ms(self) -> int:
@@ -72,13 +80,14 @@ class Event:
         return cls(
             stream_id.decode(),
             fields["event"],
-            queue,
+            queue_of(queue),
             fields["id"],
             fields["task"],
             fields["tenant"],
             int(fields["due_ms"]) if fields["due_ms"] else None,
             fields["consumer"],
             int(fields["deliveries"]),
+            number_of(queue),
         )
 
 

@@ -113,6 +113,11 @@ class QueueKeys:
         return self._tagged("events")
 
 
+def shard_counts(prefix: str = "") -> str:
+    """Hash queue -> the most shards that it was spread over; queues of one are not in it."""
+    return f"{prefix}kombu-delayed-shards"
+
+
 def step_char(step: int) -> str:
     """A priority step as the one character that stands in front of a stored message."""
     return chr(48 + step)

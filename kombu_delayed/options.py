@@ -84,6 +84,14 @@ class Options:
         "time by the clock of who sends it, and due by the server's. 0: never.",
         most=86_400,
     )
+    shards: int | Mapping[str, int] = _option(
+        1,
+        "Over how many shards queues are spread: a number for all, or a dict with a number for "
+        "some by name. Each shard is a queue of its own in Redis, and so a Cluster can have them "
+        "on several nodes. Consumers need no option to find them.",
+        least=1,
+        most=1_000,
+    )
     consumer_name: str | None = _option(
         None,
         "What this process is called in lists of consumers and in lifecycle events. Default: the "
@@ -130,6 +138,11 @@ def _checked(name: str, option: Any, value: Any) -> Any:
                 f"transport option {name} takes 1 to {most} characters, not {value!r}"
             )
         return value
+    if name == PREFIX + "shards" and isinstance(value, Mapping):
+        return {
+            str(queue): int(_checked_number(f"{name} of {queue!r}", option, count))
+            for queue, count in value.items()
+        }
     return _checked_number(name, option, value)
 
 

@@ -240,6 +240,7 @@ class Poller(MultiChannelPoller):
         next_at = math.inf
         for channel in tuple(self._channels):
             if channel.consumer is not None:
+                channel.follow_shards()
                 next_at = min(next_at, self._serve(channel.consumer, end))
                 self._watch(channel, WAKE, channel.consumer.wake.connection)
             if channel.active_fanout_queues:
@@ -382,6 +383,7 @@ class Poller(MultiChannelPoller):
         for channel in tuple(self._channels):
             channel.resume()
             if channel.consumer is not None:
+                channel.follow_shards()
                 next_at = min(next_at, channel.consumer.step())
                 self._watch(channel, WAKE, channel.consumer.wake.connection)
             if channel.active_fanout_queues:

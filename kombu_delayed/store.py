@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,6 +14,7 @@ from redis import Redis
 from . import burials
 from .keys import SEPARATOR, QueueKeys, step_char
 from .scripts import Script, script
+from .shards import Shards
 from .wire import Wire
 
 T = TypeVar("T")
@@ -122,7 +123,7 @@ class Entry:
 
 
 class Store:
-    """The moves of the messages of one Redis database.
+    """The moves of the messages of one Redis database. A queue is one shard: see `shards`.
 
     `now` is "" for the server's clock, `+ms` for that clock set forward, or a time in milliseconds
     since the epoch; tests move it. About `event_limit` lifecycle events are kept of each queue; 0:
@@ -139,10 +140,12 @@ class Store:
         partition_size: int = DEFAULT_PARTITION_SIZE,
         limits: Limits | None = None,
         event_limit: int = 0,
+        shards: int | Mapping[str, int] = 1,
         now: str = "",
     ) -> None:
         self.client = client
         self.run = Wire(client.connection_pool)
+        self.shards = Shards(self.run, prefix, shards)
         self.partition_size = partition_size
         self.limits = limits or Limits()
         self.event_limit = event_limit

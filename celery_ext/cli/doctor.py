@@ -9,10 +9,11 @@ from rich.text import Text
 
 from kombu_delayed.doctor import Doctor, examine_server
 from kombu_delayed.findings import Finding
+from kombu_delayed.shards import label, queue_of
 
 from .criteria import queue_option
 from .session import Session, command
-from .words import number, plain, table
+from .words import number, plain, queue_data, table
 
 
 @command("doctor")
@@ -29,13 +30,14 @@ def doctor(session: Session, queue: str | None, fix: bool) -> None:
     store = session.delayed.store
     server = examine_server(store)
     findings = [server] if server else []
-    names = session.queues(queue)
+    names = session.shards(queue)
     total = sum(2 * store.size(name).delayed for name in names)
     with session.progress("Repairing" if fix else "Examining", total) as advance:
         for name in names:
             findings += Doctor(store, name, fix=fix, progress=advance).examine()
     left = [each for each in findings if each.is_wrong]
-    session.emit({"healthy": not left, "queues": names, "findings": [*map(_data, findings)]})
+    queues = [*dict.fromkeys(map(queue_of, names))]
+    session.emit({"healthy": not left, "queues": queues, "findings": [*map(_data, findings)]})
     _print(session, findings, names, fix)
     if left:
         session.exit(1)
@@ -50,7 +52,8 @@ def _print(session: Session, findings: list[Finding], names: list[str], fix: boo
     if queues:
         session.print(_table(queues))
     else:
-        checked = f"{number(len(names))} queue{'' if len(names) == 1 else 's'}"
+        count = len({*map(queue_of, names)})
+        checked = f"{number(count)} queue{'' if count == 1 else 's'}"
         session.print(Text("✓ ", "green").append(f"Nothing is wrong in {checked}."))
     if not any(each.fixed < each.count for each in queues):
         return
@@ -69,14 +72,14 @@ def _table(findings: list[Finding]) -> Any:
     for each in findings:
         example = plain(each.examples[0] + (", …" if each.count > 1 else ""), style="dim")
         repair = each.remedy if each.fixed else ""
-        made.add_row(plain(each.queue), number(each.count), each.meaning, example, repair)
+        made.add_row(plain(label(each.queue)), number(each.count), each.meaning, example, repair)
     return made
 
 
 def _data(finding: Finding) -> dict[str, Any]:
     return {
         "kind": finding.kind,
-        "queue": finding.queue or None,
+        **queue_data(finding.queue or None),
         "count": finding.count,
         "fixed": finding.fixed,
         "meaning": finding.meaning,

@@ -48,15 +48,15 @@ def events(
     Kept are about as many for each queue as the transport option delayed_events says.
     With --json, each event is one line.
     """
-    positions = {name: _last_id(session, name) for name in session.queues(queue)} if follow else {}
+    positions = {name: _last_id(session, name) for name in session.shards(queue)} if follow else {}
     found = _newest(session, queue, task_id, limit)
     for event in found:
         _show(session, event)
     if follow:
-        shown = {(event.queue, event.stream_id) for event in found}
+        shown = {(event.stream, event.stream_id) for event in found}
         with suppress(KeyboardInterrupt):
             for event in _following(session, positions, task_id):
-                if (event.queue, event.stream_id) not in shown:
+                if (event.stream, event.stream_id) not in shown:
                     _show(session, event)
     elif not found:
         session.nothing("No events are kept.")
@@ -70,7 +70,7 @@ def _last_id(session: Session, queue: str) -> str:
 def _newest(session: Session, queue: str | None, task_id: str | None, limit: int) -> list[Event]:
     delayed = session.delayed
     if task_id is None and limit:
-        names = session.queues(queue)
+        names = session.shards(queue)
         found = [event for name in names for event in streams.newest(delayed.store, name, limit)]
     else:
         found = list(delayed.events(queue, task_id=task_id))

@@ -8,11 +8,12 @@ from itertools import islice
 from kombu_delayed.doctor import Partition
 from kombu_delayed.doctor import partition_count as count_of
 from kombu_delayed.doctor import partitions as partitions_of
+from kombu_delayed.shards import label
 
 from .criteria import queue_option
 from .session import Session, command
 from .tasks import limit_option
-from .words import moment, number, plain, table
+from .words import moment, number, plain, queue_data, table
 
 _EPOCH = datetime.fromtimestamp(0, timezone.utc)
 
@@ -23,19 +24,22 @@ _EPOCH = datetime.fromtimestamp(0, timezone.utc)
 def partitions(session: Session, queue: str | None, limit: int) -> None:
     """Show the partitions of each backlog."""
     store = session.delayed.store
-    totals = {name: count for name in session.queues(queue) if (count := count_of(store, name))}
+    totals = {name: count for name in session.shards(queue) if (count := count_of(store, name))}
     found = (
         (name, each)
         for name in totals
         for each in islice(partitions_of(store, name), limit or None)
     )
     if session.as_json:
-        session.emit_each({"queue": name, **_data(each)} for name, each in found)
+        session.emit_each({**queue_data(name), **_data(each)} for name, each in found)
     else:
         made = table("queue", "from (UTC)", "partition", numbers=["messages"])
         for name, each in found:
             made.add_row(
-                plain(name), moment(_at(each)), plain(each.name, style="dim"), number(each.count)
+                plain(label(name)),
+                moment(_at(each)),
+                plain(each.name, style="dim"),
+                number(each.count),
             )
         if totals:
             session.print(made)
@@ -43,7 +47,7 @@ def partitions(session: Session, queue: str | None, limit: int) -> None:
         session.nothing("Nothing is delayed.")
     for name, total in totals.items():
         if limit and total > limit:
-            shown = f"{name}: the first {limit} of {number(total)}; --limit 0 shows all."
+            shown = f"{label(name)}: the first {limit} of {number(total)}; --limit 0 shows all."
             session.print(plain(shown))
 
 

@@ -72,9 +72,9 @@ class Session:
         self._ctx.call_on_close(delayed.close)
         return delayed
 
-    def queues(self, queue: str | None) -> list[str]:
-        """The queue that was asked for, or all."""
-        return [queue] if queue else self.delayed.queues()
+    def shards(self, queue: str | None) -> list[str]:
+        """The queue that was asked for, or all, or their shards where they are spread."""
+        return self.delayed.shards(queue)
 
     def print(self, *what: RenderableType) -> None:
         """Print on stdout, but not where JSON was asked for."""

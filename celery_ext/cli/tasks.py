@@ -21,7 +21,7 @@ from .words import STATE_STYLES, number, plain, remaining, table, tasks_table, t
 def soonest(session: Session, given: dict[str, Any]) -> Iterator[TaskInfo]:
     """Delayed tasks of all queues in the order of their due times."""
     find = session.delayed.find
-    found = [find(**{**given, "queue": name}) for name in session.queues(given.get("queue"))]
+    found = [find(**{**given, "queue": name}) for name in session.shards(given.get("queue"))]
     return heapq.merge(*found, key=lambda info: info.due_ms or 0)
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta, timezone
+from typing import Any
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
+
+from kombu_delayed.shards import MARK, number_of, queue_of
 
 from ..task_info import TaskInfo
 
@@ -20,6 +23,12 @@ def plain(text: object, style: str = "") -> Text:
     """Text as it is, but for what would move a terminal's cursor."""
     safe = (char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in str(text))
     return Text("".join(safe), style=style)
+
+
+def queue_data(shard: str | None) -> dict[str, Any]:
+    """A queue for JSON, and which shard of it where that is not the first."""
+    found = {"queue": shard and queue_of(shard)}
+    return {**found, "shard": number_of(shard)} if shard and MARK in shard else found
 
 
 def number(count: int) -> str:

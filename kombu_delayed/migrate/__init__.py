@@ -22,8 +22,10 @@ from ..errors import UNREACHABLE, DelayedError, MessageError
 from ..keys import literal
 from ..message import due, open_envelope, open_kept, to_json
 from ..scripts import script
+from ..shards import label, queue_of
 from ..store import CALL_LIMIT, Store
 from .dead import dead_steps
+from .gather import gather_steps
 
 if TYPE_CHECKING:
     from ..channel import Channel
@@ -86,7 +88,7 @@ class Report:
     def count(self, queue: str, source: str, target: str, messages: int) -> None:
         """Add to one move."""
         if messages:
-            self.moves[Move(queue, source, target)] += messages
+            self.moves[Move(label(queue), source, target)] += messages
 
     def leave(self, key: str, id: str, reason: str) -> None:
         """Note a message that stays."""
@@ -389,7 +391,8 @@ class ToStock(Migration):
         """Also those of which only unacknowledged messages, or dead letters, are left."""
         names = ("unacked:*", "dead") if self.dead else ("unacked:*",)
         found = {queue for name in names for queue, _ in self._scan(name)}
-        return sorted({*super().queues(), *found})
+        queues = {queue_of(name) for name in {*super().queues(), *found}}
+        return sorted({shard for queue in queues for shard in self.store.shards.all(queue)})
 
     def steps(self) -> Iterator[int]:
         """What dead consumers held, then the backlog, the earliest first, then dead letters."""
@@ -402,6 +405,7 @@ class ToStock(Migration):
             yield from self._backlog_steps(queue)
             if self.dead:
                 yield from dead_steps(self, queue)
+            yield from gather_steps(self, queue)
 
     def _reclaim(self, queue: str, consumer: str) -> int:
         if self.dry:

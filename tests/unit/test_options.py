@@ -45,10 +45,12 @@ def test_options_are_taken() -> None:
         "delayed_dead_seconds": 3600,
         "delayed_events": 500,
         "delayed_clock_skew_warning_seconds": 0.5,
+        "delayed_shards": {"mail": 12},
         "delayed_consumer_name": "mailer",
         "delayed_unsafe_server": True,
     }
-    assert Options.parse(given) == Options(90, 0.5, 0, 64, 1, 3, 10, 3600, 500, 0.5, "mailer", True)
+    expected = Options(90, 0.5, 0, 64, 1, 3, 10, 3600, 500, 0.5, {"mail": 12}, "mailer", True)
+    assert Options.parse(given) == expected
     assert len(given) == len(fields(Options))
 
 
@@ -88,7 +90,7 @@ def test_unknown_option_is_refused_with_the_list() -> None:
         "delayed_dead_seconds, delayed_events, delayed_lease_seconds, "
         "delayed_max_deliveries, delayed_partition_size, "
         "delayed_poll_seconds, delayed_promote_batch, delayed_reconnect_seconds, "
-        "delayed_unsafe_server"
+        "delayed_shards, delayed_unsafe_server"
     )
 
 
@@ -115,6 +117,10 @@ def test_unknown_option_is_refused_with_the_list() -> None:
         ("max_deliveries", 1_000_001, "takes 0 to 1e+06, not 1000001"),
         ("max_deliveries", 2.0, "takes a whole number, not 2.0"),
         ("max_deliveries", None, "takes a whole number, not None"),
+        ("shards", 0, "takes 1 to 1000, not 0"),
+        ("shards", "12", "takes a whole number, not '12'"),
+        ("shards", {"mail": 1001}, "of 'mail' takes 1 to 1000, not 1001"),
+        ("shards", {"mail": 2.5}, "of 'mail' takes a whole number, not 2.5"),
         ("dead_limit", 0, "takes 1 to 1e+08, not 0"),
         ("dead_limit", 100_000_001, "takes 1 to 1e+08, not 100000001"),
         ("dead_limit", 1.5, "takes a whole number, not 1.5"),
@@ -145,6 +151,8 @@ def test_wrong_value_is_refused(name: str, value: Any, text: str) -> None:
         ("promote_batch", 1000),
         ("max_deliveries", 0),
         ("max_deliveries", 1_000_000),
+        ("shards", {}),
+        ("shards", {"mail": 1, "": 1000}),
         ("dead_limit", 1),
         ("dead_limit", 100_000_000),
         ("dead_seconds", 60),

@@ -1,0 +1,115 @@
+"""A queue spread over several: each shard is a queue of its own in Redis, and so in a slot.
+
+Shard 0 has the queue's own name, so that a queue can be spread, and put together again, while
+there is something in it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from time import monotonic
+from typing import Any
+from zlib import crc32
+
+from .keys import shard_counts
+from .scripts import script
+
+#: Between a queue's name and the number of a shard.
+MARK = "\x1f"
+
+#: How often a process looks whether another one spreads a queue over more shards than it knows.
+LOOK_SECONDS = 10.0
+
+#: Queues of Celery's remote control and events, of which each process has some.
+CELERY_OWN = re.compile(r"\.pidbox$|^celeryev\.")
+
+
+def shard_name(queue: str, number: int) -> str:
+    """What a shard is called in Redis."""
+    return f"{queue}{MARK}{number}" if number else queue
+
+
+def queue_of(shard: str) -> str:
+    """The queue that a shard belongs to."""
+    return shard.partition(MARK)[0]
+
+
+def number_of(shard: str) -> int:
+    """Which one it is of its queue's shards, from 0 on."""
+    return int(shard.partition(MARK)[2] or 0)
+
+
+def label(shard: str) -> str:
+    """What a shard is called for people."""
+    return f"{queue_of(shard)}, shard {number_of(shard)}" if MARK in shard else shard
+
+
+class Shards:
+    """The shards of each queue. `configured` is the transport option `delayed_shards`.
+
+    What they were spread over before is remembered in Redis, for who consumes or looks after them.
+    """
+
+    def __init__(
+        self,
+        run: Callable[..., Any] | None = None,
+        prefix: str = "",
+        configured: int | Mapping[str, int] = 1,
+    ) -> None:
+        self._run = run
+        self._key = shard_counts(prefix)
+        self._configured = configured
+        self._most: dict[str, int] = {}
+        self._looked_at = -LOOK_SECONDS
+
+    def count(self, queue: str) -> int:
+        """Over how many shards messages are spread that are sent now."""
+        if not isinstance(self._configured, int):
+            return self._configured.get(queue, 1)
+        return 1 if CELERY_OWN.search(queue) else self._configured
+
+    def home(self, queue: str, id: str) -> str:
+        """The shard for a message that is sent now."""
+        count = self.count(queue)
+        if count == 1:
+            return queue
+        self._known(queue)
+        return shard_name(queue, crc32(id.encode(errors="surrogatepass")) % count)
+
+    def all(self, queue: str) -> tuple[str, ...]:
+        """All that there may be messages in, also when fewer are filled now."""
+        if MARK in queue or CELERY_OWN.search(queue):
+            return (queue,)
+        return tuple(shard_name(queue, n) for n in range(self._known(queue)))
+
+    def nearest(self, queue: str, id: str) -> tuple[str, ...]:
+        """As `all`, the shard in front where a message with this id is to be looked for first."""
+        found = self.all(queue)
+        home = self.home(queue, id)
+        return (home, *(name for name in found if name != home)) if home in found else found
+
+    def forget(self, queue: str) -> None:
+        """The queue is deleted."""
+        if self._run is not None and self._most.pop(queue, 1) > 1:
+            self._run("HDEL", self._key, queue)
+
+    def _known(self, queue: str) -> int:
+        now = monotonic()
+        if self._run is not None and now - self._looked_at >= LOOK_SECONDS:
+            self._most = dict(_read(self._run("HGETALL", self._key)))
+            self._looked_at = now
+        count, most = self.count(queue), self._most.get(queue, 1)
+        if count > most and self._run is not None:
+            most = script("shards")(self._run, counts=self._key, queue=queue, count=count)
+            self._most[queue] = most
+        return max(count, most)
+
+
+def _read(answer: Any) -> Iterator[tuple[str, int]]:
+    """Read a hash, which newer versions of redis-py give as a dict."""
+    pairs = (
+        answer.items() if isinstance(answer, dict) else zip(answer[::2], answer[1::2], strict=True)
+    )
+    for name, count in pairs:
+        yield name.decode(errors="surrogateescape"), int(count)

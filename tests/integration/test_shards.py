@@ -1,0 +1,336 @@
+"""A queue that is spread over shards is one queue to who uses it, however many they are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+from kombu import VERSION, Connection, Exchange, Queue
+
+from celery_ext import Delayed, Query
+from celery_ext.backup import RestoreReport
+from kombu_delayed import migrate
+from kombu_delayed import shards as shards_module
+from kombu_delayed.dead import DeadLetters
+from kombu_delayed.errors import AlreadyDelayed
+from kombu_delayed.migrate import Move, ToStock
+from kombu_delayed.shards import shard_name
+from tests.kit.inbox import Inbox
+from tests.kit.ledger import Ledger
+from tests.kit.servers import Server
+from tests.kit.tasks_app import Settings, make_app
+from tests.kit.wait import wait_until
+from tests.kit.workers import Worker
+
+MAIL = Queue("mail", Exchange("mail"), routing_key="mail")
+NAMES = [shard_name("mail", n) for n in range(12)]
+FAR = 3_600
+
+Connect = Callable[..., Connection]
+Tasks = Callable[..., Delayed]
+
+
+def send(connection: Connection, *bodies: Any, **options: Any) -> None:
+    producer = connection.Producer(exchange=MAIL.exchange, routing_key="mail")
+    for body in bodies:
+        producer.publish(body, message_id=str(body), declare=[MAIL], **options)
+
+
+def sizes(connection: Connection) -> list[int]:
+    store = connection.default_channel.store
+    return [sum(store.size(name)) - store.size(name).due for name in NAMES]
+
+
+@pytest.fixture
+def tasks(connect: Connect) -> Iterator[Tasks]:
+    """The delayed tasks of an app over so many shards: `0`, `1` …, that many of them new."""
+    with ExitStack() as stack:
+
+        def make(shards: int, count: int = 0) -> Delayed:
+            connection = connect(delayed_shards={"mail": shards})
+            app = mail_app(connection)
+            for n in range(count):
+                options = {"task_id": str(n), "countdown": FAR + n, "queue": "mail"}
+                app.send_task("t", (n,), connection=connection, **options)
+            stack.callback(app.close)
+            return stack.enter_context(closing(Delayed(app)))
+
+        yield make
+
+
+def mail_app(connection: Connection) -> Celery:
+    app = Celery("shards", broker=connection.as_uri(include_password=True), set_as_current=False)
+    app.conf.broker_transport_options = connection.transport_options
+    app.conf.task_queues = [MAIL]
+    app.conf.task_default_queue = "mail"
+    return app
+
+
+# Kombu.
+
+
+@pytest.mark.parametrize("headers", [{}, {"x-delay": 3_600_000}])
+def test_messages_are_spread(connect: Connect, headers: dict[str, Any]) -> None:
+    connection = connect(delayed_shards={"mail": 4})
+    send(connection, *range(80), headers=headers)
+    found = sizes(connection)
+    assert sum(found) == 80
+    assert min(found[:4]) >= 10
+    assert found[4:] == [0] * 8
+
+
+@pytest.mark.skipif(VERSION < (5, 7), reason="older Kombu has no batches")
+@pytest.mark.parametrize("headers", [{}, {"x-delay": 3_600_000}])
+def test_a_batch_is_spread(connect: Connect, headers: dict[str, Any]) -> None:
+    connection = connect(delayed_shards=4)
+    producer = connection.Producer(exchange=MAIL.exchange, routing_key="mail")
+    MAIL(connection.default_channel).declare()
+    with producer.batch():
+        for n in range(80):
+            producer.publish(n, message_id=str(n), headers=headers)
+    assert min(sizes(connection)[:4]) >= 10
+    assert sum(sizes(connection)) == 80
+
+
+def test_who_has_not_heard_of_shards_gets_all(connect: Connect) -> None:
+    send(connect(delayed_shards={"mail": 12}), *range(60))
+    inbox = Inbox(connect(), MAIL, prefetch_count=7)
+    assert sorted(inbox.receive(60)) == list(range(60))
+
+
+def test_delayed_messages_come_when_they_are_due(connect: Connect) -> None:
+    send(connect(delayed_shards=5), *range(20), headers={"x-delay": 50})
+    assert sorted(Inbox(connect(), MAIL).receive(20)) == list(range(20))
+
+
+def test_what_was_spread_over_more_is_drained(connect: Connect) -> None:
+    send(connect(delayed_shards={"mail": 12}), *range(40))
+    fewer = connect(delayed_shards={"mail": 2})
+    send(fewer, *range(40, 60))
+    assert sorted(Inbox(fewer, MAIL).receive(60)) == list(range(60))
+    assert sizes(fewer) == [0] * 12
+
+
+def test_a_consumer_follows_when_there_are_more(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inbox = Inbox(connect(), MAIL)
+    send(connect(), "before")
+    assert inbox.receive(1) == ["before"]
+    send(connect(delayed_shards={"mail": 12}), *range(40))
+    assert len(inbox.drain(0.3)) < 41
+    monkeypatch.setattr(shards_module, "LOOK_SECONDS", 0)
+    monkeypatch.setattr("kombu_delayed.channel.LOOK_SECONDS", 0)
+    inbox.connection.default_channel._shards_at = 0
+    assert sorted(map(str, inbox.receive(41))) == sorted(["before", *map(str, range(40))])
+
+
+def test_size_purge_and_delete(connect: Connect, client: redis.Redis) -> None:
+    connection = connect(delayed_shards=4)
+    send(connection, *range(30))
+    channel = connection.default_channel
+    assert channel.queue_declare("mail", passive=True).message_count == 30
+    assert channel._has_queue("mail")
+    assert channel.queue_purge("mail") == 30
+    assert sizes(connection) == [0] * 12
+    send(connection, *range(30), headers={"x-delay": 3_600_000})
+    assert channel.queue_delete("mail", if_empty=True) is None
+    assert sum(sizes(connection)) == 30
+    channel.queue_delete("mail")
+    assert client.keys("*mail*") == []
+    assert client.hgetall("kombu-delayed-shards") == {}
+
+
+def test_get_looks_into_all(connect: Connect) -> None:
+    connection = connect(delayed_shards=6)
+    send(connection, *range(30))
+    queue = MAIL(connection.default_channel)
+    found = [queue.get(no_ack=True).payload for _ in range(30)]
+    assert sorted(found) == list(range(30))
+    assert queue.get() is None
+
+
+def test_each_queue_has_its_share(connect: Connect) -> None:
+    """Four shards are not served four times as often as the one of another queue."""
+    connection = connect(delayed_shards={"mail": 4})
+    send(connection, *range(200))
+    other = Queue("other")
+    producer = connection.Producer(routing_key="other")
+    for _ in range(200):
+        producer.publish("other", declare=[other])
+    inbox = Inbox(connection, MAIL, other, prefetch_count=8)
+    counts = Counter(body == "other" for body in inbox.receive(160)[:160])
+    assert counts[True] >= 60
+    assert counts[False] >= 60
+
+
+def test_what_a_consumer_held_comes_again(connect: Connect) -> None:
+    sender = connect(delayed_shards=6)
+    send(sender, *range(30))
+    inbox = Inbox(connect(), MAIL, ack=False)
+    inbox.receive(30)
+    inbox.consumer.channel.close()
+    again = Inbox(connect(), MAIL)
+    assert sorted(again.receive(30)) == list(range(30))
+
+
+def test_a_consumer_that_is_cancelled_gets_no_more(connect: Connect) -> None:
+    sender = connect(delayed_shards=6)
+    inbox = Inbox(connect(), MAIL)
+    inbox.consumer.cancel()
+    send(sender, *range(12))
+    assert inbox.drain(0.2) == []
+    assert sorted(Inbox(connect(), MAIL).receive(12)) == list(range(12))
+
+
+def test_one_unique_key_over_all_shards(connect: Connect) -> None:
+    sender = connect(delayed_shards=12)
+    headers = {"x-delay": 3_600_000, "delayed_unique": "k"}
+    send(sender, "first", headers=headers)
+    for n in range(20):
+        with pytest.raises(AlreadyDelayed):
+            send(sender, f"other {n}", headers=headers)
+    assert sum(sizes(sender)) == 1
+
+
+@pytest.mark.parametrize("dry", [True, False])
+def test_the_stock_transport_gets_all(connect: Connect, server: Server, dry: bool) -> None:
+    sender = connect(delayed_shards=5)
+    send(sender, *range(30), headers={"x-delay": 3_600_000})
+    send(sender, *range(30, 60))
+    with migrate.open_channel(server.url) as channel:
+        report = ToStock(channel, dry=dry, force=True).run()
+    moved = Counter({name: count for (_, name, _), count in report.moves.items()})
+    assert report.moves.keys() >= {Move("mail, shard 4", "ready", "ready")}
+    assert moved.keys() == {"delayed", "ready"}
+    if dry:
+        assert sum(sizes(sender)) == 60
+        return
+    with Connection(server.url) as stock:
+        assert sorted(Inbox(stock, MAIL).receive(60)) == list(range(60))
+    assert sizes(sender) == [0] * 12
+
+
+def test_dead_letters_of_all_shards(connect: Connect) -> None:
+    connection = connect(delayed_shards=6)
+    send(connection, *range(30))
+    inbox = Inbox(connection, MAIL, ack=False)
+    inbox.receive(30)
+    for message in inbox.messages:
+        message.reject()
+    dead = DeadLetters(connection, "mail")
+    wait_until(lambda: len(dead) == 30, "all are buried")
+    assert sorted(each.id for each in dead) == sorted(map(str, range(30)))
+    assert dead.get("7") is not None
+    assert dead.purge(["7", "8"]) == 2
+    assert dead.get("7") is None
+    assert dead.replay() == 28
+    inbox.messages.clear()
+    inbox.acks = True
+    assert len(inbox.receive(28)) == 28
+
+
+# Celery.
+
+
+def test_a_task_is_found_by_its_id(tasks: Tasks) -> None:
+    delayed = tasks(12, 40)
+    for id in ("0", "13", "39"):
+        info = delayed.get(id)
+        assert info is not None
+        assert (info.id, info.queue, info.state) == (id, "mail", "delayed")
+        assert delayed.reschedule(id, countdown=60)
+        assert delayed.cancel(id)
+        assert not delayed.cancel(id)
+        assert delayed.get(id) is None
+    assert delayed.get("missing") is None
+
+
+@pytest.mark.parametrize("now", [1, 5, 12])
+def test_a_task_is_found_where_it_was_before_the_number_changed(tasks: Tasks, now: int) -> None:
+    tasks(7, 40)
+    delayed = tasks(now)
+    assert delayed.get("3") is not None
+    assert delayed.run_now("3")
+    assert delayed.cancel_ids(map(str, range(4, 40))) == {str(n) for n in range(4, 40)}
+    assert sum(each.delayed for each in delayed.counts().values()) == 3
+
+
+def test_one_look_finds_a_task(tasks: Tasks) -> None:
+    delayed = tasks(12, 20)
+    commands: list[Any] = []
+    run = delayed.store.run
+    delayed.cancel("0")
+    delayed.store.run = lambda *command: (commands.append(command), run(*command))[1]  # type: ignore[assignment]
+    assert delayed.cancel("1", "mail")
+    assert len(commands) == 1
+
+
+def test_the_whole_queue(tasks: Tasks) -> None:
+    delayed = tasks(5, 50)
+    assert delayed.queues() == ["mail"]
+    assert delayed.shards() == NAMES[:5]
+    assert delayed.counts()["mail"].delayed == 50
+    assert delayed.forecast(hours=2).total == 50
+    assert sorted(info.id for info in delayed.find(task="t")) == sorted(map(str, range(50)))
+    assert {info.queue for info in delayed.find()} == {"mail"}
+    outcome = delayed.cancel_many(Query(task="t"))
+    assert (outcome.changed, outcome.queues) == (50, {"mail": 50})
+    told = [each for each in delayed.events() if each.event == "cancelled"]
+    assert {(each.queue, each.stream) for each in told} == {("mail", name) for name in NAMES[:5]}
+    assert len({each.shard for each in told}) == 5
+
+
+def test_a_consumer_is_listed_once(connect: Connect, tasks: Tasks) -> None:
+    delayed = tasks(5)
+    send(delayed.connection, *range(25))
+    inbox = Inbox(connect(), MAIL, ack=False)
+    inbox.receive(25)
+    (info,) = delayed.consumers()
+    assert (info.queue, info.unacked) == ("mail", 25)
+    assert delayed.counts()["mail"].unacked == 25
+
+
+@pytest.mark.parametrize(("before", "after"), [(3, 5), (5, 3), (4, 1), (1, 4)])
+def test_a_backup_onto_another_number(
+    tasks: Tasks, tmp_path: Path, client: redis.Redis, before: int, after: int
+) -> None:
+    path = tmp_path / "file"
+    delayed = tasks(before, 60)
+    unique = {"delayed_unique": "k"}
+    delayed.app.send_task("t", task_id="u", countdown=FAR, queue="mail", headers=unique)
+    assert delayed.backup(path).queues == {"mail": 61}
+    client.flushdb()
+    other = tasks(after)
+    assert other.restore(path) == RestoreReport(61, 0, 0, {"mail": 61})
+    assert [n > 0 for n in sizes(other.connection)] == [n < after for n in range(12)]
+    assert all(other.cancel(str(n)) for n in range(60))
+    with pytest.raises(AlreadyDelayed):
+        other.app.send_task("t", task_id="v", countdown=FAR, queue="mail", headers=unique)
+
+
+def test_what_waits_in_another_shard_is_not_restored(tasks: Tasks, tmp_path: Path) -> None:
+    delayed = tasks(3, 60)
+    delayed.backup(tmp_path / "file")
+    other = tasks(7)
+    other.cancel("5")
+    report = other.restore(tmp_path / "file")
+    assert (report.messages, report.already) == (1, 59)
+    assert other.counts()["mail"].delayed == 60
+
+
+@pytest.mark.parametrize("pool", ["prefork", "solo"])
+def test_workers(server: Server, tmp_path: Path, pool: str) -> None:
+    ledger = Ledger(tmp_path / "ledger")
+    options = {"delayed_shards": {"celery": 12}}
+    settings = Settings(f"delayed+{server.url}", None, options, str(ledger.path))
+    with make_app(settings) as app, Worker(settings, tmp_path, pool=pool, concurrency=2):
+        sent = [app.send_task("record", countdown=n % 3 / 10).id for n in range(60)]
+        ledger.wait_for_all(sent, 20)
+    assert sorted(ledger.ids()) == sorted(sent)

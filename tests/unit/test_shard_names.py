@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from kombu_delayed import shards as shards_module
+from kombu_delayed.shards import Shards, label, number_of, queue_of, shard_name
+
+
+@pytest.mark.parametrize(
+    ("shard", "queue", "number", "shown"),
+    [
+        ("mail", "mail", 0, "mail"),
+        ("mail\x1f1", "mail", 1, "mail, shard 1"),
+        ("a{b}:c\x1f12", "a{b}:c", 12, "a{b}:c, shard 12"),
+    ],
+)
+def test_names(shard: str, queue: str, number: int, shown: str) -> None:
+    assert shard_name(queue, number) == shard
+    assert (queue_of(shard), number_of(shard), label(shard)) == (queue, number, shown)
+
+
+def test_an_id_has_its_shard_wherever_it_is_asked_for() -> None:
+    """Other processes, and other versions, have to find it there."""
+    homes = [Shards(configured=12).home("mail", id) for id in ("a", "b", "ü", "\udc80", "")]
+    assert homes == ["mail\x1f3", "mail\x1f5", "mail\x1f1", "mail\x1f7", "mail"]
+
+
+def test_ids_are_spread_evenly() -> None:
+    shards = Shards(configured={"mail": 12})
+    counts = Counter(shards.home("mail", str(UUID(int=n))) for n in range(12_000))
+    assert set(counts) == set(shards.all("mail"))
+    assert max(counts.values()) <= 1.1 * 1_000
+
+
+@pytest.mark.parametrize(
+    ("configured", "queue", "count"),
+    [
+        (1, "mail", 1),
+        (3, "mail", 3),
+        ({"mail": 3}, "mail", 3),
+        ({"mail": 3}, "other", 1),
+        (3, "celery@host.celery.pidbox", 1),
+        (3, "9f6.reply.celery.pidbox", 1),
+        (3, "celeryev.9f6", 1),
+    ],
+)
+def test_count(configured: Any, queue: str, count: int) -> None:
+    shards = Shards(configured=configured)
+    assert shards.count(queue) == count
+    assert len(shards.all(queue)) == count
+
+
+def test_a_shard_is_not_spread_again() -> None:
+    assert Shards(configured=3).all("mail\x1f2") == ("mail\x1f2",)
+
+
+class Registry:
+    """Redis as `Shards` asks it."""
+
+    def __init__(self, known: dict[bytes, bytes]) -> None:
+        self.known = known
+        self.calls: list[str] = []
+
+    def __call__(self, *command: Any) -> Any:
+        self.calls.append(command[0])
+        if command[0] == "HGETALL":
+            return [part for pair in self.known.items() for part in pair]
+        if command[0] == "HDEL":
+            return self.known.pop(command[2].encode(), None)
+        name, count = str(command[-2]).encode(), int(command[-1])
+        self.known[name] = str(max(count, int(self.known.get(name, 1)))).encode()
+        return int(self.known[name])
+
+
+def test_what_others_have_spread_is_known() -> None:
+    shards = Shards(Registry({b"mail": b"3"}))
+    assert shards.all("mail") == ("mail", "mail\x1f1", "mail\x1f2")
+    assert shards.home("mail", "a") == "mail"
+    assert shards.nearest("mail", "a") == shards.all("mail")
+
+
+def test_what_is_spread_is_told_to_others_once() -> None:
+    registry = Registry({b"mail": b"2"})
+    shards = Shards(registry, configured={"mail": 4})
+    for id in "abc":
+        shards.home("mail", id)
+    assert registry.known == {b"mail": b"4"}
+    assert registry.calls == ["HGETALL", "EVALSHA"]
+
+
+def test_fewer_shards_are_filled_and_all_are_looked_at() -> None:
+    shards = Shards(Registry({b"mail": b"5"}), configured={"mail": 2})
+    assert {shards.home("mail", str(n)) for n in range(50)} == {"mail", "mail\x1f1"}
+    assert len(shards.all("mail")) == 5
+    home = shards.home("mail", "x")
+    assert shards.nearest("mail", "x")[0] == home
+    assert sorted(shards.nearest("mail", "x")) == sorted(shards.all("mail"))
+
+
+def test_who_looks_again_sees_what_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = Registry({})
+    shards = Shards(registry)
+    assert shards.all("mail") == ("mail",)
+    registry.known[b"mail"] = b"2"
+    assert shards.all("mail") == ("mail",)
+    monkeypatch.setattr(shards_module, "LOOK_SECONDS", 0)
+    assert shards.all("mail") == ("mail", "mail\x1f1")
+
+
+def test_a_deleted_queue_is_spread_no_more() -> None:
+    registry = Registry({b"mail": b"2"})
+    shards = Shards(registry)
+    assert len(shards.all("mail")) == 2
+    shards.forget("mail")
+    assert registry.known == {}
+    assert shards.all("mail") == ("mail",)
