@@ -17,13 +17,13 @@ from redis.exceptions import ResponseError
 
 from . import embedded, urls
 from .consumer import Consumer
-from .errors import UNREACHABLE, AlreadyDelayed, ServerNotReady, translate
+from .errors import UNREACHABLE, AlreadyDelayed, OptionError, ServerNotReady, translate
 from .lease import Lease
 from .message import Unique, check_task, due, message_id, to_json, unique_key
 from .options import Options
 from .qos import Message, QoS
 from .server import check, inspect
-from .shards import LOOK_SECONDS, MARK, queue_of
+from .shards import LOOK_SECONDS, is_shard, number_of, queue_of
 from .store import Entry, Limits, Size, Store
 from .wake import WakeConnection
 
@@ -334,7 +334,7 @@ class Channel(stock.Channel):
             return
         self._shards_at = now + LOOK_SECONDS
         with suppress(*UNREACHABLE):
-            for source in [s for s in self.consumer.sources.values() if MARK not in s.queue]:
+            for source in [s for s in self.consumer.sources.values() if not is_shard(s.queue)]:
                 for shard in self.store.shards.all(source.queue):
                     if shard not in self.consumer.sources:
                         self.consumer.add(shard, source.no_ack, source.expires_ms)
@@ -399,7 +399,7 @@ class Channel(stock.Channel):
         return shards[at:] + shards[:at]
 
     def _hand_over(self, payload: dict[str, Any], shard: str) -> None:
-        queue = queue_of(shard)
+        queue = shard if shard in self._handlers else queue_of(shard)
         if self._takes_tasks(queue):
             check_task(payload)
         self._handlers[queue](payload)
@@ -476,6 +476,14 @@ class Channel(stock.Channel):
                 self._lease_pool.disconnect()
 
     # Queues.
+
+    def _new_queue(self, queue: str, *args: Any, **kwargs: Any) -> None:
+        if is_shard(queue):
+            raise OptionError(
+                f"a queue cannot be named {queue!r}: so is shard {number_of(queue)} of queue "
+                f"{queue_of(queue)!r}"
+            )
+        super()._new_queue(queue, *args, **kwargs)
 
     def _sizes(self, queue: str) -> list[Size]:
         return [self.store.size(shard) for shard in self.store.shards.all(queue)]

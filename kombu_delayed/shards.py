@@ -32,17 +32,23 @@ def shard_name(queue: str, number: int) -> str:
 
 def queue_of(shard: str) -> str:
     """The queue that a shard belongs to."""
-    return shard.partition(MARK)[0]
+    queue, _, number = shard.partition(MARK)
+    return queue if number.isdecimal() else shard
+
+
+def is_shard(name: str) -> bool:
+    """Whether it is a shard that has not its queue's own name."""
+    return queue_of(name) != name
 
 
 def number_of(shard: str) -> int:
     """Which one it is of its queue's shards, from 0 on."""
-    return int(shard.partition(MARK)[2] or 0)
+    return int(shard.partition(MARK)[2]) if is_shard(shard) else 0
 
 
 def label(shard: str) -> str:
     """What a shard is called for people."""
-    return f"{queue_of(shard)}, shard {number_of(shard)}" if MARK in shard else shard
+    return f"{queue_of(shard)}, shard {number_of(shard)}" if is_shard(shard) else shard
 
 
 class Shards:
@@ -79,7 +85,7 @@ class Shards:
 
     def all(self, queue: str) -> tuple[str, ...]:
         """All that there may be messages in, also when fewer are filled now."""
-        if MARK in queue or CELERY_OWN.search(queue):
+        if is_shard(queue) or CELERY_OWN.search(queue):
             return (queue,)
         return tuple(shard_name(queue, n) for n in range(self._known(queue)))
 

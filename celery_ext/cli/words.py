@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from kombu_delayed.shards import MARK, number_of, queue_of
+from kombu_delayed.shards import is_shard, number_of, queue_of
 
 from ..task_info import TaskInfo
 
@@ -28,7 +28,7 @@ def plain(text: object, style: str = "") -> Text:
 def queue_data(shard: str | None) -> dict[str, Any]:
     """A queue for JSON, and which shard of it where that is not the first."""
     found = {"queue": shard and queue_of(shard)}
-    return {**found, "shard": number_of(shard)} if shard and MARK in shard else found
+    return {**found, "shard": number_of(shard)} if shard and is_shard(shard) else found
 
 
 def number(count: int) -> str:

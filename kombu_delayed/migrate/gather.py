@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..shards import MARK, queue_of
+from ..shards import is_shard, queue_of
 from ..store import CALL_LIMIT
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def gather_steps(migration: ToStock, shard: str) -> Iterator[int]:
     """Move a shard's ready messages to its queue's lists; yields how many each step has seen."""
-    if MARK not in shard:
+    if not is_shard(shard):
         return
     store, client, queue = migration.store, migration.client, queue_of(shard)
     for source, target in zip(store.keys(shard).ready, store.keys(queue).ready, strict=True):

@@ -18,7 +18,7 @@ from celery_ext.backup import RestoreReport
 from kombu_delayed import migrate
 from kombu_delayed import shards as shards_module
 from kombu_delayed.dead import DeadLetters
-from kombu_delayed.errors import AlreadyDelayed
+from kombu_delayed.errors import AlreadyDelayed, OptionError
 from kombu_delayed.migrate import Move, ToStock
 from kombu_delayed.shards import shard_name
 from tests.kit.inbox import Inbox
@@ -96,6 +96,14 @@ def test_a_batch_is_spread(connect: Connect, headers: dict[str, Any]) -> None:
             producer.publish(n, message_id=str(n), headers=headers)
     assert min(sizes(connection)[:4]) >= 10
     assert sum(sizes(connection)) == 80
+
+
+def test_a_queue_that_is_named_like_a_shard_is_refused(connection: Connection) -> None:
+    queue = Queue("a\x1fb")
+    connection.Producer(routing_key="a\x1fb").publish("x", declare=[queue])
+    assert Inbox(connection, queue).receive(1) == ["x"]
+    with pytest.raises(OptionError, match=r"so is shard 1 of queue 'a'"):
+        Queue("a\x1f1")(connection.default_channel).declare()
 
 
 def test_who_has_not_heard_of_shards_gets_all(connect: Connect) -> None:

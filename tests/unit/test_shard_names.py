@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 
 from kombu_delayed import shards as shards_module
-from kombu_delayed.shards import Shards, label, number_of, queue_of, shard_name
+from kombu_delayed.shards import Shards, is_shard, label, number_of, queue_of, shard_name
 
 
 @pytest.mark.parametrize(
@@ -16,10 +16,12 @@ from kombu_delayed.shards import Shards, label, number_of, queue_of, shard_name
         ("mail", "mail", 0, "mail"),
         ("mail\x1f1", "mail", 1, "mail, shard 1"),
         ("a{b}:c\x1f12", "a{b}:c", 12, "a{b}:c, shard 12"),
+        ("its own\x1fname", "its own\x1fname", 0, "its own\x1fname"),
     ],
 )
 def test_names(shard: str, queue: str, number: int, shown: str) -> None:
     assert shard_name(queue, number) == shard
+    assert is_shard(shard) == (number > 0)
     assert (queue_of(shard), number_of(shard), label(shard)) == (queue, number, shown)
 
 
