@@ -334,9 +334,10 @@ class Channel(stock.Channel):
             return
         self._shards_at = now + LOOK_SECONDS
         with suppress(*UNREACHABLE):
-            for source in [s for s in self.consumer.sources.values() if not is_shard(s.queue)]:
+            sources = self.consumer.sources
+            for source in [each for each in sources.values() if not is_shard(each.queue)]:
                 for shard in self.store.shards.all(source.queue):
-                    if shard not in self.consumer.sources:
+                    if source.queue in sources and shard not in sources:
                         self.consumer.add(shard, source.no_ack, source.expires_ms)
 
     def basic_cancel(self, consumer_tag: str) -> Any:
