@@ -249,18 +249,9 @@ class _Restore:
         return found
 
     def _messages(self, queue: str, fields: Iterator[bytes]) -> Iterator[tuple[Any, ...]]:
-        store, move = self._store, script("restore")
-        keys = store.keys(queue)
-        given = {
-            **store.backlog_keys(keys),
-            **store.event_keys(keys),
-            "unique": keys.unique,
-            "unique_due": keys.unique_due,
-            "partition_size": store.partition_size,
-            "now": store.now,
-        }
         while part := list(islice(fields, 2 * RESTORE_LIMIT)):
-            yield whole(move, {**given, "entries": part})
+            entries = list(zip(part[::2], part[1::2], strict=True))
+            yield whole(*self._store.restore_call(queue, entries))
 
     def _letters(self, queue: str, fields: Iterator[bytes]) -> Iterator[tuple[Any, ...]]:
         keys, move = self._store.keys(queue), script("restore_dead")

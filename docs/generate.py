@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from functools import cached_property
 from pathlib import Path
 
+from kombu_delayed.backlog import NEVER_MS
 from kombu_delayed.keys import QueueKeys, shard_counts
 from kombu_delayed.options import PREFIX, Options
+from kombu_delayed.spark.columns import COLUMNS
+from kombu_delayed.spark.options import ReadOptions, WriteOptions
 
 DOCS = Path(__file__).parent
 LUA = DOCS.parent / "kombu_delayed" / "lua"
@@ -51,6 +54,8 @@ def keys_page() -> str:
             shown = ", ".join(f"`{key}`" for key in lists)
         elif name == "unacked":
             shown = f"`{example.unacked('<consumer>')}`"
+        elif name == "job":
+            shown = f"`{example.job('<job id>')}`"
         elif isinstance(member, cached_property) and name != "steps":
             shown = f"`{getattr(example, name)}`" + ("…" if name == "delayed" else "")
         else:
@@ -82,10 +87,28 @@ def scripts_page() -> str:
     return "\n".join(lines)
 
 
+def spark_page() -> str:
+    lines = [NOTICE, "# Spark: options and columns\n"]
+    for title, kind in (("Reading", ReadOptions), ("Writing", WriteOptions)):
+        lines += [f"## {title}\n", "| option | default | takes | meaning |", "|---|---|---|---|"]
+        for each in fields(kind):
+            is_shown = each.default not in (MISSING, "", (), NEVER_MS) and each.name != "due_from"
+            shown, about = f"`{each.default}`" if is_shown else "", each.metadata
+            lines.append(f"| `{each.name}` | {shown} | {about['allowed']} | {about['meaning']} |")
+        lines.append("")
+    lines += ["## Columns of the backlog\n", "| column | type | needs the message | |"]
+    lines.append("|---|---|---|---|")
+    for name, column in COLUMNS.items():
+        needs = "yes" if column.needs_message else "no"
+        lines.append(f"| `{name}` | {column.type} | {needs} | {column.meaning} |")
+    return "\n".join(lines) + "\n"
+
+
 PAGES = {
     "reference/options.md": options_page,
     "reference/keys.md": keys_page,
     "reference/moves.md": scripts_page,
+    "reference/spark.md": spark_page,
 }
 
 

@@ -28,6 +28,9 @@ EVENTS = (
     "replayed",
 )
 
+#: A stream to which nothing was added for so long goes; as include/events.lua has it.
+KEPT_MS = 7 * 86_400_000
+
 PAGE_SIZE = 1_000
 
 

@@ -112,6 +112,15 @@ class QueueKeys:
         """Stream of lifecycle events."""
         return self._tagged("events")
 
+    def job(self, job_id: str) -> str:
+        """Hash id -> what a job has done with it; and counts of each run."""
+        return self._tagged(f"job:{job_id}")
+
+
+def job_report(job_id: str, prefix: str = "") -> str:
+    """String: what the last run of a job has done, as JSON."""
+    return f"{prefix}kombu-delayed-job:{job_id}"
+
 
 def shard_counts(prefix: str = "") -> str:
     """Hash queue -> the most shards that it was spread over; queues of one are not in it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 from .backlog import Backlog
@@ -63,37 +64,42 @@ def lookup_by_reading(
     In this order, which is their way: one that is delivered meanwhile is met at least once.
     `progress` is called with the number of messages that were read.
     """
-    yield from _ready(store, queue, id, progress)
-    yield from _unacked(store, queue, id, progress)
+    for state, step, message, consumer in _held(store, queue, progress):
+        if _is(message, id):
+            due_ms = open_envelope(message, 0).due_ms
+            yield Found(state, queue, step, message, due_ms, consumer)
 
 
-def _unacked(store: Store, queue: str, id: str, progress: Progress) -> Iterator[Found]:
-    keys = store.keys(queue)
-    for name in store.run("ZRANGE", keys.consumers, 0, -1):
-        consumer = name.decode(errors="replace")
-        cursor = b"0"
-        while True:
-            cursor, page = store.run("HSCAN", keys.unacked(consumer), cursor, "COUNT", PAGE_SIZE)
-            records = page.values() if isinstance(page, dict) else page[1::2]
-            progress(len(records))
-            for record in records:
-                if _is(record[1:], id):
-                    message = record[1:]
-                    due_ms = open_envelope(message, 0).due_ms
-                    yield Found("unacked", queue, record[0] - 48, message, due_ms, consumer)
-            if int(cursor) == 0:
-                break
+def held_ids(store: Store, queue: str) -> Iterator[str]:
+    """The ids of all messages that are ready or unacked, read as by `lookup_by_reading`."""
+    for _, _, message, _ in _held(store, queue, lambda count: None):
+        with suppress(MessageError):
+            yield open_envelope(message, 0).id
 
 
-def _ready(store: Store, queue: str, id: str, progress: Progress) -> Iterator[Found]:
+def _held(store: Store, queue: str, progress: Progress) -> Iterator[tuple[str, int, bytes, str]]:
+    """State, step, message and consumer of each."""
     keys = store.keys(queue)
     for key, step in zip(keys.ready, keys.steps, strict=True):
         for page in _pages(store, key):
             progress(len(page))
             for message in page:
-                if _is(message, id):
-                    due_ms = open_envelope(message, 0).due_ms
-                    yield Found("ready", queue, ord(step) - 48, message, due_ms)
+                yield "ready", ord(step) - 48, message, ""
+    for name in store.run("ZRANGE", keys.consumers, 0, -1):
+        consumer = name.decode(errors="replace")
+        for records in _unacked_pages(store, keys.unacked(consumer)):
+            progress(len(records))
+            for record in records:
+                yield "unacked", record[0] - 48, record[1:], consumer
+
+
+def _unacked_pages(store: Store, key: str) -> Iterator[list[bytes]]:
+    cursor = b"0"
+    while True:
+        cursor, page = store.run("HSCAN", key, cursor, "COUNT", PAGE_SIZE)
+        yield list(page.values()) if isinstance(page, dict) else page[1::2]
+        if int(cursor) == 0:
+            return
 
 
 def _pages(store: Store, key: str) -> Iterator[list[bytes]]:

@@ -246,6 +246,24 @@ class Store:
             "records": [entry.record for entry in entries],
         }
 
+    def restore_call(
+        self, queue: str, entries: Sequence[tuple[bytes, bytes]]
+    ) -> tuple[Script, dict[str, Any]]:
+        """The script that restores messages, given as (member, record), and its arguments."""
+        keys = self.keys(queue)
+        return script("restore"), {
+            **self.backlog_keys(keys),
+            **self.event_keys(keys),
+            "unique": keys.unique,
+            "unique_due": keys.unique_due,
+            "job": keys.job(""),
+            "partition_size": self.partition_size,
+            "now": self.now,
+            "run": "",
+            "ledger_seconds": 0,
+            "entries": [part for entry in entries for part in entry],
+        }
+
     def deliver(
         self,
         queue: str,

@@ -1,6 +1,7 @@
 -- restore: put messages back into the backlog as a backup has them; what is due by now the next deliver promotes.
 -- Twice is safe: a message that is there, whatever its due time is now, is kept once. But one that had to take
--- another name, as its own was taken, comes again when that is free.
+-- another name, as its own was taken, comes again when that is free. With a ledger a job restores each once, also
+-- where it has run since.
 local partitions     = KEYS[1]            -- ZSET partition -> lower bound of its due times
 local delayed        = KEYS[2]            -- what the partitions' keys begin with
 local messages       = KEYS[3]            -- HASH id -> priority step + due_ms + message
@@ -9,15 +10,19 @@ local wake           = KEYS[5]            -- ZSET token -> when to claim
 local events         = KEYS[6]            -- STREAM of lifecycle events
 local unique         = KEYS[7]            -- HASH key -> id of the delayed message with it
 local unique_due     = KEYS[8]            -- ZSET key -> when that one was due last
+local job            = KEYS[9]            -- HASH member -> 1: the job has restored it, 0: it was there; run -> how many it restored
 local partition_size = tonumber(ARGV[1])
 local event_limit    = tonumber(ARGV[2])  -- about so many are kept; 0: none
 local now            = ARGV[3]
-local entries        = {unpack(ARGV, 4)}  -- member, priority step + due_ms + message; …
+local run            = ARGV[4]            -- field of the ledger that counts what this run has restored
+local ledger_seconds = tonumber(ARGV[5])  -- 0: no ledger
+local entries        = {unpack(ARGV, 6)}  -- member, priority step + due_ms + message; …
 -- include: clock backlog events unique
--- returns {restored, already there}; O(log n) a message
+-- returns {restored, already there or dealt with before}; O(log n) a message
 local before = earliest()
 local first
 local counts = {0, 0}
+local has_ledger = ledger_seconds > 0
 
 local function without_eta(record)
   return (record:gsub('"eta": ?"[^"\\]*"', '', 1))
@@ -85,7 +90,8 @@ end
 
 for i = 1, #entries, 2 do
   local due_ms = tonumber(entries[i + 1]:match('^.(%d+)'))
-  local member = put_back(entries[i], entries[i + 1], due_ms)
+  local is_known = has_ledger and redis.call('HSETNX', job, entries[i], 1) == 0
+  local member = not is_known and put_back(entries[i], entries[i + 1], due_ms)
   if member then
     claim_key(member, entries[i + 1], due_ms)
     if not first or due_ms < first then first = due_ms end
@@ -93,8 +99,13 @@ for i = 1, #entries, 2 do
     tell('scheduled', entries[i], entries[i + 1], due_ms)
   else
     counts[2] = counts[2] + 1
+    if has_ledger and not is_known then redis.call('HSET', job, entries[i], 0) end
   end
 end
 index_gathered()
+if has_ledger then
+  redis.call('HINCRBY', job, run, counts[1])
+  redis.call('EXPIRE', job, ledger_seconds)
+end
 if first then announce_due(first, before) end
 return counts

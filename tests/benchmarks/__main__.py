@@ -23,6 +23,8 @@ from tests.benchmarks import (
     memory,
     publishing,
     recovery,
+    spark,
+    spark_simulate,
     throughput,
 )
 from tests.benchmarks.report import Benchmark, Figures, Row, as_page, as_table, medians
@@ -40,6 +42,8 @@ GROUPS = (
     recovery,
     bulk,
     events,
+    spark,
+    spark_simulate,
 )
 BENCHMARKS: dict[str, Benchmark] = {each.name: each for g in GROUPS for each in g.BENCHMARKS}
 

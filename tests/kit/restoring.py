@@ -16,17 +16,9 @@ def kept(text: str, due_ms: int, step: int = 0) -> str:
 
 def restore(store: Store, records: Iterable[tuple[str, str]], queue: str = "q") -> tuple[int, int]:
     """Put (member, record) back; returns how many were restored and how many were there."""
-    keys = store.keys(queue)
-    restored, already = script("restore")(
-        store.run,
-        **store.backlog_keys(keys),
-        **store.event_keys(keys),
-        unique=keys.unique,
-        unique_due=keys.unique_due,
-        partition_size=store.partition_size,
-        now=store.now,
-        entries=[part for each in records for part in each],
-    )
+    entries = [(member.encode(), record.encode()) for member, record in records]
+    move, given = store.restore_call(queue, entries)
+    restored, already = move(store.run, **given)
     return restored, already
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kombu_delayed.keys import QueueKeys, step_char
+from kombu_delayed.keys import QueueKeys, job_report, step_char
 
 NAMES = {
     "delayed": "{q}:delayed:",
@@ -27,6 +27,11 @@ def test_tagged_keys(name: str, key: str) -> None:
     assert getattr(QueueKeys("q", "app:"), name) == "app:" + key
 
 
+def test_keys_of_a_job() -> None:
+    assert QueueKeys("q", "app:").job("mine") == "app:{q}:job:mine"
+    assert job_report("mine", "app:") == "app:kombu-delayed-job:mine"
+
+
 @pytest.mark.parametrize("name", ["unacked", "held"])
 def test_keys_of_one_consumer_name_it(name: str) -> None:
     assert getattr(QueueKeys("q"), name)("host:1:ab") == f"{{q}}:{name}:host:1:ab"
@@ -36,7 +41,7 @@ def test_keys_of_one_consumer_name_it(name: str) -> None:
 def test_every_key_is_pinned() -> None:
     public = {name for name in vars(QueueKeys) if not name.startswith("_")}
     fields = set(QueueKeys.__dataclass_fields__)
-    assert public - fields == {*NAMES, "unacked", "held", "ready", "ready_list", "steps"}
+    assert public - fields == {*NAMES, "unacked", "held", "job", "ready", "ready_list", "steps"}
 
 
 def test_ready_lists_are_kombu_s_own() -> None:

@@ -1,0 +1,50 @@
+-- reschedule: delayed messages on their way to another due time, after clock ready backlog events.
+-- needs: now ready steps wake partitions messages partition_size whole
+redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
+local before = earliest()
+local first
+local is_ready = false
+
+-- The first eta in a message is its header's: in the body, which is text, quotes are escaped. Where that
+-- one is null, the message was delayed in another way.
+local function with_eta(message, eta)
+  local _, stop = message:find('"eta": ?')
+  local _, old_stop = message:find('^"[^"\\]*"', (stop or #message) + 1)
+  if eta == '' or not old_stop then return message end
+  return message:sub(1, stop) .. '"' .. eta .. '"' .. message:sub(old_stop + 1)
+end
+
+local function move_to(member, due_ms, eta)
+  local kept = redis.call('HGET', messages, member)
+  if not kept then return 0 end
+  local step, old_ms, message = parts_of(kept)
+  if not step then return 0 end
+  message = with_eta(message, eta)
+  tell('rescheduled', member, message, due_ms)
+  if due_ms <= now_ms then
+    take(member)
+    redis.call('LPUSH', list_for(step), string.format('{"due_ms":%.0f,', due_ms) .. message:sub(2))
+    is_ready = true
+  else
+    put_off(member, step, old_ms, message, due_ms, partition_size)
+    if not first or due_ms < first then first = due_ms end
+  end
+  return 1
+end
+
+-- `due` is in ms since the epoch, or + and ms from now. Returns how many messages the id stood for.
+local function reschedule(id, due, eta)
+  local due_ms = tonumber(due)
+  if due:sub(1, 1) == '+' then due_ms = now_ms + due_ms end
+  local count = 0
+  local members = whole == '1' and members_of(id) or {id}
+  for n = #members, 1, -1 do  -- in this order the others that share an id are found at once
+    count = count + move_to(members[n], due_ms, eta)
+  end
+  return count
+end
+
+local function announce_rescheduled()
+  if first then announce_due(first, before) end
+  if is_ready then announce_ready() end
+end

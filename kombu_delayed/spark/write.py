@@ -1,0 +1,182 @@
+"""A DataFrame to a broker: schedules, cancels or reschedules what its rows say, each once."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+from uuid import uuid4
+
+import pyarrow
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from celery_ext import Delayed
+from celery_ext.bulk import schedule_many
+from kombu_delayed.batch import Pipeline, whole
+from kombu_delayed.scripts import Script
+from kombu_delayed.store import Store, chunks
+
+from .backup_rows import BackupRows, check_backup
+from .connect import connected
+from .job_ledger import Job, JobReport, LedgerStore, done_by_run, keep_report
+from .options import CANCEL, RESTORE, SCHEDULE, WriteOptions
+from .rejects import Rejects, discard, publish
+from .rows import Rows, check_columns
+
+#: Not Kombu's, which says nothing where nobody has set up logging, as in Spark's processes.
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """What one task has done. `changed` are messages by queue, `rows` those not refused."""
+
+    rows: int = 0
+    refused: int = 0
+    changed: dict[str, int] = field(default_factory=dict)
+    rejects: str = ""
+
+
+class BacklogWriter(DataSourceArrowWriter):
+    """One write of a DataFrame: made on the driver, copied to each attempt at each task."""
+
+    def __init__(self, options: WriteOptions, schema: StructType, job: Job | None = None) -> None:
+        check = check_backup if options.operation == RESTORE else check_columns
+        check({each.name: each.dataType.simpleString() for each in schema.fields}, options)
+        self.options = options
+        self.job = job or Job(
+            options.job_id, uuid4().hex, options.ledger_seconds, options.operation
+        )
+        with connected(options) as delayed:
+            _ = delayed.store  # a broker that cannot be used fails here, not in each task
+        if options.rejects:
+            os.makedirs(options.rejects, exist_ok=True)
+
+    def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> Written:
+        """Deal with the rows of a task. Raises RowsRefused, and OperationalError (BulkError)."""
+        rejects = Rejects(self.options, self._attempt())
+        try:
+            with connected(self.options) as delayed:
+                store = LedgerStore(delayed.store, self.job)
+                written = self._work(delayed, store, iterator, rejects)
+        finally:
+            rejects.close()
+        written.refused, written.rejects = rejects.count, rejects.name
+        return written
+
+    def _attempt(self) -> str:
+        context = TaskContext.get()
+        if context is None:
+            return f"{self.job.run}-0-0"
+        return f"{self.job.run}-{context.partitionId():05d}-{context.taskAttemptId()}"
+
+    def _work(
+        self,
+        delayed: Delayed,
+        store: LedgerStore,
+        batches: Iterator[pyarrow.RecordBatch],
+        rejects: Rejects,
+    ) -> Written:
+        if self.options.operation == RESTORE:
+            return self._change(store, BackupRows(batches, self.options, rejects.add))
+        rows = Rows(batches, self.options, delayed.app.conf.task_default_queue, rejects.add)
+        if self.options.operation == SCHEDULE:
+            return self._schedule(delayed, store, rows, rejects)
+        return self._change(store, rows)
+
+    def _schedule(
+        self, delayed: Delayed, store: LedgerStore, rows: Rows, rejects: Rejects
+    ) -> Written:
+        report = schedule_many(
+            delayed,
+            rows,
+            batch=self.options.batch_size,
+            store=store,
+            on_refused=lambda refused: rejects.add(rows.current, refused.reason),
+        )
+        return Written(report.accepted + report.already, 0, dict.fromkeys(store.queues, 0))
+
+    def _change(self, store: LedgerStore, rows: Iterable[tuple[Any, ...]]) -> Written:
+        written = Written()
+        is_restore = self.options.operation == RESTORE
+
+        def count(queue: str, answer: list[int]) -> None:
+            written.rows += sum(answer) if is_restore else len(answer)
+            written.changed[queue] = written.changed.get(queue, 0) + sum(answer)
+
+        pipeline = Pipeline(store, count)
+        try:
+            for commands in self._commands(store, rows):
+                pipeline.send(commands)
+            pipeline.confirm()
+        finally:
+            pipeline.close()
+        return written
+
+    def _commands(
+        self, store: LedgerStore, rows: Iterable[tuple[Any, ...]]
+    ) -> Iterator[list[tuple[str, tuple[Any, ...]]]]:
+        """The scripts for a batch of rows, each under its queue."""
+        left = iter(rows)
+        while batch := list(islice(left, self.options.batch_size)):
+            by_queue: dict[str, list[tuple[Any, ...]]] = {}
+            for queue, *what in batch:
+                by_queue.setdefault(queue, []).append(tuple(what))
+            yield [
+                (queue, whole(*self._call(store, queue, part)))
+                for queue, each in by_queue.items()
+                for part in chunks(each)
+            ]
+
+    def _call(self, store: LedgerStore, queue: str, part: Any) -> tuple[Script, dict[str, Any]]:
+        if self.options.operation == CANCEL:
+            return store.cancel_call(queue, [id for id, _, _ in part])
+        if self.options.operation == RESTORE:
+            return store.restore_call(queue, part)
+        return store.reschedule_call(queue, part)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """On the driver, when all tasks are done: count, and let refused rows be seen."""
+        written = [each for each in messages if isinstance(each, Written)]
+        if self.options.rejects:
+            names = [each.rejects for each in written if each.rejects]
+            publish(self.options.rejects, names, self.job.run)
+        with connected(self.options) as delayed:
+            report = self._report(delayed.store, written)
+            keep_report(delayed.store, self.job, report)
+        logger.info(
+            "Job %s: %d accepted, %d there or dealt with already, %d refused",
+            report.job_id,
+            report.accepted,
+            report.already,
+            report.refused,
+        )
+
+    def _report(self, store: Store, written: list[Written]) -> JobReport:
+        """What the run has done. Attempts that failed have done some of it: the ledger knows."""
+        queues: dict[str, int] = {}
+        for each in written:
+            for queue, count in each.changed.items():
+                queues[queue] = queues.get(queue, 0) + count
+        if self.options.operation != CANCEL:
+            queues = {queue: done_by_run(store, self.job, queue) for queue in sorted(queues)}
+        accepted = sum(queues.values())
+        already = max(0, sum(each.rows for each in written) - accepted)
+        refused = sum(each.refused for each in written)
+        return JobReport(self.job.id, accepted, already, refused, queues)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """On the driver, when the write has failed: what is done stays, and is not done again."""
+        if self.options.rejects:
+            discard(self.options.rejects, self.job.run)
+        logger.error(
+            "Job %s has failed, and some of its rows are dealt with: run it again with "
+            "job_id=%r, and these are left alone",
+            self.job.id,
+            self.job.id,
+        )

@@ -1,0 +1,149 @@
+"""Spark into a backlog and out of it, beside two plain processes that do the same."""
+
+from __future__ import annotations
+
+import multiprocessing
+import statistics
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from datetime import datetime, timedelta, timezone
+from time import perf_counter
+from typing import Any
+
+from celery_ext import Delayed
+from tests.benchmarks.app import create_app
+from tests.benchmarks.report import NOTHING, Benchmark, Figures, Row
+from tests.benchmarks.rig import Rig
+
+CLIENTS = 2
+START = datetime(2100, 1, 1, tzinfo=timezone.utc)
+TEXT = "x" * 300
+WARM_UP = 2_000
+PAYLOADS = ("id", "task", "queue", "due", "payload")
+NO_MESSAGES = ("id", "queue", "due")
+
+
+def plain_write(url: str, first: int, count: int) -> tuple[float, float]:
+    """Schedule rows as one process; returns when it began and ended."""
+    app = create_app(url)
+    delayed = Delayed(app)
+    for numbers in (range(-WARM_UP - first, -first), range(first, first + count)):
+        rows = (
+            ("work", (n, TEXT), {}, START + timedelta(seconds=n), {"task_id": f"{n}"})
+            for n in numbers
+        )
+        began = perf_counter()
+        delayed.schedule_many(rows, progress=None)
+    ended = perf_counter()
+    delayed.close()
+    app.close()
+    return began, ended
+
+
+def plain_rate(url: str, count: int) -> float:
+    """Rows per second of several processes at the same time."""
+    each, spawn = count // CLIENTS, multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(CLIENTS, mp_context=spawn) as pool:
+        futures = [pool.submit(plain_write, url, n * each, each) for n in range(CLIENTS)]
+        times = [future.result() for future in futures]
+    return count / (max(ended for _, ended in times) - min(began for began, _ in times))
+
+
+@contextmanager
+def spark_session() -> Iterator[Any]:
+    from kombu_delayed.spark import session
+
+    spark = session(
+        **{
+            "spark.master": f"local[{CLIENTS}]",
+            "spark.driver.memory": "2g",
+            "spark.driver.host": "127.0.0.1",
+            "spark.ui.enabled": "false",
+            "spark.log.level": "OFF",
+        }
+    )
+    yield spark
+    spark.stop()
+
+
+def spark_rates(url: str, count: int) -> Figures:
+    """Rows per second of Spark on as many cores, when it is warm; and of the same job again."""
+    from pyspark.sql import functions as F
+
+    from kombu_delayed.spark import backlog, schedule
+
+    with spark_session() as spark:
+
+        def rows(start: int, end: int) -> Any:
+            return spark.range(start, end, numPartitions=2 * CLIENTS).select(
+                F.col("id").cast("string"),
+                F.lit("work").alias("task"),
+                F.struct(F.col("id"), F.lit(TEXT)).alias("args"),
+                (F.lit(START) + F.make_dt_interval(secs=F.col("id").cast("decimal(18,6)"))).alias(
+                    "eta"
+                ),
+            )
+
+        def write(start: int, end: int) -> float:
+            began = perf_counter()
+            report = schedule(rows(start, end), broker=url, job_id="benchmark")
+            seconds = perf_counter() - began
+            if report.accepted + report.already != end - start:
+                raise RuntimeError(f"of {end - start} rows Spark has scheduled {report}")
+            return (end - start) / seconds
+
+        def read(columns: tuple[str, ...], distinct: bool) -> float:
+            began = perf_counter()
+            frame = backlog(spark, columns=columns, broker=url, distinct=distinct)
+            frame.write.format("noop").mode("overwrite").save()
+            return count / (perf_counter() - began)
+
+        write(count, count + WARM_UP)
+        figures = {"spark": write(0, count), "again": write(0, count)}
+        for name, columns in (("payloads", PAYLOADS), ("index", NO_MESSAGES)):
+            for kind, distinct in (("", True), (" with repeats", False)):
+                read(columns, distinct)
+                figures[f"{name}{kind}"] = read(columns, distinct)
+        return figures
+
+
+def measure(rig: Rig) -> Figures:
+    """In turn, so that whatever else the machine does falls on both."""
+    count, found = rig.scaled(200_000, 10_000), []
+    for _ in range(rig.scaled(3, 1)):
+        plain = plain_rate(rig.url(), count)
+        rig.redis.flushall()
+        found.append({"plain": plain, **rig.apart(spark_rates, rig.url(), count, seconds=600)})
+        rig.redis.flushall()
+    medians = {name: statistics.median(each[name] for each in found) for name in found[0]}
+    return {"count": float(count), **medians}
+
+
+def rows(ours: Figures) -> list[Row]:
+    count, ratio = f"{ours['count']:,.0f}", ours["spark"] / ours["plain"]
+    return [
+        Row(
+            f"Spark's `schedule` of {count} rows with a ledger on `local[2]`, and `schedule_many` "
+            "in two processes",
+            "≥ 60,000/s, ratio ≥ 0.9",
+            NOTHING,
+            f"{ours['spark']:,.0f}/s, {ours['plain']:,.0f}/s",
+            f"{ratio:.2f}",
+            ours["spark"] >= 60_000 and ratio >= 0.9,
+        ),
+        _rate("the same job again, which schedules nothing", ours["again"], None),
+        _rate(f"Spark's `backlog` of {count} with payloads", ours["payloads"], 90_000),
+        _rate("the same with `distinct=False`", ours["payloads with repeats"], 90_000),
+        _rate("`backlog` without any message", ours["index"], 250_000),
+        _rate("the same with `distinct=False`", ours["index with repeats"], 250_000),
+    ]
+
+
+def _rate(what: str, rate: float, least: int | None) -> Row:
+    target = f"≥ {least:,}/s" if least else NOTHING
+    reached = rate >= least if least else None
+    return Row(what, target, NOTHING, f"{rate:,.0f}/s", reached=reached)
+
+
+BENCHMARKS = [Benchmark("spark", measure, rows, sides=("ours",), rounds=1)]

@@ -1,0 +1,177 @@
+"""How late tasks of real workers start, beside what the simulation says of the same tasks."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from typing import NamedTuple
+
+from kombu_delayed.spark import sizing
+from kombu_delayed.spark.simulate_model import Fleet
+from kombu_delayed.spark.simulate_queue import Crash, Queue
+from kombu_delayed.spark.simulate_result import PERCENTILES, mark
+from tests.benchmarks.app import OPTIONS, batch
+from tests.benchmarks.report import NOTHING, Benchmark, Figures, Row, percentile
+from tests.benchmarks.rig import Rig
+
+WORKERS, SLOTS = 2, 2
+LEASE_SECONDS = 3
+#: From the sending of the first task until the first one is due.
+AHEAD_SECONDS = 4
+#: A simulation is right if it is so near.
+NEAR, NEAR_MS = 0.25, 5
+
+
+class Task(NamedTuple):
+    """When it is due, after the first one can be, and how long it runs. Seconds."""
+
+    due: float
+    seconds: float
+
+
+def random_tasks(load: float, mean_seconds: float, seconds: float) -> list[Task]:
+    """Independent tasks that keep a share `load` of all slots busy."""
+    dice = random.Random(1)
+    rate = load * WORKERS * SLOTS / mean_seconds
+    tasks, due = [], 0.0
+    while (due := due + dice.expovariate(rate)) < seconds:
+        tasks.append(Task(due, min(dice.expovariate(1 / mean_seconds), 10 * mean_seconds)))
+    return tasks
+
+
+def steady(rig: Rig) -> list[Task]:
+    return random_tasks(0.7, 0.03, rig.scaled(25, 5))
+
+
+def burst(rig: Rig) -> list[Task]:
+    """Many at one instant, into half a load."""
+    tasks = random_tasks(0.5, 0.03, rig.scaled(25, 5))
+    return sorted([*tasks, *[Task(2.0, 0.02)] * rig.scaled(1500, 300)])
+
+
+def long_ones(rig: Rig) -> list[Task]:
+    """Of which workers hold many, though others may be idle."""
+    return random_tasks(0.85, 0.25, rig.scaled(40, 8))
+
+
+def publish(rig: Rig, tasks: Sequence[Task], begin: float) -> None:
+    work = rig.app.tasks["work"]
+    with batch(rig.app) as options:
+        for number, task in enumerate(tasks):
+            due = begin + task.due
+            eta = datetime.fromtimestamp(due, timezone.utc)
+            work.apply_async((number, due, task.seconds), eta=eta, **options)
+
+
+def simulated(tasks: Sequence[Task], *died: Crash) -> Figures:
+    fleet = Fleet(workers=WORKERS, slots=SLOTS, lease_seconds=LEASE_SECONDS, restart_seconds=1e4)
+    queue = Queue(fleet, crashes=died)
+    queue.feed((due, seconds + sizing.TASK_SECONDS) for due, seconds in tasks)
+    queue.drain()
+    classes = {number: n for number, n in enumerate(queue.tally.classes) if n}
+    marks = {name[:3]: mark(classes, share) * 1000 for name, share in PERCENTILES.items()}
+    return {**marks, "max": queue.tally.most_seconds * 1000}
+
+
+def nearest(tasks: Sequence[Task], dies_at: float | None, measured: Figures) -> Figures:
+    """Which of two workers had promised to claim next when one died is chance: the nearer case."""
+    if dies_at is None:
+        return simulated(tasks)
+    deaths = [Crash(dies_at, worker, LEASE_SECONDS / 6) for worker in range(WORKERS)]
+    cases = [simulated(tasks, death) for death in deaths]
+    return min(cases, key=lambda found: abs(found["p95"] - measured["p95"]))
+
+
+def play(rig: Rig, tasks: Sequence[Task], dies_at: float | None = None) -> Figures:
+    """Run tasks through real workers, of which one may die, and through the simulation."""
+    environment = {OPTIONS: json.dumps({"delayed_lease_seconds": LEASE_SECONDS})}
+    workers = [rig.start_worker(environment=environment) for _ in range(WORKERS)]
+    for worker in workers:
+        worker.await_ready()
+    begin = time.time() + AHEAD_SECONDS
+    publish(rig, tasks, begin)
+    if time.time() > begin - 0.5:
+        raise RuntimeError("the machine is too slow: the tasks were not sent in time")
+    if dies_at is not None:
+        time.sleep(max(begin + dies_at - time.time(), 0))
+        workers[0].kill()
+    rig.await_done(len(tasks), tasks[-1].due + 30)
+    firsts = {start.number: start for start in reversed(rig.starts())}
+    late_ms = [(start.at - start.due) * 1000 for start in firsts.values()]
+    measured = {name[:3]: percentile(late_ms, share) for name, share in PERCENTILES.items()}
+    measured["max"] = max(late_ms)
+    sides = {"measured": measured, "simulated": nearest(tasks, dies_at, measured)}
+    figures = {f"{side} {name}": ms for side, found in sides.items() for name, ms in found.items()}
+    return {"count": float(len(tasks)), **figures}
+
+
+def measure_steady(rig: Rig) -> Figures:
+    return play(rig, steady(rig))
+
+
+def measure_burst(rig: Rig) -> Figures:
+    return play(rig, burst(rig))
+
+
+def measure_long(rig: Rig) -> Figures:
+    return play(rig, long_ones(rig))
+
+
+def measure_death(rig: Rig) -> Figures:
+    return play(rig, random_tasks(0.4, 0.1, rig.scaled(25, 6)), dies_at=2.0)
+
+
+def row(what: str, ours: Figures) -> list[Row]:
+    names = [name[:3] for name in PERCENTILES]
+    near = all(
+        abs(ours[f"simulated {name}"] - ours[f"measured {name}"])
+        <= NEAR * ours[f"measured {name}"] + NEAR_MS
+        for name in names
+    )
+    return [
+        Row(
+            f"lateness of {ours['count']:,.0f} tasks {what}: p50, p95, p99 (max), measured; "
+            "simulated",
+            f"within {NEAR:.0%} and {NEAR_MS} ms",
+            NOTHING,
+            f"{_text(ours, 'measured')}; {_text(ours, 'simulated')}",
+            f"{ours['simulated p95'] / ours['measured p95']:.2f}",
+            near,
+        )
+    ]
+
+
+def _text(ours: Figures, side: str) -> str:
+    marks = ", ".join(f"{ours[f'{side} {name[:3]}']:,.0f}" for name in PERCENTILES)
+    return f"{marks} ({ours[f'{side} max']:,.0f}) ms"
+
+
+BENCHMARKS = [
+    Benchmark(
+        "simulate-steady",
+        measure_steady,
+        lambda ours: row("of 30 ms at 70 % load", ours),
+        sides=("ours",),
+    ),
+    Benchmark(
+        "simulate-burst",
+        measure_burst,
+        lambda ours: row("of which 1,500 of 20 ms are due at one instant", ours),
+        sides=("ours",),
+    ),
+    Benchmark(
+        "simulate-long",
+        measure_long,
+        lambda ours: row("of 250 ms at 85 % load", ours),
+        sides=("ours",),
+    ),
+    Benchmark(
+        "simulate-death",
+        measure_death,
+        lambda ours: row("of 100 ms at 40 % load, one of two workers killed", ours),
+        sides=("ours",),
+    ),
+]

@@ -1,0 +1,155 @@
+"""The archive of lifecycle events: each one once, also where the job is killed while it writes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset
+import pytest
+import redis
+from pyspark.sql import SparkSession
+
+from kombu_delayed.spark.archive import ArchiveError, compact, log_events, read_archive, watch
+from tests.kit.servers import Server
+from tests.kit.wait import wait_until
+
+ROOT = Path(__file__).parents[2]
+DAY_MS = 86_400_000
+
+
+@pytest.fixture
+def tell(client: redis.Redis) -> Callable[[int], None]:
+    """Write so many events, a minute apart, in two queues."""
+    count = 0
+
+    def write(number: int) -> None:
+        nonlocal count
+        with client.pipeline() as pipeline:
+            for _ in range(number):
+                count += 1
+                fields = {"v": 1, "event": "acked", "id": f"m{count}", "task": "t", "tenant": ""}
+                fields |= {"due_ms": count, "consumer": "w:1:a", "deliveries": 0}
+                queue, id = ("q", "r")[count % 2], f"{count * 60_000}-0"
+                pipeline.xadd(f"{{{queue}}}:events", fields, id=id)  # type: ignore[arg-type]
+            pipeline.execute()
+
+    return write
+
+
+Log = Callable[..., int]
+
+
+@pytest.fixture
+def log(spark: SparkSession, server: Server, tmp_path: Path) -> Log:
+    def to_the_end(**options: Any) -> int:
+        options = {"path": str(tmp_path / "archive"), **options}
+        return watch(log_events(spark, f"delayed+{server.url}", **options), lambda more: None)
+
+    return to_the_end
+
+
+def numbers(path: Path) -> list[int]:
+    """The events as a reader finds them who knows nothing of Spark."""
+    found = pyarrow.dataset.dataset(path, partitioning="hive").to_table(columns=["id"])
+    return sorted(int(id[1:]) for id in found["id"].to_pylist())
+
+
+def test_what_is_new_is_added(log: Log, tell: Any, tmp_path: Path, spark: SparkSession) -> None:
+    path = tmp_path / "archive"
+    tell(50)
+    assert log(max_rows_per_trigger=20) == 50
+    tell(10)
+    assert log() == 10
+    assert log() == 0
+    assert numbers(path) == list(range(1, 61))
+    assert sorted(each.name for each in path.glob("[!_]*")) == [f"batch={n:08d}" for n in range(4)]
+    frame = read_archive(spark, str(path))
+    assert frame.count() == 60
+    row = frame.where("id = 'm7'").first()
+    assert row is not None
+    assert (row.queue, row.at.timestamp(), row.due.timestamp(), row.worker) == (
+        "r",
+        420,
+        0.007,
+        "w",
+    )
+
+
+def test_a_batch_whose_end_was_not_noted_is_written_again(
+    log: Log, tell: Any, tmp_path: Path
+) -> None:
+    """As if the job had been killed between the last file and the checkpoint."""
+    path = tmp_path / "archive"
+    tell(50)
+    log(max_rows_per_trigger=30)
+    for name in ("1", ".1.crc"):
+        (path / "_checkpoint" / "commits" / name).unlink()
+    tell(5)
+    assert log() == 25
+    assert numbers(path) == list(range(1, 56))
+
+
+@pytest.mark.crash
+def test_a_job_that_is_killed_while_it_writes(
+    log: Log, tell: Any, tmp_path: Path, server: Server
+) -> None:
+    path = tmp_path / "archive"
+    tell(4_000)
+    command = [sys.executable, "-m", "kombu_delayed.spark", "--master", "local[2]"]
+    command += ["--conf", "spark.driver.bindAddress=127.0.0.1", "--conf", "spark.ui.enabled=false"]
+    command += ["archive", "--broker", f"delayed+{server.url}", "--path", str(path)]
+    command += ["--max-rows-per-trigger", "200", "--rows-per-task", "50"]
+    output = tmp_path / "output"
+    with output.open("wb") as log_file:
+        job = subprocess.Popen(
+            command, cwd=ROOT, stdout=log_file, stderr=log_file, start_new_session=True
+        )
+    try:
+
+        def is_writing() -> bool:
+            assert job.poll() is None, output.read_text()
+            return any(path.glob("batch=0000000[2-9]/_temporary"))
+
+        wait_until(is_writing, "a batch behind the second one is being written", 60, 0.001)
+    finally:
+        os.killpg(job.pid, signal.SIGKILL)
+        job.wait()
+    tell(100)
+    assert log(max_rows_per_trigger=2_000) < 4_100
+    assert numbers(path) == list(range(1, 4_101))
+
+
+def test_an_archive_is_not_overwritten(log: Log, tell: Any, tmp_path: Path) -> None:
+    tell(10)
+    log(checkpoint=str(tmp_path / "mine"))
+    for other in (None, str(tmp_path / "other")):
+        with pytest.raises(ArchiveError, match=r"there is no checkpoint at .* give another path"):
+            log(checkpoint=other)
+    assert log(checkpoint=str(tmp_path / "mine")) == 0
+    assert numbers(tmp_path / "archive") == list(range(1, 11))
+
+
+def test_a_compact_copy(log: Log, tell: Any, tmp_path: Path, spark: SparkSession) -> None:
+    tell(3_000)
+    log(max_rows_per_trigger=1_000)
+    frame, copy = read_archive(spark, str(tmp_path / "archive")), str(tmp_path / "copy")
+    for _ in range(2):
+        compact(frame, copy)
+    assert sorted(
+        str(each.parent.relative_to(copy)) for each in Path(copy).glob("date=*/queue=*/*.parquet")
+    ) == [f"date=1970-01-0{day}/queue={queue}" for day in (1, 2, 3) for queue in "qr"]
+    again = read_archive(spark, copy)
+    assert again.schema == frame.schema
+    assert again.count() == 3_000
+    assert again.exceptAll(frame).count() == 0
+
+
+def test_no_archive(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(ArchiveError, match="has no archive of lifecycle events: write one"):
+        read_archive(spark, str(tmp_path))

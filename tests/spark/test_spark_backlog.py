@@ -1,0 +1,300 @@
+"""The backlog as a DataFrame."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from celery_ext import Delayed
+from celery_ext.times import LATEST_MS
+from kombu_delayed.backlog import Move
+from kombu_delayed.errors import OptionError
+from kombu_delayed.message import eta_to_ms
+from kombu_delayed.spark import backlog
+from kombu_delayed.spark.columns import COLUMNS, SCHEMA, Rows
+from kombu_delayed.spark.connect import connected
+from kombu_delayed.spark.options import ReadOptions
+from kombu_delayed.spark.paging import Page, Place
+from kombu_delayed.spark.reader import BacklogReader
+from kombu_delayed.spark.source import DefaultSource
+from tests.kit.servers import Server
+from tests.kit.wait import wait_until
+
+JAN = datetime(2100, 1, 1, tzinfo=timezone.utc)
+MINUTE = timedelta(minutes=1)
+UUID7 = "0e95dd67-9c00-7000-8000-000000000000"
+
+
+@pytest.fixture
+def url(server: Server) -> str:
+    return f"delayed+{server.url}"
+
+
+@pytest.fixture
+def delayed(url: str) -> Iterator[Delayed]:
+    with Celery("tests", broker=url, set_as_current=False) as app:
+        delayed = Delayed(app)
+        yield delayed
+        delayed.close()
+
+
+def fill(delayed: Delayed, count: int, queue: str = "celery", task: str = "mail.send") -> None:
+    """Tasks, one a minute from January 2100 on."""
+    rows = [
+        (task, (n,), {}, JAN + n * MINUTE, {"task_id": f"{queue}-{n}", "queue": queue})
+        for n in range(count)
+    ]
+    assert delayed.schedule_many(rows, progress=None).delayed == count
+
+
+def ids(frame: Any) -> set[str]:
+    return {row.id for row in frame.select("id").collect()}
+
+
+def test_columns(spark: SparkSession, url: str, delayed: Delayed, client: redis.Redis) -> None:
+    delayed.app.send_task(
+        "mail.send",
+        ("é",),
+        {"to": 1},
+        task_id=UUID7,
+        eta=JAN + timedelta(microseconds=1500),
+        priority=5,
+        headers={"tenant": "acme", "n": [1]},
+    )
+    [row] = backlog(spark, broker=url).collect()
+    assert row.asDict().keys() == COLUMNS.keys()
+    record = client.hget("{celery}:messages", UUID7)
+    assert record is not None
+    assert row.payload == record[record.index(b"{") :]
+    assert (row.id, row.task, row.queue, row.tenant, row.priority, row.deliveries) == (
+        UUID7,
+        "mail.send",
+        "celery",
+        "acme",
+        5,
+        0,
+    )
+    assert (row.args_preview, row.kwargs_preview) == ("('é',)", "{'to': 1}")
+    assert {name: json.loads(text) for name, text in row.headers.items()} == {
+        **json.loads(row.payload)["headers"]
+    }
+    assert row.headers["tenant"] == '"acme"'
+    assert client.zscore("{celery}:partitions", row.partition) is not None
+    texts = backlog(spark, broker=url).select(
+        *(F.date_format(name, "yyyy-MM-dd HH:mm:ss.SSSSSS") for name in ("due", "eta")),
+        F.unix_millis("scheduled_at"),
+    )
+    assert tuple(texts.collect()[0]) == (
+        "2100-01-01 00:00:00.002000",
+        "2100-01-01 00:00:00.001500",
+        0x0E95DD679C00,
+    )
+
+
+def test_all_queues_in_parallel(
+    spark: SparkSession, url: str, delayed: Delayed, client: redis.Redis
+) -> None:
+    fill(delayed, 400)
+    fill(delayed, 300, "far", "report.make")
+    frame = backlog(spark, broker=url, rows_per_task=100, distinct=False)
+    assert 5 <= frame.rdd.getNumPartitions() <= 14
+    assert len(ids(frame)) == frame.count() == 700
+    assert {row.queue: row["count"] for row in frame.groupBy("queue").count().collect()} == {
+        "celery": 400,
+        "far": 300,
+    }
+    assert ids(backlog(spark, broker=url, queues=["far", "none"])) == {
+        f"far-{n}" for n in range(300)
+    }
+
+
+def test_an_empty_backlog(spark: SparkSession, url: str, client: redis.Redis) -> None:
+    assert backlog(spark, broker=url).count() == 0
+    assert backlog(spark, broker=url, queues="none").collect() == []
+
+
+def test_messages_that_share_an_id(spark: SparkSession, url: str, delayed: Delayed) -> None:
+    fill(delayed, 3)
+    fill(delayed, 2, task="mail.send.again")
+    frame = backlog(spark, columns=["id", "task"], broker=url)
+    assert frame.columns == ["id", "task"]
+    assert sorted(row.id for row in frame.collect()) == [f"celery-{n}" for n in (0, 0, 1, 1, 2)]
+
+
+def test_what_moves_is_met_once(
+    spark: SparkSession, url: str, delayed: Delayed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(delayed, 400)
+
+    class MovingReader(BacklogReader):
+        """Puts off what its first task has read to where its last task will read."""
+
+        def read(self, partition: Any) -> Iterator[Any]:
+            span, last = partition.value, eta_to_ms(JAN + 390 * MINUTE)
+            with connected(self.options) as delayed:
+                found = delayed.backlog("celery")
+                if span.from_ms and span.to_ms > last:
+                    wait_until(lambda: found.get("celery-0")[0].kept.due_ms == last, "it moves")
+                yield from super().read(partition)
+                if not span.from_ms:
+                    found.reschedule([Move(f"celery-{n}", str(last)) for n in range(10)])
+
+    class Moving(DefaultSource):
+        @classmethod
+        def name(cls) -> str:
+            return "moving"
+
+        def reader(self, schema: Any) -> BacklogReader:
+            return MovingReader(ReadOptions.parse(self.options), schema)
+
+    spark.dataSource.register(Moving)
+    monkeypatch.setattr("kombu_delayed.spark.FORMAT", "moving")
+    for distinct in (False, True):
+        given = {"broker": url, "rows_per_task": 200, "columns": ["id"], "distinct": distinct}
+        found = Counter(row.id for row in backlog(spark, **given).collect())
+        assert set(found) == {f"celery-{n}" for n in range(400)}
+        assert found["celery-0"] == (1 if distinct else 2)
+        moves = [Move(f"celery-{n}", str(eta_to_ms(JAN + n * MINUTE))) for n in range(10)]
+        delayed.backlog("celery").reschedule(moves)
+
+
+@pytest.mark.parametrize("columns", [["id"], ["id", "task"]])
+def test_due_range(columns: list[str], spark: SparkSession, url: str, delayed: Delayed) -> None:
+    fill(delayed, 200)
+    given = {"due_from": JAN + 50 * MINUTE, "due_to": "2100-01-01T02:00Z"}
+    frame = backlog(spark, columns=columns, broker=url, rows_per_task=30, **given)
+    assert ids(frame) == {f"celery-{n}" for n in range(50, 120)}
+
+
+def test_tasks(spark: SparkSession, url: str, delayed: Delayed) -> None:
+    fill(delayed, 20)
+    fill(delayed, 20, "far", "report.make")
+    fill(delayed, 20, "other", "report.send")
+    for tasks, queues in [
+        ("report.*", {"far", "other"}),
+        (["mail.send", "*.make"], {"celery", "far"}),
+    ]:
+        found = backlog(spark, columns=["id", "queue"], broker=url, tasks=tasks)
+        assert {row.queue for row in found.distinct().collect()} == queues
+        assert found.count() == 40
+
+
+def test_only_what_is_asked_for_is_fetched(
+    spark: SparkSession, url: str, delayed: Delayed, client: redis.Redis
+) -> None:
+    fill(delayed, 300)
+
+    def calls(*columns: str) -> tuple[int, bool]:
+        client.config_resetstat()
+        count = len(backlog(spark, columns=columns, broker=url).collect())
+        return count, "cmdstat_hmget" in client.info("commandstats")
+
+    assert calls("id", "due", "queue", "partition", "scheduled_at") == (300, False)
+    assert calls("id", "task") == (300, True)
+
+
+def test_a_schema_of_one_s_own(spark: SparkSession, url: str, delayed: Delayed) -> None:
+    fill(delayed, 3)
+    reader = spark.read.format("kombu_delayed").option("broker", url)
+    [row] = reader.schema("due timestamp, id string").load().orderBy("id").limit(1).collect()
+    assert [*row.asDict()] == ["due", "id"]
+    with pytest.raises(AnalysisException, match="backlog has no column 'ids'; it has id, task"):
+        reader.schema("ids string").load().count()
+    with pytest.raises(AnalysisException, match="priority of the backlog is of type int, not big"):
+        reader.schema("priority bigint").load().count()
+    with pytest.raises(AnalysisException, match="unknown option 'queu'; did you mean 'queue"):
+        reader.option("queu", "q").load().count()
+    with pytest.raises(OptionError, match="backlog has no column 'ids'"):
+        backlog(spark, columns=["ids"], broker=url)
+
+
+def test_two_queries_of_one_frame(spark: SparkSession, url: str, delayed: Delayed) -> None:
+    """With pushed filters Spark would answer the second with the rows of the first."""
+    fill(delayed, 10)
+    fill(delayed, 20, "far")
+    frame = backlog(spark, broker=url)
+    assert [frame.where(f"queue = '{q}'").count() for q in ("celery", "far")] == [10, 20]
+    assert frame.count() == 30
+
+
+# Columns, without Spark.
+
+
+def rows(*records: tuple[str, dict[str, Any]]) -> Rows:
+    page = Page("q", ["1"] * len(records))
+    page.places = [Place(2000 + n, id.encode()) for n, (id, _) in enumerate(records)]
+    page.steps = [3] * len(records)
+    page.messages = [json.dumps(message).encode() for _, message in records]
+    return Rows(page)
+
+
+@pytest.mark.parametrize(
+    ("column", "message", "value"),
+    [
+        ("id", {}, "a"),
+        ("task", {}, ""),
+        ("task", {"headers": {"task": "\ud800"}}, "\\ud800"),
+        ("tenant", {"headers": {"tenant": 5}}, "5"),
+        ("tenant", {"headers": {"tenant": "\ud800"}}, "\\ud800"),
+        ("tenant", {"headers": None}, None),
+        ("priority", {"properties": {"priority": 7}}, 7),
+        ("priority", {"properties": {"priority": 2**40}}, 3),
+        ("priority", {}, 3),
+        ("due", {}, 2_000_000),
+        ("scheduled_at", {}, None),
+        ("eta", {"headers": {"eta": "2100-01-01"}}, JAN),
+        ("eta", {"headers": {"eta": "soon"}}, None),
+        ("eta", {"headers": {"eta": 5}}, None),
+        ("eta", {"headers": {"eta": "0001-01-01T00:00:00+05:00"}}, None),
+        ("eta", {"headers": {"eta": "9999-12-31T23:59:59-05:00"}}, None),
+        ("headers", {"headers": {"a": None, "b": "é", "c": [1]}}, None),
+        ("deliveries", {"properties": {}, "deliveries": 4}, 4),
+        ("deliveries", {"properties": {}, "deliveries": 10**12}, 2**31 - 1),
+        ("partition", {}, "1"),
+    ],
+)
+def test_values(column: str, message: dict[str, Any], value: Any) -> None:
+    made = COLUMNS[column].values(rows(("a\x1f2", message)))
+    [found] = made.to_pylist() if column == "headers" else made
+    if column == "headers":
+        value = [("a", "null"), ("b", '"\\u00e9"'), ("c", "[1]")]
+    assert found == value
+
+
+@pytest.mark.parametrize(
+    ("id", "made_us"),
+    [
+        (UUID7, 0x0E95DD679C00 * 1000),
+        (UUID7.replace("-7", "-4"), None),
+        ("ffffffff-ffff-7000-8000-000000000000", LATEST_MS * 1000),
+        ("x" * 14 + "7" * 22, None),
+    ],
+)
+def test_when_an_id_was_made(id: str, made_us: int | None) -> None:
+    assert COLUMNS["scheduled_at"].values(rows((id, {}))) == [made_us]
+
+
+def test_what_others_wrote_stops_no_reader() -> None:
+    """Arrow takes all of it."""
+    reader = BacklogReader(
+        ReadOptions.parse({"broker": "delayed+redis://"}), StructType.fromDDL(SCHEMA)
+    )
+    headers = {"task": "\ud800", "tenant": "\udfff", "eta": "0001-01-01T00:00:00+05:00"}
+    message = {"headers": headers, "properties": {"priority": 2**70}, "deliveries": 10**12}
+    page = rows(("ffffffff-ffff-7000-8000-000000000000", message)).page
+    page.places = [Place(2**53 - 1, place.member) for place in page.places]
+    [row] = reader._batch(page, to_arrow_schema(reader.schema, timezone="UTC")).to_pylist()
+    assert (row["task"], row["tenant"], row["eta"]) == ("\\ud800", "\\udfff", None)
+    assert (row["priority"], row["deliveries"], row["due"].year) == (3, 2**31 - 1, 9999)

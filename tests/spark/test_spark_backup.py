@@ -1,0 +1,318 @@
+"""A backlog to Parquet files and back: nothing is lost, doubled or changed on the way."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.dataset
+import pytest
+import redis
+from click.testing import CliRunner, Result
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+
+from kombu_delayed.backlog import Backlog, Move
+from kombu_delayed.errors import OptionError
+from kombu_delayed.spark import JobReport
+from kombu_delayed.spark.__main__ import main
+from kombu_delayed.spark.backup import (
+    BackupError,
+    backup,
+    copy,
+    counting,
+    read_backup,
+    restore,
+    summary,
+)
+from kombu_delayed.spark.backup_rows import VERSION, BackupRows
+from kombu_delayed.spark.job_ledger import Job, LedgerStore
+from kombu_delayed.spark.options import WriteOptions
+from kombu_delayed.store import Entry, Store
+from tests.kit.backlog import check_backlog
+from tests.kit.restoring import kept
+from tests.kit.servers import Server
+from tests.kit.state import entry, message
+
+YEAR_2100_MS = 4_102_444_800_000
+QUEUES = {"mail": 303, "q": 2}
+
+
+@pytest.fixture
+def url(server: Server) -> str:
+    return f"delayed+{server.url}"
+
+
+@pytest.fixture
+def filled(store: Store) -> Store:
+    """A broker with all that a backlog may have, some of it due already."""
+    many = [entry(f"m{n}", YEAR_2100_MS + n * 1000, step=(0, 3, 9)[n % 3]) for n in range(300)]
+    store.schedule("mail", many)
+    twins = [entry("twin", YEAR_2100_MS, body=body) for body in ("one", "two")]
+    store.schedule("mail", [*twins, entry("never", 300_000_000_000_000)])
+    text = message("ü\ud800", headers={"delayed_unique": "k", "id": "é", "task": "t"})
+    store.schedule_unique("q", Entry("é", 0, text, str(YEAR_2100_MS)), "k", "refuse")
+    store.schedule("q", [entry("a", "+1")])
+    return store
+
+
+def records(client: redis.Redis, prefix: str = "") -> dict[str, dict[bytes, bytes]]:
+    """What is in Redis of each message, and of unique keys, byte for byte."""
+    return {
+        f"{queue} {name}": client.hgetall(f"{prefix}{{{queue}}}:{name}")  # type: ignore[misc]
+        for queue in QUEUES
+        for name in ("messages", "unique", "duplicates")
+    }
+
+
+def counts(report: JobReport) -> tuple[int, int, int]:
+    return report.accepted, report.already, report.refused
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "backup")
+
+
+@pytest.fixture
+def saved(spark: SparkSession, filled: Store, url: str, path: str) -> DataFrame:
+    backup(spark, path, broker=url)
+    return read_backup(spark, path)
+
+
+def test_there_and_back(
+    spark: SparkSession, filled: Store, client: redis.Redis, url: str, path: str
+) -> None:
+    before = records(client)
+    made = backup(spark, path, broker=url)
+    assert made == summary(spark, path)
+    assert (made.version, made.messages, made.queues) == (VERSION, 305, QUEUES)
+    assert made.server.startswith("delayed+redis://127.0.0.1")
+
+    client.flushall()
+    rows = read_backup(spark, path)
+    report = restore(rows, broker=url, job_id="j")
+    assert (counts(report), report.queues) == ((305, 0, 0), QUEUES)
+    with counting(QUEUES, broker=url, job_id="j") as count:
+        assert count() == 305 + len(QUEUES)
+    assert records(client) == before
+    assert {queue: len(check_backlog(client, queue)) for queue in QUEUES} == QUEUES
+    held = filled.schedule_unique("q", entry("b", YEAR_2100_MS), "k", "refuse")
+    assert held == ("refused", "é")
+
+    assert counts(restore(rows, broker=url)) == (0, 305, 0)
+    Backlog(filled, "mail").cancel(["m1", "m2"])
+    assert counts(restore(rows, broker=url, job_id="j")) == (0, 305, 0)
+    assert counts(restore(rows, broker=url, job_id="other")) == (2, 303, 0)
+    assert records(client) == before
+
+
+def test_what_is_there_stays_as_it_is(saved: DataFrame, filled: Store, url: str) -> None:
+    mail = Backlog(filled, "mail")
+    mail.reschedule([Move("m1", str(YEAR_2100_MS + 999), "2101-01-01T00:00:00+00:00")])
+    mail.cancel(["m2"])
+    [now] = mail.get("m1")
+    assert counts(restore(saved.where("queue = 'mail'"), broker=url)) == (1, 302, 0)
+    assert mail.get("m1") == [now]
+    assert [each.kept.step for each in mail.get("m2")] == [9]
+
+
+def test_any_reader_reads_it(saved: DataFrame, path: str) -> None:
+    table = pyarrow.dataset.dataset(path).to_table()
+    assert table.num_rows == 305
+    assert set(table["version"].to_pylist()) == {VERSION}
+    rows = {each["member"]: each for each in table.to_pylist()}
+    assert rows[b"never"]["due"].year == 9999
+    row = rows[b"m7"]
+    due_ms = YEAR_2100_MS + 7000
+    assert (row["queue"], row["id"], row["step"], row["due_ms"]) == ("mail", "m7", 3, due_ms)
+    assert (row["due"].timestamp() * 1000, row["task"]) == (due_ms, "")
+    assert row["payload"].decode() == message("m7")
+
+
+def test_another_broker(spark: SparkSession, filled: Store, client: redis.Redis, url: str) -> None:
+    """With another prefix and other partitions, which stands for any other layout."""
+    layout = {"global_keyprefix": "b-", "delayed_partition_size": 16}
+    target = {"broker": url, "transport_options": layout}
+    before = records(client)
+    assert counts(copy(spark, {"broker": url}, target)) == (305, 0, 0)
+    assert records(client, "b-") == before == records(client)
+    assert client.zcard("b-{mail}:partitions") > 2 * client.zcard("{mail}:partitions")
+
+
+# What is refused.
+
+
+def change_summary(path: str, change: Callable[[str], str]) -> None:
+    [part] = Path(path, "_summary").glob("part-*")
+    text = change(part.read_text())
+    Path(path, "_summary", f".{part.name}.crc").unlink(missing_ok=True)
+    part.write_text(text)
+
+
+def test_what_is_no_whole_backup(
+    spark: SparkSession, saved: DataFrame, url: str, path: str, client: redis.Redis
+) -> None:
+    change_summary(path, lambda text: text.replace('"messages": 305', '"messages": 305 '))
+    read_backup(spark, path)
+
+    change_summary(path, lambda text: text.replace('"version": 1', '"version": 2'))
+    with pytest.raises(BackupError, match="has version 2 of the format, and this program knows 1"):
+        read_backup(spark, path)
+    change_summary(path, lambda text: text[1:])
+    with pytest.raises(BackupError, match="_summary is damaged: Extra data"):
+        read_backup(spark, path)
+    change_summary(path, lambda text: "{" + text.replace('"version": 2', '"version": 1'))
+
+    next(Path(path).glob("part-*.parquet")).unlink()
+    with pytest.raises(BackupError, match=r"messages where it had 305: files are missing.*queue"):
+        read_backup(spark, path)
+
+    shutil.rmtree(f"{path}/_summary")
+    with pytest.raises(BackupError, match=r"no whole backup at .*: _summary, which is"):
+        read_backup(spark, path)
+
+
+def test_what_has_not_the_columns(spark: SparkSession, url: str) -> None:
+    rows = spark.createDataFrame([], "version int, queue string, member string")
+    with pytest.raises(AnalysisException, match=r"columns of a backup .* and member is of type"):
+        restore(rows, broker=url)
+
+
+def test_what_is_there_is_not_overwritten(
+    spark: SparkSession, saved: DataFrame, filled: Store, url: str, path: str
+) -> None:
+    with pytest.raises(BackupError, match=r"there is something at .*: give another path"):
+        backup(spark, path, broker=url)
+    Backlog(filled, "mail").cancel([f"m{n}" for n in range(300)])
+    made = backup(spark, path, broker=url, overwrite=True, queues="mail")
+    assert made.queues == {"mail": 3}
+    assert read_backup(spark, path).count() == 3
+
+
+# Rows, without Spark.
+
+GOOD: dict[str, Any] = {
+    "version": VERSION,
+    "queue": "q",
+    "member": b"a",
+    "step": 3,
+    "due_ms": 1000,
+    "payload": message("a").encode(),
+}
+
+
+def read(*rows: dict[str, Any], **options: Any) -> tuple[list[Any], list[str]]:
+    """What is restored of rows, and why others are refused."""
+    refused: list[str] = []
+    batch = pyarrow.RecordBatch.from_pylist(list(rows))
+    given = WriteOptions.parse({"broker": "delayed+redis://", "operation": "restore", **options})
+    found = BackupRows([batch], given, lambda row, reason: refused.append(reason))
+    return list(found), refused
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"queue": None}, "it has no queue, no member or no payload"),
+        ({"member": b""}, "it has no queue, no member or no payload"),
+        ({"payload": None}, "it has no queue, no member or no payload"),
+        ({"payload": b"[1]"}, "its payload is no message"),
+        ({"step": None}, "step None or due_ms 1000 is none"),
+        ({"step": 99}, "step 99 or due_ms 1000 is none"),
+        ({"due_ms": -1}, "step 3 or due_ms -1 is none"),
+        ({"due_ms": None}, "step 3 or due_ms None is none"),
+        ({"queue": "r"}, "queue 'r' is not among the option queues: q"),
+    ],
+)
+def test_rows_refused(change: dict[str, Any], reason: str) -> None:
+    found, refused = read(GOOD, {**GOOD, **change}, GOOD, queues="q")
+    assert found == [("q", b"a", kept(message("a"), 1000, 3).encode())] * 2
+    assert [each[: len(reason)] for each in refused] == [reason]
+
+
+def test_a_batch_with_a_row_of_another_version() -> None:
+    with pytest.raises(BackupError, match="has version None of the format"):
+        read(GOOD, {**GOOD, "version": None})
+
+
+@pytest.mark.parametrize("option", [{"key_columns": "id"}, {"queue": "q"}])
+def test_options_that_mean_nothing(option: dict[str, str], spark: SparkSession, url: str) -> None:
+    rows = spark.createDataFrame([], "version int")
+    with pytest.raises((OptionError, AnalysisException), match="takes neither key_columns nor"):
+        restore(rows, broker=url, **option)
+
+
+def test_the_ledger(store: Store, client: redis.Redis) -> None:
+    """A message that has run since is not restored by the same job again."""
+    store.now = "1000"
+    store.schedule("q", [entry("b", 3000)])
+
+    def run(name: str) -> list[int]:
+        ledger = LedgerStore(store, Job("j", name, 100))
+        texts = {"a": kept(message("a"), 2000), "b": kept(message("b"), 3000)}
+        pairs = [(id.encode(), text.encode()) for id, text in texts.items()]
+        move, given = ledger.restore_call("q", pairs)
+        found: list[int] = move(store.run, **given)
+        return found
+
+    assert run("one") == [1, 1]
+    Backlog(store, "q").cancel(["a", "b"])
+    assert run("two") == [0, 2]
+    assert client.hgetall("{q}:job:j") == {
+        **{b"a": b"1", b"b": b"0"},
+        **{b"\x1fone": b"1", b"\x1ftwo": b"0"},
+    }
+    assert 0 < client.ttl("{q}:job:j") <= 100
+
+
+# Commands.
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(spark: SparkSession) -> Run:
+    def invoke(*arguments: str, **options: Any) -> Result:
+        return CliRunner().invoke(main, arguments, catch_exceptions=False, **options)
+
+    return invoke
+
+
+def test_commands(
+    run: Run, filled: Store, client: redis.Redis, url: str, path: str, tmp_path: Path
+) -> None:
+    before = records(client)
+    result = run("backup", path, "-b", url)
+    assert [line.split() for line in result.stdout.splitlines()] == [
+        ["queue", "delayed"],
+        ["mail", "303"],
+        ["q", "2"],
+        [],
+        ["305", "tasks", "are", "in", path],
+    ]
+    assert "there is something at" in run("backup", path, "-b", url).stderr
+    client.flushall()
+
+    result = run("restore", path, "-b", url, "--dry-run", "--json", "--queues", "q, no")
+    told = json.loads(result.stdout)
+    assert (told["messages"], told["queues"]) == (305, {"q": 2})
+    result = run("restore", path, "-b", url, input="n\n")
+    assert result.exit_code == 1
+    assert "Restore 305 tasks? [y/N]: n" in result.stderr
+    assert client.keys() == []
+
+    result = run("restore", path, "-b", url, "--yes", "--queues", "q")
+    assert result.stdout.splitlines()[-1] == "2 restored, 0 already there or dealt with"
+    rejects = str(tmp_path / "rejects")
+    result = run("restore", path, "-b", url, "-y", "--json", "--rejects", rejects)
+    assert json.loads(result.stdout)["queues"] == {"mail": 303, "q": 0}
+    assert records(client) == before
+
+    client.flushall()
+    result = run("copy", "-b", url, "--to", url, "--yes")
+    assert result.stdout == "0 restored, 0 already there or dealt with\n"

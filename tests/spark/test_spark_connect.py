@@ -1,0 +1,128 @@
+"""One connection for each broker and process, and another one after an error."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kombu.exceptions import OperationalError
+from pyspark import TaskContext
+
+from celery_ext.errors import BrokerError
+from kombu_delayed.errors import OptionError
+from kombu_delayed.spark import connect
+from kombu_delayed.spark.connect import connected
+from kombu_delayed.spark.options import BrokerOptions
+from tests.kit.servers import Server, available_kinds, start_server
+
+
+@pytest.fixture(autouse=True)
+def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(connect, "_kept", {})
+    yield
+    for delayed in connect._kept.values():
+        delayed.close()
+
+
+@pytest.fixture
+def options(server: Server) -> BrokerOptions:
+    return BrokerOptions.parse({"broker": f"delayed+{server.url}"})
+
+
+def test_it_is_reused(options: BrokerOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    with connected(options) as one:
+        assert one.store.run("PING")
+    with connected(options) as again:
+        assert again is one
+    other = BrokerOptions.parse({"broker": options.url, "transport_options": {"db": 1}})
+    with connected(other) as another:
+        assert another is not one
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    with connected(options) as of_a_fork:
+        assert of_a_fork is not one
+
+
+def test_another_one_after_an_error(options: BrokerOptions) -> None:
+    with pytest.raises(ZeroDivisionError), connected(options) as one:
+        _ = 1 / 0
+    with connected(options) as other:
+        assert other is not one
+
+    def read() -> Iterator[int]:
+        with connected(options):
+            yield 1
+
+    next(reader := read())
+    reader.close()
+    with connected(options) as still:
+        assert still is other
+
+
+def test_errors_of_the_broker(options: BrokerOptions) -> None:
+    with (
+        pytest.raises(OperationalError, match="the broker failed: wrong number of arguments"),
+        connected(options) as delayed,
+    ):
+        delayed.store.run("GET")
+
+
+@pytest.mark.parametrize("kind", available_kinds())
+def test_a_broker_that_comes_back(kind: str, tmp_path: Path) -> None:
+    with start_server(kind, tmp_path, port=0) as server:
+        options = BrokerOptions.parse({"broker": f"delayed+{server.url}"})
+        with connected(options) as delayed:
+            assert delayed.store.run("PING")
+        server.kill()
+        with pytest.raises(OperationalError), connected(options) as delayed:
+            delayed.store.run("PING")
+        server.start()
+        with connected(options) as delayed:
+            assert delayed.store.run("PING")
+
+
+@pytest.mark.parametrize("kind", available_kinds())
+def test_a_task_waits_for_the_broker(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with start_server(kind, tmp_path, port=0) as server:
+        options = BrokerOptions.parse({"broker": f"delayed+{server.url}"})
+        server.kill()
+        with pytest.raises(OperationalError), connected(options) as delayed:
+            delayed.store.run("PING")
+        monkeypatch.setattr(TaskContext, "get", lambda: "a task")
+        later = threading.Timer(1.5, server.start)
+        later.start()
+        with connected(options) as delayed:
+            assert delayed.store.run("PING")
+        later.join()
+
+
+def test_the_broker_is_the_one_that_was_named(
+    options: BrokerOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CELERY_BROKER_URL", "delayed+redis://127.0.0.1:1/0")
+    with connected(options) as delayed:
+        assert delayed.store.run("PING")
+
+
+def test_an_app(options: BrokerOptions) -> None:
+    given = BrokerOptions.parse({"app": "tests.kit.tasks_app:app"})
+    with connected(given) as delayed:
+        assert delayed.app.main == "tests"
+    with (
+        pytest.raises(OptionError, match=r"option app='no.such:app' cannot be imported: "),
+        connected(BrokerOptions.parse({"app": "no.such:app"})),
+    ):
+        pass
+
+
+def test_another_transport(options: BrokerOptions) -> None:
+    stock = BrokerOptions.parse({"broker": options.url.removeprefix("delayed+")})
+    with (
+        pytest.raises(BrokerError, match=r"keeps no backlog: put delayed\+ in"),
+        connected(stock) as delayed,
+    ):
+        _ = delayed.store

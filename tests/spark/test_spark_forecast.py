@@ -1,0 +1,183 @@
+"""Forecasts from small histories, and what is known of queues."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from kombu_delayed.errors import OptionError
+from kombu_delayed.spark import forecast as forecasts
+from kombu_delayed.spark.forecast import workers_needed
+
+NOW = datetime(2026, 11, 23, 9, 30, tzinfo=timezone.utc)
+NEXT = datetime(2026, 11, 23, 10, tzinfo=timezone.utc)
+
+
+def naive(time: datetime) -> datetime:
+    return time.astimezone().replace(tzinfo=None)
+
+
+Arrivals = Callable[..., DataFrame]
+
+
+@pytest.fixture
+def came(spark: SparkSession) -> Arrivals:
+    """History from (hours before the next one, hours of notice, messages)."""
+
+    def make(*rows: tuple[int, float, int], queue: str = "q") -> DataFrame:
+        data = [(queue, NEXT - timedelta(hours=h), int(notice * 3600), n) for h, notice, n in rows]
+        return spark.createDataFrame(
+            data, "queue string, hour timestamp, notice int, messages long"
+        )
+
+    return make
+
+
+@pytest.fixture
+def known(spark: SparkSession) -> Callable[..., DataFrame]:
+    """A backlog from seconds after the next hour's beginning."""
+
+    def make(*seconds: float, queue: str = "q") -> DataFrame:
+        data = [(queue, NEXT + timedelta(seconds=s)) for s in seconds]
+        return forecasts.due_per_hour(spark.createDataFrame(data, "queue string, due timestamp"))
+
+    return make
+
+
+def rows(frame: DataFrame, *names: str) -> list[tuple[Any, ...]]:
+    return [tuple(row) for row in frame.orderBy("queue", "hour").select(*names).collect()]
+
+
+def test_the_backlog_by_hour(known: Callable[..., DataFrame]) -> None:
+    found = known(0, 0, 0.9, 59, 60, 3600)
+    names = ("hour", "known", "peak_minute", "peak_second")
+    assert rows(found, *names) == [
+        (naive(NEXT), 5, 4, 3),
+        (naive(NEXT + timedelta(hours=1)), 1, 1, 1),
+    ]
+
+
+WEEK = 7 * 24
+
+
+def test_an_hour_is_as_in_other_weeks(known: Any, came: Arrivals) -> None:
+    history = came((WEEK, 0, 10), (2 * WEEK, 0, 14), (3 * WEEK, 0.5, 12), (WEEK + 1, 0, 500))
+    (found,) = rows(
+        forecasts.forecast(known(5, 6), history, NOW, hours=1),
+        *("hour", "known", "samples", "expected"),
+    )
+    assert found == (naive(NEXT), 2, 3, 14.0)
+
+
+def test_what_the_backlog_would_have_is_not_counted_twice(known: Any, came: Arrivals) -> None:
+    """Half an hour ahead, what comes at an hour's notice is in the backlog already."""
+    history = came(
+        *(
+            (week * WEEK - hour, notice, 10**notice)
+            for week in (1, 2, 3)
+            for hour in (0, 1)
+            for notice in (0, 1, 2, 3)
+        )
+    )
+    found = rows(forecasts.forecast(known(), history, NOW, hours=2), "expected")
+    assert found == [(1.0,), (11.0,)]
+
+
+@pytest.mark.parametrize(
+    ("days", "samples", "expected"), [(1, 23, 24 / 23), (2, 2, 24.0), (13, 13, 24.0), (15, 2, 24.0)]
+)
+def test_a_short_history(
+    days: int, samples: int, expected: float, known: Any, came: Arrivals
+) -> None:
+    """Of less than two weeks each hour of the day counts, of less than two days any hour."""
+    history = came(*((24 * day, 0, 24) for day in range(1, days + 1)))
+    (found,) = rows(forecasts.forecast(known(), history, NOW, hours=1), "samples", "expected")
+    assert found == (samples, expected)
+
+
+def test_the_interval(known: Any, came: Arrivals) -> None:
+    history = came(*((week * WEEK, 0, 100 + 20 * (week % 2)) for week in range(1, 9)))
+    frame = forecasts.forecast(known(1, 2, 3), history, NOW, hours=1)
+    ((expected, low, high),) = rows(frame, "expected", "low", "high")
+    deviation = (800 / 7 * 9 / 8) ** 0.5  # of eight samples, each 10 off, and of their mean
+    assert (expected, (low + high) / 2) == (113.0, pytest.approx(113))
+    assert (high - low) / 2 == pytest.approx(1.6449 * deviation, rel=1e-4)
+    wide = forecasts.forecast(known(1, 2, 3), history, NOW, hours=1, confidence=0.999)
+    assert rows(wide, "high")[0][0] > high
+
+
+def test_no_history(known: Any, came: Arrivals) -> None:
+    frame = forecasts.forecast(known(1, 3601), came(), NOW, hours=3)
+    names = ("known", "samples", "expected", "low", "high")
+    assert rows(frame, *names) == [(1, 0, 1.0, 1.0, 1.0)] * 2 + [(0, 0, 0.0, 0.0, 0.0)]
+
+
+def test_queues_of_either_side(known: Any, came: Arrivals) -> None:
+    frame = forecasts.forecast(known(1), came((WEEK, 0, 7), queue="r"), NOW, hours=1)
+    assert [row[0] for row in rows(frame, "queue")] == ["q", "r"]
+
+
+def test_the_notice_of_arrivals(spark: SparkSession) -> None:
+    columns = "queue string, attempt int, due timestamp, scheduled_at timestamp, hour timestamp"
+    hours = [(0.5, 0), (0, 0), (-0.5, 1800), (-0.49, 1800), (-30, 108_000)]
+    data = [("q", 1, NEXT, NEXT + timedelta(hours=h), NEXT) for h, _ in hours]
+    data += [("q", 2, NEXT, NEXT, NEXT), ("q", 1, NEXT, None, NEXT), ("q", 1, None, None, NEXT)]
+    found = forecasts.arrivals(spark.createDataFrame(data, columns))
+    assert sorted(rows(found, "notice", "messages")) == [(0, 3), (1800, 2), (108_000, 1)]
+
+
+@pytest.mark.parametrize(
+    ("rate", "mean", "variation", "target", "expected"),
+    [
+        (2, 1, 1, 0.45, 3),  # Erlang: 4/9 of the tasks wait, 4/9 s on average
+        (2, 1, 1, 0.44, 4),
+        (2, 1, 0, 0.23, 3),  # half of it where all run equally long
+        (2, 1, 3, 0.45, 4),
+        (0.9, 1, 1, 9.1, 1),
+        (0.9, 1, 1, 8.9, 2),
+        (1000, 2, 1, 0.001, 2083),
+        (0, 1, 1, 1, 0),
+        (1, None, None, 1, None),
+    ],
+)
+def test_workers_needed(
+    rate: float, mean: float, variation: float, target: float, expected: int | None
+) -> None:
+    assert workers_needed(rate, mean, variation, target) == expected
+
+
+def test_workers(spark: SparkSession) -> None:
+    columns = "queue string, hour timestamp, high double, peak_minute long, peak_second long"
+    data = [
+        ("steady", NEXT, 7200.0, 120, 2),
+        ("burst", NEXT, 7200.0, 7200, 3600),
+        ("new", NEXT, 7200.0, 120, 2),
+    ]
+    runs = [(queue, run) for queue in ("steady", "burst") for run in (0.5, 1.5, None)]
+    load = spark.createDataFrame(data, columns)
+    times = forecasts.service(spark.createDataFrame(runs, "queue string, run_seconds double"))
+    assert (
+        rows(times.withColumn("hour", times.queue), "mean_seconds", "variation") == [(1, 0.5)] * 2
+    )
+    found = rows(forecasts.workers(load, times, 9), "queue", "workers")
+    assert found == [("burst", 360), ("new", None), ("steady", 3)]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [({"hours": 0}, "1 to 840 hours, not 0"), ({"confidence": 1}, "between 0 and 1, not 1")],
+)
+def test_options_of_a_forecast(
+    options: dict[str, Any], text: str, known: Any, came: Arrivals
+) -> None:
+    with pytest.raises(OptionError, match=text):
+        forecasts.forecast(known(), came(), NOW, **options)
+
+
+def test_a_target_is_above_zero(known: Any) -> None:
+    with pytest.raises(OptionError, match="above 0, not 0"):
+        forecasts.workers(known(), known(), 0)

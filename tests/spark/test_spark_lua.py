@@ -1,0 +1,149 @@
+"""The scripts with a ledger: each id once a job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+
+from celery_ext import Delayed
+from celery_ext.bulk import schedule_many
+from kombu_delayed.keys import job_report
+from kombu_delayed.spark.job_ledger import (
+    Job,
+    JobReport,
+    LedgerStore,
+    done_by_run,
+    keep_report,
+    read_report,
+)
+from kombu_delayed.store import Scheduled, Store
+from tests.kit.servers import Server
+from tests.kit.state import entry, message, promoted, seed, state
+
+JOB = Job("j", "run", 100)
+A, B = message("a"), message("b")
+
+
+@pytest.fixture
+def ledger(store: Store) -> LedgerStore:
+    store.now = "1000"
+    return LedgerStore(store, JOB)
+
+
+def reschedule(store: LedgerStore, *moves: tuple[str, str, str]) -> list[int]:
+    move, given = store.reschedule_call("q", moves)
+    return move(store.run, **given)
+
+
+def kept(client: redis.Redis) -> dict[str, Any]:
+    found = state(client)
+    return found.pop("{q}:job:j"), found  # type: ignore[return-value]
+
+
+def test_schedule(ledger: LedgerStore, client: redis.Redis) -> None:
+    entries = [entry("a", 2000), entry("b", 500), entry("a", 2000)]
+    assert ledger.schedule("q", entries) == Scheduled(delayed=1, ready=1, already=1)
+    job, rest = kept(client)
+    assert job == {"a": "1", "b": "1", "\x1frun": "2"}
+    assert rest == {
+        "q": [B],
+        "{q}:partitions": {"2000": 2000},
+        "{q}:delayed:2000": {"a": 2000},
+        "{q}:messages": {"a": "0" + A},
+        "{q}:wake": {"due": 2000, "now": 0},
+    }
+    assert 0 < client.ttl("{q}:job:j") <= 100
+    assert ledger.queues == {"q"}
+
+
+def test_schedule_what_has_run(ledger: LedgerStore, client: redis.Redis) -> None:
+    ledger.schedule("q", [entry("a", 2000), entry("b", 500)])
+    client.delete("q", "{q}:partitions", "{q}:delayed:2000", "{q}:messages", "{q}:wake")
+    assert ledger.schedule("q", [entry("a", 2000), entry("b", 500)]) == (0, 0, 2)
+    assert kept(client)[1] == {}
+    other = LedgerStore(ledger, Job("other", "run", 100))
+    assert other.schedule("q", [entry("a", 2000)]) == (1, 0, 0)
+
+
+def test_schedule_what_waits_already(ledger: LedgerStore, client: redis.Redis) -> None:
+    Store(client, now="1000").schedule("q", [entry("a", 2000)])
+    assert ledger.schedule("q", [entry("a", 2000)]) == (0, 0, 1)
+    assert kept(client)[0] == {"a": "0", "\x1frun": "0"}
+
+
+def test_counts_are_of_a_run(ledger: LedgerStore, store: Store) -> None:
+    ledger.schedule("q", [entry("a", 2000)])
+    again = Job("j", "again", 100)
+    assert LedgerStore(store, again).schedule("q", [entry("a", 2000), entry("b", 3000)])[0] == 1
+    assert done_by_run(store, JOB, "q") == done_by_run(store, again, "q") == 1
+    assert done_by_run(store, JOB, "other") == 0
+
+
+def test_reschedule(ledger: LedgerStore, store: Store, client: redis.Redis) -> None:
+    store.schedule("q", [entry("a", 2000), entry("b", 3000)])
+    client.delete("{q}:wake")
+    assert reschedule(ledger, ("a", "1500", ""), ("b", "1000", ""), ("c", "9", "")) == [1, 1, 0]
+    job, rest = kept(client)
+    assert job == {"a": "1", "b": "1", "c": "0", "\x1frun": "2"}
+    assert rest == {
+        "q": [promoted(B, 1000)],
+        "{q}:partitions": {"2000": 1500},
+        "{q}:delayed:2000": {"a": 1500},
+        "{q}:messages": {"a": "0" + A},
+        "{q}:wake": {"due": 1500, "now": 0},
+    }
+    assert 0 < client.ttl("{q}:job:j") <= 100
+    assert reschedule(ledger, ("a", "1900", ""), ("c", "9", "")) == [0, 0]
+    assert kept(client)[1] == rest
+
+
+def test_reschedule_rewrites_the_eta(ledger: LedgerStore, client: redis.Redis) -> None:
+    text = '{"body": "", "headers": {"id": "a", "eta": "then"}}'
+    seed(
+        client,
+        {
+            "{q}:partitions": {"2000": 2000},
+            "{q}:delayed:2000": {"a": 2000, "a\x1f2": 2000},
+            "{q}:messages": {"a": "02000" + text, "a\x1f2": "02000" + text},
+            "{q}:duplicates": {"a": "2"},
+        },
+    )
+    assert reschedule(ledger, ("a", "5000", "soon")) == [2]
+    moved = f"0{text}".replace("then", "soon")
+    assert kept(client)[1]["{q}:messages"] == {"a": moved, "a\x1f2": moved}
+
+
+def test_cancel(ledger: LedgerStore, store: Store, client: redis.Redis) -> None:
+    store.schedule("q", [entry("a", 2000)])
+    move, given = ledger.cancel_call("q", ["a", "b"])
+    assert move(ledger.run, **given) == [1, 0]
+    assert state(client) == {"{q}:wake": {"due": 2000}}
+    assert ledger.queues == {"q"}
+
+
+def test_bulk_scheduling(server: Server) -> None:
+    rows = [("t", (n,), {}, "2100-01-01", {"task_id": f"{n}"}) for n in range(3)]
+    with Celery("tests", broker=f"delayed+{server.url}", set_as_current=False) as app:
+        delayed, refused = Delayed(app), []
+        ledger = LedgerStore(delayed.store, JOB)
+        given = [*rows, "no row", *rows]
+        report = schedule_many(delayed, given, store=ledger, on_refused=refused.append)
+        assert (report.delayed, report.already, report.refused) == (3, 3, 1)
+        assert report.refusals == []
+        assert [each.row for each in refused] == [3]
+        delayed.backlog("celery").cancel(["0", "1", "2"])
+        assert schedule_many(delayed, rows, store=ledger).already == 3
+        assert schedule_many(delayed, rows).delayed == 3
+        delayed.close()
+
+
+def test_report(store: Store, client: redis.Redis) -> None:
+    report = JobReport("j", 3, 2, 1, {"q": 3})
+    keep_report(store, JOB, report)
+    assert read_report(store, "j") == report
+    assert read_report(store, "other") is None
+    assert 0 < client.ttl(job_report("j")) <= 100
+    assert job_report("j", "app:") == "app:kombu-delayed-job:j"

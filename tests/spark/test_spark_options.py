@@ -1,0 +1,160 @@
+"""Options are checked before anything runs, and no password is shown."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import fields
+from datetime import date, datetime, timezone
+from typing import Any
+
+import pytest
+
+from kombu_delayed.errors import OptionError
+from kombu_delayed.spark.options import BrokerOptions, ReadOptions, WriteOptions, as_texts
+from kombu_delayed.spark.rows import check_columns
+
+URL = "delayed+redis://ann:s3cret@localhost:6379/0"
+JAN_MS = 4102444800000
+
+
+@pytest.mark.parametrize("cls", [ReadOptions, WriteOptions])
+def test_every_option_has_a_meaning(cls: type[BrokerOptions]) -> None:
+    for each in fields(cls):
+        assert each.metadata["meaning"].endswith(".")
+        assert each.metadata["allowed"]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"queues": "a, b"}, {"queues": ("a", "b")}),
+        ({"Queues": '["a,b", "c"]'}, {"queues": ("a,b", "c")}),
+        ({"queues": ["a,b"]}, {"queues": ("a,b",)}),
+        ({"due_from": "2100-01-01"}, {"due_from": JAN_MS}),
+        ({"due_from": "2100-01-01T01:00:00+01:00"}, {"due_from": JAN_MS}),
+        ({"due_to": datetime(2100, 1, 1, tzinfo=timezone.utc)}, {"due_to": JAN_MS}),
+        ({"due_to": date(2100, 1, 1)}, {"due_to": JAN_MS}),
+        ({"DUE_TO": None, "rows_per_task": 7}, {"rows_per_task": 7}),
+        ({"transport_options": '{"a": 1}'}, {"transport_options": {"a": 1}}),
+        ({"transport_options": {"a": 1}}, {"transport_options": {"a": 1}}),
+    ],
+)
+def test_taken(given: dict[str, Any], expected: dict[str, Any]) -> None:
+    options = ReadOptions.parse({"broker": URL, **given})
+    assert options == ReadOptions(broker=URL, **expected)
+    assert ReadOptions.parse(as_texts({"broker": URL, **given})) == options
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"queus": "a"}, "unknown option 'queus'; did you mean 'queues'?"),
+        ({"xyzzy": "a"}, "unknown option 'xyzzy'; there are app, "),
+        ({"queues": ""}, "option queues takes names with commas between them, .*, not ''"),
+        ({"queues": "a,,b"}, "not 'a,,b'"),
+        ({"queues": "[1]"}, r"not '\[1\]'"),
+        ({"due_from": "soon"}, "option due_from takes a time in ISO 8601, not 'soon'"),
+        ({"due_from": "2100-01-02", "due_to": "2100-01-01"}, "due_from is later than due_to"),
+        ({"rows_per_task": "0"}, "option rows_per_task takes a number from 1 to 10,000,000, not"),
+        ({"rows_per_task": "many"}, "not 'many'"),
+        ({"transport_options": "[]"}, "option transport_options takes a JSON object, not what was"),
+        ({"queues": [b"a"]}, "option queues takes names .*, not what was given"),
+        (
+            {"transport_options": {"a": b"s3cret"}},
+            "transport_options takes a JSON object, not what",
+        ),
+        ({"broker_env": "URL"}, "not by broker and broker_env"),
+        ({"broker": ""}, "option broker takes a broker URL such as"),
+        ({"broker": None}, "give the broker by one of the options broker, broker_env and app$"),
+        ({"broker": None, "app": "a", "transport_options": "{}"}, ""),
+        ({"broker": None, "app": "a", "transport_options": '{"a": 1}'}, "leave transport_options"),
+    ],
+)
+def test_refused(given: dict[str, Any], message: str) -> None:
+    if not message:
+        assert ReadOptions.parse({"broker": URL, **given}).app == "a"
+        return
+    with pytest.raises(OptionError, match=message) as caught:
+        ReadOptions.parse({"broker": URL, **given})
+    assert "s3cret" not in str(caught.value)
+
+
+def test_no_password_is_shown() -> None:
+    options = WriteOptions.parse({"broker": URL, "transport_options": {"password": "s3cret"}})
+    assert "s3cret" not in repr(options)
+    assert options.url == URL
+
+
+def test_url_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = pickle.loads(pickle.dumps(ReadOptions.parse({"broker_env": "THE_BROKER"})))
+    monkeypatch.setenv("THE_BROKER", URL)
+    assert options.url == URL
+    assert b"s3cret" not in pickle.dumps(options)
+    monkeypatch.delenv("THE_BROKER")
+    with pytest.raises(OptionError, match="variable THE_BROKER, which the option broker_env names"):
+        _ = options.url
+
+
+def test_a_job_has_a_name() -> None:
+    one, other = (WriteOptions.parse({"broker": URL}) for _ in "ab")
+    assert one.job_id != other.job_id
+
+
+@pytest.mark.parametrize("value", ["", "s3://bucket/rejects"])
+def test_rejects_are_in_a_directory(value: str) -> None:
+    with pytest.raises(OptionError, match="option rejects takes the path of a directory, not"):
+        WriteOptions.parse({"broker": URL, "rejects": value})
+
+
+def test_the_queue_is_one_that_rows_may_name() -> None:
+    assert WriteOptions.parse({"broker": URL, "queue": "a", "queues": "a,b"}).queue == "a"
+    with pytest.raises(OptionError, match="option queue is 'c', and the option queues allows only"):
+        WriteOptions.parse({"broker": URL, "queue": "c", "queues": "a,b"})
+
+
+TASK = {"id": "string", "task": "string", "eta": "timestamp"}
+
+
+@pytest.mark.parametrize(
+    ("types", "options"),
+    [
+        (TASK, {}),
+        (
+            {**TASK, "args": "array<int>", "kwargs": "struct<a:int>", "headers": "map<string,int>"},
+            {},
+        ),
+        ({**TASK, "args": "struct<a:int>", "expires": "double", "countdown": "decimal(10,2)"}, {}),
+        ({"n": "binary", "task": "string", "eta": "string"}, {"key_columns": "n"}),
+        ({"id": "string", "queue": "string"}, {"operation": "cancel"}),
+        ({"id": "string"}, {"operation": "cancel", "queue": "q"}),
+        ({"id": "string", "queue": "string", "eta": "string"}, {"operation": "reschedule"}),
+    ],
+)
+def test_columns_taken(types: dict[str, str], options: dict[str, str]) -> None:
+    check_columns(types, WriteOptions.parse({"broker": URL, **options}))
+
+
+@pytest.mark.parametrize(
+    ("types", "options", "message"),
+    [
+        ({**TASK, "etaa": "string"}, {}, "schedule knows no column 'etaa'; did you mean 'eta'?"),
+        ({**TASK, "x": "string", "y": "string"}, {}, "no column 'x', 'y'; it takes id, task, args"),
+        ({**TASK, "eta": "timestamp_ntz"}, {}, "column eta cannot be of type timestamp_ntz, but"),
+        ({**TASK, "args": "int"}, {}, "column args .*, but only string, array<…>, struct<…>"),
+        ({"task": "string", "eta": "string"}, {}, "give either a column id or the option key_col"),
+        (TASK, {"key_columns": "task"}, "give either a column id or the option key_columns"),
+        ({"task": "string", "eta": "string"}, {"key_columns": "n"}, "names 'n', which is no colu"),
+        ({"id": "string", "eta": "string"}, {}, "there is no column task"),
+        ({"id": "string", "task": "string"}, {}, "schedule needs a column eta or countdown"),
+        ({"id": "string"}, {"operation": "cancel"}, "cancel needs a column queue or the option"),
+        (TASK, {"operation": "cancel"}, "cancel knows no column 'task', 'eta'"),
+        (
+            {"id": "string", "queue": "string"},
+            {"operation": "reschedule"},
+            "reschedule needs a column eta or countdown",
+        ),
+    ],
+)
+def test_columns_refused(types: dict[str, str], options: dict[str, str], message: str) -> None:
+    with pytest.raises(OptionError, match=message.replace("?", "[?]")):
+        check_columns(types, WriteOptions.parse({"broker": URL, **options}))

@@ -1,0 +1,176 @@
+"""The job `report`: tables, and a page that needs nothing but itself."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from kombu_delayed.spark.event_batches import SCHEMA
+from kombu_delayed.spark.report_page import ReportError, report
+from kombu_delayed.spark.report_words import duration, number, share
+
+START = datetime(2026, 11, 21, tzinfo=timezone.utc)
+
+HOSTILE = "<script>alert('$x$')</script>"
+
+
+def life(number: int, dice: random.Random) -> Iterator[tuple[Any, ...]]:
+    """Most messages are a little late; some are much, are redelivered, die or are forgotten."""
+    due = START + timedelta(seconds=number * 120 + 60)
+    late = min(dice.lognormvariate(-2, 1.5), 100)
+    worker = f"w{dice.choice([1, 1, 2, 3])}@{HOSTILE if number % 3 else 'shop'}"
+    task = dice.choice(["shop.charge", "shop.send_mail", HOSTILE])
+    queue, tenant = ("bulk", "acme") if number % 5 == 0 else ("celery", "")
+    moves = [(-90.0, "scheduled", "", 0)]
+    if number % 50:
+        moves.append((late, "delivered", worker, 0))
+        if number % 20 == 0:
+            moves += [(late + 30, "reclaimed", worker, 1), (late + 31, "delivered", "w9@shop", 1)]
+            moves.append((late + 33, "buried" if number % 40 == 0 else "acked", "w9@shop", 1))
+        else:
+            moves.append((late + 2, "acked", worker, 0))
+    for offset, event, name, deliveries in moves:
+        at = due + timedelta(seconds=offset)
+        stream_id = f"{int(at.timestamp() * 1000)}-{number}"
+        consumer = name and f"{name}:1:aa"
+        yield (
+            *(stream_id, event, f"id-{number}", task, tenant, queue, due, at),
+            *(consumer, name, deliveries),
+        )
+
+
+@pytest.fixture(scope="module")
+def events(spark: SparkSession) -> DataFrame:
+    dice = random.Random(3)
+    rows = [event for number in range(1, 601) for event in life(number, dice)]
+    return spark.createDataFrame(rows, SCHEMA)
+
+
+class Page(HTMLParser):
+    """What of a page a browser would fetch or run, and its tables."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.fetched: list[str] = []
+        self.cells: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        for name, value in attrs:
+            if name in ("src", "href", "xlink:href") and not (value or "").startswith("#"):
+                self.fetched.append(f"{name}={value}")
+
+    def handle_data(self, data: str) -> None:
+        self.cells.append(data.strip())
+
+
+@pytest.fixture(scope="module")
+def out(events: DataFrame, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("report")
+    told: list[str] = []
+    assert (
+        report(events, str(path), 10, title=HOSTILE, progress=told.append) == f"{path}/report.html"
+    )
+    assert sorted(told) == sorted(each.name for each in path.iterdir() if each.is_dir())
+    return path
+
+
+@pytest.fixture(scope="module")
+def text(out: Path) -> str:
+    return (out / "report.html").read_text("utf-8")
+
+
+def test_it_needs_nothing_else(text: str) -> None:
+    page = Page(text)
+    assert page.fetched == []
+    assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
+    assert not re.search(r"url\((?!#)|@import", text)
+    assert page.tags.count("svg") == 4
+
+
+def test_names_are_text(text: str) -> None:
+    assert HOSTILE not in text
+    assert text.count("&lt;script&gt;alert(") > 20
+    assert "alert('$x$')&lt;/script&gt;" in text  # in a plot, where `$` begins a formula
+
+
+def test_what_a_person_reads(text: str, out: Path, spark: SparkSession) -> None:
+    cells = Page(text).cells
+    total = spark.read.parquet(f"{out}/total").first()
+    assert total is not None
+    assert (total.waiting, total.messages, total.late) == (11, 588, 3)
+    shown = {name: cells[cells.index(name) - 1] for name in ("deliveries", "redelivered", "dead")}
+    assert shown == {"deliveries": "612", "redelivered": "3.92 %", "dead": "2.04 %"}
+    assert cells[cells.index("later than the target") - 1] == "0.51 %"
+    assert "The worst 100" in cells
+    assert "11 were due by the last event and had not been delivered." in cells
+    assert {"bulk", "celery", "acme", "w9@shop"} <= set(cells)
+
+
+def test_the_tables(out: Path, spark: SparkSession) -> None:
+    worst = spark.read.parquet(f"{out}/worst").select("lateness_seconds").collect()
+    assert len(worst) == 100
+    assert worst == sorted(worst, reverse=True)
+    queues = spark.read.parquet(f"{out}/queues")
+    columns = ("queue", "messages", "redelivered", "dead", "workers")
+    assert sorted(map(tuple, queues.select(*columns).collect())) == [
+        ("bulk", 108, 24, 12, 7),
+        ("celery", 480, 0, 0, 6),
+    ]
+    hours = spark.read.parquet(f"{out}/lateness_by_hour")
+    assert hours.count() == 20
+
+
+def test_tables_elsewhere(events: DataFrame) -> None:
+    with pytest.raises(ReportError, match="no directory of this machine: say where the page"):
+        report(events, "s3a://bucket/report")
+
+
+def test_nothing_to_report_on(events: DataFrame, tmp_path: Path) -> None:
+    with pytest.raises(ReportError, match="no delivery among these events"):
+        report(events.where("event = 'scheduled'"), str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "n/a"),
+        (0, "0 ms"),
+        (0.0123, "12 ms"),
+        (-0.5, "-500 ms"),
+        (1, "1 s"),
+        (12.34, "12.3 s"),
+        (60, "1 min"),
+        (125, "2 min 5 s"),
+        (3599.9, "60 min"),
+        (7260, "2 h 1 min"),
+        (100_000, "1 d 4 h"),
+    ],
+)
+def test_durations(seconds: float | None, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "n/a"), (0, "0.00 %"), (0.00001, "< 0.01 %"), (0.1234, "12.34 %"), (1, "100.00 %")],
+)
+def test_shares(value: float | None, text: str) -> None:
+    assert share(value) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(None, "n/a"), (12345, "12,345"), (1.5, "1.50")])
+def test_numbers(value: float | None, text: str) -> None:
+    assert number(value) == text

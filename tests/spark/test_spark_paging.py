@@ -1,0 +1,162 @@
+"""Pages of the backlog, without Spark: all that stays is met once, whatever else happens."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+import redis
+
+from kombu_delayed.backlog import NEVER_MS, Backlog, Move
+from kombu_delayed.spark import paging
+from kombu_delayed.spark.paging import Page, Pager, Place, Span, plan
+from kombu_delayed.store import Store
+from tests.kit.backlog import check_backlog
+from tests.kit.state import entry, message
+
+
+@pytest.fixture(params=[3, 1000])
+def small(
+    request: pytest.FixtureRequest, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> Store:
+    """A backlog of small partitions, at a time that stands still; few or all bounds in a call."""
+    monkeypatch.setattr(paging, "INDEX_LIMIT", request.param)
+    return Store(client, partition_size=4, now="1000")
+
+
+def met(store: Store, span: Span, size: int = 5, *, messages: bool = True) -> list[Place]:
+    pages = Pager(store, span, size, reads_messages=messages)
+    return [place for page in pages for place in page.places]
+
+
+def places(dues: dict[str, int], low: int = 0, high: int = NEVER_MS) -> list[Place]:
+    return sorted(Place(due, id.encode()) for id, due in dues.items() if low <= due < high)
+
+
+def fill(store: Store, chance: random.Random, count: int, spread: int) -> dict[str, int]:
+    dues = {f"{n}": 2000 + chance.randrange(spread) for n in range(count)}
+    store.schedule("q", [entry(id, due) for id, due in dues.items()])
+    return dues
+
+
+@pytest.mark.parametrize("messages", [True, False])
+@pytest.mark.parametrize("spread", [1, 5, 1000])
+@pytest.mark.parametrize("size", [1, 3, 7, 100])
+def test_all_in_order(size: int, spread: int, messages: bool, small: Store) -> None:
+    chance = random.Random(size * spread)
+    dues = fill(small, chance, 60, spread)
+    for _ in range(10):
+        low, high = sorted(2000 + chance.randrange(-2, spread + 2) for _ in "ab")
+        found = met(small, Span("q", low, high), size, messages=messages)
+        assert found == places(dues, low, high)
+    assert met(small, Span("q"), size, messages=messages) == places(dues)
+
+
+def test_nothing(small: Store) -> None:
+    assert plan(small, Span("q"), 10) == []
+    assert met(small, Span("q")) == []
+    small.schedule("q", [entry("a", 2000)])
+    assert met(small, Span("q", 0, 2000)) == met(small, Span("q", 2001)) == []
+
+
+def test_a_page_has_what_the_backlog_keeps(small: Store) -> None:
+    small.schedule("q", [entry("a", 2000), entry("b", 3000, step=3)])
+    [page] = Pager(small, Span("q"), 100, reads_messages=True)
+    places = [Place(2000, b"a"), Place(3000, b"b")]
+    texts = [message("a").encode(), message("b").encode()]
+    assert page == Page("q", ["2000", "2000"], places, [0, 3], texts)
+    [page] = Pager(small, Span("q"), 100, reads_messages=False)
+    assert page == Page("q", ["2000", "2000"], places)
+
+
+@pytest.mark.parametrize("rows", [1, 10, 50, 1000])
+@pytest.mark.parametrize("spread", [1, 30, 10_000])
+def test_spans_of_a_plan(rows: int, spread: int, small: Store) -> None:
+    chance = random.Random(rows)
+    dues = fill(small, chance, 200, spread)
+    for low, high in [(0, NEVER_MS), (2000 + spread // 3, 2000 + spread // 2), (2100, 9000)]:
+        spans = plan(small, Span("q", low, high), rows)
+        assert (spans[0].from_ms, spans[-1].to_ms) == (low, high)
+        assert all(one.to_ms == next_.from_ms for one, next_ in pairwise(spans))
+        found = [place for span in spans for place in met(small, span)]
+        assert found == places(dues, low, high)
+    if spread == 10_000 and rows == 50:
+        sizes = [len(met(small, span)) for span in plan(small, Span("q"), rows)]
+        assert len(sizes) in (4, 5)
+        assert max(sizes) < 2 * rows
+
+
+def disturb(store: Store, chance: random.Random, ids: list[str], n: int) -> None:
+    """Any other user of the broker: `ids` are those that it may touch."""
+    some, backlog = chance.sample(ids, min(len(ids), 4)), Backlog(store, "q")
+    deed = chance.randrange(3)
+    if deed == 0:
+        backlog.cancel(some)
+    elif deed == 1:
+        backlog.reschedule(Move(id, str(1500 + chance.randrange(2000))) for id in some)
+    else:
+        dues = [1500 + chance.randrange(2000) for _ in range(9)]
+        store.schedule("q", [entry(f"new-{n}-{due}-{k}", due) for k, due in enumerate(dues)])
+
+
+@pytest.mark.parametrize("messages", [True, False])
+@pytest.mark.parametrize(
+    ("spread", "partition_size"), [(1, 4), (3, 4), (500, 4), (9, 40), (500, 40)]
+)
+@pytest.mark.parametrize("seed", range(8))
+def test_while_others_work(
+    seed: int, spread: int, partition_size: int, messages: bool, small: Store, client: redis.Redis
+) -> None:
+    """Partitions are shorter than a page, or longer, and split."""
+    small.partition_size = partition_size
+    chance = random.Random(seed)
+    dues = fill(small, chance, 150, spread)
+    others = [id for id in dues if int(id) % 3 == 0]
+    found: list[Place] = []
+    for n, page in enumerate(Pager(small, Span("q"), 5, reads_messages=messages)):
+        found += page.places
+        disturb(small, chance, others, n)
+    assert found == sorted(found)
+    assert max(Counter(found).values()) == 1
+    stayed = {id: due for id, due in dues.items() if id not in others}
+    assert [place for place in found if place.member.decode() in stayed] == places(stayed)
+    check_backlog(client, "q")
+
+
+def test_what_moves_is_left_out(small: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    small.schedule("q", [entry(id, due) for id, due in [("a", 2000), ("b", 2001), ("c", 2002)]])
+    read = Pager._read
+
+    def late(pager: Pager, page: Page) -> Page:
+        Backlog(small, "q").reschedule([Move("a", "5000"), Move("b", "2001")])
+        Backlog(small, "q").cancel(["c"])
+        return read(pager, page)
+
+    monkeypatch.setattr(Pager, "_read", late)
+    assert met(small, Span("q", 0, 3000)) == [Place(2001, b"b")]
+
+
+def test_a_damaged_record_is_left_out(small: Store, client: redis.Redis) -> None:
+    small.schedule("q", [entry("a", 2000), entry("b", 2000)])
+    client.hset("{q}:messages", "a", "damaged")
+    assert met(small, Span("q")) == [Place(2000, b"b")]
+
+
+def test_no_message_is_read_that_nobody_asked_for(small: Store, client: redis.Redis) -> None:
+    fill(small, random.Random(1), 50, 100)
+    client.config_resetstat()
+    assert len(met(small, Span("q"), messages=False)) == 50
+    commands = set(client.info("commandstats")) - {"cmdstat_config|resetstat", "cmdstat_select"}
+    assert commands <= {
+        "cmdstat_multi",
+        "cmdstat_exec",
+        "cmdstat_zrange",
+        "cmdstat_zrangebyscore",
+        "cmdstat_zrevrangebyscore",
+        "cmdstat_zcount",
+        "cmdstat_info",
+        "cmdstat_client|setinfo",
+        "cmdstat_hello",
+    }

@@ -1,0 +1,236 @@
+"""Rows of record batches as bulk scheduling takes them, without Spark."""
+
+from __future__ import annotations
+
+import json
+from datetime import date, datetime, timezone
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from kombu_delayed.errors import OptionError
+from kombu_delayed.spark.options import WriteOptions
+from kombu_delayed.spark.rejects import Rejects, RowsRefused, discard, publish
+from kombu_delayed.spark.rows import Rows, key_id
+
+ETA = datetime(2100, 1, 2, 3, 4, 5, 678901, timezone.utc)
+TOKYO = pa.timestamp("us", "Asia/Tokyo")
+
+
+def options(**given: Any) -> WriteOptions:
+    return WriteOptions.parse({"broker": "delayed+redis://", **given})
+
+
+def made(columns: dict[str, Any], **given: Any) -> tuple[list[Any], list[str]]:
+    """What rows mean, and why the others were refused."""
+    reasons: list[str] = []
+    batch = pa.RecordBatch.from_pydict(columns)
+    rows = Rows([batch], options(**given), "celery", lambda row, reason: reasons.append(reason))
+    return list(rows), reasons
+
+
+def one(**values: Any) -> tuple[Any, ...]:
+    columns = {"id": ["a"], "task": ["t"], **{name: [value] for name, value in values.items()}}
+    [row], reasons = made({"countdown": [1.5], **columns} if "eta" not in values else columns)
+    assert not reasons
+    return row  # type: ignore[no-any-return]
+
+
+def refused(**values: Any) -> str:
+    columns = {"id": "a", "task": "t", "eta": ETA, **values}
+    rows, [reason] = made({name: [value] for name, value in columns.items()})
+    assert not rows
+    return reason
+
+
+def test_a_row() -> None:
+    columns = {
+        "id": pa.array(["a"]),
+        "task": pa.array(["t"]),
+        "args": pa.array([[1, 2]]),
+        "kwargs": pa.array([[("x", 1)]], pa.map_(pa.string(), pa.int64())),
+        "eta": pa.array([ETA], TOKYO),
+        "queue": pa.array(["far"]),
+        "priority": pa.array([3], pa.int32()),
+        "headers": pa.array([{"tenant": "acme", "none": None}]),
+        "expires": pa.array([Decimal("60.5")]),
+    }
+    expected = {
+        "task_id": "a",
+        "queue": "far",
+        "priority": 3,
+        "headers": {"tenant": "acme", "none": None},
+        "expires": 60.5,
+    }
+    [(task, args, kwargs, eta, given)], reasons = made(columns)
+    assert (task, args, kwargs, given, reasons) == ("t", [1, 2], {"x": 1}, expected, [])
+    assert eta.isoformat() == "2100-01-02T03:04:05.678901+00:00"
+
+
+@pytest.mark.parametrize(
+    ("value", "args"),
+    [
+        ('[1, {"a": [null]}]', [1, {"a": [None]}]),
+        (None, []),
+        ([1, 2], [1, 2]),
+        ({"first": "a", "second": 2}, ["a", 2]),
+        ({"first": [{"x": 1}]}, [[{"x": 1}]]),
+    ],
+)
+def test_args(value: Any, args: list[Any]) -> None:
+    assert one(args=value)[1] == args
+
+
+NESTED = pa.struct(
+    [
+        ("m", pa.map_(pa.string(), pa.map_(pa.string(), pa.int64()))),
+        ("l", pa.list_(pa.map_(pa.string(), pa.int64()))),
+    ]
+)
+
+
+def test_maps_in_maps() -> None:
+    value = {"m": [("a", [("b", 1)]), ("c", None)], "l": [[("d", 2)], None]}
+    columns = {"id": ["a"] * 2, "task": ["t"] * 2, "countdown": [1] * 2}
+    rows, _ = made({**columns, "kwargs": pa.array([value, None], NESTED)})
+    assert [row[2] for row in rows] == [
+        {"m": {"a": {"b": 1}, "c": None}, "l": [{"d": 2}, None]},
+        {},
+    ]
+
+
+def test_countdown_and_null_options() -> None:
+    row = one(countdown=Decimal("2.5"), queue=None, priority=None, headers=None, expires=None)
+    assert row == ("t", [], {}, None, {"task_id": "a", "countdown": 2.5})
+    assert one(expires="2100-01-01")[4]["expires"] == datetime(2100, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"task": None}, "task is null or empty"),
+        ({"id": ""}, "id is null or empty"),
+        ({"eta": None}, "the row has neither eta nor countdown; for a task that is to run now"),
+        ({"countdown": 1}, "the row has both eta and countdown"),
+        ({"args": "{}"}, "args takes a JSON list, not '{}'"),
+        ({"args": "[1"}, "args is not JSON (Expecting"),
+        ({"kwargs": "[]"}, "kwargs takes a JSON object, not '[]'"),
+        ({"headers": "x"}, "headers is not JSON"),
+        ({"headers": '{"delayed_unique": "k"}'}, "unique tasks cannot be scheduled by a job"),
+        ({"expires": "soon"}, "expires takes a time in ISO 8601, not 'soon'"),
+    ],
+)
+def test_refused(values: dict[str, Any], reason: str) -> None:
+    assert reason in refused(**values)
+
+
+def test_queues() -> None:
+    columns = {"id": ["a", "b", "c"], "task": ["t"] * 3, "countdown": [1] * 3}
+    rows, reasons = made({**columns, "queue": ["far", None, "no"]}, queues="far,celery")
+    assert [row[4].get("queue") for row in rows] == ["far", None]
+    assert reasons == ["queue 'no' is not among the option queues: far, celery"]
+    rows, _ = made({**columns, "queue": ["far", None, "no"]}, queue="near")
+    assert [row[4]["queue"] for row in rows] == ["far", "near", "no"]
+    assert len(made(columns, queues="far")[1]) == 3
+
+
+def test_ids_of_key_columns() -> None:
+    columns = {
+        "task": ["t"] * 3,
+        "countdown": [1] * 3,
+        "n": [1, 1, None],
+        "at": pa.array([ETA, ETA, ETA], TOKYO),
+    }
+    rows, reasons = made(columns, key_columns="n,at")
+    assert [row[4]["task_id"] for row in rows] == [key_id([1, ETA])] * 2
+    assert reasons == ["a key column is null, so that the row has no id"]
+
+
+def test_ids_stay_what_they_are() -> None:
+    """Who schedules today cancels with what is installed next year."""
+    values = [1, "é", True, 1.5, ETA, date(2100, 1, 1), Decimal("1.10")]
+    assert key_id(values) == "9c845906-5a39-5bc5-8f94-67f6a3aecb08"
+    assert key_id([1]) != key_id(["1"])
+
+
+def test_to_cancel_or_to_move() -> None:
+    assert made({"id": ["a"], "queue": ["q"]}, operation="cancel")[0] == [("q", "a", "", "")]
+    columns = {"id": ["a", "b", None], "eta": ["2100-01-01", "soon", "2100-01-01"]}
+    rows, reasons = made(columns, operation="reschedule", queue="q")
+    assert rows == [("q", "a", "4102444800000", "2100-01-01T00:00:00+00:00")]
+    assert reasons == ["eta takes a time in ISO 8601, not 'soon'", "id is null or empty"]
+    _, reasons = made({"id": ["a"], "queue": pa.array([None], "string")}, operation="cancel")
+    assert reasons == ["queue is null, and there is no option queue"]
+
+
+# Rejects.
+
+
+def test_rejects_in_a_file(tmp_path: Path) -> None:
+    given = options(rejects=str(tmp_path))
+    one, other, none = (Rejects(given, f"run-{n}") for n in range(3))
+    for each in (one, other):
+        each.add({"id": "é", "eta": ETA}, "bad")
+        each.close()
+    none.close()
+    assert (one.name, none.name) == (".run-0.jsonl", "")
+    publish(str(tmp_path), [one.name], "run")
+    assert [path.name for path in tmp_path.iterdir()] == ["run-0.jsonl"]
+    assert (tmp_path / "run-0.jsonl").read_text() == (
+        '{"reason": "bad", "row": {"id": "\\u00e9", "eta": "2100-01-02 03:04:05.678901+00:00"}}\n'
+    )
+
+
+def test_rejects_of_a_run_that_failed(tmp_path: Path) -> None:
+    rejects = Rejects(options(rejects=str(tmp_path)), "run-0")
+    rejects.add({}, "bad")
+    discard(str(tmp_path), "other")
+    assert len(list(tmp_path.iterdir())) == 1
+    discard(str(tmp_path), "run")
+    assert list(tmp_path.iterdir()) == []
+    rejects.close()
+
+
+def test_too_many_rejects() -> None:
+    rejects = Rejects(options(max_rejects=2), "run-0")
+    rejects.add({}, "one")
+    rejects.add({}, "two")
+    with pytest.raises(RowsRefused, match="3 rows are refused, and max_rejects is 2: one; two; t"):
+        rejects.add({}, "three")
+
+
+FAR = pa.array([10**6, 10**8], pa.date32())  # 10**8 days are more than Python has
+
+
+def test_values_that_python_cannot_hold() -> None:
+    columns = {"id": ["a", "b"], "task": ["t"] * 2, "countdown": [1] * 2}
+    lists = pa.ListArray.from_arrays([0, 1, 2], FAR)
+    found, reasons = made({**columns, "args": lists})
+    assert [row[1] for row in found] == [[date(4707, 11, 29)]]
+    assert [each[:40] for each in reasons] == ["args is not JSON (Expecting value: line "]
+    found, reasons = made({"day": FAR, "task": ["t"] * 2, "countdown": [1] * 2}, key_columns="day")
+    assert len(found) == 1
+    assert reasons[0].startswith("a key column has a value that Python cannot hold: ")
+
+
+def test_a_reject_that_is_no_json(tmp_path: Path) -> None:
+    rejects = Rejects(options(rejects=str(tmp_path)), "r-0-0")
+    rejects.add({"id": "a", "args": [{date(2100, 1, 1): 1}], "eta": None}, "no")
+    rejects.close()
+    line = json.loads((tmp_path / ".r-0-0.jsonl").read_text())
+    assert line["row"] == {"id": "a", "args": "[{datetime.date(2100, 1, 1): 1}]", "eta": None}
+
+
+def test_rejects_of_a_batch_that_is_done_again(tmp_path: Path) -> None:
+    for name in ("r-0-7", "r-1-8"):
+        (tmp_path / f".{name}.jsonl").write_text("")
+        publish(str(tmp_path), [f".{name}.jsonl"], "r")
+    assert [each.name for each in tmp_path.iterdir()] == ["r-1-8.jsonl"]
+
+
+def test_a_directory_that_is_not_shared(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"rejects='.*' names no directory that driver and exec"):
+        publish(str(tmp_path), [".r-0-7.jsonl"], "r")

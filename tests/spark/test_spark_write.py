@@ -1,0 +1,322 @@
+"""Rows of DataFrames become the messages that apply_async would send, each once."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+from pyspark import TaskContext
+from pyspark.errors import AnalysisException, PySparkException, PythonException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from kombu_delayed.errors import DelayedError, OptionError
+from kombu_delayed.spark import JobReport, backlog, reschedule, schedule
+from tests.kit.backlog import check_backlog
+from tests.kit.ledger import Ledger
+from tests.kit.servers import Server
+from tests.kit.state import state
+from tests.kit.tasks_app import Settings
+from tests.kit.wait import wait_until
+from tests.kit.workers import Worker
+
+ETA = datetime(2100, 1, 2, 3, 4, 5, 678901, timezone.utc)
+
+
+@pytest.fixture
+def url(server: Server) -> str:
+    return f"delayed+{server.url}"
+
+
+def numbered(spark: SparkSession, count: int, partitions: int = 2, **columns: Any) -> DataFrame:
+    """Rows with ids 0, 1, … for the task `record` in the year 2100."""
+    frame = spark.range(count, numPartitions=partitions).select(F.col("id").cast("string"))
+    given = {"task": F.lit("record"), "eta": F.lit(ETA), **columns}
+    return frame.withColumns({name: c for name, c in given.items() if c is not None})
+
+
+def counts(report: JobReport) -> tuple[int, int, int]:
+    return report.accepted, report.already, report.refused
+
+
+def messages(client: redis.Redis) -> dict[str, Any]:
+    """All messages, parsed, without what is another each time."""
+    found = {}
+    for key, value in state(client).items():
+        if key.endswith("}:messages"):
+            found |= {f"{key} {id}": _parsed(text[1:]) for id, text in value.items()}  # type: ignore[union-attr]
+        elif isinstance(value, list) and not key.startswith("_kombu"):
+            found |= {f"{key} {n}": _parsed(text) for n, text in enumerate(value)}
+    return found
+
+
+def _parsed(text: str) -> Any:
+    payload = json.loads(text)
+    del payload["headers"]["origin"], payload["properties"]["delivery_tag"]
+    payload["properties"].pop("reply_to", None)
+    return payload
+
+
+def test_as_apply_async_sends(
+    spark: SparkSession, url: str, server: Server, client: redis.Redis
+) -> None:
+    rows = [
+        ("a", "t", '[1, "é"]', '{"x": null}', ETA, None, None, None, '{"tenant": "acme"}'),
+        ("b", "t", None, None, None, 0, "far", 5, None),
+        ("c", "u", "[]", "{}", datetime(2020, 1, 1, tzinfo=timezone.utc), None, "far", 0, "{}"),
+        ("d", "t", '[{"y": [2.5]}]', None, ETA, None, "far", 9, '{"n": 1}'),
+    ]
+    names = "id string, task string, args string, kwargs string, eta timestamp, countdown int, "
+    frame = spark.createDataFrame(
+        rows, names + "queue string, priority int, headers string"
+    ).coalesce(1)
+    with Celery("tests", broker=url, set_as_current=False) as app:
+        for id, task, args, kwargs, eta, countdown, queue, priority, headers in rows:
+            options = {"queue": queue, "priority": priority, "headers": headers}
+            options = {name: value for name, value in options.items() if value is not None}
+            if headers:
+                options["headers"] = json.loads(headers)
+            app.send_task(
+                task,
+                json.loads(args or "[]"),
+                json.loads(kwargs or "{}"),
+                task_id=id,
+                eta=eta,
+                countdown=countdown,
+                **options,
+            )
+    sent = messages(client)
+    client.flushall()
+    report = schedule(frame, broker=url)
+    assert messages(client) == sent
+    assert counts(report) == (4, 0, 0)
+    assert report.queues == {"celery": 1, "far": 3}
+
+
+def test_nested_columns(spark: SparkSession, url: str, client: redis.Redis) -> None:
+    id = F.col("id").cast("int")
+    frame = numbered(
+        spark,
+        1,
+        args=F.struct(id, F.lit("x")),
+        kwargs=F.create_map(F.lit("a"), F.array(id, id + 1)),
+        headers=F.struct(F.lit("acme").alias("tenant")),
+        expires=F.lit(datetime(2101, 1, 1, tzinfo=timezone.utc)),
+    )
+    schedule(frame, broker=url)
+    [message] = messages(client).values()
+    headers = message["headers"]
+    assert (headers["argsrepr"], headers["kwargsrepr"]) == ("[0, 'x']", "{'a': [0, 1]}")
+    assert headers["tenant"] == "acme"
+    assert headers["expires"].startswith("2101-01-01T00:00:00")
+
+
+def test_a_worker_runs_what_was_scheduled(
+    spark: SparkSession, url: str, client: redis.Redis, tmp_path: Path
+) -> None:
+    schedule(numbered(spark, 40, args=F.array("id")), broker=url)
+    waiting = backlog(spark, broker=url, columns=["id", "queue"])
+    assert waiting.count() == 40
+    assert reschedule(waiting.withColumn("countdown", F.lit(0)), broker=url).accepted == 40
+    ledger = Ledger(tmp_path / "ledger")
+    with Worker(Settings(url, ledger=str(ledger.path)), tmp_path):
+        ledger.wait_for(40)
+    assert sorted(each["args"] for each in ledger.entries()) == sorted([f"{n}"] for n in range(40))
+    assert set(ledger.runs().values()) == {1}
+
+
+# Once.
+
+
+def test_the_same_job_again(spark: SparkSession, url: str, client: redis.Redis) -> None:
+    frame = numbered(spark, 100)
+    assert counts(schedule(frame, broker=url, job_id="j")) == (100, 0, 0)
+    before = messages(client)
+    assert counts(schedule(frame, broker=url, job_id="j")) == (0, 100, 0)
+    more = numbered(spark, 150)
+    assert counts(schedule(more, broker=url, job_id="j", ledger_seconds=600)) == (50, 100, 0)
+    assert messages(client).items() > before.items()
+    assert 0 < client.ttl("{celery}:job:j") <= 600
+
+
+@pytest.mark.parametrize("eta", [ETA, datetime(2020, 1, 1, tzinfo=timezone.utc)])
+def test_the_same_job_after_its_tasks_have_run(
+    eta: datetime, spark: SparkSession, url: str, client: redis.Redis
+) -> None:
+    frame = numbered(spark, 20, eta=F.lit(eta))
+    schedule(frame, broker=url, job_id="j")
+    for key in client.keys("*"):
+        if b":job:" not in key:
+            client.delete(key)
+    assert counts(schedule(frame, broker=url, job_id="j")) == (0, 20, 0)
+    assert messages(client) == {}
+    assert counts(schedule(frame, broker=url, job_id="other")) == (20, 0, 0)
+
+
+@pytest.mark.parametrize("dies", ["what reads", "what writes"])
+def test_a_task_that_dies_half_way(
+    dies: str, spark: SparkSession, url: str, server: Server, client: redis.Redis
+) -> None:
+    port = server.port or 0
+
+    def others() -> list[str]:
+        """The other Python processes of the executor: one parent forks them all."""
+        parent = os.getppid()
+        children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+        return [pid for pid in children if int(pid) != os.getpid()]
+
+    @F.udf(useArrow=False)
+    def dying(id: str) -> str:
+        """The id, and so much that what waits in buffers is few rows.
+
+        At the first attempt a process of it is killed when some of its rows are stored.
+        """
+        context = TaskContext.get()
+        if context is not None and context.attemptNumber() == 0 and int(id) % 2000 == 1500:
+            with redis.Redis(port=port) as own:
+                wait_until(lambda: own.hlen("{celery}:messages") > 200, "rows are stored")
+                victims = [str(os.getpid())] if dies == "what reads" else others()
+                own.incrby("test:killed", len(victims))
+            for pid in victims:
+                os.kill(int(pid), signal.SIGKILL)
+        return f"{id} {'x' * 500}"
+
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "50")
+    try:
+        frame = numbered(spark, 4000, args=F.array(F.lit("x" * 500)))
+        id = dying.asNondeterministic()("id")
+        frame = frame.withColumn("id", F.substring_index(id, " ", 1))
+        client.config_resetstat()
+        report = schedule(frame, broker=url, batch_size=50)
+    finally:
+        spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+    assert int(client.get("test:killed") or 0) > 0
+    # 4000 rows are 80 calls: some of them were written twice.
+    assert client.info("commandstats")["cmdstat_eval"]["calls"] > 80
+    assert counts(report) == (4000, 0, 0)
+    assert set(check_backlog(client, "celery")) == {f"{n}" for n in range(4000)}
+    assert client.hlen("{celery}:messages") == 4000
+
+
+def test_ids_of_key_columns(spark: SparkSession, url: str, client: redis.Redis) -> None:
+    frame = numbered(spark, 10).withColumnRenamed("id", "user")
+    report = schedule(frame.union(frame), broker=url, key_columns=["user", "eta"])
+    assert counts(report) == (10, 10, 0)
+    assert all(len(id) == 36 for id in check_backlog(client, "celery"))
+
+
+# What is refused.
+
+
+def refusing(spark: SparkSession, partitions: int = 2) -> DataFrame:
+    return numbered(
+        spark,
+        100,
+        partitions,
+        args=F.when(F.col("id") % 10 == 3, F.lit("no json")).otherwise(F.lit("[]")),
+        eta=F.when(F.col("id") != "7", F.lit("2100-01-01")),
+    )
+
+
+def test_rejects(spark: SparkSession, url: str, client: redis.Redis, tmp_path: Path) -> None:
+    directory = tmp_path / "rejects"
+    report = schedule(refusing(spark), broker=url, rejects=directory)
+    assert counts(report) == (89, 0, 11)
+    assert client.hlen("{celery}:messages") == 89
+    found = spark.read.json(str(directory)).orderBy(F.col("row.id").cast("int")).collect()
+    assert [int(each.row.id) for each in found] == [3, 7, 13, 23, 33, 43, 53, 63, 73, 83, 93]
+    assert found[1].reason.startswith("the row has neither eta nor countdown")
+    assert len(list(directory.iterdir())) == 2
+
+
+def test_refused_by_celery(spark: SparkSession, url: str, tmp_path: Path) -> None:
+    frame = numbered(spark, 4, 1, eta=F.when(F.col("id") != "1", F.lit("2100")).otherwise("soon"))
+    report = schedule(frame, broker=url, rejects=tmp_path)
+    assert counts(report) == (3, 0, 1)
+    [path] = tmp_path.iterdir()
+    assert json.loads(path.read_text()) == {
+        "reason": "eta takes a datetime or ISO 8601, not 'soon'",
+        "row": {"id": "1", "task": "record", "eta": "soon"},
+    }
+
+
+def test_more_rejects_than_allowed(spark: SparkSession, url: str, client: redis.Redis) -> None:
+    frame = refusing(spark, 1)
+    with pytest.raises(PythonException, match="1 rows are refused, and max_rejects is 0") as caught:
+        schedule(frame, broker=url, job_id="j")
+    if sys.version_info >= (3, 11):
+        assert caught.value.__notes__[0].startswith("What job 'j' has done stays")
+    stored = client.hlen("{celery}:messages")
+    report = schedule(frame, broker=url, job_id="j", max_rejects=11)
+    assert counts(report) == (89 - stored, stored, 11)
+
+
+def test_options_are_checked_on_the_driver(spark: SparkSession, url: str) -> None:
+    frame = numbered(spark, 1)
+    with pytest.raises(OptionError, match="unknown option 'job'; did you mean 'job_id'"):
+        schedule(frame, broker=url, job="j")
+    writer = frame.write.format("kombu_delayed").option("broker", url)
+    with pytest.raises(AnalysisException, match="a backlog is not overwritten: use mode"):
+        writer.mode("overwrite").save()
+    with pytest.raises(AnalysisException, match="unknown option 'job'; did you mean 'job_id'"):
+        writer.mode("append").option("job", "j").save()
+    with pytest.raises(AnalysisException, match="schedule knows no column 'tsk'"):
+        schedule(frame.withColumnRenamed("task", "tsk"), broker=url)
+    with pytest.raises(AnalysisException, match=r"keeps no backlog: put delayed\+ in front"):
+        schedule(frame, broker=url.removeprefix("delayed+"))
+
+
+# Passwords.
+
+
+@pytest.fixture
+def secret_url(server: Server, client: redis.Redis) -> Iterator[str]:
+    client.execute_command("ACL", "SETUSER", "ann", "on", ">s3cret", "~*", "&*", "+@all")
+    yield f"delayed+redis://ann:s3cret@127.0.0.1:{server.port}/0"
+    client.acl_deluser("ann")
+
+
+def test_no_password_is_shown(
+    spark: SparkSession,
+    secret_url: str,
+    client: redis.Redis,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    frame = numbered(spark, 2)
+    assert schedule(frame, broker=secret_url, job_id="j").accepted == 2
+    read = backlog(spark, broker=secret_url)
+    assert read.count() == 2
+    read.explain("extended")
+    shown = [read._jdf.queryExecution().toString(), read._jdf.toString()]
+    wrong = secret_url.replace("s3cret", "wr0ng")
+    for write in (
+        lambda: schedule(frame, broker=wrong),
+        lambda: schedule(frame, broker=secret_url.replace("127.0.0.1", "127.0.0.1:x")),
+        lambda: schedule(frame, broker=secret_url, key_columns="x"),
+        lambda: schedule(numbered(spark, 2, 1, args=F.lit("bad")), broker=secret_url),
+        lambda: backlog(spark, broker=wrong).count(),
+    ):
+        with pytest.raises((PySparkException, DelayedError)) as caught:
+            write()
+        shown.append(str(caught.value))
+    output = capfd.readouterr()
+    assert "BatchScan" in output.out
+    for text in [*shown, output.out, output.err]:
+        assert not re.search("s3cret|wr0ng", text)
+
+
+def test_url_of_the_environment(
+    spark: SparkSession, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises((AnalysisException, OptionError), match="variable KD_NO_SUCH, which"):
+        schedule(numbered(spark, 2), broker_env="KD_NO_SUCH")

@@ -1,0 +1,256 @@
+"""The load of a simulation: what falls due, in which windows, and its course over time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from kombu_delayed.errors import OptionError
+from kombu_delayed.spark import simulate_load, sizing
+from kombu_delayed.spark.simulate_course import POINTS, course
+from kombu_delayed.spark.simulate_load import (
+    MOST_IN_SLICE,
+    Slice,
+    arriving,
+    messages_of,
+    run,
+    sample,
+    slices_of,
+    waits,
+    windows_of,
+)
+from kombu_delayed.spark.simulate_model import Arrivals, Fleet, Spread
+from kombu_delayed.spark.simulate_queue import Tally
+from kombu_delayed.spark.simulate_result import ALWAYS, Found, mark, result
+
+WRONG: list[tuple[type, dict[str, Any], str]] = [
+    (Fleet, {"workers": 0}, "workers is a whole number from 1 to 1,000,000, not 0"),
+    (Fleet, {"slots": 1.5}, "slots is a whole number from 1 to 10,000, not 1.5"),
+    (Fleet, {"run_seconds": 0}, "run_seconds is above 0, not 0"),
+    (Fleet, {"run_spread": "normal"}, "constant, exponential, lognormal, not 'normal'"),
+    (Fleet, {"run_p95_seconds": 2}, "run_p95_seconds is for run_spread lognormal"),
+    (Fleet, {"run_spread": "lognormal"}, "lognormal needs run_p95_seconds"),
+    (
+        Fleet,
+        {"run_spread": "lognormal", "run_p95_seconds": 4.0},
+        "from 1 to 3.87 times their mean, here 1 to 3.87",
+    ),
+    (Fleet, {"crashes_per_day": 9000}, "gets no work done"),
+    (Arrivals, {"messages": 0}, "messages is a whole number from 1"),
+    (Arrivals, {"peak": 2.5}, "peak is a number from 1 to 2, not 2.5"),
+    (Arrivals, {"delay_p95_seconds": 9.0}, "delay_p95_seconds needs delay_seconds"),
+]
+
+
+@pytest.mark.parametrize(("given", "values", "text"), WRONG)
+def test_wrong_parameters(given: type, values: dict[str, Any], text: str) -> None:
+    with pytest.raises(OptionError, match=text):
+        given(**values)
+
+
+@pytest.mark.parametrize(
+    "spread",
+    [
+        Spread("constant", 3.0),
+        Spread("exponential", 3.0),
+        Spread("lognormal", 3.0, 9.0),
+        Spread("lognormal", 3.0, 3.0),
+    ],
+)
+def test_spreads(spread: Spread) -> None:
+    draw = spread.sampler(random.Random(1))
+    found = sorted(draw() for _ in range(100_000))
+    mean = sum(found) / len(found)
+    variance = sum((each - mean) ** 2 for each in found) / len(found)
+    assert mean == pytest.approx(3.0, rel=0.02)
+    assert variance / mean**2 == pytest.approx(spread.variation, rel=0.1, abs=1e-9)
+    above = sum(each > 4.0 for each in found) / len(found)
+    assert spread.longer_than(4.0) == pytest.approx(above, abs=0.01)
+    if spread.p95:
+        assert found[95_000] == pytest.approx(spread.p95, rel=0.03)
+
+
+def total(slices: Sequence[Slice]) -> int:
+    return sum(part.messages for part in slices)
+
+
+def arrived(**given: Any) -> list[Slice]:
+    return slices_of(arriving(Arrivals(**given), Fleet()))
+
+
+def test_arrivals_of_a_day() -> None:
+    slices = arrived(messages=1_000_000, peak=1.5)
+    assert total(slices) == pytest.approx(1_000_000, rel=0.005)
+    noon = total([part for part in slices if 42_000 <= part.at < 44_400])
+    midnight = total([part for part in slices if part.at < 1200 or part.at >= 85_200])
+    assert noon / midnight == pytest.approx(3, rel=0.03)
+    assert [part.number for part in slices] == [*range(len(slices))]
+
+
+def test_arrivals_at_full_hours() -> None:
+    slices = arrived(messages=240_000, on_the_hour=0.5, hours=24)
+    at_once = [part for part in slices if not part.span_seconds]
+    assert [(part.at, part.messages) for part in at_once] == [(3600.0 * n, 5000) for n in range(24)]
+
+
+@pytest.mark.parametrize(("dispersion", "mean"), [(1.0, 5.0), (1.0, 500.0), (8.0, 20.0)])
+def test_the_dispersion_of_counts(dispersion: float, mean: float) -> None:
+    given = Arrivals(messages=int(mean * 20_000), hours=20_000 / 3600, dispersion=dispersion)
+    counts = [count for _, _, count in arriving(given, Fleet())]
+    counts += [0] * (20_000 - len(counts))
+    middle = sum(counts) / len(counts)
+    variance = sum((count - middle) ** 2 for count in counts) / len(counts)
+    assert (middle, variance / middle) == (
+        pytest.approx(mean, rel=0.02),
+        pytest.approx(dispersion, rel=0.06),
+    )
+
+
+def test_large_slices_are_cut() -> None:
+    slices = slices_of([(0.0, 0.0, 0), (5.0, 7.0, 2 * MOST_IN_SLICE + 1)])
+    assert [part.messages for part in slices] == [33_333, 33_334, 33_334]
+    assert [part.at for part in slices] == pytest.approx([5.0, 5 + 2 / 3, 5 + 4 / 3])
+
+
+def test_messages_of_a_slice() -> None:
+    part = Slice(3, 10.0, 2.0, 1000)
+    found = [*messages_of(part, Fleet(run_spread="constant", run_seconds=0.5))]
+    dues = [due for due, _ in found]
+    assert dues == sorted(dues)
+    assert (10 < dues[0] < 10.02, 11.98 < dues[-1] <= 12.001) == (True, True)
+    assert {seconds for _, seconds in found} == {0.5 + sizing.TASK_SECONDS}
+    assert found == [*messages_of(part, Fleet(run_spread="constant", run_seconds=0.5))]
+
+
+CONSTANT = {"run_spread": "constant", "run_seconds": 1 - sizing.TASK_SECONDS}
+
+
+def test_waits() -> None:
+    """Ten slots do ten messages a second."""
+    slices = slices_of([(0, 1, 15), (1, 2, 20), (2, 2, 10), (5, 6, 3)])
+    found = waits(slices, Fleet(workers=5, slots=2, **CONSTANT))
+    assert found == pytest.approx([0, 0.5, 1.5, 0, 0])
+
+
+def test_crashes_make_waits_longer() -> None:
+    fleet = Fleet(crashes_per_day=864, restart_seconds=10, acks_late=True, **CONSTANT)
+    assert fleet.message_seconds == pytest.approx(1 / (1 - 0.01 * 10.5), rel=1e-3)
+
+
+def merged(tallies: Sequence[Tally]) -> dict[int, int]:
+    rows = zip(*(tally.classes for tally in tallies), strict=True)
+    return {number: sum(row) for number, row in enumerate(rows) if any(row)}
+
+
+LOADS = [
+    ("light", Fleet(workers=5, slots=2, run_seconds=0.4), {}),
+    ("heavy", Fleet(workers=5, slots=2, run_seconds=0.93), {}),
+    ("too much at noon", Fleet(workers=5, slots=2, run_seconds=0.9), {"peak": 1.6}),
+    ("at full hours", Fleet(workers=50, slots=2, run_seconds=0.9), {"on_the_hour": 0.9}),
+    (
+        "with deaths",
+        Fleet(workers=20, slots=2, run_seconds=1.0, crashes_per_day=300, acks_late=True),
+        {},
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "fleet", "given"), LOADS, ids=[load[0] for load in LOADS])
+def test_windows_are_as_one(
+    name: str, fleet: Fleet, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows that know nothing of each other say the same as one run through all messages."""
+    monkeypatch.setattr(simulate_load, "MOST_IN_SLICE", 3_000)
+    slices = slices_of(arriving(Arrivals(messages=72_000, hours=2, **given), fleet))
+    wait = waits(slices, fleet)
+    monkeypatch.setattr(simulate_load, "LEAST_IN_WINDOW", 10**9)
+    (whole,) = windows_of(slices, wait, fleet)
+    monkeypatch.setattr(simulate_load, "LEAST_IN_WINDOW", 5_000)
+    windows = windows_of(slices, wait, fleet)
+    assert len(windows) > 9
+    assert sum(window.messages for window in windows) == whole.messages
+    one, many = [run(whole, fleet)], [run(window, fleet) for window in windows]
+    for share in (0.5, 0.95, 0.99):
+        expected = mark(merged(one), share)
+        assert mark(merged(many), share) == pytest.approx(expected, rel=0.25, abs=0.02)
+    for name in ("busy_seconds", "redelivered"):
+        found = sum(getattr(tally, name) for tally in many)
+        assert found == pytest.approx(getattr(one[0], name), rel=0.1)
+
+
+def test_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = Fleet(workers=50, slots=2, run_seconds=1.4)
+    monkeypatch.setattr(simulate_load, "LEAST_IN_WINDOW", 1_000)
+    slices = slices_of(arriving(Arrivals(messages=600_000, hours=2, peak=1.9), fleet))
+    windows = windows_of(slices, waits(slices, fleet), fleet)
+    assert sample(windows, 10**9, fleet) == windows
+    chosen = sample(windows, 60_000, fleet)
+    assert sum(window.messages for window in chosen) == pytest.approx(60_000, rel=0.2)
+    worst = max(windows, key=lambda window: window.wait_seconds)
+    assert [each.number for each in chosen if each.group == ALWAYS] == [worst.number]
+    assert {each.group for each in chosen} == set(range(11))
+    assert chosen == sample(windows, 60_000, fleet)
+
+
+def test_what_a_sample_says() -> None:
+    """One window in any case, and two groups that stand for the other nine tenths."""
+    windows = windows_of(
+        slices := slices_of([(0.0, 1000.0, 1000)]), waits(slices, Fleet()), Fleet()
+    )
+    found = {0: Found(100, 1, 0, 50.0, 70.0)}
+    found |= {group: Found(30, 2, 1, 10.0, 5.0) for group in range(1, 11)}
+    classes = {group: {100: 30 - group, 200: group} for group in found} | {0: {900: 100}}
+    points = course(slices, waits(slices, Fleet()), Fleet(), None)
+    fleet = Fleet(workers=10, nodes=0)
+    figures = result(windows, windows, found, classes, points, fleet)
+    assert (figures.messages, figures.max_seconds) == (1000, 70.0)
+    assert figures.redelivered == pytest.approx(1 + 3 * 20)
+    assert figures.lost == pytest.approx(3 * 10)
+    assert figures.p50_seconds == pytest.approx(mark({100: 1}, 1))
+    assert figures.p95_seconds == pytest.approx(mark({900: 1}, 1))
+    assert figures.p99_error == 0
+    assert (figures.nodes, figures.shards) == (1, 1)
+
+
+def test_the_course_of_a_backlog() -> None:
+    fleet = Fleet(workers=1, slots=10, events=0, **CONSTANT)
+    slices = slices_of([(0, 0, 3000), (600, 700, 1000)])
+    points = course(slices, waits(slices, fleet), fleet, None)
+    assert len(points) == POINTS
+    assert points[0].delayed == pytest.approx(1000)
+    assert points[0].wait_seconds == pytest.approx(300)
+    assert [point.ready for point in points if 290 < point.at_seconds < 299] == pytest.approx(
+        [3000 - 10 * p.at_seconds for p in points if 290 < p.at_seconds < 299], abs=6
+    )
+    first = points[0]
+    each = sizing.RECORD_BYTES + sizing.BOOKKEEPING_BYTES
+    assert first.memory_bytes == pytest.approx((first.delayed + first.ready) * each)
+    started = sum(p.start_rate for p in points) * points[1].at_seconds
+    assert started == pytest.approx(4000, rel=1e-6)
+
+
+@pytest.mark.parametrize("delay", [60.0, 7200.0, 500_000.0])
+def test_the_course_of_a_steady_load(delay: float) -> None:
+    """Little's law: what is delayed is the rate times the mean delay."""
+    given = Arrivals(messages=400_000, hours=24, delay_seconds=delay)
+    fleet = Fleet(workers=100)
+    slices = slices_of(arriving(given, fleet))
+    points = course(slices, waits(slices, fleet), fleet, given)
+    mean = sum(point.delayed for point in points) / len(points)
+    assert mean == pytest.approx(400_000 / 86_400 * delay, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("rate", "gib", "expected"),
+    [
+        (100.0, 1.0, (1, 1, "rate")),
+        (100.0, 100.0, (9, 36, "memory")),
+        (100_000.0, 1.0, (6, 24, "rate")),
+    ],
+)
+def test_servers(rate: float, gib: float, expected: tuple[int, int, str]) -> None:
+    found = sizing.servers_for(rate, gib * 2**30, 16 * 2**30, events=True, use=0.7)
+    assert (found.nodes, found.shards, found.because_of) == expected

@@ -1,0 +1,235 @@
+"""The recursion of the simulation, beside what is known of queues."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+
+from kombu_delayed.spark import sizing
+from kombu_delayed.spark.simulate_model import Fleet
+from kombu_delayed.spark.simulate_queue import (
+    Crash,
+    Queue,
+    Tally,
+    class_of,
+    crashes,
+    seconds_of,
+)
+
+Messages = Iterable[tuple[float, float]]
+
+
+def played(messages: Messages, *died: Crash, **fleet: Any) -> Tally:
+    queue = Queue(Fleet(**fleet), crashes=died)
+    queue.feed(messages)
+    queue.drain()
+    return queue.tally
+
+
+def latenesses(tally: Tally) -> list[float]:
+    """Each message's, in order, to half a per cent."""
+    return [
+        max(seconds_of(number) - sizing.DELIVERY_SECONDS, 0.0)
+        for number, messages in enumerate(tally.classes)
+        for _ in range(messages)
+    ]
+
+
+def expected(*seconds: float) -> Any:
+    return pytest.approx(sorted(seconds), rel=0.006, abs=0.0001)
+
+
+def mean_wait(tally: Tally) -> float:
+    found = latenesses(tally)
+    return sum(found) / len(found)
+
+
+@pytest.mark.parametrize("seconds", [1e-5, 1e-4, 0.00011, 0.5, 1.0, 7.0, 86_400.0, 1e7])
+def test_classes_of_lateness(seconds: float) -> None:
+    middle = seconds_of(class_of(seconds))
+    assert middle == (0 if seconds <= 1e-4 else pytest.approx(seconds, rel=0.005))
+
+
+def test_one_slot_with_too_much_work() -> None:
+    tally = played([(float(n), 1.5) for n in range(100)])
+    assert latenesses(tally) == expected(*(0.5 * n for n in range(100)))
+    assert tally.most_seconds == pytest.approx(49.5 + sizing.DELIVERY_SECONDS)
+    assert tally.busy_seconds == pytest.approx(150)
+
+
+@pytest.mark.parametrize(("workers", "slots"), [(1, 3), (3, 1), (2, 4)])
+def test_many_at_one_instant(workers: int, slots: int) -> None:
+    count, capacity = 50, workers * slots
+    tally = played([(0.0, 2.0)] * count, workers=workers, slots=slots, prefetch_multiplier=1)
+    assert latenesses(tally) == expected(*(2.0 * (n // capacity) for n in range(count)))
+
+
+def test_a_slot_for_each_message() -> None:
+    messages = [(0.1 * n, 9.0) for n in range(80)]
+    tally = played(messages, workers=10, slots=8)
+    assert tally.most_seconds == pytest.approx(sizing.DELIVERY_SECONDS)
+
+
+def poisson(load: float, count: int, dice: random.Random) -> Iterator[tuple[float, float]]:
+    at = 0.0
+    for _ in range(count):
+        at += dice.expovariate(load)
+        yield at, dice.expovariate(1)
+
+
+def erlang_wait(load: float, servers: int) -> float:
+    """The mean wait where run times are 1 s on average."""
+    terms = [load**n / math.factorial(n) for n in range(servers)]
+    last = load**servers / math.factorial(servers) * servers / (servers - load)
+    return last / (sum(terms) + last) / (servers - load)
+
+
+@pytest.mark.parametrize(("load", "servers"), [(0.7, 1), (3.2, 4), (18.0, 20)])
+def test_random_arrivals_and_run_times(load: float, servers: int) -> None:
+    """M/M/c: one worker has all slots, and so no message waits for another one's."""
+    tally = played(poisson(load, 150_000, random.Random(5)), slots=servers)
+    assert mean_wait(tally) == pytest.approx(erlang_wait(load, servers), rel=0.08)
+
+
+def test_workers_claim_in_turn() -> None:
+    """The third message goes to the first worker, which is busy, and not to the idle one."""
+    messages = [(0.0, 10.0), (1.0, 0.5), (2.0, 0.5)]
+    assert latenesses(played(messages, workers=2)) == expected(0, 0, 8)
+
+
+def test_a_worker_without_room_does_not_claim() -> None:
+    messages = [(0.0, 10.0), (1.0, 0.5), (2.0, 0.5)]
+    tally = played(messages, workers=2, prefetch_multiplier=1, acks_late=True)
+    assert latenesses(tally) == expected(0, 0, 0)
+
+
+def test_a_claim_takes_what_is_ready() -> None:
+    """Of six at one instant the first worker takes four, which it runs one after the other."""
+    tally = played([(0.0, 1.0)] * 6, workers=2)
+    assert latenesses(tally) == expected(0, 1, 2, 3, 0, 1)
+
+
+def test_a_claim_takes_from_one_queue() -> None:
+    tally = played([(0.0, 1.0)] * 6, workers=2, parts=2)
+    assert latenesses(tally) == expected(0, 1, 2, 0, 1, 2)
+
+
+def test_a_claim_from_another_queue_by_who_has_room_left() -> None:
+    """Two workers, three queues: the first one claims from the third, too."""
+    tally = played([(0.0, 1.0)] * 6, workers=2, parts=3, prefetch_multiplier=2)
+    assert latenesses(tally) == expected(0, 0, 1, 1, 2, 2)
+
+
+DEATH = Crash(4.0, 0, 3.0)
+BACK = 4 + 30 - 3 + 0.01
+
+CRASHES: list[
+    tuple[str, list[tuple[float, float]], dict[str, Any], list[float], int, int, float]
+] = [
+    ("what ran, runs again", [(0, 10)], {"acks_late": True}, [0], 1, 0, 14),
+    (
+        "what waited behind it, as well",
+        [(0, 10), (0, 10)],
+        {"acks_late": True},
+        [0, BACK + 10],
+        2,
+        0,
+        24,
+    ),
+    ("acked early, what ran is lost", [(0, 10), (0, 10), (20, 1)], {}, [0, BACK, 0], 1, 1, 15),
+    ("what has ended stays so", [(0, 3)], {"acks_late": True}, [0], 0, 0, 3),
+    (
+        "another worker carries on",
+        [(0, 10), (1, 10), (14, 1)],
+        {"acks_late": True, "workers": 2},
+        [0, 0, 0],
+        1,
+        0,
+        25,
+    ),
+    (
+        "it had promised to claim next: nobody does until the other one looks, 4.25 s after 1",
+        [(0, 1), (1, 1), (4.5, 1)],
+        {"workers": 2},
+        [0, 0, 0.75],
+        0,
+        0,
+        3,
+    ),
+    (
+        "what is back goes first",
+        [(0, 10), (1, 50), (2, 1), (15, 1)],
+        {"acks_late": True, "slots": 1, "restart_seconds": 40},
+        [0, 54 - 1, 104 - 2, 105 - 15],
+        3,
+        0,
+        66,
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "messages", "fleet", "late", "redelivered", "lost", "busy"),
+    CRASHES,
+    ids=[case[0] for case in CRASHES],
+)
+def test_a_worker_dies(
+    name: str,
+    messages: list[tuple[float, float]],
+    fleet: dict[str, Any],
+    late: list[float],
+    redelivered: int,
+    lost: int,
+    busy: float,
+) -> None:
+    tally = played(messages, DEATH, **{"prefetch_multiplier": 4, **fleet})
+    assert latenesses(tally) == expected(*late)
+    assert (tally.redelivered, tally.lost) == (redelivered, lost)
+    assert tally.busy_seconds == pytest.approx(busy)
+
+
+def test_a_lease_that_was_just_renewed_by_a_claim() -> None:
+    tally = played([(0, 10), (3.5, 10)], DEATH, acks_late=True)
+    assert latenesses(tally) == expected(0, 4 + 30 - 0.5 + 0.01 + 10 - 3.5)
+
+
+def test_who_is_away_does_not_die() -> None:
+    died = [DEATH, DEATH._replace(at=5.0), DEATH._replace(at=13.9)]
+    tally = played([(0, 10)], *died, acks_late=True)
+    assert tally.redelivered == 1
+
+
+def test_deaths_are_as_frequent_as_they_shall_be() -> None:
+    fleet = Fleet(workers=50, crashes_per_day=24)
+    found = []
+    for crash in crashes(fleet, 100.0, random.Random(1)):
+        if crash.at > 100 + 36_000:
+            break
+        found.append(crash)
+    assert len(found) == pytest.approx(500, abs=70)
+    assert {crash.worker for crash in found} == set(range(50))
+    assert all(0 <= crash.renewed_ago <= 10 for crash in found)
+
+
+def test_every_message_counts_once_whatever_dies() -> None:
+    fleet = Fleet(workers=5, slots=2, crashes_per_day=2000, acks_late=True)
+    dice = random.Random(2)
+    queue = Queue(fleet, crashes=crashes(fleet, 0.0, dice))
+    queue.feed(poisson(8, 5_000, dice), counted=False)
+    queue.feed(((700 + due, run) for due, run in poisson(8, 5_000, dice)))
+    queue.drain()
+    assert sum(queue.tally.classes) == 5_000
+    assert all(messages >= 0 for messages in queue.tally.classes)
+    assert queue.tally.redelivered > 100
+
+
+def test_servers_that_are_the_limit() -> None:
+    fleet = Fleet(workers=10_000, slots=4, prefetch_multiplier=1, nodes=2)
+    queue = Queue(fleet)
+    queue.feed([(0.0, 1.0)] * 30_000)
+    last = 29_999 / (2 * sizing.NODE_RATE_WITH_EVENTS)
+    assert queue.tally.most_seconds == pytest.approx(last + sizing.DELIVERY_SECONDS)
