@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from importlib.metadata import version
-from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kombu.exceptions import OperationalError
@@ -18,10 +17,10 @@ from redis.exceptions import RedisError, ResponseError
 from kombu_delayed import backlog as backlogs
 from kombu_delayed.batch import Pipeline, whole
 from kombu_delayed.errors import translate
-from kombu_delayed.message import open_kept, unique_key
+from kombu_delayed.homes import Item, by_shard
 from kombu_delayed.scripts import script
 from kombu_delayed.shards import queue_of
-from kombu_delayed.store import CALL_LIMIT, Store
+from kombu_delayed.store import CALL_LIMIT, Store, chunks
 
 from .backup_file import DEAD, MAGIC, MESSAGES, VERSION, Block, Writer, blocks, writing
 from .progress import Progress, reporting
@@ -76,6 +75,7 @@ def backup(
     of messages, or True for a bar on the terminal. Raises OSError where it cannot be written.
     """
     store = delayed.store
+    store.shards.look_again()
     names = [*store.shards.all(queue)] if queue else sorted(backlogs.queues(store))
     report = BackupReport()
     with (
@@ -210,59 +210,27 @@ class _Restore:
             call = self._messages if block.kind == MESSAGES else self._letters
             size = 2 if block.kind == MESSAGES else 3
             with self._failing():
-                for shard, items in self._by_shard(queue, fields, size):
-                    self._pipeline.send([(verb, each) for each in call(shard, items)])
+                items = zip(*[fields] * size, strict=True)
+                for shard, part, already in by_shard(self._store, queue, items):
+                    self.report.already += already
+                    self._pipeline.send([(verb, each) for each in call(shard, part)])
             counts = self.report.queues
             counts[queue] = counts.get(queue, 0) + block.items
         self._done(block.items)
 
-    def _by_shard(
-        self, queue: str, fields: Iterator[bytes], size: int
-    ) -> Iterator[tuple[str, Iterator[bytes]]]:
-        """A block's items by the shards that they go to, without those that are in other ones."""
-        shards = self._store.shards.all(queue)
-        if len(shards) == 1:
-            yield queue, fields
-            return
-        homes: dict[str, list[tuple[bytes, ...]]] = {}
-        for item in zip(*[fields] * size, strict=True):
-            homes.setdefault(self._home(queue, item), []).append(item)
-        for shard, items in homes.items():
-            there = {n for other in shards if other != shard for n in self._there(other, items)}
-            self.report.already += len(there)
-            yield shard, (part for n, i in enumerate(items) if n not in there for part in i)
+    def _messages(self, queue: str, items: list[Item]) -> Iterator[tuple[Any, ...]]:
+        for part in chunks(items, RESTORE_LIMIT):
+            yield whole(*self._store.restore_call(queue, part))
 
-    def _home(self, queue: str, item: tuple[bytes, ...]) -> str:
-        id = item[0].partition(b"\x1f")[0].decode(errors="surrogateescape")
-        if len(item) == 2 and b'"delayed_unique":' in item[1]:
-            unique = unique_key(json.loads(open_kept(item[1]).message))
-            return self._store.shards.home(queue, unique.key if unique else id)
-        return self._store.shards.home(queue, id)
-
-    def _there(self, shard: str, items: list[tuple[bytes, ...]]) -> list[int]:
-        store, keys = self._store, self._store.keys(shard)
-        hash = keys.messages if len(items[0]) == 2 else keys.dead_messages
-        found: list[int] = []
-        for at in range(0, len(items), RESTORE_LIMIT):
-            ids = [item[0] for item in items[at : at + RESTORE_LIMIT]]
-            found += (at + n for n in script("present")(store.run, hash=hash, ids=ids))
-        return found
-
-    def _messages(self, queue: str, fields: Iterator[bytes]) -> Iterator[tuple[Any, ...]]:
-        while part := list(islice(fields, 2 * RESTORE_LIMIT)):
-            entries = list(zip(part[::2], part[1::2], strict=True))
-            yield whole(*self._store.restore_call(queue, entries))
-
-    def _letters(self, queue: str, fields: Iterator[bytes]) -> Iterator[tuple[Any, ...]]:
+    def _letters(self, queue: str, items: list[Item]) -> Iterator[tuple[Any, ...]]:
         keys, move = self._store.keys(queue), script("restore_dead")
         names = ("dead", "dead_messages", "dead_reasons")
         given: dict[str, Any] = {name: getattr(keys, name) for name in names}
         given["dead_age_ms"] = int(self._store.limits.dead_seconds * 1000)
-        while part := list(islice(fields, 3 * RESTORE_LIMIT)):
-            letters = zip(part[::3], part[1::3], part[2::3], strict=True)
+        for part in chunks(items, RESTORE_LIMIT):
             entries = [
                 each
-                for id, record, note in letters
+                for id, record, note in part
                 for each in (id, json.loads(note)["at_ms"], record, note)
             ]
             yield whole(move, {**given, "entries": entries})

@@ -95,6 +95,7 @@ class Delayed:
         return [name for each in self._names(queue) for name in shards.all(each)]
 
     def _names(self, queue: str | None) -> list[str]:
+        self.store.shards.look_again()
         return [queue] if queue else self.queues()
 
     def backlog(self, shard: str) -> Backlog:

@@ -122,6 +122,11 @@ def job_report(job_id: str, prefix: str = "") -> str:
     return f"{prefix}kombu-delayed-job:{job_id}"
 
 
+def job_shards(ledger: str, prefix: str = "") -> str:
+    """Hash queue -> over how many shards a job spreads it, whatever others do meanwhile."""
+    return f"{prefix}kombu-delayed-job:{ledger}:shards"
+
+
 def shard_counts(prefix: str = "") -> str:
     """Hash queue -> the most shards that it was spread over; queues of one are not in it."""
     return f"{prefix}kombu-delayed-shards"

@@ -95,6 +95,10 @@ class Shards:
         home = self.home(queue, id)
         return (home, *(name for name in found if name != home)) if home in found else found
 
+    def look_again(self) -> None:
+        """Ask Redis with the next call, for who must miss none."""
+        self._looked_at = -LOOK_SECONDS
+
     def forget(self, queue: str) -> None:
         """The queue is deleted."""
         if self._run is not None and self._most.pop(queue, 1) > 1:

@@ -247,7 +247,7 @@ class Store:
         }
 
     def restore_call(
-        self, queue: str, entries: Sequence[tuple[bytes, bytes]]
+        self, queue: str, entries: Sequence[tuple[bytes, ...]]
     ) -> tuple[Script, dict[str, Any]]:
         """The script that restores messages, given as (member, record), and its arguments."""
         keys = self.keys(queue)
@@ -625,5 +625,5 @@ class Store:
         }
 
 
-def chunks(entries: Sequence[T]) -> Iterable[Sequence[T]]:
-    return (entries[at : at + CALL_LIMIT] for at in range(0, len(entries), CALL_LIMIT))
+def chunks(entries: Sequence[T], limit: int = CALL_LIMIT) -> Iterable[Sequence[T]]:
+    return (entries[at : at + limit] for at in range(0, len(entries), limit))

@@ -20,7 +20,7 @@ from . import backlog, run_job
 from .archive import exists
 from .backup_rows import COLUMNS, VERSION, BackupError, check_version
 from .connect import app_of, connected
-from .job_ledger import Job, JobReport
+from .job_ledger import Job, JobReport, LedgerStore
 from .options import RESTORE, ReadOptions, WriteOptions
 
 SCHEMA = ", ".join(f"{name} {type_}" for name, type_ in COLUMNS.items())
@@ -139,7 +139,9 @@ def counting(queues: Iterable[str], **options: Any) -> Iterator[Callable[[], int
     job = Job(given.job_id, "", given.ledger_seconds, RESTORE)
     # Not `connected`: a bar looks while this process may use that one.
     delayed = Delayed(app_of(given))
-    keys = [delayed.store.keys(queue).job(job.ledger) for queue in queues]
+    store = LedgerStore(delayed.store, job)
+    shards = [shard for queue in queues for shard in store.shards.all(queue)]
+    keys = [store.keys(shard).job(job.ledger) for shard in shards]
     try:
         yield lambda: sum(delayed.store.run("HLEN", key) for key in keys)
     finally:

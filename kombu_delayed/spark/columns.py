@@ -14,6 +14,7 @@ from celery_ext.task_info import TaskInfo
 from celery_ext.times import LATEST_MS
 from kombu_delayed.errors import OptionError
 from kombu_delayed.message import parse_iso8601
+from kombu_delayed.shards import queue_of
 
 from .paging import Page
 
@@ -133,7 +134,10 @@ COLUMNS = {
     "id": Column("string", lambda rows: rows.ids, "The task id.", False),
     "task": Column("string", _each(lambda info: _plain(info.task)), "The name of the task."),
     "queue": Column(
-        "string", lambda rows: [rows.page.queue] * len(rows.page.places), "The queue.", False
+        "string",
+        lambda rows: [queue_of(rows.page.queue)] * len(rows.page.places),
+        "The queue.",
+        False,
     ),
     "tenant": Column("string", _each(lambda info: _plain(info.tenant)), "The header `tenant`."),
     "priority": Column("int", _each(_priority), "As it was given; the lower, the more urgent."),

@@ -10,6 +10,7 @@ from pyspark.sql.types import IntegerType, StringType, StructType, TimestampType
 
 from celery_ext.times import LATEST_MS
 from kombu_delayed.events import VERSION, Event
+from kombu_delayed.shards import queue_of
 from kombu_delayed.store import Store
 
 from .event_positions import Piece
@@ -97,7 +98,7 @@ def _texts(values: Sequence[bytes]) -> pa.Array:
 
 
 def _queue(queue: str, given: Given) -> pa.Array:
-    return pa.repeat(pa.scalar(queue, pa.string()), len(given[b"stream_id"]))
+    return pa.repeat(pa.scalar(queue_of(queue), pa.string()), len(given[b"stream_id"]))
 
 
 def _due(queue: str, given: Given) -> pa.Array:

@@ -15,6 +15,7 @@ from redis.exceptions import ResponseError
 from kombu_delayed.errors import DelayedError
 from kombu_delayed.events import KEPT_MS
 from kombu_delayed.scripts import script
+from kombu_delayed.shards import label
 from kombu_delayed.store import Store
 
 #: Events that one call of the server looks at to find the end of a piece: a millisecond.
@@ -111,9 +112,9 @@ class Loss:
 
     def _of_trimmed(self) -> str:
         count = "Some" if self.count == UNKNOWN else f"{self.count:,}"
-        oldest = self.stream.first_id or "none"
+        oldest, queue = self.stream.first_id or "none", label(self.queue)
         return (
-            f"{count} lifecycle events of queue {self.queue!r} were trimmed before they were read: "
+            f"{count} lifecycle events of queue {queue!r} were trimmed before they were read: "
             f"the checkpoint is at {self.position.id}, and the oldest that is kept is {oldest}. "
             f"Read more often, or raise the transport option delayed_events of all processes (the "
             f"queue has {self.stream.length:,} events now). fail_on_data_loss=false goes on without"
@@ -121,7 +122,7 @@ class Loss:
 
     def _of_another(self) -> str:
         return (
-            f"the lifecycle events of queue {self.queue!r} were deleted and begun anew: the "
+            f"the lifecycle events of queue {label(self.queue)!r} were deleted and begun anew: the "
             f"checkpoint is at {self.position}, and the last one is {self.stream.end} now. What "
             "was told in between is lost; fail_on_data_loss=false goes on with what there is"
         )

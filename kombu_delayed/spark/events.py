@@ -22,6 +22,7 @@ from pyspark.sql.types import StructType
 
 from kombu_delayed.backlog import scan
 from kombu_delayed.errors import OptionError
+from kombu_delayed.shards import CELERY_OWN
 from kombu_delayed.store import Store
 
 from .connect import connected
@@ -53,9 +54,6 @@ NAME = "kombu_delayed_events"
 
 #: How often a reader that is told of no queues looks for new ones.
 DISCOVERY_SECONDS = 60
-
-#: Queues of remote control and of Celery's own events: one for each process and each question.
-_CELERY_OWN = re.compile(r"\.pidbox$|^celeryev\.")
 
 #: More than any limit on rows.
 _ALL = 2**62
@@ -198,7 +196,9 @@ class EventReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _streams(self, store: Store, known: Iterable[str] = ()) -> dict[str, Stream]:
         """The streams there are of the queues to read, among them those `known` already."""
-        names = self.options.queues or {*known, *self._discover(store)}
+        store.shards.look_again()
+        given = {shard for queue in self.options.queues for shard in store.shards.all(queue)}
+        names = given or {*known, *self._discover(store)}
         found = {queue: look(store, queue) for queue in names}
         return {queue: stream for queue, stream in found.items() if stream}
 
@@ -292,7 +292,7 @@ def queues_with_events(store: Store) -> set[str]:
     named = re.compile(re.escape(prefix) + r"\{(.+)\}:events", re.DOTALL)
     keys = (key.decode(errors="replace") for key in scan(store, prefix, "{*}:events"))
     names = {match[1] for match in map(named.fullmatch, keys) if match}
-    return {name for name in names if not _CELERY_OWN.search(name)}
+    return {name for name in names if not CELERY_OWN.search(name)}
 
 
 def _arrow_schema(schema: StructType) -> pa.Schema:

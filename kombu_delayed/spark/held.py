@@ -12,6 +12,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from kombu_delayed.lookup import held_ids
+from kombu_delayed.shards import queue_of
 
 from . import backlog
 from .connect import connected
@@ -42,13 +43,16 @@ class HeldReader(DataSourceReader):
         self.options = options
 
     def partitions(self) -> list[InputPartition]:
-        return [InputPartition(queue) for queue in self.options.queues]
+        with connected(self.options) as delayed:
+            shards = delayed.store.shards
+            shards.look_again()
+            return [InputPartition(s) for queue in self.options.queues for s in shards.all(queue)]
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         with connected(self.options) as delayed:
             ids = map(_readable, held_ids(delayed.store, partition.value))
             while page := [*islice(ids, _PAGE_SIZE)]:
-                queues = [partition.value] * len(page)
+                queues = [queue_of(partition.value)] * len(page)
                 yield pyarrow.RecordBatch.from_arrays(
                     [pyarrow.array(queues), pyarrow.array(page)], names=_COLUMNS
                 )

@@ -12,8 +12,9 @@ from copy import copy
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from kombu_delayed.keys import job_report
+from kombu_delayed.keys import job_report, job_shards
 from kombu_delayed.scripts import Script, script
+from kombu_delayed.shards import Shards
 from kombu_delayed.store import Entry, Store
 
 from .options import SCHEDULE
@@ -59,12 +60,31 @@ class JobReport:
     queues: dict[str, int] = field(default_factory=dict)
 
 
+class JobShards(Shards):
+    """Shards as they were when a job began: a ledger knows the messages of its own shard only."""
+
+    def __init__(self, store: Store, job: Job) -> None:
+        vars(self).update(vars(copy(store.shards)))
+        self._job, self._store = job, store
+        self._begun: dict[str, int] = {}
+
+    def count(self, queue: str) -> int:
+        """The same each time that the job is run."""
+        if queue not in self._begun:
+            run, key = self._store.run, job_shards(self._job.ledger, self._store.keys("").prefix)
+            run("HSETNX", key, queue, super().count(queue))
+            run("EXPIRE", key, self._job.seconds)
+            self._begun[queue] = int(run("HGET", key, queue))
+        return self._begun[queue]
+
+
 class LedgerStore(Store):
     """A store that does each thing once in a job; `queues` are those that it was done in."""
 
     def __init__(self, store: Store, job: Job) -> None:
         vars(self).update(vars(copy(store)))
         self.job = job
+        self.shards = JobShards(store, job)
         self.queues: set[str] = set()
 
     def schedule_call(
@@ -92,7 +112,7 @@ class LedgerStore(Store):
         }
 
     def restore_call(
-        self, queue: str, entries: Sequence[tuple[bytes, bytes]]
+        self, queue: str, entries: Sequence[tuple[bytes, ...]]
     ) -> tuple[Script, dict[str, Any]]:
         """As of any store, for what the job has not dealt with before."""
         move, given = super().restore_call(queue, entries)

@@ -18,7 +18,9 @@ from pyspark.sql.types import StructType
 from celery_ext import Delayed
 from celery_ext.bulk import schedule_many
 from kombu_delayed.batch import Pipeline, whole
+from kombu_delayed.homes import by_shard
 from kombu_delayed.scripts import Script
+from kombu_delayed.shards import is_shard, queue_of
 from kombu_delayed.store import Store, chunks
 
 from .backup_rows import BackupRows, check_backup
@@ -34,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What one task has done. `changed` are messages by queue, `rows` those not refused."""
+    """What one task has done. `changed` are messages by shard, `rows` those not refused."""
 
     rows: int = 0
     refused: int = 0
@@ -105,13 +107,16 @@ class BacklogWriter(DataSourceArrowWriter):
         written = Written()
         is_restore = self.options.operation == RESTORE
 
-        def count(queue: str, answer: list[int]) -> None:
-            written.rows += sum(answer) if is_restore else len(answer)
-            written.changed[queue] = written.changed.get(queue, 0) + sum(answer)
+        def count(shard: str, answer: list[int]) -> None:
+            if is_restore:
+                written.rows += sum(answer)
+            elif not is_shard(shard):  # each is looked for in all of them
+                written.rows += len(answer)
+            written.changed[shard] = written.changed.get(shard, 0) + sum(answer)
 
         pipeline = Pipeline(store, count)
         try:
-            for commands in self._commands(store, rows):
+            for commands in self._commands(store, rows, written):
                 pipeline.send(commands)
             pipeline.confirm()
         finally:
@@ -119,7 +124,7 @@ class BacklogWriter(DataSourceArrowWriter):
         return written
 
     def _commands(
-        self, store: LedgerStore, rows: Iterable[tuple[Any, ...]]
+        self, store: LedgerStore, rows: Iterable[tuple[Any, ...]], written: Written
     ) -> Iterator[list[tuple[str, tuple[Any, ...]]]]:
         """The scripts for a batch of rows, each under its queue."""
         left = iter(rows)
@@ -128,10 +133,22 @@ class BacklogWriter(DataSourceArrowWriter):
             for queue, *what in batch:
                 by_queue.setdefault(queue, []).append(tuple(what))
             yield [
-                (queue, whole(*self._call(store, queue, part)))
+                (shard, whole(*self._call(store, shard, part)))
                 for queue, each in by_queue.items()
-                for part in chunks(each)
+                for shard, items in self._by_shard(store, queue, each, written)
+                for part in chunks(items)
             ]
+
+    def _by_shard(
+        self, store: LedgerStore, queue: str, items: list[tuple[Any, ...]], written: Written
+    ) -> Iterator[tuple[str, list[tuple[Any, ...]]]]:
+        """What is restored by the shard that it goes to; what is changed may be in any of them."""
+        if self.options.operation != RESTORE:
+            yield from ((shard, items) for shard in store.shards.all(queue))
+            return
+        for shard, part, already in by_shard(store, queue, items):
+            written.rows += already
+            yield shard, part
 
     def _call(self, store: LedgerStore, queue: str, part: Any) -> tuple[Script, dict[str, Any]]:
         if self.options.operation == CANCEL:
@@ -159,12 +176,15 @@ class BacklogWriter(DataSourceArrowWriter):
 
     def _report(self, store: Store, written: list[Written]) -> JobReport:
         """What the run has done. Attempts that failed have done some of it: the ledger knows."""
-        queues: dict[str, int] = {}
+        shards: dict[str, int] = {}
         for each in written:
-            for queue, count in each.changed.items():
-                queues[queue] = queues.get(queue, 0) + count
+            for shard, count in each.changed.items():
+                shards[shard] = shards.get(shard, 0) + count
         if self.options.operation != CANCEL:
-            queues = {queue: done_by_run(store, self.job, queue) for queue in sorted(queues)}
+            shards = {shard: done_by_run(store, self.job, shard) for shard in shards}
+        queues: dict[str, int] = {}
+        for shard, count in sorted(shards.items()):
+            queues[queue_of(shard)] = queues.get(queue_of(shard), 0) + count
         accepted = sum(queues.values())
         already = max(0, sum(each.rows for each in written) - accepted)
         refused = sum(each.refused for each in written)

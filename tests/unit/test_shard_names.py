@@ -113,6 +113,15 @@ def test_who_looks_again_sees_what_has_changed(monkeypatch: pytest.MonkeyPatch) 
     assert shards.all("mail") == ("mail", "mail\x1f1")
 
 
+def test_who_must_miss_none_asks() -> None:
+    registry = Registry({})
+    shards = Shards(registry)
+    assert shards.all("mail") == ("mail",)
+    registry.known[b"mail"] = b"2"
+    shards.look_again()
+    assert shards.all("mail") == ("mail", "mail\x1f1")
+
+
 def test_a_deleted_queue_is_spread_no_more() -> None:
     registry = Registry({b"mail": b"2"})
     shards = Shards(registry)
