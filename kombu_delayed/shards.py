@@ -71,6 +71,8 @@ class Shards:
 
     def count(self, queue: str) -> int:
         """Over how many shards messages are spread that are sent now."""
+        if self._configured == 1:
+            return 1
         if not isinstance(self._configured, int):
             return self._configured.get(queue, 1)
         return 1 if CELERY_OWN.search(queue) else self._configured

@@ -625,5 +625,6 @@ class Store:
         }
 
 
-def chunks(entries: Sequence[T], limit: int = CALL_LIMIT) -> Iterable[Sequence[T]]:
-    return (entries[at : at + limit] for at in range(0, len(entries), limit))
+def chunks(entries: Sequence[T], limit: int | None = None) -> Iterable[Sequence[T]]:
+    size = limit or CALL_LIMIT
+    return (entries[at : at + size] for at in range(0, len(entries), size))
