@@ -206,9 +206,10 @@ class _Restore:
         fields = block.fields()
         queue = queue_of(next(fields).decode(errors="surrogateescape"))
         if self._queue in (None, queue):
-            verb = "restore" if block.kind == MESSAGES else "restore_dead"
-            call = self._messages if block.kind == MESSAGES else self._letters
-            size = 2 if block.kind == MESSAGES else 3
+            is_dead = block.kind == DEAD
+            verb, call, size = (
+                ("restore_dead", self._letters, 3) if is_dead else ("restore", self._messages, 2)
+            )
             with self._failing():
                 items = zip(*[fields] * size, strict=True)
                 for shard, part, already in by_shard(self._store, queue, items):

@@ -86,10 +86,8 @@ class Script:
 def _without_unused(source: str) -> str:
     """Without functions that nothing calls: a server makes each of them anew for every call."""
     names = Counter(re.findall(r"\w+", re.sub(r"--.*", "", source)))
-    for each in _FUNCTION.finditer(source):
-        if names[each[1]] == 1:
-            return _without_unused(source.replace(each[0], "", 1))
-    return source
+    left = _FUNCTION.sub(lambda each: "" if names[each[1]] == 1 else each[0], source)
+    return source if left == source else _without_unused(left)
 
 
 def _read(path: str) -> str:

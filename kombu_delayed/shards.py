@@ -59,7 +59,7 @@ class Shards:
 
     def __init__(
         self,
-        run: Callable[..., Any] | None = None,
+        run: Callable[..., Any],
         prefix: str = "",
         configured: int | Mapping[str, int] = 1,
     ) -> None:
@@ -103,19 +103,19 @@ class Shards:
 
     def forget(self, queue: str) -> None:
         """The queue is deleted."""
-        if self._run is not None and self._most.pop(queue, 1) > 1:
+        if self._most.pop(queue, 1) > 1:
             self._run("HDEL", self._key, queue)
 
     def _known(self, queue: str) -> int:
         now = monotonic()
-        if self._run is not None and now - self._looked_at >= LOOK_SECONDS:
+        if now - self._looked_at >= LOOK_SECONDS:
             self._most = dict(_read(self._run("HGETALL", self._key)))
             self._looked_at = now
         count, most = self.count(queue), self._most.get(queue, 1)
-        if count > most and self._run is not None:
+        if count > most:
             most = script("shards")(self._run, counts=self._key, queue=queue, count=count)
             self._most[queue] = most
-        return max(count, most)
+        return most
 
 
 def _read(answer: Any) -> Iterator[tuple[str, int]]:

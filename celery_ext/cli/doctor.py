@@ -38,12 +38,12 @@ def doctor(session: Session, queue: str | None, fix: bool) -> None:
     left = [each for each in findings if each.is_wrong]
     queues = [*dict.fromkeys(map(queue_of, names))]
     session.emit({"healthy": not left, "queues": queues, "findings": [*map(_data, findings)]})
-    _print(session, findings, names, fix)
+    _print(session, findings, len(queues), fix)
     if left:
         session.exit(1)
 
 
-def _print(session: Session, findings: list[Finding], names: list[str], fix: bool) -> None:
+def _print(session: Session, findings: list[Finding], count: int, fix: bool) -> None:
     queues = [each for each in findings if each.queue]
     for finding in findings:
         if not finding.queue:
@@ -52,7 +52,6 @@ def _print(session: Session, findings: list[Finding], names: list[str], fix: boo
     if queues:
         session.print(_table(queues))
     else:
-        count = len({*map(queue_of, names)})
         checked = f"{number(count)} queue{'' if count == 1 else 's'}"
         session.print(Text("✓ ", "green").append(f"Nothing is wrong in {checked}."))
     if not any(each.fixed < each.count for each in queues):

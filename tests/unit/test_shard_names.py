@@ -10,6 +10,24 @@ from kombu_delayed import shards as shards_module
 from kombu_delayed.shards import Shards, is_shard, label, number_of, queue_of, shard_name
 
 
+class Registry:
+    """Redis as `Shards` asks it."""
+
+    def __init__(self, known: dict[bytes, bytes]) -> None:
+        self.known = known
+        self.calls: list[str] = []
+
+    def __call__(self, *command: Any) -> Any:
+        self.calls.append(command[0])
+        if command[0] == "HGETALL":
+            return [part for pair in self.known.items() for part in pair]
+        if command[0] == "HDEL":
+            return self.known.pop(command[2].encode(), None)
+        name, count = str(command[-2]).encode(), int(command[-1])
+        self.known[name] = str(max(count, int(self.known.get(name, 1)))).encode()
+        return int(self.known[name])
+
+
 @pytest.mark.parametrize(
     ("shard", "queue", "number", "shown"),
     [
@@ -27,12 +45,14 @@ def test_names(shard: str, queue: str, number: int, shown: str) -> None:
 
 def test_an_id_has_its_shard_wherever_it_is_asked_for() -> None:
     """Other processes, and other versions, have to find it there."""
-    homes = [Shards(configured=12).home("mail", id) for id in ("a", "b", "ü", "\udc80", "")]
+    homes = [
+        Shards(Registry({}), configured=12).home("mail", id) for id in ("a", "b", "ü", "\udc80", "")
+    ]
     assert homes == ["mail\x1f3", "mail\x1f5", "mail\x1f1", "mail\x1f7", "mail"]
 
 
 def test_ids_are_spread_evenly() -> None:
-    shards = Shards(configured={"mail": 12})
+    shards = Shards(Registry({}), configured={"mail": 12})
     counts = Counter(shards.home("mail", str(UUID(int=n))) for n in range(12_000))
     assert set(counts) == set(shards.all("mail"))
     assert max(counts.values()) <= 1.1 * 1_000
@@ -51,31 +71,13 @@ def test_ids_are_spread_evenly() -> None:
     ],
 )
 def test_count(configured: Any, queue: str, count: int) -> None:
-    shards = Shards(configured=configured)
+    shards = Shards(Registry({}), configured=configured)
     assert shards.count(queue) == count
     assert len(shards.all(queue)) == count
 
 
 def test_a_shard_is_not_spread_again() -> None:
-    assert Shards(configured=3).all("mail\x1f2") == ("mail\x1f2",)
-
-
-class Registry:
-    """Redis as `Shards` asks it."""
-
-    def __init__(self, known: dict[bytes, bytes]) -> None:
-        self.known = known
-        self.calls: list[str] = []
-
-    def __call__(self, *command: Any) -> Any:
-        self.calls.append(command[0])
-        if command[0] == "HGETALL":
-            return [part for pair in self.known.items() for part in pair]
-        if command[0] == "HDEL":
-            return self.known.pop(command[2].encode(), None)
-        name, count = str(command[-2]).encode(), int(command[-1])
-        self.known[name] = str(max(count, int(self.known.get(name, 1)))).encode()
-        return int(self.known[name])
+    assert Shards(Registry({}), configured=3).all("mail\x1f2") == ("mail\x1f2",)
 
 
 def test_what_others_have_spread_is_known() -> None:
