@@ -21,6 +21,7 @@ from kombu_delayed.homes import Item, by_shard
 from kombu_delayed.scripts import script
 from kombu_delayed.shards import queue_of
 from kombu_delayed.store import CALL_LIMIT, Store, chunks
+from kombu_delayed.wire import pairs
 
 from .backup_file import DEAD, MAGIC, MESSAGES, VERSION, Block, Writer, blocks, writing
 from .progress import Progress, reporting
@@ -128,18 +129,13 @@ def _dead_pages(store: Store, queue: str) -> Iterator[list[bytes]]:
     keys, cursor = store.keys(queue), b"0"
     while True:
         cursor, found = store.run("HSCAN", keys.dead_messages, cursor, "COUNT", CALL_LIMIT)
-        flat = [part for pair in found.items() for part in pair] if _is_map(found) else found
-        ids, records = flat[::2], flat[1::2]
+        entries = pairs(found)
+        ids = [id for id, _ in entries]
         notes = store.run("HMGET", keys.dead_reasons, *ids) if ids else []
-        letters = zip(ids, records, notes, strict=True)
-        yield [part for letter in letters if letter[2] is not None for part in letter]
+        letters = zip(entries, notes, strict=True)
+        yield [part for entry, note in letters if note is not None for part in (*entry, note)]
         if int(cursor) == 0:
             return
-
-
-def _is_map(found: Any) -> bool:
-    """As newer versions of redis-py give it."""
-    return isinstance(found, dict)
 
 
 def restore(

@@ -11,6 +11,7 @@ from .backlog import Backlog
 from .errors import MessageError
 from .message import open_envelope
 from .store import Store
+from .wire import pairs
 
 #: Messages that one call looks at.
 PAGE_SIZE = 1_000
@@ -97,7 +98,7 @@ def _unacked_pages(store: Store, key: str) -> Iterator[list[bytes]]:
     cursor = b"0"
     while True:
         cursor, page = store.run("HSCAN", key, cursor, "COUNT", PAGE_SIZE)
-        yield list(page.values()) if isinstance(page, dict) else page[1::2]
+        yield [record for _, record in pairs(page)]
         if int(cursor) == 0:
             return
 

@@ -7,13 +7,14 @@ there is something in it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import Any
 from zlib import crc32
 
 from .keys import shard_counts
 from .scripts import script
+from .wire import pairs
 
 #: Between a queue's name and the number of a shard.
 MARK = "\x1f"
@@ -109,19 +110,13 @@ class Shards:
     def _known(self, queue: str) -> int:
         now = monotonic()
         if now - self._looked_at >= LOOK_SECONDS:
-            self._most = dict(_read(self._run("HGETALL", self._key)))
+            found = pairs(self._run("HGETALL", self._key))
+            self._most = {
+                name.decode(errors="surrogateescape"): int(count) for name, count in found
+            }
             self._looked_at = now
         count, most = self.count(queue), self._most.get(queue, 1)
         if count > most:
             most = script("shards")(self._run, counts=self._key, queue=queue, count=count)
             self._most[queue] = most
         return most
-
-
-def _read(answer: Any) -> Iterator[tuple[str, int]]:
-    """Read a hash, which newer versions of redis-py give as a dict."""
-    pairs = (
-        answer.items() if isinstance(answer, dict) else zip(answer[::2], answer[1::2], strict=True)
-    )
-    for name, count in pairs:
-        yield name.decode(errors="surrogateescape"), int(count)

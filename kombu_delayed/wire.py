@@ -36,6 +36,13 @@ def pack(command: Sequence[Any]) -> bytes:
     return b"\r\n".join(parts)
 
 
+def pairs(answer: Any) -> list[tuple[bytes, bytes]]:
+    """The fields and values of a hash, which newer versions of redis-py give as a dict."""
+    if isinstance(answer, dict):
+        return list(answer.items())
+    return list(zip(answer[::2], answer[1::2], strict=True))
+
+
 class Wire:
     """Sends commands in order, from any thread, each once: who retries must know what it did."""
 
