@@ -1,5 +1,5 @@
 # make demo     delayed tasks on a bundled server, in the terminal
-# make test     every test that takes seconds       (PYTEST_ARGS="-k lease -x")
+# make test     every test that takes seconds       (PYTEST_ARGS="-k lease -x", TEST_PROCESSES=0 for one)
 # make check    ruff, mypy, import contracts, generated reference pages
 # make bench    all benchmarks, into docs/benchmarks.md   (BENCH_ARGS="publish --quick")
 # make chaos    kill workers at random, ours and stock    (MINUTES=10 SEED=7)
@@ -9,6 +9,7 @@
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
+TEST_PROCESSES ?= 2
 BENCH_ARGS ?= --write docs/benchmarks.md
 MINUTES ?= 5
 SEED ?= 1
@@ -26,7 +27,7 @@ demo: .venv/.stamp-demo
 # pytest fails when it collects nothing; a run in which everything was skipped must fail too.
 test: .venv/.stamp-test
 	$(BIN)/python -m pytest --ignore=tests/benchmarks -m "not benchmark and not slow" \
-		--junitxml=$(REPORT) $(PYTEST_ARGS)
+		-n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --junitxml=$(REPORT) $(PYTEST_ARGS)
 	@$(BIN)/python -c "import sys, xml.etree.ElementTree as x; \
 		s = x.parse('$(REPORT)').getroot().find('testsuite').attrib; \
 		sys.exit(0 if int(s['tests']) > int(s['skipped']) else 'no test ran: all were skipped')"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .bulk import BulkReport
+    from .correlation import Expectation, expect, fail, respond
     from .delayed import Delayed, Outcome
     from .errors import BackupError, BrokerError, BulkError, QueryError
     from .extend import install
@@ -18,11 +19,15 @@ _HOMES = {
     "BulkError": "errors",
     "BulkReport": "bulk",
     "Delayed": "delayed",
+    "Expectation": "correlation",
     "Outcome": "delayed",
     "Query": "query",
     "QueryError": "errors",
     "TaskInfo": "task_info",
+    "expect": "correlation",
+    "fail": "correlation",
     "install": "extend",
+    "respond": "correlation",
 }
 
 __all__ = [
@@ -31,11 +36,15 @@ __all__ = [
     "BulkError",
     "BulkReport",
     "Delayed",
+    "Expectation",
     "Outcome",
     "Query",
     "QueryError",
     "TaskInfo",
+    "expect",
+    "fail",
     "install",
+    "respond",
 ]
 
 

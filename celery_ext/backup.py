@@ -21,7 +21,7 @@ from kombu_delayed.homes import Item, by_shard
 from kombu_delayed.scripts import script
 from kombu_delayed.shards import queue_of
 from kombu_delayed.store import CALL_LIMIT, Store, chunks
-from kombu_delayed.wire import pairs
+from kombu_delayed.wire import numbers, pairs
 
 from .backup_file import DEAD, MAGIC, MESSAGES, VERSION, Block, Writer, blocks, writing
 from .progress import Progress, reporting
@@ -233,7 +233,7 @@ class _Restore:
             yield whole(move, {**given, "entries": entries})
 
     def _count(self, verb: str, answer: Any) -> None:
-        restored, already = answer
+        restored, already = numbers(answer)
         if verb == "restore":
             self.report.messages += restored
         else:

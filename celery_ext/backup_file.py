@@ -9,6 +9,7 @@ import secrets
 import struct
 import zlib
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,10 +71,15 @@ class Block:
 
 
 class Writer:
-    """Writes blocks in order; nothing but `end` makes the file whole."""
+    """Writes blocks in order; nothing but `end` makes the file whole.
 
-    def __init__(self, file: IO[bytes]) -> None:
+    One block is compressed, in a thread, while the next one is read.
+    """
+
+    def __init__(self, file: IO[bytes], thread: Executor) -> None:
         self._file = file
+        self._thread = thread
+        self._packing: tuple[bytes, int, Future[bytes]] | None = None
         self._hash = hashlib.sha256()
         self._items = {MESSAGES: 0, DEAD: 0}
         self._blocks = 0
@@ -98,11 +104,20 @@ class Writer:
         parts: list[bytes] = []
         for field in (queue.encode(errors="surrogateescape"), *fields):
             parts += (_NUMBER.pack(len(field)), field)
-        self._block(kind, items, zlib.compress(b"".join(parts), _LEVEL))
-        self._items[kind] += items
+        packing = self._thread.submit(zlib.compress, b"".join(parts), _LEVEL)
+        self._write_packed()
+        self._packing = kind, items, packing
+
+    def _write_packed(self) -> None:
+        if self._packing is not None:
+            kind, items, packing = self._packing
+            self._packing = None
+            self._block(kind, items, packing.result())
+            self._items[kind] += items
 
     def end(self) -> None:
         """How many there are, and the checksum of all of it."""
+        self._write_packed()
         facts = {
             "messages": self._items[MESSAGES],
             "dead": self._items[DEAD],
@@ -122,8 +137,8 @@ def writing(path: str | os.PathLike[str]) -> Iterator[Writer]:
     target = Path(path)
     part = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")
     try:
-        with open(part, "xb") as file:
-            yield (writer := Writer(file))
+        with open(part, "xb") as file, ThreadPoolExecutor(1, "backup") as thread:
+            yield (writer := Writer(file, thread))
             writer.end()
             file.flush()
             os.fsync(file.fileno())

@@ -29,11 +29,20 @@ def read_body(app: Celery, info: TaskInfo) -> Body | None:
     None where this process cannot read it: another serializer, or signed for others.
     """
     try:
-        accept = prepare_accept_content(app.conf.accept_content)
-        message = Message(info.payload, _Decoder(), accept=accept)
-        body = message.payload
+        body = _message(app, info).payload
     except Exception:  # whatever a serializer raises
         return None
     if isinstance(body, Sequence) and len(body) == 3 and isinstance(body[2], dict):
         return body[0], body[1], body[2]
     return None
+
+
+def raw_body(app: Celery, info: TaskInfo) -> bytes | str:
+    """The body as its serializer has written it. Raises what Kombu does where there is none."""
+    body: bytes | str = _message(app, info).body
+    return body
+
+
+def _message(app: Celery, info: TaskInfo) -> Message:
+    accept = prepare_accept_content(app.conf.accept_content)
+    return Message(info.payload, _Decoder(), accept=accept)

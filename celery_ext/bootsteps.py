@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -80,6 +82,30 @@ class OwnRequests(bootsteps.Step):
                 task.Request = own
 
 
+class Events(bootsteps.StartStopStep):
+    """Keeps a worker from waiting in its event loop until the broker takes its heartbeat.
+
+    Celery would sleep there for a second at a time, while acks wait and tasks end.
+    """
+
+    requires = ("celery.worker.consumer.events:Events",)
+
+    def start(self, parent: Any) -> None:
+        """Have each event that is sent at once tried once."""
+        dispatcher = parent.event_dispatcher
+        if parent.hub is not None and dispatcher is not None:
+            vars(dispatcher)["send"] = partial(_send_once, dispatcher)
+
+
+def _send_once(dispatcher: Any, *given: Any, **fields: Any) -> Any:
+    unsent = dispatcher._outbound_buffer
+    known = len(unsent)
+    found = type(dispatcher).send(dispatcher, *given, **{**fields, "retry": False})
+    while len(unsent) > known:  # a heartbeat of long ago is of no use to anybody
+        unsent.pop()
+    return found
+
+
 class GiveBack(bootsteps.StartStopStep):
     """Gives back what the worker has not begun as soon as it is told to end."""
 
@@ -89,14 +115,36 @@ class GiveBack(bootsteps.StartStopStep):
         """Listen to the worker's signals."""
         self._parent = parent
         worker_shutting_down.connect(self._on_signal, sender=parent.hostname, weak=False)
+        # A cold shutdown sends that signal last. It begins with this.
+        vars(parent.controller)["wait_for_soft_shutdown"] = self._wait_for_soft_shutdown
 
     def stop(self, parent: Any) -> None:
         """Listen no more."""
         worker_shutting_down.disconnect(self._on_signal, sender=parent.hostname)
+        vars(parent.controller).pop("wait_for_soft_shutdown", None)
+
+    def shutdown(self, parent: Any) -> None:
+        """Wait for threads: Celery closes its connection while they run, in some cold shutdowns.
+
+        What they are at would go back, and run elsewhere as well.
+        """
+        if not (parent.pool.signal_safe or parent.pool.is_green):
+            parent.pool.stop()
+            if parent.hub is not None:
+                parent.hub.close()  # their acks wait in there
+
+    def _wait_for_soft_shutdown(self) -> None:
+        with suppress(Exception):  # Celery must go on, and the signal follows, with another try
+            self._on_signal()
+        type(self._parent.controller).wait_for_soft_shutdown(self._parent.controller)
 
     def _on_signal(self, **_: Any) -> None:
-        retire = getattr(self._parent.task_consumer.channel, "retire", None)
-        if retire is None or self._parent.pool.is_green:  # there a handler must not wait
+        channel = getattr(self._parent.task_consumer, "channel", None)
+        retire = getattr(channel, "retire", None)
+        if retire is None:
+            return
+        if self._parent.pool.is_green:
+            self._parent.pool.spawn_n(retire)  # the handler may run in the hub, which must not wait
             return
         try:
             retire()

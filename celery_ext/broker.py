@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from copy import copy
+from functools import lru_cache
 from typing import Any
 
 from celery import Celery
 from kombu import Connection
 from kombu.exceptions import OperationalError
-from redis import ConnectionPool
 
 from kombu_delayed.errors import UNREACHABLE
 from kombu_delayed.store import Store
 from kombu_delayed.transport import Transport
-from kombu_delayed.wire import Wire
+from kombu_delayed.wire import Replicas, Wire
 
 from .errors import BrokerError
 
@@ -57,6 +58,9 @@ class Broker:
     @property
     def store(self) -> Store:
         """The moves of the broker's messages."""
+        store = self._store
+        if store is not None and not self._lost:
+            return store
         with self._lock:
             if self._lost:
                 self.close()
@@ -71,7 +75,7 @@ class Broker:
         with connection._reraise_as_library_errors():
             connection.ensure_connection(**options)
             store = copy(connection.default_channel.store)
-        store.run = _ToldWire(store.client.connection_pool, self._was_lost)
+        store.run = _ToldWire(store.over(store.client).run, self._was_lost)
         return store
 
     def _was_lost(self) -> None:
@@ -87,16 +91,44 @@ class Broker:
             connection.release()
 
 
-class _ToldWire(Wire):
-    """Raises what Celery users know from `apply_async`."""
+def own_broker(app: Celery) -> Broker:
+    """The one that all of this process share that runs tasks or answers them."""
+    return _broker(app, os.getpid())
 
-    def __init__(self, pool: ConnectionPool, on_lost: Callable[[], None]) -> None:
-        super().__init__(pool)
+
+@lru_cache(maxsize=8)
+def _broker(app: Celery, pid: int) -> Broker:
+    # A fork has connections of its own.
+    return Broker(app)
+
+
+class _ToldWire:
+    """A wire that raises what Celery users know from `apply_async`."""
+
+    def __init__(self, wire: Wire, on_lost: Callable[[], None]) -> None:
+        self._wire = wire
         self._on_lost = on_lost
 
-    def __call__(self, *command: Any) -> Any:
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._wire, name)
+
+    def __call__(self, *command: Any, replicas: Replicas | None = None) -> Any:
+        """As the wire's; raises OperationalError where the broker cannot be reached."""
+        return self._told(self._wire, command, replicas)
+
+    def everywhere(self) -> list[_ToldWire]:
+        """As the wire's."""
+        return [_ToldWire(wire, self._on_lost) for wire in self._wire.everywhere()]
+
+    def insist(self, *command: Any, replicas: Replicas | None = None) -> Any:
+        """As the wire's; raises OperationalError where the broker cannot be reached."""
+        return self._told(self._wire.insist, command, replicas)
+
+    def _told(
+        self, send: Callable[..., Any], command: tuple[Any, ...], replicas: Replicas | None
+    ) -> Any:
         try:
-            return super().__call__(*command)
+            return send(*command, replicas=replicas)
         except UNREACHABLE as error:
             self._on_lost()
             raise OperationalError(str(error)) from error

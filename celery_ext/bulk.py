@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,14 +15,17 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError, ResponseError
 
 from kombu_delayed.batch import Outbox
-from kombu_delayed.errors import translate
+from kombu_delayed.decisions import planned
+from kombu_delayed.errors import NotReplicated, translate
 from kombu_delayed.store import Entry, Store, UniqueOutcome
+from kombu_delayed.wire import numbers
 
 from .errors import BulkError
 from .gathering import Gathered, Gathering
 from .progress import Progress, reporting
-from .rows import Call, RowError, call_of, refuse_others
+from .rows import Call, RowError, Timed, call_of, refuse_others
 from .signals import others_listen, task_scheduled
+from .task_info import task_in
 from .template import Template, Unfit
 
 if TYPE_CHECKING:
@@ -33,6 +36,13 @@ REFUSED_SIZE = 1_000
 
 #: Templates that are kept at a time, and rows of one kind that are tried as one.
 TEMPLATES, TRIES = 1_000, 3
+
+
+#: What a broker raises, or the way to it.
+_FAILURES = RedisError, OperationalError, NotReplicated, OSError
+
+#: By the kind of a row, or its pattern: its template, or how often it was tried to make one.
+Templates = dict[Any, Template | int]
 
 
 class Refused(NamedTuple):
@@ -71,19 +81,20 @@ def schedule_many(
     progress: bool | Progress | None = None,
     store: Store | None = None,
     on_refused: Callable[[Refused], None] | None = None,
+    templates: Templates | None = None,
 ) -> BulkReport:
     """Send a task for each row, as `apply_async` or `send_task` would, `batch` rows at a time.
 
     A row is a signature or (task or its name, args, kwargs, eta, options), of which the last ones
-    may be left out. Rows are read as they are sent, and in order. A row that cannot be sent is
-    refused and stops no other. `progress` is called with a number of rows, or True for a bar on
-    the terminal. `store` takes the messages instead of the broker's own. `on_refused` is given
-    each refused row before the next one is read, and the report then only counts them. Raises
-    BulkError where the broker fails.
+    may be left out, or a Call or Timed whose times are checked. Rows are read as they are sent, and
+    in order. A row that cannot be sent is refused and stops no other. `progress` is called with a
+    number of rows, or True for a bar on the terminal. `store` takes the messages instead of the
+    broker's own. `on_refused` is given each refused row before the next one is read, and the report
+    then only counts them. Raises BulkError where the broker fails.
     """
     if batch < 1:
         raise ValueError(f"schedule_many takes a batch of at least 1 row, not {batch!r}")
-    bulk = _Bulk(delayed, batch, store, on_refused)
+    bulk = _Bulk(delayed, batch, store, on_refused, templates)
     with reporting(progress, rows, "scheduling") as done:
         return bulk.run(rows, done)
 
@@ -95,6 +106,7 @@ class _Bulk:
         batch: int,
         store: Store | None = None,
         on_refused: Callable[[Refused], None] | None = None,
+        templates: Templates | None = None,
     ) -> None:
         self.app: Celery = delayed.app
         self.batch = batch
@@ -104,7 +116,9 @@ class _Bulk:
         own, channel = delayed.store, delayed.connection.default_channel
         self._outbox = Outbox(store or own, channel.global_keyprefix, self._count)
         self._gathering = Gathering(self.app, channel)
-        self._templates: dict[Any, Template | int] = {}
+        self._rules = channel.rules
+        self._store = store or own
+        self._templates: Templates = {} if templates is None else templates
         self._is_stock = _is_stock(self.app)
         self._at_once = self._send_now if _is_watched() else None
 
@@ -137,7 +151,7 @@ class _Bulk:
             yield
         except BulkError:
             raise
-        except (RedisError, OperationalError, OSError) as error:
+        except _FAILURES as error:
             meaning = translate(error) if isinstance(error, ResponseError) else error
             raise BulkError(
                 f"the broker failed; the first {self.report.rows:,} rows are dealt with, and some "
@@ -147,20 +161,27 @@ class _Bulk:
 
     def _count(self, verb: str, answer: Any) -> None:
         if verb == "schedule":
-            delayed, ready, already = answer
+            delayed, ready, already = numbers(answer)
             self.report.delayed += delayed
             self.report.ready += ready
             self.report.already += already
 
     def _add(self, number: int, row: Any) -> None:
         try:
-            if isinstance(row, Signature) and type(row) is not Signature:
+            if type(row) is Timed:
+                self._add_timed(row)
+            elif type(row) is Call:
+                self._add_call(row)
+            elif isinstance(row, Signature) and type(row) is not Signature:
                 refuse_others(self.app, row.app)
                 self._gather(row.apply_async)
             else:
                 self._add_call(call_of(self.app, row))
         except BulkError:
             raise
+        except _FAILURES:  # as it was asked where the row goes
+            with self._failing():
+                raise
         except Exception as error:  # whatever Celery, a router or a serializer says of it
             self._refuse(number, error)
 
@@ -187,6 +208,22 @@ class _Bulk:
         sent = self._by_celery(call)
         if template < TRIES:
             self._learn(kind, call, sent, template + 1)
+
+    def _add_timed(self, row: Timed) -> None:
+        template = self._templates.get(row.pattern)
+        if isinstance(template, Template):
+            try:
+                entry = template.fill_timed(row)
+            except Unfit:
+                self._by_celery(row.call)
+            else:
+                self._schedule(template.queue, entry, template.expires_ms)
+            return
+        call = row.call
+        self._add_call(call)
+        template = self._templates.get(call.kind)
+        if self._is_stock and isinstance(template, Template):
+            self._templates[row.pattern] = template
 
     def _by_celery(self, call: Call) -> list[Gathered]:
         task = call.task
@@ -217,7 +254,10 @@ class _Bulk:
 
     def _schedule(self, queue: str, entry: Entry, expires_ms: int) -> None:
         # Also what is for now: the messages of a queue stay in order if all go one way.
-        entry = entry if entry.due else replace(entry, due="0")
+        if self._rules is not None:
+            task = task_in(entry.message.encode())
+            entry = planned(self._rules, queue, task, entry, self._store)
+        entry = entry if entry.due else entry._replace(due="0")
         self._outbox.schedule(queue, entry, expires_ms)
 
     def _send_now(self, messages: list[Gathered]) -> None:

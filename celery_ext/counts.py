@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
+from kombu_delayed.metrics import fold
 from kombu_delayed.shards import queue_of
 from kombu_delayed.store import Store
 
 
 @dataclass(frozen=True)
 class Counts:
-    """A queue's messages by state. `due` are those of `delayed` whose time has come."""
+    """A queue's messages by state. `due` are those of `delayed` whose time has come.
+
+    Where these are more than some 90,000, `due` is estimated as `Metrics` says.
+    """
 
     delayed: int
     due: int
@@ -23,11 +28,8 @@ class Counts:
     @classmethod
     def of(cls, store: Store, shards: Sequence[str]) -> Counts:
         """Count those of all shards of a queue."""
-        sizes = [store.size(shard) for shard in shards]
-        unacked = sum(info.unacked for info in ConsumerInfo.all_of(store, shards))
-        dead = sum(map(store.dead_count, shards))
-        ready, due, delayed = map(sum, zip(*sizes, strict=True))
-        return cls(delayed, due, ready, unacked, dead)
+        found = fold(map(store.metrics, shards))
+        return cls(found.delayed, found.due, found.ready, found.unacked, found.dead)
 
 
 @dataclass(frozen=True)
@@ -73,3 +75,34 @@ class Forecast:
     def total(self) -> int:
         """All delayed tasks."""
         return self.overdue + sum(bucket.count for bucket in self.buckets) + self.later
+
+    @classmethod
+    def none(cls, start: datetime, length: timedelta, count: int) -> Forecast:
+        """Nothing, in so many buckets of a length."""
+        return cls([Bucket(start + length * n, length, 0) for n in range(count)], 0, 0)
+
+    def __add__(self, other: Forecast) -> Forecast:
+        """Both, of which the buckets are the same."""
+        both = zip(self.buckets, other.buckets, strict=True)
+        return Forecast(
+            [Bucket(a.start, a.length, a.count + b.count) for a, b in both],
+            self.overdue + other.overdue,
+            self.later + other.later,
+        )
+
+
+def forecast_data(found: Forecast) -> dict[str, Any]:
+    """All of it, in types that JSON knows."""
+    return {
+        "total": found.total,
+        "overdue": found.overdue,
+        "later": found.later,
+        "buckets": [
+            {
+                "start": each.start.isoformat(),
+                "seconds": each.length.total_seconds(),
+                "count": each.count,
+            }
+            for each in found.buckets
+        ],
+    }

@@ -10,6 +10,7 @@ from kombu_delayed.dead import DeadLetters
 from kombu_delayed.store import DeadLetter, Store
 
 from .broker import Broker
+from .failures import Failure, read
 from .task_info import TaskInfo
 from .times import from_ms, to_ms
 
@@ -40,6 +41,11 @@ class DeadTask:
     def at(self) -> datetime:
         """When it was buried, in UTC."""
         return from_ms(self.letter.at_ms)
+
+    @property
+    def failures(self) -> Sequence[Failure]:
+        """The attempts of a task that its retry strategy has given up, the last ones."""
+        return read(self.letter.failures)
 
 
 class _Letters(DeadLetters):

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
-from itertools import chain
+from itertools import chain, compress
+from math import inf
+from time import monotonic
 from typing import Any
 
 from celery import Celery
@@ -16,6 +18,7 @@ from kombu_delayed import events as streams
 from kombu_delayed.backlog import Backlog, Move
 from kombu_delayed.events import Event
 from kombu_delayed.lookup import lookup_by_id, lookup_by_reading
+from kombu_delayed.metrics import Metrics, fold
 from kombu_delayed.shards import queue_of
 from kombu_delayed.store import CALL_LIMIT, Store
 
@@ -23,6 +26,8 @@ from . import signals
 from .backup import BackupReport, FilePath, RestoreReport, backup, restore
 from .broker import Broker
 from .bulk import BulkReport, schedule_many
+from .change import Change, change
+from .correlation.expectations import Expectations
 from .counts import Bucket, ConsumerInfo, Counts, Forecast
 from .dead import Dead
 from .errors import QueryError
@@ -32,6 +37,9 @@ from .query import Query
 from .revoked import keeps_results, store_revoked
 from .task_info import TaskInfo
 from .times import LATEST_MS, from_ms, from_now_ms, to_ms
+
+#: How often an app's tasks are looked at for result backends.
+LOOK_SECONDS = 1.0
 
 #: So many of the tasks that a bulk change has met are in its outcome.
 SAMPLE_SIZE = 10
@@ -67,6 +75,8 @@ class Delayed:
         #: What comes to a worker later than this after its ETA is told of in `task_late`.
         self.late_seconds: float = 60
         self._broker = Broker(app)
+        self._keeps_results = False
+        self._look_again_at = -inf
 
     @property
     def connection(self) -> Connection:
@@ -135,16 +145,23 @@ class Delayed:
         """Drop several tasks as `cancel` does; returns the ids of those that were delayed."""
         wanted = [*dict.fromkeys(task_ids)]
         gone: set[str] = set()
-        is_told = bool(signals.task_cancelled.receivers) or keeps_results(self.app)
-        for name, ids in self._where(queue, wanted, gone):
-            if not is_told:
-                counts = self.backlog(name).cancel(ids)
-                gone.update(id for id, count in zip(ids, counts, strict=True) if count)
+        for name, ids in self.where(queue, wanted, gone):
+            if not self._is_told_of_cancelling():
+                gone.update(compress(ids, self.backlog(name).cancel(ids)))
                 continue
             for waiting in self.backlog(name).take(ids):
                 gone.add(waiting.id)
                 self.was_cancelled(TaskInfo.waiting(name, waiting))
         return gone
+
+    def _is_told_of_cancelling(self) -> bool:
+        """Whether anybody is; the app's tasks, which may be many, are looked at once a second."""
+        if signals.task_cancelled.receivers:
+            return True
+        if monotonic() >= self._look_again_at:
+            self._keeps_results = keeps_results(self.app)
+            self._look_again_at = monotonic() + LOOK_SECONDS
+        return self._keeps_results
 
     def was_cancelled(self, info: TaskInfo) -> None:
         """Tell the result backend and the signal's receivers of a task that was dropped."""
@@ -174,16 +191,32 @@ class Delayed:
         """Let a delayed task run now; True if it was delayed."""
         return self._move(task_id, ("+0", ""), queue)
 
+    def change(
+        self,
+        task_id: str,
+        *,
+        queue: str | None = None,
+        accepts: Callable[[TaskInfo], bool] = lambda info: True,
+        **to: Any,
+    ) -> bool:
+        """Give a delayed task another `priority`, other `args`, `kwargs` or `headers`, a due time.
+
+        The latter is `countdown` or `eta` as for `reschedule`. True if it was delayed and `accepts`
+        is true of it: a change is made of what that has seen, or not at all. Raises QueryError,
+        which is a ValueError, where it cannot be meant or its arguments cannot be read here.
+        """
+        return change(self, task_id, Change(**to), queue, accepts)
+
     def _move(self, task_id: str, to: tuple[str, str], queue: str | None) -> bool:
         moved: set[str] = set()
-        for name, _ in self._where(queue, [task_id], moved):
+        for name, _ in self.where(queue, [task_id], moved):
             if self.backlog(name).reschedule([Move(task_id, *to)])[0]:
                 moved.add(task_id)
         if moved:
             signals.task_rescheduled.send(sender=self.app, task_id=task_id, eta=to[1] or None)
         return bool(moved)
 
-    def _where(
+    def where(
         self, queue: str | None, ids: list[str], found: set[str]
     ) -> Iterator[tuple[str, list[str]]]:
         """Where to look for which ids: in a queue, or in the app's, and for what is not found in
@@ -202,12 +235,15 @@ class Delayed:
     ) -> Iterator[tuple[str, list[str]]]:
         """Each id where it would be sent to now, and then, where it is not, in the other shards."""
         shards = self.store.shards
+        others = shards.all(queue)
+        if len(others) == 1:
+            yield queue, ids
+            return
         homes: dict[str, list[str]] = {}
         for id in ids:
             homes.setdefault(shards.home(queue, id), []).append(id)
         yield from homes.items()
-        others = shards.all(queue)
-        for name in others if len(others) > 1 else ():
+        for name in others:
             if left := [id for id in ids if id not in found and shards.home(queue, id) != name]:
                 yield name, left
 
@@ -250,7 +286,7 @@ class Delayed:
         """Let all delayed tasks that a query means run now."""
 
         def run(queue: str, infos: list[TaskInfo]) -> int:
-            return self._move_all(queue, infos, [("+0", "")] * len(infos))
+            return self.move_all(queue, infos, [("+0", "")] * len(infos))
 
         return self._change(query, run, dry_run, progress)
 
@@ -280,7 +316,7 @@ class Delayed:
         plan = Plan(by, start_ms, spread, count)
 
         def move(queue: str, infos: list[TaskInfo]) -> int:
-            return self._move_all(queue, infos, [_move_to(plan.next_ms(info)) for info in infos])
+            return self.move_all(queue, infos, [_move_to(plan.next_ms(info)) for info in infos])
 
         return self._change(query, move, dry_run, progress, plan.was_moved)
 
@@ -288,7 +324,8 @@ class Delayed:
         """How many delayed tasks a query means."""
         return sum(len(page) for _, page in self._pages(query))
 
-    def _move_all(self, queue: str, infos: list[TaskInfo], to: list[tuple[str, str]]) -> int:
+    def move_all(self, queue: str, infos: list[TaskInfo], to: list[tuple[str, str]]) -> int:
+        """Give tasks of one shard other due times, each as (due, eta) of a `Move`."""
         moves = [Move(info.member, *each) for info, each in zip(infos, to, strict=True)]
         counts = self.backlog(queue).reschedule(moves, members=True)
         for info, move, count in zip(infos, moves, counts, strict=True):
@@ -341,6 +378,15 @@ class Delayed:
         store = self.store
         shards = store.shards
         return {name: Counts.of(store, shards.all(name)) for name in self._names(queue)}
+
+    def metrics(self, queue: str | None = None) -> dict[str, Metrics]:
+        """What an autoscaler needs to know of each queue: one cheap call for each of its shards."""
+        return {name: fold(shards) for name, shards in self.metrics_by_shard(queue).items()}
+
+    def metrics_by_shard(self, queue: str | None = None) -> dict[str, list[Metrics]]:
+        """As `metrics`, of each shard of each queue, by the shard's number."""
+        store = self.store
+        return {n: [*map(store.metrics, store.shards.all(n))] for n in self._names(queue)}
 
     def forecast(
         self,
@@ -398,6 +444,11 @@ class Delayed:
     def dead(self) -> Dead:
         """The dead letters of all queues."""
         return Dead(self._broker, self.queues)
+
+    @property
+    def expectations(self) -> Expectations:
+        """The answers that are expected, and those that came early."""
+        return Expectations(self)
 
 
 def _move_to(due_ms: int) -> tuple[str, str]:

@@ -36,3 +36,37 @@ class BulkError(DelayedError, OperationalError):
 
 class BackupError(DelayedError, ValueError):
     """A file is no backup, or is damaged or cut short."""
+
+
+class ExpectationError(DelayedError, ValueError):
+    """What is to be expected, or an answer, is not one that can be."""
+
+
+class AlreadyExpected(DelayedError):
+    """Another task expects an answer under the same key; this one does not.
+
+    `expectation_id` is the id of the expectation that is open.
+    """
+
+    def __init__(self, key: str = "", expectation_id: str = "") -> None:
+        """With the key that both have."""
+        self.key, self.expectation_id = key, expectation_id
+        super().__init__(key, expectation_id)
+
+    def __str__(self) -> str:
+        return (
+            f"expectation {self.expectation_id} is open for the key {self.key!r}: use a key that "
+            "stands for one question only, such as the id of a payment"
+        )
+
+
+class AnswersFull(DelayedError, OperationalError):
+    """As many early answers are kept as may be, so this one is not: try again later."""
+
+
+class AnswerFailed(DelayedError):
+    """Who was asked has failed: the text says how."""
+
+
+class AnswerTimeout(DelayedError):
+    """No answer has come in time."""

@@ -9,7 +9,12 @@ from .delayed import Delayed
 from .displaced import watch_sending
 from .ids import use_ids
 from .signals import watch_burials, watch_publishing
-from .workers import give_back_early
+from .workers import (
+    give_back_early,
+    never_wait_for_events,
+    run_expectations,
+    run_http_jobs,
+)
 
 
 def install(app: Celery, *, task_ids: str | None = None, late_seconds: float = 60) -> Delayed:
@@ -32,6 +37,9 @@ def install(app: Celery, *, task_ids: str | None = None, late_seconds: float = 6
     app.__dict__.pop("control", None)
     app.steps["consumer"].update({Inspection, Lateness, Names})
     give_back_early(app)
+    never_wait_for_events(app)
+    run_http_jobs(app)
+    run_expectations(app)
     watch_publishing()
     watch_burials()
     return app.delayed

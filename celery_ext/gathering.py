@@ -31,6 +31,9 @@ class Gathered(NamedTuple):
 class Gathering:
     """Stands in for a channel: routes and declares as it does, and keeps what it would send."""
 
+    #: Who sends them later has them planned by the rules.
+    plans_later = True
+
     def __init__(self, app: Celery, channel: Channel) -> None:
         self._channel = channel
         self._messages: list[Gathered] = []

@@ -1,7 +1,8 @@
-"""The result of a task that was cancelled before it ran."""
+"""The result of a task that was cancelled, dropped or buried before it ran."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from celery import Celery
@@ -29,22 +30,35 @@ def keeps_results(app: Celery) -> bool:
     )
 
 
-def store_revoked(app: Celery, info: TaskInfo) -> None:
+def store_revoked(app: Celery, info: TaskInfo, reason: str = "cancelled") -> None:
     """Tell the result backend, and with it the chord that a task is part of."""
+
+    def mark(backend: Any, **given: Any) -> None:
+        backend.mark_as_revoked(info.id, reason=reason, **given)
+
+    _store(app, info, reason, mark)
+
+
+def store_failure(app: Celery, info: TaskInfo, error: Exception) -> None:
+    """As `store_revoked`, for a task that can never run."""
+
+    def mark(backend: Any, **given: Any) -> None:
+        backend.mark_as_failure(info.id, error, **given)
+
+    _store(app, info, str(error), mark)
+
+
+def _store(app: Celery, info: TaskInfo, reason: str, mark: Callable[..., None]) -> None:
     if not info.id:
         return
     try:
         backend = _backend(app, info.task)
         if isinstance(backend, DisabledBackend):
             return
-        backend.mark_as_revoked(
-            info.id,
-            reason="cancelled",
-            request=_request(app, info),
-            store_result=not info.headers.get("ignore_result") and _is_open(backend, info.id),
-        )
+        is_kept = not info.headers.get("ignore_result") and _is_open(backend, info.id)
+        mark(backend, request=_request(app, info), store_result=is_kept)
     except Exception as error:  # the task is gone from the broker whatever the backend says
-        logger.warning("Task %s is cancelled, but its result is not stored: %s", info.id, error)
+        logger.warning("Task %s is %s, but its result is not stored: %s", info.id, reason, error)
 
 
 def _backend(app: Celery, task: str) -> Any:

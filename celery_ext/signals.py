@@ -11,6 +11,11 @@ those of the last two.
 worker that was given a task later after its ETA than `celery_ext.install` allows. `task_buried`
 comes with `info`, the TaskInfo of the dead letter, in the process that buried a message, in a
 thread that does nothing else.
+
+Those of expectations have the app as sender, and come with `key`, `tenant` and `id`:
+`answer_expected` where one is made, with its `state`; `answer_given` where an answer is, with its
+`outcome`; `expectation_ended` in the worker that has sent what follows, with the `state` in which
+it has ended.
 """
 
 from __future__ import annotations
@@ -40,6 +45,12 @@ task_scheduled = Signal(
 )
 task_late = Signal(name="task_late", providing_args={"task_id", "eta", "late_seconds"})
 task_buried = Signal(name="task_buried", providing_args={"info"})
+
+answer_expected = Signal(name="answer_expected", providing_args={"key", "tenant", "id", "state"})
+answer_given = Signal(name="answer_given", providing_args={"key", "tenant", "id", "outcome"})
+expectation_ended = Signal(
+    name="expectation_ended", providing_args={"key", "tenant", "id", "state"}
+)
 
 logger = get_logger(__name__)
 

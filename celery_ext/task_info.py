@@ -12,6 +12,7 @@ from typing import Any
 from kombu_delayed.backlog import Waiting
 from kombu_delayed.lookup import Found
 from kombu_delayed.shards import queue_of
+from kombu_delayed.waits import Wait
 
 from .times import from_ms
 
@@ -25,9 +26,11 @@ _DELIVERIES = re.compile(rb', ?"deliveries": ?(\d+)\}$')
 class TaskInfo:
     """A task in the broker. Its message is read when something of it is asked for.
 
-    `state` is "delayed", "ready", "unacked" (claimed by a worker, running or about to) or "dead".
+    `state` is "delayed", "waiting" (due, until its turn or room within limits has come), "ready",
+    "unacked" (claimed by a worker, running or about to) or "dead".
     `step` is the priority of the ready list that is its. `due_ms` is ms since the epoch, None for a
-    task without an ETA. `consumer` holds it, or held it last; `reason` is why it was buried.
+    task without an ETA. `consumer` holds it, or held it last; `reason` is why it was buried, or why
+    a policy lets it wait.
     """
 
     state: str
@@ -52,7 +55,7 @@ class TaskInfo:
             found.message,
             found.due_ms,
             found.consumer,
-            found.reason,
+            found.reason or Wait.in_message(found.message).reason,
             counted=found.deliveries,
         )
 
@@ -61,7 +64,13 @@ class TaskInfo:
         """A task from a page of the backlog."""
         kept = waiting.kept
         return cls(
-            "delayed", queue_of(queue), kept.step, kept.message, kept.due_ms, member=waiting.member
+            "delayed",
+            queue_of(queue),
+            kept.step,
+            kept.message,
+            kept.due_ms,
+            reason=Wait.in_message(kept.message).reason,
+            member=waiting.member,
         )
 
     @cached_property
@@ -103,15 +112,7 @@ class TaskInfo:
     @cached_property
     def task(self) -> str:
         """The name of the task; empty for a message that is none."""
-        found = _TASK.search(self.message)
-        if found is None:
-            return ""
-        if b"\\" not in found[1]:
-            return str(found[1], errors="replace")
-        try:
-            return str(json.loads(b'"' + found[1] + b'"'))
-        except ValueError:
-            return str(found[1], errors="replace")
+        return task_in(self.message)
 
     @property
     def args(self) -> str:
@@ -127,6 +128,12 @@ class TaskInfo:
     def eta(self) -> datetime | None:
         """When it is due, in UTC."""
         return None if self.due_ms is None else from_ms(self.due_ms)
+
+    @property
+    def first_eta(self) -> datetime | None:
+        """When it was due by who sent it, in UTC, where a policy has given it another time."""
+        first_ms = Wait.in_message(self.message).first_due_ms
+        return None if first_ms is None else from_ms(first_ms)
 
     @property
     def remaining(self) -> timedelta | None:
@@ -158,6 +165,7 @@ class TaskInfo:
             "queue": self.queue,
             "priority": self.priority,
             "eta": self.eta.isoformat() if self.eta else None,
+            "first_eta": self.first_eta.isoformat() if self.first_eta else None,
             "remaining_seconds": self.remaining.total_seconds() if self.remaining else None,
             "deliveries": self.deliveries,
             "consumer": self.consumer,
@@ -169,3 +177,16 @@ class TaskInfo:
             "expires": self.headers.get("expires"),
             "tenant": self.tenant,
         }
+
+
+def task_in(message: bytes) -> str:
+    """The name of the task in the text of a message; empty for a message that is none."""
+    found = _TASK.search(message)
+    if found is None:
+        return ""
+    if b"\\" not in found[1]:
+        return str(found[1], errors="replace")
+    try:
+        return str(json.loads(b'"' + found[1] + b'"'))
+    except ValueError:
+        return str(found[1], errors="replace")

@@ -5,8 +5,12 @@ from __future__ import annotations
 from datetime import datetime, timedelta, timezone
 
 from kombu_delayed.message import eta_to_ms
+from kombu_delayed.units import read_span
 
 from .errors import QueryError
+
+#: The longest length of time that anything here waits.
+LONGEST_SECONDS = 10 * 366 * 86_400
 
 EPOCH = datetime.fromtimestamp(0, timezone.utc)
 
@@ -33,6 +37,21 @@ def from_now_ms(name: str, seconds: float) -> int:
         raise QueryError(
             f"{name}={seconds!r} is not a time from now: give a number of seconds, such as 90"
         ) from error
+
+
+def length_ms(name: str, given: float | str | timedelta) -> int:
+    """A length of time in ms: seconds, `"1h30m"` or a timedelta. Raises QueryError as `to_ms`."""
+    try:
+        length = read_span(given) if isinstance(given, str) else given
+        seconds = length.total_seconds() if isinstance(length, timedelta) else length
+        if isinstance(seconds, (int, float)) and 0.001 <= seconds <= LONGEST_SECONDS:
+            return round(seconds * 1000)
+    except OverflowError:
+        pass
+    raise QueryError(
+        f'{name}={given!r} is not a length of time: give seconds, text such as "24h" or "1h30m", '
+        "or a timedelta"
+    )
 
 
 def from_ms(due_ms: int) -> datetime:

@@ -1,4 +1,7 @@
-"""Workers that `celery worker` starts give back what they have not begun, with no import line."""
+"""Workers give back what they have not begun, with no import line.
+
+Celery's command line imports this module, and Python's start-up hook does with Celery's worker.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,47 @@ def give_back_early(app: Celery) -> None:
     app.steps["consumer"].update({GiveBack, OwnRequests})
 
 
+def never_wait_for_events(app: Celery) -> None:
+    """Let the event loops of an app's workers go on while the broker is away; twice is safe."""
+    from .bootsteps import Events
+
+    app.steps["consumer"].add(Events)
+
+
+def show_metrics(app: Celery) -> None:
+    """Let workers of an app show metrics, where a setting asks for it; twice is safe."""
+    from .metrics.options import MetricsOptions
+
+    if MetricsOptions.of(app) is not None:
+        from .metrics.bootsteps import Exporter, MeasuredRequests
+
+        app.steps["worker"].add(Exporter)
+        app.steps["consumer"].add(MeasuredRequests)
+
+
+def run_http_jobs(app: Celery) -> None:
+    """Let workers of an app run HTTP jobs; twice is safe."""
+    from .http.jobs import register
+
+    register(app)
+
+
+def run_expectations(app: Celery) -> None:
+    """Let workers of an app do what follows from answers; twice is safe."""
+    from .correlation.expecting import register
+
+    register(app)
+
+
 def _on_init(sender: Any, **_: Any) -> None:
     from kombu_delayed.transport import Transport
 
     if issubclass(sender.app.connection_for_read().get_transport_cls(), Transport):
         give_back_early(sender.app)
+        never_wait_for_events(sender.app)
+        run_http_jobs(sender.app)
+        run_expectations(sender.app)
+        show_metrics(sender.app)
+
+
+watch_workers()

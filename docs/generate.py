@@ -8,8 +8,26 @@ from dataclasses import MISSING, fields
 from functools import cached_property
 from pathlib import Path
 
+from celery_ext.correlation.options import SETTING as EXPECTATIONS
+from celery_ext.correlation.options import ExpectationOptions
+from celery_ext.http.app import OPERATIONS
+from celery_ext.http.options import SETTING, HttpOptions
+from celery_ext.metrics.names import METRICS
+from celery_ext.metrics.options import SETTING as METRICS_SETTING
+from celery_ext.metrics.options import MetricsOptions
 from kombu_delayed.backlog import NEVER_MS
-from kombu_delayed.keys import QueueKeys, shard_counts
+from kombu_delayed.keys import (
+    QueueKeys,
+    bindings,
+    http_form,
+    http_host,
+    http_session,
+    http_tokens,
+    http_topics,
+    lasting_bindings,
+    shard_count,
+    shard_counts,
+)
 from kombu_delayed.options import PREFIX, Options
 from kombu_delayed.spark.columns import COLUMNS
 from kombu_delayed.spark.options import ReadOptions, WriteOptions
@@ -35,8 +53,25 @@ def options_page() -> str:
         default = f"`{each.default}`" if each.default is not None else "see there"
         span = "`True`, `False`" if isinstance(each.default, bool) else f"{least:g} to {most:g}"
         span = f"up to {most:g} characters" if is_text else span
+        span = "lists by queue" if str(each.type).startswith("Mapping") else span
         lines.append(f"| `{PREFIX}{each.name}` | {default} | {span} | {each.metadata['meaning']} |")
+    lines += [
+        "\n## Expectations\n",
+        f"Of the setting `{EXPECTATIONS}` of a Celery app, a dict: "
+        "[answers that come later](../guides/correlation.md).\n",
+        *settings_table(ExpectationOptions),
+    ]
     return "\n".join(lines) + "\n"
+
+
+def settings_table(kind: type) -> list[str]:
+    lines = ["| option | default | range | meaning |", "|---|---|---|---|"]
+    for option in fields(kind):
+        least, most = option.metadata["least"], option.metadata["most"]
+        span = f"{least:g} to {most:g}" if most else ""
+        shown = f"`{option.default}`" if option.default not in ("", ()) else ""
+        lines.append(f"| `{option.name}` | {shown} | {span} | {option.metadata['meaning']} |")
+    return lines
 
 
 def keys_page() -> str:
@@ -63,7 +98,22 @@ def keys_page() -> str:
         doc = (member.func if isinstance(member, cached_property) else member).__doc__
         lines.append(f"| {shown} | {doc} |")
     lines.append(f"| `{shard_counts()}` | {shard_counts.__doc__} |")
+    for key, name in ((shard_count, "q"), (bindings, "exchange"), (lasting_bindings, "exchange")):
+        lines.append(f"| `{key(name)}` | {key.__doc__} |")
+    for name, doc in (
+        (http_tokens(), http_tokens.__doc__),
+        (http_session("<hash>"), http_session.__doc__),
+        (http_form("<hash>"), http_form.__doc__),
+        (http_host("<host>"), http_host.__doc__),
+        (http_topics("<namespace>"), http_topics.__doc__),
+    ):
+        lines.append(f"| `{name}` | {doc} |")
+    lines.append("\nOn a Cluster the lists are `{q}`, `{q}\\x06\\x163` ….")
     lines.append("\nA shard of it is a queue `q\\x1f1`, `q\\x1f2`, …; shard 0 is `q` itself.")
+    lines.append(
+        "On a Cluster a shard's keys have a number behind that name, `{q\\x1f1\\x1f…}:…`, found so "
+        "that the slot is in its place: `kombu_delayed.slots.hash_tag`."
+    )
     return "\n".join(lines) + "\n"
 
 
@@ -104,7 +154,62 @@ def spark_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def http_page() -> str:
+    lines = [
+        NOTICE,
+        "# HTTP API\n",
+        "## Options\n",
+        f"Of the setting `{SETTING}` of the app.\n",
+        *settings_table(HttpOptions),
+    ]
+    lines += ["\n## Operations\n", "| | | scope | body | answers |", "|---|---|---|---|---|"]
+    for each in OPERATIONS:
+        body = f"`{each.body.__name__}`" if each.body else ""
+        answers = ", ".join(
+            f"{status} `{model.__name__}`" if model else str(status)
+            for status, model in each.answers.items()
+        )
+        lines.append(
+            f"| `{each.method} {each.path}` | {each.summary} | {each.scope} | {body} | {answers} |"
+        )
+    lines.append("\nAll that they hold is at `/docs` and in `/openapi.json` of a running server.")
+    return "\n".join(lines) + "\n"
+
+
+def metrics_page() -> str:
+    lines = [
+        NOTICE,
+        "# Metrics\n",
+        "The [guide](../guides/metrics.md) has more. A histogram has `…_bucket`, `…_sum` and "
+        "`…_count`, in seconds.\n",
+    ]
+    for source in dict.fromkeys(metric.source for metric in METRICS.values()):
+        lines += [f"## Of {source}\n", "| metric | kind | labels | |", "|---|---|---|---|"]
+        for metric in METRICS.values():
+            if metric.source == source:
+                labels = ", ".join(f"`{name}`" for name in metric.labels)
+                lines.append(
+                    f"| `{metric.full_name}` | {metric.kind} | {labels} | {metric.meaning} |"
+                )
+        lines.append("")
+    lines += [
+        "## Options\n",
+        f"Of the setting `{METRICS_SETTING}` of the app, for workers.\n",
+        "| option | default | range | meaning |",
+        "|---|---|---|---|",
+    ]
+    for option in fields(MetricsOptions):
+        least, most = option.metadata["least"], option.metadata["most"]
+        span = f"{least:g} to {most:g}" if most else ""
+        lines.append(
+            f"| `{option.name}` | `{option.default}` | {span} | {option.metadata['meaning']} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
 PAGES = {
+    "reference/http.md": http_page,
+    "reference/metrics.md": metrics_page,
     "reference/options.md": options_page,
     "reference/keys.md": keys_page,
     "reference/moves.md": scripts_page,

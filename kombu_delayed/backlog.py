@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
-from .keys import literal
+from .gate import lane_in, reason_of
+from .keys import literal, step_char
 from .message import Kept, open_kept
 from .scripts import script
 from .store import CALL_LIMIT, Store, chunks
+from .wire import numbers
 
 #: Messages that one call looks at.
 PAGE_SIZE = 1_000
@@ -21,7 +24,10 @@ PAGE_BYTES = 1_000_000
 FORECAST_LIMIT = 2_000
 
 #: Keys that only a queue has.
-_KINDS = "(?:partitions|messages|wake|consumers|unacked:.*|dead|dead-messages|events)"
+_KINDS = (
+    "(?:partitions|messages|wake|consumers|unacked:.*|dead|dead-messages|events"
+    "|expectations|answers)"
+)
 
 #: Later than any due time.
 NEVER_MS = 2**53
@@ -48,6 +54,13 @@ class Move(NamedTuple):
     id: str
     due: str
     eta: str = ""
+
+
+class Place(NamedTuple):
+    """Where a page ends: the due time in ms and the member of the last message looked at."""
+
+    due_ms: int
+    member: bytes
 
 
 class Backlog:
@@ -79,40 +92,57 @@ class Backlog:
         meanwhile may be in a page or not; nothing else is passed over. `size` is how many messages
         a call looks at.
         """
+        place: Place | None = None
+        while True:
+            found, place = self.page(place, due_after_ms, due_before_ms, needle, size)
+            yield found
+            if place is None:
+                return
+
+    def page(
+        self,
+        after: Place | None = None,
+        due_after_ms: int = 0,
+        due_before_ms: int = NEVER_MS,
+        needle: str = "",
+        size: int | None = None,
+    ) -> tuple[list[Waiting], Place | None]:
+        """One page, as of `pages`, and where the next one begins; None: this was the last."""
         keys = self._keys
-        more, due_ms, last = 1, str(due_after_ms), b""
-        while more:
-            more, due_ms, last, *found = script("page")(
-                self.store.run,
-                partitions=keys.partitions,
-                delayed=keys.delayed,
-                messages=keys.messages,
-                from_ms=due_ms,
-                after=last,
-                until_ms=due_before_ms,
-                limit=size or PAGE_SIZE,
-                limit_bytes=PAGE_BYTES,
-                needle=needle,
-            )
-            yield _waiting(found)
+        more, due_ms, last, *found = script("page")(
+            self.store.run,
+            partitions=keys.partitions,
+            delayed=keys.delayed,
+            messages=keys.messages,
+            from_ms=after.due_ms if after else due_after_ms,
+            after=b"=" + after.member if after else b"",
+            until_ms=due_before_ms,
+            limit=size or PAGE_SIZE,
+            limit_bytes=PAGE_BYTES,
+            needle=needle,
+        )
+        return _waiting(found), Place(int(due_ms), last[1:]) if more else None
 
     def take(self, ids: Iterable[str]) -> Iterator[Waiting]:
         """Drop the messages with these task ids, some of the ids a call, and return them."""
         for part in chunks(list(ids)):
-            yield from _waiting(self._cancel(part, whole=1, reads=1))
+            yield from _waiting(self._cancel(part, "read"))
 
     def cancel(self, ids: Iterable[str], *, members: bool = False) -> list[int]:
         """Drop messages; returns how many there were, for each id.
 
         An id stands for all messages that share it; with `members`, a `Waiting.member` for one.
         """
+        how = "one" if members else "all"
         parts = chunks(list(ids))
-        return [n for part in parts for n in self._cancel(part, whole=int(not members), reads=0)]
+        return [n for part in parts for n in numbers(self._cancel(part, how))]
 
-    def _cancel(self, ids: Sequence[str], whole: int, reads: int) -> list[Any]:
-        keys = self._keys
-        given = {**self.store.backlog_keys(keys), **self.store.event_keys(keys)}
-        return script("cancel")(self.store.run, **given, whole=whole, reads=reads, ids=ids)
+    def _cancel(self, ids: Sequence[str], how: str) -> Any:
+        keys, store = self._keys, self.store
+        # As `Store.cancel_call` packs it: a cancel shall cost little more than its round trip.
+        head = 5, keys.partitions, keys.delayed, keys.messages, keys.duplicates, keys.events
+        packed = *head, how, store.event_limit, *ids
+        return script("cancel").send(store.run, packed)
 
     def reschedule(self, moves: Iterable[Move], *, members: bool = False) -> list[int]:
         """Give messages another due time; returns how many there were, for each.
@@ -121,10 +151,11 @@ class Backlog:
         """
         counts: list[int] = []
         for part in chunks(list(moves)):
-            counts += script("reschedule")(
+            answer = script("reschedule")(
                 self.store.run,
                 **self.store.backlog_keys(self._keys),
                 **self.store.event_keys(self._keys),
+                moved=self._keys.moved,
                 ready=self._keys.ready,
                 now=self.store.now,
                 partition_size=self.store.partition_size,
@@ -132,28 +163,76 @@ class Backlog:
                 whole=int(not members),
                 entries=[text for move in part for text in move],
             )
+            counts += numbers(answer)
         return counts
+
+    def revise(self, waiting: Waiting, step: int, message: bytes, due_ms: int) -> bool:
+        """Give a message another text, priority step and due time.
+
+        A time that has come makes it ready. False: it is not delayed any more, or has been changed
+        since it was read.
+        """
+        kept = waiting.kept
+        return bool(
+            script("revise")(
+                self.store.run,
+                **self.store.backlog_keys(self._keys),
+                **self.store.event_keys(self._keys),
+                moved=self._keys.moved,
+                ready=self._keys.ready,
+                now=self.store.now,
+                partition_size=self.store.partition_size,
+                steps=self._keys.steps,
+                member=waiting.member.encode(errors="surrogateescape"),
+                expected=f"{step_char(kept.step)}{kept.due_ms}".encode() + kept.message,
+                due_ms=due_ms,
+                record=step_char(step).encode() + message,
+            )
+        )
 
     def forecast(self, edges_ms: Sequence[int]) -> list[int]:
         """How many are due before the first edge, from each edge to the next, and after the last.
 
-        Counted from the partition index: what it costs grows with the number of partitions.
+        Counted from the partition index: what it costs grows with the number of partitions before
+        the last edge.
         """
         if len(edges_ms) > CALL_LIMIT or list(edges_ms) != sorted(edges_ms):
             raise ValueError(f"a forecast takes at most {CALL_LIMIT} edges, in ascending order")
-        counts, start, more = [0] * (len(edges_ms) + 1), 0, 1
-        while more:
+        run, keys = self.store.run, self._keys
+        counts = self._waiting_between(edges_ms)
+        last = run("ZCOUNT", keys.partitions, "-inf", f"({edges_ms[-1]}") if edges_ms else 0
+        for start in range(0, last, FORECAST_LIMIT):
             more, *found = script("forecast")(
-                self.store.run,
-                partitions=self._keys.partitions,
-                delayed=self._keys.delayed,
+                run,
+                partitions=keys.partitions,
+                delayed=keys.delayed,
                 start=start,
-                limit=FORECAST_LIMIT,
+                limit=min(FORECAST_LIMIT, last - start),
                 edges=edges_ms,
             )
             counts = [a + b for a, b in zip(counts, found, strict=True)]
-            start += FORECAST_LIMIT
+            if not more:
+                return counts
+        counts[-1] += max(run("HLEN", keys.messages) - sum(counts), 0)
         return counts
+
+    def _waiting_between(self, edges_ms: Sequence[int]) -> list[int]:
+        """The same of those that wait at the gate, which are in no partition."""
+        run, key = self.store.run, self._keys.waiting
+        if not run("EXISTS", key):
+            return [0] * (len(edges_ms) + 1)
+        bounds = pairwise(["-inf", *edges_ms, "+inf"])
+        return [run("ZCOUNT", key, low, f"({high}") for low, high in bounds]
+
+    def reason(self, member: str) -> str | None:
+        """Why a due message waits at the gate; None: it does not."""
+        run, keys = self.store.run, self._keys
+        name = member.encode(errors="surrogateescape")
+        if run("ZSCORE", keys.waiting, name) is None:
+            return None
+        record = run("HGET", keys.messages, name)
+        limit = run("HGET", keys.gate + "lanes", lane_in(record or b""))
+        return reason_of((limit or b"").decode())
 
 
 def _waiting(answer: Sequence[bytes]) -> list[Waiting]:
@@ -165,14 +244,15 @@ def _waiting(answer: Sequence[bytes]) -> list[Waiting]:
 
 def scan(store: Store, prefix: str, pattern: str = "*") -> Iterator[bytes]:
     """Keys that begin with a prefix and go on as a pattern of SCAN says, some more than once."""
-    cursor = b"0"
-    while True:
-        cursor, page = store.run(
-            "SCAN", cursor, "MATCH", literal(prefix) + pattern, "COUNT", PAGE_SIZE
-        )
-        yield from page
-        if int(cursor) == 0:
-            return
+    for server in store.run.everywhere():
+        cursor = b"0"
+        while True:
+            cursor, page = server(
+                "SCAN", cursor, "MATCH", literal(prefix) + pattern, "COUNT", PAGE_SIZE
+            )
+            yield from page
+            if int(cursor) == 0:
+                break
 
 
 def queues(store: Store) -> set[str]:
@@ -185,4 +265,4 @@ def queues(store: Store) -> set[str]:
     matches = (
         known.fullmatch(key.decode(errors="replace")) for key in scan(store, prefix, "{*}:*")
     )
-    return {match[1] for match in matches if match}
+    return {store.queue_with(match[1]) for match in matches if match}

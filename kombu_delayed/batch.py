@@ -7,64 +7,132 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kombu.transport import redis as stock
-from redis.exceptions import ResponseError
+from redis.exceptions import AskError, ResponseError, TryAgainError
 
+from . import meter
+from .errors import NotReplicated
 from .scripts import Script
 from .store import CALL_LIMIT, Entry, Store, chunks
-from .wire import pack
+from .wire import Wire, numbers, pack
 
 if TYPE_CHECKING:
     from .channel import Channel
 
 
-class Pipeline:
-    """Sends commands without waiting: the server works on them while the program goes on.
+#: The verb of the command that waits for replicas.
+WAIT = "wait"
 
-    `on_answer` is called with the verb that a command was sent under and its answer, in order.
-    """
+#: A verb, which is for whoever hears the answer, and a command.
+Sent = tuple[str, tuple[Any, ...]]
 
-    def __init__(
-        self, store: Store, on_answer: Callable[[str, Any], None] = lambda verb, answer: None
-    ) -> None:
-        self._pool = store.client.connection_pool
+
+class Lane:
+    """One connection of a pipeline. Where it is not redirected it does each command once."""
+
+    def __init__(self, wire: Wire, store: Store, on_answer: Callable[[Sent, Any], None]) -> None:
+        self._wire = wire
+        self._store = store
         self._on_answer = on_answer
         self._connection: Any = None
-        self._unconfirmed: deque[str] = deque()
+        self.unconfirmed: deque[Sent] = deque()
+        self._has_failed = False
 
-    def send(self, commands: list[tuple[str, tuple[Any, ...]]]) -> None:
-        """Send commands, each under a verb, and read the answers to what was sent before."""
+    def send(self, commands: list[Sent]) -> None:
+        """Send commands."""
         if self._connection is None:
-            self._connection = self._pool.get_connection()
+            self._connection = self._wire.connect()
         packed = [pack(command) for _, command in commands]
-        self._connection.send_packed_command(packed, check_health=not self._unconfirmed)
-        before = len(self._unconfirmed)
-        self._unconfirmed.extend(verb for verb, _ in commands)
-        self._confirm(before)
+        self._connection.send_packed_command(packed, check_health=not self.unconfirmed)
+        self.unconfirmed.extend(commands)
 
-    def confirm(self) -> None:
-        """Read the answers to what was sent. Raises the first error among them."""
-        self._confirm(len(self._unconfirmed))
-
-    def _confirm(self, count: int) -> None:
-        errors = []
+    def confirm(self, count: int) -> list[Exception]:
+        """Read so many answers; returns the errors among them. Raises connection errors."""
+        errors: list[Exception] = []
         for _ in range(count):
-            verb = self._unconfirmed.popleft()
+            sent = self.unconfirmed.popleft()
             try:
-                self._on_answer(verb, self._connection.read_response())
-            except ResponseError as error:
+                self._answered(sent, self._answer_to(sent[1]))
+            except (ResponseError, NotReplicated) as error:
                 errors.append(error)
-        if errors:
-            raise errors[0]
+        self._has_failed = self._has_failed or bool(errors)
+        return errors
+
+    def _answer_to(self, command: tuple[Any, ...]) -> Any:
+        try:
+            return self._connection.read_response()
+        except (AskError, TryAgainError):  # and MovedError, which is an AskError
+            return self._store.run.insist(*command, replicas=self._store.replicas)
+
+    def _answered(self, sent: Sent, answer: Any) -> None:
+        if sent[0] == WAIT and self._store.replicas:
+            self._store.replicas.check(answer)
+        else:
+            self._on_answer(sent, answer)
 
     def close(self) -> None:
         """Give the connection back to its pool."""
         connection, self._connection = self._connection, None
         if connection is None:
             return
-        if self._unconfirmed:
+        if self.unconfirmed or self._has_failed:  # the server may be a replica by now
             connection.disconnect()
-        self._unconfirmed.clear()
-        self._pool.release(connection)
+        self._wire.pool.release(connection)
+
+
+class Pipeline:
+    """Sends commands without waiting: the server works on them while the program goes on.
+
+    `on_answer` is called with the verb that a command was sent under and its answer; in order,
+    where there is one server.
+    """
+
+    def __init__(
+        self, store: Store, on_answer: Callable[[str, Any], None] = lambda verb, answer: None
+    ) -> None:
+        self._store = store
+        self._on_answer = on_answer
+        self._lanes: dict[Wire, Lane] = {}
+
+    def send(self, commands: list[Sent], waits_for: str = "") -> None:
+        """Send commands, each under a verb, and read the answers to what was sent before.
+
+        Replicas have to have what is sent under a verb in `waits_for`.
+        """
+        before = {lane: len(lane.unconfirmed) for lane in self._lanes.values()}
+        for wire, part in self._by_wire(commands).items():
+            lane = self._lanes.setdefault(wire, Lane(wire, self._store, self._answered))
+            if self._store.replicas and any(verb in waits_for for verb, _ in part):
+                part.append((WAIT, self._store.replicas.command))
+            lane.send(part)
+        self._confirm(before)
+
+    def _answered(self, sent: Sent, answer: Any) -> None:
+        self._on_answer(sent[0], answer)
+
+    def _by_wire(self, commands: list[Sent]) -> dict[Wire, list[Sent]]:
+        found: dict[Wire, list[Sent]] = {}
+        for verb, command in commands:
+            found.setdefault(self._store.run.to(command), []).append((verb, command))
+        return found
+
+    def confirm(self) -> None:
+        """Read the answers to what was sent. Raises the first error among them."""
+        self._confirm({lane: len(lane.unconfirmed) for lane in self._lanes.values()})
+
+    def _confirm(self, counts: dict[Lane, int]) -> None:
+        errors = [error for lane, count in counts.items() for error in lane.confirm(count)]
+        if errors:
+            raise errors[0]
+
+    def close(self) -> None:
+        """Give the connections back to their pools."""
+        for lane in self._lanes.values():
+            lane.close()
+        self._lanes.clear()
+
+
+#: Where `whole` has it: behind the name of the command, the source and the number of keys.
+FIRST_KEY = 3
 
 
 def whole(move: Script, given: dict[str, Any]) -> tuple[Any, ...]:
@@ -82,8 +150,9 @@ class Outbox(Pipeline):
         on_answer: Callable[[str, Any], None] = lambda verb, answer: None,
     ) -> None:
         super().__init__(store, on_answer)
-        self._store = store
         self._prefix = prefix
+        #: By the first key of a command that schedules.
+        self._queues: dict[Any, str] = {}
         self.reset()
 
     def reset(self) -> None:
@@ -109,17 +178,26 @@ class Outbox(Pipeline):
         """Send what was gathered, and see that what was sent before has arrived."""
         commands = self._commands()
         self.reset()
-        self.send(commands)
+        self.send(commands, waits_for="schedule publish")
 
-    def _commands(self) -> list[tuple[str, tuple[Any, ...]]]:
-        commands: list[tuple[str, tuple[Any, ...]]] = []
+    def _commands(self) -> list[Sent]:
+        commands: list[Sent] = []
         for (verb, queue, expires_ms), entries in self._queued.items():
             call = self._store.schedule_call if verb == "schedule" else self._store.publish_call
             for part in chunks(entries):
-                commands.append((verb, whole(*call(queue, part, expires_ms))))
+                command = whole(*call(queue, part, expires_ms))
+                self._queues[command[FIRST_KEY]] = queue
+                commands.append((verb, command))
         for topic, payload in self._fanout:
             commands.append(("fanout", ("PUBLISH", topic, payload)))
         return commands
+
+    def _answered(self, sent: Sent, answer: Any) -> None:
+        verb, command = sent
+        told = meter.current if verb == "schedule" else None
+        if told is not None and (new := numbers(answer)[0]):
+            told.scheduled(self._queues[command[FIRST_KEY]], new)
+        super()._answered(sent, answer)
 
 
 if hasattr(stock, "PublishBatch"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from time import monotonic
@@ -17,6 +17,7 @@ from redis.exceptions import ResponseError
 
 from . import embedded, urls
 from .consumer import Consumer
+from .decisions import Rules, planned, rules_of
 from .errors import UNREACHABLE, AlreadyDelayed, OptionError, ServerNotReady, translate
 from .lease import Lease
 from .message import Unique, check_task, due, message_id, to_json, unique_key
@@ -26,6 +27,7 @@ from .server import check, inspect
 from .shards import LOOK_SECONDS, is_shard, number_of, queue_of
 from .store import Entry, Limits, Size, Store
 from .wake import WakeConnection
+from .wire import Replicas
 
 #: What servers of this process were found to be, by address.
 _servers: dict[tuple[Any, ...], int] = {}
@@ -36,6 +38,7 @@ class Channel(stock.Channel):
 
     QoS = QoS
     Message = Message
+    store_class = Store
 
     #: Commands that wait longer than this for an answer count as a lost connection.
     socket_timeout = 30.0
@@ -51,6 +54,7 @@ class Channel(stock.Channel):
         self.listen_retry_at = -math.inf
         self._shards_at = 0.0
         self._shard_turn = 0
+        self._rules: Rules | None = None
         self._lease_pool: Any = None
         self._pid = os.getpid()
         self._sync_client: Any = None
@@ -58,7 +62,7 @@ class Channel(stock.Channel):
         self._receivers: dict[str, Any] = {}
         with self._told_apart():
             super().__init__(*args, **kwargs)
-        self.QoS = QoS
+        self.QoS = type(self).QoS
         try:
             _ = self.store  # looks at the server
         except Exception:
@@ -73,11 +77,20 @@ class Channel(stock.Channel):
         """The `delayed_*` transport options."""
         return Options.parse(self.connection.client.transport_options)
 
+    @property
+    def rules(self) -> Rules | None:
+        """Who decides of messages that are sent and delivered here; None: nobody."""
+        if self._rules is None and (found := rules_of(self.options.policies)) is not None:
+            for queue in self.options.policies or {}:
+                _check_one_shard(queue, self.options.shards_of(queue), found)
+            self._rules = found
+        return self._rules
+
     @cached_property
     def store(self) -> Store:
         """The moves of messages, over this channel's connection pool."""
-        client = self._client_of(self.pool)
-        return Store(
+        client = self._client_for_store()
+        return self.store_class(
             client,
             prefix=self.global_keyprefix,
             priority_steps=self.priority_steps,
@@ -88,7 +101,15 @@ class Channel(stock.Channel):
             ),
             event_limit=self.options.events,
             shards=self.options.shards,
+            replicas=self._replicas(),
         )
+
+    def _client_for_store(self) -> Any:
+        return self._client_of(self.pool)
+
+    def _replicas(self) -> Replicas | None:
+        count, seconds = self.options.replicas_to_wait, self.options.replica_timeout_seconds
+        return Replicas(count, int(seconds * 1000)) if count else None
 
     def _client_of(self, pool: Any) -> redis.Redis:
         # The provider of streamed credentials tells the pools of those clients that name it.
@@ -168,11 +189,11 @@ class Channel(stock.Channel):
 
     def _flush_brpop_reauth(self) -> None:
         """New streaming credentials: the waiting connection reconnects with them."""
-        wake = self.consumer and self.consumer.wake
-        if wake and getattr(wake.connection, "_re_auth_token", None) is not None:
-            wake.connection.set_re_auth_token(None)
-            wake.reset()
-            self.connection.cycle.wake_up()
+        for wake in self.consumer.wakes if self.consumer else ():
+            if getattr(wake.connection, "_re_auth_token", None) is not None:
+                wake.connection.set_re_auth_token(None)
+                wake.reset()
+                self.connection.cycle.wake_up()
 
     @contextmanager
     def conn_or_acquire(self, client: Any = None) -> Iterator[Any]:
@@ -231,14 +252,17 @@ class Channel(stock.Channel):
         entry = Entry(message_id(message), step, to_json(message), when.argument if when else "")
         expires_ms = self._expires.get(queue, 0)
         unique = unique_key(message)
+        plans_later = unique is None and getattr(batch, "plans_later", False)
+        if (rules := self.rules) is not None and not plans_later:
+            entry = planned(rules, queue, _task_of(message), entry, self.store)
         if batch is not None and unique is None:
-            batch.add("schedule" if when else "put", queue, entry, expires_ms)
+            batch.add("schedule" if entry.due else "put", queue, entry, expires_ms)
             return
         try:
             queue = self.store.shards.home(queue, unique.key if unique else entry.id)
             if unique is not None:
                 self._put_unique(queue, entry, unique, expires_ms)
-            elif when:
+            elif entry.due:
                 self.store.schedule(queue, [entry], expires_ms)
             else:
                 self.store.publish(queue, [entry], expires_ms)
@@ -276,22 +300,26 @@ class Channel(stock.Channel):
     def _ensure_consumer(self) -> Consumer:
         if self.consumer is None:
             self.resume()
-            self.consumer = Consumer(
-                self.store,
-                self.options,
-                self.qos,
-                self._new_wake(),
-                self._queue_cycle,
-                self._hand_over,
-                Lease(
-                    self._lease_store(),
-                    self.options.lease_seconds,
-                    self._server(),
-                    self.options.consumer_name,
-                ),
-            )
+            self.consumer = self._new_consumer()
             self.consumer.patience_seconds = self.patience_seconds
         return self.consumer
+
+    def _new_consumer(self) -> Consumer:
+        return Consumer(
+            self.store,
+            self.options,
+            self.qos,
+            self._new_wake(),
+            self._queue_cycle,
+            self._hand_over,
+            Lease(
+                self._lease_store(),
+                self.options.lease_seconds,
+                self._server(),
+                self.options.consumer_name,
+            ),
+            self.rules,
+        )
 
     def _lease_store(self) -> Store:
         """The store over connections that give up long before a lease has ended."""
@@ -322,7 +350,10 @@ class Channel(stock.Channel):
             self._handlers[queue] = self.connection._callbacks[queue]
             takes = no_ack or not self.ack_emulation
             consumer = self._ensure_consumer()
-            for shard in self.store.shards.all(queue):
+            shards = self.store.shards.all(queue)
+            if self.rules is not None:
+                _check_one_shard(queue, len(shards), self.rules)
+            for shard in shards:
                 consumer.add(shard, takes, self._expires.get(queue, 0))
             self.connection.cycle.wake_up()
         return result
@@ -364,7 +395,8 @@ class Channel(stock.Channel):
             for queue in tuple(self.consumer.sources):
                 self.consumer.remove(queue)
             self._flush()
-            self.connection.cycle.wake_up()
+            if self.connection is not None:  # a greenlet may do this when it has been closed
+                self.connection.cycle.interrupt()
 
     def basic_qos(self, *args: Any, **kwargs: Any) -> None:
         """Change the prefetch limit."""
@@ -412,14 +444,24 @@ class Channel(stock.Channel):
         taker = getattr(receiver, "on_message", None)
         return str(getattr(taker, "__module__", "")).startswith("celery.worker.")
 
-    def waits(self, tag: int) -> None:
-        """Its program calls `begins` before it begins on a message that was handed out."""
+    def waits(self, tag: int) -> bool:
+        """Its program calls `begins` before it begins on a message that was handed out.
+
+        Returns whether it is to call `has_ended` when it has ended, whenever the message is acked.
+        """
         self.qos.wait(tag)
+        has_slots = self.qos.keep_slots(tag)
         queue = self.qos.queue_of(tag)
         if queue and self.consumer is not None and queue not in self.consumer.sources:
             # It was being handed over when a signal handler cancelled its queue.
             self.qos.give_back_waiting(queue)
             self._flush()
+        return has_slots
+
+    def has_ended(self, tag: int) -> None:
+        """What its program did with a message has ended; from any thread. Twice is safe."""
+        if self.qos.task_ended(tag):
+            self.on_done()
 
     def begins(self, tag: int) -> bool:
         """Whether its program may begin on a message that `waits`; from any thread.
@@ -427,6 +469,16 @@ class Channel(stock.Channel):
         False: it has gone back to its queue, or the lease has ended.
         """
         return self.qos.begin(tag) and self.holds(tag)
+
+    def give_back(self, tags: Iterable[int]) -> None:
+        """Put messages back at once, as what was at work on them was ended. No attempt counts."""
+        for tag in tags:
+            self.qos.ended(tag)
+        self._flush()
+
+    def because(self, tag: int, reason: str) -> None:
+        """Why a message is about to be rejected, for its dead letter."""
+        self.qos.because(tag, reason)
 
     def holds(self, tag: int) -> bool:
         """Whether a message that was handed out and not acked is this consumer's; from any thread.
@@ -460,6 +512,10 @@ class Channel(stock.Channel):
         except UNREACHABLE:
             if self.closed:
                 raise
+
+    def hears_over(self, connection: Any) -> bool:
+        """Whether what is sent to a fanout exchange comes over a pub/sub connection."""
+        return True
 
     def _unsubscribe_from(self, queue: str) -> None:
         # Kombu 5.5 sends UNSUBSCRIBE for what it has subscribed to with PSUBSCRIBE.
@@ -497,10 +553,14 @@ class Channel(stock.Channel):
         return any(map(any, self._sizes(queue)))
 
     def _purge(self, queue: str) -> int:
+        self.store.shards.look_again()
         return sum(map(self.store.purge, self.store.shards.all(queue)))
 
-    def _delete(self, queue: str, *args: Any, **kwargs: Any) -> None:
+    def _drop_queue(self, queue: str, *args: Any, **kwargs: Any) -> None:
         super()._delete(queue, *args, **kwargs)
+
+    def _delete(self, queue: str, *args: Any, **kwargs: Any) -> None:
+        self._drop_queue(queue, *args, **kwargs)
         for shard in self.store.shards.all(queue):
             self.store.delete(shard)
         self.store.shards.forget(queue)
@@ -509,6 +569,7 @@ class Channel(stock.Channel):
         self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any
     ) -> Any:
         """Delete a queue; with `if_empty` only when nothing is ready or delayed in it."""
+        self.store.shards.look_again()
         if if_empty and self._has_queue(queue):
             return None
         return super().queue_delete(queue, if_unused=if_unused, **kwargs)
@@ -518,3 +579,15 @@ class Channel(stock.Channel):
         if not self.closed:
             self.leave()
         super().close()
+
+
+def _check_one_shard(queue: str, count: int, rules: Rules) -> None:
+    if count > 1 and rules.gate(queue) is not None:
+        raise OptionError(
+            f"queue {queue!r} has policies by which its messages take turns or have limits, and "
+            f"{count} shards: such a queue has one"
+        )
+
+
+def _task_of(message: dict[str, Any]) -> str:
+    return str((message.get("headers") or {}).get("task") or "")

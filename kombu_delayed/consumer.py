@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter
 from time import monotonic
@@ -19,10 +20,14 @@ from kombu.log import get_logger
 from kombu.utils.scheduling import priority_cycle
 from kombu.utils.uuid import uuid
 
-from .errors import UNREACHABLE, LeaseLost, MessageError
+from . import meter
+from .decisions import Arrival, Rules
+from .errors import UNREACHABLE, LeaseLost, MessageError, NotReplicated
+from .gatekeeper import Claimed, Gatekeeper
 from .lease import Lease
 from .message import Envelope, due, hide_eta, open_envelope
 from .options import Options
+from .ruling import rule
 from .shards import queue_of
 from .store import Delivered, Entry, Store
 
@@ -63,6 +68,9 @@ QUICK_RUNS = 3
 
 FIRST_RETRY_SECONDS = 0.05
 LONGEST_RETRY_SECONDS = 1.0
+
+#: With an ack to send: its task runs again if this process dies before.
+ACK_RETRY_SECONDS = 0.2
 
 
 @dataclass
@@ -137,6 +145,7 @@ class Consumer:
         cycle: Any,
         hand_over: Callable[[dict[str, Any], str], None],
         lease: Lease | None = None,
+        rules: Rules | None = None,
     ) -> None:
         self.store = store
         self.options = options
@@ -147,7 +156,9 @@ class Consumer:
         self._qos = qos
         self._cycle = cycle
         self._hand_over = hand_over
-        self._buffer: deque[tuple[str, int, bytes]] = deque()
+        self._rules = rules
+        self._gates = Gatekeeper(store, rules, qos)
+        self._buffer: deque[Claimed] = deque()
         self._tag = 0
         self._last_claim_at = -math.inf
         self._server_ahead_ms = -math.inf
@@ -156,6 +167,7 @@ class Consumer:
         self._quick_runs = 0
         self._broken_since: float | None = None
         self._retry_at = -math.inf
+        self._ack_retry_at = -math.inf
         self._hold_until = -math.inf
         self._retry_seconds = FIRST_RETRY_SECONDS
 
@@ -183,6 +195,11 @@ class Consumer:
             self.store.announce(queue)
         except UNREACHABLE as error:
             logger.info("Other consumers of queue %r look by themselves: %s", queue, error)
+
+    @property
+    def wakes(self) -> list[WakeConnection]:
+        """What it waits on."""
+        return [self.wake]
 
     def _stop_waiting(self) -> None:
         """A token may be on its way and get lost: claim, or let others, whatever it was for."""
@@ -226,8 +243,8 @@ class Consumer:
     def step(self) -> float:
         """Do what is due; returns when to come back, by the monotonic clock."""
         now = monotonic()
-        if now < self._retry_at:
-            return self._retry_at
+        if now < (retry_at := self._try_again_at):
+            return retry_at
         try:
             self._step(now)
         except UNREACHABLE as error:
@@ -238,11 +255,15 @@ class Consumer:
     def _step(self, now: float) -> None:
         if self.lease.lost:
             raise LeaseLost
-        self._qos.flush(self.store, self.lease)
+        self._look(now)
+        if self._qos.has_rejects or (self._qos.has_freed and self._gates.was_short):
+            self._qos.flush(self.store, self.lease)
         for queue in tuple(self._unsure):
             self._recover(queue)
         self.wake.check(now)
         self._claim_wanted(now)
+        # Acks are not waited for: behind the claim they do not hold up its answer.
+        self._qos.flush(self.store, self.lease)
         if (
             not self._buffer
             and self._room()
@@ -250,8 +271,17 @@ class Consumer:
         ):
             self.wake.start(self.sources)
 
+    def _look(self, now: float) -> None:
+        """Acks that the server has refused, or has not heard of, leave with the next flush."""
+        if now >= self._look_at:
+            self.store.run.look()
+
+    @property
+    def _look_at(self) -> float:
+        return self.store.run.look_at
+
     def _next_step_at(self) -> float:
-        times = [self.wake.overdue_at]
+        times = [self.wake.overdue_at, self._look_at]
         has_room = self._room() > 0
         for source in tuple(self.sources.values()):
             times.append(source.due_at)
@@ -276,8 +306,13 @@ class Consumer:
             self._broken_since = None
             raise error
         self._retry_at = now + self._retry_seconds
+        self._ack_retry_at = now + min(self._retry_seconds, ACK_RETRY_SECONDS)
         self._retry_seconds = min(self._retry_seconds * 2, LONGEST_RETRY_SECONDS)
         return self._retry_at
+
+    @property
+    def _try_again_at(self) -> float:
+        return self._ack_retry_at if self._qos.has_unsent else self._retry_at
 
     def _start_anew(self) -> None:
         """Others have what this consumer held: it goes on as a new one, and lets Kombu know."""
@@ -285,6 +320,8 @@ class Consumer:
             "The lease of consumer %s has ended and others get what it held: it starts anew",
             self.lease.consumer,
         )
+        if (told := meter.current) is not None:
+            told.lease_lost()
         self.lease.end()
         self.lease = self.lease.successor()
         self._buffer.clear()
@@ -339,7 +376,12 @@ class Consumer:
         for source in sorted(self.sources.values(), key=_claimed_at):
             if source.wanted(now):
                 shards.setdefault(queue_of(source.queue), []).append(source)
-        return [shards[q] for q in self._cycle.consume(len(self.sources)) if q in shards]
+        return [shards[q] for q in self._cycle.consume(self._turns) if q in shards]
+
+    @property
+    def _turns(self) -> int:
+        """How many queues take turns, at the most."""
+        return len(self.sources)
 
     def _claim_some(self, source: Source, now: float, want: int) -> int:
         if want > 0:
@@ -358,14 +400,28 @@ class Consumer:
         answer = self._deliver(queue, 1 if source.no_ack else want, source.no_ack, True)
         source.answered(answer, monotonic(), self._server_ms(), self.options.poll_seconds)
         self._last_claim_at = now
-        for record in answer.records:
-            self._tag += 1
-            self._buffer.append((queue, self._tag, record))
+        claimed = self._numbered(queue, answer.records)
+        kept = self._let_in(queue, claimed, source.no_ack)
+        self._gates.was_short = len(claimed) < want
+        self._tag += len(claimed)  # else it finds what was claimed again
+        self._buffer.extend(kept)
+        source.ready = source.ready or len(kept) < len(claimed)
         self._unsure.discard(queue)
         if answer.records:
             source.claimed_at = now
             self._cycle.rotate(queue_of(queue))
         return len(answer.records)
+
+    def _numbered(self, queue: str, records: Sequence[bytes]) -> list[Claimed]:
+        return [Claimed(queue, tag, record) for tag, record in enumerate(records, self._tag + 1)]
+
+    def _let_in(self, queue: str, claimed: Sequence[Claimed], no_ack: bool) -> list[Claimed]:
+        try:
+            return self._gates.let_in(claimed, self.lease, no_ack, self._server_ms())
+        except UNREACHABLE:
+            if no_ack:  # nobody else has them
+                return [*claimed]
+            raise
 
     def _deliver(self, queue: str, want: int, no_ack: bool, waits: bool) -> Delivered:
         self._unsure.add(queue)
@@ -379,16 +435,23 @@ class Consumer:
             lease_ms=0 if no_ack else self.lease.ms,
             leased=self.lease.holds(queue) and not no_ack,
             waits=waits,
+            listens=waits and self._listens(queue),
             promotions=self.options.promote_batch,
             expires_ms=source.expires_ms if source else 0,
+            gate=self._gates.gate(queue),
         )
         if answer is None:
             self.lease.lost = True
             raise LeaseLost
+        self._gates.answered(queue, answer.gated)
         if not no_ack:
             self.lease.grant(queue, asked_at)
         self._compare_clocks(answer.now_ms)
         return answer
+
+    def _listens(self, queue: str) -> bool:
+        """Whether it is sent tokens, rather than to take them."""
+        return False
 
     def _compare_clocks(self, server_ms: int) -> None:
         """The server's time comes late and in whole milliseconds: the most advanced is nearest."""
@@ -405,15 +468,16 @@ class Consumer:
         if found and not self.lease.holds(queue):
             self.lease.grant(queue, -math.inf)  # the next call finds out whether it still lasts
         if queue in self.sources:
-            self._buffer.extend((queue, tag, record) for tag, record in found)
+            claimed = [Claimed(queue, tag, record) for tag, record in found]
+            self._buffer.extend(self._let_in(queue, claimed, False))
         elif found:
             self.store.release(queue, self.lease.consumer, [tag for tag, _ in found])
         # It may not have been carried out yet: its tags are its own, lest it overwrites others.
         self._tag = max([self._tag + LARGEST_CLAIM, *(tag for tag, _ in found)])
         self._unsure.discard(queue)
 
-    def take_token(self) -> None:
-        """Read the wake token that has come."""
+    def take_token(self, connection: Any = None) -> None:
+        """Read the wake token that has come over one of the connections."""
         if not self.wake.waiting:
             self.wake.reset()  # an idle connection was closed by the server
             return
@@ -489,10 +553,17 @@ class Consumer:
 
     def _mind_blocking(self) -> None:
         """If tasks run in this very thread, others have to keep its promises meanwhile."""
-        if self._quick_runs < QUICK_RUNS and self.wake.waiting:
+        if self._quick_runs >= QUICK_RUNS:
+            return
+        self._qos.settle(self.store, self.lease)  # nobody would hear of an ack that is refused
+        if self.wake.waiting:
             self._stop_waiting()
-            for other in tuple(self.sources):
-                self.store.announce(other)
+            self.announce_all()
+
+    def announce_all(self) -> None:
+        """Let others claim whatever there is in its queues."""
+        for queue in tuple(self.sources):
+            self.store.announce(queue)
 
     def get(self, queue: str, no_ack: bool) -> tuple[dict[str, Any], bytes] | None:
         """Claim one message of a queue without waiting, with its record; None: there is none."""
@@ -501,15 +572,18 @@ class Consumer:
         for unsure in tuple(self._unsure):
             self._recover(unsure)
         while records := self._deliver(queue, 1, no_ack, False).records:
-            self._tag += 1
+            claimed = self._numbered(queue, records)
+            kept = self._let_in(queue, claimed, no_ack)
+            self._tag += len(claimed)
             self._unsure.discard(queue)
-            try:
-                payload = self._open(queue, self._tag, records[0], no_ack)
-            except UNREACHABLE:
-                self._qos.give_back(queue, [] if no_ack else [self._tag])
-                raise
-            if payload is not None:
-                return payload, records[0]
+            for _, tag, record in kept:
+                try:
+                    payload = self._open(queue, tag, record, no_ack)
+                except UNREACHABLE:
+                    self._qos.give_back(queue, [] if no_ack else [tag])
+                    raise
+                if payload is not None:
+                    return payload, record
         self._unsure.discard(queue)
         return None
 
@@ -518,9 +592,16 @@ class Consumer:
         is_known = isinstance(error, MessageError)
         reason = str(error) if is_known else f"its body cannot be read: {error}"
         self._bury(queue, tag, record, reason, no_ack)
+        self._qos.free(tag)
 
     def _open(self, queue: str, tag: int, record: bytes, no_ack: bool) -> dict[str, Any] | None:
         """The message for its consumer, or None where it went elsewhere."""
+        payload = self._checked(queue, tag, record, no_ack)
+        if payload is None:
+            self._qos.free(tag)
+        return payload
+
+    def _checked(self, queue: str, tag: int, record: bytes, no_ack: bool) -> dict[str, Any] | None:
         try:
             envelope = open_envelope(record[1:], tag)
         except MessageError as error:
@@ -529,13 +610,26 @@ class Consumer:
         if envelope.due_ms is None and (at_ms := self._not_yet_due(envelope)):
             if no_ack:
                 entry = Entry(envelope.id, record[0] - 48, record[1:].decode(), str(at_ms))
-                self.store.schedule(queue, [entry])
+                with suppress(NotReplicated):  # that is for its producer to know
+                    self.store.schedule(queue, [entry])
             else:
                 self.store.park(queue, self.lease.consumer, [(tag, envelope.id, at_ms)])
             return None
+        if not self._may_run(queue, envelope, record, no_ack):
+            return None
         if not no_ack:
             self._qos.received(tag, queue, envelope.id)
+        if (told := meter.current) is not None:
+            due_ms = envelope.due_ms
+            late_seconds = None if due_ms is None else (self._server_ms() - due_ms) / 1000
+            told.delivered(queue, late_seconds, envelope.deliveries)
         return envelope.payload
+
+    def _may_run(self, queue: str, envelope: Envelope, record: bytes, no_ack: bool) -> bool:
+        if self._rules is None:
+            return True
+        arrival = Arrival(queue, envelope, record, math.ceil(self._server_ms()), self.store)
+        return rule(self._rules, arrival, self.lease.consumer, no_ack)
 
     def _not_yet_due(self, envelope: Envelope) -> int | None:
         """A stock producer makes messages ready before they are due; returns when they are."""
@@ -546,7 +640,7 @@ class Consumer:
         at_ms = server_ms + (when.delay_ms or 0) if when.at_ms is None else when.at_ms
         if at_ms > server_ms:
             return at_ms
-        hide_eta(envelope.payload)
+        hide_eta(envelope.payload, at_ms)
         return None
 
     def _bury(self, queue: str, tag: int, record: bytes, reason: str, no_ack: bool) -> None:

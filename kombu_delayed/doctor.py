@@ -7,19 +7,20 @@ looked at once more by the script that repairs it, so that nothing is called wro
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from .backlog import scan
+from redis import Redis
+
+from .backlog import NEVER_MS, scan
 from .findings import Finding
 from .scripts import script
 from .server import check, inspect
 from .server import logger as server_logger
-from .store import CALL_LIMIT, LONGEST_GRACE_MS, Store, chunks
+from .store import CALL_LIMIT, Store, chunks
 
 #: Messages that one call looks at, and about how much it reads of them.
 PAGE_SIZE = 200
@@ -73,7 +74,9 @@ def examine_server(store: Store) -> Finding | None:
     """
     finding = Finding("server")
     with _warnings() as texts:
-        check(inspect(store.client), clock_skew_warning_seconds=CLOCK_SKEW_SECONDS)
+        for server in store.run.everywhere():
+            found = inspect(Redis(connection_pool=server.pool))
+            check(found, clock_skew_warning_seconds=CLOCK_SKEW_SECONDS)
     for text in texts:
         finding.count += 1
         finding.examples.append(text)
@@ -114,8 +117,10 @@ class Doctor:
         self._strays()
         self._messages()
         self._names()
+        self._notes()
         self._dead_letters()
         self._leases()
+        self._gate()
         self._wake()
         self._tokens()
         return list(self._found.values())
@@ -151,6 +156,8 @@ class Doctor:
         prefix = self._keys.delayed
         for key in scan(self.store, prefix):
             name = key[len(prefix.encode()) :]
+            if key == self._keys.waiting.encode():
+                continue
             if self.store.run("ZSCORE", self._keys.partitions, name) is not None:
                 continue
             start = 0
@@ -214,6 +221,17 @@ class Doctor:
         given = {"messages": keys.messages, "unique": keys.unique, "unique_due": keys.unique_due}
         self._sweep_parts("repair_unique", ("unique", "due"), **given)
 
+    def _notes(self) -> None:
+        """What is known of expectations, and early answers."""
+        keys = self._keys
+        given = {"messages": keys.messages, "unique": keys.unique, "unique_due": keys.unique_due}
+        for notes, until in (
+            (keys.expectations, keys.expectations_until),
+            (keys.answers, keys.answers_until),
+        ):
+            each = {"notes": notes, "notes_until": until, **given}
+            self._sweep_parts("repair_notes", ("notes", "until"), **each)
+
     def _dead_letters(self) -> None:
         keys = self._keys
         given = {
@@ -244,10 +262,30 @@ class Doctor:
             if int(cursor) == 0:
                 return known
 
+    def _gate(self) -> None:
+        """After the leases: who had slots and is dead has none then."""
+        keys, run = self._keys, self.store.run
+        prefix = keys.slots("")
+        for key in scan(self.store, prefix):
+            name = _text(key[len(prefix.encode()) :])
+            if not self._is_registered(name) and run("EXISTS", key):
+                self._add("slots", name)
+                if self.fix:
+                    run("UNLINK", key)
+        given = {
+            **self.store.backlog_keys(keys),
+            "consumers": keys.consumers,
+            "gate": keys.gate,
+            "ready": keys.ready,
+            "now": self.store.now,
+            "steps": keys.steps,
+        }
+        self._sweep("repair_gate", **given)
+
     # Who consumes.
 
     def _leases(self) -> None:
-        if self._has_just_started():
+        if self._is_another_server():
             return
         known = self.store.consumers(self.queue)
         for name, left_ms, unacked in known:
@@ -269,12 +307,13 @@ class Doctor:
         if self.fix:
             self.store.reclaim(self.queue, consumer)
 
-    def _has_just_started(self) -> bool:
-        """Consumers had no chance yet to renew their leases."""
-        info: bytes = self.store.run("INFO", "server")
-        found = re.search(rb"uptime_in_seconds:(\d+)", info)
-        up_ms = int(found[1]) * 1000 if found else LONGEST_GRACE_MS
-        return self.store.now == "" and up_ms < LONGEST_GRACE_MS
+    def _is_another_server(self) -> bool:
+        """Consumers had no chance yet to renew their leases since a restart or a failover."""
+        granted_by: bytes | None = self.store.run("GET", self._keys.granted_by)
+        if granted_by is None or self.store.now:
+            return False
+        info: bytes = self.store.run.to(("GET", self._keys.granted_by))("INFO", "server")
+        return b"run_id:" in info and b"run_id:" + granted_by not in info
 
     def _wake(self) -> None:
         """Looks several times where a consumer may have a token in its hands."""
@@ -296,7 +335,7 @@ class Doctor:
         if not consumers:
             return
         if self.fix:
-            self.store.run("DEL", self._keys.wake)
+            self.store.run("ZREM", self._keys.wake, "now", "due")
             self.store.announce(self.queue)
         still = self._deaf() if self.fix else consumers
         for name in consumers:
@@ -316,14 +355,14 @@ class Doctor:
         return {name for name, left_ms, unacked in consumers if left_ms > 0 and not unacked}
 
     def _tokens_now(self) -> set[tuple[Any, Any]]:
-        return {*_scored(self.store.run("ZRANGE", self._keys.wake, 0, -1, "WITHSCORES"))}
+        return {*_tokens(self.store, self._keys.wake)}
 
     def _silence(self) -> tuple[str, bool]:
         """What nobody has been told of (or empty), and whether somebody consumes."""
         keys, run = self._keys, self.store.run
         size = self.store.size(self.queue)
         # Moves put message and token at once, so who looks at messages first misses none.
-        tokens = {name for name, _ in _scored(run("ZRANGE", keys.wake, 0, -1, "WITHSCORES"))}
+        tokens = {name for name, _ in _tokens(self.store, keys.wake)}
         holder = (run("GET", keys.armed) or b"").partition(b" ")[2].decode(errors="replace")
         living = {name for name, left_ms, _ in self.store.consumers(self.queue) if left_ms > 0}
         missing = []
@@ -354,6 +393,11 @@ def _next_page(count: int, size: int) -> int:
 
 def _pairs(flat: list[Any]) -> list[tuple[Any, Any]]:
     return list(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _tokens(store: Store, key: str) -> list[tuple[Any, Any]]:
+    """Wake tokens with when to claim; who waits for one, on a Cluster, has a higher score."""
+    return _scored(store.run("ZRANGEBYSCORE", key, "-inf", NEVER_MS, "WITHSCORES"))
 
 
 def _scored(answer: list[Any]) -> list[tuple[Any, Any]]:

@@ -36,10 +36,22 @@ class ServerNotReady(DelayedError, exceptions.ConnectionError):
     """The server cannot take commands now: it loads, follows another one, or is busy."""
 
 
+class NodeDown(ServerNotReady):
+    """A node of the Cluster cannot be reached; queues on other nodes go on."""
+
+
 class ServerFull(DelayedError, OperationalError):
     """The server has no memory left for more messages; nothing was stored.
 
     Free memory or raise maxmemory. What is stored already can still be delivered.
+    """
+
+
+class NotReplicated(DelayedError):
+    """A message is stored on the master, but not yet on as many replicas as were asked for.
+
+    It stays there, and replicas get it when they can. Sent again, a delayed message with a task id
+    is recognised and kept once; one for now is not.
     """
 
 
@@ -87,7 +99,7 @@ def translate(error: exceptions.ResponseError) -> Exception:
     """
     if isinstance(error, exceptions.OutOfMemoryError) or re.search(r"\bOOM\b", str(error)):
         return ServerFull()
-    known = (exceptions.ReadOnlyError, exceptions.MasterDownError)
+    known = (exceptions.ReadOnlyError, exceptions.MasterDownError, exceptions.ClusterDownError)
     if isinstance(error, known) or _NOT_READY.search(str(error)):
         return ServerNotReady(f"the server cannot take commands now: {error}")
     return error

@@ -5,6 +5,7 @@ Each queue has one, capped at the transport option `delayed_events`. docs/events
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,13 @@ from .shards import number_of, queue_of, shard_name
 from .store import Store
 
 #: The version of the format that is read here, and that the scripts write.
-VERSION = 1
+VERSION = 2
+
+_VERSION = str(VERSION).encode()
+
+#: So many members an event has, the last one, its reason, only where there is one; versions of the
+#: package may append others.
+FACTS = 8
 
 EVENTS = (
     "scheduled",
@@ -22,6 +29,7 @@ EVENTS = (
     "cancelled",
     "delivered",
     "acked",
+    "dropped",
     "released",
     "reclaimed",
     "buried",
@@ -53,6 +61,8 @@ class Event:
     deliveries: int
     #: Which of the queue's shards; each has a stream of its own.
     shard: int = 0
+    #: Why it waits, was dropped or was buried; empty where there is none.
+    reason: str = ""
 
     @property
     def stream(self) -> str:
@@ -72,26 +82,25 @@ class Event:
     @classmethod
     def of(cls, queue: str, entry: Sequence[Any]) -> Event:
         """Read an entry of a stream. Raises DelayedError for a version that is not known here."""
-        stream_id, flat = entry
-        texts = [part.decode(errors="replace") for part in flat]
-        fields = dict(zip(texts[::2], texts[1::2], strict=True))
-        if fields.get("v") != str(VERSION):
-            raise DelayedError(
-                f"lifecycle event {stream_id.decode()} of queue {queue!r} has version "
-                f"{fields.get('v')!r}, and {VERSION} is what is known here: update kombu-delayed"
-            )
-        return cls(
-            stream_id.decode(),
-            fields["event"],
-            queue_of(queue),
-            fields["id"],
-            fields["task"],
-            fields["tenant"],
-            int(fields["due_ms"]) if fields["due_ms"] else None,
-            fields["consumer"],
-            int(fields["deliveries"]),
-            number_of(queue),
+        stream_id, event, id, task, tenant, due_ms, consumer, count, reason = told(queue, entry)
+        facts = id, task, tenant, due_ms, consumer, count
+        return cls(stream_id, event, queue_of(queue), *facts, number_of(queue), reason)
+
+
+def told(queue: str, entry: Sequence[Any]) -> list[Any]:
+    """What an entry of a stream says: stream id, event, id, task, tenant, due_ms, consumer,
+    deliveries and reason. Raises DelayedError for a version that is not known here.
+    """
+    stream_id, flat = entry
+    fields = dict(zip(flat[::2], flat[1::2], strict=True))
+    if fields.get(b"v") != _VERSION:
+        version = fields.get(b"v", b"").decode(errors="replace")
+        raise DelayedError(
+            f"lifecycle event {stream_id.decode()} of queue {queue!r} has version {version!r}, and "
+            f"{VERSION} is what is known here: update kombu-delayed"
         )
+    facts = json.loads(fields[b"event"].decode(errors="replace"))
+    return [stream_id.decode(), *facts[:FACTS], *[""] * (FACTS - len(facts))]
 
 
 def read(store: Store, queue: str, after: str = "-", count: int = PAGE_SIZE) -> list[Event]:

@@ -13,21 +13,24 @@ SEPARATOR = "\x06\x16"
 class QueueKeys:
     """The keys of one queue, with the global key prefix in front of each.
 
-    Kombu's ready list is named `queue`, everything else `{queue}:…`: both hash to one Cluster slot.
+    Kombu's ready list is named `queue`, everything else `{queue}:…`. On a Cluster, where all must
+    be in one slot, the lists are `{queue}` too; what is in braces there is given as `tag`.
     """
 
     queue: str
     prefix: str = ""
     priority_steps: tuple[int, ...] = (0, 3, 6, 9)
     separator: str = SEPARATOR
+    tag: str = ""
 
     def _tagged(self, name: str) -> str:
-        return f"{self.prefix}{{{self.queue}}}:{name}"
+        return f"{self.prefix}{{{self.tag or self.queue}}}:{name}"
 
     def ready_list(self, step: int) -> str:
         """Kombu's list for a priority step; step 0 is the queue's own name."""
         suffix = f"{self.separator}{step}" if step else ""
-        return f"{self.prefix}{self.queue}{suffix}"
+        name = f"{{{self.tag}}}" if self.tag else self.queue
+        return f"{self.prefix}{name}{suffix}"
 
     @cached_property
     def ready(self) -> tuple[str, ...]:
@@ -50,6 +53,20 @@ class QueueKeys:
         return self._tagged("partitions")
 
     @cached_property
+    def waiting(self) -> str:
+        """Sorted set id -> due_ms, of what is due and waits at the gate."""
+        return self._tagged("delayed:waiting")
+
+    @cached_property
+    def gate(self) -> str:
+        """What the keys of the gate begin with."""
+        return self._tagged("gate:")
+
+    def slots(self, consumer: str) -> str:
+        """Hash tag -> the slots that this consumer's message has."""
+        return f"{self.gate}slots:{consumer}"
+
+    @cached_property
     def messages(self) -> str:
         """Hash id -> priority step + due time in ms + message, of all that is delayed."""
         return self._tagged("messages")
@@ -70,8 +87,13 @@ class QueueKeys:
         return self._tagged("unique-due")
 
     @cached_property
+    def moved(self) -> str:
+        """Sorted set id -> when it came to another place in the backlog, for an hour."""
+        return self._tagged("moved")
+
+    @cached_property
     def wake(self) -> str:
-        """Sorted set of wake tokens -> when to claim."""
+        """Sorted set of wake tokens -> when to claim; on a Cluster also of who waits for one."""
         return self._tagged("wake")
 
     @cached_property
@@ -84,9 +106,34 @@ class QueueKeys:
         """Sorted set consumer -> end of its lease."""
         return self._tagged("consumers")
 
+    @cached_property
+    def granted_by(self) -> str:
+        """String: run id of the server by whose clock the leases in `consumers` end."""
+        return self._tagged("granted-by")
+
     def unacked(self, consumer: str) -> str:
         """Hash tag -> priority step + message, of one consumer."""
         return self._tagged(f"unacked:{consumer}")
+
+    @cached_property
+    def expectations(self) -> str:
+        """Hash name -> JSON: what is expected under it, or how that has ended."""
+        return self._tagged("expectations")
+
+    @cached_property
+    def expectations_until(self) -> str:
+        """Sorted set name -> when that is forgotten."""
+        return self._tagged("expectations-until")
+
+    @cached_property
+    def answers(self) -> str:
+        """Hash name -> JSON: an answer whose question has yet to come."""
+        return self._tagged("answers")
+
+    @cached_property
+    def answers_until(self) -> str:
+        """Sorted set name -> when that is forgotten."""
+        return self._tagged("answers-until")
 
     def held(self, consumer: str) -> str:
         """Sorted set of the tags in a large unacked hash, while they are given back."""
@@ -112,6 +159,11 @@ class QueueKeys:
         """Stream of lifecycle events."""
         return self._tagged("events")
 
+    @cached_property
+    def latest(self) -> str:
+        """Sorted set key -> the latest due time that was seen of it, for policies."""
+        return self._tagged("latest")
+
     def job(self, job_id: str) -> str:
         """Hash id -> what a job has done with it; and counts of each run."""
         return self._tagged(f"job:{job_id}")
@@ -130,6 +182,46 @@ def job_shards(ledger: str, prefix: str = "") -> str:
 def shard_counts(prefix: str = "") -> str:
     """Hash queue -> the most shards that it was spread over; queues of one are not in it."""
     return f"{prefix}kombu-delayed-shards"
+
+
+def bindings(exchange: str, prefix: str = "") -> str:
+    """Set of an exchange's bindings, on a Cluster: in the slot of a queue of the same name."""
+    return f"{prefix}_kombu.binding.{{{exchange}}}"
+
+
+def lasting_bindings(exchange: str, prefix: str = "") -> str:
+    """Set of those among an exchange's bindings that do not expire, on a Cluster."""
+    return f"{prefix}_kombu.binding_permanent.{{{exchange}}}"
+
+
+def shard_count(queue: str, prefix: str = "") -> str:
+    """Hash: the same of this one queue, on a Cluster."""
+    return f"{prefix}{{{queue}}}:shards"
+
+
+def http_tokens(prefix: str = "") -> str:
+    """Hash id of a token of the HTTP API -> JSON: the hash of its secret, and what it may."""
+    return f"{prefix}kombu-delayed-http:tokens"
+
+
+def http_session(id: str, prefix: str = "") -> str:
+    """String of a login to the pages, by the hash of its secret: id of the token, expiring."""
+    return f"{prefix}kombu-delayed-http:session:{id}"
+
+
+def http_form(id: str, prefix: str = "") -> str:
+    """String of a form of the pages that was sent, so that it is taken once; expiring."""
+    return f"{prefix}kombu-delayed-http:form:{id}"
+
+
+def http_host(host: str, prefix: str = "") -> str:
+    """Sorted set id of an HTTP job that is posting to a host -> when its place is free again."""
+    return f"{prefix}kombu-delayed-http:host:{host}"
+
+
+def http_topics(namespace: str, prefix: str = "") -> str:
+    """Set of the topics that tasks of a namespace were sent to over HTTP."""
+    return f"{prefix}kombu-delayed-http:topics:{namespace}"
 
 
 def step_char(step: int) -> str:

@@ -99,14 +99,16 @@ class Lease:
 
         That is a third of the lease, or when another one's ends that nobody renews any more.
         """
-        wait_seconds = self.seconds / 3
-        for queue in self.queues:
-            for consumer in self.renew(queue, self.store) or ():
-                self._reclaim(queue, consumer)
-            end_ms = self.store.soonest_end_ms(queue, self.consumer)
-            if end_ms is not None:
-                wait_seconds = min(wait_seconds, end_ms / 1000 + JUST_AFTER_SECONDS)
-        return wait_seconds
+        return min((self.keep(queue) for queue in self.queues), default=self.seconds / 3)
+
+    def keep(self, queue: str) -> float:
+        """Renew on one queue and reclaim what others left behind in it; returns as `step`."""
+        for consumer in self.renew(queue, self.store) or ():
+            self._reclaim(queue, consumer)
+        end_ms = self.store.soonest_end_ms(queue, self.consumer)
+        if end_ms is None:
+            return self.seconds / 3
+        return min(self.seconds / 3, end_ms / 1000 + JUST_AFTER_SECONDS)
 
     def _reclaim(self, queue: str, consumer: str) -> None:
         count = self.store.reclaim(queue, consumer)

@@ -23,9 +23,9 @@ Progress = Callable[[int], None]
 class Found:
     """A message, where it is, and what is known of it there.
 
-    `state` is "delayed", "ready", "unacked" or "dead". `due_ms` is None for what was never delayed,
-    `at_ms` the time of burial. `deliveries` is how often a dead one was delivered in vain, None for
-    others, whose messages say it.
+    `state` is "delayed", "waiting" (due, at the gate), "ready", "unacked" or "dead". `due_ms` is
+    None for what was never delayed, `at_ms` the time of burial. `deliveries` is how often a dead
+    one was delivered in vain, None for others, whose messages say it.
     """
 
     state: str
@@ -41,9 +41,11 @@ class Found:
 
 def lookup_by_id(store: Store, queue: str, id: str) -> Iterator[Found]:
     """The messages with this id that are delayed or dead: these are kept by their ids."""
-    for waiting in Backlog(store, queue).get(id):
-        kept = waiting.kept
-        yield Found("delayed", queue, kept.step, kept.message, kept.due_ms)
+    backlog = Backlog(store, queue)
+    for waiting in backlog.get(id):
+        kept, reason = waiting.kept, backlog.reason(waiting.member)
+        state = "delayed" if reason is None else "waiting"
+        yield Found(state, queue, kept.step, kept.message, kept.due_ms, reason=reason or "")
     for letter in store.dead_letters(queue, [id]):
         yield Found(
             "dead",

@@ -13,11 +13,14 @@ from kombu.log import get_logger
 from kombu.utils.json import JSONEncoder, loads
 
 from .errors import MessageError, OptionError
+from .waits import NO_WAIT, Wait
 
 logger = get_logger(__name__)
 
 #: A delay counts as this one at the most: nine thousand years, which every clock here can add.
 LONGEST_DELAY_MS = 9_000 * 366 * 86_400_000
+
+EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 #: Kombu's complaint about a message may quote all of it.
 REASON_LENGTH = 500
@@ -115,7 +118,7 @@ def eta_to_ms(eta: str | datetime) -> int:
     moment = eta if isinstance(eta, datetime) else parse_iso8601(eta)
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=timezone.utc)
-    since = moment - datetime(1970, 1, 1, tzinfo=timezone.utc)
+    since = moment - EPOCH
     return -(
         -(since.days * 86_400_000_000 + since.seconds * 1_000_000 + since.microseconds) // 1000
     )
@@ -156,7 +159,10 @@ class WaitedHeaders(dict[str, Any]):
 
     Celery's task strategy asks `headers.get("eta")` whether to put the task into its timer and to
     raise the prefetch count; it need not. The item stays, so that `task.request.eta` shows it.
+    `due_ms` is when the message was due, which policies may have moved; a copy has none.
     """
+
+    due_ms: int | None = None
 
     def get(self, key: str, default: Any = None) -> Any:
         """As of any dict, but for `eta`."""
@@ -170,9 +176,10 @@ class WaitedHeaders(dict[str, Any]):
         return dict, (dict(self),)
 
 
-def hide_eta(payload: Payload) -> None:
+def hide_eta(payload: Payload, due_ms: int) -> None:
     """Keep Celery's timer from what is due already."""
-    payload["headers"] = WaitedHeaders(payload["headers"])
+    payload["headers"] = headers = WaitedHeaders(payload["headers"])
+    headers.due_ms = due_ms
 
 
 @dataclass(frozen=True)
@@ -180,12 +187,21 @@ class Envelope:
     """A delivered message: what Kombu gets, and what the transport knows of it.
 
     `due_ms` is None for a message that was never delayed; `deliveries` counts earlier attempts.
+    `wait` is what policies have made of it so far.
     """
 
     id: str
     payload: Payload
     due_ms: int | None
     deliveries: int
+    wait: Wait = NO_WAIT
+
+    @property
+    def first_due_ms(self) -> int | None:
+        """When it was due by who sent it, whatever policies have made of that; None: unknown."""
+        if self.wait.first_due_ms is not None or self.due_ms is None:
+            return self.wait.first_due_ms
+        return self.due_ms
 
 
 def check_task(payload: Payload) -> None:
@@ -210,14 +226,16 @@ def open_envelope(text: bytes, tag: int) -> Envelope:
     if due_ms is None and (promoted := _PROMOTED.match(text)):
         due_ms = int(promoted[1])
     deliveries = _whole_number(payload.pop("deliveries", None))
+    wait = Wait.of(payload.pop("wait")) if "wait" in payload else NO_WAIT
+    payload.pop("ticket", None)
     properties, headers = payload["properties"], payload["headers"]
     id = message_id(payload)
     properties["delivery_tag"] = tag
     if deliveries is not None:
         headers["redelivered"] = properties["delivery_info"]["redelivered"] = True
     if due_ms is not None:
-        hide_eta(payload)
-    return Envelope(id, payload, due_ms, deliveries or 0)
+        hide_eta(payload, due_ms)
+    return Envelope(id, payload, due_ms, deliveries or 0, wait)
 
 
 def _whole_number(value: Any) -> int | None:

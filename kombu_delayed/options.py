@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -98,10 +98,31 @@ class Options:
         "name of the worker where `celery_ext` is installed, else that of the host.",
         most=200,
     )
+    replicas_to_wait: int = _option(
+        0,
+        "How many replicas must have a message before sending it counts as done: a failover to one "
+        "of them does not lose it. Fewer in time raise `NotReplicated`. 0: the master alone.",
+        most=100,
+    )
+    replica_timeout_seconds: float = _option(
+        1.0,
+        "How long sending waits for `delayed_replicas_to_wait`. Less than `socket_timeout`.",
+        least=0.01,
+        most=60,
+    )
+    policies: Mapping[str, Sequence[Any]] | None = _option(
+        None,
+        "Lists of policies from `celery_ext.policies` that decide of the messages of a queue, by "
+        "its name. Producers and workers should have the same. Default: none.",
+    )
     unsafe_server: bool = _option(
         False,
         "Use a server that may lose messages all the same: one that evicts keys when it is full.",
     )
+
+    def shards_of(self, queue: str) -> int:
+        """Over how many shards a queue is to be spread."""
+        return self.shards if isinstance(self.shards, int) else self.shards.get(queue, 1)
 
     @classmethod
     def parse(cls, transport_options: Mapping[str, Any]) -> Options:
@@ -138,6 +159,8 @@ def _checked(name: str, option: Any, value: Any) -> Any:
                 f"transport option {name} takes 1 to {most} characters, not {value!r}"
             )
         return value
+    if name == PREFIX + "policies":
+        return _checked_policies(name, value)
     if name == PREFIX + "shards" and isinstance(value, Mapping):
         return {
             str(queue): int(_checked_number(f"{name} of {queue!r}", option, count))
@@ -154,4 +177,16 @@ def _checked_number(name: str, option: Any, value: Any) -> float:
     least, most = option.metadata["least"], option.metadata["most"]
     if not least <= value <= most:
         raise OptionError(f"transport option {name} takes {least:g} to {most:g}, not {value!r}")
+    return value
+
+
+def _checked_policies(name: str, value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        raise OptionError(f"transport option {name} takes a dict of queues, not {value!r}")
+    for queue, policies in value.items():
+        if not isinstance(queue, str) or not isinstance(policies, (list, tuple)):
+            raise OptionError(
+                f"transport option {name} takes a list of policies for a queue, not "
+                f"{policies!r} for {queue!r}"
+            )
     return value

@@ -87,6 +87,7 @@ class Poller(MultiChannelPoller):
         self._pid = os.getpid()
         self._turn = 0
         self._due = True
+        self._interrupted = False
         self._thread: int | None = None
         self._loop: Any = None
         self._ticking = False
@@ -130,6 +131,16 @@ class Poller(MultiChannelPoller):
         self._due = True
         if self._alarm is not None and threading.get_ident() != self._thread:
             self._alarm.ring()
+
+    def interrupt(self) -> None:
+        """Let the program look around: `drain_events` ends as if its time was over, once."""
+        self._interrupted = True
+        self.wake_up()
+
+    def take_interrupt(self) -> bool:
+        """Whether `drain_events` was interrupted; asking ends that."""
+        interrupted, self._interrupted = self._interrupted, False
+        return interrupted
 
     def defers_acks(self) -> bool:
         """Whether an ack of this thread can wait for the end of the event loop's turn."""
@@ -188,6 +199,8 @@ class Poller(MultiChannelPoller):
         client = channel.subclient
         if client.connection is None:
             client.connection = client.connection_pool.get_connection()
+        if not channel.hears_over(client.connection):
+            client.connection.disconnect()
         if client.connection._sock is None:
             channel._in_listen = None
             client.connection.connect()
@@ -242,7 +255,8 @@ class Poller(MultiChannelPoller):
             if channel.consumer is not None:
                 channel.follow_shards()
                 next_at = min(next_at, self._serve(channel.consumer, end))
-                self._watch(channel, WAKE, channel.consumer.wake.connection)
+                for wake in channel.consumer.wakes:
+                    self._watch(channel, WAKE, wake.connection)
             if channel.active_fanout_queues:
                 next_at = min(next_at, self._listen(channel))
         self._plan(next_at)
@@ -260,7 +274,7 @@ class Poller(MultiChannelPoller):
         if kind == LISTEN:
             return self._read_fanout(channel)
         if channel.consumer is not None:
-            channel.consumer.take_token()
+            channel.consumer.take_token(watched[2])
         self._due = True
         return False
 
@@ -269,7 +283,7 @@ class Poller(MultiChannelPoller):
             return bool(channel._receive())
         except UNREACHABLE as error:
             connection = channel.subclient.connection
-            if channel._in_listen and connection is not None and connection._sock is not None:
+            if channel._in_listen and _is_open(connection):
                 raise  # not the connection's: the program's own
             self._listen_broken(channel, error)
             self._due = True
@@ -369,7 +383,7 @@ class Poller(MultiChannelPoller):
             wait_seconds = min(end, next_at) - monotonic()
             if self._read_all(min(max(wait_seconds, 0), LONGEST_WAIT_SECONDS)):
                 return
-            if self.after_read or monotonic() >= end:
+            if self.after_read or self._interrupted or monotonic() >= end:
                 raise Empty
 
     def _read_all(self, wait_seconds: float) -> bool:
@@ -385,7 +399,8 @@ class Poller(MultiChannelPoller):
             if channel.consumer is not None:
                 channel.follow_shards()
                 next_at = min(next_at, channel.consumer.step())
-                self._watch(channel, WAKE, channel.consumer.wake.connection)
+                for wake in channel.consumer.wakes:
+                    self._watch(channel, WAKE, wake.connection)
             if channel.active_fanout_queues:
                 next_at = min(next_at, self._listen(channel))
         return next_at
@@ -393,6 +408,17 @@ class Poller(MultiChannelPoller):
 
 def _look_up() -> None:
     """A timer that does nothing still ends a poll."""
+
+
+def _is_open(connection: Any) -> bool:
+    """Whether the server has not closed a connection."""
+    if connection is None or connection._sock is None:
+        return False
+    try:
+        connection.can_read(timeout=0)
+    except UNREACHABLE:
+        return False
+    return True
 
 
 def _can_claim(channel: Channel) -> bool:

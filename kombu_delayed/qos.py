@@ -14,6 +14,9 @@ from .lease import Lease
 from .message import REASON_LENGTH, UNREADABLE_BODY
 from .store import CALL_LIMIT, Store
 
+#: So many of the last ones are told again to a server that may not have heard of them.
+RECENT_LIMIT = 1_000
+
 #: What to do with a held message that its consumer is done with.
 ACK, RELEASE, GIVE_BACK, BURY = "ack", "release", "give back", "bury"
 
@@ -52,10 +55,34 @@ class QoS(virtual.QoS):
         self._done: deque[Done] = deque()
         self._failed: set[int] = set()
         self._unreadable: dict[int, str] = {}
+        self._because: dict[int, str] = {}
+        self._recent: deque[Done] = deque(maxlen=RECENT_LIMIT)
+        self._told_over = 0
         #: Tags of messages that their program has not begun, and says so when it does.
         self._waiting: set[int] = set()
-        self._flushing = threading.RLock()  # for a signal handler, in the moment before `_flusher`
-        self._flusher: int | None = None
+        #: Tags of messages with slots -> their queues.
+        self._slots: dict[int, str] = {}
+        #: Those of them whose slots are their tasks', which say when they end.
+        self._tasks: set[int] = set()
+        self._freed: deque[tuple[str, int]] = deque()
+        self._freed_lately: deque[tuple[str, int]] = deque(maxlen=RECENT_LIMIT)
+        self._flushing = threading.RLock()  # a signal handler may interrupt a flush with another
+        self._flush_asked = False
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether anything waits for the next flush."""
+        return bool(self._done or self._freed)
+
+    @property
+    def has_rejects(self) -> bool:
+        """Whether what waits for the next flush is not all acks."""
+        return any(done.verb != ACK for done in tuple(self._done))
+
+    @property
+    def has_freed(self) -> bool:
+        """Whether there are slots to be given back."""
+        return bool(self._freed)
 
     @property
     def outstanding(self) -> int:
@@ -73,6 +100,39 @@ class QoS(virtual.QoS):
     def reject(self, delivery_tag: Any, requeue: bool = False) -> None:
         """Put the message back to the head of its queue, or bury it."""
         self._finish(RELEASE if requeue else BURY, delivery_tag)
+
+    def ended(self, tag: int) -> None:
+        """What was at work on the message was ended: it returns with the next flush."""
+        queue = self.queue_of(tag)
+        if queue is not None:
+            super().ack(tag)
+            self._waiting.discard(tag)
+            self.give_back(queue, [tag])
+            self._held.pop(tag, None)
+
+    def has_slots(self, tag: int, queue: str) -> None:
+        """A message was claimed that has slots until it was dealt with."""
+        self._slots[tag] = queue
+
+    def keep_slots(self, tag: int) -> bool:
+        """Until `task_ended`, whenever it is acked; returns whether it has slots."""
+        if tag not in self._slots:
+            return False
+        self._tasks.add(tag)
+        return True
+
+    def task_ended(self, tag: int) -> bool:
+        """The task of a message has ended; returns whether there are slots to be given back."""
+        return tag in self._tasks and self.free(tag)
+
+    def free(self, tag: int) -> bool:
+        """A message's slots return with the next flush; returns whether it had some."""
+        queue = self._slots.pop(tag, None)
+        self._tasks.discard(tag)
+        if queue is None:
+            return False
+        self._freed.append((queue, tag))
+        return True
 
     def wait(self, tag: int) -> None:
         """The program calls `begin` before it begins on a message: until then it can go back."""
@@ -93,7 +153,16 @@ class QoS(virtual.QoS):
         if held is not None:
             queue, id = held
             self._done.append(Done(verb, queue, tag, id))
+            if tag not in self._tasks:
+                self.free(tag)
             self.channel.on_done()
+
+    def because(self, tag: int, reason: str) -> None:
+        """Why a message is about to be rejected, for its dead letter."""
+        self._because[tag] = reason[:REASON_LENGTH]
+
+    def _reason(self, tag: int) -> str:
+        return self._unreadable.get(tag) or self._because.get(tag) or "rejected"
 
     def unreadable(self, tag: int, error: Exception) -> None:
         """The body of a message that was handed out cannot be decoded: it will be buried."""
@@ -101,7 +170,9 @@ class QoS(virtual.QoS):
 
     def give_back(self, queue: str, tags: Iterable[int]) -> None:
         """Messages that were claimed and not handed out return with the next flush."""
-        self._done.extend(Done(GIVE_BACK, queue, tag, "") for tag in tags)
+        for tag in tags:
+            self._done.append(Done(GIVE_BACK, queue, tag, ""))
+            self.free(tag)
 
     def give_back_waiting(self, queue: str) -> None:
         """Messages that were handed out and not begun return with the next flush."""
@@ -112,42 +183,77 @@ class QoS(virtual.QoS):
                 self._held.pop(tag, None)
 
     def flush(self, store: Store, lease: Lease) -> None:
-        """Tell the server of acks and rejects. What fails stays for the next time."""
-        if self._flusher == threading.get_ident():
-            return  # a signal handler has interrupted this very flush, which goes on afterwards
-        with self._flushing:
-            self._flusher = threading.get_ident()
+        """Tell the server of acks and rejects. What fails stays for the next time.
+
+        Where another thread is at it, that one does it: a signal handler may have interrupted that
+        to wait for this one.
+        """
+        self._flush_asked = True
+        while self._flush_asked and self._flushing.acquire(blocking=False):
             try:
+                self._flush_asked = False
+                self._tell_again(store.run.generation)
                 self._flush_done(store, lease)
+                self._flush_slots(store, lease)
             finally:
-                self._flusher = None
+                self._flushing.release()
+
+    def _tell_again(self, generation: int) -> None:
+        """A new connection may be to a replica that has become the master before it heard all."""
+        if generation != self._told_over:
+            self._told_over = generation
+            self._done.extendleft(reversed(self._recent))
+            self._recent.clear()
+            self._freed.extendleft(reversed(self._freed_lately))
+            self._freed_lately.clear()
 
     def settle(self, store: Store, lease: Lease) -> None:
         """Flush and wait for the answers; what the server has refused once is tried once more."""
         for _ in range(2):
-            self.flush(store, lease)
+            with self._flushing:
+                self.flush(store, lease)
             store.run.settle()
 
     def _flush_done(self, store: Store, lease: Lease) -> None:
         while self._done:
-            verb, queue = self._done[0][:2]
-            batch = self._next_batch(verb, queue)
-            if verb == ACK:
-                self._ack(store, lease, queue, batch)
-            elif verb in (RELEASE, GIVE_BACK):
-                tags = [done.tag for done in batch]
-                store.release(queue, lease.consumer, tags, counted=verb == RELEASE)
-            else:
-                reasons = [self._unreadable.get(done.tag, "rejected") for done in batch]
-                rejected = [
-                    (done.tag, done.id, reason, b"")
-                    for done, reason in zip(batch, reasons, strict=True)
-                ]
-                store.bury(queue, lease.consumer, rejected)
-                for done in batch:
-                    self._unreadable.pop(done.tag, None)
-            for _ in batch:
-                self._done.popleft()
+            self._flush_batch(store, lease)
+
+    def _flush_slots(self, store: Store, lease: Lease) -> None:
+        while self._freed:
+            self._flush_freed(store, lease)
+
+    def _flush_freed(self, store: Store, lease: Lease) -> None:
+        queue = self._freed[0][0]
+        same = takewhile(lambda each: each[0] == queue, tuple(self._freed))
+        batch = list(islice(same, CALL_LIMIT))
+        again = self._freed.extend
+        tags = [tag for _, tag in batch]
+        store.free(queue, lease.consumer, tags, on_error=lambda: again(batch))
+        for each in batch:
+            if self._freed and self._freed[0] is each:
+                self._freed_lately.append(self._freed.popleft())
+
+    def _flush_batch(self, store: Store, lease: Lease) -> None:
+        verb, queue = self._done[0][:2]
+        batch = self._next_batch(verb, queue)
+        if verb == ACK:
+            self._ack(store, lease, queue, batch)
+        elif verb in (RELEASE, GIVE_BACK):
+            tags = [done.tag for done in batch]
+            store.release(queue, lease.consumer, tags, counted=verb == RELEASE)
+        else:
+            reasons = [self._reason(done.tag) for done in batch]
+            rejected = [
+                (done.tag, done.id, reason, b"")
+                for done, reason in zip(batch, reasons, strict=True)
+            ]
+            store.bury(queue, lease.consumer, rejected)
+            for done in batch:
+                self._unreadable.pop(done.tag, None)
+                self._because.pop(done.tag, None)
+        for done in batch:
+            if self._done and self._done[0] is done:  # else a signal handler has flushed it
+                self._recent.append(self._done.popleft())
 
     def _next_batch(self, verb: str, queue: str) -> list[Done]:
         same = takewhile(lambda done: done[:2] == (verb, queue), tuple(self._done))
@@ -172,9 +278,15 @@ class QoS(virtual.QoS):
         """Everything that was handed out belongs to others now: acks and rejects change nothing."""
         self._held.clear()
         self._done.clear()
+        self._recent.clear()
         self._failed.clear()
         self._waiting.clear()
         self._unreadable.clear()
+        self._because.clear()
+        self._slots.clear()
+        self._tasks.clear()
+        self._freed.clear()
+        self._freed_lately.clear()
 
     def queue_of(self, tag: int) -> str | None:
         """The queue of a message that was handed out and is held; None: it is not."""

@@ -11,7 +11,16 @@ from typing import Any
 
 from kombu.transport import TRANSPORT_ALIASES
 
-SCHEMES = ("redis", "rediss", "socket", "embedded")
+SCHEMES = (
+    "redis",
+    "rediss",
+    "socket",
+    "embedded",
+    "sentinel",
+    "sentinels",
+    "rediscluster",
+    "redisclusters",
+)
 
 
 def register() -> None:

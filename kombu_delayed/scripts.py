@@ -8,9 +8,12 @@ from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
+from time import perf_counter
 from typing import Any
 
 from redis.exceptions import NoScriptError
+
+from . import meter
 
 _SIGNATURE = re.compile(r"^local (\w+) += (.*?)(KEYS|ARGV)(\[|, )(\d+)(.*)$")
 _INCLUDE = re.compile(r"^-- include: (.*)$")
@@ -66,17 +69,26 @@ class Script:
         return (len(keys), *keys, *self._flatten(self.arguments, given))
 
     def _flatten(self, names: list[str], given: dict[str, Any]) -> list[Any]:
-        values: list[Any] = []
-        for name in names:
-            if name in self.variadic:
-                values.extend(given[name])
-            else:
-                values.append(given[name])
+        values = [given[name] for name in names]
+        if names and names[-1] in self.variadic:
+            values[-1:] = values[-1]
         return values
 
     def __call__(self, run: Callable[..., Any], /, **given: Any) -> Any:
         """Run it. A server that has lost its scripts is given this one again."""
-        packed = self.pack(given)
+        return self.send(run, self.pack(given))
+
+    def send(self, run: Callable[..., Any], packed: tuple[Any, ...]) -> Any:
+        """As a call, with what `pack` has made of its arguments."""
+        if (told := meter.current) is None:
+            return self._send(run, packed)
+        began = perf_counter()
+        try:
+            return self._send(run, packed)
+        finally:
+            told.script_took(self.name, perf_counter() - began)
+
+    def _send(self, run: Callable[..., Any], packed: tuple[Any, ...]) -> Any:
         try:
             return run("EVALSHA", self.sha, *packed)
         except NoScriptError:

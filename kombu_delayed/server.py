@@ -22,7 +22,10 @@ OLDEST = (6, 2)
 
 @dataclass(frozen=True)
 class Server:
-    """What was found out: version, eviction policy, role, and the compact size of a sorted set."""
+    """What was found out: version, eviction policy, role, and the compact size of a sorted set.
+
+    `stops_with_others`: a node of a Cluster that refuses all commands while a slot has no node.
+    """
 
     version: str
     eviction: str
@@ -31,6 +34,7 @@ class Server:
     persistent: bool
     partition_size: int
     ahead_seconds: float = 0.0
+    stops_with_others: bool = False
 
 
 def inspect(client: Redis) -> Server:
@@ -44,6 +48,7 @@ def inspect(client: Redis) -> Server:
         pipeline.config_get("*-max-*")
         pipeline.config_get("save")
         pipeline.execute_command("TIME")
+        pipeline.config_get("cluster-require-full-coverage")
         answers = pipeline.execute(raise_on_error=False)
     for answer in answers:
         if isinstance(answer, (RedisConnectionError, RedisTimeoutError)):
@@ -52,7 +57,7 @@ def inspect(client: Redis) -> Server:
         meaning = translate(answers[4])
         if isinstance(meaning, RedisConnectionError):
             raise meaning
-    general, memory, replication, persistence, _, sizes, save, _ = map(_settings, answers)
+    general, memory, replication, persistence, _, sizes, save, _, whole = map(_settings, answers)
     saves = bool(save.get("save")) or persistence.get("aof_enabled") != 0
     return Server(
         version=str(general.get("redis_version", "")),
@@ -63,6 +68,8 @@ def inspect(client: Redis) -> Server:
         persistent=saves or isinstance(answers[6], ResponseError),
         partition_size=_compact_size(sizes),
         ahead_seconds=_ahead_seconds(answers[7]),
+        stops_with_others="cluster" in (general.get("redis_mode"), general.get("server_mode"))
+        and whole.get("cluster-require-full-coverage") == "yes",
     )
 
 
@@ -109,6 +116,11 @@ def check(
         logger.warning(
             "The server keeps nothing on disk: a restart loses every delayed message. "
             "Set appendonly yes."
+        )
+    if server.stops_with_others:
+        logger.warning(
+            "A node of the Cluster has cluster-require-full-coverage yes: with one node down for "
+            "good all queues stop. Set cluster-require-full-coverage no."
         )
 
 

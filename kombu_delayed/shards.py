@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from time import monotonic
 from typing import Any
 from zlib import crc32
 
-from .keys import shard_counts
+from .errors import UNREACHABLE
+from .keys import shard_count, shard_counts
 from .scripts import script
 from .wire import pairs
 
@@ -40,6 +42,11 @@ def queue_of(shard: str) -> str:
 def is_shard(name: str) -> bool:
     """Whether it is a shard that has not its queue's own name."""
     return queue_of(name) != name
+
+
+@lru_cache(maxsize=4096)
+def _can_be_spread(queue: str) -> bool:
+    return not (is_shard(queue) or CELERY_OWN.search(queue))
 
 
 def number_of(shard: str) -> int:
@@ -88,9 +95,9 @@ class Shards:
 
     def all(self, queue: str) -> tuple[str, ...]:
         """All that there may be messages in, also when fewer are filled now."""
-        if is_shard(queue) or CELERY_OWN.search(queue):
+        if not _can_be_spread(queue) or (count := self._known(queue)) == 1:
             return (queue,)
-        return tuple(shard_name(queue, n) for n in range(self._known(queue)))
+        return tuple(shard_name(queue, n) for n in range(count))
 
     def nearest(self, queue: str, id: str) -> tuple[str, ...]:
         """As `all`, the shard in front where a message with this id is to be looked for first."""
@@ -107,6 +114,11 @@ class Shards:
         if self._most.pop(queue, 1) > 1:
             self._run("HDEL", self._key, queue)
 
+    def _raise(self, queue: str, key: str, count: int) -> int:
+        """Remember that a queue is spread over so many; returns the most that it ever was."""
+        most: int = script("shards")(self._run, counts=key, queue=queue, count=count)
+        return most
+
     def _known(self, queue: str) -> int:
         now = monotonic()
         if now - self._looked_at >= LOOK_SECONDS:
@@ -117,6 +129,50 @@ class Shards:
             self._looked_at = now
         count, most = self.count(queue), self._most.get(queue, 1)
         if count > most:
-            most = script("shards")(self._run, counts=self._key, queue=queue, count=count)
-            self._most[queue] = most
+            most = self._most[queue] = self._raise(queue, self._key, count)
+        return most
+
+
+class QueueShards(Shards):
+    """As `Shards`, remembered with each queue: on a Cluster no queue needs another one's node."""
+
+    def __init__(
+        self,
+        run: Callable[..., Any],
+        prefix: str = "",
+        configured: int | Mapping[str, int] = 1,
+    ) -> None:
+        super().__init__(run, prefix, configured)
+        self._prefix = prefix
+        self._seen_at: dict[str, float] = {}
+
+    def look_again(self) -> None:
+        """Ask Redis with the next call, for who must miss none."""
+        self._seen_at.clear()
+
+    def all(self, queue: str) -> tuple[str, ...]:
+        """As `Shards.all`; while the node that knows is down, those that are filled now."""
+        try:
+            return super().all(queue)
+        except UNREACHABLE:
+            return tuple(shard_name(queue, n) for n in range(self.count(queue)))
+
+    def forget(self, queue: str) -> None:
+        """The queue is deleted."""
+        self._seen_at.pop(queue, None)
+        if self._most.pop(queue, 1) > 1:
+            self._run("DEL", shard_count(queue, self._prefix))
+
+    def _known(self, queue: str) -> int:
+        now, key, count = monotonic(), shard_count(queue, self._prefix), self.count(queue)
+        if now - self._seen_at.get(queue, -LOOK_SECONDS) >= LOOK_SECONDS:
+            try:
+                self._most[queue] = int(self._run("HGET", key, queue) or 1)
+                self._seen_at[queue] = now
+            except UNREACHABLE:  # what was known before has to do, for the other nodes' shards
+                if queue not in self._most and count > 1:
+                    raise
+        most = self._most.get(queue, 1)
+        if count > most:
+            most = self._most[queue] = self._raise(queue, key, count)
         return most

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
-from redis import Redis
-
-from . import burials
+from . import burials, meter
+from .gate import Gate
 from .keys import SEPARATOR, QueueKeys, step_char
+from .metrics import SPANS_MS, Metrics
 from .scripts import Script, script
 from .shards import Shards
-from .wire import Wire
+from .waits import NO_WAIT, Wait
+from .wire import Replicas, Wire, numbers, pairs
 
 T = TypeVar("T")
 
@@ -27,11 +29,11 @@ CALL_LIMIT = 250
 #: Tags of a consumer's messages that one call sorts.
 SORT_LIMIT = 1_000
 
-#: How long after its start a server does not call a consumer dead, at the most.
-LONGEST_GRACE_MS = 15_000
-
 #: Delayed messages that one call drops.
 PURGE_LIMIT = 5_000
+
+#: Partitions in which `Store.metrics` counts what is due.
+METRICS_LIMIT = 1_000
 
 
 class UniqueOutcome(NamedTuple):
@@ -88,6 +90,8 @@ class DeadLetter:
     consumer: str
     at_ms: int
     deliveries: int
+    #: The attempts that have failed, as whoever buried it has written them.
+    failures: str = ""
 
 
 @dataclass(frozen=True)
@@ -102,10 +106,11 @@ class Delivered:
     more: bool
     consumers: int
     records: Sequence[bytes]
+    #: Whether messages wait at a gate, where the caller goes by none.
+    gated: bool = False
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """One message on its way into a queue.
 
     `due` is milliseconds since the epoch, or `+` and milliseconds from the server's now.
@@ -118,8 +123,14 @@ class Entry:
 
     @property
     def record(self) -> str:
-        """The form in which Redis keeps it."""
+        """The form in which Redis keeps it, but in the backlog."""
         return step_char(self.step) + self.message
+
+    @property
+    def kept(self) -> str:
+        """The form in which the backlog keeps it, as far as the due time is known."""
+        due = "" if self.due.startswith("+") else self.due
+        return f"{step_char(self.step)}{due}{self.message}"
 
 
 class Store:
@@ -127,12 +138,16 @@ class Store:
 
     `now` is "" for the server's clock, `+ms` for that clock set forward, or a time in milliseconds
     since the epoch; tests move it. About `event_limit` lifecycle events are kept of each queue; 0:
-    none are written.
+    none are written. What sends messages waits for `replicas`, and raises NotReplicated where too
+    few have them in time.
     """
+
+    #: Whether also the ready lists carry the hash tag of their queue.
+    tagged = False
 
     def __init__(
         self,
-        client: Redis,
+        client: Any,
         *,
         prefix: str = "",
         priority_steps: Iterable[int] = (0, 3, 6, 9),
@@ -141,34 +156,60 @@ class Store:
         limits: Limits | None = None,
         event_limit: int = 0,
         shards: int | Mapping[str, int] = 1,
+        replicas: Replicas | None = None,
         now: str = "",
     ) -> None:
         self.client = client
-        self.run = Wire(client.connection_pool)
-        self.shards = Shards(self.run, prefix, shards)
+        self.run = self._wire(client)
+        self.shards = self._new_shards(prefix, shards)
+        self.replicas = replicas
         self.partition_size = partition_size
         self.limits = limits or Limits()
         self.event_limit = event_limit
         self.now = now
-        #: The connection over which acks are known to work: a server may have lost its scripts.
-        self._acks_over: int | None = None
+        #: Where scripts are known to work that nobody waits for: a server may have lost them.
+        self._posted_over: dict[tuple[Wire, str], int] = {}
         steps = tuple(sorted(priority_steps))
         self.keys = lru_cache(maxsize=4096)(
-            lambda queue: QueueKeys(queue, prefix, steps, separator)
+            lambda queue: QueueKeys(queue, prefix, steps, separator, self._hash_tag(queue))
         )
 
-    def over(self, client: Redis) -> Store:
+    def over(self, client: Any) -> Store:
         """The same store over other connections."""
         other = copy(self)
-        other.client, other.run = client, Wire(client.connection_pool)
+        other.client, other.run = client, self._wire(client)
+        other._posted_over = {}
         return other
+
+    def _wire(self, client: Any) -> Wire:
+        return Wire(client.connection_pool)
+
+    def _hash_tag(self, queue: str) -> str:
+        """What is in braces in all keys of a queue; "" where that is its name, and not in all."""
+        return ""
+
+    def queue_with(self, tag: str) -> str:
+        """The queue whose keys have this in braces."""
+        return tag
+
+    def _new_shards(self, prefix: str, configured: int | Mapping[str, int]) -> Shards:
+        return Shards(self.run, prefix, configured)
+
+    def send(self, *command: Any) -> Any:
+        """What sends messages: it waits for replicas, and for a slot that moves."""
+        if self.replicas is None:
+            return self.run.insist(*command)
+        return self.run.insist(*command, replicas=self.replicas)
 
     def schedule(self, queue: str, entries: Sequence[Entry], expires_ms: int = 0) -> Scheduled:
         """Keep messages until they are due. The same message with the same id is kept once."""
         counts = [0, 0, 0]
         for chunk in chunks(entries):
             move, given = self.schedule_call(queue, chunk, expires_ms)
-            counts = [a + b for a, b in zip(counts, move(self.run, **given), strict=True)]
+            found = numbers(move(self.send, **given))
+            counts = [a + b for a, b in zip(counts, found, strict=True)]
+        if counts[0] and (told := meter.current) is not None:
+            told.scheduled(queue, counts[0])
         return Scheduled(*counts)
 
     def schedule_call(
@@ -178,13 +219,14 @@ class Store:
         keys = self.keys(queue)
         return script("schedule"), {
             **self.backlog_keys(keys),
+            "moved": keys.moved,
             **self.event_keys(keys),
             "ready": keys.ready,
             "now": self.now,
             "partition_size": self.partition_size,
             "steps": keys.steps,
             "expires_ms": expires_ms,
-            "entries": [part for e in entries for part in (e.id, e.due, e.record)],
+            "entries": [part for e in entries for part in (e.id, e.due, e.kept)],
         }
 
     def schedule_unique(
@@ -198,8 +240,9 @@ class Store:
         """
         keys = self.keys(queue)
         done, other, state, due_ms, replaced = script("unique")(
-            self.run,
+            self.send,
             **self.backlog_keys(keys),
+            moved=keys.moved,
             **self.event_keys(keys),
             unique=keys.unique,
             unique_due=keys.unique_due,
@@ -221,6 +264,8 @@ class Store:
             int(due_ms),
             replaced,
         )
+        if outcome.state == "delayed" and (told := meter.current) is not None:
+            told.scheduled(queue, 1)
         for listener in unique_listeners:
             listener(queue, entry.id, outcome)
         return outcome.done, outcome.other
@@ -230,7 +275,7 @@ class Store:
         count = 0
         for chunk in chunks(entries):
             move, given = self.publish_call(queue, chunk, expires_ms)
-            count += move(self.run, **given)
+            count += move(self.send, **given)
         return count
 
     def publish_call(
@@ -244,6 +289,22 @@ class Store:
             "steps": keys.steps,
             "expires_ms": expires_ms,
             "records": [entry.record for entry in entries],
+        }
+
+    def cancel_call(
+        self, queue: str, ids: Sequence[str], how: str = "all"
+    ) -> tuple[Script, dict[str, Any]]:
+        """The script that cancels and its arguments, for who sends it in a pipeline."""
+        keys = self.keys(queue)
+        return script("cancel"), {
+            "partitions": keys.partitions,
+            "delayed": keys.delayed,
+            "messages": keys.messages,
+            "duplicates": keys.duplicates,
+            "events": keys.events,
+            "event_limit": self.event_limit,
+            "how": how,
+            "ids": ids,
         }
 
     def restore_call(
@@ -274,17 +335,25 @@ class Store:
         lease_ms: int,
         leased: bool = False,
         waits: bool = True,
+        listens: bool = False,
         promotions: int = CALL_LIMIT,
         expires_ms: int = 0,
+        gate: Gate | None = None,
     ) -> Delivered | None:
         """Promote what is due and hand out up to `want` messages under tags from `tag` upwards.
 
         None: the caller believed to be `leased`, and is not. `lease_ms` 0 takes messages for good.
+        Who `listens` is sent wake tokens, once nothing is left for it. With a `gate`, those are
+        handed out whose turn it is, and besides what has no ticket of it: see `admit`.
         """
         keys = self.keys(queue)
-        answer = script("deliver")(
+        given: dict[str, Any] = {}
+        if gate is not None:
+            given = {"gate": keys.gate, "version": gate.version, "limits": gate.arguments}
+        answer = script("deliver_gated" if gate is not None else "deliver")(
             self.run,
             **self._holding(keys, consumer),
+            **given,
             **self.event_keys(keys),
             now=self.now,
             consumer=consumer,
@@ -293,14 +362,61 @@ class Store:
             want=want,
             tag=tag,
             promotions=promotions,
-            waits=int(waits),
+            waits=2 if listens else int(waits),
             expires_ms=expires_ms,
             steps=keys.steps,
         )
         if len(answer) == 1:
             return None
         now_ms, next_due_ms, more, consumers, *records = answer
-        return Delivered(now_ms, next_due_ms, bool(more), consumers, records)
+        has_more = bool(more % 2) or (gate is None and more > 1)
+        return Delivered(now_ms, next_due_ms, has_more, consumers, records, more > 1)
+
+    def admit(self, queue: str, consumer: str, entries: Sequence[tuple[int, str, bytes]]) -> int:
+        """Let held messages, given as (tag, ticket, record), wait for their turn; returns how many.
+
+        An empty record stands for the one that is held under the tag.
+        """
+        keys = self.keys(queue)
+        return script("admit")(
+            self.run,
+            **self.backlog_keys(keys),
+            unacked=keys.unacked(consumer),
+            gate=keys.gate,
+            ready=keys.ready,
+            now=self.now,
+            steps=keys.steps,
+            entries=[part for entry in entries for part in entry],
+        )
+
+    def free(
+        self, queue: str, consumer: str, tags: Sequence[int], on_error: Callable[[], None]
+    ) -> None:
+        """Give back the slots of messages whose tasks have ended. Twice is safe.
+
+        It does not wait: `on_error` is called later where the server did not do it.
+        """
+        keys = self.keys(queue)
+        given = {
+            **self.backlog_keys(keys),
+            "gate": keys.gate,
+            "ready": keys.ready,
+            "now": self.now,
+            "consumer": consumer,
+            "steps": keys.steps,
+            "tags": tags,
+        }
+        self._post(script("free"), given, on_error)
+
+    def waiting(self, queue: str) -> int:
+        """How many messages wait at the gate of a queue."""
+        count: int = self.run("ZCARD", self.keys(queue).waiting)
+        return count
+
+    def running(self, queue: str) -> dict[str, int]:
+        """The slots in use in a queue, by limit and key as tickets name them."""
+        found = self.run("HGETALL", self.keys(queue).gate + "slots")
+        return {name.decode(): int(count) for name, count in pairs(found)}
 
     def recover(self, queue: str, consumer: str, seen_tag: int) -> list[tuple[int, bytes]]:
         """Messages that were handed to `consumer` in an answer that never arrived."""
@@ -332,16 +448,23 @@ class Store:
             "consumer": consumer,
             "tags": tags,
         }
-        if self._acks_over != (generation := self.run.generation):
+        self._post(move, given, on_error)
+
+    def _post(self, move: Script, given: dict[str, Any], on_error: Callable[[], None]) -> None:
+        """Send a script and do not wait for its answer, over connections that are known to work."""
+        command = ("EVALSHA", move.sha, *move.pack(given))
+        wire = self.run.to(command)
+        known = wire, move.name
+        if self._posted_over.get(known) != (generation := wire.generation):
             move(self.run, **given)
-            self._acks_over = generation
+            self._posted_over[known] = generation
             return
 
         def failed() -> None:
-            self._acks_over = None
+            self._posted_over.pop(known, None)
             on_error()
 
-        self.run.post("EVALSHA", move.sha, *move.pack(given), on_error=failed)
+        wire.post(*command, on_error=failed)
 
     def release(
         self, queue: str, consumer: str, tags: Iterable[int], *, counted: bool = False
@@ -371,6 +494,8 @@ class Store:
         return total
 
     def _tell_of_burials(self, queue: str, ids: Sequence[bytes]) -> None:
+        if ids and (told := meter.current) is not None:
+            told.buried(queue, len(ids))
         burials.tell(self, queue, [id.decode(errors="surrogateescape") for id in ids])
 
     def leave(self, queue: str, consumer: str) -> None:
@@ -384,6 +509,8 @@ class Store:
                 **self._holding(keys, consumer),
                 **self.event_keys(keys),
                 held=keys.held(consumer),
+                gate=keys.gate,
+                granted_by=keys.granted_by,
                 consumer=consumer,
                 steps=keys.steps,
                 limit=CALL_LIMIT,
@@ -418,15 +545,16 @@ class Store:
     def renew(self, queue: str, consumer: str, lease_ms: int) -> list[str] | None:
         """Make the lease last. Returns consumers whose lease has ended; None: this one's has.
 
-        A server that has just started names none: they had no chance to renew.
+        On a server that has been started or become the master since, all leases begin anew.
         """
+        keys = self.keys(queue)
         lasts, *dead = script("renew")(
             self.run,
-            consumers=self.keys(queue).consumers,
+            consumers=keys.consumers,
+            granted_by=keys.granted_by,
             now=self.now,
             consumer=consumer,
             lease_ms=lease_ms,
-            grace_ms=min(lease_ms, LONGEST_GRACE_MS),
         )
         return [name.decode() for name in dead] if lasts else None
 
@@ -448,6 +576,7 @@ class Store:
                 **self._holding(keys, consumer),
                 **self.event_keys(keys),
                 held=keys.held(consumer),
+                gate=keys.gate,
                 **self._dead(keys),
                 now=self.now,
                 consumer=consumer,
@@ -458,27 +587,70 @@ class Store:
             )
             total += returned
             self._tell_of_burials(queue, buried)
+        if total and (told := meter.current) is not None:
+            told.reclaimed(queue, total)
         return total
 
-    def park(self, queue: str, consumer: str, entries: Sequence[tuple[int, str, int]]) -> int:
-        """Move held messages, given as (tag, id, due_ms), to the backlog."""
+    def park(
+        self,
+        queue: str,
+        consumer: str,
+        entries: Sequence[tuple[int, str, int]],
+        wait: Wait = NO_WAIT,
+    ) -> int:
+        """Move held messages, given as (tag, id, due_ms), to the backlog, with what they wait for.
+
+        Without a wait they were never due; with one, each is moved, also where it looks like one
+        that is delayed already.
+        """
         keys = self.keys(queue)
         return script("park")(
             self.run,
             **self.backlog_keys(keys),
+            moved=keys.moved,
             **self.event_keys(keys),
             unacked=keys.unacked(consumer),
             consumer=consumer,
             partition_size=self.partition_size,
+            wait="" if wait is NO_WAIT else wait.member,
+            reason=wait.reason,
             entries=[part for entry in entries for part in entry],
         )
 
+    def drop(self, queue: str, consumer: str, tag: int, reason: str, record: bytes = b"") -> int:
+        """Forget a held message that is not to run; returns whether it was held.
+
+        Give the record of one that is not held: then only an event tells of it.
+        """
+        keys = self.keys(queue)
+        return script("drop")(
+            self.run,
+            unacked=keys.unacked(consumer),
+            **self.event_keys(keys),
+            consumer=consumer,
+            reason=reason,
+            tag=tag,
+            record=record,
+        )
+
+    def latest(self, queue: str, key: str, due_ms: int) -> int:
+        """Remember a due time of a key; returns the latest one that was given in thirty days."""
+        found = script("latest")(
+            self.run, latest=self.keys(queue).latest, now=self.now, key=key, due_ms=due_ms
+        )
+        return int(found)
+
     def bury(
-        self, queue: str, consumer: str, entries: Sequence[tuple[int, str, str, bytes]]
+        self,
+        queue: str,
+        consumer: str,
+        entries: Sequence[tuple[int, str, str, bytes]],
+        failures: str = "",
     ) -> int:
         """Move messages, given as (tag, id, reason, record), to the dead letters.
 
-        An empty record stands for the one that is held under the tag.
+        An empty record stands for the one that is held under the tag. `failures` is what is known
+        of attempts that have failed, as text that is kept with the reason.
         """
         keys = self.keys(queue)
         buried = script("bury")(
@@ -489,6 +661,7 @@ class Store:
             now=self.now,
             consumer=consumer,
             **self._dead_bounds(),
+            failures=failures,
             entries=[part for entry in entries for part in entry],
         )
         self._tell_of_burials(queue, buried)
@@ -524,12 +697,14 @@ class Store:
             script("replay")(
                 self.run,
                 **self.backlog_keys(keys),
+                moved=keys.moved,
                 **self._dead(keys),
                 **self.event_keys(keys),
                 ready=keys.ready,
                 due_ms=due_ms,
                 partition_size=self.partition_size,
                 steps=keys.steps,
+                wait=Wait(due_ms or int(time.time() * 1000)).member,
                 ids=part,
             )
             for part in chunks(ids)
@@ -554,6 +729,24 @@ class Store:
             )
         )
 
+    def metrics(self, queue: str) -> Metrics:
+        """What a control plane needs to know of a queue, in one call that changes nothing."""
+        keys = self.keys(queue)
+        found = script("metrics")(
+            self.run,
+            partitions=keys.partitions,
+            delayed=keys.delayed,
+            messages=keys.messages,
+            unacked=keys.unacked(""),
+            consumers=keys.consumers,
+            dead=keys.dead,
+            ready=keys.ready,
+            now=self.now,
+            limit=METRICS_LIMIT,
+            spans=SPANS_MS,
+        )
+        return Metrics.of(*found)
+
     def purge(self, queue: str) -> int:
         """Drop what is ready and what is delayed; returns how many messages that was."""
         keys = self.keys(queue)
@@ -563,7 +756,14 @@ class Store:
                 self.run, **self.backlog_keys(keys), ready=keys.ready, limit=PURGE_LIMIT
             )
             total += gone
+        self.clear(queue)
         return total
+
+    def clear(self, queue: str) -> None:
+        """Remove the lanes of a gate at which nothing waits any more."""
+        keys, left = self.keys(queue), 1
+        while left:
+            left = script("clear")(self.run, waiting=keys.waiting, gate=keys.gate, limit=CALL_LIMIT)
 
     def delete(self, queue: str) -> int:
         """Purge a queue and forget it; returns how many messages that was."""
@@ -575,6 +775,7 @@ class Store:
             wake=keys.wake,
             armed=keys.armed,
             events=keys.events,
+            waiting=keys.waiting,
             ready=keys.ready,
         )
         return count
@@ -586,6 +787,7 @@ class Store:
             self.run,
             **self.backlog_keys(keys),
             armed=keys.armed,
+            gate=keys.gate,
             ready=keys.ready,
             steps=keys.steps,
         )

@@ -11,8 +11,12 @@ from kombu.transport import redis as stock
 
 from . import urls
 from .channel import Channel
+from .cluster import Cluster
+from .cluster_channel import ClusterChannel
+from .decisions import rules_of
 from .options import Options
 from .poller import Poller
+from .sentinel import SentinelChannel
 
 logger = get_logger(__name__)
 
@@ -30,6 +34,13 @@ class Transport(stock.Transport):
     def __init__(self, client: Any, **kwargs: Any) -> None:
         urls.take_credentials(client)
         super().__init__(client, **kwargs)
+        if urls.scheme_of(client) in urls.SENTINELS:
+            self.Channel = SentinelChannel
+        elif urls.scheme_of(client) in urls.CLUSTERS:
+            self.Channel = ClusterChannel
+        #: Of a Cluster: what is known of its nodes, and what those were found to be.
+        self.cluster: Cluster | None = None
+        self.known_nodes: dict[Any, tuple[int, int]] = {}
         self.cycle = Poller()
 
     def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:
@@ -38,7 +49,7 @@ class Transport(stock.Transport):
 
     def establish_connection(self) -> Any:
         """Connect. Raises OptionError, UrlError or ServerError where the user has to act."""
-        Options.parse(self.client.transport_options)
+        rules_of(Options.parse(self.client.transport_options).policies)
         urls.check_alternates(self.client.alt)
         if "visibility_timeout" in self.client.transport_options:
             logger.warning(
@@ -55,14 +66,14 @@ class Transport(stock.Transport):
             try:
                 return self.cycle.get(self._deliver, None if end is None else end - monotonic())
             except Empty:
-                if end is not None and monotonic() >= end:
+                if end is not None and (self.cycle.take_interrupt() or monotonic() >= end):
                     raise TimeoutError from None
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         """Move to Kombu's event loop."""
         options = self.client.transport_options
         self.cycle.attach(loop)
-        health_seconds = options.get("health_check_interval", stock.DEFAULT_HEALTH_CHECK_INTERVAL)
+        health_seconds = options.get("health_check_interval", self.Channel.health_check_interval)
         duties = {
             "maybe_check_subclient_health": health_seconds,
             "maybe_reauth": options.get("reauth_check_interval", 10),

@@ -15,15 +15,27 @@ from .errors import UrlError
 
 FORMS = (
     "delayed+redis://[user:password@]host:port/db, delayed+rediss://…, "
-    "delayed+socket:///path/to.sock?virtual_host=0 or delayed+embedded:///directory"
+    "delayed+socket:///path/to.sock?virtual_host=0, delayed+embedded:///directory, "
+    "delayed+sentinel://[user:password@]host:26379/db;delayed+sentinel://host:26379 or "
+    "delayed+rediscluster://[user:password@]host:6379;host:6379"
 )
-SCHEMES = ("redis", "rediss", "socket", "embedded")
+SENTINELS = ("sentinel", "sentinels")
+CLUSTERS = ("rediscluster", "redisclusters")
+#: Several URLs that lead to one broker: Kombu has not to choose among them.
+LISTS = (*SENTINELS, *CLUSTERS)
+SCHEMES = ("redis", "rediss", "socket", "embedded", *LISTS)
+_TLS = ("rediss", "sentinels", "redisclusters")
+SENTINEL_PORT, NODE_PORT = 26379, 6379
 _QUERY = ("virtual_host", "credential_provider")
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where the server is. `path` is a socket's or an embedded server's directory."""
+    """Where the server is. `path` is a socket's or an embedded server's directory.
+
+    With `sentinels`, given as (host, port), they know where it is, and host and port are unset; so
+    they are with `nodes`, which are some of a Cluster's.
+    """
 
     scheme: str
     host: str | None = None
@@ -34,18 +46,29 @@ class Address:
     virtual_host: str | int | None = None
     credential_provider: Any = None
     ssl: dict[str, Any] | None = field(default=None)
+    sentinels: tuple[tuple[str, int], ...] = ()
+    nodes: tuple[tuple[str, int], ...] = ()
+
+
+def scheme_of(client: Connection) -> str:
+    """What stands between `delayed+` and `://`."""
+    hostname = _hostname(client)
+    if "://" in hostname:
+        return hostname.partition("://")[0]
+    # After a failover Kombu has split the URL itself and left its scheme in the transport's name.
+    return str(client.transport_cls).partition("delayed+")[2] or "redis"
 
 
 def address(client: Connection) -> Address:
     """The address that a Kombu connection stands for. Raises UrlError that names the right form."""
-    hostname = _hostname(client)
+    hostname, scheme = _hostname(client), scheme_of(client)
+    if scheme in LISTS:
+        return _from_list(scheme, client)
     if "://" in hostname:
         return _from_url(hostname, client)
-    # After a failover Kombu has split the URL itself and left its scheme in the transport's name.
-    _, _, scheme = str(client.transport_cls).partition("delayed+")
     is_path = scheme in ("socket", "embedded")
     return Address(
-        scheme or "redis",
+        scheme,
         host=hostname,
         port=client.port,
         username=client.userid,
@@ -99,6 +122,50 @@ def _from_url(url: str, client: Connection) -> Address:
     )
 
 
+def _from_list(scheme: str, client: Connection) -> Address:
+    """All URLs of the list together: whichever of them Kombu is at, they lead to one broker."""
+    each = [_from_url(url, client) for url in _listed_urls(client)]
+    given = client._initial_params
+    are_nodes = scheme in CLUSTERS
+    port = NODE_PORT if are_nodes else SENTINEL_PORT
+    places = tuple(dict.fromkeys((one.host or "localhost", one.port or port) for one in each))
+    found = Address(
+        scheme,
+        username=_agreed(each, "username", "user") or given["userid"],
+        password=_agreed(each, "password", "password") or given["password"],
+        virtual_host=_agreed(each, "virtual_host", "database") or given["virtual_host"] or "/",
+        credential_provider=_agreed(each, "credential_provider", "credential provider"),
+        ssl=next((one.ssl for one in each if one.ssl), each[0].ssl),
+        sentinels=() if are_nodes else places,
+        nodes=places if are_nodes else (),
+    )
+    if found.nodes and str(found.virtual_host).strip("/") not in ("", "0"):
+        raise UrlError(f"a Cluster has no database {found.virtual_host}, only 0: leave it out")
+    return found
+
+
+def _listed_urls(client: Connection) -> list[str]:
+    scheme = scheme_of(client)
+    urls = [str(url) for url in client.alt]
+    if any("://" in url for url in urls):
+        return [
+            url.partition("delayed+")[2] if "://" in url else f"{scheme}://{url}" for url in urls
+        ]
+    own = _hostname(client)
+    port = f":{client.port}" if client.port else ""
+    return [own if "://" in own else f"{scheme}://{own}{port}"]
+
+
+def _agreed(each: Sequence[Address], name: str, called: str) -> Any:
+    found = [value for one in each if (value := getattr(one, name)) not in (None, "", "/")]
+    if len({str(value) for value in found}) > 1:
+        raise UrlError(
+            f"the broker URLs differ in their {called}: it is the same for all, so name it in the "
+            "first of them alone"
+        )
+    return found[0] if found else None
+
+
 def _provider(client: Connection) -> Any:
     return getattr(client, "credential_provider", None)  # since Kombu 5.6
 
@@ -116,7 +183,7 @@ def _path(scheme: str, host: str | None, path: str | None) -> str:
 
 
 def _ssl(scheme: str, configured: Any, in_url: dict[str, Any]) -> dict[str, Any] | None:
-    if scheme != "rediss" and not configured:
+    if scheme not in _TLS and not configured:
         return None
     options = {**(configured if isinstance(configured, dict) else {}), **in_url}
     requirement = options.get("ssl_cert_reqs")
@@ -134,6 +201,10 @@ def _ssl(scheme: str, configured: Any, in_url: dict[str, Any]) -> dict[str, Any]
 
 def take_credentials(client: Connection) -> None:
     """Move user and password out of the connection's host name, which Celery shows to anybody."""
+    if scheme_of(client) in LISTS:
+        _keep_given(client)
+    if scheme_of(client) in CLUSTERS:
+        client.cycle = None  # each of its nodes knows all others
     scheme, separator, rest = (client.hostname or "").partition("://")
     credentials, at, host = rest.rpartition("@")
     if not separator or not at:
@@ -144,9 +215,20 @@ def take_credentials(client: Connection) -> None:
     client.hostname = f"{scheme}://{host}"
 
 
+def _keep_given(client: Connection) -> None:
+    """What came beside the URLs, and is lost when Kombu goes to the next of them."""
+    given = client._initial_params
+    client.userid = client.userid or given["userid"]
+    client.password = client.password or given["password"]
+    if client.virtual_host in (None, "", "/"):
+        client.virtual_host = given["virtual_host"]
+
+
 def as_uri(client: Connection, include_password: bool, mask: str) -> str:
     """The broker URL of a connection; where the password is masked, without what follows `?`."""
     hostname = _hostname(client)
+    if scheme_of(client) in LISTS:
+        return _as_uris(client, include_password, mask)
     if "://" in hostname:
         scheme, _, rest = hostname.partition("://")
         rest = rest if include_password else rest.partition("?")[0]
@@ -155,6 +237,21 @@ def as_uri(client: Connection, include_password: bool, mask: str) -> str:
         scheme, port = where.scheme, f":{where.port}" if where.port else ""
         rest = where.path or f"{where.host}{port}/{where.virtual_host or ''}".replace("//", "/")
     return f"delayed+{scheme}://{_credentials(client, include_password, mask)}{rest}"
+
+
+def _as_uris(client: Connection, include_password: bool, mask: str) -> str:
+    """Of the whole list: which of them Kombu is at makes no difference."""
+    shown: list[str] = []
+    for url in _listed_urls(client):
+        scheme, _, rest = url.partition("://")
+        credentials, at, host = rest.rpartition("@")
+        if not include_password:
+            user, colon, _ = credentials.partition(":")
+            credentials, host = user + (colon and f":{mask}"), host.partition("?")[0]
+        if not at and not shown:  # a single one's were taken out of it
+            credentials, at = _credentials(client, include_password, mask), ""
+        shown.append(f"delayed+{scheme}://{credentials}{at}{host}")
+    return ";".join(shown)
 
 
 def _credentials(client: Connection, include_password: bool, mask: str) -> str:
@@ -181,4 +278,24 @@ def check_alternates(alternates: Sequence[Any]) -> None:
             raise UrlError(
                 f"Kombu cannot switch to a failover URL with the option {refused[0]!r} after '?'; "
                 "leave it out, or use a single URL"
+            )
+    _check_list(alternates, {url.partition("://")[0][8:] for url in urls})
+
+
+def _check_list(alternates: Sequence[Any], schemes: set[str]) -> None:
+    if schemes.isdisjoint(LISTS):
+        return
+    if len(schemes) > 1:
+        kind = "Sentinels" if schemes.isdisjoint(CLUSTERS) else "a Cluster's nodes"
+        raise UrlError(
+            f"the broker URLs begin with {' and '.join(f'delayed+{s}://' for s in sorted(schemes))}"
+            f"; a list is either of {kind}, all with the same beginning, or of servers"
+        )
+    if not schemes.isdisjoint(CLUSTERS):
+        return
+    for each in alternates:
+        if "://" not in str(each):
+            host = str(each).rpartition("@")[2]
+            raise UrlError(
+                f"each Sentinel has a URL of its own: write delayed+{schemes.pop()}://{host}"
             )

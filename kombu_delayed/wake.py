@@ -33,6 +33,7 @@ class WakeConnection:
         self._wake_key = wake_key
         self._limit_seconds = limit_seconds
         self._queues: dict[bytes, str] = {}
+        self.grace_seconds: float = GRACE_SECONDS
         self.connection: Any = None
         self.overdue_at = math.inf
 
@@ -55,7 +56,7 @@ class WakeConnection:
         keys = {self._wake_key(queue): queue for queue in queues}
         self._queues = {key.encode(): queue for key, queue in keys.items()}
         self.connection.send_command("BZPOPMIN", *keys, self._limit_seconds)
-        self.overdue_at = monotonic() + self._limit_seconds + GRACE_SECONDS
+        self.overdue_at = monotonic() + self._limit_seconds + self.grace_seconds
 
     def read(self) -> tuple[str, int] | None:
         """The token that has come, as (queue, when in ms; 0: now); None: there was none in time."""

@@ -6,33 +6,46 @@ and callback machinery and gives it back: a quarter of the processor time of sch
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
 from redis import ConnectionPool
 from redis.exceptions import ResponseError
 
-from .errors import UNREACHABLE, ServerFull, translate
+from .errors import UNREACHABLE, NotReplicated, ServerFull, ServerNotReady, translate
 
 #: Answers that nobody has waited for are read at the latest when so many are on their way.
 UNREAD_LIMIT = 64
+
+#: Who waits for messages looks for the answers to what was posted after so long.
+LOOK_SECONDS = 0.02
 
 #: A connection that has been idle for longer is looked at before it is used.
 IDLE_SECONDS = 0.1
 
 
+#: What is in front of a part, by its length: most are short.
+_LENGTHS = [b"$%d" % length for length in range(256)]
+
+
 def pack(command: Sequence[Any]) -> bytes:
     """A command for the wire. redis-py checks each part of it, and cuts it into small ones."""
-    parts = [b"*%d" % len(command)]
-    for each in command:
-        raw = each if type(each) is bytes else str(each).encode()
-        parts += (b"$%d" % len(raw), raw)
-    parts.append(b"")
+    raws = [
+        each.encode() if type(each) is str else each if type(each) is bytes else str(each).encode()
+        for each in command
+    ]
+    known = len(_LENGTHS)
+    parts = [b""] * (2 * len(raws) + 2)
+    parts[0] = b"*%d" % len(raws)
+    parts[1:-1:2] = [_LENGTHS[n] if (n := len(raw)) < known else b"$%d" % n for raw in raws]
+    parts[2:-1:2] = raws
     return b"\r\n".join(parts)
 
 
@@ -43,12 +56,55 @@ def pairs(answer: Any) -> list[tuple[bytes, bytes]]:
     return list(zip(answer[::2], answer[1::2], strict=True))
 
 
+def numbers(answer: bytes) -> list[int]:
+    """What a script has counted, which it returns as text."""
+    return [int(text) for text in answer.split()]
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """How many replicas are to have what was written, and how long that may take."""
+
+    count: int
+    timeout_ms: int
+
+    @property
+    def command(self) -> tuple[str, int, int]:
+        """What asks for it, after a write on the same connection."""
+        return ("WAIT", self.count, self.timeout_ms)
+
+    def check(self, reached: int) -> None:
+        """Raise NotReplicated where these were too few."""
+        if reached < self.count:
+            raise NotReplicated(
+                f"the message is stored on the master, but only {reached} of {self.count} replicas "
+                f"have it after {self.timeout_ms / 1000:g} s (delayed_replicas_to_wait); a delayed "
+                "one with a task id may be sent again"
+            )
+
+
 class Wire:
     """Sends commands in order, from any thread, each once: who retries must know what it did."""
 
     def __init__(self, pool: ConnectionPool) -> None:
-        self._pool = pool
+        self.pool = pool
         self._start()
+
+    def to(self, command: Sequence[Any]) -> Wire:
+        """The wire that a command goes over, where there is one for each node of a Cluster."""
+        return self
+
+    def everywhere(self) -> Sequence[Wire]:
+        """One for each server."""
+        return [self]
+
+    def connect(self) -> Any:
+        """Another connection, for who gives it back to the pool."""
+        return self.pool.get_connection()
+
+    def insist(self, *command: Any, replicas: Replicas | None = None) -> Any:
+        """As a call, for a sender that rather waits a moment than to be told to come again."""
+        return self(*command, replicas=replicas)
 
     def _start(self) -> None:
         self._pid = os.getpid()
@@ -56,22 +112,26 @@ class Wire:
         self._owner: int | None = None
         self._connection: Any = None
         self._used_at = monotonic()
+        self._looked_at = 0.0
         self._unread: deque[Callable[[], None]] = deque()
         #: Of the connections so far: another one may be to a server that knows no script of ours.
         self.generation = 0
 
-    def __call__(self, *command: Any) -> Any:
-        """Send one command and return its answer. Raises redis-py's errors."""
+    def __call__(self, *command: Any, replicas: Replicas | None = None) -> Any:
+        """Send one command and return its answer. Raises redis-py's errors.
+
+        With `replicas`, when so many have it: fewer in time raise NotReplicated.
+        """
         if self._pid != os.getpid():
             self._start()
         if self._owner == threading.get_ident():
-            return self._aside(command)
+            return self._aside(command, replicas)
         with self._held():
             try:
-                self._send(command)
+                self._send(command, replicas)
                 self._read_posted()
-                return _read(self._connection)
-            except (ResponseError, ServerFull):
+                return _read_both(self._connection, replicas)
+            except (ResponseError, ServerFull, NotReplicated):
                 raise
             except BaseException:
                 self._fail_posted()
@@ -80,8 +140,8 @@ class Wire:
     def post(self, *command: Any, on_error: Callable[[], None]) -> None:
         """Send one command and do not wait for its answer.
 
-        `on_error` is called, at the latest with the next command, where the server has refused it
-        or the connection broke before it answered. Raises redis-py's connection errors.
+        `on_error` is called, with the next command or `look`, where the server has refused it or
+        the connection broke before it answered. Raises redis-py's connection errors.
         """
         if self._pid != os.getpid():
             self._start()
@@ -94,9 +154,33 @@ class Wire:
             except BaseException:
                 self._fail_posted()
                 raise
+            if not self._unread:
+                self._looked_at = self._used_at
             self._unread.append(on_error)
             if len(self._unread) >= UNREAD_LIMIT:
                 self._read_in_passing()
+
+    @property
+    def look_at(self) -> float:
+        """When to `look`, by the monotonic clock."""
+        return self._looked_at + LOOK_SECONDS if self._unread else math.inf
+
+    def look(self) -> None:
+        """Read what has come of answers to what was posted. Does not wait, and raises nothing."""
+        if self._pid != os.getpid():
+            self._start()
+        self._looked_at = monotonic()
+        if self._owner == threading.get_ident() or not self._lock.acquire(blocking=False):
+            return
+        try:
+            with self._held():
+                self._read_in_passing(self._has_come)
+        finally:
+            self._lock.release()
+
+    def _has_come(self) -> bool:
+        """Whether the next answer need not be waited for, as it is there or never comes."""
+        return self._connection._sock is None or bool(self._connection.can_read(timeout=0))
 
     def settle(self) -> None:
         """Read the answers of all that was posted. Raises redis-py's connection errors."""
@@ -124,31 +208,39 @@ class Wire:
             finally:
                 self._owner = None
 
-    def _aside(self, command: tuple[Any, ...]) -> Any:
+    def _aside(self, command: tuple[Any, ...], replicas: Replicas | None = None) -> Any:
         """A signal handler has interrupted this very thread between a command and its answer."""
-        connection = self._pool.get_connection()
+        connection = self.connect()
         try:
-            connection.send_command(*command)
-            return _read(connection)
+            connection.send_packed_command(_packed(command, replicas))
+            return _read_both(connection, replicas)
         finally:
-            self._pool.release(connection)
+            self.pool.release(connection)
 
-    def _read_in_passing(self) -> None:
+    def _read_in_passing(self, goes_on: Callable[[], bool] = lambda: True) -> None:
         try:
-            self._read_posted()
+            while self._unread and goes_on():
+                self._read_next()
         except UNREACHABLE:
             self._fail_posted()  # and so everybody knows
+        except BaseException:
+            self._fail_posted()
+            raise
 
-    def _send(self, command: tuple[Any, ...]) -> None:
+    def _send(self, command: tuple[Any, ...], replicas: Replicas | None = None) -> None:
         if self._connection is None:
-            self._connection = self._pool.get_connection()
-        elif not self._unread and monotonic() - self._used_at > IDLE_SECONDS:
+            self._connection = self.connect()
+        elif self._unread:
+            if self._connection._sock is None:  # somebody has emptied the pool
+                self._fail_posted()
+        elif monotonic() - self._used_at > IDLE_SECONDS:
             self._drop_closed()
         self._used_at = monotonic()
         if not self._unread and getattr(self._connection, "_re_auth_token", None) is not None:
             self._connection.re_auth()
         # A check of the connection's health would take the answer of a posted command for its own.
-        self._connection.send_packed_command([pack(command)], check_health=not self._unread)
+        packed = _packed(command, replicas)
+        self._connection.send_packed_command(packed, check_health=not self._unread)
 
     def _drop_closed(self) -> None:
         """Nothing was sent yet, so the server's closing of an idle connection need not show."""
@@ -161,11 +253,18 @@ class Wire:
 
     def _read_posted(self) -> None:
         while self._unread:
-            try:
-                _read(self._connection)
-            except (ResponseError, ServerFull):
-                self._unread[0]()
-            self._unread.popleft()
+            self._read_next()
+
+    def _read_next(self) -> None:
+        try:
+            _read(self._connection)
+        except (ResponseError, ServerFull) as error:
+            self._refused(error)
+            self._unread[0]()
+        self._unread.popleft()
+
+    def _refused(self, error: Exception) -> None:
+        """What the server says to a posted command."""
 
     def _fail_posted(self) -> None:
         if self._connection is not None:
@@ -176,6 +275,24 @@ class Wire:
     def _disconnect(self) -> None:
         self._connection.disconnect()
         self.generation += 1
+
+
+def _packed(command: tuple[Any, ...], replicas: Replicas | None) -> list[bytes]:
+    # In one go: another connection would know nothing of the write.
+    return [pack(command) + pack(replicas.command) if replicas else pack(command)]
+
+
+def _read_both(connection: Any, replicas: Replicas | None) -> Any:
+    if replicas is None:
+        return _read(connection)
+    try:
+        answer = _read(connection)
+    except (ResponseError, ServerFull, ServerNotReady):
+        with suppress(ResponseError):
+            connection.read_response()
+        raise
+    replicas.check(_read(connection))
+    return answer
 
 
 def _read(connection: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,6 +22,14 @@ def shared_server(
     directory: Path = tmp_path_factory.mktemp(request.param)
     with start_server(request.param, directory, port=0) as server:
         yield server
+
+
+@pytest.fixture(autouse=True)
+def _log_level() -> Iterator[None]:
+    """A worker that a test starts in this process sets the level for all that follow."""
+    level = logging.root.level
+    yield
+    logging.root.setLevel(level)
 
 
 @pytest.fixture

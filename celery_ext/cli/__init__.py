@@ -10,10 +10,8 @@ from typing import Any
 import click
 from celery.bin.base import handle_preload_options
 
-from ..workers import watch_workers
+from .. import workers  # noqa: F401  which watches them
 from .lazy import LazyGroup
-
-watch_workers()
 
 #: Command -> the module of this package that has it.
 COMMANDS = {
@@ -21,6 +19,7 @@ COMMANDS = {
     "show": "tasks",
     "find": "tasks",
     "count": "tasks",
+    "metrics": "metrics",
     "forecast": "forecast",
     "watch": "watch",
     "events": "events",
@@ -28,11 +27,14 @@ COMMANDS = {
     "reschedule": "change",
     "run-now": "change",
     "dead": "dead",
+    "expectations": "expectations",
     "consumers": "consumers",
     "partitions": "partitions",
     "doctor": "doctor",
     "backup": "backup",
     "restore": "backup",
+    "serve": "serve",
+    "token": "token",
 }
 
 

@@ -14,7 +14,7 @@ from .criteria import criteria, query_of
 from .session import Session, command
 from .tasks import queues_table
 from .times import SPAN, TIME
-from .words import plain, tasks_table, tasks_word
+from .words import MOVABLE, plain, tasks_table, tasks_word
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def reschedule(
         eta = to
         if by is not None:
             info = delayed.get(id, queue)
-            if info is None or info.state != "delayed" or info.eta is None:
+            if info is None or info.state not in MOVABLE or info.eta is None:
                 return False
             eta = info.eta + by
         return delayed.reschedule(id, eta=eta, queue=queue)
@@ -113,7 +113,7 @@ def _change_ids(
 ) -> None:
     delayed = session.delayed
     if dry_run:
-        infos = [info for id in ids if (info := delayed.get(id, queue)) and info.state == "delayed"]
+        infos = [info for id in ids if (info := delayed.get(id, queue)) and info.state in MOVABLE]
         found = {info.id for info in infos}
         session.print(tasks_table(infos, f"{change.verb} {tasks_word(len(infos))}:"))
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from fnmatch import fnmatchcase
 from itertools import groupby, islice
@@ -80,8 +80,13 @@ def show(session: Session, id: str, queue: str | None) -> None:
     made.add_column(style="dim", justify="right")
     made.add_column(overflow="fold")
     for name, value in _data(letter).items():
-        if value not in (None, "", 0):
+        if name != "failures" and value not in (None, "", 0):
             made.add_row(name.replace("_", " "), plain(value))
+    for failure in letter.failures:
+        where = f"{moment(failure.at)} on {failure.worker}: {failure.error}"
+        made.add_row(f"attempt {failure.attempt}", plain(where, style="red"))
+        for line in failure.traceback.splitlines():
+            made.add_row("", plain(line, style="dim"))
     session.print(made)
 
 
@@ -229,6 +234,7 @@ def _data(letter: DeadTask) -> dict[str, Any]:
         "letter_id": letter.letter.id,
         "at": letter.at.isoformat(),
         "deliveries": letter.letter.deliveries,
+        "failures": [asdict(failure) for failure in letter.failures],
     }
 
 

@@ -30,6 +30,7 @@ STYLES = {
     "cancelled": "magenta",
     "delivered": "yellow",
     "acked": "green",
+    "dropped": "magenta",
     "reclaimed": "red",
     "buried": "red",
 }
@@ -105,6 +106,8 @@ def _show(session: Session, event: Event) -> None:
         line.append(f" due {moment(from_ms(event.due_ms))}")
     if event.deliveries:
         line.append(f", {event.deliveries} in vain", "red")
+    if event.reason:
+        line.append_text(plain(f": {event.reason}", "dim"))
     session.print(line)
 
 

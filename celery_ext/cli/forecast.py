@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
 import click
 from rich.bar import Bar
@@ -11,7 +10,7 @@ from rich.table import Table
 
 from kombu_delayed.store import CALL_LIMIT
 
-from ..counts import Forecast
+from ..counts import Forecast, forecast_data
 from .criteria import queue_option
 from .session import Session, command
 from .words import number, tasks_word
@@ -43,23 +42,6 @@ def forecast(session: Session, hours: float, buckets: int, queue: str | None) ->
         f"{number(sum(each.count for each in found.buckets))} in the chart, "
         f"{number(found.later)} later."
     )
-
-
-def forecast_data(found: Forecast) -> dict[str, Any]:
-    """All of it, in types that JSON knows."""
-    return {
-        "total": found.total,
-        "overdue": found.overdue,
-        "later": found.later,
-        "buckets": [
-            {
-                "start": each.start.isoformat(),
-                "seconds": each.length.total_seconds(),
-                "count": each.count,
-            }
-            for each in found.buckets
-        ],
-    }
 
 
 def chart(found: Forecast) -> Table:

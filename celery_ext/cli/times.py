@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import click
 
 from kombu_delayed.message import parse_iso8601
-
-_SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
-
-_SPAN = re.compile(r"([+-]?)((?:\d+(?:\.\d+)?[smhdw])+)")
-
-_PART = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
-
-
-def read_span(text: str) -> timedelta | None:
-    """`90s`, `+2h`, `3d`, `1h30m`, `-15m`; None: it is no span. Raises OverflowError."""
-    found = _SPAN.fullmatch(text.strip().lower())
-    if found is None:
-        return None
-    seconds = sum(float(count) * _SECONDS[unit] for count, unit in _PART.findall(found[2]))
-    return timedelta(seconds=-seconds if found[1] == "-" else seconds)
+from kombu_delayed.units import read_span
 
 
 class Span(click.ParamType):  # type: ignore[type-arg]

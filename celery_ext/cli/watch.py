@@ -15,11 +15,11 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from ..counts import ConsumerInfo, Counts, Forecast
+from ..counts import ConsumerInfo, Counts, Forecast, forecast_data
 from ..task_info import TaskInfo
 from .consumers import consumers_table
 from .criteria import queue_option
-from .forecast import chart, forecast_data
+from .forecast import chart
 from .session import Session, command
 from .tasks import counts_table, soonest
 from .words import moment, tasks_table

@@ -14,7 +14,16 @@ from kombu_delayed.shards import is_shard, number_of, queue_of
 
 from ..task_info import TaskInfo
 
-STATE_STYLES = {"delayed": "cyan", "ready": "green", "unacked": "yellow", "dead": "red"}
+STATE_STYLES = {
+    "delayed": "cyan",
+    "waiting": "cyan",
+    "ready": "green",
+    "unacked": "yellow",
+    "dead": "red",
+}
+
+#: Those in which a task can be cancelled and moved.
+MOVABLE = ("delayed", "waiting")
 
 _UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 

@@ -7,9 +7,10 @@ local messages   = KEYS[3]            -- HASH id -> priority step + due_ms + mes
 local duplicates = KEYS[4]            -- HASH id -> how many messages share it
 local wake       = KEYS[5]            -- ZSET token -> when to claim
 local armed      = KEYS[6]            -- STRING "due_ms consumer": who has promised to claim then
-local ready      = {unpack(KEYS, 7)}  -- LIST per priority step
+local gate       = KEYS[7]            -- what the keys of the gate begin with
+local ready      = {unpack(KEYS, 8)}  -- LIST per priority step
 local steps      = ARGV[1]
--- include: ready backlog announce
+-- include: waiting ready backlog announce
 -- returns 1
 redis.call('DEL', armed)  -- also lets a full server accept the rest
 announce_all()

@@ -12,6 +12,7 @@ for i = 1, #page[2], 2 do
   local member, due_ms = page[2][i], page[2][i + 1]:match('^.(%d+)')
   answer[3] = answer[3] + #page[2][i + 1]
   local name = due_ms and redis.call('ZREVRANGEBYSCORE', partitions, due_ms, '-inf', 'LIMIT', 0, 1)[1]
-  if not (name and redis.call('ZSCORE', delayed .. name, member)) then answer[#answer + 1] = member end
+  local has_entry = name and redis.call('ZSCORE', delayed .. name, member)
+  if not (has_entry or redis.call('ZSCORE', delayed .. 'waiting', member)) then answer[#answer + 1] = member end
 end
 return answer

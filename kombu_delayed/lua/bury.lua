@@ -10,7 +10,8 @@ local consumer      = ARGV[2]
 local dead_limit    = tonumber(ARGV[3])
 local dead_age_ms   = tonumber(ARGV[4])
 local event_limit   = tonumber(ARGV[5])  -- about so many are kept; 0: none
-local entries       = {unpack(ARGV, 6)}  -- tag, id, reason, record (empty: the one that is held); …
+local failures      = ARGV[6]            -- JSON: the attempts that have failed (or empty)
+local entries       = {unpack(ARGV, 7)}  -- tag, id, reason, record (empty: the one that is held); …
 -- include: clock dead events
 -- returns the dead letters that they became; O(log n) a message
 redis.call('HDEL', unacked, '')          -- a full server lets a script write that has freed memory first
@@ -20,8 +21,8 @@ for i = 1, #entries, 4 do
   if record == '' then record = redis.call('HGET', unacked, tag) end
   if record then
     local deliveries = deliveries_of(record) + 1
-    buried[#buried + 1] = entomb(id, record, consumer, deliveries, reason)
-    tell_of_held('buried', record, consumer, deliveries, id)
+    buried[#buried + 1] = entomb(id, record, consumer, deliveries, reason, failures ~= '' and failures or nil)
+    tell_of_held('buried', record, consumer, deliveries, id, reason)
     redis.call('HDEL', unacked, tag)
   end
 end

@@ -4,27 +4,29 @@ local partitions  = KEYS[1]            -- ZSET partition -> lower bound of its d
 local delayed     = KEYS[2]            -- what the partitions' keys begin with
 local messages    = KEYS[3]            -- HASH id -> priority step + due_ms + message
 local duplicates  = KEYS[4]            -- HASH id -> how many messages share it
-local wake        = KEYS[5]            -- ZSET token -> when to claim
-local events      = KEYS[6]            -- STREAM of lifecycle events
-local whole       = ARGV[1]            -- 1: an id stands for all messages that share it, 0: for one member
-local reads       = ARGV[2]            -- 1: return what was dropped, 0: count it
-local event_limit = tonumber(ARGV[3])  -- about so many are kept; 0: none
-local ids         = {unpack(ARGV, 4)}
+local events      = KEYS[5]            -- STREAM of lifecycle events
+local how         = ARGV[1]            -- all: an id stands for all that share it; one: for one member; read: as all, and return them
+local event_limit = tonumber(ARGV[2])  -- about so many are kept; 0: none
+local ids         = {unpack(ARGV, 3)}
 -- include: backlog events
--- returns for each id how many were there, or all of {member, priority step + due_ms + message, …};
+-- returns as text how many were there, for each id; or all of {member, priority step + due_ms + message, …};
 --   O(log n) a message
 local counts, dropped = {}, {}
 for i, id in ipairs(ids) do
   counts[i] = 0
-  local members = whole == '1' and members_of(id) or {id}
-  for n = #members, 1, -1 do  -- in this order the others that share an id are found at once
-    local member = members[n]
-    local due_ms, kept = take(member)
-    if due_ms then
+  local highest = how ~= 'one' and tonumber(redis.call('HGET', duplicates, id) or 1) or 1
+  for n = highest, 1, -1 do  -- in this order the others that share an id are found at once
+    local member = n == 1 and id or id .. '\31' .. n
+    local kept = redis.call('HGET', messages, member)
+    local due_ms = kept and kept:match('^.(%d+)')
+    if due_ms then  -- as `take` does it, but each function more is a microsecond more
+      unindex(member, due_ms)
+      redis.call('HDEL', messages, member)
+      if n > 1 or member:find('\31', 1, true) then forget_duplicate(member) end
       counts[i] = counts[i] + 1
       tell('cancelled', member, kept, due_ms)
-      if reads == '1' then dropped[#dropped + 1], dropped[#dropped + 2] = member, kept end
+      if how == 'read' then dropped[#dropped + 1], dropped[#dropped + 2] = member, kept end
     end
   end
 end
-return reads == '1' and dropped or counts
+return how == 'read' and dropped or table.concat(counts, ' ')

@@ -18,12 +18,12 @@ local lease_ms    = tonumber(ARGV[4])   -- 0: take without a lease, nothing will
 local want        = tonumber(ARGV[5])   -- at most so many
 local tag         = tonumber(ARGV[6])   -- the first one's; the others count up
 local promotions  = tonumber(ARGV[7])   -- promote at most so many
-local waits       = ARGV[8]             -- 1: the caller can come back when the next one is due
+local waits       = ARGV[8]             -- 1: the caller can come back when the next one is due; 2: and listens for tokens
 local expires_ms  = tonumber(ARGV[9])   -- of the ready lists; 0: never
 local steps       = ARGV[10]
 local event_limit = tonumber(ARGV[11])  -- about so many are kept; 0: none
--- include: clock ready backlog events
--- returns {now_ms, next due_ms if the caller shall claim then or 0, 1 if more is ready, consumers,
+-- include: clock waiting ready backlog events promise
+-- returns {now_ms, next due_ms if the caller shall claim then or 0, 1 if more is ready (+ 2 if messages wait at a gate), consumers,
 --   step + message, …}, or {0} where the lease was lost
 redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
 local lease_end_ms = redis.call('ZSCORE', consumers, consumer)
@@ -72,29 +72,6 @@ if expires_ms > 0 then redis.call('PEXPIRE', events, expires_ms) end
 if lease_ms > 0 then
   for i = 1, #taken, 2000 do redis.call('HSET', unacked, unpack(taken, i, math.min(i + 1999, #taken))) end
 end
-if more then
-  announce_ready()
-  answer[3] = 1
-else
-  redis.call('ZREM', wake, 'now')
-end
-
-if waits ~= '1' then return answer end
-local next_ms = earliest()
-local promised_ms, holder = (redis.call('GET', armed) or ''):match('^(%d+) (.*)$')
-promised_ms = tonumber(promised_ms)
-local free = not holder or holder == consumer or promised_ms <= now_ms
--- A newcomer takes the promise over: its holder may have died, and finds out when it has not.
-if next_ms and (free or (leased == '0' and lease_ms > 0) or promised_ms > next_ms) then
-  if #taken > 0 and answer[4] > 1 then
-    -- Its turn is over: the next one to come is who has waited longest.
-    redis.call('DEL', armed)
-    announce_due(next_ms)
-  else
-    redis.call('SET', armed, string.format('%.0f %s', next_ms, consumer))
-    answer[2] = next_ms
-  end
-elseif holder == consumer then
-  redis.call('DEL', armed)
-end
+pass_on(answer, more, #taken > 0, waits ~= '0' and earliest() or nil)
+if redis.call('EXISTS', delayed .. 'waiting') == 1 then answer[3] = answer[3] + 2 end
 return answer

@@ -9,18 +9,21 @@ local armed       = KEYS[6]             -- STRING "due_ms consumer": who has pro
 local consumers   = KEYS[7]             -- ZSET consumer -> end of its lease
 local unacked     = KEYS[8]             -- HASH tag -> priority step + message, of this consumer
 local held        = KEYS[9]             -- ZSET tag -> tag, while they are given back
-local events      = KEYS[10]            -- STREAM of lifecycle events
-local ready       = {unpack(KEYS, 11)}  -- LIST per priority step
+local granted_by  = KEYS[10]            -- STRING run id of the server by whose clock leases end
+local events      = KEYS[11]            -- STREAM of lifecycle events
+local gate        = KEYS[12]            -- what the keys of the gate begin with
+local ready       = {unpack(KEYS, 13)}  -- LIST per priority step
 local consumer    = ARGV[1]
 local steps       = ARGV[2]
 local limit       = tonumber(ARGV[3])
 local event_limit = tonumber(ARGV[4])   -- about so many are kept; 0: none
--- include: ready events unacked backlog announce
+-- include: waiting ready events unacked backlog announce gate slots
 -- returns how many messages it still holds
-redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
-local left = give_back_some(limit, 0, 'released')
+redis.call('ZREM', wake, '', '>' .. consumer)  -- a full server lets a script write that has freed memory first
+local left = give_back_some(limit, 0, 'released') + free_some(limit)
 if left > 0 then return left end
 if (redis.call('GET', armed) or ''):match(' (.*)$') == consumer then redis.call('DEL', armed) end
 redis.call('ZREM', consumers, consumer)
+if redis.call('EXISTS', consumers) == 0 then redis.call('DEL', granted_by) end
 announce_all()
 return 0

@@ -17,7 +17,7 @@ local keep           = ARGV[6]             -- unacked: 1: leave it there, anothe
 local start          = tonumber(ARGV[7])   -- ready: the part of the list to look at, from its left end
 local stop           = tonumber(ARGV[8])
 local entries        = {unpack(ARGV, 9)}   -- tag (or member of the backlog), id, due_ms, step + message; …
--- include: clock ready backlog
+-- include: clock waiting ready backlog
 -- returns {messages that are delayed now, messages that are ready now}
 local PLACEHOLDER = '\0moved'
 local before = earliest()
@@ -49,14 +49,18 @@ local function from_unacked(tag, id, due_ms, record)
   redis.call('HDEL', stock_unacked, tag)
 end
 
-local function from_delayed(member, _, due_ms)
+local function is_there(member, due_ms)
   local name = redis.call('ZREVRANGEBYSCORE', partitions, due_ms, '-inf', 'LIMIT', 0, 1)[1]
-  if not name or tonumber(redis.call('ZSCORE', delayed .. name, member) or -1) ~= due_ms then return end
+  local found = name and redis.call('ZSCORE', delayed .. name, member)
+  return tonumber(found or redis.call('ZSCORE', delayed .. 'waiting', member) or -1) == due_ms
+end
+
+local function from_delayed(member, _, due_ms)
+  if not is_there(member, due_ms) then return end
   local step, _, message = parts_of(redis.call('HGET', messages, member))
   if due_ms <= now_ms then message = string.format('{"due_ms":%.0f,', due_ms) .. message:sub(2) end
   make_ready('LPUSH', step, message)
-  redis.call('ZREM', delayed .. name, member)
-  if redis.call('EXISTS', delayed .. name) == 0 then redis.call('ZREM', partitions, name) end
+  unindex(member, due_ms)
   redis.call('HDEL', messages, member)
   forget_duplicate(member)
 end

@@ -1,4 +1,4 @@
--- page: read delayed messages in the order of their due times.
+-- page: read delayed messages, also those that wait at a gate, in the order of their due times.
 local partitions  = KEYS[1]            -- ZSET partition -> lower bound of its due times
 local delayed     = KEYS[2]            -- what the partitions' keys begin with
 local messages    = KEYS[3]            -- HASH id -> priority step + due_ms + message
@@ -12,12 +12,11 @@ local needle      = ARGV[6]            -- return only messages with this text in
 --   O(limit)
 
 -- Members due at one instant are in the order of their bytes; Lua's own would be the locale's.
-local function is_behind(member)
-  local last = after:sub(2)
-  for i = 1, math.min(#member, #last) do
-    if member:byte(i) ~= last:byte(i) then return member:byte(i) > last:byte(i) end
+local function is_greater(member, other)
+  for i = 1, math.min(#member, #other) do
+    if member:byte(i) ~= other:byte(i) then return member:byte(i) > other:byte(i) end
   end
-  return #member > #last
+  return #member > #other
 end
 
 -- The last one looked at may have gone since, or have another due time: its place is searched for.
@@ -27,23 +26,68 @@ local function start_in(key)
   local high = redis.call('ZCOUNT', key, '-inf', from_ms)
   while low < high do
     local middle = math.floor((low + high) / 2)
-    if is_behind(redis.call('ZRANGE', key, middle, middle)[1]) then high = middle else low = middle + 1 end
+    if is_greater(redis.call('ZRANGE', key, middle, middle)[1], after:sub(2)) then high = middle else low = middle + 1 end
   end
   return low
 end
 
+-- Each call of what these return gives the next members with due times; empty at the end.
+local function in_tree()
+  local name = redis.call('ZREVRANGEBYSCORE', partitions, from_ms, '-inf', 'LIMIT', 0, 1)[1]
+  local rank = name and redis.call('ZRANK', partitions, name) or 0
+  local start = name and start_in(delayed .. name) or 0
+  return function()
+    while true do
+      name = redis.call('ZRANGE', partitions, rank, rank)[1]
+      if not name then return {} end
+      local found = redis.call('ZRANGE', delayed .. name, start, start + 127, 'WITHSCORES')
+      start = start + 128
+      if #found < 256 then rank, start = rank + 1, 0 end
+      if #found > 0 then return found end
+    end
+  end
+end
+
+local function at_gate()
+  local key = delayed .. 'waiting'
+  local start = start_in(key)
+  return function()
+    local found = redis.call('ZRANGE', key, start, start + 127, 'WITHSCORES')
+    start = start + 128
+    return found
+  end
+end
+
+-- What two of these return, in one order.
+local function merged(first, second)
+  local sides = {{next = first, found = {}, at = 1}, {next = second, found = {}, at = 1}}
+  local function head(side)
+    if side.at > #side.found then side.found, side.at = side.next(), 1 end
+    return side.found[side.at], tonumber(side.found[side.at + 1])
+  end
+  return function()
+    local found = {}
+    while #found < 256 do
+      local one, one_ms = head(sides[1])
+      local other, other_ms = head(sides[2])
+      local is_other = other and (not one or other_ms < one_ms or (other_ms == one_ms and is_greater(one, other)))
+      local side = sides[is_other and 2 or 1]
+      if not (one or other) then break end
+      found[#found + 1], found[#found + 2] = side.found[side.at], side.found[side.at + 1]
+      side.at = side.at + 2
+    end
+    return found
+  end
+end
+
 local answer = {0, from_ms, after}
-local name = redis.call('ZREVRANGEBYSCORE', partitions, from_ms, '-inf', 'LIMIT', 0, 1)[1]
-local rank = name and redis.call('ZRANK', partitions, name) or 0
-local start = name and start_in(delayed .. name) or 0
+local next_found = in_tree()
+if redis.call('EXISTS', delayed .. 'waiting') == 1 then next_found = merged(next_found, at_gate()) end
 local left, bytes = limit, 0
 while left > 0 and bytes < limit_bytes do
-  name = redis.call('ZRANGE', partitions, rank, rank)[1]
-  if not name then return answer end
-  local wanted = math.min(left, 128)
-  local found = redis.call('ZRANGE', delayed .. name, start, start + wanted - 1, 'WITHSCORES')
-  local members, is_end = {}, false
-  for i = 1, #found, 2 do
+  local found = next_found()
+  local members, is_end = {}, #found == 0
+  for i = 1, math.min(#found, left * 2), 2 do
     is_end = tonumber(found[i + 1]) >= until_ms
     if is_end then break end
     members[#members + 1] = found[i]
@@ -59,11 +103,6 @@ while left > 0 and bytes < limit_bytes do
   end
   if is_end then return answer end
   left = left - #members
-  if #found / 2 < wanted then
-    rank, start = rank + 1, 0
-  else
-    start = start + wanted
-  end
 end
 answer[1] = 1
 return answer

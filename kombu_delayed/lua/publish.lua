@@ -5,7 +5,7 @@ local ready      = {unpack(KEYS, 2)}  -- LIST per priority step
 local expires_ms = tonumber(ARGV[1])  -- of the ready lists; 0: never
 local steps      = ARGV[2]
 local records    = {unpack(ARGV, 3)}  -- priority step + message; …
--- include: ready
+-- include: waiting ready
 -- returns how many; O(1) a message
 for i = 1, #records do
   local list = list_for(records[i]:sub(1, 1))

@@ -23,5 +23,16 @@ while left > 0 do
   if redis.call('EXISTS', delayed .. name) == 0 then redis.call('ZREM', partitions, name) end
   left = left - #members
 end
-if redis.call('EXISTS', partitions) == 0 then redis.call('UNLINK', wake, duplicates) end
+local waiting = delayed .. 'waiting'
+while left > 0 do
+  local members = redis.call('ZRANGE', waiting, 0, math.min(left, 1000) - 1)
+  if #members == 0 then break end
+  count = count + redis.call('HDEL', messages, unpack(members))
+  redis.call('ZREMRANGEBYRANK', waiting, 0, #members - 1)
+  left = left - #members
+end
+if redis.call('EXISTS', partitions, waiting) == 0 then
+  redis.call('UNLINK', duplicates)
+  redis.call('ZREM', wake, 'now', 'due')
+end
 return count

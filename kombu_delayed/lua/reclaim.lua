@@ -13,7 +13,8 @@ local dead           = KEYS[10]            -- ZSET id -> time of burial
 local dead_messages  = KEYS[11]            -- HASH id -> priority step + message
 local dead_reasons   = KEYS[12]            -- HASH id -> JSON: why, by whom
 local events         = KEYS[13]            -- STREAM of lifecycle events
-local ready          = {unpack(KEYS, 14)}  -- LIST per priority step
+local gate           = KEYS[14]            -- what the keys of the gate begin with
+local ready          = {unpack(KEYS, 15)}  -- LIST per priority step
 local now            = ARGV[1]
 local consumer       = ARGV[2]             -- the dead one
 local steps          = ARGV[3]
@@ -22,16 +23,17 @@ local max_deliveries = tonumber(ARGV[5])   -- 0: any number
 local dead_limit     = tonumber(ARGV[6])
 local dead_age_ms    = tonumber(ARGV[7])
 local event_limit    = tonumber(ARGV[8])   -- about so many are kept; 0: none
--- include: clock ready events unacked backlog announce dead poison
+-- include: clock waiting ready events unacked backlog announce dead poison gate slots
 -- returns {messages put back or buried, messages it still holds, the dead letters that some became …};
 --   {0, 0} where the lease lasts
 local lease_end_ms = redis.call('ZSCORE', consumers, consumer)
 if lease_end_ms and tonumber(lease_end_ms) > now_ms then return {0, 0} end
-redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
+redis.call('ZREM', wake, '', '>' .. consumer)  -- a full server lets a script write that has freed memory first
 redis.call('ZADD', consumers, 0, consumer)  -- from here on it is dead, though it may wake up between two calls
 local before = redis.call('HLEN', unacked)
 local left = give_back_some(limit, 1, 'reclaimed', is_poison)
-if left > 0 then return {before - left, left, unpack(buried)} end
+left = left + free_some(limit)
+if left > 0 then return {before - redis.call('HLEN', unacked), left, unpack(buried)} end
 if (redis.call('GET', armed) or ''):match(' (.*)$') == consumer then redis.call('DEL', armed) end
 redis.call('ZREM', consumers, consumer)
 announce_all()

@@ -14,7 +14,7 @@ local dead_limit     = tonumber(ARGV[3])
 local dead_age_ms    = tonumber(ARGV[4])
 local fixes          = ARGV[5]            -- 1: put it right, 0: only say what is wrong
 local entries        = {unpack(ARGV, 6)}  -- partition (or empty: in none), member (or empty: the partition itself); …
--- include: clock backlog dead
+-- include: clock waiting backlog dead
 -- returns for each entry '' where nothing is wrong, or: empty (a partition without members), lost (an entry
 --   without its message), unreadable, time (the entry has another due time than the message), misplaced (in
 --   another partition than its due time's), orphan (a message without an entry); O(log n) an entry
@@ -32,6 +32,7 @@ local function fault_of(name, member)
   if score and tonumber(score) ~= tonumber(due_ms) then return 'time' end
   if score and name ~= right then return 'misplaced' end
   local found = right and redis.call('ZSCORE', delayed .. right, member)
+  if not found and not score and redis.call('ZSCORE', delayed .. 'waiting', member) then return '' end
   if not found then return 'orphan' end
   return tonumber(found) == tonumber(due_ms) and '' or 'time'
 end

@@ -7,6 +7,7 @@ local part       = ARGV[1]            -- whose keys are looked at: unique or due
 local cursor     = ARGV[2]            -- 0 at first
 local count      = tonumber(ARGV[3])  -- look at so many, about
 local fixes      = ARGV[4]            -- 1: put it right, 0: only say what is wrong
+-- include: repair
 -- returns {the next cursor, '0' at the end, keys looked at, bytes read, key, fault, …}, where a fault is key (one
 --   without its id or its time) or leftover (the message is gone, as moves leave it); O(count · log n)
 local function due_of(key)
@@ -35,13 +36,4 @@ if part == 'due' then
 else
   page = redis.call('HSCAN', unique, cursor, 'COUNT', count)
 end
-local answer = {page[1], #page[2] / 2, 0}
-for i = 1, #page[2], 2 do
-  local key = page[2][i]
-  local fault = fault_of(key)
-  if fault then
-    if fixes == '1' then put_right(key) end
-    answer[#answer + 1], answer[#answer + 2] = key, fault
-  end
-end
-return answer
+return looked_through(page, fault_of, put_right)

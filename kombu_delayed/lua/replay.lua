@@ -9,13 +9,15 @@ local dead           = KEYS[6]             -- ZSET id -> time of burial
 local dead_messages  = KEYS[7]             -- HASH id -> priority step + message
 local dead_reasons   = KEYS[8]             -- HASH id -> JSON: why, by whom
 local events         = KEYS[9]             -- STREAM of lifecycle events
-local ready          = {unpack(KEYS, 10)}  -- LIST per priority step
+local moved          = KEYS[10]            -- ZSET member -> when it came to another place
+local ready          = {unpack(KEYS, 11)}  -- LIST per priority step
 local due_ms         = tonumber(ARGV[1])   -- 0: now
 local partition_size = tonumber(ARGV[2])
 local steps          = ARGV[3]
 local event_limit    = tonumber(ARGV[4])   -- about so many are kept; 0: none
-local ids            = {unpack(ARGV, 5)}
--- include: ready backlog events
+local wait           = ARGV[5]             -- what one that a policy has buried remembers from now on
+local ids            = {unpack(ARGV, 6)}
+-- include: waiting ready backlog events moved
 -- returns how many; O(log n) a message
 local before = earliest()
 local count = 0
@@ -23,10 +25,12 @@ for _, id in ipairs(ids) do
   local record = redis.call('HGET', dead_messages, id)
   if record then
     record = record:gsub(', ?"deliveries": ?%d+}$', '}')
+    if without_wait(record) ~= record then record = with_wait(record, wait) end
     if due_ms == 0 or record:sub(2, 2) ~= '{' then
       redis.call('LPUSH', list_for(record:sub(1, 1)), record:sub(2))
     else
-      put(id:match('^(.*)\31%d+$') or id, due_ms, record:gsub('^(.){"due_ms": ?%d+, ?', '%1{'), partition_size, true)
+      local message = record:gsub('^(.){"due_ms": ?%d+, ?', '%1{')
+      note_move(put(id:match('^(.*)\31%d+$') or id, due_ms, message, partition_size, true))
     end
     redis.call('ZREM', dead, id)
     redis.call('HDEL', dead_messages, id)

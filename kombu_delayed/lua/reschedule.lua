@@ -6,16 +6,17 @@ local messages       = KEYS[3]            -- HASH id -> priority step + due_ms +
 local duplicates     = KEYS[4]            -- HASH id -> how many messages share it
 local wake           = KEYS[5]            -- ZSET token -> when to claim
 local events         = KEYS[6]            -- STREAM of lifecycle events
-local ready          = {unpack(KEYS, 7)}  -- LIST per priority step
+local moved          = KEYS[7]            -- ZSET member -> when it came to another place
+local ready          = {unpack(KEYS, 8)}  -- LIST per priority step
 local now            = ARGV[1]
 local partition_size = tonumber(ARGV[2])
 local steps          = ARGV[3]
 local whole          = ARGV[4]            -- 1: an id stands for all messages that share it, 0: for one member
 local event_limit    = tonumber(ARGV[5])  -- about so many are kept; 0: none
 local entries        = {unpack(ARGV, 6)}  -- id, due_ms (or +delay_ms), eta in ISO 8601 (or empty); …
--- include: clock ready backlog events reschedule
--- returns how many were moved, for each id; O(log n) a message
+-- include: clock waiting ready backlog events moved reschedule
+-- returns as text how many were moved, for each id; O(log n) a message
 local counts = {}
 for i = 1, #entries, 3 do counts[#counts + 1] = reschedule(entries[i], entries[i + 1], entries[i + 2]) end
 announce_rescheduled()
-return counts
+return table.concat(counts, ' ')

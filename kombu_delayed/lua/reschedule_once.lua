@@ -7,7 +7,8 @@ local duplicates     = KEYS[4]            -- HASH id -> how many messages share 
 local wake           = KEYS[5]            -- ZSET token -> when to claim
 local events         = KEYS[6]            -- STREAM of lifecycle events
 local job            = KEYS[7]            -- HASH id -> 1: the job has moved it, 0: it was not delayed; run -> how many it moved
-local ready          = {unpack(KEYS, 8)}  -- LIST per priority step
+local moved          = KEYS[8]            -- ZSET member -> when it came to another place
+local ready          = {unpack(KEYS, 9)}  -- LIST per priority step
 local now            = ARGV[1]
 local partition_size = tonumber(ARGV[2])
 local steps          = ARGV[3]
@@ -16,8 +17,8 @@ local event_limit    = tonumber(ARGV[5])  -- about so many are kept; 0: none
 local run            = ARGV[6]            -- field of the ledger that counts what this run has moved
 local ledger_seconds = tonumber(ARGV[7])
 local entries        = {unpack(ARGV, 8)}  -- id, due_ms (or +delay_ms), eta in ISO 8601 (or empty); …
--- include: clock ready backlog events reschedule
--- returns how many were moved, for each id; O(log n) a message
+-- include: clock waiting ready backlog events moved reschedule
+-- returns as text how many were moved, for each id; O(log n) a message
 local counts, total = {}, 0
 for i = 1, #entries, 3 do
   local id, count = entries[i], 0
@@ -31,4 +32,4 @@ end
 redis.call('HINCRBY', job, run, total)
 redis.call('EXPIRE', job, ledger_seconds)
 announce_rescheduled()
-return counts
+return table.concat(counts, ' ')

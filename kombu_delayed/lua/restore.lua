@@ -17,8 +17,8 @@ local now            = ARGV[3]
 local run            = ARGV[4]            -- field of the ledger that counts what this run has restored
 local ledger_seconds = tonumber(ARGV[5])  -- 0: no ledger
 local entries        = {unpack(ARGV, 6)}  -- member, priority step + due_ms + message; …
--- include: clock backlog events unique
--- returns {restored, already there or dealt with before}; O(log n) a message
+-- include: clock waiting backlog gather events unique
+-- returns as text: restored, already there or dealt with before; O(log n) a message
 local before = earliest()
 local first
 local counts = {0, 0}
@@ -28,39 +28,9 @@ local function without_eta(record)
   return (record:gsub('"eta": ?"[^"\\]*"', '', 1))
 end
 
--- A backup has messages by due time: most go where the one before went, and are indexed together.
-local gathered = {}
-local place, from_ms, to_ms
-local room = 0
-
-local function index_gathered()
-  if #gathered == 0 then return end
-  local key = delayed .. place
-  redis.call('ZADD', key, unpack(gathered))
-  gathered = {}
-  if room <= 0 then
-    split(place, redis.call('ZCARD', key))
-    place = nil
-  end
-end
-
-local function gather(member, due_ms)
-  if not place or due_ms < from_ms or due_ms >= to_ms then
-    index_gathered()
-    place = partition_for(due_ms)
-    from_ms = tonumber(redis.call('ZSCORE', partitions, place))
-    local after = redis.call('ZRANGEBYSCORE', partitions, '(' .. from_ms, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
-    to_ms = tonumber(after[2] or math.huge)
-    room = partition_size - redis.call('ZCARD', delayed .. place)
-  end
-  gathered[#gathered + 1], gathered[#gathered + 2] = due_ms, member
-  room = room - 1
-  if room <= 0 then index_gathered() end
-end
-
 -- Unless another one has taken its key meanwhile. A retry holds off nobody.
 local function claim_key(member, record, due_ms)
-  if not record:find('"delayed_unique":', 1, true) then return end
+  if not record:find('_unique":', 1, true) then return end
   local key = member_of_part(record, 'headers', 'delayed_unique')
   local retries = member_of_part(record, 'headers', 'retries')
   if key == '' or (retries ~= '' and retries ~= '0') then return end
@@ -70,7 +40,8 @@ end
 
 -- Returns what the backlog calls it now, or nil where it was there.
 local function put_back(member, kept, due_ms)
-  local id, n = member:match('^(.*)\31(%d+)$')
+  local id, n
+  if member:find('\31', 1, true) then id, n = member:match('^(.*)\31(%d+)$') end
   if redis.call('HSETNX', messages, member, kept) == 0 then
     if redis.call('HGET', messages, member) == kept then return nil end
     local step, _, message = parts_of(kept)
@@ -79,12 +50,14 @@ local function put_back(member, kept, due_ms)
       if there and same(without_eta(there), without_eta(step .. message)) then return nil end
     end
     index_gathered()
-    place = nil
     return put(id or member, due_ms, step .. message, partition_size, false)
   end
   gather(member, due_ms)
   local highest = id and tonumber(redis.call('HGET', duplicates, id) or 1)
-  if id and tonumber(n) > highest and tonumber(n) < 1e6 then redis.call('HSET', duplicates, id, n) end
+  if id and tonumber(n) > highest and tonumber(n) < 1e6 then
+    redis.call('HSET', duplicates, id, n)
+    has_duplicates = true
+  end
   return member
 end
 
@@ -108,4 +81,4 @@ if has_ledger then
   redis.call('EXPIRE', job, ledger_seconds)
 end
 if first then announce_due(first, before) end
-return counts
+return table.concat(counts, ' ')

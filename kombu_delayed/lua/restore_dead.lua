@@ -7,7 +7,7 @@ local dead_messages = KEYS[2]            -- HASH id -> priority step + message
 local dead_reasons  = KEYS[3]            -- HASH id -> JSON: why, by whom
 local dead_age_ms   = tonumber(ARGV[1])
 local entries       = {unpack(ARGV, 2)}  -- id, time of burial in ms, priority step + message, JSON: why, by whom; …
--- returns {restored, already there}; O(log n) a letter
+-- returns as text: restored, already there; O(log n) a letter
 local counts = {0, 0}
 
 local function put_back(member, at_ms, record, note)
@@ -29,4 +29,4 @@ end
 if counts[1] > 0 then
   for _, key in ipairs({dead, dead_messages, dead_reasons}) do redis.call('PEXPIRE', key, dead_age_ms) end
 end
-return counts
+return table.concat(counts, ' ')

@@ -6,15 +6,16 @@ local messages       = KEYS[3]            -- HASH id -> priority step + due_ms +
 local duplicates     = KEYS[4]            -- HASH id -> how many messages share it
 local wake           = KEYS[5]            -- ZSET token -> when to claim
 local events         = KEYS[6]            -- STREAM of lifecycle events
-local ready          = {unpack(KEYS, 7)}  -- LIST per priority step
+local moved          = KEYS[7]            -- ZSET member -> when it came to another place
+local ready          = {unpack(KEYS, 8)}  -- LIST per priority step
 local now            = ARGV[1]
 local partition_size = tonumber(ARGV[2])
 local steps          = ARGV[3]
 local expires_ms     = tonumber(ARGV[4])  -- of the ready lists; 0: never
 local event_limit    = tonumber(ARGV[5])  -- about so many are kept; 0: none
-local entries        = {unpack(ARGV, 6)}  -- id, due_ms (or +delay_ms), priority step + message; …
--- include: clock ready backlog events schedule
--- returns {delayed, ready, already there}; O(log n) a message
+local entries        = {unpack(ARGV, 6)}  -- id, due_ms, priority step + due_ms + message (or +delay_ms, priority step + message); …
+-- include: clock waiting ready backlog gather events moved schedule
+-- returns as text: delayed, ready, already there; O(log n) a message
 for i = 1, #entries, 3 do schedule(entries[i], entries[i + 1], entries[i + 2]) end
 announce_scheduled()
-return counts
+return table.concat(counts, ' ')

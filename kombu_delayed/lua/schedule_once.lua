@@ -7,7 +7,8 @@ local duplicates     = KEYS[4]            -- HASH id -> how many messages share 
 local wake           = KEYS[5]            -- ZSET token -> when to claim
 local events         = KEYS[6]            -- STREAM of lifecycle events
 local job            = KEYS[7]            -- HASH id -> 1: the job has made it, 0: it was there; run -> how many it made
-local ready          = {unpack(KEYS, 8)}  -- LIST per priority step
+local moved          = KEYS[8]            -- ZSET member -> when it came to another place
+local ready          = {unpack(KEYS, 9)}  -- LIST per priority step
 local now            = ARGV[1]
 local partition_size = tonumber(ARGV[2])
 local steps          = ARGV[3]
@@ -15,9 +16,9 @@ local expires_ms     = tonumber(ARGV[4])  -- of the ready lists; 0: never
 local event_limit    = tonumber(ARGV[5])  -- about so many are kept; 0: none
 local run            = ARGV[6]            -- field of the ledger that counts what this run has made
 local ledger_seconds = tonumber(ARGV[7])
-local entries        = {unpack(ARGV, 8)}  -- id, due_ms (or +delay_ms), priority step + message; …
--- include: clock ready backlog events schedule
--- returns {delayed, ready, already there or dealt with before}; O(log n) a message
+local entries        = {unpack(ARGV, 8)}  -- id, due_ms, priority step + due_ms + message (or +delay_ms, priority step + message); …
+-- include: clock waiting ready backlog gather events moved schedule
+-- returns as text: delayed, ready, already there or dealt with before; O(log n) a message
 local ids, ledger, known = {}, {}, {}
 for i = 1, #entries, 3 do ids[#ids + 1] = entries[i] end
 for i, done in ipairs(redis.call('HMGET', job, unpack(ids))) do known[ids[i]] = done end
@@ -34,4 +35,4 @@ if #ledger > 0 then redis.call('HSET', job, unpack(ledger)) end
 redis.call('HINCRBY', job, run, counts[1] + counts[2])
 redis.call('EXPIRE', job, ledger_seconds)
 announce_scheduled()
-return counts
+return table.concat(counts, ' ')

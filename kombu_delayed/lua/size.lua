@@ -5,10 +5,10 @@ local messages   = KEYS[3]            -- HASH id -> priority step + due_ms + mes
 local ready      = {unpack(KEYS, 4)}  -- LIST per priority step
 local now        = ARGV[1]
 -- include: clock
--- returns {ready, due, delayed (due or not)}; O(partitions that are due)
+-- returns {ready, due (also at a gate), delayed (due or not)}; O(partitions that are due)
 local count = 0
 for _, list in ipairs(ready) do count = count + redis.call('LLEN', list) end
-local due = 0
+local due = redis.call('ZCARD', delayed .. 'waiting')
 for _, name in ipairs(redis.call('ZRANGEBYSCORE', partitions, '-inf', now_ms)) do
   due = due + redis.call('ZCOUNT', delayed .. name, '-inf', now_ms)
 end

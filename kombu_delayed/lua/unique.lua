@@ -9,7 +9,8 @@ local wake           = KEYS[5]             -- ZSET token -> when to claim
 local unique         = KEYS[6]             -- HASH key -> id of the delayed message with it
 local unique_due     = KEYS[7]             -- ZSET key -> when that one was due last
 local events         = KEYS[8]             -- STREAM of lifecycle events
-local ready          = {unpack(KEYS, 9)}   -- LIST per priority step
+local moved          = KEYS[9]             -- ZSET member -> when it came to another place
+local ready          = {unpack(KEYS, 10)}  -- LIST per priority step
 local now            = ARGV[1]
 local partition_size = tonumber(ARGV[2])
 local steps          = ARGV[3]
@@ -20,11 +21,12 @@ local id             = ARGV[7]
 local due            = ARGV[8]             -- ms since the epoch, or + and ms from now
 local record         = ARGV[9]             -- priority step + message
 local event_limit    = tonumber(ARGV[10])  -- about so many are kept; 0: none
--- include: clock ready backlog events unique
+-- include: clock waiting ready backlog events moved unique
 -- returns {'stored', 'refused', 'replaced' or 'pushed', id of the other one or '', 'delayed', 'ready' or (not
 --   stored, or there before) 'already', when what was sent is due, step + due_ms + message of the one replaced or ''};
 --   O(log n)
 local before = earliest()
+local other  -- what has the key
 local due_ms = tonumber(due)
 if due:sub(1, 1) == '+' then due_ms = now_ms + due_ms end
 
@@ -63,6 +65,7 @@ local function place(may_repeat)
   if not stored then return nil, 'already' end
   announce_due(due_ms, before)
   tell('scheduled', id, record, due_ms)
+  if conflict == 'retry' or other == id then note_move(stored) end
   return stored, 'delayed'
 end
 
@@ -75,17 +78,21 @@ local function push(member, kept)
     make_ready(step, string.format('{"due_ms":%.0f,', due_ms) .. message:sub(2))
   else
     put_off(member, step, old_ms, message, due_ms, partition_size)
+    note_move(member)
     announce_due(due_ms, before)
     remember(key, member, due_ms)
   end
 end
 
 clear_past()
-local other = redis.call('HGET', unique, key)
+other = redis.call('HGET', unique, key)
 local kept = other and redis.call('HGET', messages, other)
 if kept and not parts_of(kept) then kept = nil end  -- it was damaged
 local at = string.format('%.0f', due_ms)
-if kept and other == id and same(kept, record) then return {'stored', '', 'already', at, ''} end
+if kept and other == id and same(kept, record) then
+  redis.call('HSET', messages, id, kept)  -- WAIT waits for what its sender has written
+  return {'stored', '', 'already', at, ''}
+end
 if conflict == 'retry' then
   if other == id then forget(key) end
   local _, state = place(due:sub(1, 1) == '+')

@@ -18,7 +18,7 @@ from kombu import Connection
 from kombu.utils.json import loads
 from redis.exceptions import RedisError, ResponseError
 
-from ..errors import UNREACHABLE, DelayedError, MessageError
+from ..errors import UNREACHABLE, DelayedError, MessageError, UrlError
 from ..keys import literal
 from ..message import due, open_envelope, open_kept, to_json
 from ..scripts import script
@@ -110,6 +110,8 @@ class Migration:
     """One direction. Its `steps` move a page each; between any two of them it may be killed."""
 
     def __init__(self, channel: Channel, queues: Iterable[str] = (), *, dry: bool = False) -> None:
+        if channel.store.tagged:
+            raise UrlError("a Cluster has no stock transport to move messages from, or back to")
         self.channel = channel
         self.store: Store = channel.store
         self.client: Any = channel.store.client
@@ -417,11 +419,13 @@ class ToStock(Migration):
 
     def _backlog_steps(self, queue: str) -> Iterator[int]:
         keys = self.store.keys(queue)
-        for name in self.client.zrange(keys.partitions, 0, -1):
+        for name in [*self.client.zrange(keys.partitions, 0, -1), b"waiting"]:
             key, stays = keys.delayed + name.decode(), 0
             while page := self.client.zrange(key, stays, stays + CALL_LIMIT - 1, withscores=True):
                 stays += len(page) - self._hand_back(queue, page)
                 yield len(page)
+        if not self.dry:
+            self.store.clear(queue)
 
     def _hand_back(self, queue: str, page: Sequence[tuple[bytes, float]]) -> int:
         """Returns how many have left their place."""

@@ -36,27 +36,18 @@ def session(**conf: Any) -> SparkSession:
     return session(**conf)
 
 
-def backlog(
-    spark: SparkSession, *, columns: Sequence[str] = (), distinct: bool = True, **options: Any
-) -> DataFrame:
+def backlog(spark: SparkSession, *, columns: Sequence[str] = (), **options: Any) -> DataFrame:
     """The delayed messages of a broker; only these `columns` are fetched, by default all.
 
-    A message that is rescheduled meanwhile is in it at one of its due times, or not. Without
-    `distinct` it may be in it at both, and there is no shuffle. `options` are those of
-    `ReadOptions`. Raises OptionError.
+    Each is in it at most once. `options` are those of `ReadOptions`. Raises OptionError.
     """
-    from .columns import COLUMNS, MESSAGE_KEY, check_columns
+    from .columns import COLUMNS, check_columns
 
     ReadOptions.parse(options)
     names = columns or tuple(COLUMNS)
     check_columns({name: COLUMNS[name].type if name in COLUMNS else "" for name in names})
-    read = dict.fromkeys((*names, *MESSAGE_KEY) if distinct else names)
-    schema = ", ".join(f"{name} {COLUMNS[name].type}" for name in read)
-    frame = spark.read.format(FORMAT).options(**as_texts(options)).schema(schema).load()
-    if not distinct:
-        return frame
-    # Repartitioned first, rows are sorted once and not twice.
-    return frame.repartition(*MESSAGE_KEY).dropDuplicates([*MESSAGE_KEY]).select(*names)
+    schema = ", ".join(f"{name} {COLUMNS[name].type}" for name in names)
+    return spark.read.format(FORMAT).options(**as_texts(options)).schema(schema).load()
 
 
 def schedule(df: DataFrame, **options: Any) -> JobReport:

@@ -1,8 +1,9 @@
 """Lifecycle events as Parquet files, each event once, also after a crash.
 
-Each batch is a directory `batch=<number>` that is written as a whole. One that was being written
-when the job died is written again under the same number with the same events, which a log of files
-such as Spark's own file sink would need a reader of its own for.
+Each batch is a directory `batch=<number>`, with one for each day and queue in it, that is written
+as a whole. One that was being written when the job died is written again under the same number
+with the same events, which a log of files such as Spark's own file sink would need a reader of its
+own for.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 #: What a batch's directory is called; zeros in front keep the names in order.
 _BATCH = "batch={:08d}"
+
+#: By which files are split; the day is that of the event, in the session's time zone.
+_PARTITIONS = ("date", "queue")
 
 #: Seconds between two looks at how far a query is.
 _LOOK_SECONDS = 0.5
@@ -88,7 +92,8 @@ def exists(spark: SparkSession, pattern: str) -> bool:
 
 def _writer(path: str) -> Callable[[DataFrame, int], None]:
     def write(events: DataFrame, number: int) -> None:
-        events.write.mode("overwrite").parquet(f"{path}/{_BATCH.format(number)}")
+        batch = _by_day(events).write.mode("overwrite")
+        batch.partitionBy(*_PARTITIONS).parquet(f"{path}/{_BATCH.format(number)}")
 
     return write
 
@@ -128,6 +133,9 @@ def compact(events: DataFrame, path: str) -> None:
 
     What `path` had before is replaced. `events` must not be read from it.
     """
-    days = events.withColumn("date", F.to_date("at"))
-    files = days.repartition("date", "queue").sortWithinPartitions("date", "queue", "at")
-    files.write.mode("overwrite").partitionBy("date", "queue").parquet(path)
+    files = _by_day(events).repartition(*_PARTITIONS).sortWithinPartitions(*_PARTITIONS, "at")
+    files.write.mode("overwrite").partitionBy(*_PARTITIONS).parquet(path)
+
+
+def _by_day(events: DataFrame) -> DataFrame:
+    return events.withColumn("date", F.to_date("at"))

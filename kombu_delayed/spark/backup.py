@@ -41,10 +41,10 @@ class Summary:
     queues: dict[str, int] = field(default_factory=dict)
 
 
-def delayed_rows(spark: SparkSession, *, distinct: bool = False, **options: Any) -> DataFrame:
+def delayed_rows(spark: SparkSession, **options: Any) -> DataFrame:
     """The backlog with the columns of a backup. `options` are those of `ReadOptions`."""
     names = [name for name in COLUMNS if name != "version"]
-    frame = backlog(spark, columns=names, distinct=distinct, **options)
+    frame = backlog(spark, columns=names, **options)
     return frame.select(F.lit(VERSION).alias("version"), *names)
 
 
@@ -60,7 +60,7 @@ def backup(spark: SparkSession, path: str, *, overwrite: bool = False, **options
         server = delayed.connection.as_uri()
     if not overwrite and exists(spark, path):
         raise BackupError(f"there is something at {path}: give another path, or overwrite it")
-    rows = delayed_rows(spark, distinct=True, **options)
+    rows = delayed_rows(spark, **options)
     made_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
     mode = "overwrite" if overwrite else "errorifexists"
     rows.write.mode(mode).option("compression", "zstd").parquet(path)

@@ -180,9 +180,6 @@ COLUMNS = {
     ),
 }
 
-#: The columns by which a message is told from all others, also where some share an id.
-MESSAGE_KEY = ("queue", "member")
-
 #: All columns, as Spark reads them.
 SCHEMA = ", ".join(f"{name} {column.type}" for name, column in COLUMNS.items())
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from time import monotonic
 
 from celery import Celery
 from celery.app.utils import find_app
@@ -13,13 +16,16 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError, ResponseError
 
 from celery_ext import Delayed
-from kombu_delayed.errors import OptionError, translate
+from kombu_delayed.errors import UNREACHABLE, OptionError, translate
 
 from .options import BrokerOptions
 
-#: How a task connects: Spark's own attempts would be over before a broker has restarted or failed
-#: over. Half a minute.
+#: How who waits connects: half a minute. Spark's own attempts would be over before a broker has
+#: restarted or failed over.
 PATIENT = {"max_retries": 20, "interval_start": 0.2, "interval_step": 0.2, "interval_max": 2}
+
+#: So long, and so often, it is looked whether all nodes of a Cluster are there.
+NODES_SECONDS, NODES_INTERVAL_SECONDS = 30.0, 0.2
 
 _Key = tuple[str, str, str, int]
 
@@ -27,16 +33,26 @@ _kept: dict[_Key, Delayed] = {}
 
 
 @contextmanager
-def connected(options: BrokerOptions) -> Iterator[Delayed]:
+def connected(options: BrokerOptions, *, waits: bool = False) -> Iterator[Delayed]:
     """The broker that options mean. After an error the next call connects anew.
 
-    Raises OptionError for an app that cannot be imported, BrokerError where the broker keeps no
-    backlog, and Kombu's OperationalError where it cannot be reached.
+    Who `waits`, and a task that runs again, gives it half a minute to come back. Raises OptionError
+    for an app that cannot be imported, BrokerError where the broker keeps no backlog, and Kombu's
+    OperationalError where it cannot be reached.
     """
     key = _key(options)
+    waits = waits or _is_retry()
+    if key in _kept and not _answers(_kept[key]):
+        _drop(key)  # others may have taken the place of its nodes
     if key not in _kept:
-        _kept[key] = Delayed(app_of(options))
+        _kept[key] = Delayed(app_of(options, waits=waits or _is_task()))
+        if _is_task():
+            # Or each collection of garbage looks through all that is imported by now, for every
+            # few thousand rows anew: a third of the time of a read.
+            gc.freeze()
     try:
+        if waits:
+            _await(_kept[key])
         yield _kept[key]
     except GeneratorExit:  # Spark has read enough
         raise
@@ -60,8 +76,11 @@ def _key(options: BrokerOptions) -> _Key:
     return options.url, json.dumps(options.transport_options), options.app, os.getpid()
 
 
-def app_of(options: BrokerOptions) -> Celery:
-    """An app with that broker. Raises OptionError where it cannot be imported."""
+def app_of(options: BrokerOptions, *, waits: bool = False) -> Celery:
+    """An app with that broker, which waits for it or fails at once.
+
+    Raises OptionError where it cannot be imported.
+    """
     if options.app:
         try:
             return find_app(options.app)
@@ -71,9 +90,32 @@ def app_of(options: BrokerOptions) -> Celery:
     # Not broker_url: there the environment variable CELERY_BROKER_URL would go first.
     app.conf.broker_write_url = options.url
     app.conf.broker_transport_options = options.transport_options
-    if _is_task():
+    if waits:
         app.conf.task_publish_retry_policy = PATIENT
     return app
+
+
+def _await(delayed: Delayed) -> None:
+    """Give a node that has failed time to come back, or its replica to take its place."""
+    deadline = monotonic() + NODES_SECONDS
+    while not _answers(delayed) and monotonic() < deadline:
+        time.sleep(NODES_INTERVAL_SECONDS)
+
+
+def _answers(delayed: Delayed) -> bool:
+    """Whether the server does, or each node of a Cluster."""
+    try:
+        return all(wire("PING") for wire in delayed.store.run.everywhere())
+    except (*UNREACHABLE, RedisError, OperationalError):
+        return False
+
+
+def _is_retry() -> bool:
+    """Whether Spark has tried this task before."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return context is not None and context.attemptNumber() > 0
 
 
 def _is_task() -> bool:

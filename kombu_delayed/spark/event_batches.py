@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyspark.sql.types import IntegerType, StringType, StructType, TimestampType
 
 from celery_ext.times import LATEST_MS
-from kombu_delayed.events import VERSION, Event
+from kombu_delayed.events import told
 from kombu_delayed.shards import queue_of
 from kombu_delayed.store import Store
 
@@ -21,22 +21,24 @@ for _name in ("stream_id", "event", "id", "task", "tenant", "queue"):
     SCHEMA.add(_name, StringType())
 SCHEMA.add("due", TimestampType()).add("at", TimestampType())
 SCHEMA.add("consumer", StringType()).add("worker", StringType()).add("deliveries", IntegerType())
+SCHEMA.add("reason", StringType())
 
 #: Events that one call reads, and calls that make one batch.
 PAGE_SIZE, PAGES = 1_000, 5
 
-_FIELDS = [b"v", b"event", b"id", b"task", b"tenant", b"due_ms", b"consumer", b"deliveries"]
-_VERSION = str(VERSION).encode()
+_FIELDS = (
+    *("stream_id", "event", "id", "task", "tenant", "due_ms", "consumer", "deliveries", "reason"),
+)
 
-#: An entry's id and its fields in the order above.
-Row = tuple[bytes, ...]
+#: What an event says, in the order above.
+Row = list[Any]
 
 
 def batches(store: Store, queue: str, piece: Piece, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """A piece of a queue's events, with the columns of a schema. Raises DelayedError."""
     rows: list[Row] = []
     for page in _pages(store, queue, piece):
-        rows += _rows(queue, page)
+        rows += (told(queue, entry) for entry in page)
         if len(rows) >= PAGES * PAGE_SIZE:
             yield to_batch(queue, rows, schema)
             rows = []
@@ -55,58 +57,33 @@ def _pages(store: Store, queue: str, piece: Piece) -> Iterator[list[Any]]:
         after = page[-1][0].decode()
 
 
-def _rows(queue: str, page: Sequence[Any]) -> Iterator[Row]:
-    for entry in page:
-        stream_id, flat = entry
-        if flat[::2] == _FIELDS and flat[1] == _VERSION:
-            yield (stream_id, *flat[1::2])
-        else:
-            yield _by_name(Event.of(queue, entry))
-
-
-def _by_name(event: Event) -> Row:
-    due = "" if event.due_ms is None else event.due_ms
-    texts = (
-        *(event.stream_id, VERSION, event.event, event.id, event.task, event.tenant, due),
-        *(event.consumer, event.deliveries),
-    )
-    return tuple(str(text).encode() for text in texts)
-
-
 def to_batch(queue: str, rows: Sequence[Row], schema: pa.Schema) -> pa.RecordBatch:
     """Rows as the columns of a schema, in its order."""
-    given = dict(zip([b"stream_id", *_FIELDS], zip(*rows, strict=True), strict=True))
+    given = dict(zip(_FIELDS, zip(*rows, strict=True), strict=True))
     arrays = [_COLUMNS[field.name](queue, given) for field in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-Given = dict[bytes, tuple[bytes, ...]]
+Given = dict[str, tuple[Any, ...]]
 
 
-def _text(name: bytes) -> Callable[[str, Given], pa.Array]:
+def _text(name: str) -> Callable[[str, Given], pa.Array]:
     def column(queue: str, given: Given) -> pa.Array:
-        return _texts(given[name])
+        return pa.array(given[name], pa.string())
 
     return column
 
 
-def _texts(values: Sequence[bytes]) -> pa.Array:
-    try:
-        return pa.array(values, pa.binary()).cast(pa.string())
-    except pa.ArrowInvalid:  # what was in Redis is not all UTF-8
-        return pa.array([value.decode(errors="replace") for value in values], pa.string())
-
-
 def _queue(queue: str, given: Given) -> pa.Array:
-    return pa.repeat(pa.scalar(queue_of(queue), pa.string()), len(given[b"stream_id"]))
+    return pa.repeat(pa.scalar(queue_of(queue), pa.string()), len(given["stream_id"]))
 
 
 def _due(queue: str, given: Given) -> pa.Array:
-    return _times([min(int(value), LATEST_MS) if value else None for value in given[b"due_ms"]])
+    return _times([ms if ms is None else min(ms, LATEST_MS) for ms in given["due_ms"]])
 
 
 def _at(queue: str, given: Given) -> pa.Array:
-    return _times([int(id.partition(b"-")[0]) for id in given[b"stream_id"]])
+    return _times([int(id.partition("-")[0]) for id in given["stream_id"]])
 
 
 def _times(values_ms: list[int | None] | list[int]) -> pa.Array:
@@ -115,25 +92,26 @@ def _times(values_ms: list[int | None] | list[int]) -> pa.Array:
 
 
 def _worker(queue: str, given: Given) -> pa.Array:
-    consumers = given[b"consumer"]
-    workers = {each: each.rsplit(b":", 2)[0] for each in set(consumers)}
-    return _texts([workers[each] for each in consumers])
+    consumers = given["consumer"]
+    workers = {each: each.rsplit(":", 2)[0] for each in set(consumers)}
+    return pa.array([workers[each] for each in consumers], pa.string())
 
 
 def _deliveries(queue: str, given: Given) -> pa.Array:
-    return pa.array([int(value) for value in given[b"deliveries"]], pa.int32())
+    return pa.array(given["deliveries"], pa.int32())
 
 
 _COLUMNS: dict[str, Callable[[str, Given], pa.Array]] = {
-    "stream_id": _text(b"stream_id"),
-    "event": _text(b"event"),
-    "id": _text(b"id"),
-    "task": _text(b"task"),
-    "tenant": _text(b"tenant"),
+    "stream_id": _text("stream_id"),
+    "event": _text("event"),
+    "id": _text("id"),
+    "task": _text("task"),
+    "tenant": _text("tenant"),
     "queue": _queue,
     "due": _due,
     "at": _at,
-    "consumer": _text(b"consumer"),
+    "consumer": _text("consumer"),
     "worker": _worker,
     "deliveries": _deliveries,
+    "reason": _text("reason"),
 }

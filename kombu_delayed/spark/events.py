@@ -291,7 +291,7 @@ def queues_with_events(store: Store) -> set[str]:
     prefix = store.keys("").prefix
     named = re.compile(re.escape(prefix) + r"\{(.+)\}:events", re.DOTALL)
     keys = (key.decode(errors="replace") for key in scan(store, prefix, "{*}:events"))
-    names = {match[1] for match in map(named.fullmatch, keys) if match}
+    names = {store.queue_with(match[1]) for match in map(named.fullmatch, keys) if match}
     return {name for name in names if not CELERY_OWN.search(name)}
 
 

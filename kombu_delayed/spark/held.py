@@ -74,7 +74,7 @@ def there(messages: DataFrame, broker: Mapping[str, Any]) -> DataFrame:
     if not queues:
         return ids.limit(0)
     options = {**broker, "queues": queues}
-    index = backlog(spark, columns=_COLUMNS, distinct=False, **options)
+    index = backlog(spark, columns=_COLUMNS, **options)
     waiting = index.join(ids, _COLUMNS).persist()
     waiting.count()
     spark.dataSource.register(HeldSource)

@@ -103,6 +103,7 @@ class LedgerStore(Store):
             **self.backlog_keys(keys),
             **self.event_keys(keys),
             **self._ledger(queue),
+            "moved": keys.moved,
             "ready": keys.ready,
             "now": self.now,
             "partition_size": self.partition_size,
@@ -118,12 +119,12 @@ class LedgerStore(Store):
         move, given = super().restore_call(queue, entries)
         return move, {**given, **self._ledger(queue)}
 
-    def cancel_call(self, queue: str, ids: Sequence[str]) -> tuple[Script, dict[str, Any]]:
-        """Drop messages; that they are gone is ledger enough."""
+    def cancel_call(
+        self, queue: str, ids: Sequence[str], how: str = "all"
+    ) -> tuple[Script, dict[str, Any]]:
+        """As of any store; that they are gone is ledger enough."""
         self.queues.add(queue)
-        keys = self.keys(queue)
-        given = {**self.backlog_keys(keys), **self.event_keys(keys)}
-        return script("cancel"), {**given, "whole": 1, "reads": 0, "ids": ids}
+        return super().cancel_call(queue, ids, how)
 
     def _ledger(self, queue: str) -> dict[str, Any]:
         self.queues.add(queue)

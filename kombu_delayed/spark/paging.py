@@ -7,24 +7,30 @@ that the partition index is still the one that the page was asked for by.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import compress, pairwise
+from dataclasses import dataclass, field, replace
+from itertools import chain, compress, pairwise
 from typing import Any, NamedTuple
 
 from kombu_delayed.backlog import NEVER_MS
-from kombu_delayed.batch import Pipeline
 from kombu_delayed.errors import MessageError
+from kombu_delayed.keys import QueueKeys
 from kombu_delayed.message import Kept, open_kept
 from kombu_delayed.store import Store
+
+from .transactions import Transactions
 
 
 @dataclass(frozen=True)
 class Span:
-    """What is due in `[from_ms, to_ms)` in a queue: spans of one plan have nothing in common."""
+    """What is due in `[from_ms, to_ms)` in a queue: spans of one plan have nothing in common.
+
+    What has come to another place after `last_move` is left out: it may be met there as well.
+    """
 
     queue: str
     from_ms: int = 0
     to_ms: int = NEVER_MS
+    last_move: int | None = None
 
 
 class Place(NamedTuple):
@@ -77,9 +83,10 @@ def plan(store: Store, span: Span, rows: int) -> list[Span]:
     Goes by the mean size of the partitions, so that it reads one bound for each span.
     """
     keys, run = store.keys(span.queue), store.run
+    span = replace(span, last_move=_last(run(*_last_move(keys))))
     count = run("ZCARD", keys.partitions)
     if not count:
-        return []
+        return [span] if run("EXISTS", keys.waiting) else []
     each = max(1, round(rows * count / max(1, run("HLEN", keys.messages))))
     first = max(0, run("ZCOUNT", keys.partitions, "-inf", span.from_ms) - 1)
     behind = run("ZCOUNT", keys.partitions, "-inf", f"({span.to_ms}")
@@ -88,14 +95,25 @@ def plan(store: Store, span: Span, rows: int) -> list[Span]:
         found = _scored(run("ZRANGE", keys.partitions, rank, rank, "WITHSCORES"))
         if found and edges[-1] < found[0][1] < span.to_ms:
             edges.append(found[0][1])
-    return [Span(span.queue, *pair) for pair in pairwise([*edges, span.to_ms])]
+    pairs = pairwise([*edges, span.to_ms])
+    return [replace(span, from_ms=from_ms, to_ms=to_ms) for from_ms, to_ms in pairs]
+
+
+def _last_move(keys: QueueKeys) -> tuple[Any, ...]:
+    return ("ZRANGE", keys.moved, -1, -1, "WITHSCORES")
+
+
+def _last(answer: Any) -> int:
+    found = _scored(answer)
+    return found[0][1] if found else 0
 
 
 class Pager:
     """The messages of a span, page by page, each about `size` messages.
 
-    What is scheduled or moved meanwhile may be in a page or not; nothing else is passed over or met
-    twice. What is met with another due time than it was found by is left out: it moves.
+    What is scheduled or moved meanwhile may be in a page or not; nothing else is passed over, and
+    nothing is met twice, in whichever span. What has moved since the plan, or is met with another
+    due time than it was found by, is left out.
     """
 
     def __init__(self, store: Store, span: Span, size: int, *, reads_messages: bool) -> None:
@@ -104,20 +122,39 @@ class Pager:
         self._keys = store.keys(span.queue)
         self._reads_messages = reads_messages
         self._parts_at_once = max(1, round(1.5 * size / store.partition_size))
-        self._pipeline = Pipeline(store, self._hear)
-        self._heard: Any = None
+        self._ask = store.run.insist
+        self._at_once = Transactions(store)
         self._last = Place(span.from_ms, b"")
 
     def __iter__(self) -> Iterator[Page]:
         try:
-            for found in self._pages():
+            # Who comes to the gate meanwhile is not met twice.
+            for found in chain(self._waiting(), self._pages()):
                 if not found.places:
                     continue
                 page = self._read(found) if self._reads_messages else found
+                page = self._unmoved(page)
                 if page.places:
                     yield page
         finally:
-            self._pipeline.close()
+            self._at_once.close()
+
+    def _waiting(self) -> Iterator[Page]:
+        """What waits at the gate. Each page begins with the last one's end, as in `_long`."""
+        key, size, part = self._keys.waiting, self._size, Part(b"waiting", self._span.from_ms)
+        start, last = self._ask("ZCOUNT", key, "-inf", f"({self._span.from_ms}"), self._last
+        is_more = True
+        while is_more:
+            places = _places(self._ask("ZRANGE", key, start, start + size, "WITHSCORES"))
+            if start and last.member and (not places or places[0] > last):
+                start = max(0, start - size)
+                continue
+            page = Page(self._span.queue)
+            page.add(part, [each for each in places if last < each < (self._span.to_ms, b"")])
+            yield page
+            last = max([last, *page.places[-1:]])
+            is_more = len(places) > size and places[-1].due_ms < self._span.to_ms
+            start += size
 
     def _pages(self) -> Iterator[Page]:
         while self._last.due_ms < self._span.to_ms:
@@ -199,9 +236,8 @@ class Pager:
     def _read(self, page: Page) -> Page:
         """The messages of a page, without those that have gone or move."""
         members = [place.member for place in page.places]
-        self._pipeline.send([("", ("HMGET", self._keys.messages, *members))])
-        self._pipeline.confirm()
-        found = [None if record is None else _open(record) for record in self._heard]
+        records = self._ask("HMGET", self._keys.messages, *members)
+        found = [None if record is None else _open(record) for record in records]
         pairs = zip(found, page.places, strict=True)
         stays = [kept is not None and kept.due_ms == place.due_ms for kept, place in pairs]
         kept = [each for each in compress(found, stays) if each]
@@ -210,18 +246,14 @@ class Pager:
         stayed.messages = [each.message for each in kept]
         return stayed
 
-    def _at_once(self, commands: list[tuple[Any, ...]]) -> list[Any]:
-        """The answers to commands between which nobody else's were."""
-        whole = [("MULTI",), *commands, ("EXEC",)]
-        self._pipeline.send([("", command) for command in whole])
-        self._pipeline.confirm()
-        for answer in self._heard:
-            if isinstance(answer, Exception):
-                raise answer
-        return list(self._heard)
-
-    def _hear(self, verb: str, answer: Any) -> None:
-        self._heard = answer
+    def _unmoved(self, page: Page) -> Page:
+        """A page without what has moved since the plan. Who asks behind it misses none."""
+        since = self._span.last_move
+        if since is None or not page.places or _last(self._ask(*_last_move(self._keys))) <= since:
+            return page
+        members = [place.member for place in page.places]
+        moves = self._ask("ZMSCORE", self._keys.moved, *members)
+        return page.only([at is None or int(at) <= since for at in moves])
 
     def _key(self, part: Part) -> str:
         return self._keys.delayed + part.name.decode()

@@ -54,8 +54,8 @@ class BacklogReader(DataSourceReader):
         with connected(options) as delayed:
             store = delayed.store
             store.shards.look_again()
-            given = [shard for queue in options.queues for shard in store.shards.all(queue)]
-            names = given or sorted(backlogs.queues(store))
+            given = (shard for queue in options.queues for shard in store.shards.all(queue))
+            names = [*dict.fromkeys(given)] or sorted(backlogs.queues(store))
             spans = [Span(name, options.due_from, options.due_to) for name in names]
             parts = [part for s in spans for part in plan(store, s, options.rows_per_task)]
         return [SpanPartition(part) for part in parts]

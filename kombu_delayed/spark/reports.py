@@ -17,7 +17,7 @@ from kombu_delayed.events import EVENTS
 PERCENTILES = {"p50_seconds": 0.5, "p95_seconds": 0.95, "p99_seconds": 0.99}
 
 #: How a delivery ends.
-ENDS = ("acked", "released", "reclaimed", "buried")
+ENDS = ("acked", "dropped", "released", "reclaimed", "buried")
 
 #: Where a histogram of lateness has its edges.
 EDGES_SECONDS = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 7200.0)

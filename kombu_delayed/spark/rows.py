@@ -6,18 +6,20 @@ import difflib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import date, datetime, timedelta, timezone
+from datetime import date, datetime, timezone
 from decimal import Decimal
+from hashlib import sha1
 from typing import Any
-from uuid import UUID, uuid5
+from uuid import UUID
 
 import pyarrow
 
-from celery_ext.rows import RowError
-from celery_ext.times import EPOCH, from_ms, from_now_ms
+from celery_ext.rows import Call, Pattern, RowError, Timed, check_time
+from celery_ext.times import from_ms, from_now_ms
 from kombu_delayed.errors import OptionError
 from kombu_delayed.message import eta_to_ms, parse_iso8601
 
+from .arrow import Unreadable, iso_times, lists, to_python
 from .options import CANCEL, RESCHEDULE, SCHEDULE, WriteOptions
 
 Row = dict[str, Any]
@@ -46,6 +48,13 @@ COLUMNS = {
     CANCEL: ("id", "queue"),
     RESCHEDULE: ("id", "queue", "eta", "countdown"),
 }
+
+
+#: Columns that make a row one for `Rows._call`.
+_SELDOM = ("countdown", "headers", "expires")
+
+#: Patterns that are kept at a time.
+PATTERNS = 1_000
 
 
 def check_columns(types: Mapping[str, str], options: WriteOptions) -> None:
@@ -97,7 +106,10 @@ def key_id(values: Iterable[Any]) -> str:
         raise RowError("a key column is null, so that the row has no id")
     if unreadable := next((each for each in texts if isinstance(each, Unreadable)), None):
         raise RowError(f"a key column has {unreadable}")
-    return str(uuid5(NAMESPACE, json.dumps(texts)))
+    # As uuid5 does, whose objects take as long as all the rest.
+    text = sha1(NAMESPACE.bytes + json.dumps(texts).encode(), usedforsecurity=False).hexdigest()
+    variant = "89ab"[int(text[16], 16) & 3]
+    return f"{text[:8]}-{text[8:12]}-5{text[13:16]}-{variant}{text[17:20]}-{text[20:32]}"
 
 
 def _key_text(value: Any) -> Any:
@@ -133,22 +145,21 @@ class Rows:
             RESCHEDULE: self._move,
         }
         self._make = makers[options.operation]
+        self._batch: pyarrow.RecordBatch = None
         self._columns: dict[str, list[Any]] = {}
+        self._patterns: dict[tuple[str | None, str | None, int | None], Pattern] = {}
         self._at = 0
 
     @property
     def current(self) -> Row:
         """The row that was read last, with all its columns."""
-        return {name: values[self._at] for name, values in self._columns.items()}
+        return {name: self._column(name)[self._at] for name in self._batch.schema.names}
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        make = self._make
         for batch in self._batches:
-            self._columns = dict(
-                zip(batch.schema.names, map(to_python, batch.columns), strict=True)
-            )
-            for at, values in enumerate(zip(*self._values(batch.num_rows), strict=True)):
-                self._at = at
+            self._batch, self._columns = batch, {}
+            make, columns = self._plan()
+            for self._at, values in enumerate(zip(*columns, strict=True)):
                 try:
                     made = make(*values)
                 except (RowError, ValueError, RecursionError) as error:
@@ -156,12 +167,37 @@ class Rows:
                     continue
                 yield made
 
-    def _values(self, count: int) -> list[Sequence[Any]]:
-        """The keys of all rows, and then the columns of the operation."""
-        found, nulls = self._columns, [None] * count
+    def _plan(self) -> tuple[Callable[..., tuple[Any, ...]], list[Sequence[Any]]]:
+        """What makes something of a row of the batch, and the columns that it takes."""
+        if self._options.operation == SCHEDULE and all(map(self._is_null, _SELDOM)):
+            times = self._has("eta") and iso_times(self._batch.column("eta"))
+            if times:
+                columns = map(self._column, ("task", "kwargs", "queue", "priority"))
+                args = lists(self._batch.column("args")) if self._has("args") else self._nulls
+                return self._timed, [self._keys, args, *columns, *times]
+        return self._make, [self._keys, *map(self._column, self._names)]
+
+    def _has(self, name: str) -> bool:
+        return name in self._batch.schema.names
+
+    def _is_null(self, name: str) -> bool:
+        return not self._has(name) or self._batch.column(name).null_count == self._batch.num_rows
+
+    @property
+    def _nulls(self) -> list[None]:
+        return [None] * self._batch.num_rows
+
+    def _column(self, name: str) -> list[Any]:
+        """The values of a column of the batch; nulls where it has none."""
+        if name not in self._columns:
+            found = self._has(name)
+            self._columns[name] = to_python(self._batch.column(name)) if found else self._nulls
+        return self._columns[name]
+
+    @property
+    def _keys(self) -> list[Any]:
         names = self._options.key_columns
-        keys = [*zip(*(found[name] for name in names), strict=True)] if names else found["id"]
-        return [keys, *(found.get(name, nulls) for name in self._names)]
+        return [*zip(*map(self._column, names), strict=True)] if names else self._column("id")
 
     def _id(self, key: Any) -> str:
         id = key_id(key) if self._options.key_columns else key
@@ -190,25 +226,57 @@ class Rows:
         priority: int | None,
         headers: Any,
         expires: Any,
-    ) -> tuple[Any, ...]:
-        if not task:
-            raise RowError("task is null or empty")
-        options: Row = {"task_id": self._id(key)}
-        where = self._where(queue)
-        if queue or self._options.queue:
-            options["queue"] = where
-        if priority is not None:
-            options["priority"] = priority
+    ) -> Call:
+        task = _named(task)
+        options: Row = {"task_id": self._id(key), **self._always(queue, priority)}
         if expires is not None:
             options["expires"] = _expires(expires)
-        if headers := _object("headers", headers):
+        if headers is not None and (headers := _object("headers", headers)):
             if "delayed_unique" in headers:
                 raise RowError("header delayed_unique: unique tasks cannot be scheduled by a job")
             options["headers"] = headers
         _check_when(eta, countdown)
         if countdown is not None:
             options["countdown"] = float(countdown) if type(countdown) is Decimal else countdown
-        return task, _list(args), _object("kwargs", kwargs), eta, options
+        else:
+            options["eta"] = eta
+        if type(eta) is not datetime:
+            check_time(options)
+        kwargs = {} if kwargs is None else _object("kwargs", kwargs)
+        return Call(task, _list(args), kwargs, options)
+
+    def _timed(
+        self,
+        key: Any,
+        args: Any,
+        task: str | None,
+        kwargs: Any,
+        queue: str | None,
+        priority: int | None,
+        eta: str,
+        due: str,
+    ) -> Timed:
+        """The same for a row with a time and nothing that only some rows have."""
+        kind = task, queue, priority
+        pattern = self._patterns.get(kind) or self._pattern(*kind)
+        kwargs = {} if kwargs is None else _object("kwargs", kwargs)
+        if type(args) is not list:
+            args = _list(args)
+        return Timed(pattern, self._id(key), args, kwargs, eta, due)
+
+    def _pattern(self, task: str | None, queue: str | None, priority: int | None) -> Pattern:
+        if len(self._patterns) >= PATTERNS:
+            self._patterns.clear()
+        pattern = Pattern(_named(task), self._always(queue, priority))
+        self._patterns[task, queue, priority] = pattern
+        return pattern
+
+    def _always(self, queue: str | None, priority: int | None) -> Row:
+        where = self._where(queue)
+        options: Row = {"queue": where} if queue or self._options.queue else {}
+        if priority is not None:
+            options["priority"] = priority
+        return options
 
     def _cancel(self, key: Any, queue: str | None) -> tuple[str, str, str, str]:
         return self._where(queue), self._id(key), "", ""
@@ -219,6 +287,12 @@ class Rows:
         _check_when(eta, countdown)
         due_ms = _eta_ms(eta) if countdown is None else from_now_ms("countdown", float(countdown))
         return self._where(queue), self._id(key), str(due_ms), from_ms(due_ms).isoformat()
+
+
+def _named(task: str | None) -> str:
+    if not task:
+        raise RowError("task is null or empty")
+    return task
 
 
 def _eta_ms(eta: Any) -> int:
@@ -266,74 +340,3 @@ def _loaded(name: str, text: str) -> Any:
         return json.loads(text)
     except ValueError as error:
         raise RowError(f"{name} is not JSON ({error}): {text!r}"[:200]) from error
-
-
-def to_python(column: pyarrow.Array) -> list[Any]:
-    """The values of a column: maps as dicts, timestamps as datetimes in UTC."""
-    if pyarrow.types.is_timestamp(column.type):
-        return [*map(_moment, column.cast(pyarrow.timestamp("us")).cast("int64").to_pylist())]
-    values = _listed(column)
-    convert = _converter(column.type)
-    if convert is None:
-        return values
-    return [value if isinstance(value, Unreadable) else convert(value) for value in values]
-
-
-class Unreadable(str):
-    """What stands for a value that Python cannot hold, such as a date after the year 9999."""
-
-
-def _listed(column: pyarrow.Array) -> list[Any]:
-    try:
-        values: list[Any] = column.to_pylist()
-    except (ValueError, OverflowError):
-        return [_value(each) for each in column]
-    return values
-
-
-def _value(scalar: pyarrow.Scalar) -> Any:
-    try:
-        return scalar.as_py()
-    except (ValueError, OverflowError) as error:
-        return Unreadable(f"a value that Python cannot hold: {error}")
-
-
-def _moment(since_us: int | None) -> datetime | str | None:
-    """Arrow's own conversion takes three times as long, and makes a time that is slower to use."""
-    if since_us is None:
-        return None
-    try:
-        return EPOCH + timedelta(0, 0, since_us)
-    except OverflowError:  # refused with the row, as what it is
-        return f"{since_us} µs after 1970"
-
-
-def _converter(type_: pyarrow.DataType) -> Callable[[Any], Any] | None:
-    """What turns Arrow's lists of pairs into dicts, wherever they are in a value."""
-    types = pyarrow.types
-    if types.is_map(type_):
-        inner = _converter(type_.item_type) or (lambda value: value)
-        return lambda pairs: None if pairs is None else {key: inner(v) for key, v in pairs}
-    if types.is_list(type_) or types.is_large_list(type_):
-        each = _converter(type_.value_type)
-        if each is None:
-            return None
-        return lambda items: None if items is None else [each(item) for item in items]
-    if types.is_struct(type_):
-        return _struct_converter({each.name: _converter(each.type) for each in type_})
-    return None
-
-
-def _struct_converter(
-    members: dict[str, Callable[[Any], Any] | None],
-) -> Callable[[Any], Any] | None:
-    nested = {name: convert for name, convert in members.items() if convert is not None}
-    if not nested:
-        return None
-
-    def convert(value: Any) -> Any:
-        if value is None:
-            return None
-        return {**value, **{name: inner(value[name]) for name, inner in nested.items()}}
-
-    return convert

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from . import sizing
+from .. import sizing
 from .simulate_load import Slice
 from .simulate_model import Arrivals, Fleet, Spread
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from . import sizing
+from .. import sizing
 from .simulate_model import DAY_SECONDS, Arrivals, Fleet
 from .simulate_queue import Queue, Tally, crashes
 

@@ -13,7 +13,7 @@ from typing import Any
 from kombu_delayed.errors import OptionError
 from kombu_delayed.options import Options
 
-from . import sizing
+from .. import sizing
 
 CONSTANT, EXPONENTIAL, LOGNORMAL = SPREADS = ("constant", "exponential", "lognormal")
 
@@ -194,7 +194,9 @@ class Fleet:
     @property
     def server_seconds(self) -> float:
         """How long the servers take for a message; 0 where they are as many as it takes."""
-        return 1 / (self.nodes * sizing.node_rate(self.events > 0)) if self.nodes else 0.0
+        if not self.nodes:
+            return 0.0
+        return 1 / (self.nodes * sizing.node_rate(self.events > 0, self.record_bytes))
 
     @property
     def message_seconds(self) -> float:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from kombu_delayed.consumer import SHARED_POLL_SECONDS
 from kombu_delayed.lease import JUST_AFTER_SECONDS
 
-from . import sizing
+from .. import sizing
 from .simulate_model import Fleet
 
 #: What a message still has to tell: nothing; when it starts; or that it was redelivered, no more.

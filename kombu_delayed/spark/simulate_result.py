@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from . import sizing
+from .. import sizing
 from .simulate_course import Point
 from .simulate_load import GROUPS, Window
 from .simulate_model import Fleet
@@ -82,7 +82,12 @@ def result(
     busiest = max(point.start_rate for point in points)
     memory = max(point.memory_bytes for point in points)
     servers = sizing.servers_for(
-        busiest, memory, fleet.node_memory_gib * 2**30, fleet.events > 0, fleet.use
+        busiest,
+        memory,
+        fleet.node_memory_gib * 2**30,
+        fleet.events > 0,
+        fleet.use,
+        fleet.record_bytes,
     )
     ends = max(point.at_seconds for point in points) + points[1].at_seconds
     busy = _sum(weights, {group: each.busy_seconds for group, each in found.items()})

@@ -22,6 +22,7 @@ from kombu_delayed.homes import by_shard
 from kombu_delayed.scripts import Script
 from kombu_delayed.shards import is_shard, queue_of
 from kombu_delayed.store import Store, chunks
+from kombu_delayed.wire import numbers
 
 from .backup_rows import BackupRows, check_backup
 from .connect import connected
@@ -107,12 +108,13 @@ class BacklogWriter(DataSourceArrowWriter):
         written = Written()
         is_restore = self.options.operation == RESTORE
 
-        def count(shard: str, answer: list[int]) -> None:
+        def count(shard: str, answer: bytes) -> None:
+            counts = numbers(answer)
             if is_restore:
-                written.rows += sum(answer)
+                written.rows += sum(counts)
             elif not is_shard(shard):  # each is looked for in all of them
-                written.rows += len(answer)
-            written.changed[shard] = written.changed.get(shard, 0) + sum(answer)
+                written.rows += len(counts)
+            written.changed[shard] = written.changed.get(shard, 0) + sum(counts)
 
         pipeline = Pipeline(store, count)
         try:
@@ -163,7 +165,7 @@ class BacklogWriter(DataSourceArrowWriter):
         if self.options.rejects:
             names = [each.rejects for each in written if each.rejects]
             publish(self.options.rejects, names, self.job.run)
-        with connected(self.options) as delayed:
+        with connected(self.options, waits=True) as delayed:
             report = self._report(delayed.store, written)
             keep_report(delayed.store, self.job, report)
         logger.info(

@@ -1,7 +1,8 @@
 """A store without a server: the same moves, in Python's own types.
 
 It passes the contract tests of the real one, `tests/contract`. Unlike it, it forgets everything
-with the process, ready messages of a queue with `x-expires` do not expire, and it never refuses.
+with the process, ready messages of a queue with `x-expires` do not expire, it never refuses, and
+messages take no turns and have no limits.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from functools import wraps
 from threading import RLock
 from typing import Concatenate, ParamSpec, TypeVar
 
+from ..gate import Gate, put_ticket
 from ..keys import step_char
 from ..message import Kept
+from ..metrics import SPANS_MS, Metrics
 from ..store import (
     CALL_LIMIT,
     DEFAULT_PARTITION_SIZE,
@@ -25,6 +28,7 @@ from ..store import (
     Scheduled,
     Size,
 )
+from ..waits import NO_WAIT, Wait, without_wait
 from .fake_queue import (
     FakeQueue,
     deliveries_of,
@@ -32,6 +36,7 @@ from .fake_queue import (
     in_bytes,
     is_same,
     message_id_of,
+    put_wait_into,
     with_due_ms,
     without_deliveries,
 )
@@ -207,12 +212,15 @@ class FakeStore:
         lease_ms: int,
         leased: bool = False,
         waits: bool = True,
+        listens: bool = False,
         promotions: int = CALL_LIMIT,
         expires_ms: int = 0,
+        gate: Gate | None = None,
     ) -> Delivered | None:
         """Promote what is due and hand out up to `want` messages under tags from `tag` upwards.
 
         None: the caller believed to be `leased`, and is not. `lease_ms` 0 takes messages for good.
+        A `gate` counts for nothing: messages take no turns here, and no slots.
         """
         q, now_ms = self.queue(queue), self.now_ms
         lease_end_ms = q.consumers.get(consumer)
@@ -232,6 +240,35 @@ class FakeStore:
         takes_over = not leased and lease_ms > 0
         next_ms = _promise(q, consumer, now_ms, takes_over, bool(records)) if waits else 0
         return Delivered(now_ms, next_ms, more, len(q.consumers), records)
+
+    @_one_step
+    def admit(self, queue: str, consumer: str, entries: Sequence[tuple[int, str, bytes]]) -> int:
+        """Give held messages, given as (tag, ticket, record), tickets; they are ready again."""
+        q, count = self.queue(queue), 0
+        for tag, ticket, given in entries:
+            record = given or q.held(consumer).pop(tag, b"")
+            if record:
+                message = put_ticket(record[1:].decode(), ticket).encode()
+                q.list_for(record[0] - 48).append(message)
+                count += 1
+        q.announce_ready()
+        return count
+
+    def free(
+        self, queue: str, consumer: str, tags: Sequence[int], on_error: Callable[[], None]
+    ) -> None:
+        """Nothing: messages have no slots here."""
+
+    def clear(self, queue: str) -> None:
+        """Nothing: there is no gate here."""
+
+    def waiting(self, queue: str) -> int:
+        """None wait for their turn here."""
+        return 0
+
+    def running(self, queue: str) -> dict[str, int]:
+        """There are no slots here."""
+        return {}
 
     @_one_step
     def recover(self, queue: str, consumer: str, seen_tag: int) -> list[tuple[int, bytes]]:
@@ -305,42 +342,82 @@ class FakeStore:
         q.announce_all()
 
     @_one_step
-    def park(self, queue: str, consumer: str, entries: Sequence[tuple[int, str, int]]) -> int:
-        """Move held messages, given as (tag, id, due_ms), to the backlog."""
+    def park(
+        self,
+        queue: str,
+        consumer: str,
+        entries: Sequence[tuple[int, str, int]],
+        wait: Wait = NO_WAIT,
+    ) -> int:
+        """Move held messages, given as (tag, id, due_ms), to the backlog, with what they wait for.
+
+        Without a wait they were never due; with one, each is moved, also where it looks like one
+        that is delayed already.
+        """
         q = self.queue(queue)
         held, before, parked = q.held(consumer), q.earliest, []
         for tag, id, due_ms in entries:
             record = held.pop(tag, None)
             if record is not None:
-                q.put(id, Kept(record[0] - 48, due_ms, record[1:]))
+                message = record[1:]
+                if wait is not NO_WAIT:
+                    message = put_wait_into(message, wait)
+                q.put(id, Kept(record[0] - 48, due_ms, message), wait is not NO_WAIT)
                 parked.append(due_ms)
         q.announce_due(min(parked, default=None), before)
         return len(parked)
+
+    @_one_step
+    def drop(self, queue: str, consumer: str, tag: int, reason: str, record: bytes = b"") -> int:
+        """Forget a held message that is not to run; returns whether it was held.
+
+        Give the record of one that is not held: then only an event tells of it.
+        """
+        return int(self.queue(queue).held(consumer).pop(tag, record or None) is not None)
+
+    @_one_step
+    def latest(self, queue: str, key: str, due_ms: int) -> int:
+        """Remember a due time of a key; returns the latest one that was given in thirty days."""
+        known = self.queue(queue).latest
+        known[key] = max(due_ms, known.get(key, due_ms))
+        return known[key]
 
     # Dead letters.
 
     @_one_step
     def bury(
-        self, queue: str, consumer: str, entries: Sequence[tuple[int, str, str, bytes]]
+        self,
+        queue: str,
+        consumer: str,
+        entries: Sequence[tuple[int, str, str, bytes]],
+        failures: str = "",
     ) -> int:
         """Move messages, given as (tag, id, reason, record), to the dead letters.
 
-        An empty record stands for the one that is held under the tag.
+        An empty record stands for the one that is held under the tag. `failures` is what is known
+        of attempts that have failed, as text that is kept with the reason.
         """
         held, buried = self.queue(queue).held(consumer), 0
         for tag, id, reason, given in entries:
             record = given or held.get(tag)
             if record:
                 deliveries = deliveries_of(record) + 1
-                self._entomb(queue, id, record, consumer, reason, deliveries)
+                self._entomb(queue, id, record, consumer, reason, deliveries, failures)
                 held.pop(tag, None)
                 buried += 1
         return buried
 
     def _entomb(
-        self, queue: str, id: str, record: bytes, consumer: str, reason: str, deliveries: int
+        self,
+        queue: str,
+        id: str,
+        record: bytes,
+        consumer: str,
+        reason: str,
+        deliveries: int,
+        failures: str = "",
     ) -> None:
-        letter = DeadLetter(id, record[1:], reason, consumer, self.now_ms, deliveries)
+        letter = DeadLetter(id, record[1:], reason, consumer, self.now_ms, deliveries, failures)
         self.queue(queue).entomb(letter, record[0] - 48, self.limits)
 
     def _poison_test(self, queue: str, consumer: str) -> Callable[[bytes, int], bool]:
@@ -377,6 +454,8 @@ class FakeStore:
         found = [(id, *q.dead.pop(id)) for id in ids if id in q.dead]
         for id, step, letter in found:
             message = without_deliveries(letter.message)
+            if without_wait(message) != message:
+                message = put_wait_into(message, Wait(due_ms or self.now_ms))
             if due_ms and message.startswith(b"{"):
                 q.put(id_of_member(id), Kept(step, due_ms, _without_due_ms(message)), True)
             else:
@@ -401,6 +480,28 @@ class FakeStore:
         q, now_ms = self.queue(queue), self.now_ms
         due = sum(kept.due_ms <= now_ms for kept in q.delayed.values())
         return Size(sum(map(len, q.ready.values())), due, len(q.delayed))
+
+    @_one_step
+    def metrics(self, queue: str) -> Metrics:
+        """What a control plane needs to know of a queue, in one call that changes nothing."""
+        q, now_ms = self.queue(queue), self.now_ms
+        ahead_ms = sorted(kept.due_ms - now_ms for kept in q.delayed.values())
+        later_ms = [ms for ms in ahead_ms if ms > 0]
+        waiting = [*ahead_ms, *(due_ms - now_ms for due_ms in q.ready_due_ms)]
+        ages_ms = [-ms for ms in waiting if ms <= 0]
+        return Metrics.of(
+            len(ahead_ms),
+            len(ahead_ms) - len(later_ms),
+            0,
+            sum(map(len, q.ready.values())),
+            sum(len(q.held(name)) for name in q.consumers),
+            len(q.dead),
+            sum(end_ms > now_ms for end_ms in q.consumers.values()),
+            max(ages_ms, default=-1),
+            min(later_ms, default=-1),
+            0,
+            *(sum(ms <= span_ms for ms in later_ms) for span_ms in SPANS_MS),
+        )
 
     @_one_step
     def purge(self, queue: str) -> int:

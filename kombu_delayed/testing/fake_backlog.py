@@ -6,10 +6,11 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 
-from ..backlog import NEVER_MS, PAGE_SIZE, Move, Waiting
+from ..backlog import NEVER_MS, PAGE_SIZE, Move, Place, Waiting
 from ..keys import step_char
 from ..message import Kept
 from ..store import CALL_LIMIT
+from ..waits import without_wait
 from .fake import FakeStore
 from .fake_queue import FakeQueue, in_bytes, with_due_ms
 
@@ -47,17 +48,29 @@ class FakeBacklog:
         Only those with `needle` in their text, if one is given. `size` is how many messages a call
         looks at.
         """
-        limit = size or PAGE_SIZE
-        last = (due_after_ms, b"")
+        place: Place | None = None
         while True:
-            found = [Waiting(*item) for item in self._queue_in_order()]
-            # An id is never empty, so that nothing due at the first instant is passed over.
-            page = [each for each in found if last < _place(each) < (due_before_ms, b"")]
-            page = page[:limit]
-            yield [each for each in page if needle.encode() in _record(each.kept)]
-            if len(page) < limit:
+            found, place = self.page(place, due_after_ms, due_before_ms, needle, size)
+            yield found
+            if place is None:
                 return
-            last = _place(page[-1])
+
+    def page(
+        self,
+        after: Place | None = None,
+        due_after_ms: int = 0,
+        due_before_ms: int = NEVER_MS,
+        needle: str = "",
+        size: int | None = None,
+    ) -> tuple[list[Waiting], Place | None]:
+        """One page, as of `pages`, and where the next one begins; None: this was the last."""
+        limit = size or PAGE_SIZE
+        # An id is never empty, so that nothing due at the first instant is passed over.
+        last = after or (due_after_ms, b"")
+        found = [Waiting(*item) for item in self._queue_in_order()]
+        page = [each for each in found if last < _place(each) < (due_before_ms, b"")][:limit]
+        meant = [each for each in page if needle.encode() in _record(each.kept)]
+        return meant, Place(*_place(page[-1])) if len(page) == limit else None
 
     def _queue_in_order(self) -> list[tuple[str, Kept]]:
         with self.store.lock:
@@ -97,23 +110,44 @@ class FakeBacklog:
                 due_ms = int(move.due) + (now_ms if move.due.startswith("+") else 0)
                 meant = [m for m in self._meant(move.id, members) if m in q.delayed]
                 for member in reversed(meant):
-                    self._move(member, due_ms, move.eta, now_ms)
+                    message = _with_eta(without_wait(q.delayed[member].message), move.eta)
+                    self._move(member, due_ms, message, now_ms)
                 if meant and due_ms > now_ms:
                     later.append(due_ms)
                 counts.append(len(meant))
             q.announce_due(min(later, default=None), before)
         return counts
 
-    def _move(self, member: str, due_ms: int, eta: str, now_ms: int) -> None:
+    def _move(self, member: str, due_ms: int, message: bytes, now_ms: int) -> None:
         q = self._queue
-        kept = q.delayed[member]
-        message = _with_eta(kept.message, eta)
+        step = q.delayed[member].step
         if due_ms <= now_ms:
             q.take(member)
-            q.list_for(kept.step).append(with_due_ms(message, due_ms))
+            q.list_for(step).append(with_due_ms(message, due_ms))
             q.announce_ready()
         else:
-            q.delayed[member] = Kept(kept.step, due_ms, message)
+            q.delayed[member] = Kept(step, due_ms, message)
+
+    def revise(self, waiting: Waiting, step: int, message: bytes, due_ms: int) -> bool:
+        """Give a message another text, priority step and due time.
+
+        A time that has come makes it ready. False: it is not delayed any more, or has been changed
+        since it was read.
+        """
+        with self.store.lock:
+            q = self._queue
+            if q.delayed.get(waiting.member) != waiting.kept:
+                return False
+            before = q.earliest
+            q.delayed[waiting.member] = Kept(step, due_ms, message)
+            is_later = due_ms > self.store.now_ms
+            self._move(waiting.member, due_ms, message, self.store.now_ms)
+            q.announce_due(due_ms if is_later else None, before)
+            return True
+
+    def reason(self, member: str) -> str | None:
+        """Nothing waits for its turn here."""
+        return None
 
     def forecast(self, edges_ms: Sequence[int]) -> list[int]:
         """How many are due before the first edge, from each edge to the next, and after the last.

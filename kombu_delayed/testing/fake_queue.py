@@ -15,7 +15,9 @@ from typing import Any
 
 from ..message import Kept
 from ..store import DeadLetter, Limits
+from ..waits import Wait
 
+_DUE_MS = re.compile(rb'\{"due_ms":(\d+)')
 _DELIVERIES = re.compile(rb', ?"deliveries": ?(\d+)\}$')
 _SENDER = [
     re.compile(rb'"%b": ?"[^"]*"' % name) for name in (b"delivery_tag", b"origin", b"reply_to")
@@ -65,6 +67,12 @@ def with_due_ms(message: bytes, due_ms: int) -> bytes:
     return b'{"due_ms":%d,' % due_ms + message[1:]
 
 
+def put_wait_into(message: bytes, wait: Wait) -> bytes:
+    """A message with what it waits for."""
+    text = message.decode(errors="surrogateescape")
+    return wait.put_into(text).encode(errors="surrogateescape")
+
+
 def message_id_of(message: bytes) -> str:
     """What a poison message is buried under."""
     try:
@@ -95,6 +103,7 @@ class FakeQueue:
     duplicates: dict[str, int] = field(default_factory=dict)
     unique: dict[str, str] = field(default_factory=dict)
     unique_due: dict[str, int] = field(default_factory=dict)
+    latest: dict[str, int] = field(default_factory=dict)
     ready: dict[int, deque[bytes]] = field(default_factory=dict)
     unacked: dict[str, dict[int, bytes]] = field(default_factory=dict)
     dead: dict[str, tuple[int, DeadLetter]] = field(default_factory=dict)
@@ -115,6 +124,12 @@ class FakeQueue:
     def any_ready(self) -> bool:
         """Whether something is ready."""
         return any(self.ready.values())
+
+    @property
+    def ready_due_ms(self) -> list[int]:
+        """When the delayed ones were due of those in front of the ready lists."""
+        heads = (_DUE_MS.match(waiting[0]) for waiting in self.ready.values() if waiting)
+        return [int(found[1]) for found in heads if found]
 
     def announce_ready(self) -> None:
         """Put the token `now`."""

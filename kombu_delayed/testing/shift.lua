@@ -8,7 +8,7 @@ local wake           = KEYS[5]            -- ZSET token -> when to claim
 local now            = ARGV[1]
 local by_ms          = tonumber(ARGV[2])  -- below 0: they are due sooner
 local partition_size = tonumber(ARGV[3])
--- include: clock backlog
+-- include: clock waiting backlog
 -- returns how many are due by it that were not; O(n log n) for all that is delayed
 local members = {}
 for _, name in ipairs(redis.call('ZRANGE', partitions, 0, -1)) do

@@ -18,6 +18,8 @@ _LINE = struct.Struct("<qdd")
 BROKER, LEDGER = "BENCHMARK_BROKER", "BENCHMARK_LEDGER"
 #: Transport options, as JSON.
 OPTIONS = "BENCHMARK_OPTIONS"
+#: "fair" or "keys": the queue has such policies.
+GATE = "BENCHMARK_GATE"
 QUEUE = "celery"
 
 
@@ -29,12 +31,22 @@ class Start(NamedTuple):
     at: float
 
 
+def _policies() -> dict[str, Any]:
+    name = os.environ.get(GATE)
+    if not name:
+        return {}
+    from celery_ext.policies import Fair, Limit
+
+    policies = {"fair": Fair(by="tenant"), "keys": Limit(concurrency=4, by="tenant")}
+    return {"delayed_policies": {QUEUE: [policies[name]]}}
+
+
 def create_app(broker_url: str) -> Celery:
     app = Celery("benchmarks", broker=broker_url, set_as_current=False)
     app.conf.update(
         task_ignore_result=True,
         broker_connection_retry_on_startup=True,
-        broker_transport_options=json.loads(os.environ.get(OPTIONS, "{}")),
+        broker_transport_options={**json.loads(os.environ.get(OPTIONS, "{}")), **_policies()},
     )
     ledger = -1
 
@@ -48,6 +60,7 @@ def create_app(broker_url: str) -> Celery:
         if seconds:
             time.sleep(seconds)
 
+    app.task(name="work_late", shared=False, acks_late=True)(work.run)
     return app
 
 

@@ -22,9 +22,14 @@ def store_of(rig: Rig) -> Store:
     return Store(rig.redis, partition_size=inspect(rig.redis).partition_size)
 
 
-def sample(rig: Rig) -> tuple[str, str]:
-    """Id and text of a message as Celery makes it; nothing is left in the backlog."""
-    sent = rig.app.tasks["work"].apply_async((1,), countdown=3600)
+def sample(rig: Rig, payload: int | None = None) -> tuple[str, str]:
+    """Id and text of a message as Celery makes it, with so many bytes of arguments as JSON.
+
+    Nothing is left in the backlog.
+    """
+    # Of which a list of one text needs four.
+    argument = 1 if payload is None else "x" * (payload - 4)
+    sent = rig.app.tasks["work"].apply_async((argument,), countdown=3600)
     stored: Any = rig.redis.hget(f"{{{QUEUE}}}:messages", sent.id)
     store_of(rig).purge(QUEUE)
     return sent.id, open_kept(stored).message.decode()

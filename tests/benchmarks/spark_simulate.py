@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import NamedTuple
 
-from kombu_delayed.spark import sizing
+from kombu_delayed import sizing
 from kombu_delayed.spark.simulate_model import Fleet
 from kombu_delayed.spark.simulate_queue import Crash, Queue
 from kombu_delayed.spark.simulate_result import PERCENTILES, mark

@@ -12,6 +12,7 @@ from kombu_delayed.backlog import Backlog, Move, Waiting
 from kombu_delayed.message import Kept
 from kombu_delayed.store import Entry, Size
 from kombu_delayed.testing import FakeBacklog, dump
+from kombu_delayed.waits import Wait
 from tests.contract.conftest import AnyBacklog
 from tests.kit.state import entry, message, promoted
 
@@ -175,3 +176,51 @@ def test_the_fake_has_all_methods_of_the_real_one() -> None:
         return {name: inspect.signature(each) for name, each in found if name[0] != "_"}
 
     assert methods(FakeBacklog) == methods(Backlog)
+
+
+def test_page_by_page(backlog: AnyBacklog) -> None:
+    schedule(backlog, *(entry(f"{n:02}", 2000 + n // 4) for n in range(20)))
+    found, place = backlog.page(size=3)
+    while place is not None:
+        page, place = backlog.page(place, size=3)
+        found += page
+    assert [each.member for each in found] == [f"{n:02}" for n in range(20)]
+    first, place = backlog.page(due_after_ms=2001, due_before_ms=2002, size=2)
+    assert place is not None
+    assert [each.member for each in first] == ["04", "05"]
+    # What the place stands for may have gone.
+    backlog.cancel(["05"])
+    assert [each.member for each in backlog.page(place, due_before_ms=2002)[0]] == ["06", "07"]
+
+
+@pytest.mark.parametrize(
+    ("due_ms", "expected"), [(5000, {"a": 5000, "b": 3000}), (500, {"b": 3000})]
+)
+def test_revise(backlog: AnyBacklog, due_ms: int, expected: dict[str, int]) -> None:
+    schedule(backlog, entry("a", 2000), entry("b", 3000))
+    [read] = backlog.get("a")
+    assert backlog.revise(read, 6, message("new").encode(), due_ms)
+    assert due_times(backlog) == expected
+    if due_ms > 1000:
+        assert backlog.get("a") == [Waiting("a", Kept(6, due_ms, message("new").encode()))]
+    else:
+        assert ready(backlog) == [promoted(message("new"), due_ms)]
+    assert not backlog.revise(read, 6, message("other").encode(), due_ms)
+    assert due_times(backlog) == expected
+
+
+def test_revise_keeps_what_the_text_says_of_a_wait(backlog: AnyBacklog) -> None:
+    schedule(backlog, entry("a", 2000))
+    [read] = backlog.get("a")
+    text = Wait(900, "closed").put_into(message("new")).encode()
+    assert backlog.revise(read, 0, text, 2000)
+    assert backlog.get("a") == [Waiting("a", Kept(0, 2000, text))]
+    assert backlog.revise(backlog.get("a")[0], 0, text, 500)
+    assert ready(backlog) == [promoted(text.decode(), 500)]
+
+
+def test_revise_one_of_several(backlog: AnyBacklog) -> None:
+    several(backlog)
+    read = backlog.get("a")[1]
+    assert backlog.revise(read, 3, message("new").encode(), 9000)
+    assert due_times(backlog) == {"a": 2000, "a\x1f2": 9000, "a\x1f3": 2002, "b": 2000}

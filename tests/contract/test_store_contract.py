@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from kombu_delayed.metrics import SPANS_MS, Metrics
 from kombu_delayed.store import DeadLetter, Delivered, Entry, Limits, Scheduled, Size, Store
 from kombu_delayed.testing import FakeStore, dump
 from tests.contract.conftest import take_token
@@ -364,6 +366,71 @@ def test_size_counts_by_state(store: Store) -> None:
     assert store.size("other") == Size(0, 0, 0)
 
 
+NOTHING = Metrics(0, 0, 0, 0, 0, 0, 0.0, None, 0, 0, 0, False)
+
+
+def test_metrics_of_no_queue(store: Store) -> None:
+    assert store.metrics("q") == NOTHING
+
+
+def test_metrics_count_by_state(store: Store) -> None:
+    store.publish("q", [entry(n) for n in "abcdef"])
+    deliver(store, "A", want=3)
+    deliver(store, "B", want=2, lease_ms=500)
+    store.bury("q", "A", [(1, "dead", "why", b"")])
+    counts = replace(NOTHING, ready=1, unacked=4, dead=1)
+    assert store.metrics("q") == replace(counts, consumers=2)
+    store.now = "1500"
+    assert store.metrics("q") == replace(counts, consumers=1)
+    store.now = "90000"
+    assert store.metrics("q") == replace(counts, consumers=0)
+
+
+DAY_MS = 86_400_000
+
+
+@pytest.mark.parametrize(
+    ("now_ms", "expected"),
+    [
+        (1_000, {"next_due_seconds": 1.0, "due_within_minute": 1}),
+        (1_999, {"next_due_seconds": 0.001, "due_within_minute": 1}),
+        (2_000, {"due": 1, "next_due_seconds": 60.0, "due_within_minute": 1}),
+        (5_000, {"due": 1, "oldest_due_seconds": 3.0, "next_due_seconds": 57.0}),
+        (62_000, {"due": 2, "oldest_due_seconds": 60.0, "next_due_seconds": 3_540.0}),
+        (2 * DAY_MS, {"due": 4, "oldest_due_seconds": 2 * 86_400.0 - 2}),
+    ],
+)
+def test_metrics_of_what_is_delayed(now_ms: int, expected: dict[str, Any], store: Store) -> None:
+    due_times = (2_000, 62_000, 3_602_000, DAY_MS + 2_000)
+    store.schedule("q", [entry(str(at_ms), at_ms) for at_ms in due_times])
+    store.now = str(now_ms)
+    found = store.metrics("q")
+    assert {name: getattr(found, name) for name in expected} == expected
+    within = (found.due_within_minute, found.due_within_hour, found.due_within_day)
+    assert within == tuple(
+        sum(now_ms < at_ms <= now_ms + span_ms for at_ms in due_times) for span_ms in SPANS_MS
+    )
+    assert replace(found, delayed=0, **dict.fromkeys(CHECKED, 0), next_due_seconds=None) == NOTHING
+
+
+CHECKED = ("due", "oldest_due_seconds", "due_within_minute", "due_within_hour", "due_within_day")
+
+
+def test_what_was_promoted_is_late_until_a_consumer_has_it(store: Store) -> None:
+    store.schedule("q", [entry("a", 2_000), entry("b", 3_000), entry("c", 9_000, step=3)])
+    store.now = "10000"
+    assert store.metrics("q").oldest_due_seconds == 8.0
+    deliver(store, want=1)
+    found = store.metrics("q")
+    assert (found.delayed, found.ready, found.oldest_due_seconds) == (0, 2, 7.0)
+    deliver(store, want=1, tag=2)
+    assert store.metrics("q").oldest_due_seconds == 1.0
+    store.release("q", "A", [1], counted=True)
+    assert store.metrics("q").oldest_due_seconds == 8.0
+    deliver(store, tag=3)
+    assert store.metrics("q").oldest_due_seconds == 0.0
+
+
 @pytest.mark.parametrize(
     ("conflict", "due", "answer", "left"),
     [
@@ -551,7 +618,8 @@ def test_time_goes_by_the_clock_and_may_be_ahead_of_it(now: str, store: Store) -
 
 
 #: Of the real one, for who works on it or sends calls in a pipeline.
-INSIDES = {"over", "schedule_call", "publish_call", "restore_call", "backlog_keys", "event_keys"}
+INSIDES = {"over", "schedule_call", "publish_call", "cancel_call", "restore_call"}
+INSIDES |= {"backlog_keys", "event_keys", "queue_with", "send"}
 
 
 def test_the_fake_has_all_methods_of_the_real_one() -> None:

@@ -36,6 +36,14 @@ def run_shown(console: Console, order: Order) -> Result:
     show_default=True,
     help="Repeatable.",
 )
+@click.option(
+    "--server",
+    type=click.Choice(["single", "sentinel", "cluster"]),
+    default="single",
+    show_default=True,
+    help="sentinel: a master with two replicas, whose failovers are faults too; cluster: three "
+    "masters with a replica each, whose failovers and moves of slots are.",
+)
 @click.option("--rate", type=float, default=40, show_default=True, help="Tasks sent per second.")
 @click.option("--every", type=float, default=1.2, show_default=True, help="Seconds between faults.")
 @click.option("--keep", type=click.Path(path_type=Path), help="Keep logs and journals there.")
@@ -44,6 +52,7 @@ def main(
     minutes: float,
     seed: int,
     transports: tuple[str, ...],
+    server: str,
     rate: float,
     every: float,
     keep: Path | None,
@@ -54,13 +63,14 @@ def main(
     results = []
     for name in transports:
         kept = keep / name if keep else None
-        result = run_shown(console, Order(minutes * 60, seed, name, rate, every, kept))
+        order = Order(minutes * 60, seed, name, rate, every, kept, server)
+        result = run_shown(console, order)
         results.append(result)
         console.print(report.findings(result), markup=False, highlight=False, soft_wrap=True)
     console.print(report.as_table(results))
     if write:
         command = f"python -m tests.crash --minutes {minutes:g} --seed {seed} --rate {rate:g} "
-        command += f"--every {every:g} --write {write}"
+        command += f"--every {every:g} --server {server} --write {write}"
         write.write_text(report.as_page(results, command))
     sys.exit(0 if results[0].verdict.good else 1)
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from celery import Celery, signals
 from celery.exceptions import Retry
-from celery.worker.request import Request as StockRequest
+from celery.worker.request import Request
 from kombu import Producer
 
 from tests.crash.journal import Journal
@@ -36,25 +36,36 @@ def write(event: str, id: str, retries: int, **facts: Any) -> None:
         journal.write(event, id=id, retries=retries, **facts)
 
 
-class Request(StockRequest):
-    """Writes down what a worker does with a message."""
+def _write(request: Request, event: str, **facts: Any) -> None:
+    write(event, request.id, request.request_dict.get("retries") or 0, **facts)
 
-    def _write(self, event: str, **facts: Any) -> None:
-        write(event, self.id, self.request_dict.get("retries") or 0, **facts)
 
-    def on_accepted(self, pid: int, time_accepted: float) -> None:
-        self._write("accepted", child=pid)
-        super().on_accepted(pid, time_accepted)
+@contextmanager
+def _watched_requests() -> Iterator[None]:
+    """What a worker does with a message is written down, whatever class its requests are of."""
+    stock = {name: vars(Request)[name] for name in ("on_accepted", "acknowledge", "reject")}
 
-    def acknowledge(self) -> None:
+    def on_accepted(self: Request, pid: int, time_accepted: float) -> None:
+        _write(self, "accepted", child=pid)
+        stock["on_accepted"](self, pid, time_accepted)
+
+    def acknowledge(self: Request) -> None:
         if not self.acknowledged:
-            self._write("ack")
-        super().acknowledge()
+            _write(self, "ack")
+        stock["acknowledge"](self)
 
-    def reject(self, requeue: bool = False) -> None:
+    def reject(self: Request, requeue: bool = False) -> None:
         if not self.acknowledged:
-            self._write("reject", requeue=requeue)
-        super().reject(requeue=requeue)
+            _write(self, "reject", requeue=requeue)
+        stock["reject"](self, requeue=requeue)
+
+    for method in (on_accepted, acknowledge, reject):
+        setattr(Request, method.__name__, method)
+    try:
+        yield
+    finally:
+        for name, method in stock.items():
+            setattr(Request, name, method)
 
 
 def _execute(task: Any, seconds: float, retries: int, countdown: float) -> None:
@@ -103,14 +114,14 @@ def make_app(settings: Settings) -> Celery:
         task_ignore_result=True,
         task_reject_on_worker_lost=True,
         task_publish_retry_policy={
-            "max_retries": 60,
+            "max_retries": 180,  # of three URLs each counts
             "interval_start": 0.05,
             "interval_step": 0.05,
             "interval_max": 0.2,
         },
         **settings.config,
     )
-    options = {"bind": True, "shared": False, "max_retries": None, "Request": f"{__name__}:Request"}
+    options = {"bind": True, "shared": False, "max_retries": None}
     app.task(name="run_early", **options)(_early)
     app.task(name="run_late", acks_late=True, **options)(_late)
     return app
@@ -128,7 +139,8 @@ def _after_publish(headers: dict[str, Any] | None = None, **_: Any) -> None:
 
 
 def _received(request: Any, **_: Any) -> None:
-    request._write(
+    _write(
+        request,
         "received",
         redelivered=bool((request.delivery_info or {}).get("redelivered")),
         tag=str(request.message.delivery_tag),
@@ -167,7 +179,8 @@ def writing(directory: Path, name: str) -> Iterator[None]:
     for hook, receiver in _HOOKS:
         hook.connect(receiver)
     try:
-        yield
+        with _watched_requests():
+            yield
     finally:
         for hook, receiver in _HOOKS:
             hook.disconnect(receiver)

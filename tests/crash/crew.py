@@ -44,6 +44,10 @@ class Life:
     def stopped(self) -> bool:
         return bool(self.stops) and self.stops[-1][1] == float("inf")
 
+    @property
+    def log(self) -> str:
+        return self.worker.log_path.read_text(errors="replace")
+
     def describe(self) -> str:
         stops = "".join(f", stopped {a:.3f} to {b:.3f}" for a, b in self.stops)
         fate = f", {self.fate} at {self.fated_at:.3f}, ended {self.ended_at:.3f}"
@@ -150,7 +154,7 @@ class Crew:
 
     def _hear_out(self, life: Life) -> None:
         if life.fate in ("by itself", "hung"):
-            life.last_words = life.worker.log_path.read_text(errors="replace")[-3000:]
+            life.last_words = life.log[-3000:]
 
     def finish(self) -> None:
         """A warm shutdown of all; what does not end is killed and counted as hung."""

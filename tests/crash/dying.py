@@ -15,7 +15,7 @@ from kombu_delayed.consumer import Consumer
 from kombu_delayed.options import Options
 from kombu_delayed.qos import QoS
 from kombu_delayed.store import Store
-from kombu_delayed.wire import Wire
+from kombu_delayed.wire import Replicas, Wire
 
 #: Where a process dies: the command was sent and its answer is never read, or it was read.
 UNREAD, ANSWERED = "answer unread", "answered"
@@ -37,10 +37,10 @@ class DyingWire(Wire):
         self._at = at
         self._cut = cut
 
-    def __call__(self, *command: Any) -> Any:
+    def __call__(self, *command: Any, replicas: Replicas | None = None) -> Any:
         self._die_unread(command)
         try:
-            return super().__call__(*command)
+            return super().__call__(*command, replicas=replicas)
         finally:
             self._die_answered()
 

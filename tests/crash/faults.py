@@ -11,11 +11,11 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from redis.exceptions import RedisError
 
 from tests.crash.crew import Crew
-from tests.kit.proxy import Proxy
 from tests.kit.servers import Server
 
 #: Fault -> its share.
@@ -34,7 +34,7 @@ SHARES = {
 }
 
 #: What ends a process at once, with no chance to clean up.
-KILLS = frozenset({"kill", "kill main", "server kill"})
+KILLS = frozenset({"kill", "kill main", "server kill", "failover"})
 
 MEANINGS = {
     "kill": "SIGKILL of a worker and its pool",
@@ -48,15 +48,19 @@ MEANINGS = {
     "server sleep": "DEBUG SLEEP, 0.3 to 1.2 s",
     "pause": "network stands still, 0.3 to 1.2 s",
     "cut": "network cut, 0.3 to 1.2 s",
+    "failover": "SIGKILL of the master, a replica takes over",
+    "slot moved": "the slot of a shard moves to another master",
 }
 
 
-def schedule(seed: int, seconds: float, interval_seconds: float) -> list[tuple[float, str]]:
+def schedule(
+    seed: int, seconds: float, interval_seconds: float, shares: dict[str, int] = SHARES
+) -> list[tuple[float, str]]:
     """When which fault strikes, in seconds from the start."""
     rng = random.Random(seed)
     plan, at = [], 2.0
     while at < seconds:
-        plan.append((at, rng.choices(list(SHARES), list(SHARES.values()))[0]))
+        plan.append((at, rng.choices(list(shares), list(shares.values()))[0]))
         at += interval_seconds * rng.uniform(0.4, 1.6)
     return plan
 
@@ -77,7 +81,7 @@ class Faults:
 
     crew: Crew
     server: Server
-    proxy: Proxy
+    proxy: Any  # a Proxy, or None where there is none in between
     lease_seconds: float
     rng: random.Random
     plan: list[tuple[float, str]]
@@ -102,8 +106,9 @@ class Faults:
     def finish(self) -> None:
         """Undo what lasts; nothing strikes any more."""
         self._later.clear()
-        self.proxy.resume()
-        self.proxy.heal()
+        if self.proxy is not None:
+            self.proxy.resume()
+            self.proxy.heal()
         for life in self.crew.current.values():
             self.crew.resume(life)
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from tests.benchmarks.report import _circumstances, percentile
-from tests.crash.faults import MEANINGS, SHARES
+from tests.crash.faults import MEANINGS
 from tests.crash.history import Key
 from tests.crash.run import Result
 from tests.crash.verdict import CAUSES
@@ -44,7 +44,7 @@ def rows(result: Result) -> list[tuple[str, str]]:
     found.append(("earliest", f"{verdict.earliest_ms:.1f} ms" if verdict.early else "-"))
     found += _lateness("late", verdict.late_ms)
     found += _lateness("late, outside of faults and recovery", list(verdict.calm_late_ms.values()))
-    found += [(f"fault: {MEANINGS[kind]}", str(result.faults[kind])) for kind in SHARES]
+    found += [(f"fault: {MEANINGS[kind]}", str(result.faults[kind])) for kind in MEANINGS]
     return found
 
 

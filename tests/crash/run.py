@@ -17,13 +17,17 @@ from typing import Any
 import redis
 
 from tests.crash import app as crash_app
+from tests.crash.cluster_faults import CLUSTER_SHARES, QUEUE, SHARDS, ClusterFaults, Routed
 from tests.crash.crew import Crew
-from tests.crash.faults import Faults, schedule
+from tests.crash.failovers import DOWN_AFTER_MS, SENTINEL_SHARES, Failovers, Master
+from tests.crash.faults import SHARES, Faults, schedule
 from tests.crash.history import Execution, Key, collect
 from tests.crash.journal import Line, Reader
 from tests.crash.load import Senders
 from tests.crash.verdict import Evidence, Verdict, judge
+from tests.kit.clusters import start_cluster
 from tests.kit.proxy import Proxy
+from tests.kit.sentinels import start_group
 from tests.kit.servers import Server, start_server
 from tests.kit.tasks_app import Settings
 
@@ -31,9 +35,20 @@ LEASE_SECONDS = 2.5
 SETTLE_SECONDS = 10
 READY_SECONDS = 60
 
-_RECLAIM = re.compile(
-    r"^\[([\d-]+ [\d:]+,\d+): .*Consumer \S+:(\d+):\w+ has stopped answering", re.MULTILINE
-)
+_LINE = r"^\[([\d-]+ [\d:]+,\d+): "
+_RECLAIM = re.compile(_LINE + r".*Consumer \S+:(\d+):\w+ has stopped answering", re.MULTILINE)
+_UNRENEWED = re.compile(_LINE + r".*Cannot renew the lease", re.MULTILINE)
+_SAFETY = {
+    "single": "appendfsync always",
+    "sentinel": "two replicas, delayed_replicas_to_wait 1",
+    "cluster": "three masters with a replica each, delayed_replicas_to_wait 1",
+}
+_REPLICATED = {"delayed_replicas_to_wait": 1, "delayed_replica_timeout_seconds": 4}
+_PLANS = {
+    "single": (SHARES, Faults),
+    "sentinel": (SENTINEL_SHARES, Failovers),
+    "cluster": (CLUSTER_SHARES, ClusterFaults),
+}
 _ID = re.compile(rb'"id": ?"([0-9a-f-]{36})"')
 _RETRIES = re.compile(rb'"retries": ?(\d+)')
 
@@ -48,6 +63,7 @@ class Order:
     rate: float = 40
     every_seconds: float = 5
     keep: Path | None = None
+    server: str = "single"
 
     def settings(self, port: int | None, journals: Path) -> Settings:
         prefix, options = "", {}
@@ -81,14 +97,29 @@ def run(order: Order, report: Report = lambda stage, share, text: None) -> Resul
             directory = Path(stack.enter_context(made))
         journals = directory / "journals"
         journals.mkdir(parents=True)
-        server = stack.enter_context(_server(directory / "server"))
-        proxy = stack.enter_context(Proxy(server.port or 0))
-        settings = order.settings(proxy.port, journals)
+        server: Any
+        proxy: Proxy | None = None
+        if order.server == "sentinel":
+            group = stack.enter_context(start_group("valkey", directory / "group", DOWN_AFTER_MS))
+            server, settings = Master(group), _settings_of(group.url, journals, **group.options)
+        elif order.server == "cluster":
+            cluster = stack.enter_context(start_cluster("valkey", directory / "cluster"))
+            shards = {"delayed_shards": {QUEUE: SHARDS}}
+            server, settings = Routed(cluster), _settings_of(cluster.url, journals, **shards)
+        else:
+            server = stack.enter_context(_server(directory / "server"))
+            proxy = stack.enter_context(Proxy(server.port or 0))
+            settings = order.settings(proxy.port, journals)
         crew = Crew(settings, directory)
         stack.callback(crew.close)
         senders = Senders(crash_app.make_app(settings), order.seed, order.rate)
         with crash_app.writing(journals, crash_app.SENDER):
             return _Run(order, server, proxy, crew, senders, Reader(journals), report).run()
+
+
+def _settings_of(url: str, journals: Path, **options: Any) -> Settings:
+    options |= {"delayed_lease_seconds": LEASE_SECONDS, **_REPLICATED}
+    return Settings(f"delayed+{url}", None, options, str(journals))
 
 
 def _server(directory: Path) -> Server:
@@ -100,8 +131,8 @@ class _Run:
     def __init__(
         self,
         order: Order,
-        server: Server,
-        proxy: Proxy,
+        server: Any,
+        proxy: Proxy | None,
         crew: Crew,
         senders: Senders,
         reader: Reader,
@@ -112,8 +143,9 @@ class _Run:
         self.crew = crew
         self.senders = senders
         self.report = report
-        plan = schedule(order.seed, order.seconds, order.every_seconds)
-        self._make_faults = lambda: Faults(
+        shares, kind = _PLANS[order.server]
+        plan = schedule(order.seed, order.seconds, order.every_seconds, shares)
+        self._make_faults = lambda: kind(
             crew, server, proxy, LEASE_SECONDS, random.Random(order.seed), plan
         )
         self._reader = reader
@@ -136,7 +168,14 @@ class _Run:
         self.lines.extend(self._reader.new_lines())
         executions = collect(self.lines, list(self.senders.plans.values()))
         lives = {life.name: life for life in self.crew.lives}
-        evidence = Evidence(lives, faults.windows, self._reclaims(), LEASE_SECONDS, self._left())
+        evidence = Evidence(
+            lives,
+            faults.windows,
+            self._reclaims(),
+            self._unrenewed(),
+            LEASE_SECONDS,
+            self._left(),
+        )
         with self.server.client() as client:
             info = client.info("server")
         return Result(
@@ -147,7 +186,7 @@ class _Run:
             self.senders.refused,
             faults.counts,
             self.crew,
-            f"Valkey {info['valkey_version']}, appendonly yes, appendfsync always",
+            f"Valkey {info['valkey_version']}, appendonly yes, {_SAFETY[self.order.server]}",
         )
 
     def _until(
@@ -214,13 +253,24 @@ class _Run:
         return found
 
     def _reclaims(self) -> list[tuple[float, int]]:
-        found = []
-        for life in self.crew.lives:
-            log = life.worker.log_path.read_text(errors="replace")
-            for at, pid in _RECLAIM.findall(log):
-                moment = datetime.strptime(at, "%Y-%m-%d %H:%M:%S,%f")
-                found.append((moment.timestamp(), int(pid)))
+        found = [
+            (_logged(at), int(pid))
+            for life in self.crew.lives
+            for at, pid in _RECLAIM.findall(life.log)
+        ]
         return sorted(found)
+
+    def _unrenewed(self) -> list[tuple[float, int]]:
+        found = [
+            (_logged(at), life.pid)
+            for life in self.crew.lives
+            for at in _UNRENEWED.findall(life.log)
+        ]
+        return sorted(found)
+
+
+def _logged(at: str) -> float:
+    return datetime.strptime(at, "%Y-%m-%d %H:%M:%S,%f").timestamp()
 
 
 def _seconds(eta: str) -> float:

@@ -13,6 +13,8 @@ from tests.crash.run import Order, run
 pytestmark = pytest.mark.crash
 
 LEAST_KILLS = 15
+LEAST_FAILOVERS = 2
+LEAST_MOVES = 2
 
 
 def test_nothing_is_lost_in_a_minute_of_kills(tmp_path: Path) -> None:
@@ -20,4 +22,21 @@ def test_nothing_is_lost_in_a_minute_of_kills(tmp_path: Path) -> None:
     kills = sum(result.faults[kind] for kind in KILLS)
     assert kills >= LEAST_KILLS
     assert result.verdict.ran > 1000
+    assert result.verdict.good, report.findings(result)
+
+
+def test_nothing_is_lost_in_failovers(tmp_path: Path) -> None:
+    order = Order(seconds=40, seed=4, rate=30, every_seconds=1.5, keep=tmp_path, server="sentinel")
+    result = run(order)
+    assert result.faults["failover"] >= LEAST_FAILOVERS
+    assert result.verdict.ran > 500
+    assert result.verdict.good, report.findings(result)
+
+
+def test_nothing_is_lost_in_a_cluster(tmp_path: Path) -> None:
+    order = Order(seconds=40, seed=4, rate=30, every_seconds=1.5, keep=tmp_path, server="cluster")
+    result = run(order)
+    assert result.faults["failover"] >= LEAST_FAILOVERS
+    assert result.faults["slot moved"] >= LEAST_MOVES
+    assert result.verdict.ran > 500
     assert result.verdict.good, report.findings(result)

@@ -11,19 +11,23 @@ from tests.crash.faults import Window
 from tests.crash.history import NEVER, Execution, Hold, Key, Run
 
 EXECUTING = "was executing when its process died"
-NOT_ACKED = "finished but not yet acked when its process died or was stopped"
+NOT_ACKED = "its ack had not reached the server when its process died or was stopped"
 AMBIGUOUS = "publisher was not told (ambiguous publish retry)"
 ZOMBIE = "zombie: its lease was lost while it was stopped"
 CUT_OFF = "its lease ended while the server was out of reach"
 SENT_AGAIN = "sent again by a task that ran again"
+NOT_REPLICATED = "its delivery or ack had not reached the replica that became the master"
 UNEXPLAINED = "unexplained"
-CAUSES = (EXECUTING, NOT_ACKED, AMBIGUOUS, ZOMBIE, CUT_OFF, SENT_AGAIN, UNEXPLAINED)
+CAUSES = (EXECUTING, NOT_ACKED, AMBIGUOUS, ZOMBIE, CUT_OFF, SENT_AGAIN, NOT_REPLICATED, UNEXPLAINED)
 
-#: An ack leaves with the next turn of the event loop; a solo worker may first run another task.
+#: An ack leaves with the next turn of the event loop, on a machine that is busy.
 ACK_SECONDS = 0.5
-SOLO_ACK_SECONDS = 1.5
+#: So long after an outage those that it held up have arrived.
+ACK_RECOVERY_SECONDS = 1.0
 
-OUTAGES = frozenset({"server kill", "clients killed", "server sleep", "pause", "cut"})
+OUTAGES = frozenset(
+    {"server kill", "clients killed", "server sleep", "pause", "cut", "failover", "slot moved"}
+)
 DEATHS = frozenset({"killed", "main killed", "quit", "hung", "by itself"})
 RECOVERY_SECONDS = 1.5
 
@@ -58,11 +62,16 @@ class Verdict:
 
 @dataclass
 class Evidence:
-    """What is known beside the journals. `reclaims` are (time, pid of the dead consumer)."""
+    """What is known beside the journals.
+
+    `reclaims` are (time, pid of the dead consumer), `unrenewed` (time, pid of who could not renew
+    its lease).
+    """
 
     lives: Mapping[str, Life]
     windows: Sequence[Window]
     reclaims: Sequence[tuple[float, int]]
+    unrenewed: Sequence[tuple[float, int]]
     lease_seconds: float
     left: Counter[Key]
 
@@ -124,10 +133,24 @@ class _Judge:
         published = self._published_again(execution, run)
         held = self._held_before(execution, run)
         first, second = (held, published) if run.redelivered else (published, held)
-        return first or second or UNEXPLAINED
+        return first or second or self._not_replicated(execution, run) or UNEXPLAINED
+
+    def _not_replicated(self, execution: Execution, run: Run) -> str | None:
+        moments = [m for h in execution.holds if h.run is not run for m in (h.at, h.done)]
+        for window in self.evidence.windows:
+            if window.kind == "failover":
+                since, until = window.began - ACK_SECONDS, window.ended + RECOVERY_SECONDS
+                if any(since <= moment <= until for moment in moments):
+                    return NOT_REPLICATED
+        return None
 
     def _published_again(self, execution: Execution, run: Run) -> str | None:
-        if execution.at("publish failed") < run.start:
+        before = [line["event"] for line in execution.lines if line["at"] <= run.start]
+        failed = before.count("publish failed")
+        fresh = sum(not r.redelivered for r in execution.runs if r.start < run.start)
+        if fresh >= before.count("publish") + failed:
+            return None  # each message that there can be has run already
+        if failed:
             return AMBIGUOUS
         parent = self.executions.get(execution.parent) if execution.parent else None
         if parent is not None and len(parent.runs) > 1:
@@ -148,39 +171,38 @@ class _Judge:
         life = self.evidence.lives.get(hold.owner)
         if life is None:
             return None
-        slack = SOLO_ACK_SECONDS if life.pool == "solo" else ACK_SECONDS
-        lease = self.evidence.lease_seconds
-        done = self._arrived(hold.done, slack)
+        # It is renewed each third: a shorter stop does not end it.
+        longest_stop = self.evidence.lease_seconds * 2 / 3
+        sent = self._sent(hold, life)
+        arrived = self._arrived(sent)
         for stopped, resumed in life.stops:
-            if (
-                resumed - stopped > lease * 0.6
-                and stopped - slack < hold.done
-                and hold.at < resumed
-            ):
+            if resumed - stopped > longest_stop and arrived > stopped and hold.at < resumed:
                 return NOT_ACKED if hold.run and hold.run.end < stopped else ZOMBIE
-        if life.fate in DEATHS and hold.done > life.fated_at - slack and hold.at <= life.ended_at:
+        if life.fate in DEATHS and arrived > life.fated_at and hold.at <= life.ended_at:
             finished = hold.run is not None and hold.run.end < life.fated_at
-            return NOT_ACKED if finished else EXECUTING
+            return NOT_ACKED if finished or sent < life.fated_at else EXECUTING
         for at, pid in self.evidence.reclaims:
-            if pid == life.pid and hold.at < at and done > at - lease - slack:
-                return CUT_OFF if self._was_cut_off(at) else None
+            if pid == life.pid and hold.at < at < arrived:
+                return CUT_OFF if self._was_cut_off(pid, at) else None
         return None
 
-    def _arrived(self, sent: float, slack: float) -> float:
-        """When an ack reached the server: not while that was out of reach."""
-        for window in sorted(self.evidence.windows, key=lambda window: window.began):
-            if window.kind in OUTAGES and window.began - slack <= sent <= window.ended:
-                sent = window.ended + RECOVERY_SECONDS
-        return sent
+    def _sent(self, hold: Hold, life: Life) -> float:
+        """When its ack was sent: of a solo worker not before its only thread was free."""
+        if life.pool != "solo" or hold.run is None:
+            return hold.done
+        return max(hold.done, hold.run.end)
 
-    def _was_cut_off(self, reclaimed: float) -> bool:
-        lease = self.evidence.lease_seconds
-        return any(
-            window.kind in OUTAGES
-            and window.began < reclaimed
-            and window.ended > reclaimed - 2 * lease
-            for window in self.evidence.windows
-        )
+    def _arrived(self, sent: float) -> float:
+        """Until when an ack may not have reached the server, at least while that was away."""
+        arrived = sent + ACK_SECONDS
+        for window in sorted(self.evidence.windows, key=lambda window: window.began):
+            if window.kind in OUTAGES and window.began <= arrived and sent <= window.ended:
+                arrived = max(arrived, window.ended + ACK_RECOVERY_SECONDS)
+        return arrived
+
+    def _was_cut_off(self, pid: int, reclaimed: float) -> bool:
+        since = reclaimed - 2 * self.evidence.lease_seconds
+        return any(who == pid and since < at < reclaimed for at, who in self.evidence.unrenewed)
 
     def timed(self, execution: Execution, verdict: Verdict) -> None:
         start, wanted = execution.runs[0].start, execution.wanted_at

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from kombu import Connection, Exchange, Queue
 
-from tests.kit.servers import Server
+from tests.kit.clusters import Cluster, start_cluster
+from tests.kit.servers import Server, available_kinds
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -39,3 +40,29 @@ def connection(connect: Callable[..., Connection]) -> Connection:
 @pytest.fixture
 def mail() -> Queue:
     return Queue("mail", Exchange("mail", type="direct"), routing_key="mail")
+
+
+@pytest.fixture(scope="session")
+def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One Cluster for the whole session; use `cluster`, which is empty and well."""
+    with start_cluster(available_kinds()[0], tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(shared_cluster: Cluster) -> Cluster:
+    """Three masters without a key, and a replica of each, all well."""
+    shared_cluster.heal()
+    shared_cluster.flush()
+    return shared_cluster
+
+
+@pytest.fixture
+def connect_cluster(cluster: Cluster) -> Iterator[Callable[..., Connection]]:
+    """As `connect`, to the Cluster; `url` is another URL."""
+    with ExitStack() as stack:
+
+        def open_connection(url: str = cluster.url, **options: Any) -> Connection:
+            return stack.enter_context(Connection(f"delayed+{url}", transport_options=options))
+
+        yield open_connection

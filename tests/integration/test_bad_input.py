@@ -197,7 +197,7 @@ def get(connection: Connection, _: int = 0, no_ack: bool = False) -> list[Any]:
 def simple(connection: Connection, count: int) -> list[Any]:
     """So many messages, through `SimpleQueue`, whose `get` also decodes."""
     with contextlib.closing(connection.SimpleQueue("q")) as queue:
-        messages = [queue.get(timeout=5) for _ in range(count)]
+        messages = [queue.get(timeout=60) for _ in range(count)]
         for message in messages:
             message.ack()
         with pytest.raises(queue.Empty):

@@ -37,6 +37,8 @@ from tests.kit.state import state
 pytestmark = pytest.mark.filterwarnings("ignore:the broker had lost the binding")
 
 ETA = datetime(2100, 1, 2, 3, 4, 5, 678901, timezone.utc)
+ENDLESS: list[Any] = []
+ENDLESS.append(ENDLESS)
 TAG = re.compile(r'"delivery_tag": "[^"]*"')
 EXPIRES = re.compile(r'"expires": "[^"]*"|"expiration": "[^"]*"')
 HEADER_ETA = re.compile(r'"eta": "[^"]*"')
@@ -377,6 +379,7 @@ def test_a_process_that_is_killed(server: Server, delayed: Delayed, client: redi
         (("add", "text", {}, ETA), "TypeError: task args must be a list or tuple"),
         (("add", (), "text", ETA), "TypeError: task keyword arguments must be a mapping"),
         (("add", (object,), {}, ETA), "EncodeError: "),
+        (("add", (ENDLESS,), {}, ETA), "EncodeError: Circular reference detected"),
         ((Signature("add", app=Celery("other", set_as_current=False)),), "a task is a task of the"),
         (Signature("add", app=Celery("other", set_as_current=False)), "belongs to another app"),
         (group([Signature("add", (1,)), Signature("add", (object,))]), "EncodeError"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import sys
 import threading
@@ -28,8 +29,9 @@ pytestmark = pytest.mark.smoke
 
 POOLS = {"prefork": 2, "threads": 2, "solo": 1, "gevent": 10, "eventlet": 10}
 KIND = available_kinds()[0]
-#: What a task may be late by on a busy machine.
-LATE_SECONDS = 0.5
+#: What a task may be late by on a busy machine. Nobody looks for it so often.
+LATE_SECONDS = 2
+POLL_SECONDS = 60
 
 
 @dataclass
@@ -59,10 +61,12 @@ def bench_of(pool: str, directory: Path, **worker: Any) -> Iterator[Bench]:
         ledger = Ledger(directory / "ledger")
         results = f"redis://127.0.0.1:{server.port}/1"
         config = {"worker_enable_remote_control": True, **worker.pop("config", {})}
-        settings = Settings(f"delayed+{server.url}", results, {}, str(ledger.path), config)
+        transport = {"delayed_poll_seconds": POLL_SECONDS}
+        settings = Settings(f"delayed+{server.url}", results, transport, str(ledger.path), config)
         options = {"pool": pool, "concurrency": POOLS[pool], "gossip": True, **worker}
         with Worker(settings, directory, **options) as process, make_app(settings) as app:
             yield Bench(server, process, app, settings, ledger, directory)
+        gc.collect()  # results talk to their server when they are collected: while it is there
 
 
 @pytest.fixture(scope="module", params=list(POOLS))
@@ -83,7 +87,7 @@ def solo(tmp_path: Path) -> Iterator[Bench]:
 def lateness(bench: Bench, result: AsyncResult) -> float:
     """Seconds between the ETA that the task saw and its run."""
     # Not by result.get: that of Celery 5.5 takes a second each.
-    bench.ledger.wait_for_all([result.id], 10)
+    bench.ledger.wait_for_all([result.id])
     (run,) = bench.ledger.of(result.id)
     return float(run["at"]) - datetime.fromisoformat(run["eta"]).timestamp()
 
@@ -94,7 +98,7 @@ def lateness(bench: Bench, result: AsyncResult) -> float:
 def test_countdown(bench: Bench) -> None:
     result = bench.send("record", countdown=0.3)
     assert 0 <= lateness(bench, result) < LATE_SECONDS
-    assert result.get(timeout=10) == bench.ledger.of(result.id)[0]["eta"]
+    assert result.get(timeout=60) == bench.ledger.of(result.id)[0]["eta"]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +109,7 @@ def test_eta(bench: Bench, zone: timezone | None, text: bool) -> None:
     at = datetime.now(timezone.utc) + timedelta(seconds=0.3)
     eta: Any = at.astimezone(zone) if zone else at.replace(tzinfo=None)
     result = bench.send("record", eta=eta.isoformat() if text else eta)
-    result.get(timeout=10)
+    result.get(timeout=60)
     (run,) = bench.ledger.of(result.id)
     assert 0 <= run["at"] - at.timestamp() < LATE_SECONDS
     seen = datetime.fromisoformat(run["eta"])
@@ -113,7 +117,7 @@ def test_eta(bench: Bench, zone: timezone | None, text: bool) -> None:
 
 
 def test_a_task_without_eta_sees_none(bench: Bench) -> None:
-    assert bench.send("record").get(timeout=10) is None
+    assert bench.send("record").get(timeout=60) is None
 
 
 def test_many_etas_in_order(bench: Bench) -> None:
@@ -124,7 +128,7 @@ def test_many_etas_in_order(bench: Bench) -> None:
 
 def test_retry_with_countdown(bench: Bench) -> None:
     result = bench.send("retry", 0.3, 2)
-    eta = result.get(timeout=10)
+    eta = result.get(timeout=60)
     runs = bench.ledger.of(result.id)
     assert [run["retries"] for run in runs] == [0, 1, 2]
     assert [run["eta"] is None for run in runs] == [True, False, False]
@@ -135,7 +139,7 @@ def test_retry_with_countdown(bench: Bench) -> None:
 
 def test_autoretry_with_backoff(bench: Bench) -> None:
     result = bench.send("backoff", 2)
-    assert result.get(timeout=15) == 2
+    assert result.get(timeout=60) == 2
     first, second, third = (run["at"] for run in bench.ledger.of(result.id))
     assert 0.99 <= second - first < 1 + LATE_SECONDS
     assert 1.99 <= third - second < 2 + LATE_SECONDS
@@ -144,27 +148,27 @@ def test_autoretry_with_backoff(bench: Bench) -> None:
 def test_chain(bench: Bench) -> None:
     steps = [bench.signature("add", 1, 1), bench.signature("add", 10).set(countdown=0.3)]
     result = chain(*steps, bench.signature("add", 100), app=bench.app).apply_async(countdown=0.2)
-    assert result.get(timeout=10) == 112
+    assert result.get(timeout=60) == 112
 
 
 def test_group_and_chord(bench: Bench) -> None:
     header = [bench.signature("add", n, n).set(countdown=0.1 * n) for n in range(5)]
-    assert group(header, app=bench.app).apply_async().get(timeout=10) == [0, 2, 4, 6, 8]
+    assert group(header, app=bench.app).apply_async().get(timeout=60) == [0, 2, 4, 6, 8]
     body = bench.signature("total").set(countdown=0.2)
-    assert chord(header, body, app=bench.app).apply_async().get(timeout=10) == 20
+    assert chord(header, body, app=bench.app).apply_async().get(timeout=60) == 20
 
 
 def test_expires(bench: Bench) -> None:
     in_time = bench.send("record", countdown=0.2, expires=60)
     too_late = bench.send("record", countdown=0.3, expires=0.1)
-    in_time.get(timeout=10)
+    in_time.get(timeout=60)
     wait_until(lambda: too_late.state == "REVOKED", "it has expired")
     assert bench.ledger.of(too_late.id) == []
 
 
 def test_nothing_is_left_when_all_have_run(bench: Bench) -> None:
     """The last of those that use the shared worker as it was started."""
-    bench.send("record", countdown=0.1).get(timeout=10)
+    bench.send("record", countdown=0.1).get(timeout=60)
     with bench.client() as client:
         wait_until(
             lambda: not client.keys("{celery}:unacked*") and not client.keys("{celery}:dead*"),
@@ -177,12 +181,12 @@ def test_nothing_is_left_when_all_have_run(bench: Bench) -> None:
 
 
 def test_a_backlog_is_not_held_by_workers(bench: Bench) -> None:
-    bench.send("noop").get(timeout=10)
+    bench.send("noop").get(timeout=60)
     before = bench.worker.rss_bytes()
     padding = "x" * 10_000
     results = [bench.send("record", padding, countdown=3600) for _ in range(200)]
-    bench.send("noop").get(timeout=10)
-    inspect = bench.app.control.inspect([bench.worker.name], timeout=3)
+    bench.send("noop").get(timeout=60)
+    inspect = bench.app.control.inspect([bench.worker.name], timeout=30)
     assert inspect.scheduled() == {bench.worker.name: []}
     assert inspect.reserved() == {bench.worker.name: []}
     assert bench.worker.rss_bytes() - before < 1_000_000
@@ -215,60 +219,60 @@ def test_ping_and_active(bench: Bench) -> None:
     result = bench.send("sleep", 1)
     bench.ledger.wait(lambda all: any(e["id"] == result.id for e in all), "it has begun")
     if "solo" in bench.worker.command:
-        result.get(timeout=10)
+        result.get(timeout=60)
     name = bench.worker.name
-    assert bench.app.control.ping([name], timeout=3) == [{name: {"ok": "pong"}}]
+    assert bench.app.control.ping([name], timeout=30) == [{name: {"ok": "pong"}}]
     if "solo" not in bench.worker.command:
-        active = bench.app.control.inspect([name], timeout=3).active()[name]
+        active = bench.app.control.inspect([name], timeout=30).active()[name]
         assert [task["id"] for task in active] == [result.id]
-    result.get(timeout=10)
+    result.get(timeout=60)
 
 
 def test_add_and_cancel_consumer(bench: Bench) -> None:
     control, name = bench.app.control, bench.worker.name
     result = bench.send("record", countdown=0.1, queue="other")
-    assert control.add_consumer("other", destination=[name], reply=True, timeout=3)
-    assert lateness(bench, result) < 5
+    assert control.add_consumer("other", destination=[name], reply=True, timeout=30)
+    assert lateness(bench, result) < 30
     assert lateness(bench, bench.send("record", countdown=0.2, queue="other")) < LATE_SECONDS
-    assert control.cancel_consumer("other", destination=[name], reply=True, timeout=3)
+    assert control.cancel_consumer("other", destination=[name], reply=True, timeout=30)
     # As with the stock transport, drain_events (gevent) first ends the wait that is under way.
-    bench.send("noop").get(timeout=10)
+    bench.send("noop").get(timeout=60)
     unheard = bench.send("record", countdown=0.1, queue="other")
     assert lateness(bench, bench.send("record", countdown=0.4)) < LATE_SECONDS
     assert bench.ledger.of(unheard.id) == []
-    assert control.add_consumer("other", destination=[name], reply=True, timeout=3)
-    unheard.get(timeout=10)
-    assert control.cancel_consumer("other", destination=[name], reply=True, timeout=3)
+    assert control.add_consumer("other", destination=[name], reply=True, timeout=30)
+    unheard.get(timeout=60)
+    assert control.cancel_consumer("other", destination=[name], reply=True, timeout=30)
 
 
 def test_revoke(bench: Bench) -> None:
-    result = bench.send("record", countdown=0.8)
-    bench.app.control.revoke(result.id, destination=[bench.worker.name], reply=True, timeout=3)
-    after = bench.send("record", countdown=1)
-    after.get(timeout=10)
+    result = bench.send("record", countdown=2)
+    bench.app.control.revoke(result.id, destination=[bench.worker.name], reply=True, timeout=30)
+    after = bench.send("record", countdown=2)
+    after.get(timeout=60)
     assert bench.ledger.of(result.id) == []
     wait_until(lambda: result.state == "REVOKED", "it is revoked")
 
 
 def test_rate_limit(bench: Bench) -> None:
     control, name = bench.app.control, bench.worker.name
-    assert control.rate_limit("record", "5/s", destination=[name], reply=True, timeout=3)
+    assert control.rate_limit("record", "5/s", destination=[name], reply=True, timeout=30)
     try:
-        results = [bench.send("record", countdown=0.2) for _ in range(5)]
+        results = [bench.send("record", countdown=0.2) for _ in range(8)]
         for result in results:
-            result.get(timeout=10)
+            result.get(timeout=60)
         times = sorted(bench.ledger.of(result.id)[0]["at"] for result in results)
-        assert times[-1] - times[0] > 0.55
+        assert times[-1] - times[0] > 0.7
     finally:
-        assert control.rate_limit("record", 0, destination=[name], reply=True, timeout=3)
+        assert control.rate_limit("record", 0, destination=[name], reply=True, timeout=30)
 
 
 def test_late_ack(bench: Bench) -> None:
-    result = bench.send("late", 0.4, countdown=0.1)
+    result = bench.send("late", 1, countdown=0.1)
     bench.ledger.wait(lambda all: any(e["id"] == result.id for e in all), "it has begun")
     with bench.client() as client:
         assert sum(client.hlen(key) for key in client.keys("{celery}:unacked:*")) == 1
-        result.get(timeout=10)
+        result.get(timeout=60)
         wait_until(lambda: not client.keys("{celery}:unacked:*"), "it is acked")
 
 
@@ -283,7 +287,7 @@ def test_reject_in_a_task(bench: Bench) -> None:
 
 
 def test_a_task_sends_a_task(bench: Bench) -> None:
-    bench.send("send_from_task", "child-1", 0.2).get(timeout=10)
+    bench.send("send_from_task", "child-1", 0.2).get(timeout=60)
     bench.ledger.wait_for_all(["child-1"])
 
 
@@ -292,7 +296,7 @@ def test_a_task_sends_a_task(bench: Bench) -> None:
 
 def test_priorities_with_eta(tmp_path: Path) -> None:
     with bench_of("solo", tmp_path, config={"worker_prefetch_multiplier": 1}) as bench:
-        bench.send("sleep", 1)
+        bench.send("sleep", 2)
         bench.ledger.wait_for(1)
         for priority in (9, 3, 6, 0):
             bench.send("record", countdown=0.2, priority=priority)
@@ -317,8 +321,8 @@ def test_events(solo: Bench) -> None:
     thread = threading.Thread(target=listen)
     thread.start()
     try:
-        solo.app.control.enable_events(reply=True, timeout=3)
-        assert ready.wait(10)
+        solo.app.control.enable_events(reply=True, limit=1, timeout=30)
+        assert ready.wait(30)
         result = solo.send("record", countdown=0.2)
         wait_until(
             lambda: any(
@@ -369,7 +373,7 @@ def test_disabled_prefetch(tmp_path: Path, pool: str) -> None:
     config = {"worker_disable_prefetch": True}
     with bench_of(pool, tmp_path, config=config, concurrency=2) as bench:
         for _ in range(6):
-            bench.send("sleep", 0.5, countdown=0.1)
+            bench.send("sleep", 1, countdown=0.1)
         bench.ledger.wait_for(2)
         with bench.client() as client:
             held = sum(client.hlen(key) for key in client.keys("{celery}:unacked:*"))

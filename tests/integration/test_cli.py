@@ -25,6 +25,7 @@ from click.testing import CliRunner, Result
 from celery_ext import Delayed
 from celery_ext.backup import backup
 from celery_ext.cli import COMMANDS, delayed
+from celery_ext.cli.metrics import metrics_table
 from celery_ext.cli.times import SPAN, TIME
 from kombu_delayed import events as streams
 from kombu_delayed.doctor import Doctor
@@ -239,6 +240,49 @@ def test_forecast(cli: Cli) -> None:
     bars = [line for line in text.splitlines() if "█" in line]
     assert len(bars) == 3
     assert cli.json("forecast", "-Q", "mail")["total"] == 2
+
+
+def test_metrics(cli: Cli) -> None:
+    cli.send("now", -1)
+    cli.send("soon", 30)
+    found = cli.json("metrics")
+    assert list(found) == ["celery", "mail"]
+    assert found["celery"] == {
+        **found["celery"],
+        "delayed": 3,
+        "ready": 1,
+        "due_within_minute": 1,
+        "due_within_hour": 2,
+        "due_within_day": 3,
+        "is_estimate": False,
+    }
+    assert 0 < found["celery"]["next_due_seconds"] <= 30
+    lines = cli.text("metrics").splitlines()
+    assert lines[2].split()[:8] == ["celery", "3", "0", "0", "1", "0", "0", "0"]
+    assert lines[2].split()[-3:] == ["1", "2", "3"]
+    assert list(cli.json("metrics", "-Q", "mail")) == ["mail"]
+
+
+def test_metrics_of_what_is_late(cli: Cli) -> None:
+    cli.backlog.store.now = f"+{3 * HOUR * 1000}"
+    found = cli.backlog.metrics("mail")["mail"]
+    assert (found.due, found.due_within_day) == (1, 0)
+    assert metrics_table({"mail": found}).row_count == 1
+    assert 3_600 <= found.oldest_due_seconds < 3_700
+
+
+def test_metrics_by_shard(cli: Cli) -> None:
+    cli.client.hset("kombu-delayed-shards", "mail", 3)
+    store = cli.backlog.store
+    store.schedule("mail\x1f2", [entry("x", "+600000")])
+    store.deliver("mail\x1f2", "A", 1, 1, lease_ms=90_000)
+    store.deliver("mail", "A", 1, 1, lease_ms=90_000)
+    shards = cli.json("metrics", "--shards")["mail"]
+    assert [each["delayed"] for each in shards] == [2, 0, 1]
+    whole = cli.json("metrics")["mail"]
+    assert (whole["delayed"], whole["consumers"], whole["due_within_hour"]) == (3, 1, 1)
+    assert whole["next_due_seconds"] <= 600
+    assert "mail, shard 2" in cli.text("metrics", "--shards")
 
 
 @pytest.mark.parametrize("words", ["--hours 0", "--buckets 0", "--buckets 5000"])
@@ -839,7 +883,7 @@ def test_every_command(words: list[str], server: Server, tmp_path: Path) -> None
     with make_app(Settings(f"delayed+redis://127.0.0.1:{port}/0")) as app:
         cli = Cli(app, redis.Redis(), Delayed(app))
         help = cli.text(*words, "--help")
-        assert "--json" in help
+        assert "--json" in help or words == ["serve"]
         assert help.split("\n\n")[1].strip()
         id = {
             "backup": [file],
@@ -848,7 +892,11 @@ def test_every_command(words: list[str], server: Server, tmp_path: Path) -> None
             "cancel": ["x"],
             "run-now": ["x"],
             "replay": ["x"],
+            "respond": ["x"],
+            "fail": ["x", "why"],
             "purge": ["x"],
+            "create": ["x", "--scope", "read"],
+            "revoke": ["x"],
         }
         more = ["x", "--to", "1h"] if words == ["reschedule"] else id.get(words[-1], [])
         result = cli(*words, *more)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import types
 from collections.abc import Callable, Iterator
@@ -11,28 +12,39 @@ from typing import Any
 
 import pytest
 import redis
-from celery import Celery, _state
+from celery import Celery, _state, signals
 
+from celery_ext import respond, tracing
+from celery_ext.metrics import MetricsOptions
+from celery_ext.metrics.measuring import PrometheusMeter
+from celery_ext.policies import Attempt, Bury, Delay, GiveUp, Retry, Run
+from kombu_delayed import Options, meter
+from kombu_delayed.urls import address
+from tests.kit.clusters import Cluster
 from tests.kit.servers import Server
+from tests.kit.tasks_app import Settings
+from tests.kit.workers import Worker
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
-Run = Callable[[str, str], dict[str, Any]]
+RunPage = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def run(server: Server) -> Iterator[Run]:
+def run(server: Server) -> Iterator[RunPage]:
     """Run a page against the server, as a module; returns what its examples have bound."""
     with ExitStack() as stack:
         stack.callback(_state._set_current_app, _state._tls.current_app)
 
-        def run(name: str, module_name: str) -> dict[str, Any]:
+        def run(name: str, module_name: str, **places: str) -> dict[str, Any]:
             module = types.ModuleType(module_name)
             text = (ROOT / name).read_text(encoding="utf-8")
             for block in BLOCK.finditer(text):
                 line = text.count("\n", 0, block.start(1))
                 source = block[1].replace("localhost:6379", f"127.0.0.1:{server.port}")
+                for there, here in places.items():
+                    source = source.replace(there, here)
                 exec(compile("\n" * line + source, name, "exec"), vars(module))
             if isinstance(app := vars(module).get("app"), Celery):
                 stack.callback(app.close)
@@ -42,7 +54,7 @@ def run(server: Server) -> Iterator[Run]:
 
 
 @pytest.mark.filterwarnings("ignore:Call to deprecated setex")
-def test_control(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_control(run: RunPage, capsys: pytest.CaptureFixture[str]) -> None:
     found = run("docs/guides/control.md", "shop")
     delayed = found["app"].delayed
     assert [*delayed.find()] == []
@@ -55,17 +67,81 @@ def test_control(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     delayed.close()
 
 
-def test_quickstart(run: Run, client: redis.Redis) -> None:
+def test_policies(run: RunPage, capsys: pytest.CaptureFixture[str]) -> None:
+    found = run("docs/guides/policies.md", "shop")
+    app, info = found["app"], found["info"]
+    assert info.state == "delayed"
+    assert found["office"].next_open_ms(info.due_ms) == info.due_ms
+    moved = info.first_eta is not None and info.first_eta != info.eta
+    assert info.reason == (f"waits for {found['office']}" if moved else "")
+    attempt = Attempt("a", "charge", "calls", (), {}, {}, 1_000)
+    patient = found["Patient"]()
+    assert patient.next(attempt, ValueError(), 1) == Retry(6_000)
+    assert patient.next(attempt, PermissionError(), 1) == GiveUp("no permission")
+    assert "secret" not in repr(found["to_rabbit"])
+    for tenant, decision in (("ada", Delay), ("bob", Run), ("", Bury)):
+        headers = {"tenant": tenant}
+        message = types.SimpleNamespace(headers=headers, tenant=tenant, now_ms=1)
+        assert isinstance(found["NotOnHolidays"]().decide(message), decision)
+    app.delayed.close()
+
+
+def test_correlation(server: Server, tmp_path: Path) -> None:
+    text = (ROOT / "docs/guides/correlation.md").read_text(encoding="utf-8")
+    source = "".join(BLOCK.findall(text)).replace("localhost:6379", f"127.0.0.1:{server.port}")
+    (tmp_path / "payments.py").write_text(source, encoding="utf-8")
+    path = os.pathsep.join([str(ROOT), str(tmp_path)])
+    worker = Worker(Settings(), tmp_path, module="payments", env={"PYTHONPATH": path})
+    with worker, Celery("till", broker=f"delayed+{server.url}", set_as_current=False) as app:
+        worker.wait_for_log("order 17 is paid: {'amount': 30}", 30)
+        respond(app, "payment-19", {"amount": 40})
+        worker.wait_for_log("order 19 is paid: {'amount': 40}", 30)
+
+
+def test_quickstart(run: RunPage, client: redis.Redis) -> None:
     found = run("docs/quickstart.md", "tasks")
     found["remind"].apply_async(("Ada",), countdown=30)
     assert client.hlen("{celery}:messages") == 1
     assert client.zcard("{celery}:partitions") == 1
 
 
-def test_readme(run: Run, server: Server) -> None:
+def test_readme(run: RunPage, server: Server) -> None:
     url = run("README.md", "readme")["broker_url"]
     assert url == f"delayed+redis://127.0.0.1:{server.port}/0"
     with Celery("readme", broker=url, set_as_current=False) as app:
         app.send_task("later", countdown=30)
         with server.client() as client:
             assert client.hlen("{celery}:messages") == 1
+
+
+def test_metrics(run: RunPage) -> None:
+    before = meter.current
+    found = run("docs/guides/metrics.md", "shop")
+    assert MetricsOptions.of(found["app"]) == MetricsOptions(host="0.0.0.0", port=9540)
+    assert isinstance(meter.current, PrometheusMeter)
+    found["trace"]()
+    try:
+        assert signals.task_prerun.receivers
+    finally:
+        found["CeleryInstrumentor"]().uninstrument()
+        tracing.uninstrument()
+        meter.current = before
+
+
+def test_sentinel(run: RunPage) -> None:
+    app = run("docs/guides/sentinel.md", "shop")["app"]
+    with app.connection_for_write() as connection:
+        found = address(connection)
+        assert [host for host, _ in found.sentinels] == ["sentinel1", "sentinel2", "sentinel3"]
+        assert (found.username, found.password, found.virtual_host) == ("shop", "secret", "0")
+        assert Options.parse(connection.transport_options).replicas_to_wait == 1
+
+
+def test_cluster(run: RunPage, cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    rest = cluster.url.partition("://")[2]
+    places = {"shop:secret@redis1:7000;redis2:7000;redis3:7000": rest}
+    app = run("docs/guides/cluster.md", "shop", **places)["app"]
+    with app.connection_for_write() as connection:
+        assert Options.parse(connection.transport_options).replicas_to_wait == 1
+    nodes = {line.rpartition(" ")[2] for line in capsys.readouterr().out.splitlines()}
+    assert nodes == {f"127.0.0.1:{master.port}" for master in cluster.masters()}

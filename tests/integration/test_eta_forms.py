@@ -56,13 +56,13 @@ def test_countdown_of_a_whole_group(bench: Bench) -> None:
 def test_countdown_of_a_whole_chord(bench: Bench) -> None:
     header = [bench.signature("add", n, n) for n in range(3)]
     result = chord(header, bench.signature("total"), app=bench.app).apply_async(countdown=0.2)
-    assert result.get(timeout=10) == 6
+    assert result.get(timeout=60) == 6
 
 
 def test_link_with_countdown(bench: Bench) -> None:
     callback = bench.signature("record").set(countdown=0.3)
     done = bench.send("add", 1, 2, link=callback)
-    assert done.get(timeout=10) == 3
+    assert done.get(timeout=60) == 3
     bench.ledger.wait(
         lambda all: any(run.get("args") == [3] for run in all), "the callback has run"
     )
@@ -73,7 +73,7 @@ def test_link_with_countdown(bench: Bench) -> None:
 def test_retry_with_an_eta(bench: Bench) -> None:
     at = datetime.now(timezone.utc) + timedelta(seconds=0.6)
     result = bench.send("retry_at", at.isoformat())
-    result.get(timeout=10)
+    result.get(timeout=60)
     first, second = bench.ledger.of(result.id)
     assert first["eta"] is None
     assert 0 <= second["at"] - at.timestamp() < LATE_SECONDS

@@ -667,13 +667,13 @@ def test_a_killed_stock_workers_tasks_run_on_time_and_once(
     report = migrate.to_delayed(channel, older_than_seconds=0)
     assert report.moves == {Move("celery", "stock unacked", "delayed"): 20}
     with Worker(new, tmp_path, name="new"):
-        assert time.time() < start, "the machine is too slow for this test"
+        ready_at = time.time()
         ledger.wait_for_all(list(etas))
     entries = ledger.entries()
     assert set(ledger.runs().values()) == {1}
     assert {entry["worker"] for entry in entries} == {"new@test"}
-    late = [entry["at"] - etas[entry["id"]] for entry in entries]
-    assert min(late) >= 0
+    assert all(entry["at"] >= etas[entry["id"]] for entry in entries)
+    late = [entry["at"] - max(etas[entry["id"]], ready_at) for entry in entries]
     assert sorted(late)[10] < LATE_SECONDS
     assert client.hlen("unacked") == client.hlen("{celery}:messages") == 0
 

@@ -17,6 +17,7 @@ from kombu import Connection, Exchange, Queue
 from kombu_delayed import DeadLetters
 from tests.kit.inbox import Inbox
 from tests.kit.ledger import Ledger
+from tests.kit.producers import Producers
 from tests.kit.proxy import Proxy
 from tests.kit.servers import Server, available_kinds, start_server
 from tests.kit.tasks_app import Settings, make_app
@@ -65,46 +66,8 @@ def unacked(client: redis.Redis, queue: str = "celery") -> int:
     return sum(client.hlen(key) for key in client.keys(f"{{{queue}}}:unacked:*"))
 
 
-class Producers:
-    """Threads that send tasks without a pause and remember what was accepted."""
-
-    def __init__(self, app: Celery, count: int = 2) -> None:
-        self.sent: list[str] = []
-        self.refused = 0
-        self._app = app
-        self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._run) for _ in range(count)]
-
-    def _run(self) -> None:
-        n = 0
-        while not self._stop.wait(0.01):
-            n += 1
-            try:
-                result = self._app.send_task(
-                    "record", countdown=0.3 if n % 2 else None, retry=False
-                )
-            except Exception:
-                self.refused += 1
-            else:
-                self.sent.append(result.id)
-
-    def __enter__(self) -> Producers:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join(60)
-
-    def send_more(self, count: int = 20, timeout_seconds: float = 20) -> None:
-        """Wait until so many more were accepted."""
-        wanted = len(self.sent) + count
-        wait_until(lambda: len(self.sent) >= wanted, f"{count} more are sent", timeout_seconds)
+def sender(app: Celery) -> Callable[[int], str]:
+    return lambda n: app.send_task("record", countdown=0.3 if n % 2 else None, retry=False).id
 
 
 def twice(ledger: Ledger) -> dict[str, int]:
@@ -123,11 +86,11 @@ def carries_on(
     """Producers and a worker run, the disturbance comes and goes, and nothing is lost."""
     setup = settings(port, ledger, delayed_lease_seconds=5, **options)
     worker = Worker(setup, directory, pool=pool, concurrency=2)
-    with worker, make_app(setup) as app, Producers(app) as producers:
-        producers.send_more()
+    with worker, make_app(setup) as app, Producers(sender(app)) as producers:
+        producers.send_more(timeout_seconds=20)
         ledger.wait_for(10)
         disturb()
-        producers.send_more()
+        producers.send_more(timeout_seconds=20)
         producers.stop()
         ledger.wait_for_all(producers.sent)
         assert worker.running
@@ -360,7 +323,7 @@ def test_a_cancel_during_an_outage_gives_back_what_was_claimed(
         observer.Producer().publish("o", routing_key="other")
         assert beside.receive(1) == ["o"]
         store = observer.default_channel.store
-        wait_until(lambda: beside.drain(0.05) and store.size("mail").ready == 4, "four are back", 3)
+        wait_until(lambda: beside.drain(0.05) and store.size("mail").ready == 4, "four are back")
 
 
 @pytest.mark.parametrize("retry_on_timeout", [False, True])
@@ -421,7 +384,7 @@ def test_it_gives_up_after_its_patience(own_server: Server, proxy: Proxy) -> Non
     began = time.monotonic()
     with pytest.raises(connection.connection_errors):
         inbox.drain(10)
-    assert 0.4 < time.monotonic() - began < 3
+    assert 0.4 < time.monotonic() - began < 8
     proxy.heal()
     connection.release()
 
@@ -517,7 +480,7 @@ def test_a_task_is_acked_before_the_next_one_starts_in_its_thread(
         app.send_task("late", (seconds,))
     with own_server.client() as client, Worker(setup, tmp_path, pool="solo") as worker:
         ledger.wait_for(5)
-        wait_until(lambda: unacked(client) == 1, "two are acked while the third one runs", 5)
+        wait_until(lambda: unacked(client) == 1, "two are acked while the third one runs")
         worker.kill()
 
 

@@ -117,6 +117,19 @@ def test_delayed_messages_come_when_they_are_due(connect: Connect) -> None:
     assert sorted(Inbox(connect(), MAIL).receive(20)) == list(range(20))
 
 
+def test_priorities_hold_in_a_shard_and_nearly_over_all(connect: Connect) -> None:
+    source = connect(delayed_shards=4)
+    low, high = [f"low {n}" for n in range(40)], [f"high {n}" for n in range(40)]
+    send(source, *low, priority=9)
+    send(source, *high, priority=0)
+    found = Inbox(connect(), MAIL, prefetch_count=1).receive(80)
+    home = source.default_channel.store.shards.home
+    for shard in NAMES[:4]:
+        there = [body for body in found if home("mail", body) == shard]
+        assert there == sorted(there, key=lambda body: body.startswith("low"))
+    assert sum(body in high for body in found[:40]) > 30
+
+
 def test_what_was_spread_over_more_is_drained(connect: Connect) -> None:
     send(connect(delayed_shards={"mail": 12}), *range(40))
     fewer = connect(delayed_shards={"mail": 2})
@@ -153,6 +166,21 @@ def test_size_purge_and_delete(connect: Connect, client: redis.Redis) -> None:
     channel.queue_delete("mail")
     assert client.keys("*mail*") == []
     assert client.hgetall("kombu-delayed-shards") == {}
+
+
+def test_what_is_dropped_is_in_all_shards(connect: Connect) -> None:
+    """Also when another process has made some in this very moment; and it is not overlooked."""
+    many, channel = connect(delayed_shards=4), connect().default_channel
+    MAIL(channel).declare()
+    send(many, *range(30))
+    assert channel.queue_purge("mail") == 30
+    other = connect().default_channel
+    MAIL(other).declare()
+    channel.queue_delete("mail")
+    MAIL(other).declare()
+    send(connect(delayed_shards=4), *range(3), headers={"x-delay": 3_600_000})
+    other.queue_delete("mail", if_empty=True)
+    assert sum(sizes(many)) == 3
 
 
 def test_get_looks_into_all(connect: Connect) -> None:

@@ -41,7 +41,7 @@ def users(client: redis.Redis) -> set[str]:
 
 
 def wait_for_users(client: redis.Redis, *names: str) -> None:
-    wait_until(lambda: users(client) == set(names), f"all connections are of {names}", 3)
+    wait_until(lambda: users(client) == set(names), f"all connections are of {names}")
 
 
 class StreamedCredentials(StreamingCredentialProvider):

@@ -41,7 +41,7 @@ class Bench:
             found = self.app.control.ping(timeout=1, limit=workers)
             return len(found or ()) == workers
 
-        wait_until(answers, f"{workers} workers answer", 20)
+        wait_until(answers, f"{workers} workers answer", 60)
 
     def run_celery(self, *command: str) -> str:
         """Run a command of the Celery command line to its end; returns what it printed."""

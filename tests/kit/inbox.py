@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import time
 from typing import Any
@@ -42,19 +43,26 @@ class Inbox:
     def bodies(self) -> list[Any]:
         return [message.decode() for message in self.messages]
 
-    def receive(self, count: int, timeout_seconds: float = 5) -> list[Any]:
+    def receive(self, count: int, timeout_seconds: float = 30) -> list[Any]:
         """Drain until so many messages have come in all; returns their bodies."""
         deadline = time.monotonic() + timeout_seconds
         while len(self.messages) < count:
             left = deadline - time.monotonic()
             if left <= 0:
+                consumer = getattr(self.consumer.channel, "consumer", None)  # stock has none
                 raise AssertionError(
                     f"{len(self.messages)} of {count} messages in {timeout_seconds:g} s: "
-                    f"{self.bodies}"
+                    f"{self.bodies}; {vars(consumer) if consumer is not None else ''}"
                 )
             with contextlib.suppress(socket.timeout):
                 self.connection.drain_events(timeout=left)
         return self.bodies
+
+    def stop_polling(self) -> None:
+        """What comes from now on comes because a wake token told of it."""
+        for source in self.consumer.channel.consumer.sources.values():
+            source.poll_at = math.inf
+            source._plan_poll = lambda *_: None
 
     def drain(self, seconds: float = 0.2) -> list[Any]:
         """Drain for so long, whatever comes; returns the bodies of all messages."""

@@ -48,18 +48,18 @@ class Ledger:
         self,
         condition: Callable[[list[Entry]], Any],
         description: str,
-        timeout_seconds: float = 20,
+        timeout_seconds: float = 60,
     ) -> list[Entry]:
         wait_until(lambda: condition(self.entries()), description, timeout_seconds, 0.02)
         return self.entries()
 
-    def wait_for(self, count: int, timeout_seconds: float = 20) -> list[Entry]:
+    def wait_for(self, count: int, timeout_seconds: float = 60) -> list[Entry]:
         """Wait until at least `count` runs are written down."""
         return self.wait(
             lambda entries: len(entries) >= count, f"{count} runs in the ledger", timeout_seconds
         )
 
-    def wait_for_all(self, ids: list[str], timeout_seconds: float = 20) -> list[Entry]:
+    def wait_for_all(self, ids: list[str], timeout_seconds: float = 60) -> list[Entry]:
         """Wait until each of these tasks has run at least once."""
         wanted = set(ids)
         return self.wait(

@@ -7,6 +7,7 @@ from typing import Any
 
 from kombu_delayed.scripts import script
 from kombu_delayed.store import Store
+from kombu_delayed.wire import numbers
 
 
 def kept(text: str, due_ms: int, step: int = 0) -> str:
@@ -18,7 +19,7 @@ def restore(store: Store, records: Iterable[tuple[str, str]], queue: str = "q") 
     """Put (member, record) back; returns how many were restored and how many were there."""
     entries = [(member.encode(), record.encode()) for member, record in records]
     move, given = store.restore_call(queue, entries)
-    restored, already = move(store.run, **given)
+    restored, already = numbers(move(store.run, **given))
     return restored, already
 
 
@@ -31,5 +32,6 @@ def restore_dead(
     given: dict[str, Any] = {name: getattr(keys, name) for name in names}
     entries = [part for letter in letters for part in letter]
     given["dead_age_ms"] = int(store.limits.dead_seconds * 1000)
-    restored, already = script("restore_dead")(store.run, **given, entries=entries)
+    answer = script("restore_dead")(store.run, **given, entries=entries)
+    restored, already = numbers(answer)
     return restored, already

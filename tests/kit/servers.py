@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import pytest
 import redis
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import AuthenticationError, RedisError
 from redis.retry import Retry
 
 from kombu_delayed import embedded
@@ -138,6 +138,8 @@ class Server:
         try:
             with self.client(socket_timeout=1) as client:
                 return bool(client.ping())
+        except AuthenticationError:
+            return True  # it asks for a password
         except RedisError:
             return False
 

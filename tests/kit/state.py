@@ -31,9 +31,9 @@ __all__ = [
 
 
 def all_keys(client: redis.Redis) -> list[str]:
-    """Return every key of the database but those of lifecycle events, sorted."""
+    """Return every key of the database but those of lifecycle events and of moves, sorted."""
     keys = (key.decode() for key in client.keys("*"))
-    return sorted(key for key in keys if not key.endswith("}:events"))
+    return sorted(key for key in keys if not key.endswith(("}:events", "}:moved")))
 
 
 def state(client: redis.Redis) -> dict[str, Value]:

@@ -12,7 +12,7 @@ T = TypeVar("T")
 def wait_until(
     predicate: Callable[[], T],
     description: str,
-    timeout_seconds: float = 10,
+    timeout_seconds: float = 30,
     interval_seconds: float = 0.01,
 ) -> T:
     """Return the first truthy value of `predicate`, or fail naming what was waited for."""

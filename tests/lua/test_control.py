@@ -46,6 +46,22 @@ def test_cancel(backlog: Backlog, client: redis.Redis) -> None:
     assert set(state(client)) == {"{q}:wake"}
 
 
+@pytest.mark.parametrize(("members", "how"), [(False, "all"), (True, "one")])
+def test_cancel_sends_what_its_call_packs(
+    members: bool, how: str, backlog: Backlog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[tuple[Any, ...]] = []
+
+    def run(*command: Any) -> bytes:
+        sent.append(command)
+        return b"0 0"
+
+    monkeypatch.setattr(backlog.store, "run", run)
+    backlog.cancel(["a", "b"], members=members)
+    move, given = backlog.store.cancel_call("q", ["a", "b"], how)
+    assert sent == [("EVALSHA", move.sha, *move.pack(given))]
+
+
 def test_cancel_leaves_what_is_ready(backlog: Backlog, client: redis.Redis) -> None:
     schedule(backlog, entry("a", 500))
     assert backlog.cancel(["a"]) == [0]

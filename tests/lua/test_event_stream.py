@@ -15,6 +15,7 @@ from kombu_delayed.errors import DelayedError
 from kombu_delayed.events import Event, newest, read
 from kombu_delayed.message import to_json
 from kombu_delayed.store import Entry, Limits, Store
+from kombu_delayed.waits import Wait
 from tests.kit.state import all_keys
 from tests.kit.wait import wait_until
 
@@ -115,6 +116,8 @@ def test_ends(store: Store) -> None:
         ("cancelled", "c", 6000, 0),
         ("cancelled", "c", 5000, 0),
     ]
+    reasons = [event.reason for event in read(store, "q") if event.event == "buried"]
+    assert reasons == ["rejected", "delivered 1 times without success"]
 
 
 def test_what_a_stock_producer_sent_too_early_is_scheduled_by_whom_it_meets(store: Store) -> None:
@@ -216,6 +219,46 @@ def test_ids_of_all_kinds_of_messages(text: str, id: str, store: Store) -> None:
     assert len(read(store, "q")) == 2
 
 
+def test_the_format(store: Store, client: redis.Redis) -> None:
+    store.schedule("q", [task("a", 2000)])
+    ((_, fields),) = client.xrange("{q}:events")  # type: ignore[misc]
+    assert list(fields.items()) == [
+        (b"v", b"2"),
+        (b"event", b'["scheduled","a","mail.send","",2000,"",0]'),
+    ]
+
+
+@pytest.mark.parametrize("name", ['say "hi"', "back\\slash", "a\nb", "caf\u00e9", "a/b", "%d"])
+def test_names_of_all_kinds(name: str, store: Store) -> None:
+    store.publish("q", [task(name), task("b", **{"task": name})])
+    store.deliver("q", f"{name}:7:abcd", 10, 1, lease_ms=30_000)
+    first, second = read(store, "q")
+    assert (first.id, first.task, first.worker) == (name, "mail.send", name)
+    assert (second.id, second.task, second.worker) == ("b", name, name)
+
+
+@pytest.mark.parametrize("reason", ['say "no"', "back\\slash", "a\nb", "caf\u00e9", "[1]", ""])
+def test_reasons_of_all_kinds(reason: str, store: Store) -> None:
+    store.publish("q", [task("a"), task("b"), task("c")])
+    deliver(store)
+    store.bury("q", CONSUMER, [(1, "a", reason, b"")])
+    store.drop("q", CONSUMER, 2, reason)
+    store.park("q", CONSUMER, [(3, "c", 9000)], Wait(2000, reason))
+    found = newest(store, "q", 3)
+    assert [(event.event, event.reason) for event in found] == [
+        ("buried", reason),
+        ("dropped", reason),
+        ("scheduled", reason),
+    ]
+
+
+@pytest.mark.parametrize(("digits", "due_ms"), [("0", 0), ("007", 7), ("9" * 400, 2**53)])
+def test_due_times_of_all_kinds(digits: str, due_ms: int, store: Store) -> None:
+    store.publish("q", [Entry("a", 0, f'{{"due_ms":{digits},"headers":{{"id":"a"}}}}')])
+    deliver(store)
+    assert told(store) == [("delivered", "a", due_ms, 0)]
+
+
 def test_nothing_is_told_unless_asked(client: redis.Redis) -> None:
     store = Store(client, now="1000")
     store.schedule("q", [task("a", 2000)])
@@ -300,5 +343,5 @@ def test_burials_are_told_to_who_listens(store: Store) -> None:
 
 
 def test_an_event_of_a_later_version_is_refused() -> None:
-    with pytest.raises(DelayedError, match=r"7-0 of queue 'q' has version '2', and 1 is what"):
-        Event.of("q", [b"7-0", [b"v", b"2", b"what", b"else"]])
+    with pytest.raises(DelayedError, match=r"7-0 of queue 'q' has version '3', and 2 is what"):
+        Event.of("q", [b"7-0", [b"v", b"3", b"what", b"else"]])

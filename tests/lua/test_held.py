@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from kombu_delayed.scripts import script
 from kombu_delayed.store import CALL_LIMIT, Limits, Store
 from tests.kit.servers import Server, start_server
 from tests.kit.state import SEPARATOR, entry, message, returned, seed, state
-from tests.kit.wait import wait_until
 
 A, B, C, D = (message(body) for body in "abcd")
 MID = "q" + SEPARATOR + "3"
@@ -38,12 +37,15 @@ def call(store: Store, name: str, consumer: str, limit: int = 250) -> Any:
         "consumers": keys.consumers,
         "unacked": keys.unacked(consumer),
         "held": keys.held(consumer),
+        "gate": keys.gate,
         **store.event_keys(keys),
         "ready": keys.ready,
         "consumer": consumer,
         "steps": keys.steps,
         "limit": limit,
     }
+    if name == "leave":
+        given["granted_by"] = keys.granted_by
     if name == "reclaim":
         given |= {
             "dead": keys.dead,
@@ -365,78 +367,86 @@ def test_the_dead_are_named_in_portions(store: Store, client: redis.Redis) -> No
     assert len(store.renew("q", "A", 30_000) or ()) == 100
 
 
-# A server that has just started.
-
-LONG_AGO = {"{q}:consumers": {"A": 1, "B": 1}}
+# renew on a server that did not grant the leases: a restarted one, or a replica that took over
 
 
-@pytest.fixture
-def fresh(server: Server, tmp_path: Path) -> Iterator[Server]:
-    """A server of the same kind that starts with the test."""
-    with start_server(server.kind, tmp_path / "fresh") as started:
-        yield started
+LONG_AGO = {"{q}:consumers": {"A": 1, "B": 1, "C": 0, "D": 4_102_444_800_000}}
+LEFT_MS = pytest.approx(30_000, abs=5_000)
 
 
-@pytest.fixture
-def fresh_client(fresh: Server) -> Iterator[redis.Redis]:
-    with fresh.client() as client:
-        yield client
+def run_id(client: redis.Redis) -> str:
+    return client.info("server")["run_id"]  # type: ignore[index, no-any-return]
 
 
-def wait_until_up(client: redis.Redis, seconds: int) -> None:
-    wait_until(
-        lambda: client.info("server")["uptime_in_seconds"] >= seconds, f"it is up for {seconds} s"
-    )
+def leases(store: Store) -> dict[str, int]:
+    return {name: left_ms for name, left_ms, _ in store.consumers("q")}
 
 
-def test_server_that_has_just_started_calls_nobody_dead(fresh_client: redis.Redis) -> None:
-    store = Store(fresh_client)
-    seed(fresh_client, LONG_AGO)
-    assert store.renew("q", "A", 30_000) == []
-    (others, own) = sorted(state(fresh_client)["{q}:consumers"].values())
-    seconds, _ = fresh_client.time()
-    assert others == 1
-    assert 25_000 < own - seconds * 1000 < 32_000
-    assert store.renew("q", "C", 30_000) is None
+def test_all_leases_begin_anew_once(client: redis.Redis) -> None:
+    """None is made shorter, and who is being reclaimed stays dead."""
+    store = Store(client)
+    seed(client, {**LONG_AGO, "{q}:granted-by": "another"})
+    assert store.renew("q", "A", 30_000) == ["C"]
+    left_ms = leases(store)
+    assert left_ms.pop("D") > 10**9
+    assert left_ms == {"A": LEFT_MS, "B": LEFT_MS, "C": -1}
+    assert state(client)["{q}:granted-by"] == run_id(client)
+    client.zadd("{q}:consumers", {"B": 1})
+    assert store.renew("q", "A", 30_000) == ["C", "B"]
 
 
-def test_grace_ends(fresh_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Store(fresh_client)
-    seed(fresh_client, LONG_AGO)
-    wait_until_up(fresh_client, 1)
-    assert store.renew("q", "A", 15_000) == []
-    assert store.renew("q", "A", 1_000) == ["B"]
-    monkeypatch.setattr("kombu_delayed.store.LONGEST_GRACE_MS", 1_000)
-    assert store.renew("q", "A", 86_400_000) == ["B"]
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_server_that_granted_them_names_the_dead(client: redis.Redis, is_known: bool) -> None:
+    seed(client, {**LONG_AGO, "{q}:granted-by": run_id(client) if is_known else ""})
+    assert Store(client).renew("q", "A", 30_000) == ["C", "B"]
+    assert state(client)["{q}:granted-by"] == run_id(client)
 
 
-def test_grace_comes_with_every_start(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("kombu_delayed.store.LONGEST_GRACE_MS", 2_000)
+def test_a_lost_lease_is_not_granted_anew(client: redis.Redis) -> None:
+    seed(client, {**LONG_AGO, "{q}:granted-by": "another"})
+    assert Store(client).renew("q", "E", 30_000) is None
+    assert Store(client).renew("q", "C", 30_000) is None
+    assert state(client) == {**LONG_AGO, "{q}:granted-by": "another"}
+
+
+def test_a_restart(server: Server, tmp_path: Path) -> None:
     with start_server(server.kind, tmp_path / "fresh", append_only=True) as fresh:
         with fresh.client() as client:
-            seed(client, LONG_AGO)
-            wait_until_up(client, 2)
+            seed(client, {"{q}:consumers": {"A": 1, "B": 1}})
             assert Store(client).renew("q", "A", 30_000) == ["B"]
         fresh.restart()
         with fresh.client() as client:
-            assert state(client)["{q}:consumers"]["B"] == 1
             assert Store(client).renew("q", "A", 30_000) == []
+            assert leases(Store(client)) == {"A": LEFT_MS, "B": LEFT_MS}
 
 
-@pytest.mark.parametrize("now", ["+0", "+60000", "4102444800000"])
-def test_grace_is_by_the_server_s_clock_only(now: str, fresh_client: redis.Redis) -> None:
-    seed(fresh_client, LONG_AGO)
-    assert Store(fresh_client, now=now).renew("q", "A", 30_000) == ["B"]
+@pytest.mark.parametrize("now", ["+0", "+60000", "4102444700000"])
+def test_only_by_the_server_s_clock(now: str, client: redis.Redis) -> None:
+    seed(client, {**LONG_AGO, "{q}:granted-by": "another"})
+    assert Store(client, now=now).renew("q", "A", 30_000) == ["C", "B"]
+    assert state(client)["{q}:granted-by"] == "another"
 
 
-def test_user_who_may_not_ask_for_the_start(fresh: Server, fresh_client: redis.Redis) -> None:
+def test_a_user_who_may_not_ask_which_server_it_is(server: Server, client: redis.Redis) -> None:
     rules = ("reset", "on", ">pw", "~*", "+@all", "-info")
-    fresh_client.execute_command("ACL", "SETUSER", "limited", *rules)
-    seed(fresh_client, LONG_AGO)
-    with fresh.client(username="limited", password="pw") as client:
-        assert Store(client).renew("q", "A", 30_000) == ["B"]
+    client.execute_command("ACL", "SETUSER", "limited", *rules)
+    seed(client, {**LONG_AGO, "{q}:granted-by": "another"})
+    try:
+        with server.client(username="limited", password="pw") as limited:
+            assert Store(limited).renew("q", "A", 30_000) == ["C", "B"]
+    finally:
+        client.acl_deluser("limited")
+
+
+def test_the_last_one_to_leave_forgets_the_server(client: redis.Redis) -> None:
+    store = Store(client)
+    for consumer in ("A", "B"):
+        store.deliver("q", consumer, 1, 1, lease_ms=30_000)
+        store.renew("q", consumer, 30_000)
+    store.leave("q", "A")
+    assert state(client)["{q}:granted-by"] == run_id(client)
+    store.leave("q", "B")
+    assert state(client) == {}
 
 
 # sort_held: much at once

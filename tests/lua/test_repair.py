@@ -272,16 +272,16 @@ def test_messages_of_no_consumer(store: Store, client: redis.Redis) -> None:
     assert state(client) == {"q": [returned(message("a"), 1)], "{q}:wake": {"now": 0}}
 
 
-def test_a_server_that_has_just_started(
-    store: Store, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_did_not_grant_the_leases(store: Store, client: redis.Redis) -> None:
     store.now = ""
     store.publish("q", [entry("a")])
     deliver(store)
     client.zadd("{q}:consumers", {"A": 1})
-    monkeypatch.setattr(doctor_module, "LONGEST_GRACE_MS", 10**12)
+    client.set("{q}:granted-by", "another")
     assert examine(store) == {}
-    monkeypatch.setattr(doctor_module, "LONGEST_GRACE_MS", 0)
+    client.set("{q}:granted-by", client.info("server")["run_id"])  # type: ignore[index]
+    assert set(examine(store)) == {"lease"}
+    client.delete("{q}:granted-by")
     assert set(examine(store)) == {"lease"}
 
 

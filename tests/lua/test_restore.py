@@ -159,7 +159,7 @@ def test_restored_messages_fill_partitions(count: int, store: Store, client: red
     assert state(client)["{q}:wake"] == {"due": 2000}
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     there=st.dictionaries(st.sampled_from("abcde"), st.integers(2000, 2020)),
     moments=st.lists(st.tuples(st.sampled_from("abcdefghijkl"), st.integers(1, 5000)), max_size=40),

@@ -317,9 +317,9 @@ def test_split(order: str, size: int, client: redis.Redis) -> None:
 
 def test_split_when_the_size_is_reached(client: redis.Redis) -> None:
     store = Store(client, partition_size=4, now="1000")
-    store.schedule("q", [entry("a", 2001), entry("b", 2002), entry("c", 2003)])
-    assert due_times(client) == [[2001, 2002, 2003]]
-    store.schedule("q", [entry("d", 2004)])
+    store.schedule("q", [entry("a", 2001), entry("b", 2002), entry("d", 2004)])
+    assert due_times(client) == [[2001, 2002, 2004]]
+    store.schedule("q", [entry("c", 2003)])
     assert state(client) == {
         "{q}:partitions": {"2001": 2001, "2003": 2003},
         "{q}:delayed:2001": {"a": 2001, "b": 2002},
@@ -327,6 +327,16 @@ def test_split_when_the_size_is_reached(client: redis.Redis) -> None:
         "{q}:messages": {id: "0" + message(id) for id in "abcd"},
         "{q}:wake": {"due": 2001},
     }
+
+
+@pytest.mark.parametrize("batch", [1, 7, 100])
+def test_what_comes_in_order_fills_partitions(batch: int, client: redis.Redis) -> None:
+    store = Store(client, partition_size=20, now="1000")
+    dues = list(range(2000, 2100))
+    for n in range(0, len(dues), batch):
+        store.schedule("q", [entry(str(due), due) for due in dues[n : n + batch]])
+    assert [len(own) for own in due_times(client)] == [18, 18, 18, 18, 18, 10]
+    check_dues(client, dues)
 
 
 def test_message_before_the_first_partition_joins_it(client: redis.Redis) -> None:
@@ -386,9 +396,9 @@ def test_big_run_moves_in_pieces(client: redis.Redis) -> None:
     Store(client, partition_size=100_000, now="1000").schedule(
         "q", [entry(str(n), 2000 + n) for n in range(5000)]
     )
-    Store(client, partition_size=100, now="1000").schedule("q", [entry("x", 9000)])
+    Store(client, partition_size=100, now="1000").schedule("q", [entry("x", 3000)])
     assert list(map(len, due_times(client))) == [2500, 2501]
-    check_dues(client, [*range(2000, 7000), 9000])
+    check_dues(client, [*range(2000, 7000), 3000])
 
 
 def test_name_of_a_living_partition_is_not_taken(client: redis.Redis) -> None:

@@ -16,6 +16,7 @@ from pyspark import TaskContext
 from pyspark.sql import functions as F
 
 from kombu_delayed.spark import schedule, session
+from tests.kit.jvm import SHORT_LIVED
 
 WAIT_SECONDS = 120
 
@@ -23,6 +24,7 @@ CONF = {
     "spark.cores.max": "2",
     "spark.executor.cores": "1",
     "spark.executor.memory": "512m",
+    "spark.executor.extraJavaOptions": SHORT_LIVED,
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.log.level": "OFF",

@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 
 from kombu_delayed.spark.archive import ArchiveError, compact, log_events, read_archive, watch
 from tests.kit.servers import Server
+from tests.kit.told import told
 from tests.kit.wait import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -33,10 +34,9 @@ def tell(client: redis.Redis) -> Callable[[int], None]:
         with client.pipeline() as pipeline:
             for _ in range(number):
                 count += 1
-                fields = {"v": 1, "event": "acked", "id": f"m{count}", "task": "t", "tenant": ""}
-                fields |= {"due_ms": count, "consumer": "w:1:a", "deliveries": 0}
+                fields = told(f"m{count}", due_ms=count, consumer="w:1:a")
                 queue, id = ("q", "r")[count % 2], f"{count * 60_000}-0"
-                pipeline.xadd(f"{{{queue}}}:events", fields, id=id)  # type: ignore[arg-type]
+                pipeline.xadd(f"{{{queue}}}:events", fields, id=id)
             pipeline.execute()
 
     return write
@@ -69,6 +69,8 @@ def test_what_is_new_is_added(log: Log, tell: Any, tmp_path: Path, spark: SparkS
     assert log() == 0
     assert numbers(path) == list(range(1, 61))
     assert sorted(each.name for each in path.glob("[!_]*")) == [f"batch={n:08d}" for n in range(4)]
+    files = [each.relative_to(path).parts for each in path.glob("batch=*/**/*.parquet")]
+    assert {(day[:5], queue[:6]) for _, day, queue, _ in files} == {("date=", "queue=")}
     frame = read_archive(spark, str(path))
     assert frame.count() == 60
     row = frame.where("id = 'm7'").first()
@@ -104,7 +106,7 @@ def test_a_job_that_is_killed_while_it_writes(
     command = [sys.executable, "-m", "kombu_delayed.spark", "--master", "local[2]"]
     command += ["--conf", "spark.driver.bindAddress=127.0.0.1", "--conf", "spark.ui.enabled=false"]
     command += ["archive", "--broker", f"delayed+{server.url}", "--path", str(path)]
-    command += ["--max-rows-per-trigger", "200", "--rows-per-task", "50"]
+    command += ["--max-rows-per-trigger", "200", "--rows-per-task", "100"]
     output = tmp_path / "output"
     with output.open("wb") as log_file:
         job = subprocess.Popen(

@@ -33,6 +33,7 @@ from kombu_delayed.spark.backup_rows import VERSION, BackupRows
 from kombu_delayed.spark.job_ledger import Job, LedgerStore
 from kombu_delayed.spark.options import WriteOptions
 from kombu_delayed.store import Entry, Store
+from kombu_delayed.wire import numbers
 from tests.kit.backlog import check_backlog
 from tests.kit.restoring import kept
 from tests.kit.servers import Server
@@ -257,8 +258,7 @@ def test_the_ledger(store: Store, client: redis.Redis) -> None:
         texts = {"a": kept(message("a"), 2000), "b": kept(message("b"), 3000)}
         pairs = [(id.encode(), text.encode()) for id, text in texts.items()]
         move, given = ledger.restore_call("q", pairs)
-        found: list[int] = move(store.run, **given)
-        return found
+        return numbers(move(store.run, **given))
 
     assert run("one") == [1, 1]
     Backlog(store, "q").cancel(["a", "b"])

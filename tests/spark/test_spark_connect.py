@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from kombu.exceptions import OperationalError
@@ -92,7 +93,7 @@ def test_a_task_waits_for_the_broker(
         server.kill()
         with pytest.raises(OperationalError), connected(options) as delayed:
             delayed.store.run("PING")
-        monkeypatch.setattr(TaskContext, "get", lambda: "a task")
+        monkeypatch.setattr(TaskContext, "get", lambda: SimpleNamespace(attemptNumber=lambda: 0))
         later = threading.Timer(1.5, server.start)
         later.start()
         with connected(options) as delayed:

@@ -23,9 +23,7 @@ from kombu_delayed.spark.event_positions import UNKNOWN, EventsLost, Position, l
 from kombu_delayed.spark.events import EventOptions, EventReader, queues_with_events
 from kombu_delayed.store import Entry, Store
 from tests.kit.servers import Server
-
-FIELDS = {"v": 1, "event": "acked", "id": "", "task": "mail", "tenant": "", "due_ms": ""}
-FIELDS |= {"consumer": "w1@host:7:abcd", "deliveries": 0}
+from tests.kit.told import told
 
 Tell = Callable[..., None]
 
@@ -49,8 +47,8 @@ def tell(client: redis.Redis) -> Tell:
         with client.pipeline() as pipeline:
             for _ in range(number):
                 count += 1
-                entry = {**FIELDS, "id": f"m{count}", **fields}
-                pipeline.xadd(f"{{{queue}}}:events", entry, id=f"{count}-0")  # type: ignore[arg-type]
+                entry = told(f"m{count}", **fields)
+                pipeline.xadd(f"{{{queue}}}:events", entry, id=f"{count}-0")
             pipeline.execute()
 
     return write
@@ -121,7 +119,7 @@ def test_any_limits_read_each_event_once(tell: Tell, reader: Make) -> None:
 
 def test_the_events_of_one_millisecond(client: redis.Redis, reader: Make) -> None:
     for n in range(20):
-        client.xadd("{q}:events", {**FIELDS, "id": f"m{n}"}, id=f"5-{n}")  # type: ignore[arg-type]
+        client.xadd("{q}:events", told(f"m{n}"), id=f"5-{n}")
     batches = everything(reader(rows_per_task=2), 3)
     assert [id for batch in batches for id in batch] == numbered(0, 19)
 
@@ -189,9 +187,11 @@ def test_queues(tell: Tell, reader: Make, store: Store) -> None:
 
 
 def test_columns(url: str, store: Store, reader: Make, client: redis.Redis) -> None:
-    told = {"tenant": "acmé", "due_ms": 1500, "deliveries": 3}
-    client.xadd("{q}:events", {**FIELDS, "id": "a", **told}, id="2500-1")  # type: ignore[arg-type]
-    client.xadd("{q}:events", {**FIELDS, "id": b"\xff", "more": "x"}, id="2500-2")  # type: ignore[arg-type]
+    entry = told("a", tenant="acmé", due_ms=1500, deliveries=3)
+    client.xadd("{q}:events", entry, id="2500-1")
+    later = told("ID", reason="why")["event"].encode()
+    later = later.replace(b"ID", b"\xff").replace(b"]", b', "more"]')
+    client.xadd("{q}:events", {"v": 2, "event": later, "more": "x"}, id="2500-2")
     it = reader()
     end = it.latestOffset(it.initialOffset(), ReadAllAvailable())
     (batch,) = it.read(it.partitions({}, end)[0])
@@ -201,13 +201,14 @@ def test_columns(url: str, store: Store, reader: Make, client: redis.Redis) -> N
     assert first == {
         **{"stream_id": "2500-1", "event": "acked", "id": "a", "task": "mail", "tenant": "acmé"},
         **{"queue": "q", "consumer": "w1@host:7:abcd", "worker": "w1@host", "deliveries": 3},
+        "reason": "",
     }
     assert (second["id"], second["due"], second["worker"]) == ("\ufffd", None, "w1@host")
-    assert second["consumer"] == "w1@host:7:abcd"
+    assert (second["consumer"], second["reason"]) == ("w1@host:7:abcd", "why")
 
 
 def test_a_due_time_after_the_year_9999(client: redis.Redis, reader: Make) -> None:
-    client.xadd("{q}:events", {**FIELDS, "due_ms": 2**49}, id="5-0")  # type: ignore[arg-type]
+    client.xadd("{q}:events", told(due_ms=2**49), id="5-0")
     it = reader()
     end = it.latestOffset(it.initialOffset(), ReadAllAvailable())
     (batch,) = it.read(it.partitions({}, end)[0])
@@ -221,9 +222,9 @@ def test_how_long_an_idle_stream_is_kept(store: Store, client: redis.Redis) -> N
 
 
 def test_another_version_is_refused(client: redis.Redis, reader: Make) -> None:
-    client.xadd("{q}:events", {**FIELDS, "v": 2}, id="5-0")  # type: ignore[arg-type]
+    client.xadd("{q}:events", {**told(), "v": 3}, id="5-0")
     it = reader()
-    with pytest.raises(DelayedError, match="5-0 of queue 'q' has version '2'"):
+    with pytest.raises(DelayedError, match="5-0 of queue 'q' has version '3'"):
         ids(it, {}, it.latestOffset(it.initialOffset(), ReadAllAvailable()))
 
 
@@ -395,7 +396,7 @@ def test_a_stream_that_went_because_it_was_idle(
 ) -> None:
     """Nothing was lost where the job runs once a week."""
     for n in range(again):
-        client.xadd("{q}:events", {**FIELDS, "id": f"m{n}"}, id=f"{first_ms + n}-0")  # type: ignore[arg-type]
+        client.xadd("{q}:events", told(f"m{n}"), id=f"{first_ms + n}-0")
     it, start = reader(), offset("50-0", 50)
     if not is_idle:
         with pytest.raises(EventsLost, match="begun anew"):
@@ -409,7 +410,7 @@ def test_a_stream_that_went_because_it_was_idle(
 @needs_counts
 def test_ids_that_began_anew_as_well(reader: Make, client: redis.Redis) -> None:
     """A server that was set up anew, with a clock that is behind."""
-    client.xadd("{q}:events", {**FIELDS, "id": "a"}, id="5-0")  # type: ignore[arg-type]
+    client.xadd("{q}:events", told("a"), id="5-0")
     with pytest.raises(EventsLost, match="begun anew"):
         reader().latestOffset(offset("50-0", 1), ReadAllAvailable())
     easy = reader(fail_on_data_loss="false")

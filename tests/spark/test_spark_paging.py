@@ -148,8 +148,11 @@ def test_no_message_is_read_that_nobody_asked_for(small: Store, client: redis.Re
     fill(small, random.Random(1), 50, 100)
     client.config_resetstat()
     assert len(met(small, Span("q"), messages=False)) == 50
-    commands = set(client.info("commandstats")) - {"cmdstat_config|resetstat", "cmdstat_select"}
+    commands = set(client.info("commandstats"))
     assert commands <= {
+        "cmdstat_config",
+        "cmdstat_config|resetstat",
+        "cmdstat_select",
         "cmdstat_multi",
         "cmdstat_exec",
         "cmdstat_zrange",

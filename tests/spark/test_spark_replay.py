@@ -54,7 +54,7 @@ def events(spark: SparkSession, histories: dict[str, list[Told]]) -> DataFrame:
     rows = [
         (
             *(f"{ms(second)}-{number}", event, id, "mail", "", "q"),
-            *(None if due is None else at(due), at(second), "w:1:a", "w", 0),
+            *(None if due is None else at(due), at(second), "w:1:a", "w", 0, ""),
         )
         for id, told in histories.items()
         for number, (event, second, due) in enumerate(told)

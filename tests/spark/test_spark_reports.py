@@ -24,13 +24,13 @@ def at(seconds: float) -> datetime:
 
 def row(number: int, told: Told, more: dict[str, Any]) -> tuple[Any, ...]:
     second, event, id, due, consumer = (*told, "")[:5]
-    values = {"task": "mail", "tenant": "", "queue": "q", "deliveries": 0, **more}
+    values = {"task": "mail", "tenant": "", "queue": "q", "deliveries": 0, "reason": "", **more}
     worker = consumer and f"{consumer}@host"
     return (
         *(f"{int(at(second).timestamp() * 1000)}-{number}", event, id),
         *(values["task"], values["tenant"], values["queue"]),
         *(None if due is None else at(due), at(second)),
-        *(consumer and f"{worker}:1:aa", worker, values["deliveries"]),
+        *(consumer and f"{worker}:1:aa", worker, values["deliveries"], values["reason"]),
     )
 
 

@@ -65,7 +65,8 @@ def test_a_row() -> None:
         "headers": {"tenant": "acme", "none": None},
         "expires": 60.5,
     }
-    [(task, args, kwargs, eta, given)], reasons = made(columns)
+    [(task, args, kwargs, given)], reasons = made(columns)
+    eta = given.pop("eta")
     assert (task, args, kwargs, given, reasons) == ("t", [1, 2], {"x": 1}, expected, [])
     assert eta.isoformat() == "2100-01-02T03:04:05.678901+00:00"
 
@@ -104,8 +105,8 @@ def test_maps_in_maps() -> None:
 
 def test_countdown_and_null_options() -> None:
     row = one(countdown=Decimal("2.5"), queue=None, priority=None, headers=None, expires=None)
-    assert row == ("t", [], {}, None, {"task_id": "a", "countdown": 2.5})
-    assert one(expires="2100-01-01")[4]["expires"] == datetime(2100, 1, 1)
+    assert row == ("t", [], {}, {"task_id": "a", "countdown": 2.5})
+    assert one(expires="2100-01-01")[3]["expires"] == datetime(2100, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -130,10 +131,10 @@ def test_refused(values: dict[str, Any], reason: str) -> None:
 def test_queues() -> None:
     columns = {"id": ["a", "b", "c"], "task": ["t"] * 3, "countdown": [1] * 3}
     rows, reasons = made({**columns, "queue": ["far", None, "no"]}, queues="far,celery")
-    assert [row[4].get("queue") for row in rows] == ["far", None]
+    assert [row[3].get("queue") for row in rows] == ["far", None]
     assert reasons == ["queue 'no' is not among the option queues: far, celery"]
     rows, _ = made({**columns, "queue": ["far", None, "no"]}, queue="near")
-    assert [row[4]["queue"] for row in rows] == ["far", "near", "no"]
+    assert [row[3]["queue"] for row in rows] == ["far", "near", "no"]
     assert len(made(columns, queues="far")[1]) == 3
 
 
@@ -145,7 +146,7 @@ def test_ids_of_key_columns() -> None:
         "at": pa.array([ETA, ETA, ETA], TOKYO),
     }
     rows, reasons = made(columns, key_columns="n,at")
-    assert [row[4]["task_id"] for row in rows] == [key_id([1, ETA])] * 2
+    assert [row[3]["task_id"] for row in rows] == [key_id([1, ETA])] * 2
     assert reasons == ["a key column is null, so that the row has no id"]
 
 

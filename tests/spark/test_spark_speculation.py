@@ -19,6 +19,7 @@ from kombu_delayed.backlog import Backlog
 from kombu_delayed.spark.java import ensure_java
 from kombu_delayed.store import Store
 from tests.kit.backlog import check_backlog
+from tests.kit.jvm import SHORT_LIVED
 from tests.kit.servers import Server, free_port
 from tests.kit.wait import wait_until
 
@@ -31,7 +32,8 @@ ROWS = 4_000
 def with_package() -> dict[str, str]:
     """The environment, with this tree for Python."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return {**os.environ, "PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable}
+    own = {"PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable, "SPARK_SUBMIT_OPTS": SHORT_LIVED}
+    return {**os.environ, **own}
 
 
 @pytest.fixture
@@ -41,6 +43,7 @@ def cluster(tmp_path: Path) -> Iterator[str]:
     port = free_port()
     address = f"spark://127.0.0.1:{port}"
     environment = {**with_package(), "SPARK_DAEMON_MEMORY": "256m"}
+    environment |= {"SPARK_DAEMON_JAVA_OPTS": SHORT_LIVED}
     environment |= {"SPARK_WORKER_DIR": str(tmp_path / "work")}
     kinds = [("master.Master", "127.0.0.1", ["--port", str(port)])]
     for host in ("127.0.0.2", "127.0.0.3"):

@@ -2,19 +2,37 @@ from __future__ import annotations
 
 import pytest
 
-from kombu_delayed.keys import QueueKeys, job_report, step_char
+from kombu_delayed.keys import (
+    QueueKeys,
+    http_form,
+    http_host,
+    http_session,
+    http_tokens,
+    http_topics,
+    job_report,
+    step_char,
+)
 
 NAMES = {
     "delayed": "{q}:delayed:",
     "partitions": "{q}:partitions",
+    "waiting": "{q}:delayed:waiting",
+    "gate": "{q}:gate:",
     "messages": "{q}:messages",
     "unique": "{q}:unique",
     "unique_due": "{q}:unique-due",
     "duplicates": "{q}:duplicates",
+    "moved": "{q}:moved",
     "wake": "{q}:wake",
     "armed": "{q}:armed",
     "consumers": "{q}:consumers",
+    "granted_by": "{q}:granted-by",
     "events": "{q}:events",
+    "latest": "{q}:latest",
+    "expectations": "{q}:expectations",
+    "expectations_until": "{q}:expectations-until",
+    "answers": "{q}:answers",
+    "answers_until": "{q}:answers-until",
     "dead": "{q}:dead",
     "dead_messages": "{q}:dead-messages",
     "dead_reasons": "{q}:dead-reasons",
@@ -32,16 +50,30 @@ def test_keys_of_a_job() -> None:
     assert job_report("mine", "app:") == "app:kombu-delayed-job:mine"
 
 
+def test_keys_of_the_http_api() -> None:
+    assert http_tokens("app:") == "app:kombu-delayed-http:tokens"
+    assert http_session("ab", "app:") == "app:kombu-delayed-http:session:ab"
+    assert http_form("ab", "app:") == "app:kombu-delayed-http:form:ab"
+    assert http_host("example.com", "app:") == "app:kombu-delayed-http:host:example.com"
+    assert http_topics("default", "app:") == "app:kombu-delayed-http:topics:default"
+
+
 @pytest.mark.parametrize("name", ["unacked", "held"])
 def test_keys_of_one_consumer_name_it(name: str) -> None:
     assert getattr(QueueKeys("q"), name)("host:1:ab") == f"{{q}}:{name}:host:1:ab"
     assert getattr(QueueKeys("q", "app:"), name)("host:1:ab") == f"app:{{q}}:{name}:host:1:ab"
 
 
+def test_keys_of_the_gate() -> None:
+    assert QueueKeys("q", "app:").slots("host:1:ab") == "app:{q}:gate:slots:host:1:ab"
+
+
 def test_every_key_is_pinned() -> None:
     public = {name for name in vars(QueueKeys) if not name.startswith("_")}
     fields = set(QueueKeys.__dataclass_fields__)
-    assert public - fields == {*NAMES, "unacked", "held", "job", "ready", "ready_list", "steps"}
+    assert public - fields == {
+        *(*NAMES, "unacked", "held", "slots", "job", "ready", "ready_list", "steps"),
+    }
 
 
 def test_ready_lists_are_kombu_s_own() -> None:
@@ -97,3 +129,9 @@ def test_step_is_one_character() -> None:
     assert QueueKeys("q", priority_steps=tuple(range(79))).steps == "".join(
         map(chr, range(48, 127))
     )
+
+
+def test_on_a_cluster_all_have_the_tag() -> None:
+    keys = QueueKeys("q\x1f1", "app:", tag="q\x1f1\x1f9")
+    assert keys.wake == "app:{q\x1f1\x1f9}:wake"
+    assert keys.ready[:2] == ("app:{q\x1f1\x1f9}", "app:{q\x1f1\x1f9}\x06\x163")

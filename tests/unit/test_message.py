@@ -234,7 +234,7 @@ def test_waited_headers_travel_to_another_process_as_a_plain_dict() -> None:
 
 def test_hide_eta() -> None:
     payload = {"headers": {"eta": "2026-01-01T12:00:00"}}
-    hide_eta(payload)
+    hide_eta(payload, 7)
     assert payload["headers"].get("eta") is None
     assert payload == {"headers": {"eta": "2026-01-01T12:00:00"}}
 

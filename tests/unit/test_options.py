@@ -47,9 +47,14 @@ def test_options_are_taken() -> None:
         "delayed_clock_skew_warning_seconds": 0.5,
         "delayed_shards": {"mail": 12},
         "delayed_consumer_name": "mailer",
+        "delayed_replicas_to_wait": 2,
+        "delayed_replica_timeout_seconds": 0.2,
+        "delayed_policies": {"mail": []},
         "delayed_unsafe_server": True,
     }
-    expected = Options(90, 0.5, 0, 64, 1, 3, 10, 3600, 500, 0.5, {"mail": 12}, "mailer", True)
+    expected = Options(
+        90, 0.5, 0, 64, 1, 3, 10, 3600, 500, 0.5, {"mail": 12}, "mailer", 2, 0.2, {"mail": []}, True
+    )
     assert Options.parse(given) == expected
     assert len(given) == len(fields(Options))
 
@@ -89,8 +94,9 @@ def test_unknown_option_is_refused_with_the_list() -> None:
         "delayed_clock_skew_warning_seconds, delayed_consumer_name, delayed_dead_limit, "
         "delayed_dead_seconds, delayed_events, delayed_lease_seconds, "
         "delayed_max_deliveries, delayed_partition_size, "
-        "delayed_poll_seconds, delayed_promote_batch, delayed_reconnect_seconds, "
-        "delayed_shards, delayed_unsafe_server"
+        "delayed_policies, delayed_poll_seconds, delayed_promote_batch, delayed_reconnect_seconds, "
+        "delayed_replica_timeout_seconds, delayed_replicas_to_wait, delayed_shards, "
+        "delayed_unsafe_server"
     )
 
 

@@ -15,6 +15,8 @@ URLS = [
     "delayed+rediss://localhost/0",
     "delayed+socket:///tmp/broker.sock",
     "delayed+embedded:///tmp/broker",
+    "delayed+sentinel://localhost:26379/0;delayed+sentinel://localhost:26380",
+    "delayed+sentinels://localhost",
 ]
 
 
@@ -62,7 +64,11 @@ import json
 from kombu.transport import TRANSPORT_ALIASES
 print(json.dumps({{k: v for k, v in TRANSPORT_ALIASES.items() if k.startswith("delayed")}}))
 """
-    names = ["delayed", *(f"delayed+{s}" for s in ("redis", "rediss", "socket", "embedded"))]
+    schemes = (
+        *("redis", "rediss", "socket", "embedded"),
+        *("sentinel", "sentinels", "rediscluster", "redisclusters"),
+    )
+    names = ["delayed", *(f"delayed+{scheme}" for scheme in schemes)]
     assert json.loads(run(code)) == dict.fromkeys(names, TRANSPORT)
 
 
@@ -94,8 +100,21 @@ def test_each_way_of_registering_is_enough(code: str, known: bool) -> None:
     assert run(code + KNOWN) == f"{known}\n"
 
 
+WATCHED = """
+from celery.signals import worker_init
+print([receiver.__module__ for _, receiver in worker_init.receivers])
+"""
+
+
+@pytest.mark.parametrize("code", ["from celery.apps.worker import Worker", "import celery_ext.cli"])
+def test_workers_are_watched_however_they_are_started(code: str, tmp_path: Path) -> None:
+    assert run(code + WATCHED, tmp_path) == "['celery_ext.workers']\n"
+    assert run("import celery" + WATCHED, tmp_path) == "[]\n"
+
+
 def test_start_up_hook_imports_nothing() -> None:
-    code = "import sys; print([n for n in ('kombu', 'kombu_delayed', 'redis') if n in sys.modules])"
+    names = "'celery', 'celery_ext', 'kombu', 'kombu_delayed', 'redis'"
+    code = f"import sys; print([name for name in ({names}) if name in sys.modules])"
     assert run(code) == "[]\n"
 
 

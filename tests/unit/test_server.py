@@ -87,6 +87,11 @@ def test_nothing_on_disk(caplog: pytest.LogCaptureFixture) -> None:
     assert "a restart loses every delayed message. Set appendonly yes" in caplog.text
 
 
+def test_a_node_that_stops_with_others(caplog: pytest.LogCaptureFixture) -> None:
+    check(replace(GOOD, stops_with_others=True))
+    assert "with one node down for good all queues stop. Set cluster-require" in caplog.text
+
+
 AHEAD = (
     "The server's clock is {} seconds ahead of this machine's: what is sent from here with a "
     "countdown is due so much earlier. Set the clocks (NTP)."

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from kombu_delayed import sizing
 from kombu_delayed.errors import OptionError
-from kombu_delayed.spark import simulate_load, sizing
+from kombu_delayed.spark import simulate_load
 from kombu_delayed.spark.simulate_course import POINTS, course
 from kombu_delayed.spark.simulate_load import (
     MOST_IN_SLICE,
@@ -226,7 +227,7 @@ def test_the_course_of_a_backlog() -> None:
         [3000 - 10 * p.at_seconds for p in points if 290 < p.at_seconds < 299], abs=6
     )
     first = points[0]
-    each = sizing.RECORD_BYTES + sizing.BOOKKEEPING_BYTES
+    each = sizing.message_bytes(sizing.RECORD_BYTES)
     assert first.memory_bytes == pytest.approx((first.delayed + first.ready) * each)
     started = sum(p.start_rate for p in points) * points[1].at_seconds
     assert started == pytest.approx(4000, rel=1e-6)
@@ -247,8 +248,8 @@ def test_the_course_of_a_steady_load(delay: float) -> None:
     ("rate", "gib", "expected"),
     [
         (100.0, 1.0, (1, 1, "rate")),
-        (100.0, 100.0, (9, 36, "memory")),
-        (100_000.0, 1.0, (6, 24, "rate")),
+        (100.0, 100.0, (9, 48, "memory")),
+        (100_000.0, 1.0, (10, 48, "rate")),
     ],
 )
 def test_servers(rate: float, gib: float, expected: tuple[int, int, str]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kombu_delayed.spark import sizing
+from kombu_delayed import sizing
 from kombu_delayed.spark.simulate_model import Fleet
 from kombu_delayed.spark.simulate_queue import (
     Crash,
@@ -231,5 +231,5 @@ def test_servers_that_are_the_limit() -> None:
     fleet = Fleet(workers=10_000, slots=4, prefetch_multiplier=1, nodes=2)
     queue = Queue(fleet)
     queue.feed([(0.0, 1.0)] * 30_000)
-    last = 29_999 / (2 * sizing.NODE_RATE_WITH_EVENTS)
+    last = 29_999 / (2 * sizing.node_rate(events=True))
     assert queue.tally.most_seconds == pytest.approx(last + sizing.DELIVERY_SECONDS)

@@ -138,7 +138,7 @@ def test_each_test_begins_empty(project: pytest.Pytester) -> None:
         def test_results(delayed_broker):
             app = shop.Celery(backend=delayed_broker.result_url, set_as_current=False)
             app.backend.mark_as_done("a", 7)
-            assert app.AsyncResult("a").get(timeout=10) == 7
+            assert app.AsyncResult("a").get(timeout=60) == 7
             assert delayed_broker.client.dbsize() == 0
 
         def test_app_has_its_own_broker_elsewhere():
@@ -345,7 +345,7 @@ def test_without_celery(pytester: pytest.Pytester) -> None:
                 queue = connection.SimpleQueue("q")
                 queue.put("hello", headers={"x-delay": 3_600_000})
                 assert delayed_clock.advance(hours=1) == 1
-                message = queue.get(timeout=10)
+                message = queue.get(timeout=60)
                 assert message.payload == "hello"
                 message.ack()
                 queue.close()

@@ -37,6 +37,10 @@ def plain(found: Address) -> Address:
     return replace(found, port=found.port or 6379)
 
 
+def _at(*sentinels: tuple[str, int], scheme: str = "sentinel", **more: Any) -> Address:
+    return Address(scheme, sentinels=sentinels, **more)
+
+
 @pytest.mark.parametrize(
     ("url", "expected"),
     [
@@ -87,7 +91,6 @@ def test_parts_in_the_url_come_first() -> None:
     ("url", "text"),
     [
         ("delayed+http://x", "there is no delayed+http:// broker URL; it is delayed+redis://["),
-        ("delayed+sentinel://x", "there is no delayed+sentinel:// broker URL; it is delayed+redis"),
         ("delayed+redis://h:port/0", "cannot read the broker URL"),
         ("delayed+redis://h:99999/0", "cannot read the broker URL"),
         (
@@ -152,6 +155,157 @@ def test_password_is_masked(url: str, masked: str) -> None:
     assert "secret" not in repr(connection)
     assert "secret" not in connection.clone().as_uri()
     assert "secret" in connection.as_uri(include_password=True)
+
+
+# Sentinels.
+
+
+LIST = "delayed+sentinel://u:secret@a:1/2;delayed+sentinel://b;delayed+sentinel://c:3"
+AT_A_B_AND_C = (("a", 1), ("b", 26379), ("c", 3))
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("delayed+sentinel://", Address("sentinel", sentinels=(("localhost", 26379),))),
+        ("delayed+sentinel://h/5", _at(("h", 26379), virtual_host="5")),
+        (LIST, _at(*AT_A_B_AND_C, username="u", password="secret", virtual_host="2")),
+        ("delayed+sentinel://a;delayed+sentinel://a/2", _at(("a", 26379), virtual_host="2")),
+        (
+            "delayed+sentinels://a?ssl_ca_certs=ca;delayed+sentinels://b",
+            _at(("a", 26379), ("b", 26379), scheme="sentinels", ssl={"ssl_ca_certs": "ca"}),
+        ),
+        ("delayed+sentinels://a", _at(("a", 26379), scheme="sentinels", ssl={})),
+    ],
+)
+def test_sentinels(url: str, expected: Address) -> None:
+    connection = Connection(url)
+    expected = replace(expected, virtual_host=expected.virtual_host or "/")
+    assert address(connection) == expected
+    assert address(connection.clone().clone()) == expected
+    for each in connection.alt:
+        connection.switch(each)
+        assert address(connection) == expected
+        assert address(connection.clone().clone()) == expected
+
+
+def test_a_sentinel_given_in_parts() -> None:
+    connection = Connection("h", transport="delayed+sentinel", port=5, virtual_host="2")
+    assert address(connection) == _at(("h", 5), virtual_host="2")
+    assert connection.as_uri() == "delayed+sentinel://h:5"
+
+
+def test_what_is_given_beside_sentinels_outlasts_a_switch() -> None:
+    urls = ["delayed+sentinel://a", "delayed+sentinel://b"]
+    connection = Connection(urls, userid="u", password="p", virtual_host=7)
+    expected = _at(("a", 26379), ("b", 26379), username="u", password="p", virtual_host=7)
+    assert address(connection) == expected
+    connection.switch(urls[1])
+    assert address(connection) == expected
+    assert address(connection.clone()) == expected
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [("x:secret@b", "user"), ("u:other@b", "password"), ("b/3", "database")],
+)
+def test_sentinels_that_would_lead_elsewhere(other: str, what: str) -> None:
+    with pytest.raises(UrlError, match=f"the broker URLs differ in their {what}") as e:
+        address(Connection(f"delayed+sentinel://u:secret@a/2;delayed+sentinel://{other}"))
+    assert "secret" not in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "masked"),
+    [
+        ("delayed+sentinel://u:secret@a/0", "delayed+sentinel://u:**@a/0"),
+        ("delayed+sentinel://:secret@a:1?ssl_ca_certs=x", "delayed+sentinel://:**@a:1"),
+        (LIST, LIST.replace("secret", "**")),
+        (
+            "delayed+sentinel://:secret@a;delayed+sentinel://:secret@b",
+            "delayed+sentinel://:**@a;delayed+sentinel://:**@b",
+        ),
+    ],
+)
+def test_password_behind_sentinels_is_masked(url: str, masked: str) -> None:
+    connection = Connection(url)
+    assert connection.as_uri() == masked
+    assert connection.clone().as_uri() == masked
+    assert connection.as_uri(include_password=True) == url
+    for each in connection.alt:
+        connection.switch(each)
+        assert connection.as_uri() == masked
+        assert connection.clone().as_uri(include_password=True) == url
+
+
+@pytest.mark.parametrize(
+    ("alternates", "text"),
+    [
+        (
+            ["delayed+sentinel://a", "u:secret@b:1"],
+            "each Sentinel has a URL of its own: write delayed+sentinel://b:1",
+        ),
+        (
+            ["delayed+sentinel://a", "delayed+redis://b"],
+            "the broker URLs begin with delayed+redis:// and delayed+sentinel://; a list is either "
+            "of Sentinels, all with the same beginning, or of servers",
+        ),
+        (["delayed+sentinel://a", "sentinel://b"], "a failover URL begins with sentinel://"),
+    ],
+)
+def test_lists_that_are_none_of_sentinels(alternates: list[str], text: str) -> None:
+    with pytest.raises(UrlError) as caught:
+        check_alternates(alternates)
+    assert str(caught.value).startswith(text)
+
+
+NODES = "delayed+rediscluster://u:secret@a:7000;b:7001"
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        (
+            NODES,
+            Address(
+                "rediscluster",
+                username="u",
+                password="secret",
+                virtual_host="/",
+                nodes=(("a", 7000), ("b", 7001)),
+            ),
+        ),
+        ("delayed+rediscluster://a", Address("rediscluster", nodes=(("a", 6379),))),
+        (
+            "delayed+redisclusters://a/0;delayed+redisclusters://b?ssl_ca_certs=ca",
+            Address(
+                "redisclusters",
+                virtual_host="0",
+                nodes=(("a", 6379), ("b", 6379)),
+                ssl={"ssl_ca_certs": "ca"},
+            ),
+        ),
+    ],
+)
+def test_nodes_of_a_cluster(url: str, expected: Address) -> None:
+    """Those after the first may be without a scheme; each clone knows all of them."""
+    connection = Connection(url)
+    expected = replace(expected, virtual_host=expected.virtual_host or "/")
+    assert address(connection) == expected
+    assert address(connection.clone()) == expected
+    assert "secret" not in connection.as_uri()
+    assert connection.cycle is None
+    check_alternates(connection.alt)
+
+
+def test_a_cluster_has_one_database() -> None:
+    with pytest.raises(UrlError, match="a Cluster has no database 3, only 0: leave it out"):
+        address(Connection("delayed+rediscluster://a/3"))
+
+
+def test_a_list_of_nodes_and_servers() -> None:
+    with pytest.raises(UrlError, match="either of a Cluster's nodes, all with the same beginning"):
+        check_alternates(["delayed+rediscluster://a", "delayed+redis://b"])
 
 
 # Certificates.

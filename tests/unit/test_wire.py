@@ -1,13 +1,19 @@
 from __future__ import annotations
 
+import math
+import threading
+from collections.abc import Iterator
+from time import monotonic
 from typing import Any
 
 import pytest
 import redis
 from redis.connection import Connection
 
-from kombu_delayed.wire import Wire, pack
+from kombu_delayed.wire import LOOK_SECONDS, Wire, numbers, pack
+from tests.kit.proxy import Proxy
 from tests.kit.servers import Server
+from tests.kit.wait import wait_until
 
 
 @pytest.mark.parametrize(
@@ -26,6 +32,14 @@ def test_commands_are_packed_as_redis_py_does(command: tuple[Any, ...]) -> None:
 def test_text_that_is_no_utf_8_is_refused() -> None:
     with pytest.raises(UnicodeEncodeError):
         pack(("SET", "k", "\ud800"))
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"), [("{}", []), ("{7}", [7]), ("{1, 0, 12}", [1, 0, 12])]
+)
+def test_counts_come_as_text(counts: str, expected: list[int], client: redis.Redis) -> None:
+    answer = Wire(client.connection_pool)("EVAL", f"return table.concat({counts}, ' ')", 0)
+    assert numbers(answer) == expected
 
 
 def test_a_posted_command_that_is_refused(server: Server, client: redis.Redis) -> None:
@@ -51,3 +65,89 @@ def test_a_refusal_while_another_command_is_on_its_way(client: redis.Redis) -> N
     with wire._held():
         wire.post("EVALSHA", "a" * 40, 0, on_error=lambda: failed.append("no script"))
     assert failed == ["no script"]
+
+
+def test_a_refusal_is_heard_of_without_another_command(client: redis.Redis) -> None:
+    failed: list[str] = []
+    wire = Wire(client.connection_pool)
+    assert wire.look_at == math.inf
+    wire.post("EVALSHA", "a" * 40, 0, on_error=lambda: failed.append("no script"))
+    wire.post("ECHO", "x", on_error=lambda: failed.append("echo"))
+    assert wire.look_at <= monotonic() + LOOK_SECONDS
+    wait_until(lambda: wire.look() or wire.look_at == math.inf, "both answers are read")
+    assert failed == ["no script"]
+    assert wire("ECHO", "in step") == b"in step"
+
+
+@pytest.fixture
+def proxy(shared_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
+    with Proxy(shared_server.port or 0) as proxy:
+        yield proxy
+
+
+def wire_through(proxy: Proxy) -> Wire:
+    wire = Wire(redis.ConnectionPool(host="127.0.0.1", port=proxy.port))
+    wire("ECHO", "connected")
+    return wire
+
+
+def test_a_look_does_not_wait(proxy: Proxy) -> None:
+    failed: list[str] = []
+    wire = wire_through(proxy)
+    proxy.pause()
+    wire.post("ECHO", "x", on_error=lambda: failed.append("echo"))
+    wire.look()
+    assert monotonic() < wire.look_at + 60 < math.inf
+    proxy.resume()
+    wait_until(lambda: wire.look() or wire.look_at == math.inf, "the answer is read")
+    assert failed == []
+
+
+def test_a_connection_that_breaks_is_heard_of(proxy: Proxy) -> None:
+    failed: list[str] = []
+    wire = wire_through(proxy)
+    proxy.pause()
+    wire.post("ECHO", "x", on_error=lambda: failed.append("echo"))
+    proxy.cut()
+    wait_until(lambda: wire.look() or failed, "the command has failed")
+    assert (failed, wire.look_at) == (["echo"], math.inf)
+
+
+def test_a_look_beside_a_thread_that_waits_for_its_answer(client: redis.Redis) -> None:
+    failed: list[str] = []
+    wire = Wire(client.connection_pool)
+    wire.post("EVALSHA", "a" * 40, 0, on_error=lambda: failed.append("no script"))
+    has_it, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with wire._held():
+            has_it.set()
+            go_on.wait(60)
+
+    other = threading.Thread(target=hold)
+    other.start()
+    try:
+        assert has_it.wait(60)
+        before = monotonic()
+        wire.look()
+        assert failed == []
+        assert wire.look_at >= before + LOOK_SECONDS
+    finally:
+        go_on.set()
+        other.join()
+    wire.settle()
+    assert failed == ["no script"]
+
+
+def test_a_pool_that_is_emptied_before_an_answer_was_read(client: redis.Redis) -> None:
+    """The next command is not given the answer of another one, and does not wait for ever."""
+    failed: list[str] = []
+    wire = Wire(client.connection_pool)
+    wire.post("ECHO", "x", on_error=lambda: failed.append("echo"))
+    client.connection_pool.disconnect()
+    assert wire("ECHO", "in step") == b"in step"
+    assert failed == ["echo"]
+    wire.post("ECHO", "x", on_error=lambda: failed.append("again"))
+    client.connection_pool.disconnect()
+    wire.look()
+    assert failed == ["echo", "again"]

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from celery import Celery
+from celery.events import EventDispatcher
 from celery.signals import worker_init
+from celery.worker.heartbeat import Heart
 
 import celery_ext.cli  # noqa: F401  as Celery's command line does
-from celery_ext.bootsteps import POOLED_REQUEST, REQUEST, STOCK_REQUEST, GiveBack, OwnRequests
+from celery_ext.bootsteps import (
+    POOLED_REQUEST,
+    REQUEST,
+    STOCK_REQUEST,
+    Events,
+    GiveBack,
+    OwnRequests,
+)
 
 
 @dataclass(eq=False)
@@ -21,8 +31,11 @@ class Controller:
 @pytest.mark.parametrize(
     ("url", "steps"),
     [
-        ("delayed+redis://127.0.0.1:1", {GiveBack, OwnRequests}),
-        ("delayed+redis://127.0.0.1:1;delayed+redis://127.0.0.1:2", {GiveBack, OwnRequests}),
+        ("delayed+redis://127.0.0.1:1", {Events, GiveBack, OwnRequests}),
+        (
+            "delayed+redis://127.0.0.1:1;delayed+redis://127.0.0.1:2",
+            {Events, GiveBack, OwnRequests},
+        ),
         ("redis://127.0.0.1:1", set()),
         ("memory://", set()),
     ],
@@ -54,3 +67,29 @@ def test_tasks_with_a_strategy_or_a_request_of_their_own_keep_it(
             STOCK_REQUEST,
             "special:Request",
         ]
+
+
+@dataclass
+class Absent:
+    """The producer of a broker that is away; it keeps whether it was told to insist."""
+
+    insisted: list[bool] = field(default_factory=list)
+
+    def publish(self, event: dict[str, Any], *, retry: bool, **_: Any) -> None:
+        self.insisted.append(retry)
+        raise OSError("no broker")
+
+
+@pytest.mark.parametrize(("hub", "insists", "kept"), [(object(), False, 0), (None, True, 1)])
+def test_an_event_loop_does_not_wait_until_the_broker_takes_a_heartbeat(
+    hub: Any, insists: bool, kept: int
+) -> None:
+    """And greenlets, which wait in no event loop, are left alone."""
+    with Celery("t", broker="memory://", set_as_current=False) as app:
+        dispatcher = EventDispatcher(app=app, enabled=False)
+        dispatcher.enabled, dispatcher.producer = True, Absent()
+        parent = SimpleNamespace(event_dispatcher=dispatcher, hub=hub)
+        Events(parent).start(parent)
+        Heart(SimpleNamespace(), dispatcher)._send("worker-heartbeat")
+        assert dispatcher.producer.insisted == [insists]
+        assert len(dispatcher._outbound_buffer) == kept

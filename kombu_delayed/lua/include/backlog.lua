@@ -1,5 +1,5 @@
 -- backlog: the two-level tree of due times, and the messages that wait in it.
--- needs: partitions delayed messages duplicates wake
+-- needs: partitions delayed messages duplicates
 local function earliest()
   local first = redis.call('ZRANGE', partitions, 0, 0)[1]
   return first and tonumber(redis.call('ZRANGE', delayed .. first, 0, 0, 'WITHSCORES')[2])
@@ -23,11 +23,14 @@ local function move(source, start, count, target)
   end
 end
 
--- Cuts near the median, never between equal due times, and moves the smaller side: a thousand
--- messages due at one instant stay where they are.
-local function split(name, count)
+-- Cuts near the median, or near the end where `last_ms`, which came last, is the end: what comes in order leaves
+-- full partitions behind and is not moved. Never between equal due times, and moves the smaller side: a
+-- thousand messages due at one instant stay where they are.
+local function split(name, count, last_ms)
   local key = delayed .. name
-  local bound = redis.call('ZRANGE', key, math.floor(count / 2), math.floor(count / 2), 'WITHSCORES')[2]
+  local is_in_order = last_ms >= tonumber(redis.call('ZRANGE', key, -1, -1, 'WITHSCORES')[2])
+  local at = math.floor(count * (is_in_order and 0.9 or 0.5))
+  local bound = redis.call('ZRANGE', key, at, at, 'WITHSCORES')[2]
   local below = redis.call('ZCOUNT', key, '-inf', '(' .. bound)
   if below == 0 then
     bound = redis.call('ZRANGEBYSCORE', key, '(' .. bound, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
@@ -56,7 +59,7 @@ local function index(id, due_ms, partition_size)
   local name = partition_for(due_ms)
   redis.call('ZADD', delayed .. name, due_ms, id)
   local count = redis.call('ZCARD', delayed .. name)
-  if count >= partition_size then split(name, count) end
+  if count >= partition_size then split(name, count, due_ms) end
 end
 
 -- In the backlog a record has its due time between the step and the message.
@@ -82,31 +85,43 @@ local function member_of(id, n)
   return n == 1 and id or id .. '\31' .. n
 end
 
+local function with_due(record, due_ms)
+  return record:sub(1, 1) .. string.format('%.0f', due_ms) .. record:sub(2)
+end
+
+-- Few queues have messages that share an id.
+local has_duplicates
+
 -- Stores under the first free of id, id~2, id~3 … and returns that member, or nil where the very same
 -- message waits already: its publisher lost the answer and sent it again. With a relative delay it is
 -- another message each time, so it may repeat. Some id may itself look like the duplicate of another.
-local function store(id, due_ms, record, may_repeat)
-  local kept = record:sub(1, 1) .. string.format('%.0f', due_ms) .. record:sub(2)
-  local highest = tonumber(redis.call('HGET', duplicates, id) or 1)
+local function store(id, kept, may_repeat)
+  if has_duplicates == nil then has_duplicates = redis.call('EXISTS', duplicates) == 1 end
+  local highest = has_duplicates and tonumber(redis.call('HGET', duplicates, id) or 1) or 1
   if highest == 1 and redis.call('HSETNX', messages, id, kept) == 1 then return id end
+  local step, _, message = parts_of(kept)
   local free = highest + 1
   for n = highest, 1, -1 do
     local other = redis.call('HGET', messages, member_of(id, n))
     if not other then
       free = n
-    elseif not may_repeat and same(other, record) then
+    elseif not may_repeat and same(other, step .. message) then
+      redis.call('HSET', messages, member_of(id, n), other)  -- WAIT waits for what its sender has written
       return nil
     end
   end
   while redis.call('HSETNX', messages, member_of(id, free), kept) == 0 do free = free + 1 end
-  if free > highest then redis.call('HSET', duplicates, id, free) end
+  if free > highest then
+    redis.call('HSET', duplicates, id, free)
+    has_duplicates = true
+  end
   return member_of(id, free)
 end
 
 -- Promotion writes behind the brace, which others may not have put first.
 local function put(id, due_ms, record, partition_size, may_repeat)
   if record:sub(2, 2) ~= '{' then record = record:gsub('^(.)%s+', '%1') end
-  local member = store(id, due_ms, record, may_repeat)
+  local member = store(id, with_due(record, due_ms), may_repeat)
   if member then index(member, due_ms, partition_size) end
   return member
 end
@@ -115,22 +130,25 @@ local function forget_duplicate(member)
   local id = member:match('^(.*)\31%d+$')
   if not id then return end
   for n = 2, tonumber(redis.call('HGET', duplicates, id) or 1) do
-    if redis.call('HEXISTS', messages, member_of(id, n)) == 1 then return end
+    if redis.call('HEXISTS', messages, id .. '\31' .. n) == 1 then return end
   end
   redis.call('HDEL', duplicates, id)
 end
 
 local function members_of(id)
   local members = {id}
-  for n = 2, tonumber(redis.call('HGET', duplicates, id) or 1) do members[n] = member_of(id, n) end
+  for n = 2, tonumber(redis.call('HGET', duplicates, id) or 1) do members[n] = id .. '\31' .. n end
   return members
 end
 
+-- What waits at a gate is in no partition. Its lane finds out when its turn has come.
 local function unindex(member, due_ms)
   local name = redis.call('ZREVRANGEBYSCORE', partitions, due_ms, '-inf', 'LIMIT', 0, 1)[1]
-  if not name then return end
-  redis.call('ZREM', delayed .. name, member)
-  if redis.call('EXISTS', delayed .. name) == 0 then redis.call('ZREM', partitions, name) end
+  if not name or redis.call('ZREM', delayed .. name, member) == 0 then
+    redis.call('ZREM', delayed .. 'waiting', member)
+  elseif redis.call('EXISTS', delayed .. name) == 0 then
+    redis.call('ZREM', partitions, name)
+  end
 end
 
 -- Gives a message that waits another due time.
@@ -147,7 +165,7 @@ local function take(member)
   if not due_ms then return nil end
   unindex(member, due_ms)
   redis.call('HDEL', messages, member)
-  forget_duplicate(member)
+  if member:find('\31', 1, true) then forget_duplicate(member) end
   return due_ms, kept
 end
 
@@ -168,8 +186,36 @@ local function pop_due(now_ms, limit)
   return members, next_ms ~= nil and next_ms <= now_ms
 end
 
+-- As `pop_due`, from the other end: of what is due, that which has become so last.
+local function pop_due_last(now_ms, limit)
+  local name = redis.call('ZREVRANGEBYSCORE', partitions, now_ms, '-inf', 'LIMIT', 0, 1)[1]
+  if not name then return {} end
+  local key = delayed .. name
+  local members = redis.call('ZREVRANGEBYSCORE', key, now_ms, '-inf', 'LIMIT', 0, limit)
+  if #members > 0 then redis.call('ZREM', key, unpack(members)) end
+  if redis.call('EXISTS', key) == 0 then redis.call('ZREM', partitions, name) end
+  return members
+end
+
+-- For scripts that have `wake`.
 local function announce_due(due_ms, earliest_before)
   if not earliest_before or due_ms < earliest_before then
-    redis.call('ZADD', wake, 'LT', due_ms, 'due')
+    if redis.call('ZADD', wake, 'LT', due_ms, 'due') == 1 then
+      tell_waiting('due', string.format('%.0f', due_ms))
+    end
   end
+end
+
+-- What a message remembers of its wait is in front of its JSON, and has no brace inside.
+local function without_wait(record)
+  local due, behind = record:match('^(.{"due_ms": ?%d+, ?)"wait": ?{[^}]*}, ?()')
+  if not due then due, behind = record:match('^(.{)"wait": ?{[^}]*}, ?()') end
+  return due and due .. record:sub(behind) or record
+end
+
+-- As one that has not been promoted.
+local function with_wait(record, wait)
+  record = without_wait(record:gsub('^(.)%s+', '%1'))
+  record = record:gsub('^(.){"due_ms": ?%d+, ?', '%1{')
+  return record:sub(1, 2) .. wait .. ',' .. record:sub(3)
 end

@@ -7,13 +7,13 @@ local function forget_dead(members)
   return redis.call('HDEL', dead_messages, unpack(members))
 end
 
-local function entomb(id, record, consumer, deliveries, reason)
+local function entomb(id, record, consumer, deliveries, reason, failures)
   local member, n = id, math.max(redis.call('HLEN', dead_messages), 1)  -- most likely free
   while redis.call('HSETNX', dead_messages, member, record) == 0 do
     n = n + 1
     member = id .. '\31' .. n
   end
-  local note = {reason = reason, consumer = consumer, at_ms = now_ms, deliveries = deliveries}
+  local note = {reason = reason, consumer = consumer, at_ms = now_ms, deliveries = deliveries, failures = failures}
   redis.call('HSET', dead_reasons, member, cjson.encode(note))
   redis.call('ZADD', dead, now_ms, member)
   for _, key in ipairs({dead, dead_messages, dead_reasons}) do redis.call('PEXPIRE', key, dead_age_ms) end

@@ -18,6 +18,6 @@ local function is_poison(record, deliveries)
   local message = record:sub(2)
   local reason = 'delivered ' .. deliveries .. ' times without success'
   buried[#buried + 1] = entomb(id_of(message), record, consumer, deliveries, reason)
-  tell_of_held('buried', record, consumer, deliveries, buried[#buried])
+  tell_of_held('buried', record, consumer, deliveries, buried[#buried], reason)
   return true
 end

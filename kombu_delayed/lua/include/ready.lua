@@ -8,5 +8,5 @@ local function list_for(step)
 end
 
 local function announce_ready()
-  redis.call('ZADD', wake, 0, 'now')
+  if redis.call('ZADD', wake, 0, 'now') == 1 then tell_waiting('now', '0') end
 end

@@ -1,4 +1,5 @@
--- reschedule: delayed messages on their way to another due time, after clock ready backlog events.
+-- reschedule: delayed messages on their way to another due time, after clock ready backlog events
+-- moved.
 -- needs: now ready steps wake partitions messages partition_size whole
 redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
 local before = earliest()
@@ -19,7 +20,7 @@ local function move_to(member, due_ms, eta)
   if not kept then return 0 end
   local step, old_ms, message = parts_of(kept)
   if not step then return 0 end
-  message = with_eta(message, eta)
+  message = with_eta(without_wait(step .. message):sub(2), eta)
   tell('rescheduled', member, message, due_ms)
   if due_ms <= now_ms then
     take(member)
@@ -27,6 +28,7 @@ local function move_to(member, due_ms, eta)
     is_ready = true
   else
     put_off(member, step, old_ms, message, due_ms, partition_size)
+    note_move(member)
     if not first or due_ms < first then first = due_ms end
   end
   return 1

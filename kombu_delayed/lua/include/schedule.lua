@@ -1,31 +1,49 @@
--- schedule: messages on their way into the backlog, or into ready where they are due, after clock ready backlog events.
+-- schedule: messages on their way into the backlog, or into ready where they are due, after clock ready backlog
+-- gather events moved.
 -- needs: now ready steps wake partitions messages partition_size expires_ms events event_limit
 local before = earliest()
 local first
 local counts = {0, 0, 0}
 
--- `due` is in ms since the epoch, or + and ms from now. Returns false for what was there already.
+-- The message that it repeats has waited in the backlog under the same id.
+local function is_retry(record)
+  local _, at = record:find('"retries":', 1, true)
+  return at and record:find('^ ?[1-9]', at + 1)
+end
+
+-- `due` is in ms since the epoch, which the record has behind its step; or + and ms from now, and it has not.
+-- Returns false for what was there already.
 local function schedule(id, due, record)
-  local due_ms = tonumber(due)
   local is_relative = due:sub(1, 1) == '+'
-  if is_relative then due_ms = now_ms + due_ms end
+  local due_ms = tonumber(due)
+  if is_relative then
+    due_ms = now_ms + due_ms
+    due = string.format('%.0f', due_ms)
+    record = with_due(record, due_ms)
+  end
   if due_ms <= now_ms then
     local list = list_for(record:sub(1, 1))
-    redis.call('LPUSH', list, record:sub(2))
+    redis.call('LPUSH', list, record:sub(#due + 2))
     if expires_ms > 0 then redis.call('PEXPIRE', list, expires_ms) end
     counts[2] = counts[2] + 1
-  elseif put(id, due_ms, record, partition_size, is_relative) then
-    if not first or due_ms < first then first = due_ms end
-    counts[1] = counts[1] + 1
-    tell('scheduled', id, record, due_ms)
-  else
+    return true
+  end
+  if record:byte(#due + 2) ~= 123 then record = record:gsub('^(.%d+)%s+', '%1') end  -- promotion writes behind the {
+  local member = store(id, record, is_relative)
+  if not member then
     counts[3] = counts[3] + 1
     return false
   end
+  gather(member, due_ms)
+  if is_retry(record) then note_move(member) end
+  if not first or due_ms < first then first = due_ms end
+  counts[1] = counts[1] + 1
+  tell('scheduled', id, record, due)
   return true
 end
 
 local function announce_scheduled()
+  index_gathered()
   if first then announce_due(first, before) end
   if expires_ms > 0 then redis.call('PEXPIRE', events, expires_ms) end
   if counts[2] > 0 then announce_ready() end

@@ -1,0 +1,96 @@
+"""Tasks that a cold shutdown cancels. Their messages go back together, and so in their order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from multiprocessing.connection import wait
+from typing import Any
+
+from celery.concurrency.asynpool import AsynPool
+from celery.worker.state import active_requests
+
+#: Celery waits for its processes afterwards, but looks after them every half second only.
+PATIENCE_SECONDS = 0.5
+
+
+class CancelledProcesses:
+    """Tasks in a pool of processes: each ends with its process."""
+
+    def __init__(self) -> None:
+        self._ending: list[tuple[Any, Any]] = []
+
+    def add(self, request: Any, pool: Any) -> None:
+        """A request was cancelled. With the last one, wait for the processes of all."""
+        processes = pool._pool._pool if isinstance(pool._pool, AsynPool) else ()
+        process = next((each for each in processes if each.pid == request.worker_pid), None)
+        if process is not None and not request.acknowledged:
+            self._ending.append((request, process))
+        if all(other.acknowledged for other in active_requests):
+            ending, self._ending = self._ending, []
+            _await_end(pool, [process for _, process in ending])
+            _give_back(request for request, process in ending if _has_ended(process))
+
+
+def _has_ended(process: Any) -> bool:
+    """Whether a process is gone, and all that it has said was heard."""
+    return process.exitcode is not None and not process.outq._reader.poll(0)
+
+
+def _await_end(pool: Any, processes: list[Any]) -> None:
+    """Wait for processes that were sent TERM: each says when it is ready, and is killed then."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    while processes and (left_seconds := end - time.monotonic()) > 0:
+        ends = {each.sentinel: each for each in processes}
+        readers = {each.outq._reader: each for each in processes}
+        for ready in wait([*ends, *readers], left_seconds):
+            if ready in ends:
+                ends[ready].join()
+            else:
+                _hear(pool, readers[ready])
+        processes = [each for each in processes if not _has_ended(each)]
+
+
+def _hear(pool: Any, process: Any) -> None:
+    """Read one message of a process, as Celery does when it waits for its pool to end."""
+    handler, processes = pool._pool._result_handler, pool._pool._fileno_to_outq
+    handler._flush_outqueue(process.outqR_fd, processes.get, processes, handler.on_state_change)
+
+
+class CancelledGreenlets:
+    """Tasks in greenlets, which end some time after they were cancelled."""
+
+    def __init__(self) -> None:
+        self._running: set[Any] = set()
+        self._ended: list[Any] = []
+
+    def __contains__(self, request: Any) -> bool:
+        return request in self._running
+
+    def add(self, request: Any) -> None:
+        """A request is about to be cancelled."""
+        self._running.add(request)
+
+    def discard(self, request: Any) -> None:
+        """A request could not be cancelled."""
+        self._running.discard(request)
+
+    def end(self, request: Any, was_killed: bool) -> None:
+        """A greenlet has ended: of what it was cancelled for, or by itself just before."""
+        if request in self._running:
+            self._running.remove(request)
+            if was_killed:
+                self._ended.append(request)
+            if not self._running:
+                ended, self._ended = self._ended, []
+                _give_back(ended)
+
+
+def _give_back(requests: Iterable[Any]) -> None:
+    tags: dict[Any, list[int]] = {}
+    for request in requests:
+        channel = request.message.channel
+        if hasattr(channel, "give_back") and not (request.acknowledged or channel.closed):
+            tags.setdefault(channel, []).append(request.message.delivery_tag)
+    for channel in tags:
+        channel.give_back(tags[channel])

@@ -1,0 +1,81 @@
+"""`serve`: the backlog over HTTP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .session import Command
+
+
+def serve_options(function: Any) -> Any:
+    """Where to listen, and to whom."""
+    path = click.Path(exists=True, dir_okay=False, path_type=Path)
+    for option in (
+        click.option("--keyfile", type=path, help="Private key of the certificate."),
+        click.option("--certfile", type=path, help="Certificate for https."),
+        click.option(
+            "--token/--no-token",
+            "needs_token",
+            default=None,
+            help="Whether a token is needed; beyond this machine it always is.",
+        ),
+        click.option(
+            "--log-format",
+            type=click.Choice(("text", "json")),
+            default="text",
+            show_default=True,
+            help="How logs are written; json: one object a line.",
+        ),
+        click.option("--access-log/--no-access-log", help="Whether each request is logged."),
+        click.option("--port", type=click.IntRange(0, 65_535), default=8080, show_default=True),
+        click.option("--host", default="127.0.0.1", show_default=True),
+    ):
+        function = option(function)
+    return function
+
+
+@click.command("serve", cls=Command)
+@serve_options
+@click.pass_context
+def serve(ctx: click.Context, /, **given: Any) -> None:
+    """Serve the HTTP API.
+
+    Beyond this machine every request needs a token: see `token create`.
+    """
+    run(ctx.obj.app, **given)
+
+
+def run(
+    app: Any,
+    *,
+    host: str,
+    port: int,
+    needs_token: bool | None,
+    certfile: Path | None,
+    keyfile: Path | None,
+    log_format: str,
+    access_log: bool,
+    jobs_only: bool = False,
+) -> None:
+    """Serve until a signal. Raises ClickException for what the user can put right."""
+    try:
+        from ..http.app import Api
+        from ..http.logs import show_logs
+        from ..http.server import LOOPBACK_HOSTS, is_loopback, make_server
+    except ModuleNotFoundError as error:
+        raise click.ClickException(
+            f"this needs {error.name}: pip install 'kombu-delayed[http]'"
+        ) from error
+    is_local = is_loopback(host)
+    if needs_token is False and not is_local:
+        raise click.UsageError(f"--no-token is for this machine alone, and {host} is more")
+    needs_token = not is_local if needs_token is None else needs_token
+    show_logs(log_format, requests=access_log)
+    hosts = LOOPBACK_HOSTS if is_local else ()
+    api = Api(app, needs_token=needs_token, jobs_only=jobs_only, hosts=hosts)
+    api.service.check_broker()
+    more: dict[str, Any] = {"log_config": None} if log_format == "json" else {}
+    make_server(api, host, port, ssl_certfile=certfile, ssl_keyfile=keyfile, **more).run()

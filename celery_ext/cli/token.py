@@ -1,0 +1,93 @@
+"""`token create`, `list`, `revoke`: who may use the HTTP API."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Any
+
+import click
+from click_didyoumean import DYMGroup  # type: ignore[import-untyped]
+
+from ..http.identity import SCOPES
+from ..http.tokens import Token, Tokens
+from ..times import from_ms
+from .criteria import TEXT
+from .session import Session, command
+from .times import SPAN
+from .words import moment, plain, table
+
+
+@click.group("token", cls=DYMGroup)
+def token() -> None:
+    """Make and revoke tokens of the HTTP API."""
+
+
+@command("create")
+@click.argument("name")
+@click.option(
+    "--scope",
+    "scopes",
+    type=click.Choice(SCOPES),
+    multiple=True,
+    required=True,
+    help="What it may; repeatable. admin may all.",
+)
+@click.option("--tenant", "tenants", type=TEXT, multiple=True, help="Only this one; repeatable.")
+@click.option(
+    "-Q", "--queue", "queues", type=TEXT, multiple=True, help="Only this one; repeatable."
+)
+@click.option("--expires", type=SPAN, help="How long it lasts, such as 90d; without it, for good.")
+def create(
+    session: Session,
+    name: str,
+    scopes: tuple[str, ...],
+    tenants: tuple[str, ...],
+    queues: tuple[str, ...],
+    expires: timedelta | None,
+) -> None:
+    """Make a token and print it, this once: Redis has only its hash."""
+    seconds = int(expires.total_seconds()) if expires else 0
+    made, text = Tokens(session.delayed).create(name, scopes, tenants, queues, seconds)
+    session.emit({**_data(made), "token": text})
+    session.print(plain(text))
+
+
+@command("list")
+def list_(session: Session) -> None:
+    """Show the tokens that there are."""
+    found = Tokens(session.delayed).list()
+    session.emit([_data(each) for each in found])
+    if not found:
+        session.nothing("There are no tokens.")
+    made = table("id", "name", "scopes", "tenants", "queues", "created (UTC)", "expires (UTC)")
+    for each in found:
+        made.add_row(
+            each.id,
+            plain(each.name),
+            " ".join(each.scopes),
+            plain(" ".join(each.tenants) or "all"),
+            plain(" ".join(each.queues) or "all"),
+            moment(from_ms(each.created * 1000)),
+            moment(from_ms(each.expires * 1000)) if each.expires else "",
+        )
+    session.print(made)
+
+
+@command("revoke")
+@click.argument("id")
+def revoke(session: Session, id: str) -> None:
+    """Let a token, given by its id, be worth nothing; servers know within 5 s."""
+    gone = Tokens(session.delayed).revoke(id)
+    session.emit({"revoked": gone})
+    if not gone:
+        session.nothing(f"There is no token {id}.")
+    session.print(plain(f"{id} is revoked."))
+
+
+def _data(token: Token) -> dict[str, Any]:
+    return asdict(token)
+
+
+for _command in (create, list_, revoke):
+    token.add_command(_command)

@@ -1,0 +1,63 @@
+"""The history of a task's failures, which its messages carry until it succeeds or is buried."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+from .times import from_ms
+
+#: JSON in text, as the scripts pass over texts in headers quickly.
+HEADER = "delayed_failures"
+
+#: So many failures, the last ones, are remembered, with so much of each traceback.
+KEPT, FRAMES, TRACEBACK_LENGTH = 20, 3, 1_000
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An attempt that has failed: when (ms), where, why, and the innermost frames."""
+
+    attempt: int
+    at_ms: int
+    worker: str
+    error: str
+    traceback: str
+
+    @property
+    def at(self) -> datetime:
+        """When, in UTC."""
+        return from_ms(self.at_ms)
+
+    @classmethod
+    def of(cls, error: BaseException, attempt: int, at_ms: int, worker: str) -> Failure:
+        """From an error that was raised."""
+        frames = traceback.format_tb(error.__traceback__, limit=-FRAMES)
+        return cls(attempt, at_ms, worker, describe(error), "".join(frames)[-TRACEBACK_LENGTH:])
+
+
+def describe(error: BaseException) -> str:
+    """An error in a line."""
+    return f"{type(error).__name__}: {error}".strip()[:300]
+
+
+def read(text: Any) -> list[Failure]:
+    """A history as `write` has it; what is none is an empty one."""
+    try:
+        return [Failure(**each) for each in json.loads(text)] if text else []
+    except (ValueError, TypeError):
+        return []
+
+
+def write(failures: Iterable[Failure]) -> str:
+    """A history as text."""
+    return json.dumps([asdict(failure) for failure in [*failures][-KEPT:]])
+
+
+def before(headers: Mapping[str, Any] | None) -> list[Failure]:
+    """What a task's headers say of earlier attempts."""
+    return read((headers or {}).get(HEADER))

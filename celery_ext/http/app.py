@@ -1,0 +1,170 @@
+"""The ASGI application."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from functools import partial
+from importlib.resources import files
+from typing import Any
+
+from celery import Celery
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from ..errors import QueryError
+from . import (
+    bulk_lines,
+    dead_letters,
+    delayedqueue,
+    event_stream,
+    export,
+    later,
+    metrics_page,
+    queues,
+    responses,
+    searching,
+    tasks,
+)
+from .gate import Gate
+from .jobs import register
+from .openapi import document
+from .operations import Operation, endpoint
+from .options import HttpOptions
+from .pages.site import Site
+from .problems import BROKER_FAILS, Problem, answer, broker_away
+from .rates import Rates
+from .service import Service
+
+OPERATIONS: list[Operation] = [
+    *tasks.OPERATIONS,
+    *searching.OPERATIONS,
+    *bulk_lines.OPERATIONS,
+    *queues.OPERATIONS,
+    *dead_letters.OPERATIONS,
+    *event_stream.OPERATIONS,
+    *responses.OPERATIONS,
+    *export.OPERATIONS,
+    *metrics_page.OPERATIONS,
+    *later.OPERATIONS,
+    *delayedqueue.OPERATIONS,
+]
+
+
+class Api:
+    """An app's backlog over HTTP, as an ASGI application of its own or mounted in another one.
+
+    The API is at `/v1`, pages for people are at `/`.
+
+    Every request needs a token, unless `needs_token` is False: who mounts it must then see to who
+    may ask. `close` ends its threads and connections; a server of its own does that.
+    """
+
+    def __init__(
+        self,
+        app: Celery,
+        options: HttpOptions | None = None,
+        *,
+        needs_token: bool = True,
+        jobs_only: bool = False,
+        hosts: Iterable[str] = (),
+    ) -> None:
+        app.loader.import_default_modules()
+        app.finalize()
+        register(app)
+        self.service = Service(app, options, jobs_only)
+        rates = Rates(self.service.options.rate)
+        site = Site(self.service, needs_token, rates)
+        inner = Starlette(
+            routes=[
+                *site.routes,
+                *(_route(self.service, each) for each in OPERATIONS),
+                Route("/openapi.json", self._openapi),
+                Route("/docs", partial(_file, name="docs_page.html", kind="text/html")),
+                Route("/docs.js", partial(_file, name="docs_page.js", kind="text/javascript")),
+                Route("/healthz", self._health),
+            ],
+            exception_handlers=_HANDLERS,
+            lifespan=self._lifespan,
+        )
+        self.gate = Gate(inner, self.service, site, rates, needs_token, hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.gate(scope, receive, send)
+
+    @asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        yield
+        self.close()
+
+    def close(self) -> None:
+        """End: what was accepted is sent first."""
+        self.service.close()
+
+    async def _openapi(self, request: Request) -> Response:
+        found = document(OPERATIONS, request.scope.get("root_path", ""))
+        return Response(json.dumps(found), media_type="application/json")
+
+    async def _health(self, request: Request) -> Response:
+        await self.service.threads.run(self.service.check_broker)
+        return PlainTextResponse("ok\n")
+
+
+def _route(service: Service, operation: Operation) -> Route:
+    path = operation.path.replace("{key}", "{key:path}")  # others choose it, and may have slashes
+    made = Route(path, endpoint(service, operation), methods=[operation.method])
+    if operation.method == "GET" and made.methods is not None:
+        made.methods.discard("HEAD")
+    return made
+
+
+async def _file(request: Request, name: str, kind: str) -> Response:
+    return Response(files(__package__).joinpath(name).read_bytes(), media_type=kind)
+
+
+async def _problem(request: Request, error: Any) -> Response:
+    if isinstance(error, Problem):
+        return answer(error)
+    if error.status_code == 405:
+        error.headers = {"Allow": ", ".join(_methods(request))}
+    return answer(Problem(error.status_code, error.detail, headers=error.headers))
+
+
+def _methods(request: Request) -> list[str]:
+    """All that a path takes: the router tells of its first route only."""
+    from starlette.routing import Match
+
+    return sorted(
+        {
+            method
+            for route in request.app.routes
+            if route.matches(request.scope)[0] is not Match.NONE
+            for method in route.methods or ()
+        }
+    )
+
+
+async def _wrong(request: Request, error: Any) -> Response:
+    name, _, detail = str(error).partition("=")
+    return answer(Problem.of_field(name, str(error)) if detail else Problem(422, str(error)))
+
+
+async def _unavailable(request: Request, error: Any) -> Response:
+    return answer(broker_away())
+
+
+async def _failed(request: Request, error: Any) -> Response:
+    return answer(Problem(500, "the server made a mistake; its log has more"))
+
+
+_HANDLERS: dict[Any, Any] = {
+    HTTPException: _problem,
+    QueryError: _wrong,
+    **dict.fromkeys(BROKER_FAILS, _unavailable),
+    Exception: _failed,
+}

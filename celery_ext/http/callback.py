@@ -1,0 +1,126 @@
+"""Posts to a URL: no redirects, bounded in time and size, to the address that was checked."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from .guard import Target
+
+SUCCESS, TOO_MANY = 100, 101
+
+
+class CallbackFailed(Exception):
+    """No answer, or not the one that means success."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a receiver has said. `retry_after` is in seconds, None where it named none."""
+
+    code: int
+    retry_after: float | None = None
+
+
+class _Connection(http.client.HTTPConnection):
+    """To one of the addresses that were checked, whatever DNS says by now."""
+
+    def __init__(self, target: Target, addresses: Iterable[Any], seconds: float) -> None:
+        super().__init__(target.host, target.port, timeout=seconds)
+        self._target, self._addresses = target, list(addresses)
+        self.default_port = 443 if target.scheme == "https" else 80
+
+    def connect(self) -> None:
+        error: OSError = OSError(f"{self.host} has no address")
+        for family, address in self._addresses:
+            sock = socket.socket(family, socket.SOCK_STREAM)
+            sock.settimeout(self.timeout)
+            self.sock = sock
+            try:
+                sock.connect(address)
+                if self._target.scheme == "https":
+                    context = ssl.create_default_context()
+                    name = self._target.host.rstrip(".")
+                    self.sock = context.wrap_socket(sock, server_hostname=name)
+                return
+            except OSError as reason:
+                sock.close()
+                error = reason
+        raise error
+
+    def cut(self) -> None:
+        """End whatever it waits for, from another thread."""
+        if self.sock is not None:
+            with suppress(OSError):
+                self.sock.shutdown(socket.SHUT_RDWR)
+
+
+def post(
+    target: Target,
+    addresses: Iterable[Any],
+    body: bytes,
+    headers: dict[str, str],
+    *,
+    seconds: float,
+    limit_bytes: int,
+) -> Answer:
+    """Post JSON and read the answer. Raises CallbackFailed."""
+    connection = _Connection(target, addresses, seconds)
+    until = time.monotonic() + seconds
+    # A time-out of a socket begins anew with each byte.
+    timer = threading.Timer(seconds, connection.cut)
+    timer.daemon = True
+    timer.start()
+    try:
+        connection.request("POST", target.path, body, {**headers, "Connection": "close"})
+        response = connection.getresponse()
+        raw = response.read(limit_bytes + 1)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        late = time.monotonic() >= until
+        reason = f"no answer within {seconds:g} s" if late else f"{type(error).__name__}: {error}"
+        raise CallbackFailed(reason[:200]) from None
+    finally:
+        timer.cancel()
+        connection.close()
+    if time.monotonic() >= until:  # what was cut off looks like an end
+        raise CallbackFailed(f"no answer within {seconds:g} s")
+    if not 200 <= response.status < 300:
+        raise CallbackFailed(f"status {response.status}")
+    if len(raw) > limit_bytes:
+        raise CallbackFailed(f"its answer is longer than {limit_bytes} bytes")
+    return Answer(_code(raw), _seconds(response.getheader("Retry-After")))
+
+
+def _code(raw: bytes) -> int:
+    try:
+        found = json.loads(raw)
+    except (ValueError, RecursionError):
+        raise CallbackFailed("its answer is not JSON") from None
+    code = found.get("code") if isinstance(found, dict) else None
+    if type(code) is not int:
+        raise CallbackFailed('its answer has no "code"')
+    if code not in (SUCCESS, TOO_MANY):
+        raise CallbackFailed(f"code {code}")
+    return code
+
+
+def _seconds(text: str | None) -> float | None:
+    """Seconds, or a date; None for what is neither."""
+    from email.utils import parsedate_to_datetime
+
+    try:
+        return float(int(text or ""))
+    except ValueError:
+        pass
+    try:
+        return max(parsedate_to_datetime(text or "").timestamp() - time.time(), 0.0)
+    except (ValueError, TypeError, OverflowError):
+        return None

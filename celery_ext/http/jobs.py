@@ -1,0 +1,167 @@
+"""HTTP jobs: the task that posts to a callback URL when it is due."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from celery import Celery, Task
+from celery.exceptions import Ignore, Reject
+from celery.utils.log import get_task_logger
+
+from kombu_delayed.keys import http_host
+from kombu_delayed.scripts import script
+
+from ..body import read_body
+from ..delayed import Delayed
+from ..task_info import TaskInfo
+from .callback import TOO_MANY, CallbackFailed, post
+from .guard import CallbackRefused, Target, check_form, resolve
+from .options import HttpOptions
+from .signature import sign
+
+#: What the task is called.
+JOB_TASK = "celery_ext.http.post"
+
+#: The first wait before a job is tried again; each is twice the one before.
+FIRST_SECONDS = 10
+
+#: How often a receiver may say that it has too many requests, and how long it may have us wait.
+POSTPONED_LIMIT, POSTPONED_SECONDS = 100, 86_400
+
+#: How long a job waits for a place at a host that gets many.
+PLACE_SECONDS = 2.0
+
+logger = get_task_logger(__name__)
+
+_brokers: WeakKeyDictionary[Celery, Delayed] = WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def register(app: Celery) -> None:
+    """Let an app's workers run HTTP jobs; twice is safe."""
+    app.task(
+        _run,
+        name=JOB_TASK,
+        bind=True,
+        shared=False,
+        acks_late=True,
+        ignore_result=True,
+        max_retries=None,
+    )
+
+
+def is_job(info: TaskInfo) -> bool:
+    """Whether a task is an HTTP job."""
+    return info.task == JOB_TASK
+
+
+def job_of(app: Celery, info: TaskInfo) -> dict[str, Any]:
+    """What an HTTP job was given; empty where it cannot be read."""
+    body = read_body(app, info)
+    found = body[1] if body else None
+    return dict(found) if isinstance(found, dict) else {}
+
+
+def backoff_seconds(retries: int) -> int:
+    """How long to wait after so many retries: 10, 20, 40 … s, a day at the most."""
+    return min(FIRST_SECONDS * 2 ** min(retries, 20), 86_400)
+
+
+def _run(
+    task: Task,
+    topic: str,
+    callback: str,
+    content: Any = None,
+    retry: int = 3,
+    created: int = 0,
+    postponed: int = 0,
+) -> None:
+    options = HttpOptions.of(task.app)
+    body = json.dumps({"id": task.request.id, "topic": topic, "content": content}).encode()
+    try:
+        target = check_form(callback, options.callback_allow)
+        addresses = resolve(target, options.callback_allow)
+        answer = _post_in_place(task, options, target, addresses, body)
+    except CallbackRefused as error:
+        raise _dead(f"the callback is refused: {error}") from None
+    except (CallbackFailed, OSError) as error:
+        _again(task, retry, error)
+    if answer is None:
+        _postpone(task, PLACE_SECONDS * random.uniform(0.5, 1.5), postponed)
+    elif answer.code == TOO_MANY:
+        if postponed >= POSTPONED_LIMIT:
+            raise _dead(f"its receiver had too many requests {POSTPONED_LIMIT} times")
+        wait = answer.retry_after
+        wait = backoff_seconds(min(postponed, 6)) if wait is None else wait
+        _postpone(task, min(wait, POSTPONED_SECONDS), postponed + 1)
+
+
+def _post_in_place(
+    task: Task, options: HttpOptions, target: Target, addresses: Any, body: bytes
+) -> Any:
+    """The answer; None: its host gets as many callbacks as it may."""
+    store = _delayed(task.app).store
+    key = http_host(target.host, store.keys("").prefix)
+    taken = script("place")(
+        store.run,
+        places=key,
+        now=store.now,
+        holder=task.request.id,
+        limit=options.callback_per_host,
+        kept_ms=int((options.callback_seconds + 5) * 1000),
+    )
+    if not taken:
+        return None
+    headers = {
+        "Content-Type": "application/json",
+        "User-Agent": "kombu-delayed",
+        **sign(options.callback_secrets, body),
+    }
+    try:
+        return post(
+            target,
+            addresses,
+            body,
+            headers,
+            seconds=options.callback_seconds,
+            limit_bytes=options.callback_bytes,
+        )
+    finally:
+        store.run("ZREM", key, task.request.id)
+
+
+def _delayed(app: Celery) -> Delayed:
+    with _lock:
+        if app not in _brokers:
+            _brokers[app] = Delayed(app)
+        return _brokers[app]
+
+
+def _again(task: Task, retry: int, error: Exception) -> None:
+    """Raises what lets the job be tried again later, or makes it dead."""
+    done = task.request.retries
+    if done >= retry:
+        raise _dead(f"{done + 1} tries failed, the last one: {error}") from None
+    wait = backoff_seconds(done)
+    logger.info("HTTP job %s is tried again in %s s: %s", task.request.id, wait, error)
+    raise task.retry(countdown=wait, max_retries=None, throw=False) from None
+
+
+def _postpone(task: Task, seconds: float, postponed: int) -> None:
+    """Raises what ends this attempt, after another has been scheduled that is not a retry."""
+    request = task.request
+    kwargs = {**request.kwargs, "postponed": postponed}
+    again = task.signature_from_request(
+        request, request.args, kwargs, countdown=seconds, retries=request.retries
+    )
+    again.apply_async()
+    raise Ignore()
+
+
+def _dead(reason: str) -> Reject:
+    logger.warning("An HTTP job becomes a dead letter: %s", reason)
+    return Reject(reason, requeue=False)

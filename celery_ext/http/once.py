@@ -1,0 +1,42 @@
+"""A task that is created once under its id, however often it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from typing import Any
+
+from kombu_delayed.scripts import Script, script
+from kombu_delayed.store import Entry, Store
+
+#: How long after its due time an id is remembered.
+KEPT_SECONDS = 86_400
+
+
+def ledger(id: str) -> str:
+    """What the ledger of an id is called among those of jobs."""
+    return f"http:{id}"
+
+
+class OnceStore(Store):
+    """A store that takes an id once, for as long as its ledger is kept."""
+
+    def __init__(self, store: Store, id: str, delay_seconds: float) -> None:
+        vars(self).update(vars(copy(store)))
+        self._id = id
+        self._seconds = int(max(delay_seconds, 0)) + KEPT_SECONDS
+
+    def schedule_call(
+        self, queue: str, entries: Sequence[Entry], expires_ms: int = 0
+    ) -> tuple[Script, dict[str, Any]]:
+        """As of any store, for what was not there before."""
+        _, given = super().schedule_call(queue, entries, expires_ms)
+        job = self.keys(queue).job(ledger(self._id))
+        more = {"job": job, "run": "\x1frun", "ledger_seconds": self._seconds}
+        return script("schedule_once"), {**given, **more}
+
+
+def forget(store: Store, queue: str, id: str) -> None:
+    """Let an id be created again: it was cancelled."""
+    for name in store.shards.all(queue):
+        store.run("DEL", store.keys(name).job(ledger(id)))

@@ -1,0 +1,70 @@
+"""What somebody should see to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+from kombu_delayed.doctor import examine_server
+from kombu_delayed.errors import DelayedError
+from kombu_delayed.metrics import Metrics
+
+from ...cli.words import letters_word, span, tasks_word
+from ...counts import ConsumerInfo
+from .visit import Visit
+
+#: As late as this is worth a warning, and more than one.
+LATE_SECONDS, VERY_LATE_SECONDS = 60, 900
+
+#: Server settings and clocks change seldom, and each look logs what is wrong with them.
+SERVER_SECONDS = 600.0
+
+LEVELS = ("critical", "warning", "note")
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """`level` is one of LEVELS; `path` is where to see more."""
+
+    level: str
+    text: str
+    path: str = ""
+    queue: str = ""
+
+
+def alarms(
+    visit: Visit, metrics: Mapping[str, Metrics], consumers: Iterable[ConsumerInfo]
+) -> list[Alarm]:
+    """All of them, the worst first."""
+    found = [alarm for queue, each in metrics.items() for alarm in _of_queue(queue, each)]
+    found += [alarm for info in consumers for alarm in _of_consumer(info)]
+    found += visit.recent.get("server", SERVER_SECONDS, lambda: _of_server(visit))
+    return sorted(found, key=lambda alarm: LEVELS.index(alarm.level))
+
+
+def _of_queue(queue: str, found: Metrics) -> Iterable[Alarm]:
+    waiting = found.due + found.ready
+    if waiting and not found.consumers:
+        yield Alarm("critical", f"Nobody consumes {queue}: {tasks_word(waiting)} due.", "", queue)
+    if found.oldest_due_seconds >= LATE_SECONDS:
+        level = "critical" if found.oldest_due_seconds >= VERY_LATE_SECONDS else "warning"
+        late = span(timedelta(seconds=found.oldest_due_seconds))
+        yield Alarm(level, f"The oldest task in {queue} is {late} late.", "/backlog", queue)
+    if found.dead:
+        yield Alarm("note", f"{letters_word(found.dead)} in {queue}.", "/dead", queue)
+
+
+def _of_consumer(info: ConsumerInfo) -> Iterable[Alarm]:
+    if info.lease_seconds <= 0 and info.unacked:
+        text = f"The lease of {info.name} on {info.queue} has ended; it held "
+        text += f"{tasks_word(info.unacked)}, for others to take over."
+        yield Alarm("warning", text, "/consumers", info.queue)
+
+
+def _of_server(visit: Visit) -> list[Alarm]:
+    try:
+        finding = examine_server(visit.service.delayed.store)
+    except DelayedError as error:
+        return [Alarm("critical", str(error))]
+    return [Alarm("warning", text) for text in finding.examples] if finding else []

@@ -1,0 +1,172 @@
+// All pages work without this. It keeps them up to date and saves some steps.
+import { morph } from "./morph.js";
+
+const byId = (id) => document.getElementById(id);
+
+// Times: how far away they are, as they pass.
+
+function span(seconds) {
+  const units = [["d", 86400], ["h", 3600], ["m", 60], ["s", 1]];
+  const first = units.findIndex(([, size]) => seconds >= size);
+  if (first < 0) return "0s";
+  const [unit, size] = units[first];
+  const text = Math.floor(seconds / size) + unit;
+  if (first >= 2) return first === 2 ? minutes(seconds) : text;
+  const [below, smaller] = units[first + 1];
+  const rest = Math.floor((seconds % size) / smaller);
+  return rest ? `${text} ${rest}${below}` : text;
+}
+
+function minutes(seconds) {
+  const rest = Math.floor(seconds % 60);
+  return Math.floor(seconds / 60) + "m" + (rest ? ` ${rest}s` : "");
+}
+
+function tick() {
+  for (const time of document.querySelectorAll("time[data-away]")) {
+    const away = (Date.parse(time.dateTime) - Date.now()) / 1000;
+    const text = away < 0 ? `${span(-away)} ago` : `in ${span(away)}`;
+    if (time.textContent !== text) time.textContent = text;
+  }
+}
+setInterval(tick, 1000);
+tick();
+
+// Light and dark: the choice is kept for the server to render.
+
+const themeSwitch = byId("theme-switch");
+if (themeSwitch) {
+  themeSwitch.hidden = false;
+  themeSwitch.addEventListener("click", () => {
+    const root = document.documentElement;
+    const dark = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+    root.dataset.theme = (root.dataset.theme || dark) === "dark" ? "light" : "dark";
+    document.cookie = `delayed_theme=${root.dataset.theme}; path=${themeSwitch.dataset.path}; max-age=31536000; samesite=strict`;
+  });
+}
+
+// Live: the server sends what the page shows now.
+
+const live = byId("live");
+const liveSwitch = byId("live-switch");
+const trouble = byId("trouble");
+
+class Live {
+  constructor() {
+    this.paused = false;
+    this.knownAt = new Date();
+    liveSwitch.hidden = false;
+    liveSwitch.addEventListener("click", () => {
+      this.paused = !this.paused;
+      this.follow();
+    });
+    // A page that nobody sees holds no connection: browsers have few.
+    document.addEventListener("visibilitychange", () => this.follow());
+    this.follow();
+  }
+
+  follow() {
+    this.source?.close();
+    this.source = null;
+    clearTimeout(this.again);
+    if (this.paused) this.say("Paused", "");
+    if (this.paused || document.hidden) return;
+    this.say("Live", "");
+    this.source = new EventSource(live.dataset.live);
+    this.source.addEventListener("look", (event) => this.show(JSON.parse(event.data)));
+    this.source.addEventListener("trouble", (event) => this.fail(JSON.parse(event.data)));
+    this.source.addEventListener("error", () => {
+      if (this.source.readyState === EventSource.CLOSED) {
+        this.fail("The server has refused");
+        this.again = setTimeout(() => this.retry(), 3000);
+      } else {
+        // It also ends a stream now and then, and is asked again at once.
+        this.again ??= setTimeout(() => this.fail("The server does not answer"), 5000);
+      }
+    });
+    this.source.addEventListener("open", () => this.ok());
+  }
+
+  async retry() {
+    const answer = await fetch(location.href, { method: "HEAD", redirect: "manual" }).catch(() => null);
+    if (answer?.type === "opaqueredirect") location.reload(); // the login has ended
+    else this.follow();
+  }
+
+  ok() {
+    clearTimeout(this.again);
+    this.again = null;
+  }
+
+  show(html) {
+    this.ok();
+    this.knownAt = new Date();
+    const fresh = new DOMParser().parseFromString(`<div>${html}</div>`, "text/html").body.firstChild;
+    morph(live, fresh);
+    tick();
+    live.classList.remove("old");
+    this.say("Live", "");
+  }
+
+  fail(text) {
+    live.classList.add("old");
+    this.say("Offline", `${text}. What is here was known at ${this.knownAt.toLocaleTimeString()}; trying again.`);
+  }
+
+  say(word, text) {
+    liveSwitch.querySelector(".word").textContent = word;
+    liveSwitch.dataset.state = word.toLowerCase();
+    liveSwitch.setAttribute("aria-pressed", String(!this.paused));
+    if (trouble.textContent !== text) trouble.textContent = text;
+  }
+}
+if (live && liveSwitch) new Live();
+
+// Selecting many.
+
+const choose = document.querySelector("form.choose");
+const all = byId("all-match");
+if (choose && all) {
+  const boxes = [...choose.querySelectorAll("td.pick input")];
+  const page = byId("select-page");
+  const buttons = choose.querySelectorAll("button[name=verb]");
+  page.hidden = false;
+  const count = () => {
+    const chosen = boxes.filter((each) => each.checked).length;
+    page.checked = chosen === boxes.length;
+    page.indeterminate = chosen > 0 && chosen < boxes.length;
+    for (const each of boxes) each.disabled = all.checked;
+    page.disabled = all.checked;
+    byId("selected").textContent = all.checked ? "" : `${chosen} selected`;
+    for (const each of buttons) each.disabled = !all.checked && !chosen;
+  };
+  page.addEventListener("change", () => {
+    for (const each of boxes) each.checked = page.checked;
+    count();
+  });
+  let last = null;
+  for (const each of boxes) {
+    each.addEventListener("click", (event) => {
+      if (event.shiftKey && last) {
+        const [from, to] = [boxes.indexOf(last), boxes.indexOf(each)].sort((a, b) => a - b);
+        for (const one of boxes.slice(from, to + 1)) one.checked = each.checked;
+      }
+      last = each;
+      count();
+    });
+  }
+  all.addEventListener("change", count);
+  window.addEventListener("pageshow", count);
+  count();
+}
+
+// A page that could not be shown opens when it can be.
+
+if (byId("again")) {
+  const retry = async () => {
+    const answer = await fetch(location.href, { method: "HEAD" }).catch(() => null);
+    if (answer && ![429, 503].includes(answer.status)) location.reload();
+    else setTimeout(retry, 3000);
+  };
+  setTimeout(retry, 3000);
+}

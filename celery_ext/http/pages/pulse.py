@@ -1,0 +1,118 @@
+"""What has happened lately, from the lifecycle events: how much, and how late."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+from kombu_delayed import events as streams
+from kombu_delayed.events import Event
+from kombu_delayed.store import Store
+
+#: Throughput is shown by parts of so many seconds.
+PART_SECONDS, PARTS = 15, 40
+
+#: Events that the first look reads, and the most that one look reads of a shard.
+FIRST_SIZE, LOOK_SIZE = 5_000, 10_000
+
+#: Lateness of the last deliveries.
+LATENESS_SIZE = 1_000
+
+#: Streams that are followed.
+FOLLOWED = 1_000
+
+
+@dataclass(frozen=True)
+class Beat:
+    """What the last ten minutes were like. `parts` are tasks that were done in each 15 s.
+
+    Lateness is from due to delivered, in seconds, of the last deliveries; None: there was none.
+    `is_partial`: more has happened than was read. `is_told`: there are events at all.
+    """
+
+    parts: list[int]
+    delivered: int
+    done: int
+    late_half: float | None
+    late_most: float | None
+    late_worst: float | None
+    is_partial: bool
+    is_told: bool
+
+
+@dataclass
+class _Followed:
+    position: str = ""
+    done: Counter[int] = field(default_factory=Counter)
+    delivered: Counter[int] = field(default_factory=Counter)
+    lateness: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=LATENESS_SIZE))
+    partial_until: int = -1
+
+    def add(self, event: Event) -> None:
+        part = event.at_ms // (PART_SECONDS * 1000)
+        if event.event == "acked":
+            self.done[part] += 1
+        elif event.event == "delivered":
+            self.delivered[part] += 1
+            if event.due_ms is not None:
+                self.lateness.append((part, max(event.at_ms - event.due_ms, 0) / 1000))
+
+    def forget_before(self, part: int) -> None:
+        for counter in (self.done, self.delivered):
+            for old in [each for each in counter if each < part]:
+                del counter[old]
+
+
+class Pulse:
+    """Follows streams of events as long as somebody looks; each look reads what is new."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._followed: dict[str, _Followed] = {}
+
+    def look(self, store: Store, shards: list[str]) -> Beat:
+        """The last ten minutes of some shards."""
+        last = int(time.time()) // PART_SECONDS
+        parts = range(last - PARTS + 1, last + 1)
+        with self._lock:
+            found = [self._read(store, shard, last) for shard in shards[:FOLLOWED]]
+        late = sorted(s for each in found for part, s in each.lateness if part in parts)
+        return Beat(
+            [sum(each.done[part] for each in found) for part in parts],
+            _lately([each.delivered for each in found], last),
+            _lately([each.done for each in found], last),
+            late[len(late) // 2] if late else None,
+            late[int(len(late) * 0.95)] if late else None,
+            late[-1] if late else None,
+            any(each.partial_until > last - PARTS for each in found),
+            any(each.position for each in found),
+        )
+
+    def _read(self, store: Store, shard: str, last: int) -> _Followed:
+        followed = self._followed.setdefault(shard, _Followed())
+        followed.forget_before(last - PARTS)
+        if not followed.position:
+            events = streams.newest(store, shard, FIRST_SIZE)
+            if len(events) == FIRST_SIZE:
+                followed.partial_until = events[0].at_ms // (PART_SECONDS * 1000)
+        else:
+            events = []
+            for page in streams.pages(store, shard, followed.position):
+                events += page
+                if len(events) >= LOOK_SIZE:
+                    followed.partial_until = last
+                    events += streams.newest(store, shard)
+                    break
+        for event in events:
+            followed.add(event)
+        if events:
+            followed.position = events[-1].stream_id
+        return followed
+
+
+def _lately(counters: list[Counter[int]], last: int) -> int:
+    """In the last whole minute."""
+    parts = range(last - 60 // PART_SECONDS, last)
+    return sum(counter[part] for counter in counters for part in parts)

@@ -1,0 +1,49 @@
+"""What several pages show of queues, read once for all visitors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta, timezone
+from functools import partial
+
+from kombu_delayed.metrics import Metrics, fold
+
+from ...counts import ConsumerInfo, Forecast
+from .visit import Visit
+
+#: How old a reading may be.
+COUNT_SECONDS, FORECAST_SECONDS = 1.0, 2.0
+
+
+def metrics(visit: Visit, queue: str | None = None) -> Mapping[str, Metrics]:
+    """The metrics of one queue, or of each."""
+    return {name: _metrics(visit, name) for name in visit.chosen_queues(queue)}
+
+
+def _metrics(visit: Visit, queue: str) -> Metrics:
+    store = visit.service.delayed.store
+    return visit.recent.get(
+        ("metrics", queue), COUNT_SECONDS, lambda: fold(map(store.metrics, store.shards.all(queue)))
+    )
+
+
+def consumers(visit: Visit, queue: str | None = None) -> list[ConsumerInfo]:
+    """Who consumes, by queue; whose lease ends first in front."""
+    store = visit.service.delayed.store
+    found: list[ConsumerInfo] = []
+    for name in visit.chosen_queues(queue):
+        read = partial(ConsumerInfo.all_of, store, store.shards.all(name))
+        found += visit.recent.get(("consumers", name), COUNT_SECONDS, read)
+    return found
+
+
+def forecast(visit: Visit, hours: float, buckets: int, queue: str | None = None) -> Forecast:
+    """The load ahead, in parts that begin at whole multiples of their length."""
+    length = timedelta(hours=hours) / buckets
+    epoch = datetime.fromtimestamp(0, timezone.utc)
+    start = epoch + (datetime.now(timezone.utc) - epoch) // length * length
+    whole, delayed = Forecast.none(start, length, buckets), visit.service.delayed
+    for name in visit.chosen_queues(queue):
+        read = partial(delayed.forecast, hours, buckets, name, start)
+        whole += visit.recent.get(("forecast", name, hours, start), FORECAST_SECONDS, read)
+    return whole

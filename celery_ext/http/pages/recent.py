@@ -1,0 +1,59 @@
+"""What was read a moment ago, for all who look at the same."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from math import inf
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+#: Readings that are kept.
+KEPT = 1_000
+
+#: What takes long to read is kept for so many times as long.
+SHARE = 20
+
+
+class _Reading:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.until = 0.0
+        self.value: Any = None
+
+
+class Recent:
+    """Readings by their keys. Threads that want the same one wait for one of them to read it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._readings: OrderedDict[Hashable, _Reading] = OrderedDict()
+
+    def get(self, key: Hashable, seconds: float, read: Callable[[], T]) -> T:
+        """A reading that is no older than so many seconds, or 20 times what it takes."""
+        reading = self._of(key)
+        with reading.lock:
+            began = time.monotonic()
+            if began >= reading.until:
+                reading.value = read()
+                ended = time.monotonic()
+                reading.until = ended + max(seconds, SHARE * (ended - began))
+            value: T = reading.value
+            return value
+
+    def forget(self) -> None:
+        """Read anew what does not last: something was changed."""
+        with self._lock:
+            for key in [key for key, each in self._readings.items() if each.until != inf]:
+                del self._readings[key]
+
+    def _of(self, key: Hashable) -> _Reading:
+        with self._lock:
+            reading = self._readings.setdefault(key, _Reading())
+            self._readings.move_to_end(key)
+            while len(self._readings) > KEPT:
+                self._readings.popitem(last=False)
+            return reading

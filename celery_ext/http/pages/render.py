@@ -1,0 +1,133 @@
+"""Templates, and how counts and times read in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta, timezone
+from functools import cache
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from kombu_delayed.shards import label, number_of, queue_of
+
+from ...cli.words import number, span
+from ...times import from_ms
+from ..identity import ANYBODY
+from .charts import bars, line
+from .visit import View, Visit
+
+THEMES = ("light", "dark")
+
+#: Where the theme is kept that was chosen.
+THEME_COOKIE = "delayed_theme"
+
+
+def readable(value: Any) -> Any:
+    """Text without what would show other text, or cannot be sent; None is nothing."""
+    if value is None:
+        return ""
+    if isinstance(value, str) and not isinstance(value, Markup) and not value.isprintable():
+        return "".join(
+            each if each.isprintable() or each in "\n\t" else "\N{REPLACEMENT CHARACTER}"
+            for each in value
+        )
+    return value
+
+
+def shortened(text: str, length: int) -> str:
+    """At most so many characters of a text."""
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def seconds_text(seconds: float) -> str:
+    """`4 ms`, `1.3 s`, `12s`, `3h 5m`."""
+    if 0 < seconds < 1:
+        return f"{1000 * seconds:.0f} ms"
+    return f"{seconds:.1f} s" if 0 < seconds < 10 else span(timedelta(seconds=seconds))
+
+
+def moment(at: datetime | int | None) -> Markup:
+    """A time as how far away it is, with itself as title; given in UTC or in ms."""
+    if at is None:
+        return Markup("")
+    if isinstance(at, int):
+        at = from_ms(at)
+    length = at - datetime.now(timezone.utc)
+    away = span(length)
+    shown = f"{away} ago" if length < timedelta() else f"in {away}"
+    return Markup('<time datetime="{}" title="{}" data-away>{}</time>').format(
+        at.isoformat(timespec="milliseconds"), absolute(at), shown
+    )
+
+
+def absolute(at: datetime | int) -> str:
+    """A time to the second."""
+    found = from_ms(at) if isinstance(at, int) else at
+    return f"{found:%Y-%m-%d %H:%M:%S} UTC"
+
+
+@cache
+def _environment() -> Environment:
+    """All templates, compiled: the first visitor does not wait for it."""
+    made = Environment(
+        loader=PackageLoader(__package__),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=readable,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    made.filters |= {
+        "absolute": absolute,
+        "label": label,
+        "moment": moment,
+        "number": number,
+        "number_of": number_of,
+        "queue_of": queue_of,
+        "seconds": seconds_text,
+        "shortened": shortened,
+    }
+    parts = made.get_template("parts.html").module
+    macros = {name: each for name, each in vars(parts).items() if not name.startswith("_")}
+    made.globals |= {"bars": bars, "line": line, **macros}
+    for name in made.list_templates():
+        made.get_template(name)
+    return made
+
+
+class Renderer:
+    """Makes pages of templates. `version` is that of the assets."""
+
+    def __init__(self, views: Sequence[View], needs_login: bool, version: str) -> None:
+        self._views, self._needs_login, self._version = views, needs_login, version
+        self._environment = _environment()
+
+    def page(self, visit: Visit, template: str, shown: Mapping[str, Any]) -> str:
+        """A whole page."""
+        return self._environment.get_template(template).render(self._context(visit, shown))
+
+    def live(self, visit: Visit, template: str, shown: Mapping[str, Any]) -> str:
+        """The part of a page that changes."""
+        found = self._environment.get_template(template)
+        context = found.new_context(self._context(visit, shown))
+        return "".join(found.blocks["live"](context))
+
+    def _context(self, visit: Visit, shown: Mapping[str, Any]) -> dict[str, Any]:
+        theme = visit.request.cookies.get(THEME_COOKIE)
+        return {
+            "view": None,
+            "assets": f"{visit.root}/assets/{self._version}",
+            "at": datetime.now(timezone.utc),
+            "csrf": Markup('<input type="hidden" name="csrf" value="{}">').format(visit.csrf),
+            "identity": visit.identity,
+            "is_logged_in": self._needs_login and visit.identity is not ANYBODY,
+            "menu": [each for each in self._views if each.title and each.may(visit)],
+            "needs_login": self._needs_login,
+            "query": visit.params(),
+            "theme": theme if theme in THEMES else "",
+            "url": visit.url,
+            **shown,
+        }

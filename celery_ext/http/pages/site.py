@@ -1,0 +1,259 @@
+"""The pages as a whole: who sees what, their forms, their errors."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from hashlib import sha256
+from importlib.resources import files
+from typing import Any
+
+from starlette.requests import Request, cookie_parser
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from ...errors import QueryError
+from ..identity import ANYBODY, Identity
+from ..problems import BROKER_FAILS, Problem, broker_away
+from ..rates import Rates
+from ..service import Service
+from ..sessions import COOKIE, Sessions, csrf_of, is_secret, new_secret
+from . import backlog, changing, consumers, dead, overview, partitions, replaying, task, tenants
+from .live import stream
+from .login import Login
+from .recent import Recent
+from .render import Renderer
+from .visit import Action, Form, View, Visit, set_cookie
+
+VIEWS: list[View] = [
+    *overview.VIEWS,
+    *backlog.VIEWS,
+    *task.VIEWS,
+    *dead.VIEWS,
+    *tenants.VIEWS,
+    *consumers.VIEWS,
+    *partitions.VIEWS,
+]
+ACTIONS: list[Action] = [*changing.ACTIONS, *replaying.ACTIONS]
+
+_ASSETS = {
+    "dashboard.css": "text/css",
+    "dashboard.js": "text/javascript",
+    "morph.js": "text/javascript",
+    "icon.svg": "image/svg+xml",
+}
+
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+
+_A_YEAR = 31_536_000
+
+logger = logging.getLogger(__name__)
+
+Endpoint = Callable[[Visit], Awaitable[Response]]
+
+
+class Site:
+    """All pages. `needs_login`: nobody sees any without a token."""
+
+    def __init__(self, service: Service, needs_login: bool, rates: Rates) -> None:
+        self._service, self._needs_login = service, needs_login
+        self.sessions = Sessions(service.delayed, service.options.session_seconds)
+        self._recent = Recent()
+        folder = files(__package__).joinpath("assets")
+        self._assets = {name: folder.joinpath(name).read_bytes() for name in _ASSETS}
+        version = sha256(b"".join(self._assets.values())).hexdigest()[:12]
+        self._renderer = Renderer(VIEWS, needs_login, version)
+        login = Login(self.sessions, service.options.session_seconds, rates)
+        self._pages = {
+            *(each.path for each in VIEWS),
+            *(each.path for each in ACTIONS),
+            *(f"/live/{each.name}" for each in VIEWS),
+        }
+        self.routes = [
+            *(self._route(each.path, "GET", _shows(each)) for each in VIEWS),
+            *(self._route(f"/live/{each.name}", "GET", _streams(each)) for each in VIEWS),
+            *(self._route(each.path, "POST", self._takes(each)) for each in ACTIONS),
+            Route(f"/assets/{version}/{{name}}", self._asset),
+            *(
+                [
+                    self._route("/login", "GET", login.ask),
+                    self._route("/login", "POST", self._checked(login.begin)),
+                    self._route("/logout", "POST", self._checked(login.end)),
+                ]
+                if needs_login
+                else []
+            ),
+        ]
+
+    def owns(self, path: str) -> bool:
+        """Whether errors of a path are shown as pages."""
+        return path in self._pages or path in ("/login", "/logout")
+
+    def is_open(self, path: str) -> bool:
+        """Whether a path needs no login."""
+        return path.startswith("/assets/") or path in ("/login", "/logout")
+
+    async def identity(self, cookies: str) -> Identity:
+        """Who visits. Raises a Problem where a login is needed."""
+        if not self._needs_login:
+            return ANYBODY
+        secret = cookie_parser(cookies).get(COOKIE, "")
+        is_known, token = self.sessions.known(secret)
+        if not is_known:
+            token = await self._service.threads.run(self.sessions.look, secret)
+        if token is None:
+            raise Problem(401, "log in with a token")
+        return token.identity
+
+    async def answer(self, problem: Problem, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the page of a problem."""
+        visit = self._visit(Request(scope, receive))
+        await self._failed(visit, problem)(scope, receive, send)
+
+    def _visit(self, request: Request) -> Visit:
+        visit = Visit(
+            self._service,
+            request.scope.get("delayed.identity", ANYBODY),
+            request,
+            recent=self._recent,
+            pages=self,
+        )
+        secret = request.cookies.get(COOKIE, "")
+        if not is_secret(secret):
+            secret = new_secret()
+            request.scope["delayed.new_secret"] = secret
+        visit.csrf = csrf_of(secret)
+        return visit
+
+    def make(
+        self, visit: Visit, template: str, shown: Mapping[str, Any], status: int = 200
+    ) -> Response:
+        """A page."""
+        text = self._renderer.page(visit, template, shown)
+        # Without a referrer at all, browsers hide the origin of the pages' own forms as well.
+        headers = {"Content-Security-Policy": _POLICY, "Referrer-Policy": "same-origin"}
+        made = Response(text.encode(errors="replace"), status, headers, media_type="text/html")
+        if secret := visit.request.scope.get("delayed.new_secret"):
+            set_cookie(visit, made, secret)
+        return made
+
+    def make_live(self, visit: Visit, template: str, shown: Mapping[str, Any]) -> str:
+        """The part of a page that changes."""
+        return self._renderer.live(visit, template, shown)
+
+    async def check(self, visit: Visit) -> None:
+        """Raises a Problem for a visit that has lasted longer than its login."""
+        if "authorization" not in visit.request.headers:
+            await self.identity(visit.request.headers.get("cookie", ""))
+
+    def take_form(self, id: str) -> bool:
+        """Whether a form was not sent before."""
+        return self.sessions.take_form(id)
+
+    def _failed(self, visit: Visit, problem: Problem) -> Response:
+        request = visit.request
+        if problem.status_code == 401 and request.method in ("GET", "HEAD"):
+            target = request.url.path[len(visit.root) :]
+            if request.url.query:
+                target += f"?{request.url.query}"
+            if not target.startswith("/live/"):
+                return visit.redirect("/login", next=target if target != "/" else None)
+        shown = {"problem": problem, "title": _title(problem)}
+        made = visit.render("problem.html", shown, problem.status_code)
+        made.headers.update(problem.headers or {})
+        return made
+
+    def _route(self, path: str, method: str, endpoint: Endpoint) -> Route:
+        async def answer(request: Request) -> Response:
+            visit = self._visit(request)
+            try:
+                return await endpoint(visit)
+            except Problem as problem:
+                return self._failed(visit, problem)
+            except QueryError as error:
+                return self._failed(visit, Problem(422, str(error)))
+            except BROKER_FAILS:
+                return self._failed(visit, broker_away())
+            except Exception:
+                logger.exception("The page %s has failed", path)
+                mistake = Problem(500, "the server made a mistake; its log has more")
+                return self._failed(visit, mistake)
+
+        return Route(path, answer, methods=[method])
+
+    def _checked(self, act: Callable[[Visit, Form], Awaitable[Response]]) -> Endpoint:
+        """Take a form of these pages only."""
+
+        async def endpoint(visit: Visit) -> Response:
+            form = Form(await visit.request.body())
+            is_ours = hmac.compare_digest(form.one("csrf").encode(), visit.csrf.encode())
+            if not is_ours or "delayed.new_secret" in visit.request.scope:
+                raise Problem(403, "this form is not of this visit: open the page again")
+            return await act(visit, form)
+
+        return endpoint
+
+    def _takes(self, action: Action) -> Endpoint:
+        async def act(visit: Visit, form: Form) -> Response:
+            visit.identity.require(action.scope)
+            done: Response = await visit.run(action.act, visit, form)
+            return done
+
+        return self._checked(act)
+
+    async def _asset(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in _ASSETS:
+            raise Problem(404, "there is no such file")
+        headers = {"Cache-Control": f"public, max-age={_A_YEAR}, immutable"}
+        return Response(self._assets[name], 200, headers, media_type=_ASSETS[name])
+
+
+_TITLES = {
+    401: "Log in first",
+    403: "This is not allowed",
+    404: "There is nothing here",
+    409: "Done before",
+    422: "Something is wrong with what was asked",
+    429: "Too many requests",
+    503: "Too much at once",
+}
+
+
+def _title(problem: Problem) -> str:
+    if problem.status_code == 503 and "the broker" in problem.detail:
+        return "Redis does not answer"
+    return _TITLES.get(problem.status_code, "This did not work")
+
+
+def _shows(view: View) -> Endpoint:
+    async def endpoint(visit: Visit) -> Response:
+        _check(view, visit)
+        made: Response = await visit.run(_rendered, view, visit)
+        return made
+
+    return endpoint
+
+
+def _rendered(view: View, visit: Visit) -> Response:
+    shown = {"view": view, **view.look(visit)}
+    return visit.render(f"{view.name}.html", shown, shown.get("status", 200))
+
+
+def _streams(view: View) -> Endpoint:
+    async def endpoint(visit: Visit) -> Response:
+        _check(view, visit)
+        return stream(visit, view)
+
+    return endpoint
+
+
+def _check(view: View, visit: Visit) -> None:
+    visit.identity.require(view.scope)
+    if view.is_whole:
+        visit.identity.require_whole()

@@ -1,0 +1,137 @@
+"""What all requests of one process share."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from fnmatch import fnmatchcase
+from typing import Any
+
+from celery import Celery
+
+from kombu_delayed.keys import http_tokens
+
+from ..delayed import Delayed
+from ..metrics.measuring import measure
+from ..metrics.queues import registry_of
+from .identity import Identity
+from .options import HttpOptions
+from .problems import Problem, busy
+from .threads import Threads
+from .writer import Writer
+
+#: How long the names of the queues in the broker are believed, and for metrics.
+NAMES_SECONDS, METRICS_NAMES_SECONDS = 5.0, 60.0
+
+
+class Service:
+    """An app's backlog over HTTP. `close` ends its threads and connections."""
+
+    def __init__(self, app: Celery, options: HttpOptions | None = None, jobs_only: bool = False):
+        self.app = app
+        self.options = options or HttpOptions.of(app)
+        self.jobs_only = jobs_only
+        self.delayed = Delayed(app)
+        self.threads = Threads(
+            self.options.threads, self.options.waiting, self.options.answer_seconds
+        )
+        self.writer = Writer(self.delayed, self.options.rows_waiting, self.options.answer_seconds)
+        self.meter = measure()
+        self.gauges = registry_of(self.delayed, self._measured_queues)
+        self.closing = False
+        self._streams = 0
+        self._names: list[str] = []
+        self._named_at = -NAMES_SECONDS
+
+    def close(self) -> None:
+        """End: what was accepted is sent first."""
+        self.closing = True
+        self.writer.close()
+        self.threads.close()
+        self.delayed.close()
+
+    def end_streams(self) -> None:
+        """Let streams end, which would go on for ever."""
+        self.closing = True
+
+    def check_broker(self) -> None:
+        """Raises what a call raises while the broker does not answer.
+
+        Of a Cluster it asks the node with the tokens: without that one, nobody is let in.
+        """
+        store = self.delayed.store
+        store.run("EXISTS", http_tokens(store.keys("").prefix))
+
+    # Queues.
+
+    def own_queues(self) -> list[str]:
+        """The queues of the app, which are looked at first."""
+        return list(self.app.amqp.queues)
+
+    def queues(self, identity: Identity, queue: str | None = None) -> list[str]:
+        """The queues that are meant, and are the caller's; to be called in a thread."""
+        if queue is not None:
+            identity.check_queue(queue)
+            return [queue]
+        return [name for name in self._known(NAMES_SECONDS) if identity.sees_queue(name)]
+
+    def _measured_queues(self) -> list[str]:
+        names = self._known(METRICS_NAMES_SECONDS)
+        return [*dict.fromkeys([*self.own_queues(), *names])]
+
+    def _known(self, seconds: float) -> list[str]:
+        """The names of all queues, found out so long ago at the most."""
+        if time.monotonic() - self._named_at > seconds:
+            self._names = self.delayed.queues()
+            self._named_at = time.monotonic()
+        return self._names
+
+    def forget_names(self) -> None:
+        """Read the names of the queues anew with the next request."""
+        self._named_at = -NAMES_SECONDS
+
+    def routed_queue(self, name: str, args: Any, kwargs: Any, queue: str | None) -> str:
+        """The queue that Celery sends a task to; empty for an exchange of its own."""
+        options = {"queue": queue} if queue else {}
+        task = self.app.tasks.get(name)
+        if task is not None:
+            options = {**task._get_exec_options(), **options}
+        found = self.app.amqp.router.route(options, name, args, kwargs)
+        target = found.get("queue")
+        return str(getattr(target, "name", target) or "")
+
+    # Tasks.
+
+    def check_task(self, name: str) -> None:
+        """Raises a Problem for a task that may not be scheduled."""
+        if self.jobs_only:
+            raise Problem.of_field("task", "this server has HTTP jobs only: give topic, callback")
+        if not self.may_schedule(name):
+            raise Problem.of_field("task", f"{name[:100]!r} is not a task that may be scheduled")
+
+    def may_schedule(self, name: str) -> bool:
+        """Whether a name is allowed."""
+        if name.startswith(("celery.", "celery_ext.")):
+            return False
+        if self.options.tasks:
+            return any(fnmatchcase(name, pattern) for pattern in self.options.tasks)
+        return name in self.app.tasks
+
+    # Streams.
+
+    def stream_begins(self) -> None:
+        """Raises a Problem where there are too many."""
+        if self.closing or self._streams >= self.options.streams:
+            raise busy("too many streams are open", 503, 5)
+        self._streams += 1
+
+    def stream_ends(self) -> None:
+        """One has ended."""
+        self._streams -= 1
+
+    async def pause(self, seconds: float) -> bool:
+        """Wait; False: the server ends, and with it the stream."""
+        until = time.monotonic() + seconds
+        while not self.closing and (left := until - time.monotonic()) > 0:
+            await asyncio.sleep(min(left, 0.2))
+        return not self.closing

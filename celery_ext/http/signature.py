@@ -1,0 +1,49 @@
+"""Signs callbacks, so that who gets one knows that it is ours, and fresh."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import time
+from collections.abc import Iterable, Mapping
+
+TIMESTAMP, SIGNATURE = "Delayed-Timestamp", "Delayed-Signature"
+
+
+class SignatureError(ValueError):
+    """A callback is not signed as it should be, or too old."""
+
+
+def sign(secrets: Iterable[str], body: bytes, now: float | None = None) -> dict[str, str]:
+    """Headers for a body: one signature for each secret, none without any."""
+    keys = tuple(secrets)
+    if not keys:
+        return {}
+    at = str(int(time.time() if now is None else now))
+    return {TIMESTAMP: at, SIGNATURE: ", ".join(_signature(key, at, body) for key in keys)}
+
+
+def verify(
+    secret: str,
+    headers: Mapping[str, str],
+    body: bytes,
+    *,
+    tolerance_seconds: float = 300,
+    now: float | None = None,
+) -> None:
+    """Raises SignatureError unless one of the signatures is of this secret, body and time."""
+    given = {name.lower(): value for name, value in headers.items()}
+    at, signatures = given.get(TIMESTAMP.lower(), ""), given.get(SIGNATURE.lower(), "")
+    expected = _signature(secret, at, body)
+    found = [each.strip().encode() for each in signatures.split(",")]
+    is_ours = [hmac.compare_digest(expected.encode(), each) for each in found]
+    if True not in is_ours:
+        raise SignatureError("no signature is of this secret and body")
+    age = (time.time() if now is None else now) - int(at)
+    if abs(age) > tolerance_seconds:
+        raise SignatureError(f"it was signed {age:.0f} seconds ago")
+
+
+def _signature(secret: str, at: str, body: bytes) -> str:
+    text = f"{at}.".encode() + body
+    return "v1=" + hmac.new(secret.encode(), text, hashlib.sha256).hexdigest()

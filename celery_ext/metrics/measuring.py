@@ -1,0 +1,207 @@
+"""Counts what happens in this process, for Prometheus."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial, wraps
+from typing import Any
+
+from celery.utils.log import get_logger
+from prometheus_client import (
+    REGISTRY,
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    generate_latest,
+)
+from prometheus_client.multiprocess import MultiProcessCollector
+
+from kombu_delayed import meter
+from kombu_delayed.shards import queue_of
+
+from .names import BROKER, METRICS, PREFIX, Metric
+
+#: Names the folder in which prometheus_client has the counts of several processes.
+MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
+
+#: Values of one label that are told apart, and what all others are called.
+VALUES, OTHER = 1_000, "other"
+
+logger = get_logger(__name__)
+
+_lock = threading.Lock()
+_meters: dict[CollectorRegistry, PrometheusMeter] = {}
+
+
+def measure(registry: CollectorRegistry = REGISTRY, *, by_task: bool = False) -> PrometheusMeter:
+    """Count what happens in this process from now on, in a registry of prometheus_client.
+
+    Whoever shows that registry shows these metrics. Twice is safe; one registry counts at a time.
+    With `by_task` what is started and finished is told by the name of the task, too. A child of
+    this process counts when it calls this itself.
+    """
+    with _lock:
+        if registry not in _meters:
+            _meters[registry] = PrometheusMeter(registry)
+        found = _meters[registry]
+        found.by_task = found.by_task or by_task
+        meter.current = found
+        return found
+
+
+def _forget_parents() -> None:
+    """A lock of prometheus_client that another thread of the parent held stays locked here."""
+    if MULTIPROCESS not in os.environ:
+        meter.current = None
+
+
+os.register_at_fork(after_in_child=_forget_parents)
+
+#: Threads that are counting, and what signal handlers wanted counted in the middle of that.
+_counting: set[int] = set()
+_put_off: deque[Callable[[], None]] = deque()
+
+
+def _safely(tell: Callable[..., None]) -> Callable[..., None]:
+    """What cannot be counted must not cost a message: a disk with counts may be full.
+
+    A signal handler may have interrupted this very thread in a lock of prometheus_client.
+    """
+
+    @wraps(tell)
+    def told(*given: Any) -> None:
+        thread = threading.get_ident()
+        if thread in _counting:
+            _put_off.append(partial(tell, *given))
+            return
+        _counting.add(thread)
+        try:
+            tell(*given)
+            while _put_off:
+                with suppress(IndexError):  # another thread has taken it
+                    _put_off.popleft()()
+        except Exception as error:
+            logger.warning("A metric was not counted: %s", error)
+        finally:
+            _counting.discard(thread)
+
+    return told
+
+
+class PrometheusMeter(meter.Meter):
+    """A meter whose counts are in a registry."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self.by_task = False
+        made: dict[str, Any] = {
+            name: _made(metric, registry)
+            for name, metric in METRICS.items()
+            if metric.source != BROKER
+        }
+        self._made = made
+        self._children: dict[tuple[str, ...], Any] = {}
+        self._values: dict[str, set[str]] = {"queue": set(), "task": set()}
+        self._leases_lost = made["leases_lost_total"]
+
+    def _of(self, name: str, *values: str) -> Any:
+        """One metric with its labels; making them out takes prometheus_client its time."""
+        key = (name, *values)
+        found = self._children.get(key)
+        if found is None:
+            bounded = tuple(map(self._bounded, METRICS[name].labels, values))
+            found = self._made[name].labels(*bounded)
+            if bounded == values:
+                self._children[key] = found
+        return found
+
+    def _bounded(self, label: str, value: str) -> str:
+        known = self._values.get(label)
+        if known is None or value in known:
+            return value
+        if len(known) >= VALUES:
+            return OTHER
+        known.add(value)
+        return value
+
+    @_safely
+    def scheduled(self, queue: str, count: int) -> None:
+        """Count messages put into the backlog."""
+        self._of("scheduled_total", queue_of(queue)).inc(count)
+
+    @_safely
+    def delivered(self, queue: str, late_seconds: float | None, deliveries: int) -> None:
+        """Count a delivery."""
+        name = queue_of(queue)
+        self._of("delivered_total", name).inc()
+        if deliveries:
+            self._of("redelivered_total", name).inc()
+        if late_seconds is not None:
+            self._of("delivery_lateness_seconds", name).observe(max(late_seconds, 0))
+
+    @_safely
+    def reclaimed(self, queue: str, count: int) -> None:
+        """Count messages taken back."""
+        self._of("reclaimed_total", queue_of(queue)).inc(count)
+
+    @_safely
+    def buried(self, queue: str, count: int) -> None:
+        """Count dead letters."""
+        self._of("buried_total", queue_of(queue)).inc(count)
+
+    @_safely
+    def lease_lost(self) -> None:
+        """Count a lost lease."""
+        self._leases_lost.inc()
+
+    @_safely
+    def script_took(self, name: str, seconds: float) -> None:
+        """Count a call of a script."""
+        self._of("script_seconds", name).observe(seconds)
+
+    @_safely
+    def started(self, queue: str, task: str, late_seconds: float | None) -> None:
+        """Count a task that has begun, so long after it was due; None: it was never delayed."""
+        self._of("started_total", queue, self._shown(task)).inc()
+        if late_seconds is not None:
+            self._of("start_lateness_seconds", queue).observe(max(late_seconds, 0))
+
+    @_safely
+    def finished(self, queue: str, task: str, state: str) -> None:
+        """Count a task that has ended."""
+        self._of("finished_total", queue, self._shown(task), state).inc()
+
+    def _shown(self, task: str) -> str:
+        return task if self.by_task else ""
+
+    @_safely
+    def answered(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Count an HTTP request; its method and route are of a known few."""
+        self._of("http_requests_total", method, route, str(status)).inc()
+        self._of("http_request_seconds", method, route).observe(seconds)
+
+
+_KINDS: Mapping[str, Any] = {"counter": Counter, "histogram": Histogram}
+
+
+def _made(metric: Metric, registry: CollectorRegistry) -> Any:
+    more = {"buckets": metric.bounds} if metric.bounds else {}
+    return _KINDS[metric.kind](
+        PREFIX + metric.name, metric.meaning, metric.labels, registry=registry, **more
+    )
+
+
+def shown(registry: CollectorRegistry, *others: CollectorRegistry) -> bytes:
+    """What Prometheus reads: registries one after the other, in its text format.
+
+    Where the variable PROMETHEUS_MULTIPROC_DIR is set, the first is that of all processes which
+    write there, such as the children of a pool.
+    """
+    if MULTIPROCESS in os.environ:
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry)
+    return b"".join(map(generate_latest, (registry, *others)))

@@ -1,0 +1,43 @@
+"""What can be set of a worker's metrics: one home per option."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from celery import Celery
+
+from ..settings import option, parse
+
+#: Where an app's configuration has them.
+SETTING = "delayed_metrics"
+
+
+@dataclass(frozen=True)
+class MetricsOptions:
+    """The setting `delayed_metrics` of an app, checked. Raises OptionError for what is wrong."""
+
+    host: str = option(
+        "127.0.0.1", "Where workers listen; `0.0.0.0`: everywhere. Nobody is asked for a token."
+    )
+    port: int = option(9540, "The port. 0: a free one, which the worker's log tells.", 0, 65_535)
+    ports: int = option(
+        1,
+        "For several workers on one machine: so many ports from `port` on are tried, and "
+        "Prometheus asks all of them.",
+        1,
+        1_000,
+    )
+    by_task: bool = option(
+        False, "Whether what is started and finished is told by the name of the task, too."
+    )
+    backlog: bool = option(
+        True,
+        "Whether a worker also tells how full the queues are that it consumes, at one cheap call "
+        "for each shard. With many workers let the HTTP API do it.",
+    )
+
+    @classmethod
+    def of(cls, app: Celery) -> MetricsOptions | None:
+        """Those of an app; None: nothing is measured."""
+        given = app.conf.get(SETTING)
+        return parse(cls, SETTING, given) if given else None

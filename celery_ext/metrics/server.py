@@ -1,0 +1,98 @@
+"""Shows the metrics of a worker: one page, on a port of its own."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socket import AF_INET, AF_INET6
+from socketserver import TCPServer
+
+from celery.utils.log import get_logger
+from prometheus_client import CONTENT_TYPE_LATEST
+
+logger = get_logger(__name__)
+
+#: Who does not send its request within this time is not waited for.
+REQUEST_SECONDS = 10
+
+
+class MetricsServer(ThreadingHTTPServer):
+    """Serves `/metrics` from `start` to `stop`; `page` makes what is answered, in its threads."""
+
+    daemon_threads = True
+    allow_reuse_port = False
+
+    def __init__(self, host: str, port: int, page: Callable[[], bytes]) -> None:
+        self.address_family = AF_INET6 if ":" in host else AF_INET
+        self.page = page
+        super().__init__((host, port), _Handler)
+        _open.add(self)
+
+    @property
+    def url(self) -> str:
+        """Where Prometheus finds it."""
+        host, port = self.server_address[:2]
+        shown = f"[{host!s}]" if self.address_family == AF_INET6 else str(host)
+        return f"http://{shown}:{port}/metrics"
+
+    def server_bind(self) -> None:
+        """Bind without looking up a name, which may take its time."""
+        TCPServer.server_bind(self)
+
+    def start(self) -> None:
+        """Serve from a thread of its own."""
+        name = "delayed-metrics"
+        self._thread = threading.Thread(target=self.serve_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Serve no more."""
+        self.shutdown()
+        self.server_close()
+        self._thread.join(REQUEST_SECONDS)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: MetricsServer
+    timeout = REQUEST_SECONDS
+
+    def do_GET(self) -> None:
+        if self.path.partition("?")[0] != "/metrics":
+            self.send_error(404)
+            return
+        page = self.server.page()
+        self.send_response(200)
+        self.send_header("Content-Type", CONTENT_TYPE_LATEST)
+        self.send_header("Content-Length", str(len(page)))
+        self.end_headers()
+        self.wfile.write(page)
+
+    def log_message(self, format: str, *args: object) -> None:
+        logger.debug(format, *args)
+
+
+def first_free(host: str, port: int, ports: int, page: Callable[[], bytes]) -> MetricsServer | None:
+    """A server on the first port from `port` on that is free; None: none of so many is."""
+    for each in range(port, port + (ports if port else 1)):
+        try:
+            return MetricsServer(host, each, page)
+        except OSError as error:
+            refused = error
+    last = f" to {port + ports - 1}" if ports > 1 else ""
+    logger.error("No metrics are shown: port %d%s of %s: %s", port, last, host, refused)
+    return None
+
+
+_open: weakref.WeakSet[MetricsServer] = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    """A child of a pool that outlives its worker must not keep the port."""
+    for server in _open:
+        server.socket.close()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)

@@ -1,0 +1,97 @@
+"""Messages that at their due time go somewhere else instead of running here."""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import Any
+
+from kombu import Connection, Queue, pools
+from kombu.exceptions import OperationalError
+
+from kombu_delayed.decisions import Decision, Delay, Drop
+
+from ..body import raw_body
+from .message import Message
+from .policy import Policy, PolicyError
+
+#: While the other broker cannot be reached, a message is tried again after so long.
+AGAIN_MS = 10_000
+
+#: Who has met a broker that cannot be reached leaves it alone for so long.
+PATIENCE_SECONDS = 5.0
+
+#: Properties of a message that it keeps.
+KEPT = ("correlation_id", "reply_to", "message_id", "priority", "delivery_mode", "expiration")
+
+
+class HandOver(Policy):
+    """Sends messages on at their due time: `HandOver("amqp://rabbit/", queue="emails")`.
+
+    `url` is any broker that Kombu can reach; None: this app's own. Messages go to `queue`, which is
+    declared, or to `exchange` with `routing_key`, which has to be there. They are sent there first,
+    confirmed where the transport can, and forgotten here then: at least once. `transport_options`
+    are those of the other broker. Raises PolicyError for what cannot be meant.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        queue: str = "",
+        exchange: str = "",
+        routing_key: str = "",
+        transport_options: dict[str, Any] | None = None,
+    ) -> None:
+        if bool(queue) == bool(exchange):
+            raise PolicyError("HandOver takes either a queue or an exchange with a routing_key")
+        self.url = url
+        self.queue = queue
+        self._to = {"exchange": exchange, "routing_key": routing_key or queue}
+        self._declare = [Queue(queue, routing_key=queue)] if queue else []
+        self._options = {"confirm_publish": True, **(transport_options or {})}
+        self._avoid_until = 0.0
+        self._name = f"queue {queue!r}" if queue else f"exchange {exchange!r}"
+
+    def __repr__(self) -> str:
+        where = Connection(self.url).as_uri() if self.url else "the same broker"
+        return f"HandOver({self._name} of {where})"
+
+    def check(self, others: tuple[Policy, ...]) -> None:
+        """Raises PolicyError where it is not the last one: what comes behind is never asked."""
+        if others[-1] is not self:
+            raise PolicyError(f"{self} comes last: no policy behind it is ever asked")
+
+    def decide(self, message: Message) -> Decision:
+        """Send it there and then drop it here, or wait where that broker cannot be reached."""
+        if monotonic() < self._avoid_until:
+            return Delay(message.now_ms + AGAIN_MS, f"{self} cannot be reached")
+        try:
+            self._send(message)
+        except (OperationalError, OSError) as error:
+            self._avoid_until = monotonic() + PATIENCE_SECONDS
+            return Delay(message.now_ms + AGAIN_MS, f"{self} cannot be reached: {error}")
+        return Drop(f"handed over to {self._name}", revoked=False)
+
+    def _send(self, message: Message) -> None:
+        properties = {name: message.properties.get(name) for name in KEPT}
+        headers = {**message.headers, "eta": None}
+        headers.pop("redelivered", None)
+        payload = message.info.payload
+        with self._producers(message).acquire(block=True) as producer:
+            producer.publish(
+                raw_body(message.app, message.info),
+                content_type=payload.get("content-type"),
+                content_encoding=payload.get("content-encoding"),
+                compression=headers.pop("compression", None),
+                headers=headers,
+                declare=self._declare,
+                retry=True,
+                retry_policy={"max_retries": 1, "interval_start": 0},
+                **self._to,
+                **{name: value for name, value in properties.items() if value is not None},
+            )
+
+    def _producers(self, message: Message) -> Any:
+        if self.url is None:
+            return message.app.amqp.producer_pool
+        return pools.producers[Connection(self.url, transport_options=self._options)]

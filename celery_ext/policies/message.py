@@ -1,0 +1,127 @@
+"""A delivered message as policies see it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from celery import Celery
+
+from kombu_delayed.decisions import Arrival
+from kombu_delayed.shards import queue_of
+
+from ..body import read_body
+from ..task_info import TaskInfo
+
+
+class Message:
+    """A message that was delivered and has not begun. Times are ms, by the server's clock."""
+
+    def __init__(self, arrival: Arrival, app: Celery) -> None:
+        self._arrival = arrival
+        self._app = app
+        self._envelope = arrival.envelope
+
+    @property
+    def id(self) -> str:
+        """The task id."""
+        return self._envelope.id
+
+    @property
+    def queue(self) -> str:
+        """The queue that it came from."""
+        return queue_of(self._arrival.queue)
+
+    @property
+    def headers(self) -> Mapping[str, Any]:
+        """The task's headers."""
+        headers: Mapping[str, Any] = self._envelope.payload["headers"]
+        return headers
+
+    @property
+    def properties(self) -> Mapping[str, Any]:
+        """Kombu's properties of the message."""
+        properties: Mapping[str, Any] = self._envelope.payload["properties"]
+        return properties
+
+    @property
+    def task(self) -> str:
+        """The name of the task; empty for a message that is none."""
+        return str(self.headers.get("task") or "")
+
+    @property
+    def tenant(self) -> str | None:
+        """The header `tenant`."""
+        return self.info.tenant
+
+    @cached_property
+    def info(self) -> TaskInfo:
+        """The same as `app.delayed` shows it."""
+        arrival = self._arrival
+        return TaskInfo(
+            "unacked",
+            self.queue,
+            arrival.record[0] - 48,
+            arrival.record[1:],
+            self._envelope.due_ms,
+            reason=self._envelope.wait.reason,
+        )
+
+    @cached_property
+    def _body(self) -> tuple[Any, Any]:
+        body = read_body(self._app, self.info)
+        return (body[0], body[1]) if body else ((), {})
+
+    @property
+    def args(self) -> Sequence[Any]:
+        """The positional arguments; empty where this process cannot read them."""
+        return self._body[0]
+
+    @property
+    def kwargs(self) -> Mapping[str, Any]:
+        """The keyword arguments; empty where this process cannot read them."""
+        return self._body[1]
+
+    @property
+    def now_ms(self) -> int:
+        """What time it is."""
+        return self._arrival.now_ms
+
+    @property
+    def due_ms(self) -> int | None:
+        """When it was due by who sent it. None: it was for now, and nobody wrote down when."""
+        return self._envelope.first_due_ms
+
+    @property
+    def late_ms(self) -> int:
+        """How long ago that was; 0 where it is not known."""
+        return max(self.now_ms - self.due_ms, 0) if self.due_ms is not None else 0
+
+    def note_latest(self, key: str, due_ms: int) -> int:
+        """Remember a due time of a key for the queue; returns the latest one that was noted."""
+        return self._arrival.store.latest(self.queue, key, due_ms)
+
+    def running(self) -> Mapping[str, int]:
+        """The slots of its queue that are in use, by limit and key."""
+        return self._arrival.store.running(self.queue)
+
+    @property
+    def app(self) -> Celery:
+        """The app that has the task."""
+        return self._app
+
+    @property
+    def deliveries(self) -> int:
+        """How often it was delivered in vain before."""
+        return self._envelope.deliveries
+
+    @property
+    def reason(self) -> str:
+        """Why it has waited last, where a policy has let it."""
+        return self._envelope.wait.reason
+
+    @property
+    def marks(self) -> Sequence[str]:
+        """The marks of the delays that it has had."""
+        return self._envelope.wait.marks

@@ -1,0 +1,62 @@
+"""What all policies have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kombu_delayed.decisions import Decision, Run
+from kombu_delayed.errors import OptionError
+
+from .message import Message
+
+RUN = Run()
+
+
+class Policy:
+    """Decides of the messages of a queue, or of a task.
+
+    A subclass has `decide`. It is asked in the process that is about to run the task, once the
+    message has been delivered there; what it answers with holds for all workers.
+    """
+
+    def decide(self, message: Message) -> Decision:
+        """What is to become of a message: Run, Delay, Drop or Bury."""
+        return RUN
+
+    def _asked(self, message: Message) -> Decision:
+        # Under a name that those of users hardly have.
+        return self.decide(message)
+
+    def planned_ms(self, at_ms: int) -> tuple[int, str]:
+        """When a message that is being sent may run that is due at a time, in ms, and why then."""
+        return at_ms, ""
+
+    #: Whether messages must know when they were first due, also those that are for now.
+    needs_first_due = False
+
+    def check(self, others: tuple[Policy, ...]) -> None:
+        """Raises PolicyError where it cannot be together with the others of its queue or task."""
+
+    def __json__(self) -> str:
+        """For `celery inspect`, which shows options of the broker."""
+        return repr(self)
+
+
+class PolicyError(OptionError):
+    """A policy cannot be meant as it was declared."""
+
+
+def checked(where: str, policies: Any) -> tuple[Policy, ...]:
+    """The policies of a queue or a task. Raises PolicyError that names it."""
+    if not isinstance(policies, (list, tuple)):
+        raise PolicyError(f"{where}: policies are a list, not {policies!r}")
+    for policy in policies:
+        if not isinstance(policy, Policy):
+            raise PolicyError(f"{where}: {policy!r} is no policy: take those of {__package__}")
+    found = tuple(policies)
+    for policy in found:
+        try:
+            policy.check(found)
+        except PolicyError as error:
+            raise PolicyError(f"{where}: {error}") from error
+    return found

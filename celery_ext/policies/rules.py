@@ -1,0 +1,179 @@
+"""Asks the policies of a queue and of a task, and does what follows from their answers."""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import Any
+
+from celery import Celery, _state
+from celery.utils.log import get_logger
+
+from kombu_delayed import decisions
+from kombu_delayed.decisions import Arrival, Decision, Declared, Plan, Run
+from kombu_delayed.gate import Gate, Ticket, version_of
+from kombu_delayed.shards import queue_of
+
+from ..outcome_results import store_outcome
+from .gated import Gated
+from .message import Message
+from .policy import RUN, Policy, checked
+
+logger = get_logger(__name__)
+
+#: Times that a due time is moved before the policies of a queue count as contradictory.
+PLAN_LIMIT = 100
+
+#: How often tasks are looked at for policies.
+LOOK_SECONDS = 1.0
+
+OPTION = "delayed_policies"
+
+
+class Rules:
+    """The policies of all queues and tasks of a connection, as the transport asks for them."""
+
+    def __init__(self, declared: Declared | None) -> None:
+        self._of_queues = {
+            queue: checked(f"delayed_policies of queue {queue!r}", policies)
+            for queue, policies in (declared or {}).items()
+        }
+        self._apps = Apps(declared)
+        self._gates: dict[str, tuple[Gate | None, float]] = {}
+        self._known: dict[tuple[str, str], tuple[Policy, ...]] = {}
+
+    def policies(self, queue: str, task: str) -> tuple[Policy, ...]:
+        """Those of the queue, in their order, then those of the task. Raises PolicyError."""
+        found = self._known.get((queue, task))
+        if found is not None:
+            return found
+        of_queue, app = self._of_queues.get(queue_of(queue), ()), self._apps.with_task(task)
+        if app is None:
+            return of_queue  # it may be there later
+        of_task = checked(f"task {task}", getattr(app._tasks[task], "policies", ()))
+        self._known[queue, task] = of_queue + of_task
+        return of_queue + of_task
+
+    def plan(self, queue: str, task: str, at_ms: int) -> Plan | None:
+        """Where policies have a say in when what is being sent is due; see `Policy.planned_ms`."""
+        policies = self.policies(queue, task)
+        if not policies:
+            return None
+        due_ms, reason = _planned(policies, at_ms)
+        if due_ms != at_ms:
+            return Plan(due_ms, reason)
+        return Plan() if any(policy.needs_first_due for policy in policies) else None
+
+    def decide(self, arrival: Arrival) -> Decision:
+        """The first answer that is another one than Run; the headers of all that are."""
+        task = str(arrival.envelope.payload["headers"].get("task") or "")
+        policies = self.policies(arrival.queue, task)
+        if not policies:
+            return RUN
+        message = Message(arrival, self._apps.of(task))
+        headers: dict[str, Any] = {}
+        for policy in policies:
+            decision = policy._asked(message)
+            if not isinstance(decision, Run):
+                return decision
+            headers.update(decision.headers)
+        return Run(headers) if headers else RUN
+
+    def check(self) -> None:
+        """Raises PolicyError for gates that cannot be."""
+        for queue in ("", *self._of_queues):
+            self.gate(queue)
+
+    def gate(self, queue: str) -> Gate | None:
+        """The gate of a queue that has such policies, or all that may get tasks which have."""
+        name, now = queue_of(queue), monotonic()
+        gate, until = self._gates.get(name, (None, 0.0))
+        if now >= until:  # tasks may have come since
+            gate = self._new_gate(name)
+            self._gates[name] = gate, now + LOOK_SECONDS
+        return gate
+
+    def _new_gate(self, queue: str) -> Gate | None:
+        owners = {"": self._of_queues.get(queue, ()), **self._apps.policies_of_tasks()}
+        gated = [(owner, each) for owner in owners for each in _gated(owners[owner])]
+        if not gated:
+            return None
+        for owner, each in gated:
+            each.check_owner(owner)
+        limits = {n.name: n for owner, each in gated for n in each.limits(owner)}
+        version = version_of(f"{owner} {each!r}" for owner, each in sorted(gated, key=str))
+        return Gate(version, tuple(limits.values()))
+
+    def ticket(self, arrival: Arrival) -> Ticket:
+        """What the policies of its queue and then those of its task write on it."""
+        task = str(arrival.envelope.payload["headers"].get("task") or "")
+        of_queue = self._of_queues.get(queue_of(arrival.queue), ())
+        of_task = self.policies(arrival.queue, task)[len(of_queue) :]
+        message = Message(arrival, self._apps.of(task))
+        ticket = Ticket(rank=message.info.step)
+        for owner, policies in (("", of_queue), (task, of_task)):
+            for policy in _gated(policies):
+                ticket = policy.stamp(ticket, message, owner)
+        return ticket
+
+    def decided(self, arrival: Arrival, decision: Decision) -> None:
+        """Tell the result backend of a task that was dropped or buried."""
+        task = str(arrival.envelope.payload["headers"].get("task") or "")
+        app = self._apps.of(task)
+        info = Message(arrival, app).info
+        logger.info("Task %s[%s] does not run: %s", task, info.id, decision)
+        store_outcome(app, info, decision)
+
+
+def _gated(policies: tuple[Policy, ...]) -> list[Gated]:
+    return [each for each in policies if isinstance(each, Gated)]
+
+
+def _planned(policies: tuple[Policy, ...], at_ms: int) -> tuple[int, str]:
+    """The first time that suits all of them."""
+    due_ms, reason = at_ms, ""
+    for _ in range(PLAN_LIMIT):
+        before = due_ms
+        for policy in policies:
+            moved, why = policy.planned_ms(due_ms)
+            due_ms, reason = (moved, why) if moved != due_ms else (due_ms, reason)
+        if due_ms == before:
+            break
+    return due_ms, reason
+
+
+class Apps:
+    """The Celery apps of this process, of which those count that have declared these policies."""
+
+    def __init__(self, declared: Declared | None) -> None:
+        self._declared = declared
+
+    def with_task(self, name: str) -> Celery | None:
+        """An app that has a task; None: there is none, or none yet."""
+        return next((app for app in self._own() if name in app._tasks), None)
+
+    def policies_of_tasks(self) -> dict[str, tuple[Policy, ...]]:
+        """Those of all tasks that have some, by their names."""
+        tasks = {name: task for app in self._own() for name, task in app._tasks.items()}
+        return {
+            name: checked(f"task {name}", tasks[name].policies)
+            for name in sorted(tasks)
+            if getattr(tasks[name], "policies", None)
+        }
+
+    def of(self, task: str) -> Celery:
+        """The app that has a task, or else one that might."""
+        return self.with_task(task) or next(iter(self._own()), None) or _state.get_current_app()
+
+    def _own(self) -> list[Celery]:
+        apps = list(_state._get_active_apps())
+        return [*filter(self._is_own, apps)] or apps
+
+    def _is_own(self, app: Celery) -> bool:
+        if not app.configured:
+            return False
+        return (app.conf.broker_transport_options or {}).get(OPTION) is self._declared
+
+
+def use_rules() -> None:
+    """Let connections of this process follow the policies; twice is safe."""
+    decisions.factory = Rules

@@ -1,0 +1,57 @@
+"""What policies need of a worker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import Celery, _state, bootsteps
+from celery.signals import worker_init
+
+from .policy import checked
+from .retries import RetryStrategy
+from .retrying import follow
+from .rules import OPTION, Rules
+
+_UID = f"{__name__}.worker_init"
+
+
+class Policies(bootsteps.Step):
+    """Checks the policies of all tasks, and lets tasks follow their retry strategies.
+
+    Before a pool of processes starts, which is to have it too. Raises PolicyError.
+    """
+
+    def __init__(self, parent: Any, **kwargs: Any) -> None:
+        super().__init__(parent, **kwargs)
+        apply(parent.app)
+
+
+def apply(app: Celery) -> None:
+    """Check the policies of an app's tasks and let them follow retry strategies; twice is safe."""
+    declared = (app.conf.broker_transport_options or {}).get(OPTION) or {}
+    of_queues = {name: checked(f"{OPTION} of queue {name!r}", declared[name]) for name in declared}
+    any_task = any(
+        isinstance(each, RetryStrategy) for found in of_queues.values() for each in found
+    )
+    Rules(declared).check()
+    for name, task in app.tasks.items():
+        own = checked(f"task {name}", getattr(task, "policies", None) or ())
+        if any_task or any(isinstance(each, RetryStrategy) for each in own):
+            follow(task, of_queues)
+
+
+def watch_workers() -> None:
+    """Let workers of this process follow policies; twice is safe."""
+    worker_init.connect(_on_init, weak=False, dispatch_uid=_UID)
+    # Workers that tests start do not send it in older Celery.
+    _state.connect_on_app_finalize(_extend)
+    for app in tuple(_state._get_active_apps()):
+        _extend(app)
+
+
+def _on_init(sender: Any, **_: Any) -> None:
+    _extend(sender.app)
+
+
+def _extend(app: Celery) -> None:
+    app.steps["worker"].add(Policies)

@@ -1,0 +1,54 @@
+"""Settings of an app that are dicts of options: checked, and unknown names refused."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import field, fields
+from typing import Any, TypeVar
+
+from kombu_delayed.errors import OptionError
+
+T = TypeVar("T")
+
+
+def option(default: Any, meaning: str, least: float = 0, most: float = 0) -> Any:
+    """A field of a dataclass of options; numbers have a range."""
+    metadata = {"meaning": meaning, "least": least, "most": most}
+    return field(default=default, metadata=metadata)
+
+
+def parse(kind: type[T], setting: str, given: Any) -> T:
+    """Check a dict of options. Raises OptionError that names the option and the value."""
+    if not isinstance(given, Mapping):
+        raise OptionError(f"{setting} takes a dict of options, not {given!r}")
+    known = {each.name: each for each in fields(kind)}  # type: ignore[arg-type]
+    for name in given:
+        if name not in known:
+            close = difflib.get_close_matches(str(name), known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
+            raise OptionError(f"unknown option {name!r} in {setting}; {hint}")
+    return kind(**{name: _checked(setting, known[name], value) for name, value in given.items()})
+
+
+def _checked(setting: str, option: Any, value: Any) -> Any:
+    name, default = f"{setting}[{option.name!r}]", option.default
+    if isinstance(default, tuple):
+        if isinstance(value, str) or not all(isinstance(each, str) and each for each in value):
+            raise OptionError(f"{name} takes a list of texts")
+        return tuple(value)
+    if isinstance(default, bool):
+        if not isinstance(value, bool):
+            raise OptionError(f"{name} takes True or False, not {value!r}")
+        return value
+    if isinstance(default, str):
+        if not isinstance(value, str):
+            raise OptionError(f"{name} takes a text, not {value!r}")
+        return value
+    whole = isinstance(default, int)
+    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
+        raise OptionError(f"{name} takes a {'whole ' if whole else ''}number, not {value!r}")
+    least, most = option.metadata["least"], option.metadata["most"]
+    if not least <= value <= most:
+        raise OptionError(f"{name} takes {least:g} to {most:g}, not {value!r}")
+    return value if whole else float(value)

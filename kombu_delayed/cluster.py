@@ -1,0 +1,232 @@
+"""A Redis Cluster: which of its nodes has which slot, and which of them answer."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from time import monotonic
+from typing import Any, NamedTuple, TypeVar
+
+from kombu.log import get_logger
+from redis.backoff import NoBackoff
+from redis.cluster import ClusterNode, RedisCluster
+from redis.exceptions import AskError, RedisClusterException, RedisError, SlotNotCoveredError
+from redis.retry import Retry
+
+from .errors import UNREACHABLE, NodeDown, ServerNotReady
+
+logger = get_logger(__name__)
+
+T = TypeVar("T")
+
+#: A node that cannot be reached is tried again after so long, twice as long each time …
+FIRST_REST_SECONDS, LONGEST_REST_SECONDS = 0.05, 10.0
+
+#: … and after so many times what the attempt took: one that says nothing would cost all the time.
+REST_FACTOR = 5
+
+#: While a node is down, the others are asked this often at most who has its slots.
+LOOK_SECONDS = 0.25
+
+#: A node that is asked for the slots, and says nothing, is passed over after so long.
+ASK_SECONDS = 1.0
+
+#: What redis-py says where the slots cannot be had; IndexError: there are none.
+_NO_ANSWER = (RedisError, RedisClusterException, OSError, IndexError)
+
+
+class Node(NamedTuple):
+    """Where a server listens."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+#: Where a queue is whose slot no node has; nobody can connect to it.
+NOWHERE = Node("", 0)
+
+
+@dataclass
+class _Rest:
+    """Until when a node is left alone that could not be reached, and why."""
+
+    until: float
+    seconds: float
+    error: str
+
+
+class Cluster:
+    """What redis-py knows of a Cluster's slots, kept up to date; its methods are for any thread.
+
+    `parameters` are those of connections, without host and port.
+    """
+
+    def __init__(self, nodes: Sequence[tuple[str, int]], parameters: dict[str, Any]) -> None:
+        self._given = [Node(*each) for each in nodes]
+        self._parameters = parameters
+        #: Changes whenever a slot may have another node.
+        self.generation = 0
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget what was found out so far."""
+        self._lock = threading.RLock()
+        self._client: RedisCluster | None = None
+        self._moved: dict[int, Node] = {}
+        self._resting: dict[Node, _Rest] = {}
+        self._looked_at = -LOOK_SECONDS
+
+    def node(self, slot: int) -> Node:
+        """The master that has a slot. Raises NodeDown where none has."""
+        moved = self._moved.get(slot)
+        if moved is not None:
+            return moved
+        try:
+            found = self._known().get_node_from_slot(slot)
+        except SlotNotCoveredError:
+            self.look()
+            raise NodeDown(f"no node of the Cluster has slot {slot}") from None
+        return _where(found)
+
+    def masters(self) -> list[Node]:
+        """All masters that have slots, also those that do not answer."""
+        self._known()
+        found = {*map(_where, self._client.get_primaries())}  # type: ignore[union-attr]
+        return sorted(found | set(self._moved.values()))
+
+    def has(self, node: Node) -> bool:
+        """Whether a node has slots or copies those of another."""
+        return str(node) in self._known().nodes_cache or node in self._moved.values()
+
+    def any_master(self) -> Node:
+        """One that was not found to be down, where there is one."""
+        masters = self.masters()
+        return random.choice([node for node in masters if node not in self._resting] or masters)
+
+    def reach_any(self, connect: Callable[[Node], T]) -> T:
+        """Open a connection to one of the masters. Raises NodeDown where none answers."""
+        masters = self.masters()
+        random.shuffle(masters)
+        for node in masters[:-1]:
+            with suppress(*UNREACHABLE):
+                return self.reach(node, partial(connect, node))
+        return self.reach(masters[-1], partial(connect, masters[-1]))
+
+    def redirected(self, error: AskError, by: Node) -> None:
+        """A node has said who has a slot now."""
+        with self._lock:
+            self._moved[error.slot_id] = named_by(error, by)
+            self.generation += 1
+        self.look()
+
+    def reach(self, node: Node, connect: Callable[[], T]) -> T:
+        """Open a connection to a node. Raises NodeDown, also while it is left alone."""
+        self._check(node)
+        began = monotonic()
+        try:
+            found = connect()
+        except UNREACHABLE as error:
+            if self._failed(node, error, monotonic() - began):
+                self._looked_at = -LOOK_SECONDS  # whatever was said before is not so any more
+            self.look()
+            raise NodeDown(f"node {node} of the Cluster cannot be reached: {error}") from error
+        if node in self._resting:
+            with self._lock:
+                self._resting.pop(node, None)
+        return found
+
+    def _check(self, node: Node) -> None:
+        if node == NOWHERE:
+            self.look()
+            raise NodeDown("no node of the Cluster has its slot")
+        rest = self._resting.get(node)
+        if rest is None or monotonic() >= rest.until:
+            return
+        self.look()
+        raise NodeDown(f"node {node} of the Cluster cannot be reached: {rest.error}")
+
+    def _failed(self, node: Node, error: BaseException, took_seconds: float) -> bool:
+        """Leave a node alone for a while; returns whether it was not known to be down."""
+        with self._lock:
+            before = self._resting.get(node)
+            seconds = (
+                min(before.seconds * 2, LONGEST_REST_SECONDS) if before else FIRST_REST_SECONDS
+            )
+            until = monotonic() + min(
+                max(seconds, took_seconds * REST_FACTOR), LONGEST_REST_SECONDS
+            )
+            self._resting[node] = _Rest(until, seconds, str(error))
+            return before is None
+
+    def look(self) -> None:
+        """Ask a node for the slots, unless that was just done; where none answers, all stays."""
+        with self._lock, suppress(*_NO_ANSWER):
+            if self._client is None or monotonic() - self._looked_at < LOOK_SECONDS:
+                return
+            self._looked_at = monotonic()
+            before = self._owners()
+            self._ask(self._client.nodes_manager)
+            self._moved.clear()
+            if self._owners() != before:
+                self.generation += 1
+
+    def _ask(self, manager: Any) -> None:
+        """Ask those that are not known to be down; if in vain, those whose names were given."""
+        known = manager.startup_nodes
+        up = {n: each for n, each in known.items() if _where(each) not in self._resting}
+        try:
+            manager.startup_nodes = up or known
+            manager.initialize()
+        except _NO_ANSWER:
+            manager.startup_nodes = {each.name: each for each in _startup(self._given)}
+            try:
+                manager.initialize()
+            except BaseException:
+                manager.startup_nodes = known
+                raise
+
+    def _owners(self) -> list[tuple[int, str]]:
+        slots = self._client.nodes_manager.slots_cache if self._client else {}
+        return [(slot, nodes[0].name) for slot, nodes in slots.items() if nodes]
+
+    def _known(self) -> Any:
+        if self._client is None:
+            with self._lock:
+                if self._client is None:
+                    self._client = self._find()
+        return self._client.nodes_manager
+
+    def _find(self) -> RedisCluster:
+        parameters = {
+            **self._parameters,
+            "socket_timeout": ASK_SECONDS,
+            "socket_connect_timeout": ASK_SECONDS,
+            "retry": Retry(NoBackoff(), 0),
+            "require_full_coverage": False,
+        }
+        try:
+            return RedisCluster(startup_nodes=_startup(self._given), **parameters)
+        except RedisClusterException as error:
+            raise ServerNotReady(str(error)) from error
+        except IndexError:
+            raise ServerNotReady("no node of the Cluster has any slots yet") from None
+
+
+def named_by(error: AskError, by: Node) -> Node:
+    """The node that an error names; without a host it is where the node is that says so."""
+    return Node(error.host or by.host, error.port)
+
+
+def _where(node: ClusterNode) -> Node:
+    return Node(node.host, node.port)
+
+
+def _startup(nodes: Iterable[Node]) -> list[ClusterNode]:
+    return [ClusterNode(node.host, node.port) for node in nodes]

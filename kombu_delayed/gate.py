@@ -1,0 +1,148 @@
+"""What a message needs to know to wait for its turn and for room within limits: its ticket.
+
+It is a member in front of the message's JSON, behind `due_ms` and `wait`, of characters that need
+no escapes: scripts read it without parsing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+from urllib.parse import quote, unquote
+
+_FRONT = rb'\{(?:"due_ms": ?-?\d+, ?)?(?:"wait": ?\{[^}]*\}, ?)?'
+_TICKET = re.compile(_FRONT + rb'"ticket": ?"([^"|]*)\|')
+_LANE = re.compile(_FRONT + rb'"ticket": ?"[^"|]*\|[^"|]*\|[^"|]*\|([^"]*)"')
+_PLACE = re.compile(r"^(" + _FRONT.decode() + r')(?:"ticket": ?"[^"]*", ?)?')
+
+#: Longer keys are known by a digest.
+KEY_LENGTH = 100
+
+#: Messages that are due in one millisecond are ordered by numbers below this one.
+PLACES = 4096
+
+
+@dataclass(frozen=True)
+class Use:
+    """Room that a message takes within a limit: of a key, and how much. `passes`: it needs none."""
+
+    limit: str
+    key: str = ""
+    cost: int = 1
+    passes: bool = False
+
+    @property
+    def text(self) -> str:
+        """As a ticket has it."""
+        return f"{'!' if self.passes else ''}{slot_name(self.limit, self.key)}*{self.cost}"
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """Whose turn it is with: messages with one `key` share turns, by `weight` (above 0).
+
+    Of the messages of a key those of the lowest `rank` go first, then who is due first, then those
+    with the lowest `place`; None: as they came.
+    """
+
+    key: str = ""
+    weight: float = 1.0
+    rank: int = 0
+    place: int | None = None
+    uses: tuple[Use, ...] = ()
+
+    def text(self, version: str, id: str) -> str:
+        """The member's value, for the message with an id."""
+        place = "" if self.place is None else str(min(max(self.place, 0), PLACES - 1))
+        weight = f"{self.weight:.6f}".rstrip("0").rstrip(".")
+        lane = "|".join([f"{self.rank}|{_plain(self.key)}*{weight}", *(u.text for u in self.uses)])
+        return f"{version}|{quote(id, safe='', errors='surrogateescape')}|{place}|{lane}"
+
+
+@dataclass(frozen=True)
+class LimitNumbers:
+    """How much there is of a limit for each key.
+
+    `slots` may be in use at once (0: any number; -1: any number, and they are counted). A token
+    comes every `every_ms` (0: without end), and at most `burst` are kept. What is not late by more
+    than `after_ms` needs no token.
+    """
+
+    name: str
+    slots: int = 0
+    every_ms: float = 0.0
+    burst: int = 1
+    after_ms: int = 0
+
+
+@dataclass(frozen=True)
+class Gate:
+    """By what the messages of a queue leave it, for those whose tickets have this version."""
+
+    version: str
+    limits: tuple[LimitNumbers, ...] = ()
+
+    @cached_property
+    def arguments(self) -> Sequence[Any]:
+        """As deliver_gated.lua takes them."""
+        return [part for each in self.limits for part in _numbers(each)]
+
+    @cached_property
+    def has_slots(self) -> bool:
+        """Whether messages that are handed out may have slots to be given back."""
+        return any(each.slots for each in self.limits)
+
+    def has_ticket(self, record: bytes) -> bool:
+        """Whether a record has a ticket of this version."""
+        found = _TICKET.match(record, 1)
+        return found is not None and found[1].decode() == self.version
+
+
+#: For a queue that has no policies any more.
+OPEN_GATE = Gate("")
+
+
+def version_of(declared: Iterable[str]) -> str:
+    """What tickets are valid for that were made by the same declarations."""
+    return hashlib.sha1("\n".join(declared).encode()).hexdigest()[:10]
+
+
+def slot_name(limit: str, key: str = "") -> str:
+    """What slots of a limit and a key are called."""
+    return f"{_plain(limit)}:{_plain(key)}"
+
+
+def lane_in(kept: bytes) -> str:
+    """What a delayed message's record has in common with those that it waits in line with."""
+    brace = kept.find(b"{")
+    found = _LANE.match(kept, max(brace, 0))
+    return found[1].decode() if found else ""
+
+
+def reason_of(limit: str) -> str:
+    """Why what waits for a limit, as slots name it, does not run; empty: it waits for its turn."""
+    if not limit:
+        return "waits for its turn"
+    name, _, key = limit.partition(":")
+    return f"waits for the limit {unquote(name)}" + (f" of {unquote(key)}" if key else "")
+
+
+def put_ticket(message: str, ticket: str) -> str:
+    """The text of a message with this ticket instead of any other."""
+    return _PLACE.sub(lambda front: f'{front[1]}"ticket":"{ticket}",', message.lstrip(), count=1)
+
+
+def _numbers(limit: LimitNumbers) -> tuple[Any, ...]:
+    every_ms = repr(float(limit.every_ms))
+    return _plain(limit.name), limit.slots, every_ms, limit.burst, limit.after_ms
+
+
+def _plain(key: str) -> str:
+    text = quote(key, safe="", errors="surrogateescape")
+    if len(text) <= KEY_LENGTH:
+        return text
+    return "sha1-" + hashlib.sha1(key.encode(errors="surrogateescape")).hexdigest()

@@ -1,0 +1,18 @@
+-- clear: remove the lanes of a gate at which nothing waits.
+-- Twice is safe; call it until it returns 0.
+local waiting = KEYS[1]            -- ZSET id -> due_ms, of what waits there
+local gate    = KEYS[2]            -- what the keys of the gate begin with
+local limit   = tonumber(ARGV[1])  -- lanes a call, about
+-- returns how many lanes are gone; slots stay with the tasks that have them
+if redis.call('EXISTS', waiting) == 1 then return 0 end
+local cursor, lanes = '0', {}
+repeat
+  cursor, lanes = unpack(redis.call('HSCAN', gate .. 'lanes', cursor, 'COUNT', limit))
+until #lanes > 0 or cursor == '0'
+for i = 1, #lanes, 2 do
+  local lane, full = lanes[i], lanes[i + 1]
+  redis.call('UNLINK', gate .. 'lane:' .. lane, gate .. 'turn:' .. lane:match('|([^|*]*)'), gate .. 'blocked:' .. full)
+  redis.call('HDEL', gate .. 'lanes', lane)
+end
+if #lanes == 0 then redis.call('DEL', gate .. 'turns', gate .. 'passed', gate .. 'now', gate .. 'looks') end
+return #lanes / 2

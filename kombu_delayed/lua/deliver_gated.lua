@@ -1,0 +1,180 @@
+-- deliver_gated: as deliver, for a queue whose messages take turns and have limits: what is due or ready waits at
+-- a gate, and leaves it when it is its turn and there is room. What has no ticket of this version goes to the
+-- consumer, which gives it one.
+-- Twice is safe: what the first call handed out is found again by recover.
+local partitions  = KEYS[1]              -- ZSET partition -> lower bound of its due times
+local delayed     = KEYS[2]              -- what the partitions' keys begin with
+local messages    = KEYS[3]              -- HASH id -> priority step + due_ms + message
+local duplicates  = KEYS[4]              -- HASH id -> how many messages share it
+local wake        = KEYS[5]              -- ZSET token -> when to claim
+local armed       = KEYS[6]              -- STRING "due_ms consumer": who has promised to claim then
+local consumers   = KEYS[7]              -- ZSET consumer -> end of its lease
+local unacked     = KEYS[8]              -- HASH tag -> priority step + message, of this consumer
+local events      = KEYS[9]              -- STREAM of lifecycle events
+local gate        = KEYS[10]             -- what the keys of the gate begin with
+local ready       = {unpack(KEYS, 11)}   -- LIST per priority step
+local now         = ARGV[1]
+local consumer    = ARGV[2]
+local leased      = ARGV[3]              -- 1: the caller believes that its lease lasts
+local lease_ms    = tonumber(ARGV[4])    -- 0: take without a lease, nothing will be acked: and no slots
+local want        = tonumber(ARGV[5])    -- at most so many
+local tag         = tonumber(ARGV[6])    -- the first one's; the others count up
+local promotions  = tonumber(ARGV[7])    -- bring at most so many to the gate
+local waits       = ARGV[8]              -- 1: the caller can come back when the next one is due; 2: and listens for tokens
+local expires_ms  = tonumber(ARGV[9])    -- of the ready lists; 0: never
+local steps       = ARGV[10]
+local event_limit = tonumber(ARGV[11])   -- about so many are kept; 0: none
+local version     = ARGV[12]             -- of the tickets; empty: there are no policies any more, let out what waits
+local limits      = {unpack(ARGV, 13)}   -- name, slots (0: no limit, -1: counted only), ms a token (0: no limit), burst, ms late that need none; …
+-- include: clock waiting ready backlog events promise gate limits
+-- returns as deliver; O(log n) a message
+redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
+local lease_end_ms = redis.call('ZSCORE', consumers, consumer)
+if lease_end_ms == '0' or (leased == '1' and not lease_end_ms) then return {0} end
+if lease_ms > 0 then redis.call('ZADD', consumers, now_ms + lease_ms, consumer) end
+
+local answer = {now_ms, 0, 0, redis.call('ZCARD', consumers)}
+local taken, held = {}, {}
+
+local function hand_out(record, slots)
+  answer[#answer + 1] = record
+  taken[#taken + 1], taken[#taken + 2] = tag, record
+  if slots ~= '' then held[#held + 1], held[#held + 2] = tag, slots end
+  tag = tag + 1
+  tell_of_held('delivered', record, consumer)
+end
+
+local function promoted(kept)
+  local step, due_ms, message = parts_of(kept)
+  if not step then return '0' .. kept:gsub('^.?%d*', '') end  -- damaged: its consumer buries it
+  return step .. '{"due_ms":' .. due_ms .. ',' .. message:sub(2)
+end
+
+-- From the backlog to the gate; what has no ticket to ready, until a consumer has room for it.
+local function bring_due()
+  local members, more = pop_due(now_ms, math.ceil(promotions / 2))
+  if more then  -- what has just become due is not to wait until all that was due before is here
+    for _, member in ipairs(pop_due_last(now_ms, math.floor(promotions / 2))) do members[#members + 1] = member end
+  end
+  if #members == 0 then return false end
+  for i, kept in ipairs(redis.call('HMGET', messages, unpack(members))) do
+    local its_version, _, place, lane = ticket_in(kept or '')
+    if its_version == version and parts_of_lane(lane) and parts_of(kept) then
+      admit(members[i], lane, tonumber(kept:match('^.(%d+)')), place)
+    elseif kept then
+      local record = promoted(kept)
+      redis.call('LPUSH', list_for(record:sub(1, 1)), record:sub(2))
+      redis.call('HDEL', messages, members[i])
+      if members[i]:find('\31', 1, true) then forget_duplicate(members[i]) end
+    end
+  end
+  return more
+end
+
+-- From ready to the gate, or to the consumer for a ticket.
+local function bring_ready()
+  local room = promotions
+  for i, list in ipairs(ready) do
+    local found = room > 0 and redis.call('LRANGE', list, -room, -1) or {}
+    local left = #found
+    while left > 0 do
+      local record = steps:sub(i, i) .. found[left]
+      local its_version, id, place, lane = ticket_in(record)
+      if its_version == version and parts_of_lane(lane) then
+        admit_new(record, id, lane, place)
+      elseif #taken / 2 < want then
+        hand_out(record, '')
+      else
+        break
+      end
+      left = left - 1
+    end
+    if left < #found then redis.call('RPOP', list, #found - left) end
+    if expires_ms > 0 then redis.call('PEXPIRE', list, expires_ms) end
+    room = room - (#found - left)
+    if left > 0 or (room == 0 and redis.call('EXISTS', list) == 1) then return true end
+  end
+  return false
+end
+
+-- Takes the first of a lane that has not been cancelled or moved since it came: the place of the one behind it, its
+-- record, and when it was due.
+local function next_of(lane)
+  local line = gate .. 'lane:' .. lane
+  while true do
+    local found = redis.call('ZRANGE', line, 0, 1, 'WITHSCORES')  -- ZPOPMIN and ZREM take longer where many are
+    local member = found[1]
+    if not member then return nil end
+    redis.call('ZREMRANGEBYRANK', line, 0, 0)
+    local kept = redis.call('HGET', messages, member)
+    if kept and select(4, ticket_in(kept)) == lane and redis.call('ZREM', waiting, member) == 1 then
+      redis.call('HDEL', messages, member)
+      if member:find('\31', 1, true) then forget_duplicate(member) end
+      return found[4], promoted(kept), tonumber(kept:match('^.(%d+)'))
+    end
+  end
+end
+
+local function serve(lane, parts, had)
+  local head, record, due_ms = next_of(lane)
+  if record then
+    now_had = had
+    redis.call('ZADD', gate .. 'turns', had + 1 / parts.weight, parts.key)
+    hand_out(record, take_room(parts.uses, due_ms))
+  end
+  if head then
+    redis.call('ZADD', gate .. 'turn:' .. parts.key, order_of(parts, tonumber(head)), lane)
+  else
+    close(lane)
+    redis.call('HDEL', gate .. 'lanes', lane)
+  end
+  let_next(parts.uses)
+end
+
+-- Hands out in turn; returns whether it has stopped while some could go on.
+local function serve_all()
+  local tries = want + 200  -- lanes that are found without room wait for it from then on
+  while #taken / 2 < want and tries > 0 do
+    tries = tries - 1
+    local key, had = unpack(redis.call('ZRANGE', gate .. 'turns', 0, 0, 'WITHSCORES'))
+    if not key then return false end
+    local lane = redis.call('ZRANGE', gate .. 'turn:' .. key, 0, 0)[1]
+    local parts = parts_of_lane(lane)
+    local due_ms = minds_lateness and redis.call('ZRANGE', gate .. 'lane:' .. lane, 0, 0, 'WITHSCORES')[2]
+    local full, look_ms
+    for _, use in ipairs(parts.uses) do
+      local free, next_ms = has_room(use, tonumber(due_ms or 0))
+      if not free then full, look_ms = use.limit, next_ms end
+    end
+    if full then block(lane, full, look_ms) else serve(lane, parts, tonumber(had)) end
+  end
+  return redis.call('EXISTS', gate .. 'turns') == 1
+end
+
+local more = false
+if version ~= '' then
+  local more_due = bring_due()
+  more = bring_ready() or more_due
+end
+look(version == '' and '+inf' or now_ms)
+more = serve_all() or more
+if now_had then
+  redis.call('ZREMRANGEBYSCORE', gate .. 'passed', '-inf', now_had)
+  redis.call('SET', gate .. 'now', string.format('%.17g', now_had))
+end
+if redis.call('EXISTS', waiting) == 0 and #taken > 0 then redis.call('DEL', gate .. 'now', gate .. 'passed') end
+
+if expires_ms > 0 then redis.call('PEXPIRE', events, expires_ms) end
+if lease_ms > 0 then
+  for i = 1, #taken, 2000 do redis.call('HSET', unacked, unpack(taken, i, math.min(i + 1999, #taken))) end
+  for i = 1, #held, 2000 do
+    redis.call('HSET', gate .. 'slots:' .. consumer, unpack(held, i, math.min(i + 1999, #held)))
+  end
+end
+local next_ms = earliest()
+local look_ms = tonumber(redis.call('ZRANGE', gate .. 'looks', 0, 0, 'WITHSCORES')[2])
+if look_ms and waits == '0' and redis.call('EXISTS', armed) == 0 then announce_due(look_ms) end
+if look_ms and (not next_ms or look_ms < next_ms) then next_ms = look_ms end
+pass_on(answer, more, #taken > 0, next_ms)
+if version == '' and redis.call('EXISTS', waiting) == 1 then answer[3] = answer[3] + 2 end
+return answer

@@ -1,0 +1,29 @@
+-- awaited: messages that wait for an answer. After backlog and notes.
+-- needs: unique unique_due messages
+local NO_ANSWER = '"delayed_answer": ?null'
+
+local function id_of(member)
+  return member:match('^(.*)\31%d+$') or member
+end
+
+-- The one that waits under a name and has no answer yet: its member and its record. Somebody may have given it a
+-- later due time, so it may outlast its note; and a backup may have brought a copy of one that has ended.
+local function open_message(name, note)
+  local member = redis.call('HGET', unique, name) or note and note.id
+  local kept = member and redis.call('HGET', messages, member)
+  if not (kept and parts_of(kept) and kept:find(NO_ANSWER)) then return nil end
+  local has_ended = note and note.state ~= 'open' and note.id == id_of(member)
+  if not has_ended then return member, kept end
+end
+
+local function take_open(name, member)
+  take(member)
+  forget(unique, unique_due, name)
+end
+
+-- `answer` is a string of JSON. The message has its due time in front, as if it had been promoted.
+local function with_answer(message, answer)
+  local first, last = message:find(NO_ANSWER)
+  return string.format('{"due_ms":%.0f,', now_ms) .. message:sub(2, first - 1)
+    .. '"delayed_answer": ' .. answer .. message:sub(last + 1)
+end

@@ -1,0 +1,133 @@
+-- gate: messages that wait for their turn. Those with one ticket's lane wait in one line, the lanes of one
+-- fairness key share its turns, and of the keys the one goes first that has had least for its weight.
+-- needs: gate delayed
+-- A lane is named by what its messages have in common: rank|key*weight|limit:key*cost|…; `!` before a limit
+-- means that they pass it.
+local waiting = delayed .. 'waiting'
+local LOOK_MS = 60000
+local known = {}
+
+local function parts_of_lane(lane)
+  local parts = known[lane]
+  if parts == nil then
+    local rank, key, weight, rest = lane:match('^(-?%d+)|([^|*]*)%*(%d+%.?%d*)(.*)$')
+    parts = rank and {rank = tonumber(rank), key = key, weight = tonumber(weight), uses = {}} or false
+    for passes, limit, cost in (rest or ''):gmatch('|(!?)([^|*]+)%*(%d+)') do
+      local name = limit:match('^[^:]*')
+      parts.uses[#parts.uses + 1] = {limit = limit, name = name, cost = tonumber(cost), passes = passes == '!'}
+    end
+    known[lane] = parts
+  end
+  return parts
+end
+
+-- Of the ticket in a record: version, id, place among those due in one millisecond (or empty), lane.
+local function ticket_in(record)
+  local at = record:find('{', 1, true)
+  if not at then return nil end
+  at = record:match('^"due_ms": ?%d+, ?()', at + 1) or at + 1
+  at = record:match('^"wait": ?{[^}]*}, ?()', at) or at
+  return record:match('^"ticket": ?"([^"|]*)|([^"|]*)|([^"|]*)|([^"]*)"', at)
+end
+
+-- As `with_wait`, behind which it is.
+local function with_ticket(record, ticket)
+  local at = record:find('{', 1, true)
+  at = record:match('^"due_ms": ?%d+, ?()', at + 1) or at + 1
+  at = record:match('^"wait": ?{[^}]*}, ?()', at) or at
+  local behind = record:match('^"ticket": ?"[^"]*", ?()', at) or at
+  return record:sub(1, at - 1) .. '"ticket":"' .. ticket .. '",' .. record:sub(behind)
+end
+
+-- Lanes of one key: by rank, and then by who has waited longest.
+local function order_of(parts, at)
+  return parts.rank * 2 ^ 42 + at
+end
+
+-- What the last key that had its turn had had before it. Who comes or returns begins there.
+local now_had
+
+local function turn_now()
+  now_had = now_had or tonumber(redis.call('GET', gate .. 'now') or 0)
+  return now_had
+end
+
+local function had_by(key)
+  return tonumber(redis.call('ZSCORE', gate .. 'turns', key) or redis.call('ZSCORE', gate .. 'passed', key) or 0)
+end
+
+-- Lets a lane have turns, whose first message is `head` where that is known; returns whether it has one.
+local function open(lane, head)
+  head = head or redis.call('ZRANGE', gate .. 'lane:' .. lane, 0, 0, 'WITHSCORES')[2]
+  if not head then
+    redis.call('HDEL', gate .. 'lanes', lane)
+    return false
+  end
+  local parts = parts_of_lane(lane)
+  redis.call('HSET', gate .. 'lanes', lane, '')
+  redis.call('ZADD', gate .. 'turn:' .. parts.key, order_of(parts, tonumber(head)), lane)
+  if not redis.call('ZSCORE', gate .. 'turns', parts.key) then
+    redis.call('ZADD', gate .. 'turns', math.max(turn_now(), had_by(parts.key)), parts.key)
+    redis.call('ZREM', gate .. 'passed', parts.key)
+  end
+  return true
+end
+
+-- Lets a lane have no turns.
+local function close(lane)
+  local key = parts_of_lane(lane).key
+  redis.call('ZREM', gate .. 'turn:' .. key, lane)
+  if redis.call('EXISTS', gate .. 'turn:' .. key) == 0 then
+    local had = redis.call('ZSCORE', gate .. 'turns', key)
+    redis.call('ZREM', gate .. 'turns', key)
+    if had then redis.call('ZADD', gate .. 'passed', had, key) end
+  end
+end
+
+-- Lets the lane whose turn is first wait for a limit no longer; returns whether there was one.
+local function unblock(limit)
+  local blocked = gate .. 'blocked:' .. limit
+  local tries = 0
+  while true do
+    local lane, had = unpack(redis.call('ZRANGE', blocked, 0, 0, 'WITHSCORES'))
+    if not lane then return false end
+    local has_had = had_by(parts_of_lane(lane).key)
+    tries = tries + 1
+    if has_had > tonumber(had) and tries < 10 then  -- its key has had turns in other lanes meanwhile
+      redis.call('ZADD', blocked, has_had, lane)
+    else
+      redis.call('ZREM', blocked, lane)
+      if redis.call('EXISTS', blocked) == 0 then redis.call('ZREM', gate .. 'looks', limit) end
+      if open(lane) then return true end
+    end
+  end
+end
+
+-- Lets a message wait that the backlog has the record of, under `member`.
+local lowest = {}
+local admitted = 0
+
+local function admit(member, lane, due_ms, place)
+  admitted = admitted + 1
+  local at = due_ms + (tonumber(place) or math.min(admitted, 4095)) / 4096
+  redis.call('ZADD', waiting, due_ms, member)
+  redis.call('ZADD', gate .. 'lane:' .. lane, at, member)
+  if lowest[lane] and lowest[lane] <= at then return end
+  lowest[lane] = at
+  local limit = redis.call('HGET', gate .. 'lanes', lane)
+  if not limit then
+    open(lane, at)
+  elseif limit == '' then
+    local parts = parts_of_lane(lane)
+    redis.call('ZADD', gate .. 'turn:' .. parts.key, 'LT', order_of(parts, at), lane)
+  end
+end
+
+-- Lets a message wait that the backlog has not; its due time becomes now where it had none.
+local function admit_new(record, id, lane, place)
+  local due_ms = record:match('^.{"due_ms": ?(%d+)')
+  if due_ms then record = record:gsub('^(.){"due_ms": ?%d+, ?', '%1{') end
+  due_ms = tonumber(due_ms or now_ms)
+  id = id:gsub('%%(%x%x)', function(hex) return string.char(tonumber(hex, 16)) end)
+  admit(store(id, with_due(record, due_ms), true), lane, due_ms, place)
+end

@@ -1,0 +1,38 @@
+-- gather: messages on their way into the tree; those that go to one partition one after the other are indexed
+-- together. After backlog.
+-- needs: partitions delayed partition_size
+local gathered = {}
+local place, from_ms, to_ms
+local room = 0
+
+-- What is gathered is in the tree only after that. Others may then have changed it.
+local function index_gathered()
+  if #gathered > 0 then
+    local key = delayed .. place
+    redis.call('ZADD', key, unpack(gathered))
+    if room <= 0 then split(place, redis.call('ZCARD', key), gathered[#gathered - 1]) end
+    gathered = {}
+  end
+  place = nil
+end
+
+-- Its bounds are only worth asking for where a second one goes there.
+local function find_place(due_ms)
+  local found = partition_for(due_ms)
+  if found == place then
+    from_ms = tonumber(redis.call('ZSCORE', partitions, place))
+    local after = redis.call('ZRANGEBYSCORE', partitions, '(' .. due_ms, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+    to_ms = tonumber(after[2] or math.huge)
+  else
+    index_gathered()
+    place, from_ms, to_ms = found, due_ms, due_ms
+    room = partition_size - redis.call('ZCARD', delayed .. place)
+  end
+end
+
+local function gather(member, due_ms)
+  if not place or due_ms < from_ms or due_ms >= to_ms then find_place(due_ms) end
+  gathered[#gathered + 1], gathered[#gathered + 2] = due_ms, member
+  room = room - 1
+  if room <= 0 then index_gathered() end
+end

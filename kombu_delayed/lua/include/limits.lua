@@ -1,0 +1,80 @@
+-- limits: how many messages of a key may run at once, and how fast they may begin, after clock and gate.
+-- needs: gate limits
+local limit_of = {}
+local minds_lateness = false
+for i = 1, #limits, 5 do
+  limit_of[limits[i]] = {
+    most = tonumber(limits[i + 1]), every_ms = tonumber(limits[i + 2]), burst = tonumber(limits[i + 3]),
+    after_ms = tonumber(limits[i + 4]),
+  }
+  minds_lateness = minds_lateness or limits[i + 4] ~= '0'
+end
+
+local function needs_token(limit, due_ms)
+  return limit.every_ms > 0 and (limit.after_ms == 0 or now_ms - due_ms > limit.after_ms)
+end
+
+-- For a message that was due then: where there is room now, true; else false and when to look again.
+local function has_room(use, due_ms)
+  local limit = limit_of[use.name]
+  if not limit or use.passes then return true end
+  if limit.most > 0 then
+    local cost = math.min(use.cost, limit.most)
+    local used = tonumber(redis.call('HGET', gate .. 'slots', use.limit) or 0)
+    if used + cost > limit.most then return false, now_ms + LOOK_MS end
+  end
+  if needs_token(limit, due_ms) then
+    local cost = math.min(use.cost, limit.burst)
+    local until_ms = math.max(tonumber(redis.call('GET', gate .. 'rate:' .. use.limit) or 0), now_ms)
+    local next_ms = until_ms + (cost - limit.burst) * limit.every_ms
+    if next_ms > now_ms + 0.001 then return false, math.ceil(next_ms - 0.001) end
+  end
+  return true
+end
+
+-- Takes the room of one message in all limits of its lane; returns the slots that are to be given back.
+local function take_room(uses, due_ms)
+  local slots = ''
+  for _, use in ipairs(uses) do
+    local limit = limit_of[use.name]
+    if limit and needs_token(limit, due_ms) then
+      local key = gate .. 'rate:' .. use.limit
+      local until_ms = math.max(tonumber(redis.call('GET', key) or 0), now_ms)
+      until_ms = until_ms + math.min(use.cost, limit.burst) * limit.every_ms
+      redis.call('SET', key, string.format('%.3f', until_ms), 'PX', math.max(math.ceil(until_ms - now_ms), 1))
+    end
+    if limit and limit.most ~= 0 and lease_ms > 0 then
+      redis.call('HINCRBY', gate .. 'slots', use.limit, use.cost)
+      slots = slots .. '|' .. use.limit .. '*' .. use.cost
+    end
+  end
+  return slots
+end
+
+-- Where a limit has room, another lane that waits for it may try: now, or when the next token is due.
+local function let_next(uses, but)
+  for _, use in ipairs(uses) do
+    if use.limit ~= but and redis.call('EXISTS', gate .. 'blocked:' .. use.limit) == 1 then
+      local free, look_ms = has_room(use, 0)
+      if free then unblock(use.limit) else redis.call('ZADD', gate .. 'looks', 'LT', look_ms, use.limit) end
+    end
+  end
+end
+
+-- Lets a lane wait for a limit.
+local function block(lane, limit, look_ms)
+  local parts = parts_of_lane(lane)
+  redis.call('ZADD', gate .. 'blocked:' .. limit, had_by(parts.key), lane)
+  close(lane)
+  redis.call('HSET', gate .. 'lanes', lane, limit)
+  redis.call('ZADD', gate .. 'looks', 'LT', look_ms, limit)
+  let_next(parts.uses, limit)
+end
+
+-- Limits whose time has come: the next token is due, or nobody has told of room for long.
+local function look(until_ms)
+  for _, limit in ipairs(redis.call('ZRANGEBYSCORE', gate .. 'looks', '-inf', until_ms, 'LIMIT', 0, 100)) do
+    redis.call('ZADD', gate .. 'looks', now_ms + LOOK_MS, limit)
+    if not unblock(limit) then redis.call('ZREM', gate .. 'looks', limit) end
+  end
+end

@@ -1,0 +1,38 @@
+-- notes: what is kept under a name for a time, as JSON. After clock.
+-- needs: expectations expectations_until now
+local KEPT_AFTER_MS = 86400000
+
+local function keep_until(kind, times, name, facts, until_ms)
+  facts.until_ms = until_ms
+  redis.call('HSET', kind, name, cjson.encode(facts))
+  redis.call('ZADD', times, string.format('%.0f', until_ms), name)
+  local last_ms = redis.call('ZRANGE', times, -1, -1, 'WITHSCORES')[2]
+  local in_ms = string.format('%.0f', math.max(last_ms - now_ms, 0) + KEPT_AFTER_MS)
+  redis.call('PEXPIRE', kind, in_ms)
+  redis.call('PEXPIRE', times, in_ms)
+end
+
+local function forget(kind, times, name)
+  redis.call('HDEL', kind, name)
+  redis.call('ZREM', times, name)
+end
+
+-- What is kept and not past; nil where there is nothing, or it was damaged.
+local function facts_of(kind, name)
+  local text = redis.call('HGET', kind, name)
+  local readable, facts = pcall(cjson.decode, text or '')
+  local is_whole = text and readable and type(facts) == 'table' and type(facts.until_ms) == 'number'
+  return is_whole and facts.until_ms > now_ms and facts or nil
+end
+
+-- What is past is cleared a little each time.
+local function clear_past(kind, times)
+  for _, name in ipairs(redis.call('ZRANGEBYSCORE', times, '-inf', now_ms, 'LIMIT', 0, 10)) do
+    forget(kind, times, name)
+  end
+end
+
+local function note_settled(name, id, state, answer_id, kept_ms)
+  local note = {state = state, id = id, answer_id = answer_id, at_ms = now_ms}
+  keep_until(expectations, expectations_until, name, note, now_ms + kept_ms)
+end

@@ -1,0 +1,37 @@
+-- promise: tokens for what a call leaves, and who comes back when the next one is due, after clock waiting
+-- ready.
+-- needs: wake armed consumer leased lease_ms waits
+-- `answer` has how many consumers there are in its fourth place, and gets a promise in its second.
+local function pass_on(answer, more, has_taken, next_ms)
+  if more then
+    announce_ready()
+    answer[3] = 1
+  else
+    redis.call('ZREM', wake, 'now')
+  end
+  if waits == '0' then return end
+  local promised_ms, holder = (redis.call('GET', armed) or ''):match('^(%d+) (.*)$')
+  promised_ms = tonumber(promised_ms)
+  local free = not holder or holder == consumer or promised_ms <= now_ms
+  -- A newcomer takes the promise over: its holder may have died, and finds out when it has not.
+  if next_ms and (free or (leased == '0' and lease_ms > 0) or promised_ms > next_ms) then
+    if has_taken and answer[4] > 1 then
+      -- Its turn is over: the next one to come is who has waited longest.
+      redis.call('DEL', armed)
+      announce_due(next_ms)
+    else
+      redis.call('SET', armed, string.format('%.0f %s', next_ms, consumer))
+      answer[2] = next_ms
+    end
+  elseif holder == consumer then
+    redis.call('DEL', armed)
+  end
+  if waits == '2' and not more then
+    -- A token is there only while nobody waits: whoever begins to takes it.
+    if redis.call('ZREM', wake, 'due') == 1 and next_ms then
+      redis.call('SET', armed, string.format('%.0f %s', next_ms, consumer))
+      answer[2] = next_ms
+    end
+    redis.call('ZADD', wake, 'NX', string.format('%.0f', 1e16 + now_ms), '>' .. consumer)
+  end
+end

@@ -1,0 +1,25 @@
+-- slots: room within limits comes back, after clock waiting ready backlog and gate.
+-- needs: gate wake consumer
+local slots_held = gate .. 'slots:' .. consumer
+
+local function free(tags)
+  local has_opened = false
+  for i, slots in ipairs(redis.call('HMGET', slots_held, unpack(tags))) do
+    if slots then
+      redis.call('HDEL', slots_held, tags[i])
+      for limit, cost in slots:gmatch('|([^|*]+)%*(%d+)') do
+        if redis.call('HINCRBY', gate .. 'slots', limit, -cost) <= 0 then redis.call('HDEL', gate .. 'slots', limit) end
+        has_opened = unblock(limit) or has_opened
+      end
+    end
+  end
+  if has_opened then announce_ready() end
+end
+
+-- At most `limit` of all that the consumer holds; returns how many it still holds.
+local function free_some(limit)
+  if redis.call('EXISTS', slots_held) == 0 then return 0 end
+  local tags = redis.call('HKEYS', slots_held)
+  free({unpack(tags, 1, math.min(#tags, limit))})
+  return math.max(#tags - limit, 0)
+end

@@ -1,0 +1,16 @@
+-- waiting: a new token goes to who waits, and has waited longest; where nobody listens, it stays.
+-- Only on a Cluster: there no connection can block for the tokens of several slots.
+-- needs: wake
+local function tell_waiting(token, at_ms)
+  local waiting = redis.call('ZRANGEBYSCORE', wake, 1e16, '+inf', 'LIMIT', 0, 1)[1]
+  while waiting do
+    redis.call('ZREM', wake, waiting)
+    local heard = redis.pcall('SPUBLISH', wake .. waiting, at_ms)
+    if type(heard) == 'table' then heard = redis.call('PUBLISH', wake .. waiting, at_ms) end
+    if heard > 0 then
+      redis.call('ZREM', wake, token)
+      return
+    end
+    waiting = redis.call('ZRANGEBYSCORE', wake, 1e16, '+inf', 'LIMIT', 0, 1)[1]
+  end
+end

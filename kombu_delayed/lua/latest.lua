@@ -1,0 +1,14 @@
+-- latest: remember the latest due time that was seen of a key.
+-- Twice is safe.
+local latest = KEYS[1]            -- ZSET key -> the latest due_ms
+local now    = ARGV[1]
+local key    = ARGV[2]
+local due_ms = tonumber(ARGV[3])
+-- include: clock
+-- returns that time as text; O(log n)
+local KEPT_MS = 30 * 86400000
+redis.call('ZADD', latest, 'GT', due_ms, key)
+local found = redis.call('ZSCORE', latest, key)
+redis.call('ZREMRANGEBYSCORE', latest, '-inf', now_ms - KEPT_MS)
+redis.call('PEXPIRE', latest, KEPT_MS)
+return string.format('%.0f', found)

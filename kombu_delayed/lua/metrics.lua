@@ -1,0 +1,76 @@
+-- metrics: what a control plane needs to know of a queue. It changes nothing.
+local partitions = KEYS[1]            -- ZSET partition -> lower bound of its due times
+local delayed    = KEYS[2]            -- what the partitions' keys begin with
+local messages   = KEYS[3]            -- HASH id -> priority step + due_ms + message
+local unacked    = KEYS[4]            -- what the keys of consumers' unacked hashes begin with
+local consumers  = KEYS[5]            -- ZSET consumer -> end of its lease
+local dead       = KEYS[6]            -- ZSET id -> time of burial
+local ready      = {unpack(KEYS, 7)}  -- LIST per priority step
+local now        = ARGV[1]
+local limit      = tonumber(ARGV[2])  -- count so many partitions; what is due in later ones is estimated
+local spans      = {unpack(ARGV, 3)}  -- ms from now, ascending
+-- include: clock forecast
+-- returns {delayed, due, waiting at the gate, ready, unacked, dead, consumers whose lease lasts, ms since the oldest one was due that no
+--   consumer has or -1, ms until the next one is due or -1, 1 if counts are estimated, due within the first span, …};
+--   O(limit + consumers + log n)
+local edges = {string.format('%.0f', now_ms + 1)}
+for i, span in ipairs(spans) do edges[i + 1] = string.format('%.0f', now_ms + 1 + span) end
+
+local function partitions_before(edge)
+  return redis.call('ZCOUNT', partitions, '-inf', '(' .. edge)
+end
+
+-- Messages that are due before each edge. All partitions that are not looked at count as equally full.
+local function due_before_edges(total)
+  local last = partitions_before(edges[#edges])
+  local looked_at = math.min(last, limit)
+  local found = redis.call('ZRANGE', partitions, 0, looked_at, 'WITHSCORES')
+  local counts = count_by_due(found, edges, looked_at)
+  local seen = 0
+  for _, count in ipairs(counts) do seen = seen + count end
+  local rest = redis.call('ZCARD', partitions) - looked_at
+  local mean = rest > 0 and math.max(total - seen, 0) / rest or 0
+  local before, exact = {}, 0
+  for i, edge in ipairs(edges) do
+    local skipped = math.max(partitions_before(edge) - looked_at, 0)
+    exact = exact + counts[i]
+    before[i] = math.floor(exact + skipped * mean + 0.5)
+  end
+  return before, last > limit and 1 or 0
+end
+
+local function first_due(name, from)
+  return name and tonumber(redis.call('ZRANGEBYSCORE', delayed .. name, from, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2])
+end
+
+local function oldest_age_ms()
+  local first = first_due(redis.call('ZRANGE', partitions, 0, 0)[1], '-inf') or now_ms + 1
+  first = math.min(first, first_due('waiting', '-inf') or first)
+  for _, list in ipairs(ready) do
+    local head = redis.call('LINDEX', list, -1) or ''
+    first = math.min(first, tonumber(head:match('^{"due_ms":(%d+)')) or first)
+  end
+  return first <= now_ms and now_ms - first or -1
+end
+
+local function next_ms()
+  local within = redis.call('ZREVRANGEBYSCORE', partitions, now_ms, '-inf', 'LIMIT', 0, 1)[1]
+  local behind = redis.call('ZRANGEBYSCORE', partitions, '(' .. now_ms, '+inf', 'LIMIT', 0, 1)[1]
+  local due_ms = first_due(within, '(' .. now_ms) or first_due(behind, '-inf')
+  return due_ms and due_ms - now_ms or -1
+end
+
+local total = redis.call('HLEN', messages)
+local before, estimated = due_before_edges(total - redis.call('ZCARD', delayed .. 'waiting'))
+local waiting, held = 0, 0
+for _, list in ipairs(ready) do waiting = waiting + redis.call('LLEN', list) end
+for _, consumer in ipairs(redis.call('ZRANGE', consumers, 0, -1)) do
+  held = held + redis.call('HLEN', unacked .. consumer)
+end
+local buried, lasting = redis.call('ZCARD', dead), redis.call('ZCOUNT', consumers, '(' .. now_ms, '+inf')
+local at_gate = redis.call('ZCARD', delayed .. 'waiting')
+local answer = {
+  total, before[1] + at_gate, at_gate, waiting, held, buried, lasting, oldest_age_ms(), next_ms(), estimated,
+}
+for i = 2, #before do answer[#answer + 1] = before[i] - before[1] end
+return answer

@@ -1,0 +1,90 @@
+-- repair_gate: say what is wrong at a gate, and put it right: slots that are not those of consumers, and messages that
+-- wait in no line. All slots are counted by the first call, and a page of messages by each.
+-- Twice is safe: what is right stays as it is.
+local partitions = KEYS[1]            -- ZSET partition -> lower bound of its due times
+local delayed    = KEYS[2]            -- what the partitions' keys begin with
+local messages   = KEYS[3]            -- HASH id -> priority step + due_ms + message
+local duplicates = KEYS[4]            -- HASH id -> how many messages share it
+local wake       = KEYS[5]            -- ZSET token -> when to claim
+local consumers  = KEYS[6]            -- ZSET consumer -> end of its lease
+local gate       = KEYS[7]            -- what the keys of the gate begin with
+local ready      = {unpack(KEYS, 8)}  -- LIST per priority step
+local now        = ARGV[1]
+local steps      = ARGV[2]
+local cursor     = ARGV[3]            -- 0 at first
+local count      = tonumber(ARGV[4])  -- look at so many messages, about
+local fixes      = ARGV[5]            -- 1: put it right, 0: only say what is wrong
+-- include: clock waiting ready backlog gate
+-- returns {the next cursor, '0' at the end, messages looked at, bytes read, limit or id, fault, …};
+--   O(count · log n + slots in use)
+if fixes == '1' then redis.call('ZREM', wake, '') end  -- a full server lets a script write that has freed memory first
+local faults = {}
+
+local function say(name, fault)
+  faults[#faults + 1], faults[#faults + 2] = name, fault
+end
+
+local function count_slots()
+  local sums = {}
+  for _, consumer in ipairs(redis.call('ZRANGE', consumers, 0, -1)) do
+    for _, slots in ipairs(redis.call('HVALS', gate .. 'slots:' .. consumer)) do
+      for limit, cost in slots:gmatch('|([^|*]+)%*(%d+)') do sums[limit] = (sums[limit] or 0) + cost end
+    end
+  end
+  local counted = redis.call('HGETALL', gate .. 'slots')
+  for i = 1, #counted, 2 do
+    local limit = counted[i]
+    if tonumber(counted[i + 1]) ~= sums[limit] then
+      say(limit, 'slots')
+      sums[limit] = sums[limit] or 0
+    else
+      sums[limit] = nil
+    end
+  end
+  for limit, sum in pairs(sums) do
+    if redis.call('HEXISTS', gate .. 'slots', limit) == 0 then say(limit, 'slots') end
+    if fixes == '1' then
+      redis.call('HDEL', gate .. 'slots', limit)
+      if sum > 0 then redis.call('HSET', gate .. 'slots', limit, sum) end
+      unblock(limit)
+    end
+  end
+end
+
+local function is_in_line(member, lane)
+  if not redis.call('ZSCORE', gate .. 'lane:' .. lane, member) then return false end
+  local limit = redis.call('HGET', gate .. 'lanes', lane)
+  if not limit then return false end
+  local line = limit == '' and 'turn:' .. parts_of_lane(lane).key or 'blocked:' .. limit
+  return redis.call('ZSCORE', gate .. line, lane)
+end
+
+local function put_right(member, kept, lane)
+  redis.call('ZREM', waiting, member)
+  if lane then
+    admit(member, lane, tonumber(kept:match('^.(%d+)')), '')
+    open(lane)
+  else
+    index(member, tonumber(kept:match('^.(%d+)')), 1e9)
+  end
+end
+
+if cursor == '0' then count_slots() end
+local page = redis.call('ZSCAN', waiting, cursor, 'COUNT', count)
+local bytes = 0
+for i = 1, #page[2], 2 do
+  local member = page[2][i]
+  local kept = redis.call('HGET', messages, member)
+  local lane = kept and select(4, ticket_in(kept))
+  if lane and not parts_of_lane(lane) then lane = nil end
+  bytes = bytes + #(kept or '')
+  if not kept then
+    say(member, 'gone')
+    if fixes == '1' then redis.call('ZREM', waiting, member) end
+  elseif not (lane and is_in_line(member, lane)) then
+    say(member, 'stuck')
+    if fixes == '1' then put_right(member, kept, lane) end
+  end
+end
+if fixes == '1' and redis.call('EXISTS', gate .. 'turns') == 1 then announce_ready() end
+return {page[1], #page[2] / 2, bytes, unpack(faults)}

@@ -1,0 +1,52 @@
+-- repair_notes: look through a part of what is noted of expectations, or of the early answers, and put it right.
+-- Twice is safe: what is whole stays as it is.
+local notes       = KEYS[1]            -- HASH name -> JSON: expectations, or answers
+local notes_until = KEYS[2]            -- ZSET name -> when that is forgotten
+local messages    = KEYS[3]            -- HASH id -> priority step + due_ms + message
+local unique      = KEYS[4]            -- HASH key -> id of the delayed message with it
+local unique_due  = KEYS[5]            -- ZSET key -> when that one was due last
+local part        = ARGV[1]            -- whose names are looked at: notes or until
+local cursor      = ARGV[2]            -- 0 at first
+local count       = tonumber(ARGV[3])  -- look at so many, about
+local fixes       = ARGV[4]            -- 1: put it right, 0: only say what is wrong
+-- include: repair
+-- returns {the next cursor, '0' at the end, names looked at, bytes read, name, fault, …}, where a fault is note (one
+--   that cannot be read, or has no time, or a time of none) or unheard (the message waits, and no answer would find
+--   it); O(count · log n)
+local function note_of(name)
+  local readable, note = pcall(cjson.decode, redis.call('HGET', notes, name) or '')
+  local is_whole = readable and type(note) == 'table' and type(note.until_ms) == 'number'
+    and type(note.at_ms) == 'number' and type(note.state) == 'string'
+  return is_whole and note or nil
+end
+
+local function due_of(note)
+  local kept = note.state == 'open' and redis.call('HGET', messages, note.id or '')
+  return kept and kept:match('^.(%d+)')
+end
+
+local function fault_of(name)
+  local note = note_of(name)
+  if not note or not redis.call('ZSCORE', notes_until, name) then return 'note' end
+  return due_of(note) and redis.call('HEXISTS', unique, name) == 0 and 'unheard'
+end
+
+local function put_right(name)
+  local note = note_of(name)
+  if not note then
+    redis.call('HDEL', notes, name)
+    redis.call('ZREM', notes_until, name)
+    return
+  end
+  redis.call('ZADD', notes_until, string.format('%.0f', note.until_ms), name)
+  local due_ms = due_of(note)
+  if due_ms and redis.call('HSETNX', unique, name, note.id) == 1 then redis.call('ZADD', unique_due, due_ms, name) end
+end
+
+local page
+if part == 'until' then
+  page = redis.call('ZSCAN', notes_until, cursor, 'COUNT', count)
+else
+  page = redis.call('HSCAN', notes, cursor, 'COUNT', count)
+end
+return looked_through(page, fault_of, put_right)

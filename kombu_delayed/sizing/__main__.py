@@ -1,0 +1,156 @@
+"""`python -m kombu_delayed.sizing`: memory, nodes and shards for a load."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from ..errors import OptionError
+from ..options import Options
+from ..units import read_rate, read_size, read_span
+from .plan import FRAGMENTATION, Load, Plan, plan
+
+Callback = Callable[[click.Context, click.Parameter, str], float]
+
+
+MOST = 1e18
+
+
+def _seconds(text: str) -> float | None:
+    span = read_span(text)
+    return None if span is None else span.total_seconds()
+
+
+def _reader(read: Callable[[str], float | None], above: float, kind: str) -> Callback:
+    def convert(_: click.Context, __: click.Parameter, text: str) -> float:
+        try:
+            value = read(text)
+        except OverflowError:
+            value = None
+        if value is None or not above < value < MOST:
+            raise click.BadParameter(f"{text!r} is not {kind}")
+        return value
+
+    return convert
+
+
+@click.command()
+@click.option(
+    "--rate",
+    required=True,
+    callback=_reader(read_rate, 0, "a rate above 0, such as 500/s, 30k/m or 2.5M/d"),
+    help="Messages that are sent, and fall due: 500/s, 30k/m, 2.5M/d.",
+)
+@click.option(
+    "--delay",
+    required=True,
+    callback=_reader(_seconds, 0, "a length of time above 0, such as 90s, 12h, 7d or 1h30m"),
+    help="How long a message waits on average: 90s, 12h, 7d.",
+)
+@click.option(
+    "--payload",
+    required=True,
+    callback=_reader(read_size, -1, "a size, such as 300, 2kB or 64KiB"),
+    help="Arguments of a task as JSON: 300, 2kB, 64KiB.",
+)
+@click.option(
+    "--node-memory",
+    default="16GiB",
+    show_default=True,
+    callback=_reader(read_size, 2**20 - 1, "a size of 1MiB or more, such as 16GiB"),
+    help="Memory of one node.",
+)
+@click.option(
+    "--use",
+    type=click.FloatRange(0.05, 1),
+    default=0.7,
+    show_default=True,
+    help="Of a node's memory and rate, the share for messages; the rest is for what is unplanned.",
+)
+@click.option(
+    "--replicas",
+    type=click.IntRange(0, 10),
+    default=1,
+    show_default=True,
+    help="Of each node.",
+)
+@click.option(
+    "--events",
+    type=click.IntRange(0),
+    default=Options().events,
+    show_default=True,
+    help="The transport option delayed_events; 0 saves processor time.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, sizes in bytes.")
+def main(
+    rate: float, delay: float, payload: float, node_memory: float, as_json: bool, **options: Any
+) -> None:
+    """Memory, nodes and shards for a steady load, from what was measured."""
+    load = Load(
+        rate_per_second=rate,
+        delay_seconds=delay,
+        payload_bytes=payload,
+        node_memory_bytes=node_memory,
+        **options,
+    )
+    try:
+        found = plan(load)
+    except OptionError as error:
+        raise click.UsageError(str(error)) from error
+    if as_json:
+        total = {"total_bytes": found.node.total_bytes}
+        shown = asdict(found)
+        click.echo(json.dumps({**shown, "node": {**shown["node"], **total}}, indent=2))
+    else:
+        _print(load, found)
+
+
+def _print(load: Load, found: Plan) -> None:
+    try:
+        from rich.console import Console
+        from rich.table import Table
+    except ModuleNotFoundError as error:
+        raise click.ClickException(
+            "the table needs rich: pip install 'kombu-delayed[cli]', or give --json"
+        ) from error
+    table = Table(box=None, show_header=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
+    for row in _rows(load, found):
+        table.add_row(*row)
+    Console(highlight=False).print(table)
+
+
+def _rows(load: Load, found: Plan) -> list[tuple[str, str]]:
+    node = found.node
+    reached = load.rate_per_second / found.capacity_per_second
+    because_of = f", for their {found.because_of}" if found.nodes > 1 else ""
+    return [
+        ("delayed", f"{found.messages:,.0f} messages of {found.message_bytes:,.0f} B"),
+        ("memory", f"{_size(found.memory_bytes)} in all, without replicas"),
+        ("nodes", f"{found.nodes:,} of {_size(load.node_memory_bytes)}{because_of}"),
+        ("shards", f"{found.shards:,}"),
+        ("servers", f"{found.servers:,} with the replicas, {load.replicas} of each node"),
+        ("memory of a node", f"{_size(node.total_bytes)}:"),
+        ("  messages, events", _size(node.data_bytes)),
+        ("  fragmentation", f"{_size(node.fragmentation_bytes)} ({FRAGMENTATION:.0%} or more)"),
+        ("  while rewriting", f"{_size(node.rewrite_bytes)} copied (AOF rewrite, snapshot)"),
+        ("  replica buffers", f"{_size(node.replica_bytes)} at most"),
+        ("a node can do", f"{found.node_rate_per_second:,.0f} messages/s"),
+        ("headroom", f"{found.headroom:,.1f} times the rate ({reached:.1%} of the processor time)"),
+    ]
+
+
+def _size(size_bytes: float) -> str:
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB")):
+        if size_bytes >= 1024**power:
+            return f"{size_bytes / 1024**power:,.1f} {unit}"
+    return f"{size_bytes / 1024:,.1f} KiB"
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m kombu_delayed.sizing")

@@ -1,0 +1,158 @@
+"""The servers for a steady load, and what they need beside its messages."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+from ..errors import OptionError
+from . import (
+    EVENT_BYTES,
+    allocated,
+    message_bytes,
+    node_rate,
+    record_bytes,
+    servers_for,
+    shards_for,
+)
+
+#: Resident memory beyond what the allocator has given out.
+FRAGMENTATION = 0.1
+
+#: From this size on jemalloc gives each record pages of its own, and one more.
+LARGE_BYTES = 16_384
+PAGE_BYTES = 4_096
+
+#: How fast a rewrite of the append-only file or a snapshot reads the memory.
+REWRITE_BYTES_PER_SECOND = 100e6
+
+#: Memory that is copied for each message that lives while a rewrite or a snapshot goes on.
+COPIED_BYTES = 40 * 1024
+
+#: What a server keeps for a replica that is behind, at the most (client-output-buffer-limit).
+REPLICA_BYTES = 256 * 2**20
+
+MOST_NODES = 100_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """A steady load, and servers. Sizes in bytes, `delay` is the mean; `use` may be planned with.
+
+    `replicas` are those of each node.
+    """
+
+    rate_per_second: float
+    delay_seconds: float
+    payload_bytes: float
+    events: int
+    node_memory_bytes: float
+    use: float
+    replicas: int
+
+    @property
+    def messages(self) -> float:
+        """How many are delayed at any time, by Little's law."""
+        return self.rate_per_second * self.delay_seconds
+
+    @property
+    def record_bytes(self) -> float:
+        """The size of one as it lies in Redis."""
+        return record_bytes(self.payload_bytes)
+
+    @property
+    def node_rate(self) -> float:
+        """Messages a second that keep one node busy all the time."""
+        return node_rate(self.events > 0, self.record_bytes)
+
+
+@dataclass(frozen=True)
+class Node:
+    """The memory of one node."""
+
+    data_bytes: float
+    fragmentation_bytes: float
+    rewrite_bytes: float
+    replica_bytes: float
+
+    @property
+    def total_bytes(self) -> float:
+        """All of it, at the worst moment."""
+        return self.data_bytes + self.fragmentation_bytes + self.rewrite_bytes + self.replica_bytes
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a load takes. `servers` are nodes and their replicas, `because_of` is rate or memory.
+
+    `memory_bytes` is that of all messages and events, once; `capacity_per_second` what all nodes
+    can do at the most, `headroom` that over the load's rate.
+    """
+
+    messages: float
+    message_bytes: float
+    memory_bytes: float
+    nodes: int
+    shards: int
+    servers: int
+    because_of: str
+    node: Node
+    node_rate_per_second: float
+    capacity_per_second: float
+    headroom: float
+
+
+def plan(load: Load) -> Plan:
+    """The fewest nodes for a load. Raises OptionError where there is no sense in so many."""
+    if load.replicas * REPLICA_BYTES > load.node_memory_bytes / 2:
+        raise OptionError(
+            f"the buffers of {load.replicas} replicas, {REPLICA_BYTES // 2**20} MiB each, take "
+            f"more than half of a node of {load.node_memory_bytes / 2**20:,.0f} MiB: give a larger "
+            "--node-memory or fewer --replicas"
+        )
+    found = servers_for(
+        load.rate_per_second,
+        load.messages * message_bytes(load.record_bytes),
+        load.node_memory_bytes,
+        load.events > 0,
+        load.use,
+        load.record_bytes,
+    )
+    if found.nodes > MOST_NODES:
+        raise OptionError(
+            f"it takes more than {MOST_NODES:,} nodes for {load.messages:,.0f} messages: look at "
+            "--rate, --delay, --payload and --node-memory"
+        )
+
+    def fits(nodes: int) -> bool:
+        return node_of(load, nodes).total_bytes <= load.node_memory_bytes
+
+    nodes = bisect_left(range(8 * found.nodes), True, lo=found.nodes, key=fits)
+    return Plan(
+        messages=load.messages,
+        message_bytes=message_bytes(load.record_bytes),
+        memory_bytes=node_of(load, nodes).data_bytes * nodes,
+        nodes=nodes,
+        shards=shards_for(nodes),
+        servers=nodes * (1 + load.replicas),
+        because_of=found.because_of if nodes == found.nodes else "memory",
+        node=node_of(load, nodes),
+        node_rate_per_second=load.node_rate,
+        capacity_per_second=load.node_rate * nodes,
+        headroom=load.node_rate * nodes / load.rate_per_second,
+    )
+
+
+def node_of(load: Load, nodes: int) -> Node:
+    """The memory of one of so many nodes."""
+    messages = load.messages / nodes
+    events = load.events * shards_for(nodes) / nodes
+    data = messages * message_bytes(load.record_bytes) + events * EVENT_BYTES
+    is_large = allocated(round(load.record_bytes)) >= LARGE_BYTES
+    rewritten = load.rate_per_second / nodes * data / REWRITE_BYTES_PER_SECOND
+    return Node(
+        data,
+        data * FRAGMENTATION + messages * PAGE_BYTES * is_large,
+        min(rewritten * COPIED_BYTES, data),
+        load.replicas * REPLICA_BYTES,
+    )

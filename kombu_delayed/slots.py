@@ -1,0 +1,62 @@
+"""Where a queue's shards lie among the slots of a Cluster: evenly, however many there are.
+
+They go around the circle of slots from the queue's own slot on, first in thirds, then in sixths,
+twelfths and so on, each shard between those that were there before. So three times a power of two
+shards are equally many on each node, where the slots are in equal ranges and the nodes divide them.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import count
+
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
+
+from .shards import MARK, is_shard, number_of, queue_of
+
+#: The slots in as many ranges, each a cell: who has whole cells has no shard by chance.
+CELLS = 96
+
+#: How far from its place a shard may lie, as a share of all slots; less than half a cell.
+TOLERANCE = 1 / 200
+
+
+@lru_cache(maxsize=4096)
+def hash_tag(queue: str) -> str:
+    """What is in braces in the keys of a queue or of a shard.
+
+    Of a shard it is the name and a salt, which was tried out until the slot was near its place.
+    Where the name has a "}" only what is before it would count, so that one stays as it is.
+    """
+    if not is_shard(queue) or "}" in queue:
+        return queue
+    place = _place(queue_of(queue), number_of(queue))
+    tags = (f"{queue}{MARK}{salt}" for salt in count())
+    return next(tag for tag in tags if _distance(_slot(tag), place) <= TOLERANCE)
+
+
+def queue_with(tag: str) -> str:
+    """The queue or shard whose hash tag this is."""
+    shard = tag.rpartition(MARK)[0]
+    return shard if shard and hash_tag(shard) == tag else tag
+
+
+def _place(queue: str, number: int) -> float:
+    """From 0 to 1 around the circle: in the middle of a cell."""
+    cell = (2 * _slot(queue) + 1) * CELLS // (2 * REDIS_CLUSTER_HASH_SLOTS)
+    return ((cell + 0.5) / CELLS + (number % 3 + _halvings(number // 3)) / 3) % 1
+
+
+def _halvings(number: int) -> float:
+    """0, 1/2, 1/4, 3/4, 1/8, 5/8 …: van der Corput's sequence."""
+    digits = f"{number:b}"
+    return int(digits[::-1], 2) / 2 ** len(digits)
+
+
+def _slot(tag: str) -> int:
+    return key_slot(f"{{{tag}}}".encode())
+
+
+def _distance(slot: int, place: float) -> float:
+    apart = abs(slot / REDIS_CLUSTER_HASH_SLOTS - place)
+    return min(apart, 1 - apart)

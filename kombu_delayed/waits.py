@@ -1,0 +1,82 @@
+"""What a message remembers of its wait: since when, why, and what has been decided before.
+
+It is the first member of the message's JSON, behind `due_ms` where it has been promoted, and has no
+brace inside: scripts put it there and take it away without parsing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+_WAIT = re.compile(rb'\{(?:"due_ms": ?-?\d+, ?)?"wait": ?(\{[^}]*\})')
+_BETWEEN = re.compile(rb'^(\{(?:"due_ms": ?-?\d+, ?)?)"wait": ?\{[^}]*\}, ?')
+_IN_FRONT = re.compile(r'^\{(?:"due_ms": ?-?\d+, ?)?(?:"wait": ?\{[^}]*\}, ?)?')
+
+#: What is kept of a reason.
+REASON_LENGTH = 300
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Why a message waits longer than until it was first due (ms since the epoch; None: unknown).
+
+    `marks` are what policies have done with it once and need not do again; `errors` counts how
+    often one of them has failed on it.
+    """
+
+    first_due_ms: int | None = None
+    reason: str = ""
+    marks: tuple[str, ...] = ()
+    errors: int = 0
+
+    @property
+    def member(self) -> str:
+        """The member of the message's JSON."""
+        content = {
+            "first_due_ms": self.first_due_ms,
+            "reason": self.reason[:REASON_LENGTH],
+            "marks": self.marks,
+            "errors": self.errors,
+        }
+        text = json.dumps({name: value for name, value in content.items() if value})
+        return '"wait":{' + text[1:-1].replace("{", "\\u007b").replace("}", "\\u007d") + "}"
+
+    @classmethod
+    def of(cls, content: Any) -> Wait:
+        """Read the member's value; what others wrote there counts for nothing."""
+        if not isinstance(content, dict):
+            return NO_WAIT
+        first, marks = content.get("first_due_ms"), content.get("marks")
+        errors = content.get("errors")
+        return cls(
+            first if type(first) is int else None,
+            str(content.get("reason") or ""),
+            tuple(map(str, marks)) if isinstance(marks, list) else (),
+            errors if type(errors) is int else 0,
+        )
+
+    @classmethod
+    def in_message(cls, message: bytes) -> Wait:
+        """Read it from the text of a message, of which no more is parsed."""
+        found = _WAIT.match(message)
+        if found is None:
+            return NO_WAIT
+        try:
+            return cls.of(json.loads(found[1]))
+        except ValueError:
+            return NO_WAIT
+
+    def put_into(self, message: str) -> str:
+        """The message with this as its wait, and as one that has not been promoted."""
+        return "{" + self.member + "," + _IN_FRONT.sub("", message.lstrip(), count=1)
+
+
+NO_WAIT = Wait()
+
+
+def without_wait(message: bytes) -> bytes:
+    """The message without a wait."""
+    return _BETWEEN.sub(rb"\1", message, count=1)

@@ -1,0 +1,197 @@
+"""What it costs one node to wake one of many idle consumers of a queue, four ways."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, NamedTuple
+
+import redis
+
+from tests.benchmarks.report import NOTHING, Benchmark, Figures, Row
+from tests.benchmarks.rig import Rig
+from tests.kit.clusters import PASSWORD, start_cluster
+
+KEYS = ("{waking}", "{waking}:wake")
+
+#: Consumers, and how many messages they are woken for.
+ROUNDS = {1: 4_000, 10: 1_500, 100: 300}
+
+#: Who waits is behind all tokens.
+WAITING = 10**16
+
+PUT = "redis.call('LPUSH', KEYS[1], ARGV[1]) "
+TOKEN = "redis.call('ZADD', KEYS[2], 0, 'now')"
+TELL_ONE = f"""{TOKEN}
+local who = redis.call('ZRANGEBYSCORE', KEYS[2], {WAITING}, '+inf', 'LIMIT', 0, 1)[1]
+if who then
+    redis.call('ZREM', KEYS[2], who)
+    if redis.call('SPUBLISH', KEYS[2] .. who, '0') > 0 then redis.call('ZREM', KEYS[2], 'now') end
+end"""
+TELL_ALL = f"if {TOKEN} == 1 then redis.call('SPUBLISH', KEYS[2], '0') end"
+TAKE = "local found = redis.call('RPOP', KEYS[1]) redis.call('ZREM', KEYS[2], 'now') "
+WAIT = "redis.call('ZADD', KEYS[2], ARGV[1], ARGV[2]) "
+FOUND = "return found"
+
+
+class Ears(NamedTuple):
+    """One consumer: a connection that waits, one for commands, and its number."""
+
+    waits: redis.Connection
+    commands: redis.Connection
+    number: int
+
+    def wait(self, *command: Any) -> None:
+        self.waits.send_command(*command)
+
+    def ask(self, *command: Any) -> Any:
+        self.commands.send_command(*command)
+        return self.commands.read_response()
+
+
+def _block(ears: Ears) -> None:
+    ears.wait("BZPOPMIN", KEYS[1], 0)
+
+
+def _hear_own(ears: Ears) -> None:
+    ears.wait("SSUBSCRIBE", f"{KEYS[1]}>{ears.number}")
+    ears.waits.read_response()
+
+
+def _hear_all(ears: Ears) -> None:
+    ears.wait("SSUBSCRIBE", KEYS[1])
+    ears.waits.read_response()
+
+
+def _track(ears: Ears) -> None:
+    ears.wait("CLIENT", "ID")
+    id = ears.waits.read_response()
+    ears.wait("SUBSCRIBE", "__redis__:invalidate")
+    ears.waits.read_response()
+    ears.ask("CLIENT", "TRACKING", "ON", "REDIRECT", id)
+    _look(ears)
+
+
+def _look(ears: Ears) -> None:
+    ears.ask("EXISTS", KEYS[1])
+
+
+def _nothing(ears: Ears) -> None:
+    """It hears on."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """How consumers wait. `listen` is done once, `again` whenever one was woken."""
+
+    what: str
+    put: str
+    take: str
+    listen: Callable[[Ears], None]
+    again: Callable[[Ears], None] = _nothing
+    wakes_all: bool = False
+
+
+WAYS = {
+    "blocked": Way("`BZPOPMIN`", PUT + TOKEN, TAKE + FOUND, _block, _block),
+    "told": Way("told in turn (ours)", PUT + TELL_ONE, TAKE + WAIT + FOUND, _hear_own),
+    "all": Way("all are told", PUT + TELL_ALL, TAKE + FOUND, _hear_all, wakes_all=True),
+    "cached": Way("client-side caching", PUT + TOKEN, TAKE + FOUND, _track, _look, True),
+}
+
+
+class Waking:
+    """Consumers of one queue that wait, and a producer."""
+
+    def __init__(self, client: redis.Redis, port: int, way: Way, consumers: int) -> None:
+        self._client, self._way = client, way
+        self._put = client.register_script(way.put)
+        self._take = client.script_load(way.take)
+        self._asked = WAITING
+        self._ears: dict[int, Ears] = {}
+        self._poll = select.poll()
+        client.flushall()
+        for number in range(consumers):
+            ears = Ears(_connect(port), _connect(port), number)
+            way.listen(ears)
+            self._claim(ears)
+            self._ears[ears.waits._sock.fileno()] = ears
+            self._poll.register(ears.waits._sock, select.POLLIN)
+
+    def _claim(self, ears: Ears) -> Any:
+        self._asked += 2
+        return ears.ask("EVALSHA", self._take, 2, *KEYS, self._asked, f">{ears.number}")
+
+    def run(self, rounds: int) -> tuple[float, float]:
+        """µs of the server for a message, and until a consumer has it."""
+        began = _cpu_seconds(self._client)
+        took = [self._wake_one(n) for n in range(rounds)]
+        return (_cpu_seconds(self._client) - began) / rounds * 1e6, median(took) * 1e6
+
+    def _wake_one(self, n: int) -> float:
+        sent_at = time.perf_counter()
+        self._put(keys=[*KEYS], args=[n])
+        left, took = len(self._ears) if self._way.wakes_all else 1, 0.0
+        while left > 0 or not took:
+            for fd, _ in self._poll.poll(1_000):
+                ears = self._ears[fd]
+                ears.waits.read_response()
+                left -= 1
+                if self._claim(ears) is not None:
+                    took = time.perf_counter() - sent_at
+                self._way.again(ears)
+        return took
+
+    def close(self) -> None:
+        for ears in self._ears.values():
+            ears.waits.disconnect()
+            ears.commands.disconnect()
+
+
+def _connect(port: int) -> redis.Connection:
+    connection = redis.Connection(host="127.0.0.1", port=port, password=PASSWORD, protocol=2)
+    connection.connect()
+    return connection
+
+
+def _cpu_seconds(client: redis.Redis) -> float:
+    found = client.info("cpu")
+    return float(found["used_cpu_user"] + found["used_cpu_sys"])
+
+
+def measure(rig: Rig) -> Figures:
+    """On a Cluster of one node."""
+    figures: Figures = {}
+    with start_cluster("valkey", rig.directory / "node", 1, 0, append_only=False) as cluster:
+        server = cluster.servers[0]
+        with cluster.client(server) as client:
+            for consumers, rounds in ROUNDS.items():
+                for name, way in WAYS.items():
+                    waking = Waking(client, server.port or 0, way, consumers)
+                    cost, took = waking.run(rig.scaled(rounds, rounds // 10))
+                    waking.close()
+                    figures |= {f"{name}_{consumers}_us": cost, f"{name}_{consumers}_took_us": took}
+    return figures
+
+
+def rows(ours: Figures) -> list[Row]:
+    return [
+        Row(
+            f"one of {', '.join(map(str, ROUNDS))} idle consumers is woken, {way.what}: processor "
+            "time of the server; until it has the message",
+            NOTHING,
+            NOTHING,
+            f"{_shown(ours, name, '_us')}; {_shown(ours, name, '_took_us')} µs",
+        )
+        for name, way in WAYS.items()
+    ]
+
+
+def _shown(ours: Figures, name: str, unit: str) -> str:
+    return ", ".join(f"{ours[f'{name}_{consumers}{unit}']:.0f}" for consumers in ROUNDS)
+
+
+BENCHMARKS = [Benchmark("waking", measure, rows, sides=("ours",), rounds=1)]

@@ -1,0 +1,141 @@
+"""Acks are not waited for: one that the server refuses, or never hears of, is soon sent again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pytest
+import redis
+
+from kombu_delayed import consumer as consumer_module
+from kombu_delayed import wire as wire_module
+from tests.crash.deaths import unacked
+from tests.crash.dying import Reader, dying_store
+from tests.kit.servers import Server, available_kinds, start_server
+from tests.kit.state import entry
+from tests.kit.wait import wait_until
+
+pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("no_keeper")]
+
+NOW_MS = 1_000_000
+KIND = available_kinds()[0]
+
+
+@pytest.fixture
+def own_server(tmp_path: Path) -> Iterator[Server]:
+    """A server of this test alone, which keeps its data: it may be killed."""
+    config = {"appendfsync": "always"}
+    with start_server(KIND, tmp_path, port=0, append_only=True, config=config) as server:
+        yield server
+
+
+def flush_scripts(server: Server) -> None:
+    with server.client() as client:
+        client.script_flush()
+
+
+def close_connections(server: Server) -> None:
+    with server.client() as client:
+        client.client_kill_filter(_type="normal", skipme=True)
+
+
+def restart(server: Server) -> None:
+    server.kill()
+    server.start()
+
+
+def reader_of(client: redis.Redis) -> Reader:
+    """It holds three messages and has acked a fourth one; it claims no more."""
+    store = dying_store(client, NOW_MS)
+    store.event_limit = 100
+    reader = Reader(store)
+    store.publish("q", [entry(id) for id in "abcd"])
+    reader.read()
+    reader.qos.ack(reader.take())
+    reader.consumer.step()
+    reader.consumer.sources["q"].poll_at = float("inf")
+    return reader
+
+
+def held(server: Server, reader: Reader) -> str:
+    with server.client() as client:
+        return "".join(sorted(unacked(client, reader.consumer.lease.consumer)))
+
+
+def come_back(reader: Reader, done: Callable[[], bool]) -> None:
+    """Step when the consumer says, and no sooner; it never is to stay away for long."""
+    at = reader.consumer.step()
+
+    def turn() -> bool:
+        nonlocal at
+        if not done() and monotonic() >= at:
+            at = reader.consumer.step()
+        assert done() or at <= monotonic() + consumer_module.ACK_RETRY_SECONDS
+        return done()
+
+    wait_until(turn, "the ack has come")
+
+
+@pytest.mark.parametrize("harm", [flush_scripts, close_connections, restart])
+@pytest.mark.parametrize("idle_seconds", [0, 60])
+def test_it_is_sent_again_though_nothing_else_is_said(
+    harm: Callable[[Server], None],
+    idle_seconds: float,
+    own_server: Server,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whether the connection is looked at before the ack is sent or not."""
+    with own_server.client() as client:
+        reader = reader_of(client)
+        assert held(own_server, reader) == "bcd"
+        monkeypatch.setattr(wire_module, "IDLE_SECONDS", idle_seconds)
+        monkeypatch.setattr(reader.consumer.store, "deliver", _must_not_claim)
+        harm(own_server)
+        reader.qos.ack(reader.take())
+        come_back(reader, lambda: held(own_server, reader) == "cd")
+
+
+def test_it_is_known_before_a_task_may_block(own_server: Server) -> None:
+    """In the thread that would hear of a refused ack; later it would not for as long as that."""
+    with own_server.client() as client:
+        reader = reader_of(client)
+        consumer, seen = reader.consumer, []
+        consumer._hand_over = lambda payload, queue: seen.append(held(own_server, reader))
+        consumer._quick_runs = 0
+        consumer.store.publish("q", [entry("e")])
+        consumer.sources["q"].ready = True
+        consumer.step()
+        flush_scripts(own_server)
+        reader.qos.ack(reader.take())
+        consumer.step()
+        assert held(own_server, reader) == "bcde"
+        assert consumer.hand_out()
+        assert seen == ["cde"]
+
+
+def test_it_cuts_a_pause_short(own_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that was away for a while is asked less and less often."""
+    with own_server.client() as client:
+        reader = reader_of(client)
+        consumer = reader.consumer
+        with monkeypatch.context() as patch:
+            patch.setattr(consumer.store, "deliver", _unreachable)
+            patch.setattr(consumer, "_retry_seconds", consumer_module.LONGEST_RETRY_SECONDS)
+            consumer.sources["q"].ready = True
+            late = consumer.step()
+            assert consumer.step() == late
+            reader.qos.ack(reader.take())
+            sooner = consumer_module.LONGEST_RETRY_SECONDS - consumer_module.ACK_RETRY_SECONDS
+            assert late - consumer.step() == pytest.approx(sooner)
+        come_back(reader, lambda: held(own_server, reader) == "cd")
+
+
+def _unreachable(*_: Any, **__: Any) -> Any:
+    raise redis.exceptions.ConnectionError("gone")
+
+
+def _must_not_claim(*_: Any, **__: Any) -> Any:
+    raise AssertionError("a claim would have read the answer")

@@ -1,0 +1,60 @@
+"""An app on the test's server, and its API."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import httpx
+import pytest
+from celery import Celery
+
+from celery_ext import Delayed
+from tests.kit.http import api_client, make_app
+from tests.kit.servers import Server
+
+
+@pytest.fixture
+def app(server: Server) -> Iterator[Celery]:
+    with make_app(server.url) as app:
+        yield app
+
+
+@pytest.fixture
+def delayed(app: Celery) -> Iterator[Delayed]:
+    found = Delayed(app)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def serve(app: Celery) -> Iterator[Callable[..., httpx.Client]]:
+    """Start an API with options; several at once are fine."""
+    with ExitStack() as stack:
+        yield lambda **options: stack.enter_context(api_client(app, **options))
+
+
+@pytest.fixture(scope="session")
+def shared_api(shared_server: Server) -> Iterator[httpx.Client]:
+    """One API for the whole session, with default options and no need of a token."""
+    with make_app(shared_server.url) as app, api_client(app) as api:
+        yield api
+
+
+@pytest.fixture
+def api(server: Server, shared_api: httpx.Client) -> httpx.Client:
+    shared_api.api.service.forget_names()  # type: ignore[attr-defined]
+    return shared_api
+
+
+@pytest.fixture(scope="session")
+def shared_locked_api(shared_server: Server) -> Iterator[httpx.Client]:
+    """As `shared_api`, for which a token is needed."""
+    with make_app(shared_server.url) as app, api_client(app, needs_token=True) as api:
+        yield api
+
+
+@pytest.fixture
+def locked_api(server: Server, shared_locked_api: httpx.Client) -> httpx.Client:
+    shared_locked_api.api.service.forget_names()  # type: ignore[attr-defined]
+    return shared_locked_api

@@ -1,0 +1,104 @@
+"""`celery delayed serve` and `python -m celery_ext.http`, as processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from celery import Celery
+from celery.bin.base import CLIContext
+from click.testing import CliRunner
+
+from celery_ext.cli import delayed as cli
+from kombu_delayed import embedded
+from tests.kit.receiver import receiving
+from tests.kit.servers import Server, free_port
+from tests.kit.tasks_app import Settings
+from tests.kit.wait import wait_until
+from tests.kit.workers import ROOT
+
+
+@contextmanager
+def running(directory: Path, *command: str, **environment: str) -> Iterator[httpx.Client]:
+    """Run a server until the end of the block, and end it as an operator does."""
+    port, log = free_port(), directory / "server.log"
+    with open(log, "wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *command, "--port", str(port)],
+            cwd=directory,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+        )
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=15) as client:
+
+        def answers() -> bool:
+            assert process.poll() is None, log.read_text()
+            try:
+                return client.get("/healthz").status_code == 200
+            except httpx.TransportError:
+                return False
+
+        try:
+            wait_until(answers, "the server answers", 30)
+            yield client
+            process.send_signal(signal.SIGTERM)
+            process.wait(40)
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+def test_serve(server: Server, tmp_path: Path) -> None:
+    settings = Settings(f"delayed+{server.url}")
+    command = ["celery", "-A", "tests.kit.tasks_app", "delayed", "serve"]
+    with running(tmp_path, *command, **settings.environment()) as api:
+        made = api.post("/v1/tasks", json={"task": "record", "delay": "1h"})
+        assert made.status_code == 201, made.text
+        assert api.get(made.headers["location"]).json()["status"] == "scheduled"
+        assert api.get("/v1/tasks", headers={"host": "evil.example"}).status_code == 421
+    log = (tmp_path / "server.log").read_text()
+    assert '"action": "create"' in log
+    assert "Finished server process" in log
+
+
+def test_without_a_project(tmp_path: Path) -> None:
+    command = ["celery_ext.http", "--allow", "127.0.0.1", "--concurrency", "2"]
+    with receiving() as receiver:
+        try:
+            with running(tmp_path, *command, DELAYED_CALLBACK_SECRETS="s3cret") as api:
+                given = {"topic": "t", "delay": 1, "callback": receiver.url("/x"), "content": "c"}
+                assert api.post("/create", json=given).status_code == 200
+                assert api.post("/v1/tasks", json={"task": "x"}).status_code == 422
+                [body] = wait_until(lambda: receiver.at("/x"), "the callback came", 30)
+                assert (body["topic"], body["content"]) == ("t", "c")
+                assert "Delayed-Signature" in receiver.got[0][1]
+        finally:
+            embedded.stop(tmp_path / "delayed-http-data")
+    log = (tmp_path / "server.log").read_text()
+    assert "s3cret" not in log
+    assert "Warm shutdown" in log  # of the worker
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--host", "0.0.0.0", "--no-token"], "0.0.0.0 is more"),
+        (["--port", "99999"], "99999"),
+    ],
+)
+def test_wrong_usage(words: list[str], message: str) -> None:
+    context = CLIContext(app=Celery("x", set_as_current=False), no_color=True, workdir=None)
+    result: Any = CliRunner().invoke(cli, ["serve", *words], obj=context)
+    assert result.exit_code == 2
+    assert message in result.output

@@ -1,0 +1,276 @@
+"""Callbacks: where they may go, and what of the answer is believed."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from celery_ext.http import SignatureError, verify
+from celery_ext.http.callback import Answer, CallbackFailed, post
+from celery_ext.http.guard import (
+    CallbackRefused,
+    check_form,
+    is_allowed,
+    is_public,
+    resolve,
+    split,
+)
+from celery_ext.http.signature import sign
+from tests.kit.receiver import Receiver, receiving
+
+#: Refused before DNS is asked.
+BAD_FORMS = [
+    "",
+    "example.com",
+    "//example.com/",
+    "ftp://example.com/",
+    "file:///etc/passwd",
+    "gopher://example.com:70/",
+    "http://",
+    "http:///x",
+    "http://:80/",
+    "http://user@example.com/",
+    "http://user:password@example.com/",
+    "http://example.com@127.0.0.1/",
+    "http://example.com:0/",
+    "http://example.com:65536/",
+    "http://example.com:x/",
+    "http://exam ple.com/",
+    "http://example.com/\r\nHost: x",
+    "http://example.com\\@127.0.0.1/",
+    "http://127.0.0.1/",
+    "http://127.1/",
+    "http://0/",
+    "http://0.0.0.0/",
+    "http://2130706433/",
+    "http://017700000001/",
+    "http://0177.0.0.1/",
+    "http://0x7f000001/",
+    "http://0x7f.0.0.1/",
+    "http://127.0.0.1.:80/",
+    "http://127.0.0.1%00.example.com/",
+    "http://①②⑦.⓪.⓪.①/",
+    "http://127。0。0。1/",
+    "http://10.0.0.1/",
+    "http://172.16.0.1/",
+    "http://172.31.255.255/",
+    "http://192.168.1.1/",
+    "http://169.254.169.254/latest/meta-data/",
+    "http://100.100.100.200/",
+    "http://168.63.129.16/",
+    "http://192.0.0.192/",
+    "http://198.18.0.1/",
+    "http://224.0.0.1/",
+    "http://240.0.0.1/",
+    "http://255.255.255.255/",
+    "http://[::1]/",
+    "http://[::]/",
+    "http://[0:0:0:0:0:0:0:1]/",
+    "http://[::ffff:127.0.0.1]/",
+    "http://[::ffff:7f00:1]/",
+    "http://[::127.0.0.1]/",
+    "http://[64:ff9b::7f00:1]/",
+    "http://[64:ff9b:1::a00:1]/",
+    "http://[2002:7f00:1::]/",
+    "http://[2001:0:4136:e378:8000:63bf:80ff:fffe]/",
+    "http://[2a00:1450::5efe:127.0.0.1]/",
+    "http://[fe80::1]/",
+    "http://[fe80::1%25eth0]/",
+    "http://[fec0::1]/",
+    "http://[fc00::1]/",
+    "http://[fd00:ec2::254]/",
+    "http://[ff02::1]/",
+    "http://[2001:db8::1]/",
+    "http://[::1/",
+    "http://exa_mple..com/",
+    "http://-example.com/",
+    "http://example.com/ü",
+]
+
+#: The form is right; where the name leads is not.
+BAD_ADDRESSES = [
+    "127.0.0.1",
+    "10.1.2.3",
+    "169.254.169.254",
+    "0.0.0.0",
+    "::1",
+    "::ffff:10.0.0.1",
+    "fd00::1",
+    "fe80::1%eth0",
+    "64:ff9b::a00:1",
+    "100.64.0.1",
+]
+
+
+def leads_to(*addresses: str) -> Callable[..., Any]:
+    def getaddrinfo(host: str, port: int, **more: Any) -> Any:
+        asked.append(host)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, port)) for each in addresses]
+
+    asked: list[str] = []
+    getaddrinfo.asked = asked  # type: ignore[attr-defined]
+    return getaddrinfo
+
+
+@pytest.mark.parametrize("url", BAD_FORMS)
+def test_bad_forms(url: str) -> None:
+    with pytest.raises(CallbackRefused):
+        check_form(url)
+
+
+@pytest.mark.parametrize("address", BAD_ADDRESSES)
+def test_names_that_lead_inside(address: str) -> None:
+    target = check_form("https://rebind.example.com/x")
+    for found in ([address], ["93.184.215.14", address]):
+        with pytest.raises(CallbackRefused, match="not public"):
+            resolve(target, (), leads_to(*found))
+
+
+@pytest.mark.parametrize(
+    ("url", "host", "port", "path"),
+    [
+        ("http://example.com", "example.com", 80, "/"),
+        ("https://Example.COM/a?b=c#d", "example.com", 443, "/a?b=c"),
+        ("https://example.com:8443/", "example.com", 8443, "/"),
+        ("https://bücher.example/", "xn--bcher-kva.example", 443, "/"),
+        ("http://93.184.215.14/", "93.184.215.14", 80, "/"),
+        ("http://[2606:2800:21f:cb07::1]:81/", "2606:2800:21f:cb07::1", 81, "/"),
+        ("http://a_b.example.com/", "a_b.example.com", 80, "/"),
+    ],
+)
+def test_good_urls(url: str, host: str, port: int, path: str) -> None:
+    found = check_form(url)
+    assert (found.host, found.port, found.path) == (host, port, path)
+    answers = leads_to("93.184.215.14")
+    assert resolve(found, (), answers) == [(socket.AF_INET, ("93.184.215.14", port))]
+    assert answers.asked == [host]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("url", "allow", "expected"),
+    [
+        ("http://10.0.0.1/", ["10.0.0.1"], True),
+        ("http://10.0.0.1:81/", ["10.0.0.1:80"], False),
+        ("http://hooks.inner/", ["*.inner"], True),
+        ("http://hooks.inner./", ["Hooks.INNER"], True),
+        ("http://inner.evil.example/", ["*.inner"], False),
+        ("http://[::1]:80/", ["::1"], True),
+        ("http://10.0.0.1/", [], False),
+    ],
+)
+def test_allowed_by_name(url: str, allow: list[str], expected: bool) -> None:
+    assert is_allowed(split(url), allow) == expected
+    if expected:
+        assert resolve(check_form(url, allow), allow, leads_to("10.0.0.1"))
+
+
+def test_public_addresses() -> None:
+    for each in ("8.8.8.8", "1.1.1.1", "2606:4700:4700::1111", "2a00:1450:4001::200e"):
+        assert is_public(each)
+    assert not is_public("example.com")
+
+
+# Posting.
+
+
+@pytest.fixture(scope="module")
+def receiver() -> Iterator[Receiver]:
+    with receiving() as found:
+        yield found
+
+
+def call(receiver: Receiver, path: str, seconds: float = 5, **headers: str) -> Answer:
+    target = split(receiver.url(path))
+    addresses = [(socket.AF_INET, ("127.0.0.1", receiver.port))]
+    return post(target, addresses, b"{}", headers, seconds=seconds, limit_bytes=100)
+
+
+def drip(handler: Any) -> None:
+    """Bytes, one after the other, for ever."""
+    try:
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\nx: ")
+        while True:
+            handler.wfile.write(b"y")
+            handler.wfile.flush()
+            time.sleep(0.02)
+    except OSError:
+        pass
+
+
+ANSWERS: list[tuple[Any, Any]] = [
+    ((200, b'{"code": 100}', {}), Answer(100)),
+    ((201, b'{"code": 100, "more": []}', {}), Answer(100)),
+    ((200, b'{"code": 101}', {}), Answer(101)),
+    ((200, b'{"code": 101}', {"Retry-After": "7"}), Answer(101, 7.0)),
+    ((200, b'{"code": 101}', {"Retry-After": "x"}), Answer(101)),
+    ((200, b'{"code": 101}', {"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}), Answer(101, 0.0)),
+    ((200, b'{"code": 102}', {}), "code 102"),
+    ((200, b'{"code": "100"}', {}), 'no "code"'),
+    ((200, b'{"code": true}', {}), 'no "code"'),
+    ((200, b"[100]", {}), 'no "code"'),
+    ((200, b"100", {}), 'no "code"'),
+    ((200, b"", {}), "not JSON"),
+    ((200, b"\xff", {}), "not JSON"),
+    ((500, b'{"code": 100}', {}), "status 500"),
+    ((429, b'{"code": 100}', {}), "status 429"),
+    ((302, b'{"code": 100}', {"Location": "http://169.254.169.254/"}), "status 302"),
+    ((200, b'{"code": 100}' + b" " * 100, {}), "longer than 100 bytes"),
+    ((200, b'{"code": 100}', {"x": "y" * 70_000}), "LineTooLong"),
+    (drip, "no answer within 0.3 s"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(ANSWERS)))
+def test_answers(receiver: Receiver, number: int) -> None:
+    given, expected = ANSWERS[number]
+    path = f"/{number}"
+    receiver.answers[path] = given
+    if isinstance(expected, Answer):
+        assert call(receiver, path) == expected
+    else:
+        with pytest.raises(CallbackFailed, match=expected):
+            call(receiver, path, seconds=0.3 if given is drip else 5)
+    assert len(receiver.at(path)) == 1
+
+
+def test_nobody_is_there() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        there = ("127.0.0.1", closed.getsockname()[1])
+        with pytest.raises(CallbackFailed, match="refused"):
+            post(split("http://x/"), [(socket.AF_INET, there)], b"", {}, seconds=5, limit_bytes=9)
+
+
+def test_it_goes_to_the_address_that_was_checked(receiver: Receiver) -> None:
+    target = split(f"http://rebind.example.com:{receiver.port}/checked")
+    there = [(socket.AF_INET, ("127.0.0.1", receiver.port))]
+    assert post(target, there, b"{}", {}, seconds=5, limit_bytes=99).code == 100
+    headers = next(headers for path, headers, _ in receiver.got if path == "/checked")
+    assert headers["Host"] == f"rebind.example.com:{receiver.port}"
+
+
+# Signatures.
+
+
+def test_signatures() -> None:
+    headers = sign(["new", "old"], b"body", now=1_000)
+    for secret in ("new", "old"):
+        verify(secret, headers, b"body", now=1_100)
+        verify(secret, {name.upper(): value for name, value in headers.items()}, b"body", now=900)
+    for wrong in (
+        ("other", headers, b"body", 1_000),
+        ("new", headers, b"another", 1_000),
+        ("new", {**headers, "Delayed-Timestamp": "1001"}, b"body", 1_000),
+        ("new", headers, b"body", 1_301),
+        ("new", headers, b"body", 699),
+        ("new", {}, b"body", 1_000),
+        ("new", {"Delayed-Signature": "v1=ü", "Delayed-Timestamp": "x"}, b"body", 1_000),
+    ):
+        secret, given, body, now = wrong
+        with pytest.raises(SignatureError):
+            verify(secret, given, body, now=now)
+    assert sign([], b"body") == {}

@@ -1,0 +1,150 @@
+"""HTTP jobs from the request to the callback, with a real worker."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from celery_ext import Delayed
+from celery_ext.http import verify
+from celery_ext.http.jobs import backoff_seconds
+from tests.kit.http import api_client
+from tests.kit.receiver import Receiver, receiving
+from tests.kit.servers import Server
+from tests.kit.tasks_app import Settings, make_app
+from tests.kit.wait import wait_until
+from tests.kit.workers import Worker
+
+OPTIONS = {
+    "callback_allow": ["127.0.0.1:*"],
+    "callback_secrets": ["s3cret"],
+    "callback_seconds": 5,
+    "callback_per_host": 2,
+}
+
+
+@dataclass
+class Jobs:
+    api: httpx.Client
+    receiver: Receiver
+    delayed: Delayed
+    worker: Worker
+
+    def send(self, path: str, **more: Any) -> str:
+        given = {"topic": "order", "callback": self.receiver.url(path), "content": "hello", **more}
+        answer = self.api.post("/v1/tasks", json=given)
+        assert answer.status_code == 201, answer.text
+        return str(answer.json()["id"])
+
+    def state(self, id: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.api.get(f"/v1/tasks/{id}").json()
+        return found
+
+    def wait(self, id: str, status: str, retries: int | None = None) -> dict[str, Any]:
+        def reached() -> dict[str, Any] | None:
+            found = self.state(id)
+            as_wanted = found.get("status") == status and retries in (None, found.get("retries"))
+            return found if as_wanted else None
+
+        return wait_until(reached, f"{id} is {status}")  # type: ignore[return-value]
+
+
+@pytest.fixture(scope="module")
+def jobs(shared_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
+    with shared_server.client() as client:
+        client.flushall()
+    directory: Path = tmp_path_factory.mktemp("jobs")
+    settings = Settings(f"delayed+{shared_server.url}", config={"delayed_http": OPTIONS})
+    with ExitStack() as stack:
+        app = stack.enter_context(make_app(settings))
+        receiver = stack.enter_context(receiving())
+        options = ["--prefetch-multiplier", "1"]
+        worker = Worker(settings, directory, pool="threads", concurrency=4, options=options)
+        stack.enter_context(worker)
+        api = stack.enter_context(api_client(app, **OPTIONS))
+        delayed = Delayed(app)
+        stack.callback(delayed.close)
+        yield Jobs(api, receiver, delayed, worker)
+
+
+def test_success(jobs: Jobs) -> None:
+    id = jobs.send("/ok", delay=0.05, tenant="ada", content={"a": ["ü", 1]})
+    jobs.wait(id, "done")
+    assert jobs.receiver.at("/ok") == [{"id": id, "topic": "order", "content": {"a": ["ü", 1]}}]
+    _, headers, body = next(each for each in jobs.receiver.got if each[0] == "/ok")
+    verify("s3cret", headers, body)
+    assert headers["Content-Type"] == "application/json"
+
+
+def test_retries_then_dead(jobs: Jobs) -> None:
+    jobs.receiver.answers["/bad"] = (200, b'{"code": 7}', {})
+    id = jobs.send("/bad", retry=3, tenant="ada")
+    for retries in (1, 2, 3):
+        found = jobs.wait(id, "scheduled", retries)
+        assert found["tenant"] == "ada"
+        info = jobs.delayed.get(id)
+        assert info is not None
+        assert info.remaining is not None
+        wait = backoff_seconds(retries - 1)
+        assert wait - 10 < info.remaining.total_seconds() <= wait
+        jobs.delayed.run_now(id)
+    assert jobs.wait(id, "dead")["reason"] == "4 tries failed, the last one: code 7"
+    assert len(jobs.receiver.at("/bad")) == 4
+    assert "code 7" in jobs.worker.log
+    assert "hello" not in jobs.worker.log
+
+
+def test_too_many_requests_are_no_failure(jobs: Jobs) -> None:
+    jobs.receiver.answers["/busy"] = (200, b'{"code": 101}', {"Retry-After": "100"})
+    id = jobs.send("/busy", retry=0, tenant="ada", priority=3)
+    for count in (1, 2):
+        wait_until(lambda count=count: len(jobs.receiver.at("/busy")) == count, "it was asked")
+        found = jobs.wait(id, "scheduled")
+        info = jobs.delayed.get(id)
+        assert info is not None
+        assert info.remaining is not None
+        assert 80 < info.remaining.total_seconds() < 101
+        assert (found["retries"], found["tenant"], found["priority"]) == (0, "ada", 3)
+        if count == 2:
+            jobs.receiver.answers.pop("/busy")
+        jobs.delayed.run_now(id)
+    jobs.wait(id, "done")
+    assert len(jobs.receiver.at("/busy")) == 3
+
+
+def test_the_inner_network(jobs: Jobs) -> None:
+    id = jobs.send("/", callback=f"http://localhost:{jobs.receiver.port}/inside")
+    jobs.wait(id, "dead")
+    assert "which is not public" in jobs.worker.log
+    assert jobs.receiver.at("/inside") == []
+
+
+def test_a_host_gets_so_many_at_a_time(jobs: Jobs) -> None:
+    gate, at_once, most = threading.Event(), [0], [0]
+    lock = threading.Lock()
+
+    def answer(handler: Any) -> None:
+        with lock:
+            at_once[0] += 1
+            most[0] = max(most[0], at_once[0])
+        gate.wait(60)
+        with lock:
+            at_once[0] -= 1
+        handler.wfile.write(b'HTTP/1.1 200 OK\r\n\r\n{"code": 100}')
+
+    jobs.receiver.answers["/slow"] = answer
+    ids = [jobs.send("/slow") for _ in range(4)]
+    wait_until(lambda: at_once[0] == 2, "two are there")
+    wait_until(lambda: len([*jobs.delayed.find()]) >= 2, "the others wait")
+    gate.set()
+    for id in ids:
+        jobs.delayed.run_now(id)
+        jobs.wait(id, "done")
+    assert most[0] == 2

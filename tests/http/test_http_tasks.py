@@ -1,0 +1,324 @@
+"""Tasks over HTTP: create, read, change, delete, run now, search."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta, timezone
+from itertools import chain
+from typing import Any
+
+import httpx
+import pytest
+import redis
+
+from celery_ext import Delayed
+from celery_ext.body import read_body
+from celery_ext.http import cursors
+from celery_ext.policies import Limit
+from kombu_delayed.testing import dump
+from tests.kit.http import api_client, make_app
+from tests.kit.servers import Server
+
+MAIL = {"task": "till.send_mail", "delay": "1h"}
+
+
+def body(delayed: Delayed, id: str) -> Any:
+    info = delayed.get(id)
+    assert info is not None
+    return read_body(delayed.app, info)
+
+
+def test_create(api: httpx.Client, delayed: Delayed) -> None:
+    given = {
+        "task": "till.send_mail",
+        "args": ["ada", 1],
+        "kwargs": {"html": True},
+        "due": "2100-01-31T09:00:00+01:00",
+        "queue": "mail",
+        "priority": 7,
+        "tenant": "ada",
+        "headers": {"campaign": 3},
+        "expires": "2100-02-01T00:00:00",
+    }
+    made = api.post("/v1/tasks", json=given)
+    assert made.status_code == 201, made.text
+    found = made.json()
+    assert found["status"] == "scheduled"
+    assert found["due"] == "2100-01-31T08:00:00+00:00"
+    assert made.headers["location"] == f"/v1/tasks/{found['id']}"
+    info = delayed.get(found["id"])
+    assert info is not None
+    assert (info.queue, info.priority, info.tenant) == ("mail", 7, "ada")
+    assert info.headers["campaign"] == 3
+    assert info.headers["expires"] == "2100-02-01T00:00:00+00:00"
+    assert [*body(delayed, found["id"])][:2] == [["ada", 1], {"html": True}]
+
+
+@pytest.mark.parametrize(
+    ("times", "status", "seconds"),
+    [
+        ({"delay": "15s"}, "scheduled", 15),
+        ({"delay": "3d"}, "scheduled", 3 * 86_400),
+        ({"delay": "1h30m"}, "scheduled", 5_400),
+        ({"delay": 20.5}, "scheduled", 20.5),
+        ({"due": "2001-01-01T00:00:00Z"}, "waiting", None),
+        ({}, "waiting", None),
+    ],
+)
+def test_times(api: httpx.Client, times: Any, status: str, seconds: float | None) -> None:
+    before = datetime.now(timezone.utc) - timedelta(milliseconds=1)  # due times are whole ones
+    found = api.post("/v1/tasks", json={"task": "till.charge", **times}).json()
+    assert found["status"] == status
+    if seconds is not None:
+        ahead = (datetime.fromisoformat(found["due"]) - before).total_seconds()
+        assert seconds <= ahead < seconds + 20
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"task": "till.send_mail", "delay": "soon"}, "delay"),
+        ({"task": "till.send_mail", "delay": "-1s"}, "delay"),
+        ({"task": "till.send_mail", "delay": -1}, "delay"),
+        ({"task": "till.send_mail", "delay": True}, "delay"),
+        ({"task": "till.send_mail", "delay": "9999999d"}, "delay"),
+        ({"task": "till.send_mail", "due": "tomorrow"}, "due"),
+        ({"task": "till.send_mail", "due": "2030-01-01", "delay": 1}, "due"),
+        ({"task": "till.send_mail", "priority": 256}, "priority"),
+        ({"task": "till.send_mail", "priority": "1"}, "priority"),
+        ({"task": "till.send_mail", "args": {}}, "args"),
+        ({"task": "till.send_mail", "kwargs": []}, "kwargs"),
+        ({"task": "till.send_mail", "queue": ""}, "queue"),
+        ({"task": "till.send_mail", "expires": "1"}, "expires"),
+        ({"task": "till.send_mail", "colour": "red"}, "colour"),
+        ({"task": "till.send_mail", "id": "a b"}, "id"),
+        ({"task": "till.send_mail", "headers": {"x": []}}, "headers.x.str"),
+        ({"task": "till.send_mail", "headers": {"Task": "other"}}, "headers"),
+        ({"task": "till.send_mail", "headers": {"eta": "2001-01-01"}}, "headers"),
+        ({"task": "till.send_mail", "retry": 1}, "retry"),
+        ({"task": "till.unknown"}, "task"),
+        ({"task": "celery.backend_cleanup"}, "task"),
+        ({"task": "celery_ext.http.post"}, "task"),
+        ({}, "task"),
+        ({"topic": "t"}, "task"),
+        ({"topic": "t", "callback": "ftp://example.com/"}, "callback"),
+        ({"topic": "t", "callback": "https://example.com/", "args": []}, "args"),
+        ([], "body"),
+    ],
+)
+def test_wrong_fields(api: httpx.Client, client: redis.Redis, given: Any, field: str) -> None:
+    answer = api.post("/v1/tasks", json=given)
+    assert answer.status_code == 422
+    assert answer.headers["content-type"] == "application/problem+json"
+    problem = answer.json()
+    assert field in [each["field"] for each in problem["errors"]], problem
+    assert problem["status"] == 422
+    assert client.keys() == []
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "status"),
+    [
+        (b"{", "application/json", 400),
+        (b'{"task": NaN}', "application/json", 400),
+        (b"[" * 100_000, "application/json", 400),
+        (b"\xff", "application/json", 400),
+        (json.dumps(MAIL).encode(), "text/plain", 415),
+        (json.dumps(MAIL).encode(), "application/x-www-form-urlencoded", 415),
+    ],
+)
+def test_wrong_bodies(api: httpx.Client, content: bytes, kind: str, status: int) -> None:
+    answer = api.post("/v1/tasks", content=content, headers={"content-type": kind})
+    assert answer.status_code == status, answer.text
+    assert answer.json()["status"] == status
+
+
+def test_put_is_idempotent(api: httpx.Client, delayed: Delayed) -> None:
+    first = api.put("/v1/tasks/order-7", json=MAIL)
+    again = api.put("/v1/tasks/order-7", json=MAIL)
+    assert (first.status_code, again.status_code) == (201, 200)
+    assert len([*delayed.find()]) == 1
+    assert again.json()["due"] == first.json()["due"]
+    other = api.put("/v1/tasks/order-7", json={**MAIL, "args": [2], "due": None, "delay": "2h"})
+    assert other.status_code == 200
+    assert len([*delayed.find()]) == 1
+    assert body(delayed, "order-7")[0] == [2]
+    assert api.put("/v1/tasks/order-7", json={"task": "till.charge"}).status_code == 409
+    assert api.put("/v1/tasks/order-7", json={**MAIL, "queue": "q"}).status_code == 409
+    assert api.put("/v1/tasks/a b", json=MAIL).status_code == 422
+
+
+def test_put_after_it_has_run_sends_nothing(api: httpx.Client, delayed: Delayed) -> None:
+    assert api.put("/v1/tasks/order-7", json={"task": "till.charge"}).status_code == 201
+    again = api.put("/v1/tasks/order-7", json={"task": "till.charge"})
+    assert (again.status_code, again.json()["status"]) == (200, "waiting")
+    delayed.store.purge("celery")
+    again = api.put("/v1/tasks/order-7", json={"task": "till.charge"})
+    assert (again.status_code, again.json()["status"]) == (200, "done")
+    assert delayed.counts()["celery"].ready == 0
+
+
+def test_put_after_a_delete_creates(api: httpx.Client) -> None:
+    assert api.put("/v1/tasks/a", json=MAIL).status_code == 201
+    assert api.delete("/v1/tasks/a").status_code == 204
+    assert api.get("/v1/tasks/a").json()["status"] == "cancelled"
+    assert api.delete("/v1/tasks/a").status_code == 409
+    assert api.put("/v1/tasks/a", json=MAIL).status_code == 201
+    assert api.get("/v1/tasks/a").json()["status"] == "scheduled"
+
+
+def test_what_a_policy_has_dropped(api: httpx.Client, delayed: Delayed) -> None:
+    assert api.put("/v1/tasks/a", json={"task": "till.charge"}).status_code == 201
+    assert delayed.store.deliver("celery", "w1:1:a", 1, 1, lease_ms=30_000)
+    assert delayed.store.drop("celery", "w1:1:a", 1, "older than 1h")
+    found = api.get("/v1/tasks/a").json()
+    assert (found["status"], found["reason"]) == ("cancelled", "older than 1h")
+
+
+def test_what_waits_for_a_limit(server: Server) -> None:
+    limited = {"delayed_policies": {"celery": [Limit(concurrency=1, name="till")]}}
+    with (
+        make_app(server.url, broker_transport_options=limited) as app,
+        api_client(app) as api,
+        app.connection_for_read() as connection,
+    ):
+        for id in "ab":
+            assert api.put(f"/v1/tasks/{id}", json={"task": "till.charge"}).status_code == 201
+        message = connection.default_channel.basic_get("celery")
+        assert connection.default_channel.basic_get("celery") is None
+        assert message is not None
+        found = {id: api.get(f"/v1/tasks/{id}").json() for id in "ab"}
+        connection.default_channel.basic_ack(message.delivery_tag)
+    assert {id: (each["status"], each["waiting_for"]) for id, each in found.items()} == {
+        "a": ("running", None),
+        "b": ("waiting", "the limit till"),
+    }
+
+
+def test_puts_of_several_servers_at_once_make_one_task(
+    serve: Callable[..., httpx.Client], delayed: Delayed
+) -> None:
+    servers = [serve(), serve()]
+    with ThreadPoolExecutor(8) as threads:
+        answers = [
+            threads.submit(servers[n % 2].put, "/v1/tasks/a", json={**MAIL, "args": [n]})
+            for n in range(24)
+        ]
+    assert {each.result().status_code for each in answers} == {200, 201}
+    assert sum(each.result().status_code == 201 for each in answers) == 1
+    assert [info.id for info in delayed.find()] == ["a"]
+
+
+def test_status(api: httpx.Client, delayed: Delayed, client: redis.Redis) -> None:
+    def status(id: str) -> str:
+        return str(api.get(f"/v1/tasks/{id}").json().get("status"))
+
+    store = delayed.store
+    for id in ("a", "b"):
+        api.post("/v1/tasks", json={"task": "till.charge", "id": id})
+    found = api.get("/v1/tasks/a").json()
+    assert (found["status"], found["waiting_for"]) == ("waiting", "worker")
+    store.deliver("celery", "w:1:x", 2, 1, lease_ms=60_000)
+    assert status("a") == "running"
+    assert api.get("/v1/tasks/a").json()["consumer"] == "w:1:x"
+    store.ack("celery", "w:1:x", [1], lambda: None)
+    store.run.settle()
+    store.bury("celery", "w:1:x", [(2, "b", "it failed", b"")])
+    assert status("a") == "done"
+    found = api.get("/v1/tasks/b").json()
+    assert (found["status"], found["reason"]) == ("dead", "it failed")
+    assert found["at"]
+    assert api.get("/v1/tasks/c").status_code == 404
+
+
+def test_change(api: httpx.Client, delayed: Delayed) -> None:
+    id = api.post("/v1/tasks", json={**MAIL, "args": [1], "kwargs": {"a": 1}}).json()["id"]
+    answer = api.patch(f"/v1/tasks/{id}", json={"delay": "3d", "priority": 9, "args": ["x"]})
+    assert answer.status_code == 200, answer.text
+    info = delayed.get(id)
+    assert info is not None
+    assert (info.priority, info.step, info.args) == (9, 9, "('x',)")
+    assert [*body(delayed, id)][:2] == [["x"], {"a": 1}]
+    assert info.remaining is not None
+    assert info.remaining.days == 2
+    assert datetime.fromisoformat(info.headers["eta"]) == info.eta
+    for wrong in ({}, {"delay": "x"}, {"due": "2030-01-01", "delay": 1}, {"task": "x"}):
+        assert api.patch(f"/v1/tasks/{id}", json=wrong).status_code == 422
+    assert api.patch("/v1/tasks/none", json={"priority": 1}).status_code == 404
+    assert api.patch(f"/v1/tasks/{id}", json={"due": "2001-01-01"}).json()["status"] == "waiting"
+    assert api.patch(f"/v1/tasks/{id}", json={"priority": 1}).status_code == 409
+
+
+def test_run_now(api: httpx.Client, delayed: Delayed) -> None:
+    id = api.post("/v1/tasks", json=MAIL).json()["id"]
+    assert api.post(f"/v1/tasks/{id}/run-now").json()["status"] == "waiting"
+    assert len(dump(delayed.store, "celery")["ready"]) == 1
+    assert api.post(f"/v1/tasks/{id}/run-now").status_code == 409
+    assert api.post("/v1/tasks/none/run-now").status_code == 404
+
+
+def pages(api: httpx.Client, **query: Any) -> list[list[str]]:
+    found, cursor = [], {}
+    while True:
+        page = api.get("/v1/tasks", params={**query, **cursor}).json()
+        found.append([task["id"] for task in page["tasks"]])
+        if page["next"] is None:
+            return found
+        cursor = {"cursor": page["next"]}
+
+
+def test_search(api: httpx.Client) -> None:
+    for n in range(5):
+        for queue in ("a", "b"):
+            task = "till.charge" if n == 3 else "till.send_mail"
+            given = {"task": task, "id": f"{queue}{n}", "queue": queue, "tenant": f"t{n % 2}"}
+            api.post("/v1/tasks", json={**given, "due": f"2100-01-0{n + 1}T00:00:00Z"})
+    names = [f"{queue}{n}" for queue in "ab" for n in range(5)]
+    assert pages(api)[0] == names
+    for limit in (1, 2, 3, 5, 10):
+        found = pages(api, limit=limit)
+        assert [*chain(*found)] == names
+        assert max(map(len, found)) == limit
+    assert [*chain(*pages(api, queue="b", limit=2))] == names[5:]
+    assert [*chain(*pages(api, task="*.charge", limit=1))] == ["a3", "b3"]
+    assert [*chain(*pages(api, tenant="t1", queue="a"))] == ["a1", "a3"]
+    bounds = {"due_after": "2100-01-02T00:00:00Z", "due_before": "2100-01-04T00:00:00Z"}
+    assert [*chain(*pages(api, **bounds, limit=1))] == ["a1", "a2", "b1", "b2"]
+    far = cursors.write("a", 10**400, "x")
+    for wrong in (
+        f"cursor={far}",
+        "cursor=x",
+        "limit=0",
+        "limit=1001",
+        "due_after=x",
+        "colour=1",
+        "limit=1&limit=1",
+    ):
+        assert api.get(f"/v1/tasks?{wrong}").status_code == 422
+
+
+def test_a_search_that_finds_little_looks_at_a_bounded_number(
+    api: httpx.Client, delayed: Delayed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("celery_ext.http.searching.LOOKED_AT", 10)
+    rows = [("till.send_mail", (), {}, None, {"countdown": 60 + n}) for n in range(30)]
+    delayed.schedule_many([*rows, ("till.charge", (), {}, None, {"countdown": 99})])
+    found = pages(api, task="till.charge")
+    assert len([*chain(*found)]) == 1
+    assert len(found) > 2
+
+
+def test_methods_and_paths(api: httpx.Client) -> None:
+    answer = api.put("/v1/tasks")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET, POST")
+    assert api.get("/v1/nothing").json()["status"] == 404
+    assert api.get("/healthz").text == "ok\n"
+
+
+def test_several_tasks_with_one_id(api: httpx.Client, delayed: Delayed) -> None:
+    for n in range(2):
+        delayed.app.send_task("till.charge", (n,), task_id="a", countdown=60)
+    assert api.delete("/v1/tasks/a").status_code == 204
+    assert [*delayed.find()] == []

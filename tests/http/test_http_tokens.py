@@ -1,0 +1,369 @@
+"""Tokens: who may what, of which tenant and queue, and what is told of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+import redis
+from celery import Celery
+from celery.bin.base import CLIContext
+from click.testing import CliRunner
+
+from celery_ext import Delayed
+from celery_ext.cli import delayed as cli
+from celery_ext.errors import QueryError
+from celery_ext.http import tokens as tokens_module
+from celery_ext.http.server import is_loopback
+from celery_ext.http.tokens import Tokens
+
+MAIL = {"task": "till.send_mail", "delay": "1h"}
+
+
+@dataclass
+class Keys:
+    """Calls an API that needs a token, with one or without."""
+
+    api: httpx.Client
+    tokens: Tokens
+    made: dict[str, str] = field(default_factory=dict)
+
+    def make(self, *scopes: str, **bounds: Any) -> str:
+        return self.tokens.create("test", scopes, **bounds)[1]
+
+    def __call__(self, token: str | None, method: str, path: str, **given: Any) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {token}"} if token is not None else {}
+        return self.api.request(method, path, headers=headers | given.pop("headers", {}), **given)
+
+
+@pytest.fixture
+def keys(locked_api: httpx.Client, delayed: Delayed) -> Keys:
+    return Keys(locked_api, Tokens(delayed))
+
+
+READ = [
+    ("GET", "/v1/tasks", None),
+    ("GET", "/v1/tasks/a", None),
+    ("GET", "/v1/queues", None),
+    ("GET", "/v1/queues/celery", None),
+    ("GET", "/v1/forecast", None),
+    ("GET", "/v1/consumers", None),
+    ("GET", "/v1/dead", None),
+]
+SCHEDULE = [
+    ("POST", "/v1/tasks", MAIL),
+    ("PUT", "/v1/tasks/b", MAIL),
+    ("PATCH", "/v1/tasks/a", {"priority": 3}),
+    ("POST", "/v1/tasks/c/run-now", None),
+    ("DELETE", "/v1/tasks/d", None),
+    ("POST", "/v1/responses/k", {"payload": 1, "id": "once"}),
+]
+ADMIN = [
+    ("POST", "/v1/dead/replay", {"ids": ["x"]}),
+    ("POST", "/v1/dead/purge", {"ids": ["x"]}),
+]
+
+
+@pytest.mark.parametrize(
+    ("scopes", "allowed"),
+    [
+        (("read",), READ),
+        (("schedule",), SCHEDULE),
+        (("read", "schedule"), READ + SCHEDULE),
+        (("admin",), READ + SCHEDULE + ADMIN),
+    ],
+)
+def test_scopes(keys: Keys, app: Celery, scopes: tuple[str, ...], allowed: Any) -> None:
+    for id in "acd":
+        app.send_task("till.charge", task_id=id, countdown=60)
+    token = keys.make(*scopes)
+    for each in READ + SCHEDULE + ADMIN:
+        method, path, body = each
+        answer = keys(token, method, path, json=body)
+        assert (answer.status_code != 403) == (each in allowed), (each, answer.text)
+        assert each not in allowed or answer.is_success, (each, answer.text)
+        assert keys(None, method, path, json=body).status_code == 401
+
+
+def wrong_tokens(right: str) -> list[str]:
+    kind, id, secret = right.split("_", 2)
+    return [
+        "x",
+        right[:-1],
+        right + "x",
+        f"{kind}_{id}_{'A' * 43}",
+        f"{kind}_{'0' * 16}_{secret}",
+        right.upper(),
+        f"{kind}_*_{secret}",
+    ]
+
+
+def test_wrong_tokens(keys: Keys) -> None:
+    right = keys.make("admin")
+    assert keys(right, "GET", "/v1/tasks").status_code == 200
+    for wrong in wrong_tokens(right):
+        answer = keys(wrong, "GET", "/v1/tasks")
+        assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer"), wrong
+    basic = keys(None, "GET", "/v1/tasks", headers={"Authorization": f"Basic {right}"})
+    assert basic.status_code == 401
+    assert keys(None, "GET", "/healthz").status_code == 200
+
+
+def test_only_hashes_are_kept(keys: Keys, client: redis.Redis) -> None:
+    secret = keys.make("admin", tenants=["a"]).split("_", 2)[2]
+    kept = b"".join(client.hgetall("kombu-delayed-http:tokens").values())
+    assert secret.encode() not in kept
+    assert b'"hash": "' in kept
+
+
+def test_revoked_and_expired(keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens_module, "BELIEVED_SECONDS", 0.0)
+    token = keys.make("read")
+    assert keys(token, "GET", "/v1/tasks").status_code == 200
+    assert keys.tokens.revoke(keys.tokens.list()[0].id)
+    assert not keys.tokens.revoke("none")
+    assert keys(token, "GET", "/v1/tasks").status_code == 401
+    short = keys.make("read", seconds=60)
+    assert keys(short, "GET", "/v1/tasks").status_code == 200
+    later = tokens_module.time.time() + 61
+    monkeypatch.setattr(tokens_module.time, "time", lambda: later)
+    assert keys(short, "GET", "/v1/tasks").status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"scopes": []}, "read, schedule, admin"),
+        ({"scopes": ["write"]}, "write"),
+        ({"scopes": ["read"], "tenants": [""]}, "have names"),
+    ],
+)
+def test_tokens_that_cannot_be(delayed: Delayed, given: Any, match: str) -> None:
+    with pytest.raises(QueryError, match=match):
+        Tokens(delayed).create("x", **given)
+
+
+# Tenants and queues. Each of `own` and `other` is a task of one tenant in one queue.
+
+
+@pytest.fixture
+def two(keys: Keys) -> Keys:
+    admin = keys.make("admin")
+    for id, tenant, queue in (("own", "ada", "mail"), ("other", "bob", "pay")):
+        given = {**MAIL, "id": id, "tenant": tenant, "queue": queue}
+        assert keys(admin, "POST", "/v1/tasks", json=given).status_code == 201
+    keys.tokens._delayed.app.send_task("till.charge", task_id="nobody", countdown=60, queue="pay")
+    return keys
+
+
+BOUNDS = [{"tenants": ["ada"]}, {"queues": ["mail"]}, {"tenants": ["ada"], "queues": ["mail"]}]
+
+
+@pytest.mark.parametrize("bounds", BOUNDS, ids=str)
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("GET", "/v1/tasks/{}", None),
+        ("PATCH", "/v1/tasks/{}", {"priority": 3}),
+        ("DELETE", "/v1/tasks/{}", None),
+        ("POST", "/v1/tasks/{}/run-now", None),
+    ],
+)
+def test_one_task_of_another(two: Keys, bounds: Any, method: str, path: str, body: Any) -> None:
+    token = two.make("admin", **bounds)
+    for id in ("other", "nobody"):
+        answer = two(token, method, path.format(id), json=body)
+        assert answer.status_code == 404, answer.text
+        named = two(token, method, path.format(id), json=body, params={"queue": "pay"})
+        assert named.status_code in (403, 404), named.text
+    assert two(token, method, path.format("own"), json=body).is_success
+    left = {info.id for info in two.tokens._delayed.find()}
+    assert {"other", "nobody"} <= left
+
+
+@pytest.mark.parametrize("bounds", BOUNDS, ids=str)
+def test_lists_show_the_own_ones(two: Keys, bounds: Any) -> None:
+    token = two.make("read", **bounds)
+
+    def ids(**query: str) -> list[str]:
+        found = two(token, "GET", "/v1/tasks", params=query)
+        return [each["id"] for each in found.json().get("tasks", ())]
+
+    assert ids() == ["own"]
+    assert ids(limit="1") == ["own"]
+    assert ids(tenant="bob") == []
+    assert ids(queue="pay") == []
+    admin = two.make("admin")
+    page = two(admin, "GET", "/v1/tasks", params={"limit": 2}).json()
+    stolen = two(token, "GET", "/v1/tasks", params={"cursor": page["next"]})
+    assert stolen.json().get("tasks", []) == []
+
+
+@pytest.mark.parametrize(
+    ("bounds", "given", "status"),
+    [
+        ({"tenants": ["ada"]}, {"tenant": "bob"}, 403),
+        ({"tenants": ["ada"]}, {}, 201),
+        ({"tenants": ["ada", "eve"]}, {}, 403),
+        ({"tenants": ["ada", "eve"]}, {"tenant": "eve"}, 201),
+        ({"tenants": ["ada"]}, {"headers": {"tenant": "bob"}}, 422),
+        ({"tenants": ["ada"]}, {"headers": {"Tenant": "bob"}}, 422),
+        ({"queues": ["mail"]}, {"queue": "pay"}, 403),
+        ({"queues": ["mail"]}, {}, 403),
+        ({"queues": ["mail"]}, {"queue": "mail"}, 201),
+        ({"queues": ["celery"]}, {}, 201),
+    ],
+)
+def test_create_for_another(keys: Keys, bounds: Any, given: Any, status: int) -> None:
+    token = keys.make("schedule", **bounds)
+    answer = keys(token, "POST", "/v1/tasks", json={**MAIL, **given})
+    assert answer.status_code == status, answer.text
+    again = keys(token, "PUT", "/v1/tasks/x", json={**MAIL, **given})
+    assert again.status_code == status, again.text
+    if status == 201 and "tenants" in bounds:
+        assert {info.tenant for info in keys.tokens._delayed.find()} <= set(bounds["tenants"])
+
+
+@pytest.mark.parametrize("bounds", BOUNDS, ids=str)
+def test_put_leaves_the_task_of_another(two: Keys, bounds: Any) -> None:
+    token = two.make("schedule", **bounds)
+    before = {info.id: info.message for info in two.tokens._delayed.find(queue="pay")}
+    answer = two(token, "PUT", "/v1/tasks/other", json={**MAIL, "queue": "mail", "args": [1]})
+    assert answer.status_code in (201, 409)
+    assert {info.id: info.message for info in two.tokens._delayed.find(queue="pay")} == before
+
+
+def test_the_whole_is_not_for_tenants(two: Keys) -> None:
+    token = two.make("admin", tenants=["ada"])
+    for path in ("/v1/queues", "/v1/queues/mail", "/v1/forecast", "/v1/consumers"):
+        assert two(token, "GET", path).status_code == 403
+    token = two.make("admin", queues=["mail"])
+    assert [each["queue"] for each in two(token, "GET", "/v1/queues").json()["queues"]] == ["mail"]
+    assert two(token, "GET", "/v1/queues/pay").status_code == 403
+    assert two(token, "GET", "/v1/forecast").json()["total"] == 1
+    assert two(token, "GET", "/v1/forecast", params={"queue": "pay"}).status_code == 403
+
+
+def test_dead_letters_of_another(two: Keys, delayed: Delayed) -> None:
+    for queue in ("mail", "pay"):
+        ids = [info.id for info in delayed.find(queue=queue)]
+        for id in ids:
+            delayed.run_now(id)
+        delayed.store.deliver(queue, "w:1:x", 9, 1, lease_ms=60_000)
+        entries = [(n, id, "no", b"") for n, id in enumerate(ids, 1)]
+        delayed.store.bury(queue, "w:1:x", entries)
+    for bounds in BOUNDS:
+        token = two.make("admin", **bounds)
+        assert [e["id"] for e in two(token, "GET", "/v1/dead").json()["letters"]] == ["own"]
+        for verb in ("replay", "purge"):
+            ids = {"ids": ["other", "nobody"]}
+            assert two(token, "POST", f"/v1/dead/{verb}", json=ids).json() == {"changed": 0}
+        assert two(token, "GET", "/v1/tasks/other").status_code == 404
+    assert delayed.counts()["pay"].dead == 2
+
+
+def test_events_of_another(two: Keys) -> None:
+    for bounds in BOUNDS:
+        token = two.make("read", **bounds)
+        headers = {"Authorization": f"Bearer {token}", "last-event-id": "1-0"}
+        with two.api.stream("GET", "/v1/events", headers=headers) as answer:
+            lines = answer.iter_lines()
+            data = next(line for line in lines if line.startswith("data"))
+        assert '"own"' in data
+    token = two.make("read", queues=["mail"])
+    assert two(token, "GET", "/v1/events", params={"queue": "pay"}).status_code == 403
+
+
+# What is not a token's business.
+
+
+def test_rates(serve: Callable[..., httpx.Client], delayed: Delayed) -> None:
+    keys = Keys(serve(needs_token=True, rate=1.0), Tokens(delayed))
+    first, second = keys.make("read"), keys.make("read")
+    answers = [keys(first, "GET", "/v1/tasks/x") for _ in range(10)]
+    refused = [each for each in answers if each.status_code == 429]
+    assert refused
+    assert all(int(each.headers["retry-after"]) >= 1 for each in refused)
+    assert keys(second, "GET", "/v1/tasks/x").status_code == 404
+
+
+def test_headers_of_every_answer(keys: Keys) -> None:
+    for answer in (keys(None, "GET", "/docs"), keys(None, "GET", "/v1/tasks")):
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["x-frame-options"] == "DENY"
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+        assert "access-control-allow-origin" not in answer.headers
+
+
+def test_pages_of_other_sites(api: httpx.Client) -> None:
+    other = {"origin": "https://evil.example"}
+    assert api.post("/v1/tasks", json=MAIL, headers=other).status_code == 403
+    assert api.post("/v1/tasks/x/run-now", headers={"origin": "null"}).status_code == 403
+    own = {"origin": str(api.base_url).rstrip("/")}
+    assert api.post("/v1/tasks", json=MAIL, headers=own).status_code == 201
+
+
+def test_a_name_that_leads_here(app: Celery, serve: Callable[..., httpx.Client]) -> None:
+    api = serve()
+    api.api.gate._hosts = frozenset({"localhost", "127.0.0.1"})  # type: ignore[attr-defined]
+    assert api.get("/v1/tasks").status_code == 200
+    assert api.get("/v1/tasks", headers={"host": "localhost:1"}).status_code == 200
+    assert api.get("/v1/tasks", headers={"host": "evil.example"}).status_code == 421
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [("127.0.0.1", True), ("localhost", True), ("::1", True), ("127.9.9.9", True)]
+    + [(each, False) for each in ("0.0.0.0", "::", "", "10.0.0.1", "example.com")],
+)
+def test_loopback(host: str, expected: bool) -> None:
+    assert is_loopback(host) == expected
+
+
+def test_logs_tell_who_did_what_and_no_secret(keys: Keys, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    logging.getLogger("celery_ext.http.audit").propagate = True
+    token = keys.make("schedule")
+    given = {**MAIL, "id": "a", "args": ["payload-secret"], "headers": {"x": "header-secret"}}
+    assert keys(token, "POST", "/v1/tasks", json=given).status_code == 201
+    assert keys(token, "GET", "/v1/tasks").status_code == 403
+    assert keys("kd_wrong-secret", "DELETE", "/v1/tasks/a").status_code == 401
+    said = [each.getMessage() for each in caplog.records if each.name.endswith("http.audit")]
+    assert len(said) == 3
+    for part in (keys.tokens.list()[0].id, '"create"', '"target": "a"', '"status": 201'):
+        assert part in said[0]
+    assert '"status": 401' in said[2]
+    for secret in (token.split("_", 2)[2], "payload-secret", "header-secret", "wrong-secret"):
+        assert secret not in caplog.text
+
+
+def test_command_line(app: Celery, delayed: Delayed) -> None:
+    def run(*words: str, code: int = 0) -> str:
+        context = CLIContext(app=app, no_color=True, workdir=None)
+        result = CliRunner(env={"COLUMNS": "200"}).invoke(cli, ["token", *words], obj=context)
+        assert result.exit_code == code, result.output
+        return str(result.output)
+
+    assert "no tokens" in run("list", code=1)
+    text = run("create", "till", "--scope", "read", "--tenant", "ada", "--expires", "90d").strip()
+    found = Tokens(delayed).look(text)
+    assert found is not None
+    assert (found.name, found.scopes, found.tenants) == ("till", ("read",), ("ada",))
+    assert found.expires == found.created + 90 * 86_400
+    shown = run("list")
+    assert found.id in shown
+    assert text not in shown
+    run("revoke", found.id)
+    run("revoke", found.id, code=1)
+    assert Tokens(delayed).look(text) is None
+    run("create", "x", "--scope", "write", code=2)
+
+
+def test_rates_of_wrong_tokens(serve: Callable[..., httpx.Client], delayed: Delayed) -> None:
+    keys = Keys(serve(needs_token=True, rate=1.0), Tokens(delayed))
+    found = {keys("kd_wrong", "GET", "/v1/tasks").status_code for _ in range(10)}
+    assert found == {401, 429}

@@ -1,0 +1,278 @@
+"""The pages in Chromium: live, by keyboard alone, narrow, dark, and as assistive tools see them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from celery import Celery
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from celery_ext import Delayed
+from celery_ext.http.tokens import Tokens
+from tests.kit.http import api_client
+from tests.kit.servers import Server, available_kinds, start_server
+from tests.kit.shop import fill_shop, make_shop
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+PATHS = {
+    "overview": "/",
+    "backlog": "/backlog?queue=billing",
+    "task": "/task?id={id}",
+    "dead": "/dead?task=*",
+    "tenants": "/tenants",
+    "consumers": "/consumers",
+    "partitions": "/partitions",
+    "nothing": "/backlog?tenant=nobody",
+    "problem": "/backlog?cursor=x",
+}
+
+#: Functions for the page: what is wrong for assistive tools; what sticks out; what has the focus.
+AUDIT = (Path(__file__).parents[1] / "kit" / "audit.js").read_text()
+STICKS_OUT = """() => [...document.querySelectorAll("main *, nav a")].filter((each) => {
+    const { left, right } = each.getBoundingClientRect();
+    return each.getClientRects().length && (left < -1 || right > innerWidth + 1)
+        && !each.closest("svg, .hidden, thead, pre, .scroll");
+}).map((each) => each.outerHTML.slice(0, 80))"""
+FOCUSED = """() => {
+    const each = document.activeElement, style = getComputedStyle(each);
+    const label = each.getAttribute("aria-label") || each.labels?.[0]?.textContent;
+    const ring = style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 2;
+    return {name: (label || each.textContent || each.value).trim(), ring, tag: each.tagName};
+}"""
+
+
+def chromium() -> str:
+    """The browser of this machine; none skips the test, and fails it when CI=true."""
+    found = next((path for path in map(shutil.which, NAMES) if path), None)
+    if found is None and os.environ.get("CI", "").lower() == "true":
+        raise RuntimeError(f"none of {', '.join(NAMES)} is installed, and the pages are not tested")
+    if found is None:
+        pytest.skip("no Chromium")
+    return found
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    path = chromium()
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def shop(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    directory: Path = tmp_path_factory.mktemp("shop")
+    with (
+        start_server(available_kinds()[0], directory, port=0) as server,
+        make_shop(server.url) as app,
+        server.client() as client,
+    ):
+        id = fill_shop(app, client, 300)
+        with api_client(app) as api:
+            url = str(api.base_url).rstrip("/")
+            yield {"url": url, "id": id, "app": app, "server": server}
+
+
+@pytest.fixture
+def opened(browser: Browser) -> Iterator[Callable[..., Page]]:
+    """Opens a page in a browser of its own; at the end nothing may have gone wrong in any."""
+    contexts, troubles = [], []
+
+    def open(url: str, width: int = 1280, **options: Any) -> Page:
+        context = browser.new_context(viewport={"width": width, "height": 800}, **options)
+        context.set_default_timeout(10_000)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("pageerror", lambda error: troubles.append(str(error)))
+        page.on("console", lambda told: note(told.text) if told.type == "error" else None)
+        page.goto(url)
+        return page
+
+    def note(text: str) -> None:
+        # A page of a problem has its status, which the console tells of.
+        if not text.startswith("Failed to load resource"):
+            troubles.append(text)
+
+    yield open
+    for context in contexts:
+        context.close()
+    assert troubles == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_accessible(opened: Any, shop: dict[str, Any], scheme: str) -> None:
+    page = opened(shop["url"], color_scheme=scheme)
+    for path in PATHS.values():
+        page.goto(shop["url"] + path.format(id=shop["id"]))
+        assert page.evaluate(AUDIT) == [], path
+
+
+def test_narrow(opened: Any, shop: dict[str, Any]) -> None:
+    page = opened(shop["url"], 360)
+    for path in PATHS.values():
+        page.goto(shop["url"] + path.format(id=shop["id"]))
+        wide = "() => document.documentElement.scrollWidth - innerWidth"
+        assert page.evaluate(wide) <= 0, path
+        assert page.evaluate(STICKS_OUT) == [], path
+    page.get_by_role("link", name="Dead letters").click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("Dead letters")
+
+
+def test_the_overview_is_live(opened: Any, shop: dict[str, Any]) -> None:
+    page, app = opened(shop["url"]), shop["app"]
+    tile = page.locator(".tiles > div", has_text="delayed").locator("dd").first
+    before = int(tile.inner_text().replace(",", ""))
+    page.get_by_text("As a table").first.click()
+    app.send_task("stock.release", countdown=40 * 86_400)
+    expect(tile).to_have_text(f"{before + 1:,}", timeout=15_000)
+    assert page.locator("details.as-table").get_attribute("open") is not None
+    switch = page.get_by_role("button", name="Live")
+    switch.click()
+    expect(page.get_by_role("button", name="Paused")).to_have_attribute("aria-pressed", "false")
+
+
+def test_redis_goes_and_comes_back(opened: Any, tmp_path: Path) -> None:
+    with (
+        start_server(available_kinds()[0], tmp_path, port=0, append_only=True) as server,
+        make_shop(server.url) as app,
+        api_client(app) as api,
+    ):
+        app.send_task("stock.release", countdown=86_400)
+        page = opened(str(api.base_url))
+        server.kill()
+        trouble = page.locator("#trouble")
+        expect(trouble).to_contain_text("Redis does not answer", timeout=20_000)
+        expect(page.locator(".tiles")).to_contain_text("1")
+        other = opened(f"{api.base_url}/backlog")
+        expect(other.get_by_role("heading", level=1)).to_have_text("Redis does not answer")
+        server.restart()
+        expect(trouble).to_be_hidden(timeout=20_000)
+        expect(other.get_by_role("heading", level=1)).to_contain_text("Backlog", timeout=20_000)
+
+
+def tab_to(page: Page, name: str, limit: int = 60) -> None:
+    """Press Tab until what has the focus has a name; the focus is to be seen all the way."""
+    for _ in range(limit):
+        page.keyboard.press("Tab")
+        found = page.evaluate(FOCUSED)
+        if found["tag"] == "BODY":
+            continue
+        assert found["ring"], found
+        if name in found["name"]:
+            return
+    raise AssertionError(f"Tab does not reach {name!r}")
+
+
+def test_by_keyboard_alone(opened: Any, server: Server, app: Celery, delayed: Delayed) -> None:
+    for n in range(4):
+        app.send_task("till.charge", task_id=f"charge-{n}", countdown=3_600 + n)
+    with api_client(app) as api:
+        page = opened(str(api.base_url))
+        tab_to(page, "Skip to the content")
+        page.keyboard.press("Enter")
+        assert page.evaluate("document.activeElement.id") == "main"
+        page.goto(f"{api.base_url}/")
+        tab_to(page, "Backlog")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("heading", level=1)).to_contain_text("Backlog")
+        tab_to(page, "Select till.charge charge-1")
+        page.keyboard.press("Space")
+        expect(page.locator("#selected")).to_have_text("1 selected")
+        page.keyboard.press("Shift+Tab")
+        page.keyboard.press("Shift+Tab")
+        tab_to(page, "Select till.charge charge-2")
+        page.keyboard.press("Space")
+        expect(page.locator("#selected")).to_have_text("2 selected")
+        page.locator("#all-match").focus()
+        tab_to(page, "Cancel …")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("heading", level=1)).to_have_text("Cancel 2 tasks?")
+        tab_to(page, "Cancel 2 tasks")
+        page.keyboard.press("Enter")
+        expect(page.get_by_text("2 tasks cancelled.")).to_be_visible()
+    assert sorted(info.id for info in delayed.find()) == ["charge-0", "charge-3"]
+
+
+def test_selecting_many(opened: Any, shop: dict[str, Any]) -> None:
+    page = opened(f"{shop['url']}/backlog?queue=billing")
+    boxes, buttons = page.locator("td.pick input"), page.locator("button[name=verb]")
+    expect(buttons.first).to_be_disabled()
+    boxes.nth(1).click()
+    boxes.nth(4).click(modifiers=["Shift"])
+    expect(page.locator("#selected")).to_have_text("4 selected")
+    page.locator("#select-page").check()
+    expect(page.locator("#selected")).to_have_text(f"{boxes.count()} selected")
+    page.locator("#all-match").check()
+    expect(boxes.first).to_be_disabled()
+    page.get_by_role("button", name="Move").click()
+    expect(page.locator("h1")).to_contain_text("Move")
+    page.get_by_label("by", exact=True).fill("1h")
+    page.get_by_role("button", name="Show what becomes").click()
+    expect(page.locator("td b").first).to_contain_text("UTC")
+    assert page.evaluate(AUDIT) == []
+
+
+def test_light_and_dark(opened: Any, shop: dict[str, Any]) -> None:
+    page = opened(shop["url"], color_scheme="light", reduced_motion="reduce")
+    ground = "() => getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(ground)
+    page.get_by_role("button", name="Switch between light and dark").click()
+    dark = page.evaluate(ground)
+    assert dark != light
+    page.goto(f"{shop['url']}/dead")
+    assert page.evaluate(ground) == dark
+    assert (
+        page.evaluate("() => getComputedStyle(document.querySelector('#live')).transitionDuration")
+        == "0s"
+    )
+
+
+def test_login(opened: Any, server: Server, app: Celery, delayed: Delayed) -> None:
+    _, text = Tokens(delayed).create("till", ["read"])
+    with api_client(app, needs_token=True) as api:
+        page = opened(f"{api.base_url}/dead")
+        assert page.evaluate(AUDIT) == []
+        assert page.evaluate("document.activeElement.id") == "token"
+        page.keyboard.type("wrong")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("alert")).to_contain_text("not known")
+        page.get_by_label("Token").fill(text)
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("heading", level=1)).to_contain_text("Dead letters")
+        assert page.evaluate("document.cookie") == ""
+        page.get_by_role("button", name="Log out").click()
+        expect(page.get_by_role("heading", level=1)).to_have_text("Log in")
+
+
+def test_without_scripts(opened: Any, server: Server, app: Celery, delayed: Delayed) -> None:
+    app.send_task("till.charge", task_id="charge", countdown=3_600)
+    with api_client(app) as api:
+        page = opened(f"{api.base_url}/backlog", java_script_enabled=False)
+        page.locator("input[name=chosen]").check()
+        page.get_by_role("button", name="Run now").click()
+        page.get_by_role("button", name="Run now 1 task").click()
+        expect(page.locator(".notice.good")).to_contain_text("1 task made to run now.")
+    assert not list(delayed.find())
+
+
+def test_hostile_names_in_a_browser(
+    opened: Any, server: Server, app: Celery, api: httpx.Client
+) -> None:
+    hostile = (
+        "<img src=x onerror=\"document.title='taken'\"><script>document.title='taken'</script>"
+    )
+    app.send_task(hostile, [hostile], task_id=hostile, countdown=3_600, headers={"tenant": hostile})
+    page = opened(f"{api.base_url}/backlog")
+    expect(page.locator("td bdi").first).to_contain_text("onerror")
+    page.locator("a.task").click()
+    expect(page.locator("h1")).to_contain_text("onerror")
+    expect(page.locator("#live-switch")).to_be_visible()
+    page.goto(f"{api.base_url}/tenants")
+    assert "taken" not in page.title()

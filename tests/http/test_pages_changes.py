@@ -1,0 +1,244 @@
+"""Cancel, move, run now, replay, drop: what a preview shows, and what becomes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import httpx
+import pytest
+from celery import Celery
+
+from celery_ext import Delayed
+from celery_ext.http.pages import changing, replaying
+from tests.kit.pages import Page, Visitor, sent
+
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def visitor(api: httpx.Client) -> Iterator[Visitor]:
+    api.api.gate._site._recent.forget()  # type: ignore[attr-defined]
+    with Visitor(api) as made:
+        yield made
+
+
+@pytest.fixture
+def due(app: Celery) -> datetime:
+    """Five mails and a charge, an hour apart from this on."""
+    start = datetime.now(timezone.utc).replace(microsecond=0) + HOUR
+    for n in range(5):
+        app.send_task("till.send_mail", [n], task_id=f"mail-{n}", eta=start + n * HOUR)
+    app.send_task("till.charge", task_id="charge", eta=start + 5 * HOUR)
+    return start
+
+
+def ids(delayed: Delayed) -> list[str]:
+    return sorted(info.id for info in delayed.find())
+
+
+def preview(visitor: Visitor, verb: str, query: str = "", **more: Any) -> Page:
+    form = visitor.get(f"/backlog{query}").form("/backlog/preview")
+    return visitor.post(form.action, sent(form, verb=verb, **more))
+
+
+def chosen(visitor: Visitor, *places: int) -> list[str]:
+    names = visitor.get("/backlog").form("/preview").values("chosen")
+    return [names[place] for place in places]
+
+
+def confirm(visitor: Visitor, page: Page, status: int = 200, **more: Any) -> Page:
+    form = page.form("/change")
+    return visitor.post(form.action, {**sent(form), **more}, status)
+
+
+def without_all(**more: Any) -> dict[str, Any]:
+    return {"all": [], **more}
+
+
+def test_cancel(visitor: Visitor, due: datetime, delayed: Delayed) -> None:
+    page = preview(visitor, "cancel", **without_all(chosen=chosen(visitor, 1, 3)))
+    assert "Cancel 2 tasks?" in page.text
+    assert "till.send_mail" in page.text
+    assert "till.charge" not in page.text
+    assert f"{due + HOUR:%Y-%m-%d %H:%M:%S} UTC" in page.text
+    assert len(ids(delayed)) == 6
+    done = confirm(visitor, page)
+    assert "2 tasks cancelled." in done.text
+    assert ids(delayed) == ["charge", "mail-0", "mail-2", "mail-4"]
+
+
+def test_all_that_match(visitor: Visitor, due: datetime, delayed: Delayed) -> None:
+    page = preview(visitor, "cancel", "?task=till.send*", all="1", chosen=[])
+    assert "Cancel 5 tasks?" in page.text
+    assert "task=till.send*" in page.text
+    done = confirm(visitor, page)
+    assert "5 tasks cancelled." in done.text
+    assert ids(delayed) == ["charge"]
+
+
+@pytest.mark.parametrize(
+    ("how", "by", "moved"), [("later", "90m", 1.5 * HOUR), ("earlier", "30m", -0.5 * HOUR)]
+)
+def test_move_by(
+    visitor: Visitor, due: datetime, delayed: Delayed, how: str, by: str, moved: timedelta
+) -> None:
+    page = preview(visitor, "move", **without_all(chosen=chosen(visitor, 0, 2)))
+    assert "say where to" in page.text
+    form = page.form("/change")
+    shown = visitor.post("/backlog/preview", {**sent(form), "how": how, "by": by, "to": ""})
+    assert f"{due + moved:%Y-%m-%d %H:%M:%S} UTC" in shown.text
+    done = confirm(visitor, shown, how=how, by=by)
+    assert "2 tasks moved." in done.text
+    etas = {info.id: info.eta for info in delayed.find()}
+    assert [etas[f"mail-{n}"] for n in range(3)] == [
+        due + moved,
+        due + HOUR,
+        due + 2 * HOUR + moved,
+    ]
+
+
+def test_move_to(visitor: Visitor, due: datetime, delayed: Delayed) -> None:
+    page = preview(visitor, "move", "?task=till.send*", all="1", chosen=[])
+    to = {"how": "to", "to": "2100-01-31T09:00", "by": ""}
+    done = confirm(visitor, page, **to)
+    assert "5 tasks moved." in done.text
+    there = datetime(2100, 1, 31, 9, tzinfo=timezone.utc)
+    assert {info.eta for info in delayed.find(task="till.send_mail")} == {there}
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"how": "later", "by": "soon"}, "not a length of time"),
+        ({"how": "to", "to": "soon"}, "is not a time"),
+    ],
+)
+def test_move_nowhere(
+    visitor: Visitor, due: datetime, delayed: Delayed, given: dict[str, str], says: str
+) -> None:
+    page = preview(visitor, "move", **without_all(chosen=chosen(visitor, 0)))
+    form = page.form("/change")
+    shown = visitor.post("/backlog/preview", {**sent(form), "to": "", **given}, 422)
+    assert says in shown.text
+    confirm(visitor, page, 422, **{"to": "", **given})
+    assert delayed.get("mail-0").eta == due  # type: ignore[union-attr]
+    confirm(visitor, page, how="later", by="1h")
+    assert delayed.get("mail-0").eta == due + HOUR  # type: ignore[union-attr]
+
+
+def test_run_now(visitor: Visitor, due: datetime, delayed: Delayed) -> None:
+    page = preview(visitor, "run-now", **without_all(chosen=chosen(visitor, 0)))
+    assert "ready" in page.text
+    done = confirm(visitor, page)
+    assert "1 task made to run now." in done.text
+    assert delayed.get("mail-0").state == "ready"  # type: ignore[union-attr]
+
+
+def test_a_form_is_taken_once(visitor: Visitor, due: datetime, delayed: Delayed) -> None:
+    page = preview(visitor, "move", **without_all(chosen=chosen(visitor, 0)))
+    given = {"how": "later", "by": "1h", "to": ""}
+    confirm(visitor, page, **given)
+    again = confirm(visitor, page, 409, **given)
+    assert "sent before" in again.text
+    assert delayed.get("mail-0").eta == due + HOUR  # type: ignore[union-attr]
+
+
+def test_what_is_gone_meanwhile(visitor: Visitor, due: datetime, delayed: Delayed) -> None:
+    page = preview(visitor, "cancel", **without_all(chosen=chosen(visitor, 0, 1)))
+    delayed.cancel("mail-0")
+    assert "1 task cancelled." in confirm(visitor, page).text
+    page = preview(visitor, "cancel", **without_all(chosen=[]))
+    assert "Nothing to change" in page.text
+
+
+def test_a_part_at_a_time(
+    visitor: Visitor, due: datetime, delayed: Delayed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(changing, "MOST", 4)
+    page = preview(visitor, "cancel", all="1", chosen=[])
+    assert "More tasks match. The first 4 of them are meant" in page.text
+    confirm(visitor, page)
+    assert ids(delayed) == ["charge", "mail-4"]
+
+
+@pytest.mark.parametrize("verb", ["", "drop", "cancel\n"])
+def test_unknown_verbs(visitor: Visitor, due: datetime, verb: str) -> None:
+    csrf = visitor.csrf()
+    for path in ("/backlog/preview", "/backlog/change", "/dead/preview", "/dead/change"):
+        visitor.post(path, {"csrf": csrf, "verb": verb, "all": "1"}, 422)
+
+
+@pytest.mark.parametrize("name", ["x", "WzFd", "WyJhIl0", "WyJjZWxlcnkiLCAxXQ"])
+def test_names_of_no_task(visitor: Visitor, due: datetime, name: str) -> None:
+    csrf = visitor.csrf()
+    for path in ("/backlog/change", "/dead/change"):
+        verb = "cancel" if path.startswith("/backlog") else "purge"
+        visitor.post(path, {"csrf": csrf, "verb": verb, "chosen": name}, 422)
+
+
+def test_a_form_of_too_many_fields(visitor: Visitor, due: datetime) -> None:
+    given = {"csrf": visitor.csrf(), "verb": "cancel", "chosen": ["x"] * 20_000}
+    visitor.post("/backlog/change", given, 400)
+
+
+@pytest.fixture
+def dead(app: Celery, delayed: Delayed) -> list[str]:
+    """Three charges that failed alike, and a mail."""
+    store = delayed.store
+    for n, (name, reason) in enumerate(
+        [*[("till.charge", f"Declined: card {n}") for n in range(3)], ("till.send_mail", "Lost")]
+    ):
+        app.send_task(name, task_id=f"dead-{n}")
+        assert store.deliver("celery", "w", 1, n + 1, lease_ms=60_000)
+        store.bury("celery", "w", [(n + 1, f"dead-{n}", reason, b"")], "")
+    return [f"dead-{n}" for n in range(4)]
+
+
+def letters(delayed: Delayed) -> list[str]:
+    return sorted(each.letter.id for each in delayed.dead.list())
+
+
+def group(visitor: Visitor) -> Page:
+    link = next(each for each in visitor.get("/dead").links() if "Declined" in each)
+    return visitor.get(link)
+
+
+def test_replay_a_group(visitor: Visitor, dead: list[str], delayed: Delayed) -> None:
+    form = group(visitor).form("/dead/preview")
+    page = visitor.post(form.action, sent(form, verb="replay", chosen=[], all="1"))
+    assert "Replay: 3 dead letters?" in page.text
+    assert "Lost" not in page.text
+    assert "3 dead letters given another try." in confirm(visitor, page).text
+    assert letters(delayed) == ["dead-3"]
+    assert delayed.counts("celery")["celery"].ready == 3
+
+
+def test_drop_one(visitor: Visitor, dead: list[str], delayed: Delayed) -> None:
+    form = group(visitor).form("/dead/preview")
+    names = form.values("chosen")
+    page = visitor.post(form.action, sent(form, verb="purge", chosen=names[:1], all=[]))
+    assert "cannot be undone" in page.text
+    assert letters(delayed) == dead
+    assert "1 dead letter dropped for good." in confirm(visitor, page).text
+    assert letters(delayed) == dead[1:]
+    assert delayed.counts("celery")["celery"].ready == 0
+
+
+def test_a_part_of_the_letters(
+    visitor: Visitor, dead: list[str], delayed: Delayed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replaying, "MOST", 2)
+    form = group(visitor).form("/dead/preview")
+    page = visitor.post(form.action, sent(form, verb="purge", chosen=[], all="1"))
+    assert "More letters match. The first 2 of them are meant" in page.text
+    confirm(visitor, page)
+    assert letters(delayed) == dead[2:]
+
+
+def test_results_that_are_made_up(visitor: Visitor) -> None:
+    page = visitor.get("/backlog?done=<b>x&count=1&of=1")
+    assert not [each for each in page.all("p") if "good" in each.get("class", "")]
+    page = visitor.get("/backlog?done=cancel&count=-1")
+    assert "cancelled" not in page.text

@@ -1,0 +1,173 @@
+"""What pages read for all visitors: how often, and how much of what has happened."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import redis
+
+from celery_ext.counts import ConsumerInfo
+from celery_ext.http.pages import pulse as pulses
+from celery_ext.http.pages.alarms import Alarm, _of_consumer, _of_queue
+from celery_ext.http.pages.overview import NOTHING
+from celery_ext.http.pages.pulse import PART_SECONDS, PARTS, Pulse
+from celery_ext.http.pages.recent import Recent
+from kombu_delayed.store import Store
+
+
+class Clock:
+    """A clock for `time.monotonic`, and readings that take some of its time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.reads = 100.0, 0
+        monkeypatch.setattr("celery_ext.http.pages.recent.time.monotonic", lambda: self.now)
+
+    def read(self, seconds: float = 0.0) -> int:
+        self.now += seconds
+        self.reads += 1
+        return self.reads
+
+
+def test_a_reading_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, recent = Clock(monkeypatch), Recent()
+    found = []
+    for passed in (0.0, 0.9, 0.2, 0.9):
+        clock.now += passed
+        found.append(recent.get("a", 1.0, clock.read))
+    assert found == [1, 1, 2, 2]
+    recent.forget()
+    assert recent.get("a", 1.0, clock.read) == 3
+
+
+def test_what_takes_long_is_kept_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, recent = Clock(monkeypatch), Recent()
+    found = []
+    for passed in (0.0, 9.9, 0.2):
+        clock.now += passed
+        found.append(recent.get("a", 1.0, lambda: clock.read(0.5)))
+    assert found == [1, 1, 2]
+
+
+def test_what_lasts_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, recent = Clock(monkeypatch), Recent()
+    recent.get("lasting", float("inf"), clock.read)
+    recent.forget()
+    assert recent.get("lasting", float("inf"), clock.read) == 1
+
+
+def test_an_error_is_not_kept() -> None:
+    recent = Recent()
+    with pytest.raises(ZeroDivisionError):
+        recent.get("a", 1.0, lambda: 1 // 0)
+    assert recent.get("a", 1.0, lambda: 7) == 7
+
+
+def test_threads_wait_for_one_reading() -> None:
+    recent, begun, go, reads = Recent(), threading.Event(), threading.Event(), []
+
+    def read() -> int:
+        reads.append(1)
+        begun.set()
+        assert go.wait(10)
+        return 7
+
+    found: list[int] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(recent.get("a", 60.0, read))) for _ in range(5)
+    ]
+    for thread in threads:
+        thread.start()
+    assert begun.wait(10)
+    go.set()
+    for thread in threads:
+        thread.join(10)
+    assert (found, len(reads)) == ([7] * 5, 1)
+
+
+def tell(client: redis.Redis, kind: str, ago_seconds: float, late_ms: int | None = None) -> None:
+    at_ms = int((NOW - ago_seconds) * 1000)
+    due_ms = None if late_ms is None else at_ms - late_ms
+    facts = [kind, "id", "work", "", due_ms, "w@h:1:a", 0]
+    client.xadd("{q}:events", {"v": 2, "event": json.dumps(facts)}, id=f"{at_ms}-*")
+
+
+#: The middle of a part of a minute.
+NOW = 1_000_000_000 * PART_SECONDS + PART_SECONDS / 2
+
+
+@pytest.fixture(autouse=True)
+def _now(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("celery_ext.http.pages.pulse.time.time", lambda: NOW)
+
+
+def test_a_pulse(client: redis.Redis, store: Store) -> None:
+    for ago, late_ms in ((9_000, 90_000), (50, 100), (40, 300), (30, 200), (20, -50)):
+        tell(client, "delivered", ago, late_ms)
+    tell(client, "delivered", 19)
+    tell(client, "acked", 18)
+    beat = Pulse().look(store, ["q"])
+    assert (beat.delivered, beat.done) == (5, 1)
+    assert (beat.late_half, beat.late_worst) == (0.2, 0.3)
+    assert beat.parts == [0] * (PARTS - 2) + [1, 0]
+    assert beat.is_told
+    assert not beat.is_partial
+
+
+def test_a_pulse_goes_on(client: redis.Redis, store: Store) -> None:
+    pulse = Pulse()
+    tell(client, "acked", 40)
+    assert pulse.look(store, ["q"]).done == 1
+    tell(client, "acked", 39)
+    assert [pulse.look(store, ["q"]).done for _ in range(2)] == [2, 2]
+
+
+def test_a_pulse_of_too_much(
+    client: redis.Redis, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pulses, "FIRST_SIZE", 3)
+    monkeypatch.setattr(pulses, "LOOK_SIZE", 4)
+    pulse = Pulse()
+    for n in range(5):
+        tell(client, "acked", 50 - n)
+    first = pulse.look(store, ["q"])
+    assert (first.done, first.is_partial) == (3, True)
+    for n in range(6):
+        tell(client, "acked", 40 - n)
+    more = pulse.look(store, ["q"])
+    assert more.is_partial
+    assert more.done >= 3 + 4
+    tell(client, "acked", 30)
+    assert pulse.look(store, ["q"]).done == more.done + 1
+
+
+def test_no_pulse(store: Store) -> None:
+    beat = Pulse().look(store, ["q"])
+    assert (beat.is_told, beat.late_half, beat.done) == (False, None, 0)
+
+
+@pytest.mark.parametrize(
+    ("given", "levels"),
+    [
+        ({"delayed": 5}, []),
+        ({"delayed": 5, "due": 1}, ["critical"]),
+        ({"ready": 1, "consumers": 1}, []),
+        ({"due": 1, "consumers": 1, "oldest_due_seconds": 59.0}, []),
+        ({"due": 1, "consumers": 1, "oldest_due_seconds": 60.0}, ["warning"]),
+        ({"due": 1, "consumers": 1, "oldest_due_seconds": 900.0}, ["critical"]),
+        ({"dead": 2}, ["note"]),
+    ],
+)
+def test_alarms_of_a_queue(given: dict[str, Any], levels: list[str]) -> None:
+    assert [each.level for each in _of_queue("q", replace(NOTHING, **given))] == levels
+
+
+@pytest.mark.parametrize(
+    ("lease", "unacked", "count"), [(1.0, 5, 0), (-1.0, 0, 0), (-1.0, 5, 1), (0.0, 5, 1)]
+)
+def test_alarms_of_a_consumer(lease: float, unacked: int, count: int) -> None:
+    found: list[Alarm] = [*_of_consumer(ConsumerInfo("q", "w", lease, unacked))]
+    assert len(found) == count

@@ -1,0 +1,337 @@
+"""Who may see and do what in the pages: logins, scopes, tenants, queues, forms of others."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterator
+
+import httpx
+import pytest
+import redis
+from celery import Celery
+
+from celery_ext import Delayed
+from celery_ext.http import cursors
+from celery_ext.http.sessions import COOKIE
+from celery_ext.http.tokens import BELIEVED_SECONDS, Tokens
+from celery_ext.http.tokens import time as tokens_time
+from kombu_delayed.message import open_envelope
+from tests.kit.pages import Visitor
+
+VIEWS = ["/", "/backlog", "/task", "/dead", "/tenants", "/consumers", "/partitions"]
+LIVE = ["/live/overview", "/live/task", "/live/dead", "/live/tenants", "/live/consumers"]
+WHOLE = {"/consumers", "/partitions"}
+
+
+@pytest.fixture
+def visitor(locked_api: httpx.Client) -> Iterator[Visitor]:
+    locked_api.api.gate._site._recent.forget()  # type: ignore[attr-defined]
+    with Visitor(locked_api) as made:
+        yield made
+
+
+@pytest.fixture
+def tokens(delayed: Delayed) -> Tokens:
+    return Tokens(delayed)
+
+
+def chosen(queue: str, id: str) -> str:
+    return cursors.write(queue, id)
+
+
+def bury(delayed: Delayed, app: Celery, id: str, tenant: str, queue: str = "celery") -> None:
+    app.send_task("till.charge", task_id=id, queue=queue, headers={"tenant": tenant})
+    found = delayed.store.deliver(queue, "w", 1, 1, lease_ms=60_000)
+    assert found is not None
+    assert open_envelope(found.records[0][1:], 0).id == id
+    delayed.store.bury(queue, "w", [(1, id, f"Boom: {tenant} failed", b"")], "")
+
+
+@pytest.mark.parametrize("path", VIEWS)
+def test_a_login_is_needed(visitor: Visitor, path: str) -> None:
+    answer = visitor.client.get(path + "?queue=a%26b")
+    assert answer.status_code == 303
+    assert answer.headers["location"].startswith("/login?next=")
+    assert visitor.client.get("/").headers["location"] == "/login"
+
+
+@pytest.mark.parametrize("path", LIVE)
+def test_live_needs_a_login(visitor: Visitor, path: str) -> None:
+    assert visitor.client.get(path).status_code == 401
+
+
+@pytest.mark.parametrize(
+    "path", ["/backlog/preview", "/backlog/change", "/dead/preview", "/dead/change"]
+)
+def test_forms_need_a_login(visitor: Visitor, path: str) -> None:
+    csrf = visitor.get("/login").form("/login").values("csrf")[0]
+    answer = visitor.client.post(path, data={"csrf": csrf, "verb": "cancel"})
+    assert answer.status_code == 401
+    assert "log in with a token" in answer.text
+
+
+def test_login_and_logout(visitor: Visitor, tokens: Tokens, client: redis.Redis) -> None:
+    _, text = tokens.create("till", ["read"])
+    before = visitor.get("/login") and visitor.client.cookies[COOKIE]
+    page = visitor.log_in(f" {text} ", "/backlog?queue=celery")
+    assert "Backlog" in page.text
+    secret = visitor.client.cookies[COOKIE]
+    assert secret != before
+    assert secret not in text
+    keys = [key.decode() for key in client.keys("kombu-delayed-http:session:*")]
+    assert len(keys) == 1
+    assert secret not in keys[0]
+    assert 43_000 < client.ttl(keys[0]) <= 43_200
+    page = visitor.post("/logout", {"csrf": visitor.csrf()})
+    assert "Log in" in page.text
+    visitor.client.cookies.set(COOKIE, secret)
+    assert visitor.client.get("/backlog").status_code == 303
+    assert not client.keys("kombu-delayed-http:session:*")
+
+
+def test_the_cookie(visitor: Visitor, tokens: Tokens) -> None:
+    _, text = tokens.create("till", ["read"])
+    csrf = visitor.get("/login").form("/login").values("csrf")[0]
+    answer = visitor.client.post("/login", data={"csrf": csrf, "token": text})
+    cookie = answer.headers["set-cookie"].lower()
+    assert "httponly" in cookie
+    assert "samesite=strict" in cookie
+    assert "path=/" in cookie
+    assert text.lower() not in cookie
+
+
+@pytest.mark.parametrize(
+    ("target", "lands"),
+    [
+        ("/dead?queue=a", "/dead?queue=a"),
+        ("https://evil.example/", "/"),
+        ("//evil.example/", "/"),
+        ("/\\evil.example/", "/"),
+        ("/a\r\nset-cookie: x=y", "/"),
+        ("", "/"),
+    ],
+)
+def test_where_a_login_leads(visitor: Visitor, tokens: Tokens, target: str, lands: str) -> None:
+    _, text = tokens.create("till", ["read"])
+    csrf = visitor.get("/login").form("/login").values("csrf")[0]
+    given = {"csrf": csrf, "token": text, "next": target}
+    assert visitor.client.post("/login", data=given).headers["location"] == lands
+
+
+@pytest.mark.parametrize("wrong", ["", "x", "kd_0000000000000000_" + "A" * 43, "Bearer x"])
+def test_a_wrong_token(visitor: Visitor, wrong: str) -> None:
+    csrf = visitor.get("/login").form("/login").values("csrf")[0]
+    page = visitor.post("/login", {"csrf": csrf, "token": wrong}, 401)
+    assert "not known, was revoked or has expired" in page.text
+    assert visitor.client.get("/").status_code == 303
+
+
+def test_wrong_tokens_are_slowed(serve: Callable[..., httpx.Client]) -> None:
+    with Visitor(serve(needs_token=True, rate=5.0)) as visitor:
+        csrf = visitor.get("/login").form("/login").values("csrf")[0]
+        given = {"csrf": csrf, "token": "x"}
+        found = {visitor.client.post("/login", data=given).status_code for _ in range(20)}
+    assert found == {401, 429}
+
+
+def test_a_revoked_token(visitor: Visitor, tokens: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
+    token, text = tokens.create("till", ["read"])
+    visitor.log_in(text)
+    tokens.revoke(token.id)
+    later = tokens_time.monotonic() + BELIEVED_SECONDS
+    monkeypatch.setattr("celery_ext.http.tokens.time.monotonic", lambda: later)
+    assert visitor.client.get("/backlog").status_code == 303
+
+
+def test_a_stream_ends_with_its_login(
+    visitor: Visitor, tokens: Tokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("celery_ext.http.tokens.BELIEVED_SECONDS", 0.0)
+    token, text = tokens.create("till", ["read"])
+    visitor.log_in(text)
+    with visitor.client.stream("GET", "/live/overview") as stream:
+        lines = stream.iter_lines()
+        assert "event: look" in lines
+        tokens.revoke(token.id)
+        for _ in lines:
+            pass
+    assert visitor.client.head("/").status_code == 303
+    assert visitor.client.get("/live/overview").status_code == 401
+
+
+def test_a_session_is_for_pages_only(visitor: Visitor, tokens: Tokens) -> None:
+    _, text = tokens.create("till", ["admin"])
+    visitor.log_in(text)
+    assert visitor.client.get("/v1/tasks").status_code == 401
+    assert visitor.client.post("/v1/tasks", json={"task": "till.charge"}).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("scopes", "sees", "changes", "replays"),
+    [
+        (["read"], True, False, False),
+        (["schedule"], False, True, False),
+        (["read", "schedule"], True, True, False),
+        (["admin"], True, True, True),
+    ],
+)
+def test_scopes(
+    visitor: Visitor,
+    tokens: Tokens,
+    app: Celery,
+    delayed: Delayed,
+    scopes: list[str],
+    sees: bool,
+    changes: bool,
+    replays: bool,
+) -> None:
+    app.send_task("till.charge", task_id="a", countdown=60)
+    bury(delayed, app, "d", "ada")
+    _, text = tokens.create("till", scopes)
+    csrf = visitor.get("/login").form("/login").values("csrf")[0]
+    visitor.client.post("/login", data={"csrf": csrf, "token": text})
+    for path in [*VIEWS, "/task?id=a", "/dead?task=till.*"]:
+        assert visitor.client.get(path).status_code == (200 if sees else 403), path
+    page = visitor.client.get("/backlog").text + visitor.client.get("/dead?task=*").text
+    assert ("Cancel …" in page) == (sees and changes)
+    assert ("Replay …" in page) == replays
+    csrf = re.findall(r'name="csrf" value="(\w+)"', page)[0]
+    given = {"csrf": csrf, "verb": "cancel", "chosen": chosen("celery", "a")}
+    answer = visitor.client.post("/backlog/change", data=given)
+    assert answer.status_code == (303 if changes else 403)
+    assert (delayed.get("a") is None) == changes
+    given = {"csrf": csrf, "verb": "purge", "chosen": chosen("celery", "d")}
+    answer = visitor.client.post("/dead/change", data=given)
+    assert answer.status_code == (303 if replays else 403)
+    assert (delayed.dead.show("d") is None) == replays
+
+
+def two_tenants(app: Celery, delayed: Delayed) -> None:
+    for tenant in ("ada", "bob"):
+        app.send_task("till.charge", task_id=tenant, countdown=60, headers={"tenant": tenant})
+        bury(delayed, app, f"dead-{tenant}", tenant)
+
+
+def test_a_token_of_a_tenant(
+    visitor: Visitor, tokens: Tokens, app: Celery, delayed: Delayed
+) -> None:
+    two_tenants(app, delayed)
+    visitor.log_in(tokens.create("till", ["admin"], tenants=["ada"])[1])
+    for path in VIEWS:
+        answer = visitor.client.get(path)
+        assert answer.status_code == (403 if path in WHOLE else 200), path
+        assert "bob" not in answer.text
+    for path in ("/live/consumers", "/live/partitions"):
+        assert visitor.client.get(path).status_code == 403
+    assert "This token is bound to tenants" in visitor.get("/").text
+    assert "dead-ada" in visitor.get("/dead?task=*").text
+    assert "ada" in visitor.get("/backlog").text
+    for id in ("bob", "dead-bob"):
+        visitor.get(f"/task?id={id}", 404)
+        visitor.get(f"/task?id={id}&queue=celery", 404)
+    assert "Nothing matches" in visitor.get("/backlog?tenant=bob").text
+
+
+def test_a_tenant_changes_its_own(
+    visitor: Visitor, tokens: Tokens, app: Celery, delayed: Delayed
+) -> None:
+    two_tenants(app, delayed)
+    visitor.log_in(tokens.create("till", ["admin"], tenants=["ada"])[1])
+    csrf = visitor.csrf()
+    both = [chosen("celery", id) for id in ("ada", "bob")]
+    page = visitor.post("/backlog/preview", {"csrf": csrf, "verb": "cancel", "chosen": both})
+    assert "Cancel 1 task?" in page.text
+    for given in ({"chosen": both}, {"all": "1"}, {"all": "1", "tenant": "bob"}):
+        visitor.post("/backlog/change", {"csrf": csrf, "verb": "cancel", **given})
+    assert delayed.get("ada") is None
+    assert delayed.get("bob") is not None
+    dead = [chosen("celery", f"dead-{id}") for id in ("ada", "bob")]
+    for given in ({"chosen": dead}, {"all": "1"}):
+        visitor.post("/dead/change", {"csrf": csrf, "verb": "purge", **given})
+    assert delayed.dead.show("dead-ada") is None
+    assert delayed.dead.show("dead-bob") is not None
+
+
+def test_a_token_of_a_queue(
+    visitor: Visitor, tokens: Tokens, app: Celery, delayed: Delayed
+) -> None:
+    for queue in ("mail", "vault"):
+        app.send_task("till.charge", task_id=f"in-{queue}", countdown=60, queue=queue)
+        bury(delayed, app, f"dead-{queue}", "ada", queue)
+    visitor.log_in(tokens.create("till", ["admin"], queues=["mail"])[1])
+    for path in VIEWS:
+        answer = visitor.client.get(path)
+        assert answer.status_code == 200, path
+        assert "vault" not in answer.text, path
+        if path != "/task":
+            refused = visitor.client.get(f"{path}?queue=vault")
+            assert refused.status_code in (200, 403)
+            assert "dead-vault" not in refused.text
+    assert visitor.client.get("/backlog?queue=vault").status_code == 403
+    visitor.get("/task?id=in-vault", 404)
+    assert visitor.client.get("/task?id=in-vault&queue=vault").status_code == 403
+    assert "in-mail" in visitor.get("/backlog").text
+    csrf = visitor.csrf()
+    for path, id in (("backlog", "in-vault"), ("dead", "dead-vault")):
+        verb = "cancel" if path == "backlog" else "purge"
+        given = {"csrf": csrf, "verb": verb, "chosen": chosen("vault", id)}
+        assert visitor.client.post(f"/{path}/change", data=given).status_code == 403
+        given = {"csrf": csrf, "verb": verb, "all": "1"}
+        assert visitor.client.post(f"/{path}/change", data=given).status_code == 303
+    assert delayed.get("in-vault") is not None
+    assert delayed.dead.show("dead-vault") is not None
+    assert delayed.get("in-mail") is None
+    assert delayed.dead.show("dead-mail") is None
+
+
+@pytest.mark.parametrize("csrf", ["", "x", None, "0" * 64])
+def test_forms_of_others(api: httpx.Client, app: Celery, delayed: Delayed, csrf: str) -> None:
+    app.send_task("till.charge", task_id="a", countdown=60)
+    with Visitor(api) as visitor:
+        visitor.get("/backlog")
+        given = {"verb": "cancel", "chosen": chosen("celery", "a")}
+        given |= {} if csrf is None else {"csrf": csrf}
+        visitor.post("/backlog/change", given, 403)
+        right = visitor.csrf()
+        with Visitor(api) as other:
+            other.get("/backlog")
+            other.post("/backlog/change", {**given, "csrf": right}, 403)
+        with Visitor(api) as nobody:
+            nobody.post("/backlog/change", {**given, "csrf": right}, 403)
+        origin = {"origin": "https://evil.example"}
+        answer = visitor.client.post(
+            "/backlog/change", data={**given, "csrf": right}, headers=origin
+        )
+        assert answer.status_code == 403
+        assert delayed.get("a") is not None
+        visitor.post("/backlog/change", {**given, "csrf": right})
+    assert delayed.get("a") is None
+
+
+def test_no_change_by_get(api: httpx.Client, app: Celery, delayed: Delayed) -> None:
+    app.send_task("till.charge", task_id="a", countdown=60)
+    with Visitor(api) as visitor:
+        given = {"csrf": visitor.csrf(), "verb": "cancel", "chosen": chosen("celery", "a")}
+        for path in ("/backlog/change", "/dead/change", "/backlog/preview"):
+            assert visitor.client.get(path, params=given).status_code == 405
+    assert delayed.get("a") is not None
+
+
+def test_what_is_told_of_it(
+    visitor: Visitor, tokens: Tokens, app: Celery, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "celery_ext.http.audit")
+    token, text = tokens.create("till", ["admin"])
+    app.send_task("till.charge", task_id="a", countdown=60)
+    visitor.log_in(text)
+    csrf = visitor.csrf()
+    visitor.post(
+        "/backlog/change", {"csrf": csrf, "verb": "cancel", "chosen": chosen("celery", "a")}
+    )
+    visitor.post("/logout", {"csrf": csrf})
+    told = [each.getMessage() for each in caplog.records if each.name == "celery_ext.http.audit"]
+    assert any('"action": "login"' in line and token.id in line for line in told)
+    assert any('"action": "cancel", "target": "a"' in line for line in told)
+    for secret in (text.split("_")[2], visitor.client.cookies.get(COOKIE) or "?", csrf):
+        assert secret not in caplog.text

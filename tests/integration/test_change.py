@@ -1,0 +1,163 @@
+"""Other arguments, another priority, another due time for a task while it is delayed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_ext import Delayed, QueryError
+from celery_ext.body import read_body
+from celery_ext.signals import task_rescheduled
+from kombu_delayed.waits import Wait
+from tests.kit.servers import Server
+from tests.kit.tasks_app import Settings, make_app
+
+
+@pytest.fixture
+def app(server: Server) -> Iterator[Celery]:
+    config = {"accept_content": ["json", "pickle", "yaml"]}
+    with make_app(Settings(f"delayed+{server.url}", config=config)) as app:
+        yield app
+
+
+@pytest.fixture
+def delayed(app: Celery) -> Iterator[Delayed]:
+    delayed = Delayed(app)
+    yield delayed
+    delayed.close()
+
+
+def body(delayed: Delayed, id: str) -> list[Any]:
+    info = delayed.get(id)
+    assert info is not None
+    found = read_body(delayed.app, info)
+    assert found is not None
+    return list(found)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"serializer": "pickle"}, {"compression": "gzip"}, {"priority": 3}], ids=str
+)
+def test_arguments(app: Celery, delayed: Delayed, options: Any) -> None:
+    link = app.signature("after", (7,))
+    sent = app.send_task("record", ("a",), {"n": 1}, countdown=60, link=link, **options)
+    before = delayed.get(sent.id)
+    assert delayed.change(sent.id, args=["ü"], headers={"mark": 2})
+    args, kwargs, embedded = body(delayed, sent.id)
+    assert (list(args), kwargs) == (["ü"], {"n": 1})
+    assert embedded["callbacks"][0]["task"] == "after"
+    assert delayed.change(sent.id, kwargs={"m": [1, 2]})
+    args, kwargs, _ = body(delayed, sent.id)
+    assert (list(args), kwargs) == (["ü"], {"m": [1, 2]})
+    after = delayed.get(sent.id)
+    assert before is not None
+    assert after is not None
+    assert (after.due_ms, after.step, after.id) == (before.due_ms, before.step, before.id)
+    assert (after.args, after.kwargs, after.headers["mark"]) == ("('ü',)", "{'m': [1, 2]}", 2)
+
+
+def test_what_it_waits_for(app: Celery, delayed: Delayed) -> None:
+    id = app.send_task("record", ("a",), countdown=60).id
+    backlog = delayed.backlog("celery")
+    (waiting,) = backlog.get(id)
+    text = Wait(900, "} not yet {", ("seen",)).put_into(waiting.kept.message.decode())
+    assert backlog.revise(waiting, 0, text.encode(), waiting.kept.due_ms)
+    assert delayed.change(id, args=["b"])
+    (changed,) = backlog.get(id)
+    assert Wait.in_message(changed.kept.message) == Wait(900, "} not yet {", ("seen",))
+    assert changed.kept.message.count(b'"wait"') == 1
+    assert delayed.change(id, countdown=120)
+    (moved,) = backlog.get(id)
+    assert b'"wait"' not in moved.kept.message
+
+
+def test_priority_and_time(app: Celery, delayed: Delayed) -> None:
+    sent = app.send_task("record", ("a",), countdown=60)
+    heard: list[Any] = []
+    task_rescheduled.connect(hear := lambda eta, **more: heard.append(eta), weak=False)
+    try:
+        assert delayed.change(sent.id, priority=9, countdown=3_600)
+    finally:
+        task_rescheduled.disconnect(hear)
+    info = delayed.get(sent.id)
+    assert info is not None
+    assert (info.priority, info.step) == (9, 9)
+    assert info.eta is not None
+    assert heard == [info.eta.isoformat()] == [info.headers["eta"]]
+    assert delayed.change(sent.id, eta="2001-01-01")
+    info = delayed.get(sent.id)
+    assert info is not None
+    assert (info.state, info.step) == ("ready", 9)
+    assert not delayed.change(sent.id, priority=1)
+
+
+def test_what_nobody_accepts_stays(app: Celery, delayed: Delayed) -> None:
+    sent = app.send_task("record", ("a",), countdown=60)
+    before = delayed.get(sent.id)
+    assert not delayed.change(sent.id, priority=9, accepts=lambda info: info.tenant == "ada")
+    assert delayed.get(sent.id) == before
+
+
+@pytest.mark.parametrize(
+    ("to", "match"),
+    [
+        ({}, "at least one of"),
+        ({"eta": "soon"}, "'soon' is not a time"),
+        ({"eta": "2030-01-01", "countdown": 1}, "either countdown"),
+        ({"priority": "high"}, "'high'"),
+        ({"priority": True}, "True"),
+        ({"args": "abc"}, "'abc'"),
+        ({"args": 1}, "list of arguments"),
+        ({"kwargs": []}, "dict of arguments"),
+    ],
+)
+def test_wrong_changes(delayed: Delayed, to: Any, match: str) -> None:
+    with pytest.raises(QueryError, match=match):
+        delayed.change("a", **to)
+
+
+def test_arguments_that_cannot_be_read(app: Celery, delayed: Delayed) -> None:
+    sent = app.send_task("record", (object,), countdown=60, serializer="pickle")
+    app.conf.accept_content = ["json"]
+    before = delayed.get(sent.id)
+    with pytest.raises(QueryError, match="python-serialize"):
+        delayed.change(sent.id, args=[1])
+    assert delayed.get(sent.id) == before
+    assert delayed.change(sent.id, priority=6)
+
+
+def test_two_with_one_id(app: Celery, delayed: Delayed) -> None:
+    for n in range(2):
+        app.send_task("record", (n,), task_id="a", countdown=60)
+    assert delayed.change("a", priority=6)
+    assert [info.priority for info in delayed.find()] == [6, 6]
+
+
+def test_somebody_else_changes_it_meanwhile(app: Celery, delayed: Delayed) -> None:
+    sent = app.send_task("record", ("a",), countdown=60)
+    seen = 0
+
+    def accepts(info: Any) -> bool:
+        nonlocal seen
+        seen += 1
+        if seen < 3:
+            delayed.reschedule(sent.id, countdown=100 * seen)
+        return True
+
+    assert delayed.change(sent.id, args=["new"], accepts=accepts)
+    info = delayed.get(sent.id)
+    assert info is not None
+    assert info.remaining is not None
+    assert 150 < info.remaining.total_seconds() < 201
+    assert (seen, info.args) == (3, "('new',)")
+
+    def always(info: Any) -> bool:
+        nonlocal seen
+        seen += 1
+        return delayed.reschedule(sent.id, countdown=100 * seen)
+
+    with pytest.raises(QueryError, match="all the time"):
+        delayed.change(sent.id, args=["x"], accepts=always)

@@ -1,0 +1,368 @@
+"""`delayed+rediscluster://`: what plain Kombu does, with queues on three nodes."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+from kombu import Connection, Exchange, Producer, Queue
+from kombu.transport import redis as stock
+from redis.crc import key_slot
+
+from kombu_delayed.errors import NotReplicated, OptionError, ServerError, UrlError
+from tests.kit.clusters import Cluster
+from tests.kit.inbox import Inbox
+from tests.kit.servers import free_port
+from tests.kit.wait import wait_until
+
+Connect = Callable[..., Connection]
+
+
+@pytest.fixture
+def connect(connect_cluster: Connect) -> Connect:
+    """Open connections to the Cluster."""
+    return connect_cluster
+
+
+@pytest.fixture
+def queues(cluster: Cluster) -> list[Queue]:
+    """Three queues, each on a node of its own."""
+    return [Queue(name, Exchange(name), routing_key=name) for name in cluster.queues_apart()]
+
+
+def publish(
+    connection: Connection, body: Any, queue: Queue, delay_ms: int = 0, **options: Any
+) -> None:
+    connection.Producer().publish(
+        body,
+        exchange=queue.exchange,
+        routing_key=queue.routing_key,
+        headers={"x-delay": delay_ms},
+        declare=[queue],
+        **options,
+    )
+
+
+def keys_of(cluster: Cluster) -> set[str]:
+    with cluster.routed() as client:
+        return {key.decode() for key in client.scan_iter("*")}
+
+
+@pytest.mark.smoke
+def test_messages_pass(connect: Connect, queues: list[Queue]) -> None:
+    source, connection = connect(), connect()
+    inbox = Inbox(connection, *queues)
+    inbox.drain(0.05)
+    for queue in queues:
+        publish(source, f"later {queue.name}", queue, 300)
+        publish(source, f"now {queue.name}", queue)
+    bodies = inbox.receive(6)
+    assert {*bodies[:3]} == {f"now {queue.name}" for queue in queues}
+    assert {*bodies[3:]} == {f"later {queue.name}" for queue in queues}
+
+
+def test_each_queue_has_one_slot(connect: Connect, cluster: Cluster, queues: list[Queue]) -> None:
+    """So has what belongs to it: a node is enough for its queues."""
+    source = connect(global_keyprefix="app:")
+    inbox = Inbox(connect(global_keyprefix="app:"), *queues, ack=False)
+    for queue in queues:
+        publish(source, "x", queue, priority=9)
+        publish(source, "y", queue, 60_000)
+    inbox.receive(3)
+    keys = keys_of(cluster)
+    assert all(key.startswith("app:") for key in keys)
+    for queue in queues:
+        own = {key for key in keys if queue.name in key}
+        assert {key_slot(key.encode()) for key in own} == {key_slot(queue.name.encode())}
+        assert f"app:_kombu.binding.{{{queue.name}}}" in own
+
+
+def test_nothing_is_left_of_a_consumer(
+    connect: Connect, cluster: Cluster, queues: list[Queue]
+) -> None:
+    source, connection = connect(delayed_events=0), connect(delayed_events=0)
+    inbox = Inbox(connection, *queues)
+    for queue in queues:
+        publish(source, "x", queue)
+    inbox.receive(3)
+    connection.release()
+    assert {key for key in keys_of(cluster) if not key.startswith("_kombu.")} == set()
+
+
+def test_a_topic_exchange(connect: Connect) -> None:
+    topic = Exchange("logs", type="topic")
+    errors = Queue("errors", topic, routing_key="*.error")
+    everything = Queue("everything", topic, routing_key="#")
+    source = connect()
+    first, second = Inbox(connect(), errors), Inbox(connect(), everything)
+    for key in ("disk.error", "disk.full"):
+        source.Producer().publish(
+            key, exchange=topic, routing_key=key, declare=[errors, everything]
+        )
+    assert second.receive(2) == ["disk.error", "disk.full"]
+    assert first.receive(1) == ["disk.error"]
+    assert first.drain(0.1) == ["disk.error"]
+
+
+def test_a_fanout_exchange(connect: Connect) -> None:
+    """Who listens and who speaks need not be connected to the same node."""
+    news = Exchange("news", type="fanout")
+    readers = [Inbox(connect(), Queue(f"reader{n}", news)) for n in range(3)]
+    for reader in readers:
+        reader.drain(0.05)
+    connect().Producer().publish("x", exchange=news, declare=[news])
+    assert [reader.receive(1) for reader in readers] == [["x"]] * 3
+
+
+def test_priorities(connect: Connect, queues: list[Queue]) -> None:
+    source = connect()
+    for priority in (0, 9, 3):
+        publish(source, priority, queues[0], priority=priority)
+    assert Inbox(connect(), queues[0], prefetch_count=1).receive(3) == [0, 3, 9]
+
+
+@pytest.mark.skipif(not hasattr(Producer, "batch"), reason="Producer.batch() is new in Kombu 5.7")
+def test_a_batch_over_all_nodes(connect: Connect, queues: list[Queue]) -> None:
+    news = Exchange("news", type="fanout")
+    reader = Inbox(connect(), Queue("reader", news))
+    reader.drain(0.05)
+    producer = connect(delayed_replicas_to_wait=1).Producer()
+    with producer.batch(max_size=50):
+        for n in range(300):
+            queue = queues[n % 3]
+            producer.publish(
+                n,
+                exchange=queue.exchange,
+                routing_key=queue.routing_key,
+                headers={"x-delay": 200 if n % 2 else 0},
+                declare=[queue],
+            )
+        producer.publish("news", exchange=news, declare=[news])
+    assert sorted(Inbox(connect(), *queues).receive(300)) == [*range(300)]
+    assert reader.receive(1) == ["news"]
+
+
+def test_replicas_have_what_was_sent(connect: Connect, queues: list[Queue]) -> None:
+    for queue in queues:
+        publish(connect(delayed_replicas_to_wait=1), "x", queue, 60_000)
+    with pytest.raises(NotReplicated):
+        publish(
+            connect(delayed_replicas_to_wait=2, delayed_replica_timeout_seconds=0.05),
+            "x",
+            queues[0],
+        )
+
+
+def test_a_token_goes_to_who_waits_longest(connect: Connect, queues: list[Queue]) -> None:
+    """Nobody looks by itself here, and all get their turn."""
+    source = connect(delayed_poll_seconds=60)
+    inboxes = [Inbox(connect(delayed_poll_seconds=60), queues[0]) for _ in range(3)]
+    for inbox in inboxes:
+        inbox.drain(0.05)
+    for n in range(6):
+        publish(source, n, queues[0])
+        wait_until(lambda: _drained(inboxes) > n, "it came")  # noqa: B023
+    assert [inbox.bodies for inbox in inboxes] == [[0, 3], [1, 4], [2, 5]]
+
+
+def _drained(inboxes: list[Inbox]) -> int:
+    return sum(len(inbox.drain(0.01)) for inbox in inboxes)
+
+
+def test_a_token_passes_over_who_has_gone(connect: Connect, queues: list[Queue]) -> None:
+    gone, there = (Inbox(connect(delayed_poll_seconds=60), queues[0]) for _ in range(2))
+    gone.drain(0.05)
+    there.drain(0.05)
+    for wake in gone.consumer.channel.consumer.wakes:
+        wake.connection.disconnect()
+    publish(connect(), "x", queues[0])
+    assert there.receive(1) == ["x"]
+
+
+def test_the_next_due_time_wakes_one(connect: Connect, queues: list[Queue]) -> None:
+    """Also where the promise was made for a later one."""
+    source = connect()
+    inbox = Inbox(connect(delayed_poll_seconds=60), queues[0])
+    publish(source, "late", queues[0], 30_000)
+    inbox.drain(0.05)
+    publish(source, "soon", queues[0], 200)
+    assert inbox.receive(1) == ["soon"]
+
+
+@pytest.mark.skipif(not hasattr(stock.Channel, "client_name"), reason="new in Kombu 5.6")
+def test_one_connection_a_node(connect: Connect, cluster: Cluster) -> None:
+    """However many queues it waits for."""
+    queues = [Queue(f"q{n}", Exchange(f"q{n}"), routing_key=f"q{n}") for n in range(12)]
+    inbox = Inbox(connect(client_name="ours"), *queues)
+    inbox.drain(0.05)
+    for master in cluster.masters():
+        with cluster.client(master) as client:
+            found = [each for each in client.client_list() if each["name"] == "ours"]
+        assert sum({each["sub"], each.get("ssub", "0")} > {"0"} for each in found) == 1
+
+
+def test_prefetch_is_of_the_whole_consumer(connect: Connect, queues: list[Queue]) -> None:
+    """And each node gets its turn."""
+    source = connect()
+    for n in range(30):
+        publish(source, n, queues[n % 3])
+    inbox = Inbox(connect(), *queues, prefetch_count=6, ack=False)
+    inbox.drain(0.2)
+    assert len(inbox.messages) == 6
+    assert {message.delivery_info["routing_key"] for message in inbox.messages} == {
+        queue.name for queue in queues
+    }
+
+
+def test_size_purge_and_delete(connect: Connect, cluster: Cluster, queues: list[Queue]) -> None:
+    channel = connect(delayed_shards=4).channel()
+    queues[0](channel).declare()
+    source = connect(delayed_shards=4, delayed_events=0)
+    for n in range(20):
+        publish(source, n, queues[0], correlation_id=str(n))
+        publish(source, n, queues[0], 60_000)
+    assert channel.queue_declare(queues[0].name, passive=True).message_count == 20
+    assert channel.queue_purge(queues[0].name) == 40
+    assert channel.queue_declare(queues[0].name).message_count == 0
+    channel.queue_delete(queues[0].name)
+    assert keys_of(cluster) == set()
+
+
+def test_get(connect: Connect, queues: list[Queue]) -> None:
+    source, channel = connect(), connect().channel()
+    bound = queues[0](channel)
+    assert bound.get() is None
+    publish(source, "x", queues[0])
+    message = bound.get()
+    assert message.payload == "x"
+    message.reject(requeue=True)
+    assert bound.get().delivery_info["redelivered"]
+
+
+def test_shards_are_on_several_nodes(connect: Connect, cluster: Cluster) -> None:
+    mail = Queue("mail", Exchange("mail"), routing_key="mail")
+    source, few = connect(delayed_shards={"mail": 12}), connect()
+    for n in range(60):
+        publish(source, n, mail, 100 if n % 2 else 0)
+    inbox = Inbox(few, mail)
+    assert sorted(inbox.receive(60)) == [*range(60)]
+    assert len(inbox.consumer.channel.consumer.parts) == 3
+
+
+def test_the_lease_of_the_dead_ends(
+    connect: Connect, cluster: Cluster, queues: list[Queue]
+) -> None:
+    source = connect()
+    dead = connect(delayed_lease_seconds=1)
+    held = Inbox(dead, *queues, ack=False)
+    for queue in queues:
+        publish(source, queue.name, queue)
+    held.receive(3)
+    held.consumer.channel.consumer.lease.end()  # nobody renews any more
+    heir = Inbox(connect(delayed_lease_seconds=1), *queues)
+    assert {*heir.receive(3)} == {queue.name for queue in queues}
+    assert all(message.delivery_info["redelivered"] for message in heir.messages)
+    held.consumer.channel.consumer.lease.lost = True
+
+
+def test_a_rejected_message_is_buried(connect: Connect, queues: list[Queue]) -> None:
+    source, connection = connect(), connect()
+    inbox = Inbox(connection, queues[1], ack=False)
+    publish(source, "x", queues[1])
+    inbox.receive(1)
+    inbox.messages[0].reject()
+    store = connection.default_channel.store
+    wait_until(lambda: store.dead_count(queues[1].name) == 1, "it is dead")
+
+
+@pytest.mark.skipif(not hasattr(stock.Channel, "_binding_ttl"), reason="new in Kombu 5.7")
+def test_a_binding_that_expires(connect: Connect, cluster: Cluster) -> None:
+    short = Queue("short", Exchange("short"), routing_key="short", expires=60)
+    short(connect().channel()).declare()
+    with cluster.routed() as client:
+        assert client.pttl("_kombu.binding.{short}") > 60_000
+        assert not client.exists("_kombu.binding_permanent.{short}")
+        Queue("long", short.exchange, routing_key="long")(connect().channel()).declare()
+        assert client.pttl("_kombu.binding.{short}") == -1
+
+
+@pytest.mark.parametrize("name", ["}q", "{a}{b}", "a}b{c", "ü\x1fß"])
+def test_odd_names(connect: Connect, name: str) -> None:
+    queue = Queue(name, Exchange(name), routing_key=name)
+    source, connection = connect(), connect()
+    if name.startswith("}"):
+        with pytest.raises(OptionError, match="cannot be named '}q'"):
+            publish(source, "x", queue)
+        return
+    inbox = Inbox(connection, queue)
+    publish(source, "x", queue, 50)
+    publish(source, "y", queue, priority=9)
+    assert sorted(inbox.receive(2)) == ["x", "y"]
+
+
+def test_no_node_at_all(connect: Connect) -> None:
+    connection = connect(f"rediscluster://127.0.0.1:{free_port()}")
+    with pytest.raises(connection.connection_errors, match="cannot be connected"):
+        connection.transport.establish_connection()
+
+
+def test_a_server_that_is_no_cluster(connect: Connect, client: redis.Redis) -> None:
+    port = client.connection_pool.connection_kwargs["port"]
+    connection = connect(f"rediscluster://127.0.0.1:{port}")
+    with pytest.raises(connection.connection_errors, match="Cluster mode is not enabled"):
+        connection.transport.establish_connection()
+
+
+def test_another_database(connect: Connect, cluster: Cluster) -> None:
+    with pytest.raises(UrlError, match="a Cluster has no database 3, only 0"):
+        connect(f"{cluster.url}/3").connect()
+
+
+def test_the_password_is_masked(connect: Connect) -> None:
+    uri = connect().as_uri()
+    assert ":**@" in uri
+    assert "pw" not in uri
+
+
+def test_draining_in_vain(connect: Connect, queues: list[Queue]) -> None:
+    connection = connect()
+    Inbox(connection, *queues)
+    with pytest.raises(socket.timeout):
+        connection.drain_events(timeout=0.05)
+
+
+@pytest.mark.parametrize("rules", [["+@all"], ["+@all", "-config"]])
+def test_a_warning_of_a_cluster_that_stops_with_one_node(
+    connect: Connect, cluster: Cluster, caplog: pytest.LogCaptureFixture, rules: list[str]
+) -> None:
+    """Unless the user of the URL may not ask."""
+    for server in cluster.servers:
+        with cluster.client(server) as client:
+            client.config_set("cluster-require-full-coverage", "yes")
+            client.execute_command("ACL", "SETUSER", "u", "on", ">pw", "~*", "&*", *rules)
+    try:
+        connect(cluster.url.replace("//:", "//u:")).channel()
+        told = "cluster-require-full-coverage yes" in caplog.text
+        assert told == (len(rules) == 1)
+    finally:
+        for server in cluster.servers:
+            with cluster.client(server) as client:
+                client.config_set("cluster-require-full-coverage", "no")
+                client.execute_command("ACL", "DELUSER", "u")
+
+
+def test_a_node_is_looked_at_by_who_connects_next(connect: Connect, cluster: Cluster) -> None:
+    """Whatever it is, an old one or one that has come since."""
+    connection = connect()
+    connection.channel()
+    with cluster.client(cluster.masters()[2]) as client:
+        client.config_set("maxmemory-policy", "allkeys-lru")
+        try:
+            connection.channel()
+            with pytest.raises(ServerError, match="maxmemory-policy is allkeys-lru"):
+                connect().channel()
+        finally:
+            client.config_set("maxmemory-policy", "noeviction")

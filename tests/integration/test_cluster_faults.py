@@ -1,0 +1,255 @@
+"""A Cluster whose nodes fail, come and go, and whose slots move: work goes on, nothing is lost."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery, chord
+from kombu import Connection, Exchange, Queue
+from kombu.exceptions import OperationalError
+
+from kombu_delayed.errors import UNREACHABLE
+from tests.kit.clusters import Cluster
+from tests.kit.inbox import Inbox
+from tests.kit.ledger import Ledger
+from tests.kit.producers import Producers
+from tests.kit.servers import Server
+from tests.kit.tasks_app import Settings, make_app
+from tests.kit.wait import wait_until
+from tests.kit.workers import Worker
+
+LEASE_SECONDS = 2.0
+
+Connect = Callable[..., Connection]
+
+
+@pytest.fixture
+def connect(connect_cluster: Connect) -> Connect:
+    """Open connections to the Cluster."""
+    return connect_cluster
+
+
+@pytest.fixture
+def names(cluster: Cluster) -> list[str]:
+    """Three queues, each on a node of its own."""
+    return cluster.queues_apart()
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(tmp_path / "ledger")
+
+
+def settings(
+    cluster: Cluster, ledger: Ledger, backend: str | None = None, **options: Any
+) -> Settings:
+    options = {"delayed_lease_seconds": LEASE_SECONDS, "delayed_replicas_to_wait": 1, **options}
+    return Settings(f"delayed+{cluster.url}", backend, options, str(ledger.path))
+
+
+def sender(app: Celery, names: list[str]) -> Callable[[int], str]:
+    """Sends to each queue in turn, every other task with a countdown."""
+
+    def send(n: int) -> str:
+        countdown = 0.3 if n % 2 else None
+        queue = names[n % len(names)]
+        return str(app.send_task("record", countdown=countdown, queue=queue, retry=False).id)
+
+    return send
+
+
+def queue_of(name: str) -> Queue:
+    return Queue(name, Exchange(name), routing_key=name)
+
+
+def publish(connection: Connection, body: Any, name: str, delay_ms: int = 0) -> None:
+    connection.Producer().publish(
+        body,
+        exchange=name,
+        routing_key=name,
+        headers={"x-delay": delay_ms},
+        declare=[queue_of(name)],
+    )
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("pool", ["prefork", "solo"])
+def test_a_celery_worker(
+    cluster: Cluster, names: list[str], ledger: Ledger, tmp_path: Path, server: Server, pool: str
+) -> None:
+    setup = settings(cluster, ledger, backend=server.url)
+    worker = Worker(setup, tmp_path, pool=pool, concurrency=2, queues=names, gossip=True)
+    with worker, make_app(setup) as app:
+        ids = [
+            app.send_task("record", countdown=0.2 if n % 2 else None, queue=names[n % 3]).id
+            for n in range(12)
+        ]
+        ledger.wait_for_all(ids)
+        add = app.signature("add", (1, 2), queue=names[0])
+        total = app.signature("total", queue=names[1])
+        assert chord([add, add.clone()], total)().get(timeout=60) == 6
+        replies = app.control.inspect([worker.name], timeout=30).active_queues()
+        assert {each["name"] for each in replies[worker.name]} == {*names}
+        assert app.control.ping([worker.name], timeout=30) == [{worker.name: {"ok": "pong"}}]
+    assert "Traceback" not in worker.log
+    assert sorted(ledger.runs()) == sorted(ids)
+
+
+@pytest.mark.crash
+def test_a_master_is_killed_under_load(
+    cluster: Cluster, names: list[str], ledger: Ledger, tmp_path: Path
+) -> None:
+    setup = settings(cluster, ledger, delayed_replica_timeout_seconds=0.1)
+    worker = Worker(setup, tmp_path, pool="prefork", concurrency=2, queues=names)
+    with worker, make_app(setup) as app, Producers(sender(app, names)) as producers:
+        producers.send_more()
+        ledger.wait_for(10)
+        old = cluster.master_of(names[0])
+        old.kill()
+        cluster.wait_for_failover(names[0], old)
+        producers.send_more(60)
+        cluster.heal()
+        producers.send_more()
+        producers.stop()
+        ledger.wait_for_all(producers.sent)
+        assert worker.running
+    assert worker.log.count(" ready.") == 1
+    assert "has stopped answering" not in worker.log
+
+
+@pytest.mark.crash
+def test_a_slot_moves_under_load(
+    cluster: Cluster, names: list[str], ledger: Ledger, tmp_path: Path
+) -> None:
+    """There and back, while its queue is used: nothing is lost, and nothing runs twice."""
+    setup = settings(cluster, ledger, delayed_replicas_to_wait=0)
+    worker = Worker(setup, tmp_path, pool="threads", concurrency=2, queues=names)
+    home, other = cluster.master_of(names[0]), cluster.master_of(names[1])
+    with worker, make_app(setup) as app, Producers(sender(app, names)) as producers:
+        producers.send_more()
+        backlog = [app.send_task("record", countdown=4, queue=names[0]).id for _ in range(300)]
+        cluster.move(names[0], other, on_half=lambda: others_go_on(app, names[1:], ledger))
+        producers.send_more()
+        cluster.move(names[0], home)
+        producers.send_more()
+        producers.stop()
+        ledger.wait_for_all([*producers.sent, *backlog], 30)
+    assert {*ledger.runs().values()} == {1}
+    assert worker.log.count(" ready.") == 1
+
+
+def others_go_on(app: Celery, names: list[str], ledger: Ledger) -> None:
+    ledger.wait_for_all([app.send_task("record", queue=name).id for name in names])
+
+
+@pytest.mark.crash
+def test_a_node_is_added(connect: Connect, cluster: Cluster, names: list[str]) -> None:
+    """And goes again. A consumer that waits follows its queue; nobody else was asked for it."""
+    patient = {"delayed_poll_seconds": 60}
+    home = cluster.master_of(names[0])
+    inbox, source = (
+        Inbox(connect(**patient), queue_of(names[0])),
+        connect(**patient),
+    )
+    publish(source, "first", names[0])
+    assert inbox.receive(1) == ["first"]
+    inbox.drain(0.05)
+    new = cluster.add_master()
+    try:
+        cluster.move(names[0], new)
+        assert cluster.master_of(names[0]) is new
+        publish(source, "second", names[0])
+        publish(source, "third", names[0], 100)
+        assert inbox.receive(3) == ["first", "second", "third"]
+    finally:
+        cluster.move(names[0], home)
+        cluster.remove(new)
+    publish(source, "last", names[0])
+    assert inbox.receive(4)[3] == "last"
+
+
+@pytest.mark.crash
+def test_a_node_that_is_down_for_good(
+    connect: Connect, cluster: Cluster, names: list[str], ledger: Ledger, tmp_path: Path
+) -> None:
+    """Its queues stop with a clear error, the others go on; also for who starts now."""
+    setup = settings(cluster, ledger, delayed_reconnect_seconds=1, delayed_replicas_to_wait=0)
+    first = Worker(setup, tmp_path, name="first", pool="threads", concurrency=2, queues=names)
+    with first, make_app(setup) as app:
+        before = [app.send_task("record", queue=name).id for name in names]
+        ledger.wait_for_all(before)
+        waiting = app.send_task("record", countdown=2, queue=names[0]).id
+        master = cluster.master_of(names[0])
+        for server in (*cluster.replicas_of(master), master):
+            server.kill()
+        first.wait_for_log(f"nothing is consumed from {names[0]!r} until", 20)
+        with pytest.raises(OperationalError, match=r"node .* of the Cluster cannot be reached"):
+            app.send_task("record", queue=names[0], retry=False)
+        others_go_on(app, names[1:], ledger)
+        with Worker(
+            setup, tmp_path, name="second", pool="threads", concurrency=2, queues=names
+        ) as second:
+            first.stop()
+            others_go_on(app, names[1:], ledger)
+            cluster.heal()
+            ledger.wait_for_all([waiting, app.send_task("record", queue=names[0]).id])
+            assert second.running
+    assert first.log.count(" ready.") == 1
+
+
+@pytest.mark.crash
+def test_a_consumer_of_plain_kombu(connect: Connect, cluster: Cluster, names: list[str]) -> None:
+    """Acks for a node that is down wait, and those for others do not."""
+    connection, source = connect(), connect()
+    inbox = Inbox(connection, *map(queue_of, names), ack=False)
+    for name in names:
+        publish(source, name, name)
+    inbox.receive(3)
+    old = cluster.master_of(names[0])
+    old.kill()
+    for message in inbox.messages:
+        message.ack()
+    store = source.default_channel.store
+    wait_until(lambda: _unacked(store, names[1]) == _unacked(store, names[2]) == 0, "acked")
+    cluster.wait_for_failover(names[0], old)
+    inbox.drain(0.5)
+    wait_until(lambda: inbox.drain(0.05) and _unacked(store, names[0]) == 0, "acked too")
+    publish(source, "next", names[0])
+    assert inbox.receive(4)[3] == "next"
+
+
+def _unacked(store: Any, name: str) -> int:
+    with contextlib.suppress(*UNREACHABLE):
+        return sum(count for _, _, count in store.consumers(name))
+    return -1
+
+
+def test_acks_that_nodes_refuse_are_sent_again(
+    connect: Connect, cluster: Cluster, names: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each node has lost its scripts, and nothing else is said that would bring its answer."""
+    connection = connect()
+    inbox = Inbox(connection, *map(queue_of, names), ack=False)
+    for name in names * 2:
+        publish(connection, "x", name)
+    inbox.receive(6)
+    known = {message.delivery_info["routing_key"]: message for message in inbox.messages}
+    for message in known.values():
+        message.ack()
+    inbox.drain(0.05)
+    inbox.stop_polling()
+    monkeypatch.setattr(connection.default_channel, "_shards_at", float("inf"))
+    for server in cluster.masters():
+        with cluster.client(server) as client:
+            client.script_flush()
+    for message in inbox.messages:
+        if message not in known.values():
+            message.ack()
+    with cluster.routed() as client:
+        wait_until(
+            lambda: inbox.drain(0.05) and not [*client.scan_iter("*:unacked:*")], "all are acked"
+        )

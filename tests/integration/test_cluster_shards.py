@@ -1,0 +1,202 @@
+"""One queue whose shards are on all nodes of a Cluster: spread evenly, and looked after as one."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from datetime import timedelta
+
+import pytest
+from celery import Celery
+from kombu import Connection, Exchange, Queue
+from redis.crc import key_slot
+from redis.exceptions import ResponseError
+
+from celery_ext import Delayed
+from celery_ext.unique import AlreadyDelayed, unique_headers
+from kombu_delayed.backlog import queues as queues_with_messages
+from kombu_delayed.errors import OptionError
+from kombu_delayed.shards import shard_name
+from kombu_delayed.slots import hash_tag
+from tests.kit.clusters import Cluster
+from tests.kit.inbox import Inbox
+from tests.kit.servers import Server
+from tests.kit.tasks_app import Settings, make_app
+from tests.kit.wait import wait_until
+
+SHARDS = 12
+MAIL = Queue("mail", Exchange("mail"), routing_key="mail")
+
+Connect = Callable[..., Connection]
+
+
+@pytest.fixture
+def app(cluster: Cluster) -> Iterator[Celery]:
+    options = {"delayed_shards": {"mail": SHARDS}}
+    with make_app(Settings(f"delayed+{cluster.url}", transport_options=options)) as app:
+        yield app
+
+
+@pytest.fixture
+def delayed(app: Celery) -> Iterator[Delayed]:
+    with closing(Delayed(app)) as delayed:
+        yield delayed
+
+
+def schedule(app: Celery, count: int) -> list[str]:
+    return [app.send_task("noop", countdown=3600, queue="mail").id for _ in range(count)]
+
+
+def bury(delayed: Delayed, ids: list[str]) -> None:
+    """As a worker that rejects them."""
+    store = delayed.store
+    for shard in delayed.shards("mail"):
+        found = store.deliver(shard, "C", 100, 1, lease_ms=60_000)
+        assert found is not None
+        there = [json.loads(record[1:])["headers"]["id"] for record in found.records]
+        store.bury(shard, "C", [(tag, id, "because", b"") for tag, id in enumerate(there, 1)])
+    assert delayed.counts()["mail"].dead == len(ids)
+
+
+def test_messages_are_spread_evenly(app: Celery, delayed: Delayed) -> None:
+    rows = [app.signature("noop", countdown=3600, queue="mail") for _ in range(12_000)]
+    assert delayed.schedule_many(rows).delayed == 12_000
+    shards, messages = Counter[str](), Counter[str]()
+    by_shard = delayed.metrics_by_shard("mail")["mail"]
+    for shard, found in zip(delayed.shards("mail"), by_shard, strict=True):
+        node = str(delayed.store.node_of(shard))
+        shards[node] += 1
+        messages[node] += found.delayed
+    assert [*shards.values()] == [4, 4, 4]
+    assert messages.total() == 12_000
+    assert all(abs(count - 4_000) <= 400 for count in messages.values())
+
+
+def test_who_reads_keys_finds_the_shards(app: Celery, delayed: Delayed) -> None:
+    delayed.schedule_many(app.signature("noop", countdown=3600, queue="mail") for _ in range(300))
+    assert queues_with_messages(delayed.store) == {*delayed.shards("mail")}
+    assert len(delayed.shards("mail")) == SHARDS
+    assert delayed.queues() == ["celery", "mail"]
+
+
+def test_spark_finds_the_events_of_all_shards(delayed: Delayed, app: Celery) -> None:
+    events = pytest.importorskip("kombu_delayed.spark.events", reason="needs pyspark")
+    rows = [app.signature("noop", countdown=3600, queue="mail") for _ in range(300)]
+    delayed.schedule_many(rows)
+    assert events.queues_with_events(delayed.store) == {*delayed.shards("mail")}
+
+
+def test_a_queue_cannot_have_the_keys_of_a_shard(connect_cluster: Connect) -> None:
+    name = hash_tag(shard_name("mail", 1))
+    with pytest.raises(OptionError, match=r"so are the keys of a shard of queue 'mail'"):
+        Queue(name)(connect_cluster().default_channel).declare()
+
+
+def test_how_many_and_when(app: Celery, delayed: Delayed) -> None:
+    schedule(app, 60)
+    for _ in range(20):
+        app.send_task("noop", queue="mail")
+    counts, metrics = delayed.counts()["mail"], delayed.metrics()["mail"]
+    assert (counts.delayed, counts.ready, counts.dead) == (60, 20, 0)
+    assert (metrics.delayed, metrics.ready, metrics.due_within_day) == (60, 20, 60)
+    forecast = delayed.forecast(queue="mail")
+    assert (forecast.total, forecast.overdue, forecast.later) == (60, 0, 0)
+
+
+def test_dead_letters(app: Celery, delayed: Delayed) -> None:
+    ids = [app.send_task("noop", queue="mail").id for _ in range(60)]
+    bury(delayed, ids)
+    dead = delayed.dead
+    assert sorted(each.letter.id for each in dead.list("mail")) == sorted(ids)
+    shown = dead.show(ids[0])
+    assert shown is not None
+    assert (shown.info.queue, shown.letter.reason) == ("mail", "because")
+    assert dead.replay(ids[:10]) == 10
+    assert dead.purge(ids[10:20], "mail") == 10
+    assert delayed.counts()["mail"].dead == 40
+    assert dead.replay(queue="mail") == 40
+    assert delayed.counts()["mail"].ready == 50
+    bury(delayed, ids[:10] + ids[20:])
+    assert dead.purge() == 50
+    assert [*dead.list()] == []
+
+
+@pytest.mark.parametrize("conflict", ["refuse", "replace", "debounce"])
+def test_unique_tasks(conflict: str, app: Celery, delayed: Delayed) -> None:
+    """Whatever node their key is on."""
+    for n in range(SHARDS):
+        options = {"headers": unique_headers(f"user {n}", conflict), "queue": "mail"}
+        first = app.send_task("noop", countdown=600, **options)
+        expected = first.id
+        if conflict == "refuse":
+            with pytest.raises(AlreadyDelayed) as caught:
+                app.send_task("noop", countdown=900, **options)
+            assert caught.value.task_id == first.id
+        else:
+            second = app.send_task("noop", countdown=900, **options)
+            expected = first.id if conflict == "debounce" else second.id
+        found = delayed.get(expected)
+        assert found is not None
+        assert found.remaining is not None
+        assert (found.remaining > timedelta(seconds=700)) == (conflict != "refuse")
+    assert delayed.counts()["mail"].delayed == SHARDS
+
+
+def test_a_slot_that_the_servers_move_at_once(connect_cluster: Connect, cluster: Cluster) -> None:
+    """While a consumer waits there, with messages ready, held and delayed."""
+    connection = connect_cluster(delayed_shards={"mail": 3})
+    inbox = Inbox(connection, MAIL)
+    inbox.drain(0.05)
+    shard = hash_tag(shard_name("mail", 1))
+    home = cluster.master_of(f"{{{shard}}}")
+    away = next(master for master in cluster.masters() if master is not home)
+    producer = connection.Producer(exchange=MAIL.exchange, routing_key="mail")
+    sent = 0
+    for target in (away, home):
+        for _ in range(60):
+            producer.publish(sent, headers={"x-delay": 300 if sent % 2 else 0}, declare=[MAIL])
+            sent += 1
+        migrate_slot(cluster, f"{{{shard}}}", target)
+        producer.publish(sent, declare=[MAIL])
+        sent += 1
+        assert sorted(inbox.receive(sent, 10)) == [*range(sent)]
+    inbox.drain(0.1)
+    assert len(inbox.messages) == sent
+
+
+def test_the_number_goes_up_and_down(
+    connect_cluster: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While messages wait and others come: each of them comes, and once."""
+    monkeypatch.setattr("kombu_delayed.shards.LOOK_SECONDS", 0)
+    monkeypatch.setattr("kombu_delayed.channel.LOOK_SECONDS", 0)
+    inbox = Inbox(connect_cluster(), MAIL, prefetch_count=10)
+    sent = 0
+    for number in (1, 6, 12, 4, 1, 3):
+        producer = connect_cluster(delayed_shards={"mail": number}).Producer(exchange=MAIL.exchange)
+        for _ in range(20):
+            sent += 1
+            delay = {"x-delay": 300 if sent % 2 else 0}
+            producer.publish(
+                sent, routing_key="mail", headers=delay, declare=[MAIL], correlation_id=str(sent)
+            )
+        inbox.drain(0.05)
+    assert sorted(inbox.receive(sent)) == [*range(1, sent + 1)]
+    assert len(inbox.drain(0.1)) == sent
+
+
+def migrate_slot(cluster: Cluster, key: str, target: Server) -> None:
+    """Skips the test where the servers cannot; Valkey 9 can."""
+    slot = key_slot(key.encode())
+    with cluster.client(cluster.master_of(key)) as client:
+        where = "SLOTSRANGE", slot, slot, "NODE", cluster.id_of(target)
+        try:
+            client.execute_command("CLUSTER MIGRATESLOTS", *where)
+        except ResponseError as error:
+            if "unknown subcommand" not in str(error).lower():
+                raise
+            pytest.skip(f"the server has no CLUSTER MIGRATESLOTS: {error}")
+    wait_until(lambda: cluster.master_of(key) is target, f"{key!r} has moved", 20)
+    wait_until(cluster.is_whole, "all nodes know", 20)

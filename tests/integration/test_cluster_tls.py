@@ -1,0 +1,73 @@
+"""A node that speaks TLS only."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from kombu import Connection, Exchange, Queue
+from redis import RedisError
+
+from tests.kit.clusters import free_cluster_port
+from tests.kit.inbox import Inbox
+from tests.kit.servers import Server, start_server
+from tests.kit.wait import wait_until
+
+MAIL = Queue("mail", Exchange("mail"), routing_key="mail")
+NEWS = Queue("reader", Exchange("news", type="fanout"))
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A Cluster of one."""
+    # No dependency of anything else, and the bundled servers know no TLS: a skip in CI too.
+    for program in ("redis-server", "openssl"):
+        if shutil.which(program) is None:
+            pytest.skip(f"{program} is not on PATH: no server with TLS")
+    config = {"cluster-enabled": "yes", "tls-cluster": "yes", "tls-replication": "yes"}
+    directory: Path = tmp_path_factory.mktemp("guarded")
+    try:
+        port = free_cluster_port()
+        server = start_server("redis", directory, port=port, tls=True, config=config)
+    except RuntimeError as error:
+        if "tls" not in str(error).lower():
+            raise
+        pytest.skip("redis-server on PATH is built without TLS")
+    with server:
+        with server.client() as client:
+            client.execute_command("CLUSTER ADDSLOTS", *range(16384))
+            wait_until(lambda: _takes_writes(server), "the Cluster is up")
+            client.delete("x")
+        yield server
+
+
+def _takes_writes(server: Server) -> bool:
+    try:
+        with server.client() as client:
+            return bool(client.set("x", 1))
+    except RedisError:
+        return False
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_messages_pass(node: Server, beside: bool) -> None:
+    """The same with what is configured in the URL, and with what is beside it."""
+    ca_file = str(node.ca_file)
+    query = "" if beside else f"?ssl_ca_certs={quote(ca_file, safe='')}"
+    scheme = "rediscluster" if beside else "redisclusters"
+    url = f"delayed+{scheme}://127.0.0.1:{node.port}{query}"
+    with Connection(url, ssl={"ssl_ca_certs": ca_file} if beside else False) as connection:
+        inbox = Inbox(connection, MAIL, NEWS)
+        inbox.drain(0.05)
+        for queue, delay_ms in ((MAIL, 100), (MAIL, 0), (NEWS, 0)):
+            connection.Producer().publish(
+                f"{queue.name} {delay_ms}",
+                exchange=queue.exchange,
+                routing_key=queue.routing_key,
+                headers={"x-delay": delay_ms},
+                declare=[queue],
+            )
+        assert sorted(inbox.receive(3)) == ["mail 0", "mail 100", "reader 0"]

@@ -1,0 +1,328 @@
+"""What begins while a node cannot be reached, or by what is not so any more, and catches up."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pytest
+from kombu import Connection, Exchange, Producer, Queue
+from redis.cluster import ClusterNode
+from redis.crc import key_slot
+from redis.exceptions import AskError, MovedError, ResponseError
+
+from kombu_delayed.cluster import Cluster as Map
+from kombu_delayed.cluster import Node, named_by
+from kombu_delayed.errors import NodeDown, ServerNotReady
+from kombu_delayed.shards import shard_name
+from tests.kit.clusters import PASSWORD, Cluster, free_cluster_port
+from tests.kit.inbox import Inbox
+from tests.kit.servers import Server, free_port, start_server
+from tests.kit.wait import wait_until
+
+Connect = Callable[..., Connection]
+
+
+@pytest.fixture
+def connect(connect_cluster: Connect) -> Connect:
+    """Open connections to the Cluster."""
+    return connect_cluster
+
+
+@pytest.fixture
+def names(cluster: Cluster) -> list[str]:
+    """Three queues, each on a node of its own."""
+    return cluster.queues_apart()
+
+
+def cut_off(connection: Connection, server: Server, patch: pytest.MonkeyPatch) -> None:
+    """Let a connection open no more connections to a server."""
+    found: Map = connection.default_channel.cluster
+    reach = found.reach
+
+    def reach_others(node: Node, connect: Callable[[], Any]) -> Any:
+        if node.port == server.port:
+            raise NodeDown(f"node {node} is cut off")
+        return reach(node, connect)
+
+    patch.setattr(found, "reach", reach_others)
+
+
+def lead_astray(connection: Connection, key: str) -> None:
+    """Let a connection believe that a slot is where no server is."""
+    found: Map = connection.default_channel.cluster
+    found._looked_at = monotonic()
+    slot = key_slot(key.encode())
+    found.redirected(MovedError(f"{slot} 127.0.0.1:{free_port()}"), Node("127.0.0.1", 1))
+    assert found.node(slot) in found._moved.values()
+
+
+def test_a_queue_is_bound_when_the_node_is_back(
+    connect: Connect, cluster: Cluster, names: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else what others send to that exchange would go nowhere, and nobody would hear of it."""
+    logs = Exchange(names[0], type="topic")
+    errors = Queue(names[1], logs, routing_key="*.error")
+    connection, source = connect(), connect()
+    logs(source.default_channel).declare()
+    with monkeypatch.context() as patch:
+        cut_off(connection, cluster.master_of(names[0]), patch)
+        inbox = Inbox(connection, errors)
+        inbox.drain(0.05)
+        assert source.default_channel.get_table(logs.name) == []
+    wait_until(
+        lambda: inbox.drain(0.05) == [] and source.default_channel.get_table(logs.name), "bound"
+    )
+    source.Producer().publish("x", exchange=logs, routing_key="disk.error")
+    assert inbox.receive(1) == ["x"]
+
+
+def test_a_queue_that_was_deleted_is_not_bound(
+    connect: Connect, cluster: Cluster, names: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channel = connect().default_channel
+    bound = Queue(names[1], Exchange(names[0], type="topic"), routing_key="#")(channel)
+    with monkeypatch.context() as patch:
+        cut_off(channel.connection.client, cluster.master_of(names[0]), patch)
+        bound.declare()
+        with pytest.raises(NodeDown):
+            bound.delete()
+    assert channel.get_table(names[0]) == []
+
+
+def test_other_shards_are_consumed(
+    connect: Connect, cluster: Cluster, names: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by who starts while the node is down that knows how many there are."""
+    mail = Queue(names[0], Exchange(names[0]), routing_key=names[0])
+    spread = {"delayed_shards": {names[0]: 3}}
+    source, connection = connect(**spread), connect(**spread)
+    home = cluster.master_of(names[0])
+    for n in range(30):
+        source.Producer().publish(
+            n, exchange=mail.exchange, routing_key=names[0], declare=[mail], correlation_id=str(n)
+        )
+    store = source.default_channel.store
+    there = {shard: store.size(shard).ready for shard in store.shards.all(names[0])}
+    with monkeypatch.context() as patch:
+        cut_off(connection, home, patch)
+        inbox = Inbox(connection, mail)
+        elsewhere = sum(there[shard_name(names[0], n)] for n in (1, 2))
+        assert 0 < elsewhere < 30
+        inbox.receive(elsewhere)
+    assert sorted(inbox.receive(30, 15)) == [*range(30)]
+
+
+def test_who_only_sends_learns_where_a_queue_is(
+    connect: Connect, cluster: Cluster, names: list[str]
+) -> None:
+    """With the first command: not each of them goes to the wrong node first."""
+    connection = connect()
+    home, other = cluster.master_of(names[0]), cluster.master_of(names[1])
+    assert connection.default_channel.store.node_of(names[0]).port == home.port
+    cluster.move(names[0], other)
+    try:
+        wait_to_learn(connection, names[0], other)
+    finally:
+        cluster.move(names[0], home)
+
+
+def wait_to_learn(connection: Connection, queue: str, server: Server) -> None:
+    """Until a connection knows from its own commands which server has a queue."""
+    store = connection.default_channel.store
+
+    def knows() -> bool:
+        with contextlib.suppress(ServerNotReady):
+            store.size(queue)
+            return bool(store.node_of(queue).port == server.port)
+        return False
+
+    wait_until(knows, "it has learnt where the queue is")
+
+
+def test_a_slot_that_no_node_has(connect: Connect, cluster: Cluster, names: list[str]) -> None:
+    """As when a node that is down for good was forgotten: who starts consumes the other queues."""
+    queues = [Queue(name, Exchange(name), routing_key=name) for name in names]
+    slot, home = key_slot(names[0].encode()), cluster.master_of(names[0])
+    change_slots(cluster.servers, "DELSLOTS", slot)
+    try:
+        source = connect()
+        inbox = Inbox(connect(), *queues)
+        for name in names[1:]:
+            source.Producer().publish(name, exchange=name, routing_key=name)
+        assert {*inbox.receive(2)} == {*names[1:]}
+        with pytest.raises(NodeDown, match=f"no node of the Cluster has slot {slot}"):
+            source.Producer().publish("x", exchange="", routing_key=names[0])
+    finally:
+        change_slots([home], "ADDSLOTS", slot)
+        wait_until(cluster.is_covered, "the slot is known to all", 20)
+    wait_to_learn(source, names[0], home)
+    source.Producer().publish("x", exchange="", routing_key=names[0])
+    assert inbox.receive(3)[2] == "x"
+
+
+def change_slots(servers: list[Server], verb: str, slot: int) -> None:
+    for server in servers:
+        with server.client(password=PASSWORD) as client, contextlib.suppress(ResponseError):
+            client.execute_command(f"CLUSTER {verb}", slot)
+
+
+def test_a_message_whose_answer_was_lost_is_found_on_the_next_node(
+    connect: Connect, cluster: Cluster, names: list[str]
+) -> None:
+    queue = Queue(names[0], Exchange(names[0]), routing_key=names[0])
+    connection, source = connect(), connect()
+    channel = connection.default_channel
+    bound = queue(channel)
+    bound.declare()
+    assert bound.get() is None
+    source.Producer().publish("x", exchange=queue.exchange, routing_key=names[0])
+    consumer = channel.consumer
+    (part,) = consumer.parts
+    part._unsure.add(names[0])
+    name = consumer.lease.consumer
+    assert channel.store.deliver(names[0], name, 1, part._tag + 1, lease_ms=30_000).records
+    home = cluster.master_of(names[0])
+    other = cluster.master_of(names[1])
+    cluster.move(names[0], other)
+    try:
+        wait_to_learn(connection, names[0], other)
+        assert bound.get().payload == "x"
+    finally:
+        cluster.move(names[0], home)
+
+
+def test_who_has_not_heard_of_a_failover_is_not_told_of_it(
+    connect: Connect, names: list[str]
+) -> None:
+    connection = connect()
+    lead_astray(connection, names[0])
+    assert connection.default_channel.store.size(names[0]) == (0, 0, 0)
+
+
+@pytest.mark.skipif(not hasattr(Producer, "batch"), reason="Producer.batch() is new in Kombu 5.7")
+def test_a_batch_finds_the_next_master(connect: Connect, names: list[str]) -> None:
+    """Of a program that sends nothing else."""
+    from kombu.exceptions import BatchPublishError
+
+    connection = connect()
+    connection.default_channel.queue_declare(names[0])
+    producer = connection.Producer()
+    lead_astray(connection, names[0])
+
+    def sends() -> bool:
+        try:
+            with producer.batch():
+                producer.publish("x", exchange="", routing_key=names[0])
+        except (BatchPublishError, *connection.connection_errors):
+            return False
+        return True
+
+    wait_until(sends, "it is sent")
+    assert connection.default_channel.queue_declare(names[0], passive=True).message_count == 1
+
+
+def test_the_nodes_of_the_url_are_asked_again(connect: Connect, names: list[str]) -> None:
+    """As the addresses of all nodes may have changed."""
+    connection = connect()
+    channel = connection.default_channel
+    lead_astray(connection, names[0])
+    gone = ClusterNode("127.0.0.1", free_port())
+    channel.cluster._client.nodes_manager.startup_nodes = {gone.name: gone}
+
+    def counts() -> bool:
+        try:
+            return channel.store.size(names[0]) == (0, 0, 0)
+        except NodeDown:
+            return False
+
+    wait_until(counts, "the node is found")
+    assert gone.name not in channel.cluster._client.nodes_manager.startup_nodes
+
+
+def test_who_listens_at_a_node_that_is_taken_out_goes_to_another(
+    connect: Connect, cluster: Cluster, names: list[str]
+) -> None:
+    """It may go on by itself, and hears nothing of the Cluster there."""
+    news = Exchange("news", type="fanout")
+    new, home = cluster.add_master(), cluster.master_of(names[0])
+    both = connect(), connect()
+    source, connection = both
+    try:
+        cluster.move(names[0], new)
+        with pytest.MonkeyPatch.context() as patch:
+            node = Node("127.0.0.1", new.port)
+            patch.setattr(Map, "reach_any", lambda _, connect: connect(node))
+            inbox = Inbox(connection, Queue("reader", news))
+            inbox.drain(0.05)
+            source.Producer().publish("first", exchange=news, declare=[news])
+        assert inbox.receive(1) == ["first"]
+        for each in both:
+            wait_to_learn(each, names[0], new)
+        assert connection.default_channel.subclient.connection.port == new.port
+    finally:
+        cluster.move(names[0], home)
+        cluster.remove(new, stop=False)
+    try:
+        for each in both:
+            wait_to_learn(each, names[0], home)
+        other = Inbox(connect(), Queue("second reader", news))
+        for reader in (other, inbox):
+            reader.drain(0.05)
+        source.Producer().publish("second", exchange=news, declare=[news])
+        assert (inbox.receive(2), other.receive(1)) == (["first", "second"], ["second"])
+    finally:
+        new.stop()
+
+
+def test_a_child_is_not_held_up_by_a_thread_of_its_parent(
+    connect: Connect, names: list[str]
+) -> None:
+    """Which was asking for the slots in the moment of the fork."""
+    store = connect().default_channel.store
+    asks, ends = threading.Event(), threading.Event()
+
+    def ask() -> None:
+        with store.cluster._lock:
+            asks.set()
+            ends.wait(20)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    asks.wait(5)
+    if (child := os.fork()) == 0:
+        signal.alarm(10)
+        try:
+            store.size(names[0])
+            store.cluster.look()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    ends.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_a_cluster_without_slots(connect: Connect, tmp_path: Path, cluster: Cluster) -> None:
+    """Workers may start before it is made."""
+    enabled = {"cluster-enabled": "yes"}
+    server = start_server(cluster.kind, tmp_path, port=free_cluster_port(), config=enabled)
+    try:
+        connection = connect(f"rediscluster://127.0.0.1:{server.port}")
+        with pytest.raises(connection.connection_errors, match="has any slots yet"):
+            connection.transport.establish_connection()
+    finally:
+        server.stop()
+
+
+def test_a_node_without_a_name_is_where_the_one_is_that_names_it() -> None:
+    by = Node("10.0.0.1", 7000)
+    assert named_by(AskError("5 :7001"), by) == ("10.0.0.1", 7001)
+    assert named_by(MovedError("5 10.0.0.2:7001"), by) == ("10.0.0.2", 7001)

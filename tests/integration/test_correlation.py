@@ -1,0 +1,394 @@
+"""Tasks that ask an outside system: expect, respond, fail, and what follows in workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery, chord
+from celery.bin.base import CLIContext
+from celery.canvas import Signature
+from click.testing import CliRunner, Result
+from kombu.exceptions import OperationalError
+
+from celery_ext import expect, fail, respond, signals
+from celery_ext.cli import delayed as cli
+from celery_ext.correlation import expecting
+from celery_ext.correlation.expecting import TASK
+from celery_ext.errors import (
+    AlreadyExpected,
+    AnswerFailed,
+    AnswersFull,
+    AnswerTimeout,
+    ExpectationError,
+    QueryError,
+)
+from celery_ext.policies import Timeout
+from kombu_delayed.errors import OptionError
+from tests.kit.clusters import Cluster
+from tests.kit.extended import Bench, extended
+from tests.kit.servers import Server
+from tests.kit.tasks_app import Settings, make_app
+from tests.kit.wait import wait_until
+
+pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex")
+
+LONG_SECONDS = 30
+
+
+@pytest.fixture
+def bench(server: Server, tmp_path: Path) -> Iterator[Bench]:
+    with extended(server, tmp_path) as bench:
+        yield bench
+
+
+@pytest.fixture
+def app(bench: Bench) -> Celery:
+    return bench.app
+
+
+def asking(bench: Bench, pool: str = "solo", **options: Any) -> Any:
+    given = {"module": "tests.kit.asking_app", "gossip": False, "pool": pool, **options}
+    return bench.worker(**given)
+
+
+def ask(bench: Bench, key: str, *more: Any, name: str = "ask", **options: Any) -> str:
+    """Let a worker ask; returns the id of the expectation."""
+    found: str = bench.app.send_task(name, [key, *more], **options).get(timeout=LONG_SECONDS)
+    return found
+
+
+def noted(bench: Bench, count: int) -> list[list[Any]]:
+    """What so many tasks were given that have followed."""
+    wait_until(lambda: len(bench.ledger.entries()) >= count, f"{count} follow", LONG_SECONDS)
+    return sorted((each["args"] for each in bench.ledger.entries()), key=str)
+
+
+def state(app: Celery, key: str, tenant: str | None = None) -> str | None:
+    info = app.delayed.expectations.get(key, tenant)
+    return info.state if info else None
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_ends_of_questions(bench: Bench, pool: str) -> None:
+    app = bench.app
+    with asking(bench, pool, concurrency=2):
+        id = ask(bench, "k", headers={"tenant": "ada"})
+        result = app.AsyncResult(id)
+        assert result.state == "EXPECTING"
+        assert (result.info["key"], result.info["tenant"]) == ("k", "ada")
+        assert respond(app, "k", "not hers") == "early"
+        assert respond(app, "k", {"paid": True}, tenant="ada") == "accepted"
+        assert respond(app, "k", {"paid": False}, tenant="ada") == "late"
+        assert result.get(timeout=LONG_SECONDS) == {"paid": True}
+        (follower,) = result.children
+        assert follower.get(timeout=LONG_SECONDS) == [{"paid": True}, "response"]
+        assert [each["tenant"] for each in bench.ledger.entries()] == ["ada"]
+
+        failed = app.AsyncResult(ask(bench, "f"))
+        assert fail(app, "f", ValueError("no money")) == "accepted"
+        with pytest.raises(AnswerFailed, match="ValueError: no money"):
+            failed.get(timeout=LONG_SECONDS)
+
+        late = app.AsyncResult(ask(bench, "t", 0.05))
+        with pytest.raises(AnswerTimeout, match="'t'"):
+            late.get(timeout=LONG_SECONDS)
+        assert respond(app, "t", 1) == "late"
+
+        assert respond(app, "e", 7) == "early"
+        assert app.AsyncResult(ask(bench, "e")).get(timeout=LONG_SECONDS) == 7
+        assert noted(bench, 4) == [
+            ["ValueError: no money", "failure"],
+            ["t", "timeout"],
+            [7, "response"],
+            [{"paid": True}, "response"],
+        ]
+    assert [state(app, key) for key in ("f", "t", "e", "k")] == [
+        "failed",
+        "timed_out",
+        "answered",
+        "early",
+    ]
+
+
+def test_canvases_and_results(bench: Bench) -> None:
+    app = bench.app
+    with asking(bench):
+        ids = [ask(bench, shape, 3600, shape) for shape in ("chain", "group")]
+        assert [respond(app, shape, 5) for shape in ("chain", "group")] == ["accepted"] * 2
+        assert [app.AsyncResult(id).get(timeout=LONG_SECONDS) for id in ids] == [5, 5]
+        assert noted(bench, 4) == [[5, "first"], [5, "one"], [5, "two"], [[5, "first"], "second"]]
+
+        whole = (
+            app.signature("ask_for_result", ["r"]) | app.signature("note", ["then"])
+        ).apply_async()
+        wait_until(lambda: whole.parent.state == "EXPECTING", "it asks", LONG_SECONDS)
+        assert respond(app, "r", "yes") == "accepted"
+        assert whole.get(timeout=LONG_SECONDS) == ["yes", "then"]
+        assert whole.parent.get(timeout=LONG_SECONDS) == "yes"
+
+        header = [app.signature("ask_for_result", ["c"]), app.signature("note", ["x"])]
+        of_chord = chord(header, app=app)(app.signature("note", ["body"]))
+        wait_until(lambda: state(app, "c") == "open", "it asks", LONG_SECONDS)
+        respond(app, "c", 1)
+        assert of_chord.get(timeout=LONG_SECONDS) == [[1, ["x"]], "body"]
+
+        alone = app.send_task("ask_for_result", ["s", 0.05])
+        with pytest.raises(AnswerTimeout):
+            alone.get(timeout=LONG_SECONDS)
+
+
+def test_what_cannot_be_sent_is_a_dead_letter(bench: Bench) -> None:
+    app = bench.app
+    with asking(bench):
+        ask(bench, "k", 3600, "unsendable")
+        respond(app, "k", 1)
+        wait_until(lambda: [*app.delayed.dead.list()], "it is buried", LONG_SECONDS)
+    (letter,) = app.delayed.dead.list()
+    assert letter.info.task == TASK
+    assert "what follows cannot be sent" in letter.letter.reason
+    assert respond(app, "k", 2) == "late"
+
+
+@pytest.mark.crash
+def test_killed_at_each_step(bench: Bench) -> None:
+    """After it has asked; and, once it is settled, before and after what follows is sent."""
+    app = bench.app
+    keys = ["die after", "die before"]
+    with asking(bench, "prefork", concurrency=4):
+        result = app.send_task("ask_and_die", ["asked"])
+        for key in keys:
+            ask(bench, key)
+            assert respond(app, key, key) == "accepted"
+        assert result.get(timeout=LONG_SECONDS) == "open"
+        assert respond(app, "asked", "payload") == "accepted"
+        whole = {(key, "response") for key in (*keys, "payload")}
+
+        def sent() -> list[Any]:
+            return [tuple(each["args"]) for each in bench.ledger.entries()]
+
+        def is_over() -> bool:
+            left = app.delayed.counts("celery")["celery"]
+            return sent().count(("die after", "response")) == 2 and not (left.ready or left.unacked)
+
+        wait_until(is_over, "what was sent once is sent again", LONG_SECONDS)
+        wait_until(lambda: {*sent()} == whole, "all that follows is sent", LONG_SECONDS)
+    assert len(sent()) == 4
+    marks = {path.suffix for path in bench.directory.glob("ledger.*")}
+    assert marks == {".asking", ".before", ".after"}
+
+
+def test_a_copy_sends_nothing(app: Celery, client: redis.Redis) -> None:
+    follows = app.signature("record")
+    id = expect("k", app=app, on_response=follows, on_timeout=follows).id
+    respond(app, "k", 1)
+    before = client.lrange("celery", 0, -1)
+    copy = app.tasks[TASK].apply(kwargs={"key": "k", "on_timeout": follows}, task_id=id)
+    assert copy.state == "IGNORED"
+    assert client.lrange("celery", 0, -1) == before
+
+
+def test_what_cannot_be_sent_now_comes_again(
+    app: Celery, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_broker(*args: Any, **options: Any) -> Any:
+        raise OperationalError("no broker")
+
+    follows = app.signature("record")
+    id = expect("k", app=app, on_timeout=follows).id
+    monkeypatch.setattr(expecting, "PAUSE_SECONDS", 0)
+    with monkeypatch.context() as patched:
+        patched.setattr(Signature, "apply_async", no_broker)
+        done = app.tasks[TASK].apply(kwargs={"key": "k", "on_timeout": follows}, task_id=id)
+    assert done.state == "REJECTED"
+    assert "reject requeue=True" in caplog.text
+    assert state(app, "k") == "timed_out", "it is settled, and nothing else follows"
+
+
+@pytest.mark.parametrize("answer", ["{", "{}", '{"payload": {"__type__": "x", "__value__": 1}}'])
+def test_an_answer_that_cannot_be_read_here_is_a_dead_letter(app: Celery, answer: str) -> None:
+    id = expect("k", app=app).id
+    headers = {"delayed_answer": answer}
+    done = app.tasks[TASK].apply(kwargs={"key": "k"}, task_id=id, headers=headers)
+    assert done.state == "REJECTED"
+    assert state(app, "k") == "open", "it is not settled"
+
+
+def test_workers_with_wrong_options_lose_nothing(app: Celery) -> None:
+    id = expect("k", app=app).id
+    app.conf.delayed_expectations = {"queu": "answers"}
+    assert app.tasks[TASK].apply(kwargs={"key": "k"}, task_id=id).state == "REJECTED"
+
+
+def test_outside_of_tasks(app: Celery) -> None:
+    expectation = expect("k", app=app, timeout=timedelta(hours=2))
+    assert (expectation.key, expectation.tenant, expectation.state) == ("k", None, "open")
+    assert expectation.result.state == "EXPECTING"
+    info = app.delayed.get(expectation.id)
+    assert info.task == TASK
+    assert timedelta(minutes=119) < info.remaining <= timedelta(hours=2)
+    with pytest.raises(AlreadyExpected, match=f"{expectation.id} is open for the key 'k'"):
+        expect("k", app=app)
+    assert expect("k", app=app, tenant="ada").state == "open"
+    keys = {(each.key, each.tenant, each.state) for each in app.delayed.expectations.list()}
+    assert keys == {("k", None, "open"), ("k", "ada", "open")}
+    assert [each.tenant for each in app.delayed.expectations.list("ada")] == ["ada"]
+
+
+def test_cancelling(app: Celery) -> None:
+    expectation = expect("k", app=app)
+    assert app.delayed.expectations.cancel("k")
+    assert not app.delayed.expectations.cancel("k")
+    assert expectation.result.state == "REVOKED"
+    assert (state(app, "k"), respond(app, "k")) == ("cancelled", "late")
+    other = expect("l", app=app)
+    assert app.delayed.cancel(other.id)
+    assert (state(app, "l"), respond(app, "l")) == ("cancelled", "late")
+    assert expect("l", app=app).state == "open", "another question"
+
+
+def test_a_backup_takes_answers(app: Celery, client: redis.Redis, tmp_path: Path) -> None:
+    expect("k", app=app)
+    app.delayed.backup(tmp_path / "file", progress=None)
+    client.flushall()
+    app.delayed.restore(tmp_path / "file", progress=None)
+    assert respond(app, "k", 1) == "accepted"
+
+
+def test_ids_of_answers(app: Celery) -> None:
+    expect("k", app=app)
+    assert respond(app, "k", 1, answer_id="log-7") == "accepted"
+    assert respond(app, "k", 1, answer_id="log-7") == "accepted"
+    assert fail(app, "k", "x", answer_id="log-8") == "late"
+    assert fail(app, "l", "x", answer_id="log-8") == "early"
+    assert fail(app, "l", "x", answer_id="log-8") == "early"
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "text"),
+    [
+        ({"key": ""}, ExpectationError, "a key is text of 1 to 1,000 characters, not ''"),
+        ({"key": 7}, ExpectationError, "not 7"),
+        ({"key": "k" * 1001}, ExpectationError, "a key is text"),
+        ({"tenant": 7}, ExpectationError, "a tenant is text"),
+        ({"timeout": "soon"}, QueryError, "timeout='soon' is not a length of time"),
+        ({"timeout": 0}, QueryError, "timeout=0 is not"),
+        ({"timeout": "9999999w"}, QueryError, "is not a length"),
+        ({"on_response": "note"}, ExpectationError, "on_response takes a signature"),
+        ({"as_result": True}, ExpectationError, "needs a task that a worker runs"),
+        ({"app": None}, ExpectationError, "elsewhere it takes app="),
+    ],
+)
+def test_what_cannot_be_expected(app: Celery, given: Any, error: Any, text: str) -> None:
+    with pytest.raises(error, match=text):
+        expect(**{"key": "k", "app": app, **given})
+    assert [*app.delayed.expectations.list()] == []
+
+
+def test_what_is_no_answer(app: Celery) -> None:
+    with pytest.raises(ExpectationError, match="cannot be kept as JSON"):
+        respond(app, "k", object())
+    app.conf.delayed_expectations = {"answer_bytes": 100, "early_limit": 1}
+    with pytest.raises(ExpectationError, match="100 are taken"):
+        respond(app, "k", "x" * 100)
+    assert respond(app, "k") == "early"
+    with pytest.raises(AnswersFull, match="1 early answers are kept"):
+        respond(app, "l")
+
+
+def test_options(app: Celery) -> None:
+    app.conf.delayed_expectations = {"queue": "answers", "timeout_seconds": 60, "early_seconds": 0}
+    assert respond(app, "k") == "unknown"
+    info = app.delayed.get(expect("k", app=app).id)
+    assert info.queue == "answers"
+    assert info.remaining <= timedelta(seconds=60)
+    for wrong in ({"queu": "x"}, {"timeout_seconds": 0}, {"early_limit": 1.5}, "answers"):
+        app.conf.delayed_expectations = wrong
+        with pytest.raises(OptionError, match="delayed_expectations"):
+            expect("l", app=app)
+
+
+def test_timeouts_of_policies(app: Celery) -> None:
+    @app.task(policies=[Timeout("10m")], name="patient", shared=False)
+    def patient(key: str, timeout: Any = None) -> str:
+        return expect(key, timeout=timeout).id
+
+    for key, given, seconds in (("a", None, 600), ("b", 60, 60)):
+        id = patient.apply((key, given), throw=True).get()
+        assert seconds - 30 < app.delayed.get(id).remaining.total_seconds() <= seconds
+
+
+def test_eager_apps_expect_nothing(app: Celery) -> None:
+    app.conf.task_always_eager = True
+    with pytest.raises(ExpectationError, match="task_always_eager"):
+        expect("k", app=app)
+
+
+def test_apps_without_results(app: Celery) -> None:
+    app.conf.task_ignore_result = True
+    assert expect("k", app=app).result.state == "PENDING"
+
+
+def test_signals(app: Celery) -> None:
+    told: list[Any] = []
+
+    def listen(signal: Any, **given: Any) -> None:
+        told.append((signal.name, given["sender"], given["key"], given["tenant"], given["id"]))
+        told.append(given.get("state") or given.get("outcome"))
+
+    with ExitStack() as stack:
+        for signal in (signals.answer_expected, signals.answer_given):
+            signal.connect(listen, weak=False, dispatch_uid="test")
+            stack.callback(signal.disconnect, dispatch_uid="test")
+        id = expect("k", app=app, tenant="ada").id
+        respond(app, "k", tenant="ada")
+        respond(app, "l")
+    assert told == [
+        ("answer_expected", app, "k", "ada", id),
+        "open",
+        ("answer_given", app, "k", "ada", id),
+        "accepted",
+        ("answer_given", app, "l", None, None),
+        "early",
+    ]
+
+
+def run_cli(app: Celery, *words: str) -> Result:
+    context = CLIContext(app=app, no_color=True, workdir=None)
+    return CliRunner().invoke(cli, ["expectations", *words], obj=context)
+
+
+def test_command_line(app: Celery) -> None:
+    assert run_cli(app, "list").exit_code == 1
+    expect("k", app=app, tenant="ada")
+    expect("l", app=app)
+    shown = run_cli(app, "list").output
+    assert "ada" in shown
+    assert shown.count("open") == 2
+    assert '"due": null' not in run_cli(app, "list", "--state", "open", "--json").output
+    assert run_cli(app, "show", "k").exit_code == 1
+    assert "open" in run_cli(app, "show", "k", "--tenant", "ada").output
+    answered = run_cli(app, "respond", "k", '{"paid": true}', "--tenant", "ada", "--json")
+    assert '"outcome": "accepted"' in answered.output
+    assert run_cli(app, "respond", "k", "1", "--tenant", "ada").exit_code == 1
+    assert run_cli(app, "respond", "k", "{").exit_code == 2
+    assert run_cli(app, "cancel", "l").exit_code == 0
+    assert run_cli(app, "cancel", "l").exit_code == 1
+    assert "early" in run_cli(app, "fail", "m", "no money").output
+    assert state(app, "m") == "early"
+
+
+def test_cluster(cluster: Cluster) -> None:
+    with make_app(Settings(f"delayed+{cluster.url}")) as app:
+        for n, queue in enumerate(cluster.queues_apart()):
+            app.conf.delayed_expectations = {"queue": queue}
+            assert respond(app, f"early{n}", 1) == "early"
+            assert expect(f"early{n}", app=app).state == "answered"
+            assert expect(f"k{n}", app=app, on_response=Signature("x", app=app)).state == "open"
+            assert respond(app, f"k{n}", 1) == "accepted"
+            assert respond(app, f"k{n}", 1) == "late"

@@ -1,0 +1,112 @@
+"""Messages that go to another queue or broker at their due time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from celery import Celery
+from kombu import Connection
+
+from celery_ext import install
+from celery_ext.policies import HandOver, Policy, PolicyError, Timeout
+from tests.kit.servers import Server
+from tests.kit.tasks_app import Settings, make_app
+from tests.kit.wait import wait_until
+
+OpenApp = Callable[..., Celery]
+
+
+@pytest.fixture
+def open_app(server: Server) -> Iterator[OpenApp]:
+    with ExitStack() as stack:
+
+        def open_app(*policies: Policy, **config: Any) -> Celery:
+            results = f"redis://127.0.0.1:{server.port}/1"
+            given = {"delayed_policies": {"celery": [*policies]}}
+            settings = Settings(f"delayed+{server.url}", results, given, config=config)
+            app = stack.enter_context(make_app(settings))
+            stack.callback(install(app).close)
+            return app
+
+        yield open_app
+
+
+def take(app: Celery) -> Any:
+    with app.connection_for_read() as connection:
+        return connection.default_channel.basic_get("celery")
+
+
+@pytest.mark.parametrize("compression", [None, "gzip"])
+def test_another_broker(open_app: OpenApp, server: Server, compression: str | None) -> None:
+    url = f"redis://127.0.0.1:{server.port}/2"
+    app = open_app(HandOver(url, queue="elsewhere"))
+    result = app.send_task(
+        "record", [1, "é"], {"k": 2}, task_id="a", countdown=0.2, priority=6,
+        headers={"tenant": "ada"}, compression=compression,
+    )  # fmt: skip
+    assert app.delayed.get("a") is not None
+    wait_until(lambda: take(app) or app.delayed.get("a") is None, "it is handed over")
+    with Connection(url) as other:
+        queue = other.SimpleQueue("elsewhere")
+        message = queue.get(timeout=60)
+        assert message.payload[:2] == [[1, "é"], {"k": 2}]
+        assert (message.headers["id"], message.headers["task"]) == ("a", "record")
+        assert (message.headers["tenant"], message.headers["eta"]) == ("ada", None)
+        assert message.properties["priority"] == 6
+        message.ack()
+        with pytest.raises(queue.Empty):
+            queue.get(block=False)
+        queue.close()
+    dropped = [e.reason for e in app.delayed.events("celery") if e.event == "dropped"]
+    assert dropped == ["handed over to queue 'elsewhere'"]
+    # Whoever has it now tells of its result.
+    assert result.state == "PENDING"
+
+
+def test_the_same_broker(open_app: OpenApp) -> None:
+    app = open_app(HandOver(queue="others"))
+    app.send_task("record", task_id="a")
+    assert take(app) is None
+    info = app.delayed.get("a")
+    assert info is not None
+    assert (info.queue, info.state) == ("others", "ready")
+
+
+def test_it_waits_for_a_broker_that_cannot_be_reached(open_app: OpenApp) -> None:
+    policy = HandOver("redis://127.0.0.1:1/0", queue="elsewhere")
+    app = open_app(policy)
+    for id in "abc":
+        app.send_task("record", task_id=id)
+    assert take(app) is None
+    found = [*app.delayed.find()]
+    assert {info.id for info in found} == set("abc")
+    for info in found:
+        assert "cannot be reached" in info.reason
+        assert "127.0.0.1:1/0" in info.reason
+        assert info.remaining is not None
+        assert info.remaining.total_seconds() < 11
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "either a queue or an exchange"),
+        ({"queue": "a", "exchange": "b"}, "either a queue or an exchange"),
+    ],
+)
+def test_what_cannot_be_meant(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(PolicyError, match=message):
+        HandOver("amqp://", **given)
+
+
+def test_it_comes_last(open_app: OpenApp) -> None:
+    app = open_app(HandOver(queue="others"), Timeout("1h"))
+    with pytest.raises(PolicyError, match=r"queue 'celery': HandOver.* comes last"):
+        app.send_task("record")
+
+
+def test_passwords_are_masked() -> None:
+    assert "secret" not in repr(HandOver("amqp://u:secret@rabbit//", queue="q"))

@@ -1,0 +1,197 @@
+"""Timeout, DropOlder, Spread and Latest: what becomes of messages by how late they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_ext import install
+from celery_ext.policies import DropOlder, Latest, Message, Policy, PolicyError, Spread, Timeout
+from tests.kit.servers import Server
+from tests.kit.tasks_app import Settings, make_app
+
+OpenApp = Callable[..., Celery]
+
+
+@pytest.fixture
+def open_app(server: Server) -> Iterator[OpenApp]:
+    with ExitStack() as stack:
+
+        def open_app(*policies: Policy) -> Celery:
+            results = f"redis://127.0.0.1:{server.port}/1"
+            given = {"delayed_policies": {"celery": [*policies]}}
+            app = stack.enter_context(make_app(Settings(f"delayed+{server.url}", results, given)))
+            stack.callback(install(app).close)
+            return app
+
+        yield open_app
+
+
+def send_late(app: Celery, id: str, minutes: float, **more: Any) -> Any:
+    eta = datetime.now(timezone.utc) - timedelta(minutes=minutes)
+    return app.send_task("record", task_id=id, eta=eta, **more)
+
+
+def take(app: Celery) -> Any:
+    with app.connection_for_read() as connection:
+        message = connection.default_channel.basic_get("celery")
+        if message is not None:
+            message.ack()
+        return message
+
+
+def take_all(app: Celery) -> list[str]:
+    found = []
+    while (message := take(app)) is not None:
+        found.append(message.headers["id"])
+    return found
+
+
+def events(app: Celery, name: str) -> dict[str, str]:
+    return {e.id: e.reason for e in app.delayed.events("celery") if e.event == name}
+
+
+def let_time_pass(app: Celery) -> None:
+    """What waits is due; a reschedule would forget the wait."""
+    store = app.delayed.store
+    for name in store.run("ZRANGE", "{celery}:partitions", 0, -1):
+        key = b"{celery}:delayed:" + name
+        for member in store.run("ZRANGE", key, 0, -1):
+            store.run("ZADD", key, 1, member)
+
+
+def test_timeout_buries_what_has_not_begun(open_app: OpenApp) -> None:
+    app = open_app(Timeout("1h"))
+    send_late(app, "in-time", 59)
+    result = send_late(app, "late", 61)
+    assert take_all(app) == ["in-time"]
+    letter = app.delayed.dead.show("late")
+    assert letter is not None
+    assert letter.letter.reason == "not started within 1h of its due time"
+    assert result.state == "FAILURE"
+    # A replay is due anew.
+    app.delayed.dead.replay(["late"])
+    assert take_all(app) == ["late"]
+
+
+def test_timeout_drops(open_app: OpenApp) -> None:
+    app = open_app(Timeout(3600, then="drop"))
+    result = send_late(app, "late", 61)
+    assert take_all(app) == []
+    assert result.state == "REVOKED"
+    assert app.delayed.get("late") is None
+
+
+def limits_of(message: Any) -> list[float]:
+    limits: list[float] = message.headers["timelimit"]
+    return limits
+
+
+def test_the_rest_of_the_time_is_the_limit(open_app: OpenApp) -> None:
+    app = open_app(Timeout("1h", soft="1m"))
+    send_late(app, "a", 50)
+    hard, soft = limits_of(take(app))
+    assert 590 < hard <= 600
+    assert hard - soft == pytest.approx(60)
+    app.send_task("record", task_id="b", time_limit=7, soft_time_limit=5)
+    message = take(app)
+    assert limits_of(message) == [7, 5]
+    # A retry takes its headers along, with limits that were those of the attempt before.
+    headers = {"delayed_own_limits": [None, 5], "x": 1}
+    app.send_task("record", task_id="c", time_limit=3, headers=headers)
+    hard, soft = limits_of(take(app))
+    assert (round(hard / 100), soft) == (36, 5)
+
+
+def test_messages_for_now_know_when_they_were_sent(open_app: OpenApp) -> None:
+    seen: list[Message] = []
+
+    class Look(Policy):
+        def decide(self, message: Message) -> Any:
+            seen.append(message)
+            return super().decide(message)
+
+    app = open_app(Timeout("1h"), Look())
+    before_ms = datetime.now(timezone.utc).timestamp() * 1000 - 1
+    app.send_task("record", task_id="a")
+    assert take_all(app) == ["a"]
+    assert seen[0].due_ms is not None
+    assert before_ms <= seen[0].due_ms <= seen[0].now_ms + 1
+
+
+def test_drop_older(open_app: OpenApp) -> None:
+    app = open_app(DropOlder("10m"))
+    send_late(app, "old", 11)
+    send_late(app, "new", 9)
+    assert take_all(app) == ["new"]
+    assert events(app, "dropped") == {"old": "older than 10m"}
+
+
+def test_spread(open_app: OpenApp) -> None:
+    app = open_app(Spread("1h", after="5m"))
+    for n in range(50):
+        send_late(app, f"late{n}", 6)
+    send_late(app, "in-time", 4)
+    assert take_all(app) == ["in-time"]
+    left = [info.remaining or timedelta() for info in app.delayed.find()]
+    assert len(left) == 50
+    assert min(left) < timedelta(minutes=15)
+    assert timedelta(minutes=45) < max(left) <= timedelta(hours=1)
+    assert {info.reason for info in app.delayed.find()} == {"late, and spread over 1h"}
+    let_time_pass(app)
+    assert len(take_all(app)) == 50
+
+
+def test_latest(open_app: OpenApp) -> None:
+    app = open_app(Latest(by="customer", after="5m"))
+    for minutes, customer in ((9, "ada"), (8, "bob"), (7, "ada"), (6, "ada"), (6, "eve")):
+        send_late(app, f"{customer}{minutes}", minutes, kwargs={"customer": customer})
+    send_late(app, "bob0", 0, kwargs={"customer": "bob"})
+    assert take_all(app) == ["bob0"]
+    let_time_pass(app)
+    assert sorted(take_all(app)) == ["ada6", "eve6"]
+    reason = "a later one with the key ada runs instead"
+    assert events(app, "dropped") == {
+        "ada9": reason,
+        "ada7": reason,
+        "bob8": reason.replace("ada", "bob"),
+    }
+
+
+def test_latest_by_header_or_function(open_app: OpenApp) -> None:
+    app = open_app(Latest(by=lambda message: message.tenant, after="5m"))
+    send_late(app, "a", 9, headers={"tenant": "x"})
+    send_late(app, "b", 8, headers={"tenant": "x"})
+    assert take_all(app) == []
+    let_time_pass(app)
+    assert take_all(app) == ["b"]
+    assert Latest(by="tenant", after=1).after_ms == 1000
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Timeout("soon"), "Timeout takes a length of time such as"),
+        (lambda: Timeout(0), "not 0"),
+        (lambda: Timeout(""), "not ''"),
+        (lambda: Timeout("1h", then="cry"), "'bury' or 'drop'"),
+        (lambda: Timeout("1h", soft="2h"), "soft is to be the shorter"),
+        (lambda: DropOlder(None), "DropOlder takes"),
+        (lambda: Spread("1x"), "'1x'"),
+        (lambda: Latest(by=""), "name of an argument"),
+    ],
+)
+def test_what_cannot_be_meant(make: Callable[[], Policy], message: str) -> None:
+    with pytest.raises(PolicyError, match=message):
+        make()
+
+
+def test_how_they_show() -> None:
+    assert repr(Timeout(timedelta(hours=25, minutes=30))) == "Timeout('1d1h30m', then='bury')"
+    assert repr(Timeout(0.5)) == "Timeout('0.5s', then='bury')"
+    assert repr(Latest(by="x")) == "Latest(by='x', after='1m')"

@@ -1,0 +1,311 @@
+"""Turns and limits over all workers together, through Celery and plain Kombu."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+from celery.contrib.testing.worker import start_worker
+from kombu import Connection
+
+from celery_ext import install
+from celery_ext.policies import (
+    Delay,
+    Drain,
+    Fair,
+    Limit,
+    Message,
+    Order,
+    Policy,
+    PolicyError,
+    Run,
+    Running,
+    Shares,
+    Throttler,
+)
+from kombu_delayed.doctor import Doctor
+from kombu_delayed.errors import OptionError
+from kombu_delayed.store import Store
+from tests.kit.servers import Server
+from tests.kit.tasks_app import Settings, make_app
+from tests.kit.wait import wait_until
+
+OpenApp = Callable[..., Celery]
+
+
+@pytest.fixture
+def open_app(server: Server) -> Iterator[OpenApp]:
+    with ExitStack() as stack:
+
+        def open_app(*policies: Policy, queue: str = "celery", **options: Any) -> Celery:
+            given = {"delayed_policies": {queue: [*policies]} if policies else {}, **options}
+            results = f"redis://127.0.0.1:{server.port}/1"
+            app = make_app(Settings(f"delayed+{server.url}", results, given))
+            stack.enter_context(app)
+            stack.callback(install(app).close)
+            return app
+
+        yield open_app
+
+
+class Busy:
+    """Counts what runs at once, by key, and remembers in which order it began."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._now: Counter[str] = Counter()
+        self.most: Counter[str] = Counter()
+        self.order: list[str] = []
+
+    def run(self, key: str, seconds: float = 0.01) -> None:
+        with self._lock:
+            self.order.append(key)
+            self._now.update([key, ""])
+            self.most |= self._now
+        time.sleep(seconds)
+        with self._lock:
+            self._now.subtract([key, ""])
+
+
+def gate_keys(client: redis.Redis) -> set[str]:
+    names = {key.decode() for key in client.keys("*")}
+    return {name for name in names if ":gate:" in name or name.endswith(":waiting")}
+
+
+def take(app: Celery, count: int, no_ack: bool = False) -> list[str]:
+    """The first argument of what can be taken now; nothing is acked."""
+    with app.connection_for_read() as connection:
+        channel = connection.default_channel
+        found = (channel.basic_get("celery", no_ack=no_ack) for _ in range(count))
+        return [each.decode()[0][0] for each in found if each is not None]
+
+
+@pytest.mark.parametrize("acks_late", [False, True])
+def test_never_more_at_once_than_the_limits(
+    open_app: OpenApp, client: redis.Redis, acks_late: bool
+) -> None:
+    app = open_app(Fair(), Limit(concurrency=2, by="tenant"), Limit(concurrency=3))
+    busy = Busy()
+
+    @app.task(name=f"busy-{acks_late}", shared=False, acks_late=acks_late)
+    def task(key: str) -> None:
+        busy.run(key)
+
+    for n in range(30):
+        task.apply_async([f"t{n % 2}"], headers={"tenant": f"t{n % 2}"}, countdown=n % 3 * 0.1)
+    with start_worker(app, pool="threads", concurrency=8, perform_ping_check=False):
+        wait_until(lambda: len(busy.order) == 30, "all have run")
+        wait_until(lambda: not gate_keys(client), "nothing is left at the gate")
+    assert busy.most[""] == 3
+    assert max(busy.most[key] for key in ("t0", "t1")) == 2
+
+
+def test_tenants_have_turns(open_app: OpenApp) -> None:
+    app = open_app(Fair(weights={"b": 2}))
+    for tenant, count in [("a", 9), ("b", 9), ("c", 1)]:
+        for _ in range(count):
+            app.send_task("record", [tenant], headers={"tenant": tenant})
+    assert "".join(take(app, 10)) == "abcbabbabb"
+
+
+def test_failures_retries_and_rejects_give_their_slots_back(
+    open_app: OpenApp, client: redis.Redis
+) -> None:
+    app = open_app(Limit(concurrency=1))
+    ended: list[int] = []
+
+    @app.task(bind=True, name="fail", shared=False, max_retries=1, default_retry_delay=0.01)
+    def fail(self: Any, n: int) -> None:
+        ended.append(n)
+        if n % 2:
+            raise ValueError("no")
+        raise self.retry()
+
+    for n in range(4):
+        fail.delay(n)
+    with start_worker(app, pool="solo", perform_ping_check=False):
+        wait_until(lambda: len(ended) == 6, "all have run")
+        wait_until(lambda: not gate_keys(client), "nothing is left at the gate")
+
+
+def test_what_waits_is_seen_and_can_be_cancelled(open_app: OpenApp, store: Store) -> None:
+    app = open_app(Limit(concurrency=1, by="customer"))
+    for id in "abc":
+        app.send_task("record", [id], task_id=id, headers={"customer": "ada"})
+    with app.connection_for_read() as connection:
+        held = connection.default_channel.basic_get("celery")
+        assert held.headers["id"] == "a"
+        assert connection.default_channel.basic_get("celery") is None
+        info = app.delayed.get("b")
+        assert info is not None
+        assert (info.state, info.reason) == ("waiting", "waits for the limit customer of ada")
+        assert {each.id for each in app.delayed.find(queue="celery")} == {"b", "c"}
+        assert app.delayed.metrics("celery")["celery"].waiting == 2
+        assert [each for each in Doctor(store, "celery").examine() if each.is_wrong] == []
+        assert app.delayed.cancel("b")
+        assert app.delayed.get("b") is None
+        held.ack()
+        following = connection.default_channel.basic_get("celery")
+        assert following.headers["id"] == "c"
+
+
+def test_a_gate_without_policies_any_more_is_emptied(open_app: OpenApp) -> None:
+    app = open_app(Limit(concurrency=1))
+    for id in "abc":
+        app.send_task("record", [id])
+    with app.connection_for_read() as connection:
+        assert connection.default_channel.basic_get("celery") is not None
+        assert connection.default_channel.basic_get("celery") is None
+        rest = open_app()
+        assert sorted(take(rest, 4)) == ["b", "c"]
+
+
+def test_takers_without_ack_meet_limits_and_use_none(open_app: OpenApp) -> None:
+    app = open_app(Limit(concurrency=1))
+    for id in "abc":
+        app.send_task("record", [id])
+    assert take(app, 2, no_ack=True) == ["a", "b"]
+    with app.connection_for_read() as connection:
+        assert connection.default_channel.basic_get("celery") is not None
+        assert take(app, 1, no_ack=True) == []
+
+
+def test_messages_of_other_producers_get_a_ticket(open_app: OpenApp, server: Server) -> None:
+    app = open_app(Limit(concurrency=2))
+    with Connection(server.url) as stock:
+        for n in range(4):
+            stock.SimpleQueue("celery").put([n], headers={"task": "record", "id": str(n)})
+    with app.connection_for_read() as connection:
+        found = [connection.default_channel.basic_get("celery") for _ in range(4)]
+    assert [each and each.headers["id"] for each in found] == ["0", "1", None, None]
+
+
+def test_a_task_has_limits_of_its_own(open_app: OpenApp) -> None:
+    app = open_app()
+
+    @app.task(name="scarce", shared=False, policies=[Limit(concurrency=1)])
+    def scarce(n: int) -> None: ...
+
+    for n in range(3):
+        scarce.delay(n)
+        app.send_task("record", [n])
+    with app.connection_for_read() as connection:
+        found = [connection.default_channel.basic_get("celery") for _ in range(5)]
+    names = Counter(each.headers["task"] for each in found if each is not None)
+    assert names == {"record": 3, "scarce": 1}
+
+
+def test_turns_are_not_for_tasks(open_app: OpenApp) -> None:
+    app = open_app(delayed_poll_seconds=4.0)  # Kombu would share connections with other tests
+
+    @app.task(name="unfair", shared=False, policies=[Fair()])
+    def unfair() -> None: ...
+
+    with pytest.raises(PolicyError, match="task unfair"):
+        unfair.delay()
+
+
+def test_order_by_priority(open_app: OpenApp) -> None:
+    app = open_app(Order("priority", "due", by="urgency", urgent="high"))
+    for urgency in (5, -7, 1_000_000, 5):
+        app.send_task("record", [str(urgency)], headers={"urgency": urgency})
+    assert take(app, 4) == ["1000000", "5", "5", "-7"]
+
+
+def test_weights_and_critical_ones(open_app: OpenApp) -> None:
+    app = open_app(Limit(concurrency=3, weight="size", critical="urgent"))
+    for name, headers in {"a": {"size": 2}, "b": {"size": 2}, "c": {"urgent": True}}.items():
+        app.send_task("record", [name], headers=headers)
+    with app.connection_for_read() as connection:
+        channel = connection.default_channel
+        found = [channel.basic_get("celery") for _ in range(3)]
+        assert [each and each.decode()[0][0] for each in found] == ["a", "c", None]
+
+
+def test_shares(open_app: OpenApp) -> None:
+    app = open_app(Shares(4, {"east": 0.5, "west": 0.25}, by="region", borrow=False))
+    for n in range(12):
+        region = ("east", "west", "north")[n % 3]
+        app.send_task("record", [region], headers={"region": region})
+    with app.connection_for_read() as connection:
+        found = [connection.default_channel.basic_get("celery") for _ in range(6)]
+    taken = Counter(each.decode()[0][0] for each in found if each is not None)
+    assert taken == {"east": 2, "west": 1, "north": 1}
+
+
+class OneOfATenant(Throttler):
+    """Lets a tenant have one task at a time."""
+
+    def decide(self, message: Message, running: Running) -> Any:  # type: ignore[override]
+        if running.of_tenant(message.tenant or ""):
+            return Delay(message.now_ms + 3_600_000, f"{running.total} run")
+        return Run()
+
+
+def test_a_throttler_knows_what_runs(open_app: OpenApp) -> None:
+    app = open_app(OneOfATenant())
+    for id, tenant in ("a", "x"), ("b", "x"), ("c", "y"):
+        app.send_task("record", [id], task_id=id, headers={"tenant": tenant})
+    with app.connection_for_read() as connection:
+        channel = connection.default_channel
+        found = [channel.basic_get("celery") for _ in range(3)]
+        assert [each and each.decode()[0][0] for each in found] == ["a", "c", None]
+        info = app.delayed.get("b")
+        assert info is not None
+        assert info.reason == "1 run"
+
+
+def test_late_ones_are_drained(open_app: OpenApp) -> None:
+    app = open_app(Drain("1/h", after="1h", burst=2))
+    for n in range(4):
+        app.send_task("record", [n], task_id=str(n), countdown=60)
+    app.delayed.reschedule("3", countdown=0)
+    store = app.delayed.store
+    store.now = "+7200000"
+    assert take(app, 4) == [3]
+
+
+@pytest.mark.parametrize(
+    ("policies", "words"),
+    [
+        (lambda: [Limit()], "concurrency"),
+        (lambda: [Limit(rate="often")], "such as"),
+        (lambda: [Limit(concurrency=0)], "whole number"),
+        (lambda: [Shares(10, {"a": 0.7, "b": 0.7})], "together 1"),
+        (lambda: [Order("due")], "in their order"),
+        (lambda: [Fair(weights={"a": 0})], "weight of 'a'"),
+    ],
+)
+def test_nonsense_is_refused_where_it_is_declared(
+    policies: Callable[[], list[Policy]], words: str
+) -> None:
+    with pytest.raises(PolicyError, match=words):
+        policies()
+
+
+@pytest.mark.parametrize(
+    "policies",
+    [
+        [Fair(), Fair()],
+        [Limit(concurrency=1), Limit(concurrency=2)],
+        [Fair(), Shares(1, {"a": 1})],
+        [Order("due", "priority"), Order("due", "priority")],
+        [Drain("1/s"), Drain("2/s")],
+    ],
+)
+def test_contradictions_name_the_queue(open_app: OpenApp, policies: list[Policy]) -> None:
+    with pytest.raises(PolicyError, match="celery"):
+        open_app(*policies).send_task("record")
+
+
+def test_a_queue_with_limits_has_one_shard(open_app: OpenApp) -> None:
+    app = open_app(Limit(concurrency=1), delayed_shards=3)
+    with pytest.raises(OptionError, match="3 shards"):
+        app.send_task("record")

@@ -1,0 +1,350 @@
+"""Decisions between delivery and execution, as a channel carries them out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+from kombu import Connection
+
+from celery_ext import install
+from celery_ext.policies import Bury, Delay, Drop, Message, Policy, Run, Window
+from kombu_delayed.doctor import Doctor
+from kombu_delayed.errors import OptionError
+from kombu_delayed.ruling import FIRST_ERROR_MS
+from tests.kit.inbox import Inbox
+from tests.kit.servers import Server
+from tests.kit.state import entry
+from tests.kit.tasks_app import Settings, make_app
+from tests.kit.wait import wait_until
+
+HOUR_MS = 3_600_000
+
+
+class Says(Policy):
+    """Answers as it is told, and writes down what it was asked."""
+
+    def __init__(self, answer: Callable[[Message], Any]) -> None:
+        self.answer = answer
+        self.asked: list[Message] = []
+
+    def decide(self, message: Message) -> Any:
+        self.asked.append(message)
+        return self.answer(message)
+
+
+OpenApp = Callable[..., Celery]
+
+
+@pytest.fixture
+def open_app(server: Server) -> Iterator[OpenApp]:
+    with ExitStack() as stack:
+
+        def open_app(*policies: Policy, queue: str = "celery", **options: Any) -> Celery:
+            given = {"delayed_policies": {queue: [*policies]}, **options}
+            results = f"redis://127.0.0.1:{server.port}/1"
+            app = make_app(Settings(f"delayed+{server.url}", results, given))
+            stack.enter_context(app)
+            stack.callback(install(app).close)
+            return app
+
+        yield open_app
+
+
+def take(app: Celery, no_ack: bool = False) -> Any:
+    """Take one message of the queue, as far as it may run."""
+    with app.connection_for_read() as connection:
+        message = connection.default_channel.basic_get("celery", no_ack=no_ack)
+        if message is not None and not no_ack:
+            message.ack()
+        return message
+
+
+def events(app: Celery) -> list[tuple[str, str]]:
+    return [(each.event, each.reason) for each in app.delayed.events("celery")]
+
+
+@pytest.mark.parametrize("no_ack", [False, True])
+def test_delay(open_app: OpenApp, no_ack: bool) -> None:
+    policy = Says(lambda message: Delay(message.now_ms + HOUR_MS, "} not yet {", "seen"))
+    app = open_app(policy)
+    eta = datetime.now(timezone.utc) - timedelta(minutes=5)
+    app.send_task("record", ["x"], task_id="a", eta=eta)
+    assert take(app, no_ack) is None
+    info = app.delayed.get("a")
+    assert info is not None
+    assert (info.state, info.reason, info.task) == ("delayed", "} not yet {", "record")
+    assert info.remaining is not None
+    assert timedelta(minutes=59) < info.remaining <= timedelta(hours=1)
+    assert info.as_dict()["reason"] == "} not yet {"
+    if not no_ack:
+        assert ("scheduled", "} not yet {") in events(app)
+    # It is asked again with what it has left on the message, and gets the very same message.
+    policy.answer = lambda message: Run()
+    app.delayed.reschedule("a", countdown=0)
+    message = take(app, no_ack)
+    assert message.headers["id"] == "a"
+    assert policy.asked[0].args == ["x"]
+
+
+def test_marks_and_the_first_due_time_stay(open_app: OpenApp) -> None:
+    policy = Says(lambda m: Delay(m.now_ms, f"wait {len(m.marks)}", f"m{len(m.marks)}"))
+    app = open_app(policy)
+    due_ms = int(time.time() * 1000) - 5_000
+    eta = datetime.fromtimestamp(due_ms / 1000, timezone.utc)
+    app.send_task("record", task_id="a", eta=eta, countdown=None)
+
+    def asked_often() -> bool:
+        take(app)
+        return len(policy.asked) >= 3
+
+    wait_until(asked_often, "it is asked again")
+    first, second, third, *_ = policy.asked
+    assert (first.marks, second.marks, third.marks) == ((), ("m0",), ("m0", "m1"))
+    assert second.reason == "wait 0"
+    # It was published at once, so nobody wrote down when; from then on it is known.
+    assert first.due_ms is None
+    policy.answer = lambda message: Run()
+    wait_until(lambda: take(app), "it runs")
+    assert app.delayed.get("a") is None
+
+
+def test_delayed_messages_keep_their_first_due_time(open_app: OpenApp) -> None:
+    policy = Says(lambda message: Delay(message.now_ms + HOUR_MS, "later"))
+    app = open_app(policy)
+    app.send_task("record", task_id="a", countdown=0.3)
+    info = app.delayed.get("a")
+    assert info is not None
+    wait_until(lambda: take(app) or policy.asked, "it is due")
+    moved = app.delayed.get("a")
+    assert moved is not None
+    assert moved.first_eta == info.eta
+    assert policy.asked[0].due_ms == info.due_ms
+    assert policy.asked[0].late_ms >= 0
+    # Who moves it says when it is due.
+    app.delayed.reschedule("a", countdown=60)
+    again = app.delayed.get("a")
+    assert again is not None
+    assert (again.first_eta, again.reason) == (None, "")
+
+
+@pytest.mark.parametrize("no_ack", [False, True])
+def test_drop(open_app: OpenApp, client: redis.Redis, no_ack: bool) -> None:
+    app = open_app(Says(lambda message: Drop("too old")))
+    result = app.send_task("record", task_id="a")
+    assert take(app, no_ack) is None
+    assert app.delayed.get("a") is None
+    assert not [key for key in client.keys("*unacked*") if client.type(key) == b"hash"]
+    assert events(app)[-1] == ("dropped", "too old")
+    assert result.state == "REVOKED"
+    assert str(result.result) == "too old"
+
+
+@pytest.mark.parametrize("no_ack", [False, True])
+def test_bury(open_app: OpenApp, no_ack: bool) -> None:
+    policy = Says(lambda message: Bury("no good"))
+    app = open_app(policy)
+    result = app.send_task("record", task_id="a")
+    assert take(app, no_ack) is None
+    letter = app.delayed.dead.show("a")
+    assert letter is not None
+    assert letter.letter.reason == "no good"
+    assert events(app)[-1] == ("buried", "no good")
+    assert result.state == "FAILURE"
+    assert "no good" in str(result.result)
+    # A replay begins anew.
+    before_ms = int(time.time() * 1000)
+    app.delayed.dead.replay(["a"])
+    policy.answer = lambda message: Run()
+    assert take(app, no_ack).headers["id"] == "a"
+    assert (policy.asked[-1].due_ms or 0) >= before_ms
+    assert policy.asked[-1].reason == ""
+
+
+def test_replay_at_a_time(open_app: OpenApp) -> None:
+    app = open_app(Says(lambda message: Bury("no good")))
+    app.send_task("record", task_id="a")
+    take(app)
+    at = datetime.now(timezone.utc).replace(microsecond=0) + timedelta(hours=2)
+    app.delayed.dead.replay(["a"], at)
+    info = app.delayed.get("a")
+    assert info is not None
+    assert (info.eta, info.first_eta, info.reason) == (at, at, "")
+
+
+@pytest.mark.parametrize("wrong", [None, "soon", Delay("soon", "x")])  # type: ignore[arg-type]
+def test_an_error_neither_loses_nor_loops(open_app: OpenApp, wrong: Any) -> None:
+    def fail(message: Message) -> Any:
+        if wrong is None:
+            raise OSError("no such file")
+        return wrong
+
+    policy = Says(fail)
+    app = open_app(policy, delayed_max_deliveries=3)
+    app.send_task("record", task_id="a")
+    for count in range(1, 3):
+        before_ms = time.time() * 1000
+        assert take(app) is None
+        info = app.delayed.get("a")
+        assert info is not None
+        assert info.reason.startswith("its policies have failed: ")
+        assert info.due_ms is not None
+        assert info.due_ms >= before_ms + FIRST_ERROR_MS * 2 ** (count - 1) - 50
+        move_to_now(app)
+    assert take(app) is None
+    letter = app.delayed.dead.show("a")
+    assert letter is not None
+    assert letter.letter.reason.startswith("3 times its policies have failed: ")
+    assert len(policy.asked) == 3
+
+
+@pytest.mark.parametrize("decision", [Drop, Bury, lambda reason: Delay(10**400, reason, reason)])
+def test_any_reason_will_do(open_app: OpenApp, decision: Callable[[Any], Any]) -> None:
+    for reason in (None, "\ud800", 7):
+        app = open_app(Says(lambda message, reason=reason: decision(reason)))  # type: ignore[misc]
+        app.send_task("record", task_id="a")
+        assert take(app) is None
+        assert events(app)[-1][1] in ("None", "\\ud800", "7")
+
+
+def move_to_now(app: Celery) -> None:
+    """Let what waits be due, as time does: a reschedule would forget the wait."""
+    store = app.delayed.store
+    for name in store.run("ZRANGE", "{celery}:partitions", 0, -1):
+        key = b"{celery}:delayed:" + name
+        for member in store.run("ZRANGE", key, 0, -1):
+            store.run("ZADD", key, 1, member)
+
+
+def test_a_consumer_that_waits(open_app: OpenApp) -> None:
+    delayed_once: set[str] = set()
+
+    def once(message: Message) -> Any:
+        if message.id in delayed_once:
+            return Run({"x-passed": 1})
+        delayed_once.add(message.id)
+        return Delay(message.now_ms + 100, "a moment")
+
+    app = open_app(Says(once))
+    for n in range(5):
+        app.send_task("record", [n], task_id=str(n))
+    with app.connection_for_read() as connection:
+        inbox = Inbox(connection.default_channel, app.amqp.queues["celery"])
+        inbox.receive(5)
+        assert {message.headers["id"] for message in inbox.messages} == set("01234")
+        assert all(message.headers["x-passed"] == 1 for message in inbox.messages)
+        inbox.drain(0.1)
+        assert len(inbox.messages) == 5
+
+
+def test_shards_have_the_policies_of_their_queue(open_app: OpenApp) -> None:
+    policy = Says(lambda message: Drop("too old"))
+    app = open_app(policy, delayed_shards=4)
+    for n in range(12):
+        app.send_task("record", task_id=str(n))
+    assert take(app) is None
+    assert {message.id for message in policy.asked} == {str(n) for n in range(12)}
+    assert {message.queue for message in policy.asked} == {"celery"}
+
+
+def test_the_first_that_does_not_run_decides(open_app: OpenApp) -> None:
+    last = Says(lambda message: Drop("second"))
+    app = open_app(
+        Says(lambda message: Run({"x-one": 1})), Says(lambda message: Drop("first")), last
+    )
+    app.send_task("record", task_id="a")
+    assert take(app) is None
+    assert events(app)[-1] == ("dropped", "first")
+    assert last.asked == []
+
+
+def test_policies_of_a_task(open_app: OpenApp) -> None:
+    app = open_app(Says(lambda message: Run({"x-queue": 1})))
+    policy = Says(lambda message: Drop("not this task") if message.args == [1] else Run())
+
+    @app.task(name="only_this", shared=False, policies=[policy])
+    def only_this(n: int) -> None: ...
+
+    only_this.delay(1)
+    only_this.delay(2)
+    app.send_task("record", [1])
+    assert take(app).headers["task"] == "only_this"
+    assert take(app).headers["task"] == "record"
+    assert take(app) is None
+    assert len(policy.asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("policies", "message"),
+    [
+        ("q", "takes a dict of queues, not 'q'"),
+        ({"q": Window("05:00-07:00")}, r"takes a list of policies for a queue, not Window\("),
+        ({"q": ["late"]}, "queue 'q': 'late' is no policy: take those of celery_ext.policies"),
+        (
+            {"q": [Window("05:00-07:00"), Window("07:00-08:00")]},
+            "queue 'q': .* are never open together",
+        ),
+    ],
+)
+def test_errors_name_the_queue(server: Server, policies: Any, message: str) -> None:
+    app = make_app(Settings(f"delayed+{server.url}", None, {"delayed_policies": policies}))
+    with pytest.raises(OptionError, match=message):
+        app.send_task("record")
+
+
+def test_plain_kombu(connect: Callable[..., Connection]) -> None:
+    policy = Says(lambda message: Drop("not wanted") if message.headers.get("old") else Run())
+    connection = connect(delayed_policies={"mail": [policy]})
+    queue = connection.SimpleQueue("mail")
+    queue.put({"n": 1}, headers={"old": True})
+    queue.put({"n": 2})
+    message = queue.get(timeout=60)
+    assert message.payload == {"n": 2}
+    message.ack()
+    queue.close()
+
+
+def test_backup_and_restore_keep_waits_and_histories(open_app: OpenApp, tmp_path: Path) -> None:
+    app = open_app(Says(lambda m: Delay(m.now_ms + HOUR_MS, "later", "x") if m.args else Bury("b")))
+    app.send_task("record", [1], task_id="a")
+    app.send_task("record", task_id="b")
+    assert take(app) is None
+    store = app.delayed.store
+    store.publish("celery", [entry("c")])
+    store.bury("celery", "w", [(0, "c", "given up", entry("c").record.encode())], '[{"x": 1}]')
+    before = {id: app.delayed.get(id) for id in "ab"}
+    app.delayed.backup(tmp_path / "file")
+    store.client.flushdb()
+    app.delayed.restore(tmp_path / "file")
+    for id, info in before.items():
+        again = app.delayed.get(id)
+        assert again is not None
+        assert info is not None
+        assert (again.reason, again.due_ms, again.message) == (
+            info.reason,
+            info.due_ms,
+            info.message,
+        )
+    letter = app.delayed.dead.show("c")
+    assert letter is not None
+    assert letter.letter.failures == '[{"x": 1}]'
+    assert letter.failures == []
+    assert app.delayed.store.size("celery").delayed == 1
+
+
+def test_the_doctor_finds_nothing(open_app: OpenApp) -> None:
+    app = open_app(Says(lambda message: Delay(message.now_ms + HOUR_MS, "later")))
+    app.send_task("record", task_id="a")
+    assert take(app) is None
+    for fix in (True, False):
+        assert Doctor(app.delayed.store, "celery", fix=fix, patience_seconds=0).examine() == []
+    info = app.delayed.get("a")
+    assert info is not None
+    assert info.reason == "later"

@@ -1,0 +1,324 @@
+"""Metrics of real workers, and of the transport in this process."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from celery.exceptions import ImproperlyConfigured
+from kombu import Connection
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from celery_ext import Delayed
+from celery_ext.http import Api
+from celery_ext.metrics import MetricsOptions, measure, measuring
+from celery_ext.metrics.bootsteps import Exporter
+from celery_ext.metrics.names import METRICS, PREFIX
+from celery_ext.metrics.queues import registry_of
+from celery_ext.metrics.server import MetricsServer, first_free
+from kombu_delayed import meter
+from kombu_delayed.errors import LeaseLost, OptionError
+from kombu_delayed.store import Entry, Store
+from tests.kit.extended import Bench, extended
+from tests.kit.http import make_app, serving
+from tests.kit.inbox import Inbox
+from tests.kit.servers import Server, start_server
+from tests.kit.wait import wait_until
+from tests.kit.workers import ROOT, Worker
+
+DOCS = ROOT / "docs"
+NAME = re.compile(r"\b(kombu_delayed_\w+)\s*(?:\{([^}]*)\})?")
+BY = re.compile(r"\bby \(([^)]*)\)")
+
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+class Page:
+    """What Prometheus has read."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._samples: Samples = {
+            (sample.name, frozenset(sample.labels.items())): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+
+    def __call__(self, name: str, **labels: str) -> float:
+        """The sum of the samples that have these labels."""
+        wanted = labels.items()
+        return sum(
+            value
+            for (each, found), value in self._samples.items()
+            if each == PREFIX + name and wanted <= found
+        )
+
+    @property
+    def names(self) -> set[str]:
+        """Of all metrics, also of those without a sample."""
+        return set(re.findall(rf"^# TYPE ({PREFIX}\S+)", self.text, re.MULTILINE))
+
+
+@pytest.fixture
+def bench(server: Server, tmp_path: Path) -> Iterator[Bench]:
+    with extended(server, tmp_path, delayed_metrics={"port": 0, "by_task": True}) as bench:
+        yield bench
+
+
+def page_of(worker: Worker) -> Page:
+    worker.wait_for_log("Metrics are at")
+    url = re.search(r"Metrics are at (\S+)", worker.log)
+    assert url is not None
+    return Page(httpx.get(url[1]).text)
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
+def test_worker(bench: Bench, pool: str) -> None:
+    with bench.worker(pool=pool, concurrency=2, gossip=False) as worker:
+        bench.send("a", countdown=0.1)
+        bench.send("b", countdown=0)
+        bench.send("c", countdown=0, name="retry", args=(3600,))
+        bench.send("d", countdown=0, name="reject")
+        bench.send("e", countdown=0, name="add", args=(1, "x"))
+        bench.send("f", countdown=0, name="noop", expires=-1)
+        expected = {"success": 2, "retry": 1, "rejected": 1, "failure": 1, "expired": 1}
+        if pool == "prefork":
+            bench.send("g", countdown=0, name="sleep", args=(60,), time_limit=1)
+            expected["timeout"] = 1
+
+        def states() -> dict[str, float]:
+            page = page_of(worker)
+            return {state: page("finished_total", state=state) for state in expected}
+
+        wait_until(lambda: states() == expected, f"the tasks have ended, {expected}", 30)
+        wait_until(lambda: page_of(worker)("dead_messages") == 1, "one is dead")
+        page = page_of(worker)
+        assert page("delivered_total", queue="celery") == sum(expected.values())
+        assert page("started_total", queue="celery") == sum(expected.values()) - 1
+        assert page("finished_total") == sum(expected.values())
+        assert page("started_total", task="record") == 2
+        assert page("delivery_lateness_seconds_count", queue="celery") == 1
+        assert 0 < page("start_lateness_seconds_sum", queue="celery") < 30
+        assert page("start_lateness_seconds_count") == 1
+        assert page("buried_total", queue="celery") == 1
+        assert page("script_seconds_count", script="deliver") > 0
+        assert page("delayed_messages", queue="celery") == 1  # what is retried
+        assert page("due_within_messages", queue="celery", horizon="day") == 1
+        assert page("broker_up") == 1
+
+
+def test_children_of_a_pool(bench: Bench, tmp_path: Path) -> None:
+    """What they send is theirs: with a folder for all processes it is in their worker's page."""
+    directory = tmp_path / "metrics"
+    directory.mkdir()
+    environment = {"PROMETHEUS_MULTIPROC_DIR": str(directory)}
+    with bench.worker(pool="prefork", gossip=False, env=environment) as worker:
+        bench.send("a", countdown=0, name="send_from_task", args=("b", 3600))
+        wait_until(lambda: page_of(worker)("scheduled_total", queue="celery"), "b is scheduled")
+        assert page_of(worker)("finished_total", state="success") == 1
+
+
+def test_nothing_is_shown_unasked(server: Server, tmp_path: Path) -> None:
+    with extended(server, tmp_path) as bench, bench.worker(gossip=False) as worker:
+        assert "Metrics" not in worker.log
+
+
+def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, measuring.__name__)
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with make_app("redis://") as app, pytest.raises(ImproperlyConfigured, match=r"\[metrics\]"):
+        Exporter(None).create(SimpleNamespace(app=app))
+
+
+@pytest.fixture
+def measured() -> Iterator[CollectorRegistry]:
+    before, registry = meter.current, CollectorRegistry()
+    measure(registry)
+    yield registry
+    meter.current = before
+
+
+def test_transport(
+    measured: CollectorRegistry, connect: Callable[..., Connection], store: Store
+) -> None:
+    def count(name: str) -> float | None:
+        return measured.get_sample_value(PREFIX + name, {"queue": "mail"})
+
+    message = '{"body":"x","headers":{"id":"%s"},"properties":{"delivery_info":{}}}'
+    store.schedule("mail", [Entry("a", 0, message % "a", "+0"), Entry("b", 0, message % "b", "+9")])
+    assert count("scheduled_total") == 1
+    store.now = "+10"
+    store.deliver("mail", "dead", 5, 1, lease_ms=1_000)
+    store.now = "+60000"
+    store.reclaim("mail", "dead")
+    assert count("reclaimed_total") == 2
+    with connect() as connection:
+        inbox = Inbox(connection.channel(), connection.SimpleQueue("mail").queue)
+        while len(inbox.messages) < 2:
+            connection.drain_events(timeout=20)
+        assert count("delivered_total") == count("redelivered_total") == 2
+        consumer = inbox.consumer.channel.consumer
+        consumer.lease.lost = True
+        with pytest.raises(LeaseLost):
+            consumer.step()
+    assert measured.get_sample_value(f"{PREFIX}leases_lost_total") == 1
+
+
+def test_queue_names_are_bounded(
+    measured: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measuring, "VALUES", 2)
+    for queue in ("a", "b", "c", "d\x1f7", "a\x1f1"):
+        measure(measured).scheduled(queue, 1)
+    found = {
+        name: measured.get_sample_value(f"{PREFIX}scheduled_total", {"queue": name})
+        for name in ("a", "b", "other")
+    }
+    assert found == {"a": 2, "b": 1, "other": 2}
+
+
+def test_what_cannot_be_counted_costs_nothing_else(
+    measured: CollectorRegistry, caplog: pytest.LogCaptureFixture, store: Store
+) -> None:
+    measure(measured)._made.clear()
+    assert store.schedule("mail", [Entry("a", 0, "{}", "+9000")]).delayed == 1
+    assert "A metric was not counted" in caplog.text
+
+
+def test_a_signal_handler_that_counts_in_the_middle_of_counting(
+    measured: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lock of prometheus_client would never be free."""
+    counts = measure(measured)
+    child = counts._of("scheduled_total", "mail")
+    count, handled = child.inc, threading.Event()
+
+    def interrupted(amount: float) -> None:
+        with child._value._lock:
+            if not handled.is_set():
+                handled.set()
+                counts.scheduled("mail", 5)
+        count(amount)
+
+    monkeypatch.setattr(child, "inc", interrupted)
+    thread = threading.Thread(target=counts.scheduled, args=("mail", 1), daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert measured.get_sample_value(f"{PREFIX}scheduled_total", {"queue": "mail"}) == 6
+
+
+def test_a_child_leaves_all_to_its_parent(measured: CollectorRegistry) -> None:
+    """It may outlive a worker whose port the next one needs, and locks may stay locked in it."""
+    assert meter.current is not None
+    first = MetricsServer("127.0.0.1", 0, lambda: b"")
+    port = int(first.server_address[1])
+    here, there = socket.socketpair()
+    child = os.fork()
+    if not child:
+        there.send(b"begun")
+        here.close()
+        there.recv(1)
+        os._exit(int(meter.current is not None))
+    there.close()
+    try:
+        assert here.recv(5) == b"begun"
+        first.server_close()
+        MetricsServer("127.0.0.1", port, lambda: b"").server_close()
+    finally:
+        here.close()
+        assert os.waitpid(child, 0)[1] == 0
+
+
+def test_broker_that_is_down(tmp_path: Path) -> None:
+    with start_server("valkey", tmp_path / "server", port=0) as server, make_app(server.url) as app:
+        delayed = Delayed(app)
+        registry = registry_of(delayed, lambda: ["mail"])
+        assert registry.get_sample_value(f"{PREFIX}broker_up") == 1
+        server.kill()
+        assert registry.get_sample_value(f"{PREFIX}broker_up") == 0
+        assert registry.get_sample_value(f"{PREFIX}delayed_messages", {"queue": "mail"}) is None
+        delayed.close()
+
+
+def test_port_that_is_taken(caplog: pytest.LogCaptureFixture) -> None:
+    first = MetricsServer("127.0.0.1", 0, lambda: b"x 1\n")
+    first.start()
+    port = int(first.server_address[1])
+    try:
+        assert httpx.get(first.url).text == "x 1\n"
+        assert httpx.get(first.url.replace("/metrics", "/")).status_code == 404
+        assert first_free("127.0.0.1", port, 1, lambda: b"") is None
+        assert f"port {port} of 127.0.0.1" in caplog.text
+        second = first_free("127.0.0.1", port, 50, lambda: b"")
+        assert second is not None
+        assert port < int(second.server_address[1]) < port + 50
+        second.server_close()
+    finally:
+        first.stop()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"prot": 1}, "did you mean 'port'"),
+        ({"port": "x"}, "takes a whole number"),
+        ({"port": 70_000}, "0 to 65535"),
+        ({"backlog": 1}, "takes True or False"),
+        (["port"], "takes a dict"),
+    ],
+)
+def test_options_are_checked(given: Any, said: str) -> None:
+    with make_app("redis://") as app:
+        app.conf.delayed_metrics = given
+        with pytest.raises(OptionError, match=said):
+            MetricsOptions.of(app)
+
+
+@pytest.fixture
+def told(bench: Bench) -> set[str]:
+    """The names of all that a worker and an API tell."""
+    api = Api(bench.app, needs_token=False)
+    with bench.worker(gossip=False) as worker, serving(api) as url:
+        return page_of(worker).names | Page(httpx.get(f"{url}/metrics").text).names
+
+
+def test_names_in_the_docs_exist(told: set[str]) -> None:
+    assert {metric.full_name for metric in METRICS.values()} <= told
+    board = json.loads((DOCS / "grafana" / "kombu-delayed.json").read_text(encoding="utf-8"))
+    rules = yaml.safe_load((DOCS / "grafana" / "alerts.yaml").read_text(encoding="utf-8"))
+    queries = {
+        "grafana": [t["expr"] for p in board["panels"] for t in p.get("targets", ())],
+        "alerts": [rule["expr"] for group in rules["groups"] for rule in group["rules"]],
+    }
+    for page in ("metrics.md", "autoscaling.md"):
+        text = (DOCS / "guides" / page).read_text(encoding="utf-8")
+        queries[page] = re.findall(r"(?:query|valueLocation): (.*)", text) + NAME.findall(text)
+    for where, found in queries.items():
+        assert found, where
+        for query in (each if isinstance(each, str) else " ".join(each) for each in found):
+            check(query, told, where)
+
+
+def check(query: str, told: set[str], where: str) -> None:
+    """All metrics in a query exist, with the labels that it names."""
+    labels: set[str] = {"le"}
+    for name, matchers in NAME.findall(query):
+        plain = re.sub(r"_seconds_(bucket|sum|count)$", "_seconds", name)
+        assert plain in told, f"{where}: {name}"
+        labels |= (own := {*METRICS[plain.removeprefix(PREFIX)].labels})
+        assert set(re.findall(r"(\w+)=", matchers)) <= own, f"{where}: {query}"
+    for names in BY.findall(query):
+        assert set(names.split(", ")) <= labels, f"{where}: {query}"

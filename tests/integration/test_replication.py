@@ -1,0 +1,191 @@
+"""A master and a replica: what `delayed_replicas_to_wait` waits for, what a failover undoes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+import redis
+from kombu import Connection, Exchange, Producer, Queue
+
+from kombu_delayed.errors import NotReplicated
+from kombu_delayed.store import Store
+from kombu_delayed.wire import Replicas
+from tests.kit.inbox import Inbox
+from tests.kit.servers import Server, available_kinds, start_server
+from tests.kit.state import entry
+from tests.kit.wait import wait_until
+
+MAIL = Queue("mail", Exchange("mail"), routing_key="mail")
+DUE = "4102444800000"
+WAITING = {"delayed_replicas_to_wait": 1, "delayed_replica_timeout_seconds": 0.05}
+REFUSAL = (
+    "the message is stored on the master, but only 0 of 1 replicas have it after 0.05 s "
+    "(delayed_replicas_to_wait); a delayed one with a task id may be sent again"
+)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
+    directory, kind = tmp_path_factory.mktemp("pair"), available_kinds()[0]
+    at_once = {"repl-diskless-sync": "yes", "repl-diskless-sync-delay": "0"}
+    with start_server(kind, directory / "master", port=0, config=at_once) as master:
+        follows = {"replicaof": f"127.0.0.1 {master.port}"}
+        with start_server(kind, directory / "replica", port=0, config=follows) as replica:
+            yield master, replica
+
+
+@pytest.fixture
+def replica(pair: tuple[Server, Server]) -> Server:
+    master, replica = pair
+    with master.client() as client:
+        client.flushall()
+        wait_until(lambda: client.wait(1, 100), "the replica is in touch")
+    return replica
+
+
+@pytest.fixture
+def client(pair: tuple[Server, Server], replica: Server) -> Iterator[redis.Redis]:
+    with pair[0].client() as client:
+        yield client
+
+
+@pytest.fixture
+def connect(pair: tuple[Server, Server], replica: Server) -> Iterator[Callable[..., Connection]]:
+    with ExitStack() as stack:
+
+        def open_connection(**options: Any) -> Connection:
+            connection = Connection(f"delayed+{pair[0].url}", transport_options=options)
+            return stack.enter_context(connection)
+
+        yield open_connection
+
+
+@contextmanager
+def standing_still(server: Server) -> Iterator[None]:
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+
+
+def waiting(client: redis.Redis, timeout_ms: int = 50) -> Store:
+    return Store(client, replicas=Replicas(1, timeout_ms))
+
+
+SENDING: dict[str, Callable[[Store], Any]] = {
+    "schedule": lambda store: store.schedule("q", [entry("a", DUE)]),
+    "schedule_unique": lambda store: store.schedule_unique("q", entry("a", DUE), "key", "refuse"),
+    "publish": lambda store: store.publish("q", [entry("a")]),
+}
+
+
+@pytest.mark.parametrize("send", SENDING.values(), ids=SENDING)
+def test_who_waits_is_told(
+    send: Callable[[Store], Any], client: redis.Redis, replica: Server
+) -> None:
+    store = waiting(client)
+    with standing_still(replica):
+        with pytest.raises(NotReplicated) as caught:
+            send(store)
+        assert str(caught.value) == REFUSAL
+        assert sum(store.size("q")) == 1
+    send(waiting(client, 30_000))
+    with replica.client() as copy:
+        assert copy.exists("{q}:messages", "q") == 1
+
+
+@pytest.mark.parametrize("send", SENDING.values(), ids=SENDING)
+def test_who_does_not_wait_is_not(
+    send: Callable[[Store], Any], client: redis.Redis, replica: Server
+) -> None:
+    with standing_still(replica):
+        send(Store(client))
+
+
+@pytest.mark.parametrize("verb", ["schedule", "schedule_unique"])
+def test_a_delayed_message_that_is_sent_again_is_kept_once(
+    verb: str, client: redis.Redis, replica: Server
+) -> None:
+    """Who sends it again, over another connection, waits for what was stored before."""
+    with standing_still(replica):
+        for _ in range(2):
+            with pytest.raises(NotReplicated):
+                SENDING[verb](waiting(client))
+    SENDING[verb](waiting(client, 30_000))
+    assert Store(client).size("q") == (0, 0, 1)
+
+
+def test_a_script_that_the_server_does_not_know(client: redis.Redis) -> None:
+    store = waiting(client, 30_000)
+    client.script_flush()
+    store.schedule("q", [entry("a", DUE)])
+    client.script_flush()
+    assert store.publish("q", [entry("b")]) == 1
+    assert store.size("q") == (1, 0, 1)
+
+
+def test_answers_stay_in_step(client: redis.Redis, replica: Server) -> None:
+    store = waiting(client)
+    with standing_still(replica), pytest.raises(NotReplicated):
+        store.publish("q", [entry("a")])
+    client.set("{r}:wake", "no sorted set")
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        store.publish("r", [entry("a")])
+    assert store.run("ECHO", "in step") == b"in step"
+
+
+def test_the_transport_option(connect: Callable[..., Connection], replica: Server) -> None:
+    producer = connect(**WAITING).Producer(exchange=MAIL.exchange, routing_key="mail")
+    producer.publish("x", declare=[MAIL])
+    with standing_still(replica):
+        for headers in ({}, {"x-delay": 60_000}):
+            with pytest.raises(NotReplicated) as caught:
+                producer.publish("x", headers=headers, retry=True)
+            assert str(caught.value) == REFUSAL
+    assert producer.channel.store.size("mail") == (2, 0, 1)
+
+
+@pytest.mark.skipif(not hasattr(Producer, "batch"), reason="Producer.batch() is new in Kombu 5.7")
+def test_a_batch(connect: Callable[..., Connection], replica: Server) -> None:
+    from kombu.exceptions import BatchPublishError
+
+    connection = connect(**WAITING)
+    producer = connection.Producer(exchange=MAIL.exchange, routing_key="mail")
+    MAIL(connection).declare()
+    with producer.batch(max_size=2):
+        for n in range(5):
+            producer.publish(n)
+    with standing_still(replica), pytest.raises(BatchPublishError) as caught, producer.batch():
+        producer.publish("x")
+    assert str(caught.value.__cause__) == REFUSAL
+    assert producer.channel.store.size("mail").ready == 6
+
+
+# What a replica that becomes the master has not heard of.
+
+
+def test_an_ack_that_was_undone_is_sent_again(
+    connect: Callable[..., Connection], client: redis.Redis
+) -> None:
+    connection = connect()
+    inbox = Inbox(connection, MAIL, ack=False)
+    producer = connection.Producer(exchange=MAIL.exchange, routing_key="mail")
+    for body in ("done", "held"):
+        producer.publish(body)
+    inbox.receive(2)
+    (key,) = client.keys("{mail}:unacked:*")
+    before: dict[Any, Any] = client.hgetall(key)  # type: ignore[assignment]
+    inbox.messages[0].ack()
+    wait_until(lambda: inbox.drain(0.01) and client.hlen(key) == 1, "it is acked")
+    client.hset(key, mapping=before)
+    client.client_kill_filter(_type="normal", skipme=True)
+    wait_until(lambda: inbox.drain(0.01) and client.hlen(key) == 1, "it is acked again")
+    (left,) = client.hvals(key)  # type: ignore[misc]
+    assert b64encode(b"held") in left

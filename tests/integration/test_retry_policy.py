@@ -1,0 +1,333 @@
+"""Retry strategies: uncaught errors, self.retry, autoretry_for, and what is left at the end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery, states
+from celery.app.trace import build_tracer
+
+from celery_ext import install
+from celery_ext.policies import Attempt, Backoff, GiveUp, PolicyError, Retry, RetryStrategy
+from celery_ext.policies.steps import Policies, apply
+from tests.kit.extended import extended
+from tests.kit.servers import Server
+from tests.kit.tasks_app import Settings, make_app
+from tests.kit.wait import wait_until
+
+
+@pytest.mark.parametrize(
+    ("strategy", "pauses"),
+    [
+        (Backoff(10), [10, 20, 40, 80, 160]),
+        (Backoff(10, longest=60), [10, 20, 40, 60, 60]),
+        (Backoff(7, factor=1, retries=3), [7, 7, 7]),
+        (Backoff([1, 60, 3]), [1, 60, 3]),
+        (Backoff([1, 2], retries=4), [1, 2, 2, 2]),
+        (Backoff(10, retries=0), []),
+    ],
+)
+def test_pauses(strategy: Backoff, pauses: list[float]) -> None:
+    message = Attempt("a", "t", "q", (), {}, {}, 1_000)
+    error = ValueError("no")
+    for attempt, pause in enumerate(pauses, 1):
+        assert strategy.next(message, error, attempt) == Retry(1_000 + pause * 1000)
+    last = strategy.next(message, error, len(pauses) + 1)
+    assert last == GiveUp(f"failed {len(pauses) + 1} times, at last with ValueError: no")
+
+
+def test_jitter() -> None:
+    message = Attempt("a", "t", "q", (), {}, {}, 0)
+    strategy = Backoff(10, jitter=0.5)
+    found = [strategy.next(message, ValueError(), 1) for _ in range(200)]
+    times = [each.at_ms for each in found if isinstance(each, Retry)]
+    assert 5_000 <= min(times) < 8_000
+    assert 12_000 < max(times) <= 15_000
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "message"),
+    [
+        ("soon", {}, "takes seconds, or a list of them, not 'soon'"),
+        ([], {}, r"not \[\]"),
+        ([1, -1], {}, r"not \[1, -1\]"),
+        (10, {"factor": 0.5}, r"Backoff\(factor=0.5\) takes 1 to 1,000"),
+        (10, {"jitter": 2}, r"Backoff\(jitter=2\)"),
+        (10, {"retries": True}, r"Backoff\(retries=True\)"),
+        (10, {"longest": "1h"}, r"Backoff\(longest='1h'\)"),
+    ],
+)
+def test_what_cannot_be_meant(given: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(PolicyError, match=message):
+        Backoff(given, **options)
+
+
+@pytest.fixture
+def app(server: Server, request: pytest.FixtureRequest) -> Iterator[Celery]:
+    given = {"delayed_policies": {"celery": getattr(request, "param", [])}}
+    results = f"redis://127.0.0.1:{server.port}/1"
+    with ExitStack() as stack:
+        app = stack.enter_context(make_app(Settings(f"delayed+{server.url}", results, given)))
+        stack.callback(install(app).close)
+        yield app
+
+
+def run_next(app: Celery) -> Any:
+    """Run the task that is due next as a worker does; returns the state that this led to."""
+    for info in [*app.delayed.find()]:
+        app.delayed.run_now(info.id)
+    with app.connection_for_read() as connection:
+        message = connection.default_channel.basic_get("celery")
+        message.ack()
+        args, kwargs, embed = message.decode()
+        own = {"args": args, "kwargs": kwargs, "hostname": "w1@test", "is_eager": False}
+        where = {**message.delivery_info, "priority": message.properties.get("priority")}
+        sent = {**message.headers, "delivery_info": where}
+        task = app.tasks[message.headers["task"]]
+        apply(app)
+        trace = build_tracer(task.name, task, app=app, hostname="w1@test")
+        found = trace(message.headers["id"], args, kwargs, {**sent, **embed, **own})
+        return found.info.state if found.info else states.SUCCESS
+
+
+def test_an_uncaught_error(app: Celery) -> None:
+    @app.task(name="fails", shared=False, policies=[Backoff(10, retries=2)])
+    def fails(n: int) -> None:
+        raise ValueError(f"no {n}")
+
+    result = fails.apply_async((7,), headers={"tenant": "ada"}, priority=3)
+    for pause in (10, 20):
+        assert run_next(app) == states.RETRY
+        info = app.delayed.get(result.id)
+        assert info is not None
+        assert info.remaining is not None
+        assert timedelta(seconds=pause - 5) < info.remaining <= timedelta(seconds=pause)
+        assert (info.tenant, info.args, info.priority) == ("ada", "(7,)", 3)
+        assert app.delayed.dead.show(result.id) is None
+    assert run_next(app) == states.FAILURE
+    assert result.state == states.FAILURE
+    assert app.delayed.counts()["celery"].delayed == 0
+    letter = app.delayed.dead.show(result.id)
+    assert letter is not None
+    assert letter.letter.reason == "failed 3 times, at last with ValueError: no 7"
+    assert [each.attempt for each in letter.failures] == [1, 2, 3]
+    first = letter.failures[0]
+    assert (first.worker, first.error) == ("w1@test", "ValueError: no 7")
+    assert 'raise ValueError(f"no {n}")' in first.traceback
+    assert letter.at - first.at < timedelta(seconds=60)
+    assert letter.info.consumer.startswith("w1@test:")
+
+    # A replay begins anew: with all attempts, and without the history.
+    app.delayed.dead.replay([result.id])
+    info = app.delayed.get(result.id)
+    assert info is not None
+    assert (info.headers["retries"], info.headers.get("delayed_failures")) == (0, None)
+    assert (info.tenant, info.priority) == ("ada", 3)
+    assert [run_next(app) for _ in range(3)] == [states.RETRY, states.RETRY, states.FAILURE]
+    again = app.delayed.dead.show(result.id)
+    assert again is not None
+    assert len(again.failures) == 3
+
+
+@pytest.mark.parametrize("app", [[Backoff(10, retries=2)]], indirect=True)
+def test_strategy_of_a_queue(app: Celery) -> None:
+    @app.task(name="fails", shared=False)
+    def fails() -> None:
+        raise ValueError("no")
+
+    @app.task(name="never_again", shared=False, policies=[Backoff(10, retries=0)])
+    def never_again() -> None:
+        raise ValueError("no")
+
+    fails.delay()
+    assert [run_next(app) for _ in range(3)] == [states.RETRY, states.RETRY, states.FAILURE]
+    never_again.delay()
+    assert run_next(app) == states.FAILURE
+    assert len([*app.delayed.dead.list()]) == 2
+
+
+def test_self_retry(app: Celery) -> None:
+    @app.task(name="asks", shared=False, bind=True, max_retries=0, policies=[Backoff([10, 20])])
+    def asks(self: Any, **more: Any) -> None:
+        try:
+            raise KeyError("x")
+        except KeyError as error:
+            raise self.retry(exc=error, **more) from error
+
+    result = asks.delay()
+    assert [run_next(app) for _ in range(3)] == [states.RETRY, states.RETRY, states.FAILURE]
+    letter = app.delayed.dead.show(result.id)
+    assert letter is not None
+    assert len(letter.failures) == 3
+    assert "KeyError" in letter.letter.reason
+    assert len([*app.delayed.dead.list()]) == 1
+
+    # Who says when is obeyed.
+    result = asks.delay(countdown=3000)
+    assert run_next(app) == states.RETRY
+    info = app.delayed.get(result.id)
+    assert info is not None
+    assert info.remaining is not None
+    assert info.remaining > timedelta(seconds=2900)
+    app.delayed.cancel(result.id)
+    asks.delay(max_retries=0)
+    assert run_next(app) == states.FAILURE
+
+
+def test_autoretry(app: Celery) -> None:
+    @app.task(name="auto", shared=False, autoretry_for=(ValueError,), policies=[Backoff([10, 20])])
+    def auto() -> None:
+        raise ValueError("no")
+
+    result = auto.delay()
+    assert run_next(app) == states.RETRY
+    info = app.delayed.get(result.id)
+    assert info is not None
+    assert info.remaining is not None
+    assert timedelta(seconds=5) < info.remaining <= timedelta(seconds=10)
+    assert [run_next(app) for _ in range(2)] == [states.RETRY, states.FAILURE]
+    assert len([*app.delayed.dead.list()]) == 1
+
+
+def test_a_strategy_of_one_s_own(app: Celery) -> None:
+    class Elsewhere(RetryStrategy):
+        def next(self, message: Attempt, error: BaseException, attempt: int) -> Retry | GiveUp:
+            if isinstance(error, KeyError):
+                return GiveUp(f"{message.queue} {message.args} has no key")
+            args = [message.args[0] + 1]
+            return Retry(message.now_ms + 5_000, {"args": args, "priority": 9})
+
+    @app.task(name="own", shared=False, policies=[Elsewhere()])
+    def own(n: int) -> None:
+        raise KeyError("k") if n == 2 else ValueError("no")
+
+    result = own.delay(1)
+    assert run_next(app) == states.RETRY
+    info = app.delayed.get(result.id)
+    assert info is not None
+    assert (info.args, info.priority) == ("(2,)", 9)
+    assert run_next(app) == states.FAILURE
+    letter = app.delayed.dead.show(result.id)
+    assert letter is not None
+    assert letter.letter.reason == "celery [2] has no key"
+
+
+@pytest.mark.parametrize("wrong", [None, "later", Retry("soon")])  # type: ignore[arg-type]
+def test_a_strategy_that_fails_loses_nothing(app: Celery, wrong: Any) -> None:
+    class Broken(RetryStrategy):
+        def next(self, message: Attempt, error: BaseException, attempt: int) -> Any:
+            return wrong
+
+    @app.task(name="broken", shared=False, policies=[Broken()])
+    def broken() -> None:
+        raise KeyError("k")
+
+    result = broken.delay()
+    assert run_next(app) == states.FAILURE
+    assert isinstance(result.result, KeyError)
+    letter = app.delayed.dead.show(result.id)
+    assert letter is not None
+    assert letter.letter.reason.startswith("its retry strategy has failed: ")
+
+
+def test_errors_that_celery_is_told_not_to_retry(app: Celery) -> None:
+    @app.task(
+        name="spared",
+        shared=False,
+        autoretry_for=(Exception,),
+        dont_autoretry_for=(KeyError,),
+        policies=[Backoff(10)],
+    )
+    def spared() -> None:
+        raise KeyError("k")
+
+    spared.delay()
+    assert run_next(app) == states.FAILURE
+    assert [*app.delayed.dead.list()] == []
+
+
+def test_a_task_without_a_strategy_is_celery_s(app: Celery) -> None:
+    @app.task(name="plain", shared=False, bind=True)
+    def plain(self: Any) -> None:
+        raise ValueError("no")
+
+    run = plain.run
+    plain.delay()
+    assert run_next(app) == states.FAILURE
+    assert plain.run == run
+    assert [*app.delayed.dead.list()] == []
+    with pytest.raises(ValueError, match="no"):
+        plain()
+
+
+def test_a_called_task_just_raises(app: Celery) -> None:
+    @app.task(name="fails", shared=False, policies=[Backoff(10)])
+    def fails() -> None:
+        raise ValueError("no")
+
+    apply(app)
+    with pytest.raises(ValueError, match="no"):
+        fails()
+    assert fails.apply().state == states.FAILURE
+
+
+def test_workers_of_any_app_follow_policies(server: Server) -> None:
+    with make_app(Settings(f"delayed+{server.url}")) as app:
+        app.finalize()
+        assert Policies in app.steps["worker"]
+
+
+def test_what_is_no_list_of_policies(app: Celery) -> None:
+    @app.task(name="wrong", shared=False, policies=["late"])
+    def wrong() -> None: ...
+
+    with pytest.raises(PolicyError, match="task wrong: 'late' is no policy"):
+        apply(app)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_workers(server: Server, tmp_path: Path, pool: str) -> None:
+    with extended(server, tmp_path) as bench:
+        worker = bench.worker(module="tests.kit.policies_app", pool=pool)
+        with worker:
+            for name in ("hopeless", "hopeless_late"):
+                bench.send(name, 0, f"tests.kit.policies_app.{name}", args=["s3cret"])
+            wait_until(
+                lambda: len([*bench.app.delayed.dead.list()]) == 2, "both are dead letters", 20
+            )
+        assert len(bench.ledger.of("hopeless")) == len(bench.ledger.of("hopeless_late")) == 3
+        for letter in bench.app.delayed.dead.list():
+            assert [each.error for each in letter.failures] == ["ValueError: no hope"] * 3
+            assert {each.worker for each in letter.failures} == {"w1@test"}
+        counts = bench.app.delayed.counts()["celery"]
+        assert (counts.delayed, counts.ready, counts.unacked, counts.dead) == (0, 0, 0, 2)
+        shown = bench.run_celery("delayed", "dead", "show", "hopeless")
+        assert "attempt 3" in shown
+        assert "ValueError: no hope" in shown
+        (data,) = json.loads(bench.run_celery("delayed", "dead", "show", "hopeless", "--json"))[
+            "failures"
+        ][2:]
+        assert data["attempt"] == 3
+
+
+@pytest.mark.smoke
+def test_a_timeout_is_the_worker_s_time_limit(server: Server, tmp_path: Path) -> None:
+    with extended(server, tmp_path) as bench:
+        worker = bench.worker(module="tests.kit.policies_app", pool="prefork")
+        with worker:
+            bench.wait_for_answers()
+            # What a worker tells of its broker has policies in it.
+            (stats,) = (bench.app.control.inspect(timeout=5).stats() or {}).values()
+            options = stats["broker"]["transport_options"]
+            assert options["delayed_policies"]["celery"] == ["Timeout('4s', then='bury')"]
+            bench.send("endless", 0, "tests.kit.policies_app.endless")
+            result = bench.result("endless")
+            wait_until(lambda: result.state == "FAILURE", "it is stopped", 30)
+            assert "TimeLimitExceeded" in repr(result.result)

@@ -1,0 +1,304 @@
+"""A Cluster of masters with replicas, every server a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import redis
+from redis.crc import key_slot
+from redis.exceptions import RedisError, ResponseError
+
+from tests.kit.servers import Server, start_server
+from tests.kit.wait import wait_until
+
+PASSWORD = "pw"
+NODE_TIMEOUT_MS = 1_000
+HEAL_SECONDS = 30
+SLOTS = 16_384
+
+
+@dataclass
+class Cluster:
+    """Its servers; which of them are masters changes with failovers."""
+
+    kind: str
+    directory: Path
+    servers: list[Server]
+    #: Of each master: one or none.
+    replicas: int = 1
+    append_only: bool = True
+
+    @property
+    def url(self) -> str:
+        """Behind `delayed+`: two of the nodes, which know the others."""
+        first, second = self.servers[0].port, self.servers[1].port
+        return f"rediscluster://:{PASSWORD}@127.0.0.1:{first};127.0.0.1:{second}"
+
+    def client(self, server: Server) -> redis.Redis:
+        return server.client(password=PASSWORD, socket_timeout=5)
+
+    def routed(self) -> redis.RedisCluster:
+        """A client of the whole Cluster."""
+        node = next(server for server in self.servers if server._process is not None)
+        return redis.RedisCluster(
+            host="127.0.0.1", port=node.port or 0, password=PASSWORD, require_full_coverage=False
+        )
+
+    def nodes(self, server: Server | None = None) -> list[list[str]]:
+        """The lines of CLUSTER NODES, as a server sees them."""
+        servers = [server] if server else [s for s in self.servers if s._process is not None]
+        with self.client(servers[0]) as client:
+            raw = client.connection_pool.get_connection()
+            raw.send_command("CLUSTER", "NODES")
+            text = raw.read_response()
+            client.connection_pool.release(raw)
+        return [line.split() for line in text.decode().splitlines()]
+
+    def master_of(self, key: str) -> Server:
+        """The server that has a key's slot."""
+        slot = key_slot(key.encode())
+        for fields in self.nodes():
+            for part in fields[8:]:
+                low, _, high = part.partition("-")
+                if low.isdigit() and int(low) <= slot <= int(high or low):
+                    return self._at(fields)
+        raise AssertionError(f"nobody has slot {slot}")
+
+    def _at(self, fields: list[str]) -> Server:
+        port = int(fields[1].partition("@")[0].rpartition(":")[2])
+        return next(server for server in self.servers if server.port == port)
+
+    def masters(self) -> list[Server]:
+        """Those with slots."""
+        return [self._at(fields) for fields in self.nodes() if len(fields) > 8]
+
+    def replicas_of(self, master: Server) -> list[Server]:
+        lines = self.nodes()
+        id = next(fields[0] for fields in lines if self._at(fields) is master)
+        return [self._at(fields) for fields in lines if fields[3] == id]
+
+    def id_of(self, server: Server) -> str:
+        with self.client(server) as client:
+            return _text(client.execute_command("CLUSTER MYID"))
+
+    def queues_apart(self, count: int = 3) -> list[str]:
+        """Names of queues, each on another master."""
+        names = (f"queue{n}" for n in range(1000))
+        found: dict[int, str] = {}
+        while len(found) < count:
+            name = next(names)
+            found.setdefault(self.master_of(name).pid, name)
+        return [*found.values()]
+
+    def wait_for_failover(self, key: str, old: Server, timeout_seconds: float = 20) -> Server:
+        """Until another server has the slot of a key, and says so."""
+
+        def has_moved() -> bool:
+            with contextlib.suppress(RedisError):
+                new = self.master_of(key)
+                with self.client(new) as client:
+                    return new is not old and _role(client) == "master"
+            return False
+
+        wait_until(has_moved, f"another node has {key!r}", timeout_seconds)
+        return self.master_of(key)
+
+    def move(self, key: str, target: Server, *, on_half: object = None) -> None:
+        """Move a key's slot to another master, as `redis-cli --cluster reshard` does."""
+        source, slot = self.master_of(key), key_slot(key.encode())
+        source_id, target_id = self.id_of(source), self.id_of(target)
+        with self.client(source) as old, self.client(target) as new:
+            wait_until(lambda: _imports(new, slot, source_id), f"{target.port} takes slot {slot}")
+            old.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", target_id)
+            self.move_keys(old, target, slot)
+            if callable(on_half):
+                on_half()
+                self.move_keys(old, target, slot)
+            new.execute_command("CLUSTER SETSLOT", slot, "NODE", target_id)
+            with contextlib.suppress(ResponseError):  # without a slot it may be a replica by now
+                old.execute_command("CLUSTER SETSLOT", slot, "NODE", target_id)
+
+    def move_keys(self, old: redis.Redis, target: Server, slot: int, limit: int = 0) -> None:
+        """Move keys of a slot that is on its way, all or so many."""
+        moved = 0
+        while not limit or moved < limit:
+            keys = old.execute_command("CLUSTER GETKEYSINSLOT", slot, limit or 10)
+            if not keys:
+                return
+            where = "127.0.0.1", target.port, "", 0, 5000
+            old.execute_command("MIGRATE", *where, "AUTH", PASSWORD, "KEYS", *keys)
+            moved += len(keys)
+
+    def start_node(self) -> Server:
+        """A new server that knows no other."""
+        server = _start(self.kind, self.directory / f"node{len(self.servers)}", self.append_only)
+        self.servers.append(server)
+        return server
+
+    def add_master(self) -> Server:
+        """A new node without slots, known to all."""
+        server = self.start_node()
+        with self.client(self.servers[0]) as client:
+            client.execute_command("CLUSTER MEET", "127.0.0.1", server.port)
+        wait_until(lambda: self._all_know(len(self.servers)), "all know the new node", 20)
+        wait_until(lambda: self._sees_all(server), "the new node knows all", 20)
+        return server
+
+    def remove(self, server: Server, *, stop: bool = True) -> None:
+        """Forget a node that has no slots any more, and stop it or leave it to itself."""
+        id = self.id_of(server)
+        self.servers.remove(server)
+        if stop:
+            server.stop()
+        else:
+            with self.client(server) as client:
+                client.execute_command("CLUSTER RESET")
+        for each in self.servers:
+            with self.client(each) as client:
+                client.execute_command("CLUSTER FORGET", id)
+
+    def _all_know(self, count: int) -> bool:
+        return all(len(self.nodes(server)) == count for server in self.servers)
+
+    def heal(self) -> None:
+        """Start what is down, and wait until each master has its replica and all is covered."""
+        for server in self.servers:
+            if server._process is None:
+                server.start()
+        wait_until(self.is_whole, "the Cluster is whole", HEAL_SECONDS, 0.05)
+
+    def is_whole(self) -> bool:
+        """Whether all agree, nothing fails and no replica lags."""
+        try:
+            seen = all(map(self._sees_all, self.servers))
+            return seen and all(map(self._follows, self.masters()))
+        except (RedisError, StopIteration):
+            return False
+
+    def is_covered(self) -> bool:
+        """Whether all know of each slot who has it."""
+        return all(self._knows_slots(server) for server in self.servers)
+
+    def _knows_slots(self, server: Server) -> bool:
+        with self.client(server) as client:
+            return f"cluster_slots_assigned:{SLOTS}".encode() in _bytes(client, "CLUSTER", "INFO")
+
+    def _sees_all(self, server: Server) -> bool:
+        lines = self.nodes(server)
+        if any("fail" in fields[2] or fields[7] != "connected" for fields in lines):
+            return False
+        with self.client(server) as client:
+            return b"cluster_state:ok" in _bytes(client, "CLUSTER", "INFO")
+
+    def _follows(self, master: Server) -> bool:
+        with self.client(master) as client:
+            return int(client.execute_command("WAIT", self.replicas, 100)) >= self.replicas
+
+    def flush(self) -> None:
+        for master in self.masters():
+            with self.client(master) as client:
+                client.flushall()
+
+    def stop(self) -> None:
+        for server in self.servers:
+            server.stop()
+
+
+def _role(client: redis.Redis) -> str:
+    return str(client.info("replication")["role"])  # type: ignore[index]
+
+
+def _bytes(client: redis.Redis, *command: str) -> bytes:
+    connection = client.connection_pool.get_connection()
+    try:
+        connection.send_command(*command)
+        answer: bytes = connection.read_response()
+        return answer
+    finally:
+        client.connection_pool.release(connection)
+
+
+def _text(value: object) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+@contextlib.contextmanager
+def start_cluster(
+    kind: str, directory: Path, masters: int = 3, replicas: int = 1, append_only: bool = True
+) -> Iterator[Cluster]:
+    """Start masters with one replica each, or none; the slots are spread evenly."""
+    with contextlib.ExitStack() as stack:
+        cluster = Cluster(kind, directory, [], replicas, append_only)
+        stack.callback(cluster.stop)
+        for _ in range(masters * (1 + replicas)):
+            cluster.start_node()
+        _join(cluster, masters)
+        cluster.heal()
+        yield cluster
+
+
+def _join(cluster: Cluster, masters: int) -> None:
+    clients = [cluster.client(server) for server in cluster.servers]
+    for n, client in enumerate(clients):
+        client.execute_command("CLUSTER SET-CONFIG-EPOCH", n + 1)
+    for n, client in enumerate(clients[:masters]):
+        # Rounded as redis-cli does.
+        first, last = round(SLOTS * n / masters), round(SLOTS * (n + 1) / masters) - 1
+        _add_slots(client, first, last)
+    for server in cluster.servers[1:]:
+        clients[0].execute_command("CLUSTER MEET", "127.0.0.1", server.port)
+    wait_until(lambda: cluster._all_know(len(clients)), "all nodes know one another", 20)
+    for n, client in enumerate(clients[masters:]):
+        client.execute_command("CLUSTER REPLICATE", cluster.id_of(cluster.servers[n]))
+    for client in clients:
+        client.close()
+
+
+def _add_slots(client: redis.Redis, first: int, last: int) -> None:
+    # Redis 6.2 has no ADDSLOTSRANGE.
+    client.execute_command("CLUSTER ADDSLOTS", *range(first, last + 1))
+
+
+def _start(kind: str, directory: Path, append_only: bool) -> Server:
+    config = {
+        "requirepass": PASSWORD,
+        "masterauth": PASSWORD,
+        "cluster-enabled": "yes",
+        "cluster-node-timeout": str(NODE_TIMEOUT_MS),
+        "cluster-require-full-coverage": "no",
+        "cluster-replica-validity-factor": "0",
+        "repl-diskless-sync": "yes",
+        "repl-diskless-sync-delay": "0",
+    }
+    port = free_cluster_port()
+    return start_server(kind, directory, port=port, append_only=append_only, config=config)
+
+
+def free_cluster_port() -> int:
+    """A free port with a free port 10,000 above, where the nodes talk to one another.
+
+    Both are below those that systems give to connections: a node that is down gets them back.
+    """
+    ports = (random.randrange(11_000, 22_000) for _ in range(1_000))
+    return next(port for port in ports if _is_free(port) and _is_free(port + 10_000))
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def _imports(node: redis.Redis, slot: int, source_id: str) -> bool:
+    """Let a node import a slot; False while it still believes that the slot is its own."""
+    try:
+        node.execute_command("CLUSTER SETSLOT", slot, "IMPORTING", source_id)
+    except ResponseError as error:
+        if "already the owner" not in str(error):
+            raise
+        return False
+    return True

@@ -1,0 +1,102 @@
+"""Reads pages of the dashboard, and sends their forms, as a browser would."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from typing import Any
+
+import httpx
+
+#: Elements that have no end tag.
+EMPTY = {"area", "base", "br", "col", "hr", "img", "input", "link", "meta", "path", "rect"}
+
+
+@dataclass
+class Form:
+    """A form: where it goes, and what it sends as it stands, without buttons."""
+
+    action: str
+    method: str
+    fields: list[tuple[str, str]] = field(default_factory=list)
+
+    def values(self, name: str) -> list[str]:
+        return [value for key, value in self.fields if key == name]
+
+
+class Page(HTMLParser):
+    """What is in a page: text, elements with their attributes, forms."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.html, self.text = html, ""
+        self.elements: list[tuple[str, dict[str, str]]] = []
+        self.forms: list[Form] = []
+        self._open: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        given = {name: value or "" for name, value in attrs}
+        self.elements.append((tag, given))
+        if tag not in EMPTY:
+            self._open.append(tag)
+        if tag == "form":
+            method = given.get("method", "get")
+            self.forms.append(Form(given.get("action", ""), method))
+        if tag == "input" and self.forms and "form" in self._open and given.get("name"):
+            self.forms[-1].fields.append((given["name"], given.get("value", "")))
+
+    def handle_endtag(self, tag: str) -> None:
+        while self._open and self._open.pop() != tag:
+            pass
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def all(self, tag: str) -> list[dict[str, str]]:
+        return [given for name, given in self.elements if name == tag]
+
+    def links(self) -> list[str]:
+        return [given["href"] for given in self.all("a") if "href" in given]
+
+    def form(self, action: str) -> Form:
+        return next(each for each in self.forms if each.action.endswith(action))
+
+
+class Visitor:
+    """A browser of its own, without scripts."""
+
+    def __init__(self, api: httpx.Client) -> None:
+        self.client = httpx.Client(base_url=api.base_url, timeout=15)
+
+    def __enter__(self) -> Visitor:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.client.close()
+
+    def get(self, path: str, status: int = 200) -> Page:
+        answer = self.client.get(path, follow_redirects=True)
+        assert answer.status_code == status, (answer.status_code, answer.text)
+        return Page(answer.text)
+
+    def csrf(self) -> str:
+        """What its forms must have, from a page that has one."""
+        return next(v for form in self.get("/backlog").forms for v in form.values("csrf"))
+
+    def post(self, path: str, data: Any, status: int = 200) -> Page:
+        answer = self.client.post(path, data=data, follow_redirects=True)
+        assert answer.status_code == status, (answer.status_code, answer.text)
+        return Page(answer.text)
+
+    def log_in(self, token: str, target: str = "/") -> Page:
+        csrf = self.get("/login").form("/login").values("csrf")[0]
+        return self.post("/login", {"csrf": csrf, "token": token, "next": target})
+
+
+def sent(form: Form, **more: Any) -> dict[str, Any]:
+    """What a form sends, some fields given anew."""
+    found: dict[str, Any] = {}
+    for name, value in form.fields:
+        found.setdefault(name, []).append(value)
+    return {**found, **more}

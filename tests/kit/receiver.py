@@ -1,0 +1,60 @@
+"""Gets callbacks, on a free port of 127.0.0.1."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+@dataclass
+class Receiver:
+    """What it got, and what it answers: status, body and headers, by path."""
+
+    port: int = 0
+    got: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)
+    answers: dict[str, Any] = field(default_factory=dict)
+
+    def url(self, path: str = "/") -> str:
+        return f"http://127.0.0.1:{self.port}{path}"
+
+    def at(self, path: str) -> list[Any]:
+        """The bodies that came to a path."""
+        return [json.loads(body) for where, _, body in self.got if where == path]
+
+
+@contextmanager
+def receiving() -> Iterator[Receiver]:
+    receiver = Receiver()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            receiver.got.append((self.path, dict(self.headers.items()), body))
+            answer = receiver.answers.get(self.path, (200, b'{"code": 100}', {}))
+            if callable(answer):
+                answer(self)
+                return
+            status, content, headers = answer
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *args: Any) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        receiver.port = server.server_port
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield receiver
+        finally:
+            server.shutdown()
+            thread.join()

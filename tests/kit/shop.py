@@ -1,0 +1,144 @@
+"""A backlog as a shop would have it, for looking at: delayed, late, in flight, dead."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import time
+from typing import Any
+
+import redis
+from celery import Celery
+
+from celery_ext import Delayed
+from celery_ext.failures import Failure, write
+from kombu_delayed.message import open_envelope
+from kombu_delayed.store import Store
+
+TASKS = {
+    "mail": ("mail.send_reminder", "mail.send_invoice", "mail.ask_for_review"),
+    "billing": ("billing.charge", "billing.dunning_step", "billing.renew"),
+    "default": ("cart.expire", "stock.release", "report.weekly"),
+}
+TENANTS = ("acme", "globex", "initech", "umbrella", "hooli", "wonka")
+WORKERS = ("mail-1@web-3:214:a41f", "mail-2@web-4:377:0c9e", "pay-1@pay-1:51:77b2")
+REASONS = (
+    ("mail.send_reminder", "it was delivered 20 times in vain", 2),
+    ("billing.charge", "ConnectionError: payments.internal:443 refused the connection", 14),
+    ("billing.charge", "PaymentError: card of customer 4711 was declined", 9),
+    ("mail.send_invoice", "KeyError: 'address'", 5),
+)
+LEASE_MS = 60_000
+
+
+def make_shop(url: str) -> Celery:
+    """An app with the shop's tasks."""
+    app = Celery("shop", broker=f"delayed+{url}", set_as_current=False)
+    app.conf.task_default_queue = "default"
+    app.conf.task_routes = {}
+    for queue, names in TASKS.items():
+        for name in names:
+            app.task(_nothing, name=name, shared=False)
+            app.conf.task_routes[name] = {"queue": queue}
+    return app
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None: ...
+
+
+def fill_shop(app: Celery, client: redis.Redis, count: int = 4_000, seed: int = 7) -> str:
+    """Fill it; returns the id of a task with a history."""
+    chance, delayed = random.Random(seed), Delayed(app)
+    store = delayed.store
+    for queue in TASKS:
+        _history(client, store, queue, chance)
+    delayed.schedule_many([_row(chance) for _ in range(count)], progress=False)
+    _dead(app, store, chance)
+    _in_flight(app, store)
+    delayed.close()
+    return _known(app)
+
+
+def _row(chance: random.Random) -> tuple[Any, ...]:
+    queue = chance.choice(("mail", "mail", "mail", "billing", "billing", "default"))
+    name = chance.choice(TASKS[queue])
+    hour = time.time() % 86_400 / 3_600
+    # Most of a day's load falls due around noon (UTC) and in the evening.
+    peak = chance.choice((chance.gauss(11, 2.5), chance.gauss(18, 1.5), chance.uniform(0, 24)))
+    days = chance.choice((0, 0, 0, 1, 2, 5, 12))
+    countdown = ((peak - hour) % 24 + 24 * days) * 3_600 + 5
+    options = {
+        "countdown": countdown,
+        "queue": queue,
+        "priority": chance.choice((0, 3, 6)),
+        "headers": {"tenant": chance.choice(TENANTS)},
+    }
+    return name, [chance.randrange(10_000, 99_999)], {}, None, options
+
+
+def _history(client: redis.Redis, store: Store, queue: str, chance: random.Random) -> None:
+    """Ten minutes of events."""
+    now_ms, key = int(time.time() * 1000), store.keys(queue).events
+    at_ms = now_ms - 600_000
+    while at_ms < now_ms - 2_000:
+        ago = (now_ms - at_ms) / 60_000
+        at_ms += int(chance.expovariate(1 / (900 + 500 * math.sin(ago))) + 100)
+        name, tenant, id = chance.choice(TASKS[queue]), chance.choice(TENANTS), f"e{at_ms}"
+        late_ms = int(chance.lognormvariate(1.5, 0.9))
+        for event, after in (("delivered", 0), ("acked", 40)):
+            facts = [event, id, name, tenant, at_ms - late_ms, WORKERS[0], 0]
+            client.xadd(
+                key, {"v": 2, "event": json.dumps(facts)}, id=f"{min(at_ms + after, now_ms)}-*"
+            )
+
+
+def _in_flight(app: Celery, store: Store) -> None:
+    for queue, worker, count in (
+        ("mail", WORKERS[0], 6),
+        ("mail", WORKERS[1], 4),
+        ("billing", WORKERS[2], 3),
+    ):
+        for n in range(count + 2):
+            app.send_task(TASKS[queue][0], [n], queue=queue, headers={"tenant": "acme"})
+        store.deliver(queue, worker, count, 1, lease_ms=LEASE_MS)
+
+
+def _dead(app: Celery, store: Store, chance: random.Random) -> None:
+    tag = 1_000
+    for name, reason, count in REASONS:
+        queue = name.partition(".")[0]
+        worker = WORKERS[2] if queue == "billing" else WORKERS[0]
+        for _ in range(count):
+            given = {"tenant": chance.choice(TENANTS)}
+            app.send_task(name, [chance.randrange(9_999)], queue=queue, headers=given, priority=0)
+            found = store.deliver(queue, worker, 1, tag := tag + 1, lease_ms=LEASE_MS)
+            assert found is not None
+            id = open_envelope(found.records[0][1:], 0).id
+            text = reason.replace("4711", str(chance.randrange(1_000, 9_999)))
+            store.bury(queue, worker, [(tag, id, text, b"")], _attempts(text))
+
+
+def _attempts(error: str) -> str:
+    now_ms, frame = int(time.time() * 1000), '  File "shop/billing.py", line 88, in charge\n'
+    return write(
+        Failure(n, now_ms - (4 - n) * 1_500, WORKERS[2], error, frame + "    answer = post(card)\n")
+        for n in range(1, 4)
+    )
+
+
+def _known(app: Celery) -> str:
+    delayed, id = Delayed(app), "order-20931"
+    app.send_task(
+        "billing.renew",
+        [20931],
+        {"plan": "team", "seats": 12},
+        task_id=id,
+        queue="billing",
+        countdown=86_400,
+        headers={"tenant": "globex"},
+    )
+    delayed.reschedule(id, countdown=3 * 86_400, queue="billing")
+    delayed.reschedule(id, countdown=5 * 86_400 + 7_260, queue="billing")
+    delayed.close()
+    return id

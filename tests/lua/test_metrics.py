@@ -1,0 +1,89 @@
+"""What `metrics` counts and estimates, partition by partition."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import redis
+
+from kombu_delayed import store as store_module
+from kombu_delayed.store import Store
+from tests.kit.state import entry, seed, state
+
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture(autouse=True)
+def _time_stands_still(store: Store) -> None:
+    store.now = "1000"
+    store.partition_size = 4
+
+
+def fill(store: Store, count: int, spread_ms: int) -> list[int]:
+    """Schedule messages due in the coming `spread_ms`; returns when."""
+    chance = random.Random(1)
+    due_times = [1001 + chance.randrange(spread_ms) for _ in range(count)]
+    store.schedule("q", [entry(str(n), at_ms) for n, at_ms in enumerate(due_times)])
+    return due_times
+
+
+@pytest.mark.parametrize("now_ms", [1000, 1030, 40_000, HOUR_MS])
+@pytest.mark.parametrize("spread_ms", [50, 100_000, 2 * HOUR_MS])
+def test_counts_over_partitions(now_ms: int, spread_ms: int, store: Store) -> None:
+    due_times = fill(store, 100, spread_ms)
+    store.now = str(now_ms)
+    found = store.metrics("q")
+    later = [at_ms for at_ms in due_times if at_ms > now_ms]
+    assert found.due == len(due_times) - len(later)
+    assert found.due_within_minute == sum(at_ms <= now_ms + 60_000 for at_ms in later)
+    assert found.due_within_hour == sum(at_ms <= now_ms + HOUR_MS for at_ms in later)
+    assert found.due_within_day == len(later)
+    assert found.next_due_seconds == ((min(later) - now_ms) / 1000 if later else None)
+    assert found.oldest_due_seconds == max(now_ms - min(due_times), 0) / 1000
+    assert not found.is_estimate
+
+
+def test_it_changes_nothing(store: Store, client: redis.Redis) -> None:
+    seed(client, {"q": ["x"], "{q}:unacked:A": {"1": "0x"}, "{q}:consumers": {"A": 9000}})
+    fill(store, 20, 1000)
+    store.now = "1500"
+    before = state(client)
+    store.metrics("q")
+    assert state(client) == before
+
+
+def test_what_is_far_is_estimated(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "METRICS_LIMIT", 20)
+    fill(store, 1_000, 2 * HOUR_MS)
+    found = store.metrics("q")
+    assert found.is_estimate
+    assert found.due_within_day == found.delayed == 1_000
+    assert found.due_within_hour == pytest.approx(500, rel=0.1)
+    assert found.due_within_minute == pytest.approx(8, abs=6)
+
+
+def test_what_is_near_is_exact(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "METRICS_LIMIT", 20)
+    due_times = fill(store, 1_000, 200 * HOUR_MS)
+    store.now = str(sorted(due_times)[9])
+    found = store.metrics("q")
+    assert found.is_estimate
+    assert found.due == 10
+    ahead_ms = [at_ms - int(store.now) for at_ms in due_times]
+    assert found.due_within_hour == sum(0 < ms <= HOUR_MS for ms in ahead_ms)
+
+
+def test_a_crowd_at_one_instant(store: Store) -> None:
+    store.schedule("q", [entry(str(n), 5_000) for n in range(100)])
+    assert store.metrics("q").due_within_minute == 100
+    store.now = "4999"
+    assert (store.metrics("q").due, store.metrics("q").next_due_seconds) == (0, 0.001)
+    store.now = "5000"
+    assert (store.metrics("q").due, store.metrics("q").next_due_seconds) == (100, None)
+
+
+@pytest.mark.parametrize("head", ["", "x", '{"due_ms":', '{"due_ms":"9"}', '{"body": "due_ms"}'])
+def test_heads_that_were_never_delayed(head: str, store: Store, client: redis.Redis) -> None:
+    seed(client, {"q": [head]})
+    assert store.metrics("q").oldest_due_seconds == 0

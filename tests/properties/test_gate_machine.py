@@ -1,0 +1,346 @@
+"""The moves of a queue with limits in any order: never over a limit, no slot and no message lost.
+
+Consumers die and come back, tasks are acked before and after they end, messages are cancelled and
+moved while they wait. The model knows which slots each living consumer's tasks have.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import redis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+
+from kombu_delayed.backlog import Backlog, Move
+from kombu_delayed.gate import OPEN_GATE, Gate, LimitNumbers, Ticket, Use, put_ticket
+from kombu_delayed.message import open_envelope
+from kombu_delayed.store import Entry, Store
+from tests.kit.state import message
+
+LEASE_MS = 1_000
+CONSUMERS = ("A", "B", "C")
+SLOTS = {"all": 4, "customer": 2}
+EVERY_MS, BURST = 40.0, 3
+GATE = Gate(
+    "v1",
+    (
+        LimitNumbers("all", SLOTS["all"]),
+        LimitNumbers("customer", SLOTS["customer"]),
+        LimitNumbers("pace", 0, EVERY_MS, BURST),
+    ),
+)
+
+customers = st.sampled_from(["x", "y", "z"])
+consumers = st.sampled_from(CONSUMERS)
+
+
+def entry(id: str, ticket: Ticket | None, due: str = "", version: str = "v1") -> Entry:
+    text = message(id).replace("{", '{"headers": {"id": "' + id + '"},', 1)
+    if ticket is not None:
+        text = put_ticket(text, ticket.text(version, id))
+    return Entry(id, 0, text, due)
+
+
+def id_of(record: bytes) -> str:
+    return open_envelope(record[1:], 0).id
+
+
+class Machine(RuleBasedStateMachine):
+    client: redis.Redis
+    store: Store
+
+    @initialize()
+    def begin(self) -> None:
+        self.client.flushall()
+        self.now_ms = 1_000_000
+        self.count = 0
+        self.tickets: dict[str, Ticket] = {}
+        self.tag = 0
+        #: Who holds which message under which tag, and which tags have slots.
+        self.held: dict[str, dict[int, str]] = {name: {} for name in CONSUMERS}
+        self.slots: dict[str, dict[int, Ticket]] = {name: {} for name in CONSUMERS}
+        self.leases: dict[str, int] = {}
+        self.begun: list[int] = []
+        self.gone: set[str] = set()
+        self._tick(0)
+
+    def _tick(self, ms: int) -> None:
+        self.now_ms += ms
+        self.store.now = str(self.now_ms)
+
+    @rule(ms=st.integers(1, 300))
+    def time_goes_by(self, ms: int) -> None:
+        self._tick(ms)
+
+    @rule(
+        customer=customers,
+        fair=st.sampled_from(["", "t", "u"]),
+        cost=st.integers(1, 3),
+        critical=st.integers(0, 5).map(lambda n: n == 0),
+        paced=st.booleans(),
+        delay=st.sampled_from(["", "", "+5", "+200"]),
+        version=st.sampled_from(["v1", "v1", "v1", "v0", None]),
+    )
+    def send(
+        self,
+        customer: str,
+        fair: str,
+        cost: int,
+        critical: bool,
+        paced: bool,
+        delay: str,
+        version: str | None,
+    ) -> None:
+        self.count += 1
+        id = f"m{self.count}"
+        uses = [Use("all", "", cost, critical), Use("customer", customer, 1, critical)]
+        if paced:
+            uses.append(Use("pace"))
+        self.tickets[id] = Ticket(fair, uses=tuple(uses))
+        sent = entry(id, self.tickets[id] if version else None, delay, version or "")
+        if delay:
+            self.store.schedule("q", [sent])
+        else:
+            self.store.publish("q", [sent])
+
+    def _deliver(self, name: str, want: int, gate: Gate = GATE) -> int:
+        answer = self.store.deliver(
+            "q",
+            name,
+            want,
+            self.tag + 1,
+            lease_ms=LEASE_MS,
+            leased=name in self.leases,
+            promotions=3,
+            gate=gate,
+        )
+        if answer is None:
+            assert self.leases.get(name, 0) <= self.now_ms
+            self._forget(name)
+            return 0
+        self.leases[name] = self.now_ms + LEASE_MS
+        for record in answer.records:
+            self.tag += 1
+            id = id_of(record)
+            if gate.has_ticket(record):
+                self.held[name][self.tag] = id
+                self.slots[name][self.tag] = self.tickets[id]
+                self._note_begin(self.tickets[id])
+            else:
+                ticket = self.tickets[id].text("v1", id)
+                assert self.store.admit("q", name, [(self.tag, ticket, b"")]) == 1
+        return len(answer.records) + answer.more
+
+    def _note_begin(self, ticket: Ticket) -> None:
+        paced = [use for use in ticket.uses if use.limit == "pace"]
+        self.begun += [self.now_ms] * len(paced)
+
+    @rule(name=consumers, want=st.integers(0, 4))
+    def deliver(self, name: str, want: int) -> None:
+        self._deliver(name, want)
+
+    def _forget(self, name: str) -> None:
+        self.leases.pop(name, None)
+        self.held[name], self.slots[name] = {}, {}
+
+    def _some(self, of: dict[int, Any], data: st.DataObject) -> list[int]:
+        return data.draw(st.lists(st.sampled_from(sorted(of)), unique=True)) if of else []
+
+    @rule(name=consumers, data=st.data())
+    def ack_and_go_on(self, name: str, data: st.DataObject) -> None:
+        tags = self._some(self.held[name], data)
+        self._ack(name, tags)
+
+    def _ack(self, name: str, tags: list[int]) -> None:
+        if tags:
+            self.store.ack("q", name, tags, on_error=lambda: pytest.fail("refused"))
+            self.gone |= {self.held[name].pop(tag) for tag in tags}
+
+    @rule(name=consumers, data=st.data())
+    def end(self, name: str, data: st.DataObject) -> None:
+        self._end(name, self._some(self.slots[name], data))
+
+    def _end(self, name: str, tags: list[int]) -> None:
+        self._ack(name, [tag for tag in tags if tag in self.held[name]])
+        for _ in range(2):  # the answer was lost: it is told again
+            if tags:
+                self.store.free("q", name, tags, on_error=lambda: pytest.fail("refused"))
+        for tag in tags:
+            del self.slots[name][tag]
+
+    @rule(name=consumers, data=st.data(), counted=st.booleans())
+    def release(self, name: str, data: st.DataObject, counted: bool) -> None:
+        tags = self._some(self.held[name], data)
+        self.store.release("q", name, tags, counted=counted)
+        for tag in tags:
+            del self.held[name][tag]
+        self._end(name, tags)
+
+    @rule(name=consumers)
+    def leave(self, name: str) -> None:
+        self.store.leave("q", name)
+        self._forget(name)
+
+    @rule(name=consumers)
+    def die(self, name: str) -> None:
+        """Its lease ends, and another one finds out."""
+        self._tick(LEASE_MS + 1)
+        self.store.reclaim("q", name)
+        self._forget(name)
+
+    @rule(name=consumers)
+    def others_renew(self, name: str) -> None:
+        found = self.store.renew("q", name, LEASE_MS)
+        if found is None:
+            self._forget(name)
+            return
+        self.leases[name] = self.now_ms + LEASE_MS
+        for dead in found:
+            self.store.reclaim("q", dead)
+            self._forget(dead)
+
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        if self.tickets:
+            id = data.draw(st.sampled_from(sorted(self.tickets)))
+            if Backlog(self.store, "q").cancel([id]) == [1]:
+                self.gone.add(id)
+
+    @rule(data=st.data(), delay=st.integers(0, 100))
+    def reschedule(self, data: st.DataObject, delay: int) -> None:
+        if self.tickets:
+            id = data.draw(st.sampled_from(sorted(self.tickets)))
+            Backlog(self.store, "q").reschedule([Move(id, f"+{delay}")])
+
+    # What always holds.
+
+    @invariant()
+    def slots_are_those_of_living_consumers(self) -> None:
+        if not hasattr(self, "slots"):
+            return
+        expected: Counter[str] = Counter()
+        for name in CONSUMERS:
+            for ticket in self.slots[name].values():
+                for use in ticket.uses:
+                    if use.limit != "pace":
+                        expected[f"{use.limit}:{use.key}"] += use.cost
+        assert self.store.running("q") == dict(expected)
+
+    @invariant()
+    def nothing_is_over_its_limit(self) -> None:
+        if not hasattr(self, "slots"):
+            return
+        taken: Counter[str] = Counter()
+        for name in CONSUMERS:
+            for ticket in self.slots[name].values():
+                for use in ticket.uses:
+                    if use.limit != "pace" and not use.passes:
+                        taken[f"{use.limit}:{use.key}"] += use.cost
+        for name, count in taken.items():
+            assert count <= SLOTS[name.split(":")[0]], (name, count)
+
+    @invariant()
+    def nothing_begins_faster_than_its_rate(self) -> None:
+        begun = getattr(self, "begun", [])
+        for at, first in enumerate(begun):
+            for count, last in enumerate(begun[at:], 1):
+                assert count <= BURST + (last - first + 1) / EVERY_MS
+
+    def teardown(self) -> None:
+        """All of it runs in the end, and nothing is left."""
+        if not hasattr(self, "slots"):
+            return
+        for name in CONSUMERS:
+            self.store.leave("q", name)
+            self._forget(name)
+        left = set(self.tickets) - self.gone
+        idle = 0
+        for _ in range(60 + 20 * len(left)):
+            found = self._deliver("A", 3)
+            self.slots_are_those_of_living_consumers()
+            self._end("A", sorted(self.slots["A"]))
+            idle = 0 if found else idle + 1
+            if idle > 10:
+                break
+            self._tick(50)
+        assert set(self.tickets) - self.gone == set()
+        assert self.store.size("q") == (0, 0, 0)
+        self.store.leave("q", "A")
+        self.store.purge("q")
+        names = {key.decode() for key in self.client.keys("*")}
+        assert not {name for name in names if ":gate:rate:" not in name and name != "{q}:moved"}
+
+
+def test_gate_machine(client: redis.Redis) -> None:
+    Machine.client, Machine.store = client, Store(client)
+    run_state_machine_as_test(
+        Machine,
+        settings=settings(
+            max_examples=80,
+            stateful_step_count=60,
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+        ),
+    )
+
+
+weights = st.lists(st.sampled_from([0.5, 1.0, 2.0, 3.0]), min_size=2, max_size=5)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(weights=weights, wants=st.lists(st.integers(1, 4), min_size=10, max_size=10))
+def test_shares_are_fair_over_any_window(
+    client: redis.Redis, store: Store, weights: list[float], wants: list[int]
+) -> None:
+    client.flushall()
+    store.now = "1000"
+    gate = Gate("v1", (LimitNumbers("all", 4),))
+    for key, weight in enumerate(weights):  # one after the other, so that turns begin at any time
+        ticket = Ticket(f"k{key}", weight, uses=(Use("all"),))
+        store.publish("q", [entry(f"{key}-{n}", ticket) for n in range(40)])
+    order: list[int] = []
+    tag = 1
+    for want in wants:
+        answer = store.deliver("q", "A", want, tag, lease_ms=LEASE_MS, gate=gate)
+        assert answer is not None
+        order += [int(id_of(record).split("-")[0]) for record in answer.records]
+        tags = list(range(tag, tag + len(answer.records)))
+        store.free("q", "A", tags, on_error=lambda: None)
+        tag += len(tags)
+    assert len(order) == sum(wants)
+    total = sum(weights)
+    for first in range(len(order)):
+        for last in range(first + 1, len(order) + 1):
+            window = Counter(order[first:last])
+            for key, weight in enumerate(weights):
+                had = window[key] / weight
+                others = [
+                    abs(had - window[n] / w) <= 1 / weight + 1 / w + 1e-6
+                    for n, w in enumerate(weights)
+                ]
+                assert all(others), (weights, order, total)
+
+
+def test_gate_without_policies_lets_all_out(store: Store) -> None:
+    store.now = "1000"
+    ticket = Ticket("t", uses=(Use("all"), Use("customer", "x")))
+    store.publish("q", [entry(str(n), ticket) for n in range(10)])
+    first = store.deliver("q", "A", 9, 1, lease_ms=LEASE_MS, gate=GATE)
+    assert first is not None
+    assert len(first.records) == SLOTS["customer"]
+    plain = store.deliver("q", "B", 9, 1, lease_ms=LEASE_MS)
+    assert plain is not None
+    assert (plain.records, plain.gated) == ([], True)
+    rest = store.deliver("q", "B", 9, 1, lease_ms=LEASE_MS, gate=OPEN_GATE)
+    assert rest is not None
+    assert (len(rest.records), rest.gated) == (8, False)

@@ -1,0 +1,166 @@
+"""What `python -m kombu_delayed.sizing` plans for a load."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from kombu_delayed import sizing
+from kombu_delayed.errors import OptionError
+from kombu_delayed.sizing.__main__ import main
+from kombu_delayed.sizing.plan import MOST_NODES, Load, node_of, plan
+
+GIB = 2**30
+LOAD = Load(
+    rate_per_second=500,
+    delay_seconds=7 * 86_400,
+    payload_bytes=300,
+    events=10_000,
+    node_memory_bytes=16 * GIB,
+    use=0.7,
+    replicas=1,
+)
+
+
+def run(*words: str) -> Result:
+    return CliRunner(env={"COLUMNS": "120"}).invoke(main, words)
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "expected"),
+    [
+        *[(1, 16), (16, 16), (17, 32), (128, 128), (129, 160), (256, 256), (257, 320)],
+        *[(1_199, 1_280), (1_663, 1_792), (3_299, 3_584), (15_329, 16_384), (65_537, 81_920)],
+    ],
+)
+def test_sizes_of_the_allocator(size_bytes: int, expected: int) -> None:
+    assert sizing.allocated(size_bytes) == expected
+
+
+def test_a_week_of_messages() -> None:
+    found = plan(LOAD)
+    assert found.messages == 500 * 7 * 86_400
+    assert found.message_bytes == 1_792 + sizing.BOOKKEEPING_BYTES
+    assert found.memory_bytes == pytest.approx(found.messages * found.message_bytes, rel=1e-3)
+    assert (found.because_of, found.servers) == ("memory", 2 * found.nodes)
+    assert found.shards == sizing.shards_for(found.nodes)
+    assert found.node.total_bytes <= LOAD.node_memory_bytes
+    assert found.node.data_bytes <= LOAD.node_memory_bytes * LOAD.use * 1.001
+
+
+CHANGES: list[tuple[dict[str, Any], str]] = [
+    ({}, "memory"),
+    ({"use": 1.0}, "memory"),
+    ({"use": 1.0, "payload_bytes": 20_000}, "memory"),
+    ({"rate_per_second": 50_000, "delay_seconds": 1}, "rate"),
+    ({"rate_per_second": 50_000, "delay_seconds": 600, "use": 1.0}, "memory"),
+    ({"replicas": 3, "node_memory_bytes": 2 * GIB, "use": 0.9}, "memory"),
+]
+
+
+@pytest.mark.parametrize(("change", "because_of"), CHANGES)
+def test_the_fewest_nodes_that_are_enough(change: dict[str, Any], because_of: str) -> None:
+    load = replace(LOAD, **change)
+    found = plan(load)
+
+    def is_enough(nodes: int) -> bool:
+        node = node_of(load, nodes)
+        return (
+            node.total_bytes <= load.node_memory_bytes
+            and load.messages * found.message_bytes <= nodes * load.use * load.node_memory_bytes
+            and load.rate_per_second <= nodes * load.use * load.node_rate
+        )
+
+    assert is_enough(found.nodes)
+    assert not is_enough(found.nodes - 1)
+    assert found.because_of == because_of
+    assert found.headroom * load.rate_per_second == pytest.approx(found.capacity_per_second)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"node_memory_bytes": GIB, "replicas": 3}, "buffers of 3 replicas, 256 MiB each"),
+        ({"delay_seconds": 1e12}, f"more than {MOST_NODES:,} nodes"),
+    ],
+)
+def test_a_plan_without_sense(change: dict[str, Any], text: str) -> None:
+    with pytest.raises(OptionError, match=text):
+        plan(replace(LOAD, **change))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "shards"), [(1, 1), (2, 12), (3, 12), (4, 24), (6, 24), (7, 48), (24, 96), (25, 192)]
+)
+def test_shards_can_be_spread_evenly(nodes: int, shards: int) -> None:
+    assert sizing.shards_for(nodes) == shards
+
+
+def test_small_loads_take_one_server() -> None:
+    found = plan(replace(LOAD, rate_per_second=1, replicas=0))
+    assert (found.nodes, found.shards, found.servers) == (1, 1, 1)
+
+
+GIVEN = {"--rate": "500/s", "--delay": "7d", "--payload": "300"}
+
+
+def words(**changes: str) -> list[str]:
+    given = {**GIVEN, **{f"--{name.replace('_', '-')}": value for name, value in changes.items()}}
+    return [f"{name}={value}" for name, value in given.items()]
+
+
+def test_json_is_the_plan() -> None:
+    found = json.loads(run(*words(), "--json").output)
+    expected = plan(LOAD)
+    assert found["nodes"] == expected.nodes
+    assert found["node"]["total_bytes"] == expected.node.total_bytes
+    assert found["memory_bytes"] == expected.memory_bytes
+
+
+def test_the_table() -> None:
+    result = run(*words(events="0"))
+    assert result.exit_code == 0
+    lines = dict(line.strip().split("  ", 1) for line in result.output.splitlines())
+    assert lines["delayed"].strip() == "302,400,000 messages of 1,937 B"
+    assert {"memory", "nodes", "shards", "fragmentation", "replica buffers", "headroom"} <= {*lines}
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("rate", "5x"),
+        ("rate", "0/s"),
+        ("rate", "9" * 400),
+        ("delay", "-7d"),
+        ("delay", "0s"),
+        ("delay", "9" * 20 + "w"),
+        ("delay", "7"),
+        ("payload", "big"),
+        ("payload", "-1"),
+        ("node_memory", "1kB"),
+        ("use", "0"),
+        ("replicas", "-1"),
+        ("events", "many"),
+    ],
+)
+def test_errors_name_the_option(option: str, value: str) -> None:
+    result = run(*words(**{option: value}))
+    assert result.exit_code == 2
+    assert f"Invalid value for '--{option.replace('_', '-')}'" in result.output
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_the_load_has_to_be_given(name: str) -> None:
+    result = run(*(word for word in words() if not word.startswith(name)))
+    assert result.exit_code == 2
+    assert f"Missing option '{name}'" in result.output
+
+
+def test_what_cannot_be_planned_is_one_line() -> None:
+    result = run(*words(node_memory="100MiB"))
+    assert result.exit_code == 2
+    assert "larger --node-memory or fewer --replicas" in result.output
