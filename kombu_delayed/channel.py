@@ -494,7 +494,8 @@ class Channel(stock.Channel):
         try:
             return not lease.may_have_ended(queue) or lease.renew(queue, lease.store) is not None
         except UNREACHABLE:
-            return True
+            # The thread that consumes may have closed the connection, as it has heard of the end.
+            return not lease.lost and self.qos.queue_of(tag) is not None
 
     def on_done(self) -> None:
         """A message was acked or rejected."""

@@ -240,6 +240,30 @@ def test_what_is_handed_over_when_its_queue_is_cancelled_goes_back_unless_begun(
     assert not channel.begins(tag)
 
 
+@pytest.mark.parametrize("hears", ["the keeper", "the consumer", "nobody"])
+def test_nothing_is_begun_whose_lease_is_heard_to_have_ended_while_that_is_asked(
+    connection: Connection, mail: Queue, monkeypatch: pytest.MonkeyPatch, hears: str
+) -> None:
+    """By another thread, which closes the connection that the question went out on."""
+    inbox = Inbox(connection, mail, ack=False)
+    connection.Producer().publish("x", exchange=mail.exchange, routing_key="mail")
+    inbox.receive(1)
+    channel, tag = inbox.consumer.channel, inbox.messages[0].delivery_tag
+    channel.waits(tag)
+    lease = channel.consumer.lease
+
+    def renew(*_: Any) -> None:
+        if hears == "the keeper":
+            lease.lost = True
+        elif hears == "the consumer":
+            channel.consumer._start_anew()
+        raise redis.ConnectionError("closed")
+
+    monkeypatch.setattr(lease, "may_have_ended", lambda queue: True)
+    monkeypatch.setattr(lease, "renew", renew)
+    assert channel.begins(tag) is (hears == "nobody")
+
+
 @pytest.mark.parametrize("command", range(1, 4))
 def test_giving_back_that_was_interrupted_is_done_again(
     connection: Connection,
