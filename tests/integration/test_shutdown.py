@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from tests.kit.inbox import Inbox
 from tests.kit.ledger import Ledger
 from tests.kit.servers import Server, available_kinds, start_server
 from tests.kit.tasks_app import Settings, make_app
-from tests.kit.wait import wait_until
+from tests.kit.wait import Stopwatch, wait_until
 from tests.kit.workers import Worker
 
 pytestmark = pytest.mark.crash
@@ -131,9 +130,9 @@ def test_cold_shutdown_returns_everything_within_a_second(
     else:
         bench.wait_for_active(2)
     send(worker, numbers)
-    told_at = time.monotonic()
+    told = Stopwatch(worker.pid, bench.server.pid)
     wait_until(lambda: bench.unacked == 0, "all is back", 10)
-    assert time.monotonic() - told_at < 1
+    assert told.seconds < 1
     worker.wait()
     assert bench.queued == ids
     assert not any("end" in bench.phases(id) for id in ids)
@@ -168,10 +167,10 @@ def test_what_was_not_begun_is_back_within_a_second(
     ids = bench.load(worker, 4)
     running = 1 if pool == "solo" else 2
     bench.ledger.wait_for(running)
-    told_at = time.monotonic()
+    told = Stopwatch(worker.pid, bench.server.pid)
     worker.send_signal(numbers[0])
     wait_until(lambda: bench.client.llen("celery") >= len(ids) - running, "it is back", 10)
-    assert time.monotonic() - told_at < 1
+    assert told.seconds < 1
     send(worker, numbers[1:])
     worker.wait()
     assert len(set(bench.ledger.ids())) == running
@@ -379,10 +378,10 @@ def test_soft_shutdown_waits_and_returns_the_rest(bench: Bench) -> None:
     bench.ledger.wait_for(2)
     others = [bench.app.send_task("late", (30,)).id for _ in range(4)]
     wait_until(lambda: bench.unacked == 6, "it has claimed them")
-    told_at = time.monotonic()
+    told = Stopwatch(worker.pid, bench.server.pid)
     worker.send_signal(signal.SIGQUIT)
     wait_until(lambda: bench.queued == others, "what was not begun is back")
-    assert time.monotonic() - told_at < 1
+    assert told.seconds < 1
     assert bench.phases(short) == ["start"], "the worker still waits for it"
     bench.ledger.wait(lambda all: any(e["phase"] == "end" for e in all), "the short one is done")
     worker.wait()
@@ -398,11 +397,11 @@ def test_what_a_killed_worker_held_is_back_within_its_lease(bench: Bench, pool: 
     ids = bench.load(worker, 30, 4)
     with bench.worker(setup, "heir", pool="threads", concurrency=9) as heir:
         worker.kill()
-        killed_at = time.monotonic()
+        killed = Stopwatch(heir.pid, bench.server.pid)
         bench.ledger.wait(
             lambda all: {e["id"] for e in all if e["worker"] == heir.name} == set(ids), "all run"
         )
-        assert time.monotonic() - killed_at < LEASE_SECONDS + 1
+        assert killed.seconds < LEASE_SECONDS + 1
         heir.kill()
 
 
@@ -416,11 +415,11 @@ def test_with_nobody_else_alive_the_next_worker_takes_over_at_once(bench: Bench)
     bench.client.zadd("{celery}:consumers", {dead: server_ms(bench.client)})
     heir = bench.worker(setup, "heir", pool="threads", concurrency=9)
     heir.start()
-    ready_at = time.monotonic()
+    ready = Stopwatch(heir.pid, bench.server.pid)
     bench.ledger.wait(
         lambda all: {e["id"] for e in all if e["worker"] == heir.name} == set(ids), "all run"
     )
-    assert time.monotonic() - ready_at < 0.5
+    assert ready.seconds < 0.5
     heir.kill()
 
 

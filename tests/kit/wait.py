@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -24,3 +26,27 @@ def wait_until(
             )
         time.sleep(interval_seconds)
     return value
+
+
+class Stopwatch:
+    """Time since it was made, less what some processes, or this one, waited for a CPU."""
+
+    def __init__(self, *pids: int) -> None:
+        self._pids = {os.getpid(), *pids}
+        self._began, self._starved = time.monotonic(), self._starved_seconds()
+
+    @property
+    def seconds(self) -> float:
+        starved = max(0.0, self._starved_seconds() - self._starved)
+        return time.monotonic() - self._began - starved
+
+    def _starved_seconds(self) -> float:
+        return sum(map(starved_seconds, self._pids))
+
+
+def starved_seconds(pid: int) -> float:
+    """How long the first thread of a process was ready to run and had no CPU."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError):  # it has ended; not Linux
+        return 0.0

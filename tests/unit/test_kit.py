@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import socket
 import socketserver
 import subprocess
@@ -12,9 +13,10 @@ from pathlib import Path
 import pytest
 from redis.exceptions import ConnectionError, TimeoutError
 
+from tests.kit import wait
 from tests.kit.proxy import HOST, Proxy
 from tests.kit.servers import Server, available_kinds, free_port, start_server
-from tests.kit.wait import wait_until
+from tests.kit.wait import Stopwatch, starved_seconds, wait_until
 
 ROOT = Path(__file__).parents[2]
 
@@ -79,6 +81,31 @@ def test_wait_until_names_what_it_waited_for_and_the_last_value() -> None:
         AssertionError, match=r"^not within 0\.02 s: the moon \(last value: \[\]\)$"
     ):
         wait_until(list, "the moon", timeout_seconds=0.02)
+
+
+def test_a_stopwatch_leaves_out_the_wait_for_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited = {os.getpid(): 1.0, 1: 2.0}
+    monkeypatch.setattr(wait, "starved_seconds", lambda pid: waited.get(pid, 0.0))
+    watch = Stopwatch(1)
+    waited[1] += 100
+    assert -100 <= watch.seconds < 0
+    waited.clear()  # they have ended
+    assert watch.seconds >= 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="read in /proc")
+def test_a_process_that_shares_a_cpu_is_starved() -> None:
+    cpu = {min(os.sched_getaffinity(0))}
+    loop = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
+    command = [sys.executable, "-c", loop, str(*cpu)]
+    both = [subprocess.Popen(command) for _ in range(2)]
+    try:
+        wait_until(lambda: starved_seconds(both[0].pid) > 0.05, "it waits for the other one")
+    finally:
+        for each in both:
+            each.kill()
+            each.wait()
+    assert starved_seconds(both[0].pid) == 0
 
 
 def test_proxy_forwards_in_order(echo_port: int) -> None:
