@@ -191,6 +191,8 @@ class Consumer:
     def _announce(self, queue: str) -> None:
         """This consumer took a token that it does not follow."""
         try:
+            if queue in self._unsure:
+                self._recover(queue)
             self._qos.flush(self.store, self.lease)
             self.store.announce(queue)
         except UNREACHABLE as error:
@@ -396,8 +398,13 @@ class Consumer:
         return 0
 
     def _claim(self, source: Source, now: float, want: int) -> int:
-        queue = source.queue
+        queue, seen_tag = source.queue, self._tag
         answer = self._deliver(queue, 1 if source.no_ack else want, source.no_ack, True)
+        if self.sources.get(queue) is not source and not source.no_ack:
+            # A signal handler has cancelled it meanwhile, maybe before the server claimed these.
+            self._give_back(queue, range(seen_tag + 1, seen_tag + 1 + len(answer.records)))
+            self._announce(queue)
+            return 0
         source.answered(answer, monotonic(), self._server_ms(), self.options.poll_seconds)
         self._last_claim_at = now
         claimed = self._numbered(queue, answer.records)
@@ -470,11 +477,19 @@ class Consumer:
         if queue in self.sources:
             claimed = [Claimed(queue, tag, record) for tag, record in found]
             self._buffer.extend(self._let_in(queue, claimed, False))
-        elif found:
-            self.store.release(queue, self.lease.consumer, [tag for tag, _ in found])
+        else:
+            self._give_back(queue, [tag for tag, _ in found])
+            self._qos.flush(self.store, self.lease)
         # It may not have been carried out yet: its tags are its own, lest it overwrites others.
         self._tag = max([self._tag + LARGEST_CLAIM, *(tag for tag, _ in found)])
         self._unsure.discard(queue)
+
+    def _give_back(self, queue: str, tags: Sequence[int]) -> None:
+        """What was claimed of a queue that it does not consume any more; with its slots."""
+        if self._gates.gate(queue) is not None:
+            for tag in tags:
+                self._qos.has_slots(tag, queue)
+        self._qos.give_back(queue, tags)
 
     def take_token(self, connection: Any = None) -> None:
         """Read the wake token that has come over one of the connections."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import selectors
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,9 @@ UNREAD_LIMIT = 64
 
 #: Who waits for messages looks for the answers to what was posted after so long.
 LOOK_SECONDS = 0.02
+
+#: So long a signal handler waits for the command that it has interrupted.
+ASIDE_SECONDS = 0.05
 
 #: A connection that has been idle for longer is looked at before it is used.
 IDLE_SECONDS = 0.1
@@ -209,9 +213,16 @@ class Wire:
                 self._owner = None
 
     def _aside(self, command: tuple[Any, ...], replicas: Replicas | None = None) -> Any:
-        """A signal handler has interrupted this very thread between a command and its answer."""
+        """A signal handler has interrupted this very thread between a command and its answer.
+
+        That has been carried out when something can be read; more is for who was interrupted.
+        """
         connection = self.connect()
         try:
+            if (interrupted := getattr(self._connection, "_sock", None)) is not None:
+                with selectors.DefaultSelector() as selector:
+                    selector.register(interrupted, selectors.EVENT_READ)
+                    selector.select(ASIDE_SECONDS)
             connection.send_packed_command(_packed(command, replicas))
             return _read_both(connection, replicas)
         finally:

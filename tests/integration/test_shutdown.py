@@ -239,6 +239,43 @@ def test_what_is_handed_over_when_its_queue_is_cancelled_goes_back_unless_begun(
     assert not channel.begins(tag)
 
 
+@pytest.mark.parametrize("when", ["before", "behind"])
+def test_what_a_claim_brings_goes_back_when_its_queue_is_cancelled_meanwhile(
+    connection: Connection,
+    mail: Queue,
+    client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+    when: str,
+) -> None:
+    """At once: what a signal handler does next may take as long as a task."""
+    inbox = Inbox(connection, mail, prefetch_count=5, ack=False)
+    channel = inbox.consumer.channel
+    run, deliver, ends = channel.store.run, channel.store.deliver, []
+    send = run._send
+    for body in "abc":
+        connection.Producer().publish(body, exchange=mail.exchange, routing_key="mail")
+
+    def interrupted(*command: Any) -> None:
+        monkeypatch.setattr(run, "_send", send)
+        if when == "before":
+            channel.retire()
+        send(*command)
+        if when == "behind":
+            channel.retire()
+        ends.append(client.llen("mail"))
+
+    def claim(*given: Any, **options: Any) -> Any:
+        monkeypatch.setattr(run, "_send", interrupted)
+        return deliver(*given, **options)
+
+    monkeypatch.setattr(channel.store, "deliver", claim)
+    inbox.drain(0.05)
+    assert inbox.messages == []
+    assert ends == [3]
+    assert client.llen("mail") == 3
+    assert client.hlen(f"{{mail}}:unacked:{channel.consumer.lease.consumer}") == 0
+
+
 @pytest.mark.parametrize("hears", ["the keeper", "the consumer", "nobody"])
 def test_nothing_is_begun_whose_lease_is_heard_to_have_ended_while_that_is_asked(
     connection: Connection, mail: Queue, monkeypatch: pytest.MonkeyPatch, hears: str
