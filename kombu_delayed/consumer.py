@@ -548,7 +548,8 @@ class Consumer:
     ) -> bool:
         began = monotonic()
         try:
-            self._hand_over(payload, queue)
+            with self._qos.in_hand(tag):
+                self._hand_over(payload, queue)
         except Exception as error:
             if self._qos.took(tag) or (no_ack and self._qos.can_read(payload)):
                 self._qos.failed(tag)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import islice, takewhile
 from typing import Any, NamedTuple
 
@@ -60,6 +61,10 @@ class QoS(virtual.QoS):
         self._told_over = 0
         #: Tags of messages that their program has not begun, and says so when it does.
         self._waiting: set[int] = set()
+        #: The one that is being handed to its program just now.
+        self._in_hand: int | None = None
+        #: Queues whose programs say when they begin.
+        self._say_when: set[str] = set()
         #: Tags of messages with slots -> their queues.
         self._slots: dict[int, str] = {}
         #: Those of them whose slots are their tasks', which say when they end.
@@ -134,9 +139,22 @@ class QoS(virtual.QoS):
         self._freed.append((queue, tag))
         return True
 
+    @contextmanager
+    def in_hand(self, tag: int) -> Iterator[None]:
+        """While a message is handed to its program, which may say that it does not begin yet."""
+        self._in_hand = tag
+        try:
+            yield
+        finally:
+            self._in_hand = None
+
     def wait(self, tag: int) -> None:
         """The program calls `begin` before it begins on a message: until then it can go back."""
-        self._waiting.add(tag)
+        queue = self.queue_of(tag)
+        if queue is not None:  # else it has gone back already
+            self._say_when.add(queue)
+            self._waiting.add(tag)
+        self._in_hand = None
 
     def begin(self, tag: int) -> bool:
         """Whether the program may begin on a message that waits: it has not gone back."""
@@ -176,6 +194,8 @@ class QoS(virtual.QoS):
 
     def give_back_waiting(self, queue: str) -> None:
         """Messages that were handed out and not begun return with the next flush."""
+        if self._in_hand is not None and queue in self._say_when:
+            self._waiting.add(self._in_hand)
         for tag in sorted(self._waiting, reverse=True):
             if self.queue_of(tag) == queue and self.begin(tag):
                 super().ack(tag)

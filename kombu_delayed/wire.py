@@ -28,8 +28,8 @@ UNREAD_LIMIT = 64
 #: Who waits for messages looks for the answers to what was posted after so long.
 LOOK_SECONDS = 0.02
 
-#: So long a signal handler waits for the command that it has interrupted.
-ASIDE_SECONDS = 0.05
+#: So long a signal handler waits for the command that it has interrupted, at the most.
+ASIDE_SECONDS = 0.5
 
 #: A connection that has been idle for longer is looked at before it is used.
 IDLE_SECONDS = 0.1
@@ -114,6 +114,8 @@ class Wire:
         self._pid = os.getpid()
         self._lock = threading.RLock()  # for a signal handler, in the moment before `_owner`
         self._owner: int | None = None
+        #: The owner has sent a command and waits for its answer.
+        self._is_sent = False
         self._connection: Any = None
         self._used_at = monotonic()
         self._looked_at = 0.0
@@ -133,6 +135,7 @@ class Wire:
         with self._held():
             try:
                 self._send(command, replicas)
+                self._is_sent = True
                 self._read_posted()
                 return _read_both(self._connection, replicas)
             except (ResponseError, ServerFull, NotReplicated):
@@ -210,7 +213,7 @@ class Wire:
             try:
                 yield
             finally:
-                self._owner = None
+                self._owner, self._is_sent = None, False
 
     def _aside(self, command: tuple[Any, ...], replicas: Replicas | None = None) -> Any:
         """A signal handler has interrupted this very thread between a command and its answer.
@@ -219,7 +222,9 @@ class Wire:
         """
         connection = self.connect()
         try:
-            if (interrupted := getattr(self._connection, "_sock", None)) is not None:
+            interrupted = getattr(self._connection, "_sock", None)
+            if self._is_sent and interrupted is not None:
+                self._is_sent = False
                 with selectors.DefaultSelector() as selector:
                     selector.register(interrupted, selectors.EVENT_READ)
                     selector.select(ASIDE_SECONDS)

@@ -239,7 +239,31 @@ def test_what_is_handed_over_when_its_queue_is_cancelled_goes_back_unless_begun(
     assert not channel.begins(tag)
 
 
-@pytest.mark.parametrize("when", ["before", "behind"])
+def test_what_is_being_handed_over_goes_back_with_the_others(
+    connection: Connection, mail: Queue, client: redis.Redis
+) -> None:
+    """In their order, where its program says when it begins."""
+    inbox = Inbox(connection, mail, prefetch_count=5, ack=False)
+    channel, handed = inbox.consumer.channel, []
+
+    def take(message: Any) -> None:
+        if message.payload == "b":
+            channel.retire()
+        channel.waits(message.delivery_tag)
+        handed.append(message.delivery_tag)
+
+    inbox.consumer.on_message = take
+    for body in "abc":
+        connection.Producer().publish(body, exchange=mail.exchange, routing_key="mail")
+    while len(handed) < 2:
+        connection.drain_events(timeout=5)
+    assert not any(map(channel.begins, handed))
+    assert client.llen("mail") == 3
+    with connection.clone() as other:
+        assert Inbox(other, mail).receive(3) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("when", ["_send", "_read_posted"])
 def test_what_a_claim_brings_goes_back_when_its_queue_is_cancelled_meanwhile(
     connection: Connection,
     mail: Queue,
@@ -250,27 +274,27 @@ def test_what_a_claim_brings_goes_back_when_its_queue_is_cancelled_meanwhile(
     """At once: what a signal handler does next may take as long as a task."""
     inbox = Inbox(connection, mail, prefetch_count=5, ack=False)
     channel = inbox.consumer.channel
-    run, deliver, ends = channel.store.run, channel.store.deliver, []
-    send = run._send
+    store, ends = channel.store, []
+    deliver = store.deliver
     for body in "abc":
         connection.Producer().publish(body, exchange=mail.exchange, routing_key="mail")
 
-    def interrupted(*command: Any) -> None:
-        monkeypatch.setattr(run, "_send", send)
-        if when == "before":
-            channel.retire()
-        send(*command)
-        if when == "behind":
-            channel.retire()
-        ends.append(client.llen("mail"))
-
     def claim(*given: Any, **options: Any) -> Any:
-        monkeypatch.setattr(run, "_send", interrupted)
-        return deliver(*given, **options)
+        with pytest.MonkeyPatch.context() as patch:
+            step = getattr(store.run, when)
 
-    monkeypatch.setattr(channel.store, "deliver", claim)
-    inbox.drain(0.05)
-    assert inbox.messages == []
+            def interrupted(*args: Any) -> None:
+                patch.undo()
+                channel.retire()
+                ends.append(client.llen("mail"))
+                step(*args)
+
+            patch.setattr(store.run, when, interrupted)
+            return deliver(*given, **options)
+
+    monkeypatch.setattr(store, "deliver", claim)
+    with pytest.raises(TimeoutError):
+        connection.drain_events(timeout=0.1)
     assert ends == [3]
     assert client.llen("mail") == 3
     assert client.hlen(f"{{mail}}:unacked:{channel.consumer.lease.consumer}") == 0
