@@ -114,7 +114,10 @@ class _ToldWire:
 
     def __call__(self, *command: Any, replicas: Replicas | None = None) -> Any:
         """As the wire's; raises OperationalError where the broker cannot be reached."""
-        return self._told(self._wire, command, replicas)
+        try:
+            return self._wire(*command, replicas=replicas)
+        except UNREACHABLE as error:
+            raise self._lost(error) from error
 
     def everywhere(self) -> list[_ToldWire]:
         """As the wire's."""
@@ -122,13 +125,11 @@ class _ToldWire:
 
     def insist(self, *command: Any, replicas: Replicas | None = None) -> Any:
         """As the wire's; raises OperationalError where the broker cannot be reached."""
-        return self._told(self._wire.insist, command, replicas)
-
-    def _told(
-        self, send: Callable[..., Any], command: tuple[Any, ...], replicas: Replicas | None
-    ) -> Any:
         try:
-            return send(*command, replicas=replicas)
+            return self._wire.insist(*command, replicas=replicas)
         except UNREACHABLE as error:
-            self._on_lost()
-            raise OperationalError(str(error)) from error
+            raise self._lost(error) from error
+
+    def _lost(self, error: BaseException) -> OperationalError:
+        self._on_lost()
+        return OperationalError(str(error))

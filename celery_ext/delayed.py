@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from itertools import chain, compress
@@ -139,17 +139,20 @@ class Delayed:
         Its result is REVOKED. Without `queue`, the app's queues are looked at, and those that it
         does not know only where it is in none of them.
         """
-        return bool(self.cancel_ids([task_id], queue))
+        return bool(self._cancel([task_id], queue))
 
     def cancel_ids(self, task_ids: Iterable[str], queue: str | None = None) -> set[str]:
         """Drop several tasks as `cancel` does; returns the ids of those that were delayed."""
-        wanted = [*dict.fromkeys(task_ids)]
+        return self._cancel([*dict.fromkeys(task_ids)], queue)
+
+    def _cancel(self, wanted: list[str], queue: str | None) -> set[str]:
         gone: set[str] = set()
         for name, ids in self.where(queue, wanted, gone):
+            backlog = self.backlog(name)
             if not self._is_told_of_cancelling():
-                gone.update(compress(ids, self.backlog(name).cancel(ids)))
+                gone.update(compress(ids, backlog.cancel(ids)))
                 continue
-            for waiting in self.backlog(name).take(ids):
+            for waiting in backlog.take(ids):
                 gone.add(waiting.id)
                 self.was_cancelled(TaskInfo.waiting(name, waiting))
         return gone
@@ -218,27 +221,35 @@ class Delayed:
 
     def where(
         self, queue: str | None, ids: list[str], found: set[str]
-    ) -> Iterator[tuple[str, list[str]]]:
+    ) -> Iterable[tuple[str, list[str]]]:
         """Where to look for which ids: in a queue, or in the app's, and for what is not found in
         them in the others that there are.
         """
-        own = [queue] if queue else list(self.app.amqp.queues)
+        return self._in_shards(queue, ids, found) if queue else self._in_all(ids, found)
+
+    def _in_all(self, ids: list[str], found: set[str]) -> Iterator[tuple[str, list[str]]]:
+        own = list(self.app.amqp.queues)
         for name in own:
             yield from self._in_shards(name, ids, found)
-        if not queue and len(found) < len(ids):
+        if len(found) < len(ids):
             for name in self.queues():
                 if name not in own:
                     yield from self._in_shards(name, ids, found)
 
     def _in_shards(
         self, queue: str, ids: list[str], found: set[str]
-    ) -> Iterator[tuple[str, list[str]]]:
+    ) -> Iterable[tuple[str, list[str]]]:
         """Each id where it would be sent to now, and then, where it is not, in the other shards."""
         shards = self.store.shards
         others = shards.all(queue)
         if len(others) == 1:
-            yield queue, ids
-            return
+            return ((queue, ids),)
+        return self._at_home(queue, others, ids, found)
+
+    def _at_home(
+        self, queue: str, others: Sequence[str], ids: list[str], found: set[str]
+    ) -> Iterator[tuple[str, list[str]]]:
+        shards = self.store.shards
         homes: dict[str, list[str]] = {}
         for id in ids:
             homes.setdefault(shards.home(queue, id), []).append(id)

@@ -134,14 +134,16 @@ class Backlog:
         An id stands for all messages that share it; with `members`, a `Waiting.member` for one.
         """
         how = "one" if members else "all"
-        parts = chunks(list(ids))
-        return [n for part in parts for n in numbers(self._cancel(part, how))]
+        counts: list[int] = []
+        for part in chunks(list(ids)):
+            counts += numbers(self._cancel(part, how))
+        return counts
 
     def _cancel(self, ids: Sequence[str], how: str) -> Any:
         keys, store = self._keys, self.store
         # As `Store.cancel_call` packs it: a cancel shall cost little more than its round trip.
         head = 5, keys.partitions, keys.delayed, keys.messages, keys.duplicates, keys.events
-        packed = *head, how, store.event_limit, *ids
+        packed = *head, how, store.event_bound(keys), *ids
         return script("cancel").send(store.run, packed)
 
     def reschedule(self, moves: Iterable[Move], *, members: bool = False) -> list[int]:

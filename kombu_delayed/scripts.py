@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.resources import files
 from time import perf_counter
@@ -15,9 +15,9 @@ from redis.exceptions import NoScriptError
 
 from . import meter
 
-_SIGNATURE = re.compile(r"^local (\w+) += (.*?)(KEYS|ARGV)(\[|, )(\d+)(.*)$")
-_INCLUDE = re.compile(r"^-- include: (.*)$")
-_NEEDS = re.compile(r"^-- needs: (.*)$", re.MULTILINE)
+_SIGNATURE = re.compile(r"^local (\w+)(?:, first)? += (.*?)(KEYS|ARGV)(\[|, )(\d+)(.*)$")
+_INCLUDE = re.compile(r"^( *)-- include: (.*)$")
+_NEEDS = re.compile(r"^-- needs: (?!nothing$)(.*)$", re.MULTILINE)
 _FUNCTION = re.compile(r"^local function (\w+)\([^\n]*\)\n.*?^end\n", re.MULTILINE | re.DOTALL)
 
 
@@ -38,10 +38,16 @@ class Script:
         for line in source.splitlines():
             if signature := _SIGNATURE.match(line):
                 self._declare(*signature.group(1, 3, 4, 5))
-            if include := _INCLUDE.match(line):
-                lines.extend(self._included(name) for name in include[1].split())
-            lines.append(line)
+            lines.extend(self._with_included(line))
         return _without_unused("\n".join(lines) + "\n")
+
+    def _with_included(self, line: str) -> Iterator[str]:
+        """A line, behind what it includes, which stands where the line does: in a branch or not."""
+        if include := _INCLUDE.match(line):
+            for name in include[2].split():
+                for each in self._included(name).splitlines():
+                    yield from self._with_included(each and include[1] + each)
+        yield line
 
     def _declare(self, name: str, table: str, bracket: str, position: str) -> None:
         names = self.keys if table == "KEYS" else self.arguments
@@ -80,19 +86,15 @@ class Script:
 
     def send(self, run: Callable[..., Any], packed: tuple[Any, ...]) -> Any:
         """As a call, with what `pack` has made of its arguments."""
-        if (told := meter.current) is None:
-            return self._send(run, packed)
-        began = perf_counter()
-        try:
-            return self._send(run, packed)
-        finally:
-            told.script_took(self.name, perf_counter() - began)
-
-    def _send(self, run: Callable[..., Any], packed: tuple[Any, ...]) -> Any:
+        told = meter.current
+        began = perf_counter() if told is not None else 0.0
         try:
             return run("EVALSHA", self.sha, *packed)
         except NoScriptError:
             return run("EVAL", self.source, *packed)
+        finally:
+            if told is not None:
+                told.script_took(self.name, perf_counter() - began)
 
 
 def _without_unused(source: str) -> str:

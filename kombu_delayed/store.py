@@ -16,6 +16,7 @@ from .keys import SEPARATOR, QueueKeys, step_char
 from .metrics import SPANS_MS, Metrics
 from .scripts import Script, script
 from .shards import Shards
+from .upkeep import Upkeep
 from .waits import NO_WAIT, Wait
 from .wire import Replicas, Wire, numbers, pairs
 
@@ -166,6 +167,7 @@ class Store:
         self.partition_size = partition_size
         self.limits = limits or Limits()
         self.event_limit = event_limit
+        self._upkeep = Upkeep()
         self.now = now
         #: Where scripts are known to work that nobody waits for: a server may have lost them.
         self._posted_over: dict[tuple[Wire, str], int] = {}
@@ -301,8 +303,7 @@ class Store:
             "delayed": keys.delayed,
             "messages": keys.messages,
             "duplicates": keys.duplicates,
-            "events": keys.events,
-            "event_limit": self.event_limit,
+            **self.event_keys(keys),
             "how": how,
             "ids": ids,
         }
@@ -802,7 +803,10 @@ class Store:
         }
 
     def event_keys(self, keys: QueueKeys) -> dict[str, Any]:
-        return {"events": keys.events, "event_limit": self.event_limit}
+        return {"events": keys.events, "event_limit": self.event_bound(keys)}
+
+    def event_bound(self, keys: QueueKeys) -> int:
+        return self.event_limit and self._upkeep.bound(keys.events, self.event_limit)
 
     def _holding(self, keys: QueueKeys, consumer: str) -> dict[str, Any]:
         return {
@@ -829,4 +833,6 @@ class Store:
 
 def chunks(entries: Sequence[T], limit: int | None = None) -> Iterable[Sequence[T]]:
     size = limit or CALL_LIMIT
+    if 0 < len(entries) <= size:
+        return (entries,)
     return (entries[at : at + size] for at in range(0, len(entries), size))

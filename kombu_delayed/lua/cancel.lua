@@ -7,13 +7,13 @@ local duplicates  = KEYS[4]            -- HASH id -> how many messages share it
 local events      = KEYS[5]            -- STREAM of lifecycle events
 local how         = ARGV[1]            -- all: an id stands for all that share it; one: for one member; read: as all, and return them
 local event_limit = tonumber(ARGV[2])  -- about so many are kept; 0: none
-local ids         = {unpack(ARGV, 3)}
+local ids, first  = ARGV, 3            -- from there on
 -- include: backlog events
 -- returns as text how many were there, for each id; or all of {member, priority step + due_ms + message, …};
 --   O(log n) a message
-local counts, dropped = {}, {}
-for i, id in ipairs(ids) do
-  counts[i] = 0
+local dropped, counts = how == 'read' and {}
+for i = first, #ids do
+  local id, count = ids[i], 0
   local highest = how ~= 'one' and tonumber(redis.call('HGET', duplicates, id) or 1) or 1
   for n = highest, 1, -1 do  -- in this order the others that share an id are found at once
     local member = n == 1 and id or id .. '\31' .. n
@@ -22,11 +22,16 @@ for i, id in ipairs(ids) do
     if due_ms then  -- as `take` does it, but each function more is a microsecond more
       unindex(member, due_ms)
       redis.call('HDEL', messages, member)
-      if n > 1 or member:find('\31', 1, true) then forget_duplicate(member) end
-      counts[i] = counts[i] + 1
+      if n > 1 or member:find('\31', 1, true) then
+        -- include: forget_duplicate
+        forget_duplicate(member)
+      end
+      count = count + 1
       tell('cancelled', member, kept, due_ms)
-      if how == 'read' then dropped[#dropped + 1], dropped[#dropped + 2] = member, kept end
+      if dropped then dropped[#dropped + 1], dropped[#dropped + 2] = member, kept end
     end
   end
+  local text = count == 1 and '1' or tostring(count)  -- to write out a number costs as much as a command
+  counts = counts and counts .. ' ' .. text or text
 end
-return how == 'read' and dropped or table.concat(counts, ' ')
+return dropped or counts

@@ -45,7 +45,10 @@ local function promote(members)
   for list, batch in pairs(batches) do redis.call('LPUSH', list, unpack(batch)) end
   redis.call('HDEL', messages, unpack(members))
   for _, member in ipairs(members) do
-    if member:find('\31', 1, true) then forget_duplicate(member) end
+    if member:find('\31', 1, true) then
+      -- include: forget_duplicate
+      forget_duplicate(member)
+    end
   end
 end
 

@@ -26,7 +26,7 @@ local steps       = ARGV[10]
 local event_limit = tonumber(ARGV[11])   -- about so many are kept; 0: none
 local version     = ARGV[12]             -- of the tickets; empty: there are no policies any more, let out what waits
 local limits      = {unpack(ARGV, 13)}   -- name, slots (0: no limit, -1: counted only), ms a token (0: no limit), burst, ms late that need none; …
--- include: clock waiting ready backlog events promise gate limits
+-- include: clock waiting ready backlog forget_duplicate events promise gate limits
 -- returns as deliver; O(log n) a message
 redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
 local lease_end_ms = redis.call('ZSCORE', consumers, consumer)

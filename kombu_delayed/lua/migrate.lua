@@ -62,6 +62,7 @@ local function from_delayed(member, _, due_ms)
   make_ready('LPUSH', step, message)
   unindex(member, due_ms)
   redis.call('HDEL', messages, member)
+  -- include: forget_duplicate
   forget_duplicate(member)
 end
 

@@ -48,6 +48,7 @@ local function put_right(fault, name, member)
   if fault == 'unreadable' then
     entomb(member, '0' .. kept, '', 0, 'its record in the backlog cannot be read')
     redis.call('HDEL', messages, member)
+    -- include: forget_duplicate
     forget_duplicate(member)
   elseif kept and member ~= '' then
     local _, due_ms = parts_of(kept)

@@ -31,6 +31,7 @@ end
 -- Unless another one has taken its key meanwhile. A retry holds off nobody.
 local function claim_key(member, record, due_ms)
   if not record:find('_unique":', 1, true) then return end
+  -- include: member_of_part
   local key = member_of_part(record, 'headers', 'delayed_unique')
   local retries = member_of_part(record, 'headers', 'retries')
   if key == '' or (retries ~= '' and retries ~= '0') then return end

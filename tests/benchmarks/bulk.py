@@ -212,15 +212,10 @@ def measure(rig: Rig) -> Figures:
     return figures
 
 
-CANCEL = "`Delayed.cancel`, in an app that keeps no results"
-
-
 def rows(ours: Figures) -> list[Row]:
     count = f"{ours['count']:,.0f}"
     return [
-        _cancel(ours, "backlog_cancel_us", "trip_us", f"`Backlog.cancel` at a backlog of {count}"),
-        _cancel(ours, "cancel_us", "trip_us", CANCEL),
-        _cancel(ours, "cancel_us", "redis_py_trip_us", CANCEL),
+        *_cancelling(ours, count),
         _reading(ours, "find", f"`find` by task name, a tenth of {count}", 100_000),
         _reading(ours, "read", f"`find` of all {count}", None),
         Row(
@@ -235,17 +230,29 @@ def rows(ours: Figures) -> list[Row]:
     ]
 
 
-def _cancel(ours: Figures, figure: str, trip: str, what: str) -> Row:
-    ratio = ours[figure] / ours[trip]
-    by = "redis-py" if trip == "redis_py_trip_us" else "the same connection, without redis-py"
-    return Row(
-        f"{what}, and a round trip with one small script by {by}",
-        "ratio ≤ 1.5",
-        NOTHING,
-        f"{ours[figure]:.0f} µs, {ours[trip]:.0f} µs",
-        f"{ratio:.2f}",
-        ratio <= 1.5,
-    )
+def _cancelling(ours: Figures, count: str) -> list[Row]:
+    """To be reached is a small multiple of the trip that everybody's client makes."""
+    trip, bare = ours["redis_py_trip_us"], ours["trip_us"]
+    cancel, inner = ours["cancel_us"], ours["backlog_cancel_us"]
+    return [
+        Row(
+            f"`Delayed.cancel` at a backlog of {count}, in an app that keeps no results, and a "
+            "round trip of redis-py with one small script",
+            "ratio ≤ 1.5",
+            NOTHING,
+            f"{cancel:.0f} µs, {trip:.0f} µs",
+            f"{cancel / trip:.2f}",
+            cancel / trip <= 1.5,
+        ),
+        Row(
+            "`Delayed.cancel`, `Backlog.cancel`, and the same trip by their connection, without "
+            "redis-py's client",
+            NOTHING,
+            NOTHING,
+            f"{cancel:.0f} µs, {inner:.0f} µs, {bare:.0f} µs",
+            f"{cancel / bare:.2f}, {inner / bare:.2f}",
+        ),
+    ]
 
 
 def _reading(ours: Figures, name: str, what: str, least: int | None) -> Row:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 import uuid
 from typing import Any
 
 import pytest
 import redis
 
-from kombu_delayed import burials
+from kombu_delayed import burials, upkeep
 from kombu_delayed.backlog import Backlog, Move
 from kombu_delayed.errors import DelayedError
 from kombu_delayed.events import Event, newest, read
 from kombu_delayed.message import to_json
 from kombu_delayed.store import Entry, Limits, Store
+from kombu_delayed.upkeep import CALLS
 from kombu_delayed.waits import Wait
 from tests.kit.state import all_keys
 from tests.kit.wait import wait_until
@@ -288,6 +290,31 @@ def test_events_of_a_queue_that_nobody_uses_go(store: Store, client: redis.Redis
     store.schedule("q", [task("a", 2000), task("b", 2000)])
     days = client.pttl("{q}:events") / 86_400_000  # type: ignore[operator]
     assert 6.9 < days <= 7
+
+
+def test_a_call_in_many_lets_the_stream_live_on(
+    store: Store, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "SECONDS", math.inf)
+    store.schedule("q", [task("0", 2000)])
+    client.persist("{q}:events")
+    for n in range(1, CALLS):
+        store.schedule("q", [task(f"{n}", 2000)])
+    assert client.pttl("{q}:events") == -1
+    store.schedule("q", [task(f"{CALLS}", 2000)])
+    assert client.pttl("{q}:events") > 0  # type: ignore[operator]
+    assert len(read(store, "q")) == CALLS + 1
+
+
+def test_a_stream_that_went_in_between_expires_as_well(
+    store: Store, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "SECONDS", math.inf)
+    store.schedule("q", [task("a", 2000)])
+    client.delete("{q}:events")
+    Backlog(store, "q").cancel(["a"])
+    assert told(store) == [("cancelled", "a", 2000, 0)]
+    assert client.pttl("{q}:events") > 0  # type: ignore[operator]
 
 
 def test_events_of_a_queue_that_is_deleted_go_with_it(store: Store, client: redis.Redis) -> None:

@@ -123,6 +123,31 @@ def test_include_is_put_in_place(client: redis.Redis) -> None:
     assert timed(client.execute_command, now=12_345) == 12_345
 
 
+def test_an_include_may_stand_in_a_branch(client: redis.Redis) -> None:
+    source = "local now = ARGV[1]\nif now ~= '' then\n  -- include: clock\n  return now_ms\nend\n"
+    assert Script("timed", source)(client.execute_command, now=12_345) == 12_345
+    assert "\n  local now_ms = " in Script("timed", source).source
+
+
+def test_an_include_may_have_includes() -> None:
+    names = ["partitions", "delayed", "messages", "duplicates"]
+    keys = "".join(f"local {name} = KEYS[{n}]\n" for n, name in enumerate(names, 1))
+    taking = Script("taking", keys + "-- include: backlog\nreturn take('a')\n")
+    assert "\n    local function forget_duplicate(" in taking.source
+
+
+def test_includes_that_need_nothing() -> None:
+    finding = Script("finding", "-- include: member_of_part\nreturn member_of_part('', '', '')\n")
+    assert "local function member_of_part(" in finding.source
+
+
+def test_a_list_may_be_left_where_it_is(client: redis.Redis) -> None:
+    source = "local plain = ARGV[1]\nlocal others, first = ARGV, 2\nreturn {plain, others[first]}\n"
+    listed = Script("listed", source)
+    assert (listed.arguments, listed.variadic) == (["plain", "others"], {"others"})
+    assert listed(client.execute_command, plain="p", others=["x", "y"]) == [b"p", b"x"]
+
+
 def test_unknown_script() -> None:
     with pytest.raises(FileNotFoundError):
         script("vanish")
@@ -142,7 +167,7 @@ def test_every_script_names_all_it_takes(name: str) -> None:
     text = LUA.joinpath(f"{name}.lua").read_text(encoding="utf-8")
     assert text.startswith(f"-- {name}: ")
     declared = {*script(name).keys, *script(name).arguments}
-    used = set(re.findall(r"^local (\w+) += .*(?:KEYS|ARGV)", text, re.MULTILINE))
+    used = set(re.findall(r"^local (\w+)(?:, first)? += .*(?:KEYS|ARGV)", text, re.MULTILINE))
     assert used == declared
     body = text.split("-- returns")[1]
     assert not re.search(r"\b(KEYS|ARGV)\b", body)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterator
+from http import HTTPStatus
 from time import monotonic
 from typing import Any
 
@@ -16,6 +17,15 @@ from tests.kit.servers import Server
 from tests.kit.wait import wait_until
 
 
+@pytest.fixture(params=["with hiredis", "without"])
+def packer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "without":
+        monkeypatch.setattr("kombu_delayed.wire._pack_in_c", None)
+    else:
+        pytest.importorskip("hiredis")
+
+
+@pytest.mark.usefixtures("packer")
 @pytest.mark.parametrize(
     "command",
     [
@@ -29,6 +39,13 @@ def test_commands_are_packed_as_redis_py_does(command: tuple[Any, ...]) -> None:
     assert pack(command) == b"".join(Connection().pack_command(*command))
 
 
+@pytest.mark.usefixtures("packer")
+@pytest.mark.parametrize("command", [("SET", "k", True), ("SET", "k", HTTPStatus.OK)])
+def test_parts_of_other_types_are_packed_as_text(command: tuple[Any, ...]) -> None:
+    assert pack(command) == pack([str(each) for each in command])
+
+
+@pytest.mark.usefixtures("packer")
 def test_text_that_is_no_utf_8_is_refused() -> None:
     with pytest.raises(UnicodeEncodeError):
         pack(("SET", "k", "\ud800"))

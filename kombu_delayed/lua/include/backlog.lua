@@ -126,15 +126,6 @@ local function put(id, due_ms, record, partition_size, may_repeat)
   return member
 end
 
-local function forget_duplicate(member)
-  local id = member:match('^(.*)\31%d+$')
-  if not id then return end
-  for n = 2, tonumber(redis.call('HGET', duplicates, id) or 1) do
-    if redis.call('HEXISTS', messages, id .. '\31' .. n) == 1 then return end
-  end
-  redis.call('HDEL', duplicates, id)
-end
-
 local function members_of(id)
   local members = {id}
   for n = 2, tonumber(redis.call('HGET', duplicates, id) or 1) do members[n] = id .. '\31' .. n end
@@ -144,9 +135,10 @@ end
 -- What waits at a gate is in no partition. Its lane finds out when its turn has come.
 local function unindex(member, due_ms)
   local name = redis.call('ZREVRANGEBYSCORE', partitions, due_ms, '-inf', 'LIMIT', 0, 1)[1]
-  if not name or redis.call('ZREM', delayed .. name, member) == 0 then
+  local key = name and delayed .. name
+  if not name or redis.call('ZREM', key, member) == 0 then
     redis.call('ZREM', delayed .. 'waiting', member)
-  elseif redis.call('EXISTS', delayed .. name) == 0 then
+  elseif redis.call('EXISTS', key) == 0 then
     redis.call('ZREM', partitions, name)
   end
 end
@@ -165,7 +157,10 @@ local function take(member)
   if not due_ms then return nil end
   unindex(member, due_ms)
   redis.call('HDEL', messages, member)
-  if member:find('\31', 1, true) then forget_duplicate(member) end
+  if member:find('\31', 1, true) then
+    -- include: forget_duplicate
+    forget_duplicate(member)
+  end
   return due_ms, kept
 end
 

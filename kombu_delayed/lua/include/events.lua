@@ -1,56 +1,7 @@
 -- events: what happens to messages is told in a stream that readers follow.
 -- needs: events event_limit
-local is_first_event = true
-local event_limit_text = string.format('%.0f', event_limit)
-
--- A member of `headers` or `properties` as text; '' where there is none. In the body, which is text itself,
--- quotes are escaped, so nothing there is taken for it. What only this needs is in it: a server makes each
--- function at the top anew for every call.
-local function member_of_part(message, part, name)
-  -- The text of a JSON string that begins behind `at`, its escapes undone; nil where none begins there.
-  local function string_at(at)
-    local text = message:match('^ ?"([^"\\]*)"', at)
-    if text then return text end
-    local first = message:match('^ ?"()', at)
-    local stop = first
-    while stop do
-      stop = message:find('["\\]', stop)
-      if not stop then return nil end
-      if message:sub(stop, stop) == '"' then
-        local readable, texts = pcall(cjson.decode, '[' .. message:sub(first - 1, stop) .. ']')
-        return readable and texts[1] or ''
-      end
-      stop = stop + 2
-    end
-  end
-
-  local function plain(value)
-    local hex = type(value) == 'table' and type(value.__value__) == 'table' and value.__value__.hex
-    if type(hex) == 'string' then  -- as Kombu writes a UUID
-      return (hex:gsub('^(%x%x%x%x%x%x%x%x)(%x%x%x%x)(%x%x%x%x)(%x%x%x%x)', '%1-%2-%3-%4-'))
-    end
-    return (type(value) == 'string' or type(value) == 'number') and tostring(value) or ''
-  end
-
-  -- The slow way, for what the fast one cannot tell.
-  local function decoded()
-    local readable, content = pcall(cjson.decode, message:match('{%s*".*'))
-    local members = readable and type(content) == 'table' and content[part]
-    return type(members) == 'table' and plain(members[name]) or ''
-  end
-
-  local _, from = message:find('"' .. part .. '":', 1, true)
-  local _, at = message:find('"' .. name .. '":', from or 1, true)
-  if not from or not at then return '' end
-  -- In a string the quote would be escaped: this begins another object, whose member it may be.
-  local inner = message:find('{"', from + 3, true)
-  if inner and inner < at then return decoded() end
-  local text = string_at(at + 1)
-  if text then return text end
-  text = message:match('^ ?(-?[%w.]+)', at + 1)
-  if text then return text == 'null' and '' or text end
-  return decoded()
-end
+-- Nobody deletes the stream of a queue that is not used any more, so it expires. That and cutting it cost as much as
+-- the entry: where `event_limit` is below 0, its caller has let another call do them, not long ago.
 
 -- A record does as well as a message. Without `id` it is the message's own, or `name` where it has none. An
 -- error here must not stop a move half way.
@@ -63,6 +14,7 @@ local function tell(event, id, message, due_ms, consumer, deliveries, name, reas
   end
   local is_plain = task and not message:find('tenant":', behind, true)
   if not is_plain then
+    -- include: member_of_part
     task, own_id = member_of_part(message, 'headers', 'task'), member_of_part(message, 'headers', 'id')
     if own_id == '' then own_id = member_of_part(message, 'properties', 'message_id') end
     if own_id == '' then own_id = member_of_part(message, 'properties', 'delivery_tag') end
@@ -73,8 +25,12 @@ local function tell(event, id, message, due_ms, consumer, deliveries, name, reas
   elseif id ~= own_id then
     id = id:match('^(.*)\31%d+$') or id
   end
-  consumer, deliveries = consumer or '', deliveries or 0
-  local due = due_ms and due_ms ~= '' and string.format('%.0f', math.min(due_ms, 2 ^ 53)) or 'null'
+  consumer, deliveries = consumer or '', deliveries ~= 0 and deliveries or '0'  -- to write out a number costs as much as a command
+  local due = 'null'
+  if due_ms and due_ms ~= '' then
+    local is_number = type(due_ms) == 'string' and #due_ms < 16 and due_ms:byte() > 48  -- as JSON has them
+    due = is_number and due_ms or string.format('%.0f', math.min(due_ms, 2 ^ 53))
+  end
   local text
   if is_plain and id == own_id and not consumer:find('["\\%c]') then
     text = '["' .. event .. '","' .. id .. '","' .. task .. '","",' .. due .. ',"' .. consumer .. '",' .. deliveries .. ']'
@@ -83,11 +39,12 @@ local function tell(event, id, message, due_ms, consumer, deliveries, name, reas
     text = text .. ',' .. due .. ',' .. cjson.encode(consumer) .. ',' .. deliveries .. ']'
   end
   if reason and reason ~= '' then text = text:sub(1, -2) .. ',' .. cjson.encode(reason) .. ']' end
-  -- Numbers would be written out anew for each event.
-  redis.pcall('XADD', events, 'MAXLEN', '~', event_limit_text, '*', 'v', '2', 'event', text)
-  -- Nobody deletes the stream of a queue that is not used any more.
-  if is_first_event then redis.call('PEXPIRE', events, 7 * 86400000) end
-  is_first_event = false
+  if event_limit > 0 or not redis.pcall('XADD', events, 'NOMKSTREAM', '*', 'v', '2', 'event', text) then
+    event_limit = math.abs(event_limit)
+    redis.pcall('XADD', events, 'MAXLEN', '~', event_limit, '*', 'v', '2', 'event', text)
+    redis.call('PEXPIRE', events, 7 * 86400000)
+    event_limit = -event_limit
+  end
 end
 
 -- Where it has been promoted, a message begins with when it was due.
