@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import click
 
 from .session import Command
+
+
+def _root_path(ctx: click.Context, parameter: click.Parameter, value: str) -> str:
+    if value and not re.fullmatch(r"(/[\w.~-]+)+", value):
+        raise click.BadParameter(f"{value!r} is not a path, such as /delayed")
+    return value
 
 
 def serve_options(function: Any) -> Any:
@@ -30,6 +37,20 @@ def serve_options(function: Any) -> Any:
             help="How logs are written; json: one object a line.",
         ),
         click.option("--access-log/--no-access-log", help="Whether each request is logged."),
+        click.option(
+            "--root-path",
+            default="",
+            metavar="PATH",
+            callback=_root_path,
+            help="The path at which a proxy shows it, which the proxy takes away.",
+        ),
+        click.option(
+            "--name",
+            "names",
+            multiple=True,
+            metavar="HOST",
+            help="A name that a proxy shows it under; repeatable. A token is needed then.",
+        ),
         click.option("--port", type=click.IntRange(0, 65_535), default=8080, show_default=True),
         click.option("--host", default="127.0.0.1", show_default=True),
     ):
@@ -54,6 +75,8 @@ def run(
     host: str,
     port: int,
     needs_token: bool | None,
+    names: tuple[str, ...],
+    root_path: str,
     certfile: Path | None,
     keyfile: Path | None,
     log_format: str,
@@ -69,13 +92,15 @@ def run(
         raise click.ClickException(
             f"this needs {error.name}: pip install 'kombu-delayed[http]'"
         ) from error
-    is_local = is_loopback(host)
+    is_local = is_loopback(host) and not names
     if needs_token is False and not is_local:
-        raise click.UsageError(f"--no-token is for this machine alone, and {host} is more")
+        beyond = ", ".join(names) or host
+        raise click.UsageError(f"--no-token is for this machine alone, and {beyond} is more")
     needs_token = not is_local if needs_token is None else needs_token
     show_logs(log_format, requests=access_log)
-    hosts = LOOPBACK_HOSTS if is_local else ()
+    hosts = (*LOOPBACK_HOSTS, *names) if is_local or names else ()
     api = Api(app, needs_token=needs_token, jobs_only=jobs_only, hosts=hosts)
     api.service.check_broker()
     more: dict[str, Any] = {"log_config": None} if log_format == "json" else {}
-    make_server(api, host, port, ssl_certfile=certfile, ssl_keyfile=keyfile, **more).run()
+    more |= {"ssl_certfile": certfile, "ssl_keyfile": keyfile, "root_path": root_path}
+    make_server(api, host, port, **more).run()

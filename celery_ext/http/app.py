@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from functools import partial
+from functools import lru_cache, partial
 from importlib.resources import files
 from typing import Any
 
@@ -93,6 +93,7 @@ class Api:
             lifespan=self._lifespan,
         )
         self.gate = Gate(inner, self.service, site, rates, needs_token, hosts)
+        self._document = lru_cache(maxsize=8)(_document)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.gate(scope, receive, send)
@@ -107,12 +108,16 @@ class Api:
         self.service.close()
 
     async def _openapi(self, request: Request) -> Response:
-        found = document(OPERATIONS, request.scope.get("root_path", ""))
-        return Response(json.dumps(found), media_type="application/json")
+        found = self._document(request.scope.get("root_path", ""))
+        return Response(found, media_type="application/json")
 
     async def _health(self, request: Request) -> Response:
         await self.service.threads.run(self.service.check_broker)
         return PlainTextResponse("ok\n")
+
+
+def _document(root: str) -> str:
+    return json.dumps(document(OPERATIONS, root))
 
 
 def _route(service: Service, operation: Operation) -> Route:

@@ -25,6 +25,9 @@ LINES = 1_000
 #: So many of these at a time: some are read while Redis has others.
 UNDER_WAY = 2
 
+#: The answer is kept until all has been read: it is so many times as long as a request at the most.
+ANSWER_SHARE = 2
+
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -34,27 +37,40 @@ async def create_tasks(call: Call) -> Response:
         raise Problem(415, f"the content type is to be {MEDIA_TYPE}")
     # Answered when all has been read: who sends all before reading would wait for ever.
     answers: list[bytes] = []
-    number = accepted = 0
+    number = accepted = size = 0
+    is_too_long = False
     under_way: deque[asyncio.Task[tuple[bytes, int]]] = deque()
+    limit = ANSWER_SHARE * call.service.options.bulk_bytes
 
     async def settle(left: int) -> None:
-        nonlocal accepted
+        nonlocal accepted, size
         while len(under_way) > left:
             found, count = await under_way.popleft()
             answers.append(found)
             accepted += count
+            size += len(found)
 
     try:
         async for lines in _lines(call.request, call.service.options.body_bytes):
+            is_too_long = is_too_long or (size > limit and any(map(bytes.strip, lines)))
+            if is_too_long:
+                continue  # who sends all before reading is to see the answer
             under_way.append(asyncio.create_task(_deal_with(call, lines, number)))
             number += len(lines)
             await settle(UNDER_WAY - 1)
         await settle(0)
+        if is_too_long:
+            answers.append(_cut_off(number + 1))
     finally:
         await asyncio.gather(*under_way, return_exceptions=True)
         call.note("bulk-create", f"{accepted} of {number}")
     headers = {"Delayed-Accepted": str(accepted), "Delayed-Lines": str(number)}
     return Response(b"".join(answers), 200, headers, media_type=MEDIA_TYPE)
+
+
+def _cut_off(number: int) -> bytes:
+    problem = Problem(413, "the answer is too long: this line and those behind it were not read")
+    return (_encode({"line": number, "problem": problem.as_dict()}) + "\n").encode()
 
 
 async def _lines(request: Request, line_bytes: int) -> AsyncIterator[list[bytes]]:

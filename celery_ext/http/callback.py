@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from .guard import Target
@@ -33,34 +34,56 @@ class Answer:
 class _Connection(http.client.HTTPConnection):
     """To one of the addresses that were checked, whatever DNS says by now."""
 
-    def __init__(self, target: Target, addresses: Iterable[Any], seconds: float) -> None:
-        super().__init__(target.host, target.port, timeout=seconds)
-        self._target, self._addresses = target, list(addresses)
+    def __init__(self, target: Target, addresses: Iterable[Any], until: float) -> None:
+        super().__init__(target.host, target.port)
+        self._target, self._addresses, self._until = target, list(addresses), until
+        self._is_cut = False
         self.default_port = 443 if target.scheme == "https" else 80
 
     def connect(self) -> None:
         error: OSError = OSError(f"{self.host} has no address")
-        for family, address in self._addresses:
-            sock = socket.socket(family, socket.SOCK_STREAM)
-            sock.settimeout(self.timeout)
-            self.sock = sock
+        for number, (family, address) in enumerate(self._addresses):
             try:
-                sock.connect(address)
-                if self._target.scheme == "https":
-                    context = ssl.create_default_context()
-                    name = self._target.host.rstrip(".")
-                    self.sock = context.wrap_socket(sock, server_hostname=name)
+                self._connect(family, address, len(self._addresses) - number)
                 return
             except OSError as reason:
-                sock.close()
+                if self.sock is not None:
+                    self.sock.close()
+                    self.sock = None
                 error = reason
         raise error
 
+    def _connect(self, family: Any, address: Any, addresses: int) -> None:
+        """An address that does not answer leaves the next ones their share of the time."""
+        sock = self._use(socket.socket(family, socket.SOCK_STREAM))
+        sock.settimeout(max((self._until - time.monotonic()) / addresses, 0.001))
+        sock.connect(address)
+        sock.settimeout(max(self._until - time.monotonic(), 0.001))
+        if self._target.scheme == "https":
+            name = self._target.host.rstrip(".")
+            secure = _tls().wrap_socket(sock, server_hostname=name, do_handshake_on_connect=False)
+            self._use(secure)
+            secure.do_handshake()
+
+    def _use(self, sock: socket.socket) -> socket.socket:
+        self.sock = sock
+        if self._is_cut:
+            raise TimeoutError("its time was over before it was connected")
+        return sock
+
     def cut(self) -> None:
-        """End whatever it waits for, from another thread."""
+        """End whatever it waits for or begins, from another thread."""
+        self._is_cut = True
         if self.sock is not None:
             with suppress(OSError):
-                self.sock.shutdown(socket.SHUT_RDWR)
+                # A TLS socket's own method would let what is being sent go out in the clear.
+                socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    """Reading the certificates takes longer than most callbacks."""
+    return ssl.create_default_context()
 
 
 def post(
@@ -73,8 +96,8 @@ def post(
     limit_bytes: int,
 ) -> Answer:
     """Post JSON and read the answer. Raises CallbackFailed."""
-    connection = _Connection(target, addresses, seconds)
     until = time.monotonic() + seconds
+    connection = _Connection(target, addresses, until)
     # A time-out of a socket begins anew with each byte.
     timer = threading.Timer(seconds, connection.cut)
     timer.daemon = True
@@ -117,7 +140,7 @@ def _seconds(text: str | None) -> float | None:
     from email.utils import parsedate_to_datetime
 
     try:
-        return float(int(text or ""))
+        return max(float(int(text or "")), 0.0)
     except ValueError:
         pass
     try:

@@ -19,6 +19,8 @@ def read(text: str, *kinds: type) -> list[Any]:
     try:
         parts = json.loads(urlsafe_b64decode(text + "=" * (-len(text) % 4)))
         if [type(part) for part in parts] == list(kinds):
+            for part in parts:
+                str(part).encode(errors="surrogateescape")  # as names of keys are written
             return list(parts)
     except (ValueError, TypeError, RecursionError):
         pass

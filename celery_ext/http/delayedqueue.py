@@ -6,7 +6,7 @@ import time
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.responses import Response
 
 from kombu_delayed.keys import http_topics
@@ -15,7 +15,7 @@ from ..errors import BulkError
 from ..task_info import TaskInfo
 from . import pulling
 from .jobs import job_of
-from .models import Id, Name, Span, span_of
+from .models import Id, Name, Span, check_plain, span_of
 from .operations import Call, Json, Operation, parsed, validated
 from .problems import Problem
 from .status import delayed_infos, find
@@ -42,6 +42,11 @@ class QueuedPayload(_Given):
     topics: Name = "default"
     callbackFuncName: Name
     args: list[Any] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _plain(self) -> QueuedPayload:
+        check_plain(self, "args")
+        return self
 
 
 class QueuedId(_Given):
@@ -132,10 +137,15 @@ def _queues(call: Call, namespace: str) -> list[str]:
 
 def _delayed(call: Call, given: QueuedId) -> TaskInfo | None:
     for queue in _queues(call, given.namespace):
-        _, infos = delayed_infos(call.service, call.identity, given.id, queue)
-        if infos:
-            return infos[0]
+        if found := _infos(call, given, queue)[1]:
+            return found[0]
     return None
+
+
+def _infos(call: Call, given: QueuedId, queue: str) -> tuple[str, list[TaskInfo]]:
+    """The shard and the delayed tasks that are meant; Celery may have others in such a queue."""
+    shard, infos = delayed_infos(call.service, call.identity, given.id, queue)
+    return shard, [info for info in infos if info.task == PULL_TASK]
 
 
 async def queued_put(call: Call) -> Response:
@@ -211,7 +221,7 @@ async def queued_delete(call: Call) -> Response:
 def _delete(call: Call, given: QueuedId) -> bool:
     delayed = call.service.delayed
     for queue in _queues(call, given.namespace):
-        shard, infos = delayed_infos(call.service, call.identity, given.id, queue)
+        shard, infos = _infos(call, given, queue)
         members = [info.member for info in infos]
         counts = delayed.backlog(shard).cancel(members, members=True) if members else []
         for info, count in zip(infos, counts, strict=True):
@@ -265,7 +275,7 @@ async def queued_poll(call: Call) -> Response:
     if lease_ms < 1:
         raise Problem.of_field("lease", "a task is the caller's for some time")
     until = time.monotonic() + min(span_of(query.wait), LONGEST_WAIT).total_seconds()
-    call.service.stream_begins()
+    call.service.stream_begins(call.identity)
     try:
         while True:
             found = await call.run(pulling.claim, call.service, queues, query.max, lease_ms)
@@ -274,7 +284,7 @@ async def queued_poll(call: Call) -> Response:
             if not await call.service.pause(min(INTERVAL_SECONDS, until - time.monotonic())):
                 break
     finally:
-        call.service.stream_ends()
+        call.service.stream_ends(call.identity)
     tasks = [{**_state(call, info, query.namespace, "running"), "ack": ack} for info, ack in found]
     return Json({"tasks": tasks})
 

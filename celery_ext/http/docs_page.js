@@ -48,7 +48,7 @@ function operation(api, path, method, of) {
 async function show() {
   const api = await (await fetch("openapi.json")).json();
   const main = document.getElementById("main");
-  main.replaceChildren(make("h1", api.info.title + " " + api.info.version), make("p", api.info.description));
+  main.replaceChildren(make("h1", api.info.title + " " + api.info.version), make("p", api.info.description.replaceAll("`", "")));
   const link = make("a", "openapi.json");
   link.href = "openapi.json";
   main.append(make("p", "", link));

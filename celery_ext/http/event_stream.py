@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import time
 from collections.abc import AsyncIterator
 from typing import Any
 
+import anyio
 from starlette.responses import Response, StreamingResponse
 
 from kombu_delayed import events as streams
@@ -24,6 +26,8 @@ INTERVAL_SECONDS, NAMES_SECONDS, BEAT_SECONDS = 0.5, 30.0, 15.0
 #: Events of one look; the next one goes on.
 LOOK_SIZE = 500
 
+logger = logging.getLogger(__name__)
+
 _STREAM_ID = re.compile(r"(\d{1,15})-\d{1,20}")
 
 
@@ -31,23 +35,37 @@ async def stream_events(call: Call) -> Response:
     last = call.request.headers.get("last-event-id")
     after = None if last is None else _before(last)
     positions = await call.run(_positions, call, after)
-    call.service.stream_begins()
+    call.service.stream_begins(call.identity)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return Streamed(call, _events(call, positions), headers=headers, media_type="text/event-stream")
 
 
+class _NotReadError(Exception):
+    """Who has asked does not read."""
+
+
 class Streamed(StreamingResponse):
-    """Gives its place among the streams back, however it ends."""
+    """Gives its place among the streams back, however it ends; who reads nothing loses it."""
 
     def __init__(self, call: Call, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
-        self._service = call.service
+        self._service, self._identity = call.service, call.identity
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        seconds = self._service.options.body_seconds
+
+        async def send_in_time(message: Any) -> None:
+            with anyio.move_on_after(seconds) as waited:
+                await send(message)
+            if waited.cancelled_caught:
+                raise _NotReadError
+
         try:
-            await super().__call__(scope, receive, send)
+            await super().__call__(scope, receive, send_in_time)
+        except _NotReadError:
+            logger.info("A stream has ended: nothing of it was read for %g s", seconds)
         finally:
-            self._service.stream_ends()
+            self._service.stream_ends(self._identity)
 
 
 def _before(stream_id: str) -> str:

@@ -30,7 +30,7 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 async def export_tasks(call: Call) -> Response:
     given: Filter = call.query
     first = await call.run(page_of, call, _search(given, given.cursor))
-    call.service.stream_begins()
+    call.service.stream_begins(call.identity)
     return Streamed(call, _lines(call, given, first), media_type=MEDIA_TYPE)
 
 

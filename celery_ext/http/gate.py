@@ -25,6 +25,12 @@ OPEN_PATHS = frozenset({"/docs", "/docs.js", "/openapi.json", "/healthz"})
 
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 
+#: What browsers call the page that makes a request, where it is not one of ours.
+_OTHER_SITES = frozenset({"cross-site", "same-site"})
+
+#: What proxies tell of whom they speak for.
+_FORWARDED = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host"})
+
 #: Methods that are counted by name, and what others and unknown paths are counted as.
 METHODS = frozenset({*_SAFE, "POST", "PUT", "PATCH", "DELETE"})
 OTHER = "other"
@@ -57,7 +63,7 @@ class Gate:
     ) -> None:
         self._app, self._service, self._site = app, service, site
         self._needs_token = needs_token
-        self._hosts = frozenset(hosts)
+        self._hosts = frozenset(name.lower() for name in hosts)
         self.tokens = Tokens(service.delayed)
         self._rates = rates
 
@@ -89,14 +95,14 @@ class Gate:
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
-        self._check_origin(scope["method"], headers)
+        self._check_origin(scope["method"], _path(scope), headers)
         client = (scope.get("client") or ("",))[0]
         identity = await self._identity(_path(scope), headers, client)
         scope["delayed.identity"] = identity
         self._rates.check(identity.name)
         body = _Body(receive, self._limit(_path(scope)), self._service.options.body_seconds)
         length = headers.get(b"content-length", "0")
-        if length.isdigit() and int(length) > body.limit:
+        if length.isdecimal() and int(length) > body.limit:
             await body.refuse(drain=b"expect" not in headers)
         await self._app(scope, body, send)
 
@@ -104,13 +110,17 @@ class Gate:
         options = self._service.options
         return options.bulk_bytes if path == "/v1/bulk" else options.body_bytes
 
-    def _check_origin(self, method: str, headers: dict[bytes, str]) -> None:
+    def _check_origin(self, method: str, path: str, headers: dict[bytes, str]) -> None:
         """A browser that shows another site's page must not be its hand."""
         host = headers.get(b"host", "")
-        if self._hosts and _name(host) not in self._hosts:
+        if self._hosts and _name(host) not in self._hosts and path != "/healthz":
             raise Problem(421, f"this server is not {host[:100]!r}")
-        origin = headers.get(b"origin")
-        if method not in _SAFE and origin is not None and urlsplit(origin).netloc != host:
+        if self._hosts and not self._needs_token and not _FORWARDED.isdisjoint(headers):
+            raise Problem(403, "this came through a proxy: start the server with --token")
+        is_safe = method in _SAFE and not path.startswith("/v1/")  # a poll takes tasks
+        origin, site = headers.get(b"origin"), headers.get(b"sec-fetch-site")
+        is_of_other = method not in _SAFE and origin is not None and _site_of(origin) != host
+        if is_of_other or (not is_safe and site in _OTHER_SITES):
             raise Problem(403, "requests of another site's pages are not taken")
 
     async def _identity(self, path: str, headers: dict[bytes, str], client: str) -> Identity:
@@ -140,6 +150,14 @@ def _path(scope: Scope) -> str:
     """The path below where the application is mounted."""
     path, root = str(scope["path"]), str(scope.get("root_path", ""))
     return path[len(root) :] if root and path.startswith(root) else path
+
+
+def _site_of(origin: str) -> str | None:
+    """Host and port of an origin; None for what is none."""
+    try:
+        return urlsplit(origin).netloc or None
+    except ValueError:
+        return None
 
 
 def _name(host: str) -> str:

@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import random
 import threading
+import time
+from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from celery import Celery, Task
 from celery.exceptions import Ignore, Reject
 from celery.utils.log import get_task_logger
+from kombu.exceptions import OperationalError
+from redis.exceptions import RedisError
 
+from kombu_delayed.errors import UNREACHABLE, DelayedError
 from kombu_delayed.keys import http_host
 from kombu_delayed.scripts import script
 
@@ -32,8 +37,13 @@ FIRST_SECONDS = 10
 #: How often a receiver may say that it has too many requests, and how long it may have us wait.
 POSTPONED_LIMIT, POSTPONED_SECONDS = 100, 86_400
 
-#: How long a job waits for a place at a host that gets many.
-PLACE_SECONDS = 2.0
+#: How long a job waits for a place at a host that gets many, and where Redis fails.
+PLACE_SECONDS, FAILED_SECONDS = 2.0, 10.0
+
+#: How long a worker keeps a job that it can only give back: not to get it again at once.
+GIVE_BACK_SECONDS = 5.0
+
+_BROKER_FAILS = (DelayedError, OperationalError, RedisError, *UNREACHABLE)
 
 logger = get_task_logger(__name__)
 
@@ -49,6 +59,9 @@ def register(app: Celery) -> None:
         bind=True,
         shared=False,
         acks_late=True,
+        # What goes wrong in a way that nobody has thought of is a dead letter, and not gone.
+        acks_on_failure_or_timeout=False,
+        reject_on_worker_lost=True,
         ignore_result=True,
         max_retries=None,
     )
@@ -84,20 +97,29 @@ def _run(
     body = json.dumps({"id": task.request.id, "topic": topic, "content": content}).encode()
     try:
         target = check_form(callback, options.callback_allow)
-        addresses = resolve(target, options.callback_allow)
-        answer = _post_in_place(task, options, target, addresses, body)
+        answer = _post_in_place(task, options, target, _addresses(target, options), body)
     except CallbackRefused as error:
         raise _dead(f"the callback is refused: {error}") from None
-    except (CallbackFailed, OSError) as error:
+    except CallbackFailed as error:
         _again(task, retry, error)
+    except _BROKER_FAILS as error:
+        logger.warning("HTTP job %s waits, the broker has failed: %s", task.request.id, error)
+        _postpone(task, FAILED_SECONDS * random.uniform(0.5, 1.5), postponed)
     if answer is None:
         _postpone(task, PLACE_SECONDS * random.uniform(0.5, 1.5), postponed)
     elif answer.code == TOO_MANY:
         if postponed >= POSTPONED_LIMIT:
             raise _dead(f"its receiver had too many requests {POSTPONED_LIMIT} times")
         wait = answer.retry_after
-        wait = backoff_seconds(min(postponed, 6)) if wait is None else wait
+        wait = backoff_seconds(min(postponed, 6)) if wait is None else max(wait, 1)
         _postpone(task, min(wait, POSTPONED_SECONDS), postponed + 1)
+
+
+def _addresses(target: Target, options: HttpOptions) -> Any:
+    try:
+        return resolve(target, options.callback_allow)
+    except OSError as error:
+        raise CallbackFailed(f"{type(error).__name__}: {error}") from None
 
 
 def _post_in_place(
@@ -105,7 +127,7 @@ def _post_in_place(
 ) -> Any:
     """The answer; None: its host gets as many callbacks as it may."""
     store = _delayed(task.app).store
-    key = http_host(target.host, store.keys("").prefix)
+    key = http_host(target.host.rstrip("."), store.keys("").prefix)
     taken = script("place")(
         store.run,
         places=key,
@@ -131,7 +153,8 @@ def _post_in_place(
             limit_bytes=options.callback_bytes,
         )
     finally:
-        store.run("ZREM", key, task.request.id)
+        with suppress(*_BROKER_FAILS):  # it is free again by itself, and the callback was made
+            store.run("ZREM", key, task.request.id)
 
 
 def _delayed(app: Celery) -> Delayed:
@@ -158,7 +181,12 @@ def _postpone(task: Task, seconds: float, postponed: int) -> None:
     again = task.signature_from_request(
         request, request.args, kwargs, countdown=seconds, retries=request.retries
     )
-    again.apply_async()
+    try:
+        again.apply_async()
+    except _BROKER_FAILS as error:
+        logger.warning("HTTP job %s goes back, the broker has failed: %s", request.id, error)
+        time.sleep(GIVE_BACK_SECONDS)
+        raise Reject(str(error), requeue=True) from None
     raise Ignore()
 
 

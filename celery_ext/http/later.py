@@ -98,7 +98,7 @@ def _delete(call: Call, id: str) -> bool:
     for info, count in zip(jobs, counts, strict=True):
         if count:
             delayed.was_cancelled(info)
-            once.forget(delayed.store, info.queue, id)
+            once.forget(delayed.store, info)
     return any(counts)
 
 

@@ -19,16 +19,12 @@ from ..times import from_ms
 #: A thousand years: a mistake rather than a wish.
 LONGEST = timedelta(days=365_000)
 
-#: Headers that are Celery's or the transport's: who sets them could send another task.
+#: Headers that are Celery's or the transport's: who sets them could send another task, or to
+#: another queue. So are all that begin with `delayed_`.
 RESERVED = frozenset(
     [
         "argsrepr",
         "compression",
-        "delayed_answer",
-        "delayed_conflict",
-        "delayed_request",
-        "delayed_sent_ms",
-        "delayed_unique",
         "eta",
         "expires",
         "group",
@@ -52,6 +48,8 @@ RESERVED = frozenset(
         "x-delay",
     ]
 )
+
+_TYPED = {"__type__", "__value__"}
 
 ID_PATTERN = r"^[A-Za-z0-9_.:@=-]{1,200}$"
 
@@ -176,7 +174,9 @@ class NewTask(Timed):
             raise ValueError(f"{min(wrong)}: a task has none; leave task out for an HTTP job")
         if self.task is None and (wrong := given & {"args", "kwargs"}):
             raise ValueError(f"{min(wrong)}: an HTTP job has content instead")
-        _check_headers(self.headers)
+        if self.headers:
+            _check_headers(self.headers)
+        check_plain(self, "args", "kwargs", "content")
         return self
 
     @property
@@ -186,8 +186,32 @@ class NewTask(Timed):
 
 
 def _check_headers(headers: Mapping[str, Any]) -> None:
-    if taken := sorted(RESERVED & {name.lower() for name in headers}):
-        raise ValueError(f"headers: {', '.join(taken)} cannot be set")
+    names = [name.lower() for name in headers]
+    taken = {name for name in names if name in RESERVED or name.startswith("delayed_")}
+    if taken:
+        raise ValueError(f"headers: {', '.join(sorted(taken))} cannot be set")
+
+
+def check_plain(given: BaseModel, *names: str) -> None:
+    """Who sends JSON must not have Kombu make other objects of it. Raises ValueError."""
+    for name in names:
+        value = getattr(given, name)
+        if value and not is_plain(value):
+            raise ValueError(f"{name}: objects of __type__ and __value__ are not taken")
+
+
+def is_plain(value: Any) -> bool:
+    """Whether Kombu reads JSON as what it is."""
+    if isinstance(value, dict):
+        if value.keys() == _TYPED:
+            return False
+        value = value.values()
+    elif not isinstance(value, list):
+        return True
+    for part in value:  # noqa: SIM110 - of each line of NDJSON, and calls take most of the time
+        if isinstance(part, (dict, list)) and not is_plain(part):
+            return False
+    return True
 
 
 class NewTaskWithId(NewTask):
@@ -207,6 +231,7 @@ class TaskChange(Timed):
     def _something(self) -> TaskChange:
         if all(getattr(self, name) is None for name in type(self).model_fields):
             raise ValueError("due: give due, delay, priority, args or kwargs")
+        check_plain(self, "args", "kwargs")
         return self
 
 

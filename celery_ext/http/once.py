@@ -9,21 +9,23 @@ from typing import Any
 from kombu_delayed.scripts import Script, script
 from kombu_delayed.store import Entry, Store
 
+from ..task_info import TaskInfo
+
 #: How long after its due time an id is remembered.
 KEPT_SECONDS = 86_400
 
 
-def ledger(id: str) -> str:
-    """What the ledger of an id is called among those of jobs."""
-    return f"http:{id}"
+def ledger(id: str, tenant: str | None) -> str:
+    """What the ledger of a tenant's id is called among those of jobs."""
+    return f"http:{id}" if tenant is None else f"http:{id}\x1f{tenant}"
 
 
 class OnceStore(Store):
     """A store that takes an id once, for as long as its ledger is kept."""
 
-    def __init__(self, store: Store, id: str, delay_seconds: float) -> None:
+    def __init__(self, store: Store, id: str, tenant: str | None, delay_seconds: float) -> None:
         vars(self).update(vars(copy(store)))
-        self._id = id
+        self._ledger = ledger(id, tenant)
         self._seconds = int(max(delay_seconds, 0)) + KEPT_SECONDS
 
     def schedule_call(
@@ -31,12 +33,12 @@ class OnceStore(Store):
     ) -> tuple[Script, dict[str, Any]]:
         """As of any store, for what was not there before."""
         _, given = super().schedule_call(queue, entries, expires_ms)
-        job = self.keys(queue).job(ledger(self._id))
+        job = self.keys(queue).job(self._ledger)
         more = {"job": job, "run": "\x1frun", "ledger_seconds": self._seconds}
         return script("schedule_once"), {**given, **more}
 
 
-def forget(store: Store, queue: str, id: str) -> None:
-    """Let an id be created again: it was cancelled."""
-    for name in store.shards.all(queue):
-        store.run("DEL", store.keys(name).job(ledger(id)))
+def forget(store: Store, info: TaskInfo) -> None:
+    """Let a task's id be created again: it was cancelled."""
+    for name in store.shards.all(info.queue):
+        store.run("DEL", store.keys(name).job(ledger(info.id, info.tenant)))

@@ -30,7 +30,9 @@ class HttpOptions:
     rows_waiting: int = option(
         20_000, "Tasks that may wait to be sent; beyond it the answer is 503.", 1, 10_000_000
     )
-    streams: int = option(100, "Event streams and long polls at a time.", 1, 100_000)
+    streams: int = option(
+        100, "Event streams and long polls at a time, half of them of one token.", 1, 100_000
+    )
     body_bytes: int = option(1 << 20, "Size of a request's body.", 1, 1 << 30)
     bulk_bytes: int = option(64 << 20, "Size of an NDJSON body.", 1, 1 << 40)
     header_seconds: float = option(10.0, "Time for the head of a request.", 0.01, 3600)

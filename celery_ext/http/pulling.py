@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -33,12 +34,19 @@ class Held(NamedTuple):
         return queue_of(self.shard)
 
 
+#: What the consumers are called that tasks are handed out to.
+_CONSUMER = re.compile(r"http:\d+:[0-9a-f]{32}")
+
+
 def read_ack(text: str) -> Held:
-    """What `claim` gave. Raises a Problem."""
+    """What `claim` gave, and nothing of a worker's. Raises a Problem."""
     try:
-        return Held(*cursors.read(text, str, str, int))
+        held = Held(*cursors.read(text, str, str, int))
     except Problem:
-        raise Problem.of_field("acks", "it is not one that this server has given") from None
+        held = None
+    if held is None or not held.queue.startswith("http.") or not _CONSUMER.fullmatch(held.consumer):
+        raise Problem.of_field("acks", "it is not one that this server has given")
+    return held
 
 
 def claim(

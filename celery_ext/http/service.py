@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import threading
 import time
+from collections import Counter
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -14,7 +17,7 @@ from kombu_delayed.keys import http_tokens
 from ..delayed import Delayed
 from ..metrics.measuring import measure
 from ..metrics.queues import registry_of
-from .identity import Identity
+from .identity import ANYBODY, Identity
 from .options import HttpOptions
 from .problems import Problem, busy
 from .threads import Threads
@@ -22,6 +25,9 @@ from .writer import Writer
 
 #: How long the names of the queues in the broker are believed, and for metrics.
 NAMES_SECONDS, METRICS_NAMES_SECONDS = 5.0, 60.0
+
+#: Where it takes long to find them out among all keys, they are believed for so many times as long.
+NAMES_SHARE = 20
 
 
 class Service:
@@ -39,9 +45,11 @@ class Service:
         self.meter = measure()
         self.gauges = registry_of(self.delayed, self._measured_queues)
         self.closing = False
-        self._streams = 0
+        self._streams: Counter[str] = Counter()
         self._names: list[str] = []
-        self._named_at = -NAMES_SECONDS
+        self._named_at = -math.inf
+        self._naming_took = 0.0
+        self._naming = threading.Lock()
 
     def close(self) -> None:
         """End: what was accepted is sent first."""
@@ -80,15 +88,18 @@ class Service:
         return [*dict.fromkeys([*self.own_queues(), *names])]
 
     def _known(self, seconds: float) -> list[str]:
-        """The names of all queues, found out so long ago at the most."""
-        if time.monotonic() - self._named_at > seconds:
-            self._names = self.delayed.queues()
-            self._named_at = time.monotonic()
-        return self._names
+        """The names of all queues, found out so long ago at the most; by one thread for all."""
+        with self._naming:
+            began = time.monotonic()
+            if began - self._named_at > max(seconds, NAMES_SHARE * self._naming_took):
+                self._names = self.delayed.queues()
+                self._named_at = time.monotonic()
+                self._naming_took = self._named_at - began
+            return self._names
 
     def forget_names(self) -> None:
         """Read the names of the queues anew with the next request."""
-        self._named_at = -NAMES_SECONDS
+        self._named_at = -math.inf
 
     def routed_queue(self, name: str, args: Any, kwargs: Any, queue: str | None) -> str:
         """The queue that Celery sends a task to; empty for an exchange of its own."""
@@ -119,15 +130,19 @@ class Service:
 
     # Streams.
 
-    def stream_begins(self) -> None:
-        """Raises a Problem where there are too many."""
-        if self.closing or self._streams >= self.options.streams:
+    def stream_begins(self, identity: Identity) -> None:
+        """Raises a Problem where there are too many, or half of all are of one token."""
+        most = self.options.streams
+        if self.closing or self._streams.total() >= most:
             raise busy("too many streams are open", 503, 5)
-        self._streams += 1
+        if identity is not ANYBODY and 2 * self._streams[identity.name] >= max(most, 2):
+            raise busy("too many streams of this token are open", 429, 5)
+        self._streams[identity.name] += 1
 
-    def stream_ends(self) -> None:
+    def stream_ends(self, identity: Identity) -> None:
         """One has ended."""
-        self._streams -= 1
+        self._streams[identity.name] -= 1
+        self._streams += Counter()  # without those of no stream
 
     async def pause(self, seconds: float) -> bool:
         """Wait; False: the server ends, and with it the stream."""

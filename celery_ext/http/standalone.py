@@ -11,6 +11,7 @@ from celery import Celery
 
 from .jobs import register
 from .options import SETTING
+from .worker_process import end_with_server
 
 #: The broker's URL, and the options as JSON: the server gives them to its worker.
 BROKER, OPTIONS = "DELAYED_HTTP_BROKER", "DELAYED_HTTP_OPTIONS"
@@ -35,4 +36,5 @@ def make_app(broker: str, options: Mapping[str, Any]) -> Celery:
 def __getattr__(name: str) -> Any:
     if name != "app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    end_with_server()
     return make_app(os.environ[BROKER], json.loads(os.environ.get(OPTIONS) or "{}"))

@@ -135,7 +135,8 @@ async def put_task(call: Call) -> Response:
     there = await call.run(_elsewhere, call, id)
     if not there:
         delay = (due - datetime.now(timezone.utc)).total_seconds() if due else 0
-        store = await call.run(lambda: once.OnceStore(service.delayed.store, id, delay))
+        tenant = headers.get("tenant")
+        store = await call.run(lambda: once.OnceStore(service.delayed.store, id, tenant, delay))
         try:
             reason, was_there = await service.writer.send_once(row, store)
         except BulkError as error:
@@ -263,7 +264,7 @@ def _delete(call: Call) -> None:
     for info, count in zip(infos, counts, strict=True):
         if count:
             delayed.was_cancelled(info)
-    once.forget(delayed.store, infos[0].queue, call.id)
+            once.forget(delayed.store, info)
 
 
 async def run_task_now(call: Call) -> Response:

@@ -25,8 +25,11 @@ class Threads:
         """Its result. Raises a Problem where too many wait, or it takes too long."""
         if self._count >= self._limit:
             raise busy("too many requests are waiting")
+        try:
+            future = asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
+        except RuntimeError:
+            raise busy("no more requests are taken") from None
         self._count += 1
-        future = asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
         future.add_done_callback(self._done)
         try:
             # Shielded: what has begun goes on, and holds its place until then.

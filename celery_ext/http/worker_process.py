@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -13,14 +14,31 @@ from celery.utils.log import get_logger
 #: How long a worker may take to end, and to be away before it is started again.
 END_SECONDS, AGAIN_SECONDS = 30, 2
 
+#: The variable that names what a worker reads to learn of its server's end.
+LIFELINE = "DELAYED_HTTP_LIFELINE"
+
 logger = get_logger(__name__)
+
+
+def end_with_server() -> None:
+    """In a worker: end as if told to when its server has ended, even if that was killed."""
+    lifeline = os.environ.pop(LIFELINE, "")
+    if lifeline:
+        threading.Thread(target=_wait, args=[int(lifeline)], daemon=True).start()
+
+
+def _wait(lifeline: int) -> None:
+    os.read(lifeline, 1)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 class WorkerProcess:
     """`python -m celery worker` for HTTP jobs, from `start` to `stop`; a context manager."""
 
     def __init__(self, environment: Mapping[str, str], concurrency: int) -> None:
-        self._environment = {**os.environ, **environment}
+        # It is never written to: whoever reads learns that this process has ended, however.
+        self._read, self._write = os.pipe()
+        self._environment = {**os.environ, **environment, LIFELINE: str(self._read)}
         self._command = [sys.executable, "-m", "celery", "-A", "celery_ext.http.standalone"]
         self._command += ["worker", "-P", "threads", "-c", str(concurrency), "-l", "INFO"]
         self._command += ["--without-mingle", "--without-gossip"]
@@ -38,11 +56,17 @@ class WorkerProcess:
         if self._process is not None:
             self._process.terminate()
         self._thread.join()
+        os.close(self._read)
+        os.close(self._write)
 
     def _start(self) -> None:
         # A session of its own: Ctrl-C is the server's, which then ends the worker.
         self._process = subprocess.Popen(
-            self._command, env=self._environment, stdin=subprocess.DEVNULL, start_new_session=True
+            self._command,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            pass_fds=[self._read],
         )
 
     def _watch(self) -> None:

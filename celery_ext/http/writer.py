@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,7 +100,7 @@ class Writer:
             for order, found in zip(orders, outcome, strict=True):
                 by_loop.setdefault(order.loop, []).append((order.future, found))
             for loop, done in by_loop.items():
-                if not loop.is_closed():
+                with suppress(RuntimeError):  # it was closed: nobody waits there
                     loop.call_soon_threadsafe(_resolve, done)
 
     def _next(self) -> list[_Order]:

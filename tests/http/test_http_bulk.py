@@ -53,6 +53,19 @@ def test_many_lines_in_parts(api: httpx.Client, delayed: Delayed) -> None:
     assert delayed.counts()["celery"].delayed == 3_000
 
 
+def test_the_answer_is_bounded(serve: Callable[..., httpx.Client], delayed: Delayed) -> None:
+    """Of short lines it would be many times as long as they are."""
+    api = serve(bulk_bytes=400_000)
+    found = post(api, b'{"task":"till.charge","id":"a"}\n' + b"1\n" * 199_000)
+    assert found[0]["status"] == "waiting"
+    assert [each["line"] for each in found] == list(range(1, len(found) + 1))
+    assert found[-1]["problem"]["status"] == 413
+    assert {each["problem"]["status"] for each in found[1:-1]} == {422}
+    assert len(found) < 20_000
+    assert delayed.counts()["celery"].ready == 1
+    assert post(api, b"1\n")[0]["line"] == 1
+
+
 def test_what_celery_refuses(api: httpx.Client) -> None:
     found = post(api, '{"task": "till.strict"}\n{"task": "till.strict", "args": [1]}')
     assert "missing 1 required" in found[0]["problem"]["detail"]

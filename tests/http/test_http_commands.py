@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,13 @@ from celery import Celery
 from celery.bin.base import CLIContext
 from click.testing import CliRunner
 
+from celery_ext import Delayed
 from celery_ext.cli import delayed as cli
 from kombu_delayed import embedded
+from tests.kit.pages import Page
 from tests.kit.receiver import receiving
 from tests.kit.servers import Server, free_port
-from tests.kit.tasks_app import Settings
+from tests.kit.tasks_app import Settings, make_app
 from tests.kit.wait import wait_until
 from tests.kit.workers import ROOT
 
@@ -29,6 +32,17 @@ from tests.kit.workers import ROOT
 @contextmanager
 def running(directory: Path, *command: str, **environment: str) -> Iterator[httpx.Client]:
     """Run a server until the end of the block, and end it as an operator does."""
+    with started(directory, *command, **environment) as (client, process):
+        yield client
+        process.send_signal(signal.SIGTERM)
+        process.wait(40)
+
+
+@contextmanager
+def started(
+    directory: Path, *command: str, **environment: str
+) -> Iterator[tuple[httpx.Client, subprocess.Popen[bytes]]]:
+    """Start a server that answers; it does not outlive the block."""
     port, log = free_port(), directory / "server.log"
     with open(log, "wb") as output:
         process = subprocess.Popen(
@@ -50,13 +64,11 @@ def running(directory: Path, *command: str, **environment: str) -> Iterator[http
 
         try:
             wait_until(answers, "the server answers", 30)
-            yield client
-            process.send_signal(signal.SIGTERM)
-            process.wait(40)
+            yield client, process
         finally:
             if process.poll() is None:
                 process.kill()
-                process.wait()
+            process.wait()
 
 
 def test_serve(server: Server, tmp_path: Path) -> None:
@@ -70,6 +82,60 @@ def test_serve(server: Server, tmp_path: Path) -> None:
     log = (tmp_path / "server.log").read_text()
     assert '"action": "create"' in log
     assert "Finished server process" in log
+
+
+def test_behind_a_proxy(server: Server, tmp_path: Path) -> None:
+    """At a path that the proxy takes away, under a name of its own."""
+    settings = Settings(f"delayed+{server.url}")
+    command = ["celery", "-A", "tests.kit.tasks_app", "delayed", "serve"]
+    command += ["--name", "Tasks.example.com", "--root-path", "/delayed"]
+    with running(tmp_path, *command, **settings.environment()) as api:
+        proxied = {"host": "tasks.example.com", "x-forwarded-for": "192.0.2.7"}
+        assert api.get("/v1/tasks", headers=proxied).status_code == 401
+        assert api.get("/v1/tasks", headers={"host": "evil.example"}).status_code == 421
+        login = api.get("/backlog", headers=proxied)
+        assert login.headers["location"] == "/delayed/login?next=%2Fbacklog"
+        page = Page(api.get("/login", headers=proxied).text)
+        assert page.form("/login").action == "/delayed/login"
+        assert "path=/delayed" in api.get("/login", headers=proxied).headers["set-cookie"].lower()
+        asset = page.all("script")[0]["src"].removeprefix("/delayed")
+        assert api.get(asset, headers=proxied).status_code == 200
+        servers = api.get("/openapi.json", headers=proxied).json()["servers"]
+        assert servers == [{"url": "/delayed"}]
+
+
+@pytest.mark.crash
+def test_what_was_accepted_outlives_the_server(server: Server, tmp_path: Path) -> None:
+    """However its end falls between a request and its answer."""
+    settings = Settings(f"delayed+{server.url}")
+    command = ["celery", "-A", "tests.kit.tasks_app", "delayed", "serve"]
+    accepted: list[str] = []
+
+    def post(url: str, name: int) -> None:
+        with httpx.Client(base_url=url, timeout=60) as client:
+            for number in range(1_000_000):
+                given = {"task": "record", "delay": "1h", "id": f"{name}-{number}"}
+                try:
+                    answer = client.post("/v1/tasks", json=given)
+                except httpx.TransportError:
+                    return
+                assert answer.status_code == 201
+                accepted.append(given["id"])
+
+    with (
+        started(tmp_path, *command, **settings.environment()) as (api, process),
+        ThreadPoolExecutor(8) as threads,
+    ):
+        done = [threads.submit(post, str(api.base_url), n) for n in range(8)]
+        wait_until(lambda: len(accepted) > 100, "tasks are accepted", 60)
+        process.kill()
+        for each in done:
+            each.result(90)
+    with make_app(settings) as app:
+        delayed = Delayed(app)
+        kept = {info.id for info in delayed.find()}
+        delayed.close()
+    assert set(accepted) <= kept
 
 
 def test_without_a_project(tmp_path: Path) -> None:
@@ -90,11 +156,27 @@ def test_without_a_project(tmp_path: Path) -> None:
     assert "Warm shutdown" in log  # of the worker
 
 
+def test_a_worker_ends_with_a_server_that_is_killed(server: Server, tmp_path: Path) -> None:
+    broker = f"delayed+{server.url}"
+    command = ["celery_ext.http", "--broker", broker, "--concurrency", "1"]
+    with Celery("x", broker=broker, set_as_current=False) as app:
+        delayed = Delayed(app)
+        with started(tmp_path, *command) as (_, process):
+            wait_until(lambda: delayed.consumers("http-jobs"), "the worker is there", 60)
+            process.kill()
+            wait_until(lambda: not delayed.consumers("http-jobs"), "the worker has ended", 60)
+        delayed.close()
+    assert "Warm shutdown" in (tmp_path / "server.log").read_text()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--host", "0.0.0.0", "--no-token"], "0.0.0.0 is more"),
         (["--port", "99999"], "99999"),
+        (["--name", "a.example", "--no-token"], "a.example is more"),
+        (["--root-path", "delayed"], "'delayed' is not a path"),
+        (["--root-path", "/delayed/"], "'/delayed/' is not a path"),
     ],
 )
 def test_wrong_usage(words: list[str], message: str) -> None:

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from celery_ext import Delayed
+from celery_ext.http import cursors
 from celery_ext.http.tokens import Tokens
 
 # Later.
@@ -134,6 +135,31 @@ def test_poll_and_ack(api: httpx.Client, delayed: Delayed) -> None:
     assert [each.unacked for each in delayed.consumers("http.default.mail")] == []
 
 
+def test_acks_are_of_what_was_polled(api: httpx.Client, delayed: Delayed) -> None:
+    """Nobody drops what a worker holds by making up what `poll` gives."""
+    for queue, worker in (("celery", "w@host:1:x"), ("http.default.mail", "w@host:1:x")):
+        delayed.app.send_task("till.charge", task_id="a", queue=queue)
+        assert delayed.store.deliver(queue, worker, 1, 1, lease_ms=60_000) is not None
+    polled = f"http:1:{'0' * 32}"
+    for held in (
+        ("celery", "w@host:1:x", 1),
+        ("http.default.mail", "w@host:1:x", 1),
+        ("celery", polled, 1),
+        ("http.x.\ud800", polled, 1),
+    ):
+        answer = send(api, "POST", f"{PATH}/ack", acks=[cursors.write(*held)])
+        assert answer.status_code == 422, held
+    assert [each.unacked for each in delayed.consumers()] == [1, 1]
+
+
+def test_tasks_of_celery_in_such_a_queue(api: httpx.Client, delayed: Delayed) -> None:
+    send(api, "PUT", **{**TASK, "delay": "1h"})
+    delayed.app.send_task("till.charge", task_id="c", queue="http.default.mail", countdown=60)
+    assert send(api, "POST", id="c", delay="1h").status_code == 404
+    assert send(api, "DELETE", id="c").status_code == 404
+    assert delayed.get("c") is not None
+
+
 def test_a_lease_that_ends(api: httpx.Client) -> None:
     send(api, "PUT", **{**TASK, "delay": 0})
     [first] = poll(api, lease=0.05)
@@ -157,6 +183,7 @@ def test_a_long_poll_waits(api: httpx.Client) -> None:
         ("PUT", {**TASK, "delay": "soon"}),
         ("PUT", {**TASK, "payload": {"topics": "x"}}),
         ("PUT", {**TASK, "score": -1}),
+        ("PUT", {**TASK, "payload": {**PAYLOAD, "args": [{"__type__": "x", "__value__": 1}]}}),
         ("DELETE", {}),
         ("POST", {"id": 1, "delay": "x"}),
     ],

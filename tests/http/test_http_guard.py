@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import socket
+import ssl
+import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from celery_ext.http import SignatureError, verify
+from celery_ext.http import SignatureError, callback, verify
 from celery_ext.http.callback import Answer, CallbackFailed, post
 from celery_ext.http.guard import (
     CallbackRefused,
@@ -21,6 +24,7 @@ from celery_ext.http.guard import (
 )
 from celery_ext.http.signature import sign
 from tests.kit.receiver import Receiver, receiving
+from tests.kit.servers import make_certificate
 
 #: Refused before DNS is asked.
 BAD_FORMS = [
@@ -206,6 +210,7 @@ ANSWERS: list[tuple[Any, Any]] = [
     ((201, b'{"code": 100, "more": []}', {}), Answer(100)),
     ((200, b'{"code": 101}', {}), Answer(101)),
     ((200, b'{"code": 101}', {"Retry-After": "7"}), Answer(101, 7.0)),
+    ((200, b'{"code": 101}', {"Retry-After": "-7"}), Answer(101, 0.0)),
     ((200, b'{"code": 101}', {"Retry-After": "x"}), Answer(101)),
     ((200, b'{"code": 101}', {"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}), Answer(101, 0.0)),
     ((200, b'{"code": 102}', {}), "code 102"),
@@ -243,6 +248,78 @@ def test_nobody_is_there() -> None:
         there = ("127.0.0.1", closed.getsockname()[1])
         with pytest.raises(CallbackFailed, match="refused"):
             post(split("http://x/"), [(socket.AF_INET, there)], b"", {}, seconds=5, limit_bytes=9)
+
+
+def test_the_time_is_for_all_of_it(receiver: Receiver) -> None:
+    """An address that does not answer, and then one that answers for ever."""
+    receiver.answers["/late"] = drip
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(0)
+        full = [_begin(silent.getsockname()) for _ in range(3)]  # no more are let in
+        there = [silent.getsockname()] * 3 + [("127.0.0.1", receiver.port)]
+        addresses = [(socket.AF_INET, each) for each in there]
+        target = split(f"http://x:{receiver.port}/late")
+        done: list[str] = []
+
+        def run() -> None:
+            with pytest.raises(CallbackFailed) as raised:
+                post(target, addresses, b"{}", {}, seconds=1, limit_bytes=9)
+            done.append(str(raised.value))
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        thread.join(20)
+        for each in full:
+            each.close()
+    assert done == ["no answer within 1 s"]
+
+
+def _begin(address: Any) -> socket.socket:
+    made = socket.socket()
+    made.setblocking(False)
+    made.connect_ex(address)
+    return made
+
+
+def test_time_that_is_over_before_it_is_connected(receiver: Receiver) -> None:
+    target = split(receiver.url("/over"))
+    there = [(socket.AF_INET, ("127.0.0.1", receiver.port))]
+    connection = callback._Connection(target, there, time.monotonic() + 60)
+    connection.cut()
+    with pytest.raises(TimeoutError):
+        connection.connect()
+    assert connection.sock is None
+
+
+def test_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificate = make_certificate(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, certificate.with_suffix(".key"))
+    with receiving(context) as receiver:
+        there = [(socket.AF_INET, ("127.0.0.1", receiver.port))]
+
+        def call(host: str) -> Answer:
+            target = split(f"https://{host}:{receiver.port}/tls")
+            return post(target, there, b"{}", {}, seconds=10, limit_bytes=99)
+
+        with pytest.raises(CallbackFailed, match="self-signed certificate"):
+            call("127.0.0.1")
+        trusting = ssl.create_default_context(cafile=certificate)
+        monkeypatch.setattr(callback, "_tls", lambda: trusting)
+        assert call("127.0.0.1").code == 100
+        with pytest.raises(CallbackFailed, match="Hostname mismatch"):
+            call("hooks.example.com")
+        assert len(receiver.at("/tls")) == 1
+
+
+def test_a_handshake_that_does_not_end() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        there = [(socket.AF_INET, silent.getsockname())]
+        with pytest.raises(CallbackFailed, match=r"no answer within 0\.3 s"):
+            post(split("https://x/"), there, b"{}", {}, seconds=0.3, limit_bytes=9)
 
 
 def test_it_goes_to_the_address_that_was_checked(receiver: Receiver) -> None:

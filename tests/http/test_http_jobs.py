@@ -14,7 +14,8 @@ import pytest
 
 from celery_ext import Delayed
 from celery_ext.http import verify
-from celery_ext.http.jobs import backoff_seconds
+from celery_ext.http.jobs import JOB_TASK, backoff_seconds
+from kombu_delayed.keys import http_host
 from tests.kit.http import api_client
 from tests.kit.receiver import Receiver, receiving
 from tests.kit.servers import Server
@@ -117,6 +118,25 @@ def test_too_many_requests_are_no_failure(jobs: Jobs) -> None:
         jobs.delayed.run_now(id)
     jobs.wait(id, "done")
     assert len(jobs.receiver.at("/busy")) == 3
+
+
+def test_a_broker_that_fails_costs_no_job(jobs: Jobs, shared_server: Server) -> None:
+    """Whatever it answers: the places of the host are in a key of another kind here."""
+    places = http_host("127.0.0.1")
+    with shared_server.client() as client:
+        client.set(places, "no places")
+        id = jobs.send("/failing", tenant="ada", retry=0)
+        found = jobs.wait(id, "scheduled")
+        assert (found["retries"], found["tenant"]) == (0, "ada")
+        client.delete(places)
+    jobs.delayed.run_now(id)
+    jobs.wait(id, "done")
+    assert len(jobs.receiver.at("/failing")) == 1
+
+
+def test_what_nobody_has_thought_of_is_a_dead_letter(jobs: Jobs) -> None:
+    jobs.delayed.app.send_task(JOB_TASK, task_id="odd", kwargs={"topic": "t", "callback": 1})
+    jobs.wait("odd", "dead")
 
 
 def test_the_inner_network(jobs: Jobs) -> None:

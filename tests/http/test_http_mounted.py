@@ -42,6 +42,7 @@ def test_mounted(app: Celery) -> None:
     api.close()
     late = call("POST", "/delayed/v1/tasks", json={"task": "till.charge"})
     assert late.status_code == 503
+    assert call("GET", "/delayed/v1/tasks").status_code == 503
 
 
 def test_mounted_needs_a_token(app: Celery) -> None:

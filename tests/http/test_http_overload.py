@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from http.client import HTTPResponse
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
 
 from celery_ext import Delayed
+from celery_ext.http import HttpOptions
+from celery_ext.http.event_stream import Streamed
+from celery_ext.http.identity import ANYBODY, Identity
+from celery_ext.http.problems import Problem
 from tests.kit.http import api_client, make_app
 from tests.kit.servers import Server, available_kinds, start_server
 from tests.kit.wait import wait_until
@@ -124,6 +131,45 @@ def test_a_broker_that_does_not_answer(serve: Callable[..., httpx.Client], serve
             assert int(answer.headers["retry-after"]) > 0
             assert answer.json()["status"] == 503
     assert wait_until(lambda: api.post("/v1/tasks", json=MAIL).status_code == 201, "it works again")
+
+
+def test_a_stream_that_nobody_reads() -> None:
+    ended: list[Identity] = []
+    options = HttpOptions(body_seconds=0.05)
+    service = SimpleNamespace(options=options, stream_ends=ended.append)
+
+    async def lines() -> AsyncIterator[str]:
+        while True:
+            yield "a line\n"
+
+    async def never(message: Any = None) -> Any:
+        await asyncio.Event().wait()
+
+    async def run() -> None:
+        call: Any = SimpleNamespace(service=service, identity=ANYBODY)
+        await asyncio.wait_for(Streamed(call, lines())({"type": "http"}, never, never), 20)
+
+    asyncio.run(run())
+    assert ended == [ANYBODY]
+
+
+def test_streams_of_one_token(serve: Callable[..., httpx.Client]) -> None:
+    service = serve(streams=4).api.service  # type: ignore[attr-defined]
+    ada, bob = (Identity(name, frozenset(["read"])) for name in ("ada", "bob"))
+    for _ in range(2):
+        service.stream_begins(ada)
+    with pytest.raises(Problem, match="of this token") as refused:
+        service.stream_begins(ada)
+    assert (refused.value.status_code, refused.value.headers["Retry-After"]) == (429, "5")
+    for _ in range(2):
+        service.stream_begins(bob)
+    with pytest.raises(Problem, match="too many streams are"):
+        service.stream_begins(ANYBODY)
+    service.stream_ends(ada)
+    service.stream_begins(ANYBODY)
+    for each in (ada, bob, bob, ANYBODY):
+        service.stream_ends(each)
+    assert not service._streams
 
 
 @pytest.mark.crash

@@ -23,6 +23,9 @@ from tests.kit.servers import Server
 
 MAIL = {"task": "till.send_mail", "delay": "1h"}
 
+#: What Kombu's JSON reads as another object.
+TYPED = {"__type__": "datetime", "__value__": "2030-01-01T00:00:00"}
+
 
 def body(delayed: Delayed, id: str) -> Any:
     info = delayed.get(id)
@@ -97,6 +100,10 @@ def test_times(api: httpx.Client, times: Any, status: str, seconds: float | None
         ({"task": "till.send_mail", "headers": {"x": []}}, "headers.x.str"),
         ({"task": "till.send_mail", "headers": {"Task": "other"}}, "headers"),
         ({"task": "till.send_mail", "headers": {"eta": "2001-01-01"}}, "headers"),
+        ({"task": "till.send_mail", "headers": {"Delayed_queue": "other"}}, "headers"),
+        ({"task": "till.send_mail", "args": [{"__type__": "uuid", "__value__": 1}]}, "args"),
+        ({"task": "till.send_mail", "kwargs": {"a": [TYPED]}}, "kwargs"),
+        ({"topic": "t", "callback": "http://a.example/", "content": {"a": TYPED}}, "content"),
         ({"task": "till.send_mail", "retry": 1}, "retry"),
         ({"task": "till.unknown"}, "task"),
         ({"task": "celery.backend_cleanup"}, "task"),
@@ -286,9 +293,10 @@ def test_search(api: httpx.Client) -> None:
     assert [*chain(*pages(api, tenant="t1", queue="a"))] == ["a1", "a3"]
     bounds = {"due_after": "2100-01-02T00:00:00Z", "due_before": "2100-01-04T00:00:00Z"}
     assert [*chain(*pages(api, **bounds, limit=1))] == ["a1", "a2", "b1", "b2"]
-    far = cursors.write("a", 10**400, "x")
+    far, no_name = cursors.write("a", 10**400, "x"), cursors.write("a", 1, "\ud800")
     for wrong in (
         f"cursor={far}",
+        f"cursor={no_name}",
         "cursor=x",
         "limit=0",
         "limit=1001",

@@ -237,6 +237,21 @@ def test_put_leaves_the_task_of_another(two: Keys, bounds: Any) -> None:
     assert {info.id: info.message for info in two.tokens._delayed.find(queue="pay")} == before
 
 
+def test_put_of_an_id_that_another_has_used(keys: Keys, delayed: Delayed) -> None:
+    """What is answered with success is there, whoever has had a task under this id before."""
+    ada, bob = (keys.make("schedule", "read", tenants=[name]) for name in ("ada", "bob"))
+    given = {"task": "till.send_mail"}
+    assert keys(ada, "PUT", "/v1/tasks/x", json=given).status_code == 201
+    assert keys(ada, "PUT", "/v1/tasks/x", json=given).status_code == 200
+    held = delayed.store.deliver("celery", "w:1:x", 1, 1, lease_ms=60_000)
+    assert held is not None
+    assert keys(bob, "PUT", "/v1/tasks/x", json=given).status_code == 201
+    assert delayed.counts()["celery"].ready == 1
+    assert keys(bob, "PUT", "/v1/tasks/y", json=MAIL).status_code == 201
+    assert keys(bob, "DELETE", "/v1/tasks/y").status_code == 204
+    assert keys(bob, "PUT", "/v1/tasks/y", json=MAIL).status_code == 201
+
+
 def test_the_whole_is_not_for_tenants(two: Keys) -> None:
     token = two.make("admin", tenants=["ada"])
     for path in ("/v1/queues", "/v1/queues/mail", "/v1/forecast", "/v1/consumers"):
@@ -303,6 +318,15 @@ def test_pages_of_other_sites(api: httpx.Client) -> None:
     other = {"origin": "https://evil.example"}
     assert api.post("/v1/tasks", json=MAIL, headers=other).status_code == 403
     assert api.post("/v1/tasks/x/run-now", headers={"origin": "null"}).status_code == 403
+    for name in ("http://[", "http://", "null"):
+        assert api.post("/v1/tasks", json=MAIL, headers={"origin": name}).status_code == 403
+    for site in ("cross-site", "same-site"):
+        seen = {"sec-fetch-site": site}
+        assert api.post("/v1/tasks", json=MAIL, headers=seen).status_code == 403
+        assert api.get("/v1/delayedqueue/poll", headers=seen).status_code == 403
+        assert api.get("/backlog", headers=seen).status_code == 200
+    same = {"sec-fetch-site": "same-origin"}
+    assert api.get("/v1/tasks", headers=same).status_code == 200
     own = {"origin": str(api.base_url).rstrip("/")}
     assert api.post("/v1/tasks", json=MAIL, headers=own).status_code == 201
 
@@ -313,6 +337,9 @@ def test_a_name_that_leads_here(app: Celery, serve: Callable[..., httpx.Client])
     assert api.get("/v1/tasks").status_code == 200
     assert api.get("/v1/tasks", headers={"host": "localhost:1"}).status_code == 200
     assert api.get("/v1/tasks", headers={"host": "evil.example"}).status_code == 421
+    assert api.get("/healthz", headers={"host": "10.0.0.7:8080"}).status_code == 200
+    for name in ("forwarded", "X-Forwarded-For"):
+        assert api.get("/v1/tasks", headers={name: "10.0.0.7"}).status_code == 403
 
 
 @pytest.mark.parametrize(

@@ -109,10 +109,11 @@ def test_a_pulse(client: redis.Redis, store: Store) -> None:
         tell(client, "delivered", ago, late_ms)
     tell(client, "delivered", 19)
     tell(client, "acked", 18)
+    tell(client, "acked", 1)
     beat = Pulse().look(store, ["q"])
     assert (beat.delivered, beat.done) == (5, 1)
     assert (beat.late_half, beat.late_worst) == (0.2, 0.3)
-    assert beat.parts == [0] * (PARTS - 2) + [1, 0]
+    assert beat.parts == [0] * (PARTS - 1) + [1]
     assert beat.is_told
     assert not beat.is_partial
 
@@ -123,6 +124,18 @@ def test_a_pulse_goes_on(client: redis.Redis, store: Store) -> None:
     assert pulse.look(store, ["q"]).done == 1
     tell(client, "acked", 39)
     assert [pulse.look(store, ["q"]).done for _ in range(2)] == [2, 2]
+
+
+def test_a_pulse_forgets_what_nobody_looks_at(
+    client: redis.Redis, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pulses, "REMEMBERED", 2)
+    pulse = Pulse()
+    tell(client, "acked", 40)
+    for name in ("q", "a", "q", "b", "c"):
+        pulse.look(store, [name])
+    assert [*pulse._followed] == ["b", "c"]
+    assert pulse.look(store, ["q"]).done == 1
 
 
 def test_a_pulse_of_too_much(

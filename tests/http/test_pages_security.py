@@ -71,6 +71,12 @@ def test_forms_need_a_login(visitor: Visitor, path: str) -> None:
     assert "log in with a token" in answer.text
 
 
+def test_a_stream_is_for_who_reads_it(visitor: Visitor, tokens: Tokens) -> None:
+    visitor.log_in(tokens.create("till", ["read"])[1])
+    assert visitor.client.head("/live/overview").status_code == 405
+    assert visitor.client.head("/").status_code == 200
+
+
 def test_login_and_logout(visitor: Visitor, tokens: Tokens, client: redis.Redis) -> None:
     _, text = tokens.create("till", ["read"])
     before = visitor.get("/login") and visitor.client.cookies[COOKIE]
@@ -222,7 +228,7 @@ def test_a_token_of_a_tenant(
         answer = visitor.client.get(path)
         assert answer.status_code == (403 if path in WHOLE else 200), path
         assert "bob" not in answer.text
-    for path in ("/live/consumers", "/live/partitions"):
+    for path in ("/live/consumers", "/live/overview"):
         assert visitor.client.get(path).status_code == 403
     assert "This token is bound to tenants" in visitor.get("/").text
     assert "dead-ada" in visitor.get("/dead?task=*").text

@@ -184,7 +184,7 @@ def start_server(
         if len(os.fsencode(socket_path)) > embedded.SOCKET_PATH_MAX_BYTES:
             temporary = Path(tempfile.mkdtemp(prefix="kombu-delayed-test-"))
             socket_path = temporary / "server.sock"
-    ca_file = _make_certificate(directory) if tls else None
+    ca_file = make_certificate(directory) if tls else None
     options = _options(directory, port, socket_path, ca_file)
     options["appendonly"] = "yes" if append_only else "no"
     options.update(config or {})
@@ -218,7 +218,7 @@ def _options(
     return options
 
 
-def _make_certificate(directory: Path) -> Path:
+def make_certificate(directory: Path) -> Path:
     """Make a self-signed certificate for 127.0.0.1, its own authority."""
     if shutil.which("openssl") is None:
         _missing("openssl is not installed: no certificate for a TLS server")

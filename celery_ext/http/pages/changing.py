@@ -167,7 +167,7 @@ def _cancel(visit: Visit, shard: str, infos: list[TaskInfo], target: Any) -> int
         if count:
             delayed.was_cancelled(info)
             if "delayed_request" in info.headers:
-                once.forget(delayed.store, info.queue, info.id)
+                once.forget(delayed.store, info)
     return sum(counts)
 
 

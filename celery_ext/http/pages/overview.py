@@ -64,4 +64,4 @@ def look(visit: Visit) -> Shown:
     }
 
 
-VIEWS = [View("overview", "/", "Overview", look, seconds=2)]
+VIEWS = [View("overview", "/", "Overview", look, seconds=2, is_whole_live=True)]

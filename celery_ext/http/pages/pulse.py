@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass, field
 
 from kombu_delayed import events as streams
@@ -20,8 +20,8 @@ FIRST_SIZE, LOOK_SIZE = 5_000, 10_000
 #: Lateness of the last deliveries.
 LATENESS_SIZE = 1_000
 
-#: Streams that are followed.
-FOLLOWED = 1_000
+#: Streams that are followed: of one look, and of all who look.
+FOLLOWED, REMEMBERED = 1_000, 3_000
 
 
 @dataclass(frozen=True)
@@ -70,15 +70,17 @@ class Pulse:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._followed: dict[str, _Followed] = {}
+        self._followed: OrderedDict[str, _Followed] = OrderedDict()
 
     def look(self, store: Store, shards: list[str]) -> Beat:
         """The last ten minutes of some shards."""
         last = int(time.time()) // PART_SECONDS
-        parts = range(last - PARTS + 1, last + 1)
+        parts = range(last - PARTS, last)  # the one that has begun would look like a standstill
         with self._lock:
             found = [self._read(store, shard, last) for shard in shards[:FOLLOWED]]
-        late = sorted(s for each in found for part, s in each.lateness if part in parts)
+            while len(self._followed) > REMEMBERED:
+                self._followed.popitem(last=False)
+        late = sorted(s for each in found for part, s in each.lateness if part >= parts[0])
         return Beat(
             [sum(each.done[part] for each in found) for part in parts],
             _lately([each.delivered for each in found], last),
@@ -92,6 +94,7 @@ class Pulse:
 
     def _read(self, store: Store, shard: str, last: int) -> _Followed:
         followed = self._followed.setdefault(shard, _Followed())
+        self._followed.move_to_end(shard)
         followed.forget_before(last - PARTS)
         if not followed.position:
             events = streams.newest(store, shard, FIRST_SIZE)

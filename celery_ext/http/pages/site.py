@@ -36,6 +36,7 @@ VIEWS: list[View] = [
     *consumers.VIEWS,
     *partitions.VIEWS,
 ]
+LIVE = [each for each in VIEWS if each.seconds]
 ACTIONS: list[Action] = [*changing.ACTIONS, *replaying.ACTIONS]
 
 _ASSETS = {
@@ -72,11 +73,11 @@ class Site:
         self._pages = {
             *(each.path for each in VIEWS),
             *(each.path for each in ACTIONS),
-            *(f"/live/{each.name}" for each in VIEWS),
+            *(f"/live/{each.name}" for each in LIVE),
         }
         self.routes = [
             *(self._route(each.path, "GET", _shows(each)) for each in VIEWS),
-            *(self._route(f"/live/{each.name}", "GET", _streams(each)) for each in VIEWS),
+            *(self._route(f"/live/{each.name}", "GET", _streams(each)) for each in LIVE),
             *(self._route(each.path, "POST", self._takes(each)) for each in ACTIONS),
             Route(f"/assets/{version}/{{name}}", self._asset),
             *(
@@ -170,6 +171,7 @@ class Site:
 
     def _route(self, path: str, method: str, endpoint: Endpoint) -> Route:
         async def answer(request: Request) -> Response:
+            request.scope["delayed.route"] = path
             visit = self._visit(request)
             try:
                 return await endpoint(visit)
@@ -184,7 +186,10 @@ class Site:
                 mistake = Problem(500, "the server made a mistake; its log has more")
                 return self._failed(visit, mistake)
 
-        return Route(path, answer, methods=[method])
+        made = Route(path, answer, methods=[method])
+        if path.startswith("/live/") and made.methods is not None:
+            made.methods.discard("HEAD")  # its answer would have no end
+        return made
 
     def _checked(self, act: Callable[[Visit, Form], Awaitable[Response]]) -> Endpoint:
         """Take a form of these pages only."""
@@ -248,6 +253,8 @@ def _rendered(view: View, visit: Visit) -> Response:
 def _streams(view: View) -> Endpoint:
     async def endpoint(visit: Visit) -> Response:
         _check(view, visit)
+        if view.is_whole_live:
+            visit.identity.require_whole()
         return stream(visit, view)
 
     return endpoint

@@ -144,7 +144,7 @@ class View:
     """A page that shows something. `look` is called in a thread.
 
     `seconds` is how often it is looked at anew while somebody watches; 0: never. `is_whole` is
-    about all tenants. One without a title is not in the menu.
+    about all tenants, `is_whole_live` in what is live only. One without a title is not in the menu.
     """
 
     name: str
@@ -153,6 +153,7 @@ class View:
     look: Callable[[Visit], Shown]
     seconds: float = 0
     is_whole: bool = False
+    is_whole_live: bool = False
     scope: str = "read"
 
     def may(self, visit: Visit) -> bool:
