@@ -61,8 +61,9 @@ class QoS(virtual.QoS):
         self._told_over = 0
         #: Tags of messages that their program has not begun, and says so when it does.
         self._waiting: set[int] = set()
-        #: The one that is being handed to its program just now.
+        #: The one that is being handed to its program just now, and whether it has gone back.
         self._in_hand: int | None = None
+        self._has_gone = False
         #: Queues whose programs say when they begin.
         self._say_when: set[str] = set()
         #: Tags of messages with slots -> their queues.
@@ -142,7 +143,7 @@ class QoS(virtual.QoS):
     @contextmanager
     def in_hand(self, tag: int) -> Iterator[None]:
         """While a message is handed to its program, which may say that it does not begin yet."""
-        self._in_hand = tag
+        self._in_hand, self._has_gone = tag, False
         try:
             yield
         finally:
@@ -150,10 +151,10 @@ class QoS(virtual.QoS):
 
     def wait(self, tag: int) -> None:
         """The program calls `begin` before it begins on a message: until then it can go back."""
-        queue = self.queue_of(tag)
-        if queue is not None:  # else it has gone back already
-            self._say_when.add(queue)
+        if not (tag == self._in_hand and self._has_gone):
             self._waiting.add(tag)
+        if (queue := self.queue_of(tag)) is not None:
+            self._say_when.add(queue)
         self._in_hand = None
 
     def begin(self, tag: int) -> bool:
@@ -194,8 +195,10 @@ class QoS(virtual.QoS):
 
     def give_back_waiting(self, queue: str) -> None:
         """Messages that were handed out and not begun return with the next flush."""
-        if self._in_hand is not None and queue in self._say_when:
-            self._waiting.add(self._in_hand)
+        if (tag := self._in_hand) is not None and queue in self._say_when:
+            self._has_gone = self.queue_of(tag) == queue
+            if self._has_gone:
+                self._waiting.add(tag)
         for tag in sorted(self._waiting, reverse=True):
             if self.queue_of(tag) == queue and self.begin(tag):
                 super().ack(tag)
