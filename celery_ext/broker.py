@@ -13,6 +13,7 @@ from celery import Celery
 from kombu import Connection
 from kombu.exceptions import OperationalError
 
+from kombu_delayed.decisions import Rules
 from kombu_delayed.errors import UNREACHABLE
 from kombu_delayed.store import Store
 from kombu_delayed.transport import Transport
@@ -36,6 +37,7 @@ class Broker:
         self._lock = threading.RLock()
         self._connection: Connection | None = None
         self._store: Store | None = None
+        self._channel: Any = None
         self._lost = False
 
     @property
@@ -68,13 +70,22 @@ class Broker:
                 self._store = self._connect()
             return self._store
 
+    @property
+    def rules(self) -> Rules | None:
+        """Who decides of its messages, as the app declares it; None: nobody."""
+        with self._lock:
+            _ = self.store  # connects
+            rules: Rules | None = self._channel.rules
+            return rules
+
     def _connect(self) -> Store:
         policy = self.app.conf.task_publish_retry_policy or {}
         options = {name: policy[name] for name in RETRY_POLICY if name in policy}
         connection = self.connection
         with connection._reraise_as_library_errors():
             connection.ensure_connection(**options)
-            store = copy(connection.default_channel.store)
+            self._channel = connection.default_channel
+            store = copy(self._channel.store)
         store.run = _ToldWire(store.over(store.client).run, self._was_lost)
         return store
 
@@ -86,6 +97,7 @@ class Broker:
         """Disconnect; the next call connects again."""
         with self._lock:
             connection, self._connection, self._store = self._connection, None, None
+            self._channel = None
             self._lost = False
         if connection is not None:
             connection.release()

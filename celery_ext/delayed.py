@@ -16,6 +16,7 @@ from kombu import Connection
 from kombu_delayed import backlog as backlogs
 from kombu_delayed import events as streams
 from kombu_delayed.backlog import Backlog, Move
+from kombu_delayed.decisions import Rules
 from kombu_delayed.events import Event
 from kombu_delayed.lookup import lookup_by_id, lookup_by_reading
 from kombu_delayed.metrics import Metrics, fold
@@ -31,6 +32,7 @@ from .correlation.expectations import Expectations
 from .counts import Bucket, ConsumerInfo, Counts, Forecast
 from .dead import Dead
 from .errors import QueryError
+from .limits import LimitInfo, limits, stand
 from .plan import Plan
 from .progress import Progress
 from .query import Query
@@ -87,6 +89,11 @@ class Delayed:
     def store(self) -> Store:
         """The moves of the broker's messages."""
         return self._broker.store
+
+    @property
+    def rules(self) -> Rules | None:
+        """Who decides of its messages, as the app declares it; None: nobody."""
+        return self._broker.rules
 
     def close(self) -> None:
         """Disconnect; the next call connects again."""
@@ -450,6 +457,13 @@ class Delayed:
         for name in self.shards(queue):
             for page in streams.pages(self.store, name, (after or {}).get(name, "-")):
                 yield from (each for each in page if task_id in (None, each.id))
+
+    def limits(self, queue: str | None = None) -> list[LimitInfo]:
+        """The limits of each queue: how much there is, how much is in use, how much waits for it.
+
+        Of what waits some lanes a call are read, and 200,000 at the most.
+        """
+        return [info for name in self._names(queue) for info in limits(self, stand(self, name))]
 
     @property
     def dead(self) -> Dead:

@@ -16,7 +16,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 from tests.kit.http import api_client  # noqa: E402
 from tests.kit.servers import available_kinds, start_server  # noqa: E402
-from tests.kit.shop import fill_shop, make_shop  # noqa: E402
+from tests.kit.shop import fill_gates, fill_shop, make_shop  # noqa: E402
 
 IMAGES = REPOSITORY / "docs" / "images"
 
@@ -26,6 +26,7 @@ SHOTS = (
     ("dashboard-backlog", "/backlog?queue=billing", "dark", 1280, 720),
     ("dashboard-task", "/task?id={id}", "light", 1280, 720),
     ("dashboard-dead", "/dead", "light", 1280, 560),
+    ("dashboard-tenants", "/tenants", "light", 1280, 900),
     ("dashboard-phone", "/", "dark", 390, 844),
 )
 
@@ -53,6 +54,7 @@ def main() -> None:
         server.client() as client,
     ):
         id = fill_shop(app, client)
+        fill_gates(app)
         with api_client(app) as api, sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
             root = str(api.base_url).rstrip("/")

@@ -38,7 +38,7 @@ def slot_of(command: Sequence[Any]) -> int:
     if len(command) < 2 or command[0] in _KEYLESS or (is_script and not command[2]):
         raise ValueError(f"{command[0]} names no key, so no node of a Cluster")
     key = command[3] if is_script else command[1]
-    return key_slot(key if isinstance(key, bytes) else str(key).encode())
+    return key_slot(key if isinstance(key, bytes) else str(key).encode(errors="surrogateescape"))
 
 
 class NodeWire(Wire):

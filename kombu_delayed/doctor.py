@@ -21,6 +21,7 @@ from .scripts import script
 from .server import check, inspect
 from .server import logger as server_logger
 from .store import CALL_LIMIT, Store, chunks
+from .wire import pairs, scored
 
 #: Messages that one call looks at, and about how much it reads of them.
 PAGE_SIZE = 200
@@ -52,7 +53,7 @@ def partitions(store: Store, queue: str, start: int = 0) -> Iterator[Partition]:
     keys = store.keys(queue)
     while True:
         stop = start + CALL_LIMIT - 1
-        found = _scored(store.run("ZRANGE", keys.partitions, start, stop, "WITHSCORES"))
+        found = scored(store.run("ZRANGE", keys.partitions, start, stop, "WITHSCORES"))
         for name, bound in found:
             count = store.run("ZCARD", keys.delayed.encode() + name)
             yield Partition(_text(name), int(float(bound)), count)
@@ -148,7 +149,7 @@ class Doctor:
             place, (count, size), suspects = found[:3], found[3:5], found[5:]
             limit = _next_page(count, size)
             self._progress(count)
-            faults += self._judge(_pairs(suspects))
+            faults += self._judge(pairs(suspects))
         return faults
 
     def _strays(self) -> None:
@@ -255,7 +256,7 @@ class Doctor:
                 self.store.run, cursor=cursor, count=limit, fixes=int(self.fix), **given
             )
             limit = _next_page(count, size)
-            for id, fault in _pairs(found):
+            for id, fault in pairs(found):
                 if id not in known:
                     known.add(id)
                     self._add(fault.decode(), _text(id))
@@ -294,7 +295,7 @@ class Doctor:
         registered = {name for name, _, _ in known}
         prefix = self._keys.unacked("")
         for key in scan(self.store, prefix):
-            name = _text(key[len(prefix.encode()) :])
+            name = key[len(prefix.encode()) :].decode(errors="surrogateescape")
             # It may have come since.
             if name not in registered and not self._is_registered(name):
                 self._reclaim("unregistered", name, self.store.run("HLEN", key))
@@ -303,7 +304,8 @@ class Doctor:
         return self.store.run("ZSCORE", self._keys.consumers, consumer) is not None
 
     def _reclaim(self, kind: str, consumer: str, unacked: int) -> None:
-        self._add(kind, f"{consumer} ({unacked} messages)")
+        shown = _text(consumer.encode(errors="surrogateescape"))
+        self._add(kind, f"{shown} ({unacked} messages)")
         if self.fix:
             self.store.reclaim(self.queue, consumer)
 
@@ -391,20 +393,9 @@ def _next_page(count: int, size: int) -> int:
     return max(min(PAGE_SIZE, PAGE_BYTES * count // max(size, 1)), 1) if count else PAGE_SIZE
 
 
-def _pairs(flat: list[Any]) -> list[tuple[Any, Any]]:
-    return list(zip(flat[::2], flat[1::2], strict=True))
-
-
 def _tokens(store: Store, key: str) -> list[tuple[Any, Any]]:
     """Wake tokens with when to claim; who waits for one, on a Cluster, has a higher score."""
-    return _scored(store.run("ZRANGEBYSCORE", key, "-inf", NEVER_MS, "WITHSCORES"))
-
-
-def _scored(answer: list[Any]) -> list[tuple[Any, Any]]:
-    """Members with scores, which RESP3 has in pairs already."""
-    if answer and isinstance(answer[0], list):
-        return [(member, score) for member, score in answer]
-    return _pairs(answer)
+    return scored(store.run("ZRANGEBYSCORE", key, "-inf", NEVER_MS, "WITHSCORES"))
 
 
 def _text(name: bytes) -> str:

@@ -59,7 +59,7 @@ class Ticket:
         """The member's value, for the message with an id."""
         place = "" if self.place is None else str(min(max(self.place, 0), PLACES - 1))
         weight = f"{self.weight:.6f}".rstrip("0").rstrip(".")
-        lane = "|".join([f"{self.rank}|{_plain(self.key)}*{weight}", *(u.text for u in self.uses)])
+        lane = "|".join([f"{self.rank}|{plain(self.key)}*{weight}", *(u.text for u in self.uses)])
         return f"{version}|{quote(id, safe='', errors='surrogateescape')}|{place}|{lane}"
 
 
@@ -113,7 +113,7 @@ def version_of(declared: Iterable[str]) -> str:
 
 def slot_name(limit: str, key: str = "") -> str:
     """What slots of a limit and a key are called."""
-    return f"{_plain(limit)}:{_plain(key)}"
+    return f"{plain(limit)}:{plain(key)}"
 
 
 def lane_in(kept: bytes) -> str:
@@ -138,10 +138,11 @@ def put_ticket(message: str, ticket: str) -> str:
 
 def _numbers(limit: LimitNumbers) -> tuple[Any, ...]:
     every_ms = repr(float(limit.every_ms))
-    return _plain(limit.name), limit.slots, every_ms, limit.burst, limit.after_ms
+    return plain(limit.name), limit.slots, every_ms, limit.burst, limit.after_ms
 
 
-def _plain(key: str) -> str:
+def plain(key: str) -> str:
+    """A name or a key as slots and lanes have it."""
     text = quote(key, safe="", errors="surrogateescape")
     if len(text) <= KEY_LENGTH:
         return text

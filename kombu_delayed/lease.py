@@ -116,7 +116,7 @@ class Lease:
             logger.warning(
                 "Consumer %s has stopped answering: its %d unacknowledged messages are back in "
                 "queue %r",
-                consumer,
+                consumer.encode(errors="surrogateescape").decode(errors="backslashreplace"),
                 count,
                 queue,
             )

@@ -89,7 +89,7 @@ def _held(store: Store, queue: str, progress: Progress) -> Iterator[tuple[str, i
             for message in page:
                 yield "ready", ord(step) - 48, message, ""
     for name in store.run("ZRANGE", keys.consumers, 0, -1):
-        consumer = name.decode(errors="replace")
+        consumer = name.decode(errors="surrogateescape")
         for records in _unacked_pages(store, keys.unacked(consumer)):
             progress(len(records))
             for record in records:

@@ -39,6 +39,8 @@ class Metrics:
     is_estimate: bool
     #: Of `due`, those that wait at the gate of their queue, for their turn or room within limits.
     waiting: int = 0
+    #: How long ago the oldest of these was due; 0 where none waits.
+    oldest_waiting_seconds: float = 0.0
 
     @classmethod
     def of(
@@ -53,6 +55,7 @@ class Metrics:
         oldest_due_ms: int,
         next_due_ms: int,
         is_estimate: int,
+        oldest_waiting_ms: int,
         due_within_minute: int,
         due_within_hour: int,
         due_within_day: int,
@@ -72,6 +75,7 @@ class Metrics:
             due_within_day,
             bool(is_estimate),
             waiting,
+            max(oldest_waiting_ms, 0) / 1000,
         )
 
 
@@ -93,4 +97,5 @@ def fold(shards: Iterable[Metrics]) -> Metrics:
         due_within_hour=sum(each.due_within_hour for each in found),
         due_within_day=sum(each.due_within_day for each in found),
         is_estimate=any(each.is_estimate for each in found),
+        oldest_waiting_seconds=max(each.oldest_waiting_seconds for each in found),
     )

@@ -534,10 +534,13 @@ class Store:
                 return
 
     def consumers(self, queue: str) -> list[tuple[str, int, int]]:
-        """Who consumes: name, ms until its lease ends, unacked messages; who ends first leads."""
+        """Who consumes: name, ms until its lease ends, unacked messages; who ends first leads.
+
+        Bytes of a name that are no UTF-8 are surrogates, as all that takes one expects them.
+        """
         keys = self.keys(queue)
         found = script("consumers")(self.run, consumers=keys.consumers, now=self.now)
-        names = [name.decode() for name in found[::2]]
+        names = [name.decode(errors="surrogateescape") for name in found[::2]]
         return [
             (name, int(left_ms), self.run("HLEN", keys.unacked(name)))
             for name, left_ms in zip(names, found[1::2], strict=True)
@@ -557,13 +560,13 @@ class Store:
             consumer=consumer,
             lease_ms=lease_ms,
         )
-        return [name.decode() for name in dead] if lasts else None
+        return [name.decode(errors="surrogateescape") for name in dead] if lasts else None
 
     def soonest_end_ms(self, queue: str, consumer: str) -> int | None:
         """How many ms until the first lease of another consumer ends; None: there is none."""
         found = script("consumers")(self.run, consumers=self.keys(queue).consumers, now=self.now)
         each = zip(found[::2], map(int, found[1::2]), strict=True)
-        others = (ms for name, ms in each if name.decode() != consumer)
+        others = (ms for name, ms in each if name != consumer.encode())
         return min((ms for ms in others if ms > 0), default=None)
 
     def reclaim(self, queue: str, consumer: str) -> int:
@@ -677,6 +680,24 @@ class Store:
         found = self.run("ZRANGE", self.keys(queue).dead, start, start + count - 1)
         return [id.decode(errors="surrogateescape") for id in found]
 
+    def dead_page(
+        self, queue: str, after: tuple[int, str] | None = None, count: int = 100
+    ) -> list[tuple[int, str]]:
+        """Burial times in ms and ids of dead letters, the oldest first, behind one of these.
+
+        Which need not be there any more.
+        """
+        at_ms, id = after or (0, "")
+        found = script("dead_page")(
+            self.run,
+            dead=self.keys(queue).dead,
+            from_ms=at_ms,
+            after=b"" if after is None else b"=" + id.encode(errors="surrogateescape"),
+            limit=count,
+        )
+        each = zip(found[::2], found[1::2], strict=True)
+        return [(int(at), id.decode(errors="surrogateescape")) for id, at in each]
+
     def dead_letters(self, queue: str, ids: Sequence[str]) -> list[DeadLetter]:
         """The dead letters with these ids, without those that are there no more."""
         if not ids:
@@ -686,7 +707,7 @@ class Store:
         records = self.run("HMGET", keys.dead_messages, *raw)
         notes = self.run("HMGET", keys.dead_reasons, *raw)
         return [
-            DeadLetter(id, record[1:], **json.loads(note))
+            DeadLetter(id, record[1:], **json.loads(note.decode(errors="replace")))
             for id, record, note in zip(ids, records, notes, strict=True)
             if record is not None and note is not None
         ]

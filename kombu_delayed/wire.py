@@ -50,12 +50,19 @@ def pack(command: Sequence[Any]) -> bytes:
     if _pack_in_c is not None:
         try:
             return _pack_in_c(tuple(command))
-        except TypeError:  # it takes text, bytes and plain numbers
+        except (TypeError, UnicodeEncodeError):  # it takes text, bytes and plain numbers
             pass
-    raws = [
-        each.encode() if type(each) is str else each if type(each) is bytes else str(each).encode()
-        for each in command
-    ]
+    try:
+        raws = [
+            each.encode()
+            if type(each) is str
+            else each
+            if type(each) is bytes
+            else str(each).encode()
+            for each in command
+        ]
+    except UnicodeEncodeError:  # names that a server has need not be text
+        raws = [_raw(each) for each in command]
     known = len(_LENGTHS)
     parts = [b""] * (2 * len(raws) + 2)
     parts[0] = b"*%d" % len(raws)
@@ -64,11 +71,22 @@ def pack(command: Sequence[Any]) -> bytes:
     return b"\r\n".join(parts)
 
 
+def _raw(part: Any) -> bytes:
+    return part if isinstance(part, bytes) else str(part).encode(errors="surrogateescape")
+
+
 def pairs(answer: Any) -> list[tuple[bytes, bytes]]:
     """The fields and values of a hash, which newer versions of redis-py give as a dict."""
     if isinstance(answer, dict):
         return list(answer.items())
     return list(zip(answer[::2], answer[1::2], strict=True))
+
+
+def scored(answer: list[Any]) -> list[tuple[Any, Any]]:
+    """Members with scores, which RESP3 has in pairs already."""
+    if answer and isinstance(answer[0], list):
+        return [(member, score) for member, score in answer]
+    return pairs(answer)
 
 
 def numbers(answer: bytes) -> list[int]:

@@ -28,6 +28,7 @@ COMMANDS = {
     "run-now": "change",
     "dead": "dead",
     "expectations": "expectations",
+    "limits": "limits",
     "consumers": "consumers",
     "partitions": "partitions",
     "doctor": "doctor",

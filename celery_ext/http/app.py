@@ -25,11 +25,13 @@ from . import (
     event_stream,
     export,
     later,
+    limits,
     metrics_page,
     queues,
     responses,
     searching,
     tasks,
+    tenants,
 )
 from .gate import Gate
 from .jobs import register
@@ -46,6 +48,8 @@ OPERATIONS: list[Operation] = [
     *searching.OPERATIONS,
     *bulk_lines.OPERATIONS,
     *queues.OPERATIONS,
+    *limits.OPERATIONS,
+    *tenants.OPERATIONS,
     *dead_letters.OPERATIONS,
     *event_stream.OPERATIONS,
     *responses.OPERATIONS,
@@ -121,7 +125,9 @@ def _document(root: str) -> str:
 
 
 def _route(service: Service, operation: Operation) -> Route:
-    path = operation.path.replace("{key}", "{key:path}")  # others choose it, and may have slashes
+    path = operation.path
+    for name in ("key", "name", "tenant"):  # others choose them, and they may have slashes
+        path = path.replace(f"{{{name}}}", f"{{{name}:path}}")
     made = Route(path, endpoint(service, operation), methods=[operation.method])
     if operation.method == "GET" and made.methods is not None:
         made.methods.discard("HEAD")

@@ -7,6 +7,7 @@ from typing import Any
 
 from starlette.responses import Response
 
+from kombu_delayed.backlog import NEVER_MS
 from kombu_delayed.shards import queue_of
 from kombu_delayed.store import CALL_LIMIT
 
@@ -35,25 +36,33 @@ def letters_page(call: Call, query: DeadQuery) -> tuple[list[tuple[str, DeadTask
     store = service.delayed.store
     names = service.queues(identity, query.queue)
     shards = sorted(shard for name in names for shard in store.shards.all(name))
-    shard, start = cursors.read(query.cursor, str, int) if query.cursor else ("", 0)
-    if start < 0:
-        raise Problem.of_field("cursor", "it is not one that this server has given")
+    shard, place = _begin(call, query.cursor)
     found: list[tuple[str, DeadTask]] = []
     left = LOOKED_AT
     for name in (each for each in shards if each >= shard):
-        at = start if name == shard else 0
-        while ids := store.dead_ids(name, at, CALL_LIMIT):
-            letters = {letter.id: letter for letter in store.dead_letters(name, ids)}
-            for id in ids:
-                at, left = at + 1, left - 1
-                if (letter := letters.get(id)) is None:
-                    continue
-                task = DeadTask(queue_of(name), letter)
-                if _is_meant(call, query, task):
+        after = place if name == shard else None
+        while page := store.dead_page(name, after, CALL_LIMIT):
+            letters = {each.id: each for each in store.dead_letters(name, [id for _, id in page])}
+            for after in page:
+                left -= 1
+                letter = letters.get(after[1])
+                task = None if letter is None else DeadTask(queue_of(name), letter)
+                if task is not None and _is_meant(call, query, task):
                     found.append((name, task))
                 if len(found) == query.limit or left == 0:
-                    return found, cursors.write(name, at)
+                    return found, cursors.write(name, *after)
     return found, None
+
+
+def _begin(call: Call, cursor: str | None) -> tuple[str, tuple[int, str] | None]:
+    if cursor is None:
+        return "", None
+    shard, at_ms, id = cursors.read(cursor, str, int, str)
+    if not call.identity.sees_queue(queue_of(shard)):
+        raise Problem.of_field("cursor", "it is of another queue", 403)
+    if not 0 <= at_ms <= NEVER_MS:
+        raise Problem.of_field("cursor", "it is not one that this server has given")
+    return shard, (at_ms, id)
 
 
 def _is_meant(call: Call, query: DeadQuery, task: DeadTask) -> bool:

@@ -283,6 +283,7 @@ async def queued_poll(call: Call) -> Response:
                 break
             if not await call.service.pause(min(INTERVAL_SECONDS, until - time.monotonic())):
                 break
+            await call.check()
     finally:
         call.service.stream_ends(call.identity)
     tasks = [{**_state(call, info, query.namespace, "running"), "ack": ack} for info, ack in found]

@@ -92,6 +92,10 @@ async def _events(call: Call, positions: dict[str, str]) -> AsyncIterator[str]:
     named_at = said_at = time.monotonic()
     yield ": events follow\n\n"
     while await call.service.pause(INTERVAL_SECONDS):
+        try:
+            await call.check()
+        except Problem:
+            return
         now = time.monotonic()
         if now - named_at > NAMES_SECONDS:
             found = await call.run(_positions, call, "0")

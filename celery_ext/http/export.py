@@ -47,6 +47,7 @@ async def _lines(call: Call, given: Filter, page: dict[str, Any]) -> AsyncIterat
         if cursor is None or call.service.closing:
             return
         try:
+            await call.check()
             page = await call.run(page_of, call, _search(given, cursor))
         except (*_FAILURES, Problem) as error:
             problem = error if isinstance(error, Problem) else busy("the broker failed", 503, 5)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from functools import partial
 from urllib.parse import urlsplit
 
 import anyio
+from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from . import logs
@@ -96,9 +98,9 @@ class Gate:
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         self._check_origin(scope["method"], _path(scope), headers)
-        client = (scope.get("client") or ("",))[0]
-        identity = await self._identity(_path(scope), headers, client)
+        identity = await self._identity(scope, headers)
         scope["delayed.identity"] = identity
+        scope["delayed.check"] = partial(self._identity, scope, headers)
         self._rates.check(identity.name)
         body = _Body(receive, self._limit(_path(scope)), self._service.options.body_seconds)
         length = headers.get(b"content-length", "0")
@@ -123,10 +125,12 @@ class Gate:
         if is_of_other or (not is_safe and site in _OTHER_SITES):
             raise Problem(403, "requests of another site's pages are not taken")
 
-    async def _identity(self, path: str, headers: dict[bytes, str], client: str) -> Identity:
+    async def _identity(self, scope: Scope, headers: dict[bytes, str]) -> Identity:
+        """Who asks, as it is known now. Raises a Problem for who may not."""
+        path = _path(scope)
         kind, _, text = headers.get(b"authorization", "").partition(" ")
         if not kind and self._site.owns(path) and not self._site.is_open(path):
-            return await self._site.identity(headers.get(b"cookie", ""))
+            return await self._site.identity(HTTPConnection(scope))
         if not kind:
             if self._needs_token and path not in OPEN_PATHS and not self._site.is_open(path):
                 raise _unknown("a token is needed: Authorization: Bearer …")
@@ -137,7 +141,8 @@ class Gate:
         if not is_known:
             token = await self._service.threads.run(self.tokens.look, text.strip())
         if token is None:
-            self._rates.check(f"wrong tokens from {client}")
+            client = scope.get("client") or ("",)
+            self._rates.check(f"wrong tokens from {client[0]}")
             raise _unknown("this token is not known, was revoked or has expired")
         return token.identity
 

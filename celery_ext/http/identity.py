@@ -49,6 +49,11 @@ class Identity:
             raise _forbidden("this token is bound to other tenants", "tenant")
         return given
 
+    def check_tenant(self, tenant: str) -> None:
+        """Raises a Problem for a tenant that is not its."""
+        if self.tenants and tenant not in self.tenants:
+            raise _forbidden("this token is bound to other tenants", "tenant")
+
     def check_queue(self, queue: str) -> None:
         """Raises a Problem for a queue that is not its."""
         if not self.sees_queue(queue):

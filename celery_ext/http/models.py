@@ -328,6 +328,7 @@ class QueueMetrics(QueueCounts):
     due_within_day: int
     is_estimate: bool
     waiting: int = Field(description="Of `due`, those that wait for their turn or for a limit.")
+    oldest_waiting_seconds: float
 
 
 class Queues(BaseModel):

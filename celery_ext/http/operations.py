@@ -52,6 +52,10 @@ class Call:
         """Call a function that waits for Redis."""
         return await self.service.threads.run(function, *args)
 
+    async def check(self) -> None:
+        """Raises a Problem for a request that has lasted longer than its token or login."""
+        await self.request.scope["delayed.check"]()
+
     def note(self, action: str, target: str = "") -> None:
         """What this request does, for the audit log."""
         self.request.scope["delayed.audit"] = (action, target[:SHOWN])

@@ -17,8 +17,10 @@ from kombu_delayed.keys import http_tokens
 from ..delayed import Delayed
 from ..metrics.measuring import measure
 from ..metrics.queues import registry_of
+from ..routing import routed_queue
 from .identity import ANYBODY, Identity
 from .options import HttpOptions
+from .pages.recent import Recent
 from .problems import Problem, busy
 from .threads import Threads
 from .writer import Writer
@@ -43,6 +45,8 @@ class Service:
         )
         self.writer = Writer(self.delayed, self.options.rows_waiting, self.options.answer_seconds)
         self.meter = measure()
+        #: What was read a moment ago, for all who ask for it.
+        self.recent = Recent()
         self.gauges = registry_of(self.delayed, self._measured_queues)
         self.closing = False
         self._streams: Counter[str] = Counter()
@@ -103,13 +107,7 @@ class Service:
 
     def routed_queue(self, name: str, args: Any, kwargs: Any, queue: str | None) -> str:
         """The queue that Celery sends a task to; empty for an exchange of its own."""
-        options = {"queue": queue} if queue else {}
-        task = self.app.tasks.get(name)
-        if task is not None:
-            options = {**task._get_exec_options(), **options}
-        found = self.app.amqp.router.route(options, name, args, kwargs)
-        target = found.get("queue")
-        return str(getattr(target, "name", target) or "")
+        return routed_queue(self.app, name, args, kwargs, queue)
 
     # Tasks.
 

@@ -12,12 +12,18 @@ from kombu_delayed.keys import http_form, http_session
 from ..delayed import Delayed
 from .tokens import Secrets, Token, Tokens, hash_of
 
-COOKIE = "delayed_session"
+#: What its names begin with. Cookies know no ports, and one of `/` is sent to all paths below.
+COOKIE = "delayed_session_"
 
 #: How long a form is known that was sent.
 FORM_SECONDS = 3_600
 
 _FORM = re.compile(r"[A-Za-z0-9_-]{43}")
+
+
+def cookie_name(host: str, root: str) -> str:
+    """That of the pages at a host (with its port) and a path where they are mounted."""
+    return COOKIE + sha256(f"{host.lower()}{root}".encode()).hexdigest()[:16]
 
 
 def new_secret() -> str:

@@ -88,6 +88,7 @@ _ALL = (
     _gauge("delayed_messages", "Messages in the backlog, due or not."),
     _gauge("due_messages", "Of these, those whose due time has come."),
     _gauge("waiting_messages", "Of the due ones, those that wait for their turn or for a limit."),
+    _gauge("oldest_waiting_seconds", "How long ago the first of those was due that wait."),
     _gauge("ready_messages", "Messages in the ready lists."),
     _gauge("unacked_messages", "Messages that consumers hold."),
     _gauge("dead_messages", "Dead letters."),

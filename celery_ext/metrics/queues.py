@@ -68,6 +68,7 @@ def _add(families: Families, queue: str, found: Metrics) -> None:
         "delayed_messages": found.delayed,
         "due_messages": found.due,
         "waiting_messages": found.waiting,
+        "oldest_waiting_seconds": found.oldest_waiting_seconds,
         "ready_messages": found.ready,
         "unacked_messages": found.unacked,
         "dead_messages": found.dead,

@@ -31,7 +31,7 @@ class Fair(Gated):
         by: By = "tenant",
         weights: Mapping[str, float] | Callable[[str], float] | None = None,
     ) -> None:
-        self.by = checked_by("Fair(by=…)", by)
+        self.by = self.turns_by = checked_by("Fair(by=…)", by)
         self.weights = weights or {}
         if isinstance(self.weights, Mapping):
             for key in self.weights:

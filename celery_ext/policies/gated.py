@@ -2,13 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Literal
 
 from kombu_delayed.gate import LimitNumbers, Ticket, Use
+from kombu_delayed.lanes import known_as
 
+from .keys import By
 from .message import Message
 from .policy import Policy, PolicyError
+
+#: The header by which a task is a tenant's.
+TENANT = "tenant"
+
+Kind = Literal["limit", "drain", "shares", "throttler", "undeclared"]
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A limit as it was declared, for who looks at it. `name` is that of its `LimitNumbers`.
+
+    `by` is what its keys are read from, "" where it has none. `slots` are how many may run at once,
+    `rate` how many may begin in a time; None and "" where that is not limited. What is not later
+    than `after_ms` does not count. `shares` are the slots of each key; "" is all others.
+    """
+
+    name: str
+    kind: Kind
+    task: str = ""
+    by: str = ""
+    slots: int | None = None
+    rate: str = ""
+    every_ms: float = 0.0
+    burst: int = 1
+    after_ms: int = 0
+    has_critical: bool = False
+    shares: Mapping[str, int] = field(default_factory=dict)
+    #: Whether its keys are tenants: headers, and not what a function makes of a message.
+    is_of_tenants: bool = False
+
+    @cached_property
+    def known_as(self) -> str:
+        """Its name as it is read back from the gate."""
+        return known_as(self.name)
+
+    @cached_property
+    def _keys_of_shares(self) -> dict[str, str]:
+        return {known_as(self.of_key(key)[0]): key for key in self.shares}
+
+    def of_key(self, key: str) -> tuple[str, str]:
+        """The limit and the key that the gate has for a key of it."""
+        if self.kind == "shares":
+            return owned(self.task, share_name(key)), ""
+        return self.name, key
+
+    def key_in(self, limit: str, key: str) -> str | None:
+        """The reverse, of names as they are read back; None: that is another limit's."""
+        if self.kind == "shares":
+            return self._keys_of_shares.get(limit)
+        return key if limit == self.known_as else None
 
 
 class Gated(Policy):
@@ -26,6 +80,15 @@ class Gated(Policy):
         """How much there is of what messages take; `owner` is the task that has the policy."""
         return ()
 
+    def declared(self, owner: str) -> Iterable[Declared]:
+        """The same, for who looks at it."""
+        for each in self.limits(owner):
+            slots = each.slots if each.slots > 0 else None
+            yield Declared(each.name, "limit", owner, slots=slots, burst=each.burst)
+
+    #: What turns go by, where it gives some.
+    turns_by: By | None = None
+
     def stamp(self, ticket: Ticket, message: Message, owner: str) -> Ticket:
         """The ticket with what this policy has to say of a message."""
         return ticket
@@ -34,6 +97,16 @@ class Gated(Policy):
 def owned(owner: str, name: str) -> str:
     """The name of a limit of a task, or of the queue."""
     return f"{owner}/{name}" if owner else name
+
+
+def share_name(key: str) -> str:
+    """The limit of a key that has slots of its own."""
+    return f"share {key}"
+
+
+def is_tenant(by: By | None) -> bool:
+    """Whether keys that are read so are tenants."""
+    return by == TENANT
 
 
 def with_uses(ticket: Ticket, *uses: Use) -> Ticket:

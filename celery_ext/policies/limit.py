@@ -10,7 +10,7 @@ from typing import Any
 from kombu_delayed.gate import LimitNumbers, Ticket, Use
 
 from .fair import Fair
-from .gated import Gated, owned, with_uses
+from .gated import Declared, Gated, is_tenant, owned, share_name, with_uses
 from .keys import By, by_text, checked_by, key_of, value_of
 from .message import Message
 from .policy import Policy, PolicyError
@@ -46,6 +46,7 @@ class Limit(Gated):
             raise PolicyError("Limit takes concurrency=…, rate=… or both")
         self.concurrency = 0 if concurrency is None else _whole("concurrency", concurrency)
         self.every_ms = 0.0 if rate is None else every_ms("Limit", rate)
+        self.rate = rate or ""
         self.burst = _whole("burst", burst)
         self.by = by if by is None else checked_by("Limit(by=…)", by)
         self.weight = _whole("weight", weight) if isinstance(weight, int) else weight
@@ -70,6 +71,21 @@ class Limit(Gated):
         """What each key has of it."""
         name = owned(owner, self.name)
         yield LimitNumbers(name, self.concurrency, self.every_ms, self.burst)
+
+    def declared(self, owner: str) -> Iterable[Declared]:
+        """The same, for who looks at it."""
+        yield Declared(
+            owned(owner, self.name),
+            "limit",
+            owner,
+            by_text(self.by),
+            self.concurrency or None,
+            self.rate,
+            self.every_ms,
+            self.burst,
+            has_critical=self.critical is not None,
+            is_of_tenants=is_tenant(self.by),
+        )
 
     def stamp(self, ticket: Ticket, message: Message, owner: str) -> Ticket:
         """Name what it takes."""
@@ -108,6 +124,18 @@ class Drain(Gated):
         """What there is of it."""
         yield LimitNumbers(owned(owner, "late"), 0, self.every_ms, self.burst, self.after_ms)
 
+    def declared(self, owner: str) -> Iterable[Declared]:
+        """The same, for who looks at it."""
+        yield Declared(
+            owned(owner, "late"),
+            "drain",
+            owner,
+            rate=self._rate,
+            every_ms=self.every_ms,
+            burst=self.burst,
+            after_ms=self.after_ms,
+        )
+
     def stamp(self, ticket: Ticket, message: Message, owner: str) -> Ticket:
         """Name what it takes if it is late then."""
         return with_uses(ticket, Use(owned(owner, "late")))
@@ -132,6 +160,7 @@ class Shares(Gated):
             )
         self.by = checked_by("Shares(by=…)", by)
         self.borrow = self.is_of_queue = borrow
+        self.turns_by = self.by if borrow else None
 
     def __repr__(self) -> str:
         own = f"by={by_text(self.by)!r}, borrow={self.borrow!r}"
@@ -149,7 +178,19 @@ class Shares(Gated):
         yield LimitNumbers(owned(owner, "shares"), self.total)
         if not self.borrow:
             for key in ("", *self.shares):
-                yield LimitNumbers(owned(owner, f"share {key}"), self._slots(key))
+                yield LimitNumbers(owned(owner, share_name(key)), self._slots(key))
+
+    def declared(self, owner: str) -> Iterable[Declared]:
+        """The same, for who looks at it."""
+        yield Declared(
+            owned(owner, "shares"),
+            "shares",
+            owner,
+            by_text(self.by),
+            self.total,
+            shares={key: self._slots(key) for key in (*self.shares, "")},
+            is_of_tenants=is_tenant(self.by),
+        )
 
     def stamp(self, ticket: Ticket, message: Message, owner: str) -> Ticket:
         """Name whose slot it needs."""
@@ -157,7 +198,7 @@ class Shares(Gated):
         key = key if key in self.shares else ""
         ticket = with_uses(ticket, Use(owned(owner, "shares")))
         if not self.borrow:
-            return with_uses(ticket, Use(owned(owner, f"share {key}")))
+            return with_uses(ticket, Use(owned(owner, share_name(key))))
         return replace(ticket, key=key, weight=max(self._slots(key) / self.total, 0.001))
 
     def _slots(self, key: str) -> int:

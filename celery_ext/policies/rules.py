@@ -92,9 +92,14 @@ class Rules:
             self._gates[name] = gate, now + LOOK_SECONDS
         return gate
 
+    def gated(self, queue: str) -> list[tuple[str, Gated]]:
+        """The policies of that gate, each with the task that has it, or "" where the queue has."""
+        of_queue = self._of_queues.get(queue_of(queue), ())
+        owners = {"": of_queue, **self._apps.policies_of_tasks()}
+        return [(owner, each) for owner in owners for each in _gated(owners[owner])]
+
     def _new_gate(self, queue: str) -> Gate | None:
-        owners = {"": self._of_queues.get(queue, ()), **self._apps.policies_of_tasks()}
-        gated = [(owner, each) for owner in owners for each in _gated(owners[owner])]
+        gated = self.gated(queue)
         if not gated:
             return None
         for owner, each in gated:

@@ -9,7 +9,7 @@ from typing import Any
 from kombu_delayed.decisions import Decision
 from kombu_delayed.gate import LimitNumbers, Ticket, Use, slot_name
 
-from .gated import Gated, with_uses
+from .gated import Declared, Gated, with_uses
 from .message import Message
 
 _TASK, _TENANT = "running task", "running tenant"
@@ -60,6 +60,11 @@ class Throttler(Gated):
     def limits(self, owner: str) -> Iterable[LimitNumbers]:
         """What is counted."""
         return LimitNumbers(_TASK, -1), LimitNumbers(_TENANT, -1)
+
+    def declared(self, owner: str) -> Iterable[Declared]:
+        """The same, for who looks at it."""
+        yield Declared(_TASK, "throttler", owner, "task")
+        yield Declared(_TENANT, "throttler", owner, "tenant", is_of_tenants=True)
 
     def stamp(self, ticket: Ticket, message: Message, owner: str) -> Ticket:
         """Have it counted, once."""

@@ -11,8 +11,8 @@ local limit      = tonumber(ARGV[2])  -- count so many partitions; what is due i
 local spans      = {unpack(ARGV, 3)}  -- ms from now, ascending
 -- include: clock forecast
 -- returns {delayed, due, waiting at the gate, ready, unacked, dead, consumers whose lease lasts, ms since the oldest one was due that no
---   consumer has or -1, ms until the next one is due or -1, 1 if counts are estimated, due within the first span, …};
---   O(limit + consumers + log n)
+--   consumer has or -1, ms until the next one is due or -1, 1 if counts are estimated, ms since the oldest one was due that waits at
+--   the gate or -1, due within the first span, …}; O(limit + consumers + log n)
 local edges = {string.format('%.0f', now_ms + 1)}
 for i, span in ipairs(spans) do edges[i + 1] = string.format('%.0f', now_ms + 1 + span) end
 
@@ -60,6 +60,11 @@ local function next_ms()
   return due_ms and due_ms - now_ms or -1
 end
 
+local function waiting_age_ms()
+  local first = first_due('waiting', '-inf')
+  return first and math.max(now_ms - first, 0) or -1
+end
+
 local total = redis.call('HLEN', messages)
 local before, estimated = due_before_edges(total - redis.call('ZCARD', delayed .. 'waiting'))
 local waiting, held = 0, 0
@@ -71,6 +76,7 @@ local buried, lasting = redis.call('ZCARD', dead), redis.call('ZCOUNT', consumer
 local at_gate = redis.call('ZCARD', delayed .. 'waiting')
 local answer = {
   total, before[1] + at_gate, at_gate, waiting, held, buried, lasting, oldest_age_ms(), next_ms(), estimated,
+  waiting_age_ms(),
 }
 for i = 2, #before do answer[#answer + 1] = before[i] - before[1] end
 return answer

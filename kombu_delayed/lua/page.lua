@@ -8,28 +8,9 @@ local until_ms    = tonumber(ARGV[3])  -- due before then
 local limit       = tonumber(ARGV[4])  -- look at so many
 local limit_bytes = tonumber(ARGV[5])  -- and at no more when so much is to be returned
 local needle      = ARGV[6]            -- return only messages with this text in them (or empty)
+-- include: start
 -- returns {0 at the end or 1, due_ms and = and member of the last one looked at, id, priority step + due_ms + message, …};
 --   O(limit)
-
--- Members due at one instant are in the order of their bytes; Lua's own would be the locale's.
-local function is_greater(member, other)
-  for i = 1, math.min(#member, #other) do
-    if member:byte(i) ~= other:byte(i) then return member:byte(i) > other:byte(i) end
-  end
-  return #member > #other
-end
-
--- The last one looked at may have gone since, or have another due time: its place is searched for.
-local function start_in(key)
-  local low = redis.call('ZCOUNT', key, '-inf', '(' .. from_ms)
-  if after == '' then return low end
-  local high = redis.call('ZCOUNT', key, '-inf', from_ms)
-  while low < high do
-    local middle = math.floor((low + high) / 2)
-    if is_greater(redis.call('ZRANGE', key, middle, middle)[1], after:sub(2)) then high = middle else low = middle + 1 end
-  end
-  return low
-end
 
 -- Each call of what these return gives the next members with due times; empty at the end.
 local function in_tree()

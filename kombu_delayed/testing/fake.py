@@ -441,6 +441,20 @@ class FakeStore:
         return self.queue(queue).dead_in_order[start : start + count]
 
     @_one_step
+    def dead_page(
+        self, queue: str, after: tuple[int, str] | None = None, count: int = 100
+    ) -> list[tuple[int, str]]:
+        """Burial times in ms and ids of dead letters, the oldest first, behind one of these.
+
+        Which need not be there any more.
+        """
+        q = self.queue(queue)
+        found = [(q.dead[id][1].at_ms, id) for id in q.dead_in_order]
+        at_ms, last = after or (0, "")
+        place = at_ms, in_bytes(last) if after else b""
+        return [(at, id) for at, id in found if after is None or (at, in_bytes(id)) > place][:count]
+
+    @_one_step
     def dead_letters(self, queue: str, ids: Sequence[str]) -> list[DeadLetter]:
         """The dead letters with these ids, without those that are there no more."""
         dead = self.queue(queue).dead
@@ -500,6 +514,7 @@ class FakeStore:
             max(ages_ms, default=-1),
             min(later_ms, default=-1),
             0,
+            -1,
             *(sum(ms <= span_ms for ms in later_ms) for span_ms in SPANS_MS),
         )
 

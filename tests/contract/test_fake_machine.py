@@ -157,6 +157,7 @@ class BothStores(RuleBasedStateMachine):
         known = self.both("dead_ids")
         chosen = data.draw(st.lists(st.sampled_from([*known, "missing"]), max_size=4))
         self.both("dead_letters", chosen)
+        self.both("dead_page", (self.now_ms, data.draw(ids)), 2)
         self.both(verb, chosen, *([self.now_ms + delay] if verb == "replay" and delay else []))
 
     @rule(verb=st.sampled_from(["purge", "delete", *["announce"] * 8]))

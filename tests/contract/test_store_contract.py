@@ -238,6 +238,36 @@ def test_dead_letters_are_listed_oldest_first(store: Store) -> None:
     assert store.dead_count("other") == 0
 
 
+def test_dead_letters_behind_a_place(store: Store) -> None:
+    for now, id in (("1000", "b"), ("1002", "a"), ("1001", "c"), ("1001", "d"), ("1001", "Z")):
+        store.now = now
+        bury(store, id)
+    order = [(1000, "b"), (1001, "Z"), (1001, "c"), (1001, "d"), (1002, "a")]
+    assert store.dead_page("q") == order
+    for n, place in enumerate(order):
+        assert store.dead_page("q", place, 2) == order[n + 1 : n + 3]
+    assert store.purge_dead("q", ["c", "b"]) == 2
+    assert store.dead_page("q", (1001, "c")) == [(1001, "d"), (1002, "a")]
+    assert store.dead_page("q", (1000, "b"), 1) == [(1001, "Z")]
+    assert store.dead_page("q", (1002, "a")) == []
+    assert store.dead_page("other") == []
+
+
+def test_names_of_consumers_that_are_no_text(store: Store) -> None:
+    name, living = b"w@\xff:1".decode(errors="surrogateescape"), "w:2"
+    store.publish("q", [entry("a")])
+    deliver(store, name)
+    assert [(each, held) for each, _, held in store.consumers("q")] == [(name, 1)]
+    assert deliver(store, living, tag=2).consumers == 2
+    assert store.soonest_end_ms("q", living) == LEASE_MS
+    store.now = str(1000 + LEASE_MS - 1)
+    assert store.renew("q", living, LEASE_MS) == []
+    store.now = str(1000 + LEASE_MS)
+    assert store.renew("q", living, LEASE_MS) == [name]
+    assert store.reclaim("q", name) == 1
+    assert [each for each, _, _ in store.consumers("q")] == [living]
+
+
 @pytest.mark.parametrize("reason", ['"quoted" \\ back', "line\nbreak", "ü 中", "a/b", "", "\x00"])
 def test_reason_is_kept(reason: str, store: Store) -> None:
     assert store.bury("q", "host ü:1", [(1, "a", reason, b"6\xff is not text")]) == 1

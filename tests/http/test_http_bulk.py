@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from celery_ext import Delayed
+from celery_ext.http import cursors
 
 NDJSON = {"content-type": "application/x-ndjson"}
 
@@ -130,6 +131,26 @@ def test_dead(api: httpx.Client, delayed: Delayed, buried: list[str]) -> None:
     assert api.post("/v1/dead/purge", json={"ids": ["d2"]}).json() == {"changed": 1}
     assert delayed.counts()["celery"].dead == 2
     assert api.post("/v1/dead/purge", json={"ids": []}).status_code == 422
+
+
+def test_dead_letters_go_on_whatever_happens(
+    api: httpx.Client, delayed: Delayed, buried: list[str]
+) -> None:
+    first = api.get("/v1/dead", params={"limit": 2}).json()
+    assert [each["letter_id"] for each in first["letters"]] == buried[:2]
+    api.post("/v1/dead/purge", json={"ids": buried[:2]})
+    api.post("/v1/tasks", json={"task": "till.charge", "id": "d9"})
+    delayed.store.deliver("celery", "w:1:x", 1, 9, lease_ms=60_000)
+    delayed.store.bury("celery", "w:1:x", [(9, "d9", "no", b"")])
+    query = {"limit": 9, "cursor": first["next"]}
+    second = api.get("/v1/dead", params=query).json()
+    assert [each["letter_id"] for each in second["letters"]] == [*buried[2:], "d9"]
+
+
+@pytest.mark.parametrize("parts", [("celery", 1), ("celery", -1, "a"), ("celery", 1 << 60, "a")])
+def test_cursors_of_dead_letters_that_cannot_be(api: httpx.Client, parts: Any) -> None:
+    cursor = cursors.write(*parts)
+    assert api.get("/v1/dead", params={"cursor": cursor}).status_code == 422
 
 
 def events_of(api: httpx.Client, count: int, after: str, **query: Any) -> list[dict[str, Any]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +19,9 @@ from click.testing import CliRunner
 from celery_ext import Delayed
 from celery_ext.cli import delayed as cli
 from celery_ext.errors import QueryError
+from celery_ext.http import export
 from celery_ext.http import tokens as tokens_module
+from celery_ext.http.searching import page_of
 from celery_ext.http.server import is_loopback
 from celery_ext.http.tokens import Tokens
 
@@ -53,6 +57,10 @@ READ = [
     ("GET", "/v1/forecast", None),
     ("GET", "/v1/consumers", None),
     ("GET", "/v1/dead", None),
+    ("GET", "/v1/limits", None),
+    ("GET", "/v1/queues/celery/limits", None),
+    ("GET", "/v1/tenants", None),
+    ("GET", "/v1/tenants/ada", None),
 ]
 SCHEDULE = [
     ("POST", "/v1/tasks", MAIL),
@@ -291,6 +299,41 @@ def test_events_of_another(two: Keys) -> None:
         assert '"own"' in data
     token = two.make("read", queues=["mail"])
     assert two(token, "GET", "/v1/events", params={"queue": "pay"}).status_code == 403
+
+
+@pytest.mark.parametrize("path", ["/v1/events", "/live/consumers"])
+def test_a_stream_ends_with_its_token(
+    keys: Keys, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr(tokens_module, "BELIEVED_SECONDS", 0.0)
+    headers = {"Authorization": f"Bearer {keys.make('read')}"}
+    with keys.api.stream("GET", path, headers=headers) as answer:
+        lines = answer.iter_lines()
+        assert next(lines)
+        keys.tokens.revoke(keys.tokens.list()[0].id)
+        until = time.monotonic() + 30
+        for _ in lines:
+            assert time.monotonic() < until
+    assert keys.api.get("/v1/tasks", headers=headers).status_code == 401
+
+
+def test_an_export_ends_with_its_token(
+    keys: Keys, app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokens_module, "BELIEVED_SECONDS", 0.0)
+    monkeypatch.setattr(export, "STEP", 1)
+
+    def revoking(*given: Any) -> Any:
+        keys.tokens.revoke(keys.tokens.list()[0].id)
+        return page_of(*given)
+
+    monkeypatch.setattr(export, "page_of", revoking)
+    for n in range(3):
+        app.send_task("till.charge", [n], countdown=3600)
+    headers = {"Authorization": f"Bearer {keys.make('read')}"}
+    answer = keys.api.get("/v1/bulk", headers=headers)
+    *_, before, last = map(json.loads, answer.text.splitlines())
+    assert (last["problem"]["status"], last["cursor"]) == (401, before["cursor"])
 
 
 # What is not a token's business.

@@ -15,9 +15,11 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from celery_ext import Delayed
 from celery_ext.http.tokens import Tokens
+from celery_ext.policies import Fair, Limit
+from tests.kit.gates import claim, declare, send
 from tests.kit.http import api_client
 from tests.kit.servers import Server, available_kinds, start_server
-from tests.kit.shop import fill_shop, make_shop
+from tests.kit.shop import fill_gates, fill_shop, make_shop
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 PATHS = {
@@ -26,6 +28,8 @@ PATHS = {
     "task": "/task?id={id}",
     "dead": "/dead?task=*",
     "tenants": "/tenants",
+    "limit": "/limit?queue=exports&name=tenant",
+    "shares": "/limit?queue=imports&name=shares",
     "consumers": "/consumers",
     "partitions": "/partitions",
     "nothing": "/backlog?tenant=nobody",
@@ -75,6 +79,7 @@ def shop(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         server.client() as client,
     ):
         id = fill_shop(app, client, 300)
+        fill_gates(app)
         with api_client(app) as api:
             url = str(api.base_url).rstrip("/")
             yield {"url": url, "id": id, "app": app, "server": server}
@@ -136,6 +141,42 @@ def test_the_overview_is_live(opened: Any, shop: dict[str, Any]) -> None:
     switch = page.get_by_role("button", name="Live")
     switch.click()
     expect(page.get_by_role("button", name="Paused")).to_have_attribute("aria-pressed", "false")
+
+
+def test_limits_are_live(opened: Any, server: Server, app: Celery, delayed: Delayed) -> None:
+    declare(app, mail=[Fair(by="tenant"), Limit(concurrency=2, by="tenant")])
+    send(app, "ada", 3)
+    with api_client(app) as api:
+        page = opened(f"{api.base_url}/tenants")
+        expect(page.get_by_text("No tenants wait")).to_be_visible()
+        assert len(claim(delayed).records) == 2
+        bar = page.get_by_label("In use of tenant by ada")
+        expect(bar).to_have_js_property("value", 2, timeout=20_000)
+        row = page.get_by_role("row").filter(has=bar)
+        expect(row.get_by_role("link", name="ada")).to_have_attribute(
+            "href", "/backlog?tenant=ada&queue=mail"
+        )
+        expect(row.get_by_role("cell").nth(1)).to_have_text("1")
+        delayed.store.free("mail", "w:1:x", [1], on_error=lambda: pytest.fail("refused"))
+        expect(bar).to_have_js_property("value", 1, timeout=20_000)
+
+
+def test_limits_by_keyboard(opened: Any, shop: dict[str, Any]) -> None:
+    page = opened(f"{shop['url']}/tenants")
+    tab_to(page, "Tenant")
+    while page.evaluate(FOCUSED)["tag"] != "INPUT":
+        tab_to(page, "Tenant")
+    page.keyboard.type("glob")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("link", name="globex")).not_to_have_count(0)
+    expect(page.get_by_role("link", name="wonka")).to_have_count(0)
+    tab_to(page, "tenant")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", level=1)).to_contain_text("Limit tenant")
+    tab_to(page, "globex")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", level=1)).to_contain_text("Backlog")
+    expect(page.get_by_label("Tenant")).to_have_value("globex")
 
 
 def test_redis_goes_and_comes_back(opened: Any, tmp_path: Path) -> None:

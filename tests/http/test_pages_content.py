@@ -15,10 +15,12 @@ from celery_ext.http.pages import backlog, dead, task, tenants
 from celery_ext.http.pages.charts import bars, line, nice
 from celery_ext.http.pages.dead import pattern_of
 from celery_ext.http.pages.render import readable, seconds_text, shortened
+from celery_ext.policies import Fair, Limit, Policy
+from tests.kit.gates import claim, declare
 from tests.kit.http import api_client, make_app
 from tests.kit.pages import Page, Visitor
-from tests.kit.servers import available_kinds, start_server
-from tests.kit.shop import fill_shop, make_shop
+from tests.kit.servers import Server, available_kinds, start_server
+from tests.kit.shop import fill_gates, fill_shop, make_shop
 from tests.kit.wait import wait_until
 
 PATHS = ["/", "/backlog", "/task", "/dead", "/tenants", "/consumers", "/partitions"]
@@ -171,8 +173,78 @@ def test_dead_letters_by_reason(shop: tuple[Visitor, str]) -> None:
 def test_tenants_say_what_they_are(shop: tuple[Visitor, str]) -> None:
     page = shop[0].get("/tenants")
     assert "The backlog is not counted by tenant" in page.text
-    assert "Limits by tenant are not available" in page.text
+    assert "No tenants wait" in page.text
     assert {"/backlog?tenant=acme", "/backlog?tenant=wonka"} <= set(page.links())
+    found = shop[0].get("/tenants?tenant=onk")
+    assert "/backlog?tenant=wonka" in found.links()
+    assert "/backlog?tenant=acme" not in found.links()
+
+
+@pytest.fixture(scope="module")
+def gates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Visitor]:
+    """A visitor of a shop with tasks that run and wait within limits."""
+    directory: Path = tmp_path_factory.mktemp("gates")
+    with (
+        start_server(available_kinds()[0], directory, port=0) as server,
+        make_shop(server.url) as app,
+    ):
+        fill_gates(app)
+        with api_client(app) as api, Visitor(api) as visitor:
+            yield visitor
+
+
+def test_limits_and_who_waits(gates: Visitor) -> None:
+    page = gates.get("/tenants")
+    for link in ("/limit?queue=exports&name=partner+api", "/limit?queue=imports&name=shares"):
+        assert link in page.links()
+    assert "4 at once of each tenant" in page.text
+    assert "100/m, up to 10 in a row; critical tasks pass" in page.text
+    meters = {each["aria-label"]: each for each in page.all("meter")}
+    acme = meters["In use of tenant by acme"]
+    assert (acme["value"], acme["max"]) == ("4", "4")
+    assert [*dict.fromkeys(TENANT.findall(page.html))][:2] == ["acme", "globex"]
+    assert "/backlog?tenant=acme&queue=exports" in page.links()
+    only = gates.get("/tenants?queue=imports&tenant=glo")
+    assert TENANT.findall(only.html) == ["globex"]
+    assert "/limit?queue=exports&name=tenant" not in only.links()
+    assert "No tenants wait" in gates.get("/tenants?queue=mail").text
+    assert gates.get("/tenants?cursor=x", 422)
+
+
+TENANT = re.compile(r'data-key="\w+ (\w+)"><th role="rowheader" scope="row"><a href="/backlog')
+
+
+def test_tenants_go_on(gates: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tenants, "WAITING_SHOWN", 3)
+    page, seen = gates.get("/tenants?queue=exports"), list[str]()
+    while True:
+        seen += TENANT.findall(page.html)
+        following = [each["href"] for each in page.all("a") if each.get("rel") == "next"]
+        if not following:
+            break
+        page = gates.get(following[0])
+    assert len(seen) == len(set(seen)) == 6
+
+
+def test_a_limit_with_keys(gates: Visitor) -> None:
+    page = gates.get("/limit?queue=exports&name=tenant")
+    assert "/backlog?tenant=hooli&queue=exports" in page.links()
+    assert "Nobody waits" in page.text
+    found = gates.get("/limit?queue=exports&name=tenant&key=hoo")
+    assert "/backlog?tenant=acme&queue=exports" not in found.links()
+    assert "No such limit" in gates.get("/limit?queue=exports&name=x", 404).text
+    assert gates.get("/limit?queue=exports", 422)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("exports&name=partner+api", "may begin now"), ("imports&name=shares", "all others")],
+)
+def test_who_waits_for_a_limit(gates: Visitor, name: str, says: str) -> None:
+    page = gates.get(f"/limit?queue={name}")
+    assert says in page.text
+    assert "the first 20 of 70" in page.text
+    assert len([each for each in page.links() if each.startswith("/task?id=")]) == 20
 
 
 def test_consumers(shop: tuple[Visitor, str]) -> None:
@@ -202,8 +274,18 @@ def fill_with_hostile(app: Celery, delayed: Delayed) -> None:
     store.bury(HOSTILE, HOSTILE, [(1, HOSTILE, HOSTILE, b"")], "")
 
 
-def test_nothing_is_taken_for_markup(visitor: Visitor, app: Celery, delayed: Delayed) -> None:
+def test_nothing_is_taken_for_markup(server: Server, app: Celery, delayed: Delayed) -> None:
+    policies: list[Policy] = [Fair(), Limit(concurrency=1, by="tenant", name=HOSTILE)]
+    declare(app, **{HOSTILE: policies})
     fill_with_hostile(app, delayed)
+    for _ in range(3):
+        app.send_task(HOSTILE, [HOSTILE], queue=HOSTILE, headers={"tenant": HOSTILE})
+    assert len(claim(delayed, queue=HOSTILE).records) == 1
+    with api_client(app) as api, Visitor(api) as visitor:
+        look_everywhere(visitor)
+
+
+def look_everywhere(visitor: Visitor) -> None:
     seen: set[str] = set()
     todo = ["/", "/backlog", "/dead", "/tenants", "/consumers", "/partitions"]
     while todo:
@@ -216,6 +298,7 @@ def test_nothing_is_taken_for_markup(visitor: Visitor, app: Celery, delayed: Del
         todo += [each for each in page.links() if each.startswith("/") and len(seen) < 60]
     assert any(each.startswith("/task?id=%3Cscript") for each in seen)
     assert any(each.startswith("/dead?queue=%3Cscript") for each in seen)
+    assert any(each.startswith("/limit?queue=%3Cscript") for each in seen)
 
 
 def check_markup(page: Page) -> None:

@@ -171,11 +171,23 @@ def test_no_pulse(store: Store) -> None:
         ({"due": 1, "consumers": 1, "oldest_due_seconds": 59.0}, []),
         ({"due": 1, "consumers": 1, "oldest_due_seconds": 60.0}, ["warning"]),
         ({"due": 1, "consumers": 1, "oldest_due_seconds": 900.0}, ["critical"]),
+        ({"due": 1, "consumers": 1, "waiting": 1, "oldest_waiting_seconds": 59.0}, []),
+        ({"due": 1, "consumers": 1, "waiting": 1, "oldest_waiting_seconds": 60.0}, ["warning"]),
         ({"dead": 2}, ["note"]),
     ],
 )
 def test_alarms_of_a_queue(given: dict[str, Any], levels: list[str]) -> None:
     assert [each.level for each in _of_queue("q", replace(NOTHING, **given))] == levels
+
+
+def test_an_alarm_of_limits() -> None:
+    found = replace(NOTHING, consumers=1, waiting=1200, oldest_waiting_seconds=312.0)
+    (alarm,) = _of_queue("q", found)
+    assert (
+        alarm.text
+        == "1,200 tasks in q wait for limits or for a turn; the first was due 5m 12s ago."
+    )
+    assert (alarm.path, alarm.queue) == ("/tenants", "q")
 
 
 @pytest.mark.parametrize(

@@ -10,17 +10,28 @@ import httpx
 import pytest
 import redis
 from celery import Celery
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
 from celery_ext import Delayed
-from celery_ext.http import cursors
-from celery_ext.http.sessions import COOKIE
+from celery_ext.http import Api, cursors
+from celery_ext.http import tokens as tokens_module
 from celery_ext.http.tokens import BELIEVED_SECONDS, Tokens
 from celery_ext.http.tokens import time as tokens_time
 from kombu_delayed.message import open_envelope
-from tests.kit.pages import Visitor
+from tests.kit.gates import claim, declare, mail_policies, send
+from tests.kit.http import serving
+from tests.kit.pages import Page, Visitor
 
 VIEWS = ["/", "/backlog", "/task", "/dead", "/tenants", "/consumers", "/partitions"]
-LIVE = ["/live/overview", "/live/task", "/live/dead", "/live/tenants", "/live/consumers"]
+LIVE = [
+    "/live/limit",
+    "/live/overview",
+    "/live/task",
+    "/live/dead",
+    "/live/tenants",
+    "/live/consumers",
+]
 WHOLE = {"/consumers", "/partitions"}
 
 
@@ -79,10 +90,10 @@ def test_a_stream_is_for_who_reads_it(visitor: Visitor, tokens: Tokens) -> None:
 
 def test_login_and_logout(visitor: Visitor, tokens: Tokens, client: redis.Redis) -> None:
     _, text = tokens.create("till", ["read"])
-    before = visitor.get("/login") and visitor.client.cookies[COOKIE]
+    before = visitor.get("/login") and visitor.client.cookies[visitor.cookie]
     page = visitor.log_in(f" {text} ", "/backlog?queue=celery")
     assert "Backlog" in page.text
-    secret = visitor.client.cookies[COOKIE]
+    secret = visitor.client.cookies[visitor.cookie]
     assert secret != before
     assert secret not in text
     keys = [key.decode() for key in client.keys("kombu-delayed-http:session:*")]
@@ -91,7 +102,7 @@ def test_login_and_logout(visitor: Visitor, tokens: Tokens, client: redis.Redis)
     assert 43_000 < client.ttl(keys[0]) <= 43_200
     page = visitor.post("/logout", {"csrf": visitor.csrf()})
     assert "Log in" in page.text
-    visitor.client.cookies.set(COOKIE, secret)
+    visitor.client.cookies.set(visitor.cookie, secret)
     assert visitor.client.get("/backlog").status_code == 303
     assert not client.keys("kombu-delayed-http:session:*")
 
@@ -105,6 +116,46 @@ def test_the_cookie(visitor: Visitor, tokens: Tokens) -> None:
     assert "samesite=strict" in cookie
     assert "path=/" in cookie
     assert text.lower() not in cookie
+
+
+def test_two_ports_of_one_host(
+    visitor: Visitor, tokens: Tokens, serve: Callable[..., httpx.Client]
+) -> None:
+    """Browsers send the cookies of one to the other."""
+    visitor.log_in(tokens.create("till", ["read"])[1])
+    with Visitor(serve(needs_token=True)) as other:
+        other.client.cookies = visitor.client.cookies
+        assert other.client.get("/").headers["location"] == "/login"
+        other.log_in(tokens.create("other", ["read"])[1])
+        assert visitor.client.get("/dead").status_code == 200
+        other.post("/logout", {"csrf": other.csrf()})
+        assert other.client.get("/dead").status_code == 303
+    assert visitor.client.get("/dead").status_code == 200
+
+
+def test_two_paths_of_one_host(
+    tokens: Tokens, app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Browsers send the cookies of a path to those below it."""
+    monkeypatch.setattr(tokens_module, "BELIEVED_SECONDS", 0.0)
+    apis = [Api(app), Api(app)]
+    site = Starlette(routes=[Mount("/below", apis[0]), Mount("/", apis[1])])
+    site.service = apis[1].service  # type: ignore[attr-defined]
+    with serving(site) as url, httpx.Client(base_url=url, timeout=15) as client:
+        for root in ("/below", ""):
+            csrf = _csrf(client, f"{root}/login")
+            given = {"csrf": csrf, "token": tokens.create("till", ["read"])[1]}
+            assert client.post(f"{root}/login", data=given).status_code == 303
+        assert client.get("/dead").status_code == 200
+        client.post("/below/logout", data={"csrf": _csrf(client, "/below/dead")})
+        assert client.get("/below/dead").status_code == 303
+        assert client.get("/dead").status_code == 200
+    for each in apis:
+        each.close()
+
+
+def _csrf(client: httpx.Client, path: str) -> str:
+    return next(v for form in Page(client.get(path).text).forms for v in form.values("csrf"))
 
 
 @pytest.mark.parametrize(
@@ -239,6 +290,29 @@ def test_a_token_of_a_tenant(
     assert "Nothing matches" in visitor.get("/backlog?tenant=bob").text
 
 
+def test_limits_of_a_tenant(
+    app: Celery, delayed: Delayed, tokens: Tokens, serve: Callable[..., httpx.Client]
+) -> None:
+    declare(app, mail=mail_policies())
+    for tenant in ("ada", "bob"):
+        send(app, tenant, 4, host=f"{tenant}.example")
+    assert len(claim(delayed).records) == 3
+    paths = ["/tenants", "/limit?queue=mail&name=all", "/limit?queue=mail&name=tenant"]
+    with Visitor(serve(needs_token=True)) as visitor:
+        visitor.log_in(tokens.create("till", ["read"], tenants=["ada"])[1])
+        for path in (*paths, "/tenants?tenant=bob"):
+            page = visitor.get(path)
+            assert not [each for each in page.links() if "bob" in each]
+            assert "bob" not in page.text
+        assert "/backlog?tenant=ada&queue=mail" in visitor.get("/tenants").links()
+        assert "In use of all" not in {m["aria-label"] for m in visitor.get(paths[1]).all("meter")}
+    with Visitor(serve(needs_token=True)) as visitor:
+        visitor.log_in(tokens.create("till", ["read"], queues=["pay"])[1])
+        assert "No limits" in visitor.get("/tenants").text
+        for path in (*paths[1:], "/tenants?queue=mail"):
+            visitor.get(path, 403)
+
+
 def test_a_tenant_changes_its_own(
     visitor: Visitor, tokens: Tokens, app: Celery, delayed: Delayed
 ) -> None:
@@ -339,5 +413,5 @@ def test_what_is_told_of_it(
     told = [each.getMessage() for each in caplog.records if each.name == "celery_ext.http.audit"]
     assert any('"action": "login"' in line and token.id in line for line in told)
     assert any('"action": "cancel", "target": "a"' in line for line in told)
-    for secret in (text.split("_")[2], visitor.client.cookies.get(COOKIE) or "?", csrf):
+    for secret in (text.split("_")[2], visitor.client.cookies.get(visitor.cookie) or "?", csrf):
         assert secret not in caplog.text

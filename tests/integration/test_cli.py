@@ -29,6 +29,8 @@ from celery_ext.cli.metrics import metrics_table
 from celery_ext.cli.times import SPAN, TIME
 from kombu_delayed import events as streams
 from kombu_delayed.doctor import Doctor
+from tests.kit.gates import claim, declare, mail_policies, send
+from tests.kit.http import make_app as make_till
 from tests.kit.servers import Server, free_port
 from tests.kit.state import entry
 from tests.kit.tasks_app import Settings, make_app
@@ -301,6 +303,24 @@ def test_consumers(cli: Cli) -> None:
     assert cli.text("consumers").splitlines()[-1].split()[:2] == ["celery", "box:1:ab"]
     cli.client.zadd("{celery}:consumers", {"box:1:ab": 1})
     assert "ended" in cli.text("consumers", "-Q", "celery")
+
+
+def test_limits(cli: Cli, server: Server) -> None:
+    assert "There are no limits." in cli("limits").stderr
+    with make_till(server.url) as app:
+        declare(app, mail=mail_policies())
+        limited = Cli(app, cli.client, Delayed(app))
+        send(app, "ada", 3, host="h")
+        assert len(claim(limited.backlog).records) == 2
+        found = {each["name"]: each for each in limited.json("limits", "-Q", "mail")}
+        assert [(each["in_use"], each["waiting"]) for each in found.values()] == [
+            *((2, 0), (None, 1), (2, 0)),
+        ]
+        assert found["host"]["busiest"][0]["key"] == "h"
+        lines = [line.split() for line in limited.text("limits").splitlines()]
+        assert ["mail", "all", "2", "3", "0"] in lines
+        assert ["ada", "2", "2", "0"] in lines
+        limited.backlog.close()
 
 
 def test_partitions(cli: Cli) -> None:

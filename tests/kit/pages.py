@@ -8,6 +8,8 @@ from typing import Any
 
 import httpx
 
+from celery_ext.http.sessions import cookie_name
+
 #: Elements that have no end tag.
 EMPTY = {"area", "base", "br", "col", "hr", "img", "input", "link", "meta", "path", "rect"}
 
@@ -74,6 +76,11 @@ class Visitor:
 
     def __exit__(self, *error: object) -> None:
         self.client.close()
+
+    @property
+    def cookie(self) -> str:
+        """The name of the cookie that says who visits."""
+        return cookie_name(self.client.base_url.netloc.decode(), "")
 
     def get(self, path: str, status: int = 200) -> Page:
         answer = self.client.get(path, follow_redirects=True)

@@ -13,6 +13,7 @@ from celery import Celery
 
 from celery_ext import Delayed
 from celery_ext.failures import Failure, write
+from celery_ext.policies import Fair, Limit, Shares
 from kombu_delayed.message import open_envelope
 from kombu_delayed.store import Store
 
@@ -31,6 +32,17 @@ REASONS = (
 )
 LEASE_MS = 60_000
 
+#: Queues whose tasks take turns and have limits.
+POLICIES = {
+    "exports": [
+        Fair(by="tenant", weights={"acme": 3}),
+        Limit(concurrency=4, by="tenant"),
+        Limit(rate="100/m", burst=10, critical="urgent", name="partner api"),
+    ],
+    "imports": [Shares(10, {"acme": 0.4, "globex": 0.3}, by="tenant", borrow=False)],
+}
+GATED = {"exports": "exports.write", "imports": "imports.read"}
+
 
 def make_shop(url: str) -> Celery:
     """An app with the shop's tasks."""
@@ -41,6 +53,9 @@ def make_shop(url: str) -> Celery:
         for name in names:
             app.task(_nothing, name=name, shared=False)
             app.conf.task_routes[name] = {"queue": queue}
+    for name in GATED.values():
+        app.task(_nothing, name=name, shared=False)
+    app.conf.broker_transport_options = {"delayed_policies": POLICIES}
     return app
 
 
@@ -58,6 +73,21 @@ def fill_shop(app: Celery, client: redis.Redis, count: int = 4_000, seed: int = 
     _in_flight(app, store)
     delayed.close()
     return _known(app)
+
+
+def fill_gates(app: Celery) -> None:
+    """Let tasks run and wait in the queues with limits."""
+    delayed, chance = Delayed(app), random.Random(5)
+    for queue, task in GATED.items():
+        for tenant, count in zip(TENANTS, (43, 17, 9, 6, 3, 2), strict=True):
+            for _ in range(count):
+                given = {"queue": queue, "headers": {"tenant": tenant}}
+                app.send_task(task, [chance.randrange(10_000, 99_999)], **given)
+        assert delayed.rules is not None
+        gate = delayed.rules.gate(queue)
+        for at in range(1, 30, 10):
+            delayed.store.deliver(queue, WORKERS[0], 10, at, lease_ms=LEASE_MS, gate=gate)
+    delayed.close()
 
 
 def _row(chance: random.Random) -> tuple[Any, ...]:

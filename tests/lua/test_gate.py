@@ -47,6 +47,15 @@ def test_one_slot_after_the_other(store: Store) -> None:
     assert store.running("q") == {"all:": 1}
 
 
+def test_how_long_the_first_has_waited(store: Store) -> None:
+    assert store.metrics("q").oldest_waiting_seconds == 0
+    store.publish("q", [entry(id) for id in "abc"])
+    deliver(store)
+    store.now = "3500"
+    found = store.metrics("q")
+    assert (found.waiting, found.oldest_waiting_seconds) == (2, 2.5)
+
+
 def test_a_promise_for_the_next_token(store: Store) -> None:
     gate = Gate("v", (LimitNumbers("all", 0, 250.0, 2),))
     store.publish("q", [entry(id) for id in "abcd"])

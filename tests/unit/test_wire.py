@@ -51,6 +51,11 @@ def test_text_that_is_no_utf_8_is_refused() -> None:
         pack(("SET", "k", "\ud800"))
 
 
+def test_names_that_are_no_text_are_sent_back_as_they_came() -> None:
+    name = b"w\xff".decode(errors="surrogateescape")
+    assert pack(("HLEN", name, 1, b"\xff")) == pack(("HLEN", b"w\xff", 1, b"\xff"))
+
+
 @pytest.mark.parametrize(
     ("counts", "expected"), [("{}", []), ("{7}", [7]), ("{1, 0, 12}", [1, 0, 12])]
 )

@@ -51,6 +51,11 @@ def _of_queue(queue: str, found: Metrics) -> Iterable[Alarm]:
         level = "critical" if found.oldest_due_seconds >= VERY_LATE_SECONDS else "warning"
         late = span(timedelta(seconds=found.oldest_due_seconds))
         yield Alarm(level, f"The oldest task in {queue} is {late} late.", "/backlog", queue)
+    if found.oldest_waiting_seconds >= LATE_SECONDS:
+        since = span(timedelta(seconds=found.oldest_waiting_seconds))
+        wait = "waits" if found.waiting == 1 else "wait"
+        text = f"{tasks_word(found.waiting)} in {queue} {wait} for limits or for a turn"
+        yield Alarm("warning", f"{text}; the first was due {since} ago.", "/tenants", queue)
     if found.dead:
         yield Alarm("note", f"{letters_word(found.dead)} in {queue}.", "/dead", queue)
 

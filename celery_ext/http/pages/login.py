@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.responses import Response
 
 from ..rates import Rates
-from ..sessions import COOKIE, Sessions
+from ..sessions import Sessions
 from .visit import Form, Visit, set_cookie
 
 
@@ -35,9 +35,9 @@ class Login:
 
     async def end(self, visit: Visit, form: Form) -> Response:
         visit.note("logout")
-        await visit.run(self._sessions.end, visit.request.cookies.get(COOKIE, ""))
+        await visit.run(self._sessions.end, visit.request.cookies.get(visit.cookie, ""))
         made = visit.redirect("/login")
-        made.delete_cookie(COOKIE, path=visit.root or "/", httponly=True, samesite="strict")
+        made.delete_cookie(visit.cookie, path=visit.root or "/", httponly=True, samesite="strict")
         return made
 
 

@@ -9,7 +9,7 @@ from hashlib import sha256
 from importlib.resources import files
 from typing import Any
 
-from starlette.requests import Request, cookie_parser
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
@@ -19,13 +19,23 @@ from ..identity import ANYBODY, Identity
 from ..problems import BROKER_FAILS, Problem, broker_away
 from ..rates import Rates
 from ..service import Service
-from ..sessions import COOKIE, Sessions, csrf_of, is_secret, new_secret
-from . import backlog, changing, consumers, dead, overview, partitions, replaying, task, tenants
+from ..sessions import Sessions, csrf_of, is_secret, new_secret
+from . import (
+    backlog,
+    changing,
+    consumers,
+    dead,
+    limit,
+    overview,
+    partitions,
+    replaying,
+    task,
+    tenants,
+)
 from .live import stream
 from .login import Login
-from .recent import Recent
 from .render import Renderer
-from .visit import Action, Form, View, Visit, set_cookie
+from .visit import Action, Form, View, Visit, cookie_of, set_cookie
 
 VIEWS: list[View] = [
     *overview.VIEWS,
@@ -33,6 +43,7 @@ VIEWS: list[View] = [
     *task.VIEWS,
     *dead.VIEWS,
     *tenants.VIEWS,
+    *limit.VIEWS,
     *consumers.VIEWS,
     *partitions.VIEWS,
 ]
@@ -64,7 +75,7 @@ class Site:
     def __init__(self, service: Service, needs_login: bool, rates: Rates) -> None:
         self._service, self._needs_login = service, needs_login
         self.sessions = Sessions(service.delayed, service.options.session_seconds)
-        self._recent = Recent()
+        self._recent = service.recent
         folder = files(__package__).joinpath("assets")
         self._assets = {name: folder.joinpath(name).read_bytes() for name in _ASSETS}
         version = sha256(b"".join(self._assets.values())).hexdigest()[:12]
@@ -99,11 +110,11 @@ class Site:
         """Whether a path needs no login."""
         return path.startswith("/assets/") or path in ("/login", "/logout")
 
-    async def identity(self, cookies: str) -> Identity:
+    async def identity(self, visitor: HTTPConnection) -> Identity:
         """Who visits. Raises a Problem where a login is needed."""
         if not self._needs_login:
             return ANYBODY
-        secret = cookie_parser(cookies).get(COOKIE, "")
+        secret = visitor.cookies.get(cookie_of(visitor), "")
         is_known, token = self.sessions.known(secret)
         if not is_known:
             token = await self._service.threads.run(self.sessions.look, secret)
@@ -124,7 +135,7 @@ class Site:
             recent=self._recent,
             pages=self,
         )
-        secret = request.cookies.get(COOKIE, "")
+        secret = request.cookies.get(visit.cookie, "")
         if not is_secret(secret):
             secret = new_secret()
             request.scope["delayed.new_secret"] = secret
@@ -146,11 +157,6 @@ class Site:
     def make_live(self, visit: Visit, template: str, shown: Mapping[str, Any]) -> str:
         """The part of a page that changes."""
         return self._renderer.live(visit, template, shown)
-
-    async def check(self, visit: Visit) -> None:
-        """Raises a Problem for a visit that has lasted longer than its login."""
-        if "authorization" not in visit.request.headers:
-            await self.identity(visit.request.headers.get("cookie", ""))
 
     def take_form(self, id: str) -> bool:
         """Whether a form was not sent before."""

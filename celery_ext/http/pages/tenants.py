@@ -1,25 +1,44 @@
-"""Tenants, as far as they can be counted without reading the backlog."""
+"""Limits, tenants that wait, and what was seen lately of each without reading the backlog."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import timedelta
+from glob import escape
+
+from pydantic import BaseModel, ConfigDict
 
 from kombu_delayed import events as streams
 from kombu_delayed.backlog import Backlog
 
+from ...cli.words import span
+from ...limits import LimitInfo, limits
 from ...task_info import TaskInfo
+from ..limit_models import Cursor, TenantsQuery
+from ..limits import standing_of
+from ..models import Name
+from ..operations import validated
 from ..status import EVENTS_LIMIT
+from ..tenants import tenants_page
 from .dead import newest
-from .visit import Shown, View, Visit
+from .visit import Shown, View, Visit, asked
 
 #: Delayed tasks of each queue that are looked at: those that are due first.
 NEXT_SIZE = 1_000
 
-#: Tenants on the page, and queues that are looked at.
-SHOWN, QUEUES = 200, 50
+#: Tenants that were seen, those that wait, and queues that are looked at.
+SHOWN, WAITING_SHOWN, QUEUES = 100, 50, 50
 
 #: How old the counts may be.
 SECONDS = 5.0
+
+
+class _Asked(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    queue: Name | None = None
+    tenant: Name | None = None
+    cursor: Cursor | None = None
 
 
 @dataclass
@@ -46,20 +65,53 @@ class _Counts(dict[str, Tenant]):
 
 
 def look(visit: Visit) -> Shown:
-    key = ("tenants", visit.identity.tenants, visit.identity.queues)
-    found = visit.recent.get(key, SECONDS, lambda: _read(visit))
+    query: _Asked = asked(visit, _Asked)
+    names = visit.chosen_queues(query.queue)[:QUEUES]
+    delayed = visit.service.delayed
+    search = {
+        "queue": query.queue,
+        "tenant": f"*{escape(query.tenant)}*" if query.tenant else None,
+        "limit": WAITING_SHOWN,
+        "cursor": query.cursor,
+    }
+    waiting, following, is_complete = tenants_page(visit, validated(TenantsQuery, search))
+    key = ("tenants", query.queue, visit.identity.tenants, visit.identity.queues)
+    found = visit.recent.get(key, SECONDS, lambda: _read(visit, names))
+    shown = [each for each in found if (query.tenant or "") in each.name]
     return {
-        "tenants": found[:SHOWN],
-        "tenant_count": len(found),
+        "filter": {"queue": query.queue, "tenant": query.tenant},
+        "cursor": query.cursor,
+        "limits": [info for name in names for info in limits(delayed, standing_of(visit, name))],
+        "waiting": waiting,
+        "next": following,
+        "is_complete": is_complete,
+        "tenants": shown[:SHOWN],
+        "tenant_count": len(shown),
         "next_size": NEXT_SIZE,
         "events_size": EVENTS_LIMIT,
-        "queue_limit": QUEUES if len(visit.queues()) > QUEUES else 0,
+        "queues": visit.queues(),
+        "queue_limit": QUEUES if query.queue is None and len(visit.queues()) > QUEUES else 0,
+        "words_of": words_of,
     }
 
 
-def _read(visit: Visit) -> list[Tenant]:
+def words_of(info: LimitInfo) -> str:
+    """What a limit says."""
+    parts = [f"{info.capacity:,} at once"] if info.capacity is not None else []
+    if info.rate:
+        burst = f", up to {info.burst:,} in a row" if (info.burst or 1) > 1 else ""
+        parts.append(info.rate + burst)
+    text = " and ".join(parts) or ("counted only" if info.declared else "unknown to this server")
+    if info.by:
+        text += f", shared by {info.by}" if info.shares else f" of each {info.by}"
+    if info.after_seconds is not None:
+        text += f" of what is {span(timedelta(seconds=info.after_seconds))} late"
+    return text + ("; critical tasks pass" if info.critical else "")
+
+
+def _read(visit: Visit, names: list[str]) -> list[Tenant]:
     store, counts = visit.service.delayed.store, _Counts()
-    shards = [shard for name in visit.queues()[:QUEUES] for shard in store.shards.all(name)]
+    shards = [shard for name in names for shard in store.shards.all(name)]
     for shard in shards:
         page, _ = Backlog(store, shard).page(size=NEXT_SIZE)
         for waiting in page:
@@ -88,4 +140,4 @@ def _count_next(counts: _Counts, info: TaskInfo) -> None:
         found.first_due_ms = info.due_ms
 
 
-VIEWS = [View("tenants", "/tenants", "Tenants", look, seconds=5)]
+VIEWS = [View("tenants", "/tenants", "Tenants", look, seconds=2)]

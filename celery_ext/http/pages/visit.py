@@ -8,13 +8,14 @@ from typing import Any, Protocol
 from urllib.parse import parse_qsl, urlencode
 
 from pydantic import BaseModel
+from starlette.requests import HTTPConnection
 from starlette.responses import RedirectResponse, Response
 
 from kombu_delayed.shards import CELERY_OWN
 
 from ..operations import Call, validated
 from ..problems import Problem
-from ..sessions import COOKIE
+from ..sessions import cookie_name
 from .recent import Recent
 
 #: Fields of a form that are read.
@@ -62,8 +63,6 @@ class Pages(Protocol):
 
     def make_live(self, visit: Visit, template: str, shown: Mapping[str, Any]) -> str: ...
 
-    async def check(self, visit: Visit) -> None: ...
-
     def take_form(self, id: str) -> bool: ...
 
 
@@ -79,6 +78,11 @@ class Visit(Call):
     def root(self) -> str:
         """Where the application is mounted."""
         return str(self.request.scope.get("root_path", "")).rstrip("/")
+
+    @property
+    def cookie(self) -> str:
+        """The name of the cookie that says who visits."""
+        return cookie_of(self.request)
 
     def url(self, path: str, **params: Any) -> str:
         """A path of these pages with what is to be asked for."""
@@ -99,11 +103,6 @@ class Visit(Call):
         """The part of a page that changes."""
         assert self.pages is not None
         return self.pages.make_live(self, template, shown)
-
-    async def check(self) -> None:
-        """Raises a Problem where the login has ended meanwhile."""
-        assert self.pages is not None
-        await self.pages.check(self)
 
     def take(self, form: Form) -> None:
         """Raises a Problem for a form that was sent before: twice would move tasks twice."""
@@ -170,13 +169,19 @@ class Action:
     scope: str
 
 
+def cookie_of(visitor: HTTPConnection) -> str:
+    """The name of the cookie that says who visits."""
+    root = str(visitor.scope.get("root_path", "")).rstrip("/")
+    return cookie_name(visitor.headers.get("host", ""), root)
+
+
 def set_cookie(visit: Visit, response: Response, secret: str, seconds: int | None = None) -> None:
     """Let the browser be known by a secret."""
     request = visit.request
     # Behind a proxy that speaks TLS, only the browser knows.
     is_https = "https" in (request.url.scheme, request.headers.get("origin", "").partition(":")[0])
     response.set_cookie(
-        COOKIE,
+        visit.cookie,
         secret,
         max_age=seconds,
         path=visit.root or "/",

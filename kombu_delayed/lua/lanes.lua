@@ -1,0 +1,19 @@
+-- lanes: read the lines at a gate, some a call. It changes nothing.
+local gate    = KEYS[1]            -- what the keys of the gate begin with
+local cursor  = ARGV[1]            -- 0 at first
+local count   = tonumber(ARGV[2])  -- look at so many lanes, about
+local pattern = ARGV[3]            -- those whose names match, as HSCAN takes it
+-- returns {the next cursor, '0' at the end, lane, the limit that it waits for or empty, messages in it, the first one's due time, …};
+--   O(count · log n)
+local page = redis.call('HSCAN', gate .. 'lanes', cursor, 'MATCH', pattern, 'COUNT', count)
+local answer = {page[1]}
+for i = 1, #page[2], 2 do
+  local line = gate .. 'lane:' .. page[2][i]
+  local due_ms = redis.call('ZRANGE', line, 0, 0, 'WITHSCORES')[2]
+  if due_ms then
+    local at = #answer
+    answer[at + 1], answer[at + 2], answer[at + 3] = page[2][i], page[2][i + 1], redis.call('ZCARD', line)
+    answer[at + 4] = string.format('%.0f', math.floor(tonumber(due_ms)))
+  end
+end
+return answer

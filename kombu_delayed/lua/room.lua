@@ -1,0 +1,12 @@
+-- room: read how much of some limits is in use. It changes nothing.
+local gate   = KEYS[1]            -- what the keys of the gate begin with
+local now    = ARGV[1]
+local limits = {unpack(ARGV, 2)}  -- as slots name them
+-- include: clock
+-- returns {now in ms, slots in use, until when tokens are spent, …}; O(1) a limit
+local answer = {now_ms}
+for _, limit in ipairs(limits) do
+  answer[#answer + 1] = tonumber(redis.call('HGET', gate .. 'slots', limit) or 0)
+  answer[#answer + 1] = redis.call('GET', gate .. 'rate:' .. limit) or '0'
+end
+return answer

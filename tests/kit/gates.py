@@ -1,0 +1,45 @@
+"""A queue whose tasks take turns and have limits, with some that run and many that wait."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import Celery
+
+from celery_ext import Delayed
+from celery_ext.policies import Fair, Limit, Policy
+from kombu_delayed.store import Delivered
+
+LEASE_MS = 60_000
+
+
+def declare(app: Celery, **policies: list[Policy]) -> None:
+    """Give queues policies, before anything is sent."""
+    app.conf.broker_transport_options = {"delayed_policies": policies}
+
+
+def mail_policies() -> list[Policy]:
+    """Turns of tenants, two at once of each, three of all, and mails to a host at a rate."""
+    return [
+        Fair(by="tenant", weights={"ada": 3}),
+        Limit(concurrency=2, by="tenant"),
+        Limit(concurrency=3, critical="urgent", name="all"),
+        Limit(rate="60/h", burst=2, by="host"),
+    ]
+
+
+def send(app: Celery, tenant: str, count: int = 1, *, queue: str = "mail", **kwargs: Any) -> None:
+    """Send tasks of a tenant that are for now."""
+    headers = {"tenant": tenant}
+    for _ in range(count):
+        app.send_task("till.send_mail", [], kwargs, queue=queue, headers=headers)
+
+
+def claim(delayed: Delayed, want: int = 100, queue: str = "mail", tag: int = 1) -> Delivered:
+    """Claim as a worker does: what there is no room for waits at the gate from then on."""
+    rules = delayed.rules
+    assert rules is not None
+    gate = rules.gate(queue)
+    found = delayed.store.deliver(queue, "w:1:x", want, tag, lease_ms=LEASE_MS, gate=gate)
+    assert found is not None
+    return found

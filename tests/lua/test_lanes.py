@@ -1,0 +1,148 @@
+"""Who waits at a gate, and what is in use there, as it is read."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from kombu_delayed import lanes as lanes_module
+from kombu_delayed.gate import Gate, LimitNumbers, Ticket, Use, put_ticket, slot_name
+from kombu_delayed.lanes import (
+    Lane,
+    Room,
+    first_ids,
+    known_as,
+    lanes,
+    of_key,
+    of_slot,
+    parts_of,
+    room,
+    slots,
+    turns,
+)
+from kombu_delayed.store import Entry, Store
+from tests.kit.state import message, state
+
+GATE = Gate("v", (LimitNumbers("all", 2), LimitNumbers("by", 1, 250.0, 3)))
+LONG = "x" * 150
+KEYS = ["ada", "a:b|c*d%", "ü\udcff", LONG]
+
+
+@pytest.fixture(autouse=True)
+def _time_stands_still(store: Store) -> None:
+    store.now = "1000"
+
+
+def entry(id: str, key: str, *uses: Use, weight: float = 1.0) -> Entry:
+    ticket = Ticket(key, weight, uses=uses)
+    return Entry(id, 0, put_ticket(message(id), ticket.text("v", id)))
+
+
+def claim(store: Store, want: int = 9, tag: int = 1) -> int:
+    answer = store.deliver("q", "A", want, tag, lease_ms=30_000, gate=GATE)
+    assert answer is not None
+    return len(answer.records)
+
+
+def found(store: Store, pattern: str = "") -> list[Lane]:
+    return [lane for page in lanes(store, "q", pattern) for lane in page]
+
+
+def test_lanes_say_who_waits_for_what(store: Store) -> None:
+    store.publish("q", [entry(f"a{n}", "ada", Use("all"), weight=2.5) for n in range(4)])
+    store.publish("q", [entry("b", "bob")])
+    assert claim(store, 1) == 1
+    store.now = "1500"
+    assert claim(store, 1, 2) == 1
+    (lane,) = found(store)
+    assert (lane.turn, lane.limit, lane.size) == (("ada", 2.5), "", 3)
+    assert lane.uses == [Use("all")]
+    assert lane.first_due_ms == 1000
+    assert claim(store, 9, 3) == 1
+    (lane,) = found(store)
+    assert (lane.limit, lane.size) == ("all:", 2)
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_lanes_of_a_key(store: Store, key: str) -> None:
+    store.publish("q", [entry("first", "first", Use("all", cost=9))])
+    assert claim(store) == 1
+    for n, each in enumerate(KEYS):
+        store.publish("q", [entry(f"t{n}", each, Use("all", cost=9))])
+        store.publish("q", [entry(f"l{n}", "other", Use("by", each), Use("all", cost=9))])
+    assert claim(store, tag=2) == 0
+    names = {lane.name for lane in found(store)}
+    mine = found(store, of_key(key))
+    assert {lane.name for lane in mine} < names, "others are left out"
+    by_turn = [lane for lane in mine if lane.turn[0] == known_as(key)]
+    by_limit = [lane for lane in mine if Use("by", known_as(key)) in lane.uses]
+    assert (len(by_turn), len(by_limit), len(mine)) == (1, 1, 2)
+    assert found(store, of_slot(slot_name("by", key))) == by_limit
+
+
+def test_many_lanes_come_in_pages(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes_module, "PAGE_SIZE", 100)
+    count = 700
+    store.publish("q", [entry(f"i{n}", f"k{n}", Use("all", cost=9)) for n in range(count)])
+    while store.size("q").ready:
+        claim(store, 0)
+    pages = [len(page) for page in lanes(store, "q")]
+    assert len(pages) > 3
+    assert max(pages) < count
+    assert len({lane.name for lane in found(store)}) == count
+
+
+def test_slots_and_room(store: Store) -> None:
+    store.publish("q", [entry("a", "k", Use("all"), Use("by", "é")), entry("b", "k", Use("all"))])
+    assert claim(store) == 2
+    used = {name: count for page in slots(store, "q") for name, count in page.items()}
+    assert {parts_of(name): count for name, count in used.items()} == {
+        ("all", ""): 2,
+        ("by", "é"): 1,
+    }
+    names = [slot_name("all"), slot_name("by", "é"), slot_name("by", "none")]
+    assert room(store, "q", names) == (
+        1000,
+        dict(zip(names, [Room(2, 0.0), Room(1, 1250.0), Room(0, 0.0)], strict=True)),
+    )
+    assert room(store, "q", []) == (0, {})
+
+
+def test_turns(store: Store) -> None:
+    store.publish("q", [entry(f"{key}{n}", key) for n in range(3) for key in "ab"])
+    store.publish("q", [entry("c", "c", Use("by", "x")), entry("d", "c", Use("by", "x"))])
+    assert claim(store, 4) == 4
+    found = turns(store, "q", ["a", "b", "c", "none"])
+    assert sorted(found.values()) == [*range(len(found))]
+    assert {"a", "b"} <= set(found)
+    assert "none" not in found
+
+
+def test_the_first_messages_of_lanes(store: Store) -> None:
+    for now in (1000, 1001, 1002):
+        store.now = str(now)
+        store.publish("q", [entry(f"{key}{now}", key, Use("all", cost=9)) for key in "ab"])
+        claim(store, 0)
+    names = [lane.name for lane in found(store)]
+    first = first_ids(store, "q", names, 3)
+    assert (sorted(first[:2]), len(first)) == (["a1000", "b1000"], 3)
+    assert first[2] in ("a1001", "b1001")
+
+
+def test_it_changes_nothing(store: Store, client: redis.Redis) -> None:
+    store.publish("q", [entry(f"i{n}", "k", Use("all")) for n in range(5)])
+    claim(store)
+    before = state(client)
+    names = [lane.name for lane in found(store)]
+    first_ids(store, "q", names, 3)
+    room(store, "q", ["all:"])
+    turns(store, "q", ["k"])
+    assert [*slots(store, "q")]
+    assert state(client) == before
+
+
+def test_what_is_no_lane_is_left_out(store: Store, client: redis.Redis) -> None:
+    client.hset("{q}:gate:lanes", mapping={"what": "", b"\xff": "", "0|k*1": "", "0|none*1": ""})
+    for name in (b"what", b"\xff", b"0|k*1"):
+        client.zadd(b"{q}:gate:lane:" + name, {"a": 1.5})
+    assert [lane.name for lane in found(store)] == ["0|k*1"]
