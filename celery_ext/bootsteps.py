@@ -111,12 +111,17 @@ class GiveBack(bootsteps.StartStopStep):
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
+    #: Whether a signal handler could not wait for the pool.
+    _must_wait = False
+
     def start(self, parent: Any) -> None:
         """Listen to the worker's signals."""
         self._parent = parent
         worker_shutting_down.connect(self._on_signal, sender=parent.hostname, weak=False)
         # A cold shutdown sends that signal last. It begins with this.
         vars(parent.controller)["wait_for_soft_shutdown"] = self._wait_for_soft_shutdown
+        if parent.pool.is_green:
+            vars(parent.pool)["on_stop"] = self._await_greenlets
 
     def stop(self, parent: Any) -> None:
         """Listen no more."""
@@ -132,6 +137,20 @@ class GiveBack(bootsteps.StartStopStep):
             parent.pool.stop()
             if parent.hub is not None:
                 parent.hub.close()  # their acks wait in there
+        if self._must_wait:
+            self._await_greenlets()
+
+    def _await_greenlets(self) -> None:
+        """Wait for the pool to end, but not in one of its greenlets: it would wait for itself.
+
+        A signal handler runs in whichever greenlet the signal meets, while that one may have the
+        lock of a connection which the others need.
+        """
+        pool = self._parent.pool
+        own = getattr(pool._pool, "greenlets", ())
+        self._must_wait = bool(own) and import_module("greenlet").getcurrent() in own
+        if not self._must_wait:
+            type(pool).on_stop(pool)
 
     def _wait_for_soft_shutdown(self) -> None:
         with suppress(Exception):  # Celery must go on, and the signal follows, with another try

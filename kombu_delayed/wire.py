@@ -18,7 +18,7 @@ from time import monotonic
 from typing import Any
 
 from redis import ConnectionPool
-from redis.exceptions import ResponseError
+from redis.exceptions import ConnectionError, ResponseError
 
 from .errors import UNREACHABLE, NotReplicated, ServerFull, ServerNotReady, translate
 
@@ -222,7 +222,15 @@ class Wire:
 
     def _has_come(self) -> bool:
         """Whether the next answer need not be waited for, as it is there or never comes."""
-        return self._connection._sock is None or bool(self._connection.can_read(timeout=0))
+        return self._connection._sock is None or self._can_read()
+
+    def _can_read(self) -> bool:
+        """Whether something has come. Raises redis-py's connection errors."""
+        try:
+            return bool(self._connection.can_read(timeout=0))
+        except (AttributeError, TypeError, ValueError) as error:
+            # Somebody has emptied the pool meanwhile: redis-py has looked at no socket.
+            raise ConnectionError(f"the connection was closed: {error}") from error
 
     def settle(self) -> None:
         """Read the answers of all that was posted. Raises redis-py's connection errors."""
@@ -296,7 +304,7 @@ class Wire:
     def _drop_closed(self) -> None:
         """Nothing was sent yet, so the server's closing of an idle connection need not show."""
         try:
-            closed = self._connection.can_read(timeout=0)
+            closed = self._can_read()
         except UNREACHABLE:
             closed = True
         if closed:

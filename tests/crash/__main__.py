@@ -70,7 +70,10 @@ def main(
     console.print(report.as_table(results))
     if write:
         command = f"python -m tests.crash --minutes {minutes:g} --seed {seed} --rate {rate:g} "
-        command += f"--every {every:g} --server {server} --write {write}"
+        command += f"--every {every:g} --server {server} "
+        if len(transports) == 1:
+            command += f"--transport {transports[0]} "
+        command += f"--write {write}"
         write.write_text(report.as_page(results, command))
     sys.exit(0 if results[0].verdict.good else 1)
 

@@ -17,23 +17,19 @@ from pathlib import Path
 from typing import Any
 
 from celery import Celery, signals
-from celery.exceptions import Retry
 from celery.worker.request import Request
 from kombu import Producer
 
 from tests.crash.journal import Journal
+from tests.crash.writing import WORKER, running, write, write_end, write_start, written_to
 from tests.kit.tasks_app import Settings
 
-WORKER = "KOMBU_DELAYED_TEST_WORKER"
-SENDER = "sender"
+#: What waits for an answer.
+EXPECTATION = "celery_ext.expectation"
+#: How it fails where all is in order.
+_ENDS = frozenset({"AnswerFailed", "AnswerTimeout"})
 
-journal: Journal | None = None
 _publishing = threading.local()
-
-
-def write(event: str, id: str, retries: int, **facts: Any) -> None:
-    if journal is not None:
-        journal.write(event, id=id, retries=retries, **facts)
 
 
 def _write(request: Request, event: str, **facts: Any) -> None:
@@ -69,37 +65,19 @@ def _watched_requests() -> Iterator[None]:
 
 
 def _execute(task: Any, seconds: float, retries: int, countdown: float) -> None:
-    request = task.request
-    known = {"id": request.id, "retries": request.retries}
-    write(
-        "start",
-        **known,
-        late=task.acks_late,
-        eta=request.eta,
-        redelivered=bool((request.delivery_info or {}).get("redelivered")),
-    )
-    outcome = "done"
-    try:
+    with running(task):
         time.sleep(seconds)
-        if request.retries < retries:
+        if task.request.retries < retries:
             raise task.retry(countdown=countdown)
-    except Retry:
-        outcome = "retried"
-        raise
-    except BaseException as error:
-        outcome = repr(error)
-        raise
-    finally:
-        write("end", **known, outcome=outcome)
 
 
-def _early(self: Any, seconds: float = 0, retries: int = 0, countdown: float = 0) -> None:
-    """Is acked when it starts."""
+def _early(self: Any, seconds: float = 0, retries: int = 0, countdown: float = 0, **_: Any) -> None:
+    """Is acked when it starts; limits may read what else it is given."""
     _execute(self, seconds, retries, countdown)
 
 
-def _late(self: Any, seconds: float = 0, retries: int = 0, countdown: float = 0) -> None:
-    """Is acked when it is done."""
+def _late(self: Any, seconds: float = 0, retries: int = 0, countdown: float = 0, **_: Any) -> None:
+    """Is acked when it is done; limits may read what else it is given."""
     _execute(self, seconds, retries, countdown)
 
 
@@ -124,18 +102,29 @@ def make_app(settings: Settings) -> Celery:
     options = {"bind": True, "shared": False, "max_retries": None}
     app.task(name="run_early", **options)(_early)
     app.task(name="run_late", acks_late=True, **options)(_late)
+    if settings.broker_url and settings.broker_url.startswith("delayed+"):
+        _extend(app)
     return app
+
+
+def _extend(app: Celery) -> None:
+    """What other brokers do not have: limits, and tasks that expect answers."""
+    from tests.crash import asking, limits
+
+    options = app.conf.broker_transport_options
+    app.conf.broker_transport_options = {**options, "delayed_policies": limits.policies()}
+    asking.add_tasks(app)
 
 
 def _before_publish(headers: dict[str, Any] | None = None, **_: Any) -> None:
     headers = headers or {}
-    _publishing.what = headers.get("id"), headers.get("retries") or 0
+    _publishing.what = headers.get("id") or "", headers.get("retries") or 0
     write("publish", *_publishing.what, eta=headers.get("eta"))
 
 
 def _after_publish(headers: dict[str, Any] | None = None, **_: Any) -> None:
     headers = headers or {}
-    write("published", headers.get("id"), headers.get("retries") or 0, eta=headers.get("eta"))
+    write("published", headers.get("id") or "", headers.get("retries") or 0, eta=headers.get("eta"))
 
 
 def _received(request: Any, **_: Any) -> None:
@@ -151,18 +140,31 @@ def _ready(**_: Any) -> None:
     write("ready", "", 0)
 
 
+def _begins(task: Any, **_: Any) -> None:
+    if task.name == EXPECTATION:
+        answer = (task.request.headers or {}).get("delayed_answer")
+        write_start(task, answered=answer is not None)
+
+
+def _ended(task: Any, state: str, retval: Any, **_: Any) -> None:
+    if task.name == EXPECTATION:
+        done = state in ("SUCCESS", "IGNORED") or type(retval).__name__ in _ENDS
+        write_end(task, "done" if done else state.lower())
+
+
 _HOOKS = (
     (signals.before_task_publish, _before_publish),
     (signals.after_task_publish, _after_publish),
     (signals.task_received, _received),
     (signals.worker_ready, _ready),
+    (signals.task_prerun, _begins),
+    (signals.task_postrun, _ended),
 )
 
 
 @contextmanager
 def writing(directory: Path, name: str) -> Iterator[None]:
     """What this process publishes, receives and runs is written down until this ends."""
-    global journal
     publish = Producer._publish
 
     def watched(self: Producer, *args: Any, **options: Any) -> Any:
@@ -174,18 +176,16 @@ def writing(directory: Path, name: str) -> Iterator[None]:
             write("publish failed", id, retries, error=repr(error))
             raise
 
-    journal = Journal(directory, name)
     Producer._publish = watched
     for hook, receiver in _HOOKS:
         hook.connect(receiver)
     try:
-        with _watched_requests():
+        with written_to(Journal(directory, name)), _watched_requests():
             yield
     finally:
         for hook, receiver in _HOOKS:
             hook.disconnect(receiver)
         Producer._publish = publish
-        journal = None
 
 
 if WORKER in os.environ:

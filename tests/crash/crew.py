@@ -7,10 +7,11 @@ import os
 import random
 import signal
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.crash.app import WORKER
+from tests.crash.writing import WORKER
 from tests.kit.tasks_app import Settings
 from tests.kit.workers import Worker
 
@@ -32,6 +33,7 @@ class Life:
     started_at: float
     #: "killed", "main killed", "quit", "terminated", "hung", "by itself", "end of the run"
     fate: str = ""
+    #: When it was killed or told to end; of one that ended by itself, when that was seen.
     fated_at: float = float("inf")
     ended_at: float = float("inf")
     #: [stopped, continued]
@@ -57,12 +59,15 @@ class Life:
 class Crew:
     """One living worker in each slot."""
 
-    def __init__(self, settings: Settings, directory: Path) -> None:
+    def __init__(self, settings: Settings, directory: Path, queues: Iterable[str]) -> None:
+        self._queues = [*queues]
         self._settings = settings
         self._directory = directory
         self.lives: list[Life] = []
         self.current: dict[int, Life] = {}
         self._replaces = True
+        #: When one was last seen to have ended.
+        self.changed_at = 0.0
 
     def start(self) -> None:
         for slot in range(len(SLOTS)):
@@ -78,6 +83,7 @@ class Crew:
             module="tests.crash.app",
             pool=pool,
             concurrency=concurrency,
+            queues=self._queues,
             env={WORKER: name},
         )
         worker.start(wait=False)
@@ -120,6 +126,11 @@ class Crew:
             os.killpg(life.pid, signal.SIGCONT)
             life.stops[-1][1] = time.time()
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether one was told to end and has not yet: it may hold messages."""
+        return any(life.fate in ("terminated", "quit") for life in self.current.values())
+
     def look_after(self) -> None:
         """Replace what has ended, and end what does not."""
         for slot, life in list(self.current.items()):
@@ -132,9 +143,11 @@ class Crew:
 
     def _hung(self, life: Life) -> None:
         """It did not end: have it log the stacks of its threads, then kill it."""
+        told_at = life.fated_at
         os.killpg(life.pid, signal.SIGUSR2)
         time.sleep(STACKS_SECONDS)
         self.kill(life, fate="hung")
+        life.fated_at = told_at  # it may have done nothing from then on
 
     def _replace(self, life: Life) -> None:
         deadline = time.monotonic() + TERM_SECONDS
@@ -145,7 +158,7 @@ class Crew:
                 self._ended(slot, life)
 
     def _ended(self, slot: int, life: Life) -> None:
-        life.ended_at = time.time()
+        life.ended_at = self.changed_at = time.time()
         if not life.fate:
             life.fate, life.fated_at = "by itself", life.ended_at
         self._hear_out(life)

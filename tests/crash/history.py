@@ -7,13 +7,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
-from tests.crash.app import SENDER
 from tests.crash.journal import Line
+from tests.crash.limits import Uses
 from tests.crash.load import Plan
+from tests.crash.writing import SENDER
 
 #: A task id and a retry number.
 Key = tuple[str, int]
 NEVER = float("inf")
+#: How a run has ended whose message goes back to its queue.
+REJECTED = "rejected"
 
 
 @dataclass
@@ -51,6 +54,8 @@ class Execution:
     expected: bool = False
     #: The execution that publishes this one; None: the sender does.
     parent: Key | None = None
+    #: The room that it takes within limits.
+    uses: Uses = ()
 
     def at(self, event: str) -> float:
         """When something happened first."""
@@ -75,9 +80,15 @@ class Execution:
     def failed(self) -> bool:
         """Whether its code raised, and not because its worker was told to end."""
         return any(
-            run.outcome not in ("", "done", "retried") and not run.outcome.startswith("SystemExit")
+            run.outcome not in ("", "done", "retried", REJECTED)
+            and not run.outcome.startswith("SystemExit")
             for run in self.runs
         )
+
+    @property
+    def was_answered(self) -> bool:
+        """Whether it is an expectation that did not wait for its timeout."""
+        return any(line.get("answered") for line in self.lines)
 
     @property
     def wanted_at(self) -> float:
@@ -103,7 +114,9 @@ def collect(lines: Iterable[Line], plans: Sequence[Plan]) -> dict[Key, Execution
             key = line["id"], line["retries"]
             executions.setdefault(key, Execution(key)).lines.append(line)
     _expect(executions, plans)
-    for execution in executions.values():
+    uses = {plan.id: plan.uses for plan in plans}
+    for (id, _), execution in executions.items():
+        execution.uses = uses.get(id, ())
         _follow(execution)
     return executions
 
@@ -126,6 +139,9 @@ def _expect(executions: dict[Key, Execution], plans: Sequence[Plan]) -> None:
     for (id, retries), execution in executions.items():
         if retries:
             execution.parent = id, retries - 1
+        for line in execution.lines:
+            if line.get("sent_by"):
+                execution.parent = line["sent_by"], 0
 
 
 def _follow(execution: Execution) -> None:

@@ -11,10 +11,17 @@ from typing import Any
 from celery import Celery, chain
 from kombu.utils.uuid import uuid
 
-from tests.crash import app as crash_app
+from tests.crash import asking, limits
+from tests.crash.asking import Answerer
+from tests.crash.limits import Uses
+from tests.crash.writing import write
 
-#: Shares of the kinds of tasks.
+#: Shares of the kinds of tasks, and of those that other brokers do not have.
 KINDS = {"now": 40, "countdown": 35, "retry": 13, "chain": 12}
+OWN_KINDS = {"limited": 20, "ask": 12}
+
+#: Tasks with limits are due at the same instants, so many seconds apart.
+TOGETHER_SECONDS = 3
 
 
 @dataclass(frozen=True)
@@ -26,13 +33,18 @@ class Plan:
     late: bool
     retries: int = 0
     then: str = ""
+    uses: Uses = ()
 
 
 class Senders:
-    """Threads that send tasks until they are stopped."""
+    """Threads that send tasks until they are stopped. `answerer`: of all kinds."""
 
-    def __init__(self, app: Celery, seed: int, rate: float, threads: int = 2) -> None:
+    def __init__(
+        self, app: Celery, seed: int, rate: float, answerer: Answerer | None, threads: int = 2
+    ) -> None:
         self.app = app
+        self._answerer = answerer
+        self._kinds = {**KINDS, **OWN_KINDS} if answerer else KINDS
         self.plans: dict[str, Plan] = {}
         self.sent = self.refused = 0
         self._rate = rate / threads
@@ -46,11 +58,20 @@ class Senders:
     def start(self) -> None:
         for thread in self._threads:
             thread.start()
+        if self._answerer:
+            self._answerer.start()
 
     def stop(self) -> None:
         self._stop.set()
         for thread in self._threads:
             thread.join(60)
+        if self._answerer:
+            self._answerer.stop()
+
+    @property
+    def busy(self) -> bool:
+        """Whether there are answers to be given."""
+        return self._answerer is not None and self._answerer.busy
 
     def _run(self, rng: random.Random) -> None:
         at = time.monotonic()
@@ -66,16 +87,20 @@ class Senders:
         try:
             signature.apply_async(**options)
         except Exception as error:
-            crash_app.write("refused", plan.id, 0, error=repr(error))
+            write("refused", plan.id, 0, error=repr(error))
             with self._lock:
                 self.refused += 1
         else:
-            crash_app.write("taken", plan.id, 0)
+            write("taken", plan.id, 0)
 
     def _make(self, rng: random.Random) -> tuple[Plan, Any, dict[str, Any]]:
-        kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
+        kind = rng.choices(list(self._kinds), list(self._kinds.values()))[0]
         late = rng.random() < 0.5
         id = uuid()
+        if kind == "ask":
+            return self._make_question(rng, late, id)
+        if kind == "limited":
+            return self._make_limited(rng, late, id)
         first = self._signature(rng, late, id)
         options = {"priority": rng.randrange(10)} if rng.random() < 0.3 else {}
         if kind == "countdown":
@@ -90,6 +115,32 @@ class Senders:
             then = second.options["task_id"]
             return Plan(id, kind, late, 0, then), chain(first, second), options
         return Plan(id, kind, late), first, options
+
+    def _make_question(
+        self, rng: random.Random, late: bool, id: str
+    ) -> tuple[Plan, Any, dict[str, Any]]:
+        countdown, timeout, answers = asking.draw(rng)
+        tenant = rng.choice([None, "ada"])
+        if self._answerer:
+            self._answerer.give(id, tenant, answers)
+        task = self.app.tasks["ask_late" if late else "ask_early"]
+        options: dict[str, Any] = {"headers": {"tenant": tenant}} if tenant else {}
+        if countdown:
+            options["countdown"] = countdown
+        return Plan(id, "ask", late), task.si(timeout=timeout).set(task_id=id), options
+
+    def _make_limited(
+        self, rng: random.Random, late: bool, id: str
+    ) -> tuple[Plan, Any, dict[str, Any]]:
+        queue, arguments, headers, uses = limits.draw(rng)
+        retries = int(rng.random() < 0.15)
+        seconds = round(rng.uniform(0.1, 0.4), 3)
+        arguments = {**arguments, "seconds": seconds, "retries": retries}
+        task = self.app.tasks["run_late" if late else "run_early"]
+        signature = task.si(countdown=round(rng.uniform(0.1, 1), 2), **arguments)
+        wait_seconds = TOGETHER_SECONDS - time.time() % TOGETHER_SECONDS
+        options = {"queue": queue, "headers": headers, "countdown": wait_seconds}
+        return Plan(id, "limited", late, retries, uses=uses), signature.set(task_id=id), options
 
     def _signature(self, rng: random.Random, late: bool, id: str) -> Any:
         # Most are short; some are still running when their worker is killed.

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from tests.benchmarks.report import _circumstances, percentile
+from tests.crash.answers import ENDS, SAID
 from tests.crash.faults import MEANINGS
 from tests.crash.history import Key
+from tests.crash.limits import SLOTS
 from tests.crash.run import Result
 from tests.crash.verdict import CAUSES
 
@@ -36,7 +38,7 @@ def rows(result: Result) -> list[tuple[str, str]]:
         ("run more than once", sum(verdict.repeats.values())),
         *((f"— {cause}", verdict.repeats[cause]) for cause in CAUSES),
         ("task failed", len(verdict.failed)),
-        ("messages on the server at the end", sum(verdict.left.values())),
+        ("messages on the server at the end", sum(map(len, verdict.left.values()))),
         ("workers that ended by themselves", ended),
         ("workers that did not end when asked", hung),
     ]
@@ -46,6 +48,44 @@ def rows(result: Result) -> list[tuple[str, str]]:
     found += _lateness("late, outside of faults and recovery", list(verdict.calm_late_ms.values()))
     found += [(f"fault: {MEANINGS[kind]}", str(result.faults[kind])) for kind in MEANINGS]
     return found
+
+
+def limit_rows(result: Result) -> list[tuple[str, str]]:
+    """What became of the limits of the load."""
+    limits = result.verdict.limits
+    most = dict.fromkeys(SLOTS, 0)
+    for limit, count in limits.most.items():
+        name = limit.partition(" ")[0]
+        most[name] = max(most[name], count)
+    figures = [
+        ("tasks with limits that began", limits.runs),
+        *(
+            (f"— most in use at once, of {SLOTS[name]} slots of {name}", most[name])
+            for name in most
+        ),
+        ("**over a limit**: at some instant more ran than may", len(limits.over)),
+        ("— counting what went on without its slots", len(limits.over_with_zombies)),
+        ("**over a rate**: more began within some time than may", len(limits.too_fast)),
+        ("**leaked**: slots in use and tasks at the gates at the end", len(limits.held)),
+    ]
+    lateness = _lateness("late", result.verdict.limited_late_ms)
+    return [(what, f"{figure:,}") for what, figure in figures] + lateness
+
+
+def answer_rows(result: Result) -> list[tuple[str, str]]:
+    """What became of questions and answers."""
+    answers = result.verdict.answers
+    figures = [
+        ("questions", answers.asked),
+        *((f"— ended with {what}", answers.ended[what]) for what in ENDS),
+        ("answers", sum(answers.told.values())),
+        *((f"— {said}", answers.told[said]) for said in SAID),
+        ("**no end**", len(answers.lost)),
+        ("**more than one end**", len(answers.twice)),
+        ("**another end** than was told who answered", len(answers.contrary)),
+        ("answers that raised an error", len(answers.unheard)),
+    ]
+    return [(what, f"{figure:,}") for what, figure in figures]
 
 
 def _lateness(what: str, values: Sequence[float]) -> list[tuple[str, str]]:
@@ -63,6 +103,11 @@ def as_table(results: Sequence[Result]) -> Table:
         table.add_column(TITLES[result.order.transport].strip("`"), justify="right")
     for cells in zip(*map(rows, results), strict=True):
         table.add_row(cells[0][0].replace("*", ""), *(cell[1] for cell in cells))
+    for result in results:
+        if result.order.has_policies:
+            blank = [""] * (len(results) - 1)
+            for what, figure in limit_rows(result) + answer_rows(result):
+                table.add_row(what.replace("*", ""), figure, *blank)
     return table
 
 
@@ -76,17 +121,27 @@ def findings(result: Result) -> str:
     verdict = result.verdict
     parts = []
     for what in ("lost", "stuck", "early", "unexplained", "failed", "dropped"):
-        for execution in getattr(verdict, what):
-            parts.append(f"{what}:\n{execution.describe()}")
-            met = {line["owner"] for line in execution.lines}
-            lives = [life for life in result.crew.lives if life.name in met]
-            parts.extend(f"    worker {life.describe()}" for life in lives)
+        parts += [
+            f"{what}:\n{_history(result, execution.key)}" for execution in getattr(verdict, what)
+        ]
+    for excess in verdict.limits.over:
+        parts.append(f"over a limit: {excess.describe()}")
+        parts += [_history(result, key) for key in excess.keys]
+    parts += [
+        f"over a rate: {count} began within {seconds:.3f} s from {since:.3f}"
+        for since, count, seconds in verdict.limits.too_fast
+    ]
+    parts += [f"leaked: {what}" for what in verdict.limits.held]
+    for what in ("lost", "twice", "contrary", "unheard"):
+        for question in getattr(verdict.answers, what):
+            parts.append(f"questions, {what}: {question.describe()}")
+            parts += [_history(result, (id, 0)) for id in (question.id, *question.followers)]
     for key in heapq.nlargest(SHOWN, verdict.calm_late_ms, key=verdict.calm_late_ms.__getitem__):
         late_ms = verdict.calm_late_ms[key]
         if late_ms > LATE_MS:
             parts.append(f"{late_ms:,.0f} ms late with no fault:\n{_history(result, key)}")
-    for key in verdict.left:
-        parts.append(f"left on the server:\n{_history(result, key)}")
+    for key, places in verdict.left.items():
+        parts.append(f"left on the server, in {', '.join(places)}:\n{_history(result, key)}")
     for life in result.crew.lives:
         if life.last_words:
             parts.append(f"worker {life.describe()}\n{life.last_words}")
@@ -95,7 +150,34 @@ def findings(result: Result) -> str:
 
 def _history(result: Result, key: Key) -> str:
     found = result.executions.get(key)
-    return found.describe() if found else f"  {key[0]} retry {key[1]}"
+    if found is None:
+        return f"  {key[0]} retry {key[1]}"
+    met = {line["owner"] for line in found.lines}
+    lives = [life for life in result.crew.lives if life.name in met]
+    return "\n".join([found.describe(), *(f"    worker {life.describe()}" for life in lives)])
+
+
+def _policies_section(result: Result) -> list[str]:
+    return [
+        "## Limits and answers",
+        "",
+        "Some of the tasks on `delayed+redis://` are in two queues with [policies]"
+        "(guides/policies.md#limits): fair shares of tenants, weights, limits of a queue and of "
+        "each customer, a rate, and shares of slots. They are due many at once.",
+        "Others [ask](guides/correlation.md) and end, and are answered from another process: "
+        "before they have asked, at the time of the timeout, twice, or never.",
+        "",
+        *_table("limits", limit_rows(result)),
+        "A task has its slots until it ends or is killed. What was stopped for longer than its "
+        "lease has lost them to others, and so have the processes of a worker whose main process "
+        "was killed; they may go on with what they have begun.",
+        "",
+        *_table("questions and answers", answer_rows(result)),
+    ]
+
+
+def _table(title: str, rows: Sequence[tuple[str, str]]) -> list[str]:
+    return [f"| {title} | |", "|---|---:|", *(f"| {what} | {it} |" for what, it in rows), ""]
 
 
 def as_page(results: Sequence[Result], command: str) -> str:
@@ -134,5 +216,6 @@ def as_page(results: Sequence[Result], command: str) -> str:
         command,
         "```",
         "",
+        *(_policies_section(first) if first.order.has_policies else ()),
     ]
     return "\n".join(lines)

@@ -7,7 +7,7 @@ import random
 import re
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,14 +17,18 @@ from typing import Any
 import redis
 
 from tests.crash import app as crash_app
+from tests.crash import limits
+from tests.crash.asking import Answerer
 from tests.crash.cluster_faults import CLUSTER_SHARES, QUEUE, SHARDS, ClusterFaults, Routed
 from tests.crash.crew import Crew
+from tests.crash.evidence import Evidence, stalls
 from tests.crash.failovers import DOWN_AFTER_MS, SENTINEL_SHARES, Failovers, Master
 from tests.crash.faults import SHARES, Faults, schedule
 from tests.crash.history import Execution, Key, collect
 from tests.crash.journal import Line, Reader
 from tests.crash.load import Senders
-from tests.crash.verdict import Evidence, Verdict, judge
+from tests.crash.verdict import Verdict, judge
+from tests.crash.writing import SENDER
 from tests.kit.clusters import start_cluster
 from tests.kit.proxy import Proxy
 from tests.kit.sentinels import start_group
@@ -37,7 +41,9 @@ READY_SECONDS = 60
 
 _LINE = r"^\[([\d-]+ [\d:]+,\d+): "
 _RECLAIM = re.compile(_LINE + r".*Consumer \S+:(\d+):\w+ has stopped answering", re.MULTILINE)
-_UNRENEWED = re.compile(_LINE + r".*Cannot renew the lease", re.MULTILINE)
+_UNRENEWED = re.compile(
+    _LINE + r".*(?:Cannot renew the lease|Lost the broker, trying again)", re.MULTILINE
+)
 _SAFETY = {
     "single": "appendfsync always",
     "sentinel": "two replicas, delayed_replicas_to_wait 1",
@@ -64,6 +70,11 @@ class Order:
     every_seconds: float = 5
     keep: Path | None = None
     server: str = "single"
+
+    @property
+    def has_policies(self) -> bool:
+        """Whether its load has limits and expects answers."""
+        return self.transport == "delayed"
 
     def settings(self, port: int | None, journals: Path) -> Settings:
         prefix, options = "", {}
@@ -110,10 +121,12 @@ def run(order: Order, report: Report = lambda stage, share, text: None) -> Resul
             server = stack.enter_context(_server(directory / "server"))
             proxy = stack.enter_context(Proxy(server.port or 0))
             settings = order.settings(proxy.port, journals)
-        crew = Crew(settings, directory)
+        crew = Crew(settings, directory, (QUEUE, *(limits.QUEUES if order.has_policies else ())))
         stack.callback(crew.close)
-        senders = Senders(crash_app.make_app(settings), order.seed, order.rate)
-        with crash_app.writing(journals, crash_app.SENDER):
+        app = crash_app.make_app(settings)
+        answerer = Answerer(app) if order.has_policies else None
+        senders = Senders(app, order.seed, order.rate, answerer)
+        with crash_app.writing(journals, SENDER):
             return _Run(order, server, proxy, crew, senders, Reader(journals), report).run()
 
 
@@ -153,6 +166,7 @@ class _Run:
         self._missing: set[Key] = set()
         self._started: set[Key] = set()
         self._last_due = 0.0
+        self._last_start = 0.0
 
     def run(self) -> Result:
         self.crew.start()
@@ -164,17 +178,19 @@ class _Run:
         self._until("last sends", 0.5, lambda: False, self.crew.look_after)
         self.senders.stop()
         self._settle()
+        held = self._held()
         self.crew.finish()
         self.lines.extend(self._reader.new_lines())
         executions = collect(self.lines, list(self.senders.plans.values()))
         lives = {life.name: life for life in self.crew.lives}
         evidence = Evidence(
             lives,
-            faults.windows,
+            [*faults.windows, *stalls(self.lines)],
             self._reclaims(),
             self._unrenewed(),
             LEASE_SECONDS,
             self._left(),
+            held,
         )
         with self.server.client() as client:
             info = client.info("server")
@@ -218,9 +234,10 @@ class _Run:
                     life.ready |= life.name == line["owner"]
             elif line["event"] == "start":
                 self._started.add(key)
+                self._last_start = max(self._last_start, line["at"])
                 self._missing.discard(key)
             elif line["event"] in ("taken", "published"):
-                if (key not in self._started and line["owner"] != crash_app.SENDER) or (
+                if (key not in self._started and line["owner"] != SENDER) or (
                     key not in self._started and line["event"] == "taken"
                 ):
                     self._missing.add(key)
@@ -231,25 +248,40 @@ class _Run:
         return all(life.ready for life in self.crew.current.values())
 
     def _settle(self) -> None:
-        """Until all is run and gone, or so late that it never will be."""
+        """Until all is run and gone, or nothing has run for so long that it never will be."""
         ended = time.time()
 
         def over() -> bool:
-            last = max(self._last_due, ended)
-            late = time.time() > last + LEASE_SECONDS + SETTLE_SECONDS
-            return late or (not self._missing and not self._left())
+            last = max(self._last_due, self._last_start, self.crew.changed_at, ended)
+            quiet = time.time() > last + LEASE_SECONDS + SETTLE_SECONDS
+            late = quiet and not self.crew.is_ending
+            busy = self.senders.busy or self._missing
+            return late or not (busy or self._left() or self._held())
 
         self._until("settling", 120, over, self.crew.look_after)
 
-    def _left(self) -> Counter[Key]:
-        """Task messages that are on the server, wherever."""
-        found: Counter[Key] = Counter()
+    def _left(self) -> dict[Key, list[str]]:
+        """Task messages that are on the server, and in what."""
+        found: dict[Key, list[str]] = defaultdict(list)
         with self.server.client() as client:
             for key in client.scan_iter("*"):
+                if key.endswith(b":expectations"):
+                    continue  # what is known of those that have ended
                 for value in _values(client, key):
                     id, retries = _ID.search(value), _RETRIES.search(value)
                     if id:
-                        found[id[1].decode(), int(retries[1]) if retries else 0] += 1
+                        what = id[1].decode(), int(retries[1]) if retries else 0
+                        found[what].append(key.decode())
+        return found
+
+    def _held(self) -> dict[str, int]:
+        """What gates hold: slots, and messages that wait."""
+        found: dict[str, int] = {}
+        with self.server.client() as client:
+            for key in client.scan_iter("*:gate:slots*"):
+                found |= {f"{key.decode()} {name.decode()}": 1 for name in client.hkeys(key)}
+            for key in client.scan_iter("*:delayed:waiting"):
+                found[key.decode()] = client.zcard(key)
         return found
 
     def _reclaims(self) -> list[tuple[float, int]]:

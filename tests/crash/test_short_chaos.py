@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.crash import report
+from tests.crash.answers import ENDS
 from tests.crash.faults import KILLS
 from tests.crash.run import Order, run
 
@@ -22,7 +23,11 @@ def test_nothing_is_lost_in_a_minute_of_kills(tmp_path: Path) -> None:
     kills = sum(result.faults[kind] for kind in KILLS)
     assert kills >= LEAST_KILLS
     assert result.verdict.ran > 1000
+    assert result.verdict.limits.runs > 100
+    assert set(result.verdict.answers.ended) == {*ENDS}
     assert result.verdict.good, report.findings(result)
+    page = report.as_page([result], "make chaos")
+    assert "| **over a limit**: at some instant more ran than may | 0 |" in page
 
 
 def test_nothing_is_lost_in_failovers(tmp_path: Path) -> None:

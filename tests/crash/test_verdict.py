@@ -1,18 +1,23 @@
-"""What counts as the cause of a second run, and what does not."""
+"""What counts as the cause of a second run, what as over a limit, and what does not."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.crash import verdict
-from tests.crash.app import SENDER
+from tests.crash.evidence import STALL_SECONDS, Evidence, stalls
 from tests.crash.faults import Window
-from tests.crash.history import collect
-from tests.crash.verdict import ACK_SECONDS, Evidence, judge
+from tests.crash.history import NEVER, REJECTED, collect
+from tests.crash.in_use import Limits
+from tests.crash.limits import PACE_BURST, PACE_SECONDS, SLOTS, Uses
+from tests.crash.load import Plan
+from tests.crash.verdict import ACK_SECONDS, Verdict, judge
+from tests.crash.writing import SENDER
 
 LEASE_SECONDS = 2.5
 PID = 7
@@ -25,8 +30,8 @@ Event = tuple[float, str, dict[str, Any]]
 
 
 def life(name: str, pool: str = "threads", **facts: Any) -> Any:
-    known = {"pid": PID, "stops": [], "fate": "", "fated_at": verdict.NEVER}
-    ended = facts.get("fated_at", verdict.NEVER)
+    known = {"pid": PID, "stops": [], "fate": "", "fated_at": NEVER}
+    ended = facts.get("fated_at", NEVER)
     return SimpleNamespace(name=name, pool=pool, ended_at=ended, **{**known, **facts})
 
 
@@ -52,13 +57,17 @@ def sent(*failures: float) -> list[dict[str, Any]]:
     return lines(SENDER, *events, (91, "taken", {}))
 
 
-def causes(first: Any, *journal: list[dict[str, Any]], **evidence: Any) -> Counter[str]:
+def judged(
+    first: Any, *journal: list[dict[str, Any]], plans: Sequence[Plan] = (), **evidence: Any
+) -> Verdict:
     known: dict[str, Any] = {"windows": [], "reclaims": [], "unrenewed": []}
     lives = {"first": first, "other": life("other")}
-    found = Evidence(
-        lives=lives, lease_seconds=LEASE_SECONDS, left=Counter(), **{**known, **evidence}
-    )
-    return judge(collect([line for part in journal for line in part], []), found).repeats
+    found = Evidence(lives=lives, lease_seconds=LEASE_SECONDS, left={}, **{**known, **evidence})
+    return judge(collect([line for part in journal for line in part], plans), found)
+
+
+def causes(first: Any, *journal: list[dict[str, Any]], **evidence: Any) -> Counter[str]:
+    return judged(first, *journal, **evidence).repeats
 
 
 def events(received: float, end: float | None, ack: float | None) -> list[dict[str, Any]]:
@@ -100,6 +109,18 @@ def test_a_worker_is_killed_after_an_outage(began: float, ended: float, cause: s
     assert causes(killed(), *journal, windows=[window]) == {cause: 1}
 
 
+def test_a_server_that_is_slow_with_no_fault_is_away() -> None:
+    slow = STALL_SECONDS * 1.1
+    journal = lines(SENDER, (JUST_BEFORE, "publish", {}), (JUST_BEFORE + slow, "published", {}))
+    windows = [*stalls(journal)]
+    assert [(each.began, each.ended) for each in windows] == [(JUST_BEFORE, JUST_BEFORE + slow)]
+    journal[1]["at"] -= slow / 2
+    assert not [*stalls(journal)]
+    killed_later = sent(), events(95, LONG_BEFORE + 0.3, LONG_BEFORE + 0.3), ran("other", AGAIN_AT)
+    assert causes(killed(), *killed_later, windows=windows) == {verdict.NOT_ACKED: 1}
+    assert causes(killed(), *killed_later) == {verdict.UNEXPLAINED: 1}
+
+
 @pytest.mark.parametrize(
     ("seconds", "cause"),
     [(LEASE_SECONDS + 0.5, verdict.ZOMBIE), (LEASE_SECONDS / 2, verdict.UNEXPLAINED)],
@@ -134,3 +155,195 @@ def test_each_failure_to_publish_explains_one_run() -> None:
         verdict.UNEXPLAINED: 1,
     }
     assert causes(life("first"), sent(), *runs) == {verdict.UNEXPLAINED: 2}
+
+
+def test_what_could_not_be_sent_runs_again() -> None:
+    first = lines(
+        "first",
+        (95, "received", {}),
+        (95.1, "start", {}),
+        (95.2, "end", {"outcome": REJECTED}),
+        (95.2, "reject", {}),
+    )
+    again = ran("other", 96)
+    assert causes(life("first"), sent(), first, again) == {verdict.GIVEN_BACK: 1}
+    first[2]["outcome"] = "done"
+    assert causes(life("first"), sent(), first, again) == {verdict.UNEXPLAINED: 1}
+
+
+def test_what_follows_is_sent_again_by_an_expectation_that_runs_again() -> None:
+    asking = [dict(line, id="e") for part in (ran("first", 95), ran("other", 96)) for line in part]
+    follows = [dict(line, sent_by="e") for at in (95.1, 96.1) for line in ran("first", at, False)]
+    twice = [*sent(), *lines("other", (96, "publish", {}))]
+    found = causes(life("first"), asking, twice, follows)
+    assert found == {verdict.SENT_AGAIN: 1, verdict.UNEXPLAINED: 1}  # of the expectation itself
+    for line in follows:
+        del line["sent_by"]
+    assert causes(life("first"), asking, twice, follows) == {verdict.UNEXPLAINED: 2}
+
+
+@pytest.mark.parametrize(("answered", "early"), [(True, 0), (False, 1)])
+def test_an_answer_comes_before_the_timeout(answered: bool, early: int) -> None:
+    eta = {"eta": "1970-01-01T00:01:40+00:00"}
+    journal = lines("first", (90, "published", eta), (95, "start", {"answered": answered, **eta}))
+    assert len(judged(life("first"), journal).early) == early
+
+
+@pytest.mark.parametrize(("outcome", "good"), [("done", True), ("ValueError()", False)])
+def test_a_task_that_fails_is_a_fault(outcome: str, good: bool) -> None:
+    run = lines("first", (95, "start", {}), (96, "end", {"outcome": outcome}))
+    assert judged(life("first"), sent(), run).good == good
+
+
+CUSTOMER: Uses = (("customer c1", 1),)
+
+
+def task(
+    name: str, owner: str, start: float, end: float | None, received: float | None = None
+) -> list[dict[str, Any]]:
+    events: list[Event] = [(start if received is None else received, "received", {})]
+    events += [(start, "start", {})]
+    events += [(end, "end", {})] if end is not None else []
+    return [dict(line, id=name) for line in lines(owner, *events)]
+
+
+def limits_of(
+    first: Any, *tasks: list[dict[str, Any]], uses: Uses = CUSTOMER, **evidence: Any
+) -> Limits:
+    plans = [Plan(each[0]["id"], "limited", True, uses=uses) for each in tasks]
+    return judged(first, *tasks, plans=plans, **evidence).limits
+
+
+def test_so_many_run_at_once() -> None:
+    journal = [task(f"t{n}", "other", 90 + n, 95) for n in range(SLOTS["customer"])]
+    known = limits_of(life("first"), *journal, task("next", "other", 95, 99))
+    assert known.good
+    assert known.most == {"customer c1": SLOTS["customer"]}
+    found = limits_of(life("first"), *journal, task("next", "other", 94.999, 99))
+    assert not found.good
+    assert [(each.in_use, each.at) for each in found.over] == [(SLOTS["customer"] + 1, 94.999)]
+
+
+def test_each_key_has_its_own_slots_and_weights_count() -> None:
+    journal = [task(f"t{n}", "other", 90, 95) for n in range(SLOTS["turns"] // 2)]
+    heavy: Uses = (("turns", 2),)
+    assert limits_of(life("first"), *journal, uses=heavy).good
+    assert not limits_of(life("first"), *journal, task("one", "other", 91, 92), uses=heavy).good
+    plans = [Plan(f"t{n}", "limited", True, uses=((f"customer c{n}", 1),)) for n in range(3)]
+    assert judged(life("first"), *journal, plans=plans).limits.good
+
+
+@pytest.mark.parametrize(
+    ("facts", "end", "begins", "over", "with_zombies"),
+    [
+        ({"fate": "killed", "fated_at": 96}, None, 95.9, 1, 0),
+        ({"fate": "killed", "fated_at": 96}, None, 96.1, 0, 0),
+        ({"fate": "by itself", "fated_at": 96}, None, 95.9, 0, 0),
+        # A stopped process has its slots until its lease may have ended, and then others have.
+        ({"stops": [[96, 99.5]]}, 99.6, 96.5, 1, 0),
+        ({"stops": [[96, 99.5]]}, 99.6, 98, 0, 1),
+        ({"stops": [[96, 99.5]]}, 99.6, 99.7, 0, 0),
+        ({"stops": [[96, 97]]}, 99.6, 98, 1, 0),
+        # Its processes end what they have begun.
+        ({"fate": "main killed", "fated_at": 96}, 99, 96.5, 1, 0),
+        ({"fate": "main killed", "fated_at": 96}, 99, 98, 0, 1),
+    ],
+)
+def test_slots_of_what_died_or_was_stopped_are_free(
+    facts: dict[str, Any], end: float | None, begins: float, over: int, with_zombies: int
+) -> None:
+    journal = [task(f"t{n}", "first", 95, end) for n in range(SLOTS["customer"])]
+    found = limits_of(life("first", **facts), *journal, task("next", "other", begins, 99.9))
+    assert (len(found.over), len(found.over_with_zombies)) == (over, with_zombies)
+    assert found.good == (over == 0)
+
+
+@pytest.mark.parametrize(("unrenewed", "over"), [([(94.0, PID)], 0), ([], 1)])
+def test_slots_of_what_was_cut_off_are_free(unrenewed: list[tuple[float, int]], over: int) -> None:
+    journal = [task(f"t{n}", "first", 90, 99) for n in range(SLOTS["customer"])]
+    following = task("next", "other", 97, 98)
+    facts: dict[str, Any] = {"reclaims": [(96.0, PID)], "unrenewed": unrenewed}
+    assert len(limits_of(life("first"), *journal, following, **facts).over) == over
+
+
+@pytest.mark.parametrize(
+    ("last_seconds", "too_fast"),
+    [(PACE_SECONDS * 0.9, True), (PACE_SECONDS * 1.1, False)],
+)
+def test_so_many_begin_in_a_time(last_seconds: float, too_fast: bool) -> None:
+    at = [*[0.0] * PACE_BURST, last_seconds]
+    turns: Uses = (("turns", 1),)
+    journal = [
+        [*(dict(each, id=f"t{n}") for each in lines(SENDER, (90, "publish", {}))), *run]
+        for n, after in enumerate(at)
+        for run in [task(f"t{n}", "other", 99 + n, 99.5 + n, received=90 + after)]
+    ]
+    found = limits_of(life("first"), *journal, uses=turns)
+    assert bool(found.too_fast) == too_fast
+    assert found.good != too_fast
+    for n, part in enumerate(journal):  # as their workers were slow to tell
+        part[0]["at"] = 80 + n
+    assert limits_of(life("first"), *journal, uses=turns).good
+
+
+def test_gates_are_empty_at_the_end() -> None:
+    assert judged(life("first")).good
+    assert not judged(life("first"), held={"{turns}:gate:slots turns:": 1}).good
+
+
+def question(
+    asked: bool, told: Sequence[tuple[str, str, str]], *ends: tuple[str, str, str]
+) -> list[dict[str, Any]]:
+    journal = lines("first", (90, "asked", {})) if asked else []
+    for what, content, said in told:
+        facts = {"what": what, "content": content, "said": said}
+        journal += lines(SENDER, (91, "told", facts))
+    for id, what, content in ends:
+        facts = {"question": "t", "what": what, "content": content}
+        journal += [dict(line, id=id) for line in lines("first", (92, "start", facts))]
+    return journal
+
+
+BOOKED = ("f", "response", "1")
+REMINDED = ("f2", "timeout", "t")
+
+
+@pytest.mark.parametrize(
+    ("asked", "told", "ends", "wrong"),
+    [
+        (True, [("response", "1", "accepted")], [BOOKED], ""),
+        (True, [("response", "1", "early")], [BOOKED], ""),
+        (True, [("response", "1", "accepted")], [BOOKED, BOOKED], ""),
+        (True, [("response", "1", "late")], [REMINDED], ""),
+        (True, [], [REMINDED], ""),
+        (False, [("response", "1", "early")], [], ""),
+        (True, [], [], "lost"),
+        (True, [("response", "1", "accepted")], [], "lost"),
+        (True, [("response", "1", "accepted")], [BOOKED, ("f3", "response", "1")], "twice"),
+        (True, [("response", "1", "accepted")], [BOOKED, REMINDED], "twice contrary"),
+        (True, [("response", "1", "accepted")], [REMINDED], "contrary"),
+        (True, [("response", "1", "late")], [BOOKED], "contrary"),
+        (True, [("failure", "1", "accepted")], [BOOKED], "contrary"),
+        (True, [("response", "2", "accepted"), ("response", "1", "late")], [BOOKED], "contrary"),
+        (
+            *(True, [("response", "1", "early"), ("failure", "2", "accepted")]),
+            *([BOOKED], "contrary"),
+        ),
+    ],
+)
+def test_a_question_ends_once_and_as_was_told(
+    asked: bool,
+    told: list[tuple[str, str, str]],
+    ends: list[tuple[str, str, str]],
+    wrong: str,
+) -> None:
+    found = judged(life("first"), question(asked, told, *ends)).answers
+    kinds = ("lost", "twice", "contrary")
+    assert [kind for kind in kinds if getattr(found, kind)] == wrong.split()
+    assert found.good == (not wrong)
+
+
+def test_an_answer_is_taken_or_refused() -> None:
+    error = lines(SENDER, (91, "unheard", {"error": "OSError()"}))
+    assert len(judged(life("first"), error).answers.unheard) == 1
+    assert not judged(life("first"), error).good

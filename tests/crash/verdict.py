@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tests.crash.answers import Answers, judge_answers
 from tests.crash.crew import Life
+from tests.crash.evidence import DEATHS, STALL, Evidence
 from tests.crash.faults import Window
-from tests.crash.history import NEVER, Execution, Hold, Key, Run
+from tests.crash.history import NEVER, REJECTED, Execution, Hold, Key, Run
+from tests.crash.in_use import Limits, judge_limits
 
 EXECUTING = "was executing when its process died"
 NOT_ACKED = "its ack had not reached the server when its process died or was stopped"
@@ -16,9 +19,13 @@ AMBIGUOUS = "publisher was not told (ambiguous publish retry)"
 ZOMBIE = "zombie: its lease was lost while it was stopped"
 CUT_OFF = "its lease ended while the server was out of reach"
 SENT_AGAIN = "sent again by a task that ran again"
+GIVEN_BACK = "it gave itself back, as it could not send what follows"
 NOT_REPLICATED = "its delivery or ack had not reached the replica that became the master"
 UNEXPLAINED = "unexplained"
-CAUSES = (EXECUTING, NOT_ACKED, AMBIGUOUS, ZOMBIE, CUT_OFF, SENT_AGAIN, NOT_REPLICATED, UNEXPLAINED)
+CAUSES = (
+    *(EXECUTING, NOT_ACKED, AMBIGUOUS, ZOMBIE, CUT_OFF, SENT_AGAIN, GIVEN_BACK, NOT_REPLICATED),
+    UNEXPLAINED,
+)
 
 #: An ack leaves with the next turn of the event loop, on a machine that is busy.
 ACK_SECONDS = 0.5
@@ -27,8 +34,8 @@ ACK_RECOVERY_SECONDS = 1.0
 
 OUTAGES = frozenset(
     {"server kill", "clients killed", "server sleep", "pause", "cut", "failover", "slot moved"}
+    | {STALL}
 )
-DEATHS = frozenset({"killed", "main killed", "quit", "hung", "by itself"})
 RECOVERY_SECONDS = 1.5
 
 
@@ -50,30 +57,20 @@ class Verdict:
     unexplained: list[Execution] = field(default_factory=list)
     failed: list[Execution] = field(default_factory=list)
     late_ms: list[float] = field(default_factory=list)
+    #: Of what waits for room within limits as well.
+    limited_late_ms: list[float] = field(default_factory=list)
     #: Outside of faults and of the recovery from them.
     calm_late_ms: dict[Key, float] = field(default_factory=dict)
-    #: Messages that were on the server at the end.
-    left: Counter[Key] = field(default_factory=Counter)
+    #: Messages that were on the server at the end, and in which keys.
+    left: Mapping[Key, list[str]] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)
+    answers: Answers = field(default_factory=Answers)
 
     @property
     def good(self) -> bool:
-        return not (self.lost or self.early or self.stuck or self.unexplained or self.left)
-
-
-@dataclass
-class Evidence:
-    """What is known beside the journals.
-
-    `reclaims` are (time, pid of the dead consumer), `unrenewed` (time, pid of who could not renew
-    its lease).
-    """
-
-    lives: Mapping[str, Life]
-    windows: Sequence[Window]
-    reclaims: Sequence[tuple[float, int]]
-    unrenewed: Sequence[tuple[float, int]]
-    lease_seconds: float
-    left: Counter[Key]
+        missing = self.lost or self.stuck or self.failed or self.left
+        wrong = missing or self.early or self.unexplained
+        return not wrong and self.limits.good and self.answers.good
 
 
 def judge(executions: Mapping[Key, Execution], evidence: Evidence) -> Verdict:
@@ -88,6 +85,8 @@ def judge(executions: Mapping[Key, Execution], evidence: Evidence) -> Verdict:
         if execution.runs:
             judge.repeated(execution, verdict)
             judge.timed(execution, verdict)
+    verdict.limits = judge_limits(executions.values(), evidence)
+    verdict.answers = judge_answers(executions.values())
     return verdict
 
 
@@ -168,6 +167,8 @@ class _Judge:
 
     def _why_not_done(self, hold: Hold) -> str | None:
         """Why others got a message that a worker had received."""
+        if hold.run and hold.run.outcome == REJECTED:
+            return GIVEN_BACK
         life = self.evidence.lives.get(hold.owner)
         if life is None:
             return None
@@ -206,12 +207,15 @@ class _Judge:
 
     def timed(self, execution: Execution, verdict: Verdict) -> None:
         start, wanted = execution.runs[0].start, execution.wanted_at
-        if wanted == NEVER:
+        if wanted == NEVER or execution.was_answered:
             return
         if execution.due and start < execution.due:
             verdict.early.append(execution)
             verdict.earliest_ms = max(verdict.earliest_ms, (execution.due - start) * 1000)
         late_ms = max(start - wanted, 0) * 1000
+        if execution.uses:
+            verdict.limited_late_ms.append(late_ms)
+            return
         verdict.late_ms.append(late_ms)
         if not any(self._overlaps(window, wanted, start) for window in self.evidence.windows):
             verdict.calm_late_ms[execution.key] = late_ms

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import select
 import threading
 from collections.abc import Iterator
 from http import HTTPStatus
@@ -173,3 +174,29 @@ def test_a_pool_that_is_emptied_before_an_answer_was_read(client: redis.Redis) -
     client.connection_pool.disconnect()
     wire.look()
     assert failed == ["echo", "again"]
+
+
+@pytest.mark.parametrize("is_posted", [False, True])
+def test_a_pool_that_is_emptied_while_the_connection_is_looked_at(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch, is_posted: bool
+) -> None:
+    """By another thread or greenlet: redis-py goes on with no socket."""
+    failed: list[str] = []
+    wire = Wire(client.connection_pool)
+    assert wire("ECHO", "before") == b"before"
+    if is_posted:
+        wire.post("SET", "k", "x", on_error=lambda: failed.append("emptied"))
+
+    def emptied(timeout: float) -> bool:
+        monkeypatch.undo()
+        client.connection_pool.disconnect()
+        select.poll().register(wire._connection._sock)
+        return True
+
+    monkeypatch.setattr(wire._connection, "can_read", emptied)
+    if is_posted:
+        wire.look()
+    else:
+        monkeypatch.setattr(wire, "_used_at", -math.inf)
+    assert wire("ECHO", "after") == b"after"
+    assert failed == ["emptied"] * is_posted

@@ -1,0 +1,108 @@
+"""Whether each question has ended once, and as those were told who answered it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from tests.crash.history import Execution
+
+#: What follows from a question.
+ENDS = ("response", "failure", "timeout")
+#: What is told of an answer that goes to its question, and of all.
+TAKEN = ("accepted", "early")
+SAID = (*TAKEN, "late", "unknown")
+
+
+@dataclass
+class Question:
+    """What was asked by a task, under its id."""
+
+    id: str
+    asked: bool = False
+    #: What was told of each answer: (what, content) -> it.
+    told: dict[tuple[str, str], str] = field(default_factory=dict)
+    #: What answerers met beside an outcome.
+    errors: list[str] = field(default_factory=list)
+    #: What has followed: id of the task, what, content.
+    ends: set[tuple[str, str, str]] = field(default_factory=set)
+
+    @property
+    def is_lost(self) -> bool:
+        return self.asked and not self.ends
+
+    @property
+    def is_contrary(self) -> bool:
+        """Whether something else has followed than answerers were told."""
+        taken = {answer for answer, said in self.told.items() if said in TAKEN}
+        followed = {(what, content) for _, what, content in self.ends if what != "timeout"}
+        by_time = any(what == "timeout" for _, what, _ in self.ends)
+        return len(taken) > 1 or not followed <= taken or (by_time and bool(taken))
+
+    @property
+    def followers(self) -> list[str]:
+        """The ids of the tasks that have followed."""
+        return [id for id, _, _ in self.ends]
+
+    def describe(self) -> str:
+        told = "".join(f"\n  {what} {n}: {said}" for (what, n), said in self.told.items())
+        told += "".join(f"\n  {error}" for error in self.errors)
+        ends = "".join(f"\n  {id}: {what} {content}" for id, what, content in self.ends)
+        return f"{self.id}{told}{ends}"
+
+
+@dataclass
+class Answers:
+    """What became of questions and answers."""
+
+    asked: int = 0
+    told: Counter[str] = field(default_factory=Counter)
+    ended: Counter[str] = field(default_factory=Counter)
+    lost: list[Question] = field(default_factory=list)
+    #: Ended in more than one way.
+    twice: list[Question] = field(default_factory=list)
+    contrary: list[Question] = field(default_factory=list)
+    #: Answers that were neither taken nor refused.
+    unheard: list[Question] = field(default_factory=list)
+
+    @property
+    def good(self) -> bool:
+        return not (self.lost or self.twice or self.contrary or self.unheard)
+
+
+def judge_answers(executions: Iterable[Execution]) -> Answers:
+    found = Answers()
+    for question in _questions(executions):
+        found.asked += question.asked or bool(question.ends)
+        found.told.update(question.told.values())
+        found.ended.update({what for _, what, _ in question.ends})
+        if question.is_lost:
+            found.lost.append(question)
+        if len(question.ends) > 1:
+            found.twice.append(question)
+        if question.is_contrary:
+            found.contrary.append(question)
+        if question.errors:
+            found.unheard.append(question)
+    return found
+
+
+def _questions(executions: Iterable[Execution]) -> list[Question]:
+    found: dict[str, Question] = {}
+
+    def question(id: str) -> Question:
+        return found.setdefault(id, Question(id))
+
+    for execution in executions:
+        id = execution.key[0]
+        for line in execution.lines:
+            if line["event"] == "asked":
+                question(id).asked = True
+            elif line["event"] == "told":
+                question(id).told[line["what"], line["content"]] = line["said"]
+            elif line["event"] == "unheard":
+                question(id).errors.append(line["error"])
+            elif line["event"] == "start" and line.get("question"):
+                question(line["question"]).ends.add((id, line["what"], line["content"]))
+    return [*found.values()]

@@ -1,0 +1,132 @@
+"""Tasks that ask, and the thread of the harness that answers them."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+import threading
+import time
+from typing import Any, NamedTuple
+
+from celery import Celery
+from kombu.exceptions import OperationalError
+
+from celery_ext import expect, fail, respond
+from celery_ext.correlation.expecting import NOT_NOW
+from tests.crash.writing import running, write
+
+PAUSE_SECONDS = 0.1
+
+
+def add_tasks(app: Celery) -> None:
+    options = {"bind": True, "shared": False}
+    app.task(name="ask_early", **options)(_ask)
+    app.task(name="ask_late", acks_late=True, **options)(_ask)
+    app.task(name="conclude", acks_late=True, **options)(_conclude)
+
+
+def _ask(self: Any, timeout: float) -> None:
+    """Asks under its own id, and ends."""
+    question = self.request.id
+    follow = {
+        f"on_{what}": self.app.tasks["conclude"].s(what=what, question=question)
+        for what in ("response", "failure", "timeout")
+    }
+    with running(self):
+        expectation = None
+        while expectation is None:
+            try:
+                expectation = expect(question, timeout=timeout, **follow)
+            except NOT_NOW:
+                time.sleep(PAUSE_SECONDS)
+        write("asked", question, self.request.retries, state=expectation.state)
+
+
+def _conclude(self: Any, content: Any, what: str, question: str) -> None:
+    """Follows from an answer, or from the timeout."""
+    facts = {"question": question, "what": what, "content": str(content)}
+    with running(self, sent_by=self.request.parent_id, **facts):
+        pass
+
+
+class Answer(NamedTuple):
+    """So long after the question was sent it is answered. `what` is "response" or "failure"."""
+
+    after_seconds: float
+    what: str
+
+
+def draw(rng: random.Random) -> tuple[float, float, tuple[Answer, ...]]:
+    """A countdown of a task that asks, its timeout, and answers: none, one or two, at any time."""
+    countdown = rng.choice([0.0, round(rng.uniform(0.2, 2), 2)])
+    timeout = round(rng.uniform(0.5, 3), 2)
+    answers = tuple(
+        Answer(
+            rng.uniform(0, countdown + 1.2 * timeout),
+            rng.choice(["response", "response", "failure"]),
+        )
+        for _ in range(rng.choice([0, 1, 1, 1, 2]))
+    )
+    return countdown, timeout, answers
+
+
+class Answerer:
+    """A thread that gives answers at their times, each until it is told what became of it."""
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+        self._order = itertools.count()
+        self._due: list[tuple[float, int, str, str | None, Answer]] = []
+        self._changed = threading.Condition()
+        self._ends = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def give(self, question: str, tenant: str | None, answers: tuple[Answer, ...]) -> None:
+        with self._changed:
+            for answer in answers:
+                at = time.monotonic() + answer.after_seconds
+                heapq.heappush(self._due, (at, next(self._order), question, tenant, answer))
+            self._changed.notify()
+
+    def stop(self) -> None:
+        """When all are given: then it is not `busy` any more."""
+        with self._changed:
+            self._ends = True
+            self._changed.notify()
+
+    @property
+    def busy(self) -> bool:
+        return self._thread.is_alive()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if not self._due and self._ends:
+                    return
+                wait_seconds = self._due[0][0] - time.monotonic() if self._due else None
+                if wait_seconds is None or wait_seconds > 0:
+                    self._changed.wait(wait_seconds)
+                    continue
+                _, number, question, tenant, answer = heapq.heappop(self._due)
+            self._give(number, question, tenant, answer)
+
+    def _give(self, number: int, question: str, tenant: str | None, answer: Answer) -> None:
+        facts = {"what": answer.what, "content": str(number)}
+        options = {"tenant": tenant, "answer_id": f"answer {number}"}
+        give = respond if answer.what == "response" else fail
+        while True:
+            write("answer", question, 0, **facts)
+            try:
+                said = give(self._app, question, str(number), **options)
+            except OperationalError:
+                time.sleep(PAUSE_SECONDS)
+            except Exception as error:  # what no answerer is to meet
+                write("unheard", question, 0, error=repr(error), **facts)
+                return
+            else:
+                write("told", question, 0, said=said, **facts)
+                return

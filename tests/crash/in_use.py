@@ -1,0 +1,155 @@
+"""Whether the limits of the load were kept at every instant."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import NamedTuple
+
+from tests.crash.crew import Life
+from tests.crash.evidence import DEATHS, Evidence
+from tests.crash.history import NEVER, Execution, Hold, Key, Run
+from tests.crash.limits import PACE_BURST, PACE_SECONDS, slots
+
+#: Times of the server are whole milliseconds.
+ROUNDING_SECONDS = 0.002
+
+
+class Span(NamedTuple):
+    """Since and until when a run held its slots, and until when it went on without them."""
+
+    since: float
+    until: float
+    gone_on_until: float
+    cost: int
+    key: Key
+
+
+@dataclass(frozen=True)
+class Excess:
+    """At one instant more was in use than there is. `keys` are the executions that ran."""
+
+    limit: str
+    at: float
+    in_use: int
+    keys: tuple[Key, ...]
+
+    def describe(self) -> str:
+        ran = "".join(f"\n  {id} retry {retries}" for id, retries in self.keys)
+        return f"{self.at:.3f}: {self.in_use} of {slots(self.limit)} slots of {self.limit}:{ran}"
+
+
+@dataclass
+class Limits:
+    """What became of the limits. `most` is how much of each was in use at once."""
+
+    runs: int = 0
+    over: list[Excess] = field(default_factory=list)
+    #: More ran than may, as zombies did that had lost their slots to others.
+    over_with_zombies: list[Excess] = field(default_factory=list)
+    #: (when, how many, in how many seconds): more began than the rate allows.
+    too_fast: list[tuple[float, int, float]] = field(default_factory=list)
+    most: dict[str, int] = field(default_factory=dict)
+    #: What the gates held at the end -> how much.
+    held: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def good(self) -> bool:
+        return not (self.over or self.too_fast or self.held)
+
+
+def judge_limits(executions: Iterable[Execution], evidence: Evidence) -> Limits:
+    limited = [execution for execution in executions if execution.uses]
+    found = Limits(sum(len(each.runs) for each in limited), held=dict(evidence.held))
+    for limit, spans in _spans(limited, evidence).items():
+        for excess, with_zombies in _sweep(limit, spans):
+            known = found.most.get(limit, 0)
+            found.most[limit] = max(known, excess.in_use if not with_zombies else 0)
+            if excess.in_use > slots(limit):
+                (found.over_with_zombies if with_zombies else found.over).append(excess)
+    found.too_fast += _too_fast([each for each in limited if "turns" in dict(each.uses)])
+    return found
+
+
+def _spans(executions: Iterable[Execution], evidence: Evidence) -> Mapping[str, list[Span]]:
+    spans: dict[str, list[Span]] = {}
+    for execution in executions:
+        for run in execution.runs:
+            until, gone_on_until = _held_until(execution, run, evidence)
+            for limit, cost in execution.uses:
+                span = Span(run.start, until, gone_on_until, cost, execution.key)
+                spans.setdefault(limit, []).append(span)
+    return spans
+
+
+def _held_until(execution: Execution, run: Run, evidence: Evidence) -> tuple[float, float]:
+    """Until when a run held its slots for sure, and until when it may have run."""
+    life = evidence.lives.get(run.owner)
+    if life is None:
+        return run.end, run.end
+    ended = run.end if run.end < NEVER else _died(life, run)
+    hold = next((hold for hold in execution.holds if hold.run is run), None)
+    lost = min(_lost(life, hold, run, evidence), default=NEVER)
+    return max(min(ended, lost), run.start), max(ended, run.start)
+
+
+def _died(life: Life, run: Run) -> float:
+    """When its process died: of one whose end nobody has seen, not before it began."""
+    if life.fate not in DEATHS:
+        return NEVER
+    return run.start if life.fate == "by itself" else life.fated_at
+
+
+def _lost(life: Life, hold: Hold | None, run: Run, evidence: Evidence) -> Iterator[float]:
+    """The earliest times at which the lease may have ended under it."""
+    since = hold.at if hold else run.start
+    lasts = evidence.lease_seconds * 2 / 3  # it is renewed each third
+    for stopped, resumed in life.stops:
+        if resumed - stopped > lasts and resumed > since:
+            yield stopped + lasts
+    if life.fate == "main killed":  # its processes go on for a while
+        yield life.fated_at + lasts
+    for at, pid in evidence.reclaims:
+        if pid == life.pid and at > since:
+            unrenewed = [t for t, who in evidence.unrenewed if who == pid and since < t < at]
+            yield from (t for t in unrenewed if t > at - 2 * evidence.lease_seconds)
+
+
+def _sweep(limit: str, spans: list[Span]) -> Iterator[tuple[Excess, bool]]:
+    """Each time that more came to be in use: without zombies, or where they are why, with them."""
+    running: list[Span] = []
+    for span in sorted(spans):
+        now = span.since
+        running = [each for each in running if each.gone_on_until > now] + [span]
+        zombies = [each for each in running if each.until <= now < each.gone_on_until]
+        sure = [each for each in running if each not in zombies]
+        excess = _excess(limit, now, sure)
+        if span not in zombies:
+            yield excess, False
+        if zombies and excess.in_use <= slots(limit):
+            yield _excess(limit, now, running), True
+
+
+def _excess(limit: str, at: float, spans: Iterable[Span]) -> Excess:
+    found = [*spans]
+    return Excess(limit, at, sum(each.cost for each in found), tuple(each.key for each in found))
+
+
+def _too_fast(executions: Iterable[Execution]) -> Iterator[tuple[float, int, float]]:
+    """Where more were due and were received within some time than may begin in it.
+
+    Each was claimed in between, however late its worker has told of it.
+    """
+    holds = ((each.wanted_at, hold.at) for each in executions for hold in each.holds)
+    claims = sorted((claim for claim in holds if claim[0] < NEVER), reverse=True)
+    received: list[float] = []
+    for due, group in groupby(claims, key=lambda claim: claim[0]):
+        for _, at in group:
+            insort(received, at)
+        for count, at in enumerate(received, 1):
+            seconds = at - due + ROUNDING_SECONDS
+            if count > PACE_BURST + seconds / PACE_SECONDS:
+                yield due, count, seconds
+                break

@@ -1,0 +1,51 @@
+"""The limits that the load has, and what its tasks take of them."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+#: The queue whose tenants have turns, and the one whose slots are divided among regions.
+TURNS, REGIONS = "turns", "regions"
+QUEUES = (TURNS, REGIONS)
+
+#: Limit -> how much of it may be in use at once; of `customer` each key has so much.
+SLOTS = {"turns": 8, "customer": 2, "regions": 6, "east": 3, "north": 2, "others": 1}
+
+#: In TURNS one task begins every so many seconds, and so many at once after a pause.
+PACE_SECONDS, PACE_BURST = 0.05, 4
+
+#: What a task takes: limits and how much of each.
+Uses = tuple[tuple[str, int], ...]
+
+
+def policies() -> dict[str, list[Any]]:
+    """As the transport option `delayed_policies` takes them."""
+    from celery_ext.policies import Fair, Limit, Shares
+
+    rate = f"{round(1 / PACE_SECONDS)}/s"
+    turns = [
+        Fair(by="tenant", weights={"ada": 3}),
+        Limit(concurrency=SLOTS["turns"], weight="weight"),
+        Limit(concurrency=SLOTS["customer"], by="customer"),
+        Limit(rate=rate, burst=PACE_BURST, name="pace"),
+    ]
+    shares = {region: SLOTS[region] / SLOTS["regions"] for region in ("east", "north")}
+    return {TURNS: turns, REGIONS: [Shares(SLOTS["regions"], shares, by="region", borrow=False)]}
+
+
+def draw(rng: random.Random) -> tuple[str, dict[str, Any], dict[str, Any], Uses]:
+    """A queue, keyword arguments and headers of a task, and what it takes."""
+    if rng.random() < 0.35:
+        region = rng.choice(["east", "north", "south"])
+        share = region if region in SLOTS else "others"
+        return REGIONS, {"region": region}, {}, (("regions", 1), (share, 1))
+    customer, weight = f"c{rng.randrange(4)}", rng.choice([1, 1, 2, 3])
+    headers = {"tenant": rng.choice(["ada", "bea", "cem"])}
+    uses = (("turns", weight), (f"customer {customer}", 1))
+    return TURNS, {"customer": customer, "weight": weight}, headers, uses
+
+
+def slots(limit: str) -> int:
+    """How much of it may be in use at once."""
+    return SLOTS[limit.partition(" ")[0]]
