@@ -21,7 +21,7 @@ for i = 1, #entries, 3 do
   if record then
     record = with_ticket(record, ticket)
     local _, id, place, lane = ticket_in(record)
-    admit_new(record:sub(1, 1), record:sub(2), id, lane, place)
+    admit_new(record, id, lane, place)
     redis.call('HDEL', unacked, tag)
     count = count + 1
   end

@@ -35,7 +35,6 @@ if lease_ms > 0 then redis.call('ZADD', consumers, now_ms + lease_ms, consumer) 
 
 local answer = {now_ms, 0, 0, redis.call('ZCARD', consumers)}
 local taken, held = {}, {}
-local gone = {}
 
 local function hand_out(record, slots)
   answer[#answer + 1] = record
@@ -46,9 +45,9 @@ local function hand_out(record, slots)
 end
 
 local function promoted(kept)
-  local step, due_ms, behind = kept:match('^(.)(%d+){()')
+  local step, due_ms, message = parts_of(kept)
   if not step then return '0' .. kept:gsub('^.?%d*', '') end  -- damaged: its consumer buries it
-  return step .. '{"due_ms":' .. due_ms .. ',' .. kept:sub(behind)
+  return step .. '{"due_ms":' .. due_ms .. ',' .. message:sub(2)
 end
 
 -- From the backlog to the gate; what has no ticket to ready, until a consumer has room for it.
@@ -60,9 +59,8 @@ local function bring_due()
   if #members == 0 then return false end
   for i, kept in ipairs(redis.call('HMGET', messages, unpack(members))) do
     local its_version, _, place, lane = ticket_in(kept or '')
-    local due_ms = its_version == version and parts_of_lane(lane) and kept:match('^.(%d+){')
-    if due_ms then
-      admit(members[i], lane, tonumber(due_ms), place)
+    if its_version == version and parts_of_lane(lane) and parts_of(kept) then
+      admit(members[i], lane, tonumber(kept:match('^.(%d+)')), place)
     elseif kept then
       local record = promoted(kept)
       redis.call('LPUSH', list_for(record:sub(1, 1)), record:sub(2))
@@ -80,11 +78,12 @@ local function bring_ready()
     local found = room > 0 and redis.call('LRANGE', list, -room, -1) or {}
     local left = #found
     while left > 0 do
-      local its_version, id, place, lane = ticket_in(found[left])
+      local record = steps:sub(i, i) .. found[left]
+      local its_version, id, place, lane = ticket_in(record)
       if its_version == version and parts_of_lane(lane) then
-        admit_new(steps:sub(i, i), found[left], id, lane, place)
+        admit_new(record, id, lane, place)
       elseif #taken / 2 < want then
-        hand_out(steps:sub(i, i) .. found[left], '')
+        hand_out(record, '')
       else
         break
       end
@@ -109,32 +108,26 @@ local function next_of(lane)
     redis.call('ZREMRANGEBYRANK', line, 0, 0)
     local kept = redis.call('HGET', messages, member)
     if kept and select(4, ticket_in(kept)) == lane and redis.call('ZREM', waiting, member) == 1 then
-      if member:find('\31', 1, true) then
-        redis.call('HDEL', messages, member)
-        forget_duplicate(member)
-      else
-        gone[#gone + 1] = member
-      end
+      redis.call('HDEL', messages, member)
+      if member:find('\31', 1, true) then forget_duplicate(member) end
       return found[4], promoted(kept), tonumber(kept:match('^.(%d+)'))
     end
   end
 end
 
--- The lane whose turn it is. `is_only`: its key has no other one in turn; `had`: what the key has had.
-local function serve(lane, is_only, parts, had)
+local function serve(lane, parts, had)
   local head, record, due_ms = next_of(lane)
   if record then
     now_had = had
-    had = had + 1 / parts.weight
+    redis.call('ZADD', gate .. 'turns', had + 1 / parts.weight, parts.key)
     hand_out(record, take_room(parts.uses, due_ms))
   end
   if head then
     redis.call('ZADD', gate .. 'turn:' .. parts.key, order_of(parts, tonumber(head)), lane)
   else
+    close(lane)
     redis.call('HDEL', gate .. 'lanes', lane)
-    close(lane, is_only, parts.key, had)
   end
-  if record and (head or not is_only) then redis.call('ZADD', gate .. 'turns', had, parts.key) end
   let_next(parts.uses)
 end
 
@@ -145,7 +138,7 @@ local function serve_all()
     tries = tries - 1
     local key, had = unpack(redis.call('ZRANGE', gate .. 'turns', 0, 0, 'WITHSCORES'))
     if not key then return false end
-    local lane, other = unpack(redis.call('ZRANGE', gate .. 'turn:' .. key, 0, 1))
+    local lane = redis.call('ZRANGE', gate .. 'turn:' .. key, 0, 0)[1]
     local parts = parts_of_lane(lane)
     local due_ms = minds_lateness and redis.call('ZRANGE', gate .. 'lane:' .. lane, 0, 0, 'WITHSCORES')[2]
     local full, look_ms
@@ -153,32 +146,23 @@ local function serve_all()
       local free, next_ms = has_room(use, tonumber(due_ms or 0))
       if not free then full, look_ms = use.limit, next_ms end
     end
-    if full then
-      block(lane, not other, parts, had, full, look_ms)
-    else
-      serve(lane, not other, parts, tonumber(had))
-    end
+    if full then block(lane, full, look_ms) else serve(lane, parts, tonumber(had)) end
   end
   return redis.call('EXISTS', gate .. 'turns') == 1
 end
 
-local next_ms = earliest()
 local more = false
 if version ~= '' then
-  if next_ms and next_ms <= now_ms then
-    more = bring_due()
-    next_ms = earliest()
-  end
-  if redis.call('EXISTS', unpack(ready)) > 0 then more = bring_ready() or more end
+  local more_due = bring_due()
+  more = bring_ready() or more_due
 end
-look(version == '')
+look(version == '' and '+inf' or now_ms)
 more = serve_all() or more
-for i = 1, #gone, 2000 do redis.call('HDEL', messages, unpack(gone, i, math.min(i + 1999, #gone))) end
 if now_had then
   redis.call('ZREMRANGEBYSCORE', gate .. 'passed', '-inf', now_had)
   redis.call('SET', gate .. 'now', string.format('%.17g', now_had))
 end
-if #taken > 0 and redis.call('EXISTS', waiting) == 0 then redis.call('DEL', gate .. 'now', gate .. 'passed') end
+if redis.call('EXISTS', waiting) == 0 and #taken > 0 then redis.call('DEL', gate .. 'now', gate .. 'passed') end
 
 if expires_ms > 0 then redis.call('PEXPIRE', events, expires_ms) end
 if lease_ms > 0 then
@@ -187,7 +171,8 @@ if lease_ms > 0 then
     redis.call('HSET', gate .. 'slots:' .. consumer, unpack(held, i, math.min(i + 1999, #held)))
   end
 end
-local look_ms = some_wait and next_look()
+local next_ms = earliest()
+local look_ms = tonumber(redis.call('ZRANGE', gate .. 'looks', 0, 0, 'WITHSCORES')[2])
 if look_ms and waits == '0' and redis.call('EXISTS', armed) == 0 then announce_due(look_ms) end
 if look_ms and (not next_ms or look_ms < next_ms) then next_ms = look_ms end
 pass_on(answer, more, #taken > 0, next_ms)

@@ -278,12 +278,7 @@ class FakeStore:
 
     @_one_step
     def ack(
-        self,
-        queue: str,
-        consumer: str,
-        tags: Sequence[int],
-        on_error: Callable[[], None],
-        freed: Sequence[int] = (),
+        self, queue: str, consumer: str, tags: Sequence[int], on_error: Callable[[], None]
     ) -> None:
         """Forget messages for good. What is not held stays as it is; `on_error` is never called."""
         held = self.queue(queue).held(consumer)
