@@ -27,6 +27,7 @@ from .gatekeeper import Claimed, Gatekeeper
 from .lease import Lease
 from .message import Envelope, due, hide_eta, open_envelope
 from .options import Options
+from .remaining import Remaining, remain
 from .ruling import rule
 from .shards import queue_of
 from .store import Delivered, Entry, Store
@@ -136,6 +137,9 @@ _claimed_at = attrgetter("claimed_at")
 class Consumer:
     """Claims messages of its sources in batches and hands them out one by one."""
 
+    #: When it is closed: tasks of it that still run.
+    remaining: Remaining | None = None
+
     def __init__(
         self,
         store: Store,
@@ -214,16 +218,19 @@ class Consumer:
         self.lease.end()
         self.wake.close()
         self._buffer.clear()
+        for queue in filter(self._qos.running, queues):
+            self._qos.give_back_waiting(queue)  # what has begun goes on
         try:
             self._leave(queues)
         except UNREACHABLE:
             self._leave_late(queues)
+        self.remaining = remain(self.lease, queues, self._qos) or self.remaining
 
     def _leave(self, queues: set[str]) -> None:
         self._qos.release_failed()
         self._qos.settle(self.store, self.lease)  # leaving would give back what is not acked yet
         for queue in queues:
-            self.store.leave(queue, self.lease.consumer)
+            self.store.leave(queue, self.lease.consumer, self._qos.running(queue))
 
     def _leave_late(self, queues: set[str]) -> None:
         """The connection may have been closed long ago: a new one tells whether the broker is."""
@@ -471,7 +478,11 @@ class Consumer:
             claimed = [Claimed(queue, tag, record) for tag, record in found]
             self._buffer.extend(self._let_in(queue, claimed, False))
         elif found:
-            self.store.release(queue, self.lease.consumer, [tag for tag, _ in found])
+            tags = [tag for tag, _ in found]
+            self.store.release(queue, self.lease.consumer, tags)
+            if self._gates.gate(queue) is not None:
+                self._qos.free_unheard(queue, tags)
+                self._qos.flush(self.store, self.lease)
         # It may not have been carried out yet: its tags are its own, lest it overwrites others.
         self._tag = max([self._tag + LARGEST_CLAIM, *(tag for tag, _ in found)])
         self._unsure.discard(queue)

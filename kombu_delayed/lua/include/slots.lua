@@ -16,10 +16,14 @@ local function free(tags)
   if has_opened then announce_ready() end
 end
 
--- At most `limit` of all that the consumer holds; returns how many it still holds.
-local function free_some(limit)
+-- At most `limit` of all that the consumer holds, but for those of some tags; returns how many are left to be freed.
+local function free_some(limit, but)
   if redis.call('EXISTS', slots_held) == 0 then return 0 end
-  local tags = redis.call('HKEYS', slots_held)
-  free({unpack(tags, 1, math.min(#tags, limit))})
+  local stays, tags = {}, {}
+  for _, tag in ipairs(but) do stays[tag] = true end
+  for _, tag in ipairs(redis.call('HKEYS', slots_held)) do
+    if not stays[tag] then tags[#tags + 1] = tag end
+  end
+  if #tags > 0 then free({unpack(tags, 1, math.min(#tags, limit))}) end
   return math.max(#tags - limit, 0)
 end
