@@ -461,7 +461,11 @@ class Channel(stock.Channel):
     def has_ended(self, tag: int) -> None:
         """What its program did with a message has ended; from any thread. Twice is safe."""
         if self.qos.task_ended(tag):
-            self.on_done()
+            remaining = self.consumer and self.consumer.remaining
+            if remaining:
+                remaining.hurry()
+            else:
+                self.on_done()
 
     def begins(self, tag: int) -> bool:
         """Whether its program may begin on a message that `waits`; from any thread.
@@ -531,7 +535,7 @@ class Channel(stock.Channel):
         """Give everything back and end the lease."""
         if self.consumer is not None and self._pid == os.getpid():
             self.consumer.close()
-            if self._lease_pool is not None:
+            if self._lease_pool is not None and self.consumer.remaining is None:
                 self._lease_pool.disconnect()
 
     # Queues.

@@ -14,6 +14,7 @@ from .cluster_wire import SlotMoves
 from .consumer import ACK_RETRY_SECONDS, QUICK_RUNS, Consumer, Source
 from .errors import UNREACHABLE, NodeDown
 from .lease import Lease
+from .remaining import remain
 
 if TYPE_CHECKING:
     from .cluster_store import ClusterStore
@@ -105,11 +106,13 @@ class ClusterConsumer(Consumer):
         for part in self.parts:
             part.stop()
         self._parts.clear()
+        for queue in filter(self.qos.running, queues):
+            self.qos.give_back_waiting(queue)  # what has begun goes on
         self.qos.release_failed()
         self.qos.settle(self.store, self.lease)
         for queue in queues:
             try:
-                self.store.leave(queue, self.lease.consumer)
+                self.store.leave(queue, self.lease.consumer, self.qos.running(queue))
             except UNREACHABLE as error:
                 logger.warning(
                     "Consumer %s stops without the node of queue %r (%s): its unacknowledged "
@@ -118,6 +121,7 @@ class ClusterConsumer(Consumer):
                     queue,
                     error,
                 )
+        self.remaining = remain(self.lease, queues, self.qos) or self.remaining
 
     def step(self) -> float:
         """Do what is due on all nodes; returns when to come back, by the monotonic clock."""

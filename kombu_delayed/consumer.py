@@ -27,6 +27,7 @@ from .gatekeeper import Claimed, Gatekeeper
 from .lease import Lease
 from .message import Envelope, due, hide_eta, open_envelope
 from .options import Options
+from .remaining import Remaining, remain
 from .ruling import rule
 from .shards import queue_of
 from .store import Delivered, Entry, Store
@@ -136,6 +137,9 @@ _claimed_at = attrgetter("claimed_at")
 class Consumer:
     """Claims messages of its sources in batches and hands them out one by one."""
 
+    #: When it is closed: tasks of it that still run.
+    remaining: Remaining | None = None
+
     def __init__(
         self,
         store: Store,
@@ -216,16 +220,19 @@ class Consumer:
         self.lease.end()
         self.wake.close()
         self._buffer.clear()
+        for queue in filter(self._qos.running, queues):
+            self._qos.give_back_waiting(queue)  # what has begun goes on
         try:
             self._leave(queues)
         except UNREACHABLE:
             self._leave_late(queues)
+        self.remaining = remain(self.lease, queues, self._qos) or self.remaining
 
     def _leave(self, queues: set[str]) -> None:
         self._qos.release_failed()
         self._qos.settle(self.store, self.lease)  # leaving would give back what is not acked yet
         for queue in queues:
-            self.store.leave(queue, self.lease.consumer)
+            self.store.leave(queue, self.lease.consumer, self._qos.running(queue))
 
     def _leave_late(self, queues: set[str]) -> None:
         """The connection may have been closed long ago: a new one tells whether the broker is."""
@@ -487,8 +494,7 @@ class Consumer:
     def _give_back(self, queue: str, tags: Sequence[int]) -> None:
         """What was claimed of a queue that it does not consume any more; with its slots."""
         if self._gates.gate(queue) is not None:
-            for tag in tags:
-                self._qos.has_slots(tag, queue)
+            self._qos.free_unheard(queue, tags)
         self._qos.give_back(queue, tags)
 
     def take_token(self, connection: Any = None) -> None:
@@ -522,9 +528,10 @@ class Consumer:
     def hand_out(self) -> bool:
         """Give one claimed message to its consumer; returns whether there was one."""
         while self._buffer:
-            queue, tag, record = entry = self._buffer.popleft()
+            queue, tag, record = entry = self._buffer[0]
             source = self.sources.get(queue)
             if source is None:  # cancelled by a signal handler in the middle of a claim
+                self._buffer.popleft()
                 self._qos.give_back(queue, [tag])
                 self._announce(queue)
                 continue
@@ -536,12 +543,23 @@ class Consumer:
                 if payload is not None:
                     self._mind_blocking()
             except UNREACHABLE as error:
-                self._buffer.appendleft(entry)
                 self._retry_at = self._hold_until = self._broken(error)
                 return False
-            if payload is not None and self._give(payload, queue, tag, record, no_ack):
+            except BaseException:
+                self._take_out(entry)
+                raise
+            if not self._take_out(entry):
+                self._qos.has_gone(tag)
+            elif payload is not None and self._give(payload, queue, tag, record, no_ack):
                 return True
         return False
+
+    def _take_out(self, entry: Claimed) -> bool:
+        """Whether the first of what was claimed was still there, and not given back meanwhile."""
+        is_there = bool(self._buffer) and self._buffer[0] is entry
+        if is_there:
+            self._buffer.popleft()
+        return is_there
 
     def _give(
         self, payload: dict[str, Any], queue: str, tag: int, record: bytes, no_ack: bool

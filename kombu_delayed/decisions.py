@@ -100,6 +100,9 @@ class Rules(Protocol):
     def gate(self, queue: str) -> Gate | None:
         """By what messages of a queue take turns and slots; None: they do not."""
 
+    def passes(self, arrival: Arrival) -> bool:
+        """Whether a message of a queue that has a gate needs no ticket."""
+
     def ticket(self, arrival: Arrival) -> Ticket:
         """For a message of a queue that has a gate, being sent or delivered."""
 
@@ -140,6 +143,8 @@ def _with_ticket(
     record = entry.record.encode()
     try:
         arrival = Arrival(queue, open_envelope(record[1:], 0), record, now_ms, store)
+        if rules.passes(arrival):
+            return entry
         ticket = rules.ticket(arrival).text(gate.version, entry.id)
     except Exception as error:  # a user's code may raise anything; its consumer makes another
         logger.warning("Message %s has no ticket for queue %r yet: %s", entry.id, queue, error)

@@ -27,6 +27,7 @@ EVENTS = (
     "scheduled",
     "rescheduled",
     "cancelled",
+    "waiting",
     "delivered",
     "acked",
     "dropped",

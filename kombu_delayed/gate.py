@@ -123,6 +123,12 @@ def lane_in(kept: bytes) -> str:
     return found[1].decode() if found else ""
 
 
+def slots_in(record: bytes) -> dict[str, int]:
+    """What a message with such a record takes of limits, as slots are called."""
+    uses = (use.lstrip("!").rpartition("*") for use in lane_in(record).split("|")[2:])
+    return {name: int(cost) for name, _, cost in uses}
+
+
 def reason_of(limit: str) -> str:
     """Why what waits for a limit, as slots name it, does not run; empty: it waits for its turn."""
     if not limit:
@@ -143,7 +149,7 @@ def _numbers(limit: LimitNumbers) -> tuple[Any, ...]:
 
 def plain(key: str) -> str:
     """A name or a key as slots and lanes have it."""
-    text = quote(key, safe="", errors="surrogateescape")
+    text = quote(key, safe="", errors="backslashreplace")
     if len(text) <= KEY_LENGTH:
         return text
-    return "sha1-" + hashlib.sha1(key.encode(errors="surrogateescape")).hexdigest()
+    return "sha1-" + hashlib.sha1(key.encode(errors="backslashreplace")).hexdigest()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from .decisions import Arrival, Rules
-from .errors import MessageError
+from .errors import UNREACHABLE, MessageError
 from .gate import OPEN_GATE, Gate
 from .message import open_envelope
 from .ruling import ticketed
@@ -47,8 +48,10 @@ class Gatekeeper:
         """What a claim has said of messages that wait at a gate which nobody declares."""
         if gated:
             self._left.add(queue)
-        else:
+        elif queue in self._left:
             self._left.discard(queue)
+            with suppress(*UNREACHABLE):  # the doctor does not mind empty lanes
+                self._store.clear(queue)
 
     def let_in(
         self, claimed: Sequence[Claimed], lease: Lease, no_ack: bool, server_ms: float
@@ -77,6 +80,9 @@ class Gatekeeper:
                 stay.append(each)
                 continue
             arrival = Arrival(queue, envelope, each.record, math.ceil(server_ms), self._store)
+            if self._rules.passes(arrival):
+                stay.append(each)
+                continue
             ticket = ticketed(self._rules, arrival, lease.consumer, no_ack)
             if ticket is not None:
                 text = ticket.text(gate.version, envelope.id)

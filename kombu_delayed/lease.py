@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Hashable
 from time import monotonic
+from typing import Protocol
 
 from kombu.log import get_logger
 
@@ -122,15 +123,26 @@ class Lease:
             )
 
 
+class Kept(Protocol):
+    """What a keeper looks after: it says after each step when it needs another."""
+
+    consumer: str
+    seconds: float
+    next_step_at: float
+
+    def step(self) -> float:
+        """Do what is due; returns seconds until the next step."""
+
+
 class Keeper:
     """The thread that renews this process's leases on one server, whatever its tasks do."""
 
     def __init__(self) -> None:
-        self._leases: set[Lease] = set()
+        self._leases: set[Kept] = set()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
-    def watch(self, lease: Lease) -> None:
+    def watch(self, lease: Kept) -> None:
         """Renew a lease from now on."""
         with self._changed:
             if lease in self._leases:
@@ -144,7 +156,13 @@ class Keeper:
                 self._thread.start()
             self._changed.notify()
 
-    def forget(self, lease: Lease) -> None:
+    def hurry(self, lease: Kept) -> None:
+        """Have its next step now."""
+        with self._changed:
+            lease.next_step_at = monotonic()
+            self._changed.notify()
+
+    def forget(self, lease: Kept) -> None:
         """Renew a lease no more."""
         with self._changed:
             self._leases.discard(lease)
@@ -155,13 +173,19 @@ class Keeper:
         with self._changed:
             due = [lease for lease in self._leases if lease.next_step_at <= monotonic()]
         for lease in due:
-            lease.next_step_at = monotonic() + self._step(lease)
+            lease.next_step_at = math.inf
+            seconds = self._step(lease)
+            with self._changed:  # another thread may have hurried it meanwhile
+                lease.next_step_at = min(lease.next_step_at, monotonic() + seconds)
         with self._changed:
-            if not self._leases:
-                return None
-            return max(min(each.next_step_at for each in self._leases) - monotonic(), 0)
+            return self._wait_seconds()
 
-    def _step(self, lease: Lease) -> float:
+    def _wait_seconds(self) -> float | None:
+        if not self._leases:
+            return None
+        return max(min(each.next_step_at for each in self._leases) - monotonic(), 0)
+
+    def _step(self, lease: Kept) -> float:
         try:
             return lease.step()
         except Exception as error:  # whatever it is, the other leases need this thread
@@ -170,9 +194,9 @@ class Keeper:
 
     def _run(self) -> None:
         while True:
-            wait_seconds = self.step()
+            self.step()
             with self._changed:
-                if not self._leases:
+                if (wait_seconds := self._wait_seconds()) is None:
                     self._thread = None
                     return
                 self._changed.wait(wait_seconds)

@@ -99,6 +99,10 @@ class QoS(virtual.QoS):
         """A message is about to be handed out."""
         self._held[tag] = queue, id
 
+    def has_gone(self, tag: int) -> None:
+        """A message was given back when it was about to be handed out."""
+        self._held.pop(tag, None)
+
     def ack(self, delivery_tag: Any) -> None:
         """The message was dealt with; one that could not be read is not gone for that."""
         self._finish(BURY if delivery_tag in self._unreadable else ACK, delivery_tag)
@@ -130,6 +134,10 @@ class QoS(virtual.QoS):
     def task_ended(self, tag: int) -> bool:
         """The task of a message has ended; returns whether there are slots to be given back."""
         return tag in self._tasks and self.free(tag)
+
+    def running(self, queue: str) -> list[int]:
+        """Tags of messages of a queue whose tasks have not ended and have slots."""
+        return [tag for tag in tuple(self._tasks) if self._slots.get(tag) == queue]
 
     def free(self, tag: int) -> bool:
         """A message's slots return with the next flush; returns whether it had some."""
@@ -186,6 +194,12 @@ class QoS(virtual.QoS):
     def unreadable(self, tag: int, error: Exception) -> None:
         """The body of a message that was handed out cannot be decoded: it will be buried."""
         self._unreadable[tag] = f"{UNREADABLE_BODY}: {error}"[:REASON_LENGTH]
+
+    def free_unheard(self, queue: str, tags: Iterable[int]) -> None:
+        """What was claimed in an answer that was lost goes back, with slots it may have."""
+        for tag in tags:
+            self._slots.pop(tag, None)
+            self._freed.append((queue, tag))
 
     def give_back(self, queue: str, tags: Iterable[int]) -> None:
         """Messages that were claimed and not handed out return with the next flush."""

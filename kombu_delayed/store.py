@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
@@ -382,10 +382,12 @@ class Store:
         return script("admit")(
             self.run,
             **self.backlog_keys(keys),
+            **self.event_keys(keys),
             unacked=keys.unacked(consumer),
             gate=keys.gate,
             ready=keys.ready,
             now=self.now,
+            consumer=consumer,
             steps=keys.steps,
             entries=[part for entry in entries for part in entry],
         )
@@ -499,8 +501,11 @@ class Store:
             told.buried(queue, len(ids))
         burials.tell(self, queue, [id.decode(errors="surrogateescape") for id in ids])
 
-    def leave(self, queue: str, consumer: str) -> None:
-        """Release all that `consumer` holds, pass its promise on and end its lease."""
+    def leave(self, queue: str, consumer: str, running: Collection[int] = ()) -> None:
+        """Release all that `consumer` holds, pass its promise on and end its lease.
+
+        While there are slots of `running` messages, given by their tags, these and the lease stay.
+        """
         keys = self.keys(queue)
         self._sort_held(keys, consumer)
         left = 1
@@ -515,6 +520,7 @@ class Store:
                 consumer=consumer,
                 steps=keys.steps,
                 limit=CALL_LIMIT,
+                running=running,
             )
 
     def _sort_held(self, keys: QueueKeys, consumer: str) -> None:

@@ -28,6 +28,7 @@ STYLES = {
     "scheduled": "cyan",
     "rescheduled": "cyan",
     "cancelled": "magenta",
+    "waiting": "blue",
     "delivered": "yellow",
     "acked": "green",
     "dropped": "magenta",

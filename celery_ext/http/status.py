@@ -35,6 +35,7 @@ _BY_EVENT = {
     "scheduled": "scheduled",
     "rescheduled": "waiting",
     "cancelled": "cancelled",
+    "waiting": "waiting",
     "delivered": "running",
     "acked": "done",
     "dropped": "cancelled",

@@ -9,6 +9,7 @@ from typing import Any
 from celery import Celery
 
 from kombu_delayed.decisions import Arrival
+from kombu_delayed.gate import slots_in
 from kombu_delayed.shards import queue_of
 
 from ..body import read_body
@@ -105,6 +106,10 @@ class Message:
     def running(self) -> Mapping[str, int]:
         """The slots of its queue that are in use, by limit and key."""
         return self._arrival.store.running(self.queue)
+
+    def own_slots(self) -> Mapping[str, int]:
+        """Those of them that are its own."""
+        return slots_in(self._arrival.record)
 
     @property
     def app(self) -> Celery:

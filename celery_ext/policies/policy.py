@@ -19,6 +19,10 @@ class Policy:
     message has been delivered there; what it answers with holds for all workers.
     """
 
+    def __repr__(self) -> str:
+        """The same in all processes: so they know the tickets of each other."""
+        return f"{type(self).__qualname__}()"
+
     def decide(self, message: Message) -> Decision:
         """What is to become of a message: Run, Delay, Drop or Bury."""
         return RUN

@@ -10,13 +10,13 @@ from celery.utils.log import get_logger
 
 from kombu_delayed import decisions
 from kombu_delayed.decisions import Arrival, Decision, Declared, Plan, Run
-from kombu_delayed.gate import Gate, Ticket, version_of
+from kombu_delayed.gate import Gate, LimitNumbers, Ticket, version_of
 from kombu_delayed.shards import queue_of
 
 from ..outcome_results import store_outcome
 from .gated import Gated
 from .message import Message
-from .policy import RUN, Policy, checked
+from .policy import RUN, Policy, PolicyError, checked
 
 logger = get_logger(__name__)
 
@@ -102,11 +102,25 @@ class Rules:
         gated = self.gated(queue)
         if not gated:
             return None
+        limits: dict[str, LimitNumbers] = {}
         for owner, each in gated:
             each.check_owner(owner)
-        limits = {n.name: n for owner, each in gated for n in each.limits(owner)}
+            for numbers in each.limits(owner):
+                known = limits.get(numbers.name)
+                if known is not None and (known != numbers or numbers.slots >= 0):
+                    where = f"task {owner}" if owner else f"delayed_policies of queue {queue!r}"
+                    raise PolicyError(
+                        f"{where}: {each} has a limit {numbers.name!r}, and so has another policy: "
+                        "a Limit can have another name"
+                    )
+                limits[numbers.name] = numbers
         version = version_of(f"{owner} {each!r}" for owner, each in sorted(gated, key=str))
         return Gate(version, tuple(limits.values()))
+
+    def passes(self, arrival: Arrival) -> bool:
+        """Whether it is no task, such as a reply, in a queue that has a gate for tasks only."""
+        is_task = bool(arrival.envelope.payload["headers"].get("task"))
+        return not is_task and not _gated(self._of_queues.get(queue_of(arrival.queue), ()))
 
     def ticket(self, arrival: Arrival) -> Ticket:
         """What the policies of its queue and then those of its task write on it."""

@@ -18,10 +18,10 @@ _TASK, _TENANT = "running task", "running tenant"
 class Running:
     """What of a queue runs now over all workers, or is about to, without the message itself."""
 
-    def __init__(self, slots: Mapping[str, int], own: Iterable[str] = ()) -> None:
+    def __init__(self, slots: Mapping[str, int], own: Mapping[str, int] | None = None) -> None:
         counts = dict(slots)
-        for name in own:
-            counts[name] = counts.get(name, 0) - 1
+        for name, count in (own or {}).items():
+            counts[name] = max(counts.get(name, 0) - count, 0)
         self._counts = counts
 
     @property
@@ -54,8 +54,7 @@ class Throttler(Gated):
         """What is to become of a message: Run, Delay, Drop or Bury."""
 
     def _asked(self, message: Message) -> Decision:
-        own = [slot_name(use.limit, use.key) for use in self._uses(message)]
-        return self.decide(message, Running(message.running(), own))
+        return self.decide(message, Running(message.running(), message.own_slots()))
 
     def limits(self, owner: str) -> Iterable[LimitNumbers]:
         """What is counted."""

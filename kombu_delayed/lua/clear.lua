@@ -1,4 +1,4 @@
--- clear: remove the lanes of a gate at which nothing waits.
+-- clear: remove the lanes of a gate at which nothing waits. What comes meanwhile finds all that is left in order.
 -- Twice is safe; call it until it returns 0.
 local waiting = KEYS[1]            -- ZSET id -> due_ms, of what waits there
 local gate    = KEYS[2]            -- what the keys of the gate begin with
@@ -10,9 +10,15 @@ repeat
   cursor, lanes = unpack(redis.call('HSCAN', gate .. 'lanes', cursor, 'COUNT', limit))
 until #lanes > 0 or cursor == '0'
 for i = 1, #lanes, 2 do
-  local lane, full = lanes[i], lanes[i + 1]
-  redis.call('UNLINK', gate .. 'lane:' .. lane, gate .. 'turn:' .. lane:match('|([^|*]*)'), gate .. 'blocked:' .. full)
+  local lane, limit = lanes[i], lanes[i + 1]
+  local key = lane:match('|([^|*]*)')
+  local keys = gate .. (limit == '' and 'turns' or 'blocked:' .. limit)
+  local line = limit == '' and gate .. 'turn:' .. key or keys .. '|' .. key
+  redis.call('UNLINK', gate .. 'lane:' .. lane)
   redis.call('HDEL', gate .. 'lanes', lane)
+  redis.call('ZREM', line, lane)
+  if redis.call('EXISTS', line) == 0 then redis.call('ZREM', keys, key) end
+  if redis.call('EXISTS', keys) == 0 then redis.call('ZREM', gate .. 'looks', limit) end
 end
 if #lanes == 0 then redis.call('DEL', gate .. 'turns', gate .. 'passed', gate .. 'now', gate .. 'looks') end
 return #lanes / 2

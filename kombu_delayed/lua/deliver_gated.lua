@@ -26,7 +26,7 @@ local steps       = ARGV[10]
 local event_limit = tonumber(ARGV[11])   -- about so many are kept; 0: none
 local version     = ARGV[12]             -- of the tickets; empty: there are no policies any more, let out what waits
 local limits      = {unpack(ARGV, 13)}   -- name, slots (0: no limit, -1: counted only), ms a token (0: no limit), burst, ms late that need none; …
--- include: clock waiting ready backlog forget_duplicate events promise gate limits
+-- include: clock waiting ready backlog forget_duplicate events promise gate limits waits
 -- returns as deliver; O(log n) a message
 redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
 local lease_end_ms = redis.call('ZSCORE', consumers, consumer)
@@ -61,6 +61,7 @@ local function bring_due()
     local its_version, _, place, lane = ticket_in(kept or '')
     if its_version == version and parts_of_lane(lane) and parts_of(kept) then
       admit(members[i], lane, tonumber(kept:match('^.(%d+)')), place)
+      note_arrival(members[i], kept, lane)
     elseif kept then
       local record = promoted(kept)
       redis.call('LPUSH', list_for(record:sub(1, 1)), record:sub(2))
@@ -71,8 +72,8 @@ local function bring_due()
   return more
 end
 
--- From ready to the gate, or to the consumer for a ticket.
-local function bring_ready()
+-- From ready to the gate, or to the consumer for a ticket, until that has so many.
+local function bring_ready(most)
   local room = promotions
   for i, list in ipairs(ready) do
     local found = room > 0 and redis.call('LRANGE', list, -room, -1) or {}
@@ -81,8 +82,9 @@ local function bring_ready()
       local record = steps:sub(i, i) .. found[left]
       local its_version, id, place, lane = ticket_in(record)
       if its_version == version and parts_of_lane(lane) then
-        admit_new(record, id, lane, place)
-      elseif #taken / 2 < want then
+        local member, kept = admit_new(record, id, lane, place)
+        note_arrival(member, kept, lane)
+      elseif #taken / 2 < most then
         hand_out(record, '')
       else
         break
@@ -98,7 +100,7 @@ local function bring_ready()
 end
 
 -- Takes the first of a lane that has not been cancelled or moved since it came: the place of the one behind it, its
--- record, and when it was due.
+-- record, when it was due, and whether its ticket is of this version.
 local function next_of(lane)
   local line = gate .. 'lane:' .. lane
   while true do
@@ -107,17 +109,24 @@ local function next_of(lane)
     if not member then return nil end
     redis.call('ZREMRANGEBYRANK', line, 0, 0)
     local kept = redis.call('HGET', messages, member)
-    if kept and select(4, ticket_in(kept)) == lane and redis.call('ZREM', waiting, member) == 1 then
+    local its_version, _, _, its_lane = ticket_in(kept or '')
+    if its_lane == lane and redis.call('ZREM', waiting, member) == 1 then
       redis.call('HDEL', messages, member)
       if member:find('\31', 1, true) then forget_duplicate(member) end
-      return found[4], promoted(kept), tonumber(kept:match('^.(%d+)'))
+      forget_arrival(member)
+      return found[4], promoted(kept), tonumber(kept:match('^.(%d+)')), its_version == version
     end
   end
 end
 
+local has_served = false
+
 local function serve(lane, parts, had)
-  local head, record, due_ms = next_of(lane)
-  if record then
+  local head, record, due_ms, is_current = next_of(lane)
+  has_served = true
+  if record and not is_current then
+    hand_out(record, '')  -- its consumer gives it another ticket
+  elseif record then
     now_had = had
     redis.call('ZADD', gate .. 'turns', had + 1 / parts.weight, parts.key)
     hand_out(record, take_room(parts.uses, due_ms))
@@ -131,6 +140,17 @@ local function serve(lane, parts, had)
   let_next(parts.uses)
 end
 
+local function try(lane, had, order)
+  local parts = parts_of_lane(lane)
+  local due_ms = minds_lateness and redis.call('ZRANGE', gate .. 'lane:' .. lane, 0, 0, 'WITHSCORES')[2]
+  local full, look_ms
+  for _, use in ipairs(parts.uses) do
+    local free, next_ms = has_room(use, tonumber(due_ms or 0))
+    if not free then full, look_ms = use.limit, next_ms end
+  end
+  if full then block(lane, full, look_ms, had, order) else serve(lane, parts, had) end
+end
+
 -- Hands out in turn; returns whether it has stopped while some could go on.
 local function serve_all()
   local tries = want + 200  -- lanes that are found without room wait for it from then on
@@ -138,31 +158,48 @@ local function serve_all()
     tries = tries - 1
     local key, had = unpack(redis.call('ZRANGE', gate .. 'turns', 0, 0, 'WITHSCORES'))
     if not key then return false end
-    local lane = redis.call('ZRANGE', gate .. 'turn:' .. key, 0, 0)[1]
-    local parts = parts_of_lane(lane)
-    local due_ms = minds_lateness and redis.call('ZRANGE', gate .. 'lane:' .. lane, 0, 0, 'WITHSCORES')[2]
-    local full, look_ms
-    for _, use in ipairs(parts.uses) do
-      local free, next_ms = has_room(use, tonumber(due_ms or 0))
-      if not free then full, look_ms = use.limit, next_ms end
-    end
-    if full then block(lane, full, look_ms) else serve(lane, parts, tonumber(had)) end
+    local lane, order = unpack(redis.call('ZRANGE', gate .. 'turn:' .. key, 0, 0, 'WITHSCORES'))
+    if lane then try(lane, tonumber(had), order) else redis.call('ZREM', gate .. 'turns', key) end
   end
   return redis.call('EXISTS', gate .. 'turns') == 1
 end
 
-local more = false
-if version ~= '' then
-  local more_due = bring_due()
-  more = bring_ready() or more_due
+-- Without policies: in the order of due times, whatever the lanes are, which its caller clears. Then it comes again.
+local function let_out()
+  local members = want > 0 and redis.call('ZRANGE', waiting, 0, want - 1) or {}
+  for _, member in ipairs(members) do
+    local kept = redis.call('HGET', messages, member)
+    redis.call('ZREM', waiting, member)
+    redis.call('HDEL', messages, member)
+    if member:find('\31', 1, true) then forget_duplicate(member) end
+    if kept then hand_out(promoted(kept), '') end
+  end
+  return true
 end
-look(version == '' and '+inf' or now_ms)
-more = serve_all() or more
+
+local function step()
+  local more_due = bring_due()
+  local has_turns = redis.call('EXISTS', gate .. 'turns') == 1
+  -- Many without a ticket, as after a change of policies, do not hold up those that have turns.
+  local more_ready = bring_ready(has_turns and math.floor((want + tag % 2) / 2) or want)
+  local is_new = lease_ms > 0 and not lease_end_ms  -- and may come with other limits
+  look(is_new and '+inf' or now_ms)
+  local more = serve_all()
+  if more_ready and #taken == 0 and want > 0 then
+    more_ready = bring_ready(want)
+    more = serve_all()
+  end
+  return more or more_ready or more_due
+end
+
+local more
+if version == '' then more = let_out() else more = step() end
+tell_of_arrivals()
 if now_had then
   redis.call('ZREMRANGEBYSCORE', gate .. 'passed', '-inf', now_had)
   redis.call('SET', gate .. 'now', string.format('%.17g', now_had))
 end
-if redis.call('EXISTS', waiting) == 0 and #taken > 0 then redis.call('DEL', gate .. 'now', gate .. 'passed') end
+if (has_served or #taken > 0) and redis.call('EXISTS', waiting) == 0 then redis.call('DEL', gate .. 'now', gate .. 'passed') end
 
 if expires_ms > 0 then redis.call('PEXPIRE', events, expires_ms) end
 if lease_ms > 0 then

@@ -32,7 +32,7 @@ redis.call('ZREM', wake, '', '>' .. consumer)  -- a full server lets a script wr
 redis.call('ZADD', consumers, 0, consumer)  -- from here on it is dead, though it may wake up between two calls
 local before = redis.call('HLEN', unacked)
 local left = give_back_some(limit, 1, 'reclaimed', is_poison)
-left = left + free_some(limit)
+left = left + free_some(limit, {})
 if left > 0 then return {before - redis.call('HLEN', unacked), left, unpack(buried)} end
 if (redis.call('GET', armed) or ''):match(' (.*)$') == consumer then redis.call('DEL', armed) end
 redis.call('ZREM', consumers, consumer)

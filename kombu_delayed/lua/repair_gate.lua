@@ -55,8 +55,10 @@ local function is_in_line(member, lane)
   if not redis.call('ZSCORE', gate .. 'lane:' .. lane, member) then return false end
   local limit = redis.call('HGET', gate .. 'lanes', lane)
   if not limit then return false end
-  local line = limit == '' and 'turn:' .. parts_of_lane(lane).key or 'blocked:' .. limit
-  return redis.call('ZSCORE', gate .. line, lane)
+  local key = parts_of_lane(lane).key
+  local line = limit == '' and gate .. 'turn:' .. key or blocked_line(limit, key)
+  local lines = limit == '' and 'turns' or 'blocked:' .. limit
+  return redis.call('ZSCORE', line, lane) and redis.call('ZSCORE', gate .. lines, key)
 end
 
 local function put_right(member, kept, lane)

@@ -32,6 +32,7 @@ from .reports import event_order
 STATES = {
     "scheduled": "delayed",
     "rescheduled": "delayed",
+    "waiting": "waiting",
     "released": "ready",
     "reclaimed": "ready",
     "replayed": "ready",
@@ -40,7 +41,7 @@ STATES = {
 }
 
 #: With these no worker has begun.
-UNTOUCHED = ("delayed", "ready")
+UNTOUCHED = ("delayed", "waiting", "ready")
 
 #: Each may give a message another due time.
 _SCHEDULES = ("scheduled", "rescheduled", "replayed")
@@ -67,9 +68,10 @@ def missed(
 ) -> DataFrame:
     """The messages that were due and have not come to an end, one row for each queue and id.
 
-    `state` is where the last event left it: "delayed", "ready", "unacked" or "dead"; `at` when that
-    was. Only what was due from `since` on and before `until`; without that, by the last event of
-    all: of what came later the archive knows nothing yet. What was never delayed goes by `at`.
+    `state` is where the last event left it: "delayed", "waiting", "ready", "unacked" or "dead";
+    `at` when that was. Only what was due from `since` on and before `until`; without that, by the
+    last event of all: of what came later the archive knows nothing yet. What was never delayed goes
+    by `at`.
     """
     order = F.struct(*event_order())
     is_schedule = F.col("event").isin(*_SCHEDULES)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import wraps
 from threading import RLock
 from typing import Concatenate, ParamSpec, TypeVar
@@ -294,7 +294,7 @@ class FakeStore:
         return self.queue(queue).give_back(consumer, tags, int(counted), buries)
 
     @_one_step
-    def leave(self, queue: str, consumer: str) -> None:
+    def leave(self, queue: str, consumer: str, running: Collection[int] = ()) -> None:
         """Release all that `consumer` holds, pass its promise on and end its lease."""
         q = self.queue(queue)
         q.give_back(consumer, list(q.held(consumer)), 0)

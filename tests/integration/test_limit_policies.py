@@ -30,6 +30,7 @@ from celery_ext.policies import (
     Shares,
     Throttler,
 )
+from celery_ext.policies.rules import Rules
 from kombu_delayed.doctor import Doctor
 from kombu_delayed.errors import OptionError
 from kombu_delayed.store import Store
@@ -262,6 +263,84 @@ def test_a_throttler_knows_what_runs(open_app: OpenApp) -> None:
         assert info.reason == "1 run"
 
 
+class QuietWhenFull(Throttler):
+    """Says what it is told of a limit."""
+
+    def decide(self, message: Message, running: Running) -> Any:  # type: ignore[override]
+        return Delay(message.now_ms + 3_600_000, f"{running.of_limit('queue')} have slots")
+
+
+def test_a_throttler_is_not_told_of_the_message_itself(open_app: OpenApp) -> None:
+    app = open_app(Limit(concurrency=5, weight=2), QuietWhenFull())
+    app.send_task("record", task_id="a")
+    assert take(app, 1) == []
+    info = app.delayed.get("a")
+    assert info is not None
+    assert info.reason == "0 have slots"
+
+
+def test_what_one_process_has_declared_another_knows(open_app: OpenApp) -> None:
+    gates = []
+    for _ in range(2):
+        rules = Rules({"celery": [OneOfATenant(), Fair(weights=len), Limit(concurrency=1)]})
+        gates.append(rules.gate("celery"))
+    assert gates[0] == gates[1]
+
+
+def test_a_lost_answer_takes_no_slots(
+    open_app: OpenApp, monkeypatch: pytest.MonkeyPatch, client: redis.Redis
+) -> None:
+    app = open_app(Limit(concurrency=1))
+    app.send_task("record", task_id="a")
+    with app.connection_for_read() as connection:
+        channel = connection.default_channel
+        assert channel.basic_get("other") is None
+        store = channel.consumer.store
+        deliver = store.deliver
+
+        def lost(*given: Any, **named: Any) -> Any:
+            deliver(*given, **named)
+            raise redis.ConnectionError("the answer is lost")
+
+        monkeypatch.setattr(store, "deliver", lost)
+        with pytest.raises(redis.ConnectionError):
+            channel.basic_get("celery")
+        assert client.hgetall("{celery}:gate:slots") == {b"queue:": b"1"}
+        monkeypatch.undo()
+        found = channel.basic_get("celery")
+        assert found.headers["id"] == "a"
+        found.ack()
+        wait_until(lambda: not gate_keys(client), "nothing is left at the gate")
+
+
+def test_limits_that_change_hold_for_what_waits(open_app: OpenApp, client: redis.Redis) -> None:
+    app = open_app(Limit(concurrency=1))
+    for n in range(8):
+        app.send_task("record", [n], headers={"customer": f"c{n % 2}"})
+    with app.connection_for_read() as connection:
+        first = connection.default_channel.basic_get("celery")
+        assert connection.default_channel.basic_get("celery") is None
+        changed = open_app(Limit(concurrency=3, by="customer"))
+        with changed.connection_for_read() as other:
+            found = [other.default_channel.basic_get("celery") for _ in range(7)]
+            assert [each and each.decode()[0][0] for each in found] == [1, 2, 3, 4, 5, 6, None]
+            for each in [first, *found[:6]]:
+                each.ack()
+            other.default_channel.basic_get("celery").ack()
+        wait_until(lambda: not gate_keys(client), "nothing is left at the gate")
+
+
+def test_shards_come_after_limits_have_gone(open_app: OpenApp) -> None:
+    app = open_app(Limit(concurrency=1))
+    for n in range(9):
+        app.send_task("record", [n])
+    with app.connection_for_read() as connection:
+        assert connection.default_channel.basic_get("celery") is not None
+        assert connection.default_channel.basic_get("celery") is None
+        spread = open_app(delayed_shards=3)
+        assert sorted(map(int, take(spread, 10))) == [*range(1, 9)]
+
+
 def test_late_ones_are_drained(open_app: OpenApp) -> None:
     app = open_app(Drain("1/h", after="1h", burst=2))
     for n in range(4):
@@ -290,6 +369,10 @@ def test_nonsense_is_refused_where_it_is_declared(
         policies()
 
 
+def shares(message: Message) -> str:
+    return str(message.headers.get("share"))
+
+
 @pytest.mark.parametrize(
     "policies",
     [
@@ -298,6 +381,8 @@ def test_nonsense_is_refused_where_it_is_declared(
         [Fair(), Shares(1, {"a": 1})],
         [Order("due", "priority"), Order("due", "priority")],
         [Drain("1/s"), Drain("2/s")],
+        [Drain("1/s"), Limit(concurrency=1, name="late")],
+        [Limit(concurrency=1, by=shares), Shares(1, {"a": 1})],
     ],
 )
 def test_contradictions_name_the_queue(open_app: OpenApp, policies: list[Policy]) -> None:

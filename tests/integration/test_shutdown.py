@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -240,24 +241,39 @@ def test_what_is_handed_over_when_its_queue_is_cancelled_goes_back_unless_begun(
     assert not channel.begins(tag)
 
 
+@pytest.mark.parametrize("when", ["opened", "handed over"])
 def test_what_is_being_handed_over_goes_back_with_the_others(
-    connection: Connection, mail: Queue, client: redis.Redis
+    connection: Connection,
+    mail: Queue,
+    client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+    when: str,
 ) -> None:
     """In their order, where its program says when it begins."""
     inbox = Inbox(connection, mail, prefetch_count=5, ack=False)
     channel, handed = inbox.consumer.channel, []
+    opened = channel.consumer._open
+
+    def open_some(*given: Any) -> Any:
+        if handed and when == "opened":
+            channel.retire()
+        return opened(*given)
+
+    monkeypatch.setattr(channel.consumer, "_open", open_some)
 
     def take(message: Any) -> None:
         if message.payload == "b":
             channel.retire()
         channel.waits(message.delivery_tag)
         handed.append(message.delivery_tag)
+        assert handed[1:] == [] or when == "handed over"
 
     inbox.consumer.on_message = take
     for body in "abc":
         connection.Producer().publish(body, exchange=mail.exchange, routing_key="mail")
-    while len(handed) < 2:
-        connection.drain_events(timeout=5)
+    while client.llen("mail") < 3:
+        with contextlib.suppress(TimeoutError):
+            connection.drain_events(timeout=0.05)
     assert not any(map(channel.begins, handed))
     assert client.llen("mail") == 3
     with connection.clone() as other:

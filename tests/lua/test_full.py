@@ -9,6 +9,7 @@ import pytest
 import redis
 
 from kombu_delayed.errors import ServerFull
+from kombu_delayed.gate import OPEN_GATE, Gate, LimitNumbers, Ticket, Use
 from kombu_delayed.store import Limits, Store
 from tests.kit.state import dead_state, entry, message, returned, seed, state
 
@@ -101,7 +102,40 @@ def deliver(store: Store, **options: Any) -> Any:
     return store.deliver("q", "A", **given)
 
 
+GATE = Gate("v", (LimitNumbers("all", 1, 1000.0, 1),))
+
+
+def admit(store: Store) -> int:
+    ticket = Ticket(uses=(Use("all"),))
+    return store.admit("q", "A", [(tag, ticket.text("v", f"n{tag}"), b"") for tag in (1, 2)])
+
+
+def deliver_gated(store: Store) -> Any:
+    return admit(store), deliver(store, gate=GATE)
+
+
+def free(store: Store) -> Any:
+    found = deliver_gated(store)
+    store.free("q", "A", [10], on_error=lambda: pytest.fail("refused"))
+    return found, store.running("q"), deliver(store, tag=20, gate=GATE)
+
+
+def leave_running(store: Store) -> Any:
+    found = deliver_gated(store)
+    store.leave("q", "A", [10])
+    return found, store.running("q")
+
+
 WORKS: dict[str, Call] = {
+    "admit": admit,
+    "deliver through a gate": deliver_gated,
+    "deliver through a gate that is not declared": lambda s: (
+        deliver_gated(s),
+        deliver(s, tag=20, gate=OPEN_GATE),
+    ),
+    "free": free,
+    "leave with tasks that run": leave_running,
+    "clear": lambda s: (admit(s), s.purge("q")),
     "deliver": deliver,
     "deliver to a newcomer": lambda s: s.deliver("q", "new", 9, 1, lease_ms=LEASE_MS),
     "deliver without a lease": lambda s: deliver(s, lease_ms=0, leased=False),

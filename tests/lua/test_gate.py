@@ -5,7 +5,9 @@ import redis
 
 from kombu_delayed.backlog import Backlog
 from kombu_delayed.doctor import Doctor
-from kombu_delayed.gate import Gate, LimitNumbers, Ticket, Use, put_ticket
+from kombu_delayed.gate import OPEN_GATE, Gate, LimitNumbers, Ticket, Use, put_ticket
+from kombu_delayed.message import open_envelope
+from kombu_delayed.scripts import script
 from kombu_delayed.store import Delivered, Entry, Store
 from tests.kit.state import message
 
@@ -136,6 +138,187 @@ def test_purge_leaves_nothing(store: Store, client: redis.Redis) -> None:
     assert [key for key in client.keys("*") if b":gate:rate" not in key] == []
 
 
+def free(store: Store, *tags: int) -> None:
+    store.free("q", "A", tags, on_error=lambda: pytest.fail("refused"))
+
+
+def test_what_waits_when_policies_change_gets_another_ticket_and_takes_no_slots(
+    store: Store,
+) -> None:
+    store.publish("q", [entry(id) for id in "abc"])
+    deliver(store)
+    other = Gate("w", GATE.limits)
+    free(store, 1)
+    answer = deliver(store, gate=other, tag=2)
+    assert [bodies(answer), store.running("q")] == ["bc", {}]
+    assert not any(map(other.has_ticket, answer.records))
+    tickets = [(tag, TICKET.text("w", id), b"") for tag, id in enumerate("bc", 2)]
+    assert store.admit("q", "A", tickets) == 2
+    assert bodies(deliver(store, gate=other, tag=4)) == "b"
+
+
+def test_a_message_that_has_slots_gives_them_back_with_its_ticket(store: Store) -> None:
+    store.publish("q", [entry("a")])
+    deliver(store)
+    assert store.running("q") == {"all:": 1}
+    store.admit("q", "A", [(1, TICKET.text("w", "a"), b"")])
+    assert store.running("q") == {}
+
+
+def test_many_without_tickets_do_not_hold_up_those_who_have_turns(store: Store) -> None:
+    free_gate = Gate("v")
+    store.publish("q", [entry(id, Ticket()) for id in "abcd"])
+    assert bodies(deliver(store, want=1, gate=free_gate)) == "a"
+    store.publish("q", [Entry(id, 0, message(id)) for id in "wxyz"])
+    found = [bodies(deliver(store, want=1, gate=free_gate, tag=tag)) for tag in range(2, 9)]
+    assert "".join(found) == "bwcxdyz"
+
+
+def test_many_without_tickets_are_handed_out_while_limits_are_full(store: Store) -> None:
+    store.publish("q", [entry(id) for id in "ab"])
+    assert bodies(deliver(store)) == "a"
+    store.publish("q", [Entry("z", 0, message("z")), entry("c", Ticket("k2", uses=TICKET.uses))])
+    assert bodies(deliver(store, want=1, tag=2)) == "z"
+
+
+@pytest.mark.parametrize("fair", [False, True])
+def test_lanes_of_one_key_go_in_the_order_of_their_messages(store: Store, fair: bool) -> None:
+    gate = Gate("v", (LimitNumbers("all", 1), LimitNumbers("customer", 5)))
+    uses = {name: (Use("all"), Use("customer", name)) for name in "az"}
+    key = "t" if fair else ""
+    store.publish("q", [entry(str(n), Ticket(key, uses=uses["za"[n % 2]])) for n in range(8)])
+    found = ""
+    for tag in range(1, 9):
+        found += bodies(deliver(store, gate=gate, tag=tag))
+        free(store, tag)
+    assert found == "01234567"
+
+
+def test_who_comes_late_and_was_due_before_goes_first(store: Store) -> None:
+    gate = Gate("v", (LimitNumbers("all", 1), LimitNumbers("customer", 5)))
+    uses = {name: (Use("all"), Use("customer", name)) for name in "xyz"}
+    store.now = "1100"
+
+    def send(id: str, customer: str, due: str) -> None:
+        store.schedule("q", [entry(id, Ticket(uses=uses[customer]), due)])
+
+    for id, customer, due in [("a", "x", "1101"), ("b", "y", "1102"), ("c", "z", "1103")]:
+        send(id, customer, due)
+    store.now = "1110"
+    assert bodies(deliver(store, gate=gate)) == "a"
+    store.now = "1100"
+    send("d", "z", "1101")
+    store.now = "1110"
+    assert bodies(deliver(store, gate=gate, tag=2)) == ""
+    free(store, 1)
+    assert bodies(deliver(store, gate=gate, tag=2)) == "d"
+
+
+def test_a_heavy_one_is_not_overtaken_for_ever(store: Store) -> None:
+    gate = Gate("v", (LimitNumbers("all", 2),))
+    heavy, light = Ticket(uses=(Use("all", "", 2),)), Ticket(uses=(Use("all"),))
+    store.publish("q", [entry(str(n), heavy if n == 3 else light) for n in range(8)])
+    running: list[int] = []
+    found, tag = "", 1
+    while len(found) < 8:
+        answer = deliver(store, gate=gate, tag=tag)
+        running += range(tag, tag + len(answer.records))
+        tag += len(answer.records)
+        found += bodies(answer)
+        free(store, running.pop(0))
+    assert found == "01234567"
+
+
+def test_a_blank_in_front_of_a_message_is_no_part_of_it(store: Store) -> None:
+    store.publish("q", [Entry("a", 0, "  " + message("a"))])
+    deliver(store)
+    store.admit("q", "A", [(1, TICKET.text("v", "a"), b"")])
+    (record,) = deliver(store, tag=2).records
+    assert open_envelope(record[1:], 2).payload["body"].startswith("a")
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_purge_may_be_killed_half_way(store: Store, full: bool) -> None:
+    gate = GATE if full else Gate("v")
+    uses = (Use("all"),)
+    for first in range(0, 600, 200):
+        some = range(first, first + 200)
+        store.publish("q", [entry(str(n), Ticket(f"k{n}", uses=uses)) for n in some])
+        deliver(store, 1, gate=gate, tag=first + 1)
+    keys = store.keys("q")
+    script("purge")(store.run, **store.backlog_keys(keys), ready=keys.ready, limit=5_000)
+    script("clear")(store.run, waiting=keys.waiting, gate=keys.gate, limit=100)
+    left = [lane.decode() for lane in store.run("HKEYS", keys.gate + "lanes")]
+    assert 0 < len(left) < 597
+    keys_left = [lane.split("|")[1].split("*")[0] for lane in left]
+    store.publish("q", [entry(f"x{key}", Ticket(key, uses=uses)) for key in keys_left[:9]])
+    found = ""
+    for tag in range(1000, 1100):
+        free(store, *range(tag))
+        found += bodies(deliver(store, 1, gate=gate, tag=tag))
+    assert found == "x" * len(keys_left[:9])
+
+
+def test_a_lost_lane_holds_up_no_other(store: Store, client: redis.Redis) -> None:
+    gate = Gate("v")
+    store.publish("q", [entry("a", Ticket("k1")), entry("b", Ticket("k2"))])
+    deliver(store, 0, gate=gate)
+    client.delete("{q}:gate:turn:k1")
+    assert bodies(deliver(store, gate=gate)) == "b"
+
+
+def test_what_is_in_no_lane_leaves_a_gate_that_is_not_declared(
+    store: Store, client: redis.Redis
+) -> None:
+    store.publish("q", [entry(id) for id in "abc"])
+    deliver(store)
+    client.delete("{q}:gate:lane:0|k*1|all:*1", "{q}:gate:blocked:all:")
+    answer = deliver(store, 1, OPEN_GATE, 2)
+    assert (bodies(answer), answer.more, answer.gated) == ("b", True, True)
+    answer = deliver(store, 9, OPEN_GATE, 3)
+    assert (bodies(answer), answer.gated) == ("c", False)
+    store.clear("q")
+    assert [key for key in client.keys("*gate*") if b":gate:slots" not in key] == []
+
+
+def test_cancelling_all_that_waits_leaves_nothing(store: Store, client: redis.Redis) -> None:
+    store.publish("q", [entry(id) for id in "abc"])
+    deliver(store)
+    Backlog(store, "q").cancel(["b", "c"])
+    free(store, 1)
+    assert bodies(deliver(store, tag=2)) == ""
+    assert client.keys("*gate*") == []
+
+
+@pytest.mark.parametrize("key", ["|", "a*b:c!%", '"\\', "\ud800", "ä", "\n", "x" * 300])
+def test_a_key_may_be_any_text(store: Store, key: str) -> None:
+    ticket = Ticket(key, uses=(Use("all", key),))
+    store.publish("q", [entry(id, ticket) for id in "ab"])
+    assert bodies(deliver(store)) == "a"
+    free(store, 1)
+    assert bodies(deliver(store, tag=2)) == "b"
+
+
+# A consumer goes while tasks of it run.
+
+
+def test_slots_of_running_tasks_outlast_their_consumer(store: Store) -> None:
+    gate = Gate("v", (LimitNumbers("all", 3),))
+    store.publish("q", [entry(id) for id in "abcd"])
+    deliver(store, gate=gate)
+    store.ack("q", "A", [1], on_error=lambda: pytest.fail("refused"))
+    store.leave("q", "A", [1, 2])
+    store.leave("q", "A", [1, 2])
+    assert store.running("q") == {"all:": 2}
+    assert [name for name, _, _ in store.consumers("q")] == ["A"]
+    assert store.renew("q", "A", 30_000) == []
+    store.leave("q", "A", [2])
+    assert store.running("q") == {"all:": 1}
+    store.leave("q", "A")
+    assert (store.running("q"), store.consumers("q")) == ({}, [])
+    assert store.renew("q", "A", 30_000) is None
+
+
 # The doctor.
 
 
@@ -163,6 +346,7 @@ def test_doctor_counts_slots_anew(store: Store, client: redis.Redis) -> None:
         lambda client: client.delete("{q}:gate:lanes"),
         lambda client: client.delete("{q}:gate:lane:0|k*1|all:*1"),
         lambda client: client.delete("{q}:gate:blocked:all:"),
+        lambda client: client.delete("{q}:gate:blocked:all:|k"),
     ],
 )
 def test_doctor_puts_in_line_what_is_in_none(

@@ -45,7 +45,7 @@ def call(store: Store, name: str, consumer: str, limit: int = 250) -> Any:
         "limit": limit,
     }
     if name == "leave":
-        given["granted_by"] = keys.granted_by
+        given |= {"granted_by": keys.granted_by, "running": []}
     if name == "reclaim":
         given |= {
             "dead": keys.dead,

@@ -10,9 +10,10 @@ import pytest
 import redis
 
 from kombu_delayed.backlog import NEVER_MS, Backlog, Move
+from kombu_delayed.gate import Gate, LimitNumbers, Ticket, Use, put_ticket
 from kombu_delayed.spark import paging
 from kombu_delayed.spark.paging import Page, Pager, Place, Span, plan
-from kombu_delayed.store import Store
+from kombu_delayed.store import Entry, Store
 from tests.kit.backlog import check_backlog
 from tests.kit.state import entry, message
 
@@ -69,6 +70,27 @@ def test_a_page_has_what_the_backlog_keeps(small: Store) -> None:
     assert page == Page("q", ["2000", "2000"], places, [0, 3], texts)
     [page] = Pager(small, Span("q"), 100, reads_messages=False)
     assert page == Page("q", ["2000", "2000"], places)
+
+
+@pytest.mark.parametrize("size", [3, 100])
+def test_what_waits_at_a_gate_is_met_once(size: int, small: Store) -> None:
+    gate = Gate("v", (LimitNumbers("all", 1),))
+    dues = {f"{n}": 2000 + n % 7 for n in range(60)}
+    for id, due in dues.items():
+        text = put_ticket(message(id), Ticket(uses=(Use("all"),)).text("v", id))
+        small.schedule("q", [Entry(id, 0, text, str(due))])
+    small.now = "2004"
+    answer = small.deliver("q", "A", 1, 1, lease_ms=1000, gate=gate, promotions=20)
+    assert answer is not None
+    assert 9 < small.waiting("q") < 20
+    del dues[body_of(answer.records[0])]
+    for spans in ([Span("q")], plan(small, Span("q"), 10), [Span("q", 0, 2003), Span("q", 2003)]):
+        found = [place for span in spans for place in met(small, span, size)]
+        assert sorted(found) == places(dues)
+
+
+def body_of(record: bytes) -> str:
+    return record.decode().split('"body":"')[1].split('"')[0]
 
 
 @pytest.mark.parametrize("rows", [1, 10, 50, 1000])

@@ -30,6 +30,7 @@ WORDS = {
     "scheduled": "Scheduled",
     "rescheduled": "Given another due time",
     "cancelled": "Cancelled",
+    "waiting": "Waits at the gate of its queue",
     "delivered": "Delivered to a worker",
     "acked": "Done",
     "dropped": "Dropped by a policy",

@@ -84,21 +84,31 @@ local function close(lane)
   end
 end
 
+-- The lanes of a key that wait for a limit.
+local function blocked_line(limit, key)
+  return gate .. 'blocked:' .. limit .. '|' .. key
+end
+
 -- Lets the lane whose turn is first wait for a limit no longer; returns whether there was one.
 local function unblock(limit)
   local blocked = gate .. 'blocked:' .. limit
   local tries = 0
   while true do
-    local lane, had = unpack(redis.call('ZRANGE', blocked, 0, 0, 'WITHSCORES'))
-    if not lane then return false end
-    local has_had = had_by(parts_of_lane(lane).key)
+    local key, _, other, other_had = unpack(redis.call('ZRANGE', blocked, 0, 1, 'WITHSCORES'))
+    if not key then return false end
     tries = tries + 1
-    if has_had > tonumber(had) and tries < 10 then  -- its key has had turns in other lanes meanwhile
-      redis.call('ZADD', blocked, has_had, lane)
+    local had = other and tries < 10 and had_by(key)
+    if had and had > tonumber(other_had) then  -- it has had turns in other lanes meanwhile
+      redis.call('ZADD', blocked, had, key)
     else
-      redis.call('ZREM', blocked, lane)
-      if redis.call('EXISTS', blocked) == 0 then redis.call('ZREM', gate .. 'looks', limit) end
-      if open(lane) then return true end
+      local line = blocked_line(limit, key)
+      local lane = redis.call('ZRANGE', line, 0, 0)[1]
+      if lane then redis.call('ZREM', line, lane) end
+      if redis.call('EXISTS', line) == 0 then
+        redis.call('ZREM', blocked, key)
+        if not other then redis.call('ZREM', gate .. 'looks', limit) end
+      end
+      if lane and open(lane) then return true end
     end
   end
 end
@@ -117,17 +127,23 @@ local function admit(member, lane, due_ms, place)
   local limit = redis.call('HGET', gate .. 'lanes', lane)
   if not limit then
     open(lane, at)
-  elseif limit == '' then
+  else
     local parts = parts_of_lane(lane)
-    redis.call('ZADD', gate .. 'turn:' .. parts.key, 'LT', order_of(parts, at), lane)
+    local line = limit == '' and gate .. 'turn:' .. parts.key or blocked_line(limit, parts.key)
+    redis.call('ZADD', line, 'XX', 'LT', order_of(parts, at), lane)
   end
 end
 
--- Lets a message wait that the backlog has not; its due time becomes now where it had none.
+-- Lets a message wait that the backlog has not; its due time becomes now where it had none. Returns its member and
+-- its record there.
 local function admit_new(record, id, lane, place)
+  record = record:gsub('^(.)%s+', '%1')  -- promotion writes behind the {
   local due_ms = record:match('^.{"due_ms": ?(%d+)')
   if due_ms then record = record:gsub('^(.){"due_ms": ?%d+, ?', '%1{') end
   due_ms = tonumber(due_ms or now_ms)
   id = id:gsub('%%(%x%x)', function(hex) return string.char(tonumber(hex, 16)) end)
-  admit(store(id, with_due(record, due_ms), true), lane, due_ms, place)
+  local kept = with_due(record, due_ms)
+  local member = store(id, kept, true)
+  admit(member, lane, due_ms, place)
+  return member, kept
 end

@@ -61,10 +61,11 @@ local function let_next(uses, but)
   end
 end
 
--- Lets a lane wait for a limit.
-local function block(lane, limit, look_ms)
+-- Lets a lane wait for a limit; `had` is its key's place, and `order` its own among the lanes of that key.
+local function block(lane, limit, look_ms, had, order)
   local parts = parts_of_lane(lane)
-  redis.call('ZADD', gate .. 'blocked:' .. limit, had_by(parts.key), lane)
+  redis.call('ZADD', gate .. 'blocked:' .. limit, had, parts.key)
+  redis.call('ZADD', blocked_line(limit, parts.key), order, lane)
   close(lane)
   redis.call('HSET', gate .. 'lanes', lane, limit)
   redis.call('ZADD', gate .. 'looks', 'LT', look_ms, limit)

@@ -5,8 +5,7 @@ local slots_held = gate .. 'slots:' .. consumer
 local function free(tags)
   local has_opened = false
   for i, slots in ipairs(redis.call('HMGET', slots_held, unpack(tags))) do
-    if slots then
-      redis.call('HDEL', slots_held, tags[i])
+    if slots and redis.call('HDEL', slots_held, tags[i]) == 1 then  -- a tag may be named twice
       for limit, cost in slots:gmatch('|([^|*]+)%*(%d+)') do
         if redis.call('HINCRBY', gate .. 'slots', limit, -cost) <= 0 then redis.call('HDEL', gate .. 'slots', limit) end
         has_opened = unblock(limit) or has_opened
@@ -16,10 +15,14 @@ local function free(tags)
   if has_opened then announce_ready() end
 end
 
--- At most `limit` of all that the consumer holds; returns how many it still holds.
-local function free_some(limit)
+-- At most `limit` of all that the consumer holds, but for those of some tags; returns how many are left to be freed.
+local function free_some(limit, but)
   if redis.call('EXISTS', slots_held) == 0 then return 0 end
-  local tags = redis.call('HKEYS', slots_held)
-  free({unpack(tags, 1, math.min(#tags, limit))})
+  local stays, tags = {}, {}
+  for _, tag in ipairs(but) do stays[tag] = true end
+  for _, tag in ipairs(redis.call('HKEYS', slots_held)) do
+    if not stays[tag] then tags[#tags + 1] = tag end
+  end
+  if #tags > 0 then free({unpack(tags, 1, math.min(#tags, limit))}) end
   return math.max(#tags - limit, 0)
 end

@@ -37,7 +37,7 @@ from .progress import ask, show, watching
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-STATES = ("delayed", "ready", "unacked", "dead")
+STATES = ("delayed", "waiting", "ready", "unacked", "dead")
 
 
 @main.command("replay")
@@ -49,7 +49,8 @@ STATES = ("delayed", "ready", "unacked", "dead")
     "states",
     type=click.Choice(STATES),
     multiple=True,
-    help="Where the last event left it; may be given several times. Default: delayed and ready.",
+    help="Where the last event left it; may be given several times. Default: delayed, waiting and "
+    "ready.",
 )
 @click.option("--since", type=TIME, help="Only what was due at this time (UTC) or later.")
 @click.option("--until", type=TIME, help="Only what was due before. Default: the last event.")

@@ -1,0 +1,164 @@
+"""Slots of tasks that run on when a worker has lost its connection and made another."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import redis
+from celery.contrib.testing.worker import start_worker
+
+from celery_ext import install
+from celery_ext.policies import Limit
+from kombu_delayed.gate import Gate, LimitNumbers, Ticket, Use, put_ticket
+from kombu_delayed.lease import Lease
+from kombu_delayed.remaining import Remaining
+from kombu_delayed.store import Entry, Store
+from tests.kit.proxy import Proxy
+from tests.kit.servers import Server
+from tests.kit.state import message
+from tests.kit.tasks_app import Settings, make_app
+from tests.kit.wait import wait_until
+
+SLOTS = "{celery}:gate:slots"
+QUIET: dict[str, Any] = {"perform_ping_check": False}
+
+
+@pytest.fixture
+def proxy(server: Server) -> Iterator[Proxy]:
+    assert server.port is not None
+    proxy = Proxy(server.port)
+    yield proxy
+    proxy.close()
+
+
+@pytest.mark.parametrize("acks_late", [False, True])
+def test_a_task_that_runs_on_keeps_its_slot(
+    proxy: Proxy, store: Store, client: redis.Redis, acks_late: bool
+) -> None:
+    options = {
+        "delayed_policies": {"celery": [Limit(concurrency=1)]},
+        "delayed_reconnect_seconds": 0,
+        "delayed_lease_seconds": 60,
+    }
+    url = f"delayed+redis://127.0.0.1:{proxy.port}/0"
+    app = make_app(Settings(url, None, options))
+    begun: list[str | None] = []
+    may_end = threading.Event()
+
+    @app.task(bind=True, name="waits", shared=False, acks_late=acks_late)
+    def waits(self: object, name: str) -> None:
+        begun.append(name)
+        may_end.wait(30)
+
+    def consumers() -> set[str]:
+        return {name for name, _, _ in store.consumers("celery")}
+
+    with app, ExitStack() as stack:
+        stack.callback(install(app).close)
+        for name in ("first", "second"):
+            waits.delay(name)
+        stack.enter_context(start_worker(app, pool="threads", concurrency=4, **QUIET))
+        stack.callback(may_end.set)
+        wait_until(lambda: begun == ["first"], "it runs")
+        (old,) = consumers()
+        unacked = f"{{celery}}:unacked:{old}"
+        wait_until(lambda: client.hlen(unacked) == acks_late, "an early ack was heard")
+        proxy.cut()
+        proxy.heal()
+        wait_until(lambda: len(consumers()) == 2, "it consumes again", 30)
+        wait_until(lambda: store.waiting("celery") == 1 + acks_late, "the others wait", 30)
+        assert client.hgetall(SLOTS) == {b"queue:": b"1"}
+        assert client.hlen(f"{{celery}}:gate:slots:{old}") == 1
+        assert begun == ["first"]
+        may_end.set()
+        wait_until(lambda: len(begun) == 2 + acks_late, "the others run", 30)
+        wait_until(lambda: not client.exists(SLOTS), "all slots are free")
+        wait_until(lambda: old not in consumers(), "the old one is gone")
+
+
+def test_what_has_not_begun_is_no_task_that_runs_on(
+    proxy: Proxy, store: Store, client: redis.Redis
+) -> None:
+    options = {
+        "delayed_policies": {"celery": [Limit(concurrency=2)]},
+        "delayed_reconnect_seconds": 0,
+        "delayed_lease_seconds": 60,
+    }
+    app = make_app(Settings(f"delayed+redis://127.0.0.1:{proxy.port}/0", None, options))
+    app.conf.worker_prefetch_multiplier = 4
+    begun: list[str] = []
+    may_end = threading.Event()
+
+    @app.task(name="waits_too", shared=False)
+    def waits(name: str) -> None:
+        begun.append(name)
+        may_end.wait(30)
+
+    def slots(consumer: str) -> int:
+        return int(client.hlen(f"{{celery}}:gate:slots:{consumer}"))
+
+    def all_slots() -> int:
+        return sum(slots(name) for name, _, _ in store.consumers("celery"))
+
+    with app, ExitStack() as stack:
+        stack.callback(install(app).close)
+        for name in ("first", "second"):
+            waits.delay(name)
+        worker = start_worker(app, pool="threads", concurrency=1, **QUIET)
+        with worker, ExitStack() as tasks:
+            tasks.callback(may_end.set)
+            wait_until(lambda: begun == ["first"], "it runs")
+            ((old, _, _),) = store.consumers("celery")
+            wait_until(lambda: slots(old) == 2, "the second one is in the pool")
+            unacked = f"{{celery}}:unacked:{old}"
+            wait_until(lambda: client.hlen(unacked) == 1, "the first one's ack was heard")
+            proxy.cut()
+            proxy.heal()
+            wait_until(lambda: slots(old) == 1, "the second one has gone back", 30)
+            wait_until(lambda: all_slots() == 2, "it is back", 30)
+            may_end.set()
+            wait_until(lambda: not client.exists(SLOTS), "all have ended")
+        assert begun == ["first", "second"]
+
+
+def test_its_lease_lasts_until_the_last_task_has_ended(store: Store) -> None:
+    store.now = "1000"
+    gate = Gate("v", (LimitNumbers("all", 3),))
+    store.publish("q", [gated(id) for id in "abc"])
+    lease = Lease(store, 30)
+    store.deliver("q", lease.consumer, 2, 1, lease_ms=lease.ms, gate=gate)
+    running = [1, 2]
+    remaining = Remaining(lease, ["q"], lambda queue: list(running))
+    for now_ms in (1_000, 21_000, 41_000):
+        store.now = str(now_ms)
+        assert remaining.step() == 10
+    assert store.running("q") == {"all:": 2}
+    assert store.consumers("q") == [(lease.consumer, 30_000, 0)]
+    running.remove(1)
+    remaining.step()
+    assert store.running("q") == {"all:": 1}
+    running.clear()
+    remaining.step()
+    assert (store.running("q"), store.consumers("q")) == ({}, [])
+
+
+def test_a_lease_that_was_lost_does_not_come_back(store: Store) -> None:
+    store.now = "1000"
+    gate = Gate("v", (LimitNumbers("all", 3),))
+    store.publish("q", [gated("a")])
+    lease = Lease(store, 30)
+    store.deliver("q", lease.consumer, 2, 1, lease_ms=lease.ms, gate=gate)
+    remaining = Remaining(lease, ["q"], lambda queue: [1])
+    store.now = "31001"
+    store.reclaim("q", lease.consumer)
+    remaining.step()
+    assert (store.running("q"), store.consumers("q")) == ({}, [])
+
+
+def gated(id: str) -> Entry:
+    text = put_ticket(message(id), Ticket(uses=(Use("all"),)).text("v", id))
+    return Entry(id, 0, text)

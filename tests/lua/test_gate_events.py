@@ -1,0 +1,110 @@
+"""What is told of messages that begin to wait at a gate."""
+
+from __future__ import annotations
+
+import pytest
+
+from kombu_delayed.backlog import Backlog, Move
+from kombu_delayed.events import newest
+from kombu_delayed.gate import Gate, LimitNumbers, Ticket, Use, put_ticket, reason_of
+from kombu_delayed.store import Delivered, Entry, Store
+from tests.kit.state import message
+
+GATE = Gate("v", (LimitNumbers("all", 1), LimitNumbers("für|wen", 2)))
+USES = (Use("all"), Use("für|wen", "a b"))
+FULL = "waits for the limit all"
+
+
+@pytest.fixture(autouse=True)
+def _events(store: Store) -> None:
+    store.now, store.event_limit = "1000", 1_000
+
+
+def entry(id: str, *uses: Use, due: str = "") -> Entry:
+    text = message(id).replace("{", '{"headers": {"id": "' + id + '"},', 1)
+    return Entry(id, 0, put_ticket(text, Ticket("k", uses=uses).text("v", id)), due)
+
+
+def deliver(store: Store, tag: int, want: int = 9, gate: Gate = GATE) -> Delivered:
+    answer = store.deliver("q", "A", want, tag, lease_ms=30_000, gate=gate)
+    assert answer is not None
+    return answer
+
+
+def told(store: Store) -> list[tuple[str, str, str]]:
+    """The events since the last call: name, id, reason."""
+    found = [(each.event, each.id, each.reason) for each in newest(store, "q", 1_000)]
+    store.run("DEL", store.keys("q").events)
+    return found
+
+
+def test_once_when_it_begins_to_wait(store: Store) -> None:
+    store.publish("q", [entry(id, *USES) for id in "ab"])
+    deliver(store, 1)
+    assert told(store) == [("delivered", "a", ""), ("waiting", "b", FULL)]
+    for tag in (2, 3):
+        deliver(store, tag)
+    assert told(store) == []
+    store.now = "1001"
+    store.publish("q", [entry("c", *USES)])
+    deliver(store, 4)
+    assert told(store) == [("waiting", "c", FULL)]
+    store.free("q", "A", [1], on_error=lambda: pytest.fail("refused"))
+    deliver(store, 4)
+    assert told(store) == [("delivered", "b", "")]
+
+
+def test_due_times_and_deliveries(store: Store) -> None:
+    store.schedule("q", [entry(id, *USES, due="1500") for id in "ab"])
+    told(store)
+    store.now = "1600"
+    deliver(store, 1)
+    (event,) = [each for each in newest(store, "q", 9) if each.event == "waiting"]
+    assert (event.id, event.due_ms, event.consumer, event.deliveries) == ("b", 1500, "", 0)
+
+
+def test_the_reason_is_what_it_waits_for(store: Store) -> None:
+    own = Use("für|wen", "a b")
+    store.publish("q", [entry(id, own) for id in "abcd"])
+    deliver(store, 1, want=1)
+    turn = reason_of("")
+    assert told(store)[1:] == [("waiting", id, turn) for id in "bcd"]
+    deliver(store, 2)
+    told(store)
+    store.publish("q", [entry("e", own)])
+    deliver(store, 3)
+    assert told(store) == [("waiting", "e", "waits for the limit für|wen of a b")]
+    assert Backlog(store, "q").reason("e") == "waits for the limit für|wen of a b"
+
+
+def test_turns_alone_are_not_told(store: Store) -> None:
+    store.publish("q", [entry(id) for id in "abc"])
+    deliver(store, 1, want=1)
+    assert told(store) == [("delivered", "a", "")]
+
+
+def test_what_comes_without_a_ticket(store: Store) -> None:
+    store.publish("q", [entry("a", *USES)])
+    deliver(store, 1)
+    store.publish("q", [Entry("b", 0, entry("b").message.replace('"ticket":"v', '"ticket":"u'))])
+    deliver(store, 2)
+    told(store)
+    store.admit("q", "A", [(2, Ticket("k", uses=USES).text("v", "b"), b"")])
+    deliver(store, 3)
+    assert [name for name, id, _ in told(store) if id == "b"] == ["waiting"]
+
+
+def test_again_when_it_waits_again(store: Store) -> None:
+    store.publish("q", [entry(id, *USES) for id in "ab"])
+    deliver(store, 1)
+    told(store)
+    Backlog(store, "q").reschedule([Move("b", "+0")])
+    deliver(store, 2)
+    assert told(store) == [("rescheduled", "b", ""), ("waiting", "b", FULL)]
+
+
+def test_none_are_told_where_none_are_kept(store: Store) -> None:
+    store.event_limit = 0
+    store.publish("q", [entry(id, *USES) for id in "ab"])
+    deliver(store, 1)
+    assert told(store) == []
