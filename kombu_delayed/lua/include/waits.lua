@@ -3,7 +3,7 @@
 local arrived, place_of = {}, {}
 
 local function note_arrival(member, kept, lane)
-  if event_limit > 0 and #parts_of_lane(lane).uses > 0 then
+  if event_limit ~= 0 and #parts_of_lane(lane).uses > 0 then
     arrived[#arrived + 1] = {member = member, kept = kept, lane = lane}
     place_of[member] = #arrived
   end
