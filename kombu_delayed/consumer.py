@@ -570,7 +570,8 @@ class Consumer:
                 self._hand_over(payload, queue)
         except Exception as error:
             if self._qos.took(tag) or (no_ack and self._qos.can_read(payload)):
-                self._qos.failed(tag)
+                if queue in self.sources:  # else a signal handler has raised: it may have begun
+                    self._qos.failed(tag)
                 raise
             if queue not in self.sources:  # the error of a signal handler that has cancelled it
                 self._qos.give_back(queue, [] if no_ack else [tag])

@@ -241,6 +241,28 @@ def test_what_is_handed_over_when_its_queue_is_cancelled_goes_back_unless_begun(
     assert not channel.begins(tag)
 
 
+def test_an_error_of_a_signal_handler_is_no_attempt(
+    connection: Connection, mail: Queue, client: redis.Redis
+) -> None:
+    """What has begun may go on in a thread: it failed only if its program has raised."""
+    inbox = Inbox(connection, mail, ack=False)
+    channel = inbox.consumer.channel
+
+    def begin(message: Any) -> None:
+        channel.waits(message.delivery_tag)
+        assert channel.begins(message.delivery_tag)
+        channel.retire()
+        raise NotImplementedError
+
+    inbox.consumer.on_message = begin
+    connection.Producer().publish("x", exchange=mail.exchange, routing_key="mail")
+    with pytest.raises(NotImplementedError):
+        connection.drain_events(timeout=5)
+    connection.close()
+    (text,) = client.lrange("mail", 0, -1)
+    assert json.loads(text).get("deliveries", 0) == 0
+
+
 @pytest.mark.parametrize("when", ["opened", "handed over"])
 def test_what_is_being_handed_over_goes_back_with_the_others(
     connection: Connection,
