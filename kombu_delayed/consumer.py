@@ -169,6 +169,8 @@ class Consumer:
         self._compared_at = 0.0
         self._unsure: set[str] = set()
         self._quick_runs = 0
+        #: Whether tasks end before `_hand_over` returns, or may: the next one may take for long.
+        self._runs_here = False
         self._broken_since: float | None = None
         self._retry_at = -math.inf
         self._ack_retry_at = -math.inf
@@ -272,7 +274,7 @@ class Consumer:
         self.wake.check(now)
         self._claim_wanted(now)
         # Acks are not waited for: behind the claim they do not hold up its answer.
-        self._qos.flush(self.store, self.lease)
+        self._qos.flush(self.store, self.lease, slots_wait=not self._runs_here)
         if (
             not self._buffer
             and self._room()
@@ -290,7 +292,7 @@ class Consumer:
         return self.store.run.look_at
 
     def _next_step_at(self) -> float:
-        times = [self.wake.overdue_at, self._look_at]
+        times = [self.wake.overdue_at, self._look_at, self._qos.free_at]
         has_room = self._room() > 0
         for source in tuple(self.sources.values()):
             times.append(source.due_at)
@@ -564,7 +566,7 @@ class Consumer:
     def _give(
         self, payload: dict[str, Any], queue: str, tag: int, record: bytes, no_ack: bool
     ) -> bool:
-        began = monotonic()
+        began, ends = monotonic(), self._qos.ends
         try:
             with self._qos.in_hand(tag):
                 self._hand_over(payload, queue)
@@ -578,6 +580,7 @@ class Consumer:
                 raise
             self.refuse(queue, tag, record, error, no_ack)
             return False
+        self._runs_here = self._runs_here or self._qos.ends != ends
         self._quick_runs = self._quick_runs + 1 if monotonic() - began < BLOCKING_SECONDS else 0
         return True
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice, takewhile
+from time import monotonic
 from typing import Any, NamedTuple
 
 from kombu.transport import virtual
@@ -17,6 +19,9 @@ from .store import CALL_LIMIT, Store
 
 #: So many of the last ones are told again to a server that may not have heard of them.
 RECENT_LIMIT = 1_000
+
+#: Slots that come back wait so long for acks to go with: a call less for each task.
+FREE_SECONDS = 0.003
 
 #: What to do with a held message that its consumer is done with.
 ACK, RELEASE, GIVE_BACK, BURY = "ack", "release", "give back", "bury"
@@ -72,6 +77,9 @@ class QoS(virtual.QoS):
         self._tasks: set[int] = set()
         self._freed: deque[tuple[str, int]] = deque()
         self._freed_lately: deque[tuple[str, int]] = deque(maxlen=RECENT_LIMIT)
+        self._free_at = 0.0
+        #: How many of `task_ended` have given slots back.
+        self.ends = 0
         self._flushing = threading.RLock()  # a signal handler may interrupt a flush with another
         self._flush_asked = False
 
@@ -89,6 +97,11 @@ class QoS(virtual.QoS):
     def has_freed(self) -> bool:
         """Whether there are slots to be given back."""
         return bool(self._freed)
+
+    @property
+    def free_at(self) -> float:
+        """When slots are to be given back without acks, by the monotonic clock."""
+        return self._free_at if self._freed else math.inf
 
     @property
     def outstanding(self) -> int:
@@ -133,7 +146,10 @@ class QoS(virtual.QoS):
 
     def task_ended(self, tag: int) -> bool:
         """The task of a message has ended; returns whether there are slots to be given back."""
-        return tag in self._tasks and self.free(tag)
+        if tag not in self._tasks or not self.free(tag):
+            return False
+        self.ends += 1
+        return True
 
     def running(self, queue: str) -> list[int]:
         """Tags of messages of a queue whose tasks have not ended and have slots."""
@@ -145,6 +161,8 @@ class QoS(virtual.QoS):
         self._tasks.discard(tag)
         if queue is None:
             return False
+        if not self._freed:
+            self._free_at = monotonic() + FREE_SECONDS
         self._freed.append((queue, tag))
         return True
 
@@ -219,9 +237,10 @@ class QoS(virtual.QoS):
                 self.give_back(queue, [tag])
                 self._held.pop(tag, None)
 
-    def flush(self, store: Store, lease: Lease) -> None:
-        """Tell the server of acks and rejects. What fails stays for the next time.
+    def flush(self, store: Store, lease: Lease, slots_wait: bool = False) -> None:
+        """Tell the server of acks, rejects and slots. What fails stays for the next time.
 
+        With `slots_wait` slots go with acks, and without any at `free_at`.
         Where another thread is at it, that one does it: a signal handler may have interrupted that
         to wait for this one.
         """
@@ -231,7 +250,8 @@ class QoS(virtual.QoS):
                 self._flush_asked = False
                 self._tell_again(store.run.generation)
                 self._flush_done(store, lease)
-                self._flush_slots(store, lease)
+                if not slots_wait or monotonic() >= self._free_at:
+                    self._flush_slots(store, lease)
             finally:
                 self._flushing.release()
 
@@ -261,11 +281,17 @@ class QoS(virtual.QoS):
 
     def _flush_freed(self, store: Store, lease: Lease) -> None:
         queue = self._freed[0][0]
-        same = takewhile(lambda each: each[0] == queue, tuple(self._freed))
-        batch = list(islice(same, CALL_LIMIT))
+        batch = self._next_freed(queue)
         again = self._freed.extend
         tags = [tag for _, tag in batch]
         store.free(queue, lease.consumer, tags, on_error=lambda: again(batch))
+        self._have_told_freed(batch)
+
+    def _next_freed(self, queue: str) -> list[tuple[str, int]]:
+        same = takewhile(lambda each: each[0] == queue, tuple(self._freed))
+        return list(islice(same, CALL_LIMIT))
+
+    def _have_told_freed(self, batch: list[tuple[str, int]]) -> None:
         for each in batch:
             if self._freed and self._freed[0] is each:
                 self._freed_lately.append(self._freed.popleft())
@@ -298,8 +324,14 @@ class QoS(virtual.QoS):
 
     def _ack(self, store: Store, lease: Lease, queue: str, batch: list[Done]) -> None:
         # An ack may be sent twice: what is not held any more stays as it is.
-        tags = [done.tag for done in batch]
-        store.ack(queue, lease.consumer, tags, on_error=lambda: self._done.extend(batch))
+        tags, freed = [done.tag for done in batch], self._next_freed(queue)
+
+        def again() -> None:
+            self._done.extend(batch)
+            self._freed.extend(freed)
+
+        store.ack(queue, lease.consumer, tags, again, [tag for _, tag in freed])
+        self._have_told_freed(freed)
 
     def restore_unacked(self, client: Any = None) -> list[Any]:
         """Put all that was handed out back to the heads of its queues."""

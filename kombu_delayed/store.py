@@ -399,16 +399,7 @@ class Store:
 
         It does not wait: `on_error` is called later where the server did not do it.
         """
-        keys = self.keys(queue)
-        given = {
-            **self.backlog_keys(keys),
-            "gate": keys.gate,
-            "ready": keys.ready,
-            "now": self.now,
-            "consumer": consumer,
-            "steps": keys.steps,
-            "tags": tags,
-        }
+        given = {**self._gate_keys(self.keys(queue)), "consumer": consumer, "tags": tags}
         self._post(script("free"), given, on_error)
 
     def waiting(self, queue: str) -> int:
@@ -434,24 +425,31 @@ class Store:
                 return sorted(found.items())
 
     def ack(
-        self, queue: str, consumer: str, tags: Sequence[int], on_error: Callable[[], None]
+        self,
+        queue: str,
+        consumer: str,
+        tags: Sequence[int],
+        on_error: Callable[[], None],
+        freed: Sequence[int] = (),
     ) -> None:
         """Forget messages for good. What is not held stays as it is, so that twice is safe.
 
-        It does not wait: `on_error` is called later where the server did not do it.
+        The slots of those that are `freed` come back with it, as by `free`. It does not wait:
+        `on_error` is called later where the server did not do it.
         """
         keys = self.keys(queue)
-        if not self.event_limit:
+        if not self.event_limit and not freed:
             self.run.post("HDEL", keys.unacked(consumer), *tags, on_error=on_error)
             return
-        move = script("ack")
         given = {
             "unacked": keys.unacked(consumer),
             **self.event_keys(keys),
             "consumer": consumer,
             "tags": tags,
         }
-        self._post(move, given, on_error)
+        if freed:
+            given |= {**self._gate_keys(keys), "freed": " ".join(map(str, freed))}
+        self._post(script("ack_gated" if freed else "ack"), given, on_error)
 
     def _post(self, move: Script, given: dict[str, Any], on_error: Callable[[], None]) -> None:
         """Send a script and do not wait for its answer, over connections that are known to work."""
@@ -827,6 +825,15 @@ class Store:
             "messages": keys.messages,
             "duplicates": keys.duplicates,
             "wake": keys.wake,
+        }
+
+    def _gate_keys(self, keys: QueueKeys) -> dict[str, Any]:
+        return {
+            "delayed": keys.delayed,
+            "wake": keys.wake,
+            "gate": keys.gate,
+            "ready": keys.ready,
+            "steps": keys.steps,
         }
 
     def event_keys(self, keys: QueueKeys) -> dict[str, Any]:

@@ -5,11 +5,6 @@ local events      = KEYS[2]            -- STREAM of lifecycle events
 local consumer    = ARGV[1]
 local event_limit = tonumber(ARGV[2])  -- about so many are kept; 0: none
 local tags        = {unpack(ARGV, 3)}
--- include: events
+-- include: events ack
 -- returns how many; O(1) a message
-local records = redis.call('HMGET', unacked, unpack(tags))
-local count = redis.call('HDEL', unacked, unpack(tags))
-for _, record in ipairs(records) do
-  if record then tell_of_held('acked', record, consumer) end
-end
 return count

@@ -24,7 +24,7 @@ for i = 1, #entries, 3 do
   if record then
     record = with_ticket(record, ticket)
     local _, id, place, lane = ticket_in(record)
-    local member, kept = admit_new(record, id, lane, place)
+    local member, kept = admit_new(record:sub(1, 1), record:sub(2), id, lane, place)
     note_arrival(member, kept, lane)
     redis.call('HDEL', unacked, tag)
     tags[#tags + 1] = tag

@@ -34,7 +34,7 @@ if lease_end_ms == '0' or (leased == '1' and not lease_end_ms) then return {0} e
 if lease_ms > 0 then redis.call('ZADD', consumers, now_ms + lease_ms, consumer) end
 
 local answer = {now_ms, 0, 0, redis.call('ZCARD', consumers)}
-local taken, held = {}, {}
+local taken, held, gone = {}, {}, {}
 
 local function hand_out(record, slots)
   answer[#answer + 1] = record
@@ -45,9 +45,19 @@ local function hand_out(record, slots)
 end
 
 local function promoted(kept)
-  local step, due_ms, message = parts_of(kept)
+  local step, due_ms, behind = kept:match('^(.)(%d+).?()')
   if not step then return '0' .. kept:gsub('^.?%d*', '') end  -- damaged: its consumer buries it
-  return step .. '{"due_ms":' .. due_ms .. ',' .. message:sub(2)
+  return step .. '{"due_ms":' .. due_ms .. ',' .. kept:sub(behind)
+end
+
+-- A call that has handed out from the gate brings nothing more there: records go at its end, all at once.
+local function forget_record(member)
+  if member:find('\31', 1, true) then
+    redis.call('HDEL', messages, member)
+    forget_duplicate(member)
+  else
+    gone[#gone + 1] = member
+  end
 end
 
 -- From the backlog to the gate; what has no ticket to ready, until a consumer has room for it.
@@ -59,8 +69,9 @@ local function bring_due()
   if #members == 0 then return false end
   for i, kept in ipairs(redis.call('HMGET', messages, unpack(members))) do
     local its_version, _, place, lane = ticket_in(kept or '')
-    if its_version == version and parts_of_lane(lane) and parts_of(kept) then
-      admit(members[i], lane, tonumber(kept:match('^.(%d+)')), place)
+    local due_ms = its_version == version and parts_of_lane(lane) and kept:match('^.(%d+)')
+    if due_ms then
+      admit(members[i], lane, tonumber(due_ms), place)
       note_arrival(members[i], kept, lane)
     elseif kept then
       local record = promoted(kept)
@@ -79,13 +90,12 @@ local function bring_ready(most)
     local found = room > 0 and redis.call('LRANGE', list, -room, -1) or {}
     local left = #found
     while left > 0 do
-      local record = steps:sub(i, i) .. found[left]
-      local its_version, id, place, lane = ticket_in(record)
+      local its_version, id, place, lane = ticket_in(found[left])
       if its_version == version and parts_of_lane(lane) then
-        local member, kept = admit_new(record, id, lane, place)
+        local member, kept = admit_new(steps:sub(i, i), found[left], id, lane, place)
         note_arrival(member, kept, lane)
       elseif #taken / 2 < most then
-        hand_out(record, '')
+        hand_out(steps:sub(i, i) .. found[left], '')
       else
         break
       end
@@ -111,8 +121,7 @@ local function next_of(lane)
     local kept = redis.call('HGET', messages, member)
     local its_version, _, _, its_lane = ticket_in(kept or '')
     if its_lane == lane and redis.call('ZREM', waiting, member) == 1 then
-      redis.call('HDEL', messages, member)
-      if member:find('\31', 1, true) then forget_duplicate(member) end
+      forget_record(member)
       forget_arrival(member)
       return found[4], promoted(kept), tonumber(kept:match('^.(%d+)')), its_version == version
     end
@@ -121,26 +130,28 @@ end
 
 local has_served = false
 
-local function serve(lane, parts, had)
+-- The lane whose turn it is. `is_only`: its key has no other one in turn; `had`: what the key has had.
+local function serve(lane, parts, had, is_only)
   local head, record, due_ms, is_current = next_of(lane)
   has_served = true
   if record and not is_current then
     hand_out(record, '')  -- its consumer gives it another ticket
   elseif record then
     now_had = had
-    redis.call('ZADD', gate .. 'turns', had + 1 / parts.weight, parts.key)
+    had = had + 1 / parts.weight
     hand_out(record, take_room(parts.uses, due_ms))
+    if head or not is_only then redis.call('ZADD', gate .. 'turns', had, parts.key) end
   end
   if head then
     redis.call('ZADD', gate .. 'turn:' .. parts.key, order_of(parts, tonumber(head)), lane)
   else
-    close(lane)
+    close(lane, is_only, parts.key, had)
     redis.call('HDEL', gate .. 'lanes', lane)
   end
   let_next(parts.uses)
 end
 
-local function try(lane, had, order)
+local function try(lane, had, order, is_only)
   local parts = parts_of_lane(lane)
   local due_ms = minds_lateness and redis.call('ZRANGE', gate .. 'lane:' .. lane, 0, 0, 'WITHSCORES')[2]
   local full, look_ms
@@ -148,7 +159,11 @@ local function try(lane, had, order)
     local free, next_ms = has_room(use, tonumber(due_ms or 0))
     if not free then full, look_ms = use.limit, next_ms end
   end
-  if full then block(lane, full, look_ms, had, order) else serve(lane, parts, had) end
+  if full then
+    block(lane, parts, full, look_ms, had, order, is_only)
+  else
+    serve(lane, parts, had, is_only)
+  end
 end
 
 -- Hands out in turn; returns whether it has stopped while some could go on.
@@ -158,8 +173,13 @@ local function serve_all()
     tries = tries - 1
     local key, had = unpack(redis.call('ZRANGE', gate .. 'turns', 0, 0, 'WITHSCORES'))
     if not key then return false end
-    local lane, order = unpack(redis.call('ZRANGE', gate .. 'turn:' .. key, 0, 0, 'WITHSCORES'))
-    if lane then try(lane, tonumber(had), order) else redis.call('ZREM', gate .. 'turns', key) end
+    local lane, order, other = unpack(redis.call('ZRANGE', gate .. 'turn:' .. key, 0, 1, 'WITHSCORES'))
+    if lane then
+      try(lane, tonumber(had), order, not other)
+    else
+      redis.call('ZREM', gate .. 'turns', key)
+      in_turn[key] = nil
+    end
   end
   return redis.call('EXISTS', gate .. 'turns') == 1
 end
@@ -170,20 +190,26 @@ local function let_out()
   for _, member in ipairs(members) do
     local kept = redis.call('HGET', messages, member)
     redis.call('ZREM', waiting, member)
-    redis.call('HDEL', messages, member)
-    if member:find('\31', 1, true) then forget_duplicate(member) end
+    forget_record(member)
     if kept then hand_out(promoted(kept), '') end
   end
   return true
 end
 
+local next_ms = earliest()
+
 local function step()
-  local more_due = bring_due()
-  local has_turns = redis.call('EXISTS', gate .. 'turns') == 1
-  -- Many without a ticket, as after a change of policies, do not hold up those that have turns.
-  local more_ready = bring_ready(has_turns and math.floor((want + tag % 2) / 2) or want)
-  local is_new = lease_ms > 0 and not lease_end_ms  -- and may come with other limits
-  look(is_new and '+inf' or now_ms)
+  local more_due, more_ready = false, false
+  if next_ms and next_ms <= now_ms then
+    more_due = bring_due()
+    next_ms = earliest()
+  end
+  if redis.call('EXISTS', unpack(ready)) > 0 then
+    local has_turns = redis.call('EXISTS', gate .. 'turns') == 1
+    -- Many without a ticket, as after a change of policies, do not hold up those that have turns.
+    more_ready = bring_ready(has_turns and math.floor((want + tag % 2) / 2) or want)
+  end
+  look(lease_ms > 0 and not lease_end_ms)  -- a new one may come with other limits
   local more = serve_all()
   if more_ready and #taken == 0 and want > 0 then
     more_ready = bring_ready(want)
@@ -194,6 +220,7 @@ end
 
 local more
 if version == '' then more = let_out() else more = step() end
+for i = 1, #gone, 2000 do redis.call('HDEL', messages, unpack(gone, i, math.min(i + 1999, #gone))) end
 tell_of_arrivals()
 if now_had then
   redis.call('ZREMRANGEBYSCORE', gate .. 'passed', '-inf', now_had)
@@ -208,8 +235,7 @@ if lease_ms > 0 then
     redis.call('HSET', gate .. 'slots:' .. consumer, unpack(held, i, math.min(i + 1999, #held)))
   end
 end
-local next_ms = earliest()
-local look_ms = tonumber(redis.call('ZRANGE', gate .. 'looks', 0, 0, 'WITHSCORES')[2])
+local look_ms = some_wait ~= false and next_look()
 if look_ms and waits == '0' and redis.call('EXISTS', armed) == 0 then announce_due(look_ms) end
 if look_ms and (not next_ms or look_ms < next_ms) then next_ms = look_ms end
 pass_on(answer, more, #taken > 0, next_ms)

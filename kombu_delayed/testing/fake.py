@@ -278,7 +278,12 @@ class FakeStore:
 
     @_one_step
     def ack(
-        self, queue: str, consumer: str, tags: Sequence[int], on_error: Callable[[], None]
+        self,
+        queue: str,
+        consumer: str,
+        tags: Sequence[int],
+        on_error: Callable[[], None],
+        freed: Sequence[int] = (),
     ) -> None:
         """Forget messages for good. What is not held stays as it is; `on_error` is never called."""
         held = self.queue(queue).held(consumer)

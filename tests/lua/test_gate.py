@@ -391,3 +391,21 @@ def test_who_comes_late_makes_up_for_nothing(store: Store) -> None:
 def test_a_burst_is_no_larger_than_allowed(store: Store) -> None:
     store.publish("q", [entry(id) for id in "abcde"])
     assert bodies(deliver(store, gate=Gate("v", (LimitNumbers("all", 0, 40.0, 3),)))) == "abc"
+
+
+def test_slots_come_back_with_an_ack(store: Store, client: redis.Redis) -> None:
+    store.publish("q", [entry(id) for id in "abc"])
+    limits = Gate("v", (LimitNumbers("all", 2),))
+    assert bodies(deliver(store, gate=limits)) == "ab"
+    for _ in range(2):  # the answer was lost: it is told again
+        store.ack("q", "A", [1], on_error=lambda: pytest.fail("refused"), freed=[2])
+    assert client.hkeys("{q}:unacked:A") == [b"2"]
+    assert store.running("q") == {"all:": 1}
+    assert bodies(deliver(store, gate=limits, tag=3)) == "c"
+
+
+def test_a_slot_that_is_given_back_twice_at_once_comes_back_once(store: Store) -> None:
+    store.publish("q", [entry(id) for id in "ab"])
+    deliver(store, gate=Gate("v", (LimitNumbers("all", 2),)))
+    store.free("q", "A", [1, 1], on_error=lambda: pytest.fail("refused"))
+    assert store.running("q") == {"all:": 1}

@@ -7,6 +7,7 @@ moved while they wait. The model knows which slots each living consumer's tasks 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -161,9 +162,9 @@ class Machine(RuleBasedStateMachine):
         tags = self._some(self.held[name], data)
         self._ack(name, tags)
 
-    def _ack(self, name: str, tags: list[int]) -> None:
+    def _ack(self, name: str, tags: list[int], freed: Sequence[int] = ()) -> None:
         if tags:
-            self.store.ack("q", name, tags, on_error=lambda: pytest.fail("refused"))
+            self.store.ack("q", name, tags, lambda: pytest.fail("refused"), freed)
             self.gone |= {self.held[name].pop(tag) for tag in tags}
 
     @rule(name=consumers, data=st.data())
@@ -171,7 +172,7 @@ class Machine(RuleBasedStateMachine):
         self._end(name, self._some(self.slots[name], data))
 
     def _end(self, name: str, tags: list[int]) -> None:
-        self._ack(name, [tag for tag in tags if tag in self.held[name]])
+        self._ack(name, [tag for tag in tags if tag in self.held[name]], tags)
         for _ in range(2):  # the answer was lost: it is told again
             if tags:
                 self.store.free("q", name, tags, on_error=lambda: pytest.fail("refused"))

@@ -69,20 +69,16 @@ end
 
 -- Who sent a message does not make it another one: the tag is new each time, and a program that is
 -- started again has another origin and another queue for replies.
-local function without_sender(record)
-  for _, name in ipairs({'delivery_tag', 'origin', 'reply_to'}) do
-    record = record:gsub('"' .. name .. '": ?"[^"]*"', '', 1)
-  end
-  return record
-end
-
 local function same(kept, record)
+  local function without_sender(text)
+    for _, name in ipairs({'delivery_tag', 'origin', 'reply_to'}) do
+      text = text:gsub('"' .. name .. '": ?"[^"]*"', '', 1)
+    end
+    return text
+  end
+
   local step, _, message = parts_of(kept)
   return without_sender(step .. message) == without_sender(record)
-end
-
-local function member_of(id, n)
-  return n == 1 and id or id .. '\31' .. n
 end
 
 local function with_due(record, due_ms)
@@ -99,23 +95,28 @@ local function store(id, kept, may_repeat)
   if has_duplicates == nil then has_duplicates = redis.call('EXISTS', duplicates) == 1 end
   local highest = has_duplicates and tonumber(redis.call('HGET', duplicates, id) or 1) or 1
   if highest == 1 and redis.call('HSETNX', messages, id, kept) == 1 then return id end
+
+  local function member_of(n)
+    return n == 1 and id or id .. '\31' .. n
+  end
+
   local step, _, message = parts_of(kept)
   local free = highest + 1
   for n = highest, 1, -1 do
-    local other = redis.call('HGET', messages, member_of(id, n))
+    local other = redis.call('HGET', messages, member_of(n))
     if not other then
       free = n
     elseif not may_repeat and same(other, step .. message) then
-      redis.call('HSET', messages, member_of(id, n), other)  -- WAIT waits for what its sender has written
+      redis.call('HSET', messages, member_of(n), other)  -- WAIT waits for what its sender has written
       return nil
     end
   end
-  while redis.call('HSETNX', messages, member_of(id, free), kept) == 0 do free = free + 1 end
+  while redis.call('HSETNX', messages, member_of(free), kept) == 0 do free = free + 1 end
   if free > highest then
     redis.call('HSET', duplicates, id, free)
     has_duplicates = true
   end
-  return member_of(id, free)
+  return member_of(free)
 end
 
 -- Promotion writes behind the brace, which others may not have put first.

@@ -23,6 +23,8 @@ end
 
 -- Of the ticket in a record: version, id, place among those due in one millisecond (or empty), lane.
 local function ticket_in(record)
+  local version, id, place, lane = record:match('^[^{]?%d*{"ticket":"([^"|]*)|([^"|]*)|([^"|]*)|([^"]*)"')
+  if version then return version, id, place, lane end
   local at = record:find('{', 1, true)
   if not at then return nil end
   at = record:match('^"due_ms": ?%d+, ?()', at + 1) or at + 1
@@ -47,10 +49,8 @@ end
 -- What the last key that had its turn had had before it. Who comes or returns begins there.
 local now_had
 
-local function turn_now()
-  now_had = now_had or tonumber(redis.call('GET', gate .. 'now') or 0)
-  return now_had
-end
+-- The keys that this call has found or put among those that have turns.
+local in_turn = {}
 
 local function had_by(key)
   return tonumber(redis.call('ZSCORE', gate .. 'turns', key) or redis.call('ZSCORE', gate .. 'passed', key) or 0)
@@ -66,21 +66,23 @@ local function open(lane, head)
   local parts = parts_of_lane(lane)
   redis.call('HSET', gate .. 'lanes', lane, '')
   redis.call('ZADD', gate .. 'turn:' .. parts.key, order_of(parts, tonumber(head)), lane)
-  if not redis.call('ZSCORE', gate .. 'turns', parts.key) then
-    redis.call('ZADD', gate .. 'turns', math.max(turn_now(), had_by(parts.key)), parts.key)
-    redis.call('ZREM', gate .. 'passed', parts.key)
+  if not in_turn[parts.key] and not redis.call('ZSCORE', gate .. 'turns', parts.key) then
+    now_had = now_had or tonumber(redis.call('GET', gate .. 'now') or 0)
+    local had = redis.call('ZSCORE', gate .. 'passed', parts.key)
+    redis.call('ZADD', gate .. 'turns', math.max(now_had, tonumber(had or 0)), parts.key)
+    if had then redis.call('ZREM', gate .. 'passed', parts.key) end
   end
+  in_turn[parts.key] = true
   return true
 end
 
--- Lets a lane have no turns.
-local function close(lane)
-  local key = parts_of_lane(lane).key
+-- Lets a lane have no turns; `is_only`: its key has none any more then; `had`: what the key has had.
+local function close(lane, is_only, key, had)
   redis.call('ZREM', gate .. 'turn:' .. key, lane)
-  if redis.call('EXISTS', gate .. 'turn:' .. key) == 0 then
-    local had = redis.call('ZSCORE', gate .. 'turns', key)
+  if is_only then
     redis.call('ZREM', gate .. 'turns', key)
-    if had then redis.call('ZADD', gate .. 'passed', had, key) end
+    redis.call('ZADD', gate .. 'passed', had, key)
+    in_turn[key] = nil
   end
 end
 
@@ -136,13 +138,15 @@ end
 
 -- Lets a message wait that the backlog has not; its due time becomes now where it had none. Returns its member and
 -- its record there.
-local function admit_new(record, id, lane, place)
-  record = record:gsub('^(.)%s+', '%1')  -- promotion writes behind the {
-  local due_ms = record:match('^.{"due_ms": ?(%d+)')
-  if due_ms then record = record:gsub('^(.){"due_ms": ?%d+, ?', '%1{') end
+local function admit_new(step, message, id, lane, place)
+  if message:byte() ~= 123 then message = message:gsub('^%s+', '') end  -- promotion writes behind the {
+  local due_ms, behind = message:match('^{"due_ms": ?(%d+), ?()')
+  if due_ms then message = '{' .. message:sub(behind) end
   due_ms = tonumber(due_ms or now_ms)
-  id = id:gsub('%%(%x%x)', function(hex) return string.char(tonumber(hex, 16)) end)
-  local kept = with_due(record, due_ms)
+  if id:find('%', 1, true) then
+    id = id:gsub('%%(%x%x)', function(hex) return string.char(tonumber(hex, 16)) end)
+  end
+  local kept = step .. string.format('%.0f', due_ms) .. message
   local member = store(id, kept, true)
   admit(member, lane, due_ms, place)
   return member, kept

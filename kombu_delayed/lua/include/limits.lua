@@ -51,8 +51,12 @@ local function take_room(uses, due_ms)
   return slots
 end
 
+-- Whether lanes wait for limits; nil where nobody has looked.
+local some_wait
+
 -- Where a limit has room, another lane that waits for it may try: now, or when the next token is due.
 local function let_next(uses, but)
+  if not some_wait then return end
   for _, use in ipairs(uses) do
     if use.limit ~= but and redis.call('EXISTS', gate .. 'blocked:' .. use.limit) == 1 then
       local free, look_ms = has_room(use, 0)
@@ -61,19 +65,28 @@ local function let_next(uses, but)
   end
 end
 
--- Lets a lane wait for a limit; `had` is its key's place, and `order` its own among the lanes of that key.
-local function block(lane, limit, look_ms, had, order)
-  local parts = parts_of_lane(lane)
+-- Lets a lane wait for a limit; `had` is its key's place, and `order` its own among the lanes of that key, of which
+-- it may be the only one that has turns.
+local function block(lane, parts, limit, look_ms, had, order, is_only)
   redis.call('ZADD', gate .. 'blocked:' .. limit, had, parts.key)
   redis.call('ZADD', blocked_line(limit, parts.key), order, lane)
-  close(lane)
+  close(lane, is_only, parts.key, had)
   redis.call('HSET', gate .. 'lanes', lane, limit)
   redis.call('ZADD', gate .. 'looks', 'LT', look_ms, limit)
+  some_wait = true
   let_next(parts.uses, limit)
 end
 
--- Limits whose time has come: the next token is due, or nobody has told of room for long.
-local function look(until_ms)
+local function next_look()
+  return tonumber(redis.call('ZRANGE', gate .. 'looks', 0, 0, 'WITHSCORES')[2])
+end
+
+-- Limits whose time has come, or all: the next token is due, or nobody has told of room for long.
+local function look(at_all)
+  local look_ms = next_look()
+  some_wait = look_ms ~= nil
+  if not look_ms or (look_ms > now_ms and not at_all) then return end
+  local until_ms = at_all and '+inf' or now_ms
   for _, limit in ipairs(redis.call('ZRANGEBYSCORE', gate .. 'looks', '-inf', until_ms, 'LIMIT', 0, 100)) do
     redis.call('ZADD', gate .. 'looks', now_ms + LOOK_MS, limit)
     if not unblock(limit) then redis.call('ZREM', gate .. 'looks', limit) end

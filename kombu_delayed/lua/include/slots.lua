@@ -1,14 +1,15 @@
--- slots: room within limits comes back, after clock waiting ready backlog and gate.
+-- slots: room within limits comes back, after waiting ready and gate.
 -- needs: gate wake consumer
 local slots_held = gate .. 'slots:' .. consumer
 
 local function free(tags)
-  local has_opened = false
+  local has_opened, some_wait = false, nil
   for i, slots in ipairs(redis.call('HMGET', slots_held, unpack(tags))) do
     if slots and redis.call('HDEL', slots_held, tags[i]) == 1 then  -- a tag may be named twice
       for limit, cost in slots:gmatch('|([^|*]+)%*(%d+)') do
         if redis.call('HINCRBY', gate .. 'slots', limit, -cost) <= 0 then redis.call('HDEL', gate .. 'slots', limit) end
-        has_opened = unblock(limit) or has_opened
+        if some_wait == nil then some_wait = redis.call('EXISTS', gate .. 'looks') == 1 end
+        has_opened = (some_wait and unblock(limit)) or has_opened
       end
     end
   end

@@ -1,0 +1,93 @@
+"""When a consumer gives slots back: with acks where it can, and never late."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from kombu_delayed.store import Entry, Store
+from tests.crash.dying import Reader
+from tests.kit.state import message
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    clock = [1000.0]
+    monkeypatch.setattr("kombu_delayed.qos.monotonic", lambda: clock[0])
+    return clock
+
+
+@pytest.fixture
+def told(store: Store, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What the store is told: ("ack", tags, freed) and ("free", tags)."""
+    told: list[tuple[Any, ...]] = []
+
+    def ack(queue: str, consumer: str, tags: Any, on_error: Any, freed: Any = ()) -> None:
+        told.append(("ack", [*tags], [*freed]))
+
+    def free(queue: str, consumer: str, tags: Any, on_error: Any) -> None:
+        told.append(("free", [*tags]))
+
+    monkeypatch.setattr(store, "ack", ack)
+    monkeypatch.setattr(store, "free", free)
+    return told
+
+
+def reader_of(store: Store, *, ends_here: bool = False) -> Reader:
+    """It has taken messages 1 and 2, which have slots, and knows that there are more."""
+    reader = Reader(store, prefetch_count=2)
+    store.publish("q", [Entry(id, 0, message(id)) for id in "abcd"])
+    tags = itertools.count(1)
+
+    def hand_over(payload: dict[str, Any], queue: str) -> None:
+        reader.got.append(payload)
+        tag = next(tags)
+        reader.qos.has_slots(tag, "q")
+        reader.qos.keep_slots(tag)
+        if ends_here:
+            reader.qos.task_ended(tag)
+
+    reader.consumer._hand_over = hand_over
+    reader.read()
+    assert len(reader.got) == 2
+    return reader
+
+
+def test_slots_go_with_the_next_acks(
+    store: Store, clock: list[float], told: list[tuple[Any, ...]]
+) -> None:
+    reader = reader_of(store)
+    reader.qos.task_ended(1)
+    reader.consumer.step()
+    assert told == []
+    reader.qos.ack(2)
+    reader.consumer.step()
+    assert told == [("ack", [2], [1])]
+    reader.consumer.step()
+    assert told[1:] == []
+
+
+def test_slots_do_not_wait_for_long(
+    store: Store, clock: list[float], told: list[tuple[Any, ...]]
+) -> None:
+    reader = reader_of(store)
+    reader.qos.task_ended(1)
+    assert reader.consumer.step() <= clock[0] + 0.003
+    clock[0] += 0.002
+    reader.qos.task_ended(2)
+    reader.consumer.step()
+    assert told == []
+    clock[0] += 0.0011
+    reader.consumer.step()
+    assert told == [("free", [1, 2])]
+
+
+def test_slots_of_tasks_that_ran_in_this_thread_do_not_wait(
+    store: Store, clock: list[float], told: list[tuple[Any, ...]]
+) -> None:
+    """The next one may take an hour."""
+    reader = reader_of(store, ends_here=True)
+    reader.consumer.step()
+    assert told == [("free", [1]), ("free", [2])]
