@@ -111,7 +111,9 @@ class GiveBack(bootsteps.StartStopStep):
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
-    #: Whether a signal handler could not wait for the pool.
+    #: Whether a cold shutdown's signal is handled, whose handler has not come to the pool yet.
+    _handles_signal = False
+    #: Whether that handler could not wait for the pool.
     _must_wait = False
 
     def start(self, parent: Any) -> None:
@@ -137,25 +139,25 @@ class GiveBack(bootsteps.StartStopStep):
             parent.pool.stop()
             if parent.hub is not None:
                 parent.hub.close()  # their acks wait in there
+        self._handles_signal = False
         if self._must_wait:
             self._await_greenlets()
 
     def _await_greenlets(self) -> None:
-        """Wait for the pool to end, but not in one of its greenlets: it would wait for itself.
+        """Wait for the pool to end, but not in the handler of a cold shutdown's signal.
 
-        A signal handler runs in whichever greenlet the signal meets, while that one may have the
-        lock of a connection which the others need.
+        That runs in whichever greenlet the signal meets: one of the pool's, or one that has the
+        lock of a connection which they need, would wait for itself.
         """
-        pool = self._parent.pool
-        own = getattr(pool._pool, "greenlets", ())
-        self._must_wait = bool(own) and import_module("greenlet").getcurrent() in own
+        self._must_wait, self._handles_signal = self._handles_signal, False
         if not self._must_wait:
-            type(pool).on_stop(pool)
+            type(self._parent.pool).on_stop(self._parent.pool)
 
     def _wait_for_soft_shutdown(self) -> None:
         with suppress(Exception):  # Celery must go on, and the signal follows, with another try
             self._on_signal()
         type(self._parent.controller).wait_for_soft_shutdown(self._parent.controller)
+        self._handles_signal = True
 
     def _on_signal(self, **_: Any) -> None:
         channel = getattr(self._parent.task_consumer, "channel", None)
