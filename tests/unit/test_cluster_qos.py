@@ -27,6 +27,7 @@ def test_what_waits_for_a_node_is_kept_whatever_comes_up_behind_it() -> None:
     qos = ClusterQoS.__new__(ClusterQoS)
     acks = [Done(ACK, queue, n, "") for n, queue in enumerate(("down", "up", "down", "refused"))]
     qos._done, qos._recent = deque(acks), deque()
+    qos._freed, qos._freed_lately = deque(), deque()
     with pytest.raises(RuntimeError):
         qos._flush_done(store, lease)
     assert [*qos._done] == [acks[0], acks[2], acks[3]]
