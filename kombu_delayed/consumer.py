@@ -551,7 +551,7 @@ class Consumer:
                 self._take_out(entry)
                 raise
             if not self._take_out(entry):
-                self._qos.has_gone(tag)
+                self._qos.withdraw(tag)
             elif payload is not None and self._give(payload, queue, tag, record, no_ack):
                 return True
         return False

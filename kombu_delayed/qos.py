@@ -112,7 +112,7 @@ class QoS(virtual.QoS):
         """A message is about to be handed out."""
         self._held[tag] = queue, id
 
-    def has_gone(self, tag: int) -> None:
+    def withdraw(self, tag: int) -> None:
         """A message was given back when it was about to be handed out."""
         self._held.pop(tag, None)
 
@@ -233,9 +233,7 @@ class QoS(virtual.QoS):
                 self._waiting.add(tag)
         for tag in sorted(self._waiting, reverse=True):
             if self.queue_of(tag) == queue and self.begin(tag):
-                super().ack(tag)
-                self.give_back(queue, [tag])
-                self._held.pop(tag, None)
+                self.ended(tag)
 
     def flush(self, store: Store, lease: Lease, slots_wait: bool = False) -> None:
         """Tell the server of acks, rejects and slots. What fails stays for the next time.

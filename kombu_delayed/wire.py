@@ -52,27 +52,18 @@ def pack(command: Sequence[Any]) -> bytes:
             return _pack_in_c(tuple(command))
         except (TypeError, UnicodeEncodeError):  # it takes text, bytes and plain numbers
             pass
-    try:
-        raws = [
-            each.encode()
-            if type(each) is str
-            else each
-            if type(each) is bytes
-            else str(each).encode()
-            for each in command
-        ]
-    except UnicodeEncodeError:  # names that a server has need not be text
-        raws = [_raw(each) for each in command]
+    raws = [
+        each
+        if isinstance(each, bytes)
+        else str(each).encode(errors="surrogateescape")  # names that a server has need not be text
+        for each in command
+    ]
     known = len(_LENGTHS)
     parts = [b""] * (2 * len(raws) + 2)
     parts[0] = b"*%d" % len(raws)
     parts[1:-1:2] = [_LENGTHS[n] if (n := len(raw)) < known else b"$%d" % n for raw in raws]
     parts[2:-1:2] = raws
     return b"\r\n".join(parts)
-
-
-def _raw(part: Any) -> bytes:
-    return part if isinstance(part, bytes) else str(part).encode(errors="surrogateescape")
 
 
 def pairs(answer: Any) -> list[tuple[bytes, bytes]]:
@@ -168,8 +159,6 @@ class Wire:
                 self._is_sent = True
                 if self._unread:
                     self._read_posted()
-                if replicas is None:
-                    return _read(self._connection)
                 return _read_both(self._connection, replicas)
             except (ResponseError, ServerFull, NotReplicated):
                 raise
@@ -298,7 +287,7 @@ class Wire:
         if not self._unread and getattr(self._connection, "_re_auth_token", None) is not None:
             self._connection.re_auth()
         # A check of the connection's health would take the answer of a posted command for its own.
-        packed = [pack(command)] if replicas is None else _packed(command, replicas)
+        packed = _packed(command, replicas)
         self._connection.send_packed_command(packed, check_health=not self._unread)
 
     def _drop_closed(self) -> None:
