@@ -15,7 +15,7 @@ from .store import CALL_LIMIT, Store, chunks
 from .wire import numbers
 
 #: Messages that one call looks at.
-PAGE_SIZE = 1_000
+PAGE_SIZE = 500
 
 #: Bytes that one call returns at the most, and then the rest of a partition.
 PAGE_BYTES = 1_000_000

@@ -43,7 +43,7 @@ UNLIMITED_CLAIM = 50
 
 LARGEST_CLAIM = 250
 
-#: A claim for less than a quarter of the prefetch limit waits so long for more room.
+#: A claim for less than half of the prefetch limit waits so long for more room.
 SMALL_CLAIM_SECONDS = 0.003
 
 #: A consumer that meets messages without a token, from a stock producer, looks this often.
@@ -366,7 +366,7 @@ class Consumer:
 
     def _worth_claiming(self, now: float) -> int:
         room = self._room()
-        small = room < min(self._qos.prefetch_count // 4, LARGEST_CLAIM)
+        small = room < min(self._qos.prefetch_count // 2, LARGEST_CLAIM)
         return 0 if small and now - self._last_claim_at < SMALL_CLAIM_SECONDS else room
 
     def _claim_wanted(self, now: float) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 _FRONT = rb'\{(?:"due_ms": ?-?\d+, ?)?(?:"wait": ?\{[^}]*\}, ?)?'
-_TICKET = re.compile(_FRONT + rb'"ticket": ?"([^"|]*)\|')
 _LANE = re.compile(_FRONT + rb'"ticket": ?"[^"|]*\|[^"|]*\|[^"|]*\|([^"]*)"')
 _PLACE = re.compile(r"^(" + _FRONT.decode() + r')(?:"ticket": ?"[^"]*", ?)?')
 
@@ -98,8 +97,11 @@ class Gate:
 
     def has_ticket(self, record: bytes) -> bool:
         """Whether a record has a ticket of this version."""
-        found = _TICKET.match(record, 1)
-        return found is not None and found[1].decode() == self.version
+        return self._ticket.match(record, 1) is not None
+
+    @cached_property
+    def _ticket(self) -> re.Pattern[bytes]:
+        return re.compile(_FRONT + rb'"ticket": ?"' + re.escape(self.version.encode()) + rb"\|")
 
 
 #: For a queue that has no policies any more.

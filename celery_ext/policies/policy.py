@@ -27,6 +27,12 @@ class Policy:
         """What is to become of a message: Run, Delay, Drop or Bury."""
         return RUN
 
+    @property
+    def _decides(self) -> bool:
+        """Whether it has to be asked, as it has a `decide` of its own."""
+        kind = type(self)
+        return kind.decide is not Policy.decide or kind._asked is not Policy._asked
+
     def _asked(self, message: Message) -> Decision:
         # Under a name that those of users hardly have.
         return self.decide(message)

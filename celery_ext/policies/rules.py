@@ -66,7 +66,7 @@ class Rules:
     def decide(self, arrival: Arrival) -> Decision:
         """The first answer that is another one than Run; the headers of all that are."""
         task = str(arrival.envelope.payload["headers"].get("task") or "")
-        policies = self.policies(arrival.queue, task)
+        policies = [each for each in self.policies(arrival.queue, task) if each._decides]
         if not policies:
             return RUN
         message = Message(arrival, self._apps.of(task))

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import click
+import pytest
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
@@ -95,7 +96,7 @@ class Run:
     def _rows(self, benchmark: Benchmark, say: Callable[[str], None]) -> list[Row]:
         try:
             found = self._measure(benchmark, say)
-        except Exception as error:
+        except (Exception, pytest.skip.Exception) as error:
             self.failed.append(benchmark.name)
             self.console.print(f"{benchmark.name} failed: {error!r}", style="red", markup=False)
             return [Row(benchmark.name, "to run", "", str(error).splitlines()[0][:80], "", False)]
@@ -110,7 +111,7 @@ class Run:
             for side in benchmark.sides:
                 say(f"{benchmark.name}: round {round_ + 1} of {rounds}, {side}")
                 began = time.monotonic()
-                with rig(side, self.quick) as made:
+                with rig(side, self.quick, benchmark.server) as made:
                     self.server = self.server or _server(made.redis.info("server"))
                     figures = benchmark.measure(made)
                 found[side].append(figures)

@@ -39,6 +39,8 @@ class Benchmark:
     sides: tuple[str, ...] = ("stock", "ours")
     #: Rounds at most, for what is long and does not vary.
     rounds: int | None = None
+    #: The kind of server, as `tests.kit.servers` knows them.
+    server: str = "valkey"
 
 
 def at_least(what: str, figure: str, factor: float, unit: str = "/s") -> Callable[..., list[Row]]:

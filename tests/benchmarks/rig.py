@@ -153,11 +153,11 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 @contextlib.contextmanager
-def rig(side: str, quick: bool) -> Iterator[Rig]:
+def rig(side: str, quick: bool, kind: str = "valkey") -> Iterator[Rig]:
     with contextlib.ExitStack() as stack:
         temporary = tempfile.TemporaryDirectory(prefix="kombu-delayed-benchmark-")
         directory = Path(stack.enter_context(temporary))
-        server = stack.enter_context(start_server("valkey", directory / "server", port=0))
+        server = stack.enter_context(start_server(kind, directory / "server", port=0))
         made = Rig(side, quick, directory, server, stack)
         yield made
         if "redis" in made.__dict__:
