@@ -9,7 +9,7 @@
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
-TEST_PROCESSES ?= 2
+TEST_PROCESSES ?= 3
 BENCH_ARGS ?= --write docs/benchmarks.md
 MINUTES ?= 5
 SEED ?= 1

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 from urllib.parse import quote, unquote
 
 _FRONT = rb'\{(?:"due_ms": ?-?\d+, ?)?(?:"wait": ?\{[^}]*\}, ?)?'
@@ -86,9 +85,9 @@ class Gate:
     limits: tuple[LimitNumbers, ...] = ()
 
     @cached_property
-    def arguments(self) -> Sequence[Any]:
-        """As deliver_gated.lua takes them."""
-        return [part for each in self.limits for part in _numbers(each)]
+    def numbers(self) -> str:
+        """Its limits as deliver_gated.lua takes them."""
+        return "".join(map(_numbers, self.limits))
 
     @cached_property
     def has_slots(self) -> bool:
@@ -144,9 +143,9 @@ def put_ticket(message: str, ticket: str) -> str:
     return _PLACE.sub(lambda front: f'{front[1]}"ticket":"{ticket}",', message.lstrip(), count=1)
 
 
-def _numbers(limit: LimitNumbers) -> tuple[Any, ...]:
-    every_ms = repr(float(limit.every_ms))
-    return plain(limit.name), limit.slots, every_ms, limit.burst, limit.after_ms
+def _numbers(limit: LimitNumbers) -> str:
+    numbers = limit.slots, float(limit.every_ms), limit.burst, limit.after_ms
+    return f"{plain(limit.name)} {' '.join(map(repr, numbers))};"
 
 
 def plain(key: str) -> str:

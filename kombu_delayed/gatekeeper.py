@@ -88,5 +88,5 @@ class Gatekeeper:
                 text = ticket.text(gate.version, envelope.id)
                 sent.append((each.tag, text, each.record if no_ack else b""))
         if sent:
-            self._store.admit(queue, lease.consumer, sent)
+            self._store.admit(queue, lease.consumer, sent, gate)
         return stay

@@ -350,7 +350,7 @@ class Store:
         keys = self.keys(queue)
         given: dict[str, Any] = {}
         if gate is not None:
-            given = {"gate": keys.gate, "version": gate.version, "limits": gate.arguments}
+            given = {"gate": keys.gate, "version": gate.version, "limits": gate.numbers}
         answer = script("deliver_gated" if gate is not None else "deliver")(
             self.run,
             **self._holding(keys, consumer),
@@ -373,10 +373,12 @@ class Store:
         has_more = bool(more % 2) or (gate is None and more > 1)
         return Delivered(now_ms, next_due_ms, has_more, consumers, records, more > 1)
 
-    def admit(self, queue: str, consumer: str, entries: Sequence[tuple[int, str, bytes]]) -> int:
+    def admit(
+        self, queue: str, consumer: str, entries: Sequence[tuple[int, str, bytes]], gate: Gate
+    ) -> int:
         """Let held messages, given as (tag, ticket, record), wait for their turn; returns how many.
 
-        An empty record stands for the one that is held under the tag.
+        An empty record stands for the one that is held under the tag. The tickets are of the gate.
         """
         keys = self.keys(queue)
         return script("admit")(
@@ -389,6 +391,7 @@ class Store:
             now=self.now,
             consumer=consumer,
             steps=keys.steps,
+            limits=gate.numbers,
             entries=[part for entry in entries for part in entry],
         )
 

@@ -13,8 +13,9 @@ local now         = ARGV[1]
 local consumer    = ARGV[2]
 local steps       = ARGV[3]
 local event_limit = tonumber(ARGV[4])  -- about so many are kept; 0: none
-local entries     = {unpack(ARGV, 5)}  -- tag, ticket, record (empty: the one that is held); …
--- include: clock waiting ready backlog events gate slots waits
+local limits      = ARGV[5]            -- as of deliver_gated
+local entries     = {unpack(ARGV, 6)}  -- tag, ticket, record (empty: the one that is held); …
+-- include: clock waiting ready backlog events gate limits slots waits
 -- returns how many; O(log n) a message
 redis.call('HDEL', unacked, '')        -- a full server lets a script write that has freed memory first
 local tags = {}
@@ -30,6 +31,7 @@ for i = 1, #entries, 3 do
     tags[#tags + 1] = tag
   end
 end
+let_arrive()
 if #tags > 0 then free(tags) end
 tell_of_arrivals()
 if redis.call('EXISTS', gate .. 'turns') == 1 then announce_ready() end

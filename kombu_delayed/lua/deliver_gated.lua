@@ -25,7 +25,7 @@ local expires_ms  = tonumber(ARGV[9])    -- of the ready lists; 0: never
 local steps       = ARGV[10]
 local event_limit = tonumber(ARGV[11])   -- about so many are kept; 0: none
 local version     = ARGV[12]             -- of the tickets; empty: there are no policies any more, let out what waits
-local limits      = {unpack(ARGV, 13)}   -- name, slots (0: no limit, -1: counted only), ms a token (0: no limit), burst, ms late that need none; …
+local limits      = ARGV[13]             -- name, slots (0: no limit, -1: counted only), ms a token (0: no limit), burst, ms late that need none; …
 -- include: clock waiting ready backlog forget_duplicate events promise gate limits waits
 -- returns as deliver; O(log n) a message
 redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
@@ -80,10 +80,11 @@ local function bring_due()
       if members[i]:find('\31', 1, true) then forget_duplicate(members[i]) end
     end
   end
+  let_arrive()
   return more
 end
 
--- From ready to the gate, or to the consumer for a ticket, until that has so many.
+-- From ready to the gate, or to the consumer for a ticket, until that has so many; returns whether there are more.
 local function bring_ready(most)
   local room = promotions
   for i, list in ipairs(ready) do
@@ -208,11 +209,13 @@ local function step()
     local has_turns = redis.call('EXISTS', gate .. 'turns') == 1
     -- Many without a ticket, as after a change of policies, do not hold up those that have turns.
     more_ready = bring_ready(has_turns and math.floor((want + tag % 2) / 2) or want)
+    let_arrive()
   end
   look(lease_ms > 0 and not lease_end_ms)  -- a new one may come with other limits
   local more = serve_all()
   if more_ready and #taken == 0 and want > 0 then
     more_ready = bring_ready(want)
+    let_arrive()
     more = serve_all()
   end
   return more or more_ready or more_due

@@ -65,6 +65,7 @@ local function put_right(member, kept, lane)
   redis.call('ZREM', waiting, member)
   if lane then
     admit(member, lane, tonumber(kept:match('^.(%d+)')), '')
+    let_arrive()
     open(lane)
   else
     index(member, tonumber(kept:match('^.(%d+)')), 1e9)

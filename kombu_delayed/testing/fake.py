@@ -242,7 +242,9 @@ class FakeStore:
         return Delivered(now_ms, next_ms, more, len(q.consumers), records)
 
     @_one_step
-    def admit(self, queue: str, consumer: str, entries: Sequence[tuple[int, str, bytes]]) -> int:
+    def admit(
+        self, queue: str, consumer: str, entries: Sequence[tuple[int, str, bytes]], gate: Gate
+    ) -> int:
         """Give held messages, given as (tag, ticket, record), tickets; they are ready again."""
         q, count = self.queue(queue), 0
         for tag, ticket, given in entries:

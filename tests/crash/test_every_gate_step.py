@@ -52,7 +52,7 @@ def claim(store: Store, consumer: str, tag: int, gate: Gate = GATE) -> list[str]
     records = list(enumerate(answer.records, tag))
     bare = [(n, _id(record)) for n, record in records if not gate.has_ticket(record)]
     if bare:
-        store.admit("q", consumer, [(n, ticket(id, gate), b"") for n, id in bare])
+        store.admit("q", consumer, [(n, ticket(id, gate), b"") for n, id in bare], gate)
     return [_id(record) for n, record in records if (n, _id(record)) not in bare]
 
 

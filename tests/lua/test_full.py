@@ -107,7 +107,7 @@ GATE = Gate("v", (LimitNumbers("all", 1, 1000.0, 1),))
 
 def admit(store: Store) -> int:
     ticket = Ticket(uses=(Use("all"),))
-    return store.admit("q", "A", [(tag, ticket.text("v", f"n{tag}"), b"") for tag in (1, 2)])
+    return store.admit("q", "A", [(tag, ticket.text("v", f"n{tag}"), b"") for tag in (1, 2)], GATE)
 
 
 def deliver_gated(store: Store) -> Any:

@@ -92,8 +92,8 @@ def test_a_message_with_another_ticket_goes_to_its_consumer(store: Store) -> Non
     assert bodies(answer) == "a"
     assert not other.has_ticket(answer.records[0])
     assert store.running("q") == {}
-    assert store.admit("q", "A", [(1, TICKET.text("w", "a"), b"")]) == 1
-    assert store.admit("q", "A", [(1, TICKET.text("w", "a"), b"")]) == 0
+    assert store.admit("q", "A", [(1, TICKET.text("w", "a"), b"")], other) == 1
+    assert store.admit("q", "A", [(1, TICKET.text("w", "a"), b"")], other) == 0
     again = deliver(store, gate=other, tag=2)
     assert bodies(again) == "a"
     assert other.has_ticket(again.records[0])
@@ -153,7 +153,7 @@ def test_what_waits_when_policies_change_gets_another_ticket_and_takes_no_slots(
     assert [bodies(answer), store.running("q")] == ["bc", {}]
     assert not any(map(other.has_ticket, answer.records))
     tickets = [(tag, TICKET.text("w", id), b"") for tag, id in enumerate("bc", 2)]
-    assert store.admit("q", "A", tickets) == 2
+    assert store.admit("q", "A", tickets, other) == 2
     assert bodies(deliver(store, gate=other, tag=4)) == "b"
 
 
@@ -161,7 +161,7 @@ def test_a_message_that_has_slots_gives_them_back_with_its_ticket(store: Store) 
     store.publish("q", [entry("a")])
     deliver(store)
     assert store.running("q") == {"all:": 1}
-    store.admit("q", "A", [(1, TICKET.text("w", "a"), b"")])
+    store.admit("q", "A", [(1, TICKET.text("w", "a"), b"")], Gate("w", GATE.limits))
     assert store.running("q") == {}
 
 
@@ -232,7 +232,7 @@ def test_a_heavy_one_is_not_overtaken_for_ever(store: Store) -> None:
 def test_a_blank_in_front_of_a_message_is_no_part_of_it(store: Store) -> None:
     store.publish("q", [Entry("a", 0, "  " + message("a"))])
     deliver(store)
-    store.admit("q", "A", [(1, TICKET.text("v", "a"), b"")])
+    store.admit("q", "A", [(1, TICKET.text("v", "a"), b"")], GATE)
     (record,) = deliver(store, tag=2).records
     assert open_envelope(record[1:], 2).payload["body"].startswith("a")
 

@@ -6,7 +6,7 @@ import pytest
 
 from kombu_delayed.backlog import Backlog, Move
 from kombu_delayed.events import newest
-from kombu_delayed.gate import Gate, LimitNumbers, Ticket, Use, put_ticket, reason_of
+from kombu_delayed.gate import Gate, LimitNumbers, Ticket, Use, put_ticket
 from kombu_delayed.store import Delivered, Entry, Store
 from tests.kit.state import message
 
@@ -67,14 +67,26 @@ def test_the_reason_is_what_it_waits_for(store: Store) -> None:
     own = Use("für|wen", "a b")
     store.publish("q", [entry(id, own) for id in "abcd"])
     deliver(store, 1, want=1)
-    turn = reason_of("")
-    assert told(store)[1:] == [("waiting", id, turn) for id in "bcd"]
+    reason = "waits for the limit für|wen of a b"
+    assert told(store)[1:] == [("waiting", id, reason) for id in "bcd"]
     deliver(store, 2)
     told(store)
     store.publish("q", [entry("e", own)])
     deliver(store, 3)
-    assert told(store) == [("waiting", "e", "waits for the limit für|wen of a b")]
-    assert Backlog(store, "q").reason("e") == "waits for the limit für|wen of a b"
+    assert told(store) == [("waiting", "e", reason)]
+    assert Backlog(store, "q").reason("e") == reason
+
+
+def test_what_has_room_and_only_waits_for_a_worker_is_not_told(store: Store) -> None:
+    store.publish("q", [entry(id, Use("für|wen")) for id in "ab"])
+    deliver(store, 1, want=1)
+    assert told(store) == [("delivered", "a", "")]
+
+
+def test_what_needs_no_room_is_not_told(store: Store) -> None:
+    store.publish("q", [entry("a", Use("all")), entry("b", Use("all", passes=True))])
+    deliver(store, 1, want=1)
+    assert [name for name, id, _ in told(store) if id == "b"] == []
 
 
 def test_turns_alone_are_not_told(store: Store) -> None:
@@ -89,7 +101,7 @@ def test_what_comes_without_a_ticket(store: Store) -> None:
     store.publish("q", [Entry("b", 0, entry("b").message.replace('"ticket":"v', '"ticket":"u'))])
     deliver(store, 2)
     told(store)
-    store.admit("q", "A", [(2, Ticket("k", uses=USES).text("v", "b"), b"")])
+    store.admit("q", "A", [(2, Ticket("k", uses=USES).text("v", "b"), b"")], GATE)
     deliver(store, 3)
     assert [name for name, id, _ in told(store) if id == "b"] == ["waiting"]
 

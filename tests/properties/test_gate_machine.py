@@ -139,7 +139,7 @@ class Machine(RuleBasedStateMachine):
                 self._note_begin(self.tickets[id])
             else:
                 ticket = self.tickets[id].text("v1", id)
-                assert self.store.admit("q", name, [(self.tag, ticket, b"")]) == 1
+                assert self.store.admit("q", name, [(self.tag, ticket, b"")], gate) == 1
         return len(answer.records) + answer.more
 
     def _note_begin(self, ticket: Ticket) -> None:

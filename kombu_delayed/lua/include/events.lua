@@ -12,7 +12,13 @@ local function tell(event, id, message, due_ms, consumer, deliveries, name, reas
   if from then
     task, own_id, behind = message:match('^ ?{"lang": ?"py", ?"task": ?"([^"\\%c]*)", ?"id": ?"([^"\\%c]+)"()', from + 1)
   end
-  local is_plain = task and not message:find('tenant":', behind, true)
+  local is_plain = task
+  local at = task and message:find('tenant":', behind, true)
+  if at then
+    local inner = message:find('{"', behind, true)  -- begins another object, whose member it may be
+    tenant = not (inner and inner < at) and message:match('^"tenant": ?"([^"\\%c]*)"', at - 1)
+    is_plain = tenant
+  end
   if not is_plain then
     -- include: member_of_part
     task, own_id = member_of_part(message, 'headers', 'task'), member_of_part(message, 'headers', 'id')
@@ -33,7 +39,7 @@ local function tell(event, id, message, due_ms, consumer, deliveries, name, reas
   end
   local text
   if is_plain and id == own_id and not consumer:find('["\\%c]') then
-    text = '["' .. event .. '","' .. id .. '","' .. task .. '","",' .. due .. ',"' .. consumer .. '",' .. deliveries .. ']'
+    text = '["' .. event .. '","' .. id .. '","' .. task .. '","' .. (tenant or '') .. '",' .. due .. ',"' .. consumer .. '",' .. deliveries .. ']'
   else
     text = cjson.encode({event, id, task, tenant or ''}):sub(1, -2)
     text = text .. ',' .. due .. ',' .. cjson.encode(consumer) .. ',' .. deliveries .. ']'

@@ -56,24 +56,57 @@ local function had_by(key)
   return tonumber(redis.call('ZSCORE', gate .. 'turns', key) or redis.call('ZSCORE', gate .. 'passed', key) or 0)
 end
 
--- Lets a lane have turns, whose first message is `head` where that is known; returns whether it has one.
-local function open(lane, head)
-  head = head or redis.call('ZRANGE', gate .. 'lane:' .. lane, 0, 0, 'WITHSCORES')[2]
-  if not head then
+-- Calls a command with a key and any number of arguments, of which an even number makes sense together; returns what
+-- those calls return, one behind the other.
+local function in_parts(command, key, arguments)
+  local answers = {}
+  for i = 1, #arguments, 2000 do
+    local answer = redis.call(command, key, unpack(arguments, i, math.min(i + 1999, #arguments)))
+    if type(answer) == 'table' then
+      for _, each in ipairs(answer) do answers[#answers + 1] = each end
+    end
+  end
+  return answers
+end
+
+-- Lets keys have turns that have none.
+local function begin_turns(keys)
+  local new, turns, gone = {}, {}, {}
+  for i, had in ipairs(in_parts('ZMSCORE', gate .. 'turns', keys)) do
+    if not had then new[#new + 1] = keys[i] end
+  end
+  if #new > 0 then now_had = now_had or tonumber(redis.call('GET', gate .. 'now') or 0) end
+  for i, had in ipairs(in_parts('ZMSCORE', gate .. 'passed', new)) do
+    turns[#turns + 1], turns[#turns + 2] = math.max(now_had, tonumber(had or 0)), new[i]
+    if had then gone[#gone + 1] = new[i] end
+  end
+  in_parts('ZADD', gate .. 'turns', turns)
+  in_parts('ZREM', gate .. 'passed', gone)
+end
+
+-- Lets lanes have turns whose first messages are where `heads` says.
+local function open_all(lanes, heads)
+  local entries, keys = {}, {}
+  for _, lane in ipairs(lanes) do
+    local parts = parts_of_lane(lane)
+    entries[#entries + 1], entries[#entries + 2] = lane, ''
+    redis.call('ZADD', gate .. 'turn:' .. parts.key, order_of(parts, heads[lane]), lane)
+    if not in_turn[parts.key] then keys[#keys + 1] = parts.key end
+    in_turn[parts.key] = true
+  end
+  in_parts('HSET', gate .. 'lanes', entries)
+  begin_turns(keys)
+end
+
+-- Lets a lane have turns; returns whether it has a message.
+local function open(lane)
+  local head = redis.call('ZRANGE', gate .. 'lane:' .. lane, 0, 0, 'WITHSCORES')[2]
+  if head then
+    open_all({lane}, {[lane] = tonumber(head)})
+  else
     redis.call('HDEL', gate .. 'lanes', lane)
-    return false
   end
-  local parts = parts_of_lane(lane)
-  redis.call('HSET', gate .. 'lanes', lane, '')
-  redis.call('ZADD', gate .. 'turn:' .. parts.key, order_of(parts, tonumber(head)), lane)
-  if not in_turn[parts.key] and not redis.call('ZSCORE', gate .. 'turns', parts.key) then
-    now_had = now_had or tonumber(redis.call('GET', gate .. 'now') or 0)
-    local had = redis.call('ZSCORE', gate .. 'passed', parts.key)
-    redis.call('ZADD', gate .. 'turns', math.max(now_had, tonumber(had or 0)), parts.key)
-    if had then redis.call('ZREM', gate .. 'passed', parts.key) end
-  end
-  in_turn[parts.key] = true
-  return true
+  return head ~= nil
 end
 
 -- Lets a lane have no turns; `is_only`: its key has none any more then; `had`: what the key has had.
@@ -115,25 +148,39 @@ local function unblock(limit)
   end
 end
 
--- Lets a message wait that the backlog has the record of, under `member`.
-local lowest = {}
+-- Lets a message wait that the backlog has the record of, under `member`: from `let_arrive` on, for all at once.
+local coming, coming_lanes, lines_of, lowest = {}, {}, {}, {}
 local admitted = 0
 
 local function admit(member, lane, due_ms, place)
   admitted = admitted + 1
   local at = due_ms + (tonumber(place) or math.min(admitted, 4095)) / 4096
-  redis.call('ZADD', waiting, due_ms, member)
-  redis.call('ZADD', gate .. 'lane:' .. lane, at, member)
-  if lowest[lane] and lowest[lane] <= at then return end
-  lowest[lane] = at
-  local limit = redis.call('HGET', gate .. 'lanes', lane)
-  if not limit then
-    open(lane, at)
-  else
-    local parts = parts_of_lane(lane)
-    local line = limit == '' and gate .. 'turn:' .. parts.key or blocked_line(limit, parts.key)
-    redis.call('ZADD', line, 'XX', 'LT', order_of(parts, at), lane)
+  coming[#coming + 1], coming[#coming + 2] = due_ms, member
+  local line = lines_of[lane]
+  if not line then
+    line = {}
+    lines_of[lane], coming_lanes[#coming_lanes + 1] = line, lane
   end
+  line[#line + 1], line[#line + 2] = at, member
+  lowest[lane] = math.min(lowest[lane] or at, at)
+end
+
+local function let_arrive()
+  in_parts('ZADD', waiting, coming)
+  local new = {}
+  for i, limit in ipairs(in_parts('HMGET', gate .. 'lanes', coming_lanes)) do
+    local lane = coming_lanes[i]
+    in_parts('ZADD', gate .. 'lane:' .. lane, lines_of[lane])
+    if limit then
+      local parts = parts_of_lane(lane)
+      local line = limit == '' and gate .. 'turn:' .. parts.key or blocked_line(limit, parts.key)
+      redis.call('ZADD', line, 'XX', 'LT', order_of(parts, lowest[lane]), lane)
+    else
+      new[#new + 1] = lane
+    end
+  end
+  open_all(new, lowest)
+  coming, coming_lanes, lines_of, lowest = {}, {}, {}, {}
 end
 
 -- Lets a message wait that the backlog has not; its due time becomes now where it had none. Returns its member and

@@ -2,12 +2,11 @@
 -- needs: gate limits
 local limit_of = {}
 local minds_lateness = false
-for i = 1, #limits, 5 do
-  limit_of[limits[i]] = {
-    most = tonumber(limits[i + 1]), every_ms = tonumber(limits[i + 2]), burst = tonumber(limits[i + 3]),
-    after_ms = tonumber(limits[i + 4]),
+for name, most, every_ms, burst, after_ms in limits:gmatch('([^ ;]*) (%S+) (%S+) (%S+) ([^;]+);') do
+  limit_of[name] = {
+    most = tonumber(most), every_ms = tonumber(every_ms), burst = tonumber(burst), after_ms = tonumber(after_ms),
   }
-  minds_lateness = minds_lateness or limits[i + 4] ~= '0'
+  minds_lateness = minds_lateness or after_ms ~= '0'
 end
 
 local function needs_token(limit, due_ms)
