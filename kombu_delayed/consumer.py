@@ -357,17 +357,22 @@ class Consumer:
 
     def _room(self) -> int:
         """How many messages may be claimed."""
-        if "can_consume" in self._qos.__dict__:  # Celery's worker_disable_prefetch replaces it
+        if self._claims_single:
             return int(not self._buffer and self._qos.can_consume())
         if not self._qos.prefetch_count:
             return 0 if self._buffer else UNLIMITED_CLAIM
         room = self._qos.prefetch_count - self._qos.outstanding - len(self._buffer)
         return min(max(room, 0), LARGEST_CLAIM)
 
+    @property
+    def _claims_single(self) -> bool:
+        """Whether each claim is for one message: Celery's worker_disable_prefetch says when."""
+        return "can_consume" in self._qos.__dict__
+
     def _worth_claiming(self, now: float) -> int:
-        room = self._room()
-        small = room < min(self._qos.prefetch_count // 2, LARGEST_CLAIM)
-        return 0 if small and now - self._last_claim_at < SMALL_CLAIM_SECONDS else room
+        room, most = self._room(), min(self._qos.prefetch_count, LARGEST_CLAIM)
+        is_small = room < most // 2 and not self._claims_single
+        return 0 if is_small and now - self._last_claim_at < SMALL_CLAIM_SECONDS else room
 
     def _claim_wanted(self, now: float) -> None:
         wanted = self._wanted(now)

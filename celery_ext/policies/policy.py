@@ -30,8 +30,8 @@ class Policy:
     @property
     def _decides(self) -> bool:
         """Whether it has to be asked, as it has a `decide` of its own."""
-        kind = type(self)
-        return kind.decide is not Policy.decide or kind._asked is not Policy._asked
+        decide = getattr(self.decide, "__func__", None)
+        return decide is not Policy.decide or type(self)._asked is not Policy._asked
 
     def _asked(self, message: Message) -> Decision:
         # Under a name that those of users hardly have.

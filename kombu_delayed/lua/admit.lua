@@ -18,21 +18,23 @@ local entries     = {unpack(ARGV, 6)}  -- tag, ticket, record (empty: the one th
 -- include: clock waiting ready backlog events gate limits slots waits
 -- returns how many; O(log n) a message
 redis.call('HDEL', unacked, '')        -- a full server lets a script write that has freed memory first
-local tags = {}
+local tags, seen = {}, {}
 for i = 1, #entries, 3 do
   local tag, ticket, record = entries[i], entries[i + 1], entries[i + 2]
   if record == '' then record = redis.call('HGET', unacked, tag) end
-  if record then
+  if record and not seen[tag] then
     record = with_ticket(record, ticket)
     local _, id, place, lane = ticket_in(record)
     local member, kept = admit_new(record:sub(1, 1), record:sub(2), id, lane, place)
     note_arrival(member, kept, lane)
-    redis.call('HDEL', unacked, tag)
-    tags[#tags + 1] = tag
+    tags[#tags + 1], seen[tag] = tag, true
   end
 end
 let_arrive()
-if #tags > 0 then free(tags) end
+if #tags > 0 then
+  redis.call('HDEL', unacked, unpack(tags))
+  free(tags)
+end
 tell_of_arrivals()
 if redis.call('EXISTS', gate .. 'turns') == 1 then announce_ready() end
 return #tags

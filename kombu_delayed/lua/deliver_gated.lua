@@ -224,7 +224,6 @@ end
 local more
 if version == '' then more = let_out() else more = step() end
 for i = 1, #gone, 2000 do redis.call('HDEL', messages, unpack(gone, i, math.min(i + 1999, #gone))) end
-tell_of_arrivals()
 if now_had then
   redis.call('ZREMRANGEBYSCORE', gate .. 'passed', '-inf', now_had)
   redis.call('SET', gate .. 'now', string.format('%.17g', now_had))
@@ -238,6 +237,7 @@ if lease_ms > 0 then
     redis.call('HSET', gate .. 'slots:' .. consumer, unpack(held, i, math.min(i + 1999, #held)))
   end
 end
+tell_of_arrivals()
 local look_ms = some_wait ~= false and next_look()
 if look_ms and waits == '0' and redis.call('EXISTS', armed) == 0 then announce_due(look_ms) end
 if look_ms and (not next_ms or look_ms < next_ms) then next_ms = look_ms end

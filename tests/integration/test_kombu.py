@@ -357,6 +357,44 @@ def test_a_prefetch_limit_that_is_raised_lets_more_in(connection: Connection, ma
     assert inbox.drain(0.1) == [0, 1, 2]
 
 
+@pytest.mark.parametrize(("singly", "claims"), [(False, 1), (True, 3)])
+def test_a_small_claim_waits_for_room(
+    connection: Connection,
+    mail: Queue,
+    singly: bool,
+    claims: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Unless there is never room for more: Celery's worker_disable_prefetch sees to that."""
+    clock = 1_000.0
+    monkeypatch.setattr("kombu_delayed.consumer.monotonic", lambda: clock)
+    inbox = Inbox(connection, mail, prefetch_count=8, ack=False)
+    channel = connection.default_channel
+    if singly:
+        channel.qos.can_consume = lambda: True
+    for n in range(20):
+        publish(connection, mail, n)
+    wanted: list[int] = []
+    deliver = channel.consumer._deliver
+
+    def count(queue: str, want: int, *given: bool) -> Any:
+        wanted.append(want)
+        return deliver(queue, want, *given)
+
+    monkeypatch.setattr(channel.consumer, "_deliver", count)
+    for _ in range(3):
+        channel.consumer.step()
+        while channel.consumer.hand_out():
+            pass
+        for message in inbox.messages[-3:]:
+            message.ack()
+        inbox.messages.clear()
+    assert len(wanted) == claims
+    clock += 0.003
+    channel.consumer.step()
+    assert len(wanted) == claims + 1
+
+
 def test_basic_get(connection: Connection, mail: Queue, client: redis.Redis) -> None:
     channel = connection.default_channel
     mail(channel).declare()

@@ -94,6 +94,17 @@ def test_delay(open_app: OpenApp, no_ack: bool) -> None:
     assert policy.asked[0].args == ["x"]
 
 
+def test_a_decision_that_is_set_on_a_policy(open_app: OpenApp) -> None:
+    policy = Policy()
+    app = open_app(policy)
+    app.send_task("record", task_id="a")
+    app.send_task("record", task_id="b")
+    assert take(app).headers["id"] == "a"
+    policy.decide = lambda message: Drop("not today")  # type: ignore[method-assign]
+    assert take(app) is None
+    assert ("dropped", "not today") in events(app)
+
+
 def test_marks_and_the_first_due_time_stay(open_app: OpenApp) -> None:
     policy = Says(lambda m: Delay(m.now_ms, f"wait {len(m.marks)}", f"m{len(m.marks)}"))
     app = open_app(policy)

@@ -68,7 +68,7 @@ def test_the_reason_is_what_it_waits_for(store: Store) -> None:
     store.publish("q", [entry(id, own) for id in "abcd"])
     deliver(store, 1, want=1)
     reason = "waits for the limit für|wen of a b"
-    assert told(store)[1:] == [("waiting", id, reason) for id in "bcd"]
+    assert told(store)[1:] == [("waiting", id, reason) for id in "cd"]
     deliver(store, 2)
     told(store)
     store.publish("q", [entry("e", own)])
@@ -81,6 +81,45 @@ def test_what_has_room_and_only_waits_for_a_worker_is_not_told(store: Store) -> 
     store.publish("q", [entry(id, Use("für|wen")) for id in "ab"])
     deliver(store, 1, want=1)
     assert told(store) == [("delivered", "a", "")]
+
+
+ALL = LimitNumbers("all", 3)
+PACE = LimitNumbers("all", 0, 1_000.0, 3)
+
+
+@pytest.mark.parametrize("limit", [ALL, PACE], ids=["slots", "rate"])
+@pytest.mark.parametrize("way", ["nobody takes any", "without tickets", "many lanes"])
+def test_what_is_behind_those_that_have_room(store: Store, way: str, limit: LimitNumbers) -> None:
+    gate, ids = Gate("v", (limit,)), "abcdefghij"
+    tickets = {id: Ticket(id if way == "many lanes" else "", uses=(Use("all"),)) for id in ids}
+    texts = {id: entry(id).message for id in ids}
+    if way != "without tickets":
+        texts |= {id: put_ticket(texts[id], tickets[id].text("v", id)) for id in ids}
+    else:
+        texts = {id: text.replace('"ticket":"v', '"ticket":"u') for id, text in texts.items()}
+    store.publish("q", [Entry(id, 0, text) for id, text in texts.items()])
+    deliver(store, 1, 0 if way == "nobody takes any" else 2 if way == "many lanes" else 10, gate)
+    if way == "without tickets":
+        told(store)
+        held = [(n, tickets[id].text("v", id), b"") for n, id in enumerate(ids, 1)]
+        assert store.admit("q", "A", held, gate) == 10
+    left = [id for event, id, _ in told(store) if event == "waiting"]
+    assert left == [*"defghij"]
+
+
+def test_what_is_behind_those_that_came_before(store: Store) -> None:
+    gate = Gate("v", (ALL,))
+    for part in ("ab", "cd"):
+        store.publish("q", [entry(id, Use("all")) for id in part])
+        deliver(store, 1, 0, gate)
+    assert told(store) == [("waiting", "d", FULL)]
+
+
+def test_a_limit_without_a_name(store: Store) -> None:
+    store.publish("q", [entry(id, Use("")) for id in "ab"])
+    answer = deliver(store, 1, gate=Gate("v", (LimitNumbers("", 1),)))
+    assert len(answer.records) == 1
+    assert told(store) == [("delivered", "a", ""), ("waiting", "b", "waits for the limit ")]
 
 
 def test_what_needs_no_room_is_not_told(store: Store) -> None:

@@ -19,36 +19,57 @@ local function readable(text)
   return (text:gsub('%%(%x%x)', function(hex) return string.char(tonumber(hex, 16)) end))
 end
 
--- A limit that has no room for so many messages of a lane.
-local function limit_without_room(uses, count, due_ms)
-  local full
-  for _, use in ipairs(uses) do
-    local all = {limit = use.limit, name = use.name, cost = use.cost * count, passes = use.passes}
-    if not has_room(all, due_ms) then full = use.limit end
+-- How much of a limit is free, for a message that was due then.
+local function free_of(use, due_ms)
+  local limit, free = limit_of[use.name], math.huge
+  if limit and limit.most > 0 then
+    free = limit.most - tonumber(redis.call('HGET', gate .. 'slots', use.limit) or 0)
   end
-  return full
+  if limit and needs_token(limit, due_ms) then
+    local until_ms = tonumber(redis.call('GET', gate .. 'rate:' .. use.limit) or 0)
+    free = math.min(free, limit.burst - math.max(until_ms - now_ms, 0) / limit.every_ms + 1e-6)
+  end
+  return free
 end
 
--- What a lane waits for whose limits have no room for one more, or not for all that are in its line; as `reason_of`
--- in gate.py.
-local function reason_in(lane, due_ms)
-  local uses, count = parts_of_lane(lane).uses, redis.call('ZCARD', gate .. 'lane:' .. lane)
-  local full = limit_without_room(uses, count, due_ms)
-  if full and count > 1 then full = limit_without_room(uses, 1, due_ms) or full end
-  if not full then return '' end
-  local name, key = full:match('^([^:]+):?(.*)$')
+local function cost_of(use)
+  local limit = limit_of[use.name]
+  if not limit or use.passes then return 0 end
+  local cost = limit.most > 0 and math.min(use.cost, limit.most) or use.cost
+  return limit.every_ms > 0 and math.min(cost, limit.burst) or cost
+end
+
+-- As `reason_of` in gate.py.
+local function reason_for(limit)
+  local name, key = limit:match('^([^:]*):?(.*)$')
   return 'waits for the limit ' .. readable(name) .. (key ~= '' and ' of ' .. readable(key) or '')
 end
 
+-- Behind those of its line, and of what has come with it: which limit has no room for one more, or not for all.
 local function tell_of_arrivals()
-  local reasons = {}
+  local came, free, asked = {}, {}, {}
   for _, each in ipairs(arrived) do
-    if each then
-      local due_ms = each.kept:match('^.(%d+)')
-      reasons[each.lane] = reasons[each.lane] or reason_in(each.lane, tonumber(due_ms))
-      if reasons[each.lane] ~= '' then
-        tell('waiting', nil, each.kept, due_ms, '', deliveries_of(each.kept), each.member, reasons[each.lane])
+    if each then came[each.lane] = (came[each.lane] or 0) + 1 end
+  end
+  for _, each in ipairs(arrived) do
+    local full, crowded
+    for _, use in ipairs(each and parts_of_lane(each.lane).uses or {}) do
+      local limit, cost = use.limit, cost_of(use)
+      free[limit] = free[limit] or free_of(use, tonumber(each.kept:match('^.(%d+)')))
+      asked[limit] = (asked[limit] or 0) + cost
+      if came[each.lane] then  -- the first of its lane
+        asked[limit] = asked[limit] + cost * (redis.call('ZCARD', gate .. 'lane:' .. each.lane) - came[each.lane])
       end
+      if cost > free[limit] then
+        full = limit
+      elseif cost > 0 and asked[limit] > free[limit] then
+        crowded = limit
+      end
+    end
+    if each then came[each.lane] = nil end
+    if full or crowded then
+      local due_ms = each.kept:match('^.(%d+)')
+      tell('waiting', nil, each.kept, due_ms, '', deliveries_of(each.kept), each.member, reason_for(full or crowded))
     end
   end
 end
