@@ -63,14 +63,15 @@ local function put_back(member, kept, due_ms)
 end
 
 for i = 1, #entries, 2 do
-  local due_ms = tonumber(entries[i + 1]:match('^.(%d+)'))
+  local due = entries[i + 1]:match('^.(%d+)')
+  local due_ms = tonumber(due)
   local is_known = has_ledger and redis.call('HSETNX', job, entries[i], 1) == 0
   local member = not is_known and put_back(entries[i], entries[i + 1], due_ms)
   if member then
     claim_key(member, entries[i + 1], due_ms)
     if not first or due_ms < first then first = due_ms end
     counts[1] = counts[1] + 1
-    tell('scheduled', entries[i], entries[i + 1], due_ms)
+    tell('scheduled', entries[i], entries[i + 1], due)
   else
     counts[2] = counts[2] + 1
     if has_ledger and not is_known then redis.call('HSET', job, entries[i], 0) end
