@@ -12,6 +12,11 @@ import redis
 
 from kombu_delayed.store import Store
 from tests.kit.servers import Server, available_kinds, start_server
+from tests.kit.workers import heed_signals
+
+
+def pytest_configure() -> None:
+    heed_signals()
 
 
 @pytest.fixture(scope="session", params=available_kinds())

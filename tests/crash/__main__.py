@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from tests.crash import report
 from tests.crash.run import Order, Result, run
+from tests.kit.workers import heed_signals
 
 
 def run_shown(console: Console, order: Order) -> Result:
@@ -59,6 +60,7 @@ def main(
     write: Path | None,
 ) -> None:
     """Kill workers and the server at random, and count what is lost, late, or run twice."""
+    heed_signals()
     console = Console()
     results = []
     for name in transports:

@@ -20,6 +20,17 @@ START_SECONDS = 30
 STOP_SECONDS = 20
 
 
+def heed_signals() -> None:
+    """Let workers hear SIGINT and SIGQUIT from their first moment on.
+
+    What a shell starts in the background ignores them, and so do its children until they say
+    otherwise.
+    """
+    for number in (signal.SIGINT, signal.SIGQUIT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+
+
 class Worker:
     """A worker process from `start` to `stop` or `kill`; a context manager does both.
 
