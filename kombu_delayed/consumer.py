@@ -378,13 +378,15 @@ class Consumer:
         wanted = self._wanted(now)
         if not wanted:
             return
-        room = self._worth_claiming(now)
-        share = 1 if isinstance(self._cycle, priority_cycle) else len(wanted)
-        for shards in wanted:
-            part = -(-room // share)
+        room = most = self._worth_claiming(now)
+        is_strict = isinstance(self._cycle, priority_cycle)
+        for queues, shards in zip(range(len(wanted), 0, -1), wanted, strict=True):
+            part = room if is_strict else -(-room // queues)
             for left, source in zip(range(len(shards), 0, -1), shards, strict=True):
                 claimed = self._claim_some(source, now, -(-part // left))
                 room, part = room - claimed, part - claimed
+        if most:  # the first may have had one more than the others: it is the last one next time
+            self._cycle.rotate(queue_of(wanted[0][0].queue))
 
     def _wanted(self, now: float) -> list[list[Source]]:
         """The shards to claim from: of each queue in its turn, and each shard in its turn."""
