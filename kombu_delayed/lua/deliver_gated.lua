@@ -223,7 +223,7 @@ end
 
 local more
 if version == '' then more = let_out() else more = step() end
-for i = 1, #gone, 2000 do redis.call('HDEL', messages, unpack(gone, i, math.min(i + 1999, #gone))) end
+in_parts('HDEL', messages, gone)
 if now_had then
   redis.call('ZREMRANGEBYSCORE', gate .. 'passed', '-inf', now_had)
   redis.call('SET', gate .. 'now', string.format('%.17g', now_had))
@@ -232,10 +232,8 @@ if (has_served or #taken > 0) and redis.call('EXISTS', waiting) == 0 then redis.
 
 if expires_ms > 0 then redis.call('PEXPIRE', events, expires_ms) end
 if lease_ms > 0 then
-  for i = 1, #taken, 2000 do redis.call('HSET', unacked, unpack(taken, i, math.min(i + 1999, #taken))) end
-  for i = 1, #held, 2000 do
-    redis.call('HSET', gate .. 'slots:' .. consumer, unpack(held, i, math.min(i + 1999, #held)))
-  end
+  in_parts('HSET', unacked, taken)
+  in_parts('HSET', gate .. 'slots:' .. consumer, held)
 end
 tell_of_arrivals()
 local look_ms = some_wait ~= false and next_look()

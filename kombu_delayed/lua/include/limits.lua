@@ -13,19 +13,26 @@ local function needs_token(limit, due_ms)
   return limit.every_ms > 0 and (limit.after_ms == 0 or now_ms - due_ms > limit.after_ms)
 end
 
+local function in_use(use)
+  return tonumber(redis.call('HGET', gate .. 'slots', use.limit) or 0)
+end
+
+-- Until when its tokens are spent.
+local function spent_until(use)
+  return math.max(tonumber(redis.call('GET', gate .. 'rate:' .. use.limit) or 0), now_ms)
+end
+
 -- For a message that was due then: where there is room now, true; else false and when to look again.
 local function has_room(use, due_ms)
   local limit = limit_of[use.name]
   if not limit or use.passes then return true end
   if limit.most > 0 then
     local cost = math.min(use.cost, limit.most)
-    local used = tonumber(redis.call('HGET', gate .. 'slots', use.limit) or 0)
-    if used + cost > limit.most then return false, now_ms + LOOK_MS end
+    if in_use(use) + cost > limit.most then return false, now_ms + LOOK_MS end
   end
   if needs_token(limit, due_ms) then
     local cost = math.min(use.cost, limit.burst)
-    local until_ms = math.max(tonumber(redis.call('GET', gate .. 'rate:' .. use.limit) or 0), now_ms)
-    local next_ms = until_ms + (cost - limit.burst) * limit.every_ms
+    local next_ms = spent_until(use) + (cost - limit.burst) * limit.every_ms
     if next_ms > now_ms + 0.001 then return false, math.ceil(next_ms - 0.001) end
   end
   return true
@@ -37,10 +44,8 @@ local function take_room(uses, due_ms)
   for _, use in ipairs(uses) do
     local limit = limit_of[use.name]
     if limit and needs_token(limit, due_ms) then
-      local key = gate .. 'rate:' .. use.limit
-      local until_ms = math.max(tonumber(redis.call('GET', key) or 0), now_ms)
-      until_ms = until_ms + math.min(use.cost, limit.burst) * limit.every_ms
-      redis.call('SET', key, string.format('%.3f', until_ms), 'PX', math.max(math.ceil(until_ms - now_ms), 1))
+      local until_ms = spent_until(use) + math.min(use.cost, limit.burst) * limit.every_ms
+      redis.call('SET', gate .. 'rate:' .. use.limit, string.format('%.3f', until_ms), 'PX', math.max(math.ceil(until_ms - now_ms), 1))
     end
     if limit and limit.most ~= 0 and lease_ms > 0 then
       redis.call('HINCRBY', gate .. 'slots', use.limit, use.cost)

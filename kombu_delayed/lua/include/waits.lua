@@ -22,12 +22,9 @@ end
 -- How much of a limit is free, for a message that was due then.
 local function free_of(use, due_ms)
   local limit, free = limit_of[use.name], math.huge
-  if limit and limit.most > 0 then
-    free = limit.most - tonumber(redis.call('HGET', gate .. 'slots', use.limit) or 0)
-  end
+  if limit and limit.most > 0 then free = limit.most - in_use(use) end
   if limit and needs_token(limit, due_ms) then
-    local until_ms = tonumber(redis.call('GET', gate .. 'rate:' .. use.limit) or 0)
-    free = math.min(free, limit.burst - math.max(until_ms - now_ms, 0) / limit.every_ms + 1e-6)
+    free = math.min(free, limit.burst - (spent_until(use) - now_ms) / limit.every_ms + 1e-6)
   end
   return free
 end
@@ -47,28 +44,31 @@ end
 
 -- Behind those of its line, and of what has come with it: which limit has no room for one more, or not for all.
 local function tell_of_arrivals()
-  local came, free, asked = {}, {}, {}
+  local left, came, free, asked = {}, {}, {}, {}
   for _, each in ipairs(arrived) do
-    if each then came[each.lane] = (came[each.lane] or 0) + 1 end
+    if each then
+      left[#left + 1] = each
+      came[each.lane] = (came[each.lane] or 0) + 1
+    end
   end
-  for _, each in ipairs(arrived) do
+  for _, each in ipairs(left) do
+    local due_ms, before = each.kept:match('^.(%d+)'), 0
+    if came[each.lane] then  -- the first of its lane
+      before = redis.call('ZCARD', gate .. 'lane:' .. each.lane) - came[each.lane]
+      came[each.lane] = nil
+    end
     local full, crowded
-    for _, use in ipairs(each and parts_of_lane(each.lane).uses or {}) do
+    for _, use in ipairs(parts_of_lane(each.lane).uses) do
       local limit, cost = use.limit, cost_of(use)
-      free[limit] = free[limit] or free_of(use, tonumber(each.kept:match('^.(%d+)')))
-      asked[limit] = (asked[limit] or 0) + cost
-      if came[each.lane] then  -- the first of its lane
-        asked[limit] = asked[limit] + cost * (redis.call('ZCARD', gate .. 'lane:' .. each.lane) - came[each.lane])
-      end
+      free[limit] = free[limit] or free_of(use, tonumber(due_ms))
+      asked[limit] = (asked[limit] or 0) + cost * (before + 1)
       if cost > free[limit] then
         full = limit
       elseif cost > 0 and asked[limit] > free[limit] then
         crowded = limit
       end
     end
-    if each then came[each.lane] = nil end
     if full or crowded then
-      local due_ms = each.kept:match('^.(%d+)')
       tell('waiting', nil, each.kept, due_ms, '', deliveries_of(each.kept), each.member, reason_for(full or crowded))
     end
   end
