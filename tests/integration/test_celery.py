@@ -306,33 +306,22 @@ def test_priorities_with_eta(tmp_path: Path) -> None:
 
 def test_events(solo: Bench) -> None:
     seen: list[dict[str, Any]] = []
-    ready, stop = threading.Event(), threading.Event()
-
-    def listen() -> None:
-        with solo.app.connection_for_read() as connection:
-            receiver = solo.app.events.Receiver(connection, handlers={"*": seen.append})
-            with contextlib.suppress(TimeoutError):
-                receiver.capture(limit=None, timeout=0.3, wakeup=True)
-            ready.set()
-            while not stop.is_set():
-                with contextlib.suppress(TimeoutError):
-                    receiver.capture(limit=None, timeout=0.3, wakeup=False)
-
-    thread = threading.Thread(target=listen)
-    thread.start()
-    try:
-        solo.app.control.enable_events(reply=True, limit=1, timeout=30)
-        assert ready.wait(30)
-        result = solo.send("record", countdown=0.2)
-        wait_until(
-            lambda: any(
-                e["type"] == "task-succeeded" and e["uuid"] == result.id for e in list(seen)
-            ),
-            "task-succeeded is seen",
-        )
-    finally:
-        stop.set()
-        thread.join(10)
+    solo.app.control.enable_events(reply=True, limit=1, timeout=30)
+    with solo.app.connection_for_read() as connection:
+        receiver = solo.app.events.Receiver(connection, handlers={"*": seen.append})
+        thread = threading.Thread(target=receiver.capture, kwargs={"limit": None})
+        thread.start()
+        try:
+            wait_until(lambda: list(seen), "the worker's heartbeats are heard")
+            result = solo.send("record", countdown=0.2)
+            wait_until(
+                lambda: ("task-succeeded", result.id)
+                in [(event["type"], event.get("uuid")) for event in list(seen)],
+                "task-succeeded is seen",
+            )
+        finally:
+            receiver.should_stop = True
+            thread.join()
 
 
 def test_beat(tmp_path: Path) -> None:
