@@ -315,6 +315,7 @@ class Part(Consumer):
             logger.info("Other consumers look by themselves: %s", error)
 
     def _step(self, now: float) -> None:
+        self._check_wake(now)
         # First: who has claimed all there was is told of what comes afterwards.
         self.wake.start(self.sources)
         self._hear()
