@@ -538,11 +538,19 @@ class Channel(stock.Channel):
 
     def _receive(self) -> bool:
         """Deliver what has come over the pub/sub connection; returns whether it was a message."""
-        client, has_delivered = self.subclient, False
-        while client.connection is not None and client.connection.read_ahead(push_request=True):
+        client, has_delivered, told = self.subclient, False, True
+        while self._reads_ahead(client.connection, told):
             with suppress(Empty):
                 has_delivered = bool(self._receive_one(client)) or has_delivered
+            told = False
         return has_delivered
+
+    def _reads_ahead(self, connection: Any, told: bool) -> bool:
+        try:
+            return connection is not None and connection.read_ahead(told, push_request=True)
+        except UNREACHABLE:
+            self._in_listen = None  # what `_receive_one` raises may be the program's own
+            raise
 
     def _unsubscribe_from(self, queue: str) -> None:
         # Kombu 5.5 sends UNSUBSCRIBE for what it has subscribed to with PSUBSCRIBE.

@@ -107,11 +107,15 @@ class NodeWake(WakeConnection):
             # Not asked for: another node has its slot now, where a claim finds out.
             self._heard.append((self._queues.pop(channel), 0))
 
-    def heard(self) -> list[tuple[str, int]]:
-        """The tokens that have come, each as (queue, when in ms; 0: now)."""
-        while self.socket is not None and self.connection.read_ahead():
+    def heard(self, told: bool = False) -> list[tuple[str, int]]:
+        """The tokens that have come, each as (queue, when in ms; 0: now).
+
+        `told`: a poller has said that something has come.
+        """
+        while self.socket is not None and self.connection.read_ahead(told):
             self._receive(self._queues)
             self._heard_from()
+            told = False
         found, self._heard = self._heard, []
         return found
 

@@ -17,7 +17,6 @@ from kombu.utils.eventio import poll
 
 from .errors import UNREACHABLE
 from .pollset import PollSet
-from .reading import can_read
 
 if TYPE_CHECKING:
     from .channel import Channel
@@ -91,14 +90,6 @@ class Watch(NamedTuple):
     def is_open(self) -> bool:
         """Whether the connection has still this socket, and nobody has closed that."""
         return self.connection._sock is self.socket and self.socket.fileno() >= 0
-
-    @property
-    def has_come(self) -> bool:
-        """Whether there is something to read, if only the end."""
-        try:
-            return self.is_open and can_read(self.connection)
-        except UNREACHABLE:
-            return True
 
 
 class Poller(MultiChannelPoller):
@@ -296,9 +287,15 @@ class Poller(MultiChannelPoller):
             self._due = True
             return False
         watch = self._watched.get(fileno)
-        if watch is None or not watch.has_come:
+        if watch is None or not watch.is_open:
             self._poll_anew()
             return False
+        is_message = self._read(watch)
+        if watch.connection.told_in_vain:
+            self._poll_anew()
+        return is_message
+
+    def _read(self, watch: Watch) -> bool:
         if watch.kind == LISTEN:
             return self._read_fanout(watch.channel)
         if watch.channel.consumer is not None:

@@ -29,15 +29,16 @@ def can_read(connection: Any) -> bool:
         raise ConnectionError(f"the connection was closed: {error}") from error
 
 
-def read_now(connection: Any, **options: Any) -> Any:
+def read_now(connection: Any, told: bool = False, **options: Any) -> Any:
     """The next reply, which stays where it is until all of it has come.
 
-    Raises NotYet, and redis-py's errors.
+    Call it with `told` where a poller has said that something has come: eventlet's `select` without
+    a timeout may miss that. Raises NotYet, and redis-py's errors.
     """
     sock = connection._sock
     if sock is None:
         raise ConnectionError("the connection was closed")
-    if not can_read(connection):
+    if not told and not can_read(connection):
         raise NotYet
     before = sock.gettimeout()
     sock.settimeout(REST_SECONDS)
@@ -55,6 +56,8 @@ def watched(connection_class: type, before_closing: Callable[[Any], None]) -> ty
 
     class Watched(connection_class):
         _ahead: Any = _NOTHING
+        #: Whether the poller has told of something that was not there.
+        told_in_vain = False
 
         def disconnect(self, *args: Any, **kwargs: Any) -> None:
             # A closed socket cannot be taken out of an epoll, and a forked child keeps it there.
@@ -63,12 +66,14 @@ def watched(connection_class: type, before_closing: Callable[[Any], None]) -> ty
             self._ahead = _NOTHING
             super().disconnect(*args, **kwargs)
 
-        def read_ahead(self, **options: Any) -> bool:
+        def read_ahead(self, told: bool = False, **options: Any) -> bool:
             """Read the next reply for `read_response`, if all of it has come."""
+            self.told_in_vain = False
             if self._ahead is _NOTHING:
                 try:
-                    self._ahead = read_now(self, **options)
+                    self._ahead = read_now(self, told, **options)
                 except NotYet:
+                    self.told_in_vain = told
                     return False
                 except ResponseError as error:
                     self._ahead = error

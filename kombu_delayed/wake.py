@@ -67,7 +67,7 @@ class WakeConnection:
 
     def read(self) -> tuple[str, int] | None:
         """The token that has come, as (queue, when in ms; 0: now); None: there is none yet."""
-        if not self.connection.read_ahead():
+        if not self.connection.read_ahead(told=True):
             return None
         self.overdue_at = math.inf
         try:

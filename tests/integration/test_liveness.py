@@ -115,7 +115,9 @@ def bench_of(pool: str, directory: Path) -> Iterator[Bench]:
         "task_publish_retry_policy": {"max_retries": 100, "interval_max": 0.2},
     }
     ledger = Ledger(directory / "ledger")
-    with start_server(available_kinds()[0], directory / "server", port=0) as server:
+    with start_server(
+        available_kinds()[0], directory / "server", port=0, append_only=True
+    ) as server:
         settings = Settings(
             f"delayed+{server.url}",
             None,
