@@ -7,7 +7,8 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cached_property
+from functools import cached_property, partial
+from queue import Empty
 from time import monotonic
 from typing import Any
 
@@ -23,6 +24,7 @@ from .lease import Lease
 from .message import Unique, check_task, due, message_id, to_json, unique_key
 from .options import Options
 from .qos import Message, QoS
+from .reading import watched
 from .server import check, inspect
 from .shards import LOOK_SECONDS, is_shard, number_of, queue_of
 from .store import Entry, Limits, Size, Store
@@ -50,6 +52,8 @@ class Channel(stock.Channel):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.consumer: Consumer | None = None
         self.subscribed_queues: frozenset[str] = frozenset()
+        #: The socket over which it has subscribed: redis-py may open another one by itself.
+        self.subscribed_over: Any = None
         self.listen_broken_since: float | None = None
         self.listen_retry_at = -math.inf
         self._shards_at = 0.0
@@ -177,15 +181,11 @@ class Channel(stock.Channel):
         }
 
     def _watched(self, connection_class: type) -> type:
-        channel = self
+        return watched(connection_class, self._before_closing)
 
-        class Connection(connection_class):
-            def disconnect(self, *args: Any, **kwargs: Any) -> None:
-                super().disconnect(*args, **kwargs)
-                if channel._registered:
-                    channel._on_connection_disconnect(self)
-
-        return Connection
+    def _before_closing(self, connection: Any) -> None:
+        if self._registered:
+            self._on_connection_disconnect(connection)
 
     def _flush_brpop_reauth(self) -> None:
         """New streaming credentials: the waiting connection reconnects with them."""
@@ -521,6 +521,36 @@ class Channel(stock.Channel):
     def hears_over(self, connection: Any) -> bool:
         """Whether what is sent to a fanout exchange comes over a pub/sub connection."""
         return True
+
+    @property
+    def listens(self) -> bool:
+        """Whether it has subscribed to all of its fanout exchanges over the present connection."""
+        sock = getattr(self.subclient.connection, "_sock", None)
+        is_same = sock is not None and sock is self.subscribed_over
+        return is_same and self.subscribed_queues == self.active_fanout_queues
+
+    @cached_property
+    def subclient(self) -> Any:
+        """The pub/sub client, which waits for nothing."""
+        client = super().subclient
+        client.parse_response = partial(client.parse_response, block=False)
+        return client
+
+    def _receive(self) -> bool:
+        """Deliver what has come over the pub/sub connection; returns whether it was a message."""
+        client, has_delivered, told = self.subclient, False, True
+        while self._reads_ahead(client.connection, told):
+            with suppress(Empty):
+                has_delivered = bool(self._receive_one(client)) or has_delivered
+            told = False
+        return has_delivered
+
+    def _reads_ahead(self, connection: Any, told: bool) -> bool:
+        try:
+            return connection is not None and connection.read_ahead(told, push_request=True)
+        except UNREACHABLE:
+            self._in_listen = None  # what `_receive_one` raises may be the program's own
+            raise
 
     def _unsubscribe_from(self, queue: str) -> None:
         # Kombu 5.5 sends UNSUBSCRIBE for what it has subscribed to with PSUBSCRIBE.

@@ -315,6 +315,7 @@ class Part(Consumer):
             logger.info("Other consumers look by themselves: %s", error)
 
     def _step(self, now: float) -> None:
+        self._check_wake(now)
         # First: who has claimed all there was is told of what comes afterwards.
         self.wake.start(self.sources)
         self._hear()
@@ -323,12 +324,12 @@ class Part(Consumer):
     def take_token(self, connection: Any = None) -> None:
         """Read the wake tokens that have come."""
         try:
-            self._hear()
+            self._hear(told=True)
         except UNREACHABLE as error:
             self._broken(error)
 
-    def _hear(self) -> None:
-        for queue, at_ms in self._tokens():
+    def _hear(self, told: bool = False) -> None:
+        for queue, at_ms in self._tokens(told):
             if queue in self.sources:
                 self.sources[queue].token(at_ms - self._server_ms(), monotonic())
             else:
@@ -339,8 +340,8 @@ class Part(Consumer):
         found = super()._server_ms()
         return found if math.isfinite(found) else time() * 1000
 
-    def _tokens(self) -> Iterator[tuple[str, int]]:
-        yield from self.wake.heard()  # type: ignore[attr-defined]
+    def _tokens(self, told: bool) -> Iterator[tuple[str, int]]:
+        yield from self.wake.heard(told)  # type: ignore[attr-defined]
 
     def _listens(self, queue: str) -> bool:
         return bool(self.wake.listens(queue))  # type: ignore[attr-defined]

@@ -65,9 +65,11 @@ class NodeWake(WakeConnection):
             return
         if self.connection is None:
             self.connection = self._acquire()
-        if self.socket is None:
+        if not self._is_same:
             self._queues = {}
+        if self.socket is None:
             self._connect(self.connection)
+        self._asked_over = self.socket
         self._change("UNSUBSCRIBE", self._queues.keys() - wanted.keys())
         self._queues = {c: queue for c, queue in self._queues.items() if c in wanted}
         self._change("SUBSCRIBE", wanted.keys() - self._queues.keys())
@@ -105,11 +107,15 @@ class NodeWake(WakeConnection):
             # Not asked for: another node has its slot now, where a claim finds out.
             self._heard.append((self._queues.pop(channel), 0))
 
-    def heard(self) -> list[tuple[str, int]]:
-        """The tokens that have come, each as (queue, when in ms; 0: now)."""
-        while self.socket is not None and self.connection.can_read(timeout=0):
+    def heard(self, told: bool = False) -> list[tuple[str, int]]:
+        """The tokens that have come, each as (queue, when in ms; 0: now).
+
+        `told`: a poller has said that something has come.
+        """
+        while self.socket is not None and self.connection.read_ahead(told):
             self._receive(self._queues)
             self._heard_from()
+            told = False
         found, self._heard = self._heard, []
         return found
 
@@ -117,15 +123,13 @@ class NodeWake(WakeConnection):
         self._asked = False
         self.overdue_at = monotonic() + self._limit_seconds
 
-    def check(self, now: float) -> None:
-        """Ask a silent connection for a sign of life, and drop one that gives none."""
-        if now < self.overdue_at or (self.socket is not None and self._is_readable()):
-            return
-        if self._asked or self.socket is None:
-            super().check(now)
-            return
+    def check(self, now: float) -> bool:
+        """As that of any; a silent connection is asked for a sign of life first."""
+        if self._asked or not self.waiting or now < self.overdue_at or self._is_readable():
+            return super().check(now)
         self.connection.send_packed_command([pack(("PING",))], check_health=False)
         self._asked, self.overdue_at = True, now + self.grace_seconds
+        return False
 
     def reset(self) -> None:
         """Disconnect; tokens stay or go to others from now on. Who resets has to claim."""

@@ -271,7 +271,7 @@ class Consumer:
             self._qos.flush(self.store, self.lease)
         for queue in tuple(self._unsure):
             self._recover(queue)
-        self.wake.check(now)
+        self._check_wake(now)
         self._claim_wanted(now)
         # Acks are not waited for: behind the claim they do not hold up its answer.
         self._qos.flush(self.store, self.lease, slots_wait=not self._runs_here)
@@ -281,6 +281,10 @@ class Consumer:
             and not all(s.ready for s in tuple(self.sources.values()))
         ):
             self.wake.start(self.sources)
+
+    def _check_wake(self, now: float) -> None:
+        if self.wake.check(now):
+            self._stop_waiting()
 
     def _look(self, now: float) -> None:
         """Acks that the server has refused, or has not heard of, leave with the next flush."""

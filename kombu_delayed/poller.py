@@ -9,13 +9,14 @@ import threading
 from collections.abc import Callable
 from queue import Empty
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kombu.log import get_logger
 from kombu.transport.redis import MultiChannelPoller
 from kombu.utils.eventio import poll
 
 from .errors import UNREACHABLE
+from .pollset import PollSet
 
 if TYPE_CHECKING:
     from .channel import Channel
@@ -77,12 +78,27 @@ class Alarm:
         self._writer.close()
 
 
+class Watch(NamedTuple):
+    """What is known of a descriptor that is polled."""
+
+    channel: Channel
+    kind: str
+    connection: Any
+    socket: Any
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the connection has still this socket, and nobody has closed that."""
+        return self.connection._sock is self.socket and self.socket.fileno() >= 0
+
+
 class Poller(MultiChannelPoller):
     """Runs the consumers of its channels, and their pub/sub connections as Kombu does."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._watched: dict[int, tuple[Channel, str, Any]] = {}
+        self.poller: Any
+        self._watched: dict[int, Watch] = {}
         self._alarm: Alarm | None = None
         self._pid = os.getpid()
         self._turn = 0
@@ -98,8 +114,7 @@ class Poller(MultiChannelPoller):
     def _set_alarm(self) -> Alarm:
         if self._alarm is None:
             self._alarm = Alarm()
-            if self._loop is None:
-                self.poller.register(self._alarm.fileno(), self.eventflags)
+            self.poller.register(self._alarm.fileno(), self.eventflags)
         return self._alarm
 
     def close(self) -> None:
@@ -108,22 +123,21 @@ class Poller(MultiChannelPoller):
             self._unwatch(fd)
         if self._loop is not None:
             self._loop.on_tick.discard(self.on_tick)
-            if self._alarm is not None:
-                self._loop.remove_reader(self._alarm.fileno())
+            self._leave_loop()
             self._cancel_timer()
             for duty in self._duties:
                 duty.cancel()
         if self._alarm is not None:
             self._alarm.close()
-        if self._loop is None and os.getpid() == self._pid:
+        if os.getpid() == self._pid:
             self.poller.close()
         self._channels.clear()
 
     def discard(self, channel: Channel) -> None:
         """Poll for a channel no more."""
         self._channels.discard(channel)
-        for fd, (owner, _, _) in tuple(self._watched.items()):
-            if owner is channel:
+        for fd, watch in tuple(self._watched.items()):
+            if watch.channel is channel:
                 self._unwatch(fd)
 
     def wake_up(self) -> None:
@@ -149,17 +163,16 @@ class Poller(MultiChannelPoller):
     # What to watch.
 
     def _on_connection_disconnect(self, connection: Any) -> None:
-        for fd, (_, _, watched) in tuple(self._watched.items()):
-            if watched is connection:
+        """A connection is about to be closed."""
+        for fd, watch in tuple(self._watched.items()):
+            if watch.connection is connection:
                 self._unwatch(fd)
+                self.wake_up()
 
     def _unwatch(self, fd: int) -> None:
         self._watched.pop(fd, None)
         if os.getpid() != self._pid:
             return  # a forked child shares the parent's epoll
-        if self._loop is not None:
-            self._loop.remove_reader(fd)
-            return
         try:
             self.poller.unregister(fd)
         except (KeyError, ValueError, OSError):  # closed by the other side already
@@ -170,16 +183,22 @@ class Poller(MultiChannelPoller):
         if sock is None:
             return
         fd = sock.fileno()
-        watched = self._watched.get(fd)
-        is_polled = self._loop is None or fd in self._loop.readers
-        if watched is not None and watched[2] is connection and is_polled:
+        watch = self._watched.get(fd)
+        if watch is not None and watch.socket is sock:
             return
-        if watched is not None:
+        if watch is not None:
             self._unwatch(fd)
-        self._watched[fd] = channel, kind, connection
-        if self._loop is not None:
-            self._loop.add_reader(fd, self.on_readable, fd)
-        else:
+        self._watched[fd] = Watch(channel, kind, connection, sock)
+        self.poller.register(fd, self.eventflags)
+
+    def _poll_anew(self) -> None:
+        """An event was of nothing that is watched: poll what is, and not what it came from."""
+        self._leave_loop()
+        self.poller.close()
+        self.poller = poll() if self._loop is None else PollSet()
+        self._watched = {fd: watch for fd, watch in self._watched.items() if watch.is_open}
+        alarm = () if self._alarm is None else (self._alarm.fileno(),)
+        for fd in (*self._watched, *alarm):
             self.poller.register(fd, self.eventflags)
 
     def _listen(self, channel: Channel) -> float:
@@ -202,12 +221,12 @@ class Poller(MultiChannelPoller):
         if not channel.hears_over(client.connection):
             client.connection.disconnect()
         if client.connection._sock is None:
-            channel._in_listen = None
             client.connection.connect()
-        queues = frozenset(channel.active_fanout_queues)
-        if not channel._in_listen or queues != channel.subscribed_queues:
+        if not channel.listens:
+            client.health_check_response_counter = 0  # what was asked over another connection
             channel._subscribe()
-            channel.subscribed_queues = queues
+            channel.subscribed_queues = frozenset(channel.active_fanout_queues)
+            channel.subscribed_over = client.connection._sock
 
     def _listen_broken(self, channel: Channel, error: BaseException) -> None:
         now = monotonic()
@@ -219,7 +238,7 @@ class Poller(MultiChannelPoller):
         if now - channel.listen_broken_since >= channel.patience_seconds:
             raise error
         logger.info("Lost the pub/sub connection, trying again: %s", error)
-        channel.listen_retry_at = now + LISTEN_RETRY_SECONDS
+        channel.listen_retry_at = max(now, channel.listen_retry_at + LISTEN_RETRY_SECONDS)
 
     # Looking after the channels.
 
@@ -267,14 +286,20 @@ class Poller(MultiChannelPoller):
             self._alarm.answer()
             self._due = True
             return False
-        watched = self._watched.get(fileno)
-        if watched is None:
+        watch = self._watched.get(fileno)
+        if watch is None or not watch.is_open:
+            self._poll_anew()
             return False
-        channel, kind, _ = watched
-        if kind == LISTEN:
-            return self._read_fanout(channel)
-        if channel.consumer is not None:
-            channel.consumer.take_token(watched[2])
+        is_message = self._read(watch)
+        if watch.connection.told_in_vain:
+            self._poll_anew()
+        return is_message
+
+    def _read(self, watch: Watch) -> bool:
+        if watch.kind == LISTEN:
+            return self._read_fanout(watch.channel)
+        if watch.channel.consumer is not None:
+            watch.channel.consumer.take_token(watch.connection)
         self._due = True
         return False
 
@@ -293,18 +318,30 @@ class Poller(MultiChannelPoller):
 
     def attach(self, loop: Any) -> None:
         """Move to an event loop."""
-        for fd in tuple(self._watched):
-            self._unwatch(fd)
         self._loop = loop
         self._due = True
-        self._watch_alarm()
+        self._poll_anew()
+        self._set_alarm()
+        self._join_loop()
         loop.on_tick.add(self.on_tick)
         self.repeat(LONGEST_POLL_SECONDS, _look_up)
 
-    def _watch_alarm(self) -> None:
-        alarm = self._set_alarm().fileno()
-        if alarm not in self._loop.readers:  # the first time, or after the loop was reset
-            self._loop.add_reader(alarm, self.on_readable, alarm)
+    def _join_loop(self) -> None:
+        fd = self.poller.fileno()
+        if fd not in self._loop.readers:  # the first time, or after the loop was reset
+            self._loop.add_reader(fd, self._on_events)
+
+    def _leave_loop(self) -> None:
+        is_in = isinstance(self.poller, PollSet) and os.getpid() == self._pid
+        if is_in and self._loop is not None:
+            self._loop.remove_reader(self.poller.fileno())
+
+    def _on_events(self) -> None:
+        events = self.poller.poll(0)
+        for fd, _ in events:
+            self.on_readable(fd)
+        if not events:
+            self._poll_anew()
 
     def repeat(self, interval_seconds: float, duty: Callable[[], None]) -> None:
         """Do a duty again and again for as long as this poller lives."""
@@ -313,8 +350,8 @@ class Poller(MultiChannelPoller):
     def on_tick(self) -> None:
         """Before the loop polls."""
         self._thread = threading.get_ident()
-        self._watch_alarm()
-        if not self._due and not any(map(_can_claim, self._channels)):
+        self._join_loop()
+        if not self._due and not any(map(_needs_care, self._channels)):
             return
         self._ticking = True
         try:
@@ -423,3 +460,11 @@ def _is_open(connection: Any) -> bool:
 
 def _can_claim(channel: Channel) -> bool:
     return channel.consumer is not None and channel.consumer.idle and channel.qos.can_consume()
+
+
+def _needs_care(channel: Channel) -> bool:
+    return _can_claim(channel) or (
+        bool(channel.active_fanout_queues)
+        and not channel.listens
+        and monotonic() >= channel.listen_retry_at
+    )

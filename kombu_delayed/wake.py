@@ -36,6 +36,8 @@ class WakeConnection:
         self.grace_seconds: float = GRACE_SECONDS
         self.connection: Any = None
         self.overdue_at = math.inf
+        #: The socket over which it has asked: somebody else may close that.
+        self._asked_over: Any = None
 
     @property
     def socket(self) -> Any:
@@ -45,7 +47,11 @@ class WakeConnection:
     @property
     def waiting(self) -> bool:
         """Whether an answer is on its way."""
-        return self.overdue_at != math.inf
+        return self.overdue_at != math.inf and self._is_same
+
+    @property
+    def _is_same(self) -> bool:
+        return self._asked_over is not None and self.socket is self._asked_over
 
     def start(self, queues: Iterable[str]) -> None:
         """Block for a token of any of the queues, unless it does so already."""
@@ -56,10 +62,13 @@ class WakeConnection:
         keys = {self._wake_key(queue): queue for queue in queues}
         self._queues = {key.encode(): queue for key, queue in keys.items()}
         self.connection.send_command("BZPOPMIN", *keys, self._limit_seconds)
+        self._asked_over = self.socket
         self.overdue_at = monotonic() + self._limit_seconds + self.grace_seconds
 
     def read(self) -> tuple[str, int] | None:
-        """The token that has come, as (queue, when in ms; 0: now); None: there was none in time."""
+        """The token that has come, as (queue, when in ms; 0: now); None: there is none yet."""
+        if not self.connection.read_ahead(told=True):
+            return None
         self.overdue_at = math.inf
         try:
             answer = self.connection.read_response()
@@ -71,12 +80,16 @@ class WakeConnection:
         key, _, at_ms = answer
         return self._queues[key if isinstance(key, bytes) else key.encode()], int(float(at_ms))
 
-    def check(self, now: float) -> None:
-        """Drop a connection whose answer is overdue."""
-        if now < self.overdue_at or (self.socket is not None and self._is_readable()):
-            return
-        logger.warning("The broker has not answered on a waiting connection; reconnecting")
+    def check(self, now: float) -> bool:
+        """Drop a connection whose answer is overdue; returns whether a token may be lost."""
+        if self.overdue_at == math.inf:
+            return False
+        if self._is_same:
+            if now < self.overdue_at or self._is_readable():
+                return False
+            logger.warning("The broker has not answered on a waiting connection; reconnecting")
         self.reset()
+        return True
 
     def _is_readable(self) -> bool:
         poller = poll()
@@ -88,7 +101,7 @@ class WakeConnection:
 
     def reset(self) -> None:
         """Disconnect. A token that was on its way is lost: who resets has to claim."""
-        self.overdue_at = math.inf
+        self.overdue_at, self._asked_over = math.inf, None
         if self.connection is not None:
             self.connection.disconnect()
 

@@ -18,9 +18,10 @@ from time import monotonic
 from typing import Any
 
 from redis import ConnectionPool
-from redis.exceptions import ConnectionError, ResponseError
+from redis.exceptions import ResponseError
 
 from .errors import UNREACHABLE, NotReplicated, ServerFull, ServerNotReady, translate
+from .reading import NotYet, can_read, read_now
 
 _pack_in_c: Callable[[tuple[Any, ...]], bytes] | None
 try:
@@ -205,21 +206,9 @@ class Wire:
             return
         try:
             with self._held():
-                self._read_in_passing(self._has_come)
+                self._read_in_passing(read_now)
         finally:
             self._lock.release()
-
-    def _has_come(self) -> bool:
-        """Whether the next answer need not be waited for, as it is there or never comes."""
-        return self._connection._sock is None or self._can_read()
-
-    def _can_read(self) -> bool:
-        """Whether something has come. Raises redis-py's connection errors."""
-        try:
-            return bool(self._connection.can_read(timeout=0))
-        except (AttributeError, TypeError, ValueError) as error:
-            # Somebody has emptied the pool meanwhile: redis-py has looked at no socket.
-            raise ConnectionError(f"the connection was closed: {error}") from error
 
     def settle(self) -> None:
         """Read the answers of all that was posted. Raises redis-py's connection errors."""
@@ -265,10 +254,12 @@ class Wire:
         finally:
             self.pool.release(connection)
 
-    def _read_in_passing(self, goes_on: Callable[[], bool] = lambda: True) -> None:
+    def _read_in_passing(self, read: Callable[[Any], Any] | None = None) -> None:
         try:
-            while self._unread and goes_on():
-                self._read_next()
+            while self._unread:
+                self._read_next(read)
+        except NotYet:
+            return
         except UNREACHABLE:
             self._fail_posted()  # and so everybody knows
         except BaseException:
@@ -293,7 +284,7 @@ class Wire:
     def _drop_closed(self) -> None:
         """Nothing was sent yet, so the server's closing of an idle connection need not show."""
         try:
-            closed = self._can_read()
+            closed = can_read(self._connection)
         except UNREACHABLE:
             closed = True
         if closed:
@@ -303,9 +294,9 @@ class Wire:
         while self._unread:
             self._read_next()
 
-    def _read_next(self) -> None:
+    def _read_next(self, read: Callable[[Any], Any] | None = None) -> None:
         try:
-            _read(self._connection)
+            _read(self._connection, read)
         except (ResponseError, ServerFull) as error:
             self._refused(error)
             self._unread[0]()
@@ -343,9 +334,9 @@ def _read_both(connection: Any, replicas: Replicas | None) -> Any:
     return answer
 
 
-def _read(connection: Any) -> Any:
+def _read(connection: Any, read: Callable[[Any], Any] | None = None) -> Any:
     try:
-        return connection.read_response()
+        return connection.read_response() if read is None else read(connection)
     except ResponseError as error:
         meaning = translate(error)
         if meaning is error:

@@ -146,6 +146,13 @@ def busy(self: Any, seconds: float, how: str) -> None:
     write_down(self, phase="end")
 
 
+@task(bind=True)
+def fill_memory(self: Any, mebibytes: int) -> None:
+    """Its process has needed so much memory for a moment."""
+    assert len(b"x" * (mebibytes << 20))
+    write_down(self)
+
+
 @task(bind=True, max_retries=5)
 def retry(self: Any, countdown: float, times: int = 1) -> str | None:
     """Retries so many times; returns the ETA of the last run."""
