@@ -89,9 +89,7 @@ class Draining:
 
     def _speak(self, process: Any) -> None:
         """Write more of a task that a process has a part of, or else tell it to end."""
-        writers = (
-            job._writer() for job in self._pool._cache.values() if job._write_to is process
-        )
+        writers = (job._writer() for job in self._pool._cache.values() if job._write_to is process)
         writer = next((each for each in writers if each in self._pool._active_writers), None)
         with suppress(StopIteration, OSError):
             if writer is not None:

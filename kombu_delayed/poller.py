@@ -218,7 +218,7 @@ class Poller(MultiChannelPoller):
             channel.listen_broken_since = now
         if now - channel.listen_broken_since >= channel.patience_seconds:
             raise error
-        logger.info("Lost the pub/sub connection, trying again: %s", error)
+        logger.debug("Lost the pub/sub connection, trying again: %s", error)
         channel.listen_retry_at = now + LISTEN_RETRY_SECONDS
 
     # Looking after the channels.

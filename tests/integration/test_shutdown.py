@@ -91,8 +91,13 @@ class Bench:
 
         def up() -> list[int]:
             found = self.app.control.inspect(timeout=1).stats() or {}
-            (pool,) = [each["pool"] for each in found.values()] or [None]
-            return pool["processes"] if pool and pool["writes"]["inqueues"]["total"] >= count else []
+            pools = [each["pool"] for each in found.values()]
+            return [
+                process
+                for pool in pools
+                if pool["writes"]["inqueues"]["total"] >= count
+                for process in pool["processes"]
+            ]
 
         return wait_until(up, f"{count} processes are up")
 
