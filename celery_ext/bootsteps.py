@@ -13,6 +13,7 @@ from celery.signals import task_received, worker_shutting_down
 
 from kombu_delayed.message import eta_to_ms
 
+from .draining import Draining
 from .signals import task_late
 
 STOCK_STRATEGY, STOCK_REQUEST = "celery.worker.strategy:default", "celery.worker.request:Request"
@@ -124,6 +125,7 @@ class GiveBack(bootsteps.StartStopStep):
         vars(parent.controller)["wait_for_soft_shutdown"] = self._wait_for_soft_shutdown
         if parent.pool.is_green:
             vars(parent.pool)["on_stop"] = self._await_greenlets
+        Draining.install(parent)
 
     def stop(self, parent: Any) -> None:
         """Listen no more."""

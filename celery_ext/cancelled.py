@@ -29,7 +29,7 @@ class CancelledProcesses:
         if all(other.acknowledged for other in active_requests):
             ending, self._ending = self._ending, []
             _await_end(pool, [process for _, process in ending])
-            _give_back(request for request, process in ending if _has_ended(process))
+            give_back(request for request, process in ending if _has_ended(process))
 
 
 def _has_ended(process: Any) -> bool:
@@ -47,11 +47,11 @@ def _await_end(pool: Any, processes: list[Any]) -> None:
             if ready in ends:
                 ends[ready].join()
             else:
-                _hear(pool, readers[ready])
+                hear(pool, readers[ready])
         processes = [each for each in processes if not _has_ended(each)]
 
 
-def _hear(pool: Any, process: Any) -> None:
+def hear(pool: Any, process: Any) -> None:
     """Read one message of a process, as Celery does when it waits for its pool to end."""
     handler, processes = pool._pool._result_handler, pool._pool._fileno_to_outq
     handler._flush_outqueue(process.outqR_fd, processes.get, processes, handler.on_state_change)
@@ -83,10 +83,11 @@ class CancelledGreenlets:
                 self._ended.append(request)
             if not self._running:
                 ended, self._ended = self._ended, []
-                _give_back(ended)
+                give_back(ended)
 
 
-def _give_back(requests: Iterable[Any]) -> None:
+def give_back(requests: Iterable[Any]) -> None:
+    """Put the messages of requests back to the heads of their queues, in their order."""
     tags: dict[Any, list[int]] = {}
     for request in requests:
         channel = request.message.channel

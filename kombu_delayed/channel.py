@@ -19,6 +19,7 @@ from redis.exceptions import ResponseError
 from . import embedded, urls
 from .consumer import Consumer
 from .decisions import Rules, planned, rules_of
+from .embedded_connection import EmbeddedConnection
 from .errors import UNREACHABLE, AlreadyDelayed, OptionError, ServerNotReady, translate
 from .lease import Lease
 from .message import Unique, check_task, due, message_id, to_json, unique_key
@@ -157,10 +158,13 @@ class Channel(stock.Channel):
         }
         if where.credential_provider:
             self._process_credential_provider(where.credential_provider, parameters)
-        if where.scheme in ("socket", "embedded"):
-            path = where.path if where.scheme == "socket" else str(embedded.ensure(where.path))
-            parameters["path"] = path
-            connection_class: Any = redis.UnixDomainSocketConnection
+        connection_class: Any
+        if where.scheme == "embedded":
+            parameters |= {"directory": where.path, "path": str(embedded.ensure(where.path))}
+            connection_class = EmbeddedConnection
+        elif where.scheme == "socket":
+            parameters["path"] = where.path
+            connection_class = redis.UnixDomainSocketConnection
         else:
             parameters.update(self._tcp_parameters(where))
             connection_class = (

@@ -16,6 +16,7 @@ import enum
 import fcntl
 import hashlib
 import importlib.util
+import math
 import os
 import platform
 import re
@@ -32,6 +33,7 @@ from typing import Any
 
 import click
 import redis
+from kombu.log import get_logger
 from redis.backoff import NoBackoff
 from redis.exceptions import BusyLoadingError, ConnectionError, RedisError, ResponseError
 from redis.retry import Retry
@@ -42,9 +44,17 @@ SERVER_VARIABLE = "KOMBU_DELAYED_SERVER"
 WAIT_SECONDS = 60.0
 ANSWER_SECONDS = 5.0
 POLL_SECONDS = 0.01
+#: A server that ends again and again is started so often by a process that has lost it.
+REVIVAL_SECONDS = 5.0
+#: A server writes its append-only file within two seconds, and tries again each second.
+FLUSH_SECONDS = 3.0
+LISTEN_SECONDS = 1.0
 LOG_TAIL_LINES = 10
 # sun_path holds 108 bytes on Linux and 104 on macOS.
 SOCKET_PATH_MAX_BYTES = 100
+
+logger = get_logger(__name__)
+_revived_at: dict[Path, float] = {}
 
 
 @dataclass(frozen=True)
@@ -85,6 +95,36 @@ def ensure(directory: str | Path) -> Path:
     return socket
 
 
+def revive(directory: str | Path) -> None:
+    """Start the server of `directory` again, unless it is alive or another process is at it.
+
+    Raises EmbeddedServerError where nothing listens a second later: the server may still start.
+    """
+    path = _resolved(directory)
+    with _explained(path):
+        socket = _socket_path(path)
+        if time.monotonic() >= _revived_at.get(path, -math.inf) + REVIVAL_SECONDS:
+            _revive(path, socket)
+        deadline = time.monotonic() + LISTEN_SECONDS
+        while not _listening(socket):
+            if time.monotonic() >= deadline:
+                raise EmbeddedServerError(f"Nothing listens on {socket}.{_log_tail(path)}")
+            time.sleep(POLL_SECONDS)
+
+
+def _revive(directory: Path, socket: Path) -> None:
+    with open(directory / "lock", "a") as lock:
+        if not _try_lock(lock.fileno(), fcntl.LOCK_EX):
+            return
+        try:
+            if not (_held(directory) or _listening(socket)):
+                _revived_at[directory] = time.monotonic()
+                logger.warning("The server of %s is gone. Starting it again.", directory)
+                _launch(find_server(), directory, socket)
+        finally:
+            fcntl.flock(lock.fileno(), fcntl.LOCK_UN)
+
+
 def status(directory: str | Path) -> Status:
     """Ask the server of `directory` for its state; starts and changes nothing."""
     path = _resolved(directory)
@@ -95,7 +135,10 @@ def status(directory: str | Path) -> Status:
 
 
 def stop(directory: str | Path) -> bool:
-    """Stop the server of `directory`, its data flushed to disk; False when none was running."""
+    """Stop the server of `directory`, its data flushed to disk; False when none was running.
+
+    Raises EmbeddedServerError, and lets it run, where it cannot write its data.
+    """
     path = _resolved(directory)
     with _explained(path):
         return (path / "lock").exists() and _stop_locked(path)
@@ -345,13 +388,43 @@ def _refuse_older(binary: Path, directory: Path) -> None:
 
 def _shut_down(directory: Path, socket: Path) -> None:
     try:
-        with contextlib.closing(_client(socket, WAIT_SECONDS)) as client:
+        with contextlib.closing(_client(socket, WAIT_SECONDS)) as client, _writes_paused(client):
+            # A server that cannot write its file would end all the same.
+            _await_written(directory, client)
             # The append-only file is flushed on the way out; NOSAVE only skips a snapshot.
             client.shutdown(nosave=True)
     except RedisError as error:
         raise EmbeddedServerError(
             f"The server of {directory} (pid {_pid_text(directory)}) refused to stop: {error}"
         ) from error
+
+
+@contextlib.contextmanager
+def _writes_paused(client: redis.Redis) -> Iterator[None]:
+    client.client_pause(int(2_000 * FLUSH_SECONDS), all=False)
+    try:
+        yield
+    except EmbeddedServerError:
+        client.client_unpause()
+        raise
+
+
+def _await_written(directory: Path, client: redis.Redis) -> None:
+    """Wait until all that was accepted is in the append-only file."""
+    deadline = time.monotonic() + FLUSH_SECONDS
+    while not _has_written(client.info("persistence")):
+        if time.monotonic() >= deadline:
+            raise EmbeddedServerError(
+                f"The server of {directory} {_State.FAILING.value}. It goes on, because it would "
+                "lose messages if it ended. Free space on its disk, then stop it again."
+                f"{_log_tail(directory)}"
+            )
+        time.sleep(POLL_SECONDS)
+
+
+def _has_written(persistence: Any) -> bool:
+    is_failing = persistence.get("aof_last_write_status", "ok") != "ok"
+    return not is_failing and not int(persistence.get("aof_buffer_length", 0))
 
 
 def _stop_locked(directory: Path) -> bool:

@@ -237,7 +237,7 @@ class Poller(MultiChannelPoller):
             channel.listen_broken_since = now
         if now - channel.listen_broken_since >= channel.patience_seconds:
             raise error
-        logger.info("Lost the pub/sub connection, trying again: %s", error)
+        logger.debug("Lost the pub/sub connection, trying again: %s", error)
         channel.listen_retry_at = max(now, channel.listen_retry_at + LISTEN_RETRY_SECONDS)
 
     # Looking after the channels.

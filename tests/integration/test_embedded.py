@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
+import resource
 import signal
 import stat
 import subprocess
@@ -10,13 +13,17 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import kombu
 import pytest
 import redis
 from click.testing import CliRunner
 
 from kombu_delayed import embedded
-from kombu_delayed.errors import DelayedError, EmbeddedServerError
+from kombu_delayed.errors import DelayedError, EmbeddedServerError, ServerNotReady
+from tests.kit.ledger import Ledger
+from tests.kit.tasks_app import Settings, make_app
 from tests.kit.wait import wait_until
+from tests.kit.workers import Worker
 
 ROOT = Path(__file__).parents[2]
 STARTER = """
@@ -30,7 +37,7 @@ while time.time() < start:
 print(embedded.ensure(sys.argv[1]), embedded.status(sys.argv[1]).pid, flush=True)
 sys.stdin.readline()
 """
-# Writes fail beyond 4 KiB instead of killing the server: a disk that is full.
+# Writes fail beyond 32 KiB instead of killing the server: a disk that is full.
 # Answers while it loads: Redis 6 after each thousand keys, the others after a number of bytes.
 SLOW_LOADING = """#!/bin/sh
 case "$("{server}" --version)" in
@@ -39,7 +46,7 @@ case "$("{server}" --version)" in
 esac
 exec "{server}" "$@" --key-load-delay 50
 """
-FULL_DISK = '#!/bin/sh\ntrap "" XFSZ\nulimit -f 8\nexec "{server}" "$@"\n'
+FULL_DISK = '#!/bin/sh\ntrap "" XFSZ\nulimit -S -f 64\nexec "{server}" "$@"\n'
 
 
 def ended(pid: int) -> bool:
@@ -214,6 +221,50 @@ def test_killed_server_is_replaced_and_keeps_its_data(directory: Path) -> None:
     with client(embedded.ensure(directory)) as connection:
         assert connection.get("key") == "kept"
     assert running_pid(directory) != pid
+
+
+@pytest.mark.parametrize("pool", ["prefork", "gevent"])
+def test_idle_worker_starts_a_killed_server_again(
+    directory: Path, scratch: Path, pool: str
+) -> None:
+    ledger = Ledger(scratch / "ledger")
+    settings = Settings(f"delayed+embedded://{directory}", None, {}, str(ledger.path))
+    app = make_app(settings)
+    with Worker(settings, scratch, pool=pool, gossip=True) as worker:
+        wait_until(lambda: app.control.ping(timeout=1), "the worker answers")
+        said = len(worker.log.splitlines())
+        kill(running_pid(directory))
+        worker.wait_for_log("The broker is back", 30)
+        # A sender would start the server, too.
+        ledger.wait_for_all([app.send_task("record", countdown=0.1).id])
+        lines = worker.log.splitlines()[said:]
+        assert "Starting it again" in worker.log
+        assert len([line for line in lines if "Task record" not in line]) <= 3, lines
+
+
+def test_sender_starts_a_killed_server_again(directory: Path) -> None:
+    with kombu.Connection(f"delayed+embedded://{directory}") as connection:
+        queue = connection.SimpleQueue("mail", no_ack=True)
+        queue.put("a")
+        kill(running_pid(directory))
+        queue.put("b")
+        assert [queue.get(timeout=30).payload for _ in range(2)] == ["a", "b"]
+
+
+def test_server_that_cannot_start_is_started_seldom(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with kombu.Connection(f"delayed+embedded://{directory}") as connection:
+        client = connection.default_channel.client
+        kill(running_pid(directory))
+        broken = wrapper(directory.parent, '#!/bin/sh\necho "started {server}"\nexit 1\n')
+        monkeypatch.setenv(embedded.SERVER_VARIABLE, str(broken))
+        monkeypatch.setattr(embedded, "LISTEN_SECONDS", 0.0)
+        monkeypatch.setattr(embedded, "REVIVAL_SECONDS", 600.0)
+        for _ in range(3):
+            with pytest.raises(redis.ConnectionError, match="Nothing listens"):
+                client.ping()
+    assert (directory / "server.log").read_text().count("started ") == 1
 
 
 def test_process_that_got_the_pid_of_a_dead_server_is_not_harmed(directory: Path) -> None:
@@ -400,6 +451,61 @@ def test_full_disk_is_explained_by_the_log(
     message = wait_until(failure, "the server notices that it cannot write")
     assert f"The server of {directory} cannot write its data.\n" in message
     assert "server.log" in message
+
+
+def limit_files(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    monkeypatch.setenv(embedded.SERVER_VARIABLE, str(wrapper(directory.parent, FULL_DISK)))
+    unlimited = resource.RLIM_INFINITY, resource.RLIM_INFINITY
+    yield lambda: resource.prlimit(running_pid(directory), resource.RLIMIT_FSIZE, unlimited)
+
+
+def fill_disk(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    directory.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "mode=0700,size=300k", "none", str(directory)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("needs a disk of its own")
+    try:
+        more = ["mount", "-o", "remount,size=100m", str(directory)]
+        yield lambda: subprocess.run(more, check=True)
+    finally:
+        subprocess.run(["umount", "--lazy", str(directory)], check=True)
+
+
+@pytest.fixture(params=[limit_files, fill_disk])
+def free_space(
+    request: pytest.FixtureRequest, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[], None]]:
+    yield from request.param(scratch / "data", monkeypatch)
+
+
+def put_until_refused(url: str) -> Iterator[str]:
+    with kombu.Connection(url) as connection, contextlib.suppress(ServerNotReady):
+        queue = connection.SimpleQueue("mail")
+        for number in itertools.count():
+            queue.put(f"{number}: " + "x" * 10_000)
+            yield str(number)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux has prlimit")
+def test_full_disk_loses_nothing_that_was_accepted(
+    free_space: Callable[[], None], directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"delayed+embedded://{directory}"
+    accepted = list(put_until_refused(url))
+    assert accepted
+    pid = running_pid(directory)
+    with pytest.raises(EmbeddedServerError, match=r"cannot write its data\. It goes on"):
+        embedded.stop(directory)
+    assert running_pid(directory) == pid
+    with client(directory / "broker.sock") as connection:
+        assert connection.info("clients").get("paused_actions", "none") == "none"
+    free_space()
+    assert embedded.stop(directory) is True
+    monkeypatch.delenv(embedded.SERVER_VARIABLE, raising=False)
+    with kombu.Connection(url) as connection:
+        queue = connection.SimpleQueue("mail", no_ack=True)
+        kept = [queue.get(timeout=30).payload for _ in accepted]
+    assert [text.split(":")[0] for text in kept] == accepted
 
 
 def test_older_server_is_refused_newer_data(

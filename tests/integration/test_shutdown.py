@@ -26,6 +26,7 @@ from tests.kit.inbox import Inbox
 from tests.kit.ledger import Ledger
 from tests.kit.servers import Server, available_kinds, start_server
 from tests.kit.tasks_app import Settings, make_app
+from tests.kit.unheard_app import VARIABLE as UNHEARD_VARIABLE
 from tests.kit.wait import Stopwatch, wait_until
 from tests.kit.workers import Worker
 
@@ -37,6 +38,9 @@ POOLS = ["prefork", "threads", "solo", "gevent"]
 LONG_LEASE_SECONDS = 60
 LEASE_SECONDS = 1.0
 TAKEOVER_LEASE_SECONDS = 4.0
+#: A process of a pool waits 30 s for its last result to be read.
+BILLIARD_SECONDS = 25
+UNHEARD = "tests.kit.unheard_app"
 
 
 @dataclass
@@ -81,6 +85,21 @@ class Bench:
             return sum(map(len, found.values()))
 
         wait_until(lambda: active() >= count, f"{count} tasks are known to be active")
+
+    def wait_for_processes(self, count: int) -> list[int]:
+        """Celery gives a process of its pool no task before it has heard that it is up."""
+
+        def up() -> list[int]:
+            found = self.app.control.inspect(timeout=1).stats() or {}
+            pools = [each["pool"] for each in found.values()]
+            return [
+                process
+                for pool in pools
+                if pool["writes"]["inqueues"]["total"] >= count
+                for process in pool["processes"]
+            ]
+
+        return wait_until(up, f"{count} processes are up")
 
     def load(self, worker: Worker, seconds: float, count: int = 8) -> list[str]:
         """Start a worker that runs some long tasks and has claimed others."""
@@ -466,6 +485,59 @@ def test_warm_shutdown_finishes_what_runs(bench: Bench, pool: str, number: int) 
     assert set(map(tuple, phases.values())) <= {("start", "end"), ()}
     assert bench.client.llen("celery") == sum(not each for each in phases.values())
     assert bench.unacked == 0
+
+
+BUSY_POOLS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "without prefetching": {"worker_disable_prefetch": True},
+    "autoscale": {"worker_autoscaler": "celery.worker.autoscale:Autoscaler"},
+    "max tasks per child": {"worker_max_tasks_per_child": 1},
+    "prefetching much": {"worker_prefetch_multiplier": 50},
+}
+
+
+@pytest.mark.parametrize("task", ["record", "late"])
+@pytest.mark.parametrize("kind", BUSY_POOLS)
+def test_a_warm_shutdown_repeats_nothing_that_its_pool_has_run(
+    bench: Bench, kind: str, task: str
+) -> None:
+    """The worker has not heard that the tasks were begun when it is told to end."""
+    deaf = bench.directory / "deaf"
+    worker = bench.worker(
+        bench.settings(LONG_LEASE_SECONDS, **BUSY_POOLS[kind]),
+        pool="prefork",
+        concurrency=2,
+        module=UNHEARD,
+        env={UNHEARD_VARIABLE: str(deaf)},
+        options=["--autoscale=4,2"] if kind == "autoscale" else (),
+    )
+    worker.start()
+    bench.wait_for_processes(2)
+    deaf.touch()
+    ids = [bench.app.send_task(task).id for _ in range(8)]
+    bench.ledger.wait_for(2 if task == "record" else 4)
+    worker.stop(timeout_seconds=BILLIARD_SECONDS)
+    ran = set(bench.ledger.ids())
+    assert len(ran) == 2
+    assert bench.unacked == 0
+    assert bench.queued == [id for id in ids if id not in ran]
+
+
+def test_a_warm_shutdown_writes_a_task_to_its_end(bench: Bench) -> None:
+    """A process has read a part of it when the worker is told to end."""
+    worker = bench.worker(bench.settings(LONG_LEASE_SECONDS), pool="prefork")
+    worker.start()
+    (process,) = bench.wait_for_processes(1)
+    os.kill(process, signal.SIGSTOP)
+    task = bench.app.send_task("late", kwargs={"seconds": 0, "payload": "x" * 1_000_000})
+    wait_until(lambda: bench.unacked == 1, "it was claimed")
+    bench.wait_for_processes(1)  # the event loop has made a turn since
+    worker.send_signal(signal.SIGTERM)
+    worker.wait_for_log("Warm shutdown")
+    os.kill(process, signal.SIGCONT)
+    worker.wait(BILLIARD_SECONDS)
+    assert bench.phases(task.id) == ["start", "end"]
+    assert bench.unacked == bench.client.llen("celery") == 0
 
 
 @pytest.mark.skipif(celery.VERSION < (5, 5), reason="new in Celery 5.5")

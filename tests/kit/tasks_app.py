@@ -126,7 +126,7 @@ def sleep(self: Any, seconds: float) -> None:
 
 
 @task(bind=True, acks_late=True)
-def late(self: Any, seconds: float = 0) -> None:
+def late(self: Any, seconds: float = 0, payload: str = "") -> None:
     """Is acked when it is done, and writes down start and end."""
     write_down(self, phase="start")
     time.sleep(seconds)
