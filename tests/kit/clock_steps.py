@@ -21,6 +21,7 @@ class Clock:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._ahead_seconds = 0.0
+        self._steps = 0
         self.step(0)
 
     @property
@@ -38,6 +39,8 @@ class Clock:
         self._ahead_seconds += seconds
         temporary = self._path.with_suffix(".new")
         temporary.write_text(f"{self._ahead_seconds:+.3f}\n")
+        self._steps += 1
+        os.utime(temporary, (self._steps * 10, self._steps * 10))  # it compares whole seconds
         os.replace(temporary, self._path)  # the server reads it at any moment
 
 
