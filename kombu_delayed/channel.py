@@ -61,6 +61,8 @@ class Channel(stock.Channel):
         self._shard_turn = 0
         self._rules: Rules | None = None
         self._lease_pool: Any = None
+        self._ask_pool: Any = None
+        self._asking: Store | None = None
         self._pid = os.getpid()
         self._sync_client: Any = None
         self._handlers: dict[str, Callable[[dict[str, Any]], None]] = {}
@@ -229,6 +231,7 @@ class Channel(stock.Channel):
         # The parent's messages and leases stay the parent's.
         self._pid = os.getpid()
         self.consumer, self._qos, self._sync_client, self._lease_pool = None, None, None, None
+        self._ask_pool, self._asking = None, None
         self.__dict__.pop("store", None)
         super()._after_fork()
 
@@ -328,11 +331,23 @@ class Channel(stock.Channel):
     def _lease_store(self) -> Store:
         """The store over connections that give up long before a lease has ended."""
         if self._lease_pool is None:
-            self._lease_pool = self._get_pool()
-            limit = self.options.lease_seconds / 4
-            given = self._lease_pool.connection_kwargs.get("socket_timeout")
-            self._lease_pool.connection_kwargs["socket_timeout"] = min(given or limit, limit)
+            self._lease_pool = self._impatient_pool()
         return self.store.over(self._client_of(self._lease_pool))
+
+    def _impatient_pool(self) -> Any:
+        pool = self._get_pool()
+        limit = self.options.lease_seconds / 4
+        given = pool.connection_kwargs.get("socket_timeout")
+        pool.connection_kwargs["socket_timeout"] = min(given or limit, limit)
+        return pool
+
+    @property
+    def _asking_store(self) -> Store:
+        """As the lease's; that one's connection is the keeper's alone, whose thread is native."""
+        if self._asking is None:
+            self._ask_pool = self._impatient_pool()
+            self._asking = self.store.over(self._client_of(self._ask_pool))
+        return self._asking
 
     @property
     def patience_seconds(self) -> float:
@@ -500,7 +515,7 @@ class Channel(stock.Channel):
             return False
         lease = consumer.lease
         try:
-            return not lease.may_have_ended(queue) or lease.renew(queue, lease.store) is not None
+            return not lease.may_have_ended(queue) or lease.renew(queue, self._asking_store)
         except UNREACHABLE:
             # The thread that consumes may have closed the connection, as it has heard of the end.
             return not lease.lost and self.qos.queue_of(tag) is not None
@@ -571,6 +586,8 @@ class Channel(stock.Channel):
             self.consumer.close()
             if self._lease_pool is not None and self.consumer.remaining is None:
                 self._lease_pool.disconnect()
+            if self._ask_pool is not None:
+                self._ask_pool.disconnect()
 
     # Queues.
 

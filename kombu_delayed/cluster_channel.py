@@ -25,7 +25,6 @@ from .keys import bindings, lasting_bindings
 from .server import check, inspect
 from .shards import queue_of
 from .slots import queue_with
-from .store import Store
 
 logger = get_logger(__name__)
 
@@ -167,14 +166,16 @@ class ClusterChannel(Channel):
             self.rules,
         )
 
-    def _lease_store(self) -> Store:
+    def _impatient_pool(self) -> Nodes:
         where = urls.address(self.connection.client)
         parameters = self._node_parameters(where)
         limit = self.options.lease_seconds / 4
         for name in ("socket_timeout", "socket_connect_timeout"):
             parameters[name] = min(parameters.get(name) or limit, limit)
-        self._lease_pool = Nodes(self.cluster, parameters)
-        return self.store.over(self._lease_pool)
+        return Nodes(self.cluster, parameters)
+
+    def _client_of(self, pool: Any) -> Any:
+        return pool if isinstance(pool, Nodes) else super()._client_of(pool)
 
     def _new_node_wake(self, node: Node) -> NodeWake:
         versions = [version for _, version in self.connection.known_nodes.values()]

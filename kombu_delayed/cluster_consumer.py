@@ -14,6 +14,7 @@ from .cluster_wire import SlotMoves
 from .consumer import ACK_RETRY_SECONDS, QUICK_RUNS, Consumer, Source
 from .errors import UNREACHABLE, NodeDown
 from .lease import Lease
+from .progress import Progress, Unbegun
 from .remaining import remain
 
 if TYPE_CHECKING:
@@ -57,6 +58,11 @@ class ClusterConsumer(Consumer):
         self._parts: dict[Node, Part] = {}
         self._followed: int | None = None
         self._turn = 0
+        self.progress = self._new_progress()
+
+    def take_back(self) -> list[Unbegun]:
+        """Take what was claimed and not begun away from all parts. From any thread."""
+        return [each for part in self.parts for each in part.take_back()]
 
     @property
     def parts(self) -> list[Part]:
@@ -125,6 +131,7 @@ class ClusterConsumer(Consumer):
 
     def step(self) -> float:
         """Do what is due on all nodes; returns when to come back, by the monotonic clock."""
+        self.progress.stamp()
         self._follow()
         now, parts = monotonic(), self._in_turn()
         self._look(now)
@@ -246,6 +253,9 @@ class Part(Consumer):
     def lease(self, lease: Lease) -> None:
         self._whole.lease = lease
 
+    def _new_progress(self) -> Progress:
+        return self._whole.progress
+
     @property
     def _tag(self) -> int:
         return self._whole.tag
@@ -288,8 +298,7 @@ class Part(Consumer):
         if source := self.sources.pop(queue, None):
             other.sources[queue] = source
             source.ready = source.owes = True
-        other._buffer.extend(entry for entry in self._buffer if entry[0] == queue)
-        self._buffer = type(self._buffer)(entry for entry in self._buffer if entry[0] != queue)
+        other._buffer.extend(self._taken_out_of(queue))
         if queue in self._unsure:
             self._unsure.discard(queue)
             other._unsure.add(queue)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from time import monotonic
+from typing import Any
 
 from kombu.log import get_logger
 
 from .errors import UNREACHABLE, NodeDown
-from .lease import Lease, keeper
+from .keeper import keeper
+from .lease import Lease
 from .store import Store
 
 logger = get_logger(__name__)
@@ -23,25 +25,24 @@ class ClusterLease(Lease):
         seconds: float,
         server: Hashable,
         name: str | None,
-        node_of: Callable[[str], Hashable],
+        node_of: Callable[[str], Any],
     ) -> None:
         super().__init__(store, seconds, server, name)
         self._node_of = node_of
-        self._shares: dict[Hashable, Share] = {}
+        self._shares: dict[Any, Share] = {}
 
-    def grant(self, queue: str, asked_at: float) -> None:
-        """As `Lease.grant`; in whichever node's thread it is to be renewed now."""
-        self._asked_at[queue] = asked_at
+    def _watch(self, queue: str, is_new: bool) -> None:
+        """In whichever node's thread it is to be renewed now."""
         self._share(self._node_of(queue))
 
-    def _share(self, node: Hashable) -> None:
+    def _share(self, node: Any) -> None:
         if node not in self._shares:  # threads of several nodes may see that at once
             keeper((self.server, node)).watch(self._shares.setdefault(node, Share(self, node)))
 
-    def queues_on(self, node: Hashable) -> list[str]:
+    def queues_on(self, node: Any) -> list[str]:
         """Those of its queues that a node has now."""
         found = []
-        for queue in self.queues:
+        for queue in sorted(self.queues):
             try:
                 home = self._node_of(queue)
             except NodeDown:
@@ -56,31 +57,46 @@ class ClusterLease(Lease):
         """Renew no more."""
         for node, share in list(self._shares.items()):
             keeper((self.server, node)).forget(share)
-        self._shares, self._asked_at = {}, {}
+        self._shares, self._until = {}, {}
 
     def successor(self) -> ClusterLease:
         """A lease for the same consumer under a new name."""
-        return ClusterLease(self.store, self.seconds, self.server, self._name, self._node_of)
+        lease = ClusterLease(self.store, self.seconds, self.server, self._name, self._node_of)
+        lease.progress = self.progress
+        return lease
 
 
 class Share(Lease):
-    """The part of a lease that is over the queues of one node."""
+    """The part of a lease that is over the queues of one node, whose clock is its own."""
 
-    def __init__(self, whole: ClusterLease, node: Hashable) -> None:
+    def __init__(self, whole: ClusterLease, node: Any) -> None:
         self._whole = whole
         self._node = node
-        self.store, self.seconds = whole.store, whole.seconds
+        self.store, self.seconds, self.server = whole.store, whole.seconds, whole.server
         self.consumer = whole.consumer
+        self.progress = whole.progress
         self.next_step_at = monotonic()
+        self._until, self._lock = whole._until, whole._lock
+        self._begin_contact()
+
+    @property
+    def lost(self) -> bool:
+        """Whether it has ended on any node."""
+        return self._whole.lost
+
+    @lost.setter
+    def lost(self, lost: bool) -> None:
+        self._whole.lost = lost
 
     def step(self) -> float:
         """Renew on the queues of this node; returns seconds until the next step."""
-        queues = self._whole.queues_on(self._node)
-        return min(map(self._keep, queues), default=self.seconds / 3)
-
-    def _keep(self, queue: str) -> float:
         try:
-            return self._whole.keep(queue)
+            self._check_progress()
+            return self._keep(self._whole.queues_on(self._node))
         except UNREACHABLE as error:  # of which the consumer tells once
-            logger.info("Cannot renew the lease on queue %r now: %s", queue, error)
-            return min(1.0, self.seconds / 10)
+            logger.info("Cannot renew the leases on node %s now: %s", self._node, error)
+            return self._lost_contact()
+
+    def _generation(self) -> int:
+        run: Any = self.store.run
+        return int(run.over(self._node).generation)

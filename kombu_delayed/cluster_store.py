@@ -6,13 +6,18 @@ from collections.abc import Mapping
 from typing import Any
 
 import redis
+from kombu.log import get_logger
 
 from .cluster import Cluster, Node
 from .cluster_wire import ClusterWire, slot_of
+from .errors import UNREACHABLE
+from .scripts import Script
 from .shards import QueueShards, Shards
 from .slots import hash_tag, queue_with
 from .store import Store
 from .wire import Wire
+
+logger = get_logger(__name__)
 
 
 class Nodes:
@@ -43,6 +48,7 @@ class ClusterStore(Store):
     """The moves of the messages of a Cluster. Each queue is in one slot, and so on one node."""
 
     tagged = True
+    renewals_at_once = 1
     run: ClusterWire
 
     @property
@@ -53,6 +59,14 @@ class ClusterStore(Store):
     def node_of(self, queue: str) -> Node:
         """The node that has a queue. Raises NodeDown where none has."""
         return self.cluster.node(slot_of(("", self.keys(queue).wake)))
+
+    def _again(self, move: Script, call: tuple[Any, ...]) -> Any:
+        """Its slot may be on its way to another node; None: it cannot be asked now."""
+        try:
+            return super()._again(move, call)
+        except UNREACHABLE as error:
+            logger.info("Cannot renew the lease on a queue now: %s", error)
+            return None
 
     def _hash_tag(self, queue: str) -> str:
         return hash_tag(queue)

@@ -63,12 +63,12 @@ class NodeWire(Wire):
         finally:
             self.pool.release(connection)
 
-    def _send(self, command: tuple[Any, ...], replicas: Replicas | None = None) -> None:
+    def _send_packed(self, packed: list[bytes]) -> None:
         if self._connection is not None and self._connection._sock is None:
             if self._unread:  # somebody has emptied the pool
                 self._fail_posted()
             self._cluster.reach(self.node, self._connection.connect)
-        super()._send(command, replicas)
+        super()._send_packed(packed)
 
     def _drop_closed(self) -> None:
         super()._drop_closed()
@@ -144,6 +144,10 @@ class ClusterWire(Wire):
                     raise
                 wire, asks = self.over(node), False
         raise ServerNotReady(f"the nodes of the Cluster do not agree on who has slot {slot}")
+
+    def many(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        """Send commands, all for the node of the first one, in one go, as `Wire` does."""
+        return self.to(commands[0]).many(commands)
 
     def insist(self, *command: Any, replicas: Replicas | None = None) -> Any:
         """As a call; for a slot that is on its way to another node it waits."""

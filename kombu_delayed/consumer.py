@@ -27,6 +27,7 @@ from .gatekeeper import Claimed, Gatekeeper
 from .lease import Lease
 from .message import Envelope, due, hide_eta, open_envelope
 from .options import Options
+from .progress import Progress, Unbegun
 from .remaining import Remaining, remain
 from .ruling import rule
 from .shards import queue_of
@@ -176,6 +177,14 @@ class Consumer:
         self._ack_retry_at = -math.inf
         self._hold_until = -math.inf
         self._retry_seconds = FIRST_RETRY_SECONDS
+        self.progress = self._new_progress()
+
+    def _new_progress(self) -> Progress:
+        progress = Progress(
+            self.lease.seconds, self.lease.clock, self.take_back, lambda: tuple(self.sources)
+        )
+        self.lease.progress = progress
+        return progress
 
     def add(self, queue: str, no_ack: bool, expires_ms: int) -> None:
         """Consume a queue from now on."""
@@ -188,11 +197,35 @@ class Consumer:
         if source is None:
             return
         if not source.no_ack:
-            self._qos.give_back(queue, [tag for q, tag, _ in self._buffer if q == queue])
+            self._qos.give_back(queue, [tag for _, tag, _ in self._taken_out_of(queue)])
             self._qos.give_back_waiting(queue)
-        self._buffer = deque(entry for entry in self._buffer if entry[0] != queue)
+        self._taken_out_of(queue)
         self.sources.pop(queue, None)  # last: a signal handler may have ended this half way
         self._announce(queue)
+
+    def _taken_out_of(self, queue: str) -> list[Claimed]:
+        """What was claimed of a queue, which is not in the buffer any more."""
+        taken: list[Claimed] = []
+        with suppress(IndexError):  # another thread takes from its end
+            for _ in range(len(self._buffer)):
+                entry = self._buffer.popleft()
+                (taken if entry.queue == queue else self._buffer).append(entry)
+        return taken
+
+    def take_back(self) -> list[Unbegun]:
+        """Take what was claimed and not begun away from this consumer. From any thread."""
+        found, stay = self._qos.take_waiting(), []
+        with suppress(IndexError):  # the loop's thread takes from the other end
+            while True:
+                entry = self._buffer.pop()
+                source = self.sources.get(entry.queue)
+                if source is not None and source.no_ack:
+                    stay.append(entry)
+                else:
+                    has_slots = self._qos.take_slots(entry.tag)
+                    found.append(Unbegun(entry.queue, entry.tag, has_slots))
+        self._buffer.extend(reversed(stay))
+        return found
 
     def _announce(self, queue: str) -> None:
         """This consumer took a token that it does not follow."""
@@ -253,6 +286,7 @@ class Consumer:
 
     def step(self) -> float:
         """Do what is due; returns when to come back, by the monotonic clock."""
+        self.progress.stamp()
         now = monotonic()
         if now < (retry_at := self._try_again_at):
             return retry_at
@@ -338,6 +372,7 @@ class Consumer:
         if (told := meter.current) is not None:
             told.lease_lost()
         self.lease.end()
+        self.progress.forget()
         self.lease = self.lease.successor()
         self._buffer.clear()
         self._unsure.clear()
@@ -453,7 +488,7 @@ class Consumer:
     def _deliver(self, queue: str, want: int, no_ack: bool, waits: bool) -> Delivered:
         self._unsure.add(queue)
         source = self.sources.get(queue)
-        asked_at = self.lease.clock()
+        asked = self.lease.ask(queue)
         answer = self.store.deliver(
             queue,
             self.lease.consumer,
@@ -472,7 +507,7 @@ class Consumer:
             raise LeaseLost
         self._gates.answered(queue, answer.gated)
         if not no_ack:
-            self.lease.grant(queue, asked_at)
+            self.lease.grant(queue, asked, bool(answer.records))
         self._compare_clocks(answer.now_ms)
         return answer
 
@@ -493,7 +528,7 @@ class Consumer:
         """An answer was lost with its connection: take the messages that were in it."""
         found = self.store.recover(queue, self.lease.consumer, self._tag)
         if found and not self.lease.holds(queue):
-            self.lease.grant(queue, -math.inf)  # the next call finds out whether it still lasts
+            self.lease.suspect(queue)
         if queue in self.sources:
             claimed = [Claimed(queue, tag, record) for tag, record in found]
             self._buffer.extend(self._let_in(queue, claimed, False))
@@ -540,11 +575,13 @@ class Consumer:
 
     def hand_out(self) -> bool:
         """Give one claimed message to its consumer; returns whether there was one."""
-        while self._buffer:
-            queue, tag, record = entry = self._buffer[0]
+        self.progress.stamp()
+        while (entry := self._first_claimed()) is not None:
+            queue, tag, record = entry
             source = self.sources.get(queue)
             if source is None:  # cancelled by a signal handler in the middle of a claim
-                self._buffer.popleft()
+                if not self._take_out(entry):
+                    continue
                 self._qos.give_back(queue, [tag])
                 self._announce(queue)
                 continue
@@ -567,11 +604,20 @@ class Consumer:
                 return True
         return False
 
+    def _first_claimed(self) -> Claimed | None:
+        try:
+            return self._buffer[0]
+        except IndexError:
+            return None
+
     def _take_out(self, entry: Claimed) -> bool:
         """Whether the first of what was claimed was still there, and not given back meanwhile."""
-        is_there = bool(self._buffer) and self._buffer[0] is entry
-        if is_there:
-            self._buffer.popleft()
+        try:
+            is_there = self._buffer[0] is entry
+            if is_there:
+                self._buffer.popleft()
+        except IndexError:  # the keeper's thread has taken it meanwhile
+            return False
         return is_there
 
     def _give(
@@ -597,7 +643,7 @@ class Consumer:
 
     def _assure(self, queue: str) -> None:
         """See that what was claimed is still this consumer's. Raises LeaseLost."""
-        if self.lease.may_have_ended(queue) and self.lease.renew(queue, self.store) is None:
+        if self.lease.may_have_ended(queue) and not self.lease.renew(queue, self.store):
             raise LeaseLost
 
     def _mind_blocking(self) -> None:
@@ -616,6 +662,7 @@ class Consumer:
 
     def get(self, queue: str, no_ack: bool) -> tuple[dict[str, Any], bytes] | None:
         """Claim one message of a queue without waiting, with its record; None: there is none."""
+        self.progress.stamp()
         if self.lease.lost:
             raise LeaseLost
         for unsure in tuple(self._unsure):

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import secrets
 import socket
-import threading
 import time
 from collections.abc import Hashable
-from time import monotonic
 from typing import Protocol
 
 from kombu.log import get_logger
 
+from . import native
+from .contact import Contact
+from .keeper import Keeper, Kept, keeper
+from .renewal import FAR_LEASES, Other, Renewal
 from .store import Store
+
+__all__ = ["Keeper", "Kept", "Lease", "consumer_id", "keeper"]
 
 logger = get_logger(__name__)
 
@@ -24,14 +29,48 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 #: Who looks for a lease that ends looks so long afterwards.
 JUST_AFTER_SECONDS = 0.01
 
+#: A lease is renewed when less than this part of it is left.
+RENEW_BELOW = 0.7
 
-def consumer_id(name: str | None = None) -> str:
-    """What no other consumer is called: a name or else the host's, process id, chance."""
-    return f"{name or socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+#: A consumer of more queues than this is registered for longer where it holds nothing …
+FEW_QUEUES = 50
+
+#: … for so many leases, so that a renewal is rare.
+IDLE_LEASES = 4
+
+#: So much less than a consumer believes to have, as part of a lease, and it renews everything.
+DOUBT = 0.2
+
+_LENGTH = re.compile(r":[0-9a-f]{8}-(\d+)$")
+
+
+def consumer_id(name: str | None = None, lease_seconds: float | None = None) -> str:
+    """A name that no other consumer has, with the length of its lease in milliseconds."""
+    length = "" if lease_seconds is None else f"-{int(lease_seconds * 1000)}"
+    return f"{name or socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}{length}"
+
+
+def lease_seconds_of(consumer: str) -> float | None:
+    """How long the lease of a consumer is; None: an older version has named it."""
+    found = _LENGTH.search(consumer)
+    return int(found[1]) / 1000 if found else None
+
+
+class Progress(Protocol):
+    """Of the loop that hands out what a consumer has claimed."""
+
+    def check(self, store: Store, consumer: str) -> None:
+        """Give up what has not begun where the loop stands still."""
 
 
 class Lease:
-    """One consumer's hold on what it has not acked, over all its queues."""
+    """One consumer's hold on what it has not acked, over all its queues.
+
+    The keeper's thread calls `step`, other threads the rest. They share neither the connections of
+    `store` nor a lock that gevent or eventlet has patched.
+    """
+
+    progress: Progress | None = None
 
     def __init__(
         self, store: Store, seconds: float, server: Hashable = None, name: str | None = None
@@ -39,12 +78,21 @@ class Lease:
         self.store = store
         self.server = server
         self._name = name
-        self.consumer = consumer_id(name)
+        self.consumer = consumer_id(name, seconds)
         self.seconds = seconds
         self.lost = False
         self.next_step_at = 0.0
-        #: Queue -> when it was last asked for: it lasts from then on at least.
-        self._asked_at: dict[str, float] = {}
+        #: Queue -> until when it lasts at least, by `clock`.
+        self._until: dict[str, float] = {}
+        self._lock = native.lock()
+        self._begin_contact()
+
+    def _begin_contact(self) -> None:
+        self._contact = Contact(self.seconds)
+        #: What a renewal says may differ from what is known here: renew in all queues.
+        self._is_in_doubt = False
+        #: Leases that end too late -> since when they have not changed, by `clock`.
+        self._far: dict[Other, float] = {}
 
     @property
     def ms(self) -> int:
@@ -59,163 +107,184 @@ class Lease:
     @property
     def queues(self) -> frozenset[str]:
         """The queues for which it has been granted."""
-        return frozenset(self._asked_at)
+        return frozenset(self._until)
 
     def holds(self, queue: str) -> bool:
         """Whether it has been granted for a queue, as far as is known here."""
-        return queue in self._asked_at
+        return queue in self._until
 
     def may_have_ended(self, queue: str) -> bool:
         """Whether others may have what was claimed, as this process was stopped or cut off."""
-        return self.lost or self.clock() - self._asked_at.get(queue, -math.inf) >= self.seconds
+        return self.lost or self.clock() >= self._until.get(queue, -math.inf)
 
-    def grant(self, queue: str, asked_at: float) -> None:
-        """A deliver that was sent at a time of `clock` has granted it for a queue."""
-        is_new = queue not in self._asked_at
-        self._asked_at[queue] = asked_at
+    def ask(self, queue: str) -> tuple[float, float]:
+        """A deliver is about to be sent, which may shorten a long lease; for `grant`."""
+        with self._lock:
+            asked_at, until = self.clock(), self._until.get(queue, -math.inf)
+            if queue in self._until:
+                self._until[queue] = min(until, asked_at + self.seconds)
+        return asked_at, until
+
+    def grant(self, queue: str, asked: tuple[float, float], has_taken: bool = True) -> None:
+        """That deliver has granted it for a queue, and has taken messages or not."""
+        asked_at, before = asked
+        with self._lock:
+            is_new = queue not in self._until
+            self._until[queue] = max(asked_at + self.seconds, -math.inf if has_taken else before)
+        self._watch(queue, is_new)
+
+    def _watch(self, queue: str, is_new: bool) -> None:
         if is_new:
             keeper(self.server).watch(self)
 
-    def renew(self, queue: str, store: Store) -> list[str] | None:
-        """Make it last. Returns consumers whose lease has ended; None: this one's has."""
-        asked_at, known = self.clock(), self._asked_at
-        dead = None if self.lost else store.renew(queue, self.consumer, self.ms)
-        if dead is None:
+    def suspect(self, queue: str) -> None:
+        """What is known of a queue may be wrong: the next call finds out whether it lasts."""
+        self.grant(queue, (-math.inf, -math.inf))
+
+    def renew(self, queue: str, store: Store) -> bool:
+        """Make it last in one queue; returns whether it has lasted."""
+        asked_at = self.clock()
+        if self.lost or store.renew(queue, self.consumer, self.ms) is None:
             self.lost = True
-        elif queue in known:
-            known[queue] = asked_at
-        return dead
+            return False
+        with self._lock:
+            if queue in self._until:
+                self._until[queue] = asked_at + self.seconds
+        return True
 
     def end(self) -> None:
         """Renew no more."""
         keeper(self.server).forget(self)
-        self._asked_at = {}
+        self._until = {}
 
     def successor(self) -> Lease:
         """A lease for the same consumer under a new name."""
-        return Lease(self.store, self.seconds, self.server, self._name)
+        lease = Lease(self.store, self.seconds, self.server, self._name)
+        lease.progress = self.progress
+        return lease
+
+    # What the keeper's thread does.
 
     def step(self) -> float:
         """Renew on every queue and reclaim what others left behind; returns seconds until next.
 
         That is a third of the lease, or when another one's ends that nobody renews any more.
         """
-        return min((self.keep(queue) for queue in self.queues), default=self.seconds / 3)
+        self._check_progress()
+        return self._keep(sorted(self.queues))
 
-    def keep(self, queue: str) -> float:
-        """Renew on one queue and reclaim what others left behind in it; returns as `step`."""
-        for consumer in self.renew(queue, self.store) or ():
-            self._reclaim(queue, consumer)
-        end_ms = self.store.soonest_end_ms(queue, self.consumer)
-        if end_ms is None:
+    def _check_progress(self) -> None:
+        if self.progress is not None and not self.lost:
+            self.progress.check(self.store, self.consumer)
+
+    def _keep(self, queues: list[str]) -> float:
+        if self.lost or not queues:
             return self.seconds / 3
-        return min(self.seconds / 3, end_ms / 1000 + JUST_AFTER_SECONDS)
+        asked_at = self.clock()
+        known = {queue: self._until.get(queue, -math.inf) for queue in queues}
+        due_at = math.inf if self._is_in_doubt else asked_at + self.seconds * RENEW_BELOW
+        renewed = {queue: until for queue, until in known.items() if until <= due_at}
+        try:
+            renewal = self._renew_all(queues, renewed, asked_at)
+        except BaseException:
+            self._lost_contact()
+            raise
+        if renewal.lost:
+            self.lost = True
+            return self.seconds / 3
+        if not renewal.now_ms:
+            return self._lost_contact()
+        if self._is_certain(renewal, known, asked_at) or len(renewed) == len(queues):
+            self._is_in_doubt = False
+            return self._look_after_others(renewal)
+        self._is_in_doubt = True
+        return 0
 
-    def _reclaim(self, queue: str, consumer: str) -> None:
-        count = self.store.reclaim(queue, consumer)
+    def _lost_contact(self) -> float:
+        self._contact.broke()
+        self._is_in_doubt = True
+        return self._retry_seconds
+
+    @property
+    def _retry_seconds(self) -> float:
+        return min(1.0, self.seconds / 10)
+
+    def _is_certain(self, renewal: Renewal, known: dict[str, float], asked_at: float) -> bool:
+        """Whether the server has as much left of its leases as is believed here."""
+        heard_at = self.clock()
+        starts = keeper(self.server)
+        starts.began_at = heard_at if starts.began_at is None else starts.began_at
+        if not self._contact.heard(asked_at, heard_at, renewal.now_ms, self._generation()):
+            return False
+        if renewal.own_end_ms is None:
+            return True
+        left_seconds = (renewal.own_end_ms - renewal.now_ms) / 1000
+        return left_seconds >= min(known.values()) - asked_at - self.seconds * DOUBT
+
+    def _generation(self) -> int:
+        return self.store.run.generation
+
+    def _renew_all(self, queues: list[str], renewed: dict[str, float], asked_at: float) -> Renewal:
+        idle_seconds = self.seconds * (IDLE_LEASES if len(queues) > FEW_QUEUES else 1)
+        renewal = self.store.renew_all(
+            queues, renewed.keys(), self.consumer, self.ms, int(idle_seconds * 1000)
+        )
+        unknown = {*renewal.lost, *renewal.failed}
+        with self._lock:
+            for queue, until in renewed.items():
+                # Another deliver may have made it shorter meanwhile, before this or after it.
+                if queue not in unknown and self._until.get(queue) == until:
+                    seconds = idle_seconds if queue in renewal.idle else self.seconds
+                    self._until[queue] = asked_at + seconds
+        return renewal
+
+    # Others.
+
+    def _look_after_others(self, renewal: Renewal) -> float:
+        """Reclaim what the dead have left; returns seconds until the next look."""
+        wait = self._retry_seconds if renewal.failed else self.seconds / 3
+        if renewal.next_end_ms is not None:
+            until_end = (renewal.next_end_ms - renewal.now_ms) / 1000
+            wait = min(wait, until_end + JUST_AFTER_SECONDS)
+        far = self._far
+        self._far = {}
+        for other in renewal.others:
+            seconds = self._seconds_to_live(other, renewal.now_ms, far)
+            if seconds <= 0:
+                self._reclaim(other)
+            else:
+                wait = min(wait, seconds + JUST_AFTER_SECONDS)
+        return wait
+
+    def _seconds_to_live(self, other: Other, now_ms: int, far: dict[Other, float]) -> float:
+        """How long a consumer counts as alive yet that this one has not seen renew its lease."""
+        if other.end_ms == 0:  # somebody has found it dead before
+            return 0
+        length = lease_seconds_of(other.consumer)
+        needed, steady = length or self.seconds, self._contact.steady_seconds(self.clock())
+        over_seconds = (now_ms - other.end_ms) / 1000
+        if over_seconds < 0:
+            if length is None or -over_seconds <= length * FAR_LEASES:
+                return math.inf
+            since = self._far[other] = far.get(other, self.clock())
+            return needed - min(steady, self.clock() - since)
+        if self._has_just_started and over_seconds >= needed:
+            needed /= 2
+        return needed - steady
+
+    @property
+    def _has_just_started(self) -> bool:
+        """Whether this contact is the first that its process has had with the server."""
+        began_at, since = keeper(self.server).began_at, self._contact.since
+        return began_at is not None and since is not None and since <= began_at + self.seconds / 3
+
+    def _reclaim(self, other: Other) -> None:
+        count = self.store.reclaim(other.queue, other.consumer, other.end_ms)
         if count:
             logger.warning(
                 "Consumer %s has stopped answering: its %d unacknowledged messages are back in "
                 "queue %r",
-                consumer.encode(errors="surrogateescape").decode(errors="backslashreplace"),
+                other.consumer.encode(errors="surrogateescape").decode(errors="backslashreplace"),
                 count,
-                queue,
+                other.queue,
             )
-
-
-class Kept(Protocol):
-    """What a keeper looks after: it says after each step when it needs another."""
-
-    consumer: str
-    seconds: float
-    next_step_at: float
-
-    def step(self) -> float:
-        """Do what is due; returns seconds until the next step."""
-
-
-class Keeper:
-    """The thread that renews this process's leases on one server, whatever its tasks do."""
-
-    def __init__(self) -> None:
-        self._leases: set[Kept] = set()
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
-
-    def watch(self, lease: Kept) -> None:
-        """Renew a lease from now on."""
-        with self._changed:
-            if lease in self._leases:
-                return
-            lease.next_step_at = monotonic()  # who starts may find what the dead have left
-            self._leases.add(lease)
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(
-                    target=self._run, name="kombu-delayed-leases", daemon=True
-                )
-                self._thread.start()
-            self._changed.notify()
-
-    def hurry(self, lease: Kept) -> None:
-        """Have its next step now."""
-        with self._changed:
-            lease.next_step_at = monotonic()
-            self._changed.notify()
-
-    def forget(self, lease: Kept) -> None:
-        """Renew a lease no more."""
-        with self._changed:
-            self._leases.discard(lease)
-            self._changed.notify()
-
-    def step(self) -> float | None:
-        """Do what is due; returns seconds until the next step, or None with no lease left."""
-        with self._changed:
-            due = [lease for lease in self._leases if lease.next_step_at <= monotonic()]
-        for lease in due:
-            lease.next_step_at = math.inf
-            seconds = self._step(lease)
-            with self._changed:  # another thread may have hurried it meanwhile
-                lease.next_step_at = min(lease.next_step_at, monotonic() + seconds)
-        with self._changed:
-            return self._wait_seconds()
-
-    def _wait_seconds(self) -> float | None:
-        if not self._leases:
-            return None
-        return max(min(each.next_step_at for each in self._leases) - monotonic(), 0)
-
-    def _step(self, lease: Kept) -> float:
-        try:
-            return lease.step()
-        except Exception as error:  # whatever it is, the other leases need this thread
-            logger.warning("Cannot renew the lease of %s now: %s", lease.consumer, error)
-            return min(1.0, lease.seconds / 10)
-
-    def _run(self) -> None:
-        while True:
-            self.step()
-            with self._changed:
-                if (wait_seconds := self._wait_seconds()) is None:
-                    self._thread = None
-                    return
-                self._changed.wait(wait_seconds)
-
-
-_keepers: dict[tuple[int, Hashable], Keeper] = {}
-_keepers_lock = threading.RLock()
-
-
-def keeper(server: Hashable = None) -> Keeper:
-    """This process's keeper for a server: one that hangs must not cost the leases on others."""
-    with _keepers_lock:
-        return _keepers.setdefault((os.getpid(), server), Keeper())
-
-
-def _forget_parents() -> None:
-    global _keepers_lock
-    _keepers_lock = threading.RLock()
-    _keepers.clear()
-
-
-os.register_at_fork(after_in_child=_forget_parents)

@@ -324,7 +324,13 @@ class Poller(MultiChannelPoller):
         self._set_alarm()
         self._join_loop()
         loop.on_tick.add(self.on_tick)
-        self.repeat(LONGEST_POLL_SECONDS, _look_up)
+        self.repeat(LONGEST_POLL_SECONDS, self._look_up)
+
+    def _look_up(self) -> None:
+        """A timer ends a poll; besides, it shows that the loop goes on."""
+        for channel in tuple(self._channels):
+            if channel.consumer is not None:
+                channel.consumer.progress.stamp()
 
     def _join_loop(self) -> None:
         fd = self.poller.fileno()
@@ -425,7 +431,14 @@ class Poller(MultiChannelPoller):
 
     def _read_all(self, wait_seconds: float) -> bool:
         """Read what comes within the time; returns whether a message was handed out."""
-        events = self.poller.poll(wait_seconds)
+        consumers = [c.consumer for c in tuple(self._channels) if c.consumer is not None]
+        for consumer in consumers:
+            consumer.progress.waits()
+        try:
+            events = self.poller.poll(wait_seconds)
+        finally:
+            for consumer in consumers:
+                consumer.progress.stamp()
         messages = [self.on_readable(fd) for fd, _ in events or ()]
         return any(messages)
 
@@ -441,10 +454,6 @@ class Poller(MultiChannelPoller):
             if channel.active_fanout_queues:
                 next_at = min(next_at, self._listen(channel))
         return next_at
-
-
-def _look_up() -> None:
-    """A timer that does nothing still ends a poll."""
 
 
 def _is_open(connection: Any) -> bool:

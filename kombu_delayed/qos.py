@@ -15,6 +15,7 @@ from kombu.transport import virtual
 
 from .lease import Lease
 from .message import REASON_LENGTH, UNREADABLE_BODY
+from .progress import Unbegun
 from .store import CALL_LIMIT, Store
 
 #: So many of the last ones are told again to a server that may not have heard of them.
@@ -234,6 +235,22 @@ class QoS(virtual.QoS):
         for tag in sorted(self._waiting, reverse=True):
             if self.queue_of(tag) == queue and self.begin(tag):
                 self.ended(tag)
+
+    def take_waiting(self) -> list[Unbegun]:
+        """Take messages that were handed out and not begun from their program. From any thread."""
+        found = []
+        for tag in sorted(self._waiting, reverse=True):
+            queue = self.queue_of(tag)
+            if queue is not None and self.begin(tag):
+                super().ack(tag)
+                self._held.pop(tag, None)
+                found.append(Unbegun(queue, tag, self.take_slots(tag)))
+        return found
+
+    def take_slots(self, tag: int) -> bool:
+        """Whoever calls this gives back the slots of a message; returns whether it has some."""
+        self._tasks.discard(tag)
+        return self._slots.pop(tag, None) is not None
 
     def flush(self, store: Store, lease: Lease, slots_wait: bool = False) -> None:
         """Tell the server of acks, rejects and slots. What fails stays for the next time.

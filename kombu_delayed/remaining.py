@@ -61,9 +61,10 @@ class Remaining:
     def _leave(self) -> None:
         if self._pid == os.getpid():
             self._keeper.forget(self)
+            store = self._store.over(self._store.client)  # the other connection is the keeper's
             with suppress(*UNREACHABLE):  # it ends with the lease
                 for queue in tuple(self._queues):
-                    self._store.leave(queue, self.consumer)
+                    store.leave(queue, self.consumer)
 
 
 def remain(lease: Lease, queues: Collection[str], qos: QoS) -> Remaining | None:

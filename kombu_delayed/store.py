@@ -14,6 +14,7 @@ from . import burials, meter
 from .gate import Gate
 from .keys import SEPARATOR, QueueKeys, step_char
 from .metrics import SPANS_MS, Metrics
+from .renewal import FAR_LEASES, Renewal, merged
 from .scripts import Script, script
 from .shards import Shards
 from .upkeep import Upkeep
@@ -142,6 +143,9 @@ class Store:
     none are written. What sends messages waits for `replicas`, and raises NotReplicated where too
     few have them in time.
     """
+
+    #: Queues that one call renews: all their keys have to be in one slot of a Cluster.
+    renewals_at_once = 250
 
     #: Whether also the ready lists carry the hash tag of their queue.
     tagged = False
@@ -554,30 +558,70 @@ class Store:
         ]
 
     def renew(self, queue: str, consumer: str, lease_ms: int) -> list[str] | None:
-        """Make the lease last. Returns consumers whose lease has ended; None: this one's has.
+        """Make the lease last in one queue; returns None where it was lost.
 
-        On a server that has been started or become the master since, all leases begin anew.
+        Else those whose lease there is over by the server's clock, which need not be dead.
         """
-        keys = self.keys(queue)
-        lasts, *dead = script("renew")(
-            self.run,
-            consumers=keys.consumers,
-            granted_by=keys.granted_by,
-            now=self.now,
-            consumer=consumer,
-            lease_ms=lease_ms,
-        )
-        return [name.decode(errors="surrogateescape") for name in dead] if lasts else None
+        renewal = self.renew_all([queue], [queue], consumer, lease_ms, lease_ms)
+        ended = (other for other in renewal.others if other.end_ms <= renewal.now_ms)
+        return None if renewal.lost else [other.consumer for other in ended]
 
-    def soonest_end_ms(self, queue: str, consumer: str) -> int | None:
-        """How many ms until the first lease of another consumer ends; None: there is none."""
-        found = script("consumers")(self.run, consumers=self.keys(queue).consumers, now=self.now)
-        each = zip(found[::2], map(int, found[1::2]), strict=True)
-        others = (ms for name, ms in each if name != consumer.encode())
-        return min((ms for ms in others if ms > 0), default=None)
+    def renew_all(
+        self,
+        queues: Sequence[str],
+        renewed: Collection[str],
+        consumer: str,
+        lease_ms: int,
+        idle_ms: int,
+    ) -> Renewal:
+        """Look at the leases in all `queues`, and make those of `consumer` last in `renewed` ones.
 
-    def reclaim(self, queue: str, consumer: str) -> int:
-        """Put back the messages of a consumer whose lease has ended; returns how many."""
+        They last for `idle_ms` where it holds nothing. One round trip for many queues.
+        """
+        parts = [*chunks(queues, self.renewals_at_once)]
+        move = script("renew")
+        calls = [
+            move.pack(
+                {
+                    "keys": self._keys_to_renew(part, consumer),
+                    "now": self.now,
+                    "consumer": consumer,
+                    "lease_ms": lease_ms,
+                    "idle_ms": idle_ms,
+                    "far_ms": lease_ms * FAR_LEASES,
+                    "renewed": [n for n, queue in enumerate(part, 1) if queue in renewed],
+                }
+            )
+            for part in parts
+        ]
+        return merged(zip(parts, self._answers(move, calls), strict=True))
+
+    def _keys_to_renew(self, queues: Sequence[str], consumer: str) -> list[str]:
+        keys = [self.keys(queue) for queue in queues]
+        return [
+            *(each.consumers for each in keys),
+            *(each.unacked(consumer) for each in keys),
+            *(each.slots(consumer) for each in keys),
+        ]
+
+    def _answers(self, move: Script, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+        if len(calls) == 1:
+            return [self._again(move, calls[0])]
+        answers = self.run.many([("EVALSHA", move.sha, *call) for call in calls])
+        return [
+            self._again(move, call) if isinstance(answer, Exception) else answer
+            for call, answer in zip(calls, answers, strict=True)
+        ]
+
+    def _again(self, move: Script, call: tuple[Any, ...]) -> Any:
+        """What one call says, by itself."""
+        return move.send(self.run, call)
+
+    def reclaim(self, queue: str, consumer: str, ended_ms: int | None = None) -> int:
+        """Put back the messages of a consumer whose lease has ended; returns how many.
+
+        With `ended_ms` only if its lease still ends then: who has renewed it since is not dead.
+        """
         keys = self.keys(queue)
         self._sort_held(keys, consumer)
         total, left = 0, 1
@@ -595,6 +639,7 @@ class Store:
                 limit=CALL_LIMIT,
                 max_deliveries=self.limits.max_deliveries,
                 **self._dead_bounds(),
+                ended_ms="" if ended_ms is None else ended_ms,
             )
             total += returned
             self._tell_of_burials(queue, buried)

@@ -169,6 +169,28 @@ class Wire:
             finally:
                 self._owner, self._is_sent = None, False
 
+    def many(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        """Send commands in one go; returns their answers, or the error where one was refused.
+
+        Raises redis-py's connection errors. Not for a thread whose own call may be under way.
+        """
+        if self._pid != os.getpid():
+            self._start()
+        with self._held():
+            try:
+                self._send_packed([pack(command) for command in commands])
+                self._read_posted()
+                return [self._answer() for _ in commands]
+            except BaseException:
+                self._fail_posted()
+                raise
+
+    def _answer(self) -> Any:
+        try:
+            return _read(self._connection)
+        except (ResponseError, ServerFull, ServerNotReady) as error:
+            return error
+
     def post(self, *command: Any, on_error: Callable[[], None]) -> None:
         """Send one command and do not wait for its answer.
 
@@ -267,6 +289,9 @@ class Wire:
             raise
 
     def _send(self, command: tuple[Any, ...], replicas: Replicas | None = None) -> None:
+        self._send_packed(_packed(command, replicas))
+
+    def _send_packed(self, packed: list[bytes]) -> None:
         if self._connection is None:
             self._connection = self.connect()
         elif self._unread:
@@ -278,7 +303,6 @@ class Wire:
         if not self._unread and getattr(self._connection, "_re_auth_token", None) is not None:
             self._connection.re_auth()
         # A check of the connection's health would take the answer of a posted command for its own.
-        packed = _packed(command, replicas)
         self._connection.send_packed_command(packed, check_health=not self._unread)
 
     def _drop_closed(self) -> None:

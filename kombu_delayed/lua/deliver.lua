@@ -28,7 +28,8 @@ local event_limit = tonumber(ARGV[11])  -- about so many are kept; 0: none
 redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
 local lease_end_ms = redis.call('ZSCORE', consumers, consumer)
 if lease_end_ms == '0' or (leased == '1' and not lease_end_ms) then return {0} end
-if lease_ms > 0 then redis.call('ZADD', consumers, now_ms + lease_ms, consumer) end
+local lasts_long = tonumber(lease_end_ms or 0) > now_ms + lease_ms  -- as it has held nothing: see renew
+if lease_ms > 0 and not lasts_long then redis.call('ZADD', consumers, now_ms + lease_ms, consumer) end
 
 local function promote(members)
   local batches = {}
@@ -73,6 +74,7 @@ for i, list in ipairs(ready) do
 end
 if expires_ms > 0 then redis.call('PEXPIRE', events, expires_ms) end
 if lease_ms > 0 then
+  if lasts_long and #taken > 0 then redis.call('ZADD', consumers, now_ms + lease_ms, consumer) end
   for i = 1, #taken, 2000 do redis.call('HSET', unacked, unpack(taken, i, math.min(i + 1999, #taken))) end
 end
 pass_on(answer, more, #taken > 0, waits ~= '0' and earliest() or nil)

@@ -31,7 +31,8 @@ local limits      = ARGV[13]             -- name, slots (0: no limit, -1: counte
 redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
 local lease_end_ms = redis.call('ZSCORE', consumers, consumer)
 if lease_end_ms == '0' or (leased == '1' and not lease_end_ms) then return {0} end
-if lease_ms > 0 then redis.call('ZADD', consumers, now_ms + lease_ms, consumer) end
+local lasts_long = tonumber(lease_end_ms or 0) > now_ms + lease_ms  -- as it has held nothing: see renew
+if lease_ms > 0 and not lasts_long then redis.call('ZADD', consumers, now_ms + lease_ms, consumer) end
 
 local answer = {now_ms, 0, 0, redis.call('ZCARD', consumers)}
 local taken, held, gone = {}, {}, {}
@@ -232,6 +233,7 @@ if (has_served or #taken > 0) and redis.call('EXISTS', waiting) == 0 then redis.
 
 if expires_ms > 0 then redis.call('PEXPIRE', events, expires_ms) end
 if lease_ms > 0 then
+  if lasts_long and #taken > 0 then redis.call('ZADD', consumers, now_ms + lease_ms, consumer) end
   in_parts('HSET', unacked, taken)
   in_parts('HSET', gate .. 'slots:' .. consumer, held)
 end

@@ -23,11 +23,12 @@ local max_deliveries = tonumber(ARGV[5])   -- 0: any number
 local dead_limit     = tonumber(ARGV[6])
 local dead_age_ms    = tonumber(ARGV[7])
 local event_limit    = tonumber(ARGV[8])   -- about so many are kept; 0: none
+local ended_ms       = ARGV[9]             -- the end of the lease that the caller found dead; empty: any that has passed
 -- include: clock waiting ready events unacked backlog announce dead poison gate slots
 -- returns {messages put back or buried, messages it still holds, the dead letters that some became …};
---   {0, 0} where the lease lasts
-local lease_end_ms = redis.call('ZSCORE', consumers, consumer)
-if lease_end_ms and tonumber(lease_end_ms) > now_ms then return {0, 0} end
+--   {0, 0} where the lease lasts, or was renewed since
+local lease_end_ms = tonumber(redis.call('ZSCORE', consumers, consumer) or 0)
+if lease_end_ms > 0 and lease_end_ms ~= tonumber(ended_ms) and (ended_ms ~= '' or lease_end_ms > now_ms) then return {0, 0} end
 redis.call('ZREM', wake, '', '>' .. consumer)  -- a full server lets a script write that has freed memory first
 redis.call('ZADD', consumers, 0, consumer)  -- from here on it is dead, though it may wake up between two calls
 local before = redis.call('HLEN', unacked)

@@ -1,27 +1,62 @@
--- renew: make a consumer's lease last longer, and name others whose lease has ended.
+-- renew: make a consumer's lease last longer in some of its queues, and look at the leases of others in all of them.
 -- Twice is safe.
-local consumers  = KEYS[1]            -- ZSET consumer -> end of its lease
-local granted_by = KEYS[2]            -- STRING run id of the server by whose clock they end
-local now        = ARGV[1]
-local consumer   = ARGV[2]
-local lease_ms   = tonumber(ARGV[3])
+local keys     = {unpack(KEYS, 1)}    -- of each queue: ZSET consumer -> end of its lease; then of each: HASH unacked; then of each: HASH of slots
+local now      = ARGV[1]
+local consumer = ARGV[2]
+local lease_ms = tonumber(ARGV[3])    -- how long the lease lasts from now on where the consumer holds something …
+local idle_ms  = tonumber(ARGV[4])    -- … and where it holds nothing
+local far_ms   = tonumber(ARGV[5])    -- a lease that lasts longer than this yet is told of
+local renewed  = {unpack(ARGV, 6)}    -- the queues in which to renew it, counted from 1
 -- include: clock
--- returns {1, dead consumer, …}, or {0} where the lease was lost
-if (redis.call('ZSCORE', consumers, consumer) or '0') == '0' then return {0} end
-redis.call('ZREM', consumers, '')    -- a full server lets a script write that has freed memory first
-redis.call('ZADD', consumers, now_ms + lease_ms, consumer)
+-- returns {now_ms, end of the first of its leases to end (before this call), or 0; end of the first of others' to end, or 0;
+--   {queues where it was lost}, {queues where it holds nothing}, {queue, consumer, end, … of leases that have ended, or end late}}
+local count = #keys / 3
+local all, own_ms, next_ms, has_odd = {'ZUNION', count, unpack(keys, 1, count)}, 0, 0, false
+all[#all + 1], all[#all + 2], all[#all + 3] = 'AGGREGATE', 'MIN', 'WITHSCORES'
+local found = redis.call(unpack(all))
+for i = 1, #found, 2 do
+  local end_ms = tonumber(found[i + 1])
+  if found[i] == consumer then
+    own_ms = end_ms
+  elseif end_ms <= now_ms or end_ms > now_ms + far_ms then
+    has_odd = true
+  elseif next_ms == 0 or end_ms < next_ms then
+    next_ms = end_ms
+  end
+end
 
--- A server that has just started, or was a replica until now, has kept all from renewing, and its clock may
--- be another: here each lease begins anew, once. One that lasts longer may be another consumer's long one.
-local info = now == '' and redis.pcall('INFO', 'server')
-local run_id = type(info) == 'string' and info:match('run_id:(%w+)')
-if run_id then
-  local known = redis.call('GET', granted_by)
-  if known ~= run_id then redis.call('SET', granted_by, run_id) end
-  if known and known ~= run_id then
-    for _, other in ipairs(redis.call('ZRANGEBYSCORE', consumers, '(0', '+inf')) do
-      redis.call('ZADD', consumers, 'GT', now_ms + lease_ms, other)
+local lost, idle, odd = {}, {}, {}
+
+local function holds(queues)
+  local held = {}
+  for _, i in ipairs(queues) do held[#held + 1], held[#held + 2] = keys[count + i], keys[2 * count + i] end
+  return redis.call('EXISTS', unpack(held)) > 0
+end
+
+local function renew(i, holds_some)
+  local is_idle = not holds_some or not holds({i})
+  local end_ms = now_ms + (is_idle and idle_ms or lease_ms)
+  local is_ending = own_ms == 0 and redis.call('ZSCORE', keys[i], consumer) == '0'
+  if is_ending or (redis.call('ZADD', keys[i], 'XX', 'CH', end_ms, consumer) == 0
+      and not redis.call('ZSCORE', keys[i], consumer)) then
+    lost[#lost + 1] = i
+  elseif is_idle then
+    idle[#idle + 1] = i
+  end
+end
+
+if #renewed > 0 then
+  redis.call('ZREM', keys[1], '')  -- a full server lets a script write that has freed memory first
+  local holds_some = holds(renewed)
+  for _, i in ipairs(renewed) do renew(tonumber(i), holds_some) end
+end
+
+for i = 1, has_odd and count or 0 do
+  for _, range in ipairs({{'-inf', now_ms}, {'(' .. now_ms + far_ms, '+inf'}}) do
+    local some = redis.call('ZRANGEBYSCORE', keys[i], range[1], range[2], 'WITHSCORES', 'LIMIT', 0, 100)
+    for n = 1, #some, 2 do
+      if some[n] ~= consumer then odd[#odd + 1], odd[#odd + 2], odd[#odd + 3] = i, some[n], some[n + 1] end
     end
   end
 end
-return {1, unpack(redis.call('ZRANGEBYSCORE', consumers, '-inf', now_ms, 'LIMIT', 0, 100))}
+return {now_ms, own_ms, next_ms, lost, idle, odd}

@@ -18,6 +18,7 @@ from ..gate import Gate, put_ticket
 from ..keys import step_char
 from ..message import Kept
 from ..metrics import SPANS_MS, Metrics
+from ..renewal import FAR_LEASES, Renewal, merged
 from ..store import (
     CALL_LIMIT,
     DEFAULT_PARTITION_SIZE,
@@ -227,11 +228,13 @@ class FakeStore:
         if lease_end_ms == 0 or (leased and lease_end_ms is None):
             return None
         if lease_ms > 0:
-            q.consumers[consumer] = now_ms + lease_ms
+            q.consumers[consumer] = max(now_ms + lease_ms, lease_end_ms or 0)
         more = q.promote(now_ms, promotions)
         records = _pop(q, want)
         if lease_ms > 0:
             q.held(consumer).update(enumerate(records, tag))
+            if records:
+                q.consumers[consumer] = now_ms + lease_ms
         more = more or q.any_ready
         if more:
             q.announce_ready()
@@ -315,27 +318,62 @@ class FakeStore:
             (name, max(q.consumers[name] - now_ms, -1), len(q.held(name))) for name in _by_lease(q)
         ]
 
-    @_one_step
     def renew(self, queue: str, consumer: str, lease_ms: int) -> list[str] | None:
-        """Make the lease last. Returns consumers whose lease has ended; None: this one's has."""
+        """Make the lease last in one queue; returns None where it was lost.
+
+        Else those whose lease there is over by the server's clock, which need not be dead.
+        """
+        renewal = self.renew_all([queue], [queue], consumer, lease_ms, lease_ms)
+        ended = (other for other in renewal.others if other.end_ms <= renewal.now_ms)
+        return None if renewal.lost else [other.consumer for other in ended]
+
+    def renew_all(
+        self,
+        queues: Sequence[str],
+        renewed: Collection[str],
+        consumer: str,
+        lease_ms: int,
+        idle_ms: int,
+    ) -> Renewal:
+        """Look at the leases in all `queues`, and make those of `consumer` last in `renewed` ones.
+
+        They last for `idle_ms` where it holds nothing.
+        """
+        return merged(
+            ([q], self._renewed(q, q in renewed, consumer, lease_ms, idle_ms)) for q in queues
+        )
+
+    @_one_step
+    def _renewed(
+        self, queue: str, is_renewed: bool, consumer: str, lease_ms: int, idle_ms: int
+    ) -> tuple[object, ...]:
+        """What the script says of one queue."""
         q, now_ms = self.queue(queue), self.now_ms
-        if not q.consumers.get(consumer):
-            return None
-        q.consumers[consumer] = now_ms + lease_ms
-        return [name for name in _by_lease(q) if q.consumers[name] <= now_ms][:DEAD_LIMIT]
+        own_ms, is_idle = q.consumers.get(consumer, 0), not q.held(consumer)
+        if is_renewed and own_ms:
+            q.consumers[consumer] = now_ms + (idle_ms if is_idle else lease_ms)
+        others = {name: q.consumers[name] for name in _by_lease(q) if name != consumer}
+        latest_ms = now_ms + lease_ms * FAR_LEASES
+        lasting = [end_ms for end_ms in others.values() if now_ms < end_ms <= latest_ms]
+        odd = [(1, in_bytes(name), at) for name, at in others.items() if at not in lasting]
+        return (
+            now_ms,
+            own_ms,
+            min(lasting, default=0),
+            [1] if is_renewed and not own_ms else [],
+            [1] if is_renewed and own_ms and is_idle else [],
+            [part for each in odd[:DEAD_LIMIT] for part in each],
+        )
 
     @_one_step
-    def soonest_end_ms(self, queue: str, consumer: str) -> int | None:
-        """How many ms until the first lease of another consumer ends; None: there is none."""
-        ends = self.queue(queue).consumers.items()
-        lasting = (at_ms - self.now_ms for name, at_ms in ends if name != consumer)
-        return min((ms for ms in lasting if ms > 0), default=None)
+    def reclaim(self, queue: str, consumer: str, ended_ms: int | None = None) -> int:
+        """Put back the messages of a consumer whose lease has ended; returns how many.
 
-    @_one_step
-    def reclaim(self, queue: str, consumer: str) -> int:
-        """Put back the messages of a consumer whose lease has ended; returns how many."""
+        With `ended_ms` only if its lease still ends then.
+        """
         q = self.queue(queue)
-        if q.consumers.get(consumer, 0) > self.now_ms:
+        end_ms = q.consumers.get(consumer, 0)
+        if end_ms and (end_ms > self.now_ms if ended_ms is None else end_ms != ended_ms):
             return 0
         buries = self._poison_test(queue, consumer)
         count = q.give_back(consumer, list(q.held(consumer)), 1, buries)

@@ -151,17 +151,51 @@ def test_messages_of_the_dead_are_reclaimed(store: Store) -> None:
     assert texts(deliver(store, "B")) == [returned(message("a"), 1), returned(message("b"), 1)]
 
 
+def next_end_ms(store: Store, consumer: str) -> int | None:
+    return store.renew_all(["q"], [], consumer, LEASE_MS, LEASE_MS).next_end_ms
+
+
 def test_when_the_next_lease_ends(store: Store) -> None:
-    assert store.soonest_end_ms("q", "A") is None
+    assert next_end_ms(store, "A") is None
     deliver(store, "A")
-    assert store.soonest_end_ms("q", "A") is None
+    assert next_end_ms(store, "A") is None
     store.now = "1500"
     deliver(store, "B")
     deliver(store, "C")
-    assert store.soonest_end_ms("q", "A") == LEASE_MS
-    assert store.soonest_end_ms("q", "B") == LEASE_MS - 500
+    assert next_end_ms(store, "A") == 1500 + LEASE_MS
+    assert next_end_ms(store, "B") == 1000 + LEASE_MS
     store.now = str(1000 + LEASE_MS)
-    assert store.soonest_end_ms("q", "B") == 500
+    assert next_end_ms(store, "B") == 1500 + LEASE_MS
+
+
+def test_how_long_a_lease_lasts_is_up_to_what_is_held(store: Store) -> None:
+    store.publish("q", [entry("a")])
+    deliver(store, "A")
+    deliver(store, "B")
+    found = store.renew_all(["q"], ["q"], "B", LEASE_MS, 3 * LEASE_MS)
+    assert (found.idle, found.lost, found.own_end_ms) == ({"q"}, [], 1000 + LEASE_MS)
+    found = store.renew_all(["q"], ["q"], "A", LEASE_MS, 3 * LEASE_MS)
+    assert (found.idle, found.others) == (set(), [])
+    assert {name: left for name, left, _ in store.consumers("q")} == {
+        "A": LEASE_MS,
+        "B": 3 * LEASE_MS,
+    }
+    deliver(store, "B")  # there is nothing to take, so it holds nothing
+    assert next_end_ms(store, "A") == 1000 + 3 * LEASE_MS
+    store.publish("q", [entry("b")])
+    deliver(store, "B")
+    assert next_end_ms(store, "A") == 1000 + LEASE_MS
+
+
+def test_who_has_renewed_is_not_reclaimed(store: Store) -> None:
+    store.publish("q", [entry("a")])
+    deliver(store, "A")
+    store.now = str(1000 + LEASE_MS)
+    (found,) = store.renew_all(["q"], [], "B", LEASE_MS, LEASE_MS).others
+    assert found == ("q", "A", 1000 + LEASE_MS)
+    assert store.renew("q", "A", LEASE_MS) == []
+    assert store.reclaim("q", "A", found.end_ms) == 0
+    assert store.reclaim("q", "A", 1000 + 2 * LEASE_MS) == 1
 
 
 def test_who_was_reclaimed_finds_out(store: Store) -> None:
@@ -259,7 +293,7 @@ def test_names_of_consumers_that_are_no_text(store: Store) -> None:
     deliver(store, name)
     assert [(each, held) for each, _, held in store.consumers("q")] == [(name, 1)]
     assert deliver(store, living, tag=2).consumers == 2
-    assert store.soonest_end_ms("q", living) == LEASE_MS
+    assert next_end_ms(store, living) == 1000 + LEASE_MS
     store.now = str(1000 + LEASE_MS - 1)
     assert store.renew("q", living, LEASE_MS) == []
     store.now = str(1000 + LEASE_MS)

@@ -68,6 +68,7 @@ class Server:
     ca_file: Path | None
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
     _temporary: Path | None = field(default=None, repr=False)
+    environment: dict[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def url(self) -> str:
@@ -97,7 +98,11 @@ class Server:
         config.write_text("".join(f"{name} {value}\n" for name, value in self.options.items()))
         with open(self.directory / "server.log", "ab") as log:
             self._process = subprocess.Popen(
-                [self.binary, config], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                [self.binary, config],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **self.environment},
             )
         try:
             wait_until(self._answers, f"{self.kind} answers on {self.url}", START_SECONDS)
@@ -163,10 +168,12 @@ def start_server(
     tls: bool = False,
     config: dict[str, str] | None = None,
     append_only: bool = False,
+    environment: dict[str, str] | None = None,
 ) -> Server:
     """Start a server of `kind` on a unix socket, or on `port` of 127.0.0.1 (0: a free one).
 
-    `config` holds lines of the server's configuration file; TLS implies a port.
+    `config` holds lines of the server's configuration file; TLS implies a port. `environment` is
+    added to this process's.
     A server that is not installed skips the test, and fails it when CI=true.
     """
     binary = _BINARIES[kind]()
@@ -189,6 +196,7 @@ def start_server(
     options["appendonly"] = "yes" if append_only else "no"
     options.update(config or {})
     server = Server(kind, binary, directory, options, port, socket_path, ca_file, None, temporary)
+    server.environment = environment or {}
     server.start()
     return server
 

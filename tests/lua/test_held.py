@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import redis
 
+from kombu_delayed.renewal import Renewal
 from kombu_delayed.scripts import script
 from kombu_delayed.store import CALL_LIMIT, Limits, Store
-from tests.kit.servers import Server, start_server
 from tests.kit.state import SEPARATOR, entry, message, returned, seed, state
 
 A, B, C, D = (message(body) for body in "abcd")
@@ -55,6 +54,7 @@ def call(store: Store, name: str, consumer: str, limit: int = 250) -> Any:
             "max_deliveries": 20,
             "dead_limit": 100,
             "dead_age_ms": 1000,
+            "ended_ms": "",
         }
     return script(name)(store.client.execute_command, **given)
 
@@ -367,86 +367,101 @@ def test_the_dead_are_named_in_portions(store: Store, client: redis.Redis) -> No
     assert len(store.renew("q", "A", 30_000) or ()) == 100
 
 
-# renew on a server that did not grant the leases: a restarted one, or a replica that took over
-
-
-LONG_AGO = {"{q}:consumers": {"A": 1, "B": 1, "C": 0, "D": 4_102_444_800_000}}
-LEFT_MS = pytest.approx(30_000, abs=5_000)
-
-
-def run_id(client: redis.Redis) -> str:
-    return client.info("server")["run_id"]  # type: ignore[index, no-any-return]
-
-
-def leases(store: Store) -> dict[str, int]:
-    return {name: left_ms for name, left_ms, _ in store.consumers("q")}
-
-
-def test_all_leases_begin_anew_once(client: redis.Redis) -> None:
-    """None is made shorter, and who is being reclaimed stays dead."""
-    store = Store(client)
-    seed(client, {**LONG_AGO, "{q}:granted-by": "another"})
-    assert store.renew("q", "A", 30_000) == ["C"]
-    left_ms = leases(store)
-    assert left_ms.pop("D") > 10**9
-    assert left_ms == {"A": LEFT_MS, "B": LEFT_MS, "C": -1}
-    assert state(client)["{q}:granted-by"] == run_id(client)
-    client.zadd("{q}:consumers", {"B": 1})
-    assert store.renew("q", "A", 30_000) == ["C", "B"]
-
-
-@pytest.mark.parametrize("is_known", [True, False])
-def test_a_server_that_granted_them_names_the_dead(client: redis.Redis, is_known: bool) -> None:
-    seed(client, {**LONG_AGO, "{q}:granted-by": run_id(client) if is_known else ""})
-    assert Store(client).renew("q", "A", 30_000) == ["C", "B"]
-    assert state(client)["{q}:granted-by"] == run_id(client)
-
-
-def test_a_lost_lease_is_not_granted_anew(client: redis.Redis) -> None:
-    seed(client, {**LONG_AGO, "{q}:granted-by": "another"})
-    assert Store(client).renew("q", "E", 30_000) is None
-    assert Store(client).renew("q", "C", 30_000) is None
-    assert state(client) == {**LONG_AGO, "{q}:granted-by": "another"}
-
-
-def test_a_restart(server: Server, tmp_path: Path) -> None:
-    with start_server(server.kind, tmp_path / "fresh", append_only=True) as fresh:
-        with fresh.client() as client:
-            seed(client, {"{q}:consumers": {"A": 1, "B": 1}})
-            assert Store(client).renew("q", "A", 30_000) == ["B"]
-        fresh.restart()
-        with fresh.client() as client:
-            assert Store(client).renew("q", "A", 30_000) == []
-            assert leases(Store(client)) == {"A": LEFT_MS, "B": LEFT_MS}
-
-
-@pytest.mark.parametrize("now", ["+0", "+60000", "4102444700000"])
-def test_only_by_the_server_s_clock(now: str, client: redis.Redis) -> None:
-    seed(client, {**LONG_AGO, "{q}:granted-by": "another"})
-    assert Store(client, now=now).renew("q", "A", 30_000) == ["C", "B"]
-    assert state(client)["{q}:granted-by"] == "another"
-
-
-def test_a_user_who_may_not_ask_which_server_it_is(server: Server, client: redis.Redis) -> None:
-    rules = ("reset", "on", ">pw", "~*", "+@all", "-info")
-    client.execute_command("ACL", "SETUSER", "limited", *rules)
-    seed(client, {**LONG_AGO, "{q}:granted-by": "another"})
-    try:
-        with server.client(username="limited", password="pw") as limited:
-            assert Store(limited).renew("q", "A", 30_000) == ["C", "B"]
-    finally:
-        client.acl_deluser("limited")
-
-
-def test_the_last_one_to_leave_forgets_the_server(client: redis.Redis) -> None:
-    store = Store(client)
+def test_the_last_one_to_leave_forgets_what_older_workers_have_kept(
+    store: Store, client: redis.Redis
+) -> None:
     for consumer in ("A", "B"):
         store.deliver("q", consumer, 1, 1, lease_ms=30_000)
-        store.renew("q", consumer, 30_000)
+    seed(client, {"{q}:granted-by": "a run id"})
     store.leave("q", "A")
-    assert state(client)["{q}:granted-by"] == run_id(client)
+    assert state(client)["{q}:granted-by"] == "a run id"
     store.leave("q", "B")
     assert state(client) == {}
+
+
+# renew_all: many queues at once
+
+
+def renew_all(store: Store, *renewed: str, queues: Sequence[str] = ("p", "q", "r")) -> Renewal:
+    return store.renew_all(queues, renewed, "A", 30_000, 90_000)
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 250])
+def test_what_is_held_decides_how_long_it_lasts(
+    at_once: int, store: Store, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Store, "renewals_at_once", at_once)
+    lasts = {f"{{{name}}}:consumers": {"A": 1500} for name in "pqr"}
+    held = {"{p}:unacked:A": {"1": "0x"}, "{q}:gate:slots:A": {"1": "|a*1"}}
+    seed(client, {**lasts, **held})
+    found = renew_all(store, "p", "q", "r")
+    assert (found.now_ms, found.own_end_ms, found.lost, found.idle) == (1000, 1500, [], {"r"})
+    after = state(client)
+    ends = [after[f"{{{name}}}:consumers"]["A"] for name in "pqr"]
+    assert ends == [31_000, 31_000, 91_000]
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 250])
+def test_only_what_is_asked_for_is_renewed(
+    at_once: int, store: Store, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Store, "renewals_at_once", at_once)
+    ends = {
+        "{p}:consumers": {"A": 1500, "B": 999, "C": 1200},
+        "{q}:consumers": {"A": 1300, "B": 1000, "late": 151_001, "long": 151_000},
+        "{r}:consumers": {"A": 1400, "D": 1100},
+    }
+    seed(client, ends)
+    found = renew_all(store)
+    assert state(client) == ends
+    assert (found.own_end_ms, found.next_end_ms, found.lost) == (1300, 1100, [])
+    assert sorted(found.others) == [("p", "B", 999), ("q", "B", 1000), ("q", "late", 151_001)]
+
+
+def test_what_was_lost_is_not_renewed(store: Store, client: redis.Redis) -> None:
+    ends = {"{p}:consumers": {"A": 0}, "{q}:consumers": {"B": 5000}, "{r}:consumers": {"A": 900}}
+    seed(client, ends)
+    assert sorted(renew_all(store, "p", "q", "r").lost) == ["p", "q"]
+    assert state(client) == {**ends, "{r}:consumers": {"A": 91_000}}
+
+
+def test_a_claim_makes_a_long_lease_short_where_it_takes_something(
+    store: Store, client: redis.Redis
+) -> None:
+    seed(client, {"{q}:consumers": {"A": 91_000}})
+    for end_ms in (91_000, 31_000):
+        store.deliver("q", "A", 1, 1, lease_ms=30_000, leased=True)
+        assert state(client)["{q}:consumers"] == {"A": end_ms}
+        seed(client, {"q": [A]})
+
+
+def test_many_queues_cost_few_commands(store: Store, client: redis.Redis) -> None:
+    queues = [f"q{n}" for n in range(500)]
+    for queue in queues:
+        client.zadd(store.keys(queue).consumers, {"A": 90_000, "B": 80_000})
+    for renewed, most in ((), 10), (queues[:10], 24), (queues, 510 + 10):
+        before = client.info("stats")["total_commands_processed"]
+        renew_all(store, *renewed, queues=queues)
+        after = client.info("stats")["total_commands_processed"]
+        assert after - before <= most
+
+
+# A reclaim is of the lease that was found dead.
+
+
+@pytest.mark.parametrize(("ended_ms", "count"), [(900, 1), (901, 0), (5000, 0), (None, 1)])
+def test_reclaim_only_what_was_not_renewed_since(
+    ended_ms: int | None, count: int, store: Store, client: redis.Redis
+) -> None:
+    seed(client, {"{q}:unacked:A": {"1": "0" + A}, "{q}:consumers": {"A": 900}})
+    assert store.reclaim("q", "A", ended_ms) == count
+
+
+def test_reclaim_of_a_lease_that_ends_too_late(store: Store, client: redis.Redis) -> None:
+    """The clock that granted it was ahead."""
+    seed(client, {"{q}:unacked:A": {"1": "0" + A}, "{q}:consumers": {"A": 10**9}})
+    assert store.reclaim("q", "A") == 0
+    assert store.reclaim("q", "A", 10**9) == 1
 
 
 # sort_held: much at once

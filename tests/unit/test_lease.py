@@ -1,73 +1,368 @@
-"""When a lease looks for others that have ended; what it does then is in other tests."""
+"""When a consumer counts as dead, by a clock and a server that tests move."""
 
 from __future__ import annotations
 
+import threading
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from kombu_delayed.lease import JUST_AFTER_SECONDS, Keeper, Lease
-from kombu_delayed.store import Store
+from kombu_delayed.errors import UNREACHABLE
+from kombu_delayed.keeper import Keeper
+from kombu_delayed.lease import (
+    FEW_QUEUES,
+    IDLE_LEASES,
+    JUST_AFTER_SECONDS,
+    Lease,
+    consumer_id,
+    keeper,
+    lease_seconds_of,
+)
+from kombu_delayed.renewal import Renewal
 from kombu_delayed.testing import FakeStore
+from tests.kit.state import entry
 
 SECONDS = 30.0
+HOUR = 3600.0
+
+
+class World:
+    """A server, the time of its clock and ours, and consumers whose keepers are ours to step."""
+
+    def __init__(self) -> None:
+        self.at = 1_000_000.0
+        self.server_ahead = 500.0
+        self.fake = FakeStore()
+        self.server = object()
+        self.is_cut = False
+        self.generation = 0
+        self._next: dict[Lease, float] = {}
+        self.tick()
+
+    def tick(self) -> None:
+        self.fake.now = str(int((self.at + self.server_ahead) * 1000))
+
+    def consumer(
+        self, *queues: str, seconds: float = SECONDS, name: str | None = None, holds: bool = True
+    ) -> Lease:
+        lease = Lease(Wired(self), seconds, self.server)  # type: ignore[arg-type]
+        lease.clock = lambda: self.at  # type: ignore[method-assign]
+        lease.consumer = name or lease.consumer
+        for queue in queues or ("q",):
+            if holds:
+                self.fake.publish(queue, [entry(lease.consumer)])
+            asked = lease.ask(queue)
+            self.fake.deliver(queue, lease.consumer, 1, 1, lease_ms=lease.ms)
+            lease.grant(queue, asked, holds)
+        self._next[lease] = self.at
+        return lease
+
+    def dies(self, lease: Lease) -> None:
+        del self._next[lease]
+
+    def run(self, seconds: float) -> None:
+        """Let time pass, and the keepers do what is due."""
+        end = self.at + seconds
+        while self._next and (at := min(self._next.values())) <= end:
+            self.at = max(self.at, at)
+            self.tick()
+            for lease in [each for each, due in self._next.items() if due <= self.at]:
+                try:
+                    self._next[lease] = self.at + lease.step()
+                except UNREACHABLE:
+                    self._next[lease] = self.at + min(1.0, lease.seconds / 10)
+        self.at = end
+        self.tick()
+
+    def step_clock(self, seconds: float) -> None:
+        self.server_ahead += seconds
+        self.tick()
+
+    def cut(self) -> None:
+        self.is_cut = True
+        self.generation += 1
+
+    def heal(self) -> None:
+        self.is_cut = False
+
+    def alive(self, *leases: Lease) -> bool:
+        return all(lease.consumer in self.names() and not lease.lost for lease in leases)
+
+    def names(self, queue: str = "q") -> set[str]:
+        return {name for name, _, _ in self.fake.consumers(queue)}
+
+
+class Wired:
+    """The store of the world, while there is a connection."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.renewed: list[tuple[int, int]] = []
+
+    @property
+    def run(self) -> Any:
+        return SimpleNamespace(generation=self._world.generation)
+
+    def renew_all(self, queues: Any, renewed: Any, *args: Any) -> Renewal:
+        self._check()
+        self.renewed.append((len(queues), len(renewed)))
+        return self._world.fake.renew_all(queues, renewed, *args)
+
+    def reclaim(self, *args: Any) -> int:
+        self._check()
+        return self._world.fake.reclaim(*args)
+
+    def _check(self) -> None:
+        if self._world.is_cut:
+            raise ConnectionError
+
+
+@pytest.fixture(autouse=True)
+def _no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Keeper, "watch", lambda keeper, lease: None)
 
 
 @pytest.fixture
-def fake() -> FakeStore:
-    return FakeStore(now="1000")
+def world() -> World:
+    return World()
 
 
-def hold(fake: FakeStore, lease: Lease, *queues: str) -> None:
-    for queue in queues:
-        fake.deliver(queue, lease.consumer, 1, 1, lease_ms=lease.ms)
-        lease._asked_at[queue] = lease.clock()
+def test_the_length_is_in_the_name() -> None:
+    assert lease_seconds_of(consumer_id("w1@a-7", 2.5)) == 2.5
+    assert lease_seconds_of("w1@a-7:12:0123abcd") is None
+    assert consumer_id("w1@a-7", 2.5).rsplit(":", 2)[0] == "w1@a-7"
 
 
-def make(fake: FakeStore) -> Lease:
-    store: Store = fake  # type: ignore[assignment]
-    return Lease(store, SECONDS)
-
-
-def test_alone(fake: FakeStore) -> None:
-    lease = make(fake)
-    hold(fake, lease, "a", "b")
+def test_alone(world: World) -> None:
+    lease = world.consumer("a", "b")
     assert lease.step() == SECONDS / 3
 
 
-def test_while_all_renew(fake: FakeStore) -> None:
-    leases = [make(fake) for _ in range(3)]
-    for lease in leases:
-        hold(fake, lease, "a")
-    for now_ms in range(1000, 61_000, 10_000):
-        fake.now = str(now_ms)
-        assert [lease.step() for lease in leases] == [SECONDS / 3] * 3
+def test_while_all_renew(world: World) -> None:
+    leases = [world.consumer() for _ in range(3)]
+    world.run(10 * SECONDS)
+    assert world.alive(*leases)
 
 
-def test_a_dead_one_is_reclaimed_when_its_lease_ends(fake: FakeStore) -> None:
-    lease, dead = make(fake), make(fake)
-    hold(fake, lease, "a", "b")
-    hold(fake, dead, "b")
-    for now_ms in (11_000, 21_000, 26_000):
-        fake.now = str(now_ms)
-        next_ms = now_ms + lease.step() * 1000
-    assert next_ms == pytest.approx(31_000 + JUST_AFTER_SECONDS * 1000)
-    fake.now = str(int(next_ms))
-    assert lease.step() == SECONDS / 3
-    assert [name for name, _, _ in fake.consumers("b")] == [lease.consumer]
+def test_a_dead_one_is_reclaimed_when_its_lease_ends(world: World) -> None:
+    lease, dead = world.consumer("q", "other"), world.consumer()
+    world.run(SECONDS * 2)
+    end_ms = world.fake.queue("q").consumers[dead.consumer]
+    world.dies(dead)
+    world.run(end_ms / 1000 - world.server_ahead - world.at - JUST_AFTER_SECONDS)
+    assert dead.consumer in world.names()
+    world.run(3 * JUST_AFTER_SECONDS)
+    assert world.names() == {lease.consumer}
+    assert world.fake.size("q").ready == 1
 
 
-def test_who_starts_looks_at_once(fake: FakeStore) -> None:
-    dead, lease = make(fake), make(fake)
-    hold(fake, dead, "a")
-    fake.now = "31000"
-    hold(fake, lease, "a")
-    keeper = Keeper()
-    keeper._thread = _NeverStarted()  # type: ignore[assignment]
-    keeper.watch(lease)
-    wait_seconds = keeper.step()
-    assert wait_seconds == pytest.approx(SECONDS / 3, abs=1)
-    assert [name for name, _, _ in fake.consumers("a")] == [lease.consumer]
+@pytest.mark.parametrize("leases", [1.5, 1.8, 3.0, 50.0])
+def test_an_outage_of_everybody(world: World, leases: float) -> None:
+    everybody = [world.consumer() for _ in range(3)]
+    world.run(SECONDS)
+    world.cut()
+    world.run(leases * SECONDS)
+    world.heal()
+    world.run(5 * SECONDS)
+    assert world.alive(*everybody)
 
 
-class _NeverStarted:
-    def is_alive(self) -> bool:
-        return True
+def test_who_is_dead_after_an_outage_of_everybody(world: World) -> None:
+    lease, dead = world.consumer(), world.consumer()
+    world.run(SECONDS)
+    world.dies(dead)
+    world.cut()
+    world.run(3 * SECONDS)
+    world.heal()
+    world.run(SECONDS)
+    assert dead.consumer in world.names()
+    world.run(3)
+    assert world.names() == {lease.consumer}
+
+
+def test_an_outage_of_one(world: World) -> None:
+    lease, other = world.consumer(), world.consumer()
+    world.run(SECONDS)
+    world.dies(other)
+    world.run(1.1 * SECONDS)
+    assert world.names() == {lease.consumer}
+    assert other.renew("q", world.fake) is False  # type: ignore[arg-type]
+    assert other.lost
+
+
+@pytest.mark.parametrize("step", [HOUR, -HOUR, 60.0, -60.0, 20.0, -20.0])
+@pytest.mark.parametrize("holds", [True, False])
+def test_the_clock_of_the_server_is_set(world: World, step: float, holds: bool) -> None:
+    everybody = [world.consumer(holds=holds) for _ in range(3)]
+    world.run(2.5 * SECONDS)
+    world.step_clock(step)
+    world.run(5 * SECONDS)
+    assert world.alive(*everybody)
+
+
+@pytest.mark.parametrize("step", [HOUR, -HOUR])
+def test_many_queues_and_the_clock_is_set(world: World, step: float) -> None:
+    queues = [f"q{n}" for n in range(2 * FEW_QUEUES)]
+    everybody = [world.consumer("q", *queues, holds=False) for _ in range(2)]
+    world.run(20 * SECONDS)
+    world.step_clock(step)
+    world.run(20 * SECONDS)
+    assert world.alive(*everybody)
+    assert all(len(world.names(queue)) == 2 for queue in queues)
+
+
+@pytest.mark.parametrize("step", [HOUR, -HOUR])
+def test_who_died_before_the_clock_was_set(world: World, step: float) -> None:
+    lease, dead = world.consumer(), world.consumer()
+    world.run(SECONDS)
+    world.dies(dead)
+    world.run(SECONDS / 2)
+    world.step_clock(step)
+    world.run(SECONDS)
+    assert dead.consumer in world.names()
+    world.run(SECONDS / 2)
+    assert world.names() == {lease.consumer}
+
+
+def test_an_older_consumer_with_a_longer_lease_is_not_taken_for_late(world: World) -> None:
+    lease = world.consumer()
+    other = world.consumer(seconds=20 * SECONDS, name="w:1:0123abcd")
+    world.run(60 * SECONDS)
+    assert world.alive(lease, other)
+
+
+def test_a_failover_to_a_server_with_another_clock(world: World) -> None:
+    everybody = [world.consumer() for _ in range(3)]
+    world.run(SECONDS)
+    world.cut()
+    world.run(SECONDS / 10)
+    world.step_clock(HOUR)
+    world.heal()
+    world.run(5 * SECONDS)
+    assert world.alive(*everybody)
+
+
+def test_a_process_that_was_stopped_reclaims_nothing_at_once(world: World) -> None:
+    lease, other = world.consumer(), world.consumer()
+    world.run(SECONDS)
+    world.at += 2 * SECONDS  # both were stopped: the machine was suspended
+    world.tick()
+    world.run(SECONDS / 3)
+    assert world.alive(lease, other)
+
+
+def test_leases_of_different_lengths(world: World) -> None:
+    short, long = world.consumer(seconds=3), world.consumer(seconds=60)
+    world.run(200)
+    assert world.alive(short, long)
+    world.dies(long)
+    world.run(200)
+    assert world.names() == {short.consumer}
+
+
+def test_who_has_just_started_waits_for_half_a_lease(world: World) -> None:
+    dead = world.consumer()
+    world.dies(dead)
+    world.run(2 * SECONDS)
+    lease = world.consumer()
+    world.run(SECONDS / 2 - 1)
+    assert dead.consumer in world.names()
+    world.run(1.1)
+    assert world.names() == {lease.consumer}
+
+
+def test_who_has_just_started_and_finds_one_that_has_just_died(world: World) -> None:
+    dead = world.consumer()
+    world.dies(dead)
+    world.run(SECONDS)
+    lease = world.consumer()
+    world.run(0.9 * SECONDS)
+    assert dead.consumer in world.names()
+    world.run(0.11 * SECONDS)
+    assert world.names() == {lease.consumer}
+
+
+def test_a_new_channel_of_an_old_process_has_not_just_started(world: World) -> None:
+    first = world.consumer()
+    world.run(SECONDS)
+    dead = world.consumer()
+    world.dies(dead)
+    world.dies(first)
+    world.run(2 * SECONDS)
+    lease = world.consumer()
+    world.run(0.9 * SECONDS)
+    assert dead.consumer in world.names()
+    world.run(0.11 * SECONDS)
+    assert world.names() == {lease.consumer}
+    assert keeper(world.server).began_at is not None
+
+
+# Many queues.
+
+
+def test_where_nothing_is_held_renewals_are_rare(world: World) -> None:
+    queues = [f"q{n}" for n in range(200)]
+    lease = world.consumer(*queues, holds=False)
+    world.consumer("q0")
+    world.run(IDLE_LEASES * SECONDS)
+    calls = lease.store.renewed  # type: ignore[attr-defined]
+    calls.clear()
+    world.run(60 * SECONDS)
+    renewed = sum(count for _, count in calls)
+    assert {looked for looked, _ in calls} == {200}
+    assert renewed <= 200 * 60 / (IDLE_LEASES - 1)
+    assert not lease.lost
+
+
+def test_what_is_taken_has_a_short_lease_at_once(world: World) -> None:
+    queues = [f"q{n}" for n in range(200)]
+    lease, other = world.consumer(*queues, holds=False), world.consumer("q7")
+    world.run(2 * SECONDS)
+    world.fake.publish("q7", [entry("a")])
+    asked = lease.ask("q7")
+    assert world.fake.deliver("q7", lease.consumer, 1, 9, lease_ms=lease.ms, leased=True)
+    lease.grant("q7", asked, True)
+    world.run(10 * SECONDS)
+    assert not lease.lost
+    world.dies(lease)
+    world.run(1.1 * SECONDS)
+    assert world.names("q7") == {other.consumer}
+
+
+def test_a_claim_whose_answer_was_lost_shortens_its_lease(world: World) -> None:
+    """What is believed here may be more than the server has: the look finds out."""
+    queues = [f"q{n}" for n in range(200)]
+    lease, other = world.consumer(*queues, holds=False), world.consumer("q7")
+    world.run(2 * SECONDS)
+    world.fake.publish("q7", [entry("a")])
+    world.fake.deliver("q7", lease.consumer, 1, 9, lease_ms=lease.ms, leased=True)
+    world.run(10 * SECONDS)
+    assert world.names("q7") == {lease.consumer, other.consumer}
+    assert not lease.lost
+
+
+# The thread.
+
+
+def test_the_keeper_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    stepped, keeper = threading.Semaphore(0), Keeper()
+    kept = SimpleNamespace(consumer="A", seconds=30.0, next_step_at=0.0)
+    kept.step = lambda: stepped.release() or 3600.0
+    kept = _Hashable(kept)  # type: ignore[assignment]
+    keeper.watch(kept)  # type: ignore[arg-type]
+    assert stepped.acquire(timeout=30)
+    keeper.hurry(kept)  # type: ignore[arg-type]
+    assert stepped.acquire(timeout=30)
+    keeper.forget(kept)  # type: ignore[arg-type]
+    keeper.watch(kept)  # type: ignore[arg-type]
+    assert stepped.acquire(timeout=30)
+    keeper.forget(kept)  # type: ignore[arg-type]
+
+
+class _Hashable(SimpleNamespace):
+    __hash__ = object.__hash__
+
+    def __init__(self, other: SimpleNamespace) -> None:
+        super().__init__(**vars(other))

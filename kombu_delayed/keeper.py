@@ -1,0 +1,119 @@
+"""The thread that keeps the leases of a process, whatever its tasks do."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Hashable
+from time import monotonic
+from typing import Any, Protocol
+
+from kombu.log import get_logger
+
+from . import native
+
+logger = get_logger(__name__)
+
+
+class Kept(Protocol):
+    """What a keeper looks after: it says after each step when it needs another."""
+
+    consumer: str
+    seconds: float
+    next_step_at: float
+
+    def step(self) -> float:
+        """Do what is due; returns seconds until the next step."""
+
+
+class Keeper:
+    """The thread that renews this process's leases on one server.
+
+    It is a thread of the operating system under gevent and eventlet, too. So it shares no lock and
+    no connection with greenlets but its own lock, which nobody holds for long.
+    """
+
+    #: When this process first heard of the server, by the clock of leases.
+    began_at: float | None = None
+
+    def __init__(self) -> None:
+        self._leases: set[Kept] = set()
+        self._lock = native.lock()
+        self._bell = native.Bell()
+        self._is_running = False
+
+    def watch(self, lease: Kept) -> None:
+        """Renew a lease from now on."""
+        with self._lock:
+            if lease in self._leases:
+                return
+            lease.next_step_at = monotonic()  # its contact with the server begins
+            self._leases.add(lease)
+            if not self._is_running:
+                native.start_thread(self._run, "kombu-delayed-leases")
+                self._is_running = True
+        self._bell.ring()
+
+    def hurry(self, lease: Kept) -> None:
+        """Have its next step now."""
+        with self._lock:
+            lease.next_step_at = monotonic()
+        self._bell.ring()
+
+    def forget(self, lease: Kept) -> None:
+        """Renew a lease no more."""
+        with self._lock:
+            self._leases.discard(lease)
+        self._bell.ring()
+
+    def step(self) -> float | None:
+        """Do what is due; returns seconds until the next step, or None with no lease left."""
+        with self._lock:
+            due = [lease for lease in self._leases if lease.next_step_at <= monotonic()]
+        for lease in due:
+            lease.next_step_at = math.inf
+            seconds = self._step(lease)
+            with self._lock:  # another thread may have hurried it meanwhile
+                lease.next_step_at = min(lease.next_step_at, monotonic() + seconds)
+        with self._lock:
+            return self._wait_seconds()
+
+    def _wait_seconds(self) -> float | None:
+        if not self._leases:
+            return None
+        return max(min(each.next_step_at for each in self._leases) - monotonic(), 0)
+
+    def _step(self, lease: Kept) -> float:
+        try:
+            return lease.step()
+        except Exception as error:  # whatever it is, the other leases need this thread
+            logger.warning("Cannot renew the lease of %s now: %s", lease.consumer, error)
+            return min(1.0, lease.seconds / 10)
+
+    def _run(self) -> None:
+        while True:
+            self.step()
+            with self._lock:
+                if (wait_seconds := self._wait_seconds()) is None:
+                    self._is_running = False
+                    return
+            self._bell.wait(wait_seconds)
+
+
+_keepers: dict[tuple[int, Hashable], Keeper] = {}
+_keepers_lock: Any = native.lock()
+
+
+def keeper(server: Hashable = None) -> Keeper:
+    """This process's keeper for a server: one that hangs must not cost the leases on others."""
+    with _keepers_lock:
+        return _keepers.setdefault((os.getpid(), server), Keeper())
+
+
+def _forget_parents() -> None:
+    global _keepers_lock
+    _keepers_lock = native.lock()
+    _keepers.clear()
+
+
+os.register_at_fork(after_in_child=_forget_parents)

@@ -1,0 +1,125 @@
+"""Outages, steps of the server's clock, loops that stand still: running tasks run once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.kit.clock_steps import Clock, stepped_server
+from tests.kit.ledger import Ledger
+from tests.kit.proxy import Proxy
+from tests.kit.servers import Server, available_kinds, start_server
+from tests.kit.tasks_app import Settings, make_app
+from tests.kit.wait import wait_until
+from tests.kit.workers import Worker
+
+pytestmark = pytest.mark.crash
+
+LEASE_SECONDS = 3.0
+CONCURRENCY = 3
+QUICK = {"worker_prefetch_multiplier": 1}
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(tmp_path / "ledger")
+
+
+@pytest.fixture
+def stepped(tmp_path: Path) -> Iterator[tuple[Server, Clock]]:
+    with stepped_server(tmp_path / "server") as server_and_clock:
+        yield server_and_clock
+
+
+def settings(port: int | None, ledger: Ledger) -> Settings:
+    options = {"delayed_lease_seconds": LEASE_SECONDS, "delayed_poll_seconds": 0.5}
+    url = f"delayed+redis://127.0.0.1:{port}/0"
+    return Settings(url, None, options, str(ledger.path), QUICK)
+
+
+class Running:
+    """Some workers, each with as many tasks as it can run at once."""
+
+    def __init__(self, workers: list[Worker], ids: list[str], ledger: Ledger) -> None:
+        self.workers = workers
+        self.ids = ids
+        self._ledger = ledger
+
+    def phases(self, phase: str) -> list[str]:
+        return [each["id"] for each in self._ledger.entries() if each.get("phase") == phase]
+
+    def wait_for_the_end(self, server: Server) -> None:
+        wait_until(lambda: len(self.phases("end")) >= len(self.ids), "all have ended", 120)
+        with server.client() as client:
+            wait_until(lambda: not client.keys("{celery}:unacked:*"), "all are acked", 60)
+            assert client.llen("celery") == 0
+        assert sorted(self.phases("start")) == sorted(self.ids)
+
+
+def start(
+    stack: ExitStack, setup: Settings, ledger: Ledger, directory: Path, count: int, seconds: float
+) -> Running:
+    workers = [
+        Worker(setup, directory, name=f"w{n}", pool="threads", concurrency=CONCURRENCY)
+        for n in range(count)
+    ]
+    for worker in workers:
+        stack.enter_context(worker)
+    app = make_app(setup)
+    ids = [app.send_task("late", (seconds,)).id for _ in range(count * CONCURRENCY)]
+    running = Running(workers, ids, ledger)
+    wait_until(lambda: len(running.phases("start")) == len(ids), "all have begun", 60)
+    return running
+
+
+def test_an_outage_of_everybody(tmp_path: Path, ledger: Ledger) -> None:
+    """It is longer than a lease: whoever is the first to be back takes nothing from the others."""
+    kind = available_kinds()[0]
+    with ExitStack() as stack:
+        server = stack.enter_context(start_server(kind, tmp_path / "server", port=0))
+        proxy = stack.enter_context(Proxy(server.port or 0))
+        setup = settings(proxy.port, ledger)
+        running = start(stack, setup, ledger, tmp_path, 3, 5 * LEASE_SECONDS)
+        time.sleep(LEASE_SECONDS / 2)
+        proxy.cut()
+        time.sleep(1.8 * LEASE_SECONDS)
+        proxy.heal()
+        running.wait_for_the_end(server)
+        assert not any("has ended and others get" in worker.log for worker in running.workers)
+
+
+@pytest.mark.parametrize("step", [3600, -3600, 60])
+def test_the_clock_of_the_server_is_set(
+    stepped: tuple[Server, Clock], tmp_path: Path, ledger: Ledger, step: int
+) -> None:
+    server, clock = stepped
+    with ExitStack() as stack:
+        setup = settings(server.port, ledger)
+        running = start(stack, setup, ledger, tmp_path, 2, 4 * LEASE_SECONDS)
+        time.sleep(LEASE_SECONDS / 2)
+        clock.step(step)
+        running.wait_for_the_end(server)
+        assert not any("has ended and others get" in worker.log for worker in running.workers)
+
+
+@pytest.mark.parametrize("step", [0, 3600, -3600])
+def test_what_a_dead_worker_held_runs_elsewhere(
+    stepped: tuple[Server, Clock], tmp_path: Path, ledger: Ledger, step: int
+) -> None:
+    server, clock = stepped
+    setup = settings(server.port, ledger)
+    with ExitStack() as stack:
+        running = start(stack, setup, ledger, tmp_path, 1, 3600)
+        other = Worker(setup, tmp_path, name="other", pool="threads", concurrency=CONCURRENCY)
+        stack.enter_context(other)
+        time.sleep(LEASE_SECONDS)
+        (dead,) = running.workers
+        dead.kill()
+        clock.step(step)
+        again = sorted(running.ids * 2)
+        wait_until(lambda: sorted(running.phases("start")) == again, "they run elsewhere", 60)
+        other.kill()  # it would wait for its tasks
