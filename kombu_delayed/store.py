@@ -798,6 +798,16 @@ class Store:
         """Purge a queue and forget it; returns how many messages that was."""
         keys = self.keys(queue)
         count = self.purge(queue)
+        self._delete(keys)
+        return count
+
+    def forget_unused(self, queue: str) -> None:
+        """Forget a queue without messages and consumers."""
+        keys = self.keys(queue)
+        if not self.run("EXISTS", keys.consumers):
+            self._delete(keys)
+
+    def _delete(self, keys: QueueKeys) -> None:
         script("delete")(
             self.run,
             partitions=keys.partitions,
@@ -807,7 +817,6 @@ class Store:
             waiting=keys.waiting,
             ready=keys.ready,
         )
-        return count
 
     def announce(self, queue: str) -> None:
         """Put wake tokens for all that can be claimed, now or later."""

@@ -17,7 +17,9 @@ local dead_limit     = tonumber(ARGV[6])
 local dead_age_ms    = tonumber(ARGV[7])
 local event_limit    = tonumber(ARGV[8])  -- about so many are kept; 0: none
 local tags           = {unpack(ARGV, 9)}
--- include: clock waiting ready events unacked dead poison
+-- include: clock waiting ready events unacked dead poison expiry
 -- returns {how many, the dead letters that some became …}; O(log n) a message
 redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
-return {give_back(tags, counted, 'released', counted > 0 and is_poison), unpack(buried)}
+local returned = give_back(tags, counted, 'released', counted > 0 and is_poison)
+expire_as_noted()
+return {returned, unpack(buried)}

@@ -24,4 +24,13 @@ if run_id then
     end
   end
 end
+
+-- They have an expiry where their queue has one: it lasts while who has its messages does.
+local left_ms = redis.call('PTTL', consumers)
+if left_ms >= 0 then
+  local queue = consumers:sub(1, -10)
+  for _, name in ipairs({'consumers', 'granted-by', 'expires', 'unacked:' .. consumer, 'gate:slots', 'gate:slots:' .. consumer}) do
+    redis.call('PEXPIRE', queue .. name, math.max(left_ms, 10 * lease_ms))
+  end
+end
 return {1, unpack(redis.call('ZRANGEBYSCORE', consumers, '-inf', now_ms, 'LIMIT', 0, 100))}
