@@ -17,7 +17,7 @@ end
 -- For callers that declare it. They leave a note for callers that do not, which may make a list anew.
 local function expire_as_declared(ms, lease_ms)
   local note = of_queue('expires')
-  local kept_ms = ms + (lease_ms > 0 and 10 * lease_ms or 60000)
+  local kept_ms = ms + (lease_ms > 0 and 10 * lease_ms or math.max(ms, 10000))
   if redis.call('PTTL', note) < kept_ms then redis.call('SET', note, ms, 'PX', kept_ms) end
   expire_in(ms)
   return kept_ms
