@@ -471,12 +471,21 @@ class Store:
         wire.post(*command, on_error=failed)
 
     def release(
-        self, queue: str, consumer: str, tags: Iterable[int], *, counted: bool = False
+        self,
+        queue: str,
+        consumer: str,
+        tags: Iterable[int],
+        *,
+        counted: bool = False,
+        behind: bool = False,
     ) -> int:
-        """Put held messages back to the heads of their lists; `counted` as a failed attempt."""
+        """Put held messages back to the heads of their lists; `counted` as a failed attempt.
+
+        `behind` puts them behind what waits, in the order given.
+        """
         keys = self.keys(queue)
         total = 0
-        for part in chunks(sorted(tags, reverse=True)):
+        for part in chunks([*tags] if behind else sorted(tags, reverse=True)):
             count, *buried = script("release")(
                 self.run,
                 wake=keys.wake,
@@ -489,6 +498,7 @@ class Store:
                 consumer=consumer,
                 steps=keys.steps,
                 counted=int(counted),
+                behind=int(behind),
                 max_deliveries=self.limits.max_deliveries,
                 **self._dead_bounds(),
                 tags=part,
