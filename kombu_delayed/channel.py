@@ -584,10 +584,18 @@ class Channel(stock.Channel):
         """Give everything back and end the lease."""
         if self.consumer is not None and self._pid == os.getpid():
             self.consumer.close()
+            with suppress(*UNREACHABLE):
+                self._forget_unused()
             if self._lease_pool is not None and self.consumer.remaining is None:
                 self._lease_pool.disconnect()
             if self._ask_pool is not None:
                 self._ask_pool.disconnect()
+
+    def _forget_unused(self) -> None:
+        """Of queues that delete themselves, and are empty, nothing stays; their bindings do."""
+        for queue in self.auto_delete_queues & self._receivers.keys():
+            for shard in self.store.shards.all(queue):
+                self.store.forget_unused(shard)
 
     # Queues.
 

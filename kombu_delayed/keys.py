@@ -102,6 +102,11 @@ class QueueKeys:
         return self._tagged("armed")
 
     @cached_property
+    def expires(self) -> str:
+        """String: after how many ms without use the queue expires, where it does."""
+        return self._tagged("expires")
+
+    @cached_property
     def consumers(self) -> str:
         """Sorted set consumer -> end of its lease."""
         return self._tagged("consumers")

@@ -25,7 +25,7 @@ RECENT_LIMIT = 1_000
 FREE_SECONDS = 0.003
 
 #: What to do with a held message that its consumer is done with.
-ACK, RELEASE, GIVE_BACK, BURY = "ack", "release", "give back", "bury"
+ACK, REQUEUE, RELEASE, GIVE_BACK, BURY = "ack", "requeue", "release", "give back", "bury"
 
 
 class Done(NamedTuple):
@@ -122,8 +122,8 @@ class QoS(virtual.QoS):
         self._finish(BURY if delivery_tag in self._unreadable else ACK, delivery_tag)
 
     def reject(self, delivery_tag: Any, requeue: bool = False) -> None:
-        """Put the message back to the head of its queue, or bury it."""
-        self._finish(RELEASE if requeue else BURY, delivery_tag)
+        """Put the message back into its queue, behind what waits, or bury it."""
+        self._finish(REQUEUE if requeue else BURY, delivery_tag)
 
     def ended(self, tag: int) -> None:
         """What was at work on the message was ended: it returns with the next flush."""
@@ -316,9 +316,9 @@ class QoS(virtual.QoS):
         batch = self._next_batch(verb, queue)
         if verb == ACK:
             self._ack(store, lease, queue, batch)
-        elif verb in (RELEASE, GIVE_BACK):
-            tags = [done.tag for done in batch]
-            store.release(queue, lease.consumer, tags, counted=verb == RELEASE)
+        elif verb in (REQUEUE, RELEASE, GIVE_BACK):
+            tags, counted = [done.tag for done in batch], verb != GIVE_BACK
+            store.release(queue, lease.consumer, tags, counted=counted, behind=verb == REQUEUE)
         else:
             reasons = [self._reason(done.tag) for done in batch]
             rejected = [

@@ -475,12 +475,21 @@ class Store:
         wire.post(*command, on_error=failed)
 
     def release(
-        self, queue: str, consumer: str, tags: Iterable[int], *, counted: bool = False
+        self,
+        queue: str,
+        consumer: str,
+        tags: Iterable[int],
+        *,
+        counted: bool = False,
+        behind: bool = False,
     ) -> int:
-        """Put held messages back to the heads of their lists; `counted` as a failed attempt."""
+        """Put held messages back to the heads of their lists; `counted` as a failed attempt.
+
+        `behind` puts them behind what waits, in the order given.
+        """
         keys = self.keys(queue)
         total = 0
-        for part in chunks(sorted(tags, reverse=True)):
+        for part in chunks([*tags] if behind else sorted(tags, reverse=True)):
             count, *buried = script("release")(
                 self.run,
                 wake=keys.wake,
@@ -493,6 +502,7 @@ class Store:
                 consumer=consumer,
                 steps=keys.steps,
                 counted=int(counted),
+                behind=int(behind),
                 max_deliveries=self.limits.max_deliveries,
                 **self._dead_bounds(),
                 tags=part,
@@ -843,6 +853,16 @@ class Store:
         """Purge a queue and forget it; returns how many messages that was."""
         keys = self.keys(queue)
         count = self.purge(queue)
+        self._delete(keys)
+        return count
+
+    def forget_unused(self, queue: str) -> None:
+        """Forget a queue without messages and consumers."""
+        keys = self.keys(queue)
+        if not self.run("EXISTS", keys.consumers):
+            self._delete(keys)
+
+    def _delete(self, keys: QueueKeys) -> None:
         script("delete")(
             self.run,
             partitions=keys.partitions,
@@ -852,7 +872,6 @@ class Store:
             waiting=keys.waiting,
             ready=keys.ready,
         )
-        return count
 
     def announce(self, queue: str) -> None:
         """Put wake tokens for all that can be claimed, now or later."""

@@ -10,8 +10,9 @@ local armed      = KEYS[6]            -- STRING "due_ms consumer": who has promi
 local gate       = KEYS[7]            -- what the keys of the gate begin with
 local ready      = {unpack(KEYS, 8)}  -- LIST per priority step
 local steps      = ARGV[1]
--- include: waiting ready backlog announce
+-- include: waiting ready backlog announce expiry
 -- returns 1
 redis.call('DEL', armed)  -- also lets a full server accept the rest
 announce_all()
+expire_as_noted()
 return 1

@@ -8,4 +8,4 @@ local waiting    = KEYS[5]            -- ZSET id -> due_ms, of what waits at a g
 local ready      = {unpack(KEYS, 6)}  -- LIST per priority step
 -- returns how many keys are gone; unacked messages stay their consumers', dead letters stay
 if redis.call('EXISTS', partitions, waiting, unpack(ready)) > 0 then return 0 end
-return redis.call('DEL', wake, armed, events)
+return redis.call('DEL', wake, armed, events, wake:sub(1, -5) .. 'expires')

@@ -22,7 +22,7 @@ local waits       = ARGV[8]             -- 1: the caller can come back when the 
 local expires_ms  = tonumber(ARGV[9])   -- of the ready lists; 0: never
 local steps       = ARGV[10]
 local event_limit = tonumber(ARGV[11])  -- about so many are kept; 0: none
--- include: clock waiting ready backlog events promise
+-- include: clock waiting ready backlog events promise expiry
 -- returns {now_ms, next due_ms if the caller shall claim then or 0, 1 if more is ready (+ 2 if messages wait at a gate), consumers,
 --   step + message, …}, or {0} where the lease was lost
 redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
@@ -69,14 +69,17 @@ for i, list in ipairs(ready) do
       tell_of_held('delivered', record, consumer)
     end
   end
-  if expires_ms > 0 then redis.call('PEXPIRE', list, expires_ms) end
   more = more or (want <= #taken / 2 and redis.call('EXISTS', list) == 1)
 end
-if expires_ms > 0 then redis.call('PEXPIRE', events, expires_ms) end
 if lease_ms > 0 then
   if lasts_long and #taken > 0 then redis.call('ZADD', consumers, now_ms + lease_ms, consumer) end
   for i = 1, #taken, 2000 do redis.call('HSET', unacked, unpack(taken, i, math.min(i + 1999, #taken))) end
 end
 pass_on(answer, more, #taken > 0, waits ~= '0' and earliest() or nil)
+if expires_ms > 0 then
+  local kept_ms = expire_as_declared(expires_ms, lease_ms)
+  last_for(consumers, kept_ms)
+  last_for(unacked, kept_ms)
+end
 if redis.call('EXISTS', delayed .. 'waiting') == 1 then answer[3] = answer[3] + 2 end
 return answer

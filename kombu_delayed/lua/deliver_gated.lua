@@ -26,7 +26,7 @@ local steps       = ARGV[10]
 local event_limit = tonumber(ARGV[11])   -- about so many are kept; 0: none
 local version     = ARGV[12]             -- of the tickets; empty: there are no policies any more, let out what waits
 local limits      = ARGV[13]             -- name, slots (0: no limit, -1: counted only), ms a token (0: no limit), burst, ms late that need none; …
--- include: clock waiting ready backlog forget_duplicate events promise gate limits waits
+-- include: clock waiting ready backlog forget_duplicate events promise gate limits waits expiry
 -- returns as deliver; O(log n) a message
 redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
 local lease_end_ms = redis.call('ZSCORE', consumers, consumer)
@@ -104,7 +104,6 @@ local function bring_ready(most)
       left = left - 1
     end
     if left < #found then redis.call('RPOP', list, #found - left) end
-    if expires_ms > 0 then redis.call('PEXPIRE', list, expires_ms) end
     room = room - (#found - left)
     if left > 0 or (room == 0 and redis.call('EXISTS', list) == 1) then return true end
   end
@@ -231,7 +230,6 @@ if now_had then
 end
 if (has_served or #taken > 0) and redis.call('EXISTS', waiting) == 0 then redis.call('DEL', gate .. 'now', gate .. 'passed') end
 
-if expires_ms > 0 then redis.call('PEXPIRE', events, expires_ms) end
 if lease_ms > 0 then
   if lasts_long and #taken > 0 then redis.call('ZADD', consumers, now_ms + lease_ms, consumer) end
   in_parts('HSET', unacked, taken)
@@ -242,5 +240,9 @@ local look_ms = some_wait ~= false and next_look()
 if look_ms and waits == '0' and redis.call('EXISTS', armed) == 0 then announce_due(look_ms) end
 if look_ms and (not next_ms or look_ms < next_ms) then next_ms = look_ms end
 pass_on(answer, more, #taken > 0, next_ms)
+if expires_ms > 0 then
+  local kept_ms = expire_as_declared(expires_ms, lease_ms)
+  for _, key in ipairs({consumers, unacked, gate .. 'slots', gate .. 'slots:' .. consumer}) do last_for(key, kept_ms) end
+end
 if version == '' and redis.call('EXISTS', waiting) == 1 then answer[3] = answer[3] + 2 end
 return answer

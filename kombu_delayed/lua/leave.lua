@@ -18,7 +18,7 @@ local steps       = ARGV[2]
 local limit       = tonumber(ARGV[3])
 local event_limit = tonumber(ARGV[4])   -- about so many are kept; 0: none
 local running     = {unpack(ARGV, 5)}   -- tags of messages whose tasks go on: with their slots its lease stays, too
--- include: waiting ready events unacked backlog announce gate slots
+-- include: waiting ready events unacked backlog announce gate slots expiry
 -- returns how many messages it still holds
 redis.call('ZREM', wake, '', '>' .. consumer)  -- a full server lets a script write that has freed memory first
 local left = give_back_some(limit, 0, 'released') + free_some(limit, running)
@@ -26,5 +26,7 @@ if left > 0 then return left end
 if (redis.call('GET', armed) or ''):match(' (.*)$') == consumer then redis.call('DEL', armed) end
 if redis.call('EXISTS', slots_held) == 0 then redis.call('ZREM', consumers, consumer) end
 if redis.call('EXISTS', consumers) == 0 then redis.call('DEL', granted_by) end
+redis.call('PERSIST', consumers)  -- those who are left let it expire, unless their code is older and cannot
 announce_all()
+expire_as_noted()
 return 0

@@ -17,7 +17,7 @@ local keep           = ARGV[6]             -- unacked: 1: leave it there, anothe
 local start          = tonumber(ARGV[7])   -- ready: the part of the list to look at, from its left end
 local stop           = tonumber(ARGV[8])
 local entries        = {unpack(ARGV, 9)}   -- tag (or member of the backlog), id, due_ms, step + message; …
--- include: clock waiting ready backlog
+-- include: clock waiting ready backlog expiry
 -- returns {messages that are delayed now, messages that are ready now}
 local PLACEHOLDER = '\0moved'
 local before = earliest()
@@ -94,6 +94,9 @@ else
   end
 end
 if first then announce_due(first, before) end
-if counts[2] > 0 then announce_ready() end
+if counts[2] > 0 then
+  announce_ready()
+  expire_as_noted()
+end
 if redis.call('EXISTS', partitions) == 0 then redis.call('ZREM', wake, 'due') end
 return counts

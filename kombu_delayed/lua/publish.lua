@@ -5,12 +5,17 @@ local ready      = {unpack(KEYS, 2)}  -- LIST per priority step
 local expires_ms = tonumber(ARGV[1])  -- of the ready lists; 0: never
 local steps      = ARGV[2]
 local records    = {unpack(ARGV, 3)}  -- priority step + message; …
--- include: waiting ready
+-- include: waiting ready expiry
 -- returns how many; O(1) a message
+local is_new = false
 for i = 1, #records do
-  local list = list_for(records[i]:sub(1, 1))
-  redis.call('LPUSH', list, records[i]:sub(2))
-  if expires_ms > 0 then redis.call('PEXPIRE', list, expires_ms) end
+  local length = redis.call('LPUSH', list_for(records[i]:sub(1, 1)), records[i]:sub(2))
+  is_new = is_new or length == 1
 end
 announce_ready()
+if expires_ms > 0 then
+  expire_as_declared(expires_ms, 0)
+elseif is_new then
+  expire_as_noted()
+end
 return #records

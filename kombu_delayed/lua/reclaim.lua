@@ -24,7 +24,7 @@ local dead_limit     = tonumber(ARGV[6])
 local dead_age_ms    = tonumber(ARGV[7])
 local event_limit    = tonumber(ARGV[8])   -- about so many are kept; 0: none
 local ended_ms       = ARGV[9]             -- the end of the lease that the caller found dead; empty: any that has passed
--- include: clock waiting ready events unacked backlog announce dead poison gate slots
+-- include: clock waiting ready events unacked backlog announce dead poison gate slots expiry
 -- returns {messages put back or buried, messages it still holds, the dead letters that some became …};
 --   {0, 0} where the lease lasts, or was renewed since
 local lease_end_ms = tonumber(redis.call('ZSCORE', consumers, consumer) or 0)
@@ -38,4 +38,5 @@ if left > 0 then return {before - redis.call('HLEN', unacked), left, unpack(buri
 if (redis.call('GET', armed) or ''):match(' (.*)$') == consumer then redis.call('DEL', armed) end
 redis.call('ZREM', consumers, consumer)
 announce_all()
+expire_as_noted()
 return {before, 0, unpack(buried)}

@@ -33,6 +33,16 @@ local function holds(queues)
   return redis.call('EXISTS', unpack(held)) > 0
 end
 
+-- The keys of a queue with an expiry last as long as somebody consumes it.
+local function keep_expiring(i)
+  local left_ms = redis.call('PTTL', keys[i])
+  if left_ms < 0 then return end
+  local queue = keys[i]:sub(1, -#'consumers' - 1)
+  for _, name in ipairs({'consumers', 'granted-by', 'expires', 'unacked:' .. consumer, 'gate:slots', 'gate:slots:' .. consumer}) do
+    redis.call('PEXPIRE', queue .. name, math.max(left_ms, 10 * lease_ms))
+  end
+end
+
 local function renew(i, holds_some)
   local is_idle = not holds_some or not holds({i})
   local end_ms = now_ms + (is_idle and idle_ms or lease_ms)
@@ -40,9 +50,10 @@ local function renew(i, holds_some)
   if is_ending or (redis.call('ZADD', keys[i], 'XX', 'CH', end_ms, consumer) == 0
       and not redis.call('ZSCORE', keys[i], consumer)) then
     lost[#lost + 1] = i
-  elseif is_idle then
-    idle[#idle + 1] = i
+    return
   end
+  if is_idle then idle[#idle + 1] = i end
+  keep_expiring(i)
 end
 
 if #renewed > 0 then

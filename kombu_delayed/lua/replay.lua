@@ -17,7 +17,7 @@ local steps          = ARGV[3]
 local event_limit    = tonumber(ARGV[4])   -- about so many are kept; 0: none
 local wait           = ARGV[5]             -- what one that a policy has buried remembers from now on
 local ids            = {unpack(ARGV, 6)}
--- include: waiting ready backlog events moved
+-- include: waiting ready backlog events moved expiry
 -- returns how many; O(log n) a message
 local before = earliest()
 local count = 0
@@ -42,4 +42,5 @@ end
 if redis.call('EXISTS', unpack(ready)) > 0 then announce_ready() end
 local next_ms = earliest()
 if next_ms then announce_due(next_ms, before) end
+expire_as_noted()
 return count

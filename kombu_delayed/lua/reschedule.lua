@@ -14,7 +14,7 @@ local steps          = ARGV[3]
 local whole          = ARGV[4]            -- 1: an id stands for all messages that share it, 0: for one member
 local event_limit    = tonumber(ARGV[5])  -- about so many are kept; 0: none
 local entries        = {unpack(ARGV, 6)}  -- id, due_ms (or +delay_ms), eta in ISO 8601 (or empty); …
--- include: clock waiting ready backlog events moved reschedule
+-- include: clock waiting ready backlog events moved expiry reschedule
 -- returns as text how many were moved, for each id; O(log n) a message
 local counts = {}
 for i = 1, #entries, 3 do counts[#counts + 1] = reschedule(entries[i], entries[i + 1], entries[i + 2]) end

@@ -17,7 +17,7 @@ local event_limit    = tonumber(ARGV[5])  -- about so many are kept; 0: none
 local run            = ARGV[6]            -- field of the ledger that counts what this run has moved
 local ledger_seconds = tonumber(ARGV[7])
 local entries        = {unpack(ARGV, 8)}  -- id, due_ms (or +delay_ms), eta in ISO 8601 (or empty); …
--- include: clock waiting ready backlog events moved reschedule
+-- include: clock waiting ready backlog events moved expiry reschedule
 -- returns as text how many were moved, for each id; O(log n) a message
 local counts, total = {}, 0
 for i = 1, #entries, 3 do

@@ -23,7 +23,7 @@ local answer             = ARGV[7]             -- a string of JSON
 local kept_ms            = tonumber(ARGV[8])   -- how long it is known afterwards how it ended
 local early_ms           = tonumber(ARGV[9])   -- how long an early answer is kept; 0: not at all
 local early_limit        = tonumber(ARGV[10])  -- how many are
--- include: clock waiting ready backlog events notes awaited
+-- include: clock waiting ready backlog events notes awaited expiry
 -- returns {'accepted', 'early', 'late', 'unknown' or 'full', as it is not kept, id of the message or ''}; O(log n)
 clear_past(expectations, expectations_until)
 clear_past(answers, answers_until)
@@ -38,6 +38,7 @@ if member then
   redis.call('LPUSH', list_for(step), with_answer(message, answer))
   note_settled(name, id_of(member), state, answer_id, kept_ms)
   announce_ready()
+  expire_as_noted()
   return {'accepted', id_of(member)}
 end
 if note then return {'late', note.id} end  -- it has ended, or a consumer has it and so its time is over

@@ -16,7 +16,7 @@ local member         = ARGV[5]
 local expected       = ARGV[6]            -- priority step + due_ms + message, as it was read
 local due_ms         = tonumber(ARGV[7])
 local record         = ARGV[8]            -- priority step + message, as it is to be
--- include: clock waiting ready backlog events moved
+-- include: clock waiting ready backlog events moved expiry
 -- returns 1, or 0 where it is not delayed any more or not what was expected; O(log n)
 if redis.call('HGET', messages, member) ~= expected then return 0 end
 redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
@@ -27,6 +27,7 @@ if due_ms <= now_ms then
   take(member)
   redis.call('LPUSH', list_for(step), string.format('{"due_ms":%.0f,', due_ms) .. message:sub(2))
   announce_ready()
+  expire_as_noted()
 else
   local old_ms = expected:match('^.(%d+)')
   put_off(member, step, old_ms, message, due_ms, partition_size)

@@ -14,7 +14,7 @@ local steps          = ARGV[3]
 local expires_ms     = tonumber(ARGV[4])  -- of the ready lists; 0: never
 local event_limit    = tonumber(ARGV[5])  -- about so many are kept; 0: none
 local entries        = {unpack(ARGV, 6)}  -- id, due_ms, priority step + due_ms + message (or +delay_ms, priority step + message); …
--- include: clock waiting ready backlog gather events moved schedule
+-- include: clock waiting ready backlog gather events moved expiry schedule
 -- returns as text: delayed, ready, already there; O(log n) a message
 for i = 1, #entries, 3 do schedule(entries[i], entries[i + 1], entries[i + 2]) end
 announce_scheduled()

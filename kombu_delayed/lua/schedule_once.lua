@@ -17,7 +17,7 @@ local event_limit    = tonumber(ARGV[5])  -- about so many are kept; 0: none
 local run            = ARGV[6]            -- field of the ledger that counts what this run has made
 local ledger_seconds = tonumber(ARGV[7])
 local entries        = {unpack(ARGV, 8)}  -- id, due_ms, priority step + due_ms + message (or +delay_ms, priority step + message); …
--- include: clock waiting ready backlog gather events moved schedule
+-- include: clock waiting ready backlog gather events moved expiry schedule
 -- returns as text: delayed, ready, already there or dealt with before; O(log n) a message
 local ids, ledger, known = {}, {}, {}
 for i = 1, #entries, 3 do ids[#ids + 1] = entries[i] end

@@ -8,4 +8,5 @@ local count   = tonumber(ARGV[2])  -- tags a call, about
 redis.call('ZREM', held, '')       -- a full server lets a script write that has freed memory first
 local page = redis.call('HSCAN', unacked, cursor, 'COUNT', count)
 for i = 1, #page[2], 2 do redis.call('ZADD', held, page[2][i], page[2][i]) end
+redis.call('PEXPIRE', held, 3600000)  -- its caller may die; without it a call sorts all anew
 return page[1]

@@ -21,7 +21,7 @@ local id             = ARGV[7]
 local due            = ARGV[8]             -- ms since the epoch, or + and ms from now
 local record         = ARGV[9]             -- priority step + message
 local event_limit    = tonumber(ARGV[10])  -- about so many are kept; 0: none
--- include: clock waiting ready backlog events moved unique
+-- include: clock waiting ready backlog events moved unique expiry
 -- returns {'stored', 'refused', 'replaced' or 'pushed', id of the other one or '', 'delayed', 'ready' or (not
 --   stored, or there before) 'already', when what was sent is due, step + due_ms + message of the one replaced or ''};
 --   O(log n)
@@ -49,10 +49,9 @@ local function clear_past()
 end
 
 local function make_ready(step, message)
-  local list = list_for(step)
-  redis.call('LPUSH', list, message)
-  if expires_ms > 0 then redis.call('PEXPIRE', list, expires_ms) end
+  redis.call('LPUSH', list_for(step), message)
   announce_ready()
+  if expires_ms > 0 then expire_as_declared(expires_ms, 0) else expire_as_noted() end
 end
 
 -- Returns what the backlog calls the message, or nil where it is not there, and its state.

@@ -297,11 +297,20 @@ class FakeStore:
 
     @_one_step
     def release(
-        self, queue: str, consumer: str, tags: Iterable[int], *, counted: bool = False
+        self,
+        queue: str,
+        consumer: str,
+        tags: Iterable[int],
+        *,
+        counted: bool = False,
+        behind: bool = False,
     ) -> int:
-        """Put held messages back to the heads of their lists; `counted` as a failed attempt."""
+        """Put held messages back to the heads of their lists; `counted` as a failed attempt.
+
+        `behind` puts them behind what waits, in the order given.
+        """
         buries = self._poison_test(queue, consumer) if counted else None
-        return self.queue(queue).give_back(consumer, tags, int(counted), buries)
+        return self.queue(queue).give_back(consumer, tags, int(counted), buries, behind)
 
     @_one_step
     def leave(self, queue: str, consumer: str, running: Collection[int] = ()) -> None:
@@ -581,6 +590,12 @@ class FakeStore:
         count = self.purge(queue)
         self.queue(queue).armed = None
         return count
+
+    @_one_step
+    def forget_unused(self, queue: str) -> None:
+        """Forget a queue without messages and consumers."""
+        if not self.queue(queue).consumers:
+            self.queue(queue).armed = None
 
     @_one_step
     def announce(self, queue: str) -> None:

@@ -224,11 +224,19 @@ class FakeQueue:
         return self.unacked.setdefault(consumer, {})
 
     def give_back(
-        self, consumer: str, tags: Iterable[int], count: int, buries: Buries | None = None
+        self,
+        consumer: str,
+        tags: Iterable[int],
+        count: int,
+        buries: Buries | None = None,
+        behind: bool = False,
     ) -> int:
-        """Put held messages back to the heads of their lists; returns how many there were."""
+        """Put held messages back to the heads of their lists, or behind what waits, as given.
+
+        Returns how many there were.
+        """
         held, returned, is_ready = self.held(consumer), 0, False
-        for tag in sorted(tags, reverse=True):
+        for tag in tags if behind else sorted(tags, reverse=True):
             record = held.pop(tag, None)
             if record is None:
                 continue
@@ -236,7 +244,8 @@ class FakeQueue:
             deliveries = deliveries_of(record) + count
             if buries is None or not buries(record, deliveries):
                 message = with_deliveries(record[1:], deliveries)
-                self.list_for(record[0] - 48).appendleft(message)
+                ready = self.list_for(record[0] - 48)
+                (ready.append if behind else ready.appendleft)(message)
                 is_ready = True
         if is_ready:
             self.announce_ready()

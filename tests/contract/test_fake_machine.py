@@ -126,7 +126,7 @@ class BothStores(RuleBasedStateMachine):
 
     @rule(
         name=consumers,
-        verb=st.sampled_from(["ack", "release", "count", "park", "bury", "bury another"]),
+        verb=st.sampled_from(["ack", "release", "count", "requeue", "park", "bury", "bury another"]),
         data=st.data(),
         id=ids,
         delay=delays,
@@ -142,7 +142,8 @@ class BothStores(RuleBasedStateMachine):
             record = b"" if verb == "bury" else b'3{"deliveries":2}'
             self.both("bury", name, [(tag, id, "rejected", record) for tag in tags])
         else:
-            self.both("release", name, tags, counted=verb == "count")
+            behind = verb == "requeue"
+            self.both("release", name, tags, counted=behind or verb == "count", behind=behind)
 
     @rule(name=consumers)
     def renew(self, name: str) -> None:

@@ -110,6 +110,16 @@ def test_acked_is_gone(store: Store) -> None:
     assert store.size("q") == Size(0, 0, 0)
 
 
+def test_released_behind_what_waits(store: Store) -> None:
+    store.publish("q", [entry("a"), entry("b"), entry("c"), entry("d")])
+    deliver(store, want=3)
+    assert store.release("q", "A", [2, 1, 3], counted=True, behind=True) == 3
+    assert texts(deliver(store, tag=10)) == [
+        message("d"),
+        *(returned(message(body), 1) for body in "bac"),
+    ]
+
+
 def test_released_is_next_again(store: Store) -> None:
     store.publish("q", [entry("a"), entry("b"), entry("c")])
     deliver(store, want=2)

@@ -428,7 +428,7 @@ def test_simple_queue(connection: Connection) -> None:
     queue.close()
 
 
-def test_requeue_puts_back_to_the_head(
+def test_requeue_puts_behind_what_waits(
     connection: Connection, mail: Queue, client: redis.Redis
 ) -> None:
     for body in ("first", "second"):
@@ -437,11 +437,12 @@ def test_requeue_puts_back_to_the_head(
     message = channel.basic_get("mail")
     assert not message.headers.get("redelivered")
     message.requeue()
+    assert channel.basic_get("mail", no_ack=True).decode() == "second"
     again = channel.basic_get("mail")
     assert again.decode() == "first"
     assert again.delivery_info["redelivered"] is True
     again.ack()
-    assert bodies_of(channel, "mail") == ["second"]
+    assert bodies_of(channel, "mail") == []
     assert client.zcard("{mail}:dead") == 0
 
 

@@ -113,6 +113,44 @@ def test_ours_to_stock(stock: Connection, ours: Connection) -> None:
     assert inbox.receive(4)[3] == "later"
 
 
+def order_after(connection: Connection, client: redis.Redis, requeued: list[int]) -> list[Any]:
+    """Three of five are held, some of them requeued, and the last one given back by the close."""
+    client.flushall()
+    for n in range(5):
+        publish(connection, n)
+    with connection.clone() as other:
+        inbox = Inbox(other, MAIL, prefetch_count=3, ack=False)
+        inbox.receive(3)
+        inbox.consumer.qos(prefetch_count=1)  # it takes no more
+        for n in requeued:
+            inbox.messages[n].requeue()
+    channel = connection.channel()
+    found = [channel.basic_get("mail", no_ack=True).decode() for _ in range(5)]
+    channel.close()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("requeued", "expected"),
+    [([0, 1], [2, 3, 4, 0, 1]), ([1, 0], [2, 3, 4, 1, 0]), ([0, 1, 2], [3, 4, 0, 1, 2])],
+)
+def test_requeue_goes_behind_what_waits_in_its_order(
+    requeued: list[int],
+    expected: list[int],
+    stock: Connection,
+    ours: Connection,
+    client: redis.Redis,
+) -> None:
+    for connection in (stock, ours):
+        assert order_after(connection, client, requeued) == expected
+
+
+def test_a_close_gives_back_to_the_head_in_the_old_order(
+    ours: Connection, client: redis.Redis
+) -> None:
+    assert order_after(ours, client, []) == [0, 1, 2, 3, 4]
+
+
 @pytest.mark.parametrize("consumer", ["stock", "ours"])
 def test_priorities_agree(stock: Connection, ours: Connection, consumer: str) -> None:
     for priority in (9, 4, 0, 6, 3):

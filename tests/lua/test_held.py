@@ -110,6 +110,14 @@ def test_release_to_the_heads_in_order(store: Store, client: redis.Redis) -> Non
     }
 
 
+def test_release_behind_what_waits_in_the_order_given(
+    store: Store, client: redis.Redis
+) -> None:
+    seed(client, {"q": [D], "{q}:unacked:A": HELD})
+    assert store.release("q", "A", [3, 2, 1], counted=True, behind=True) == 3
+    assert state(client)["q"] == [D, returned(C, 1), returned(A, 1)]
+
+
 @pytest.mark.parametrize("tags", [[3, 1], [1, 3], [1, 3, 1, 3]])
 def test_order_of_the_tags_does_not_matter(
     tags: list[int], store: Store, client: redis.Redis
@@ -154,6 +162,7 @@ def test_script_sorts_the_tags_itself(store: Store, client: redis.Redis) -> None
         consumer="A",
         steps=keys.steps,
         counted=0,
+        behind=0,
         max_deliveries=20,
         dead_limit=100,
         dead_age_ms=1000,

@@ -25,6 +25,7 @@ NAMES = {
     "moved": "{q}:moved",
     "wake": "{q}:wake",
     "armed": "{q}:armed",
+    "expires": "{q}:expires",
     "consumers": "{q}:consumers",
     "granted_by": "{q}:granted-by",
     "events": "{q}:events",

@@ -1,5 +1,5 @@
 -- reschedule: delayed messages on their way to another due time, after clock ready backlog events
--- moved.
+-- moved expiry.
 -- needs: now ready steps wake partitions messages partition_size whole
 redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
 local before = earliest()
@@ -48,5 +48,8 @@ end
 
 local function announce_rescheduled()
   if first then announce_due(first, before) end
-  if is_ready then announce_ready() end
+  if is_ready then
+    announce_ready()
+    expire_as_noted()
+  end
 end

@@ -1,5 +1,5 @@
 -- schedule: messages on their way into the backlog, or into ready where they are due, after clock ready backlog
--- gather events moved.
+-- gather events moved expiry.
 -- needs: now ready steps wake partitions messages partition_size expires_ms events event_limit
 local before = earliest()
 local first
@@ -22,9 +22,7 @@ local function schedule(id, due, record)
     record = with_due(record, due_ms)
   end
   if due_ms <= now_ms then
-    local list = list_for(record:sub(1, 1))
-    redis.call('LPUSH', list, record:sub(#due + 2))
-    if expires_ms > 0 then redis.call('PEXPIRE', list, expires_ms) end
+    redis.call('LPUSH', list_for(record:sub(1, 1)), record:sub(#due + 2))
     counts[2] = counts[2] + 1
     return true
   end
@@ -45,6 +43,10 @@ end
 local function announce_scheduled()
   index_gathered()
   if first then announce_due(first, before) end
-  if expires_ms > 0 then redis.call('PEXPIRE', events, expires_ms) end
   if counts[2] > 0 then announce_ready() end
+  if expires_ms > 0 then
+    expire_as_declared(expires_ms, 0)
+  elseif counts[2] > 0 then
+    expire_as_noted()
+  end
 end

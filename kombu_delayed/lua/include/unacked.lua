@@ -1,4 +1,4 @@
--- unacked: messages on their way back from a consumer to the heads of their ready lists.
+-- unacked: messages on their way back from a consumer to their ready lists.
 -- needs: ready steps wake unacked held consumer
 -- Patterns are only tried at the end, as a message may be long; but others may have written any number of digits.
 local function with_deliveries(message, count)
@@ -11,10 +11,9 @@ local function with_deliveries(message, count)
   return text:sub(1, behind - 1) .. ',"deliveries":' .. count .. '}'
 end
 
--- The lowest tag was delivered first, so it goes back last and is the next to leave. `is_buried`, where
--- given, may take a message out of the way; `event` is what is told of the others.
-local function give_back(tags, count, event, is_buried)
-  table.sort(tags, function(a, b) return tonumber(a) > tonumber(b) end)
+-- In the order of `tags`, to where `push` puts them. `is_buried`, where given, may take a message out of the
+-- way; `event` is what is told of the others.
+local function put_back(push, tags, count, event, is_buried)
   local returned, is_ready = 0, false
   for _, tag in ipairs(tags) do
     local record = redis.call('HGET', unacked, tag)
@@ -22,7 +21,7 @@ local function give_back(tags, count, event, is_buried)
       local deliveries = deliveries_of(record) + count
       if not (is_buried and is_buried(record, deliveries)) then
         local list = list_for(record:sub(1, 1))
-        redis.call('RPUSH', list, with_deliveries(record:sub(2), deliveries))
+        redis.call(push, list, with_deliveries(record:sub(2), deliveries))
         tell_of_held(event, record, consumer, deliveries)
         is_ready = true
       end
@@ -32,6 +31,12 @@ local function give_back(tags, count, event, is_buried)
   end
   if is_ready then announce_ready() end
   return returned
+end
+
+-- To the heads: the lowest tag was delivered first, so it goes back last and is the next to leave.
+local function give_back(tags, count, event, is_buried)
+  table.sort(tags, function(a, b) return tonumber(a) > tonumber(b) end)
+  return put_back('RPUSH', tags, count, event, is_buried)
 end
 
 -- The highest tags first, so that the next call can go on in front of them; returns how many are left.

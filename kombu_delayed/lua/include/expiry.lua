@@ -1,0 +1,29 @@
+-- expiry: a queue with an expiry leaves nothing behind: what tells of it expires with its ready lists. What is not
+-- yet due does not, and the leases of those who have its messages last longer. After ready.
+-- needs: ready wake
+local function of_queue(name)
+  return wake:sub(1, -5) .. name
+end
+
+local function last_for(key, ms)
+  if redis.call('PTTL', key) < ms then redis.call('PEXPIRE', key, ms) end
+end
+
+local function expire_in(ms)
+  for _, list in ipairs(ready) do redis.call('PEXPIRE', list, ms) end
+  for _, name in ipairs({'wake', 'armed', 'events'}) do redis.call('PEXPIRE', of_queue(name), ms) end
+end
+
+-- For callers that declare it. They leave a note for callers that do not, which may make a list anew.
+local function expire_as_declared(ms, lease_ms)
+  local note = of_queue('expires')
+  local kept_ms = ms + (lease_ms > 0 and 10 * lease_ms or math.max(ms, 10000))
+  if redis.call('PTTL', note) < kept_ms then redis.call('SET', note, ms, 'PX', kept_ms) end
+  expire_in(ms)
+  return kept_ms
+end
+
+local function expire_as_noted()
+  local ms = redis.call('GET', of_queue('expires'))
+  if ms then expire_in(ms) end
+end

@@ -1,0 +1,219 @@
+"""Queues that expire or delete themselves leave no key behind, whatever happened to their messages."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from multiprocessing import get_context
+from typing import Any
+
+import pytest
+import redis
+from kombu import Connection, Exchange, Queue
+from kombu.transport import redis as stock
+
+from kombu_delayed import DeadLetters
+from tests.kit.inbox import Inbox
+from tests.kit.servers import Server
+from tests.kit.wait import wait_until
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(stock.Channel, "_maybe_update_queues_expire"), reason="new in Kombu 5.6"
+)
+
+#: Queues use the default exchange: bindings are Kombu's, and have an expiry of their own.
+BRIEF_SECONDS = 0.5
+
+
+def brief(name: str = "brief", **options: Any) -> Queue:
+    return Queue(name, Exchange(""), routing_key=name, expires=BRIEF_SECONDS, **options)
+
+
+def send(connection: Connection, queue: Queue, *bodies: Any, **headers: Any) -> None:
+    for body in bodies:
+        connection.Producer().publish(
+            body, routing_key=queue.name, headers=headers, declare=[queue]
+        )
+
+
+def everlasting(client: redis.Redis) -> list[bytes]:
+    return [key for key in client.keys("*") if client.pttl(key) == -1]
+
+
+def all_expire(client: redis.Redis) -> None:
+    """Nothing lasts for ever, and what is left expires; the note of the expiry itself later."""
+    assert everlasting(client) == []
+    wait_until(lambda: set(client.keys("*")) <= {b"{brief}:expires"}, "every key has expired", 60)
+    assert client.pttl("{brief}:expires") <= 10_000 + BRIEF_SECONDS * 1_000
+
+
+def end(connection: Connection, how: str, inbox: Inbox) -> None:
+    if how == "acked":
+        for message in inbox.messages:
+            message.ack()
+    elif how == "requeued":
+        for message in inbox.messages:
+            message.requeue()
+    elif how == "cancelled":
+        inbox.consumer.cancel()
+    connection.close()
+
+
+@pytest.mark.parametrize("how", ["acked", "requeued", "cancelled", "given back"])
+def test_however_a_consumer_ends(
+    how: str, connect: Callable[..., Connection], client: redis.Redis
+) -> None:
+    connection, queue = connect(delayed_lease_seconds=1), brief()
+    send(connection, queue, 0, 1, 2)
+    inbox = Inbox(connection, queue, prefetch_count=2, ack=False)
+    inbox.receive(1)
+    end(connection, how, inbox)
+    all_expire(client)
+
+
+def test_messages_of_each_priority(connect: Callable[..., Connection], client: redis.Redis) -> None:
+    connection, queue = connect(delayed_lease_seconds=1), brief()
+    for priority in (0, 3, 6, 9):
+        connection.Producer().publish("x", routing_key="brief", priority=priority, declare=[queue])
+    inbox = Inbox(connection, queue, ack=False)
+    inbox.receive(4)
+    connection.close()
+    all_expire(client)
+
+
+def test_a_delayed_message_that_was_delivered(
+    connect: Callable[..., Connection], client: redis.Redis
+) -> None:
+    connection, queue = connect(delayed_lease_seconds=1), brief()
+    send(connection, queue, "later", **{"x-delay": 1_000})
+    inbox = Inbox(connection, queue)
+    inbox.receive(1)
+    connection.close()
+    all_expire(client)
+
+
+def test_what_is_not_yet_due_outlasts_the_queue(
+    connect: Callable[..., Connection], client: redis.Redis
+) -> None:
+    connection, queue = connect(delayed_lease_seconds=1), brief()
+    send(connection, queue, "now")
+    send(connection, queue, "later", **{"x-delay": 2_500})
+    inbox = Inbox(connection, queue, ack=False)
+    inbox.receive(1)
+    connection.close()
+    wait_until(lambda: not client.exists("brief", "{brief}:wake"), "the queue has expired")
+    assert Inbox(connect(), queue).receive(1) == ["later"]
+
+
+def die_with_messages(url: str) -> None:
+    connection = Connection(f"delayed+{url}", transport_options={"delayed_lease_seconds": 1})
+    send(connection, brief(), 0, 1)
+    Inbox(connection, brief(), ack=False).receive(2)
+    os._exit(1)
+
+
+@pytest.fixture
+def killed(server: Server) -> None:
+    """A consumer that had two messages."""
+    process = get_context("spawn").Process(target=die_with_messages, args=(server.url,))
+    process.start()
+    process.join()
+
+
+@pytest.mark.crash
+@pytest.mark.usefixtures("killed")
+def test_a_consumer_that_was_killed(client: redis.Redis) -> None:
+    assert client.hlen(next(iter(client.keys("*:unacked:*")))) == 2
+    all_expire(client)
+
+
+@pytest.mark.crash
+@pytest.mark.usefixtures("killed")
+def test_what_is_reclaimed_from_one_that_was_killed(
+    connect: Callable[..., Connection], client: redis.Redis
+) -> None:
+    connection = connect(delayed_lease_seconds=1)
+    inbox = Inbox(connection, brief(), ack=False)
+    assert inbox.receive(2) == [0, 1]
+    connection.close()
+    all_expire(client)
+
+
+def test_a_long_task_keeps_its_message(
+    connect: Callable[..., Connection], client: redis.Redis
+) -> None:
+    connection, queue = connect(delayed_lease_seconds=1), brief()
+    send(connection, queue, "held")
+    inbox = Inbox(connection, queue, ack=False)
+    inbox.receive(1)
+    (unacked,) = client.keys("*:unacked:*")
+    client.pexpire("{brief}:consumers", 2_000)
+    client.pexpire(unacked, 2_000)
+    # Its thread waits for no messages now, and its lease is renewed all the same.
+    wait_until(
+        lambda: min(client.pttl(unacked), client.pttl("{brief}:consumers")) > 2_000,
+        "the renewal has made them last",
+    )
+    inbox.messages[0].requeue()
+    connection.close()
+    all_expire(client)
+
+
+def test_who_knows_of_no_expiry_may_put_something_there(
+    connect: Callable[..., Connection], client: redis.Redis
+) -> None:
+    """As a worker does that answers over a reply queue."""
+    connection, queue = connect(delayed_lease_seconds=1), brief()
+    send(connection, queue, "question")
+    Inbox(connection, queue).receive(1)
+    connection.close()
+    producer = connect().Producer()
+    producer.publish("late answer", routing_key="brief")
+    producer.publish("urgent", routing_key="brief", priority=9)
+    all_expire(client)
+
+
+def test_dead_letters_expire_too(connect: Callable[..., Connection], client: redis.Redis) -> None:
+    connection, queue = connect(delayed_lease_seconds=1, delayed_dead_seconds=60), brief()
+    send(connection, queue, "bad")
+    inbox = Inbox(connection, queue, ack=False)
+    inbox.receive(1)
+    inbox.messages[0].reject()
+    wait_until(lambda: client.exists("{brief}:dead"), "it is buried")
+    connection.close()
+    assert everlasting(client) == []
+    replaying = connect()
+    assert DeadLetters(replaying, "brief").replay() == 1
+    replaying.close()
+    all_expire(client)
+
+
+def auto_delete() -> Queue:
+    return Queue("reply", Exchange(""), routing_key="reply", auto_delete=True)
+
+
+def test_an_auto_delete_queue_that_is_empty(
+    connect: Callable[..., Connection], client: redis.Redis
+) -> None:
+    connection, other = connect(), connect()
+    send(connection, auto_delete(), 0)
+    inbox, second = Inbox(connection, auto_delete()), Inbox(other, auto_delete())
+    inbox.receive(1)
+    second.drain(0.05)
+    connection.close()
+    assert client.keys("*") != []  # another consumes it
+    other.close()
+    assert client.keys("*") == []
+
+
+def test_an_auto_delete_queue_keeps_messages_as_in_the_stock_transport(
+    server: Server, connect: Callable[..., Connection], client: redis.Redis
+) -> None:
+    left = {}
+    for name, connection in {"stock": Connection(server.url), "ours": connect()}.items():
+        send(connection, auto_delete(), 0, 1)
+        Inbox(connection, auto_delete(), ack=False).receive(2)
+        connection.close()
+        left[name] = client.lrange("reply", 0, -1)
+        client.flushall()
+    assert len(left["ours"]) == len(left["stock"]) == 2
