@@ -39,6 +39,7 @@ class Channel(stock.Channel):
     QoS = QoS
     Message = Message
     store_class = Store
+    wake_class = WakeConnection
 
     #: Commands that wait longer than this for an answer count as a lost connection.
     socket_timeout = 30.0
@@ -336,7 +337,7 @@ class Channel(stock.Channel):
         return 0 if len(self.connection.client.alt) > 1 else self.options.reconnect_seconds
 
     def _new_wake(self) -> WakeConnection:
-        return WakeConnection(
+        return self.wake_class(
             lambda: self.async_pool.get_connection(),
             lambda queue: self.store.keys(queue).wake,
             self.health_check_interval or stock.DEFAULT_HEALTH_CHECK_INTERVAL,
