@@ -105,12 +105,16 @@ class _Rediscovers:
         return self._sock is not None and master not in (None, (self.host, self.port))
 
     def connect(self, *args: Any, **kwargs: Any) -> None:
-        """Connect to the master; a pool calls this for each connection that it gives out."""
-        if self.has_left:
-            self.disconnect()  # type: ignore[attr-defined]
+        """Connect to the master, and be told from now on when there is another one."""
         if self._sock is None:
             self.connection_pool.sentinel_manager.watch.start()
         super().connect(*args, **kwargs)  # type: ignore[misc]
+
+    def move(self) -> None:
+        """Reconnect where this has left the master."""
+        if self.has_left:
+            self.disconnect()  # type: ignore[attr-defined]
+        self.connect()
 
     def send_packed_command(self, command: Any, check_health: bool = True) -> None:
         if self._sock is None:
@@ -124,6 +128,20 @@ class MasterConnection(_Rediscovers, sentinel.SentinelManagedConnection):
 
 class MasterTLSConnection(_Rediscovers, stock.SentinelManagedSSLConnection):
     """The same with TLS."""
+
+
+class MasterPool(sentinel.SentinelConnectionPool):
+    """Gives out connections to the present master."""
+
+    def get_connection(self, *args: Any, **kwargs: Any) -> Any:
+        """One that is connected."""
+        connection = super().get_connection(*args, **kwargs)
+        try:
+            connection.move()
+        except BaseException:
+            self.release(connection)
+            raise
+        return connection
 
 
 class MasterWake(WakeConnection):
@@ -190,9 +208,7 @@ class SentinelChannel(Channel, stock.SentinelChannel):
         parameters = self._connparams(asynchronous)
         if self._sentinel_manager is None:
             self._sentinel_manager = self._new_sentinels()
-        return sentinel.SentinelConnectionPool(
-            self.master_name, self._sentinel_manager, **parameters
-        )
+        return MasterPool(self.master_name, self._sentinel_manager, **parameters)
 
     def _new_sentinels(self) -> Sentinels:
         where = urls.address(self.connection.client)

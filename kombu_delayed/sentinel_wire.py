@@ -64,4 +64,4 @@ class MasterWire(Wire):
         self._watch.wait()
         if connection.has_left and not is_idle:
             raise MasterChanges("the Sentinels name another master")
-        connection.connect()
+        connection.move()
