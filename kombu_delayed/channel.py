@@ -130,6 +130,7 @@ class Channel(stock.Channel):
             found = inspect(client)
             check(
                 found,
+                mode="standalone",
                 unsafe_server=self.options.unsafe_server,
                 clock_skew_warning_seconds=self.options.clock_skew_warning_seconds,
             )
