@@ -41,6 +41,8 @@ class Lane:
         """Send commands."""
         if self._connection is None:
             self._connection = self._wire.connect()
+        else:
+            self._wire.refresh(self._connection, is_idle=not self.unconfirmed)
         packed = [pack(command) for _, command in commands]
         self._connection.send_packed_command(packed, check_health=not self.unconfirmed)
         self.unconfirmed.extend(commands)

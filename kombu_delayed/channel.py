@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from queue import Empty
@@ -13,6 +13,7 @@ from time import monotonic
 from typing import Any
 
 import redis
+from kombu.log import get_logger
 from kombu.transport import redis as stock
 from redis.exceptions import ResponseError
 
@@ -32,6 +33,8 @@ from .store import Entry, Limits, Size, Store
 from .wake import WakeConnection
 from .wire import Replicas
 
+logger = get_logger(__name__)
+
 #: What servers of this process were found to be, by address.
 _servers: dict[tuple[Any, ...], int] = {}
 
@@ -42,6 +45,7 @@ class Channel(stock.Channel):
     QoS = QoS
     Message = Message
     store_class = Store
+    wake_class = WakeConnection
 
     #: Commands that wait longer than this for an answer count as a lost connection.
     socket_timeout = 30.0
@@ -133,6 +137,7 @@ class Channel(stock.Channel):
             found = inspect(client)
             check(
                 found,
+                mode="standalone",
                 unsafe_server=self.options.unsafe_server,
                 clock_skew_warning_seconds=self.options.clock_skew_warning_seconds,
             )
@@ -355,7 +360,7 @@ class Channel(stock.Channel):
         return 0 if len(self.connection.client.alt) > 1 else self.options.reconnect_seconds
 
     def _new_wake(self) -> WakeConnection:
-        return WakeConnection(
+        return self.wake_class(
             lambda: self.async_pool.get_connection(),
             lambda queue: self.store.keys(queue).wake,
             self.health_check_interval or stock.DEFAULT_HEALTH_CHECK_INTERVAL,
@@ -387,9 +392,26 @@ class Channel(stock.Channel):
         with suppress(*UNREACHABLE):
             sources = self.consumer.sources
             for source in [each for each in sources.values() if not is_shard(each.queue)]:
-                for shard in self.store.shards.all(source.queue):
+                shards = self.store.shards.all(source.queue)
+                if self._must_stay_whole(source.queue, shards):
+                    continue
+                for shard in shards:
                     if source.queue in sources and shard not in sources:
                         self.consumer.add(shard, source.no_ack, source.expires_ms)
+
+    def _must_stay_whole(self, queue: str, shards: Sequence[str]) -> bool:
+        """Whether another process has spread a queue over shards that has turns or limits here."""
+        if len(shards) == 1 or self.rules is None or self.rules.gate(queue) is None:
+            return False
+        logger.error(
+            "Another process spreads queue %r over %d shards, but the queue has policies by which "
+            "its messages take turns or have limits. This worker does not take the messages in "
+            "the other shards, as they would exceed the limits. Set delayed_shards to 1 for "
+            "this queue everywhere.",
+            queue,
+            len(shards),
+        )
+        return True
 
     def basic_cancel(self, consumer_tag: str) -> Any:
         """Consume no more; while `drain_events` waits in another greenlet, when it has ended."""
@@ -447,6 +469,8 @@ class Channel(stock.Channel):
     def _in_turn(self, queue: str) -> tuple[str, ...]:
         """The shards of a queue, another one in front each time."""
         shards = self.store.shards.all(queue)
+        if self.rules is not None:
+            _check_one_shard(queue, len(shards), self.rules)
         self._shard_turn += 1
         at = self._shard_turn % len(shards)
         return shards[at:] + shards[:at]

@@ -123,6 +123,7 @@ class ClusterChannel(Channel):
                 pool.disconnect()
             check(
                 found,
+                mode="cluster",
                 unsafe_server=self.options.unsafe_server,
                 clock_skew_warning_seconds=self.options.clock_skew_warning_seconds,
             )

@@ -300,12 +300,12 @@ class Consumer:
     def _step(self, now: float) -> None:
         if self.lease.lost:
             raise LeaseLost
+        self._check_wake(now)
         self._look(now)
         if self._qos.has_rejects or (self._qos.has_freed and self._gates.was_short):
             self._qos.flush(self.store, self.lease)
         for queue in tuple(self._unsure):
             self._recover(queue)
-        self._check_wake(now)
         self._claim_wanted(now)
         # Acks are not waited for: behind the claim they do not hold up its answer.
         self._qos.flush(self.store, self.lease, slots_wait=not self._runs_here)
@@ -384,6 +384,10 @@ class Consumer:
         logger.warning("The broker is back after %.1f s", monotonic() - self._broken_since)
         self._broken_since = None
         self._retry_seconds = FIRST_RETRY_SECONDS
+
+    def hurry(self) -> None:
+        """Try again at once: the broker may be back. From any thread."""
+        self._retry_at = self._ack_retry_at = self._hold_until = -math.inf
 
     # Claiming.
 

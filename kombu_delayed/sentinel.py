@@ -14,7 +14,11 @@ from redis.retry import Retry
 from . import urls
 from .channel import Channel
 from .errors import UNREACHABLE, OptionError
+from .sentinel_watch import MasterChanges, MasterWatch, watch_of
+from .sentinel_wire import MasterWire
+from .store import Store
 from .wake import WakeConnection
+from .wire import Wire
 
 #: A Sentinel that has not answered for so long is passed over.
 SENTINEL_SECONDS = 1.0
@@ -26,6 +30,7 @@ class Sentinels(sentinel.Sentinel):
     """Asks one Sentinel after the other for the master; who knew it last is asked first."""
 
     has_found = False
+    watch: MasterWatch
 
     def discover_master(self, service_name: str) -> tuple[str, int]:
         """The master's host and port.
@@ -35,18 +40,21 @@ class Sentinels(sentinel.Sentinel):
         """
         silent: list[str] = []
         known: set[str] = set()
-        for node in self.sentinels:
+        for node in sorted(self.sentinels, key=lambda each: _where(each) != self.watch.told_by):
             try:
                 masters: Any = node.sentinel_masters()
+                known.update(masters)
+                state = masters.get(service_name)
+                if not state or not self.check_master_state(state, service_name):
+                    continue
+                address = _present(node, service_name, state)
             except _NO_ANSWER as error:
                 silent.append(f"{_name(node)}: {error}")
                 continue
-            known.update(masters)
-            state = masters.get(service_name)
-            if state and self.check_master_state(state, service_name):
-                self.sentinels = [node, *(other for other in self.sentinels if other is not node)]
-                self.has_found = True
-                return state["ip"], state["port"]
+            self.sentinels = [node, *(other for other in self.sentinels if other is not node)]
+            self.has_found = True
+            self.watch.found(address, int(state.get("config-epoch", 0)))
+            return address
         is_unknown = service_name not in known and 2 * len(silent) < len(self.sentinels)
         if is_unknown and not self.has_found:
             raise OptionError(_unknown(service_name, known))
@@ -65,15 +73,48 @@ def _unknown(service_name: str, known: Iterable[str]) -> str:
     )
 
 
-def _name(node: Any) -> str:
+def _present(node: Any, service_name: str, state: dict[str, Any]) -> tuple[str, int]:
+    """The master's address; the leader of a failover gives the old one until that has ended."""
+    if "failover_in_progress" in state["flags"]:
+        host, port = node.sentinel_get_master_addr_by_name(service_name)
+        return host.decode() if isinstance(host, bytes) else host, int(port)
+    return state["ip"], state["port"]
+
+
+def _where(node: Any) -> tuple[str, int]:
     parameters = node.connection_pool.connection_kwargs
-    return f"{parameters['host']}:{parameters['port']}"
+    return parameters["host"], parameters["port"]
+
+
+def _name(node: Any) -> str:
+    return "{}:{}".format(*_where(node))
 
 
 class _Rediscovers:
     """Whoever reconnects asks for the master; redis-py's goes back to where it was."""
 
     _sock: Any
+    host: str
+    port: int
+    connection_pool: Any
+
+    @property
+    def has_left(self) -> bool:
+        """Whether it is open, and to a server that is the master no more."""
+        master = self.connection_pool.sentinel_manager.watch.address
+        return self._sock is not None and master not in (None, (self.host, self.port))
+
+    def connect(self, *args: Any, **kwargs: Any) -> None:
+        """Connect to the master, and be told from now on when there is another one."""
+        if self._sock is None:
+            self.connection_pool.sentinel_manager.watch.start()
+        super().connect(*args, **kwargs)  # type: ignore[misc]
+
+    def move(self) -> None:
+        """Reconnect where this has left the master."""
+        if self.has_left:
+            self.disconnect()  # type: ignore[attr-defined]
+        self.connect()
 
     def send_packed_command(self, command: Any, check_health: bool = True) -> None:
         if self._sock is None:
@@ -89,9 +130,46 @@ class MasterTLSConnection(_Rediscovers, stock.SentinelManagedSSLConnection):
     """The same with TLS."""
 
 
+class MasterPool(sentinel.SentinelConnectionPool):
+    """Gives out connections to the present master."""
+
+    def get_connection(self, *args: Any, **kwargs: Any) -> Any:
+        """One that is connected."""
+        connection = super().get_connection(*args, **kwargs)
+        try:
+            connection.move()
+        except BaseException:
+            self.release(connection)
+            raise
+        return connection
+
+
+class MasterWake(WakeConnection):
+    """Waits for tokens of the master, and of no server that has been one."""
+
+    def check(self, now: float) -> None:
+        """As any; raises MasterChanges where this one is no use, or none is until a failover ends."""
+        if self.connection is not None:
+            if self.connection.has_left:
+                raise MasterChanges("the Sentinels name another master")
+            if self.connection.connection_pool.sentinel_manager.watch.is_held:
+                raise MasterChanges("the Sentinels are about to name another master")
+        super().check(now)
+
+
+class SentinelStore(Store):
+    """The moves of the messages of whichever server is the master."""
+
+    def _wire(self, client: Any) -> Wire:
+        pool = client.connection_pool
+        return MasterWire(pool, pool.sentinel_manager.watch)
+
+
 class SentinelChannel(Channel, stock.SentinelChannel):
     """A channel whose connections all go to the present master."""
 
+    store_class = SentinelStore
+    wake_class = MasterWake
     connection_class = MasterConnection
     connection_class_ssl = MasterTLSConnection
     master_name: str = ""
@@ -115,13 +193,22 @@ class SentinelChannel(Channel, stock.SentinelChannel):
         address = self.async_pool.master_address
         return self.master_name, address, self.pool.connection_kwargs["db"]
 
+    def hears_over(self, connection: Any) -> bool:
+        """Whether its other end is the master."""
+        return not connection.has_left
+
+    def master_changed(self) -> None:
+        """Leave the old master, whatever this channel waits for there; from any thread."""
+        if self.consumer is not None:
+            self.consumer.hurry()
+        if self.connection is not None:
+            self.connection.cycle.wake_up()
+
     def _sentinel_managed_pool(self, asynchronous: bool = False) -> sentinel.SentinelConnectionPool:
         parameters = self._connparams(asynchronous)
         if self._sentinel_manager is None:
             self._sentinel_manager = self._new_sentinels()
-        return sentinel.SentinelConnectionPool(
-            self.master_name, self._sentinel_manager, **parameters
-        )
+        return MasterPool(self.master_name, self._sentinel_manager, **parameters)
 
     def _new_sentinels(self) -> Sentinels:
         where = urls.address(self.connection.client)
@@ -132,17 +219,22 @@ class SentinelChannel(Channel, stock.SentinelChannel):
         }
         if where.scheme == "sentinels":
             parameters |= {"ssl": True, **(where.ssl or {})}
-        return Sentinels(
+        parameters |= self.sentinel_kwargs or {}
+        found = Sentinels(
             where.sentinels,
             min_other_sentinels=self.min_other_sentinels,
-            sentinel_kwargs={**parameters, **(self.sentinel_kwargs or {})},
+            sentinel_kwargs=parameters,
         )
+        found.watch = watch_of(self.master_name, where.sentinels, parameters)
+        found.watch.follow(self)
+        return found
 
     def _disconnect_pools(self) -> None:
         # Older Kombu leaves the connections to the Sentinels open.
         manager, self._sentinel_manager = self._sentinel_manager, None
         super()._disconnect_pools()
         if manager is not None:
+            manager.watch.leave(self)
             for node in manager.sentinels:
                 node.connection_pool.disconnect()
 

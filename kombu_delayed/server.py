@@ -12,7 +12,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoPermissionError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from .errors import ReplicaError, ServerError, translate
+from .errors import ReplicaError, ServerError, UrlError, translate
 from .store import DEFAULT_PARTITION_SIZE
 
 logger = get_logger(__name__)
@@ -25,6 +25,7 @@ class Server:
     """What was found out: version, eviction policy, role, and the compact size of a sorted set.
 
     `stops_with_others`: a node of a Cluster that refuses all commands while a slot has no node.
+    `mode` is "standalone", "cluster" or "sentinel".
     """
 
     version: str
@@ -35,6 +36,7 @@ class Server:
     partition_size: int
     ahead_seconds: float = 0.0
     stops_with_others: bool = False
+    mode: str = "standalone"
 
 
 def inspect(client: Redis) -> Server:
@@ -58,6 +60,7 @@ def inspect(client: Redis) -> Server:
         if isinstance(meaning, RedisConnectionError):
             raise meaning
     general, memory, replication, persistence, _, sizes, save, _, whole = map(_settings, answers)
+    mode = str(general.get("redis_mode") or general.get("server_mode") or "standalone")
     saves = bool(save.get("save")) or persistence.get("aof_enabled") != 0
     return Server(
         version=str(general.get("redis_version", "")),
@@ -68,8 +71,9 @@ def inspect(client: Redis) -> Server:
         persistent=saves or isinstance(answers[6], ResponseError),
         partition_size=_compact_size(sizes),
         ahead_seconds=_ahead_seconds(answers[7]),
-        stops_with_others="cluster" in (general.get("redis_mode"), general.get("server_mode"))
+        stops_with_others=mode == "cluster"
         and whole.get("cluster-require-full-coverage") == "yes",
+        mode=mode,
     )
 
 
@@ -90,12 +94,18 @@ def _compact_size(sizes: dict[str, Any]) -> int:
 
 
 def check(
-    server: Server, *, unsafe_server: bool = False, clock_skew_warning_seconds: float = 0
+    server: Server,
+    *,
+    mode: str = "",
+    unsafe_server: bool = False,
+    clock_skew_warning_seconds: float = 0,
 ) -> None:
     """Refuse a server that would lose messages, warn of what may surprise.
 
-    Raises ServerError, or ReplicaError (a connection error: a failover may be under way).
+    Raises UrlError where its URL is for servers of another `mode`, if one is given, ServerError, or ReplicaError (a
+    connection error: a failover may be under way).
     """
+    _check_mode(server.mode, mode)
     version = tuple(int(part) for part in server.version.split(".")[:2] if part.isdigit())
     if version and version < OLDEST:
         raise ServerError(
@@ -122,6 +132,20 @@ def check(
             "A node of the Cluster has cluster-require-full-coverage yes: with one node down for "
             "good all queues stop. Set cluster-require-full-coverage no."
         )
+
+
+#: What a broker URL has to look like for a server of a mode.
+_URLS = {
+    "standalone": "it is a single server: use a URL that begins with delayed+redis://",
+    "cluster": "it is a node of a Redis Cluster: use a URL that begins with delayed+rediscluster://",
+    "sentinel": "it is a Sentinel: use a URL that begins with delayed+sentinel://, and the "
+    "transport option master_name",
+}
+
+
+def _check_mode(mode: str, expected: str) -> None:
+    if expected and mode != expected and mode in _URLS:
+        raise UrlError(f"the broker URL does not fit the server that it leads to; {_URLS[mode]}")
 
 
 def _check_clock(ahead_seconds: float, limit_seconds: float) -> None:

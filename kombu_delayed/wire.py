@@ -127,6 +127,9 @@ class Wire:
         """Another connection, for who gives it back to the pool."""
         return self.pool.get_connection()
 
+    def refresh(self, connection: Any, is_idle: bool) -> None:
+        """See that a connection from `connect` still leads to the right server."""
+
     def insist(self, *command: Any, replicas: Replicas | None = None) -> Any:
         """As a call, for a sender that rather waits a moment than to be told to come again."""
         return self(*command, replicas=replicas)

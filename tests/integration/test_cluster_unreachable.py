@@ -19,7 +19,7 @@ from redis.exceptions import AskError, MovedError, ResponseError
 
 from kombu_delayed.cluster import Cluster as Map
 from kombu_delayed.cluster import Node, named_by
-from kombu_delayed.errors import NodeDown, ServerNotReady
+from kombu_delayed.errors import NodeDown, ServerNotReady, UrlError
 from kombu_delayed.shards import shard_name
 from tests.kit.clusters import PASSWORD, Cluster, free_cluster_port
 from tests.kit.inbox import Inbox
@@ -308,6 +308,12 @@ def test_a_child_is_not_held_up_by_a_thread_of_its_parent(
     ends.set()
     thread.join()
     assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_a_node_instead_of_a_server(connect: Connect, cluster: Cluster, names: list[str]) -> None:
+    url = f"delayed+redis://:{PASSWORD}@127.0.0.1:{cluster.master_of(names[0]).port}/0"
+    with pytest.raises(UrlError, match=r"a node of a Redis Cluster: .* delayed\+rediscluster://"):
+        Connection(url).connect()
 
 
 def test_a_cluster_without_slots(connect: Connect, tmp_path: Path, cluster: Cluster) -> None:

@@ -19,7 +19,7 @@ from kombu_delayed.errors import OptionError, UrlError
 from tests.kit.inbox import Inbox
 from tests.kit.ledger import Ledger
 from tests.kit.producers import Producers
-from tests.kit.sentinels import Group, start_group
+from tests.kit.sentinels import SENTINEL_PASSWORD, Group, start_group
 from tests.kit.servers import available_kinds, free_port
 from tests.kit.tasks_app import Settings, make_app
 from tests.kit.wait import wait_until
@@ -129,6 +129,14 @@ def test_a_server_instead_of_a_sentinel(group: Group, connect: Callable[..., Con
     connection = connect(url, sentinel_kwargs={"password": "pw"})
     with pytest.raises(connection.connection_errors, match="unknown command"):
         connection.transport.establish_connection()
+
+
+def test_a_sentinel_instead_of_a_server(
+    group: Group, connect: Callable[..., Connection]
+) -> None:
+    connection = connect(f"redis://:{SENTINEL_PASSWORD}@127.0.0.1:{group.sentinels[0].port}/0")
+    with pytest.raises(UrlError, match=r"is a Sentinel: .* delayed\+sentinel://.* master_name"):
+        connection.connect()
 
 
 @pytest.mark.parametrize(

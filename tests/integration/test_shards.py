@@ -15,6 +15,7 @@ from kombu import VERSION, Connection, Exchange, Queue
 
 from celery_ext import Delayed, Query
 from celery_ext.backup import RestoreReport
+from celery_ext.policies import Limit
 from kombu_delayed import migrate
 from kombu_delayed import shards as shards_module
 from kombu_delayed.dead import DeadLetters
@@ -150,6 +151,28 @@ def test_a_consumer_follows_when_there_are_more(
     monkeypatch.setattr("kombu_delayed.channel.LOOK_SECONDS", 0)
     inbox.connection.default_channel._shards_at = 0
     assert sorted(map(str, inbox.receive(41))) == sorted(["before", *map(str, range(40))])
+
+
+def test_a_queue_with_limits_is_not_spread_by_another_process(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A worker keeps its limits and says why it takes no more; one that starts then is refused."""
+    options = {"delayed_policies": {"mail": [Limit(concurrency=1)]}}
+    inbox = Inbox(connect(**options), MAIL, ack=False)
+    inbox.drain(0.01)
+    send(connect(delayed_shards=4), *range(40))
+    monkeypatch.setattr(shards_module, "LOOK_SECONDS", 0)
+    monkeypatch.setattr("kombu_delayed.channel.LOOK_SECONDS", 0)
+    channel = inbox.connection.default_channel
+    channel._shards_at = 0
+    for _ in range(5):
+        inbox.receive(len(inbox.messages) + 1)[-1]
+        assert "Another process spreads queue 'mail' over 4 shards" in caplog.text
+        assert channel.consumer.lease.queues == {"mail"}
+        inbox.messages[-1].ack()
+    for take in (lambda other: Inbox(other, MAIL), lambda other: MAIL(other).get()):
+        with pytest.raises(OptionError, match="and 4 shards: such a queue has one"):
+            take(connect(**options))
 
 
 def test_size_purge_and_delete(connect: Connect, client: redis.Redis) -> None:

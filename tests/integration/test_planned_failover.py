@@ -1,0 +1,248 @@
+"""Another master is chosen while the present one is well, and accepts what will be lost."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kombu import Connection, Exchange, Queue
+from kombu.transport import redis as stock
+
+from kombu_delayed import sentinel_watch
+from tests.kit.inbox import Inbox
+from tests.kit.ledger import Ledger
+from tests.kit.producers import Producers
+from tests.kit.sentinels import HURRY, MASTER, Group, _role, start_group
+from tests.kit.servers import Server, available_kinds
+from tests.kit.tasks_app import Settings, make_app
+from tests.kit.wait import wait_until
+from tests.kit.workers import Worker
+
+MAIL = Queue("mail", Exchange("mail"), routing_key="mail")
+NEWS = Queue("reader", Exchange("news", type="fanout"))
+#: Sentinel's own: the old master is told that it is a replica some 10 s after the switch.
+UNHURRIED = ("info-period", "10000", "publish-period", "2000", "ping-period", "1000")
+
+
+@pytest.fixture(scope="module")
+def shared_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
+    with start_group(available_kinds()[0], tmp_path_factory.mktemp("sentinel")) as group:
+        yield group
+
+
+def pace(group: Group, intervals: tuple[str, ...]) -> None:
+    for sentinel in group.sentinels:
+        if sentinel.running:
+            with sentinel.client() as client:
+                client.execute_command("SENTINEL", "DEBUG", *intervals)
+
+
+@pytest.fixture
+def group(shared_group: Group) -> Group:
+    pace(shared_group, HURRY)
+    shared_group.heal()
+    pace(shared_group, UNHURRIED)
+    with shared_group.client() as client:
+        client.flushall()
+        client.wait(2, 1000)
+    return shared_group
+
+
+@pytest.fixture
+def connect(group: Group) -> Iterator[Callable[..., Connection]]:
+    with ExitStack() as stack:
+
+        def open_connection(**options: Any) -> Connection:
+            options = {**group.options, **options}
+            return stack.enter_context(
+                Connection(f"delayed+{group.url}", transport_options=options)
+            )
+
+        yield open_connection
+
+
+def switch(group: Group) -> Server:
+    """Have a replica take over; returns the old master, which is still one."""
+    old = group.master
+    with group.sentinels[0].client() as client:
+        client.execute_command("SENTINEL", "FAILOVER", MASTER)
+    group.wait_for_failover(old)
+    return old
+
+
+def is_master(group: Group, server: Server) -> bool:
+    return _role(group.client(server)) == "master"
+
+
+def scripts_run(group: Group, server: Server) -> int:
+    with group.client(server) as client:
+        found: Any = client.info("commandstats")
+    return sum(found.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("eval", "evalsha"))
+
+
+def publish(connection: Connection, body: str, queue: Queue = MAIL) -> None:
+    connection.Producer().publish(
+        body, exchange=queue.exchange, routing_key=queue.routing_key, declare=[queue], retry=True
+    )
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "eventlet"])
+def test_workers_and_producers_leave_the_old_master(
+    group: Group, tmp_path: Path, pool: str
+) -> None:
+    """Long before that becomes a replica; and what was accepted runs, and runs once."""
+    pytest.importorskip(pool) if pool in ("gevent", "eventlet") else None
+    ledger = Ledger(tmp_path / "ledger")
+    options = {**group.options, "delayed_replicas_to_wait": 1, "delayed_lease_seconds": 3.0}
+    setup = Settings(f"delayed+{group.url}", None, options, str(ledger.path))
+    worker = Worker(setup, tmp_path, pool=pool, concurrency=2)
+    with worker, make_app(setup) as app:
+        with Producers(
+            lambda n: app.send_task("record", countdown=n % 3, retry=False).id
+        ) as producers:
+            producers.send_more()
+            ledger.wait_for(20)
+            before = {*producers.sent}
+            old = switch(group)
+
+            def all_have_left() -> bool:
+                count, done = scripts_run(group, old), len(ledger.entries())
+                producers.send_more()
+                ledger.wait_for(done + 20)
+                return scripts_run(group, old) == count
+
+            wait_until(all_have_left, "nothing is sent to the old master")
+            assert is_master(group, old)
+            during = {*producers.sent} - before
+            producers.send_more()
+            producers.stop()
+        ledger.wait_for_all(producers.sent)
+        runs = ledger.runs()
+        assert not [id for id in producers.sent if runs[id] > 1 and id not in during]
+        wait_until(lambda: not is_master(group, old), "the old master is a replica", 60)
+        producers = Producers(lambda n: app.send_task("record", retry=False).id)
+        with producers:
+            producers.send_more()
+        ledger.wait_for_all(producers.sent)
+
+
+@pytest.mark.crash
+@pytest.mark.skipif(not hasattr(stock.Channel, "client_name"), reason="new in Kombu 5.6")
+def test_who_waits_follows(group: Group, connect: Callable[..., Connection]) -> None:
+    connection, source = connect(client_name="ours"), connect(client_name="source")
+    inbox, reader = Inbox(connection, MAIL), Inbox(connection, NEWS)
+    publish(source, "first")
+    inbox.receive(1)
+    old = switch(group)
+
+    def waits() -> bool:
+        inbox.drain(0.05)
+        with group.client() as client:
+            found = {each["cmd"] for each in client.client_list() if each["name"] == "ours"}
+        return found >= {"bzpopmin", "psubscribe"}
+
+    wait_until(waits, "the consumer waits at the new master")
+    publish(source, "next")
+    publish(source, "news", NEWS)
+    assert inbox.receive(2) == ["first", "next"]
+    assert reader.receive(1) == ["news"]
+    assert is_master(group, old)
+
+
+@pytest.mark.crash
+def test_a_batch_goes_to_the_new_master(group: Group, connect: Callable[..., Connection]) -> None:
+    connection = connect()
+    producer = connection.Producer()
+    if not hasattr(producer, "batch"):
+        pytest.skip("new in Kombu 5.7")
+    publish(connection, "before")
+    with producer.batch() as batch:
+        producer.publish("first", exchange=MAIL.exchange, routing_key="mail")
+        batch.flush()
+        old = switch(group)
+        watch = connection.default_channel.pool.sentinel_manager.watch
+        wait_until(lambda: watch.address[1] == group.master.port, "it has been heard of")
+        producer.publish("second", exchange=MAIL.exchange, routing_key="mail")
+    assert is_master(group, old)
+    with group.client() as client:
+        assert client.llen("mail") == 3
+
+
+@pytest.mark.crash
+def test_after_a_fork(group: Group, connect: Callable[..., Connection]) -> None:
+    connection = connect()
+    publish(connection, "parent")
+    if not (pid := os.fork()):
+        code = 1
+        try:
+            publish(connection, "child")
+            old = group.master
+            code = 2
+            switch(group)
+            watch = connection.default_channel.pool.sentinel_manager.watch
+            wait_until(lambda: watch.address[1] == group.master.port, "it has been heard of")
+            publish(connection, "child")
+            code = 0 if is_master(group, old) else 3
+        finally:
+            os._exit(code)
+    assert os.waitpid(pid, 0)[1] == 0
+    with group.client() as client:
+        assert client.llen("mail") == 3
+
+
+def subscribers(group: Group) -> int:
+    count = 0
+    for sentinel in group.sentinels:
+        with sentinel.client() as client:
+            listening = {each["cmd"] for each in client.client_list()} & {"psubscribe", "ping"}
+            count += bool(listening)
+    return count
+
+
+def listeners() -> int:
+    return sum(each.name.startswith("kombu-delayed-sentinel") for each in threading.enumerate())
+
+
+def test_a_sentinel_that_comes_back_is_heard(
+    group: Group, connect: Callable[..., Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sentinel_watch, "PING_SECONDS", 0.1)
+    publish(connect(), "x")
+    wait_until(lambda: subscribers(group) == 3, "all Sentinels are listened to")
+    group.sentinels[0].stop()
+    group.sentinels[0].start()
+    wait_until(lambda: subscribers(group) == 3, "all Sentinels are listened to again")
+
+
+def test_threads_end_with_the_last_connection(
+    group: Group, connect: Callable[..., Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sentinel_watch, "PING_SECONDS", 0.1)
+    first, second = connect(), connect()
+    publish(first, "x")
+    publish(second, "x")
+    wait_until(lambda: listeners() == 3, "one thread listens to each Sentinel")
+    first.release()
+    second.release()
+    wait_until(lambda: listeners() == 0, "nobody listens")
+    publish(second, "x")
+    wait_until(lambda: listeners() == 3, "they listen again")
+
+
+def test_a_master_without_replicas_stores_nothing(
+    group: Group, connect: Callable[..., Connection]
+) -> None:
+    """Who sends it again has sent it once."""
+    for replica in group.replicas:
+        replica.stop()
+    connection = connect(delayed_replicas_to_wait=1, delayed_replica_timeout_seconds=0.1)
+    with pytest.raises(connection.connection_errors, match="0 of 1 replicas .* nothing was stored"):
+        connection.Producer().publish("x", routing_key="mail", declare=[MAIL])
+    with group.client() as client:
+        assert client.llen("mail") == 0
