@@ -61,6 +61,8 @@ class Life:
     pid: int
     started_at: float
     slot: int = 0
+    #: How it differs from others: see `Crew.changed`.
+    unlike: str = ""
     #: "killed", "main killed", "quit", "terminated", "hung", "by itself", "end of the run"
     fate: str = ""
     #: When it was killed or told to end; of one that ended by itself, when that was seen.
@@ -88,9 +90,6 @@ class Life:
         stops = "".join(f", stopped {a:.3f} to {b:.3f}" for a, b in self.stops)
         fate = f", {self.fate} at {self.fated_at:.3f}, ended {self.ended_at:.3f}"
         return f"{self.name} ({self.pool}, pid {self.pid}{stops}{fate if self.fate else ''})"
-
-
-_SUFFIXES = ("prev", "poli")
 
 
 def _version(how: str, env: dict[str, str]) -> dict[str, Any]:
@@ -141,15 +140,25 @@ class Crew:
             **_version(how, {WORKER: name, "AUTOSCALE_KEEPALIVE": str(AUTOSCALE_SECONDS)}),
         )
         worker.start(wait=False)
-        life = Life(name, slot.pool, worker, worker.pid, time.time(), number)
+        life = Life(name, slot.pool, worker, worker.pid, time.time(), number, how)
         self.lives.append(life)
         self.current[number] = life
 
     @property
     def is_mixed(self) -> bool:
         """Whether some workers are unlike others, or are yet to be replaced for that."""
-        return bool(self.changed) or any(
-            life.name.endswith(tuple(_SUFFIXES)) for life in self.current.values()
+        return bool(self.changed or self.unlike)
+
+    @property
+    def unlike(self) -> list[int]:
+        """The slots whose workers are unlike others."""
+        return [slot for slot, life in self.current.items() if life.unlike]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all are ready and none is about to be replaced."""
+        return not self.is_mixed and all(
+            life.ready and not life.fate for life in self.current.values()
         )
 
     def is_ready(self, name: str, at: float) -> None:

@@ -27,6 +27,9 @@ LASTING = frozenset(
     | {"policyless"}
 )
 
+#: What finds no victim, or something in its way, strikes again so often, so much later.
+TRIES, AGAIN_SECONDS = 8, 1.5
+
 
 @dataclass
 class Window:
@@ -99,12 +102,13 @@ class Faults:
         for life in self.crew.current.values():
             self.crew.resume(life)
 
-    def _strike(self, kind: str) -> None:
-        if kind in TRYING and self.crew.is_mixed:
-            return
+    def _strike(self, kind: str, tries: int = TRIES) -> None:
         began = time.time()
-        victim = getattr(self, "_" + kind.replace(" ", "_"))()
+        spared = kind in TRYING and self.crew.is_mixed
+        victim = None if spared else getattr(self, "_" + kind.replace(" ", "_"))()
         if victim is None:
+            if tries > 1:
+                self._in(AGAIN_SECONDS, lambda: self._strike(kind, tries - 1))
             return
         self.counts[kind] += 1
         if kind not in LASTING:

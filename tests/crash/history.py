@@ -95,6 +95,10 @@ class Execution:
         )
 
     @property
+    def is_expectation(self) -> bool:
+        return any("answered" in line for line in self.lines)
+
+    @property
     def was_answered(self) -> bool:
         """Whether it is an expectation that did not wait for its timeout."""
         return any(line.get("answered") for line in self.lines)
@@ -104,7 +108,11 @@ class Execution:
         sent = self.at("publish")
         if self.due is None:
             return sent
-        return clock.reached(self.due, sent if sent < NEVER else -NEVER)
+        if sent == NEVER:
+            return clock.reached(self.due)
+        # A question is due so long after it was asked.
+        later = clock.ahead_at(sent) if self.is_expectation else 0
+        return clock.reached(self.due + later, sent)
 
     def describe(self) -> str:
         lines = []

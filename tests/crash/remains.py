@@ -13,7 +13,8 @@ _RETRIES = re.compile(rb'"retries": ?(\d+)')
 
 #: The keys that may stay when queues are empty and workers have ended, and what they hold.
 STAY = {
-    r"_kombu\.binding(_permanent)?\..*": "bindings of exchanges",
+    r"_kombu\.binding.*": "bindings of exchanges, as Kombu keeps them",
+    r".*\}:unique(-due)?": "unique keys of what was delivered, until another message is unique",
     r".*\}:granted-by": "the server that granted the leases",
     r".*\}:moved": "what came to another place in the backlog, for an hour",
     r".*\}:expectations(-until)?": "how questions have ended, until that is forgotten",

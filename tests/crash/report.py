@@ -11,7 +11,6 @@ from tests.benchmarks.report import _circumstances, percentile
 from tests.crash.answers import ENDS, SAID
 from tests.crash.history import Key
 from tests.crash.limits import SLOTS
-from tests.crash.remains import STAY
 from tests.crash.run import Result
 from tests.crash.schedule import MEANINGS
 from tests.crash.verdict import CAUSES

@@ -28,7 +28,7 @@ from tests.crash.journal import Line, Reader
 from tests.crash.load import Senders
 from tests.crash.pings import Pinger
 from tests.crash.reshard import Reshard
-from tests.crash.schedule import schedule
+from tests.crash.schedule import CALM_SECONDS, schedule
 from tests.crash.verdict import Verdict, judge
 from tests.crash.writing import SENDER
 
@@ -72,6 +72,7 @@ class Result:
     faults: Counter[str]
     crew: Crew
     server: str
+    evidence: Evidence
     #: The longest waits in moves of large slots, and how many of these were given up.
     stalls_ms: list[float] = field(default_factory=list)
     given_up: int = 0
@@ -153,13 +154,17 @@ class _Run:
 
     def run(self) -> Result:
         self.crew.start()
-        self._until("workers start", READY_SECONDS, self._all_ready)
+        self._until("workers start", READY_SECONDS, lambda: self.crew.is_whole)
         faults = self._make_faults()
         self.senders.start()
         self.control.start()
         self.pinger.start()
         self._until("faults", self.order.seconds, lambda: False, faults.step)
         faults.finish()
+        self._until(
+            "workers start again", READY_SECONDS, lambda: self.crew.is_whole, self.crew.look_after
+        )
+        self._until("calm", CALM_SECONDS, lambda: False, self.crew.look_after)
         self._until("last sends", 0.5, lambda: False, self.crew.look_after)
         self.control.stop()
         self.pinger.stop()
@@ -202,6 +207,7 @@ class _Run:
             faults.counts,
             self.crew,
             f"Valkey {info['valkey_version']}, appendonly yes, {self.broker.safety}",
+            evidence,
             reshard.stalls_ms if reshard else [],
             reshard.failed if reshard else 0,
         )
@@ -245,9 +251,6 @@ class _Run:
                     self._missing.add(key)
                 if line.get("eta"):
                     self._last_due = max(self._last_due, _seconds(line["eta"]))
-
-    def _all_ready(self) -> bool:
-        return all(life.ready for life in self.crew.current.values())
 
     def _settle(self) -> None:
         """Until all is run and gone, or nothing has run for so long that it never will be."""

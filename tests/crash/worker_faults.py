@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from tests.crash.crew import Life
 from tests.crash.faults import Faults
@@ -19,6 +19,7 @@ class WorkerFaults(Faults):
     def finish(self) -> None:
         super().finish()
         self.crew.changed.clear()
+        self._deploy(self.crew.unlike)
 
     def _kill(self) -> str | None:
         life = self.crew.choose(self.rng)
@@ -59,7 +60,7 @@ class WorkerFaults(Faults):
     def _policyless(self) -> str | None:
         return self._changed("policyless", [self.rng.randrange(len(self.crew.slots))], "policyless")
 
-    def _changed(self, kind: str, slots: range | list[int], how: str) -> str | None:
+    def _changed(self, kind: str, slots: Collection[int], how: str) -> str | None:
         if self.crew.is_mixed or self._is_on(*TRYING):
             return None
         self.crew.changed.update(dict.fromkeys(slots, how))
@@ -67,7 +68,7 @@ class WorkerFaults(Faults):
         self._lasts(kind, MIXED_SECONDS, self._back(slots))
         return "half"
 
-    def _back(self, slots: range | list[int]) -> Callable[[], None]:
+    def _back(self, slots: Collection[int]) -> Callable[[], None]:
         def undo() -> None:
             for slot in slots:
                 self.crew.changed.pop(slot, None)
@@ -75,7 +76,7 @@ class WorkerFaults(Faults):
 
         return undo
 
-    def _deploy(self, slots: range | list[int]) -> None:
+    def _deploy(self, slots: Collection[int]) -> None:
         for slot in slots:
             life = self.crew.current[slot]
             self.crew.resume(life)
