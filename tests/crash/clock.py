@@ -51,9 +51,9 @@ class Readings:
         self.spans[-1] = self.spans[-1]._replace(until=until)
         self.spans.append(Span(since, NEVER, ahead_seconds))
 
-    def ahead_at(self, moment: float) -> float:
-        """How far ahead it was, or the less of two where it was being stepped."""
-        known = (span for span in self.spans if span.since <= moment <= span.until)
+    def least_ahead(self, since: float, until: float) -> float:
+        """How far ahead it was at least at some moment between two."""
+        known = (span for span in self.spans if span.since <= until and since <= span.until)
         return min(span.ahead_seconds for span in known)
 
     def reached(self, due: float, since: float = -NEVER) -> float:

@@ -67,8 +67,15 @@ def control_task(directory: Path) -> Iterator[Control]:
     """A server and a worker for it."""
     with start_server("valkey", directory / "server") as server:
         control = Control(server, directory / "journals")
-        options = {"module": "tests.crash.app", "queues": (QUEUE,), "env": {WORKER: "control"}}
-        worker = Worker(control.settings, directory, name="control", **options)  # type: ignore[arg-type]
+        worker = Worker(
+            control.settings,
+            directory,
+            name="control",
+            module="tests.crash.app",
+            pool="prefork",
+            queues=(QUEUE,),
+            env={WORKER: "control"},
+        )
         worker.start()
         try:
             yield control

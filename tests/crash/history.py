@@ -65,6 +65,10 @@ class Execution:
         """When something happened first."""
         return min((line["at"] for line in self.lines if line["event"] == event), default=NEVER)
 
+    def latest(self, event: str) -> float:
+        """When something happened last."""
+        return max((line["at"] for line in self.lines if line["event"] == event), default=-NEVER)
+
     @property
     def due(self) -> float | None:
         """The ETA, in seconds since the epoch."""
@@ -95,10 +99,6 @@ class Execution:
         )
 
     @property
-    def is_expectation(self) -> bool:
-        return any("answered" in line for line in self.lines)
-
-    @property
     def was_answered(self) -> bool:
         """Whether it is an expectation that did not wait for its timeout."""
         return any(line.get("answered") for line in self.lines)
@@ -110,8 +110,9 @@ class Execution:
             return sent
         if sent == NEVER:
             return clock.reached(self.due)
-        # A question is due so long after it was asked.
-        later = clock.ahead_at(sent) if self.is_expectation else 0
+        # A question is due so long after the server heard of it.
+        is_question = any("answered" in line for line in self.lines)
+        later = clock.least_ahead(sent, max(sent, self.latest("published"))) if is_question else 0
         return clock.reached(self.due + later, sent)
 
     def describe(self) -> str:

@@ -34,6 +34,8 @@ from tests.crash.writing import SENDER
 
 SETTLE_SECONDS = 10
 READY_SECONDS = 60
+#: So long a run waits for faults that found something in their way.
+OWED_SECONDS = 60
 
 #: What `policyless` has among the shares of the others.
 POLICYLESS_SHARE = 4
