@@ -2,6 +2,7 @@
 
 KOMBU_DELAYED_TEST_APP       JSON: fields of `tests.kit.tasks_app.Settings`; `ledger` is a directory
 KOMBU_DELAYED_TEST_WORKER    the name under which this process writes
+KOMBU_DELAYED_TEST_POLICYLESS    if set, the app does not know the limits
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from kombu import Producer
 from tests.crash.journal import Journal
 from tests.crash.writing import WORKER, running, write, write_end, write_start, written_to
 from tests.kit.tasks_app import Settings
+
+POLICYLESS = "KOMBU_DELAYED_TEST_POLICYLESS"
 
 #: What waits for an answer.
 EXPECTATION = "celery_ext.expectation"
@@ -81,6 +84,14 @@ def _late(self: Any, seconds: float = 0, retries: int = 0, countdown: float = 0,
     _execute(self, seconds, retries, countdown)
 
 
+def _busy(self: Any, seconds: float) -> None:
+    """Lets no other greenlet of its worker run, and is acked when it is done."""
+    with running(self):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            pass
+
+
 def make_app(settings: Settings) -> Celery:
     app = Celery("crash", set_as_current=False)
     app.conf.update(
@@ -102,6 +113,7 @@ def make_app(settings: Settings) -> Celery:
     options = {"bind": True, "shared": False, "max_retries": None}
     app.task(name="run_early", **options)(_early)
     app.task(name="run_late", acks_late=True, **options)(_late)
+    app.task(name="keep_busy", acks_late=True, **options)(_busy)
     if settings.broker_url and settings.broker_url.startswith("delayed+"):
         _extend(app)
     return app
@@ -112,7 +124,10 @@ def _extend(app: Celery) -> None:
     from tests.crash import asking, limits
 
     options = app.conf.broker_transport_options
-    app.conf.broker_transport_options = {**options, "delayed_policies": limits.policies()}
+    # Longer than any step of the clock.
+    app.conf.delayed_expectations = {"early_seconds": 86_400}
+    if POLICYLESS not in os.environ:
+        app.conf.broker_transport_options = {**options, "delayed_policies": limits.policies()}
     asking.add_tasks(app)
 
 

@@ -14,6 +14,7 @@ from kombu.exceptions import OperationalError
 
 from celery_ext import expect, fail, respond
 from celery_ext.correlation.expecting import NOT_NOW
+from kombu_delayed.errors import NotReplicated
 from tests.crash.writing import running, write
 
 PAUSE_SECONDS = 0.1
@@ -122,7 +123,7 @@ class Answerer:
             write("answer", question, 0, **facts)
             try:
                 said = give(self._app, question, str(number), **options)
-            except OperationalError:
+            except (OperationalError, NotReplicated):
                 time.sleep(PAUSE_SECONDS)
             except Exception as error:  # what no answerer is to meet
                 write("unheard", question, 0, error=repr(error), **facts)

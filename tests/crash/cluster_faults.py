@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from dataclasses import dataclass
 from typing import Any
 
-from redis.exceptions import RedisError
-
 from kombu_delayed.shards import shard_name
 from kombu_delayed.slots import hash_tag
-from tests.crash.faults import SHARES, Faults
-from tests.kit.clusters import Cluster
+from tests.crash.pausing import PausingFaults
+from tests.crash.reshard import Reshard
+from tests.crash.schedule import COMMON_SHARES
+from tests.kit.clusters import PASSWORD, Cluster
+from tests.kit.servers import Server
 
 QUEUE, SHARDS = "celery", 6
 
-#: Fault -> its share. What stops a node for long is a failover here, and there is no proxy.
+#: Fault -> its share. There is no proxy, and what stops a node for long is a failover.
 CLUSTER_SHARES = {
-    **{kind: SHARES[kind] for kind in ("kill", "kill main", "stop", "term", "quit")},
-    **{kind: SHARES[kind] for kind in ("clients killed", "script flush")},
+    **COMMON_SHARES,
     "failover": 12,
+    "planned failover": 8,
     "slot moved": 12,
+    "large slot moved": 3,
 }
 
 #: A killed master is started again after so long, as a replica.
@@ -39,29 +40,43 @@ class Routed:
 
 
 @dataclass
-class ClusterFaults(Faults):
-    """Kills a master or moves a slot, while all nodes are well."""
+class ClusterFaults(PausingFaults):
+    """Kills or replaces a master, or moves a slot, while all nodes are well."""
+
+    #: What moves with many messages; None: nothing does.
+    reshard: Reshard | None = None
+
+    password = PASSWORD
 
     def finish(self) -> None:
         super().finish()
         self._cluster.heal()
 
     @property
-    def _cluster(self) -> Cluster:
-        return self.server.cluster  # type: ignore[attr-defined, no-any-return]
+    def servers(self) -> list[Server]:
+        return [server for server in self._cluster.servers if server._process is not None]
 
-    def _command(self, *command: str) -> str:
-        for master in self._cluster.masters():
-            with contextlib.suppress(RedisError), self._cluster.client(master) as client:
-                client.execute_command(*command)
-        return "server"
+    @property
+    def paused(self) -> list[Server]:
+        return self._cluster.masters()
+
+    def _can_pause(self) -> bool:
+        return self._cluster.is_whole()
+
+    @property
+    def _cluster(self) -> Cluster:
+        return self.field.server.cluster  # type: ignore[no-any-return]
+
+    @property
+    def _is_well(self) -> bool:
+        return not self._is_on("outage") and self._cluster.is_whole()
 
     def _shard(self) -> str:
         return hash_tag(shard_name(QUEUE, self.rng.randrange(SHARDS)))
 
     def _failover(self) -> str | None:
         cluster, shard = self._cluster, self._shard()
-        if not cluster.is_whole():
+        if not self._is_well:
             return None
         old = cluster.master_of(shard)
         old.kill()
@@ -69,10 +84,28 @@ class ClusterFaults(Faults):
         self._at(time.monotonic() + DOWN_SECONDS, old.start)
         return "master"
 
-    def _slot_moved(self) -> str | None:
+    def _planned_failover(self) -> str | None:
         cluster, shard = self._cluster, self._shard()
-        if not cluster.is_whole():
+        if not self._is_well:
             return None
-        home = cluster.master_of(shard)
-        cluster.move(shard, self.rng.choice([m for m in cluster.masters() if m is not home]))
+        old = cluster.master_of(shard)
+        with cluster.client(cluster.replicas_of(old)[0]) as client:
+            client.execute_command("CLUSTER", "FAILOVER")
+        cluster.wait_for_failover(shard, old)
+        return "master"
+
+    def _slot_moved(self) -> str | None:
+        return self._moved(self._shard(), self._cluster.move)
+
+    def _large_slot_moved(self) -> str | None:
+        if self.reshard is None:
+            return None
+        return self._moved(self.reshard.key, self.reshard.move)
+
+    def _moved(self, key: str, move: Any) -> str | None:
+        cluster = self._cluster
+        if not self._is_well:
+            return None
+        home = cluster.master_of(key)
+        move(key, self.rng.choice([m for m in cluster.masters() if m is not home]))
         return "slot"

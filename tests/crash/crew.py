@@ -7,16 +7,45 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, NamedTuple
 
+from tests.crash.load import GREENLETS, LONG, PREFORK
 from tests.crash.writing import WORKER
+from tests.kit.previous import install_previous
 from tests.kit.tasks_app import Settings
-from tests.kit.workers import Worker
+from tests.kit.workers import ROOT, Worker
 
-#: Pool and concurrency of each slot.
-SLOTS = (("prefork", 2), ("threads", 4), ("solo", 1), ("gevent", 8))
+
+class Slot(NamedTuple):
+    """A worker that is there all the time; `queues` are those that only some pools have."""
+
+    name: str
+    pool: str
+    concurrency: int
+    queues: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+
+
+_AUTOSCALE = ("--autoscale=4,1", "--max-tasks-per-child=25")
+SLOTS = tuple(
+    slot
+    for slot in (
+        Slot("prefork", "prefork", 2, (LONG, PREFORK)),
+        Slot("autoscale", "prefork", 4, (LONG, PREFORK), _AUTOSCALE),
+        Slot("threads", "threads", 4, (LONG,)),
+        Slot("solo", "solo", 1),
+        Slot("gevent", "gevent", 8, (LONG, GREENLETS)),
+        Slot("eventlet", "eventlet", 8, (LONG, GREENLETS)),
+    )
+    if slot.pool != "eventlet" or find_spec("eventlet")
+)
+
+#: A pool shrinks when it has had nothing to do for so long.
+AUTOSCALE_SECONDS = 2
 
 TERM_SECONDS = 20
 STACKS_SECONDS = 0.5
@@ -31,6 +60,9 @@ class Life:
     worker: Worker
     pid: int
     started_at: float
+    slot: int = 0
+    #: How it differs from others: see `Crew.changed`.
+    unlike: str = ""
     #: "killed", "main killed", "quit", "terminated", "hung", "by itself", "end of the run"
     fate: str = ""
     #: When it was killed or told to end; of one that ended by itself, when that was seen.
@@ -38,9 +70,13 @@ class Life:
     ended_at: float = float("inf")
     #: [stopped, continued]
     stops: list[list[float]] = field(default_factory=list)
-    ready: bool = False
+    ready_at: float = float("inf")
     #: The end of its log, where it hung or ended by itself.
     last_words: str = ""
+
+    @property
+    def ready(self) -> bool:
+        return self.ready_at < float("inf")
 
     @property
     def stopped(self) -> bool:
@@ -56,13 +92,29 @@ class Life:
         return f"{self.name} ({self.pool}, pid {self.pid}{stops}{fate if self.fate else ''})"
 
 
+def _version(how: str, env: dict[str, str]) -> dict[str, Any]:
+    """What a worker that is unlike others is started with."""
+    if how == "policyless":
+        return {"env": {**env, "KOMBU_DELAYED_TEST_POLICYLESS": "1"}}
+    if how == "previous":
+        site = install_previous().site
+        # The app and what it writes are of this version.
+        return {"env": {**env, "PYTHONPATH": f"{site}{os.pathsep}{ROOT}"}, "root": site}
+    return {"env": env}
+
+
 class Crew:
     """One living worker in each slot."""
 
-    def __init__(self, settings: Settings, directory: Path, queues: Iterable[str]) -> None:
+    def __init__(
+        self, settings: Callable[[int], Settings], directory: Path, queues: Iterable[str]
+    ) -> None:
+        self.slots = SLOTS
         self._queues = [*queues]
         self._settings = settings
         self._directory = directory
+        #: Slot -> how it differs from the others: it runs the "previous" version, or "policyless".
+        self.changed: dict[int, str] = {}
         self.lives: list[Life] = []
         self.current: dict[int, Life] = {}
         self._replaces = True
@@ -70,26 +122,54 @@ class Crew:
         self.changed_at = 0.0
 
     def start(self) -> None:
-        for slot in range(len(SLOTS)):
+        for slot in range(len(self.slots)):
             self._start(slot)
 
-    def _start(self, slot: int) -> None:
-        pool, concurrency = SLOTS[slot]
-        name = f"{pool}{len(self.lives) + 1}"
+    def _start(self, number: int) -> None:
+        slot, how = self.slots[number], self.changed.get(number, "")
+        name = f"{slot.name}{len(self.lives) + 1}{how[:4]}"
         worker = Worker(
-            self._settings,
+            self._settings(number),
             self._directory,
             name=name,
             module="tests.crash.app",
-            pool=pool,
-            concurrency=concurrency,
-            queues=self._queues,
-            env={WORKER: name},
+            pool=slot.pool,
+            concurrency=slot.concurrency,
+            queues=[*self._queues, *slot.queues],
+            options=slot.options,
+            **_version(how, {WORKER: name, "AUTOSCALE_KEEPALIVE": str(AUTOSCALE_SECONDS)}),
         )
         worker.start(wait=False)
-        life = Life(name, pool, worker, worker.pid, time.time())
+        life = Life(name, slot.pool, worker, worker.pid, time.time(), number, how)
         self.lives.append(life)
-        self.current[slot] = life
+        self.current[number] = life
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether some workers are unlike others, or are yet to be replaced for that."""
+        return bool(self.changed or self.unlike)
+
+    @property
+    def unlike(self) -> list[int]:
+        """The slots whose workers are unlike others."""
+        return [slot for slot, life in self.current.items() if life.unlike]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all are ready and none is about to be replaced."""
+        return not self.is_mixed and all(
+            life.ready and not life.fate for life in self.current.values()
+        )
+
+    def is_ready(self, name: str, at: float) -> None:
+        for life in self.current.values():
+            if life.name == name:
+                life.ready_at = at
+
+    def ready_names(self) -> list[str]:
+        """Those that can be expected to answer."""
+        lives = list(self.current.values())
+        return [life.name for life in lives if life.ready and not life.fate and not life.stopped]
 
     def choose(self, rng: random.Random, *pools: str) -> Life | None:
         """A worker that runs, a ready one if there is one; None: there is none of those pools."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
+from tests.crash.clock import Readings
 from tests.crash.journal import Line
 from tests.crash.limits import Uses
 from tests.crash.load import Plan
@@ -41,6 +42,7 @@ class Hold:
     accepted: float = NEVER
     done: float = NEVER
     run: Run | None = None
+    requeued: bool = False
 
 
 @dataclass
@@ -56,10 +58,16 @@ class Execution:
     parent: Key | None = None
     #: The room that it takes within limits.
     uses: Uses = ()
+    #: Whether its pool is to end it.
+    cut_short: bool = False
 
     def at(self, event: str) -> float:
         """When something happened first."""
         return min((line["at"] for line in self.lines if line["event"] == event), default=NEVER)
+
+    def latest(self, event: str) -> float:
+        """When something happened last."""
+        return max((line["at"] for line in self.lines if line["event"] == event), default=-NEVER)
 
     @property
     def due(self) -> float | None:
@@ -74,7 +82,12 @@ class Execution:
     def completed(self) -> bool:
         """Whether it ran to its end; what is acked when it starts need only start."""
         ends = any(run.outcome in ("done", "retried") for run in self.runs)
-        return ends or any(not run.late for run in self.runs)
+        return ends or any(not run.late for run in self.runs) or self.was_cut_short
+
+    @property
+    def was_cut_short(self) -> bool:
+        """Whether its pool has ended it, as was planned, and its worker has acked it."""
+        return self.cut_short and bool(self.runs) and self.at("ack") < NEVER
 
     @property
     def failed(self) -> bool:
@@ -90,9 +103,17 @@ class Execution:
         """Whether it is an expectation that did not wait for its timeout."""
         return any(line.get("answered") for line in self.lines)
 
-    @property
-    def wanted_at(self) -> float:
-        return self.due or self.at("publish")
+    def wanted_at(self, clock: Readings) -> float:
+        """When it was sent, or when the server's clock had come to its ETA after that."""
+        sent = self.at("publish")
+        if self.due is None:
+            return sent
+        if sent == NEVER:
+            return clock.reached(self.due)
+        # A question is due so long after the server heard of it.
+        is_question = any("answered" in line for line in self.lines)
+        later = clock.least_ahead(sent, max(sent, self.latest("published"))) if is_question else 0
+        return clock.reached(self.due + later, sent)
 
     def describe(self) -> str:
         lines = []
@@ -115,8 +136,10 @@ def collect(lines: Iterable[Line], plans: Sequence[Plan]) -> dict[Key, Execution
             executions.setdefault(key, Execution(key)).lines.append(line)
     _expect(executions, plans)
     uses = {plan.id: plan.uses for plan in plans}
+    cut_short = {plan.id for plan in plans if plan.cut_short}
     for (id, _), execution in executions.items():
         execution.uses = uses.get(id, ())
+        execution.cut_short = id in cut_short
         _follow(execution)
     return executions
 
@@ -157,7 +180,7 @@ def _follow(execution: Execution) -> None:
         elif event == "accepted":
             _first(held[owner], "accepted", at)
         elif event in ("ack", "reject"):
-            _first(held[owner], "done", at)
+            _first(held[owner], "done", at, requeued=bool(line.get("requeue")))
         elif event == "start":
             run = Run(owner, at, line["redelivered"], line["late"], line["eta"])
             execution.runs.append(run)
@@ -168,8 +191,9 @@ def _follow(execution: Execution) -> None:
             run.end, run.outcome = at, line["outcome"]
 
 
-def _first(holds: Sequence[Hold], name: str, value: float | Run) -> None:
+def _first(holds: Sequence[Hold], name: str, value: float | Run, *, requeued: bool = False) -> None:
     for hold in holds:
         if getattr(hold, name) in (None, NEVER):
             setattr(hold, name, value)
+            hold.requeued |= requeued
             return

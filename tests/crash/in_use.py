@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NamedTuple
 
+from tests.crash.clock import Readings
 from tests.crash.crew import Life
 from tests.crash.evidence import DEATHS, Evidence
 from tests.crash.history import NEVER, Execution, Hold, Key, Run
@@ -69,7 +70,8 @@ def judge_limits(executions: Iterable[Execution], evidence: Evidence) -> Limits:
             found.most[limit] = max(known, excess.in_use if not with_zombies else 0)
             if excess.in_use > slots(limit):
                 (found.over_with_zombies if with_zombies else found.over).append(excess)
-    found.too_fast += _too_fast([each for each in limited if "turns" in dict(each.uses)])
+    paced = [each for each in limited if "turns" in dict(each.uses)]
+    found.too_fast += _too_fast(paced, evidence.clock)
     return found
 
 
@@ -105,16 +107,15 @@ def _died(life: Life, run: Run) -> float:
 def _lost(life: Life, hold: Hold | None, run: Run, evidence: Evidence) -> Iterator[float]:
     """The earliest times at which the lease may have ended under it."""
     since = hold.at if hold else run.start
-    lasts = evidence.lease_seconds * 2 / 3  # it is renewed each third
+    lasts = evidence.shortest_lease
     for stopped, resumed in life.stops:
         if resumed - stopped > lasts and resumed > since:
             yield stopped + lasts
     if life.fate == "main killed":  # its processes go on for a while
         yield life.fated_at + lasts
-    for at, pid in evidence.reclaims:
-        if pid == life.pid and at > since:
-            unrenewed = [t for t, who in evidence.unrenewed if who == pid and since < t < at]
-            yield from (t for t in unrenewed if t > at - 2 * evidence.lease_seconds)
+    for began, ended in evidence.cut_off(life):
+        if ended > since:
+            yield began + lasts
 
 
 def _sweep(limit: str, spans: list[Span]) -> Iterator[tuple[Excess, bool]]:
@@ -137,12 +138,15 @@ def _excess(limit: str, at: float, spans: Iterable[Span]) -> Excess:
     return Excess(limit, at, sum(each.cost for each in found), tuple(each.key for each in found))
 
 
-def _too_fast(executions: Iterable[Execution]) -> Iterator[tuple[float, int, float]]:
+def _too_fast(
+    executions: Iterable[Execution], clock: Readings
+) -> Iterator[tuple[float, int, float]]:
     """Where more were due and were received within some time than may begin in it.
 
-    Each was claimed in between, however late its worker has told of it.
+    Each was claimed in between, however late its worker has told of it. After each step of the
+    server's clock there may be as many at once as after a pause.
     """
-    holds = ((each.wanted_at, hold.at) for each in executions for hold in each.holds)
+    holds = ((each.wanted_at(clock), hold.at) for each in executions for hold in each.holds)
     claims = sorted((claim for claim in holds if claim[0] < NEVER), reverse=True)
     received: list[float] = []
     for due, group in groupby(claims, key=lambda claim: claim[0]):
@@ -150,6 +154,7 @@ def _too_fast(executions: Iterable[Execution]) -> Iterator[tuple[float, int, flo
             insort(received, at)
         for count, at in enumerate(received, 1):
             seconds = at - due + ROUNDING_SECONDS
-            if count > PACE_BURST + seconds / PACE_SECONDS:
+            bursts = 1 + clock.steps(due, at)
+            if count > bursts * PACE_BURST + seconds / PACE_SECONDS:
                 yield due, count, seconds
                 break

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import time
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,10 +25,20 @@ OWN_KINDS = {"limited": 20, "ask": 12}
 #: Tasks with limits are due at the same instants, so many seconds apart.
 TOGETHER_SECONDS = 3
 
+#: The queues of tasks that only some pools have: any but solo, prefork, greenlets.
+LONG, PREFORK, GREENLETS = "long", "prefork", "greenlets"
+#: What a pool ends would take so long, and a hard time limit ends it after so long.
+OVERRUN_SECONDS, LIMIT_SECONDS = 20.0, 1.0
+
+Made = tuple["Plan", Any, dict[str, Any]]
+
 
 @dataclass(frozen=True)
 class Plan:
-    """What a task that was sent is to do. `then` is the id of the task that follows in a chain."""
+    """What a task that was sent is to do. `then` is the id of the task that follows in a chain.
+
+    One that takes `seconds` keeps its worker from others. What is `cut_short` is ended by its pool.
+    """
 
     id: str
     kind: str
@@ -34,6 +46,8 @@ class Plan:
     retries: int = 0
     then: str = ""
     uses: Uses = ()
+    seconds: float = 0
+    cut_short: bool = False
 
 
 class Senders:
@@ -47,6 +61,7 @@ class Senders:
         self._kinds = {**KINDS, **OWN_KINDS} if answerer else KINDS
         self.plans: dict[str, Plan] = {}
         self.sent = self.refused = 0
+        self._ordered: deque[Made] = deque()
         self._rate = rate / threads
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -73,14 +88,35 @@ class Senders:
         """Whether there are answers to be given."""
         return self._answerer is not None and self._answerer.busy
 
+    def send_long(self, seconds: float, queue: str = LONG) -> str:
+        """Have a task sent that is acked late and takes so long."""
+        return self._order("run_late", Plan(uuid(), "long", True, seconds=seconds), queue)
+
+    def send_busy(self, seconds: float) -> str:
+        """Have a task sent that keeps its greenlet, and all others of its worker, for so long."""
+        return self._order("keep_busy", Plan(uuid(), "busy", True, seconds=seconds), GREENLETS)
+
+    def send_overrun(self, late: bool, limit_seconds: float | None = None) -> str:
+        """Have a task sent that a pool of processes ends: by a time limit, or when it is told."""
+        plan = Plan(uuid(), "overrun", late, seconds=OVERRUN_SECONDS, cut_short=True)
+        task = "run_late" if late else "run_early"
+        return self._order(task, plan, PREFORK, time_limit=limit_seconds)
+
+    def _order(self, task: str, plan: Plan, queue: str, **options: Any) -> str:
+        signature = self.app.tasks[task].si(seconds=plan.seconds).set(task_id=plan.id)
+        self._ordered.append((plan, signature, {"queue": queue, **options}))
+        return plan.id
+
     def _run(self, rng: random.Random) -> None:
         at = time.monotonic()
         while not self._stop.wait(max(at - time.monotonic(), 0)):
             at = max(at, time.monotonic() - 1) + rng.uniform(0.2, 1.8) / self._rate
-            self._send(rng)
+            while self._ordered:
+                with contextlib.suppress(IndexError):  # the other thread was faster
+                    self._send(*self._ordered.popleft())
+            self._send(*self._make(rng))
 
-    def _send(self, rng: random.Random) -> None:
-        plan, signature, options = self._make(rng)
+    def _send(self, plan: Plan, signature: Any, options: dict[str, Any]) -> None:
         with self._lock:
             self.plans[plan.id] = plan
             self.sent += 1
@@ -93,7 +129,7 @@ class Senders:
         else:
             write("taken", plan.id, 0)
 
-    def _make(self, rng: random.Random) -> tuple[Plan, Any, dict[str, Any]]:
+    def _make(self, rng: random.Random) -> Made:
         kind = rng.choices(list(self._kinds), list(self._kinds.values()))[0]
         late = rng.random() < 0.5
         id = uuid()
@@ -116,9 +152,7 @@ class Senders:
             return Plan(id, kind, late, 0, then), chain(first, second), options
         return Plan(id, kind, late), first, options
 
-    def _make_question(
-        self, rng: random.Random, late: bool, id: str
-    ) -> tuple[Plan, Any, dict[str, Any]]:
+    def _make_question(self, rng: random.Random, late: bool, id: str) -> Made:
         countdown, timeout, answers = asking.draw(rng)
         tenant = rng.choice([None, "ada"])
         if self._answerer:
@@ -129,9 +163,7 @@ class Senders:
             options["countdown"] = countdown
         return Plan(id, "ask", late), task.si(timeout=timeout).set(task_id=id), options
 
-    def _make_limited(
-        self, rng: random.Random, late: bool, id: str
-    ) -> tuple[Plan, Any, dict[str, Any]]:
+    def _make_limited(self, rng: random.Random, late: bool, id: str) -> Made:
         queue, arguments, headers, uses = limits.draw(rng)
         retries = int(rng.random() < 0.15)
         seconds = round(rng.uniform(0.1, 0.4), 3)

@@ -9,10 +9,10 @@ from rich.table import Table
 
 from tests.benchmarks.report import _circumstances, percentile
 from tests.crash.answers import ENDS, SAID
-from tests.crash.faults import MEANINGS
 from tests.crash.history import Key
 from tests.crash.limits import SLOTS
 from tests.crash.run import Result
+from tests.crash.schedule import MEANINGS
 from tests.crash.verdict import CAUSES
 
 #: So many of the latest executions are shown, if they were later than this.
@@ -46,7 +46,16 @@ def rows(result: Result) -> list[tuple[str, str]]:
     found.append(("earliest", f"{verdict.earliest_ms:.1f} ms" if verdict.early else "-"))
     found += _lateness("late", verdict.late_ms)
     found += _lateness("late, outside of faults and recovery", list(verdict.calm_late_ms.values()))
-    found += [(f"fault: {MEANINGS[kind]}", str(result.faults[kind])) for kind in MEANINGS]
+    found.append(("— so late one in a hundred may be", f"{verdict.allowed_ms:,.0f} ms"))
+    found += _lateness("— a task that no fault strikes", verdict.control_ms)
+    unanswered, asked = len(verdict.pings.unanswered), verdict.pings.asked
+    found.append(("**pings without an answer**, outside of faults", f"{unanswered} of {asked:,}"))
+    found.append(("**leaked keys** at the end", f"{len(verdict.leaked)}"))
+    found += [(f"fault: {MEANINGS[kind]}", f"{result.faults[kind]}") for kind in MEANINGS]
+    if result.stalls_ms:
+        stall = f"{max(result.stalls_ms):,.0f} ms, {result.given_up} given up"
+        what = f"longest wait while {result.order.reshard:,} messages moved at once"
+        found.append((what, stall))
     return found
 
 
@@ -142,6 +151,10 @@ def findings(result: Result) -> str:
             parts.append(f"{late_ms:,.0f} ms late with no fault:\n{_history(result, key)}")
     for key, places in verdict.left.items():
         parts.append(f"left on the server, in {', '.join(places)}:\n{_history(result, key)}")
+    for at, name in verdict.pings.unanswered:
+        life = next(life for life in result.crew.lives if life.name == name)
+        parts.append(f"no answer to a ping at {at:.3f}: worker {life.describe()}")
+    parts += [f"leaked key: {key}" for key in verdict.leaked]
     for life in result.crew.lives:
         if life.last_words:
             parts.append(f"worker {life.describe()}\n{life.last_words}")

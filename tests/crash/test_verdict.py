@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.crash import verdict
-from tests.crash.evidence import STALL_SECONDS, Evidence, stalls
+from tests.crash.clock import Readings
+from tests.crash.evidence import ALONE, STALL_SECONDS, Evidence, stalls
 from tests.crash.faults import Window
 from tests.crash.history import NEVER, REJECTED, collect
 from tests.crash.in_use import Limits
@@ -30,7 +31,7 @@ Event = tuple[float, str, dict[str, Any]]
 
 
 def life(name: str, pool: str = "threads", **facts: Any) -> Any:
-    known = {"pid": PID, "stops": [], "fate": "", "fated_at": NEVER}
+    known = {"pid": PID, "stops": [], "fate": "", "fated_at": NEVER, "ready_at": 0.0}
     ended = facts.get("fated_at", NEVER)
     return SimpleNamespace(name=name, pool=pool, ended_at=ended, **{**known, **facts})
 
@@ -60,9 +61,9 @@ def sent(*failures: float) -> list[dict[str, Any]]:
 def judged(
     first: Any, *journal: list[dict[str, Any]], plans: Sequence[Plan] = (), **evidence: Any
 ) -> Verdict:
-    known: dict[str, Any] = {"windows": [], "reclaims": [], "unrenewed": []}
     lives = {"first": first, "other": life("other")}
-    found = Evidence(lives=lives, lease_seconds=LEASE_SECONDS, left={}, **{**known, **evidence})
+    known = {"windows": [], **evidence}
+    found = Evidence(lives=lives, lease_seconds=LEASE_SECONDS, left={}, **known)
     return judge(collect([line for part in journal for line in part], plans), found)
 
 
@@ -131,21 +132,25 @@ def test_a_worker_is_stopped(seconds: float, cause: str) -> None:
     assert causes(stopped, *journal) == {cause: 1}
 
 
+def cut_off(since: float, seconds: float, victim: str = "first", kind: str = ALONE) -> Window:
+    return Window(kind, since, since + seconds, victim)
+
+
 @pytest.mark.parametrize(
-    ("unrenewed", "acked", "cause"),
+    ("window", "acked", "cause"),
     [
-        ([(AGAIN_AT - 2, PID)], AGAIN_AT + 1, verdict.CUT_OFF),
-        ([(AGAIN_AT - 2, PID)], AGAIN_AT - 2, verdict.UNEXPLAINED),
-        ([(AGAIN_AT - 2, PID + 1)], AGAIN_AT + 1, verdict.UNEXPLAINED),
-        ([(AGAIN_AT - 9, PID)], AGAIN_AT + 1, verdict.UNEXPLAINED),
-        ([], AGAIN_AT + 1, verdict.UNEXPLAINED),
+        (cut_off(AGAIN_AT - 4, 5), AGAIN_AT + 1, verdict.CUT_OFF),
+        (cut_off(AGAIN_AT - 4, 5), AGAIN_AT - 5, verdict.UNEXPLAINED),
+        (cut_off(AGAIN_AT - 4, 5, "third"), AGAIN_AT + 1, verdict.UNEXPLAINED),
+        (cut_off(AGAIN_AT - 4, LEASE_SECONDS / 2), AGAIN_AT + 1, verdict.UNEXPLAINED),
+        # Who was cut off as all others were keeps what it has, however long that took.
+        (cut_off(AGAIN_AT - 4, 5, "", "outage"), AGAIN_AT + 1, verdict.UNEXPLAINED),
+        (cut_off(AGAIN_AT - 4, 5, "", "clock hour"), AGAIN_AT + 1, verdict.UNEXPLAINED),
     ],
 )
-def test_a_lease_ends(unrenewed: list[tuple[float, int]], acked: float, cause: str) -> None:
-    """Of a worker that lives: its own log has to say that it could not renew it."""
+def test_a_worker_is_cut_off(window: Window, acked: float, cause: str) -> None:
     journal = sent(), events(95, acked, acked), ran("other", AGAIN_AT)
-    reclaims = [(AGAIN_AT - 0.1, PID)]
-    assert causes(life("first"), *journal, reclaims=reclaims, unrenewed=unrenewed) == {cause: 1}
+    assert causes(life("first"), *journal, windows=[window]) == {cause: 1}
 
 
 def test_each_failure_to_publish_explains_one_run() -> None:
@@ -191,7 +196,7 @@ def test_an_answer_comes_before_the_timeout(answered: bool, early: int) -> None:
 
 @pytest.mark.parametrize(("outcome", "good"), [("done", True), ("ValueError()", False)])
 def test_a_task_that_fails_is_a_fault(outcome: str, good: bool) -> None:
-    run = lines("first", (95, "start", {}), (96, "end", {"outcome": outcome}))
+    run = lines("first", (90, "start", {}), (96, "end", {"outcome": outcome}))
     assert judged(life("first"), sent(), run).good == good
 
 
@@ -258,12 +263,14 @@ def test_slots_of_what_died_or_was_stopped_are_free(
     assert found.good == (over == 0)
 
 
-@pytest.mark.parametrize(("unrenewed", "over"), [([(94.0, PID)], 0), ([], 1)])
-def test_slots_of_what_was_cut_off_are_free(unrenewed: list[tuple[float, int]], over: int) -> None:
+@pytest.mark.parametrize(
+    ("window", "over"),
+    [(cut_off(94, 5), 0), (cut_off(94, 5, "third"), 1), (cut_off(94, 5, "", "outage"), 1)],
+)
+def test_slots_of_what_was_cut_off_alone_are_free(window: Window, over: int) -> None:
     journal = [task(f"t{n}", "first", 90, 99) for n in range(SLOTS["customer"])]
     following = task("next", "other", 97, 98)
-    facts: dict[str, Any] = {"reclaims": [(96.0, PID)], "unrenewed": unrenewed}
-    assert len(limits_of(life("first"), *journal, following, **facts).over) == over
+    assert len(limits_of(life("first"), *journal, following, windows=[window]).over) == over
 
 
 @pytest.mark.parametrize(
@@ -281,6 +288,9 @@ def test_so_many_begin_in_a_time(last_seconds: float, too_fast: bool) -> None:
     found = limits_of(life("first"), *journal, uses=turns)
     assert bool(found.too_fast) == too_fast
     assert found.good != too_fast
+    stepped = Readings()
+    stepped.stepped(89.9, 90.02, 60)
+    assert limits_of(life("first"), *journal, uses=turns, clock=stepped).good
     for n, part in enumerate(journal):  # as their workers were slow to tell
         part[0]["at"] = 80 + n
     assert limits_of(life("first"), *journal, uses=turns).good

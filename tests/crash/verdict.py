@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tests.crash.answers import Answers, judge_answers
+from tests.crash.calm import RECOVERY_SECONDS, Calm, allowed_ms, percentile_99
 from tests.crash.crew import Life
 from tests.crash.evidence import DEATHS, STALL, Evidence
-from tests.crash.faults import Window
 from tests.crash.history import NEVER, REJECTED, Execution, Hold, Key, Run
 from tests.crash.in_use import Limits, judge_limits
+from tests.crash.pings import Pings, judge_pings
 
 EXECUTING = "was executing when its process died"
 NOT_ACKED = "its ack had not reached the server when its process died or was stopped"
 AMBIGUOUS = "publisher was not told (ambiguous publish retry)"
 ZOMBIE = "zombie: its lease was lost while it was stopped"
-CUT_OFF = "its lease ended while the server was out of reach"
+CUT_OFF = "zombie: its lease was lost while it alone was cut off"
 SENT_AGAIN = "sent again by a task that ran again"
 GIVEN_BACK = "it gave itself back, as it could not send what follows"
 NOT_REPLICATED = "its delivery or ack had not reached the replica that became the master"
@@ -34,9 +35,8 @@ ACK_RECOVERY_SECONDS = 1.0
 
 OUTAGES = frozenset(
     {"server kill", "clients killed", "server sleep", "pause", "cut", "failover", "slot moved"}
-    | {STALL}
+    | {"outage", "planned failover", "large slot moved", STALL}
 )
-RECOVERY_SECONDS = 1.5
 
 
 @dataclass
@@ -65,17 +65,32 @@ class Verdict:
     left: Mapping[Key, list[str]] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     answers: Answers = field(default_factory=Answers)
+    pings: Pings = field(default_factory=Pings)
+    #: Keys that ought not to be on the server any more.
+    leaked: Sequence[str] = ()
+    #: Of a task that no fault strikes, while it was calm.
+    control_ms: list[float] = field(default_factory=list)
 
     @property
     def good(self) -> bool:
         missing = self.lost or self.stuck or self.failed or self.left
-        wrong = missing or self.early or self.unexplained
-        return not wrong and self.limits.good and self.answers.good
+        wrong = missing or self.early or self.unexplained or self.leaked or self.is_late
+        return not wrong and self.limits.good and self.answers.good and self.pings.good
+
+    @property
+    def is_late(self) -> bool:
+        """Whether more than one in a hundred was late with no fault."""
+        return percentile_99(self.calm_late_ms.values()) > self.allowed_ms
+
+    @property
+    def allowed_ms(self) -> float:
+        return allowed_ms(self.control_ms)
 
 
 def judge(executions: Mapping[Key, Execution], evidence: Evidence) -> Verdict:
-    verdict = Verdict(left=evidence.left)
-    judge = _Judge(executions, evidence)
+    calm = Calm(evidence.windows, evidence.lease_seconds)
+    verdict = Verdict(left=evidence.left, leaked=evidence.leaked)
+    judge = _Judge(executions, evidence, calm)
     for execution in executions.values():
         if execution.expected:
             verdict.expected += 1
@@ -87,12 +102,17 @@ def judge(executions: Mapping[Key, Execution], evidence: Evidence) -> Verdict:
             judge.timed(execution, verdict)
     verdict.limits = judge_limits(executions.values(), evidence)
     verdict.answers = judge_answers(executions.values())
+    verdict.pings = judge_pings(evidence.pings, evidence.lives, calm)
+    verdict.control_ms = [
+        (start - sent) * 1000 for sent, start in evidence.control if calm.covers(sent, start)
+    ]
     return verdict
 
 
 class _Judge:
-    def __init__(self, executions: Mapping[Key, Execution], evidence: Evidence) -> None:
+    def __init__(self, executions: Mapping[Key, Execution], evidence: Evidence, calm: Calm) -> None:
         self.executions = executions
+        self.calm = calm
         self.evidence = evidence
 
     def missing(self, execution: Execution, verdict: Verdict) -> None:
@@ -137,7 +157,7 @@ class _Judge:
     def _not_replicated(self, execution: Execution, run: Run) -> str | None:
         moments = [m for h in execution.holds if h.run is not run for m in (h.at, h.done)]
         for window in self.evidence.windows:
-            if window.kind == "failover":
+            if window.kind in ("failover", "planned failover"):
                 since, until = window.began - ACK_SECONDS, window.ended + RECOVERY_SECONDS
                 if any(since <= moment <= until for moment in moments):
                     return NOT_REPLICATED
@@ -163,6 +183,8 @@ class _Judge:
         for hold in [*reversed(earlier), *own]:
             if cause := self._why_not_done(hold):
                 return cause
+            if execution.cut_short and hold.requeued:
+                return EXECUTING
         return None
 
     def _why_not_done(self, hold: Hold) -> str | None:
@@ -172,19 +194,21 @@ class _Judge:
         life = self.evidence.lives.get(hold.owner)
         if life is None:
             return None
-        # It is renewed each third: a shorter stop does not end it.
-        longest_stop = self.evidence.lease_seconds * 2 / 3
         sent = self._sent(hold, life)
         arrived = self._arrived(sent)
         for stopped, resumed in life.stops:
-            if resumed - stopped > longest_stop and arrived > stopped and hold.at < resumed:
+            if (
+                resumed - stopped > self.evidence.shortest_lease
+                and arrived > stopped
+                and hold.at < resumed
+            ):
                 return NOT_ACKED if hold.run and hold.run.end < stopped else ZOMBIE
         if life.fate in DEATHS and arrived > life.fated_at and hold.at <= life.ended_at:
             finished = hold.run is not None and hold.run.end < life.fated_at
             return NOT_ACKED if finished or sent < life.fated_at else EXECUTING
-        for at, pid in self.evidence.reclaims:
-            if pid == life.pid and hold.at < at < arrived:
-                return CUT_OFF if self._was_cut_off(pid, at) else None
+        for began, ended in self.evidence.cut_off(life):
+            if arrived > began and hold.at < ended:
+                return CUT_OFF
         return None
 
     def _sent(self, hold: Hold, life: Life) -> float:
@@ -201,27 +225,18 @@ class _Judge:
                 arrived = max(arrived, window.ended + ACK_RECOVERY_SECONDS)
         return arrived
 
-    def _was_cut_off(self, pid: int, reclaimed: float) -> bool:
-        since = reclaimed - 2 * self.evidence.lease_seconds
-        return any(who == pid and since < at < reclaimed for at, who in self.evidence.unrenewed)
-
     def timed(self, execution: Execution, verdict: Verdict) -> None:
-        start, wanted = execution.runs[0].start, execution.wanted_at
-        if wanted == NEVER or execution.was_answered:
+        start, wanted = execution.runs[0].start, execution.wanted_at(self.evidence.clock)
+        if (execution.due is None and wanted == NEVER) or execution.was_answered:
             return
-        if execution.due and start < execution.due:
+        if start < wanted and execution.due:
             verdict.early.append(execution)
-            verdict.earliest_ms = max(verdict.earliest_ms, (execution.due - start) * 1000)
+            earliest = start if wanted == NEVER else wanted
+            verdict.earliest_ms = max(verdict.earliest_ms, (earliest - start) * 1000)
         late_ms = max(start - wanted, 0) * 1000
         if execution.uses:
             verdict.limited_late_ms.append(late_ms)
             return
         verdict.late_ms.append(late_ms)
-        if not any(self._overlaps(window, wanted, start) for window in self.evidence.windows):
+        if self.calm.covers(wanted, start):
             verdict.calm_late_ms[execution.key] = late_ms
-
-    def _overlaps(self, window: Window, since: float, until: float) -> bool:
-        settled = window.ended + RECOVERY_SECONDS
-        if window.kind not in OUTAGES and window.kind != "script flush":
-            settled += self.evidence.lease_seconds
-        return window.began <= until and since <= settled

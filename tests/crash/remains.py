@@ -1,0 +1,70 @@
+"""What is on the server: messages, what gates hold, and keys that nobody needs any more."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from typing import Any
+
+from tests.crash.history import Key
+
+_ID = re.compile(rb'"id": ?"([0-9a-f-]{36})"')
+_RETRIES = re.compile(rb'"retries": ?(\d+)')
+
+#: The keys that may stay when queues are empty and workers have ended, and what they hold.
+STAY = {
+    r"_kombu\.binding.*": "bindings of exchanges, as Kombu keeps them",
+    r".*\}:unique(-due)?": "unique keys of what was delivered, until another message is unique",
+    r".*\}:granted-by": "the server that granted the leases",
+    r".*\}:moved": "what came to another place in the backlog, for an hour",
+    r".*\}:expectations(-until)?": "how questions have ended, until that is forgotten",
+    r".*\}:answers(-until)?": "answers without a question, until they are forgotten",
+    r".*\}:events": "lifecycle events, the latest ones",
+    r"kombu-delayed-shards|.*\}:shards": "how many shards a queue has had",
+}
+_STAY = re.compile("|".join(f"(?:{pattern})" for pattern in STAY))
+
+
+def messages(server: Any) -> dict[Key, list[str]]:
+    """Task messages that are on the server, and in what."""
+    found: dict[Key, list[str]] = defaultdict(list)
+    with server.client() as client:
+        for key in client.scan_iter("*"):
+            if key.endswith((b":expectations", b"{bulk}:messages")):
+                continue  # what is known of those that have ended; what is there to be moved
+            for value in _values(client, key):
+                id, retries = _ID.search(value), _RETRIES.search(value)
+                if id:
+                    what = id[1].decode(), int(retries[1]) if retries else 0
+                    found[what].append(key.decode())
+    return found
+
+
+def held(server: Any) -> dict[str, int]:
+    """What gates hold: slots, and messages that wait."""
+    found: dict[str, int] = {}
+    with server.client() as client:
+        for key in client.scan_iter("*:gate:slots*"):
+            found |= {f"{key.decode()} {name.decode()}": 1 for name in client.hkeys(key)}
+        for key in client.scan_iter("*:delayed:waiting"):
+            found[key.decode()] = client.zcard(key)
+    return found
+
+
+def leaks(keys: Any) -> list[str]:
+    """Those of all keys of the server that ought not to be there."""
+    return sorted(key for key in keys if not _STAY.fullmatch(key))
+
+
+def all_keys(server: Any) -> list[str]:
+    with server.client() as client:
+        return [key.decode(errors="replace") for key in client.scan_iter("*")]
+
+
+def _values(client: Any, key: bytes) -> list[bytes]:
+    kind = client.type(key)
+    if kind == b"list":
+        return client.lrange(key, 0, -1)
+    if kind == b"hash":
+        return client.hvals(key)
+    return []

@@ -1,0 +1,89 @@
+"""A queue with many messages, whose slot moves from one node of a Cluster to another."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+
+import redis
+from celery import Celery
+from redis.crc import key_slot
+from redis.exceptions import RedisError
+
+from celery_ext.delayed import Delayed
+from tests.kit.clusters import Cluster
+from tests.kit.servers import Server
+
+QUEUE = "bulk"
+PAYLOAD_BYTES = 300
+PROBE_SECONDS = 0.005
+
+
+@dataclass
+class Reshard:
+    """Its messages are due in a month. `stalls_ms`: the longest wait of a node in each move."""
+
+    app: Celery
+    cluster: Cluster
+    messages: int
+    stalls_ms: list[float] = field(default_factory=list)
+    #: Moves that the servers gave up.
+    failed: int = 0
+
+    key = f"{{{QUEUE}}}"
+
+    def fill(self) -> None:
+        task, eta = self.app.tasks["run_early"], datetime.now(timezone.utc) + timedelta(days=30)
+        arguments = {"text": "x" * PAYLOAD_BYTES}
+        row = (task, (), arguments, eta, {"queue": QUEUE})
+        Delayed(self.app).schedule_many((row for _ in range(self.messages)), progress=False)
+
+    def empty(self) -> None:
+        with self.app.connection() as connection:
+            connection.default_channel.queue_purge(QUEUE)
+
+    def move(self, key: str, target: Server) -> None:
+        source = self.cluster.master_of(key)
+        with self._probed():
+            try:
+                self.cluster.move(key, target)
+            except (RedisError, OSError):
+                self.failed += 1
+                self._settle(source, target)
+
+    def _settle(self, *nodes: Server) -> None:
+        """What was given up moves no more."""
+        for node in nodes:
+            with contextlib.suppress(RedisError), self.cluster.client(node) as client:
+                client.execute_command("CLUSTER", "SETSLOT", key_slot(self.key.encode()), "STABLE")
+
+    @contextlib.contextmanager
+    def _probed(self) -> Iterator[None]:
+        over, waits = threading.Event(), [0.0]
+        probes = [
+            threading.Thread(target=_probe, args=(self.cluster.client(master), over, waits))
+            for master in self.cluster.masters()
+        ]
+        for probe in probes:
+            probe.start()
+        try:
+            yield
+        finally:
+            over.set()
+            for probe in probes:
+                probe.join()
+            self.stalls_ms.append(max(waits) * 1000)
+
+
+def _probe(client: redis.Redis, over: threading.Event, waits: list[float]) -> None:
+    """How long a node takes to answer, each time."""
+    with client:
+        while not over.wait(PROBE_SECONDS):
+            began = time.monotonic()
+            with contextlib.suppress(RedisError):
+                client.ping()
+            waits.append(time.monotonic() - began)
