@@ -53,7 +53,7 @@ docs: .venv/.stamp-docs
 	$(BIN)/mkdocs build --strict --quiet --site-dir site
 
 clean:
-	rm -rf .venv .matrix site build dist .coverage .coverage.* htmlcov \
+	rm -rf .venv .matrix .previous site build dist .coverage .coverage.* htmlcov \
 		.hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -36,7 +36,8 @@ def heed_signals() -> None:
 class Worker:
     """A worker process from `start` to `stop` or `kill`; a context manager does both.
 
-    `command` replaces the Celery command line, to start a worker from a script.
+    `command` replaces the Celery command line, to start a worker from a script. `root` has the code
+    that it runs.
     """
 
     def __init__(
@@ -54,11 +55,13 @@ class Worker:
         env: Mapping[str, str] | None = None,
         command: Iterable[str] | None = None,
         gossip: bool = False,
+        root: Path = ROOT,
     ) -> None:
         self.name = f"{name}@test"
         self.log_path = directory / f"{name}.log"
         self.command = list(command or ())
-        self._environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+        self._root = root
+        self._environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONUNBUFFERED": "1"}
         self._environment |= {**settings.environment(), **(env or {})}
         if not self.command:
             self.command = [sys.executable, "-m", "celery", "-A", module, *global_options]
@@ -92,7 +95,7 @@ class Worker:
             self._log_start = log.tell()
             self._process = subprocess.Popen(
                 self.command,
-                cwd=ROOT,
+                cwd=self._root,
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
