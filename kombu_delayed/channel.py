@@ -145,7 +145,7 @@ class Channel(stock.Channel):
 
     @cached_property
     def client(self) -> Any:
-        """What Kombu looks at the server with. It waits for messages on no connection of its own."""
+        """What Kombu looks at the server with; it has no connection of its own."""
         return self._create_client()
 
     def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
@@ -345,6 +345,7 @@ class Channel(stock.Channel):
         return 0 if len(self.connection.client.alt) > 1 else self.options.reconnect_seconds
 
     def _new_wake(self) -> WakeConnection:
+        self._create_client(asynchronous=True)  # has its pool told of new credentials
         return WakeConnection(
             lambda: self.async_pool.get_connection(),
             lambda queue: self.store.keys(queue).wake,

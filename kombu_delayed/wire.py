@@ -224,7 +224,7 @@ class Wire:
                 raise
 
     def lend(self) -> None:
-        """Give the connection back to its pool until the next command: redis-py's client is next."""
+        """Give the connection back to its pool, for redis-py's client, until the next command."""
         if self._pid != os.getpid() or self._owner == threading.get_ident():
             return
         with self._held():
