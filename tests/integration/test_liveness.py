@@ -172,9 +172,10 @@ def pool_shrink(bench: Bench) -> None:
 
 
 def pool_restart(bench: Bench) -> None:
-    before = children(bench.worker.pid)
-    bench.control("pool_restart")
-    wait_until(lambda: not before & children(bench.worker.pid), "no process of the old pool", 30)
+    with bench.child_replaced():
+        bench.control("pool_restart")
+        for _ in range(4 * len(children(bench.worker.pid))):  # a process ends after a task
+            bench.app.send_task("record")
 
 
 def max_tasks_per_child(bench: Bench) -> None:
