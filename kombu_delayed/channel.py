@@ -151,13 +151,19 @@ class Channel(stock.Channel):
             self._sync_client = super()._create_client()
         return self._sync_client
 
+    @cached_property
+    def client(self) -> Any:
+        """What Kombu looks at the server with; it has no connection of its own."""
+        return self._create_client()
+
     def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
         where = urls.address(self.connection.client)
         parameters: dict[str, Any] = {
             "db": self._prepare_virtual_host(where.virtual_host),
             "username": where.username,
             "password": where.password,
-            "max_connections": self.max_connections,
+            # One more for the moment in which a signal handler or a batch needs its own.
+            "max_connections": self.max_connections + 1,
             "socket_timeout": self.socket_timeout,
             "health_check_interval": self.health_check_interval,
             "retry_on_timeout": self.retry_on_timeout,
@@ -209,6 +215,8 @@ class Channel(stock.Channel):
     @contextmanager
     def conn_or_acquire(self, client: Any = None) -> Iterator[Any]:
         """A client for Kombu's own commands, whose refusals are told apart as ours are."""
+        if (store := self.__dict__.get("store")) is not None:
+            store.run.lend()
         with self._told_apart(), super().conn_or_acquire(client) as client:
             yield client
 
@@ -237,7 +245,8 @@ class Channel(stock.Channel):
         self._pid = os.getpid()
         self.consumer, self._qos, self._sync_client, self._lease_pool = None, None, None, None
         self._ask_pool, self._asking = None, None
-        self.__dict__.pop("store", None)
+        for name in ("store", "client"):
+            self.__dict__.pop(name, None)
         super()._after_fork()
 
     def resume(self) -> None:
@@ -360,6 +369,7 @@ class Channel(stock.Channel):
         return 0 if len(self.connection.client.alt) > 1 else self.options.reconnect_seconds
 
     def _new_wake(self) -> WakeConnection:
+        self._create_client(asynchronous=True)  # has its pool told of new credentials
         return self.wake_class(
             lambda: self.async_pool.get_connection(),
             lambda queue: self.store.keys(queue).wake,

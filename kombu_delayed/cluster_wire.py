@@ -165,6 +165,9 @@ class ClusterWire(Wire):
         """Send one command and do not wait for its answer, as `Wire` does."""
         self.to(command).post(*command, on_error=on_error)
 
+    def lend(self) -> None:
+        """Nothing: redis-py's client has a pool of its own."""
+
     @property
     def look_at(self) -> float:
         """When to `look`, by the monotonic clock."""

@@ -87,7 +87,8 @@ class Keeper:
         try:
             return lease.step()
         except Exception as error:  # whatever it is, the other leases need this thread
-            logger.warning("Cannot renew the lease of %s now: %s", lease.consumer, error)
+            if lease in self._leases:  # else its connection was closed meanwhile
+                logger.warning("Cannot renew the lease of %s now: %s", lease.consumer, error)
             return min(1.0, lease.seconds / 10)
 
     def _run(self) -> None:

@@ -190,7 +190,7 @@ class SentinelChannel(Channel, stock.SentinelChannel):
 
     def _server(self) -> tuple[Any, ...]:
         # Of the pool that has been used already: after a failover it is another one.
-        address = self.async_pool.master_address
+        address = self.pool.master_address
         return self.master_name, address, self.pool.connection_kwargs["db"]
 
     def hears_over(self, connection: Any) -> bool:

@@ -141,6 +141,8 @@ class Wire:
         #: The owner has sent a command and waits for its answer.
         self._is_sent = False
         self._connection: Any = None
+        #: The socket of the connection that it has given back to the pool, until it takes one.
+        self._lent: Any = None
         self._used_at = monotonic()
         self._looked_at = 0.0
         self._unread: deque[Callable[[], None]] = deque()
@@ -246,6 +248,24 @@ class Wire:
                 self._fail_posted()
                 raise
 
+    def lend(self) -> None:
+        """Give the connection back to its pool, for redis-py's client, until the next command."""
+        if self._pid != os.getpid() or self._owner == threading.get_ident():
+            return
+        with self._held():
+            if self._connection is None:
+                return
+            self._read_in_passing()
+            connection, self._connection = self._connection, None
+            self._lent = connection._sock
+            self.pool.release(connection)
+
+    def _take(self) -> None:
+        self._connection = self.connect()
+        if self._lent is not None and self._connection._sock is not self._lent:
+            self.generation += 1
+        self._lent = None
+
     def _post_aside(self, command: tuple[Any, ...], on_error: Callable[[], None]) -> None:
         try:
             self._aside(command)
@@ -296,7 +316,7 @@ class Wire:
 
     def _send_packed(self, packed: list[bytes]) -> None:
         if self._connection is None:
-            self._connection = self.connect()
+            self._take()
         elif self._unread:
             if self._connection._sock is None:  # somebody has emptied the pool
                 self._fail_posted()

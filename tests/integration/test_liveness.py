@@ -166,16 +166,16 @@ def pool_grow(bench: Bench) -> None:
 
 
 def pool_shrink(bench: Bench) -> None:
-    bench.control("pool_grow", n=1)
-    with_more = len(children(bench.worker.pid))
+    before = children(bench.worker.pid)
     bench.control("pool_shrink", n=1)
-    wait_until(lambda: len(children(bench.worker.pid)) < with_more, "the pool has shrunk", 30)
+    wait_until(lambda: before - children(bench.worker.pid), "a process of the pool has ended", 30)
 
 
 def pool_restart(bench: Bench) -> None:
-    before = children(bench.worker.pid)
-    bench.control("pool_restart")
-    wait_until(lambda: not before & children(bench.worker.pid), "no process of the old pool", 30)
+    with bench.child_replaced():
+        bench.control("pool_restart")
+        for _ in range(4 * len(children(bench.worker.pid))):  # a process ends after a task
+            bench.app.send_task("record")
 
 
 def max_tasks_per_child(bench: Bench) -> None:
@@ -225,7 +225,10 @@ STEPS: dict[str, list[Step]] = {
     "solo": ANY_POOL,
 }
 SHORT: dict[str, list[Step]] = {
-    "prefork": [time_limit, kill_normal, terminate, add_consumer, kill_normal, cancel_consumer],
+    "prefork": [
+        *(time_limit, kill_normal, terminate, add_consumer, kill_normal, cancel_consumer),
+        *(pool_grow, pool_shrink, kill_pubsub, pool_restart, restart_server),
+    ],
     "autoscaled": [autoscale, kill_normal, autoscale, kill_pubsub],
 }
 

@@ -1,0 +1,234 @@
+"""Kombu's event loop: it waits for nothing, and its sockets come and go."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import monotonic
+from typing import Any
+
+import pytest
+import redis
+from kombu import Connection, Exchange, Queue
+from kombu.asynchronous import Hub
+
+from tests.kit.epolls import ghosts
+from tests.kit.inbox import Inbox
+from tests.kit.servers import Server
+from tests.kit.wait import wait_until
+
+NEWS = Exchange("news", type="fanout")
+
+
+class Loop:
+    """A channel with an event loop that a test turns by hand."""
+
+    def __init__(self, connection: Connection, *queues: Queue) -> None:
+        self.hub = Hub()
+        connection.register_with_event_loop(self.hub)
+        self.poller = connection.transport.cycle
+        self.inbox = Inbox(connection, *queues)
+        self.channel = self.inbox.consumer.channel
+
+    def turn_until(self, condition: Callable[[], Any], description: str) -> None:
+        deadline = monotonic() + 15
+        while not condition():
+            assert monotonic() < deadline, description
+            self.hub.run_once()
+
+    def turn_idle(self) -> None:
+        """Turn until no event is left."""
+        self.turn_until(lambda: not self.hub.poller.poll(0), "no event is left")
+
+
+@pytest.fixture
+def loop(connection: Connection, mail: Queue) -> Iterator[Loop]:
+    loop = Loop(connection, mail, Queue("reader", NEWS))
+    loop.turn_until(lambda: loop.channel.consumer.wake.waiting, "it waits for tokens")
+    loop.turn_idle()
+    yield loop
+    connection.close()
+    loop.hub.close()
+
+
+def subscribed(client: redis.Redis) -> bool:
+    return client.pubsub_numpat() == 1
+
+
+@contextmanager
+def held_open(connection: Any) -> Iterator[None]:
+    """As by a child that was forked when the connection was there."""
+    copy = os.dup(connection._sock.fileno())
+    try:
+        yield
+    finally:
+        os.close(copy)
+
+
+def reconnect(connection: Any) -> None:
+    connection.disconnect()
+    connection.connect()
+
+
+def reconnect_silently(connection: Any) -> None:
+    """Without any call that tells of it."""
+    connection._sock.shutdown(socket.SHUT_RDWR)
+    connection._sock.close()
+    connection._sock = None
+    connection._parser.on_disconnect()
+    connection.connect()
+
+
+@pytest.mark.parametrize("how", [reconnect, reconnect_silently])
+def test_pubsub_subscribes_again_whoever_reconnected(
+    how: Callable[[Any], None],
+    connection: Connection,
+    connect: Callable[..., Connection],
+    client: redis.Redis,
+) -> None:
+    loop = Loop(connection, Queue("reader", NEWS))
+    loop.turn_until(lambda: subscribed(client), "it has subscribed")
+    how(loop.channel.subclient.connection)
+    wait_until(lambda: not subscribed(client), "the subscription has ended")
+    loop.turn_until(lambda: subscribed(client), "it has subscribed again")
+    connect().Producer(exchange=NEWS).publish("heard")
+    loop.turn_until(lambda: loop.inbox.bodies == ["heard"], "it has heard")
+
+
+@pytest.mark.parametrize("how", [reconnect, reconnect_silently])
+def test_pubsub_subscribes_again_without_an_event_loop(
+    how: Callable[[Any], None],
+    connection: Connection,
+    connect: Callable[..., Connection],
+    client: redis.Redis,
+) -> None:
+    inbox = Inbox(connection, Queue("reader", NEWS))
+    inbox.drain(0.05)
+    wait_until(lambda: subscribed(client), "it has subscribed")
+    how(inbox.consumer.channel.subclient.connection)
+    wait_until(lambda: not subscribed(client), "the subscription has ended")
+    inbox.drain(0.05)
+    wait_until(lambda: subscribed(client), "it has subscribed again")
+    connect().Producer(exchange=NEWS).publish("heard")
+    assert inbox.receive(1) == ["heard"]
+
+
+def test_a_lost_pubsub_connection_is_opened_at_once(loop: Loop, client: redis.Redis) -> None:
+    loop.turn_until(lambda: subscribed(client), "it has subscribed")
+    began = monotonic()
+    client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+    loop.turn_until(lambda: loop.channel.listen_broken_since, "it has heard of it")
+    assert loop.channel.listen_retry_at <= monotonic()
+    loop.turn_until(lambda: subscribed(client), "it has subscribed again")
+    client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+    loop.turn_until(lambda: loop.channel.listen_broken_since, "it has heard of it")
+    assert loop.channel.listen_retry_at >= began + 0.5, "but not again and again"
+
+
+@pytest.mark.parametrize("kind", ["wake", "pubsub"])
+def test_a_connection_that_a_child_has_open_leaves_no_ghost(
+    kind: str, loop: Loop, connect: Callable[..., Connection], mail: Queue
+) -> None:
+    channel = loop.channel
+    connection = (
+        channel.consumer.wake.connection if kind == "wake" else channel.subclient.connection
+    )
+    with held_open(connection):
+        connection.disconnect()
+        assert ghosts(os.getpid()) == []
+        connect().Producer().publish("x", exchange="mail", routing_key="mail", declare=[mail])
+        connect().Producer(exchange=NEWS).publish("lost or not")
+        loop.turn_until(lambda: "x" in loop.inbox.bodies, "it goes on")
+        loop.turn_idle()
+        assert ghosts(os.getpid()) == []
+
+
+@pytest.mark.parametrize("is_watched", [False, True])
+def test_an_event_of_a_ghost_neither_blocks_nor_spins(
+    is_watched: bool, loop: Loop, connect: Callable[..., Connection], mail: Queue
+) -> None:
+    epoll = loop.poller.poller._selector._selector
+    ours, other = socket.socketpair()
+    if is_watched:  # the number belongs to the waiting connection again
+        number = loop.channel.consumer.wake.connection._sock.fileno()
+        keep = os.dup(number)
+        os.dup2(ours.fileno(), number)
+        epoll.register(number, select.EPOLLIN)
+        os.dup2(keep, number)
+        os.close(keep)
+    else:
+        number = os.dup(ours.fileno())
+        epoll.register(number, select.EPOLLIN)
+        os.close(number)
+    with ours, other:
+        assert ghosts(os.getpid())
+        other.send(b"boo")
+        loop.turn_idle()
+        assert ghosts(os.getpid()) == []
+        connect().Producer().publish("x", exchange="mail", routing_key="mail", declare=[mail])
+        loop.turn_until(lambda: loop.inbox.bodies == ["x"], "it goes on")
+
+
+def test_a_waiting_connection_that_somebody_has_closed_is_opened_again(
+    loop: Loop, connect: Callable[..., Connection], mail: Queue
+) -> None:
+    loop.inbox.stop_polling()
+    loop.channel.consumer.wake.connection.disconnect()
+    assert not loop.channel.consumer.wake.waiting
+    connect().Producer().publish("x", exchange="mail", routing_key="mail", declare=[mail])
+    loop.turn_until(lambda: loop.inbox.bodies == ["x"], "it was woken")
+
+
+def test_the_event_loop_may_be_reset(
+    loop: Loop, connect: Callable[..., Connection], mail: Queue
+) -> None:
+    loop.hub.reset()
+    loop.hub._loop = None
+    loop.inbox.stop_polling()
+    connect().Producer().publish("x", exchange="mail", routing_key="mail", declare=[mail])
+    loop.turn_until(lambda: loop.inbox.bodies == ["x"], "it was woken")
+
+
+# How many connections there are.
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_few_connections_are_enough(
+    count: int, connect: Callable[..., Connection], mail: Queue
+) -> None:
+    connection = connect(max_connections=count)
+    inbox = Inbox(connection, mail, Queue("reader", NEWS))
+    inbox.drain(0.05)
+    with connection.Producer() as producer:
+        producer.publish("x", exchange="mail", routing_key="mail", declare=[mail])
+        producer.publish("news", exchange=NEWS)
+    assert sorted(inbox.receive(2)) == ["news", "x"]
+
+
+def test_scripts_and_kombus_commands_share_a_connection(
+    connect: Callable[..., Connection], client: redis.Redis, mail: Queue
+) -> None:
+    before = len(client.client_list())
+    connection = connect()
+    producer = connection.Producer()
+    for _ in range(3):
+        producer.publish("x", exchange="mail", routing_key="mail", declare=[mail])
+        producer.publish("news", exchange=NEWS, declare=[NEWS])
+    assert len(client.client_list()) == before + 1
+
+
+def test_a_short_connection_warns_of_no_lease(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "kombu_delayed.lease")
+    for _ in range(30):
+        with Connection(f"delayed+{server.url}") as connection:
+            queue = connection.SimpleQueue("simple")
+            queue.put("x")
+            queue.get(timeout=30).ack()
+            queue.close()
+    assert [each.getMessage() for each in caplog.records] == []
