@@ -8,15 +8,18 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from functools import partial
 from time import monotonic
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from kombu.log import get_logger
 
-from .store import Store
+from .store import Delivered, Store
 
 logger = get_logger(__name__)
+
+T = TypeVar("T")
 
 #: A clock that also goes on while the machine sleeps, where there is one.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -80,11 +83,34 @@ class Lease:
         """Make it last. Returns consumers whose lease has ended; None: this one's has."""
         asked_at, known = self.clock(), self._asked_at
         dead = None if self.lost else store.renew(queue, self.consumer, self.ms)
+        register = partial(self._register, queue, store)
+        if dead is None and self.outlast_data(queue, register) is not None:
+            dead = []
         if dead is None:
             self.lost = True
         elif queue in known:
             known[queue] = asked_at
         return dead
+
+    def outlast_data(self, queue: str, register: Callable[[], T | None]) -> T | None:
+        """Register again with a server that does not know this lease; None: it has ended.
+
+        The server has lost its data if the lease has not ended by this process's clock: nobody can
+        have reclaimed it.
+        """
+        answer = None if self.may_have_ended(queue) else register()
+        if answer is not None:
+            logger.warning(
+                "The server has lost its data: consumer %s goes on with what it holds of queue %r",
+                self.consumer,
+                queue,
+            )
+        return answer
+
+    def _register(self, queue: str, store: Store) -> Delivered | None:
+        return store.deliver(
+            queue, self.consumer, 0, 0, lease_ms=self.ms, waits=False, promotions=0
+        )
 
     def end(self) -> None:
         """Renew no more."""
