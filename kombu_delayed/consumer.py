@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -493,19 +494,22 @@ class Consumer:
         self._unsure.add(queue)
         source = self.sources.get(queue)
         asked = self.lease.ask(queue)
-        answer = self.store.deliver(
+        deliver = partial(
+            self.store.deliver,
             queue,
             self.lease.consumer,
             want,
             self._tag + 1,
             lease_ms=0 if no_ack else self.lease.ms,
-            leased=self.lease.holds(queue) and not no_ack,
             waits=waits,
             listens=waits and self._listens(queue),
             promotions=self.options.promote_batch,
             expires_ms=source.expires_ms if source else 0,
             gate=self._gates.gate(queue),
         )
+        answer = deliver(leased=self.lease.holds(queue) and not no_ack)
+        if answer is None:
+            answer = self.lease.outlast_data(queue, deliver)
         if answer is None:
             self.lease.lost = True
             raise LeaseLost

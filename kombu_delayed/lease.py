@@ -8,8 +8,9 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Hashable
-from typing import Protocol
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Protocol, TypeVar
 
 from kombu.log import get_logger
 
@@ -22,6 +23,10 @@ from .store import Store
 __all__ = ["Keeper", "Kept", "Lease", "consumer_id", "keeper"]
 
 logger = get_logger(__name__)
+
+T = TypeVar("T")
+
+T = TypeVar("T")
 
 #: A clock that also goes on while the machine sleeps, where there is one.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -144,13 +149,36 @@ class Lease:
     def renew(self, queue: str, store: Store) -> bool:
         """Make it last in one queue; returns whether it has lasted."""
         asked_at = self.clock()
-        if self.lost or store.renew(queue, self.consumer, self.ms) is None:
+        lasts = not self.lost and store.renew(queue, self.consumer, self.ms) is not None
+        if self.lost or not (lasts or self._register_again(queue, store)):
             self.lost = True
             return False
         with self._lock:
             if queue in self._until:
                 self._until[queue] = asked_at + self.seconds
         return True
+
+    def outlast_data(self, queue: str, register: Callable[[], T | None]) -> T | None:
+        """Register again with a server that does not know this lease; None: it has ended.
+
+        The server has lost its data if the lease has not ended by this process's clock: nobody can
+        have reclaimed it.
+        """
+        answer = None if self.may_have_ended(queue) else register()
+        if answer is not None:
+            logger.warning(
+                "The server has lost its data: consumer %s goes on with what it holds of queue %r",
+                self.consumer,
+                queue,
+            )
+        return answer
+
+    def _register_again(self, queue: str, store: Store) -> bool:
+        takes_nothing = {"waits": False, "promotions": 0}
+        register = partial(
+            store.deliver, queue, self.consumer, 0, 0, lease_ms=self.ms, **takes_nothing
+        )
+        return self.outlast_data(queue, register) is not None
 
     def end(self) -> None:
         """Renew no more."""
@@ -189,7 +217,7 @@ class Lease:
         except BaseException:
             self._lost_contact()
             raise
-        if renewal.lost:
+        if not all(self._register_again(queue, self.store) for queue in renewal.lost):
             self.lost = True
             return self.seconds / 3
         if not renewal.now_ms:

@@ -17,9 +17,7 @@ from tests.kit.wait import wait_until
 ROOT = Path(__file__).parents[2]
 READY = " ready."
 START_SECONDS = 30
-#: A process of billiard's pool waits 30 s for its last result to be read, which nobody does where
-#: it came just when the worker's loop had ended.
-STOP_SECONDS = 40
+STOP_SECONDS = 20
 
 
 def heed_signals() -> None:
