@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,7 @@ from redis import Redis
 
 from .backlog import NEVER_MS, scan
 from .findings import Finding
+from .lease import lease_seconds_of
 from .scripts import script
 from .server import check, inspect
 from .server import logger as server_logger
@@ -289,9 +290,9 @@ class Doctor:
         if self._is_another_server():
             return
         known = self.store.consumers(self.queue)
-        for name, left_ms, unacked in known:
-            if left_ms <= 0:
-                self._reclaim("lease", name, unacked)
+        ended = {name: unacked for name, left_ms, unacked in known if left_ms <= 0}
+        for name in self._silent(ended) if self.fix else ended:
+            self._reclaim("lease", name, ended[name])
         registered = {name for name, _, _ in known}
         prefix = self._keys.unacked("")
         for key in scan(self.store, prefix):
@@ -299,6 +300,20 @@ class Doctor:
             # It may have come since.
             if name not in registered and not self._is_registered(name):
                 self._reclaim("unregistered", name, self.store.run("HLEN", key))
+
+    def _silent(self, consumers: Collection[str]) -> list[str]:
+        """Those that renew no lease for as long as it is: the server's clock may have been set."""
+        ends = {name: self._end_of(name) for name in consumers}
+        seconds = [lease_seconds_of(name) or 0.0 for name in consumers]
+        deadline = time.monotonic() + max(seconds, default=0.0)
+        while time.monotonic() < deadline and ends:
+            time.sleep(0.05)
+            ends = {name: end for name, end in ends.items() if self._end_of(name) == end}
+        return [*ends]
+
+    def _end_of(self, consumer: str) -> bytes | None:
+        end: bytes | None = self.store.run("ZSCORE", self._keys.consumers, consumer)
+        return end
 
     def _is_registered(self, consumer: str) -> bool:
         return self.store.run("ZSCORE", self._keys.consumers, consumer) is not None

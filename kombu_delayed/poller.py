@@ -433,7 +433,7 @@ class Poller(MultiChannelPoller):
         """Read what comes within the time; returns whether a message was handed out."""
         consumers = [c.consumer for c in tuple(self._channels) if c.consumer is not None]
         for consumer in consumers:
-            consumer.progress.waits()
+            consumer.progress.waits(wait_seconds)
         try:
             events = self.poller.poll(wait_seconds)
         finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -47,9 +46,9 @@ class Progress:
         """The loop goes on."""
         self._at = self._clock()
 
-    def waits(self) -> None:
-        """The loop waits for messages, for as long as it likes."""
-        self._at = math.inf
+    def waits(self, seconds: float) -> None:
+        """The loop waits for messages, for so long at the most."""
+        self._at = self._clock() + seconds
 
     def check(self, store: Store, consumer: str) -> None:
         """Give up what has not begun where the loop has stood still for a lease.

@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import redis
 
 from tests.kit.clock_steps import Clock, stepped_server
 from tests.kit.ledger import Ledger
@@ -123,3 +125,44 @@ def test_what_a_dead_worker_held_runs_elsewhere(
         again = sorted(running.ids * 2)
         wait_until(lambda: sorted(running.phases("start")) == again, "they run elsewhere", 60)
         other.kill()  # it would wait for its tasks
+
+
+# Loops that stand still.
+
+
+@pytest.mark.parametrize("how", ["python", "native"])
+@pytest.mark.parametrize("pool", ["gevent", "eventlet", "solo", "threads"])
+def test_a_task_that_does_not_yield_keeps_its_lease(
+    server: Server, tmp_path: Path, ledger: Ledger, pool: str, how: str
+) -> None:
+    setup = settings(server.port, ledger)
+    with ExitStack() as stack:
+        workers = [
+            Worker(setup, tmp_path, name=f"w{n}", pool=pool, concurrency=CONCURRENCY)
+            for n in range(2)
+        ]
+        for worker in workers:
+            stack.enter_context(worker)
+        ids = [make_app(setup).send_task("busy", (4 * LEASE_SECONDS, how)).id]
+        Running(workers, ids, ledger).wait_for_the_end(server)
+        assert not any("has ended and others get" in worker.log for worker in workers)
+
+
+@pytest.mark.parametrize("pool", ["gevent", "eventlet", "solo"])
+def test_others_get_what_a_stuck_worker_has_not_begun(
+    server: Server, client: redis.Redis, tmp_path: Path, ledger: Ledger, pool: str
+) -> None:
+    setup = replace(settings(server.port, ledger), config={"worker_prefetch_multiplier": 4})
+    app, held = make_app(setup), "{celery}:unacked:*"
+    long = app.send_task("busy", (8 * LEASE_SECONDS, "python")).id
+    ids = [app.send_task("late", (0,)).id for _ in range(3)]
+    with ExitStack() as stack:
+        stuck = Worker(setup, tmp_path, name="stuck", pool=pool, concurrency=1)
+        stack.enter_context(stuck)
+        wait_until(lambda: ledger.of(long), "it has begun", 60)
+        assert [client.hlen(key) for key in client.keys(held)] == [4]
+        other = Worker(setup, tmp_path, name="other", pool="threads", concurrency=1)
+        stack.enter_context(other)
+        Running([stuck, other], [long, *ids], ledger).wait_for_the_end(server)
+    assert {run["worker"] for id in ids for run in ledger.of(id)} == {"other@test"}
+    assert {run["worker"] for run in ledger.of(long)} == {"stuck@test"}

@@ -409,3 +409,50 @@ def test_a_slot_that_is_given_back_twice_at_once_comes_back_once(store: Store) -
     deliver(store, gate=Gate("v", (LimitNumbers("all", 2),)))
     store.free("q", "A", [1, 1], on_error=lambda: pytest.fail("refused"))
     assert store.running("q") == {"all:": 1}
+
+
+# The server's clock is set.
+
+HOUR_MS = 3_600_000
+
+
+def in_one_burst(store: Store, gate: Gate, at_ms: int, tag: int, want: int = 9) -> int:
+    store.now = str(at_ms)
+    answer = deliver(store, want, gate, tag)
+    if answer.records:
+        store.free("q", "A", range(tag, tag + 9), on_error=lambda: pytest.fail("refused"))
+    return len(answer.records)
+
+
+@pytest.mark.parametrize(("every_ms", "burst"), [(1000.0, 1), (100.0, 5), (90_000.0, 2)])
+def test_a_step_back_stops_a_rate_for_its_own_interval(
+    every_ms: float, burst: int, store: Store
+) -> None:
+    gate = Gate("v", (LimitNumbers("all", 0, every_ms, burst),))
+    store.publish("q", [entry(f"{n}") for n in range(40)])
+    assert in_one_burst(store, gate, HOUR_MS + 1000, 1) == burst
+    assert in_one_burst(store, gate, HOUR_MS + 1001, 20) == 0
+    assert in_one_burst(store, gate, 1000, 20) == 0
+    for n in range(1, 4):
+        assert in_one_burst(store, gate, 1000 + int(every_ms) * n, 20 * n) == 1
+
+
+def test_a_step_back_stops_no_limit_beside_a_slower_one(store: Store) -> None:
+    gate = Gate("v", (LimitNumbers("fast", 0, 100.0), LimitNumbers("slow", 0, 2.0 * HOUR_MS)))
+    tickets = [
+        Ticket("k", uses=(Use(name, str(n)),)) for n in range(15) for name in ("fast", "slow")
+    ]
+    for ticket in tickets:
+        store.publish("q", [entry(ticket.text("v", f"{n}")[:9], ticket) for n in range(2)])
+    assert in_one_burst(store, gate, HOUR_MS + 1000, 1, 99) == 30
+    assert in_one_burst(store, gate, HOUR_MS + 1001, 200, 99) == 0
+    found = sum(in_one_burst(store, gate, 1000 + 100 * n, 200 + 50 * n) for n in range(9))
+    assert found == 15
+
+
+def test_a_step_forward_gives_no_more_than_a_burst(store: Store) -> None:
+    gate = Gate("v", (LimitNumbers("all", 0, 1000.0, 3),))
+    store.publish("q", [entry(f"{n}") for n in range(40)])
+    assert in_one_burst(store, gate, 1000, 1) == 3
+    assert in_one_burst(store, gate, HOUR_MS, 20) == 3
+    assert in_one_burst(store, gate, HOUR_MS + 1000, 40) == 1

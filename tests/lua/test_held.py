@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import redis
 
+from kombu_delayed.lease import Keeper, Lease
 from kombu_delayed.renewal import Renewal
 from kombu_delayed.scripts import script
 from kombu_delayed.store import CALL_LIMIT, Limits, Store
@@ -448,11 +449,32 @@ def test_many_queues_cost_few_commands(store: Store, client: redis.Redis) -> Non
     queues = [f"q{n}" for n in range(500)]
     for queue in queues:
         client.zadd(store.keys(queue).consumers, {"A": 90_000, "B": 80_000})
-    for renewed, most in ((), 10), (queues[:10], 24), (queues, 510 + 10):
+    for renewed, most in ((), 16), (queues[:10], 30), (queues, 530):
         before = client.info("stats")["total_commands_processed"]
         renew_all(store, *renewed, queues=queues)
         after = client.info("stats")["total_commands_processed"]
         assert after - before <= most
+
+
+def test_a_thousand_idle_queues(
+    store: Store, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Commands a second, with those inside of scripts; the default lease."""
+    monkeypatch.setattr(Keeper, "watch", lambda keeper, lease: None)
+    lease, at = Lease(store, 30.0, object()), 1_000_000.0
+    monkeypatch.setattr(lease, "clock", lambda: at)
+    store.now = str(int(at * 1000))
+    for n in range(1000):
+        asked = lease.ask(f"q{n}")
+        store.deliver(f"q{n}", lease.consumer, 1, 1, lease_ms=lease.ms)
+        lease.grant(f"q{n}", asked, False)
+    before, began, end = client.info("stats")["total_commands_processed"], at, at + 1200
+    while at < end:
+        at += lease.step()
+        store.now = str(int(at * 1000))
+    spent = client.info("stats")["total_commands_processed"] - before
+    assert not lease.lost
+    assert spent / (at - began) <= 13
 
 
 # A reclaim is of the lease that was found dead.

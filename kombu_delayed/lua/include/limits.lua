@@ -17,9 +17,24 @@ local function in_use(use)
   return tonumber(redis.call('HGET', gate .. 'slots', use.limit) or 0)
 end
 
--- Until when its tokens are spent.
+-- How long it takes all its tokens to come.
+local function fills_in_ms(limit)
+  return limit.burst * limit.every_ms
+end
+
+local function spend(use, until_ms)
+  redis.call('SET', gate .. 'rate:' .. use.limit, string.format('%.3f', until_ms), 'PX', math.max(math.ceil(until_ms - now_ms), 1))
+end
+
+-- Until when its tokens are spent. Where that is longer than all of them last, the clock was set back since.
 local function spent_until(use)
-  return math.max(tonumber(redis.call('GET', gate .. 'rate:' .. use.limit) or 0), now_ms)
+  local spent_ms = tonumber(redis.call('GET', gate .. 'rate:' .. use.limit) or 0)
+  local most_ms = now_ms + fills_in_ms(limit_of[use.name])
+  if spent_ms > most_ms + 1 then
+    spent_ms = most_ms
+    spend(use, spent_ms)
+  end
+  return math.max(spent_ms, now_ms)
 end
 
 -- For a message that was due then: where there is room now, true; else false and when to look again.
@@ -44,8 +59,7 @@ local function take_room(uses, due_ms)
   for _, use in ipairs(uses) do
     local limit = limit_of[use.name]
     if limit and needs_token(limit, due_ms) then
-      local until_ms = spent_until(use) + math.min(use.cost, limit.burst) * limit.every_ms
-      redis.call('SET', gate .. 'rate:' .. use.limit, string.format('%.3f', until_ms), 'PX', math.max(math.ceil(until_ms - now_ms), 1))
+      spend(use, spent_until(use) + math.min(use.cost, limit.burst) * limit.every_ms)
     end
     if limit and limit.most ~= 0 and lease_ms > 0 then
       redis.call('HINCRBY', gate .. 'slots', use.limit, use.cost)
@@ -85,8 +99,19 @@ local function next_look()
   return tonumber(redis.call('ZRANGE', gate .. 'looks', 0, 0, 'WITHSCORES')[2])
 end
 
+-- When to look at these limits was said by a clock that has been set back since.
+local function look_sooner(looks)
+  for i = 1, #looks, 2 do
+    local limit = limit_of[looks[i]:match('^[^:]*')]
+    local within_ms = math.max(LOOK_MS, limit and fills_in_ms(limit) or 0)
+    if tonumber(looks[i + 1]) > now_ms + within_ms + 1 then redis.call('ZADD', gate .. 'looks', now_ms, looks[i]) end
+  end
+end
+
 -- Limits whose time has come, or all: the next token is due, or nobody has told of room for long.
 local function look(at_all)
+  local last = redis.call('ZREVRANGEBYSCORE', gate .. 'looks', '+inf', now_ms + LOOK_MS, 'WITHSCORES', 'LIMIT', 0, 100)
+  if #last > 0 then look_sooner(last) end
   local look_ms = next_look()
   some_wait = look_ms ~= nil
   if not look_ms or (look_ms > now_ms and not at_all) then return end
