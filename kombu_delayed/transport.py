@@ -33,6 +33,7 @@ class Transport(stock.Transport):
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
         urls.take_credentials(client)
+        urls.name_server(client)
         super().__init__(client, **kwargs)
         if urls.scheme_of(client) in urls.SENTINELS:
             self.Channel = SentinelChannel
