@@ -21,7 +21,7 @@ from . import embedded, urls
 from .consumer import Consumer
 from .decisions import Rules, planned, rules_of
 from .embedded_connection import EmbeddedConnection
-from .errors import UNREACHABLE, AlreadyDelayed, OptionError, ServerNotReady, translate
+from .errors import UNREACHABLE, AlreadyDelayed, OptionError, ServerNotReady, UrlError, translate
 from .lease import Lease
 from .message import Unique, check_task, due, message_id, to_json, unique_key
 from .options import Options
@@ -30,6 +30,7 @@ from .reading import watched
 from .server import check, inspect
 from .shards import LOOK_SECONDS, is_shard, number_of, queue_of
 from .store import Entry, Limits, Size, Store
+from .tls import TlsConnection
 from .wake import WakeConnection
 from .wire import Replicas
 
@@ -46,6 +47,7 @@ class Channel(stock.Channel):
     Message = Message
     store_class = Store
     wake_class = WakeConnection
+    connection_class_ssl = TlsConnection
 
     #: Commands that wait longer than this for an answer count as a lost connection.
     socket_timeout = 30.0
@@ -159,7 +161,7 @@ class Channel(stock.Channel):
     def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
         where = urls.address(self.connection.client)
         parameters: dict[str, Any] = {
-            "db": self._prepare_virtual_host(where.virtual_host),
+            "db": self._database(where),
             "username": where.username,
             "password": where.password,
             # One more for the moment in which a signal handler or a batch needs its own.
@@ -186,6 +188,17 @@ class Channel(stock.Channel):
         if asynchronous:
             connection_class = self._watched(connection_class)
         return {**parameters, "connection_class": connection_class}
+
+    def _database(self, where: urls.Address) -> int:
+        try:
+            number = int(self._prepare_virtual_host(where.virtual_host))
+        except ValueError:
+            number = -1
+        if number < 0:
+            raise UrlError(
+                f"the database in the broker URL is a number from 0 on, not {where.virtual_host!r}"
+            )
+        return number
 
     def _tcp_parameters(self, where: urls.Address) -> dict[str, Any]:
         return {
@@ -638,6 +651,11 @@ class Channel(stock.Channel):
             raise OptionError(
                 f"a queue cannot be named {queue!r}: so is shard {number_of(queue)} of queue "
                 f"{queue_of(queue)!r}"
+            )
+        if self.sep in queue:
+            raise OptionError(
+                f"a queue cannot be named {queue!r}: {self.sep!r} stands between the name and the "
+                "priority in the names of lists (transport option sep)"
             )
         super()._new_queue(queue, *args, **kwargs)
 

@@ -89,6 +89,7 @@ UNREACHABLE: tuple[type[BaseException], ...] = (
     exceptions.TimeoutError,
 )
 
+_NO_SCRIPTS = re.compile(r"unknown command\W+(EVAL|EVALSHA)\b", re.IGNORECASE)
 _NOT_READY = re.compile(r"\b(READONLY|MASTERDOWN|LOADING|BUSY|MISCONF|NOREPLICAS|CLUSTERDOWN)\b")
 
 
@@ -99,6 +100,13 @@ def translate(error: exceptions.ResponseError) -> Exception:
     """
     if isinstance(error, exceptions.OutOfMemoryError) or re.search(r"\bOOM\b", str(error)):
         return ServerFull()
+    if found := _NO_SCRIPTS.search(str(error)):
+        return ServerError(
+            f"the server knows no command {found[1].upper()}, which delayed messages need: it was "
+            "renamed or disabled in its configuration (rename-command)"
+        )
+    if "DB index is out of range" in str(error):
+        return UrlError("the server has no database of the number that the broker URL names")
     known = (exceptions.ReadOnlyError, exceptions.MasterDownError, exceptions.ClusterDownError)
     if isinstance(error, known) or _NOT_READY.search(str(error)):
         return ServerNotReady(f"the server cannot take commands now: {error}")

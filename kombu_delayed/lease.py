@@ -26,8 +26,6 @@ logger = get_logger(__name__)
 
 T = TypeVar("T")
 
-T = TypeVar("T")
-
 #: A clock that also goes on while the machine sleeps, where there is one.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 

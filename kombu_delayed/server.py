@@ -19,6 +19,17 @@ logger = get_logger(__name__)
 
 OLDEST = (6, 2)
 
+#: What a user with restricted rights has to be allowed, in ACL rules.
+ACL_COMMANDS = (
+    "+@read +@write +@scripting +@connection +@pubsub +@transaction -@dangerous "
+    "+info +time +wait +cluster|slots"
+)
+#: … and with the global_keyprefix `shop:`, in database 0. Kombu's fanout subscribes to patterns,
+#: and a server allows only those patterns that the rules have letter by letter.
+ACL_PATTERNS = (
+    "~shop:* &shop:/0.celery.pidbox &shop:/0.celeryev/worker.* &shop:/0.celeryev/* &shop:{*"
+)
+
 
 @dataclass(frozen=True)
 class Server:
@@ -51,14 +62,16 @@ def inspect(client: Redis) -> Server:
         pipeline.config_get("save")
         pipeline.execute_command("TIME")
         pipeline.config_get("cluster-require-full-coverage")
+        pipeline.execute_command("EVALSHA", "0" * 40, 0)
         answers = pipeline.execute(raise_on_error=False)
     for answer in answers:
         if isinstance(answer, (RedisConnectionError, RedisTimeoutError)):
             raise answer
-    if isinstance(answers[4], ResponseError):
-        meaning = translate(answers[4])
-        if isinstance(meaning, RedisConnectionError):
-            raise meaning
+    for answer in (answers[4], answers.pop()):  # of EVAL and of EVALSHA
+        if isinstance(answer, ResponseError):
+            meaning = translate(answer)
+            if isinstance(meaning, (RedisConnectionError, ServerError)):
+                raise meaning
     general, memory, replication, persistence, _, sizes, save, _, whole = map(_settings, answers)
     mode = str(general.get("redis_mode") or general.get("server_mode") or "standalone")
     saves = bool(save.get("save")) or persistence.get("aof_enabled") != 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from queue import Empty
 from time import monotonic
 from typing import Any
@@ -21,6 +22,14 @@ from .sentinel import SentinelChannel
 logger = get_logger(__name__)
 
 
+@cache
+def _warn_of_visibility_timeout() -> None:
+    logger.warning(
+        "The transport option visibility_timeout has no effect: a message is delivered again when "
+        "its consumer has died, not when its task takes long; see delayed_lease_seconds."
+    )
+
+
 class Transport(stock.Transport):
     """Kombu's Redis transport with a backlog."""
 
@@ -33,6 +42,7 @@ class Transport(stock.Transport):
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
         urls.take_credentials(client)
+        urls.name_server(client)
         super().__init__(client, **kwargs)
         if urls.scheme_of(client) in urls.SENTINELS:
             self.Channel = SentinelChannel
@@ -52,11 +62,7 @@ class Transport(stock.Transport):
         rules_of(Options.parse(self.client.transport_options).policies)
         urls.check_alternates(self.client.alt)
         if "visibility_timeout" in self.client.transport_options:
-            logger.warning(
-                "The transport option visibility_timeout has no effect: a message is delivered "
-                "again when its consumer has died, not when its task takes long; see "
-                "delayed_lease_seconds."
-            )
+            _warn_of_visibility_timeout()
         return super().establish_connection()
 
     def drain_events(self, connection: Any, timeout: float | None = None) -> None:

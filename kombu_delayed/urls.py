@@ -50,6 +50,17 @@ class Address:
     nodes: tuple[tuple[str, int], ...] = ()
 
 
+class Host(str):
+    """A server's host, as other programs expect it in a connection, that knows its whole URL."""
+
+    url: str
+
+    def __new__(cls, host: str, url: str = "") -> Host:
+        made = super().__new__(cls, host)
+        made.url = url
+        return made
+
+
 def scheme_of(client: Connection) -> str:
     """What stands between `delayed+` and `://`."""
     hostname = _hostname(client)
@@ -84,6 +95,8 @@ def address(client: Connection) -> Address:
 
 def _hostname(client: Connection) -> str:
     """A URL, or the host of one that Kombu has split; clones after a failover add prefixes."""
+    if isinstance(client.hostname, Host):
+        return client.hostname.url
     bare = re.sub(r"^(delayed\+)+", "", client.hostname or "localhost")
     return "localhost" if bare == "delayed://" else re.sub(r"^delayed://", "redis://", bare)
 
@@ -213,6 +226,42 @@ def take_credentials(client: Connection) -> None:
     client.userid = unquote(user) or client.userid
     client.password = unquote(password) or client.password
     client.hostname = f"{scheme}://{host}"
+
+
+def name_server(client: Connection) -> None:
+    """Let the connection's attributes name the server itself, for programs that read them.
+
+    Of several Sentinels, or nodes of a Cluster, they name the first.
+    """
+    try:
+        _forget_the_one_before(client)
+        where = address(client)
+    except UrlError:  # who connects is told
+        return
+    client.virtual_host = where.virtual_host or client.virtual_host
+    if where.path:
+        return
+    if "://" in (url := _hostname(client)):
+        default = where.host or "localhost", where.port
+        host, client.port = (where.sentinels or where.nodes or (default,))[0]
+        client.hostname = Host(host, url)
+    else:
+        client.hostname = url
+    client.uri_prefix = None
+    if str(client.transport_cls) == "delayed":
+        client.transport_cls = f"delayed+{where.scheme}"
+
+
+def _forget_the_one_before(client: Connection) -> None:
+    """Kombu keeps port and database of the last URL of a list where the next one has none."""
+    if "://" in _hostname(client) or scheme_of(client) in LISTS or len(client.alt) < 2:
+        return
+    for url in client.alt:
+        parts = url_to_parts(str(url).partition("delayed+")[2])
+        if parts.hostname == client.hostname and parts.port in (None, client.port):
+            client.port = parts.port
+            client.virtual_host = parts.path or client._initial_params["virtual_host"] or "/"
+            return
 
 
 def _keep_given(client: Connection) -> None:

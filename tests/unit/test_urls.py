@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import json
+import pickle
 import ssl
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -75,6 +78,62 @@ def test_forms(url: str, expected: Address) -> None:
     assert address(connection) == expected
     assert plain(address(connection.clone())) == plain(expected)
     assert plain(address(connection.clone().clone())) == plain(expected)
+
+
+def named(connection: Connection) -> tuple[Any, ...]:
+    info = connection.info()
+    return info["hostname"], info["port"], info["virtual_host"]
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("redis://127.0.0.1:6380/3", ("127.0.0.1", 6380, "3")),
+        ("redis://u:p@h:6380", ("h", 6380, "/")),
+        ("redis://h/2?virtual_host=5", ("h", 6379, "5")),
+        ("rediss://h:1/0?ssl_cert_reqs=none", ("h", 1, "0")),
+        ("socket:///tmp/x.sock?virtual_host=2", ("delayed+socket:///tmp/x.sock?virtual_host=2", 6379, "2")),
+        ("embedded:///var/d", ("delayed+embedded:///var/d", 6379, "/")),
+        ("sentinel://a/1", ("a", 26379, "1")),
+        ("sentinels://:p@a:5/1;delayed+sentinels://b", ("a", 5, "1")),
+        ("rediscluster://a:7000;b:7001", ("a", 7000, "/")),
+        ("redisclusters://a", ("a", 6379, "/")),
+        ("redis://a:1/1;delayed+redis://b", ("a", 1, "1")),
+    ],
+)
+def test_a_connection_names_its_server(url: str, expected: tuple[Any, ...]) -> None:
+    connection = Connection(f"delayed+{url}")
+    where, uri = address(connection), connection.as_uri(include_password=True)
+    clone = connection.clone()
+    again = pickle.loads(pickle.dumps(connection))
+    for each in (connection, clone, clone.clone(), again, copy(connection)):
+        assert named(each) == named(each) == expected
+        if each.transport is not None and "socket" not in url and "embedded" not in url:
+            assert (each.hostname, each.port or 6379, each.virtual_host) == expected
+        assert plain(address(each)) == plain(where)
+        assert each.as_uri(include_password=True) == uri
+        assert each.as_uri() == connection.as_uri()
+    assert json.loads(json.dumps(expected[0])) == str(connection.info()["hostname"])
+
+
+def test_stock_names_the_same_server() -> None:
+    stock = Connection("redis://u:p@h:6380/3")
+    ours = Connection("delayed+redis://u:p@h:6380/3")
+    assert named(ours) == named(stock)
+    assert ours.host == stock.host == "h:6380"
+    assert ours.as_uri() == f"delayed+{stock.as_uri()}"
+
+
+def test_the_next_of_a_list_has_nothing_of_the_one_before() -> None:
+    connection = Connection("delayed+redis://:p@a:1/1;delayed+redis://b;delayed+rediss://c:3/3")
+    assert named(connection) == ("a", 1, "1")
+    for expected in (("b", 6379, "/"), ("c", 3, "3"), ("a", 1, "1"), ("b", 6379, "/")):
+        connection.maybe_switch_next()
+        assert named(connection) == expected
+        assert named(connection.clone()) == expected
+        assert address(connection).host == expected[0]
+        assert (address(connection).ssl is not None) == (expected[0] == "c")
+        assert "+" not in connection.hostname
 
 
 def test_parts_may_come_beside_the_url() -> None:

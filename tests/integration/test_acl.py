@@ -1,0 +1,124 @@
+"""A user with the rights that docs/operations.md names can do everything that the project does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+from celery.bin.base import CLIContext
+from click.testing import CliRunner
+
+from celery_ext.cli import delayed
+from kombu_delayed.server import ACL_COMMANDS, ACL_PATTERNS
+from tests.kit.clusters import Cluster
+from tests.kit.http import api_client
+from tests.kit.ledger import Ledger
+from tests.kit.sentinels import start_group
+from tests.kit.servers import Server, available_kinds
+from tests.kit.tasks_app import Settings, make_app
+from tests.kit.wait import wait_until
+from tests.kit.workers import ROOT, Worker
+
+pytestmark = pytest.mark.smoke
+
+USER, PASSWORD = "shop", "secret"
+RULES = ("reset", "on", f">{PASSWORD}", *ACL_COMMANDS.split(), *ACL_PATTERNS.split())
+
+
+@contextmanager
+def limited(clients: Iterable[redis.Redis]) -> Iterator[None]:
+    """A user on each server; at the end nothing was denied but what is asked for out of interest."""
+    clients = list(clients)
+    for client in clients:
+        client.execute_command("ACL", "SETUSER", USER, *RULES)
+        client.execute_command("ACL", "LOG", "RESET")
+    try:
+        yield
+        denied = [entry for client in clients for entry in client.acl_log()]
+        assert [e for e in denied if not str(e["object"]).startswith("config")] == []
+    finally:
+        for client in clients:
+            client.execute_command("ACL", "DELUSER", USER)
+
+
+def use_all(url: str, options: dict[str, Any], directory: Path) -> None:
+    """A worker with all that talks to others, a producer, events, and the command line."""
+    ledger = Ledger(directory / "ledger")
+    settings = Settings(
+        url, "rpc://", {"global_keyprefix": "shop:", **options}, str(ledger.path)
+    )
+    app = make_app(settings)
+    worker = Worker(
+        settings, directory, pool="threads", concurrency=2, gossip=True, options=["-E"]
+    )
+    with worker:
+        assert app.send_task("add", (1, 2), countdown=0.2).get(timeout=60) == 3
+        app.send_task("record", ("now",), priority=9)
+        app.send_task("record", ("later",), countdown=0.3)
+        wait_until(lambda: len(ledger.entries()) == 2, "both ran", 60)
+        waits = app.send_task("record", countdown=3_600)
+        app.send_task("reject")
+        wait_until(lambda: app.control.ping(timeout=1), "the worker answers", 60)
+        for words in (
+            ["list"],
+            ["count"],
+            ["dead", "list"],
+            ["cancel", waits.id],
+            ["metrics"],
+            ["consumers"],
+        ):
+            run(app, *words)
+        hear(app)
+        with api_client(app, needs_token=False) as api:
+            queues = api.get("/queues")
+            assert queues.status_code == 200, queues.text
+    app.close()
+
+
+def hear(app: Celery) -> None:
+    """One event of the worker."""
+    heard: list[Any] = []
+    with app.connection_for_read() as connection:
+        receiver = app.events.Receiver(connection, handlers={"*": heard.append})
+        capture = receiver.itercapture(limit=1, timeout=60, wakeup=True)
+        next(iter(capture))
+
+
+def run(app: Celery, *words: str) -> None:
+    context = CLIContext(app=app, no_color=True, workdir=None)
+    result = CliRunner().invoke(delayed, words, obj=context)
+    assert result.exit_code == 0, (words, result.output, result.exception)
+
+
+def test_a_single_server(server: Server, client: redis.Redis, tmp_path: Path) -> None:
+    url = f"delayed+redis://{USER}:{PASSWORD}@127.0.0.1:{server.port}/0"
+    with limited([client]):
+        use_all(url, {}, tmp_path)
+
+
+def test_a_cluster(cluster: Cluster, tmp_path: Path) -> None:
+    first, second = (server.port for server in cluster.servers[:2])
+    url = f"delayed+rediscluster://{USER}:{PASSWORD}@127.0.0.1:{first};127.0.0.1:{second}"
+    with limited(cluster.client(server) for server in cluster.servers):
+        use_all(url, {}, tmp_path)
+
+
+def test_the_master_of_sentinels(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        group = stack.enter_context(start_group(available_kinds()[0], tmp_path / "group"))
+        client = stack.enter_context(group.client())
+        hosts = group.url.partition("@")[2]
+        url = f"delayed+sentinel://{USER}:{PASSWORD}@{hosts}"
+        with limited([client]):
+            use_all(url, group.options, tmp_path)
+
+
+def test_the_page_names_these_rules() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text()
+    assert ACL_COMMANDS in page
+    assert ACL_PATTERNS in page

@@ -1,0 +1,64 @@
+"""Mistakes in a URL, an option or the server's configuration are named where they are made."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from kombu import Connection, Exchange, Queue
+from kombu.exceptions import OperationalError
+
+from kombu_delayed.errors import OptionError, ServerError, UrlError
+from kombu_delayed.transport import _warn_of_visibility_timeout
+from tests.kit.servers import Server, available_kinds, start_server
+
+
+@pytest.mark.parametrize(
+    ("database", "text"),
+    [
+        ("shop", "database in the broker URL is a number from 0 on, not 'shop'"),
+        ("-1", "database in the broker URL is a number from 0 on, not '-1'"),
+        ("99", "the server has no database of the number that the broker URL names"),
+    ],
+)
+def test_a_database_that_is_none(database: str, text: str, server: Server) -> None:
+    url = f"delayed+redis://127.0.0.1:{server.port}/{database}"
+    with Connection(url) as connection, pytest.raises(UrlError, match=text):
+        _ = connection.default_channel
+
+
+@pytest.mark.parametrize("command", ["EVAL", "EVALSHA"])
+def test_scripts_were_renamed(command: str, tmp_path: Path) -> None:
+    config = {"rename-command": f"{command} hidden"}
+    with start_server(available_kinds()[0], tmp_path, port=0, config=config) as server:
+        with Connection(f"delayed+{server.url}") as connection:
+            with pytest.raises(ServerError, match=f"no command {command}.*rename-command"):
+                _ = connection.default_channel
+
+
+def test_a_queue_with_the_separator_in_its_name(connection: Connection) -> None:
+    queue = Queue("x\x06\x163", Exchange("x"), routing_key="x")
+    with pytest.raises(OptionError, match="stands between the name and the priority"):
+        queue(connection).declare()
+
+
+def test_visibility_timeout_is_warned_of_once(
+    connect: Callable[..., Connection], caplog: pytest.LogCaptureFixture
+) -> None:
+    _warn_of_visibility_timeout.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            _ = connect(visibility_timeout=3_600).default_channel
+    assert caplog.text.count("visibility_timeout has no effect") == 1
+
+
+def test_tls_at_a_port_without(server: Server) -> None:
+    url = f"delayed+rediss://127.0.0.1:{server.port}/0?ssl_cert_reqs=none"
+    began = time.monotonic()
+    with Connection(url) as connection:
+        with pytest.raises(OperationalError, match="does this port speak TLS"):
+            connection.ensure_connection(max_retries=1)
+    assert time.monotonic() - began < 60  # stock: above 130
