@@ -160,9 +160,7 @@ class Backlog:
             counts += numbers(script("reschedule").send(self.store.run, packed))
         return counts
 
-    def reschedule_arguments(
-        self, moves: Sequence[Move], members: bool = False
-    ) -> tuple[Any, ...]:
+    def reschedule_arguments(self, moves: Sequence[Move], members: bool = False) -> tuple[Any, ...]:
         """What follows the script in a command."""
         given = {
             **self.store.backlog_keys(self._keys),

@@ -180,6 +180,7 @@ class MasterWatch:
     def _compare(self, sentinel: Address, client: redis.Redis) -> None:
         """There may have been a failover that nobody here has heard of."""
         masters: Any = client.sentinel_masters()
+        client.connection_pool.disconnect(inuse_connections=False)  # it has done its duty
         state = masters.get(self.name)
         if state and int(state.get("config-epoch", 0)) > self._epoch and self.address:
             self._promoted((state["ip"], state["port"]), sentinel)
@@ -210,9 +211,7 @@ def _text(raw: Any) -> str:
 _watches: dict[str, MasterWatch] = {}
 
 
-def watch_of(
-    name: str, sentinels: Sequence[Address], parameters: Mapping[str, Any]
-) -> MasterWatch:
+def watch_of(name: str, sentinels: Sequence[Address], parameters: Mapping[str, Any]) -> MasterWatch:
     """This process's watch of a master, one for each way to reach the Sentinels."""
     parts = [name, *sentinels, *(item for item in parameters.items() if item[0] != "retry")]
     return _watches.setdefault(repr(parts), MasterWatch(name, sentinels, parameters))

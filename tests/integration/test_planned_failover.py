@@ -242,7 +242,9 @@ def test_a_master_without_replicas_stores_nothing(
     for replica in group.replicas:
         replica.stop()
     connection = connect(delayed_replicas_to_wait=1, delayed_replica_timeout_seconds=0.1)
-    with pytest.raises(connection.connection_errors, match="0 of 1 replicas .* nothing was stored"):
+    with pytest.raises(
+        connection.connection_errors, match=r"0 of 1 replicas .* nothing was stored"
+    ):
         connection.Producer().publish("x", routing_key="mail", declare=[MAIL])
     with group.client() as client:
         assert client.llen("mail") == 0

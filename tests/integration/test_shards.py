@@ -362,9 +362,7 @@ def test_one_round_trip_finds_a_task(tasks: Tasks, monkeypatch: pytest.MonkeyPat
     delayed = tasks(12, 20)
     trips: list[int] = []
     confirm = Lane.confirm
-    monkeypatch.setattr(
-        Lane, "confirm", lambda self, n: (trips.append(n), confirm(self, n))[1]
-    )
+    monkeypatch.setattr(Lane, "confirm", lambda self, n: (trips.append(n), confirm(self, n))[1])
     delayed.cancel("0")
     delayed.store.shards.look_again = lambda: None  # type: ignore[method-assign]
     trips.clear()
