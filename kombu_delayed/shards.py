@@ -175,13 +175,6 @@ class QueueShards(Shards):
         others = (shard_name(queue, (first + n) % count) for n in range(1, count))
         return next((shard for shard in others if not self._is_down(shard)), home)
 
-    def all(self, queue: str) -> tuple[str, ...]:
-        """As `Shards.all`; while the node that knows is down, those that are filled now."""
-        try:
-            return super().all(queue)
-        except UNREACHABLE:
-            return tuple(shard_name(queue, n) for n in range(self.count(queue)))
-
     def forget(self, queue: str) -> None:
         """The queue is deleted."""
         self._seen_at.pop(queue, None)
@@ -189,14 +182,13 @@ class QueueShards(Shards):
             self._run("DEL", shard_count(queue, self._prefix))
 
     def _known(self, queue: str) -> int:
+        """As far as the node that knows can be asked, or could before, and else as configured."""
         now, count = monotonic(), self.count(queue)
         if now - self._seen_at.get(queue, -LOOK_SECONDS) >= LOOK_SECONDS:
             try:
                 self._look(queue, count)
                 self._seen_at[queue] = now
             except UNREACHABLE as error:
-                if queue not in self._most and count == 1:
-                    return 1
                 self._seen_at[queue] = now - LOOK_SECONDS + RETRY_SECONDS
                 logger.info("Cannot ask how many shards queue %r has now: %s", queue, error)
         return max(self._most.get(queue, 1), count)
