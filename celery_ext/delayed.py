@@ -165,6 +165,14 @@ class Delayed:
                 self.was_cancelled(TaskInfo.waiting(shard, waiting))
         return gone
 
+    def drop(self, shard: str, infos: Sequence[TaskInfo]) -> list[TaskInfo]:
+        """Drop delayed tasks of one shard; returns those that were there, and tells of them."""
+        counts = self.backlog(shard).cancel([info.member for info in infos], members=True)
+        dropped = list(compress(infos, counts))
+        for info in dropped:
+            self.was_cancelled(info)
+        return dropped
+
     def _is_told_of_cancelling(self) -> bool:
         """Whether anybody is; the app's tasks, which may be many, are looked at once a second."""
         if signals.task_cancelled.receivers:
@@ -268,11 +276,7 @@ class Delayed:
         """Drop all delayed tasks that a query means. Their results are REVOKED."""
 
         def cancel(queue: str, infos: list[TaskInfo]) -> int:
-            dropped = self.backlog(queue).cancel([info.member for info in infos], members=True)
-            for info, count in zip(infos, dropped, strict=True):
-                if count:
-                    self.was_cancelled(info)
-            return sum(dropped)
+            return len(self.drop(queue, infos))
 
         return self._change(query, cancel, dry_run, progress)
 
