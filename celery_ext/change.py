@@ -7,6 +7,7 @@ from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from celery import Celery
@@ -76,7 +77,8 @@ def change(
     Raises QueryError where its arguments cannot be read or written here.
     """
     due_ms, changed = change.due_ms(), False
-    for name, _ in delayed.where(queue, [task_id], found := set[str]()):
+    names = chain.from_iterable(delayed.where(queue, [task_id], found := set[str]()))
+    for name in names:
         for member in [waiting.member for waiting in delayed.backlog(name).get(task_id)]:
             if _change_member(delayed, name, task_id, member, change, due_ms, accepts):
                 found.add(task_id)

@@ -16,6 +16,7 @@ from kombu import Connection
 from kombu_delayed import backlog as backlogs
 from kombu_delayed import events as streams
 from kombu_delayed.backlog import Backlog, Move
+from kombu_delayed.copies import Copies
 from kombu_delayed.decisions import Rules
 from kombu_delayed.events import Event
 from kombu_delayed.lookup import lookup_by_id, lookup_by_reading
@@ -154,15 +155,23 @@ class Delayed:
 
     def _cancel(self, wanted: list[str], queue: str | None) -> set[str]:
         gone: set[str] = set()
-        for name, ids in self.where(queue, wanted, gone):
-            backlog = self.backlog(name)
+        for shards in self.where(queue, wanted, gone):
+            copies = Copies(self.store, shards)
             if not self._is_told_of_cancelling():
-                gone.update(compress(ids, backlog.cancel(ids)))
+                gone.update(compress(wanted, copies.cancel(wanted)))
                 continue
-            for waiting in backlog.take(ids):
+            for shard, waiting in copies.take(wanted):
                 gone.add(waiting.id)
-                self.was_cancelled(TaskInfo.waiting(name, waiting))
+                self.was_cancelled(TaskInfo.waiting(shard, waiting))
         return gone
+
+    def drop(self, shard: str, infos: Sequence[TaskInfo]) -> list[TaskInfo]:
+        """Drop delayed tasks of one shard; returns those that were there, and tells of them."""
+        counts = self.backlog(shard).cancel([info.member for info in infos], members=True)
+        dropped = list(compress(infos, counts))
+        for info in dropped:
+            self.was_cancelled(info)
+        return dropped
 
     def _is_told_of_cancelling(self) -> bool:
         """Whether anybody is; the app's tasks, which may be many, are looked at once a second."""
@@ -219,51 +228,28 @@ class Delayed:
 
     def _move(self, task_id: str, to: tuple[str, str], queue: str | None) -> bool:
         moved: set[str] = set()
-        for name, _ in self.where(queue, [task_id], moved):
-            if self.backlog(name).reschedule([Move(task_id, *to)])[0]:
+        for shards in self.where(queue, [task_id], moved):
+            if Copies(self.store, shards).reschedule([Move(task_id, *to)])[0]:
                 moved.add(task_id)
         if moved:
             signals.task_rescheduled.send(sender=self.app, task_id=task_id, eta=to[1] or None)
         return bool(moved)
 
     def where(
-        self, queue: str | None, ids: list[str], found: set[str]
-    ) -> Iterable[tuple[str, list[str]]]:
-        """Where to look for which ids: in a queue, or in the app's, and for what is not found in
-        them in the others that there are.
+        self, queue: str | None, ids: Sequence[str], found: set[str]
+    ) -> Iterator[Sequence[str]]:
+        """The shards to look into for some ids: those of a queue, or of each of the app's queues.
+
+        Where some are in none of the app's queues, the others that there are come then.
         """
-        return self._in_shards(queue, ids, found) if queue else self._in_all(ids, found)
-
-    def _in_all(self, ids: list[str], found: set[str]) -> Iterator[tuple[str, list[str]]]:
+        shards = self.store.shards
+        if queue:
+            yield shards.all(queue)
+            return
         own = list(self.app.amqp.queues)
-        for name in own:
-            yield from self._in_shards(name, ids, found)
+        yield from map(shards.all, own)
         if len(found) < len(ids):
-            for name in self.queues():
-                if name not in own:
-                    yield from self._in_shards(name, ids, found)
-
-    def _in_shards(
-        self, queue: str, ids: list[str], found: set[str]
-    ) -> Iterable[tuple[str, list[str]]]:
-        """Each id where it would be sent to now, and then, where it is not, in the other shards."""
-        shards = self.store.shards
-        others = shards.all(queue)
-        if len(others) == 1:
-            return ((queue, ids),)
-        return self._at_home(queue, others, ids, found)
-
-    def _at_home(
-        self, queue: str, others: Sequence[str], ids: list[str], found: set[str]
-    ) -> Iterator[tuple[str, list[str]]]:
-        shards = self.store.shards
-        homes: dict[str, list[str]] = {}
-        for id in ids:
-            homes.setdefault(shards.home(queue, id), []).append(id)
-        yield from homes.items()
-        for name in others:
-            if left := [id for id in ids if id not in found and shards.home(queue, id) != name]:
-                yield name, left
+            yield from (shards.all(name) for name in self.queues() if name not in own)
 
     # Many.
 
@@ -290,11 +276,7 @@ class Delayed:
         """Drop all delayed tasks that a query means. Their results are REVOKED."""
 
         def cancel(queue: str, infos: list[TaskInfo]) -> int:
-            dropped = self.backlog(queue).cancel([info.member for info in infos], members=True)
-            for info, count in zip(infos, dropped, strict=True):
-                if count:
-                    self.was_cancelled(info)
-            return sum(dropped)
+            return len(self.drop(queue, infos))
 
         return self._change(query, cancel, dry_run, progress)
 

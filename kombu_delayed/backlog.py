@@ -121,12 +121,12 @@ class Backlog:
             limit_bytes=PAGE_BYTES,
             needle=needle,
         )
-        return _waiting(found), Place(int(due_ms), last[1:]) if more else None
+        return waiting_in(found), Place(int(due_ms), last[1:]) if more else None
 
     def take(self, ids: Iterable[str]) -> Iterator[Waiting]:
         """Drop the messages with these task ids, some of the ids a call, and return them."""
         for part in chunks(list(ids)):
-            yield from _waiting(self._cancel(part, "read"))
+            yield from waiting_in(self._cancel(part, "read"))
 
     def cancel(self, ids: Iterable[str], *, members: bool = False) -> list[int]:
         """Drop messages; returns how many there were, for each id.
@@ -140,11 +140,14 @@ class Backlog:
         return counts
 
     def _cancel(self, ids: Sequence[str], how: str) -> Any:
+        return script("cancel").send(self.store.run, self.cancel_arguments(ids, how))
+
+    def cancel_arguments(self, ids: Sequence[str], how: str) -> tuple[Any, ...]:
+        """What follows the script in a command; `how` is as `cancel.lua` has it."""
         keys, store = self._keys, self.store
         # As `Store.cancel_call` packs it: a cancel shall cost little more than its round trip.
         head = 5, keys.partitions, keys.delayed, keys.messages, keys.duplicates, keys.events
-        packed = *head, how, store.event_bound(keys), *ids
-        return script("cancel").send(store.run, packed)
+        return *head, how, store.event_bound(keys), *ids
 
     def reschedule(self, moves: Iterable[Move], *, members: bool = False) -> list[int]:
         """Give messages another due time; returns how many there were, for each.
@@ -153,20 +156,24 @@ class Backlog:
         """
         counts: list[int] = []
         for part in chunks(list(moves)):
-            answer = script("reschedule")(
-                self.store.run,
-                **self.store.backlog_keys(self._keys),
-                **self.store.event_keys(self._keys),
-                moved=self._keys.moved,
-                ready=self._keys.ready,
-                now=self.store.now,
-                partition_size=self.store.partition_size,
-                steps=self._keys.steps,
-                whole=int(not members),
-                entries=[text for move in part for text in move],
-            )
-            counts += numbers(answer)
+            packed = self.reschedule_arguments(part, members)
+            counts += numbers(script("reschedule").send(self.store.run, packed))
         return counts
+
+    def reschedule_arguments(self, moves: Sequence[Move], members: bool = False) -> tuple[Any, ...]:
+        """What follows the script in a command."""
+        given = {
+            **self.store.backlog_keys(self._keys),
+            **self.store.event_keys(self._keys),
+            "moved": self._keys.moved,
+            "ready": self._keys.ready,
+            "now": self.store.now,
+            "partition_size": self.store.partition_size,
+            "steps": self._keys.steps,
+            "whole": int(not members),
+            "entries": [text for move in moves for text in move],
+        }
+        return script("reschedule").pack(given)
 
     def revise(self, waiting: Waiting, step: int, message: bytes, due_ms: int) -> bool:
         """Give a message another text, priority step and due time.
@@ -237,7 +244,8 @@ class Backlog:
         return reason_of((limit or b"").decode())
 
 
-def _waiting(answer: Sequence[bytes]) -> list[Waiting]:
+def waiting_in(answer: Sequence[bytes]) -> list[Waiting]:
+    """The messages that a script has returned."""
     return [
         Waiting(member.decode(errors="surrogateescape"), open_kept(record))
         for member, record in zip(answer[::2], answer[1::2], strict=True)

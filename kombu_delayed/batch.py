@@ -164,12 +164,12 @@ class Outbox(Pipeline):
 
     def schedule(self, queue: str, entry: Entry, expires_ms: int) -> None:
         """A message with a due time."""
-        queue = self._store.shards.home(queue, entry.id)
+        queue = self._store.shards.place(queue, entry.id)
         self._queued.setdefault(("schedule", queue, expires_ms), []).append(entry)
 
     def put(self, queue: str, entry: Entry, expires_ms: int) -> None:
         """A message for now."""
-        queue = self._store.shards.home(queue, entry.id)
+        queue = self._store.shards.place(queue, entry.id)
         self._queued.setdefault(("publish", queue, expires_ms), []).append(entry)
 
     def publish(self, topic: str, payload: str) -> None:

@@ -21,7 +21,15 @@ from . import embedded, urls
 from .consumer import Consumer
 from .decisions import Rules, planned, rules_of
 from .embedded_connection import EmbeddedConnection
-from .errors import UNREACHABLE, AlreadyDelayed, OptionError, ServerNotReady, UrlError, translate
+from .errors import (
+    UNREACHABLE,
+    AlreadyDelayed,
+    NodeDown,
+    OptionError,
+    ServerNotReady,
+    UrlError,
+    translate,
+)
 from .lease import Lease
 from .message import Unique, check_task, due, message_id, to_json, unique_key
 from .options import Options
@@ -293,16 +301,26 @@ class Channel(stock.Channel):
             batch.add("schedule" if entry.due else "put", queue, entry, expires_ms)
             return
         try:
-            queue = self.store.shards.home(queue, unique.key if unique else entry.id)
             if unique is not None:
-                self._put_unique(queue, entry, unique, expires_ms)
-            elif entry.due:
-                self.store.schedule(queue, [entry], expires_ms)
+                self._put_unique(
+                    self.store.shards.home(queue, unique.key), entry, unique, expires_ms
+                )
             else:
-                self.store.publish(queue, [entry], expires_ms)
+                self._put_in_shard(queue, entry, expires_ms)
         except ServerNotReady:
             _servers.clear()  # who reconnects looks at it again, and waits
             raise
+
+    def _put_in_shard(self, queue: str, entry: Entry, expires_ms: int) -> None:
+        put = self.store.schedule if entry.due else self.store.publish
+        shard = self.store.shards.place(queue, entry.id)
+        try:
+            put(shard, [entry], expires_ms)
+        except NodeDown:  # nothing was sent: another shard may be on a node that is up
+            other = self.store.shards.place(queue, entry.id)
+            if other == shard:
+                raise
+            put(other, [entry], expires_ms)
 
     def _put_unique(self, queue: str, entry: Entry, unique: Unique, expires_ms: int) -> None:
         done, other = self.store.schedule_unique(queue, entry, *unique, expires_ms)

@@ -105,6 +105,14 @@ class Cluster:
         """Whether a node has slots or copies those of another."""
         return str(node) in self._known().nodes_cache or node in self._moved.values()
 
+    def is_down(self, node: Node) -> bool:
+        """Whether a node is left alone now. Asks others whether its slots have another one."""
+        rest = self._resting.get(node)
+        if rest is None or monotonic() >= rest.until:
+            return False
+        self.look()
+        return True
+
     def any_master(self) -> Node:
         """One that was not found to be down, where there is one."""
         masters = self.masters()

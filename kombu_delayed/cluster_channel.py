@@ -20,7 +20,7 @@ from .cluster_qos import ClusterQoS
 from .cluster_store import ClusterStore, Nodes
 from .cluster_wake import NodeWake
 from .consumer import Consumer
-from .errors import UNREACHABLE, OptionError, ServerError
+from .errors import UNREACHABLE, NodeDown, OptionError, ServerError
 from .keys import bindings, lasting_bindings
 from .server import check, inspect
 from .shards import queue_of
@@ -52,6 +52,8 @@ class ClusterChannel(Channel):
         #: Bindings that are not on their node yet, (exchange, member) -> queue.
         self._unbound: dict[tuple[str, str], str] = {}
         self._bind_at = 0.0
+        #: The bindings of exchanges as they were read last.
+        self._tables: dict[str, list[tuple[str, ...]]] = {}
         super().__init__(*args, **kwargs)
 
     @property
@@ -261,8 +263,16 @@ class ClusterChannel(Channel):
         """The bindings of an exchange, each as (routing key, pattern, queue)."""
         if self._unbound:
             self._bind_missing()
-        found = self.store.run.insist("SMEMBERS", bindings(exchange, self.global_keyprefix))
-        return [tuple(bytes_to_str(each).split(self.sep)) for each in found]
+        try:
+            found = self.store.run.insist("SMEMBERS", bindings(exchange, self.global_keyprefix))
+        except NodeDown:  # shards of its queues may be on other nodes
+            declared = self.state.exchanges.get(exchange, {}).get("table")
+            if known := self._tables.get(exchange) or declared:
+                return [*known]
+            raise
+        table = [tuple(bytes_to_str(each).split(self.sep)) for each in found]
+        self._tables[exchange] = table
+        return table
 
     def _drop_queue(
         self, queue: str, exchange: str, routing_key: str, pattern: str, *args: Any, **kwargs: Any

@@ -10,7 +10,7 @@ from kombu.log import get_logger
 
 from .cluster import Cluster, Node
 from .cluster_wire import ClusterWire, slot_of
-from .errors import UNREACHABLE
+from .errors import UNREACHABLE, NodeDown
 from .scripts import Script
 from .shards import QueueShards, Shards
 from .slots import hash_tag, queue_with
@@ -80,4 +80,10 @@ class ClusterStore(Store):
         return wire
 
     def _new_shards(self, prefix: str, configured: int | Mapping[str, int]) -> Shards:
-        return QueueShards(self.run, prefix, configured)
+        return QueueShards(self.run, prefix, configured, self._is_down)
+
+    def _is_down(self, queue: str) -> bool:
+        try:
+            return self.cluster.is_down(self.node_of(queue))
+        except NodeDown:
+            return True

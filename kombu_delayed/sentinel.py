@@ -118,7 +118,7 @@ class _Rediscovers:
 
     def send_packed_command(self, command: Any, check_health: bool = True) -> None:
         if self._sock is None:
-            self.connect()  # type: ignore[attr-defined]
+            self.connect()
         super().send_packed_command(command, check_health)  # type: ignore[misc]
 
 
@@ -135,7 +135,7 @@ class MasterPool(sentinel.SentinelConnectionPool):
 
     def get_connection(self, *args: Any, **kwargs: Any) -> Any:
         """One that is connected."""
-        connection = super().get_connection(*args, **kwargs)
+        connection: Any = super().get_connection(*args, **kwargs)
         try:
             connection.move()
         except BaseException:
@@ -147,13 +147,14 @@ class MasterPool(sentinel.SentinelConnectionPool):
 class MasterWake(WakeConnection):
     """Waits for tokens of the master, and of no server that has been one."""
 
+    watch: MasterWatch
+
     def check(self, now: float) -> None:
-        """As any; raises MasterChanges where this one is no use, or none is until a failover ends."""
-        if self.connection is not None:
-            if self.connection.has_left:
-                raise MasterChanges("the Sentinels name another master")
-            if self.connection.connection_pool.sentinel_manager.watch.is_held:
-                raise MasterChanges("the Sentinels are about to name another master")
+        """As any. Raises MasterChanges where it has left the master, or a failover is under way."""
+        if self.watch.is_held:
+            raise MasterChanges("the Sentinels are about to name another master")
+        if self.connection is not None and self.connection.has_left:
+            raise MasterChanges("the Sentinels name another master")
         super().check(now)
 
 
@@ -244,5 +245,6 @@ class SentinelChannel(Channel, stock.SentinelChannel):
 
     def _new_wake(self) -> WakeConnection:
         wake = super()._new_wake()
+        wake.watch = self.pool.sentinel_manager.watch  # type: ignore[attr-defined]
         wake.grace_seconds = self.socket_timeout or wake.grace_seconds
         return wake

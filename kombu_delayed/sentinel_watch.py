@@ -87,18 +87,19 @@ class MasterWatch:
         self._lock = threading.Lock()
         self._listening: set[Address] = set()
 
+    def _locked(self) -> threading.Lock:
+        if self._pid != os.getpid():
+            self._reset()  # the parent's threads are not here, and one may have had the lock
+        return self._lock
+
     def follow(self, follower: Follower) -> None:
         """Tell it of another master, until it leaves."""
-        if self._pid != os.getpid():
-            self._reset()
-        with self._lock:
+        with self._locked():
             self._followers.add(follower)
 
     def start(self) -> None:
         """Listen for as long as anybody follows. Twice is safe, and so it is in a forked child."""
-        if self._pid != os.getpid():
-            self._reset()
-        with self._lock:
+        with self._locked():
             silent = [each for each in self._sentinels if each not in self._listening]
             self._listening.update(silent)
         for sentinel in silent:
@@ -111,7 +112,7 @@ class MasterWatch:
 
     def leave(self, follower: Follower) -> None:
         """Follow no more; when the last one has left, the threads end within seconds."""
-        with self._lock:
+        with self._locked():
             self._followers.discard(follower)
 
     def found(self, address: Address, epoch: int) -> None:
@@ -180,6 +181,7 @@ class MasterWatch:
     def _compare(self, sentinel: Address, client: redis.Redis) -> None:
         """There may have been a failover that nobody here has heard of."""
         masters: Any = client.sentinel_masters()
+        client.connection_pool.disconnect(inuse_connections=False)  # it has done its duty
         state = masters.get(self.name)
         if state and int(state.get("config-epoch", 0)) > self._epoch and self.address:
             self._promoted((state["ip"], state["port"]), sentinel)
@@ -210,9 +212,7 @@ def _text(raw: Any) -> str:
 _watches: dict[str, MasterWatch] = {}
 
 
-def watch_of(
-    name: str, sentinels: Sequence[Address], parameters: Mapping[str, Any]
-) -> MasterWatch:
+def watch_of(name: str, sentinels: Sequence[Address], parameters: Mapping[str, Any]) -> MasterWatch:
     """This process's watch of a master, one for each way to reach the Sentinels."""
     parts = [name, *sentinels, *(item for item in parameters.items() if item[0] != "retry")]
     return _watches.setdefault(repr(parts), MasterWatch(name, sentinels, parameters))

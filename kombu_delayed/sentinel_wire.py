@@ -60,7 +60,7 @@ class MasterWire(Wire):
         return super().connect()
 
     def refresh(self, connection: Any, is_idle: bool) -> None:
-        """Lead it to the present master. Raises MasterChanges where answers would be lost by that."""
+        """Lead it to the present master. Raises MasterChanges where that would lose answers."""
         self._watch.wait()
         if connection.has_left and not is_idle:
             raise MasterChanges("the Sentinels name another master")

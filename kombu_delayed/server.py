@@ -84,8 +84,7 @@ def inspect(client: Redis) -> Server:
         persistent=saves or isinstance(answers[6], ResponseError),
         partition_size=_compact_size(sizes),
         ahead_seconds=_ahead_seconds(answers[7]),
-        stops_with_others=mode == "cluster"
-        and whole.get("cluster-require-full-coverage") == "yes",
+        stops_with_others=mode == "cluster" and whole.get("cluster-require-full-coverage") == "yes",
         mode=mode,
     )
 
@@ -115,8 +114,8 @@ def check(
 ) -> None:
     """Refuse a server that would lose messages, warn of what may surprise.
 
-    Raises UrlError where its URL is for servers of another `mode`, if one is given, ServerError, or ReplicaError (a
-    connection error: a failover may be under way).
+    Raises UrlError where its URL is for servers of another `mode`, if one is given, ServerError, or
+    ReplicaError (a connection error: a failover may be under way).
     """
     _check_mode(server.mode, mode)
     version = tuple(int(part) for part in server.version.split(".")[:2] if part.isdigit())

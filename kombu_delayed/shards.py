@@ -13,16 +13,23 @@ from time import monotonic
 from typing import Any
 from zlib import crc32
 
+from kombu.log import get_logger
+
 from .errors import UNREACHABLE
 from .keys import shard_count, shard_counts
 from .scripts import script
 from .wire import pairs
+
+logger = get_logger(__name__)
 
 #: Between a queue's name and the number of a shard.
 MARK = "\x1f"
 
 #: How often a process looks whether another one spreads a queue over more shards than it knows.
 LOOK_SECONDS = 10.0
+
+#: While the node that knows the number cannot be reached, it is asked this often.
+RETRY_SECONDS = 1.0
 
 #: Queues of Celery's remote control and events, of which each process has some.
 CELERY_OWN = re.compile(r"\.pidbox$|^celeryev\.")
@@ -93,6 +100,10 @@ class Shards:
         self._known(queue)
         return shard_name(queue, crc32(id.encode(errors="surrogatepass")) % count)
 
+    def place(self, queue: str, id: str) -> str:
+        """Where to send a message: to its home, or to a shard that can take it."""
+        return self.home(queue, id)
+
     def all(self, queue: str) -> tuple[str, ...]:
         """All that there may be messages in, also when fewer are filled now."""
         if not _can_be_spread(queue) or (count := self._known(queue)) == 1:
@@ -134,28 +145,35 @@ class Shards:
 
 
 class QueueShards(Shards):
-    """As `Shards`, remembered with each queue: on a Cluster no queue needs another one's node."""
+    """As `Shards`, remembered with each queue: on a Cluster no queue needs another one's node.
+
+    `is_down` says whether the node of a shard is known not to answer.
+    """
 
     def __init__(
         self,
         run: Callable[..., Any],
         prefix: str = "",
         configured: int | Mapping[str, int] = 1,
+        is_down: Callable[[str], bool] = lambda shard: False,
     ) -> None:
         super().__init__(run, prefix, configured)
         self._prefix = prefix
+        self._is_down = is_down
         self._seen_at: dict[str, float] = {}
 
     def look_again(self) -> None:
         """Ask Redis with the next call, for who must miss none."""
         self._seen_at.clear()
 
-    def all(self, queue: str) -> tuple[str, ...]:
-        """As `Shards.all`; while the node that knows is down, those that are filled now."""
-        try:
-            return super().all(queue)
-        except UNREACHABLE:
-            return tuple(shard_name(queue, n) for n in range(self.count(queue)))
+    def place(self, queue: str, id: str) -> str:
+        """As `Shards.place`: another shard while the node of its home is down."""
+        home, count = self.home(queue, id), self.count(queue)
+        if count == 1 or not self._is_down(home):
+            return home
+        first = number_of(home)
+        others = (shard_name(queue, (first + n) % count) for n in range(1, count))
+        return next((shard for shard in others if not self._is_down(shard)), home)
 
     def forget(self, queue: str) -> None:
         """The queue is deleted."""
@@ -164,15 +182,19 @@ class QueueShards(Shards):
             self._run("DEL", shard_count(queue, self._prefix))
 
     def _known(self, queue: str) -> int:
-        now, key, count = monotonic(), shard_count(queue, self._prefix), self.count(queue)
+        """As far as the node that knows can be asked, or could before, and else as configured."""
+        now, count = monotonic(), self.count(queue)
         if now - self._seen_at.get(queue, -LOOK_SECONDS) >= LOOK_SECONDS:
             try:
-                self._most[queue] = int(self._run("HGET", key, queue) or 1)
+                self._look(queue, count)
                 self._seen_at[queue] = now
-            except UNREACHABLE:  # what was known before has to do, for the other nodes' shards
-                if queue not in self._most and count > 1:
-                    raise
-        most = self._most.get(queue, 1)
-        if count > most:
-            most = self._most[queue] = self._raise(queue, key, count)
-        return most
+            except UNREACHABLE as error:
+                self._seen_at[queue] = now - LOOK_SECONDS + RETRY_SECONDS
+                logger.info("Cannot ask how many shards queue %r has now: %s", queue, error)
+        return max(self._most.get(queue, 1), count)
+
+    def _look(self, queue: str, count: int) -> None:
+        key = shard_count(queue, self._prefix)
+        self._most[queue] = int(self._run("HGET", key, queue) or 1)
+        if count > self._most[queue]:
+            self._most[queue] = self._raise(queue, key, count)

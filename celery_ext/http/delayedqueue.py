@@ -18,7 +18,7 @@ from .jobs import job_of
 from .models import Id, Name, Span, check_plain, span_of
 from .operations import Call, Json, Operation, parsed, validated
 from .problems import Problem
-from .status import delayed_infos, find
+from .status import delayed_infos, find, first_info
 from .tasks import Row, broker_failed, refused
 
 PATH = "/v1/delayedqueue"
@@ -137,15 +137,16 @@ def _queues(call: Call, namespace: str) -> list[str]:
 
 def _delayed(call: Call, given: QueuedId) -> TaskInfo | None:
     for queue in _queues(call, given.namespace):
-        if found := _infos(call, given, queue)[1]:
-            return found[0]
+        if found := first_info(_infos(call, given, queue)):
+            return found
     return None
 
 
-def _infos(call: Call, given: QueuedId, queue: str) -> tuple[str, list[TaskInfo]]:
-    """The shard and the delayed tasks that are meant; Celery may have others in such a queue."""
-    shard, infos = delayed_infos(call.service, call.identity, given.id, queue)
-    return shard, [info for info in infos if info.task == PULL_TASK]
+def _infos(call: Call, given: QueuedId, queue: str) -> dict[str, list[TaskInfo]]:
+    """The delayed tasks that are meant, by shard; Celery may have others in such a queue."""
+    found = delayed_infos(call.service, call.identity, given.id, queue)
+    pulled = {n: [info for info in infos if info.task == PULL_TASK] for n, infos in found.items()}
+    return {shard: infos for shard, infos in pulled.items() if infos}
 
 
 async def queued_put(call: Call) -> Response:
@@ -221,13 +222,9 @@ async def queued_delete(call: Call) -> Response:
 def _delete(call: Call, given: QueuedId) -> bool:
     delayed = call.service.delayed
     for queue in _queues(call, given.namespace):
-        shard, infos = _infos(call, given, queue)
-        members = [info.member for info in infos]
-        counts = delayed.backlog(shard).cancel(members, members=True) if members else []
-        for info, count in zip(infos, counts, strict=True):
-            if count:
-                delayed.was_cancelled(info)
-        if any(counts):
+        found = _infos(call, given, queue)
+        dropped = [delayed.drop(shard, infos) for shard, infos in found.items()]
+        if any(dropped):
             return True
     return False
 

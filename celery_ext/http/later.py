@@ -92,14 +92,12 @@ async def later_delete(call: Call) -> Response:
 
 def _delete(call: Call, id: str) -> bool:
     delayed = call.service.delayed
-    shard, infos = delayed_infos(call.service, call.identity, id)
-    jobs = [info for info in infos if is_job(info)]
-    counts = delayed.backlog(shard).cancel([info.member for info in jobs], members=True)
-    for info, count in zip(jobs, counts, strict=True):
-        if count:
-            delayed.was_cancelled(info)
-            once.forget(delayed.store, info)
-    return any(counts)
+    dropped = []
+    for shard, infos in delayed_infos(call.service, call.identity, id).items():
+        dropped += delayed.drop(shard, [info for info in infos if is_job(info)])
+    for info in dropped:
+        once.forget(delayed.store, info)
+    return bool(dropped)
 
 
 async def later_query(call: Call) -> Response:

@@ -50,15 +50,26 @@ State = dict[str, Any]
 
 def delayed_infos(
     service: Service, identity: Identity, id: str, queue: str | None = None
-) -> tuple[str, list[TaskInfo]]:
-    """The shard and the delayed tasks with an id there; only those that are the caller's."""
+) -> dict[str, list[TaskInfo]]:
+    """The delayed tasks with an id in the first queue that has some, by shard.
+
+    Only those that are the caller's.
+    """
     store = service.delayed.store
     for name in _names(service, identity, queue):
+        found: dict[str, list[TaskInfo]] = {}
         for shard in store.shards.nearest(name, id):
-            found = [TaskInfo.waiting(shard, each) for each in Backlog(store, shard).get(id)]
-            if mine := [info for info in found if identity.sees(info.queue, info.tenant)]:
-                return shard, mine
-    return "", []
+            infos = [TaskInfo.waiting(shard, each) for each in Backlog(store, shard).get(id)]
+            if mine := [info for info in infos if identity.sees(info.queue, info.tenant)]:
+                found[shard] = mine
+        if found:
+            return found
+    return {}
+
+
+def first_info(found: dict[str, list[TaskInfo]]) -> TaskInfo | None:
+    """One of what `delayed_infos` has found."""
+    return next((infos[0] for infos in found.values()), None)
 
 
 def find(service: Service, identity: Identity, id: str, queue: str | None = None) -> State | None:
@@ -136,9 +147,8 @@ def message_of(
     service: Service, identity: Identity, id: str, queue: str | None = None
 ) -> TaskInfo | None:
     """A task that is delayed, ready or unacked, with its message."""
-    _, infos = delayed_infos(service, identity, id, queue)
-    if infos:
-        return infos[0]
+    if info := first_info(delayed_infos(service, identity, id, queue)):
+        return info
     nearest = service.delayed.store.shards.nearest
     names = _names(service, identity, queue)
     return _held(service, [each for name in names for each in nearest(name, id)], identity, id)

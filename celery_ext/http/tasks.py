@@ -30,7 +30,7 @@ from .models import (
 from .operations import Call, Json, Operation
 from .problems import Problem, busy
 from .service import Service
-from .status import delayed_infos, find
+from .status import delayed_infos, find, first_info
 
 PREFIX = "/v1/tasks"
 
@@ -151,7 +151,7 @@ async def put_task(call: Call) -> Response:
 def _elsewhere(call: Call, id: str) -> bool:
     """Whether it is delayed already, in whichever queue. Raises a Problem for another's."""
     service = call.service
-    if delayed_infos(service, call.identity, id)[1]:
+    if delayed_infos(service, call.identity, id):
         return True
     if call.identity.tenants and any(
         service.delayed.backlog(name).get(id) for name in service.delayed.shards(None)
@@ -170,9 +170,9 @@ def _put_again(
     due: datetime | None,
 ) -> dict[str, Any]:
     service = call.service
-    _, infos = delayed_infos(service, call.identity, id)
-    if infos and infos[0].headers.get("delayed_request") != digest:
-        _replace(call, infos[0], new, kwargs, headers, due)
+    info = first_info(delayed_infos(service, call.identity, id))
+    if info and info.headers.get("delayed_request") != digest:
+        _replace(call, info, new, kwargs, headers, due)
     found = find(service, call.identity, id)
     if found is None:
         return {"id": id, "status": "done", "due": None}
@@ -224,7 +224,7 @@ async def change_task(call: Call) -> Response:
 
 def _change(call: Call, change: TaskChange) -> dict[str, Any]:
     service, id = call.service, call.id
-    info = _delayed_or_problem(call)[1][0]
+    (info, *_), *_ = _delayed_or_problem(call).values()
     if is_job(info) and (change.args is not None or change.kwargs is not None):
         raise Problem.of_field("args", "an HTTP job has none; PUT it with another content")
     service.delayed.change(
@@ -239,12 +239,11 @@ def _change(call: Call, change: TaskChange) -> dict[str, Any]:
     return find(service, call.identity, id, info.queue) or {}
 
 
-def _delayed_or_problem(call: Call) -> tuple[str, list[TaskInfo]]:
-    """Shard and delayed tasks that are meant. Raises a Problem where there is none."""
+def _delayed_or_problem(call: Call) -> dict[str, list[TaskInfo]]:
+    """The delayed tasks that are meant, by shard. Raises a Problem where there is none."""
     queue = call.query.queue if call.query else None
-    shard, infos = delayed_infos(call.service, call.identity, call.id, queue)
-    if infos:
-        return shard, infos
+    if infos := delayed_infos(call.service, call.identity, call.id, queue):
+        return infos
     found = find(call.service, call.identity, call.id, queue)
     if found is None:
         raise Problem(404, "there is no such task")
@@ -259,11 +258,8 @@ async def delete_task(call: Call) -> Response:
 
 def _delete(call: Call) -> None:
     delayed = call.service.delayed
-    shard, infos = _delayed_or_problem(call)
-    counts = delayed.backlog(shard).cancel([info.member for info in infos], members=True)
-    for info, count in zip(infos, counts, strict=True):
-        if count:
-            delayed.was_cancelled(info)
+    for shard, infos in _delayed_or_problem(call).items():
+        for info in delayed.drop(shard, infos):
             once.forget(delayed.store, info)
 
 
@@ -274,8 +270,8 @@ async def run_task_now(call: Call) -> Response:
 
 def _run_now(call: Call) -> dict[str, Any]:
     delayed = call.service.delayed
-    shard, infos = _delayed_or_problem(call)
-    delayed.move_all(shard, infos, [("+0", "")] * len(infos))
+    for shard, infos in _delayed_or_problem(call).items():
+        delayed.move_all(shard, infos, [("+0", "")] * len(infos))
     return {"id": call.id, "status": "waiting", "due": datetime.now(timezone.utc).isoformat()}
 
 

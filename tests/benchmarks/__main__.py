@@ -37,6 +37,7 @@ from tests.benchmarks import (
     spark_archive,
     spark_million,
     spark_simulate,
+    switching,
     throughput,
     waking,
 )
@@ -69,6 +70,7 @@ GROUPS = (
     spark_archive,
     spark_million,
     spark_simulate,
+    switching,
 )
 BENCHMARKS: dict[str, Benchmark] = {each.name: each for g in GROUPS for each in g.BENCHMARKS}
 

@@ -12,7 +12,9 @@ from celery import Celery, chord
 from kombu import Connection, Exchange, Queue
 from kombu.exceptions import OperationalError
 
+from kombu_delayed.copies import Copies
 from kombu_delayed.errors import UNREACHABLE
+from kombu_delayed.shards import shard_name
 from tests.kit.clusters import Cluster
 from tests.kit.inbox import Inbox
 from tests.kit.ledger import Ledger
@@ -66,13 +68,16 @@ def queue_of(name: str) -> Queue:
     return Queue(name, Exchange(name), routing_key=name)
 
 
-def publish(connection: Connection, body: Any, name: str, delay_ms: int = 0) -> None:
+def publish(
+    connection: Connection, body: Any, name: str, delay_ms: int = 0, **properties: Any
+) -> None:
     connection.Producer().publish(
         body,
         exchange=name,
         routing_key=name,
         headers={"x-delay": delay_ms},
         declare=[queue_of(name)],
+        **properties,
     )
 
 
@@ -199,6 +204,43 @@ def test_a_node_that_is_down_for_good(
             ledger.wait_for_all([waiting, app.send_task("record", queue=names[0]).id])
             assert second.running
     assert first.log.count(" ready.") == 1
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("lost", [0, 1])
+def test_sends_go_on_over_the_other_shards(
+    connect: Connect, cluster: Cluster, names: list[str], lost: int
+) -> None:
+    """Whichever node is down, also that which knows how many there are; and all of it is found."""
+    spread = {"delayed_shards": {names[0]: 3}}
+    source, connection = connect(**spread), connect()
+    publish(source, "first", names[0])
+    store = source.default_channel.store
+    inbox = Inbox(connection, queue_of(names[0]))
+    inbox.receive(1)
+    master = cluster.master_of(store.keys(shard_name(names[0], lost)).wake)
+    for server in (*cluster.replicas_of(master), master):
+        server.kill()
+    sent, delayed = [], []
+    for client, name in ((source, "early"), (connect(**spread), "late")):
+        for n in range(15):
+            sent.append(f"{name} {n}")
+            publish_again(client, sent[-1], names[0])
+            delayed.append(f"delayed, {name} {n}")
+            publish_again(client, delayed[-1], names[0], 3_600_000)
+    assert sorted(inbox.receive(31)[1:]) == sorted(sent)
+    cluster.heal()
+    assert Copies(store, store.shards.all(names[0])).cancel(delayed) == [1] * 30
+    publish(source, "last", names[0])
+    assert inbox.receive(32)[31] == "last"
+
+
+def publish_again(connection: Connection, body: str, name: str, delay_ms: int = 0) -> None:
+    """Publish it, and once more where the first attempt has failed."""
+    try:
+        publish(connection, body, name, delay_ms, message_id=body)
+    except connection.connection_errors:
+        publish(connection, body, name, delay_ms, message_id=body)
 
 
 @pytest.mark.crash

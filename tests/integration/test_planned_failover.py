@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -205,10 +204,6 @@ def subscribers(group: Group) -> int:
     return count
 
 
-def listeners() -> int:
-    return sum(each.name.startswith("kombu-delayed-sentinel") for each in threading.enumerate())
-
-
 def test_a_sentinel_that_comes_back_is_heard(
     group: Group, connect: Callable[..., Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,15 +219,18 @@ def test_threads_end_with_the_last_connection(
     group: Group, connect: Callable[..., Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sentinel_watch, "PING_SECONDS", 0.1)
-    first, second = connect(), connect()
+    own = {**group.options["sentinel_kwargs"], "socket_timeout": 2}  # none of other tests listens
+    first, second = connect(sentinel_kwargs=own), connect(sentinel_kwargs=own)
     publish(first, "x")
     publish(second, "x")
-    wait_until(lambda: listeners() == 3, "one thread listens to each Sentinel")
+    watch = first.default_channel.pool.sentinel_manager.watch
+    assert watch is second.default_channel.pool.sentinel_manager.watch
+    assert len(watch._listening) == 3
     first.release()
     second.release()
-    wait_until(lambda: listeners() == 0, "nobody listens")
+    wait_until(lambda: not watch._listening, "nobody listens")
     publish(second, "x")
-    wait_until(lambda: listeners() == 3, "they listen again")
+    assert len(watch._listening) == 3
 
 
 def test_a_master_without_replicas_stores_nothing(
@@ -242,7 +240,9 @@ def test_a_master_without_replicas_stores_nothing(
     for replica in group.replicas:
         replica.stop()
     connection = connect(delayed_replicas_to_wait=1, delayed_replica_timeout_seconds=0.1)
-    with pytest.raises(connection.connection_errors, match="0 of 1 replicas .* nothing was stored"):
+    with pytest.raises(
+        connection.connection_errors, match=r"0 of 1 replicas .* nothing was stored"
+    ):
         connection.Producer().publish("x", routing_key="mail", declare=[MAIL])
     with group.client() as client:
         assert client.llen("mail") == 0

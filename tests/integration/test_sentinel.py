@@ -131,9 +131,7 @@ def test_a_server_instead_of_a_sentinel(group: Group, connect: Callable[..., Con
         connection.transport.establish_connection()
 
 
-def test_a_sentinel_instead_of_a_server(
-    group: Group, connect: Callable[..., Connection]
-) -> None:
+def test_a_sentinel_instead_of_a_server(group: Group, connect: Callable[..., Connection]) -> None:
     connection = connect(f"redis://:{SENTINEL_PASSWORD}@127.0.0.1:{group.sentinels[0].port}/0")
     with pytest.raises(UrlError, match=r"is a Sentinel: .* delayed\+sentinel://.* master_name"):
         connection.connect()

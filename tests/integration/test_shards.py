@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,10 @@ from kombu import VERSION, Connection, Exchange, Queue
 from celery_ext import Delayed, Query
 from celery_ext.backup import RestoreReport
 from celery_ext.policies import Limit
+from celery_ext.signals import task_cancelled
 from kombu_delayed import migrate
 from kombu_delayed import shards as shards_module
+from kombu_delayed.batch import Lane
 from kombu_delayed.dead import DeadLetters
 from kombu_delayed.errors import AlreadyDelayed, OptionError
 from kombu_delayed.migrate import Move, ToStock
@@ -322,8 +324,54 @@ def test_a_task_is_found_where_it_was_before_the_number_changed(tasks: Tasks, no
     assert sum(each.delayed for each in delayed.counts().values()) == 3
 
 
-def test_one_look_finds_a_task(tasks: Tasks) -> None:
+@pytest.mark.parametrize("is_heard", [False, True])
+def test_every_copy_of_a_task_is_found(tasks: Tasks, is_heard: bool) -> None:
+    """Sent again when there were fewer shards, a task is twice in the queue."""
+    tasks(7, 12)
+    delayed = tasks(3, 12)
+    ids = [str(n) for n in range(12)]
+    assert 12 < sum(each.delayed for each in delayed.counts().values()) <= 24
+    assert delayed.change("0", eta="2100-01-01T00:00:00Z")
+    for id in ids[1:]:
+        assert delayed.reschedule(id, eta="2100-01-01T00:00:00Z")
+    assert list(delayed.find(due_before="2099-01-01T00:00:00Z")) == []
+    with ExitStack() as stack:
+        if is_heard:
+            heard: list[str] = []
+            receiver = stack.enter_context(received(heard))
+            assert receiver
+        assert delayed.cancel_ids(ids) == {*ids}
+        assert not is_heard or len(heard) > 12
+    assert list(delayed.find()) == []
+    assert not delayed.cancel("0")
+
+
+@contextmanager
+def received(heard: list[str]) -> Iterator[Any]:
+    def hear(info: Any, **_: Any) -> None:
+        heard.append(info.id)
+
+    task_cancelled.connect(hear)
+    try:
+        yield hear
+    finally:
+        task_cancelled.disconnect(hear)
+
+
+def test_one_round_trip_finds_a_task(tasks: Tasks, monkeypatch: pytest.MonkeyPatch) -> None:
     delayed = tasks(12, 20)
+    trips: list[int] = []
+    confirm = Lane.confirm
+    monkeypatch.setattr(Lane, "confirm", lambda self, n: (trips.append(n), confirm(self, n))[1])
+    delayed.cancel("0")
+    delayed.store.shards.look_again = lambda: None  # type: ignore[method-assign]
+    trips.clear()
+    assert delayed.cancel("1", "mail")
+    assert trips == [12]
+
+
+def test_one_call_finds_a_task_of_a_queue_without_shards(tasks: Tasks) -> None:
+    delayed = tasks(1, 20)
     commands: list[Any] = []
     run = delayed.store.run
     delayed.cancel("0")

@@ -7,7 +7,15 @@ from uuid import UUID
 import pytest
 
 from kombu_delayed import shards as shards_module
-from kombu_delayed.shards import Shards, is_shard, label, number_of, queue_of, shard_name
+from kombu_delayed.shards import (
+    QueueShards,
+    Shards,
+    is_shard,
+    label,
+    number_of,
+    queue_of,
+    shard_name,
+)
 
 
 class Registry:
@@ -21,6 +29,8 @@ class Registry:
         self.calls.append(command[0])
         if command[0] == "HGETALL":
             return [part for pair in self.known.items() for part in pair]
+        if command[0] == "HGET":
+            return self.known.get(command[2].encode())
         if command[0] == "HDEL":
             return self.known.pop(command[2].encode(), None)
         name, count = str(command[-2]).encode(), int(command[-1])
@@ -131,3 +141,38 @@ def test_a_deleted_queue_is_spread_no_more() -> None:
     shards.forget("mail")
     assert registry.known == {}
     assert shards.all("mail") == ("mail",)
+
+
+def test_a_message_goes_past_shards_that_are_down() -> None:
+    down: set[str] = set()
+    shards = QueueShards(Registry({}), configured=3, is_down=down.__contains__)
+    home = shards.home("mail", "x")
+    assert shards.place("mail", "x") == home
+    down.add(home)
+    other = shards.place("mail", "x")
+    assert other in set(shards.all("mail")) - {home}
+    down.add(other)
+    assert shards.place("mail", "x") in set(shards.all("mail")) - down
+    down.update(shards.all("mail"))
+    assert shards.place("mail", "x") == home
+
+
+def test_who_cannot_ask_goes_by_what_is_known_or_configured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    registry = Registry({b"mail": b"5"})
+    known, fresh = QueueShards(registry, configured=3), QueueShards(registry, configured=3)
+    assert len(known.all("mail")) == 5
+    asked: list[str] = []
+
+    def refuse(*command: Any) -> Any:
+        asked.append(command[0])
+        raise ConnectionError
+
+    monkeypatch.setattr(shards_module, "LOOK_SECONDS", 0)
+    monkeypatch.setattr(shards_module, "RETRY_SECONDS", 1000)
+    known._run = fresh._run = refuse
+    assert len(known.all("mail")) == 5
+    assert len(fresh.all("mail")) == 3
+    assert fresh.home("mail", "x") in fresh.all("mail")
+    assert len(asked) == 2

@@ -78,8 +78,8 @@ def choose(visit: Visit, form: Form) -> tuple[Chosen, bool]:
         return chosen, _choose_all(visit, form, chosen)
     for name in form.all("chosen")[:MOST]:
         queue, id = cursors.read(name, str, str)
-        shard, infos = delayed_infos(visit.service, visit.identity, id, queue)
-        if infos:
+        found = delayed_infos(visit.service, visit.identity, id, queue)
+        for shard, infos in found.items():
             chosen.setdefault(shard, []).extend(infos)
     return chosen, True
 
@@ -162,13 +162,11 @@ def _due_ms(info: TaskInfo) -> int:
 
 def _cancel(visit: Visit, shard: str, infos: list[TaskInfo], target: Any) -> int:
     delayed = visit.service.delayed
-    counts = delayed.backlog(shard).cancel([each.member for each in infos], members=True)
-    for info, count in zip(infos, counts, strict=True):
-        if count:
-            delayed.was_cancelled(info)
-            if "delayed_request" in info.headers:
-                once.forget(delayed.store, info)
-    return sum(counts)
+    dropped = delayed.drop(shard, infos)
+    for info in dropped:
+        if "delayed_request" in info.headers:
+            once.forget(delayed.store, info)
+    return len(dropped)
 
 
 def _run_now(visit: Visit, shard: str, infos: list[TaskInfo], target: Any) -> int:

@@ -1,0 +1,121 @@
+"""Changes every copy of a delayed message, in whichever shard of its queue it is.
+
+A message is in another shard than its id says when the number of shards has changed since it was
+sent, or when the node of its own shard was down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+from kombu.exceptions import OperationalError
+from kombu.log import get_logger
+
+from .backlog import Backlog, Move, Waiting, waiting_in
+from .batch import Lane, Sent
+from .errors import UNREACHABLE
+from .scripts import script
+from .store import Store, chunks
+from .wire import Wire, numbers
+
+logger = get_logger(__name__)
+
+Command = tuple[Any, ...]
+
+
+class Copies:
+    """The backlogs of all shards of one queue. An id stands for all its messages in all of them.
+
+    All shards are asked at once, in one round trip to each node. Where one cannot be reached, an
+    id that was found in none of the others raises the error.
+    """
+
+    def __init__(self, store: Store, shards: Sequence[str]) -> None:
+        self._store = store
+        self._backlogs = [Backlog(store, shard) for shard in shards]
+
+    def cancel(self, ids: Sequence[str]) -> list[int]:
+        """Drop messages; returns how many there were, for each id."""
+        if len(self._backlogs) == 1:
+            return self._backlogs[0].cancel(ids)
+        counts: list[int] = []
+        for part in chunks(list(ids)):
+            given = [each.cancel_arguments(part, "all") for each in self._backlogs]
+            counts += self._counts("cancel", given, len(part))
+        return counts
+
+    def reschedule(self, moves: Sequence[Move]) -> list[int]:
+        """Give messages another due time; returns how many there were, for each."""
+        if len(self._backlogs) == 1:
+            return self._backlogs[0].reschedule(moves)
+        counts: list[int] = []
+        for part in chunks(list(moves)):
+            given = [each.reschedule_arguments(part) for each in self._backlogs]
+            counts += self._counts("reschedule", given, len(part))
+        return counts
+
+    def take(self, ids: Sequence[str]) -> Iterator[tuple[str, Waiting]]:
+        """Drop messages and return them, each with its shard."""
+        if len(self._backlogs) == 1:
+            (backlog,) = self._backlogs
+            yield from ((backlog.queue, each) for each in backlog.take(ids))
+            return
+        for part in chunks(list(ids)):
+            given = [each.cancel_arguments(part, "read") for each in self._backlogs]
+            answers, error = self._ask("cancel", given)
+            missing = set(part)
+            for backlog, answer in zip(self._backlogs, answers, strict=True):
+                for waiting in waiting_in(answer or ()):
+                    missing.discard(waiting.id)
+                    yield backlog.queue, waiting
+            _check(error, bool(missing))
+
+    def _counts(self, verb: str, given: Sequence[Command], size: int) -> list[int]:
+        answers, error = self._ask(verb, given)
+        each = [numbers(answer) for answer in answers if answer is not None]
+        found = [sum(counts) for counts in zip([0] * size, *each, strict=True)]
+        _check(error, 0 in found)
+        return found
+
+    def _ask(self, verb: str, given: Sequence[Command]) -> tuple[list[Any], Exception | None]:
+        """What each shard answers; None, and the error, where its node cannot be reached."""
+        commands = [("EVAL", script(verb).source, *arguments) for arguments in given]
+        answers, failed = ask_all(self._store, commands), None
+        for n, answer in enumerate(answers):
+            if answer is None:  # its connection had been closed, or its slot is on its way
+                try:
+                    answers[n] = self._store.run(*commands[n])
+                except (*UNREACHABLE, OperationalError) as error:
+                    failed = error
+        return answers, failed
+
+
+def _check(error: Exception | None, is_missing: bool) -> None:
+    if error is not None and is_missing:
+        raise error
+    if error is not None:
+        logger.warning("Not all shards of the queue could be looked into: %s", error)
+
+
+def ask_all(store: Store, commands: Sequence[Command]) -> list[Any]:
+    """The answers to commands, in one round trip to each node; None for those without one."""
+    answers: list[Any] = [None] * len(commands)
+    parts: dict[Wire, list[Sent]] = {}
+    for n, command in enumerate(commands):
+        with suppress(*UNREACHABLE):
+            parts.setdefault(store.run.to(command), []).append((str(n), command))
+
+    def answered(sent: Sent, answer: Any) -> None:
+        answers[int(sent[0])] = answer
+
+    lanes = [Lane(wire, store, answered) for wire in parts]
+    for lane, part in zip(lanes, parts.values(), strict=True):
+        with suppress(*UNREACHABLE):
+            lane.send(part)
+    for lane in lanes:
+        with suppress(*UNREACHABLE):
+            lane.confirm(len(lane.unconfirmed))
+        lane.close()
+    return answers

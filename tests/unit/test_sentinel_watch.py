@@ -1,0 +1,221 @@
+"""What a process makes of what the Sentinels publish."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from kombu_delayed.errors import ServerNotReady
+from kombu_delayed.sentinel_watch import MasterChanges, MasterWatch, watch_of
+from kombu_delayed.sentinel_wire import MasterWire
+from kombu_delayed.wire import Replicas
+
+LEADER, OTHER = ("s1", 1), ("s2", 2)
+OLD, NEW = ("10.0.0.1", 6379), ("10.0.0.2", 6380)
+MASTER = "master mymaster 10.0.0.1 6379"
+PROMOTED = "slave 10.0.0.2:6380 10.0.0.2 6380 @ mymaster 10.0.0.1 6379"
+SWITCHED = "mymaster 10.0.0.1 6379 10.0.0.2 6380"
+
+
+class Follower:
+    def __init__(self) -> None:
+        self.count = 0
+
+    def master_changed(self) -> None:
+        self.count += 1
+
+
+@pytest.fixture
+def follower() -> Follower:
+    return Follower()
+
+
+@pytest.fixture
+def watch(follower: Follower) -> MasterWatch:
+    watch = MasterWatch("mymaster", [LEADER, OTHER], {})
+    watch.found(OLD, 1)
+    watch.follow(follower)
+    return watch
+
+
+def test_nothing_is_sent_from_the_announcement_to_the_promotion(
+    watch: MasterWatch, follower: Follower
+) -> None:
+    watch._hear(LEADER, "+failover-state-select-slave", MASTER)
+    assert watch.is_held
+    watch._hear(LEADER, "+failover-state-send-slaveof-noone", PROMOTED)
+    watch._hear(LEADER, "+failover-state-wait-promotion", PROMOTED)
+    assert watch.is_held
+    assert (watch.address, follower.count) == (OLD, 0)
+    watch._hear(LEADER, "+promoted-slave", PROMOTED)
+    assert not watch.is_held
+    assert (watch.address, watch.told_by, follower.count) == (NEW, LEADER, 1)
+    watch._hear(OTHER, "+switch-master", SWITCHED)
+    assert (watch.address, follower.count) == (NEW, 1)
+
+
+@pytest.mark.parametrize("event", ["-failover-abort-no-good-slave", "-failover-abort-not-elected"])
+def test_a_failover_that_is_given_up(watch: MasterWatch, follower: Follower, event: str) -> None:
+    watch._hear(LEADER, "+failover-state-select-slave", MASTER)
+    watch._hear(LEADER, event, MASTER)
+    assert not watch.is_held
+    assert (watch.address, follower.count) == (OLD, 1)
+
+
+@pytest.mark.parametrize(
+    ("event", "text"),
+    [
+        ("+switch-master", "another 10.0.0.1 6379 10.0.0.2 6380"),
+        ("+promoted-slave", PROMOTED.replace("mymaster", "another")),
+        ("+failover-state-select-slave", "master another 10.0.0.1 6379"),
+        ("-failover-abort-not-elected", "master another 10.0.0.1 6379"),
+        ("+failover-state-reconf-slaves", MASTER),
+        ("+promoted-slave", "nothing that is known"),
+    ],
+)
+def test_what_is_of_no_concern(
+    watch: MasterWatch, follower: Follower, event: str, text: str
+) -> None:
+    watch._hear(LEADER, event, text)
+    assert (watch.address, watch.is_held, follower.count) == (OLD, False, 0)
+
+
+def test_what_one_connection_finds_the_others_follow(
+    watch: MasterWatch, follower: Follower
+) -> None:
+    watch.found(NEW, 2)
+    assert follower.count == 1
+
+
+class Client:
+    """A Sentinel that names a master since the failover of a number."""
+
+    def __init__(self, address: tuple[str, int], epoch: int) -> None:
+        self._state = {"ip": address[0], "port": address[1], "config-epoch": epoch}
+        self.connection_pool = self
+
+    def sentinel_masters(self) -> dict[str, Any]:
+        return {"mymaster": self._state}
+
+    def disconnect(self, inuse_connections: bool) -> None:
+        assert not inuse_connections
+
+
+@pytest.mark.parametrize(("epoch", "count"), [(0, 0), (1, 0), (2, 1)])
+def test_a_sentinel_that_is_behind_is_not_believed(
+    watch: MasterWatch, follower: Follower, epoch: int, count: int
+) -> None:
+    watch._compare(LEADER, Client(NEW, epoch))  # type: ignore[arg-type]
+    assert follower.count == count
+
+
+def test_a_follower_that_fails_stops_no_other(watch: MasterWatch, follower: Follower) -> None:
+    class Broken(Follower):
+        def master_changed(self) -> None:
+            raise OSError
+
+    broken = Broken()
+    watch.follow(broken)
+    watch.found(NEW, 2)
+    assert follower.count == 1
+    watch.leave(follower)
+    watch.found(OLD, 3)
+    assert follower.count == 1
+
+
+def test_those_who_ask_in_the_same_way_share_a_watch() -> None:
+    first = watch_of("m", [LEADER], {"password": "x", "retry": object()})
+    assert watch_of("m", [LEADER], {"password": "x", "retry": object()}) is first
+    assert watch_of("m", [LEADER], {"password": "y"}) is not first
+    assert watch_of("n", [LEADER], {"password": "x"}) is not first
+
+
+class Connection:
+    """To a master with so many replicas."""
+
+    _sock = object()
+    _re_auth_token = None
+    has_left = False
+
+    def __init__(self, replicas: int) -> None:
+        self.sent: list[bytes] = []
+        self._replicas = replicas
+
+    def send_packed_command(self, packed: list[bytes], check_health: bool = True) -> None:
+        self.sent += packed
+
+    def can_read(self, timeout: float) -> bool:
+        return False
+
+    def read_response(self) -> int:
+        return self._replicas
+
+    def disconnect(self) -> None:
+        self.has_left = False
+
+
+class Pool:
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def get_connection(self) -> Connection:
+        return self._connection
+
+
+def wire_over(watch: MasterWatch, connection: Connection) -> MasterWire:
+    return MasterWire(Pool(connection), watch)  # type: ignore[arg-type]
+
+
+def test_what_nobody_waits_for_is_not_sent_while_the_master_changes(watch: MasterWatch) -> None:
+    connection = Connection(1)
+    wire = wire_over(watch, connection)
+    watch._hear(LEADER, "+failover-state-select-slave", MASTER)
+    with pytest.raises(MasterChanges):
+        wire.post("PING", on_error=lambda: None)
+    assert connection.sent == []
+
+
+def test_a_command_waits_for_the_next_master(watch: MasterWatch) -> None:
+    connection = Connection(1)
+    wire = wire_over(watch, connection)
+    watch.held_until = math.inf
+    thread = threading.Thread(target=wire, args=("PING",))
+    thread.start()
+    held = len(connection.sent)
+    watch._hear(LEADER, "+promoted-slave", PROMOTED)
+    thread.join(30)
+    assert (held, len(connection.sent)) == (0, 1)
+
+
+def test_nothing_is_stored_on_a_master_with_too_few_replicas(watch: MasterWatch) -> None:
+    connection = Connection(1)
+    wire = wire_over(watch, connection)
+    with pytest.raises(ServerNotReady, match=r"1 of 2 replicas after 1 s .* nothing was stored"):
+        wire("SET", "a", "b", replicas=Replicas(2, 1000))
+    assert not any(b"SET" in each for each in connection.sent)
+
+
+def test_replicas_are_looked_for_once_a_connection(watch: MasterWatch) -> None:
+    connection = Connection(2)
+    wire = wire_over(watch, connection)
+    for _ in range(2):
+        wire("SET", "a", "b", replicas=Replicas(2, 1000))
+    assert [each.startswith(b"*3\r\n$4\r\nWAIT") for each in connection.sent] == [
+        True,
+        False,
+        False,
+    ]
+    connection.has_left = True
+    wire("SET", "a", "b", replicas=Replicas(2, 1000))
+    assert len(connection.sent) == 5
+
+
+@pytest.fixture(autouse=True)
+def _no_threads() -> Iterator[None]:
+    before = threading.active_count()
+    yield
+    assert threading.active_count() == before
