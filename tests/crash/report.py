@@ -51,6 +51,7 @@ def rows(result: Result) -> list[tuple[str, str]]:
     unanswered, asked = len(verdict.pings.unanswered), verdict.pings.asked
     found.append(("**pings without an answer**, outside of faults", f"{unanswered} of {asked:,}"))
     found.append(("**leaked keys** at the end", f"{len(verdict.leaked)}"))
+    found.append(("**polled in vain** by workers at the end", f"{len(verdict.ghosts)}"))
     found += [(f"fault: {MEANINGS[kind]}", f"{result.faults[kind]}") for kind in MEANINGS]
     if result.stalls_ms:
         stall = f"{max(result.stalls_ms):,.0f} ms, {result.given_up} given up"
@@ -155,6 +156,7 @@ def findings(result: Result) -> str:
         life = next(life for life in result.crew.lives if life.name == name)
         parts.append(f"no answer to a ping at {at:.3f}: worker {life.describe()}")
     parts += [f"leaked key: {key}" for key in verdict.leaked]
+    parts += [f"polled in vain by {ghost}" for ghost in verdict.ghosts]
     for life in result.crew.lives:
         if life.last_words:
             parts.append(f"worker {life.describe()}\n{life.last_words}")

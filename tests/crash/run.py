@@ -37,6 +37,9 @@ READY_SECONDS = 60
 #: So long a run waits for faults that found something in their way.
 OWED_SECONDS = 60
 
+#: A descriptor that is polled in vain for so long is not about to be dropped.
+GHOST_SECONDS = 1.0
+
 #: What `policyless` has among the shares of the others.
 POLICYLESS_SHARE = 4
 
@@ -174,12 +177,13 @@ class _Run:
         self.pinger.stop()
         self.senders.stop()
         self._settle()
+        ghosts = self._ghosts()
         held = remains.held(self.broker.server)
         self.crew.finish()
         self.lines.extend(self._reader.new_lines())
-        return self._result(faults, held)
+        return self._result(faults, held, ghosts)
 
-    def _result(self, faults: Faults, held: dict[str, int]) -> Result:
+    def _result(self, faults: Faults, held: dict[str, int], ghosts: list[str]) -> Result:
         plans = list(self.senders.plans.values())
         executions = collect(self.lines, plans)
         windows = [*faults.windows, *stalls(self.lines), *changes(self.crew.lives)]
@@ -196,6 +200,7 @@ class _Run:
             held,
             pings=self.pinger.pings,
             leaked=remains.leaks(remains.all_keys(self.broker.server)),
+            ghosts=ghosts,
             control=self.control.late(),
         )
         if self.broker.clock and self.order.has_policies:  # others go by the worker's clock
@@ -268,6 +273,12 @@ class _Run:
             return late or not (busy or self._remains())
 
         self._until("settling", 120, over, self.crew.look_after)
+
+    def _ghosts(self) -> list[str]:
+        """Those that stay: a connection may be made anew just now."""
+        before = self.crew.ghosts()
+        time.sleep(GHOST_SECONDS)
+        return sorted({*before} & {*self.crew.ghosts()})
 
     def _remains(self) -> bool:
         server = self.broker.server
