@@ -27,9 +27,6 @@ SHARES = {
     "cut": 9,
 }
 
-#: What ends a process at once, with no chance to clean up.
-KILLS = frozenset({"kill", "kill main", "server kill", "failover"})
-
 MEANINGS = {
     "kill": "SIGKILL of a worker and its pool",
     "kill main": "SIGKILL of a prefork worker's main process alone",
