@@ -93,7 +93,8 @@ class Faults:
     @property
     def owed(self) -> bool:
         """Whether something lasts, or a kind that was planned has not struck yet."""
-        return bool({kind for _, kind in self.plan} - {*self.counts}) or self._is_on(*LASTING)
+        owed = {kind for _, kind in self.plan if not self.counts[kind]}
+        return bool(owed) or self._is_on(*LASTING)
 
     def _at(self, when: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._later, (when, next(self._order), action))

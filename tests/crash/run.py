@@ -165,6 +165,7 @@ class _Run:
         self.control.start()
         self.pinger.start()
         self._until("faults", self.order.seconds, lambda: False, faults.step)
+        self._until("last faults", OWED_SECONDS, lambda: not faults.owed, faults.step)
         faults.finish()
         self._until(
             "workers start again", READY_SECONDS, lambda: self.crew.is_whole, self.crew.look_after
