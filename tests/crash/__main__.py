@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from tests.crash import report
+from tests.crash.broker import KINDS
+from tests.crash.page import as_page
 from tests.crash.run import Order, Result, run
 from tests.kit.workers import heed_signals
 
@@ -39,14 +41,24 @@ def run_shown(console: Console, order: Order) -> Result:
 )
 @click.option(
     "--server",
-    type=click.Choice(["single", "sentinel", "cluster"]),
+    type=click.Choice([*KINDS, "all"]),
     default="single",
     show_default=True,
     help="sentinel: a master with two replicas, whose failovers are faults too; cluster: three "
-    "masters with a replica each, whose failovers and moves of slots are.",
+    "masters with a replica each, whose failovers and moves of slots are; all: each in turn, for "
+    "a third of the minutes.",
 )
 @click.option("--rate", type=float, default=40, show_default=True, help="Tasks sent per second.")
 @click.option("--every", type=float, default=1.2, show_default=True, help="Seconds between faults.")
+@click.option(
+    "--reshard",
+    type=click.IntRange(0),
+    default=20_000,
+    show_default=True,
+    help="Messages of the queue whose slot moves at once, on a Cluster; 0: none moves. All of them "
+    "are one key, and the node stalls while it moves.",
+)
+@click.option("--policyless", is_flag=True, help="Let workers join that do not know the policies.")
 @click.option("--keep", type=click.Path(path_type=Path), help="Keep logs and journals there.")
 @click.option("--write", type=click.Path(path_type=Path), help="Write a page of the results.")
 def main(
@@ -56,28 +68,39 @@ def main(
     server: str,
     rate: float,
     every: float,
+    reshard: int,
+    policyless: bool,
     keep: Path | None,
     write: Path | None,
 ) -> None:
     """Kill workers and the server at random, and count what is lost, late, or run twice."""
     heed_signals()
     console = Console()
-    results = []
-    for name in transports:
-        kept = keep / name if keep else None
-        order = Order(minutes * 60, seed, name, rate, every, kept, server)
-        result = run_shown(console, order)
-        results.append(result)
-        console.print(report.findings(result), markup=False, highlight=False, soft_wrap=True)
-    console.print(report.as_table(results))
+    kinds = KINDS if server == "all" else (server,)
+    runs = []
+    for kind in kinds:
+        results = []
+        for name in transports:
+            if (kind, name) == ("cluster", "stock"):
+                continue  # Kombu has no such transport
+            kept = keep / kind / name if keep else None
+            seconds = minutes * 60 / len(kinds)
+            order = Order(seconds, seed, name, rate, every, kept, kind, reshard, policyless)
+            result = run_shown(console, order)
+            results.append(result)
+            console.print(report.findings(result), markup=False, highlight=False, soft_wrap=True)
+        if results:
+            console.print(report.as_table(results))
+            runs.append(results)
     if write:
         command = f"python -m tests.crash --minutes {minutes:g} --seed {seed} --rate {rate:g} "
-        command += f"--every {every:g} --server {server} "
+        command += f"--every {every:g} --server {server} --reshard {reshard} "
+        command += "--policyless " * policyless
         if len(transports) == 1:
             command += f"--transport {transports[0]} "
         command += f"--write {write}"
-        write.write_text(report.as_page(results, command))
-    sys.exit(0 if results[0].verdict.good else 1)
+        write.write_text(as_page(runs, command))
+    sys.exit(0 if all(results[0].verdict.good for results in runs) else 1)
 
 
 if __name__ == "__main__":

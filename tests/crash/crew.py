@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from tests.crash.load import GREENLETS, LONG, PREFORK
 from tests.crash.writing import WORKER
+from tests.kit.epolls import ghosts
 from tests.kit.previous import install_previous
 from tests.kit.tasks_app import Settings
 from tests.kit.workers import ROOT, Worker
@@ -170,6 +171,15 @@ class Crew:
         """Those that can be expected to answer."""
         lives = list(self.current.values())
         return [life.name for life in lives if life.ready and not life.fate and not life.stopped]
+
+    def ghosts(self) -> list[str]:
+        """What workers poll in vain: descriptors that they have closed, or poll twice."""
+        return [
+            f"{life.name}: {ghost}"
+            for life in self.current.values()
+            if life.worker.running
+            for ghost in ghosts(life.pid)
+        ]
 
     def choose(self, rng: random.Random, *pools: str) -> Life | None:
         """A worker that runs, a ready one if there is one; None: there is none of those pools."""

@@ -35,6 +35,7 @@ class Evidence:
 
     `left` are messages that were on the server at the end, and in which keys; `held` what gates
     held when all had run: a key -> how much; `leaked` the keys that ought not to be there.
+    `ghosts` are what workers polled in vain, in two looks one after the other.
     `control` has when a task that no fault strikes was sent, and when it started.
     """
 
@@ -46,6 +47,7 @@ class Evidence:
     clock: Readings = field(default_factory=Readings)
     pings: Sequence[Ping] = ()
     leaked: Sequence[str] = ()
+    ghosts: Sequence[str] = ()
     control: Sequence[tuple[float, float]] = ()
 
     def cut_off(self, life: Life) -> Iterator[tuple[float, float]]:

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -18,7 +19,7 @@ from tests.crash.clock import Clock
 from tests.crash.crew import Crew
 from tests.crash.load import Senders
 from tests.crash.network import Network
-from tests.crash.schedule import TRYING
+from tests.crash.schedule import CALM_SECONDS, QUIET_SECONDS, TRYING
 from tests.kit.servers import Server
 
 #: They end later than they strike.
@@ -73,6 +74,13 @@ class Faults:
         self._later: list[tuple[float, int, Callable[[], None]]] = []
         for at, kind in self.plan:
             self._at(self._began + at, lambda kind=kind: self._strike(kind))
+        for (at, _), (until, _) in pairwise(self.plan):
+            if until - at > CALM_SECONDS:
+                self._at(self._began + until - QUIET_SECONDS, lambda: self._be_quiet(True))
+                self._at(self._began + until, lambda: self._be_quiet(False))
+
+    def _be_quiet(self, quiet: bool) -> None:
+        self.field.senders.quiet = quiet
 
     @property
     def servers(self) -> list[Server]:
@@ -85,7 +93,8 @@ class Faults:
     @property
     def owed(self) -> bool:
         """Whether something lasts, or a kind that was planned has not struck yet."""
-        return bool({kind for _, kind in self.plan} - {*self.counts}) or self._is_on(*LASTING)
+        owed = {kind for _, kind in self.plan if not self.counts[kind]}
+        return bool(owed) or self._is_on(*LASTING)
 
     def _at(self, when: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._later, (when, next(self._order), action))
@@ -101,6 +110,7 @@ class Faults:
     def finish(self) -> None:
         """Undo what lasts; nothing strikes any more."""
         self._later.clear()
+        self._be_quiet(False)
         now = time.time()
         for window in self.windows:
             window.ended = min(window.ended, now)

@@ -25,6 +25,9 @@ OWN_KINDS = {"limited": 20, "ask": 12}
 #: Tasks with limits are due at the same instants, so many seconds apart.
 TOGETHER_SECONDS = 3
 
+#: So much of the load is left in quiet times.
+QUIET_SHARE = 0.05
+
 #: The queues of tasks that only some pools have: any but solo, prefork, greenlets.
 LONG, PREFORK, GREENLETS = "long", "prefork", "greenlets"
 #: What a pool ends would take so long, and a hard time limit ends it after so long.
@@ -63,6 +66,8 @@ class Senders:
         self.sent = self.refused = 0
         self._ordered: deque[Made] = deque()
         self._rate = rate / threads
+        #: Whether next to nothing is sent: workers idle, and wait to be woken.
+        self.quiet = False
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._threads = [
@@ -82,6 +87,11 @@ class Senders:
             thread.join(60)
         if self._answerer:
             self._answerer.stop()
+
+    @property
+    def rate(self) -> float:
+        """Tasks that a thread sends in a second."""
+        return self._rate * (QUIET_SHARE if self.quiet else 1)
 
     @property
     def busy(self) -> bool:
@@ -110,7 +120,7 @@ class Senders:
     def _run(self, rng: random.Random) -> None:
         at = time.monotonic()
         while not self._stop.wait(max(at - time.monotonic(), 0)):
-            at = max(at, time.monotonic() - 1) + rng.uniform(0.2, 1.8) / self._rate
+            at = max(at, time.monotonic() - 1) + rng.uniform(0.2, 1.8) / self.rate
             while self._ordered:
                 with contextlib.suppress(IndexError):  # the other thread was faster
                     self._send(*self._ordered.popleft())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from tests.crash.faults import Faults
+from tests.crash.faults import AGAIN_SECONDS, Faults
 
 #: So many leases an outage lasts, at least and at most.
 OUTAGE_LEASES = 1.5, 3.0
@@ -61,8 +61,15 @@ class NetworkFaults(Faults):
         if self._is_on("outage") or not self._can_cut():
             return None
         self._running(seconds)
-        self._in(AHEAD_SECONDS, lambda: self._cut_all(seconds))
+        self._in(AHEAD_SECONDS, lambda: self._begin_outage(seconds))
         return "network"
+
+    def _begin_outage(self, seconds: float) -> None:
+        if self._can_cut():
+            self._cut_all(seconds)
+        else:
+            self.counts["outage"] -= 1
+            self._in(AGAIN_SECONDS, lambda: self._strike("outage"))
 
     def _outage_of_one(self) -> str | None:
         network, life = self.field.network, self.crew.choose(self.rng)
@@ -91,8 +98,6 @@ class NetworkFaults(Faults):
         return self.field.network is not None and not self.field.network.is_cut
 
     def _cut_all(self, seconds: float) -> None:
-        network = self.field.network
-        if network is None or network.is_cut:
-            return
-        network.cut()
-        self._lasts("outage", seconds, network.heal)
+        assert self.field.network
+        self.field.network.cut()
+        self._lasts("outage", seconds, self.field.network.heal)

@@ -34,8 +34,6 @@ class PausingFaults(WorkerFaults, PoolFaults, ClockFaults):
         return not self._is_on("clock minute", "clock hour") and self._can_pause()
 
     def _cut_all(self, seconds: float) -> None:
-        if not self._can_cut():
-            return
         self._before_pause()
         for server in self.paused:
             self._pause_one(server, seconds)

@@ -1,4 +1,4 @@
-"""What a run found: on the terminal, and as a page of the documentation."""
+"""What a run found, on the terminal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from tests.benchmarks.report import _circumstances, percentile
+from tests.benchmarks.report import percentile
 from tests.crash.answers import ENDS, SAID
 from tests.crash.history import Key
 from tests.crash.limits import SLOTS
@@ -51,6 +51,7 @@ def rows(result: Result) -> list[tuple[str, str]]:
     unanswered, asked = len(verdict.pings.unanswered), verdict.pings.asked
     found.append(("**pings without an answer**, outside of faults", f"{unanswered} of {asked:,}"))
     found.append(("**leaked keys** at the end", f"{len(verdict.leaked)}"))
+    found.append(("**polled in vain** by workers at the end", f"{len(verdict.ghosts)}"))
     found += [(f"fault: {MEANINGS[kind]}", f"{result.faults[kind]}") for kind in MEANINGS]
     if result.stalls_ms:
         stall = f"{max(result.stalls_ms):,.0f} ms, {result.given_up} given up"
@@ -106,7 +107,7 @@ def _lateness(what: str, values: Sequence[float]) -> list[tuple[str, str]]:
 
 
 def as_table(results: Sequence[Result]) -> Table:
-    table = Table(title=_title(results[0]), title_justify="left")
+    table = Table(title=title(results[0]), title_justify="left")
     table.add_column("what")
     for result in results:
         table.add_column(TITLES[result.order.transport].strip("`"), justify="right")
@@ -120,7 +121,7 @@ def as_table(results: Sequence[Result]) -> Table:
     return table
 
 
-def _title(result: Result) -> str:
+def title(result: Result) -> str:
     order = result.order
     return f"{order.seconds / 60:g} min, seed {order.seed}, {sum(result.faults.values())} faults"
 
@@ -155,6 +156,7 @@ def findings(result: Result) -> str:
         life = next(life for life in result.crew.lives if life.name == name)
         parts.append(f"no answer to a ping at {at:.3f}: worker {life.describe()}")
     parts += [f"leaked key: {key}" for key in verdict.leaked]
+    parts += [f"polled in vain by {ghost}" for ghost in verdict.ghosts]
     for life in result.crew.lives:
         if life.last_words:
             parts.append(f"worker {life.describe()}\n{life.last_words}")
@@ -168,67 +170,3 @@ def _history(result: Result, key: Key) -> str:
     met = {line["owner"] for line in found.lines}
     lives = [life for life in result.crew.lives if life.name in met]
     return "\n".join([found.describe(), *(f"    worker {life.describe()}" for life in lives)])
-
-
-def _policies_section(result: Result) -> list[str]:
-    return [
-        "## Limits and answers",
-        "",
-        "Some of the tasks on `delayed+redis://` are in two queues with [policies]"
-        "(guides/policies.md#limits): fair shares of tenants, weights, limits of a queue and of "
-        "each customer, a rate, and shares of slots. They are due many at once.",
-        "Others [ask](guides/correlation.md) and end, and are answered from another process: "
-        "before they have asked, at the time of the timeout, twice, or never.",
-        "",
-        *_table("limits", limit_rows(result)),
-        "A task has its slots until it ends or is killed. What was stopped for longer than its "
-        "lease has lost them to others, and so have the processes of a worker whose main process "
-        "was killed; they may go on with what they have begun.",
-        "",
-        *_table("questions and answers", answer_rows(result)),
-    ]
-
-
-def _table(title: str, rows: Sequence[tuple[str, str]]) -> list[str]:
-    return [f"| {title} | |", "|---|---:|", *(f"| {what} | {it} |" for what, it in rows), ""]
-
-
-def as_page(results: Sequence[Result], command: str) -> str:
-    """The page docs/chaos.md."""
-    first = results[0]
-    titles = " | ".join(TITLES[result.order.transport] for result in results)
-    lines = [
-        "# Under faults",
-        "",
-        "Celery workers with the pools prefork, threads, solo and gevent run a steady stream of "
-        "tasks: immediate, with a countdown, retried, chained, half of them acked late.",
-        "Workers and server are killed, stopped and cut off at random, and what died is started "
-        "again. Each execution is written to files outside of the server, and counted.",
-        "",
-        f"| {_title(first)} | {titles} |",
-        "|---|" + "---:|" * len(results),
-        *(
-            f"| {cells[0][0]} | {' | '.join(cell[1] for cell in cells)} |"
-            for cells in zip(*map(rows, results), strict=True)
-        ),
-        "",
-        "A task that was *executing* when its process died has to run again, and one whose ack "
-        "was on its way may: that is at-least-once delivery.",
-        "A task that is acked when it starts is gone when its worker dies just then; "
-        "`acks_late` is for tasks that must not be.",
-        "",
-        "The stock transport runs with its default `visibility_timeout` of an hour, so what a "
-        "killed worker held is *stuck* for longer than this run. Its repeats are sorted by the "
-        "causes that this transport has; any other one is *unexplained* there.",
-        "",
-        *(f"- {line}" for line in _circumstances(first.server)),
-        "",
-        "To run it again:",
-        "",
-        "```",
-        command,
-        "```",
-        "",
-        *(_policies_section(first) if first.order.has_policies else ()),
-    ]
-    return "\n".join(lines)

@@ -28,7 +28,7 @@ from tests.crash.journal import Line, Reader
 from tests.crash.load import Senders
 from tests.crash.pings import Pinger
 from tests.crash.reshard import Reshard
-from tests.crash.schedule import CALM_SECONDS, schedule
+from tests.crash.schedule import CALM_SECONDS, QUIET_SECONDS, schedule
 from tests.crash.verdict import Verdict, judge
 from tests.crash.writing import SENDER
 
@@ -36,6 +36,9 @@ SETTLE_SECONDS = 10
 READY_SECONDS = 60
 #: So long a run waits for faults that found something in their way.
 OWED_SECONDS = 60
+
+#: A descriptor that is polled in vain for so long is not about to be dropped.
+GHOST_SECONDS = 1.0
 
 #: What `policyless` has among the shares of the others.
 POLICYLESS_SHARE = 4
@@ -162,22 +165,26 @@ class _Run:
         self.control.start()
         self.pinger.start()
         self._until("faults", self.order.seconds, lambda: False, faults.step)
+        self._until("last faults", OWED_SECONDS, lambda: not faults.owed, faults.step)
         faults.finish()
         self._until(
             "workers start again", READY_SECONDS, lambda: self.crew.is_whole, self.crew.look_after
         )
-        self._until("calm", CALM_SECONDS, lambda: False, self.crew.look_after)
+        for quiet, seconds in (False, CALM_SECONDS - QUIET_SECONDS), (True, QUIET_SECONDS):
+            self.senders.quiet = quiet
+            self._until("calm", seconds, lambda: False, self.crew.look_after)
         self._until("last sends", 0.5, lambda: False, self.crew.look_after)
         self.control.stop()
         self.pinger.stop()
         self.senders.stop()
         self._settle()
+        ghosts = self._ghosts()
         held = remains.held(self.broker.server)
         self.crew.finish()
         self.lines.extend(self._reader.new_lines())
-        return self._result(faults, held)
+        return self._result(faults, held, ghosts)
 
-    def _result(self, faults: Faults, held: dict[str, int]) -> Result:
+    def _result(self, faults: Faults, held: dict[str, int], ghosts: list[str]) -> Result:
         plans = list(self.senders.plans.values())
         executions = collect(self.lines, plans)
         windows = [*faults.windows, *stalls(self.lines), *changes(self.crew.lives)]
@@ -194,9 +201,10 @@ class _Run:
             held,
             pings=self.pinger.pings,
             leaked=remains.leaks(remains.all_keys(self.broker.server)),
+            ghosts=ghosts,
             control=self.control.late(),
         )
-        if self.broker.clock:
+        if self.broker.clock and self.order.has_policies:  # others go by the worker's clock
             evidence.clock = self.broker.clock.readings
         with self.broker.server.client() as client:
             info = client.info("server")
@@ -266,6 +274,12 @@ class _Run:
             return late or not (busy or self._remains())
 
         self._until("settling", 120, over, self.crew.look_after)
+
+    def _ghosts(self) -> list[str]:
+        """Those that stay: a connection may be made anew just now."""
+        before = self.crew.ghosts()
+        time.sleep(GHOST_SECONDS)
+        return sorted({*before} & {*self.crew.ghosts()})
 
     def _remains(self) -> bool:
         server = self.broker.server

@@ -27,9 +27,6 @@ SHARES = {
     "cut": 9,
 }
 
-#: What ends a process at once, with no chance to clean up.
-KILLS = frozenset({"kill", "kill main", "server kill", "failover"})
-
 MEANINGS = {
     "kill": "SIGKILL of a worker and its pool",
     "kill main": "SIGKILL of a prefork worker's main process alone",
@@ -58,11 +55,11 @@ MEANINGS = {
     "large slot moved": "a slot with many messages moves to another master",
 }
 
-#: What ends no worker: some of it precedes each calm.
-GENTLE = frozenset(
-    {*POOL_SHARES, *CLOCK_SHARES, "clients killed", "script flush", "outage", "outage of one"}
-    | {"planned failover"}
-)
+#: What ends no worker: some of it precedes each calm. First what replaces a process of a pool, then
+#: what breaks connections, then the rest.
+REPLACING = ("time limit", "terminate", "autoscale")
+BREAKING = ("clients killed", "outage", "outage of one", "planned failover")
+GENTLE = (*REPLACING, *BREAKING, *CLOCK_SHARES, "no yield", "script flush")
 
 #: What the previous version does not stand: it is spared that.
 TRYING = frozenset(
@@ -72,8 +69,9 @@ TRYING = frozenset(
 
 FIRST_AT_SECONDS = 2.0
 STORM_SECONDS = 24.0
-GENTLE_FAULTS = 2
-CALM_SECONDS = 20.0
+CALM_SECONDS = 24.0
+#: The last part of each calm, in which little is sent.
+QUIET_SECONDS = 12.0
 
 
 def schedule(
@@ -98,4 +96,9 @@ def schedule(
 
 
 def _gentle(rng: random.Random, shares: Collection[str]) -> list[str]:
-    return rng.sample([kind for kind in shares if kind in GENTLE], GENTLE_FAULTS)
+    """One that replaces, one that breaks and any one, in any order."""
+    kinds = [
+        rng.choice([kind for kind in group if kind in shares])
+        for group in (REPLACING, BREAKING, GENTLE)
+    ]
+    return rng.sample(kinds, len(kinds))

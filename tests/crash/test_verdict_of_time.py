@@ -130,6 +130,10 @@ def test_few_keys_may_stay(key: str, leaked: bool) -> None:
     assert judged(life("first"), leaked=leaks([key])).good != leaked
 
 
+def test_workers_poll_nothing_in_vain() -> None:
+    assert not judged(life("first"), ghosts=["first: epoll 7: descriptor 9 is closed"]).good
+
+
 ETA = {"eta": "1970-01-01T00:01:40+00:00"}  # 100 s
 
 

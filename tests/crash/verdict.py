@@ -68,13 +68,16 @@ class Verdict:
     pings: Pings = field(default_factory=Pings)
     #: Keys that ought not to be on the server any more.
     leaked: Sequence[str] = ()
+    #: What workers polled in vain.
+    ghosts: Sequence[str] = ()
     #: Of a task that no fault strikes, while it was calm.
     control_ms: list[float] = field(default_factory=list)
 
     @property
     def good(self) -> bool:
         missing = self.lost or self.stuck or self.failed or self.left
-        wrong = missing or self.early or self.unexplained or self.leaked or self.is_late
+        wrong = missing or self.early or self.unexplained or self.is_late
+        wrong = wrong or self.leaked or self.ghosts
         return not wrong and self.limits.good and self.answers.good and self.pings.good
 
     @property
@@ -89,7 +92,7 @@ class Verdict:
 
 def judge(executions: Mapping[Key, Execution], evidence: Evidence) -> Verdict:
     calm = Calm(evidence.windows, evidence.lease_seconds)
-    verdict = Verdict(left=evidence.left, leaked=evidence.leaked)
+    verdict = Verdict(left=evidence.left, leaked=evidence.leaked, ghosts=evidence.ghosts)
     judge = _Judge(executions, evidence, calm)
     for execution in executions.values():
         if execution.expected:
