@@ -19,6 +19,7 @@ from . import embedded, urls
 from .consumer import Consumer
 from .decisions import Rules, planned, rules_of
 from .errors import UNREACHABLE, AlreadyDelayed, OptionError, ServerNotReady, translate
+from .format import Format
 from .lease import Lease
 from .message import Unique, check_task, due, message_id, to_json, unique_key
 from .options import Options
@@ -102,6 +103,7 @@ class Channel(stock.Channel):
             event_limit=self.options.events,
             shards=self.options.shards,
             replicas=self._replicas(),
+            format=Format(self.global_keyprefix),
         )
 
     def _client_for_store(self) -> Any:
@@ -123,7 +125,7 @@ class Channel(stock.Channel):
     def _compact_size(self, client: redis.Redis) -> int:
         server = self._server()
         if server not in _servers:
-            found = inspect(client)
+            found = inspect(client, Format(self.global_keyprefix).key)
             check(
                 found,
                 unsafe_server=self.options.unsafe_server,

@@ -12,6 +12,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoPermissionError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from . import format
 from .errors import ReplicaError, ServerError, translate
 from .store import DEFAULT_PARTITION_SIZE
 
@@ -35,9 +36,11 @@ class Server:
     partition_size: int
     ahead_seconds: float = 0.0
     stops_with_others: bool = False
+    #: The version of its data, where it has one.
+    format: bytes | None = None
 
 
-def inspect(client: Redis) -> Server:
+def inspect(client: Redis, format_key: str = "") -> Server:
     """Ask the server, in one round trip. Raises redis-py's connection errors."""
     with client.pipeline(transaction=False) as pipeline:
         pipeline.execute_command("INFO", "server")
@@ -49,6 +52,8 @@ def inspect(client: Redis) -> Server:
         pipeline.config_get("save")
         pipeline.execute_command("TIME")
         pipeline.config_get("cluster-require-full-coverage")
+        if format_key:
+            pipeline.execute_command("GET", format_key)
         answers = pipeline.execute(raise_on_error=False)
     for answer in answers:
         if isinstance(answer, (RedisConnectionError, RedisTimeoutError)):
@@ -57,7 +62,9 @@ def inspect(client: Redis) -> Server:
         meaning = translate(answers[4])
         if isinstance(meaning, RedisConnectionError):
             raise meaning
-    general, memory, replication, persistence, _, sizes, save, _, whole = map(_settings, answers)
+    general, memory, replication, persistence, _, sizes, save, _, whole = map(
+        _settings, answers[:9]
+    )
     saves = bool(save.get("save")) or persistence.get("aof_enabled") != 0
     return Server(
         version=str(general.get("redis_version", "")),
@@ -70,6 +77,7 @@ def inspect(client: Redis) -> Server:
         ahead_seconds=_ahead_seconds(answers[7]),
         stops_with_others="cluster" in (general.get("redis_mode"), general.get("server_mode"))
         and whole.get("cluster-require-full-coverage") == "yes",
+        format=next((each for each in answers[9:] if isinstance(each, bytes)), None),
     )
 
 
@@ -101,6 +109,8 @@ def check(
         raise ServerError(
             f"the server is Redis {server.version}; delayed messages need Redis 6.2 or Valkey 8"
         )
+    if server.format is not None:
+        format.check(server.format)
     if not server.may_run_scripts:
         raise ServerError(
             "the user of the broker URL may not run Lua scripts; allow it with "
