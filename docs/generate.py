@@ -19,6 +19,7 @@ from kombu_delayed.backlog import NEVER_MS
 from kombu_delayed.keys import (
     QueueKeys,
     bindings,
+    format_version,
     http_form,
     http_host,
     http_session,
@@ -97,6 +98,7 @@ def keys_page() -> str:
             continue
         doc = (member.func if isinstance(member, cached_property) else member).__doc__
         lines.append(f"| {shown} | {doc} |")
+    lines.append(f"| `{format_version()}` | {format_version.__doc__} |")
     lines.append(f"| `{shard_counts()}` | {shard_counts.__doc__} |")
     for key, name in ((shard_count, "q"), (bindings, "exchange"), (lasting_bindings, "exchange")):
         lines.append(f"| `{key(name)}` | {key.__doc__} |")

@@ -30,6 +30,7 @@ from .errors import (
     UrlError,
     translate,
 )
+from .format import Format
 from .lease import Lease
 from .message import Unique, check_task, due, message_id, to_json, unique_key
 from .options import Options
@@ -123,6 +124,7 @@ class Channel(stock.Channel):
             event_limit=self.options.events,
             shards=self.options.shards,
             replicas=self._replicas(),
+            format=Format(self.global_keyprefix),
         )
 
     def _client_for_store(self) -> Any:
@@ -144,7 +146,7 @@ class Channel(stock.Channel):
     def _compact_size(self, client: redis.Redis) -> int:
         server = self._server()
         if server not in _servers:
-            found = inspect(client)
+            found = inspect(client, Format(self.global_keyprefix).key)
             check(
                 found,
                 mode="standalone",

@@ -21,7 +21,7 @@ from .cluster_store import ClusterStore, Nodes
 from .cluster_wake import NodeWake
 from .consumer import Consumer
 from .errors import UNREACHABLE, NodeDown, OptionError, ServerError
-from .keys import bindings, lasting_bindings
+from .keys import bindings, format_version, lasting_bindings
 from .server import check, inspect
 from .shards import queue_of
 from .slots import queue_with
@@ -115,12 +115,13 @@ class ClusterChannel(Channel):
         return min(sizes)
 
     def _look_at(self, node: Node) -> int:
-        known = self.connection.known_nodes
+        known, prefix = self.connection.known_nodes, self.global_keyprefix
         if node not in known:
             pool = self.nodes.pool(node)
             try:
                 pool.release(self.cluster.reach(node, pool.get_connection))
-                found = inspect(redis.Redis(connection_pool=pool))
+                # A node that has another slot than the key says so, and that is no version.
+                found = inspect(redis.Redis(connection_pool=pool), format_version(prefix))
             finally:
                 pool.disconnect()
             check(

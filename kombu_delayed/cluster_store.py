@@ -11,6 +11,7 @@ from kombu.log import get_logger
 from .cluster import Cluster, Node
 from .cluster_wire import ClusterWire, slot_of
 from .errors import UNREACHABLE, NodeDown
+from .format import Format
 from .scripts import Script
 from .shards import QueueShards, Shards
 from .slots import hash_tag, queue_with
@@ -39,9 +40,9 @@ class Nodes:
         for pool in self._pools:
             pool.disconnect()
 
-    def new_wire(self) -> ClusterWire:
+    def new_wire(self, format: Format | None = None) -> ClusterWire:
         """A wire over pools of its own."""
-        return ClusterWire(self.cluster, self.pool)
+        return ClusterWire(self.cluster, self.pool, format)
 
 
 class ClusterStore(Store):
@@ -76,7 +77,7 @@ class ClusterStore(Store):
         return queue_with(tag)
 
     def _wire(self, client: Any) -> Wire:
-        wire: Wire = client.new_wire()
+        wire: Wire = client.new_wire(self.format)
         return wire
 
     def _new_shards(self, prefix: str, configured: int | Mapping[str, int]) -> Shards:

@@ -16,6 +16,8 @@ from redis.exceptions import AskError, MovedError, TryAgainError
 
 from .cluster import Cluster, Node, named_by
 from .errors import UNREACHABLE, ServerNotReady
+from .format import LOOK_SECONDS as FORMAT_SECONDS
+from .format import Format
 from .wire import Replicas, Wire, _packed, _read, _read_both, pack
 
 #: So often a command is sent on before the Cluster counts as in disorder.
@@ -44,9 +46,16 @@ def slot_of(command: Sequence[Any]) -> int:
 class NodeWire(Wire):
     """One connection to one node."""
 
-    def __init__(self, cluster: Cluster, node: Node, pool: ConnectionPool) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        node: Node,
+        pool: ConnectionPool,
+        on_disconnect: Callable[[], None] = lambda: None,
+    ) -> None:
         self.node = node
         self._cluster = cluster
+        self._on_disconnect = on_disconnect
         super().__init__(pool)
 
     def connect(self) -> Any:
@@ -79,18 +88,45 @@ class NodeWire(Wire):
         if isinstance(error, MovedError):
             self._cluster.redirected(error, self.node)
 
+    def _disconnect(self) -> None:
+        super()._disconnect()
+        self._on_disconnect()
+
 
 class ClusterWire(Wire):
     """A wire for each node, made when it is first needed."""
 
-    def __init__(self, cluster: Cluster, new_pool: Callable[[Node], ConnectionPool]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        new_pool: Callable[[Node], ConnectionPool],
+        format: Format | None = None,
+    ) -> None:
         self.cluster = cluster
+        self.format = format
         self._new_pool = new_pool
         self._start()
 
     def _start(self) -> None:
         self._pid = os.getpid()
         self._wires: dict[Node, NodeWire] = {}
+        self._format_at = -math.inf
+
+    def look_again(self) -> None:
+        """Ask for the version of the format with the next call."""
+        self._format_at = -math.inf
+
+    def look_at_format(self) -> None:
+        """Ask for the version of the format. A node that is down keeps nobody from the others."""
+        self._format_at = monotonic() + FORMAT_SECONDS
+        try:
+            if self.format is not None:
+                self.format.look(self._route)
+        except UNREACHABLE:
+            return
+        except BaseException:
+            self.look_again()
+            raise
 
     @property
     def generation(self) -> int:  # type: ignore[override]
@@ -105,7 +141,7 @@ class ClusterWire(Wire):
             self._start()
         found = self._wires.get(node)
         return found or self._wires.setdefault(
-            node, NodeWire(self.cluster, node, self._new_pool(node))
+            node, NodeWire(self.cluster, node, self._new_pool(node), self.look_again)
         )
 
     def to(self, command: Sequence[Any]) -> NodeWire:
@@ -123,6 +159,11 @@ class ClusterWire(Wire):
 
         What comes for a slot that is on its way to another node meets ServerNotReady.
         """
+        if monotonic() >= self._format_at:
+            self.look_at_format()
+        return self._route(*command, replicas=replicas)
+
+    def _route(self, *command: Any, replicas: Replicas | None = None) -> Any:
         slot = slot_of(command)
         wire, asks = self.over(self.cluster.node(slot)), False
         for _ in range(REDIRECTS):

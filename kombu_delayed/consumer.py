@@ -23,7 +23,7 @@ from kombu.utils.uuid import uuid
 
 from . import meter
 from .decisions import Arrival, Rules
-from .errors import UNREACHABLE, LeaseLost, MessageError, NotReplicated
+from .errors import UNREACHABLE, FormatError, LeaseLost, MessageError, NotReplicated
 from .gatekeeper import Claimed, Gatekeeper
 from .lease import Lease
 from .message import Envelope, due, hide_eta, open_envelope
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from .wake import WakeConnection
 
 logger = get_logger(__name__)
+
+#: Then others take over what this consumer holds, when its lease has ended.
+_CANNOT_LEAVE: tuple[type[BaseException], ...] = (*UNREACHABLE, FormatError)
 
 #: Messages claimed at once by a consumer without a prefetch limit.
 UNLIMITED_CLAIM = 50
@@ -260,7 +263,7 @@ class Consumer:
             self._qos.give_back_waiting(queue)  # what has begun goes on
         try:
             self._leave(queues)
-        except UNREACHABLE:
+        except _CANNOT_LEAVE:
             self._leave_late(queues)
         self.remaining = remain(self.lease, queues, self._qos) or self.remaining
 
@@ -274,7 +277,7 @@ class Consumer:
         """The connection may have been closed long ago: a new one tells whether the broker is."""
         try:
             self._leave(queues)
-        except UNREACHABLE as error:
+        except _CANNOT_LEAVE as error:
             logger.warning(
                 "Consumer %s stops without the broker (%s): its unacknowledged messages return to "
                 "their queues within %g seconds",

@@ -32,6 +32,10 @@ class ServerError(DelayedError):
     """The server cannot keep delayed messages safe."""
 
 
+class FormatError(ServerError):
+    """The messages in Redis have a format that is newer than this version of kombu-delayed."""
+
+
 class ServerNotReady(DelayedError, exceptions.ConnectionError):
     """The server cannot take commands now: it loads, follows another one, or is busy."""
 

@@ -53,6 +53,11 @@ class QueueKeys:
         return self._tagged("partitions")
 
     @cached_property
+    def urgent(self) -> str:
+        """Sorted set id -> priority step and due time, of what is more urgent than others."""
+        return self._tagged("partitions:urgent")
+
+    @cached_property
     def waiting(self) -> str:
         """Sorted set id -> due_ms, of what is due and waits at the gate."""
         return self._tagged("delayed:waiting")
@@ -182,6 +187,11 @@ def job_report(job_id: str, prefix: str = "") -> str:
 def job_shards(ledger: str, prefix: str = "") -> str:
     """Hash queue -> over how many shards a job spreads it, whatever others do meanwhile."""
     return f"{prefix}kombu-delayed-job:{ledger}:shards"
+
+
+def format_version(prefix: str = "") -> str:
+    """String: the version of the format of all these keys, as "major.minor"."""
+    return f"{prefix}kombu-delayed:format"
 
 
 def shard_counts(prefix: str = "") -> str:

@@ -12,6 +12,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoPermissionError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from . import format
 from .errors import ReplicaError, ServerError, UrlError, translate
 from .store import DEFAULT_PARTITION_SIZE
 
@@ -48,9 +49,11 @@ class Server:
     ahead_seconds: float = 0.0
     stops_with_others: bool = False
     mode: str = "standalone"
+    #: The version of its data, where it has one.
+    format: bytes | None = None
 
 
-def inspect(client: Redis) -> Server:
+def inspect(client: Redis, format_key: str = "") -> Server:
     """Ask the server, in one round trip. Raises redis-py's connection errors."""
     with client.pipeline(transaction=False) as pipeline:
         pipeline.execute_command("INFO", "server")
@@ -63,16 +66,20 @@ def inspect(client: Redis) -> Server:
         pipeline.execute_command("TIME")
         pipeline.config_get("cluster-require-full-coverage")
         pipeline.execute_command("EVALSHA", "0" * 40, 0)
+        if format_key:
+            pipeline.execute_command("GET", format_key)
         answers = pipeline.execute(raise_on_error=False)
     for answer in answers:
         if isinstance(answer, (RedisConnectionError, RedisTimeoutError)):
             raise answer
-    for answer in (answers[4], answers.pop()):  # of EVAL and of EVALSHA
+    for answer in (answers[4], answers[9]):  # of EVAL and of EVALSHA
         if isinstance(answer, ResponseError):
             meaning = translate(answer)
             if isinstance(meaning, (RedisConnectionError, ServerError)):
                 raise meaning
-    general, memory, replication, persistence, _, sizes, save, _, whole = map(_settings, answers)
+    general, memory, replication, persistence, _, sizes, save, _, whole = map(
+        _settings, answers[:9]
+    )
     mode = str(general.get("redis_mode") or general.get("server_mode") or "standalone")
     saves = bool(save.get("save")) or persistence.get("aof_enabled") != 0
     return Server(
@@ -86,6 +93,7 @@ def inspect(client: Redis) -> Server:
         ahead_seconds=_ahead_seconds(answers[7]),
         stops_with_others=mode == "cluster" and whole.get("cluster-require-full-coverage") == "yes",
         mode=mode,
+        format=next((each for each in answers[10:] if isinstance(each, bytes)), None),
     )
 
 
@@ -123,6 +131,8 @@ def check(
         raise ServerError(
             f"the server is Redis {server.version}; delayed messages need Redis 6.2 or Valkey 8"
         )
+    if server.format is not None:
+        format.check(server.format)
     if not server.may_run_scripts:
         raise ServerError(
             "the user of the broker URL may not run Lua scripts; allow it with "

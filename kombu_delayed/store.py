@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 from . import burials, meter
+from .format import Format
 from .gate import Gate
 from .keys import SEPARATOR, QueueKeys, step_char
 from .metrics import SPANS_MS, Metrics
@@ -141,7 +142,7 @@ class Store:
     `now` is "" for the server's clock, `+ms` for that clock set forward, or a time in milliseconds
     since the epoch; tests move it. About `event_limit` lifecycle events are kept of each queue; 0:
     none are written. What sends messages waits for `replicas`, and raises NotReplicated where too
-    few have them in time.
+    few have them in time. With a `format`, it raises FormatError for data of a newer one.
     """
 
     #: Queues that one call renews: all their keys have to be in one slot of a Cluster.
@@ -162,9 +163,11 @@ class Store:
         event_limit: int = 0,
         shards: int | Mapping[str, int] = 1,
         replicas: Replicas | None = None,
+        format: Format | None = None,
         now: str = "",
     ) -> None:
         self.client = client
+        self.format = format
         self.run = self._wire(client)
         self.shards = self._new_shards(prefix, shards)
         self.replicas = replicas
@@ -188,7 +191,7 @@ class Store:
         return other
 
     def _wire(self, client: Any) -> Wire:
-        return Wire(client.connection_pool)
+        return Wire(client.connection_pool, self.format)
 
     def _hash_tag(self, queue: str) -> str:
         """What is in braces in all keys of a queue; "" where that is its name, and not in all."""

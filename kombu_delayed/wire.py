@@ -21,6 +21,8 @@ from redis import ConnectionPool
 from redis.exceptions import ResponseError
 
 from .errors import UNREACHABLE, NotReplicated, ServerFull, ServerNotReady, translate
+from .format import LOOK_SECONDS as FORMAT_SECONDS
+from .format import Format
 from .reading import NotYet, can_read, read_now
 
 _pack_in_c: Callable[[tuple[Any, ...]], bytes] | None
@@ -111,8 +113,12 @@ class Replicas:
 class Wire:
     """Sends commands in order, from any thread, each once: who retries must know what it did."""
 
-    def __init__(self, pool: ConnectionPool) -> None:
+    #: Whether the server's data has a version that this package knows; None: it does not ask.
+    format: Format | None = None
+
+    def __init__(self, pool: ConnectionPool, format: Format | None = None) -> None:
         self.pool = pool
+        self.format = format
         self._start()
 
     def to(self, command: Sequence[Any]) -> Wire:
@@ -144,6 +150,8 @@ class Wire:
         #: The socket of the connection that it has given back to the pool, until it takes one.
         self._lent: Any = None
         self._used_at = monotonic()
+        self._format_at = -math.inf
+        self._format_over: Any = None
         self._looked_at = 0.0
         self._unread: deque[Callable[[], None]] = deque()
         #: Of the connections so far: another one may be to a server that knows no script of ours.
@@ -311,6 +319,18 @@ class Wire:
             self._fail_posted()
             raise
 
+    def _look_at_format(self, format: Format) -> None:
+        """Before a command, over its connection. Raises FormatError."""
+
+        def send(*command: Any) -> Any:
+            self._connection.send_packed_command([pack(command)])
+            return _read(self._connection)
+
+        self._read_posted()
+        format.look(send)
+        self._format_at = self._used_at + FORMAT_SECONDS
+        self._format_over = self._connection._sock
+
     def _send(self, command: tuple[Any, ...], replicas: Replicas | None = None) -> None:
         self._send_packed(_packed(command, replicas))
 
@@ -325,6 +345,10 @@ class Wire:
         self._used_at = monotonic()
         if not self._unread and getattr(self._connection, "_re_auth_token", None) is not None:
             self._connection.re_auth()
+        if self.format is not None and (
+            self._used_at >= self._format_at or self._connection._sock is not self._format_over
+        ):
+            self._look_at_format(self.format)
         # A check of the connection's health would take the answer of a posted command for its own.
         self._connection.send_packed_command(packed, check_health=not self._unread)
 

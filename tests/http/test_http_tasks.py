@@ -20,6 +20,7 @@ from celery_ext.policies import Limit
 from kombu_delayed.testing import dump
 from tests.kit.http import api_client, make_app
 from tests.kit.servers import Server
+from tests.kit.state import all_keys
 
 MAIL = {"task": "till.send_mail", "delay": "1h"}
 
@@ -122,7 +123,7 @@ def test_wrong_fields(api: httpx.Client, client: redis.Redis, given: Any, field:
     problem = answer.json()
     assert field in [each["field"] for each in problem["errors"]], problem
     assert problem["status"] == 422
-    assert client.keys() == []
+    assert all_keys(client) == []
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from kombu_delayed.doctor import Doctor
 from tests.kit.gates import claim, declare, mail_policies, send
 from tests.kit.http import make_app as make_till
 from tests.kit.servers import Server, free_port
-from tests.kit.state import entry
+from tests.kit.state import all_keys, entry
 from tests.kit.tasks_app import Settings, make_app
 from tests.kit.workers import ROOT
 
@@ -845,7 +845,7 @@ def test_restore_dry_run(file: str, empty: Cli) -> None:
     result = empty("restore", file, "--dry-run")
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.splitlines()[-2].split() == ["mail", "2", "1"]
-    assert empty.client.keys("*") == []
+    assert all_keys(empty.client) == []
 
 
 def test_restore_asks_beside_json(file: str, empty: Cli) -> None:

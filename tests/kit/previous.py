@@ -1,6 +1,6 @@
 """The previous version of this package, built as a wheel from its commit in the history.
 
-Rolling deploys run it beside the present code: its workers and producers are processes of their own.
+Rolling deploys run it beside the present code: its workers and producers are processes apart.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ class Producer:
 
     def send(self, name: str, **options: Any) -> str:
         """Send a task; `options` are those of `app.send_task`. Returns its id."""
-        assert self._process.stdin and self._process.stdout
+        assert self._process.stdin
+        assert self._process.stdout
         self._process.stdin.write(f"app.send_task({name!r}, **{options!r})\n")
         self._process.stdin.flush()
         if not (id := self._process.stdout.readline().strip()):

@@ -11,7 +11,7 @@ from typing import Any
 
 import redis
 
-from kombu_delayed.keys import SEPARATOR
+from kombu_delayed.keys import SEPARATOR, format_version
 from kombu_delayed.message import open_kept
 from kombu_delayed.testing.keyspace import Value, read_key, write_key
 from kombu_delayed.testing.messages import entry, message, promoted, returned
@@ -30,10 +30,14 @@ __all__ = [
 ]
 
 
+#: Lifecycle events, moves, hints of what is urgent, and the version of the format.
+_BESIDE = ("}:events", "}:moved", "}:partitions:urgent", format_version())
+
+
 def all_keys(client: redis.Redis) -> list[str]:
-    """Return every key of the database but those of lifecycle events and of moves, sorted."""
+    """Return every key of the database that says where messages are, sorted."""
     keys = (key.decode() for key in client.keys("*"))
-    return sorted(key for key in keys if not key.endswith(("}:events", "}:moved")))
+    return sorted(key for key in keys if not key.endswith(_BESIDE))
 
 
 def state(client: redis.Redis) -> dict[str, Value]:

@@ -37,7 +37,7 @@ from kombu_delayed.wire import numbers
 from tests.kit.backlog import check_backlog
 from tests.kit.restoring import kept
 from tests.kit.servers import Server
-from tests.kit.state import entry, message
+from tests.kit.state import all_keys, entry, message
 
 YEAR_2100_MS = 4_102_444_800_000
 QUEUES = {"mail": 303, "q": 2}
@@ -304,7 +304,7 @@ def test_commands(
     result = run("restore", path, "-b", url, input="n\n")
     assert result.exit_code == 1
     assert "Restore 305 tasks? [y/N]: n" in result.stderr
-    assert client.keys() == []
+    assert all_keys(client) == []
 
     result = run("restore", path, "-b", url, "--yes", "--queues", "q")
     assert result.stdout.splitlines()[-1] == "2 restored, 0 already there or dealt with"

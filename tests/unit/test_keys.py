@@ -4,6 +4,7 @@ import pytest
 
 from kombu_delayed.keys import (
     QueueKeys,
+    format_version,
     http_form,
     http_host,
     http_session,
@@ -16,6 +17,7 @@ from kombu_delayed.keys import (
 NAMES = {
     "delayed": "{q}:delayed:",
     "partitions": "{q}:partitions",
+    "urgent": "{q}:partitions:urgent",
     "waiting": "{q}:delayed:waiting",
     "gate": "{q}:gate:",
     "messages": "{q}:messages",
@@ -49,6 +51,11 @@ def test_tagged_keys(name: str, key: str) -> None:
 def test_keys_of_a_job() -> None:
     assert QueueKeys("q", "app:").job("mine") == "app:{q}:job:mine"
     assert job_report("mine", "app:") == "app:kombu-delayed-job:mine"
+
+
+def test_the_version_of_the_format() -> None:
+    assert format_version() == "kombu-delayed:format"
+    assert format_version("app:") == "app:kombu-delayed:format"
 
 
 def test_keys_of_the_http_api() -> None:

@@ -1,0 +1,290 @@
+"""Whoever meets data of a newer format stops, and says what to upgrade."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import redis
+from kombu import Connection, Exchange, Queue
+
+from kombu_delayed import format
+from kombu_delayed.errors import UNREACHABLE, FormatError, ServerError
+from kombu_delayed.keys import format_version
+from tests.kit.clusters import Cluster
+from tests.kit.ledger import Ledger
+from tests.kit.servers import Server
+from tests.kit.tasks_app import Settings, make_app
+from tests.kit.workers import ROOT, Worker
+
+KEY = format_version()
+MAIL = Queue("mail", Exchange("mail"), routing_key="mail")
+SENTENCE = r"format 2\.0, and this version of kombu-delayed knows formats up to 1: upgrade"
+
+Connect = Callable[..., Connection]
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes ask at every call."""
+    monkeypatch.setattr("kombu_delayed.wire.FORMAT_SECONDS", 0)
+    monkeypatch.setattr("kombu_delayed.cluster_wire.FORMAT_SECONDS", 0)
+
+
+@pytest.fixture(autouse=True)
+def _unknown_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a new process."""
+    monkeypatch.setattr("kombu_delayed.channel._servers", {})
+
+
+def publish(connection: Connection) -> None:
+    connection.Producer().publish("x", exchange=MAIL.exchange, routing_key="mail", declare=[MAIL])
+
+
+def test_the_error_is_none_that_is_tried_again() -> None:
+    assert issubclass(FormatError, ServerError)
+    assert not issubclass(FormatError, UNREACHABLE)
+
+
+@pytest.mark.parametrize("found", [b"1.0", b"1.7", b"0.9"])
+def test_versions_that_are_known(found: bytes) -> None:
+    format.check(found)
+
+
+@pytest.mark.parametrize("found", [b"2.0", b"10.1", b"2", b"one", b"", b"\xff"])
+def test_versions_that_are_not(found: bytes) -> None:
+    with pytest.raises(FormatError, match="upgrade kombu-delayed"):
+        format.check(found)
+
+
+@pytest.mark.parametrize("prefix", ["", "shop:"])
+def test_the_first_process_writes_the_version(
+    connect: Connect, client: redis.Redis, prefix: str
+) -> None:
+    publish(connect(global_keyprefix=prefix))
+    assert client.get(format_version(prefix)) == b"1.0"
+    assert client.ttl(format_version(prefix)) == -1
+
+
+def test_a_newer_minor_version_stays(connect: Connect, client: redis.Redis) -> None:
+    client.set(KEY, "1.3")
+    publish(connect())
+    assert client.get(KEY) == b"1.3"
+
+
+def test_a_new_connection_is_refused(connect: Connect, client: redis.Redis) -> None:
+    client.set(KEY, "2.0")
+    with pytest.raises(FormatError, match=SENTENCE):
+        connect().connect()
+    assert client.keys() == [KEY.encode()]
+
+
+def test_each_prefix_has_its_own_version(connect: Connect, client: redis.Redis) -> None:
+    client.set(format_version("new:"), "2.0")
+    publish(connect())
+    with pytest.raises(FormatError, match=SENTENCE):
+        publish(connect(global_keyprefix="new:"))
+    assert not client.exists("new:mail")
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_process_that_runs_finds_out_by_itself(connect: Connect, client: redis.Redis) -> None:
+    connection = connect()
+    publish(connection)
+    client.set(KEY, "2.0")
+    for _ in range(2):
+        with pytest.raises(FormatError, match=SENTENCE):
+            publish(connection)
+    assert client.llen("mail") == 1
+    client.set(KEY, "1.0")
+    publish(connection)
+
+
+def test_it_asks_seldom(connect: Connect, client: redis.Redis) -> None:
+    connection = connect()
+    publish(connection)
+    before = client.info("commandstats").get("cmdstat_get", {"calls": 0})["calls"]
+    for _ in range(20):
+        publish(connection)
+    assert client.info("commandstats").get("cmdstat_get", {"calls": 0})["calls"] == before
+
+
+def test_a_process_that_reconnects_finds_out(connect: Connect, client: redis.Redis) -> None:
+    connection = connect()
+    publish(connection)
+    client.set(KEY, "2.0")
+    connection.default_channel.store.run.pool.disconnect()
+    with pytest.raises(FormatError, match=SENTENCE):
+        publish(connection)
+    assert client.llen("mail") == 1
+
+
+@pytest.mark.usefixtures("impatient")
+def test_flushall_hurts_nobody(connect: Connect, client: redis.Redis) -> None:
+    connection = connect()
+    publish(connection)
+    client.flushall()
+    publish(connection)
+    assert client.get(KEY) == b"1.0"
+
+
+def test_a_user_who_may_not_write_it_reads_it(server: Server, client: redis.Redis) -> None:
+    client.acl_setuser(
+        "reader", enabled=True, passwords=["+any"], keys=["*"], commands=["+@all", "-set"]
+    )
+    try:
+        client.set(KEY, "2.0")
+        with as_user(server, "reader") as connection:
+            with pytest.raises(FormatError, match=SENTENCE):
+                connection.connect()
+            client.delete(KEY)
+            publish(connection)
+        assert not client.exists(KEY)
+    finally:
+        client.acl_deluser("reader")
+
+
+def test_a_user_who_may_not_read_it_is_told_once(
+    server: Server, client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = ["mail*", "{mail}:*", "_kombu*", "kombu-delayed-shards"]
+    client.acl_setuser("blind", True, passwords=["+any"], commands=["+@all"], keys=keys)
+    try:
+        with as_user(server, "blind") as connection:
+            publish(connection)
+            connection.default_channel.store.run.pool.disconnect()
+            publish(connection)
+        (warning,) = [each for each in caplog.messages if "may not read" in each]
+        assert f"~{KEY}" in warning
+    finally:
+        client.acl_deluser("blind")
+
+
+@contextmanager
+def as_user(server: Server, user: str) -> Iterator[Connection]:
+    with Connection(f"delayed+redis://{user}:any@127.0.0.1:{server.port}/0") as connection:
+        yield connection
+
+
+def test_on_a_cluster(connect_cluster: Connect, cluster: Cluster) -> None:
+    publish(connect_cluster())
+    with cluster.routed() as client:
+        assert client.get(KEY) == b"1.0"
+        client.set(KEY, "2.0")
+        with pytest.raises(FormatError, match=SENTENCE):
+            connect_cluster().connect()
+
+
+@pytest.mark.usefixtures("impatient")
+def test_on_a_cluster_while_it_runs(connect_cluster: Connect, cluster: Cluster) -> None:
+    connection = connect_cluster()
+    publish(connection)
+    with cluster.routed() as client:
+        client.set(KEY, "2.0")
+        with pytest.raises(FormatError, match=SENTENCE):
+            publish(connection)
+        assert client.llen("{mail}") == 1
+
+
+@pytest.fixture
+def settings(server: Server, tmp_path: Path) -> Settings:
+    options = {"delayed_lease_seconds": 2.0}
+    return Settings(f"delayed+{server.url}", None, options, str(tmp_path / "ledger"))
+
+
+def test_a_worker_does_not_start(settings: Settings, client: redis.Redis, tmp_path: Path) -> None:
+    client.set(KEY, "2.0")
+    worker = Worker(settings, tmp_path)
+    worker.start(wait=False)
+    assert worker.wait() != 0
+    assert "upgrade kombu-delayed in this process" in worker.log
+
+
+@pytest.mark.parametrize("pool", ["solo", "prefork", "threads", "gevent"])
+def test_a_running_worker_stops_when_it_reconnects(
+    settings: Settings, client: redis.Redis, tmp_path: Path, pool: str
+) -> None:
+    with make_app(settings) as app:
+        worker = Worker(settings, tmp_path, pool=pool, concurrency=2)
+        worker.start()
+        try:
+            done = app.send_task("record").id
+            Ledger(Path(settings.ledger)).wait_for_all([done])
+            later = app.send_task("record", countdown=1).id
+            client.set(KEY, "2.0")
+            client.client_kill_filter(_type="normal", skipme=True)
+            assert worker.wait() != 0
+            assert "upgrade kombu-delayed in this process" in worker.log
+        finally:
+            worker.kill()
+    assert client.hexists("{celery}:messages", later)
+    assert later not in Ledger(Path(settings.ledger)).ids()
+
+
+def test_a_running_worker_stops_after_a_while(
+    settings: Settings, client: redis.Redis, tmp_path: Path
+) -> None:
+    script = (
+        "import sys, kombu_delayed.wire as wire; wire.FORMAT_SECONDS = 0.5\n"
+        "from celery.__main__ import main\n"
+        "sys.argv = ['celery', '-A', 'tests.kit.tasks_app', 'worker', '-P', 'solo', '-l', 'INFO']\n"
+        "main()"
+    )
+    worker = Worker(settings, tmp_path, command=[sys.executable, "-c", script])
+    worker.start()
+    try:
+        client.set(KEY, "2.0")
+        assert worker.wait() != 0
+        assert "upgrade kombu-delayed in this process" in worker.log
+    finally:
+        worker.kill()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["-m", "celery", "-A", "tests.kit.installed_app", "delayed", "count"],
+        ["-m", "celery", "-A", "tests.kit.installed_app", "delayed", "doctor"],
+    ],
+    ids=["count", "doctor"],
+)
+def test_commands(settings: Settings, client: redis.Redis, command: list[str]) -> None:
+    client.set(KEY, "2.0")
+    found = run(command, settings)
+    assert found.returncode != 0
+    assert "upgrade kombu-delayed in this process" in found.stderr + found.stdout
+    assert "Traceback" not in found.stderr
+
+
+def test_a_job_of_the_data_pipeline(server: Server, client: redis.Redis) -> None:
+    pytest.importorskip("pyspark")
+    from kombu_delayed.spark.connect import connected
+    from kombu_delayed.spark.options import BrokerOptions
+
+    client.set(KEY, "2.0")
+    with (
+        pytest.raises(FormatError, match=SENTENCE),
+        connected(BrokerOptions(broker=f"delayed+{server.url}")) as delayed,
+    ):
+        delayed.counts("mail")
+
+
+def test_the_migration(settings: Settings, client: redis.Redis, server: Server) -> None:
+    client.set(KEY, "2.0")
+    for direction in ("to-delayed", "to-stock"):
+        found = run(["-m", "kombu_delayed.migrate", direction, server.url], settings)
+        assert found.returncode != 0
+        assert "upgrade kombu-delayed in this process" in found.stderr + found.stdout
+        assert "Traceback" not in found.stderr
+
+
+def run(command: list[str], settings: Settings) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **settings.environment()}
+    return subprocess.run(
+        [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
