@@ -43,6 +43,7 @@ class ClusterStore(Store):
     """The moves of the messages of a Cluster. Each queue is in one slot, and so on one node."""
 
     tagged = True
+    look_limit = 1
     run: ClusterWire
 
     @property

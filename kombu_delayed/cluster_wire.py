@@ -12,10 +12,10 @@ from typing import Any
 
 from redis import ConnectionPool
 from redis.crc import key_slot
-from redis.exceptions import AskError, MovedError, TryAgainError
+from redis.exceptions import AskError, MovedError, ResponseError, TryAgainError
 
 from .cluster import Cluster, Node, named_by
-from .errors import UNREACHABLE, ServerNotReady
+from .errors import UNREACHABLE, ServerFull, ServerNotReady
 from .wire import Replicas, Wire, _packed, _read, _read_both, pack
 
 #: So often a command is sent on before the Cluster counts as in disorder.
@@ -63,12 +63,17 @@ class NodeWire(Wire):
         finally:
             self.pool.release(connection)
 
-    def _send(self, command: tuple[Any, ...], replicas: Replicas | None = None) -> None:
+    def _send(
+        self,
+        command: tuple[Any, ...],
+        replicas: Replicas | None = None,
+        rest: Sequence[Sequence[Any]] = (),
+    ) -> None:
         if self._connection is not None and self._connection._sock is None:
             if self._unread:  # somebody has emptied the pool
                 self._fail_posted()
             self._cluster.reach(self.node, self._connection.connect)
-        super()._send(command, replicas)
+        super()._send(command, replicas, rest)
 
     def _drop_closed(self) -> None:
         super()._drop_closed()
@@ -144,6 +149,40 @@ class ClusterWire(Wire):
                     raise
                 wire, asks = self.over(node), False
         raise ServerNotReady(f"the nodes of the Cluster do not agree on who has slot {slot}")
+
+    def many(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        """As `Wire.many`, with one write for each node; where one is down, its error."""
+        answers: list[Any] = [None] * len(commands)
+        for wire, places in self._by_wire(commands, answers).items():
+            try:
+                found = wire.many([commands[n] for n in places])
+            except UNREACHABLE as error:
+                self.cluster.look()
+                found = [error] * len(places)
+            for n, answer in zip(places, found, strict=True):
+                answers[n] = answer
+                if isinstance(answer, (AskError, TryAgainError)):  # and MovedError, an AskError
+                    answers[n] = self._one(commands[n])
+        return answers
+
+    def _by_wire(
+        self, commands: Sequence[Sequence[Any]], answers: list[Any]
+    ) -> dict[NodeWire, list[int]]:
+        found: dict[NodeWire, list[int]] = {}
+        for n, command in enumerate(commands):
+            try:
+                found.setdefault(self.to(command), []).append(n)
+            except UNREACHABLE as error:
+                answers[n] = error
+        return found
+
+    def _one(self, command: Sequence[Any]) -> Any:
+        try:
+            return self(*command)
+        except UNREACHABLE as error:
+            return error
+        except (ResponseError, ServerFull) as error:
+            return error
 
     def insist(self, *command: Any, replicas: Replicas | None = None) -> Any:
         """As a call; for a slot that is on its way to another node it waits."""

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -30,6 +31,9 @@ except ImportError:  # it comes with the extra `spark` only
 
 #: Answers that nobody has waited for are read at the latest when so many are on their way.
 UNREAD_LIMIT = 64
+
+#: So many commands are sent together at the most.
+TOGETHER_LIMIT = 250
 
 #: Who waits for messages looks for the answers to what was posted after so long.
 LOOK_SECONDS = 0.02
@@ -168,6 +172,31 @@ class Wire:
             finally:
                 self._owner, self._is_sent = None, False
 
+    def many(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        """Send commands together and return their answers, where one was refused its error.
+
+        Raises redis-py's connection errors: some of the commands may have been carried out then.
+        """
+        answers: list[Any] = []
+        for at in range(0, len(commands), TOGETHER_LIMIT):
+            answers += self._many(commands[at : at + TOGETHER_LIMIT])
+        return answers
+
+    def _many(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        if self._pid != os.getpid():
+            self._start()
+        if self._owner == threading.get_ident():
+            return [_or_error(partial(self._aside, tuple(each))) for each in commands]
+        with self._held():
+            try:
+                self._send(tuple(commands[0]), rest=commands[1:])
+                self._is_sent = True
+                self._read_posted()
+                return [_or_error(partial(_read, self._connection)) for _ in commands]
+            except BaseException:
+                self._fail_posted()
+                raise
+
     def post(self, *command: Any, on_error: Callable[[], None]) -> None:
         """Send one command and do not wait for its answer.
 
@@ -275,7 +304,12 @@ class Wire:
             self._fail_posted()
             raise
 
-    def _send(self, command: tuple[Any, ...], replicas: Replicas | None = None) -> None:
+    def _send(
+        self,
+        command: tuple[Any, ...],
+        replicas: Replicas | None = None,
+        rest: Sequence[Sequence[Any]] = (),
+    ) -> None:
         if self._connection is None:
             self._connection = self.connect()
         elif self._unread:
@@ -288,6 +322,8 @@ class Wire:
             self._connection.re_auth()
         # A check of the connection's health would take the answer of a posted command for its own.
         packed = _packed(command, replicas)
+        if rest:
+            packed = [b"".join([*packed, *map(pack, rest)])]
         self._connection.send_packed_command(packed, check_health=not self._unread)
 
     def _drop_closed(self) -> None:
@@ -328,6 +364,13 @@ class Wire:
 def _packed(command: tuple[Any, ...], replicas: Replicas | None) -> list[bytes]:
     # In one go: another connection would know nothing of the write.
     return [pack(command) + pack(replicas.command) if replicas else pack(command)]
+
+
+def _or_error(read: Callable[[], Any]) -> Any:
+    try:
+        return read()
+    except (ResponseError, ServerFull) as error:
+        return error
 
 
 def _read_both(connection: Any, replicas: Replicas | None) -> Any:
