@@ -185,7 +185,7 @@ class Consumer:
         """This consumer took a token that it does not follow."""
         try:
             if queue in self._unsure:
-                self._recover(queue)
+                self._recover_all()
             self._qos.flush(self.store, self.lease)
             self.store.announce_soon(queue)
         except UNREACHABLE as error:
@@ -534,16 +534,12 @@ class Consumer:
 
     def _recover_all(self) -> None:
         """Take what was in answers that were lost with their connection."""
-        if len(self._unsure) > FEW_QUEUES:
-            consumer = self.lease.consumer
-            for queue in self.store.without_lost(self._unsure, consumer):
-                self._unsure.pop(queue, None)
-        for queue in tuple(self._unsure):
-            self._recover(queue)
+        if self._unsure:
+            unsure = dict(self._unsure)
+            for queue, found in self.store.recover_all(unsure, self.lease.consumer).items():
+                self._recovered(queue, found)
 
-    def _recover(self, queue: str) -> None:
-        """An answer was lost with its connection: take the messages that were in it."""
-        found = self.store.recover(queue, self.lease.consumer, self._unsure[queue])
+    def _recovered(self, queue: str, found: list[tuple[int, bytes]]) -> None:
         if found and not self.lease.holds(queue):
             self.lease.grant(queue, -math.inf)  # the next call finds out whether it still lasts
         if queue in self.sources:

@@ -507,14 +507,18 @@ class Store:
             "count": CALL_LIMIT,
         }
 
-    def without_lost(self, seen_tags: Mapping[str, int], consumer: str) -> list[str]:
-        """Queues of which `consumer` was handed nothing in an answer that never arrived.
-
-        Of each queue the last tag is given that did arrive.
-        """
+    def recover_all(
+        self, seen_tags: Mapping[str, int], consumer: str
+    ) -> dict[str, list[tuple[int, bytes]]]:
+        """As `recover` of each queue in few round trips, each with the last tag that did arrive."""
         calls = [self._recover_call(queue, consumer, tag, b"0") for queue, tag in seen_tags.items()]
-        answers = zip(seen_tags, self.together(calls), strict=True)
-        return [queue for queue, answer in answers if answer == [b"0"]]
+        found = {}
+        for queue, answer in zip(tuple(seen_tags), self.together(calls), strict=True):
+            if isinstance(answer, list) and int(answer[0]) == 0:
+                found[queue] = sorted(zip(map(int, answer[1::2]), answer[2::2], strict=True))
+            else:
+                found[queue] = self.recover(queue, consumer, seen_tags[queue])
+        return found
 
     def ack(
         self,
