@@ -152,7 +152,9 @@ class Consumer:
 
     def add(self, queue: str, no_ack: bool, expires_ms: int) -> None:
         """Consume a queue from now on."""
-        self.take_over(Source(queue, no_ack, expires_ms))
+        source = Source(queue, no_ack, expires_ms)
+        self.take_over(source)
+        source.claim_anew()
         if self.wake.waiting:
             self._stop_waiting()
 

@@ -24,6 +24,10 @@ SHARED_POLL_SECONDS = 1.0
 #: A poll comes at random after this part of its time, or up to the whole of it.
 POLL_JITTER = 0.7
 
+#: A poll takes along those that would come by themselves before this part of their time is over: so
+#: that all come to travel together.
+POLL_EARLY = 0.5
+
 #: Who comes so little too early comes again after this time.
 CLOCK_GRAIN_MS = 0.3
 
@@ -237,7 +241,7 @@ class Agenda:
             return []
         found = []
         while (source := self.polls.first) is not None:
-            if source.poll_at - now > (1 - POLL_JITTER) * source.poll_seconds:
+            if source.poll_at - now > POLL_EARLY * source.poll_seconds:
                 break
             found.append(self.polls.pop())
         return found
