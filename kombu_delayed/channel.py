@@ -431,10 +431,12 @@ class Channel(stock.Channel):
         if self.consumer is None or now < self._shards_at:
             return
         self._shards_at = now + LOOK_SECONDS
-        self.store.shards.look_again()  # somebody else may have looked just before there were more
         with suppress(*UNREACHABLE):
             sources = self.consumer.sources
-            for source in [each for each in sources.values() if not is_shard(each.queue)]:
+            spread = [each for each in sources.values() if not is_shard(each.queue)]
+            # Somebody else may have looked just before there were more.
+            self.store.shards.look_at_all(source.queue for source in spread)
+            for source in spread:
                 shards = self.store.shards.all(source.queue)
                 if self._must_stay_whole(source.queue, shards):
                     continue

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import ChainMap
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from time import monotonic, time
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +13,12 @@ from kombu.log import get_logger
 
 from .cluster import NOWHERE, Node
 from .cluster_wire import SlotMoves
-from .consumer import ACK_RETRY_SECONDS, QUICK_RUNS, Consumer, Source
+from .consumer import ACK_RETRY_SECONDS, QUICK_RUNS, Consumer
 from .errors import UNREACHABLE, NodeDown
 from .lease import Lease
 from .progress import Progress, Unbegun
 from .remaining import remain
+from .sources import Source
 
 if TYPE_CHECKING:
     from .cluster_store import ClusterStore
@@ -72,7 +75,7 @@ class ClusterConsumer(Consumer):
     @property
     def sources(self) -> dict[str, Source]:  # type: ignore[override]
         """Those of all parts."""
-        return {queue: source for part in self.parts for queue, source in part.sources.items()}
+        return ChainMap(*(part.sources for part in self.parts))  # type: ignore[return-value]
 
     def _part(self, queue: str) -> Part:
         for part in self.parts:
@@ -116,17 +119,17 @@ class ClusterConsumer(Consumer):
             self.qos.give_back_waiting(queue)  # what has begun goes on
         self.qos.release_failed()
         self.qos.settle(self.store, self.lease)
-        for queue in queues:
-            try:
-                self.store.leave(queue, self.lease.consumer, self.qos.running(queue))
-            except UNREACHABLE as error:
-                logger.warning(
-                    "Consumer %s stops without the node of queue %r (%s): its unacknowledged "
-                    "messages return to the queue when the node is back",
-                    self.lease.consumer,
-                    queue,
-                    error,
-                )
+        errors = self.store.leave_all([*queues], self.lease.consumer, self.qos.running)
+        for queue, error in errors.items():
+            if not isinstance(error, UNREACHABLE):
+                raise error
+            logger.warning(
+                "Consumer %s stops without the node of queue %r (%s): its unacknowledged "
+                "messages return to the queue when the node is back",
+                self.lease.consumer,
+                queue,
+                error,
+            )
         self.remaining = remain(self.lease, queues, self.qos) or self.remaining
 
     def step(self) -> float:
@@ -279,9 +282,7 @@ class Part(Consumer):
 
     def wants(self, now: float) -> bool:
         """Whether there may be something to claim."""
-        return now >= self._try_again_at and any(
-            s.wanted(now) for s in tuple(self.sources.values())
-        )
+        return now >= self._try_again_at and self._agenda.wants(now)
 
     @property
     def _look_at(self) -> float:
@@ -290,22 +291,21 @@ class Part(Consumer):
     @property
     def queues(self) -> frozenset[str]:
         """Those that it consumes, and those of which an answer was lost."""
-        return frozenset(self.sources) | self._unsure
+        return frozenset(self.sources) | self._unsure.keys()
 
     def move(self, queue: str, other: Part) -> None:
         """Another node has this queue now."""
         logger.info("Queue %r is on node %s now", queue, other.node)
-        if source := self.sources.pop(queue, None):
-            other.sources[queue] = source
-            source.ready = source.owes = True
+        if source := self.let_go(queue):
+            other.take_over(source)
+            source.claim_anew()
         other._buffer.extend(self._taken_out_of(queue))
         if queue in self._unsure:
-            self._unsure.discard(queue)
-            other._unsure.add(queue)
+            other._unsure[queue] = self._unsure.pop(queue)
 
     def stop(self) -> None:
         """Claim and wait no more."""
-        self.sources = {}
+        self.drop_all()
         self.wake.close()
         self._buffer.clear()
 
@@ -357,7 +357,7 @@ class Part(Consumer):
 
     @property
     def _turns(self) -> int:
-        return len(self._whole.sources)
+        return sum(len(part.sources) for part in self._whole.parts)
 
     def _room(self) -> int:
         elsewhere = self._whole.claimed - len(self._buffer)
@@ -366,13 +366,24 @@ class Part(Consumer):
     def _worth_claiming(self, now: float) -> int:
         return -(-super()._worth_claiming(now) // max(self._whole.wanting, 1))
 
-    def _claim_some(self, source: Source, now: float, want: int) -> int:
+    def _claim(self, source: Source, want: int, now: float) -> int:
         try:
-            return super()._claim_some(source, now, want)
-        except SlotMoves:
-            self._unsure.discard(source.queue)  # nothing was done
-            source.ready, source.due_at = False, now + MOVING_SECONDS
+            return super()._claim(source, want, now)
+        except SlotMoves as error:
+            self._moves(source, error, now)
             return 0
+
+    def _moves(self, source: Source, error: BaseException, now: float) -> bool:
+        if not isinstance(error, SlotMoves):
+            return False
+        self._unsure.pop(source.queue, None)  # nothing was done
+        source.ready, source.owes, source.due_at = False, False, now + MOVING_SECONDS
+        source.poll_at = source.due_at
+        return True
+
+    def _pass_on(self) -> None:
+        with suppress(SlotMoves):  # then somebody else finds out
+            super()._pass_on()
 
     def _mind_blocking(self) -> None:
         self._whole.mind_blocking()

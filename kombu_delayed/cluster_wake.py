@@ -60,8 +60,13 @@ class NodeWake(WakeConnection):
 
         Those that another node has now are passed over.
         """
-        wanted = {self._channel(queue).encode(): queue for queue in queues}
+        names = (self._consumer(), *queues)
+        if names == self._started_with and self.waiting:
+            return
+        wanted = {self._channel(queue).encode(): queue for queue in names[1:]}
+        self._started_with = ()
         if wanted.keys() == self._queues.keys() and self.waiting:
+            self._started_with = names
             return
         if self.connection is None:
             self.connection = self._acquire()
@@ -78,6 +83,8 @@ class NodeWake(WakeConnection):
             self._receive(wanted)
             missing = wanted.keys() - self._queues.keys()
         self._queues = wanted
+        if len(wanted) == len(names) - 1:  # none was passed over
+            self._started_with = names
         self._heard_from()
 
     def _change(self, verb: str, channels: Iterable[bytes]) -> None:
@@ -105,6 +112,7 @@ class NodeWake(WakeConnection):
             self._heard.append((self._queues[channel], int(more[0])))
         elif kind in (b"sunsubscribe", b"unsubscribe") and channel in self._queues:
             # Not asked for: another node has its slot now, where a claim finds out.
+            self._started_with = ()
             self._heard.append((self._queues.pop(channel), 0))
 
     def heard(self, told: bool = False) -> list[tuple[str, int]]:

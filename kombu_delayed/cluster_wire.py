@@ -12,10 +12,10 @@ from typing import Any
 
 from redis import ConnectionPool
 from redis.crc import key_slot
-from redis.exceptions import AskError, MovedError, TryAgainError
+from redis.exceptions import AskError, MovedError, ResponseError, TryAgainError
 
 from .cluster import Cluster, Node, named_by
-from .errors import UNREACHABLE, ServerNotReady
+from .errors import UNREACHABLE, ServerFull, ServerNotReady
 from .format import LOOK_SECONDS as FORMAT_SECONDS
 from .format import Format
 from .wire import Replicas, Wire, _packed, _read, _read_both, pack
@@ -187,8 +187,38 @@ class ClusterWire(Wire):
         raise ServerNotReady(f"the nodes of the Cluster do not agree on who has slot {slot}")
 
     def many(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """Send commands, all for the node of the first one, in one go, as `Wire` does."""
-        return self.to(commands[0]).many(commands)
+        """As `Wire.many`, with one write for each node; where one is down, its error."""
+        answers: list[Any] = [None] * len(commands)
+        for wire, places in self._by_wire(commands, answers).items():
+            try:
+                found = wire.many([commands[n] for n in places])
+            except UNREACHABLE as error:
+                self.cluster.look()
+                found = [error] * len(places)
+            for n, answer in zip(places, found, strict=True):
+                answers[n] = answer
+                if isinstance(answer, (AskError, TryAgainError)):  # and MovedError, an AskError
+                    answers[n] = self._one(commands[n])
+        return answers
+
+    def _by_wire(
+        self, commands: Sequence[Sequence[Any]], answers: list[Any]
+    ) -> dict[NodeWire, list[int]]:
+        found: dict[NodeWire, list[int]] = {}
+        for n, command in enumerate(commands):
+            try:
+                found.setdefault(self.to(command), []).append(n)
+            except UNREACHABLE as error:
+                answers[n] = error
+        return found
+
+    def _one(self, command: Sequence[Any]) -> Any:
+        try:
+            return self(*command)
+        except UNREACHABLE as error:
+            return error
+        except (ResponseError, ServerFull) as error:
+            return error
 
     def insist(self, *command: Any, replicas: Replicas | None = None) -> Any:
         """As a call; for a slot that is on its way to another node it waits."""

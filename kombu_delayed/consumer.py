@@ -11,11 +11,11 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from operator import attrgetter
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kombu.log import get_logger
 from kombu.utils.scheduling import priority_cycle
@@ -24,15 +24,19 @@ from kombu.utils.uuid import uuid
 from . import meter
 from .decisions import Arrival, Rules
 from .errors import UNREACHABLE, FormatError, LeaseLost, MessageError, NotReplicated
+from .gate import Gate
 from .gatekeeper import Claimed, Gatekeeper
 from .lease import Lease
+from .looking import look
 from .message import Envelope, due, hide_eta, open_envelope
 from .options import Options
 from .progress import Progress, Unbegun
 from .remaining import Remaining, remain
 from .ruling import rule
+from .scripts import Call
 from .shards import queue_of
-from .store import Delivered, Entry, Store
+from .sources import POLL_JITTER, Agenda, Source
+from .store import Delivered, Entry, Store, delivered
 
 if TYPE_CHECKING:
     from .qos import QoS
@@ -51,20 +55,15 @@ LARGEST_CLAIM = 250
 #: A claim for less than half of the prefetch limit waits so long for more room.
 SMALL_CLAIM_SECONDS = 0.003
 
-#: A consumer that meets messages without a token, from a stock producer, looks this often.
-EAGER_POLL_SECONDS = 0.1
-
-#: All consumers of a queue together look about this often, however many they are.
-SHARED_POLL_SECONDS = 1.0
+#: Claims from more queues than these travel together. One by one the room that one queue leaves is
+#: the next one's at once.
+FEW_QUEUES = 4
 
 #: More between the server's clock and ours means that one of them was set.
 CLOCK_JUMP_MS = 20
 
 #: How far the two clocks run apart in a second.
 CLOCK_DRIFT_MS = 0.2
-
-#: Who comes so little too early comes again after this time.
-CLOCK_GRAIN_MS = 0.3
 
 #: Who takes a message for longer runs its tasks in the thread that waits for messages …
 BLOCKING_SECONDS = 0.1
@@ -79,64 +78,34 @@ LONGEST_RETRY_SECONDS = 1.0
 ACK_RETRY_SECONDS = 0.2
 
 
-@dataclass
-class Source:
-    """What one consumer knows of one queue. Times are of the monotonic clock."""
+_claimed_at = attrgetter("claimed_at")
+
+
+class Request(NamedTuple):
+    """A claim of one queue, on its way: for so many messages, under tags behind `seen_tag`."""
 
     queue: str
-    no_ack: bool = False
-    expires_ms: int = 0
-    #: There may be something to claim.
-    ready: bool = True
-    #: A token was taken, or a promise is due: it has to be followed or passed on.
-    owes: bool = False
-    due_at: float = math.inf
-    poll_at: float = math.inf
-    poll_seconds: float = 1.0
-    claimed_at: float = -math.inf
+    consumer: str
+    want: int
+    seen_tag: int
+    no_ack: bool
+    asked: tuple[float, float]
+    gate: Gate | None
+    options: dict[str, Any]
 
-    def wanted(self, now: float) -> bool:
-        """Whether to claim."""
-        if self.due_at <= now:
-            self.ready = self.owes = True
-        return self.ready or self.poll_at <= now
+    def send(self, store: Store) -> Delivered | None:
+        """Send it alone and wait for its answer."""
+        first_tag = self.seen_tag + 1
+        return store.deliver(
+            self.queue, self.consumer, self.want, first_tag, gate=self.gate, **self.options
+        )
 
-    def token(self, in_ms: float, now: float) -> None:
-        """Take a wake token: claim at once, or when its time has come."""
-        if in_ms <= 0:
-            self.ready = self.owes = True
-        else:
-            self.due_at = min(self.due_at, now + in_ms / 1000)
-
-    def answered(
-        self, answer: Delivered, now: float, server_ms: float, poll_seconds: float
-    ) -> None:
-        """Remember what a claim said; `server_ms` is the server's time at `now`."""
-        unexpected = bool(answer.records) and not self.ready
-        self.ready, self.owes, self.due_at = answer.more, False, math.inf
-        if answer.next_due_ms:
-            soonest_ms = CLOCK_GRAIN_MS if answer.next_due_ms > answer.now_ms else 0
-            self.due_at = now + max(answer.next_due_ms - server_ms, soonest_ms) / 1000
-        self._plan_poll(unexpected, now, max(poll_seconds, SHARED_POLL_SECONDS * answer.consumers))
-
-    def _plan_poll(self, unexpected: bool, now: float, longest: float) -> None:
-        if self.expires_ms:
-            longest = min(longest, self.expires_ms / 3000)
-        eager = EAGER_POLL_SECONDS if unexpected else self.poll_seconds * 2
-        self.poll_seconds = min(eager, longest)
-        self.poll_at = now + self.poll_seconds * random.uniform(0.7, 1.0)
-
-    def passed_on(self) -> None:
-        """Others know; this consumer claims as soon as it has room."""
-        self.ready, self.owes = True, False
-        self.due_at = math.inf
-
-    def must_keep(self, now: float) -> bool:
-        """Whether the queue would expire without a call, though this consumer has no room."""
-        return bool(self.expires_ms) and self.poll_at <= now
-
-
-_claimed_at = attrgetter("claimed_at")
+    def call(self, store: Store) -> Call:
+        """What to send with others."""
+        first_tag = self.seen_tag + 1
+        return store.deliver_call(
+            self.queue, self.consumer, self.want, first_tag, gate=self.gate, **self.options
+        )
 
 
 class Consumer:
@@ -161,6 +130,8 @@ class Consumer:
         self.wake = wake
         self.lease = lease or Lease(store, options.lease_seconds)
         self.sources: dict[str, Source] = {}
+        self._spread = 1.0
+        self._agenda = Agenda(lambda: self._spread)
         self.patience_seconds = options.reconnect_seconds
         self._qos = qos
         self._cycle = cycle
@@ -172,7 +143,8 @@ class Consumer:
         self._last_claim_at = -math.inf
         self._server_ahead_ms = -math.inf
         self._compared_at = 0.0
-        self._unsure: set[str] = set()
+        #: Queues of which an answer was lost, each with the last tag before those of that answer.
+        self._unsure: dict[str, int] = {}
         self._quick_runs = 0
         #: Whether tasks end before `_hand_over` returns, or may: the next one may take for long.
         self._runs_here = False
@@ -192,8 +164,24 @@ class Consumer:
 
     def add(self, queue: str, no_ack: bool, expires_ms: int) -> None:
         """Consume a queue from now on."""
-        self.sources[queue] = Source(queue, no_ack, expires_ms)
-        self._stop_waiting()
+        source = Source(queue, no_ack, expires_ms)
+        self.take_over(source)
+        source.claim_anew()
+        if self.wake.waiting:
+            self._stop_waiting()
+
+    def take_over(self, source: Source) -> None:
+        """Look after a queue from now on."""
+        self.let_go(source.queue)
+        self.sources[source.queue] = source
+        source.file_in(self._agenda)
+
+    def let_go(self, queue: str) -> Source | None:
+        """Look after a queue no longer."""
+        source = self.sources.pop(queue, None)
+        if source is not None:
+            self._agenda.forget(source)
+        return source
 
     def remove(self, queue: str) -> None:
         """Consume a queue no more: what was claimed and not handed out, or not begun, goes back."""
@@ -204,7 +192,7 @@ class Consumer:
             self._qos.give_back(queue, [tag for _, tag, _ in self._taken_out_of(queue)])
             self._qos.give_back_waiting(queue)
         self._taken_out_of(queue)
-        self.sources.pop(queue, None)  # last: a signal handler may have ended this half way
+        self.let_go(queue)  # last: a signal handler may have ended this half way
         self._announce(queue)
 
     def _taken_out_of(self, queue: str) -> list[Claimed]:
@@ -235,9 +223,9 @@ class Consumer:
         """This consumer took a token that it does not follow."""
         try:
             if queue in self._unsure:
-                self._recover(queue)
+                self._recover_all()
             self._qos.flush(self.store, self.lease)
-            self.store.announce(queue)
+            self.store.announce_soon(queue)
         except UNREACHABLE as error:
             logger.info("Other consumers of queue %r look by themselves: %s", queue, error)
 
@@ -250,12 +238,12 @@ class Consumer:
         """A token may be on its way and get lost: claim, or let others, whatever it was for."""
         self.wake.reset()
         for source in tuple(self.sources.values()):
-            source.ready = source.owes = True
+            source.claim_anew()
 
     def close(self) -> None:
         """Stop: whatever is still unacked is for other consumers now. Twice is safe."""
         queues = {*self.sources, *self.lease.queues}
-        self.sources = {}
+        self.drop_all()
         self.lease.end()
         self.wake.close()
         self._buffer.clear()
@@ -267,11 +255,17 @@ class Consumer:
             self._leave_late(queues)
         self.remaining = remain(self.lease, queues, self._qos) or self.remaining
 
+    def drop_all(self) -> None:
+        """Look after no queue any longer."""
+        self.sources = {}
+        self._agenda = Agenda(lambda: self._spread)
+
     def _leave(self, queues: set[str]) -> None:
         self._qos.release_failed()
         self._qos.settle(self.store, self.lease)  # leaving would give back what is not acked yet
-        for queue in queues:
-            self.store.leave(queue, self.lease.consumer, self._qos.running(queue))
+        errors = self.store.leave_all([*queues], self.lease.consumer, self._qos.running)
+        for error in errors.values():
+            raise error
 
     def _leave_late(self, queues: set[str]) -> None:
         """The connection may have been closed long ago: a new one tells whether the broker is."""
@@ -305,19 +299,15 @@ class Consumer:
         if self.lease.lost:
             raise LeaseLost
         self._check_wake(now)
+        self._spread = random.uniform(POLL_JITTER, 1.0)
         self._look(now)
         if self._qos.has_rejects or (self._qos.has_freed and self._gates.was_short):
             self._qos.flush(self.store, self.lease)
-        for queue in tuple(self._unsure):
-            self._recover(queue)
+        self._recover_all()
         self._claim_wanted(now)
         # Acks are not waited for: behind the claim they do not hold up its answer.
         self._qos.flush(self.store, self.lease, slots_wait=not self._runs_here)
-        if (
-            not self._buffer
-            and self._room()
-            and not all(s.ready for s in tuple(self.sources.values()))
-        ):
+        if not self._buffer and self._room() and len(self._agenda.ready) < len(self.sources):
             self.wake.start(self.sources)
 
     def _check_wake(self, now: float) -> None:
@@ -334,13 +324,12 @@ class Consumer:
         return self.store.run.look_at
 
     def _next_step_at(self) -> float:
+        agenda, has_room = self._agenda, self._room() > 0
         times = [self.wake.overdue_at, self._look_at, self._qos.free_at]
-        has_room = self._room() > 0
-        for source in tuple(self.sources.values()):
-            times.append(source.due_at)
-            if has_room or source.expires_ms:
-                times.append(source.poll_at)
-        if has_room and any(source.ready for source in tuple(self.sources.values())):
+        times += [agenda.due.first_at, agenda.kept.first_at]
+        if has_room:
+            times.append(agenda.polls.first_at)
+        if has_room and agenda.ready:
             times.append(self._last_claim_at)
         if has_room and not self._worth_claiming(monotonic()):
             return max(min(times), self._last_claim_at + SMALL_CLAIM_SECONDS)
@@ -400,7 +389,7 @@ class Consumer:
         """Whether it neither claims nor waits, as it had no room when it could have."""
         if not self.sources:
             return False
-        return not self.wake.waiting or any(source.ready for source in tuple(self.sources.values()))
+        return not self.wake.waiting or bool(self._agenda.ready)
 
     def _room(self) -> int:
         """How many messages may be claimed."""
@@ -422,25 +411,46 @@ class Consumer:
         return 0 if is_small and now - self._last_claim_at < SMALL_CLAIM_SECONDS else room
 
     def _claim_wanted(self, now: float) -> None:
-        wanted = self._wanted(now)
-        if not wanted:
-            return
-        room = most = self._worth_claiming(now)
-        is_strict = isinstance(self._cycle, priority_cycle)
-        for queues, shards in zip(range(len(wanted), 0, -1), wanted, strict=True):
-            part = room if is_strict else -(-room // queues)
-            for left, source in zip(range(len(shards), 0, -1), shards, strict=True):
-                claimed = self._claim_some(source, now, -(-part // left))
-                room, part = room - claimed, part - claimed
-        if most:  # the first may have had one more than the others: it is the last one next time
+        kept = self._look_around(now)
+        if (room := self._worth_claiming(now)) and (wanted := self._wanted()):
+            if sum(map(len, wanted)) > FEW_QUEUES:
+                self._claim_together(wanted, room, now)
+            else:
+                self._share_out(wanted, room, partial(self._claim, now=now))
+            # The first may have had one more than the others: it is the last one next time.
             self._cycle.rotate(queue_of(wanted[0][0].queue))
+        for source in kept:
+            if source.must_keep(now):
+                self._claim(source, 0, now)
+        if self._agenda.owing and not self._room():
+            self._pass_on()
 
-    def _wanted(self, now: float) -> list[list[Source]]:
+    def _look_around(self, now: float) -> list[Source]:
+        """Find out what is ready; returns those that expire without a call."""
+        self._agenda.come_due(now)
+        kept = self._agenda.kept.come(now)
+        polled = self._agenda.polled(now) if self._room() else []
+        found = look(self.store, polled, now) if polled else set()
+        for source in polled:
+            if source.queue not in found:
+                source.looked(now, self.options.poll_seconds)
+        for source in [*kept, *(each for each in polled if each.queue in found)]:
+            source.found = source.found or not source.ready
+            source.ready = True
+        return kept
+
+    def _pass_on(self) -> None:
+        """Let others follow the tokens for which this consumer has no room."""
+        owing = [*self._agenda.owing.values()]
+        self.store.announce_all([source.queue for source in owing])
+        for source in owing:
+            source.passed_on()
+
+    def _wanted(self) -> list[list[Source]]:
         """The shards to claim from: of each queue in its turn, and each shard in its turn."""
         shards: dict[str, list[Source]] = {}
-        for source in sorted(self.sources.values(), key=_claimed_at):
-            if source.wanted(now):
-                shards.setdefault(queue_of(source.queue), []).append(source)
+        for source in sorted(self._agenda.ready.values(), key=_claimed_at):
+            shards.setdefault(queue_of(source.queue), []).append(source)
         return [shards[q] for q in self._cycle.consume(self._turns) if q in shards]
 
     @property
@@ -448,42 +458,76 @@ class Consumer:
         """How many queues take turns, at the most."""
         return len(self.sources)
 
-    def _claim_some(self, source: Source, now: float, want: int) -> int:
-        if want > 0:
-            return self._claim(source, now, want)
-        if source.must_keep(now):
-            self._claim(source, now, 0)
-        elif source.owes and not self._room():
-            self.store.announce(source.queue)
-            source.passed_on()
-        else:
-            source.ready = True
-        return 0
+    def _share_out(
+        self, wanted: list[list[Source]], room: int, claim: Callable[[Source, int], int]
+    ) -> None:
+        """Claim for each its share of the room, and for the next ones what it has left."""
+        is_strict = isinstance(self._cycle, priority_cycle)
+        for queues, shards in zip(range(len(wanted), 0, -1), wanted, strict=True):
+            part = room if is_strict else -(-room // queues)
+            for left, source in zip(range(len(shards), 0, -1), shards, strict=True):
+                claimed = claim(source, share) if (share := -(-part // left)) > 0 else 0
+                room, part = room - claimed, part - claimed
 
-    def _claim(self, source: Source, now: float, want: int) -> int:
-        queue, seen_tag = source.queue, self._tag
-        answer = self._deliver(queue, 1 if source.no_ack else want, source.no_ack, True)
+    def _claim_together(self, wanted: list[list[Source]], room: int, now: float) -> None:
+        """Claim of many queues in few round trips; of those that owe it, also without room."""
+        wants: dict[str, int] = {}
+
+        def note(source: Source, want: int) -> int:
+            wants[source.queue] = want = 1 if source.no_ack else want
+            return want
+
+        self._share_out(wanted, room, note)
+        asked = [
+            (source, self._request(source.queue, want, source.no_ack, True))
+            for source in chain.from_iterable(wanted)
+            if (want := wants.get(source.queue, 0)) or source.owes or source.must_keep(now)
+        ]
+        answers = self.store.together([request.call(self.store) for _, request in asked])
+        errors = []
+        for (source, request), answer in zip(asked, answers, strict=True):
+            if not isinstance(answer, BaseException):
+                found = delivered(answer, request.gate)
+                self._take_in(source, request, self._heard(request, found), now)
+            elif not self._moves(source, answer, now):
+                errors.append(answer)
+        for error in errors:
+            raise error
+
+    def _moves(self, source: Source, error: BaseException, now: float) -> bool:
+        """Whether a claim was refused as the queue is on its way to another node."""
+        return False
+
+    def _claim(self, source: Source, want: int, now: float) -> int:
+        want = 1 if source.no_ack else want
+        request = self._request(source.queue, want, source.no_ack, True)
+        return self._take_in(source, request, self._deliver(request), now)
+
+    def _take_in(self, source: Source, request: Request, answer: Delivered, now: float) -> int:
+        queue, count = source.queue, len(answer.records)
         if self.sources.get(queue) is not source and not source.no_ack:
             # A signal handler has cancelled it meanwhile, maybe before the server claimed these.
-            self._give_back(queue, range(seen_tag + 1, seen_tag + 1 + len(answer.records)))
+            self._give_back(queue, range(request.seen_tag + 1, request.seen_tag + 1 + count))
             self._announce(queue)
             return 0
         source.answered(answer, monotonic(), self._server_ms(), self.options.poll_seconds)
         self._last_claim_at = now
-        claimed = self._numbered(queue, answer.records)
+        claimed = self._numbered(request, answer.records)
         kept = self._let_in(queue, claimed, source.no_ack)
-        self._gates.was_short = len(claimed) < want
-        self._tag += len(claimed)  # else it finds what was claimed again
+        self._gates.was_short = len(claimed) < request.want
         self._buffer.extend(kept)
         source.ready = source.ready or len(kept) < len(claimed)
-        self._unsure.discard(queue)
+        self._unsure.pop(queue, None)
         if answer.records:
             source.claimed_at = now
             self._cycle.rotate(queue_of(queue))
-        return len(answer.records)
+        return count
 
-    def _numbered(self, queue: str, records: Sequence[bytes]) -> list[Claimed]:
-        return [Claimed(queue, tag, record) for tag, record in enumerate(records, self._tag + 1)]
+    def _numbered(self, request: Request, records: Sequence[bytes]) -> list[Claimed]:
+        if self._tag == request.seen_tag + request.want:  # nobody has asked for more since
+            self._tag = request.seen_tag + len(records)
+        first = request.seen_tag + 1
+        return [Claimed(request.queue, tag, record) for tag, record in enumerate(records, first)]
 
     def _let_in(self, queue: str, claimed: Sequence[Claimed], no_ack: bool) -> list[Claimed]:
         try:
@@ -493,32 +537,36 @@ class Consumer:
                 return [*claimed]
             raise
 
-    def _deliver(self, queue: str, want: int, no_ack: bool, waits: bool) -> Delivered:
-        self._unsure.add(queue)
+    def _request(self, queue: str, want: int, no_ack: bool, waits: bool) -> Request:
+        """A claim that is about to be sent. Its tags are its own, whenever it is carried out."""
+        seen_tag = self._unsure[queue] = self._tag
+        self._tag = seen_tag + want
         source = self.sources.get(queue)
-        asked = self.lease.ask(queue)
-        deliver = partial(
-            self.store.deliver,
-            queue,
-            self.lease.consumer,
-            want,
-            self._tag + 1,
-            lease_ms=0 if no_ack else self.lease.ms,
-            waits=waits,
-            listens=waits and self._listens(queue),
-            promotions=self.options.promote_batch,
-            expires_ms=source.expires_ms if source else 0,
-            gate=self._gates.gate(queue),
-        )
-        answer = deliver(leased=self.lease.holds(queue) and not no_ack)
+        asked, gate = self.lease.ask(queue), self._gates.gate(queue)
+        options = {
+            "lease_ms": 0 if no_ack else self.lease.ms,
+            "leased": self.lease.holds(queue) and not no_ack,
+            "waits": waits,
+            "listens": waits and self._listens(queue),
+            "promotions": self.options.promote_batch,
+            "expires_ms": source.expires_ms if source else 0,
+        }
+        consumer = self.lease.consumer
+        return Request(queue, consumer, want, seen_tag, no_ack, asked, gate, options)
+
+    def _deliver(self, request: Request) -> Delivered:
+        return self._heard(request, request.send(self.store))
+
+    def _heard(self, request: Request, answer: Delivered | None) -> Delivered:
         if answer is None:
-            answer = self.lease.outlast_data(queue, deliver)
+            anew = request._replace(options={**request.options, "leased": False})
+            answer = self.lease.outlast_data(request.queue, lambda: anew.send(self.store))
         if answer is None:
             self.lease.lost = True
             raise LeaseLost
-        self._gates.answered(queue, answer.gated)
-        if not no_ack:
-            self.lease.grant(queue, asked, bool(answer.records))
+        self._gates.answered(request.queue, answer.gated)
+        if not request.no_ack:
+            self.lease.grant(request.queue, request.asked, bool(answer.records))
         self._compare_clocks(answer.now_ms)
         return answer
 
@@ -535,9 +583,14 @@ class Consumer:
         self._server_ahead_ms = ahead_ms if set_back else max(known_ms, ahead_ms)
         self._compared_at = now
 
-    def _recover(self, queue: str) -> None:
-        """An answer was lost with its connection: take the messages that were in it."""
-        found = self.store.recover(queue, self.lease.consumer, self._tag)
+    def _recover_all(self) -> None:
+        """Take what was in answers that were lost with their connection."""
+        if self._unsure:
+            unsure = dict(self._unsure)
+            for queue, found in self.store.recover_all(unsure, self.lease.consumer).items():
+                self._recovered(queue, found)
+
+    def _recovered(self, queue: str, found: list[tuple[int, bytes]]) -> None:
         if found and not self.lease.holds(queue):
             self.lease.suspect(queue)
         if queue in self.sources:
@@ -546,9 +599,7 @@ class Consumer:
         else:
             self._give_back(queue, [tag for tag, _ in found])
             self._qos.flush(self.store, self.lease)
-        # It may not have been carried out yet: its tags are its own, lest it overwrites others.
-        self._tag = max([self._tag + LARGEST_CLAIM, *(tag for tag, _ in found)])
-        self._unsure.discard(queue)
+        self._unsure.pop(queue, None)
 
     def _give_back(self, queue: str, tags: Sequence[int]) -> None:
         """What was claimed of a queue that it does not consume any more; with its slots."""
@@ -668,21 +719,21 @@ class Consumer:
 
     def announce_all(self) -> None:
         """Let others claim whatever there is in its queues."""
-        for queue in tuple(self.sources):
-            self.store.announce(queue)
+        self.store.announce_all(tuple(self.sources))
 
     def get(self, queue: str, no_ack: bool) -> tuple[dict[str, Any], bytes] | None:
         """Claim one message of a queue without waiting, with its record; None: there is none."""
         self.progress.stamp()
         if self.lease.lost:
             raise LeaseLost
-        for unsure in tuple(self._unsure):
-            self._recover(unsure)
-        while records := self._deliver(queue, 1, no_ack, False).records:
-            claimed = self._numbered(queue, records)
+        self._recover_all()
+        while True:
+            request = self._request(queue, 1, no_ack, False)
+            if not (records := self._deliver(request).records):
+                break
+            claimed = self._numbered(request, records)
             kept = self._let_in(queue, claimed, no_ack)
-            self._tag += len(claimed)
-            self._unsure.discard(queue)
+            self._unsure.pop(queue, None)
             for _, tag, record in kept:
                 try:
                     payload = self._open(queue, tag, record, no_ack)
@@ -691,7 +742,7 @@ class Consumer:
                     raise
                 if payload is not None:
                     return payload, record
-        self._unsure.discard(queue)
+        self._unsure.pop(queue, None)
         return None
 
     def refuse(self, queue: str, tag: int, record: bytes, error: Exception, no_ack: bool) -> None:

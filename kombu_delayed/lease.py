@@ -172,10 +172,8 @@ class Lease:
         return answer
 
     def _register_again(self, queue: str, store: Store) -> bool:
-        takes_nothing = {"waits": False, "promotions": 0}
-        register = partial(
-            store.deliver, queue, self.consumer, 0, 0, lease_ms=self.ms, **takes_nothing
-        )
+        deliver = partial(store.deliver, queue, self.consumer, want=0, tag=0, lease_ms=self.ms)
+        register = partial(deliver, waits=False, promotions=0)
         return self.outlast_data(queue, register) is not None
 
     def end(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from importlib.resources import files
 from time import perf_counter
@@ -95,6 +95,28 @@ class Script:
         finally:
             if told is not None:
                 told.script_took(self.name, perf_counter() - began)
+
+
+#: A script and its arguments.
+Call = tuple[Script, dict[str, Any]]
+
+
+def send_together(many: Callable[[list[Any]], list[Any]], calls: Sequence[Call]) -> list[Any]:
+    """Run scripts in one go, by `Wire.many`; where one was refused, its error is its answer."""
+    began = perf_counter()
+    packed = [(move, move.pack(given)) for move, given in calls]
+    answers = many([("EVALSHA", move.sha, *arguments) for move, arguments in packed])
+    while lost := [n for n, answer in enumerate(answers) if isinstance(answer, NoScriptError)]:
+        # The server is given the first one again, and each node of a Cluster in its turn.
+        again = [("EVALSHA", packed[n][0].sha, *packed[n][1]) for n in lost[1:]]
+        first, arguments = packed[lost[0]]
+        found = many([("EVAL", first.source, *arguments), *again])
+        for n, answer in zip(lost, found, strict=True):
+            answers[n] = answer
+    if calls and (told := meter.current) is not None:
+        for move, _ in calls:
+            told.script_took(move.name, (perf_counter() - began) / len(calls))
+    return answers
 
 
 def _without_unused(source: str) -> str:

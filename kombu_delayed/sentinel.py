@@ -149,13 +149,13 @@ class MasterWake(WakeConnection):
 
     watch: MasterWatch
 
-    def check(self, now: float) -> None:
+    def check(self, now: float) -> bool:
         """As any. Raises MasterChanges where it has left the master, or a failover is under way."""
         if self.watch.is_held:
             raise MasterChanges("the Sentinels are about to name another master")
         if self.connection is not None and self.connection.has_left:
             raise MasterChanges("the Sentinels name another master")
-        super().check(now)
+        return super().check(now)
 
 
 class SentinelStore(Store):

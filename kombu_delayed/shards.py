@@ -7,7 +7,7 @@ there is something in it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from time import monotonic
 from typing import Any
@@ -18,7 +18,7 @@ from kombu.log import get_logger
 from .errors import UNREACHABLE
 from .keys import shard_count, shard_counts
 from .scripts import script
-from .wire import pairs
+from .wire import Wire, pairs
 
 logger = get_logger(__name__)
 
@@ -120,6 +120,10 @@ class Shards:
         """Ask Redis with the next call, for who must miss none."""
         self._looked_at = -LOOK_SECONDS
 
+    def look_at_all(self, queues: Iterable[str]) -> None:
+        """Ask Redis now, in few round trips, of how many shards these queues have."""
+        self.look_again()
+
     def forget(self, queue: str) -> None:
         """The queue is deleted."""
         if self._most.pop(queue, 1) > 1:
@@ -152,12 +156,13 @@ class QueueShards(Shards):
 
     def __init__(
         self,
-        run: Callable[..., Any],
+        run: Wire,
         prefix: str = "",
         configured: int | Mapping[str, int] = 1,
         is_down: Callable[[str], bool] = lambda shard: False,
     ) -> None:
         super().__init__(run, prefix, configured)
+        self._run_many = run.many
         self._prefix = prefix
         self._is_down = is_down
         self._seen_at: dict[str, float] = {}
@@ -174,6 +179,16 @@ class QueueShards(Shards):
         first = number_of(home)
         others = (shard_name(queue, (first + n) % count) for n in range(1, count))
         return next((shard for shard in others if not self._is_down(shard)), home)
+
+    def look_at_all(self, queues: Iterable[str]) -> None:
+        """Ask Redis now; where the node that knows is down, with the next call."""
+        self.look_again()
+        asked = [queue for queue in queues if _can_be_spread(queue)]
+        commands = [("HGET", shard_count(queue, self._prefix), queue) for queue in asked]
+        answers, now = self._run_many(commands), monotonic()
+        for queue, answer in zip(asked, answers, strict=True):
+            if not isinstance(answer, BaseException):
+                self._most[queue], self._seen_at[queue] = int(answer or 1), now
 
     def forget(self, queue: str) -> None:
         """The queue is deleted."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,7 +16,7 @@ from .gate import Gate
 from .keys import SEPARATOR, QueueKeys, step_char
 from .metrics import SPANS_MS, Metrics
 from .renewal import FAR_LEASES, Renewal, merged
-from .scripts import Script, script
+from .scripts import Call, Script, script, send_together
 from .shards import Shards
 from .upkeep import Upkeep
 from .waits import NO_WAIT, Wait
@@ -150,6 +150,9 @@ class Store:
 
     #: Whether also the ready lists carry the hash tag of their queue.
     tagged = False
+
+    #: Of so many queues one command can tell.
+    look_limit = 100
 
     def __init__(
         self,
@@ -354,31 +357,101 @@ class Store:
         Who `listens` is sent wake tokens, once nothing is left for it. With a `gate`, those are
         handed out whose turn it is, and besides what has no ticket of it: see `admit`.
         """
+        move, given = self.deliver_call(
+            queue,
+            consumer,
+            want,
+            tag,
+            lease_ms=lease_ms,
+            leased=leased,
+            waits=waits,
+            listens=listens,
+            promotions=promotions,
+            expires_ms=expires_ms,
+            gate=gate,
+        )
+        return delivered(move(self.run, **given), gate)
+
+    def deliver_call(
+        self,
+        queue: str,
+        consumer: str,
+        want: int,
+        tag: int,
+        *,
+        lease_ms: int,
+        leased: bool = False,
+        waits: bool = True,
+        listens: bool = False,
+        promotions: int = CALL_LIMIT,
+        expires_ms: int = 0,
+        gate: Gate | None = None,
+    ) -> Call:
+        """The script that delivers and its arguments; `delivered` reads its answer."""
         keys = self.keys(queue)
         given: dict[str, Any] = {}
         if gate is not None:
             given = {"gate": keys.gate, "version": gate.version, "limits": gate.numbers}
-        answer = script("deliver_gated" if gate is not None else "deliver")(
-            self.run,
+        return script("deliver_gated" if gate is not None else "deliver"), {
             **self._holding(keys, consumer),
             **given,
             **self.event_keys(keys),
-            now=self.now,
-            consumer=consumer,
-            leased=int(leased),
-            lease_ms=lease_ms,
-            want=want,
-            tag=tag,
-            promotions=promotions,
-            waits=2 if listens else int(waits),
-            expires_ms=expires_ms,
-            steps=keys.steps,
-        )
-        if len(answer) == 1:
-            return None
-        now_ms, next_due_ms, more, consumers, *records = answer
-        has_more = bool(more % 2) or (gate is None and more > 1)
-        return Delivered(now_ms, next_due_ms, has_more, consumers, records, more > 1)
+            "now": self.now,
+            "consumer": consumer,
+            "leased": int(leased),
+            "lease_ms": lease_ms,
+            "want": want,
+            "tag": tag,
+            "promotions": promotions,
+            "waits": 2 if listens else int(waits),
+            "expires_ms": expires_ms,
+            "steps": keys.steps,
+        }
+
+    def count_keys(
+        self, parts: Sequence[Sequence[tuple[str, bool]]], counted: Sequence[str]
+    ) -> tuple[list[int], list[int]]:
+        """How many keys say that there are messages in queues, and how many consumers some have.
+
+        Of each queue in a part what is ready or waits at a gate counts, and its backlog if True.
+        """
+        commands = [("EXISTS", *self._signs(part)) for part in parts]
+        commands += [("ZCARD", self.keys(queue).consumers) for queue in counted]
+        answers = self.run.many(commands)
+        for error in answers:
+            if isinstance(error, BaseException):
+                raise error
+        return answers[: len(parts)], answers[len(parts) :]
+
+    def _signs(self, part: Sequence[tuple[str, bool]]) -> Iterator[str]:
+        for queue, with_backlog in part:
+            keys = self.keys(queue)
+            yield from keys.ready
+            yield keys.waiting
+            if with_backlog:
+                yield keys.partitions
+
+    def look(self, parts: Sequence[Sequence[str]]) -> list[list[int]]:
+        """For each queue of each part 0 where there is something to claim, or -1 for nothing.
+
+        Else in how many ms its next message is due, for which a consumer has promised to come.
+        """
+        answers = self.together([self._look_call([*map(self.keys, part)]) for part in parts])
+        for error in answers:
+            if isinstance(error, BaseException):
+                raise error
+        return [*map(numbers, answers)]
+
+    def _look_call(self, keys: Sequence[QueueKeys]) -> Call:
+        return script("look"), {
+            "queues": [key for q in keys for key in (q.partitions, q.delayed, q.armed, *q.ready)],
+            "now": self.now,
+            "lists": len(keys[0].ready),
+        }
+
+    def together(self, calls: Sequence[Call]) -> list[Any]:
+        """Run scripts of many queues in one go; where one was refused, its error is its answer."""
+        return send_together(self.run.many, calls)
 
     def admit(
         self, queue: str, consumer: str, entries: Sequence[tuple[int, str, bytes]], gate: Gate
@@ -424,15 +497,35 @@ class Store:
 
     def recover(self, queue: str, consumer: str, seen_tag: int) -> list[tuple[int, bytes]]:
         """Messages that were handed to `consumer` in an answer that never arrived."""
-        unacked, cursor = self.keys(queue).unacked(consumer), b"0"
+        cursor = b"0"
         found: dict[int, bytes] = {}
         while True:
-            cursor, *page = script("recover")(
-                self.run, unacked=unacked, seen_tag=seen_tag, cursor=cursor, count=CALL_LIMIT
-            )
+            move, given = self._recover_call(queue, consumer, seen_tag, cursor)
+            cursor, *page = move(self.run, **given)
             found.update(zip(map(int, page[::2]), page[1::2], strict=True))
             if int(cursor) == 0:
                 return sorted(found.items())
+
+    def _recover_call(self, queue: str, consumer: str, seen_tag: int, cursor: bytes) -> Call:
+        return script("recover"), {
+            "unacked": self.keys(queue).unacked(consumer),
+            "seen_tag": seen_tag,
+            "cursor": cursor,
+            "count": CALL_LIMIT,
+        }
+
+    def recover_all(
+        self, seen_tags: Mapping[str, int], consumer: str
+    ) -> dict[str, list[tuple[int, bytes]]]:
+        """As `recover` of each queue in few round trips, each with the last tag that did arrive."""
+        calls = [self._recover_call(queue, consumer, tag, b"0") for queue, tag in seen_tags.items()]
+        found = {}
+        for queue, answer in zip(tuple(seen_tags), self.together(calls), strict=True):
+            if isinstance(answer, list) and int(answer[0]) == 0:
+                found[queue] = sorted(zip(map(int, answer[1::2]), answer[2::2], strict=True))
+            else:
+                found[queue] = self.recover(queue, consumer, seen_tags[queue])
+        return found
 
     def ack(
         self,
@@ -524,22 +617,40 @@ class Store:
 
         While there are slots of `running` messages, given by their tags, these and the lease stay.
         """
+        self._sort_held(self.keys(queue), consumer)
+        move, given = self._leave_call(queue, consumer, running)
+        while move(self.run, **given):
+            pass
+
+    def _leave_call(self, queue: str, consumer: str, running: Collection[int]) -> Call:
         keys = self.keys(queue)
-        self._sort_held(keys, consumer)
-        left = 1
-        while left:
-            left = script("leave")(
-                self.run,
-                **self._holding(keys, consumer),
-                **self.event_keys(keys),
-                held=keys.held(consumer),
-                gate=keys.gate,
-                granted_by=keys.granted_by,
-                consumer=consumer,
-                steps=keys.steps,
-                limit=CALL_LIMIT,
-                running=running,
-            )
+        return script("leave"), {
+            **self._holding(keys, consumer),
+            **self.event_keys(keys),
+            "held": keys.held(consumer),
+            "gate": keys.gate,
+            "granted_by": keys.granted_by,
+            "consumer": consumer,
+            "steps": keys.steps,
+            "limit": CALL_LIMIT,
+            "running": running,
+        }
+
+    def leave_all(
+        self, queues: Sequence[str], consumer: str, running: Callable[[str], Collection[int]]
+    ) -> dict[str, BaseException]:
+        """As `leave` on each queue, in few round trips; returns the errors, by queue."""
+        held = self.run.many([("HLEN", self.keys(queue).unacked(consumer)) for queue in queues])
+        few = [q for q, count in zip(queues, held, strict=True) if not _is_over(count, SORT_LIMIT)]
+        calls = [self._leave_call(queue, consumer, running(queue)) for queue in few]
+        found = dict.fromkeys(queues, 1) | dict(zip(few, self.together(calls), strict=True))
+        errors: dict[str, BaseException] = {}
+        for queue, left in found.items():
+            if isinstance(left, BaseException):
+                errors[queue] = left
+            elif left:
+                self.leave(queue, consumer, running(queue))
+        return errors
 
     def _sort_held(self, keys: QueueKeys, consumer: str) -> None:
         """Sort what one call cannot: a consumer without a prefetch limit may hold any number."""
@@ -878,15 +989,29 @@ class Store:
 
     def announce(self, queue: str) -> None:
         """Put wake tokens for all that can be claimed, now or later."""
+        move, given = self._announce_call(queue)
+        move(self.run, **given)
+
+    def _announce_call(self, queue: str) -> Call:
         keys = self.keys(queue)
-        script("announce")(
-            self.run,
+        return script("announce"), {
             **self.backlog_keys(keys),
-            armed=keys.armed,
-            gate=keys.gate,
-            ready=keys.ready,
-            steps=keys.steps,
-        )
+            "armed": keys.armed,
+            "gate": keys.gate,
+            "ready": keys.ready,
+            "steps": keys.steps,
+        }
+
+    def announce_all(self, queues: Sequence[str]) -> None:
+        """As `announce` on each queue, in few round trips. Raises the first error."""
+        answers = self.together([self._announce_call(queue) for queue in queues])
+        for error in answers:
+            if isinstance(error, BaseException):
+                raise error
+
+    def announce_soon(self, queue: str) -> None:
+        """As `announce`, without waiting for the answer; where it fails, others look themselves."""
+        self._post(*self._announce_call(queue), on_error=lambda: None)
 
     def backlog_keys(self, keys: QueueKeys) -> dict[str, Any]:
         return {
@@ -933,6 +1058,19 @@ class Store:
             "dead_limit": self.limits.dead_limit,
             "dead_age_ms": int(self.limits.dead_seconds * 1000),
         }
+
+
+def delivered(answer: Any, gate: Gate | None) -> Delivered | None:
+    """What the script that delivers has answered; None: the caller's lease was lost."""
+    if len(answer) == 1:
+        return None
+    now_ms, next_due_ms, more, consumers, *records = answer
+    has_more = bool(more % 2) or (gate is None and more > 1)
+    return Delivered(now_ms, next_due_ms, has_more, consumers, records, more > 1)
+
+
+def _is_over(count: Any, limit: int) -> bool:
+    return isinstance(count, int) and count > limit
 
 
 def chunks(entries: Sequence[T], limit: int | None = None) -> Iterable[Sequence[T]]:

@@ -11,6 +11,8 @@ from kombu.log import get_logger
 from kombu.utils.eventio import READ, poll
 from redis import exceptions
 
+from .wire import pack
+
 logger = get_logger(__name__)
 
 #: Seconds beyond the server's own limit after which an answer is overdue.
@@ -33,6 +35,8 @@ class WakeConnection:
         self._wake_key = wake_key
         self._limit_seconds = limit_seconds
         self._queues: dict[bytes, str] = {}
+        self._started_with: tuple[str, ...] = ()
+        self._command = b""
         self.grace_seconds: float = GRACE_SECONDS
         self.connection: Any = None
         self.overdue_at = math.inf
@@ -59,9 +63,12 @@ class WakeConnection:
             return
         if self.connection is None:
             self.connection = self._acquire()
-        keys = {self._wake_key(queue): queue for queue in queues}
-        self._queues = {key.encode(): queue for key, queue in keys.items()}
-        self.connection.send_command("BZPOPMIN", *keys, self._limit_seconds)
+        if (names := tuple(queues)) != self._started_with:
+            keys = {self._wake_key(queue): queue for queue in names}
+            self._queues = {key.encode(): queue for key, queue in keys.items()}
+            self._command = pack(("BZPOPMIN", *keys, self._limit_seconds))
+            self._started_with = names
+        self.connection.send_packed_command([self._command])
         self._asked_over = self.socket
         self.overdue_at = monotonic() + self._limit_seconds + self.grace_seconds
 

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -33,6 +34,9 @@ except ImportError:  # it comes with the extra `spark` only
 
 #: Answers that nobody has waited for are read at the latest when so many are on their way.
 UNREAD_LIMIT = 64
+
+#: So many commands are sent together at the most.
+TOGETHER_LIMIT = 250
 
 #: Who waits for messages looks for the answers to what was posted after so long.
 LOOK_SECONDS = 0.02
@@ -183,26 +187,29 @@ class Wire:
                 self._owner, self._is_sent = None, False
 
     def many(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """Send commands in one go; returns their answers, or the error where one was refused.
+        """Send commands together and return their answers, where one was refused its error.
 
-        Raises redis-py's connection errors. Not for a thread whose own call may be under way.
+        Raises redis-py's connection errors: some of the commands may have been carried out then.
         """
+        answers: list[Any] = []
+        for at in range(0, len(commands), TOGETHER_LIMIT):
+            answers += self._many(commands[at : at + TOGETHER_LIMIT])
+        return answers
+
+    def _many(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
         if self._pid != os.getpid():
             self._start()
+        if self._owner == threading.get_ident():
+            return [_or_error(partial(self._aside, tuple(each))) for each in commands]
         with self._held():
             try:
-                self._send_packed([pack(command) for command in commands])
+                self._send_packed([b"".join(map(pack, commands))])
+                self._is_sent = True
                 self._read_posted()
-                return [self._answer() for _ in commands]
+                return [_or_error(partial(_read, self._connection)) for _ in commands]
             except BaseException:
                 self._fail_posted()
                 raise
-
-    def _answer(self) -> Any:
-        try:
-            return _read(self._connection)
-        except (ResponseError, ServerFull, ServerNotReady) as error:
-            return error
 
     def post(self, *command: Any, on_error: Callable[[], None]) -> None:
         """Send one command and do not wait for its answer.
@@ -390,6 +397,13 @@ class Wire:
 def _packed(command: tuple[Any, ...], replicas: Replicas | None) -> list[bytes]:
     # In one go: another connection would know nothing of the write.
     return [pack(command) + pack(replicas.command) if replicas else pack(command)]
+
+
+def _or_error(read: Callable[[], Any]) -> Any:
+    try:
+        return read()
+    except (ResponseError, ServerFull, ServerNotReady) as error:
+        return error
 
 
 def _read_both(connection: Any, replicas: Replicas | None) -> Any:

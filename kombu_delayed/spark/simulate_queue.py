@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import NamedTuple
 
-from kombu_delayed.consumer import SHARED_POLL_SECONDS
 from kombu_delayed.lease import JUST_AFTER_SECONDS
+from kombu_delayed.sources import SHARED_POLL_SECONDS
 
 from .. import sizing
 from .simulate_model import Fleet

@@ -211,6 +211,7 @@ def test_prefetch_is_of_the_whole_consumer(connect: Connect, queues: list[Queue]
     for n in range(30):
         publish(source, n, queues[n % 3])
     inbox = Inbox(connect(), *queues, prefetch_count=6, ack=False)
+    inbox.receive(6)
     inbox.drain(0.2)
     assert len(inbox.messages) == 6
     assert {message.delivery_info["routing_key"] for message in inbox.messages} == {

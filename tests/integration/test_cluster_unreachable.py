@@ -185,7 +185,7 @@ def test_a_message_whose_answer_was_lost_is_found_on_the_next_node(
     source.Producer().publish("x", exchange=queue.exchange, routing_key=names[0])
     consumer = channel.consumer
     (part,) = consumer.parts
-    part._unsure.add(names[0])
+    part._unsure[names[0]] = part._tag
     name = consumer.lease.consumer
     assert channel.store.deliver(names[0], name, 1, part._tag + 1, lease_ms=30_000).records
     home = cluster.master_of(names[0])

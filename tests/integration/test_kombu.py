@@ -17,6 +17,7 @@ from kombu import VERSION, Connection, Consumer, Exchange, Producer, Queue
 from kombu.exceptions import DecodeError
 from kombu.transport import redis as stock
 
+from kombu_delayed.consumer import Request
 from kombu_delayed.keys import QueueKeys
 from kombu_delayed.scripts import script
 from kombu_delayed.wire import Wire
@@ -377,9 +378,9 @@ def test_a_small_claim_waits_for_room(
     wanted: list[int] = []
     deliver = channel.consumer._deliver
 
-    def count(queue: str, want: int, *given: bool) -> Any:
-        wanted.append(want)
-        return deliver(queue, want, *given)
+    def count(request: Request) -> Any:
+        wanted.append(request.want)
+        return deliver(request)
 
     monkeypatch.setattr(channel.consumer, "_deliver", count)
     for _ in range(3):

@@ -397,7 +397,7 @@ def test_giving_back_that_was_interrupted_is_done_again(
     moves = [
         (channel.qos, "give_back_waiting"),
         (channel.store, "release"),
-        (channel.store, "announce"),
+        (channel.store, "announce_soon"),
     ]
     with monkeypatch.context() as patch:
         patch.setattr(*moves[command - 1], raising)

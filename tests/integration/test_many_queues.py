@@ -1,0 +1,327 @@
+"""A consumer of hundreds of queues: what it asks the server travels together."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import redis
+from kombu import Connection
+from kombu.utils.scheduling import priority_cycle
+from redis.connection import Connection as RedisConnection
+
+from kombu_delayed import consumer as consumer_module
+from kombu_delayed.channel import Channel
+from kombu_delayed.consumer import Consumer
+from kombu_delayed.store import Entry, Store
+
+COUNT = 300
+QUEUES = [f"q{n:03}" for n in range(COUNT)]
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture(autouse=True)
+def _no_renewals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what the consumer itself does is counted."""
+    monkeypatch.setattr("kombu_delayed.lease.Keeper.watch", lambda *_: None)
+
+
+@dataclass
+class RoundTrips:
+    """How often this process has waited for an answer to what it has sent."""
+
+    count: int = 0
+    _sent: set[Any] = field(default_factory=set)
+
+    def sent(self, connection: Any) -> None:
+        self._sent.add(connection)
+
+    def read(self, connection: Any) -> None:
+        if connection in self._sent:
+            self._sent.discard(connection)
+            self.count += 1
+
+    def of(self, action: Callable[[], Any]) -> int:
+        before = self.count
+        action()
+        return self.count - before
+
+
+@pytest.fixture
+def round_trips(monkeypatch: pytest.MonkeyPatch) -> RoundTrips:
+    trips = RoundTrips()
+    send, read = RedisConnection.send_packed_command, RedisConnection.read_response
+
+    def counted_send(self: Any, *args: Any, **kwargs: Any) -> Any:
+        trips.sent(self)
+        return send(self, *args, **kwargs)
+
+    def counted_read(self: Any, *args: Any, **kwargs: Any) -> Any:
+        trips.read(self)
+        return read(self, *args, **kwargs)
+
+    monkeypatch.setattr(RedisConnection, "send_packed_command", counted_send)
+    monkeypatch.setattr(RedisConnection, "read_response", counted_read)
+    return trips
+
+
+@dataclass
+class Many:
+    """A channel that consumes all the queues, stepped by hand with a clock that is moved."""
+
+    channel: Channel
+    client: redis.Redis
+    queues: list[str] = field(default_factory=list)
+    ahead_seconds: float = 0.0
+
+    def take(self, message: Any) -> None:
+        self.queues.append(str(message.headers["id"]).partition("-")[0])
+        message.ack()
+
+    @property
+    def consumer(self) -> Consumer:
+        assert self.channel.consumer is not None
+        return self.channel.consumer
+
+    def step_for(self, seconds: float) -> None:
+        """Step whenever the consumer has asked for it; between the steps the clock jumps."""
+        end = consumer_module.monotonic() + seconds
+        while True:
+            at = self.consumer.step()
+            if self.hand_out():
+                continue
+            if at >= end:
+                return
+            self.ahead_seconds += max(at - consumer_module.monotonic(), 0.001)
+
+    def step_until(self, count: int) -> None:
+        """Step until so many messages have come."""
+        for _ in range(1_000):
+            self.consumer.step()
+            self.hand_out()
+            self.ahead_seconds += 0.003
+            if len(self.queues) >= count:
+                return
+        raise AssertionError(f"{len(self.queues)} of {count} messages have come")
+
+    def hand_out(self) -> bool:
+        """Hand out what was claimed; returns whether there was something."""
+        before = len(self.queues)
+        while self.consumer.hand_out():
+            pass
+        return len(self.queues) > before
+
+    def lose_answers(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The next claims are carried out, and the connection breaks before their answers come."""
+        run = self.channel.store.run
+        true_many = run.many
+
+        def many(commands: Any) -> Any:
+            answers = true_many(commands)
+            if commands[0][0] != "EVALSHA":  # a look at what is ready, and no claims
+                return answers
+            monkeypatch.setattr(run, "many", true_many)
+            raise redis.ConnectionError("lost")
+
+        monkeypatch.setattr(run, "many", many)
+
+    def settle(self) -> None:
+        """Step until nothing is known to be ready."""
+        for _ in range(20):
+            self.consumer.step()
+            self.hand_out()
+            self.ahead_seconds += 0.06  # a lost connection is tried again
+
+
+class NoWake:
+    """Where no token ever comes."""
+
+    overdue_at = math.inf
+    connection = None
+    waiting = False
+
+    def start(self, queues: Any) -> None:
+        self.waiting = True
+
+    def reset(self) -> None:
+        self.waiting = False
+
+    close = reset
+
+    def check(self, now: float) -> None:
+        pass
+
+
+@pytest.fixture
+def many(server: Any, client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Iterator[Many]:
+    with Connection(f"delayed+{server.url}") as connection:
+        channel = connection.default_channel
+        found = Many(channel, client)
+        true_clock = consumer_module.monotonic
+        monkeypatch.setattr(
+            consumer_module, "monotonic", lambda: true_clock() + found.ahead_seconds
+        )
+        monkeypatch.setattr(channel, "_new_wake", NoWake)
+        for queue in QUEUES:
+            channel.basic_consume(queue, False, found.take, queue)
+        yield found
+
+
+def commands(client: redis.Redis) -> int:
+    """All that the server has done, within scripts as well, but for this question."""
+    return int(client.info("stats")["total_commands_processed"])
+
+
+def sent(id: str, due: str = "") -> Entry:
+    """A message that Kombu can read."""
+    properties = {"delivery_info": {}, "body_encoding": "base64", "delivery_tag": id}
+    message = {"body": "", "headers": {"id": id}, "properties": properties}
+    return Entry(id, 0, json.dumps(message), due)
+
+
+def delayed(store: Store, queue: str, in_ms: int) -> None:
+    store.schedule(queue, [sent(queue, due=f"+{in_ms}")])
+
+
+# Idle.
+
+
+def test_idle_queues_cost_few_commands(many: Many, client: redis.Redis) -> None:
+    """A minute of slow polls: one by one those of 300 queues are some 60,000 commands."""
+    many.settle()
+    before = commands(client)
+    many.step_for(60)
+    assert commands(client) - before < 60 * 10
+
+
+def test_so_do_queues_with_a_far_backlog(many: Many, client: redis.Redis, store: Store) -> None:
+    """Whether this consumer has promised to come when the next message is due, or another one."""
+    for queue in QUEUES:
+        delayed(store, queue, HOUR_MS)
+    for queue in QUEUES[::2]:
+        store.deliver(queue, "other", 0, 1, lease_ms=HOUR_MS)
+    many.settle()
+    before = commands(client)
+    many.step_for(60)
+    assert commands(client) - before < 60 * 80
+
+
+def test_a_promise_that_nobody_keeps_is_taken_over(many: Many, store: Store) -> None:
+    """Others had promised to come; they are dead, and one had heard of an earlier message."""
+    overdue, earlier = QUEUES[3], QUEUES[7]
+    for queue in (overdue, earlier):
+        delayed(store, queue, 2_000)
+        store.deliver(queue, "dead", 0, 1, lease_ms=HOUR_MS)
+    many.settle()
+    many.client.set(store.keys(overdue).armed, "1 dead")
+    many.client.set(store.keys(earlier).armed, f"{10**15} dead")
+    many.step_for(10)
+    assert {many.consumer.sources[queue].due_at < math.inf for queue in (overdue, earlier)} == {
+        True
+    }
+
+
+def test_what_stock_producers_send_is_found(many: Many, client: redis.Redis, store: Store) -> None:
+    """They leave no token."""
+    many.settle()
+    for queue in QUEUES[10:40]:
+        client.lpush(store.keys(queue).ready[0], sent(queue).message)
+    many.step_for(10)
+    assert sorted(many.queues) == QUEUES[10:40]
+
+
+# Together.
+
+
+def test_it_starts_in_few_round_trips(many: Many, round_trips: RoundTrips) -> None:
+    many.channel.basic_qos(0, 8)
+    assert round_trips.of(many.settle) < 10
+    assert all(many.consumer.lease.holds(queue) for queue in QUEUES)
+
+
+def test_it_reconnects_in_few_round_trips(
+    many: Many, round_trips: RoundTrips, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many.channel.basic_qos(0, 2 * COUNT)
+    many.settle()
+    for queue in QUEUES:
+        store.publish(queue, [sent(queue)])
+    many.consumer._stop_waiting()
+    many.lose_answers(monkeypatch)
+    many.consumer.step()
+    assert many.consumer._unsure.keys() == {*QUEUES}
+    assert round_trips.of(many.settle) < 60
+    assert sorted(many.queues) == QUEUES
+
+
+def test_it_closes_in_few_round_trips(
+    many: Many, round_trips: RoundTrips, client: redis.Redis, store: Store
+) -> None:
+    many.channel.basic_qos(0, COUNT)
+    for queue in QUEUES:
+        store.publish(queue, [sent(queue)])
+    many.consumer.step()
+    assert many.consumer.has_messages
+    assert round_trips.of(many.consumer.close) < 12
+    sizes = [store.size(queue).ready for queue in QUEUES]
+    assert (sum(sizes), client.keys("*unacked*"), client.keys("*consumers")) == (COUNT, [], [])
+
+
+def test_queues_are_cancelled_in_few_round_trips(many: Many, round_trips: RoundTrips) -> None:
+    many.settle()
+
+    def cancel() -> None:
+        for queue in QUEUES:
+            many.channel.basic_cancel(queue)
+
+    assert round_trips.of(cancel) < 20
+    assert not many.consumer.sources
+
+
+def test_others_are_told_in_few_round_trips(
+    many: Many, round_trips: RoundTrips, client: redis.Redis, store: Store
+) -> None:
+    for queue in QUEUES:
+        delayed(store, queue, HOUR_MS)
+    many.settle()
+    assert round_trips.of(many.consumer.announce_all) < 5
+    assert all(client.zscore(store.keys(queue).wake, "due") for queue in QUEUES)
+
+
+# Room.
+
+
+@pytest.mark.parametrize("prefetch_count", [1, 7, COUNT - 1, COUNT * 2])
+def test_it_never_claims_more_than_it_has_room_for(
+    many: Many, store: Store, prefetch_count: int
+) -> None:
+    many.channel.basic_qos(0, prefetch_count)
+    for queue in QUEUES:
+        store.publish(queue, [sent(f"{queue}-{n}") for n in range(3)])
+    for _ in range(5):
+        many.consumer.step()
+        held = sum(unacked for q in QUEUES for _, _, unacked in store.consumers(q))
+        assert 0 < held <= prefetch_count
+
+
+def test_each_queue_gets_its_share(many: Many, store: Store) -> None:
+    many.channel.basic_qos(0, 10)
+    for queue in QUEUES[:5]:
+        store.publish(queue, [sent(f"{queue}-{n}") for n in range(50)])
+    many.step_until(100)
+    counts = [many.queues[:100].count(queue) for queue in QUEUES[:5]]
+    assert max(counts) - min(counts) <= 2
+
+
+def test_strict_priority_holds_among_many(many: Many, store: Store) -> None:
+    many.channel._queue_cycle = many.consumer._cycle = priority_cycle()
+    many.channel._update_queue_cycle()
+    many.channel.basic_qos(0, 10)
+    for queue in reversed(QUEUES[:20]):
+        store.publish(queue, [sent(f"{queue}-{n}") for n in range(3)])
+    many.step_until(60)
+    assert many.queues == sorted(many.queues)
