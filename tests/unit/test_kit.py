@@ -133,7 +133,8 @@ def test_proxy_delays_pieces_together_not_one_after_another(echo_port: int) -> N
             connection.sendall(piece)
             wait_a_little()
         assert receive(connection, 150) == b"".join(pieces)
-        assert 0.2 <= time.perf_counter() - start < 1
+        # One after another they would take 5 seconds in each direction.
+        assert 0.2 <= time.perf_counter() - start < 5
 
 
 def test_proxy_delay_is_finer_than_a_millisecond(echo_port: int) -> None:
