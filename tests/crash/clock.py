@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -79,6 +80,7 @@ class Clock:
 
     def __init__(self, file: Path) -> None:
         self._file = file
+        self._writes = 0
         self.readings = Readings()
         self._write(0)
 
@@ -96,6 +98,8 @@ class Clock:
     def _write(self, ahead_seconds: float) -> None:
         new = self._file.with_suffix(".new")
         new.write_text(f"{ahead_seconds:+.0f}\n")
+        self._writes += 1
+        os.utime(new, (self._writes * 10, self._writes * 10))  # whole seconds are compared
         new.rename(self._file)
 
     @staticmethod

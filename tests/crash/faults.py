@@ -29,7 +29,7 @@ LASTING = frozenset(
 )
 
 #: What finds no victim, or something in its way, strikes again so often, so much later.
-TRIES, AGAIN_SECONDS = 8, 1.5
+TRIES, AGAIN_SECONDS = 40, 1.5
 
 
 @dataclass
