@@ -7,10 +7,13 @@ import re
 import secrets
 from collections.abc import Iterable, Sequence
 from functools import partial
+from time import monotonic
 from typing import NamedTuple
 
 from kombu_delayed import meter
+from kombu_delayed.contact import LONGEST_SILENCE
 from kombu_delayed.errors import MessageError
+from kombu_delayed.lease import lease_seconds_of
 from kombu_delayed.message import open_envelope
 from kombu_delayed.shards import queue_of
 from kombu_delayed.store import Delivered, Store
@@ -68,10 +71,42 @@ def claim(
     return []
 
 
+class Ended(NamedTuple):
+    """A worker's lease that has ended by the server's clock: since when it has not changed."""
+
+    end: bytes
+    since: float
+    looked_at: float
+
+
+#: By shard and worker. Its end alone says nothing: the clock may have been set.
+_ended: dict[tuple[str, str], Ended] = {}
+
+
 def _reclaim(store: Store, shard: str) -> None:
     for name, left_ms, _ in store.consumers(shard):
-        if left_ms <= 0:
+        seconds = lease_seconds_of(name)
+        if left_ms > 0:
+            _ended.pop((shard, name), None)
+        elif seconds is None:
             store.reclaim(shard, name)
+        elif (end := _silent_since_its_end(store, shard, name, seconds)) is not None:
+            store.reclaim(shard, name, end)
+
+
+def _silent_since_its_end(store: Store, shard: str, name: str, seconds: float) -> int | None:
+    """When the lease of a worker ended that was watched for a whole one; None: it may live."""
+    now, end = monotonic(), store.run("ZSCORE", store.keys(shard).consumers, name)
+    known = _ended.get((shard, name))
+    if end is None or float(end) == 0:
+        return 0
+    if known is None or known.end != end or now - known.looked_at > seconds * LONGEST_SILENCE:
+        known = Ended(end, now, now)
+    _ended[shard, name] = known._replace(looked_at=now)
+    if now - known.since < seconds:
+        return None
+    del _ended[shard, name]
+    return int(float(end))
 
 
 def _opened(store: Store, shard: str, consumer: str, got: Delivered) -> list[tuple[TaskInfo, str]]:

@@ -11,10 +11,13 @@ from pathlib import Path
 import pytest
 import redis
 
+from celery_ext.http import pulling
+from kombu_delayed.store import Store
 from tests.kit.clock_steps import Clock, stepped_server
 from tests.kit.ledger import Ledger
 from tests.kit.proxy import Proxy
 from tests.kit.servers import Server, available_kinds, start_server
+from tests.kit.state import entry
 from tests.kit.tasks_app import Settings, make_app
 from tests.kit.wait import wait_until
 from tests.kit.workers import Worker
@@ -166,3 +169,27 @@ def test_others_get_what_a_stuck_worker_has_not_begun(
         Running([stuck, other], [long, *ids], ledger).wait_for_the_end(server)
     assert {run["worker"] for id in ids for run in ledger.of(id)} == {"other@test"}
     assert {run["worker"] for run in ledger.of(long)} == {"stuck@test"}
+
+
+# Programs that pull tasks over HTTP reclaim, too.
+
+
+def test_who_pulls_over_http_takes_nothing_from_workers_by_the_clock(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = 1000.0
+    monkeypatch.setattr(pulling, "monotonic", lambda: at)
+    worker, puller = "w:1:0123abcd-30000", "http:1:" + "a" * 32
+    store.now = "1000"
+    store.publish("q", [entry("a"), entry("b")])
+    for name in (worker, puller):
+        store.deliver("q", name, 1, 1, lease_ms=30_000)
+    store.now = str(3_600_000)
+    pulling._reclaim(store, "q")
+    assert [name for name, _, _ in store.consumers("q")] == [worker]
+    for _ in range(3):
+        at += 10
+        assert store.size("q").ready == 1
+        pulling._reclaim(store, "q")
+    assert store.size("q").ready == 2
+    assert not store.consumers("q")
