@@ -32,7 +32,7 @@ RULES = ("reset", "on", f">{PASSWORD}", *ACL_COMMANDS.split(), *ACL_PATTERNS.spl
 
 @contextmanager
 def limited(clients: Iterable[redis.Redis]) -> Iterator[None]:
-    """A user on each server; at the end nothing was denied but what is asked for out of interest."""
+    """A user on each server; at the end nothing was denied but CONFIG GET."""
     clients = list(clients)
     for client in clients:
         client.execute_command("ACL", "SETUSER", USER, *RULES)
@@ -71,7 +71,7 @@ def use_all(url: str, options: dict[str, Any], directory: Path) -> None:
             run(app, *words)
         hear(app)
         with api_client(app, needs_token=False) as api:
-            queues = api.get("/queues")
+            queues = api.get("/v1/queues")
             assert queues.status_code == 200, queues.text
     app.close()
 

@@ -1,4 +1,4 @@
-"""Many short-lived queues and connections: nothing of them stays, neither in Redis nor in the worker."""
+"""Of many short-lived queues and connections nothing stays, in Redis or in the worker."""
 
 from __future__ import annotations
 
