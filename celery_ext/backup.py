@@ -223,7 +223,6 @@ class _Restore:
         keys, move = self._store.keys(queue), script("restore_dead")
         names = ("dead", "dead_messages", "dead_reasons")
         given: dict[str, Any] = {name: getattr(keys, name) for name in names}
-        given["dead_age_ms"] = int(self._store.limits.dead_seconds * 1000)
         for part in chunks(items, RESTORE_LIMIT):
             entries = [
                 each

@@ -181,6 +181,10 @@ def _check_clock(ahead_seconds: float, limit_seconds: float) -> None:
         )
 
 
+#: What has an expiry. Other messages, dead letters, unique keys and answers have none.
+_EVICTED = " of queues with an expiry, lifecycle events, and what jobs of Spark have done"
+
+
 def _check_eviction(policy: str, unsafe_server: bool) -> None:
     if policy.startswith("allkeys") and not unsafe_server:
         raise ServerError(
@@ -193,5 +197,5 @@ def _check_eviction(policy: str, unsafe_server: bool) -> None:
             "The server's maxmemory-policy is %s: when it is full it drops messages%s. "
             "Set maxmemory-policy noeviction.",
             policy,
-            "" if policy.startswith("allkeys") else " of queues with an expiry",
+            "" if policy.startswith("allkeys") else _EVICTED,
         )

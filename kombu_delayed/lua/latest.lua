@@ -10,5 +10,5 @@ local KEPT_MS = 30 * 86400000
 redis.call('ZADD', latest, 'GT', due_ms, key)
 local found = redis.call('ZSCORE', latest, key)
 redis.call('ZREMRANGEBYSCORE', latest, '-inf', now_ms - KEPT_MS)
-redis.call('PEXPIRE', latest, KEPT_MS)
+redis.call('PERSIST', latest)  -- older code has given it an expiry, and a server may evict what has one
 return string.format('%.0f', found)

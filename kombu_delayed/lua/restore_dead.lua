@@ -1,12 +1,10 @@
 -- restore_dead: put dead letters back as a backup has them.
 -- Twice is safe: a letter that is there is kept once.
--- What is older than the bound is put back all the same, as it is looked for; the next burial in the queue drops it,
--- and where there is none, the queue's letters last as long as after a burial.
+-- What is older than the bound is put back all the same, as it is looked for; the next burial in the queue drops it.
 local dead          = KEYS[1]            -- ZSET id -> time of burial
 local dead_messages = KEYS[2]            -- HASH id -> priority step + message
 local dead_reasons  = KEYS[3]            -- HASH id -> JSON: why, by whom
-local dead_age_ms   = tonumber(ARGV[1])
-local entries       = {unpack(ARGV, 2)}  -- id, time of burial in ms, priority step + message, JSON: why, by whom; …
+local entries       = {unpack(ARGV, 1)}  -- id, time of burial in ms, priority step + message, JSON: why, by whom; …
 -- returns as text: restored, already there; O(log n) a letter
 local counts = {0, 0}
 
@@ -27,6 +25,6 @@ for i = 1, #entries, 4 do
   counts[which] = counts[which] + 1
 end
 if counts[1] > 0 then
-  for _, key in ipairs({dead, dead_messages, dead_reasons}) do redis.call('PEXPIRE', key, dead_age_ms) end
+  for _, key in ipairs({dead, dead_messages, dead_reasons}) do redis.call('PERSIST', key) end
 end
 return table.concat(counts, ' ')

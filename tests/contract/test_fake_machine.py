@@ -126,7 +126,9 @@ class BothStores(RuleBasedStateMachine):
 
     @rule(
         name=consumers,
-        verb=st.sampled_from(["ack", "release", "count", "requeue", "park", "bury", "bury another"]),
+        verb=st.sampled_from(
+            ["ack", "release", "count", "requeue", "park", "bury", "bury another"]
+        ),
         data=st.data(),
         id=ids,
         delay=delays,

@@ -33,10 +33,13 @@ def test_a_database_that_is_none(database: str, text: str, server: Server) -> No
 @pytest.mark.parametrize("command", ["EVAL", "EVALSHA"])
 def test_scripts_were_renamed(command: str, tmp_path: Path) -> None:
     config = {"rename-command": f"{command} hidden"}
-    with start_server(available_kinds()[0], tmp_path, port=0, config=config) as server:
-        with Connection(f"delayed+{server.url}") as connection:
-            with pytest.raises(ServerError, match=f"no command {command}.*rename-command"):
-                _ = connection.default_channel
+    kind, text = available_kinds()[0], f"no command {command}.*rename-command"
+    with (
+        start_server(kind, tmp_path, port=0, config=config) as server,
+        Connection(f"delayed+{server.url}") as connection,
+        pytest.raises(ServerError, match=text),
+    ):
+        _ = connection.default_channel
 
 
 def test_a_queue_with_the_separator_in_its_name(connection: Connection) -> None:
@@ -58,7 +61,7 @@ def test_visibility_timeout_is_warned_of_once(
 def test_tls_at_a_port_without(server: Server) -> None:
     url = f"delayed+rediss://127.0.0.1:{server.port}/0?ssl_cert_reqs=none"
     began = time.monotonic()
-    with Connection(url) as connection:
-        with pytest.raises(OperationalError, match="does this port speak TLS"):
-            connection.ensure_connection(max_retries=1)
+    text = "does this port speak TLS"
+    with Connection(url) as connection, pytest.raises(OperationalError, match=text):
+        connection.ensure_connection(max_retries=1)
     assert time.monotonic() - began < 60  # stock: above 130

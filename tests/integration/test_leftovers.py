@@ -1,4 +1,4 @@
-"""Queues that expire or delete themselves leave no key behind, whatever happened to their messages."""
+"""Queues that expire or delete themselves leave no key behind, however their messages end."""
 
 from __future__ import annotations
 

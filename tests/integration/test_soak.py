@@ -1,4 +1,4 @@
-"""Many short-lived queues and connections: nothing of them stays, neither in Redis nor in the worker."""
+"""Of many short-lived queues and connections nothing stays, in Redis or in the worker."""
 
 from __future__ import annotations
 
@@ -73,9 +73,7 @@ def visit(app: Celery, url: str, number: int) -> None:
     "queues",
     [60, pytest.param(5_000, marks=pytest.mark.slow)],
 )
-def test_nothing_stays(
-    queues: int, server: Server, client: redis.Redis, tmp_path: Path
-) -> None:
+def test_nothing_stays(queues: int, server: Server, client: redis.Redis, tmp_path: Path) -> None:
     url = f"delayed+{server.url}"
     settings = Settings(url, "rpc://", {"delayed_lease_seconds": 3})
     app = make_app(settings)

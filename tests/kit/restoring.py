@@ -31,7 +31,6 @@ def restore_dead(
     names = ("dead", "dead_messages", "dead_reasons")
     given: dict[str, Any] = {name: getattr(keys, name) for name in names}
     entries = [part for letter in letters for part in letter]
-    given["dead_age_ms"] = int(store.limits.dead_seconds * 1000)
     answer = script("restore_dead")(store.run, **given, entries=entries)
     restored, already = numbers(answer)
     return restored, already

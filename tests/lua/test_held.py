@@ -111,9 +111,7 @@ def test_release_to_the_heads_in_order(store: Store, client: redis.Redis) -> Non
     }
 
 
-def test_release_behind_what_waits_in_the_order_given(
-    store: Store, client: redis.Redis
-) -> None:
+def test_release_behind_what_waits_in_the_order_given(store: Store, client: redis.Redis) -> None:
     seed(client, {"q": [D], "{q}:unacked:A": HELD})
     assert store.release("q", "A", [3, 2, 1], counted=True, behind=True) == 3
     assert state(client)["q"] == [D, returned(C, 1), returned(A, 1)]

@@ -92,7 +92,10 @@ def named(connection: Connection) -> tuple[Any, ...]:
         ("redis://u:p@h:6380", ("h", 6380, "/")),
         ("redis://h/2?virtual_host=5", ("h", 6379, "5")),
         ("rediss://h:1/0?ssl_cert_reqs=none", ("h", 1, "0")),
-        ("socket:///tmp/x.sock?virtual_host=2", ("delayed+socket:///tmp/x.sock?virtual_host=2", 6379, "2")),
+        (
+            "socket:///tmp/x.sock?virtual_host=2",
+            ("delayed+socket:///tmp/x.sock?virtual_host=2", 6379, "2"),
+        ),
         ("embedded:///var/d", ("delayed+embedded:///var/d", 6379, "/")),
         ("sentinel://a/1", ("a", 26379, "1")),
         ("sentinels://:p@a:5/1;delayed+sentinels://b", ("a", 5, "1")),

@@ -1,15 +1,11 @@
 -- notes: what is kept under a name for a time, as JSON. After clock.
 -- needs: expectations expectations_until now
-local KEPT_AFTER_MS = 86400000
-
 local function keep_until(kind, times, name, facts, until_ms)
   facts.until_ms = until_ms
   redis.call('HSET', kind, name, cjson.encode(facts))
   redis.call('ZADD', times, string.format('%.0f', until_ms), name)
-  local last_ms = redis.call('ZRANGE', times, -1, -1, 'WITHSCORES')[2]
-  local in_ms = string.format('%.0f', math.max(last_ms - now_ms, 0) + KEPT_AFTER_MS)
-  redis.call('PEXPIRE', kind, in_ms)
-  redis.call('PEXPIRE', times, in_ms)
+  redis.call('PERSIST', kind)  -- older code has given them an expiry, and a server may evict what has one
+  redis.call('PERSIST', times)
 end
 
 local function forget(kind, times, name)

@@ -1,0 +1,77 @@
+"""A server that evicts what has an expiry keeps all that counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import redis
+
+from kombu_delayed.keys import QueueKeys
+from kombu_delayed.store import Store
+from tests.kit.servers import available_kinds, start_server
+from tests.kit.state import entry
+
+LETTERS = 50
+
+
+@pytest.fixture(params=["volatile-lru", "volatile-lfu", "volatile-random", "volatile-ttl"])
+def full(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[redis.Redis]:
+    config = {"maxmemory-policy": request.param}
+    kind = available_kinds()[0]
+    with (
+        start_server(kind, tmp_path, port=0, config=config) as server,
+        server.client() as client,
+    ):
+        yield client
+
+
+def fill(client: redis.Redis) -> None:
+    """Until the server is full and has nothing left that it may evict."""
+    client.config_set("maxmemory", client.info("memory")["used_memory"] + 2_000_000)
+    with suppress(redis.exceptions.OutOfMemoryError):
+        for n in range(100_000):
+            client.set(f"others:{n}", "x" * 1_000)
+        pytest.fail("the server has room for all")
+
+
+def bury(store: Store, start: int, count: int) -> None:
+    letters = [(n, f"d{n}", "rejected", b'0{"n":1}') for n in range(start, start + count)]
+    assert store.bury("q", "A", letters) == count
+
+
+def with_an_expiry(client: redis.Redis) -> set[bytes]:
+    return {key for key in client.keys("*") if client.pttl(key) != -1}
+
+
+def test_nothing_that_counts_is_evicted(full: redis.Redis) -> None:
+    store = Store(full, event_limit=100)
+    bury(store, 0, LETTERS)
+    store.publish("q", [entry("ready"), entry("held")])
+    store.deliver("q", "A", 1, 1, lease_ms=30_000)
+    store.schedule("q", [entry("later", 9_999_999_999_999)])
+    assert store.schedule_unique("q", entry("u", 9_999_999_999_999), "key", "refuse")[0] == "stored"
+    store.latest("q", "key", 5)
+    before = {key for key in full.keys("*") if not key.endswith((b":events", b":moved"))}
+    assert with_an_expiry(full) <= {b"{q}:events", b"{q}:moved"}
+    fill(full)
+    assert before <= set(full.keys("*"))
+    assert store.dead_count("q") == LETTERS
+    full.config_set("maxmemory", 0)
+    assert (
+        store.schedule_unique("q", entry("v", 9_999_999_999_999), "key", "refuse")[0] == "refused"
+    )
+
+
+def test_what_older_code_has_let_expire_lasts_when_it_is_touched(client: redis.Redis) -> None:
+    store, keys = Store(client), QueueKeys("q")
+    bury(store, 0, 1)
+    store.schedule_unique("q", entry("u", 9_999_999_999_999), "key", "refuse")
+    kept = (keys.dead, keys.dead_messages, keys.dead_reasons, keys.unique, keys.unique_due)
+    for key in kept:
+        assert client.pexpire(key, 60_000)
+    bury(store, 1, 1)
+    store.schedule_unique("q", entry("v", 9_999_999_999_999), "other", "refuse")
+    assert [client.pttl(key) for key in kept] == [-1] * len(kept)

@@ -1,0 +1,64 @@
+"""What makes a ready list of a queue with an expiry anew lets it expire, though nobody tells it to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import redis
+
+from kombu_delayed.backlog import Backlog, Move
+from kombu_delayed.store import Store
+from tests.kit.state import entry, message, seed
+
+MS = 60_000
+HELD = {"{q}:unacked:A": {"1": "0" + message("a"), "2": "3" + message("b")}}
+DEAD = {
+    "{q}:dead": {"d": 700},
+    "{q}:dead-messages": {"d": "0" + message("d")},
+    "{q}:dead-reasons": {"d": "{}"},
+}
+
+
+def reclaim(store: Store) -> None:
+    assert store.reclaim("q", "A") == 2
+
+
+MOVES: dict[str, Callable[[Store], object]] = {
+    "publish": lambda s: s.publish("q", [entry("c")]),
+    "schedule": lambda s: s.schedule("q", [entry("c", 500)]),
+    "unique": lambda s: s.schedule_unique("q", entry("c", 500), "key", "refuse"),
+    "release": lambda s: s.release("q", "A", [1, 2]),
+    "release behind": lambda s: s.release("q", "A", [1, 2], counted=True, behind=True),
+    "leave": lambda s: s.leave("q", "A"),
+    "reclaim": reclaim,
+    "replay": lambda s: s.replay("q", ["d"]),
+    "announce": lambda s: s.announce("q"),
+}
+
+
+@pytest.mark.parametrize("move", MOVES.values(), ids=MOVES)
+def test_it_expires(move: Callable[[Store], object], store: Store, client: redis.Redis) -> None:
+    store.now = "1000"
+    seed(client, {**HELD, **DEAD})
+    client.set("{q}:expires", MS)
+    move(store)
+    made = [key for key in client.keys("*") if key.startswith(b"q") or key.endswith(b":wake")]
+    assert all(0 < client.pttl(key) <= MS for key in made)
+
+
+@pytest.mark.parametrize("move", MOVES.values(), ids=MOVES)
+def test_without_an_expiry_it_lasts(
+    move: Callable[[Store], object], store: Store, client: redis.Redis
+) -> None:
+    store.now = "1000"
+    seed(client, {**HELD, **DEAD})
+    move(store)
+    assert {client.pttl(key) for key in client.keys("*")} == {-1}
+
+
+def test_a_move_in_the_backlog(store: Store, client: redis.Redis) -> None:
+    store.now = "1000"
+    store.schedule("q", [entry("a", 9000)], expires_ms=MS)
+    assert Backlog(store, "q").reschedule([Move("a", "500")]) == [1]
+    assert 0 < client.pttl("q") <= MS
