@@ -18,7 +18,7 @@ from .store import Store, chunks
 PROMISED_LIMIT = 25
 
 #: Of so many queues each look counts the consumers, which share their polls.
-COUNTED_LIMIT = 10
+COUNTED_LIMIT = 3
 
 
 def look(store: Store, sources: Sequence[Source], now: float) -> set[str]:
