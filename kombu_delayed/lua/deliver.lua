@@ -52,7 +52,13 @@ local function promote(members)
   end
 end
 
-local members, more = pop_due(now_ms, promotions)
+local found = redis.call('EXISTS', delayed .. 'waiting', partitions .. ':urgent')
+local urgent = found > 0 and redis.call('ZCARD', partitions .. ':urgent') or 0
+local members, more = pop_due(now_ms, urgent > 1 and math.ceil(promotions / 2) or promotions)
+if urgent > 0 and ((urgent > 1 and #members > 0) or redis.call('EXISTS', partitions) == 0) then
+  -- include: pop_urgent
+  more = pop_urgent(members, now_ms, promotions)
+end
 if #members > 0 then promote(members) end
 
 local answer = {now_ms, 0, 0, redis.call('ZCARD', consumers)}
@@ -76,5 +82,5 @@ if lease_ms > 0 then
   for i = 1, #taken, 2000 do redis.call('HSET', unacked, unpack(taken, i, math.min(i + 1999, #taken))) end
 end
 pass_on(answer, more, #taken > 0, waits ~= '0' and earliest() or nil)
-if redis.call('EXISTS', delayed .. 'waiting') == 1 then answer[3] = answer[3] + 2 end
+if found > math.min(urgent, 1) then answer[3] = answer[3] + 2 end
 return answer

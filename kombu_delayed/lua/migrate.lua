@@ -95,5 +95,8 @@ else
 end
 if first then announce_due(first, before) end
 if counts[2] > 0 then announce_ready() end
-if redis.call('EXISTS', partitions) == 0 then redis.call('ZREM', wake, 'due') end
+if redis.call('EXISTS', partitions) == 0 then
+  redis.call('ZREM', wake, 'due')
+  redis.call('UNLINK', partitions .. ':urgent')
+end
 return counts
