@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import redis
 
+from kombu_delayed.gate import Gate, Ticket, put_ticket
 from kombu_delayed.keys import QueueKeys
 from kombu_delayed.store import Entry, Store
 from tests.kit.state import message
@@ -88,9 +90,8 @@ def test_what_was_there_before_the_less_urgent_ones_comes_by_due_time(store: Sto
     assert sorted(found) == sorted([f"{s}.{n}" for s in (0, 9) for n in range(600)] + ["urgent"])
 
 
-@pytest.mark.parametrize("step", [0])
-def test_one_priority_has_no_other_key(store: Store, client: redis.Redis, step: int) -> None:
-    fill(store, step, 300)
+def test_one_priority_has_no_other_key(store: Store, client: redis.Redis) -> None:
+    fill(store, 0, 300)
     assert not client.exists(URGENT)
 
 
@@ -192,6 +193,25 @@ def test_work_is_bounded(store: Store, client: redis.Redis) -> None:
     store.now = "9000"
     take(store, 0, promotions=100)
     assert client.llen("q") + client.llen("q\x06\x169") <= 150
+
+
+GATE = Gate("v", ())
+
+
+def with_ticket(name: str) -> str:
+    return put_ticket(message(name), Ticket("k").text("v", name))
+
+
+@pytest.mark.parametrize("ticket", [message, with_ticket], ids=["no ticket", "ticket"])
+def test_at_a_gate(store: Store, client: redis.Redis, ticket: Callable[[str], str]) -> None:
+    """One from the midst of what is overdue, which is brought from both ends."""
+    low = [Entry(f"9.{n}", 9, ticket(f"9.{n}"), str(2000 + n)) for n in range(MANY)]
+    store.schedule("q", [*low, Entry("urgent", 0, ticket("urgent"), str(3000))])
+    store.now = "9000"
+    take(store, gate=GATE)
+    has_come = client.zscore("{q}:delayed:waiting", "urgent") is not None
+    assert has_come or not client.hexists("{q}:messages", "urgent")
+    assert client.zcard(URGENT) == 1
 
 
 def test_purged(store: Store, client: redis.Redis) -> None:
