@@ -53,7 +53,13 @@ local function promote(members)
   end
 end
 
-local members, more = pop_due(now_ms, promotions)
+local found = redis.call('EXISTS', delayed .. 'waiting', partitions .. ':urgent')
+local urgent = found > 0 and redis.call('ZCARD', partitions .. ':urgent') or 0
+local members, more = pop_due(now_ms, urgent > 1 and math.ceil(promotions / 2) or promotions)
+if urgent > 0 and ((urgent > 1 and #members > 0) or redis.call('EXISTS', partitions) == 0) then
+  -- include: pop_urgent
+  more = pop_urgent(members, now_ms, promotions)
+end
 if #members > 0 then promote(members) end
 
 local answer = {now_ms, 0, 0, redis.call('ZCARD', consumers)}
@@ -81,5 +87,5 @@ if expires_ms > 0 then
   last_for(consumers, kept_ms)
   last_for(unacked, kept_ms)
 end
-if redis.call('EXISTS', delayed .. 'waiting') == 1 then answer[3] = answer[3] + 2 end
+if found > math.min(urgent, 1) then answer[3] = answer[3] + 2 end
 return answer

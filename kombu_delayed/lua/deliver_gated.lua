@@ -67,6 +67,10 @@ local function bring_due()
   if more then  -- what has just become due is not to wait until all that was due before is here
     for _, member in ipairs(pop_due_last(now_ms, math.floor(promotions / 2))) do members[#members + 1] = member end
   end
+  if redis.call('EXISTS', partitions .. ':urgent') == 1 then
+    -- include: pop_urgent
+    more = pop_urgent(members, now_ms, promotions)
+  end
   if #members == 0 then return false end
   for i, kept in ipairs(redis.call('HMGET', messages, unpack(members))) do
     local its_version, _, place, lane = ticket_in(kept or '')

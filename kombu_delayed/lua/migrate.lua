@@ -98,5 +98,8 @@ if counts[2] > 0 then
   announce_ready()
   expire_as_noted()
 end
-if redis.call('EXISTS', partitions) == 0 then redis.call('ZREM', wake, 'due') end
+if redis.call('EXISTS', partitions) == 0 then
+  redis.call('ZREM', wake, 'due')
+  redis.call('UNLINK', partitions .. ':urgent')
+end
 return counts

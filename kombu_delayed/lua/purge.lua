@@ -32,7 +32,7 @@ while left > 0 do
   left = left - #members
 end
 if redis.call('EXISTS', partitions, waiting) == 0 then
-  redis.call('UNLINK', duplicates)
+  redis.call('UNLINK', duplicates, partitions .. ':urgent')
   redis.call('ZREM', wake, 'now', 'due')
 end
 return count

@@ -54,6 +54,10 @@ local function put_back(member, kept, due_ms)
     return put(id or member, due_ms, step .. message, partition_size, false)
   end
   gather(member, due_ms)
+  if least ~= kept:byte() - 48 then
+    -- include: urgent
+    hint(member, kept:byte(), due_ms)
+  end
   local highest = id and tonumber(redis.call('HGET', duplicates, id) or 1)
   if id and tonumber(n) > highest and tonumber(n) < 1e6 then
     redis.call('HSET', duplicates, id, n)

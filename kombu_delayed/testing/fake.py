@@ -181,7 +181,7 @@ class FakeStore:
             self._make_ready(q, kept._replace(message=message))
             q.forget_key(key)
         else:
-            q.delayed[member] = kept
+            q.keep(member, kept)
             q.announce_due(kept.due_ms, before)
             q.unique_due[key] = kept.due_ms
 
@@ -581,6 +581,7 @@ class FakeStore:
             each.clear()
         q.delayed.clear()
         q.duplicates.clear()
+        q.forget_urgent()
         q.wake.clear()
         return count
 

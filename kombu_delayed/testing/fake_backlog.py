@@ -126,7 +126,7 @@ class FakeBacklog:
             q.list_for(step).append(with_due_ms(message, due_ms))
             q.announce_ready()
         else:
-            q.delayed[member] = Kept(step, due_ms, message)
+            q.keep(member, Kept(step, due_ms, message))
 
     def revise(self, waiting: Waiting, step: int, message: bytes, due_ms: int) -> bool:
         """Give a message another text, priority step and due time.

@@ -100,6 +100,9 @@ class FakeQueue:
 
     steps: tuple[int, ...]
     delayed: dict[str, Kept] = field(default_factory=dict)
+    #: Member -> step and due time, of what is more urgent than the least urgent step.
+    urgent: dict[str, tuple[int, int]] = field(default_factory=dict)
+    least: int = 0
     duplicates: dict[str, int] = field(default_factory=dict)
     unique: dict[str, str] = field(default_factory=dict)
     unique_due: dict[str, int] = field(default_factory=dict)
@@ -165,8 +168,21 @@ class FakeQueue:
             number += 1
         if number > highest:
             self.duplicates[id] = number
-        self.delayed[member] = kept
+        self.keep(member, kept)
         return member
+
+    def keep(self, member: str, kept: Kept) -> None:
+        """Keep a message under its name in the backlog."""
+        self.delayed[member] = kept
+        if kept.step > self.least:
+            self.least = kept.step
+        elif kept.step < self.least:
+            self.urgent[member] = kept.step, kept.due_ms
+
+    def forget_urgent(self) -> None:
+        """The backlog is empty."""
+        self.urgent.clear()
+        self.least = 0
 
     def take(self, member: str) -> Kept | None:
         """Take a message out of the backlog."""
@@ -179,11 +195,29 @@ class FakeQueue:
 
     def promote(self, now_ms: int, limit: int) -> bool:
         """Make ready what is due; returns whether more is."""
-        due = [(member, kept) for member, kept in self.in_order() if kept.due_ms <= now_ms]
-        for member, kept in due[:limit]:
-            self.list_for(kept.step).append(with_due_ms(kept.message, kept.due_ms))
-            self.take(member)
-        return len(due) > limit
+        is_mixed = bool(self.urgent)
+        due = [member for member, kept in self.in_order() if kept.due_ms <= now_ms]
+        first = due[: (limit + 1) // 2 if is_mixed else limit]
+        for member in first:
+            self._make_ready(member)
+            self.urgent.pop(member, None)
+        if not self.delayed:
+            self.forget_urgent()
+        elif is_mixed and first:
+            self._promote_urgent(now_ms, limit)
+        return any(kept.due_ms <= now_ms for kept in self.delayed.values())
+
+    def _make_ready(self, member: str) -> None:
+        kept = self.delayed[member]
+        self.list_for(kept.step).append(with_due_ms(kept.message, kept.due_ms))
+        self.take(member)
+
+    def _promote_urgent(self, now_ms: int, limit: int) -> None:
+        due = [(*place, in_bytes(name), name) for name, place in self.urgent.items()]
+        for _, due_ms, _, member in sorted(each for each in due if each[1] <= now_ms)[:limit]:
+            del self.urgent[member]
+            if member in self.delayed and self.delayed[member].due_ms == due_ms:
+                self._make_ready(member)
 
     def forget_past_keys(self, now_ms: int) -> None:
         """Forget keys of unique messages that have left the backlog, some at a time."""

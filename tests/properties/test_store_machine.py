@@ -255,6 +255,7 @@ class StoreMachine(RuleBasedStateMachine):
         self, name: str, want: int, promotions: int, waits: bool
     ) -> tuple[Delivered, bool]:
         """Deliver, as a newcomer where the lease was lost; also returns whether it was one."""
+        has_urgent = self.client.zcard(self.store.keys("q").urgent) > 1
         answer = self.call_deliver(name, want, promotions, waits)
         if answer is None:
             assert self.told[name].leased
@@ -268,7 +269,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.model.leases[name] = self.now_ms + LEASE_MS
         assert answer.consumers == len(self.model.leases)
         records = [record.decode() for record in answer.records]
-        self.promoted(promotions, records)
+        self.promoted(promotions, records, has_urgent)
         self.taken(name, want, records)
         assert answer.more == (self.model.any_ready or self.model.earliest <= self.now_ms)
         return answer, newcomer
@@ -285,17 +286,22 @@ class StoreMachine(RuleBasedStateMachine):
             promotions=promotions,
         )
 
-    def promoted(self, promotions: int, records: list[str]) -> None:
-        """What has left the backlog: as many as allowed of the first due, behind what was ready."""
+    def promoted(self, promotions: int, records: list[str], has_urgent: bool) -> None:
+        """What has left the backlog: as many as allowed of the first due, behind what was ready.
+
+        With several priorities, half as many of the first due, and besides what is more urgent.
+        """
         due_count = sum((each.due_ms or 0) <= self.now_ms for each in self.model.delayed.values())
         left = self.server_delayed()
         gone = [each for body, each in self.model.delayed.items() if body not in left]
-        assert len(gone) == min(promotions, due_count)
+        first_due = math.ceil(promotions / 2) if has_urgent else promotions
+        most = first_due + (promotions if has_urgent else 0)
+        assert min(first_due, due_count) <= len(gone) <= min(most, due_count)
         last_ms = max((each.due_ms or 0 for each in gone), default=0)
         assert last_ms <= self.now_ms
         for each in gone:
             del self.model.delayed[each.body]
-        assert self.model.earliest >= last_ms
+        assert has_urgent or self.model.earliest >= last_ms
         order = [read(record)[0] for record in [*records, *self.server_ready()]]
         for each in sorted(gone, key=lambda each: order.index(each.body)):
             same_step = self.model.ready[each.step]

@@ -85,14 +85,22 @@ local function with_due(record, due_ms)
   return record:sub(1, 1) .. string.format('%.0f', due_ms) .. record:sub(2)
 end
 
--- Few queues have messages that share an id.
-local has_duplicates
+-- Few queues have messages that share an id, or that are less urgent than step 0: `least` is the least urgent step.
+-- nil: nobody has asked yet.
+local has_duplicates, least
 
 -- Stores under the first free of id, id~2, id~3 … and returns that member, or nil where the very same
 -- message waits already: its publisher lost the answer and sent it again. With a relative delay it is
 -- another message each time, so it may repeat. Some id may itself look like the duplicate of another.
 local function store(id, kept, may_repeat)
-  if has_duplicates == nil then has_duplicates = redis.call('EXISTS', duplicates) == 1 end
+  if has_duplicates == nil then  -- in one call for both: most queues have neither
+    has_duplicates = redis.call('EXISTS', duplicates, partitions .. ':urgent') > 0
+    least = 0
+    if has_duplicates then
+      has_duplicates = redis.call('EXISTS', duplicates) == 1
+      least = (redis.call('ZSCORE', partitions .. ':urgent', '\31') or 31 * 2 ^ 48) - 31 * 2 ^ 48
+    end
+  end
   local highest = has_duplicates and tonumber(redis.call('HGET', duplicates, id) or 1) or 1
   if highest == 1 and redis.call('HSETNX', messages, id, kept) == 1 then return id end
 
@@ -123,7 +131,13 @@ end
 local function put(id, due_ms, record, partition_size, may_repeat)
   if record:sub(2, 2) ~= '{' then record = record:gsub('^(.)%s+', '%1') end
   local member = store(id, with_due(record, due_ms), may_repeat)
-  if member then index(member, due_ms, partition_size) end
+  if member then
+    index(member, due_ms, partition_size)
+    if least ~= record:byte() - 48 then
+      -- include: urgent
+      hint(member, record:byte(), due_ms)
+    end
+  end
   return member
 end
 
@@ -149,6 +163,10 @@ local function put_off(member, step, old_ms, message, due_ms, partition_size)
   unindex(member, old_ms)
   redis.call('HSET', messages, member, string.format('%s%.0f', step, due_ms) .. message)
   index(member, due_ms, partition_size)
+  if least ~= step:byte() - 48 then
+    -- include: urgent
+    hint(member, step:byte(), due_ms)
+  end
 end
 
 -- Takes one message out of the tree: its due time and its record, or nil where it is not delayed.

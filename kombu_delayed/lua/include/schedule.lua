@@ -33,6 +33,10 @@ local function schedule(id, due, record)
     return false
   end
   gather(member, due_ms)
+  if least ~= record:byte() - 48 then
+    -- include: urgent
+    hint(member, record:byte(), due_ms)
+  end
   if is_retry(record) then note_move(member) end
   if not first or due_ms < first then first = due_ms end
   counts[1] = counts[1] + 1

@@ -1,0 +1,34 @@
+-- pop_urgent: what is due and more urgent than other messages leaves the tree before its turn. After backlog, in a
+-- branch where `partitions .. ':urgent'` exists.
+-- needs: partitions delayed
+local STEP = 2 ^ 48  -- as in urgent
+
+local function leave_tree(member, due_ms)
+  local name = redis.call('ZREVRANGEBYSCORE', partitions, due_ms, '-inf', 'LIMIT', 0, 1)[1]
+  local key = name and delayed .. name
+  if not name or tonumber(redis.call('ZSCORE', key, member) or -1) ~= due_ms then return false end
+  redis.call('ZREM', key, member)
+  if redis.call('EXISTS', key) == 0 then redis.call('ZREM', partitions, name) end
+  return true
+end
+
+-- Adds at most `limit` to `members`, which `pop_due` has found; returns whether more is due.
+local function pop_urgent(members, now_ms, limit)
+  local urgent, at = partitions .. ':urgent', 0
+  if #members > 0 then redis.call('ZREM', urgent, unpack(members)) end
+  if redis.call('EXISTS', partitions) == 0 then redis.call('UNLINK', urgent) end
+  while limit > 0 do
+    local first = redis.call('ZRANGEBYSCORE', urgent, at, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+    if not first[1] or first[1] == '\31' then break end
+    at = math.floor(first[2] / STEP) * STEP
+    local found = redis.call('ZRANGEBYSCORE', urgent, at, at + now_ms, 'WITHSCORES', 'LIMIT', 0, limit)
+    for i = 1, #found, 2 do
+      redis.call('ZREM', urgent, found[i])
+      if leave_tree(found[i], found[i + 1] - at) then members[#members + 1] = found[i] end
+    end
+    limit = limit - #found / 2
+    at = at + STEP
+  end
+  local next_ms = earliest()
+  return next_ms ~= nil and next_ms <= now_ms
+end
