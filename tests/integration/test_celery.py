@@ -315,8 +315,10 @@ def test_events(solo: Bench) -> None:
             wait_until(lambda: list(seen), "the worker's heartbeats are heard")
             result = solo.send("record", countdown=0.2)
             wait_until(
-                lambda: ("task-succeeded", result.id)
-                in [(event["type"], event.get("uuid")) for event in list(seen)],
+                lambda: (
+                    ("task-succeeded", result.id)
+                    in [(event["type"], event.get("uuid")) for event in list(seen)]
+                ),
                 "task-succeeded is seen",
             )
         finally:

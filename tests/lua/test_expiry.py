@@ -1,4 +1,4 @@
-"""What makes a ready list of a queue with an expiry anew lets it expire, though nobody tells it to."""
+"""A ready list that a script makes anew expires with its queue, though its caller does not know."""
 
 from __future__ import annotations
 
