@@ -33,13 +33,22 @@ local function holds(queues)
   return redis.call('EXISTS', unpack(held)) > 0
 end
 
+local function of_queue(i, name)
+  return keys[i]:sub(1, -#'consumers' - 1) .. name
+end
+
+local function some_expire(queues)
+  local notes = {}
+  for n, i in ipairs(queues) do notes[n] = of_queue(tonumber(i), 'expires') end
+  return redis.call('EXISTS', unpack(notes)) > 0
+end
+
 -- The keys of a queue with an expiry last as long as somebody consumes it.
 local function keep_expiring(i)
   local left_ms = redis.call('PTTL', keys[i])
   if left_ms < 0 then return end
-  local queue = keys[i]:sub(1, -#'consumers' - 1)
   for _, name in ipairs({'consumers', 'granted-by', 'expires', 'unacked:' .. consumer, 'gate:slots', 'gate:slots:' .. consumer}) do
-    redis.call('PEXPIRE', queue .. name, math.max(left_ms, 10 * lease_ms))
+    redis.call('PEXPIRE', of_queue(i, name), math.max(left_ms, 10 * lease_ms))
   end
 end
 
@@ -53,13 +62,15 @@ local function renew(i, holds_some)
     return
   end
   if is_idle then idle[#idle + 1] = i end
-  keep_expiring(i)
 end
 
 if #renewed > 0 then
   redis.call('ZREM', keys[1], '')  -- a full server lets a script write that has freed memory first
   local holds_some = holds(renewed)
   for _, i in ipairs(renewed) do renew(tonumber(i), holds_some) end
+  if some_expire(renewed) then
+    for _, i in ipairs(renewed) do keep_expiring(tonumber(i)) end
+  end
 end
 
 for i = 1, has_odd and count or 0 do
