@@ -1,4 +1,4 @@
-"""What makes a ready list of a queue with an expiry anew lets it expire, though nobody tells it to."""
+"""A move that makes a ready list anew lets it expire as its queue does, though nobody says so."""
 
 from __future__ import annotations
 
