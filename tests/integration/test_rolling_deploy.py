@@ -22,7 +22,7 @@ pytestmark = pytest.mark.crash
 QUEUES = ("celery", "mail")
 PRIORITIES = (0, 3, 5, 6, 9)
 #: Long enough that a machine under load renews it, short enough to wait for after a kill.
-LEASE_SECONDS = 5.0
+LEASE_SECONDS = 10.0
 
 
 @pytest.fixture(scope="module")
