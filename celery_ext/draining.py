@@ -111,12 +111,18 @@ class Draining:
         hub = self._consumer.hub
         for callback in hub._pop_ready():
             if isinstance(getattr(getattr(callback, "fun", None), "__self__", None), Message):
-                callback()
+                self._call(callback)
             else:
                 hub.call_soon(callback)
         channel: Any = getattr(self._consumer.task_consumer, "channel", None)
         if hasattr(channel, "give_back"):
             channel.give_back(())  # flushes the acks
+
+    def _call(self, callback: Any) -> None:
+        try:
+            callback()
+        except Exception as error:  # the others are not to be lost for it
+            self._consumer.hub.on_callback_error(callback, error)
 
 
 def _is_cold() -> bool:

@@ -57,7 +57,9 @@ class ClusterLease(Lease):
         """Renew no more."""
         for node, share in list(self._shares.items()):
             keeper((self.server, node)).forget(share)
-        self._shares, self._until = {}, {}
+        self._shares = {}
+        with self._lock:
+            self._until.clear()  # the shares have it, too, and one may be in the middle of a step
 
     def successor(self) -> ClusterLease:
         """A lease for the same consumer under a new name."""
@@ -91,12 +93,9 @@ class Share(Lease):
     def step(self) -> float:
         """Renew on the queues of this node; returns seconds until the next step."""
         try:
-            self._check_progress()
-            return self._keep(self._whole.queues_on(self._node))
+            seconds = self._keep(self._whole.queues_on(self._node))
         except UNREACHABLE as error:  # of which the consumer tells once
             logger.info("Cannot renew the leases on node %s now: %s", self._node, error)
             return self._lost_contact()
-
-    def _generation(self) -> int:
-        run: Any = self.store.run
-        return int(run.over(self._node).generation)
+        self._check_progress()
+        return seconds

@@ -222,8 +222,10 @@ class Consumer:
     def _announce(self, queue: str) -> None:
         """This consumer took a token that it does not follow."""
         try:
-            if queue in self._unsure:
-                self._recover_all()
+            if queue in self._unsure:  # of the others the claim under way may have answers
+                seen_tag = self._unsure[queue]
+                found = self.store.recover(queue, self.lease.consumer, seen_tag)
+                self._recovered(queue, found)
             self._qos.flush(self.store, self.lease)
             self.store.announce_soon(queue)
         except UNREACHABLE as error:
@@ -508,6 +510,7 @@ class Consumer:
         if self.sources.get(queue) is not source and not source.no_ack:
             # A signal handler has cancelled it meanwhile, maybe before the server claimed these.
             self._give_back(queue, range(request.seen_tag + 1, request.seen_tag + 1 + count))
+            self._unsure.pop(queue, None)
             self._announce(queue)
             return 0
         source.answered(answer, monotonic(), self._server_ms(), self.options.poll_seconds)

@@ -10,7 +10,7 @@ from collections import deque
 from typing import NamedTuple
 
 #: A silence that is longer than this part of a lease breaks the contact.
-LONGEST_SILENCE = 2 / 3
+LONGEST_SILENCE = 1 / 2
 
 #: How far the server's clock may move against ours within a lease: this part of it …
 CLOCK_TOLERANCE = 1 / 20
@@ -35,19 +35,17 @@ class Contact:
         self._tolerance = max(CLOCK_TOLERANCE_SECONDS, lease_seconds * CLOCK_TOLERANCE)
         self._lease_seconds = lease_seconds
         self._samples: deque[Sample] = deque()
-        self._generation: int | None = None
         #: Since when it has lasted; None: there is none.
         self.since: float | None = None
 
-    def heard(self, asked_at: float, heard_at: float, server_ms: int, generation: int) -> bool:
+    def heard(self, asked_at: float, heard_at: float, server_ms: int) -> bool:
         """A call was answered; returns False where something has broken the contact before it."""
         sample = Sample(heard_at, server_ms / 1000 - heard_at, (server_ms + 1) / 1000 - asked_at)
-        goes_on = self.since is None or self._goes_on(sample, generation)
+        goes_on = self.since is None or self._goes_on(sample)
         if not goes_on:
             self.broke()
         if self.since is None:
             self.since = heard_at
-        self._generation = generation
         self._samples.append(sample)
         while self._samples[0].at < heard_at - 2 * self._lease_seconds:
             self._samples.popleft()
@@ -62,13 +60,10 @@ class Contact:
         """How long it has lasted."""
         return 0.0 if self.since is None else now - self.since
 
-    def _goes_on(self, sample: Sample, generation: int) -> bool:
-        return (
-            generation == self._generation
-            and sample.at - self._samples[-1].at <= self._longest_silence
-            and all(
-                sample.low - self._tolerance <= known.high
-                and known.low <= sample.high + self._tolerance
-                for known in self._samples
-            )
+    def _goes_on(self, sample: Sample) -> bool:
+        # A connection that was closed while it was idle, and opened again, breaks nothing.
+        return sample.at - self._samples[-1].at <= self._longest_silence and all(
+            sample.low - self._tolerance <= known.high
+            and known.low <= sample.high + self._tolerance
+            for known in self._samples
         )

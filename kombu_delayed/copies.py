@@ -7,18 +7,15 @@ sent, or when the node of its own shard was down.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from typing import Any
 
-from kombu.exceptions import OperationalError
 from kombu.log import get_logger
 
 from .backlog import Backlog, Move, Waiting, waiting_in
-from .batch import Lane, Sent
 from .errors import UNREACHABLE
 from .scripts import script
 from .store import Store, chunks
-from .wire import Wire, numbers
+from .wire import numbers
 
 logger = get_logger(__name__)
 
@@ -82,14 +79,11 @@ class Copies:
     def _ask(self, verb: str, given: Sequence[Command]) -> tuple[list[Any], Exception | None]:
         """What each shard answers; None, and the error, where its node cannot be reached."""
         commands = [("EVAL", script(verb).source, *arguments) for arguments in given]
-        answers, failed = ask_all(self._store, commands), None
-        for n, answer in enumerate(answers):
-            if answer is None:  # its connection had been closed, or its slot is on its way
-                try:
-                    answers[n] = self._store.run(*commands[n])
-                except (*UNREACHABLE, OperationalError) as error:
-                    failed = error
-        return answers, failed
+        answers = self._store.run.many(commands)
+        failed = next((each for each in answers if isinstance(each, Exception)), None)
+        if failed is not None and not isinstance(failed, UNREACHABLE):
+            raise failed
+        return [None if isinstance(each, Exception) else each for each in answers], failed
 
 
 def _check(error: Exception | None, is_missing: bool) -> None:
@@ -97,25 +91,3 @@ def _check(error: Exception | None, is_missing: bool) -> None:
         raise error
     if error is not None:
         logger.warning("Not all shards of the queue could be looked into: %s", error)
-
-
-def ask_all(store: Store, commands: Sequence[Command]) -> list[Any]:
-    """The answers to commands, in one round trip to each node; None for those without one."""
-    answers: list[Any] = [None] * len(commands)
-    parts: dict[Wire, list[Sent]] = {}
-    for n, command in enumerate(commands):
-        with suppress(*UNREACHABLE):
-            parts.setdefault(store.run.to(command), []).append((str(n), command))
-
-    def answered(sent: Sent, answer: Any) -> None:
-        answers[int(sent[0])] = answer
-
-    lanes = [Lane(wire, store, answered) for wire in parts]
-    for lane, part in zip(lanes, parts.values(), strict=True):
-        with suppress(*UNREACHABLE):
-            lane.send(part)
-    for lane in lanes:
-        with suppress(*UNREACHABLE):
-            lane.confirm(len(lane.unconfirmed))
-        lane.close()
-    return answers

@@ -16,6 +16,7 @@ from kombu.log import get_logger
 
 from . import native
 from .contact import Contact
+from .errors import UNREACHABLE
 from .keeper import Keeper, Kept, keeper
 from .renewal import FAR_LEASES, Other, Renewal
 from .store import Store
@@ -194,12 +195,17 @@ class Lease:
 
         That is a third of the lease, or when another one's ends that nobody renews any more.
         """
+        seconds = self._keep(sorted(self.queues))
         self._check_progress()
-        return self._keep(sorted(self.queues))
+        return seconds
 
     def _check_progress(self) -> None:
-        if self.progress is not None and not self.lost:
+        if self.progress is None or self.lost:
+            return
+        try:
             self.progress.check(self.store, self.consumer)
+        except UNREACHABLE as error:  # the next step tries again; renewals do not wait for it
+            logger.info("Cannot give back what has not begun now: %s", error)
 
     def _keep(self, queues: list[str]) -> float:
         if self.lost or not queues:
@@ -238,15 +244,12 @@ class Lease:
         heard_at = self.clock()
         starts = keeper(self.server)
         starts.began_at = heard_at if starts.began_at is None else starts.began_at
-        if not self._contact.heard(asked_at, heard_at, renewal.now_ms, self._generation()):
+        if not self._contact.heard(asked_at, heard_at, renewal.now_ms):
             return False
         if renewal.own_end_ms is None:
             return True
         left_seconds = (renewal.own_end_ms - renewal.now_ms) / 1000
         return left_seconds >= min(known.values()) - asked_at - self.seconds * DOUBT
-
-    def _generation(self) -> int:
-        return self.store.run.generation
 
     def _renew_all(self, queues: list[str], renewed: dict[str, float], asked_at: float) -> Renewal:
         idle_seconds = self.seconds * (IDLE_LEASES if len(queues) > FEW_QUEUES else 1)

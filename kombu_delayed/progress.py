@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from kombu.log import get_logger
 
+from . import native
+from .errors import UNREACHABLE
 from .store import Store
 
 logger = get_logger(__name__)
@@ -41,6 +43,9 @@ class Progress:
         self._at = clock()
         self._has_stopped = False
         self._left: list[Unbegun] = []
+        self._owes_promises = False
+        #: On a Cluster a thread for each node checks.
+        self._lock = native.lock()
 
     def stamp(self) -> None:
         """The loop goes on."""
@@ -53,8 +58,17 @@ class Progress:
     def check(self, store: Store, consumer: str) -> None:
         """Give up what has not begun where the loop has stood still for a lease.
 
-        What could not be told to the server is told with the next check.
+        What could not be told to the server is told with the next check. Raises redis-py's
+        connection errors.
         """
+        if not self._lock.acquire(False):
+            return
+        try:
+            self._check(store, consumer)
+        finally:
+            self._lock.release()
+
+    def _check(self, store: Store, consumer: str) -> None:
         has_stopped = self._clock() - self._at >= self._seconds
         is_new, self._has_stopped = has_stopped and not self._has_stopped, has_stopped
         if is_new:
@@ -67,27 +81,37 @@ class Progress:
                     self._seconds,
                     len(self._left),
                 )
-        if self._left:
-            self._release(store, consumer)
-        if is_new:
+            self._owes_promises = True
+        errors = self._release(store, consumer)
+        if self._owes_promises:
             self._pass_promises_on(store)
+            self._owes_promises = False
+        if errors:
+            raise errors[0]
 
     def forget(self) -> None:
         """Others have all that was claimed."""
         self._left = []
 
-    def _release(self, store: Store, consumer: str) -> None:
-        left = self._left
+    def _release(self, store: Store, consumer: str) -> list[BaseException]:
+        """Returns the errors of queues whose node cannot be reached."""
+        left, errors = self._left, []
         for queue in {each.queue for each in left}:
             mine = [each for each in left if each.queue == queue]
-            store.release(queue, consumer, [each.tag for each in mine])
-            if slots := [each.tag for each in mine if each.has_slots]:
-                store.free(queue, consumer, slots, on_error=lambda: None)
-                store.run.settle()
-            self._left = [each for each in self._left if each.queue != queue]
+            try:
+                self._release_of(queue, mine, store, consumer)
+            except UNREACHABLE as error:
+                errors.append(error)
+        return errors
+
+    def _release_of(self, queue: str, mine: list[Unbegun], store: Store, consumer: str) -> None:
+        store.release(queue, consumer, [each.tag for each in mine])
+        if slots := [each.tag for each in mine if each.has_slots]:
+            store.free(queue, consumer, slots, on_error=lambda: None)
+            store.run.settle()
+        self._left = [each for each in self._left if each.queue != queue]
 
     def _pass_promises_on(self, store: Store) -> None:
         # The first token may go to the very loop that stands still, as it waits for one.
         for _ in range(2):
-            for queue in self._queues():
-                store.announce(queue)
+            store.announce_all([*self._queues()])

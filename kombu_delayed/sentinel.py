@@ -163,7 +163,7 @@ class SentinelStore(Store):
 
     def _wire(self, client: Any) -> Wire:
         pool = client.connection_pool
-        return MasterWire(pool, pool.sentinel_manager.watch)
+        return MasterWire(pool, pool.sentinel_manager.watch, self.format)
 
 
 class SentinelChannel(Channel, stock.SentinelChannel):

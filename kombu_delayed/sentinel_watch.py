@@ -84,10 +84,10 @@ class MasterWatch:
 
     def _reset(self) -> None:
         self._pid = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # for a signal handler
         self._listening: set[Address] = set()
 
-    def _locked(self) -> threading.Lock:
+    def _locked(self) -> Any:
         if self._pid != os.getpid():
             self._reset()  # the parent's threads are not here, and one may have had the lock
         return self._lock

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from redis import ConnectionPool
 
 from .errors import ServerNotReady
+from .format import Format
 from .sentinel_watch import MasterChanges, MasterWatch
 from .wire import Replicas, Wire, _read
 
@@ -15,9 +16,11 @@ from .wire import Replicas, Wire, _read
 class MasterWire(Wire):
     """As `Wire`; what it sends waits while a failover is under way."""
 
-    def __init__(self, pool: ConnectionPool, watch: MasterWatch) -> None:
+    def __init__(
+        self, pool: ConnectionPool, watch: MasterWatch, format: Format | None = None
+    ) -> None:
         self._watch = watch
-        super().__init__(pool)
+        super().__init__(pool, format)
 
     def _start(self) -> None:
         super()._start()
@@ -28,6 +31,11 @@ class MasterWire(Wire):
         """As `Wire`; to the next master where the present one is being replaced."""
         self._watch.wait()
         return super().__call__(*command, replicas=replicas)
+
+    def many(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        """As `Wire`; to the next master where the present one is being replaced."""
+        self._watch.wait()
+        return super().many(commands)
 
     def post(self, *command: Any, on_error: Callable[[], None]) -> None:
         """As `Wire`. Raises MasterChanges while the master is being replaced."""
@@ -41,6 +49,11 @@ class MasterWire(Wire):
         if replicas is not None and self._replicated_over != self.generation:
             self._await_replicas(replicas)
         super()._send(command, replicas)
+
+    def _send_packed(self, packed: list[bytes]) -> None:
+        if self._connection is not None and self._connection.has_left:
+            self._fail_posted()
+        super()._send_packed(packed)
 
     def _await_replicas(self, replicas: Replicas) -> None:
         """A new master has none at first. Better to store nothing than what may be sent again."""

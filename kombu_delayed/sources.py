@@ -102,6 +102,7 @@ class Source:
         """A token may have been lost: claim, or let others."""
         self.ready = self.owes = True
         self.promised_at = -math.inf
+        self.poll_at = self._poll_at  # a step that failed may have taken it off the agenda
 
     def token(self, in_ms: float, now: float) -> None:
         """Take a wake token: claim at once, or when its time has come."""
@@ -200,10 +201,11 @@ class Times:
 
     def come(self, now: float) -> list[Source]:
         """The sources whose time has come, each once."""
-        found = []
+        found = {}
         while self.first_at <= now:
-            found.append(self.pop())
-        return found
+            source = self.pop()
+            found[source.queue] = source
+        return [*found.values()]
 
 
 class Agenda:

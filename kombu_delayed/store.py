@@ -182,7 +182,7 @@ class Store:
         #: Where scripts are known to work that nobody waits for: a server may have lost them.
         self._posted_over: dict[tuple[Wire, str], int] = {}
         steps = tuple(sorted(priority_steps))
-        self.keys = lru_cache(maxsize=4096)(
+        self.keys = lru_cache(maxsize=1024)(
             lambda queue: QueueKeys(queue, prefix, steps, separator, self._hash_tag(queue))
         )
 

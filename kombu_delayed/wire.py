@@ -206,10 +206,13 @@ class Wire:
                 self._send_packed([b"".join(map(pack, commands))])
                 self._is_sent = True
                 self._read_posted()
-                return [_or_error(partial(_read, self._connection)) for _ in commands]
+                answers = [_or_error(partial(_read, self._connection)) for _ in commands]
             except BaseException:
                 self._fail_posted()
                 raise
+            if any(isinstance(answer, ServerNotReady) for answer in answers):
+                self._fail_posted()  # another connection may lead to a server that is ready
+            return answers
 
     def post(self, *command: Any, on_error: Callable[[], None]) -> None:
         """Send one command and do not wait for its answer.

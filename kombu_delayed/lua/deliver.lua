@@ -84,8 +84,10 @@ end
 pass_on(answer, more, #taken > 0, waits ~= '0' and earliest() or nil)
 if expires_ms > 0 then
   local kept_ms = expire_as_declared(expires_ms, lease_ms)
-  last_for(consumers, kept_ms)
-  last_for(unacked, kept_ms)
+  if lease_ms > 0 then
+    leases_last_for(consumers, kept_ms)
+    last_for(unacked, kept_ms)
+  end
 end
 if found > math.min(urgent, 1) then answer[3] = answer[3] + 2 end
 return answer

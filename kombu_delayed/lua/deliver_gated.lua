@@ -246,7 +246,10 @@ if look_ms and (not next_ms or look_ms < next_ms) then next_ms = look_ms end
 pass_on(answer, more, #taken > 0, next_ms)
 if expires_ms > 0 then
   local kept_ms = expire_as_declared(expires_ms, lease_ms)
-  for _, key in ipairs({consumers, unacked, gate .. 'slots', gate .. 'slots:' .. consumer}) do last_for(key, kept_ms) end
+  if lease_ms > 0 then
+    leases_last_for(consumers, kept_ms)
+    for _, key in ipairs({unacked, gate .. 'slots', gate .. 'slots:' .. consumer}) do last_for(key, kept_ms) end
+  end
 end
 if version == '' and redis.call('EXISTS', waiting) == 1 then answer[3] = answer[3] + 2 end
 return answer

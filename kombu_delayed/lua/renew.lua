@@ -43,11 +43,13 @@ local function some_expire(queues)
   return redis.call('EXISTS', unpack(notes)) > 0
 end
 
--- The keys of a queue with an expiry last as long as somebody consumes it.
+-- The keys of a queue with an expiry last as long as somebody consumes it. Who left may have taken the expiry of
+-- `consumers` away.
 local function keep_expiring(i)
-  local left_ms = redis.call('PTTL', keys[i])
+  local left_ms = math.max(redis.call('PTTL', keys[i]), redis.call('PTTL', of_queue(i, 'expires')))
   if left_ms < 0 then return end
-  for _, name in ipairs({'consumers', 'granted-by', 'expires', 'unacked:' .. consumer, 'gate:slots', 'gate:slots:' .. consumer}) do
+  if redis.call('PTTL', keys[i]) >= 0 then redis.call('PEXPIRE', keys[i], math.max(left_ms, 10 * lease_ms)) end
+  for _, name in ipairs({'granted-by', 'expires', 'unacked:' .. consumer, 'gate:slots', 'gate:slots:' .. consumer}) do
     redis.call('PEXPIRE', of_queue(i, name), math.max(left_ms, 10 * lease_ms))
   end
 end

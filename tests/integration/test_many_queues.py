@@ -325,3 +325,46 @@ def test_strict_priority_holds_among_many(many: Many, store: Store) -> None:
         store.publish(queue, [sent(f"{queue}-{n}") for n in range(3)])
     many.step_until(60)
     assert many.queues == sorted(many.queues)
+
+
+def test_a_queue_is_cancelled_while_many_are_claimed(
+    many: Many, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a signal handler, say. What the other queues gave is handed out once."""
+    many.settle()
+    for queue in QUEUES[:8]:
+        store.publish(queue, [sent(f"{queue}-{n}") for n in range(3)])
+        many.consumer.sources[queue].ready = True
+    together = many.channel.store.together
+
+    def cancelled(calls: Any) -> Any:
+        monkeypatch.undo()
+        answers = together(calls)
+        many.consumer.remove(QUEUES[7])
+        return answers
+
+    monkeypatch.setattr(many.channel.store, "together", cancelled)
+    many.consumer.step()
+    many.hand_out()
+    assert sorted(many.queues) == sorted(QUEUES[:7] * 3)
+    many.consumer._qos.flush(many.channel.store, many.consumer.lease)
+    assert store.size(QUEUES[7]).ready == 3
+
+
+def test_an_expiring_queue_is_kept_after_a_broken_connection(
+    many: Many, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by a consumer that has no room."""
+    many.consumer.add(QUEUES[0], False, 60_000)
+    many.settle()
+    monkeypatch.setattr(many.consumer, "_room", lambda: 0)
+    many.ahead_seconds += 30
+    deliver = many.channel.store.deliver
+
+    def broken(*args: Any, **options: Any) -> Any:
+        monkeypatch.setattr(many.channel.store, "deliver", deliver)
+        raise redis.ConnectionError("lost")
+
+    monkeypatch.setattr(many.channel.store, "deliver", broken)
+    many.settle()
+    assert many.consumer._agenda.kept.first_at < math.inf

@@ -501,7 +501,7 @@ def test_all_but_the_backlog_expires(store: Store, client: redis.Redis) -> None:
     store.schedule("q", [entry("a", 2000), entry("b", 2001), entry("c", 9000)])
     seed(client, {"q" + SEPARATOR + "6": [D, D]})
     store.now = "3000"
-    deliver(store, want=1, expires_ms=60_000)
+    deliver(store, "A-30000", want=1, expires_ms=60_000)
     for key in state(client):
         if key.startswith(("{q}:delayed:", "{q}:messages", "{q}:partitions")):
             assert client.pttl(key) == -1
@@ -509,6 +509,20 @@ def test_all_but_the_backlog_expires(store: Store, client: redis.Redis) -> None:
             assert 60_000 < client.pttl(key) <= 60_000 + 10 * 30_000
         else:
             assert 0 < client.pttl(key) <= 60_000
+
+
+def test_leases_that_older_workers_renew_do_not_expire(store: Store, client: redis.Redis) -> None:
+    seed(client, {"q": [A, B]})
+    deliver(store, "A-30000", want=1, expires_ms=60_000)
+    deliver(store, "B", want=1, expires_ms=60_000)
+    assert client.pttl("{q}:consumers") == -1
+
+
+def test_who_takes_for_good_lets_no_lease_expire(store: Store, client: redis.Redis) -> None:
+    seed(client, {"q": [A, B]})
+    deliver(store, "A-30000", want=1)
+    deliver(store, "B-0", want=1, lease_ms=0, expires_ms=1_000)
+    assert client.pttl("{q}:consumers") == -1
 
 
 def test_without_expiry_lists_stay(store: Store, client: redis.Redis) -> None:

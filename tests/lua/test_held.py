@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -473,6 +475,41 @@ def test_a_thousand_idle_queues(
     spent = client.info("stats")["total_commands_processed"] - before
     assert not lease.lost
     assert spent / (at - began) <= 13
+
+
+def test_a_connection_that_is_closed_while_idle_delays_no_reclaim(
+    store: Store, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As servers, proxies and load balancers do it that have an idle timeout."""
+    monkeypatch.setattr(Keeper, "watch", lambda keeper, lease: None)
+    lease, at = Lease(store, 30.0, object()), 1_000_000.0
+    monkeypatch.setattr(lease, "clock", lambda: at)
+    store.now = str(int(at * 1000))
+    asked = lease.ask("q")
+    store.deliver("q", lease.consumer, 1, 1, lease_ms=lease.ms)
+    lease.grant("q", asked, False)
+    store.publish("q", [entry("a")])
+    store.deliver("q", f"dead:1:{'0' * 8}-30000", 1, 1, lease_ms=30_000)
+    end = at + 45
+    while at < end and not store.size("q").ready:
+        store.run._connection._sock.shutdown(socket.SHUT_RDWR)
+        monkeypatch.setattr(store.run, "_used_at", -math.inf)
+        at += lease.step()
+        store.now = str(int(at * 1000))
+    assert store.size("q").ready == 1
+
+
+def test_a_lease_of_an_expiring_queue_outlasts_who_leaves(
+    store: Store, client: redis.Redis
+) -> None:
+    ours, other = f"a:1:{'0' * 8}-300", f"b:1:{'0' * 8}-300"
+    store.publish("q", [entry("a")], 1_000)
+    for consumer in (ours, other):
+        store.deliver("q", consumer, 1, 1, lease_ms=300, expires_ms=1_000)
+    store.leave("q", other)
+    client.pexpire(store.keys("q").unacked(ours), 500)
+    assert store.renew("q", ours, 300) is not None
+    assert client.pttl(store.keys("q").unacked(ours)) > 500
 
 
 # A reclaim is of the lease that was found dead.

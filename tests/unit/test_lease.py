@@ -36,7 +36,6 @@ class World:
         self.fake = FakeStore()
         self.server = object()
         self.is_cut = False
-        self.generation = 0
         self._next: dict[Lease, float] = {}
         self.tick()
 
@@ -81,7 +80,6 @@ class World:
 
     def cut(self) -> None:
         self.is_cut = True
-        self.generation += 1
 
     def heal(self) -> None:
         self.is_cut = False
@@ -99,10 +97,6 @@ class Wired:
     def __init__(self, world: World) -> None:
         self._world = world
         self.renewed: list[tuple[int, int]] = []
-
-    @property
-    def run(self) -> Any:
-        return SimpleNamespace(generation=self._world.generation)
 
     def renew_all(self, queues: Any, renewed: Any, *args: Any) -> Renewal:
         self._check()

@@ -179,16 +179,27 @@ def test_what_nobody_waits_for_is_not_sent_while_the_master_changes(watch: Maste
     assert connection.sent == []
 
 
-def test_a_command_waits_for_the_next_master(watch: MasterWatch) -> None:
+@pytest.mark.parametrize("how", ["one", "many"])
+def test_a_command_waits_for_the_next_master(watch: MasterWatch, how: str) -> None:
     connection = Connection(1)
     wire = wire_over(watch, connection)
     watch.held_until = math.inf
-    thread = threading.Thread(target=wire, args=("PING",))
+    sends = {"one": lambda: wire("PING"), "many": lambda: wire.many([("PING",)])}
+    thread = threading.Thread(target=sends[how])
     thread.start()
     held = len(connection.sent)
     watch._hear(LEADER, "+promoted-slave", PROMOTED)
     thread.join(30)
     assert (held, len(connection.sent)) == (0, 1)
+
+
+def test_many_commands_leave_a_master_that_was_replaced(watch: MasterWatch) -> None:
+    connection = Connection(1)
+    wire = wire_over(watch, connection)
+    wire("PING")
+    connection.has_left = True
+    assert wire.many([("PING",), ("PING",)]) == [1, 1]
+    assert not connection.has_left  # it was closed, and leads to another server now
 
 
 def test_nothing_is_stored_on_a_master_with_too_few_replicas(watch: MasterWatch) -> None:

@@ -12,6 +12,7 @@ import pytest
 import redis
 from redis.connection import Connection
 
+from kombu_delayed.errors import ServerNotReady
 from kombu_delayed.wire import LOOK_SECONDS, Wire, numbers, pack
 from tests.kit.proxy import Proxy
 from tests.kit.servers import Server
@@ -200,3 +201,20 @@ def test_a_pool_that_is_emptied_while_the_connection_is_looked_at(
         monkeypatch.setattr(wire, "_used_at", -math.inf)
     assert wire("ECHO", "after") == b"after"
     assert failed == ["emptied"] * is_posted
+
+
+def test_many_commands_leave_a_server_that_is_not_ready(
+    server: Server, client: redis.Redis
+) -> None:
+    """Behind an address that leads to the master, another connection may lead to the new one."""
+    wire = Wire(client.connection_pool)
+    assert wire.many([("ECHO", "a"), ("ECHO", "b")]) == [b"a", b"b"]
+    before = wire.generation
+    with server.client() as admin:
+        admin.replicaof("127.0.0.1", 1)
+        try:
+            answers = wire.many([("SET", "k", "x"), ("SET", "k", "y")])
+        finally:
+            admin.replicaof("NO", "ONE")
+    assert [type(each) for each in answers] == [ServerNotReady, ServerNotReady]
+    assert wire.generation == before + 1

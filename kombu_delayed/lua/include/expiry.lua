@@ -9,6 +9,14 @@ local function last_for(key, ms)
   if redis.call('PTTL', key) < ms then redis.call('PEXPIRE', key, ms) end
 end
 
+-- Workers of version 0.1.0, whose names do not end with the length of their lease, cannot make it last.
+local function leases_last_for(consumers, ms)
+  for _, name in ipairs(redis.call('ZRANGE', consumers, 0, -1)) do
+    if not name:find('%-%d+$') then return redis.call('PERSIST', consumers) end
+  end
+  last_for(consumers, ms)
+end
+
 local function expire_in(ms)
   for _, list in ipairs(ready) do redis.call('PEXPIRE', list, ms) end
   for _, name in ipairs({'wake', 'armed', 'events'}) do redis.call('PEXPIRE', of_queue(name), ms) end
