@@ -24,6 +24,7 @@ from .embedded_connection import EmbeddedConnection
 from .errors import (
     UNREACHABLE,
     AlreadyDelayed,
+    FormatError,
     NodeDown,
     OptionError,
     ServerNotReady,
@@ -653,7 +654,7 @@ class Channel(stock.Channel):
         """Give everything back and end the lease."""
         if self.consumer is not None and self._pid == os.getpid():
             self.consumer.close()
-            with suppress(*UNREACHABLE):
+            with suppress(*UNREACHABLE, FormatError):
                 self._forget_unused()
             if self._lease_pool is not None and self.consumer.remaining is None:
                 self._lease_pool.disconnect()

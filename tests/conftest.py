@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from kombu_delayed import keeper
 from kombu_delayed.store import Store
 from tests.kit.servers import Server, available_kinds, start_server
 from tests.kit.workers import heed_signals
@@ -40,9 +41,19 @@ def _log_level() -> Iterator[None]:
 @pytest.fixture
 def server(shared_server: Server) -> Server:
     """A real server without any key."""
+    _forget_leases(shared_server)
     with shared_server.client() as client:
         client.flushall()
     return shared_server
+
+
+def _forget_leases(server: Server) -> None:
+    """A lease of a connection that a test has left open would come back after the flush."""
+    address = {server.port, str(server.socket_path)} - {None}
+    for (_, at), each in tuple(keeper._keepers.items()):
+        if isinstance(at, tuple) and address.intersection(at):
+            for lease in tuple(each._leases):
+                each.forget(lease)
 
 
 @pytest.fixture
