@@ -1,5 +1,8 @@
 # make demo     delayed tasks on a bundled server, in the terminal
+# make quick    tests of parts, in about a minute
 # make test     every test that takes seconds       (PYTEST_ARGS="-k lease -x", TEST_PROCESSES=0 for one)
+# make long     the tests that take minutes
+# make test-all both
 # make check    ruff, mypy, import contracts, generated reference pages
 # make bench    all benchmarks, into docs/benchmarks.md   (BENCH_ARGS="publish --quick")
 # make chaos    kill workers at random, ours and stock    (MINUTES=10 SEED=7)
@@ -19,18 +22,29 @@ REPORT := .venv/test-report.xml
 
 .DEFAULT_GOAL := test
 .NOTPARALLEL:
-.PHONY: demo test check bench chaos matrix docs clean
+.PHONY: demo quick test long test-all check bench chaos matrix docs clean
 
 demo: .venv/.stamp-demo
 	$(BIN)/python examples/demo.py
 
+PYTEST := $(BIN)/python -m pytest --ignore=tests/benchmarks -n $(TEST_PROCESSES) \
+	--dist loadfile --no-loadscope-reorder --junitxml=$(REPORT)
+
+quick: .venv/.stamp-test
+	$(PYTEST) -m "not smoke and not slow" tests/unit tests/lua $(PYTEST_ARGS) \
+		--ignore=tests/unit/test_testing_plugin.py --ignore=tests/unit/test_registration.py
+
 # pytest fails when it collects nothing; a run in which everything was skipped must fail too.
 test: .venv/.stamp-test
-	$(BIN)/python -m pytest --ignore=tests/benchmarks -m "not benchmark and not slow" \
-		-n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --junitxml=$(REPORT) $(PYTEST_ARGS)
+	$(PYTEST) -m "not benchmark and not slow" $(PYTEST_ARGS)
 	@$(BIN)/python -c "import sys, xml.etree.ElementTree as x; \
 		s = x.parse('$(REPORT)').getroot().find('testsuite').attrib; \
 		sys.exit(0 if int(s['tests']) > int(s['skipped']) else 'no test ran: all were skipped')"
+
+long: .venv/.stamp-test
+	$(PYTEST) -m slow $(PYTEST_ARGS)
+
+test-all: test long
 
 check: .venv/.stamp-dev
 	$(BIN)/ruff check .

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
@@ -36,6 +37,9 @@ class Registry:
         name, count = str(command[-2]).encode(), int(command[-1])
         self.known[name] = str(max(count, int(self.known.get(name, 1)))).encode()
         return int(self.known[name])
+
+    def many(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        return [self(*command) for command in commands]
 
 
 @pytest.mark.parametrize(
