@@ -76,7 +76,6 @@ class Channel(stock.Channel):
         self._shards_at = 0.0
         self._shard_turn = 0
         self._rules: Rules | None = None
-        self._lease_pool: Any = None
         self._ask_pool: Any = None
         self._asking: Store | None = None
         self._pid = os.getpid()
@@ -267,7 +266,7 @@ class Channel(stock.Channel):
             return
         # The parent's messages and leases stay the parent's.
         self._pid = os.getpid()
-        self.consumer, self._qos, self._sync_client, self._lease_pool = None, None, None, None
+        self.consumer, self._qos, self._sync_client = None, None, None
         self._ask_pool, self._asking = None, None
         for name in ("store", "client"):
             self.__dict__.pop(name, None)
@@ -378,12 +377,16 @@ class Channel(stock.Channel):
 
     def _lease_store(self) -> Store:
         """The store over connections that give up long before a lease has ended."""
-        if self._lease_pool is None:
-            self._lease_pool = self._impatient_pool()
-        return self.store.over(self._client_of(self._lease_pool))
+        return self.store.over(self._client_of(self._keepers_pool()))
+
+    def _keepers_pool(self) -> Any:
+        """Connections that a thread of the operating system opens, uses and closes."""
+        return self._impatient_pool()
 
     def _impatient_pool(self) -> Any:
-        pool = self._get_pool()
+        return self._impatient(self._get_pool())
+
+    def _impatient(self, pool: Any) -> Any:
         limit = self.options.lease_seconds / 4
         given = pool.connection_kwargs.get("socket_timeout")
         pool.connection_kwargs["socket_timeout"] = min(given or limit, limit)
@@ -656,8 +659,6 @@ class Channel(stock.Channel):
             self.consumer.close()
             with suppress(*UNREACHABLE, FormatError):
                 self._forget_unused()
-            if self._lease_pool is not None and self.consumer.remaining is None:
-                self._lease_pool.disconnect()
             if self._ask_pool is not None:
                 self._ask_pool.disconnect()
 

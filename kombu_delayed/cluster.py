@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,9 +13,10 @@ from typing import Any, NamedTuple, TypeVar
 from kombu.log import get_logger
 from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode, RedisCluster
-from redis.exceptions import AskError, RedisClusterException, RedisError, SlotNotCoveredError
+from redis.exceptions import AskError, RedisClusterException, RedisError
 from redis.retry import Retry
 
+from . import native
 from .errors import UNREACHABLE, NodeDown, ServerNotReady
 
 logger = get_logger(__name__)
@@ -62,6 +62,15 @@ class _Rest:
     error: str
 
 
+class _Map(NamedTuple):
+    """What redis-py has found out, to be read without its locks."""
+
+    #: Slot -> the master that has it.
+    owners: dict[int, Node]
+    masters: frozenset[Node]
+    nodes: frozenset[Node]
+
+
 class Cluster:
     """What redis-py knows of a Cluster's slots, kept up to date; its methods are for any thread.
 
@@ -77,33 +86,30 @@ class Cluster:
 
     def forget(self) -> None:
         """Forget what was found out so far."""
-        self._lock = threading.RLock()
+        # The keepers of leases take it, too: nobody holds it for long once there is a client.
+        self._lock = native.lock()
+        self._is_looking = False
         self._client: RedisCluster | None = None
+        self._map: _Map | None = None
         self._moved: dict[int, Node] = {}
         self._resting: dict[Node, _Rest] = {}
         self._looked_at = -LOOK_SECONDS
 
     def node(self, slot: int) -> Node:
         """The master that has a slot. Raises NodeDown where none has."""
-        moved = self._moved.get(slot)
-        if moved is not None:
-            return moved
-        try:
-            found = self._known().get_node_from_slot(slot)
-        except SlotNotCoveredError:
+        found = self._moved.get(slot) or self._known().owners.get(slot)
+        if found is None:
             self.look()
-            raise NodeDown(f"no node of the Cluster has slot {slot}") from None
-        return _where(found)
+            raise NodeDown(f"no node of the Cluster has slot {slot}")
+        return found
 
     def masters(self) -> list[Node]:
         """All masters that have slots, also those that do not answer."""
-        self._known()
-        found = {*map(_where, self._client.get_primaries())}  # type: ignore[union-attr]
-        return sorted(found | set(self._moved.values()))
+        return sorted(self._known().masters | {*self._moved.values()})
 
     def has(self, node: Node) -> bool:
         """Whether a node has slots or copies those of another."""
-        return str(node) in self._known().nodes_cache or node in self._moved.values()
+        return node in self._known().nodes or node in self._moved.values()
 
     def is_down(self, node: Node) -> bool:
         """Whether a node is left alone now. Asks others whether its slots have another one."""
@@ -175,15 +181,22 @@ class Cluster:
 
     def look(self) -> None:
         """Ask a node for the slots, unless that was just done; where none answers, all stays."""
-        with self._lock, suppress(*_NO_ANSWER):
-            if self._client is None or monotonic() - self._looked_at < LOOK_SECONDS:
+        with self._lock:
+            client, now = self._client, monotonic()
+            if client is None or self._is_looking or now - self._looked_at < LOOK_SECONDS:
                 return
-            self._looked_at = monotonic()
-            before = self._owners()
-            self._ask(self._client.nodes_manager)
-            self._moved.clear()
-            if self._owners() != before:
-                self.generation += 1
+            self._is_looking, self._looked_at = True, now
+            moved, before = dict(self._moved), self._map
+        try:
+            with suppress(*_NO_ANSWER):
+                self._ask(client.nodes_manager)
+                self._map = _map(client.nodes_manager)
+                with self._lock:
+                    self._moved = dict(self._moved.items() - moved.items())
+                    self.generation += before is None or self._map.owners != before.owners
+        finally:
+            _hang_up(client.nodes_manager)
+            self._is_looking = False
 
     def _ask(self, manager: Any) -> None:
         """Ask those that are not known to be down; if in vain, those whose names were given."""
@@ -200,16 +213,15 @@ class Cluster:
                 manager.startup_nodes = known
                 raise
 
-    def _owners(self) -> list[tuple[int, str]]:
-        slots = self._client.nodes_manager.slots_cache if self._client else {}
-        return [(slot, nodes[0].name) for slot, nodes in slots.items() if nodes]
-
-    def _known(self) -> Any:
-        if self._client is None:
+    def _known(self) -> _Map:
+        if (found := self._map) is None:
             with self._lock:
-                if self._client is None:
-                    self._client = self._find()
-        return self._client.nodes_manager
+                if (found := self._map) is None:
+                    client = self._find()
+                    _hang_up(client.nodes_manager)
+                    found = self._map = _map(client.nodes_manager)
+                    self._client = client
+        return found
 
     def _find(self) -> RedisCluster:
         parameters = {
@@ -230,6 +242,22 @@ class Cluster:
 def named_by(error: AskError, by: Node) -> Node:
     """The node that an error names; without a host it is where the node is that says so."""
     return Node(error.host or by.host, error.port)
+
+
+def _map(manager: Any) -> _Map:
+    where = {name: _where(node) for name, node in manager.nodes_cache.items()}
+    return _Map(
+        {slot: where[nodes[0].name] for slot, nodes in manager.slots_cache.items() if nodes},
+        frozenset(map(_where, manager.get_nodes_by_server_type("primary"))),
+        frozenset(where.values()),
+    )
+
+
+def _hang_up(manager: Any) -> None:
+    """Another thread may be the next to ask, and a socket of gevent's is of one thread only."""
+    for node in [*manager.nodes_cache.values(), *manager.startup_nodes.values()]:
+        if node.redis_connection is not None:
+            node.redis_connection.connection_pool.disconnect()
 
 
 def _where(node: ClusterNode) -> Node:

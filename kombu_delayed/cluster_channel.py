@@ -158,6 +158,7 @@ class ClusterChannel(Channel):
             self._server(),
             self.options.consumer_name,
             store.node_of,
+            self._lease_store,
         )
         return ClusterConsumer(
             store,

@@ -26,9 +26,12 @@ class ClusterLease(Lease):
         server: Hashable,
         name: str | None,
         node_of: Callable[[str], Any],
+        new_store: Callable[[], Store],
     ) -> None:
         super().__init__(store, seconds, server, name)
         self._node_of = node_of
+        #: For each node's thread: they may meet on one node while a slot moves.
+        self.new_store = new_store
         self._shares: dict[Any, Share] = {}
 
     def _watch(self, queue: str, is_new: bool) -> None:
@@ -63,7 +66,9 @@ class ClusterLease(Lease):
 
     def successor(self) -> ClusterLease:
         """A lease for the same consumer under a new name."""
-        lease = ClusterLease(self.store, self.seconds, self.server, self._name, self._node_of)
+        lease = ClusterLease(
+            self.store, self.seconds, self.server, self._name, self._node_of, self.new_store
+        )
         lease.progress = self.progress
         return lease
 
@@ -74,7 +79,8 @@ class Share(Lease):
     def __init__(self, whole: ClusterLease, node: Any) -> None:
         self._whole = whole
         self._node = node
-        self.store, self.seconds, self.server = whole.store, whole.seconds, whole.server
+        self.store, self.seconds, self.server = whole.new_store(), whole.seconds, whole.server
+        self.store.run.format = None  # the loop looks at it: it may be on another node
         self.consumer = whole.consumer
         self.progress = whole.progress
         self.next_step_at = monotonic()

@@ -77,6 +77,10 @@ class ClusterStore(Store):
         """The queue whose keys have this in braces."""
         return queue_with(tag)
 
+    def hang_up(self) -> None:
+        """Close its connections; what needs one opens it again."""
+        self.client.disconnect()
+
     def _wire(self, client: Any) -> Wire:
         wire: Wire = client.new_wire(self.format)
         return wire

@@ -25,12 +25,16 @@ class Kept(Protocol):
     def step(self) -> float:
         """Do what is due; returns seconds until the next step."""
 
+    def hang_up(self) -> None:
+        """It is kept no more: close its connections, from the thread that has used them."""
+
 
 class Keeper:
     """The thread that renews this process's leases on one server.
 
     It is a thread of the operating system under gevent and eventlet, too. So it shares no lock and
-    no connection with greenlets but its own lock, which nobody holds for long.
+    no connection with greenlets but its own lock, which nobody holds for long. A socket of gevent's
+    belongs to the thread that has opened it: nobody else uses it or closes it.
     """
 
     #: When this process first heard of the server, by the clock of leases.
@@ -38,6 +42,8 @@ class Keeper:
 
     def __init__(self) -> None:
         self._leases: set[Kept] = set()
+        #: Those that were forgotten, and whose connections are still open.
+        self._forgotten: list[Kept] = []
         self._lock = native.lock()
         self._bell = native.Bell()
         self._is_running = False
@@ -63,11 +69,17 @@ class Keeper:
     def forget(self, lease: Kept) -> None:
         """Renew a lease no more."""
         with self._lock:
-            self._leases.discard(lease)
+            if lease in self._leases:
+                self._leases.remove(lease)
+                self._forgotten.append(lease)
         self._bell.ring()
 
     def step(self) -> float | None:
         """Do what is due; returns seconds until the next step, or None with no lease left."""
+        with self._lock:
+            forgotten, self._forgotten = self._forgotten, []
+        for lease in forgotten:
+            self._hang_up(lease)
         with self._lock:
             due = [lease for lease in self._leases if lease.next_step_at <= monotonic()]
         for lease in due:
@@ -79,6 +91,8 @@ class Keeper:
             return self._wait_seconds()
 
     def _wait_seconds(self) -> float | None:
+        if self._forgotten:
+            return 0
         if not self._leases:
             return None
         return max(min(each.next_step_at for each in self._leases) - monotonic(), 0)
@@ -90,6 +104,12 @@ class Keeper:
             if lease in self._leases:  # else its connection was closed meanwhile
                 logger.warning("Cannot renew the lease of %s now: %s", lease.consumer, error)
             return min(1.0, lease.seconds / 10)
+
+    def _hang_up(self, lease: Kept) -> None:
+        try:
+            lease.hang_up()
+        except Exception as error:
+            logger.debug("Cannot close the connections of %s: %s", lease.consumer, error)
 
     def _run(self) -> None:
         while True:

@@ -199,6 +199,10 @@ class Lease:
         self._check_progress()
         return seconds
 
+    def hang_up(self) -> None:
+        """Close the connections; who goes on with `store` opens others."""
+        self.store.hang_up()
+
     def _check_progress(self) -> None:
         if self.progress is None or self.lost:
             return

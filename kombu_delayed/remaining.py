@@ -58,6 +58,10 @@ class Remaining:
             atexit.unregister(self._leave)
         return self.seconds / 3
 
+    def hang_up(self) -> None:
+        """Close the connections, which were those of the lease."""
+        self._store.hang_up()
+
     def _leave(self) -> None:
         if self._pid == os.getpid():
             self._keeper.forget(self)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from kombu.transport import redis as stock
@@ -31,6 +32,8 @@ class Sentinels(sentinel.Sentinel):
 
     has_found = False
     watch: MasterWatch
+    #: Whether its connections have the process listen to the Sentinels.
+    listens = True
 
     def discover_master(self, service_name: str) -> tuple[str, int]:
         """The master's host and port.
@@ -42,7 +45,7 @@ class Sentinels(sentinel.Sentinel):
         known: set[str] = set()
         for node in sorted(self.sentinels, key=lambda each: _where(each) != self.watch.told_by):
             try:
-                masters: Any = node.sentinel_masters()
+                masters: Any = _asked(node, node.sentinel_masters)
                 known.update(masters)
                 state = masters.get(service_name)
                 if not state or not self.check_master_state(state, service_name):
@@ -76,9 +79,23 @@ def _unknown(service_name: str, known: Iterable[str]) -> str:
 def _present(node: Any, service_name: str, state: dict[str, Any]) -> tuple[str, int]:
     """The master's address; the leader of a failover gives the old one until that has ended."""
     if "failover_in_progress" in state["flags"]:
-        host, port = node.sentinel_get_master_addr_by_name(service_name)
+        ask = partial(node.sentinel_get_master_addr_by_name, service_name)
+        host, port = _asked(node, ask)
         return host.decode() if isinstance(host, bytes) else host, int(port)
     return state["ip"], state["port"]
+
+
+def _asked(node: Any, ask: Callable[[], Any]) -> Any:
+    """Keep no connection: whoever asks next may be another thread, under gevent or eventlet."""
+    try:
+        return ask()
+    finally:
+        node.connection_pool.disconnect(inuse_connections=False)
+
+
+def _hang_up(manager: Sentinels) -> None:
+    for node in manager.sentinels:
+        node.connection_pool.disconnect()
 
 
 def _where(node: Any) -> tuple[str, int]:
@@ -106,8 +123,9 @@ class _Rediscovers:
 
     def connect(self, *args: Any, **kwargs: Any) -> None:
         """Connect to the master, and be told from now on when there is another one."""
-        if self._sock is None:
-            self.connection_pool.sentinel_manager.watch.start()
+        manager = self.connection_pool.sentinel_manager
+        if self._sock is None and manager.listens:
+            manager.watch.start()
         super().connect(*args, **kwargs)  # type: ignore[misc]
 
     def move(self) -> None:
@@ -161,6 +179,11 @@ class MasterWake(WakeConnection):
 class SentinelStore(Store):
     """The moves of the messages of whichever server is the master."""
 
+    def hang_up(self) -> None:
+        """Close its connections, also those to the Sentinels."""
+        super().hang_up()
+        _hang_up(self.client.connection_pool.sentinel_manager)
+
     def _wire(self, client: Any) -> Wire:
         pool = client.connection_pool
         return MasterWire(pool, pool.sentinel_manager.watch, self.format)
@@ -211,6 +234,12 @@ class SentinelChannel(Channel, stock.SentinelChannel):
             self._sentinel_manager = self._new_sentinels()
         return MasterPool(self.master_name, self._sentinel_manager, **parameters)
 
+    def _keepers_pool(self) -> Any:
+        # Under gevent and eventlet what the keeper's thread starts would stand still with it.
+        manager = self._new_sentinels()
+        manager.listens = False
+        return self._impatient(MasterPool(self.master_name, manager, **self._connparams()))
+
     def _new_sentinels(self) -> Sentinels:
         where = urls.address(self.connection.client)
         parameters: dict[str, Any] = {
@@ -236,8 +265,7 @@ class SentinelChannel(Channel, stock.SentinelChannel):
         super()._disconnect_pools()
         if manager is not None:
             manager.watch.leave(self)
-            for node in manager.sentinels:
-                node.connection_pool.disconnect()
+            _hang_up(manager)
 
     def _tcp_parameters(self, where: urls.Address) -> dict[str, Any]:
         parameters = super()._tcp_parameters(where)

@@ -22,6 +22,7 @@ import redis
 from kombu.log import get_logger
 from redis.exceptions import ConnectionError
 
+from . import native
 from .errors import ServerNotReady
 
 logger = get_logger(__name__)
@@ -84,7 +85,7 @@ class MasterWatch:
 
     def _reset(self) -> None:
         self._pid = os.getpid()
-        self._lock = threading.RLock()  # for a signal handler
+        self._lock = native.lock()  # the keepers of leases take it, too
         self._listening: set[Address] = set()
 
     def _locked(self) -> Any:

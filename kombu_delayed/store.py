@@ -193,6 +193,10 @@ class Store:
         other._posted_over = {}
         return other
 
+    def hang_up(self) -> None:
+        """Close its connections; what needs one opens it again."""
+        self.client.connection_pool.disconnect()
+
     def _wire(self, client: Any) -> Wire:
         return Wire(client.connection_pool, self.format)
 

@@ -35,6 +35,8 @@ class Pings:
     """What became of pings to single workers, while it was calm."""
 
     asked: int = 0
+    #: How many workers were asked, also in the middle of a fault.
+    sent: int = 0
     #: When each was sent, and to whom.
     unanswered: list[tuple[float, str]] = field(default_factory=list)
 
@@ -79,6 +81,7 @@ class Pinger:
 def judge_pings(pings: Iterable[Ping], lives: Mapping[str, Life], calm: Calm) -> Pings:
     found = Pings()
     for ping in pings:
+        found.sent += len(ping.asked)
         if calm.covers(ping.at, ping.until):
             for name in _expected(ping, lives):
                 found.asked += 1

@@ -20,6 +20,7 @@ STAY = {
     r".*\}:expectations(-until)?": "how questions have ended, until that is forgotten",
     r".*\}:answers(-until)?": "answers without a question, until they are forgotten",
     r".*\}:events": "lifecycle events, the latest ones",
+    r"kombu-delayed:format": "the version of the format",
     r"kombu-delayed-shards|.*\}:shards": "how many shards a queue has had",
 }
 _STAY = re.compile("|".join(f"(?:{pattern})" for pattern in STAY))

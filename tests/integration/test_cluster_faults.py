@@ -127,6 +127,30 @@ def test_a_master_is_killed_under_load(
 
 
 @pytest.mark.crash
+@pytest.mark.parametrize("pool", ["gevent", "eventlet"])
+def test_the_threads_of_leases_and_the_loop_find_the_slots(
+    cluster: Cluster, names: list[str], ledger: Ledger, tmp_path: Path, pool: str
+) -> None:
+    """They are threads of the system, and a socket that one opens is of no use to the others."""
+    pytest.importorskip(pool)
+    setup = settings(cluster, ledger, delayed_lease_seconds=1.0, delayed_replicas_to_wait=0)
+    worker = Worker(setup, tmp_path, pool=pool, concurrency=2, queues=names)
+    with worker, make_app(setup) as app:
+        others_go_on(app, names, ledger)
+        for name in names[:2]:
+            old = cluster.master_of(name)
+            old.kill()
+            cluster.wait_for_failover(name, old)
+            others_go_on(app, names, ledger)
+            cluster.heal()
+            # Who is told by a node that a slot has moved renews there until the others know.
+            cluster.move(name, cluster.master_of(names[2]))
+            others_go_on(app, names, ledger)
+        assert worker.running
+    assert not worker.mixed_threads()
+
+
+@pytest.mark.crash
 def test_a_slot_moves_under_load(
     cluster: Cluster, names: list[str], ledger: Ledger, tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -129,6 +130,35 @@ def test_workers_and_producers_leave_the_old_master(
         with producers:
             producers.send_more()
         ledger.wait_for_all(producers.sent)
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("pool", ["gevent", "eventlet"])
+def test_the_thread_of_leases_and_the_loop_find_the_master(
+    group: Group, tmp_path: Path, pool: str
+) -> None:
+    """They are two threads of the system, and a socket that one opens is of no use to the other."""
+    pytest.importorskip(pool)
+    ledger = Ledger(tmp_path / "ledger")
+    options = {**group.options, "delayed_lease_seconds": 1.0}
+    setup = Settings(f"delayed+{group.url}", None, options, str(ledger.path))
+    worker = Worker(setup, tmp_path, pool=pool, concurrency=2)
+
+    def run_some() -> None:
+        ledger.wait_for_all([app.send_task("record", countdown=n % 2 / 5).id for n in range(10)])
+
+    with worker, make_app(setup) as app:
+        run_some()
+        for _ in range(10):
+            with group.client() as client:
+                client.execute_command("CLIENT", "KILL", "TYPE", "normal")
+            time.sleep(0.5)
+        run_some()
+        old = group.kill_master()
+        group.wait_for_failover(old)
+        run_some()
+        assert worker.running
+    assert not worker.mixed_threads()
 
 
 @pytest.mark.crash

@@ -84,6 +84,11 @@ class Worker:
             file.seek(self._log_start)
             return file.read().decode(errors="replace")
 
+    def mixed_threads(self) -> list[str]:
+        """What gevent and eventlet say where a thread used what is another one's."""
+        said = ("greenlet.error", "different thread", "Second simultaneous")
+        return [line for line in self.log.splitlines() if any(each in line for each in said)]
+
     @property
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None

@@ -22,6 +22,7 @@ from kombu_delayed.lease import (
 from kombu_delayed.renewal import Renewal
 from kombu_delayed.testing import FakeStore
 from tests.kit.state import entry
+from tests.kit.wait import wait_until
 
 SECONDS = 30.0
 HOUR = 3600.0
@@ -341,9 +342,17 @@ def test_a_claim_whose_answer_was_lost_shortens_its_lease(world: World) -> None:
 
 def test_the_keeper_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    stepped, keeper = threading.Semaphore(0), Keeper()
+    stepped, keeper, before = threading.Semaphore(0), Keeper(), threading.active_count()
     kept = SimpleNamespace(consumer="A", seconds=30.0, next_step_at=0.0)
-    kept.step = lambda: stepped.release() or 3600.0
+    threads: list[tuple[str, int]] = []
+
+    def step() -> float:
+        threads.append(("step", threading.get_ident()))
+        stepped.release()
+        return 3600.0
+
+    kept.step = step
+    kept.hang_up = lambda: threads.append(("hang up", threading.get_ident()))
     kept = _Hashable(kept)  # type: ignore[assignment]
     keeper.watch(kept)  # type: ignore[arg-type]
     assert stepped.acquire(timeout=30)
@@ -353,6 +362,9 @@ def test_the_keeper_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
     keeper.watch(kept)  # type: ignore[arg-type]
     assert stepped.acquire(timeout=30)
     keeper.forget(kept)  # type: ignore[arg-type]
+    wait_until(lambda: threading.active_count() == before, "its thread has ended")
+    assert [what for what, _ in threads if what == "hang up"] == ["hang up"] * 2
+    assert threads[-1] == ("hang up", threads[-2][1])
 
 
 class _Hashable(SimpleNamespace):
