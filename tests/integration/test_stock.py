@@ -11,11 +11,11 @@ import pytest
 import redis
 from kombu import Connection, Exchange, Queue
 
+from kombu_delayed.backlog import Backlog, Move
 from tests.kit.inbox import Inbox
 from tests.kit.ledger import Ledger
 from tests.kit.servers import Server
 from tests.kit.tasks_app import Settings, make_app
-from tests.kit.wait import wait_until
 from tests.kit.workers import Worker
 
 MAIL = Queue("mail", Exchange("mail"), routing_key="mail")
@@ -99,14 +99,13 @@ def test_basic_get_parks_as_well(stock: Connection, ours: Connection) -> None:
 
 def test_ours_to_stock(stock: Connection, ours: Connection) -> None:
     inbox = Inbox(stock, MAIL)
-    publish(ours, "later", headers=in_ms(100))
+    publish(ours, "later", headers={**in_ms(60_000), "id": "later"})
     for n in range(3):
         publish(ours, n)
     assert inbox.receive(3) == [0, 1, 2]
     helper = Inbox(ours, MAIL, prefetch_count=1, ack=False)
-    helper.drain(0.02)
-    store = ours.default_channel.store
-    wait_until(lambda: store.size("mail").due == 1, "the delayed one is due")
+    backlog = Backlog(ours.default_channel.store, "mail")
+    assert backlog.reschedule([Move("later", "+1")]) == [1]
     helper.receive(1)
     helper.messages[0].requeue()
     helper.consumer.cancel()
