@@ -70,9 +70,12 @@ def kill_server(directory: Path) -> None:
 
     It answers before it writes where the disk is busy.
     """
-    with client(embedded.status(directory).socket) as connection:
+    socket = embedded.status(directory).socket
+    with client(socket) as connection:
         wait_until(lambda: embedded._has_written(connection.info("persistence")), "it has written")
     kill(running_pid(directory))
+    # Another thread of a process that is a zombie may hold its connections a moment longer.
+    wait_until(lambda: not embedded._listening(socket), "its connections are closed")
 
 
 def running_pid(directory: Path) -> int:
