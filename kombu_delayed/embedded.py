@@ -98,7 +98,8 @@ def ensure(directory: str | Path) -> Path:
 def revive(directory: str | Path) -> None:
     """Start the server of `directory` again, unless it is alive or another process is at it.
 
-    Raises EmbeddedServerError where nothing listens a second later: the server may still start.
+    Returns when it takes commands, or after a second where it still loads its data. Raises
+    EmbeddedServerError where nothing listens then: the server may still start.
     """
     path = _resolved(directory)
     with _explained(path):
@@ -106,8 +107,10 @@ def revive(directory: str | Path) -> None:
         if time.monotonic() >= _revived_at.get(path, -math.inf) + REVIVAL_SECONDS:
             _revive(path, socket)
         deadline = time.monotonic() + LISTEN_SECONDS
-        while not _listening(socket):
+        while _state(path, socket) in (_State.ABSENT, _State.BUSY):
             if time.monotonic() >= deadline:
+                if _listening(socket):
+                    return
                 raise EmbeddedServerError(f"Nothing listens on {socket}.{_log_tail(path)}")
             time.sleep(POLL_SECONDS)
 

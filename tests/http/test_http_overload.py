@@ -174,10 +174,13 @@ def test_streams_of_one_token(serve: Callable[..., httpx.Client]) -> None:
 
 @pytest.mark.crash
 def test_what_was_accepted_outlives_the_broker(tmp_path: Path) -> None:
+    config = {"appendfsync": "always"}
     accepted: list[str] = []
     other: set[int] = set()
     with (
-        start_server(available_kinds()[0], tmp_path, port=0, append_only=True) as server,
+        start_server(
+            available_kinds()[0], tmp_path, port=0, append_only=True, config=config
+        ) as server,
         make_app(server.url) as app,
         api_client(app) as api,
     ):

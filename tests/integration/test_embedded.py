@@ -37,7 +37,6 @@ while time.time() < start:
 print(embedded.ensure(sys.argv[1]), embedded.status(sys.argv[1]).pid, flush=True)
 sys.stdin.readline()
 """
-# Writes fail beyond 32 KiB instead of killing the server: a disk that is full.
 # Answers while it loads: Redis 6 after each thousand keys, the others after a number of bytes.
 SLOW_LOADING = """#!/bin/sh
 case "$("{server}" --version)" in
@@ -46,6 +45,8 @@ case "$("{server}" --version)" in
 esac
 exec "{server}" "$@" --key-load-delay 50
 """
+FILL = "for i = 1, ARGV[1] do redis.call('SET', 'key' .. i, 'value') end"
+# Writes fail beyond 32 KiB instead of killing the server: a disk that is full.
 FULL_DISK = '#!/bin/sh\ntrap "" XFSZ\nulimit -S -f 64\nexec "{server}" "$@"\n'
 
 
@@ -62,6 +63,19 @@ def ended(pid: int) -> bool:
 def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: ended(pid), f"process {pid} is gone")
+
+
+def kill_server(directory: Path) -> None:
+    """Kill the server of a directory when what it has accepted is in its file.
+
+    It answers before it writes where the disk is busy.
+    """
+    socket = embedded.status(directory).socket
+    with client(socket) as connection:
+        wait_until(lambda: embedded._has_written(connection.info("persistence")), "it has written")
+    kill(running_pid(directory))
+    # Another thread of a process that is a zombie may hold its connections a moment longer.
+    wait_until(lambda: not embedded._listening(socket), "its connections are closed")
 
 
 def running_pid(directory: Path) -> int:
@@ -214,7 +228,7 @@ def test_killed_server_is_replaced_and_keeps_its_data(directory: Path) -> None:
     with client(socket) as connection:
         connection.set("key", "kept")
     pid = running_pid(directory)
-    kill(pid)
+    kill_server(directory)
     assert socket.exists()
     assert (directory / "server.pid").read_text().strip() == str(pid)
     assert embedded.status(directory) == embedded.Status(running=False, socket=socket)
@@ -242,13 +256,34 @@ def test_idle_worker_starts_a_killed_server_again(
         assert len([line for line in lines if "Task record" not in line]) <= 3, lines
 
 
-def test_sender_starts_a_killed_server_again(directory: Path) -> None:
+@pytest.mark.parametrize("keys", [0, 10_000])
+def test_sender_starts_a_killed_server_again(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, keys: int
+) -> None:
+    """The server loads its data first, which takes half a second with so many keys."""
+    monkeypatch.setenv(embedded.SERVER_VARIABLE, str(wrapper(directory.parent, SLOW_LOADING)))
+    monkeypatch.setattr(embedded, "LISTEN_SECONDS", 30.0)
     with kombu.Connection(f"delayed+embedded://{directory}") as connection:
         queue = connection.SimpleQueue("mail", no_ack=True)
+        connection.default_channel.client.eval(FILL, 0, keys)
         queue.put("a")
-        kill(running_pid(directory))
+        kill_server(directory)
         queue.put("b")
         assert [queue.get(timeout=30).payload for _ in range(2)] == ["a", "b"]
+
+
+def test_server_that_loads_for_long_is_not_waited_for(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sender that retries comes again; a worker does other things meanwhile."""
+    monkeypatch.setenv(embedded.SERVER_VARIABLE, str(wrapper(directory.parent, SLOW_LOADING)))
+    with kombu.Connection(f"delayed+embedded://{directory}") as connection:
+        sender = connection.default_channel.client
+        sender.eval(FILL, 0, 300_000)
+        kill_server(directory)
+        monkeypatch.setattr(embedded, "LISTEN_SECONDS", 0.5)
+        with pytest.raises(redis.ConnectionError):
+            sender.ping()
 
 
 def test_server_that_cannot_start_is_started_seldom(
@@ -317,7 +352,7 @@ def test_no_second_server_while_one_hangs(directory: Path, monkeypatch: pytest.M
 def test_loading_server_is_waited_for(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(embedded.SERVER_VARIABLE, str(wrapper(directory.parent, SLOW_LOADING)))
     with client(embedded.ensure(directory)) as connection:
-        connection.eval("for i = 1, 10000 do redis.call('SET', 'key' .. i, 'value') end", 0)
+        connection.eval(FILL, 0, 10_000)
     embedded.stop(directory)
     states = record_states(monkeypatch)
     embedded.ensure(directory)

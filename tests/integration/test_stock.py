@@ -11,11 +11,12 @@ import pytest
 import redis
 from kombu import Connection, Exchange, Queue
 
+from kombu_delayed.backlog import Backlog, Move
+from kombu_delayed.message import eta_to_ms
 from tests.kit.inbox import Inbox
 from tests.kit.ledger import Ledger
 from tests.kit.servers import Server
 from tests.kit.tasks_app import Settings, make_app
-from tests.kit.wait import wait_until
 from tests.kit.workers import Worker
 
 MAIL = Queue("mail", Exchange("mail"), routing_key="mail")
@@ -56,35 +57,36 @@ def test_stock_to_ours(stock: Connection, ours: Connection) -> None:
     assert inbox.receive(5) == list(range(5))
 
 
-def test_an_eta_message_of_stock_is_parked(
-    stock: Connection, ours: Connection, client: redis.Redis, prefix: str
-) -> None:
-    publish(stock, "later", headers=in_ms(400))
+def test_an_eta_message_of_stock_is_parked(stock: Connection, ours: Connection) -> None:
+    later = {**in_ms(60_000), "id": "later"}
+    publish(stock, "later", headers=later)
     publish(stock, "now")
     publish(stock, "past", headers=in_ms(-400))
     inbox = Inbox(ours, MAIL, prefetch_count=2, ack=False)
     assert inbox.receive(2) == ["now", "past"]
-    assert client.hlen(f"{prefix}{{mail}}:messages") == 1
+    (parked,) = Backlog(ours.default_channel.store, "mail").get("later")
+    assert parked.kept.due_ms == eta_to_ms(later["eta"])
     for message in inbox.messages:
         message.ack()
     inbox.stop_polling()
-    eta = datetime.fromisoformat(wait_for_third(inbox).headers["eta"])
-    assert datetime.now(timezone.utc) >= eta
+    falls_due(ours)
+    assert inbox.receive(3)[2] == "later"
 
 
-def wait_for_third(inbox: Inbox) -> Any:
-    inbox.receive(3)
-    return inbox.messages[2]
+def falls_due(connection: Connection) -> None:
+    backlog = Backlog(connection.default_channel.store, "mail")
+    assert backlog.reschedule([Move("later", "+1")]) == [1]
 
 
 def test_a_no_ack_consumer_parks_as_well(
     stock: Connection, ours: Connection, client: redis.Redis, prefix: str
 ) -> None:
-    publish(stock, "later", headers=in_ms(1000), priority=9)
+    publish(stock, "later", headers={**in_ms(60_000), "id": "later"}, priority=9)
     inbox = Inbox(ours, MAIL, no_ack=True)
     assert inbox.drain(0.1) == []
     (parked,) = client.hvals(f"{prefix}{{mail}}:messages")
     assert parked[:1] == b"9", "its priority is kept"
+    falls_due(ours)
     assert inbox.receive(1) == ["later"]
 
 
@@ -99,14 +101,12 @@ def test_basic_get_parks_as_well(stock: Connection, ours: Connection) -> None:
 
 def test_ours_to_stock(stock: Connection, ours: Connection) -> None:
     inbox = Inbox(stock, MAIL)
-    publish(ours, "later", headers=in_ms(100))
+    publish(ours, "later", headers={**in_ms(60_000), "id": "later"})
     for n in range(3):
         publish(ours, n)
     assert inbox.receive(3) == [0, 1, 2]
     helper = Inbox(ours, MAIL, prefetch_count=1, ack=False)
-    helper.drain(0.02)
-    store = ours.default_channel.store
-    wait_until(lambda: store.size("mail").due == 1, "the delayed one is due")
+    falls_due(ours)
     helper.receive(1)
     helper.messages[0].requeue()
     helper.consumer.cancel()

@@ -141,11 +141,11 @@ def test_the_same_messages(
 def test_a_broker_that_fails_refuses_no_row(delayed: Delayed) -> None:
     """Also where it is only asked to which shard a row goes."""
 
-    def home(queue: str, id: str) -> str:
+    def place(queue: str, id: str) -> str:
         raise NodeDown("it is down")
 
     store = copy(delayed.store)
-    store.shards = SimpleNamespace(home=home)  # type: ignore[assignment]
+    store.shards = SimpleNamespace(place=place)  # type: ignore[assignment]
     refused: list[Any] = []
     with pytest.raises(BulkError, match=r"the broker failed; .*: it is down"):
         schedule_many(delayed, made(columns())[0], store=store, on_refused=refused.append)
