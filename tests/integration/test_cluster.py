@@ -193,6 +193,22 @@ def test_the_next_due_time_wakes_one(connect: Connect, queues: list[Queue]) -> N
     assert inbox.receive(1) == ["soon"]
 
 
+def test_a_token_for_later_keeps_nobody_from_those_for_now(
+    connect: Connect, queues: list[Queue]
+) -> None:
+    """Nobody looks by itself here."""
+    source = connect()
+    inbox = Inbox(connect(delayed_poll_seconds=60), queues[0])
+    inbox.drain(0.05)
+    inbox.stop_polling()
+    for body in ("first", "second"):
+        publish(source, "late", queues[0], 3_600_000 if body == "first" else 3_000_000)
+        inbox.drain(0.05)
+        publish(source, body, queues[0])
+        inbox.receive(len(inbox.messages) + 1)
+    assert inbox.bodies == ["first", "second"]
+
+
 @pytest.mark.skipif(not hasattr(stock.Channel, "client_name"), reason="new in Kombu 5.6")
 def test_one_connection_a_node(connect: Connect, cluster: Cluster) -> None:
     """However many queues it waits for."""
