@@ -162,15 +162,26 @@ def test_a_token_goes_to_who_waits_longest(connect: Connect, queues: list[Queue]
     source = connect(delayed_poll_seconds=60)
     inboxes = [Inbox(connect(delayed_poll_seconds=60), queues[0]) for _ in range(3)]
     for inbox in inboxes:
-        inbox.drain(0.05)
+        _wait_for_all_to_listen([inbox])
     for n in range(6):
         publish(source, n, queues[0])
         wait_until(lambda: _drained(inboxes) > n, "it came")  # noqa: B023
+        _wait_for_all_to_listen(inboxes)
     assert [inbox.bodies for inbox in inboxes] == [[0, 3], [1, 4], [2, 5]]
 
 
 def _drained(inboxes: list[Inbox]) -> int:
     return sum(len(inbox.drain(0.01)) for inbox in inboxes)
+
+
+def _wait_for_all_to_listen(inboxes: list[Inbox]) -> None:
+    """Who has just had a message may have stopped listening while that was handled."""
+
+    def all_listen() -> bool:
+        _drained(inboxes)
+        return not any(inbox.consumer.channel.consumer.idle for inbox in inboxes)
+
+    wait_until(all_listen, "all listen")
 
 
 def test_a_token_passes_over_who_has_gone(connect: Connect, queues: list[Queue]) -> None:
