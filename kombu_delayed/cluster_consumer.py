@@ -338,9 +338,10 @@ class Part(Consumer):
             self._broken(error)
 
     def _hear(self, told: bool = False) -> None:
-        for queue, at_ms in self._tokens(told):
+        for queue, _ in self._tokens(told):
             if queue in self.sources:
-                self.sources[queue].token(at_ms - self._server_ms(), monotonic())
+                # Whatever time it is for: only a claim has the next token sent to this consumer.
+                self.sources[queue].token(0, monotonic())
             else:
                 self._announce(queue)
 

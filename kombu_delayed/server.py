@@ -51,6 +51,8 @@ class Server:
     mode: str = "standalone"
     #: The version of its data, where it has one.
     format: bytes | None = None
+    #: Why it runs no scripts, whoever asks; a Sentinel runs none either.
+    without_scripts: ServerError | None = None
 
 
 def inspect(client: Redis, format_key: str = "") -> Server:
@@ -72,11 +74,14 @@ def inspect(client: Redis, format_key: str = "") -> Server:
     for answer in answers:
         if isinstance(answer, (RedisConnectionError, RedisTimeoutError)):
             raise answer
-    for answer in (answers[4], answers[9]):  # of EVAL and of EVALSHA
+    without_scripts = None
+    for answer in (answers[9], answers[4]):  # of EVALSHA and of EVAL
         if isinstance(answer, ResponseError):
             meaning = translate(answer)
-            if isinstance(meaning, (RedisConnectionError, ServerError)):
+            if isinstance(meaning, RedisConnectionError):
                 raise meaning
+            if isinstance(meaning, ServerError):
+                without_scripts = meaning
     general, memory, replication, persistence, _, sizes, save, _, whole = map(
         _settings, answers[:9]
     )
@@ -94,6 +99,7 @@ def inspect(client: Redis, format_key: str = "") -> Server:
         stops_with_others=mode == "cluster" and whole.get("cluster-require-full-coverage") == "yes",
         mode=mode,
         format=next((each for each in answers[10:] if isinstance(each, bytes)), None),
+        without_scripts=without_scripts,
     )
 
 
@@ -126,6 +132,8 @@ def check(
     ReplicaError (a connection error: a failover may be under way).
     """
     _check_mode(server.mode, mode)
+    if server.without_scripts is not None:
+        raise server.without_scripts
     version = tuple(int(part) for part in server.version.split(".")[:2] if part.isdigit())
     if version and version < OLDEST:
         raise ServerError(

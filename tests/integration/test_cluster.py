@@ -162,15 +162,26 @@ def test_a_token_goes_to_who_waits_longest(connect: Connect, queues: list[Queue]
     source = connect(delayed_poll_seconds=60)
     inboxes = [Inbox(connect(delayed_poll_seconds=60), queues[0]) for _ in range(3)]
     for inbox in inboxes:
-        inbox.drain(0.05)
+        _wait_for_all_to_listen([inbox])
     for n in range(6):
         publish(source, n, queues[0])
         wait_until(lambda: _drained(inboxes) > n, "it came")  # noqa: B023
+        _wait_for_all_to_listen(inboxes)
     assert [inbox.bodies for inbox in inboxes] == [[0, 3], [1, 4], [2, 5]]
 
 
 def _drained(inboxes: list[Inbox]) -> int:
     return sum(len(inbox.drain(0.01)) for inbox in inboxes)
+
+
+def _wait_for_all_to_listen(inboxes: list[Inbox]) -> None:
+    """Who has just had a message may have stopped listening while that was handled."""
+
+    def all_listen() -> bool:
+        _drained(inboxes)
+        return not any(inbox.consumer.channel.consumer.idle for inbox in inboxes)
+
+    wait_until(all_listen, "all listen")
 
 
 def test_a_token_passes_over_who_has_gone(connect: Connect, queues: list[Queue]) -> None:
@@ -191,6 +202,22 @@ def test_the_next_due_time_wakes_one(connect: Connect, queues: list[Queue]) -> N
     inbox.drain(0.05)
     publish(source, "soon", queues[0], 200)
     assert inbox.receive(1) == ["soon"]
+
+
+def test_a_token_for_later_keeps_nobody_from_those_for_now(
+    connect: Connect, queues: list[Queue]
+) -> None:
+    """Nobody looks by itself here."""
+    source = connect()
+    inbox = Inbox(connect(delayed_poll_seconds=60), queues[0])
+    inbox.drain(0.05)
+    inbox.stop_polling()
+    for body in ("first", "second"):
+        publish(source, "late", queues[0], 3_600_000 if body == "first" else 3_000_000)
+        inbox.drain(0.05)
+        publish(source, body, queues[0])
+        inbox.receive(len(inbox.messages) + 1)
+    assert inbox.bodies == ["first", "second"]
 
 
 @pytest.mark.skipif(not hasattr(stock.Channel, "client_name"), reason="new in Kombu 5.6")
