@@ -10,7 +10,6 @@ from functools import partial
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 
-from kombu.log import get_logger
 from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode, RedisCluster
 from redis.exceptions import AskError, RedisClusterException, RedisError
@@ -19,7 +18,7 @@ from redis.retry import Retry
 from . import native
 from .errors import UNREACHABLE, NodeDown, ServerNotReady
 
-logger = get_logger(__name__)
+logger = native.get_logger(__name__)
 
 T = TypeVar("T")
 

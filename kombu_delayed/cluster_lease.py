@@ -6,14 +6,13 @@ from collections.abc import Callable, Hashable
 from time import monotonic
 from typing import Any
 
-from kombu.log import get_logger
-
+from . import native
 from .errors import UNREACHABLE, NodeDown
 from .keeper import keeper
 from .lease import Lease
 from .store import Store
 
-logger = get_logger(__name__)
+logger = native.get_logger(__name__)
 
 
 class ClusterLease(Lease):

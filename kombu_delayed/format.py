@@ -10,13 +10,13 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from kombu.log import get_logger
 from redis.exceptions import NoPermissionError, ResponseError
 
+from . import native
 from .errors import FormatError, ServerFull, ServerNotReady
 from .keys import format_version
 
-logger = get_logger(__name__)
+logger = native.get_logger(__name__)
 
 #: What this package reads and writes.
 MAJOR, MINOR = 1, 0

@@ -8,11 +8,12 @@ from collections.abc import Hashable
 from time import monotonic
 from typing import Any, Protocol
 
-from kombu.log import get_logger
-
 from . import native
 
-logger = get_logger(__name__)
+logger = native.get_logger(__name__)
+
+#: So long a thread waits at once that has nothing to do.
+LONG_SECONDS = 3600.0
 
 
 class Kept(Protocol):
@@ -115,10 +116,11 @@ class Keeper:
         while True:
             self.step()
             with self._lock:
-                if (wait_seconds := self._wait_seconds()) is None:
+                wait_seconds = self._wait_seconds()
+                if wait_seconds is None and not native.outlives_its_work():
                     self._is_running = False
                     return
-            self._bell.wait(wait_seconds)
+            self._bell.wait(LONG_SECONDS if wait_seconds is None else wait_seconds)
 
 
 _keepers: dict[tuple[int, Hashable], Keeper] = {}

@@ -12,8 +12,6 @@ from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Protocol, TypeVar
 
-from kombu.log import get_logger
-
 from . import native
 from .contact import Contact
 from .errors import UNREACHABLE
@@ -23,7 +21,7 @@ from .store import Store
 
 __all__ = ["Keeper", "Kept", "Lease", "consumer_id", "keeper"]
 
-logger = get_logger(__name__)
+logger = native.get_logger(__name__)
 
 T = TypeVar("T")
 

@@ -5,17 +5,26 @@ A patched thread is a greenlet: it stands still while another greenlet keeps the
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from kombu.log import get_logger as _get_logger
 
 try:
     from _queue import SimpleQueue  # `queue` may hold gevent's
 except ImportError:  # PyPy
     from queue import SimpleQueue
+
+
+if TYPE_CHECKING:
+    _Adapter = logging.LoggerAdapter[logging.Logger]
+else:  # Python 3.10 knows no such form
+    _Adapter = logging.LoggerAdapter
 
 
 def lock() -> Any:
@@ -29,8 +38,54 @@ def start_thread(target: Callable[[], None], name: str) -> None:
     """Run a function in a thread that does not keep the process from ending."""
     if gevent := _gevent():
         gevent.get_original("_thread", "start_new_thread")(target, ())
-        return
-    (_eventlet() or threading).Thread(target=target, name=name, daemon=True).start()
+    elif eventlet := _eventlet():
+        _start_beside_eventlet(eventlet, target, name)
+    else:
+        threading.Thread(target=target, name=name, daemon=True).start()
+
+
+def _start_beside_eventlet(eventlet: Any, target: Callable[[], None], name: str) -> None:
+    hub = sys.modules["eventlet.hubs"].get_hub()
+
+    def run() -> None:
+        _hubs[eventlet.get_ident()] = hub
+        try:
+            target()
+        finally:
+            _hubs.pop(eventlet.get_ident(), None)
+
+    eventlet.Thread(target=run, name=name, daemon=True).start()
+
+
+def outlives_its_work() -> bool:
+    """Whether a thread has to be kept for its next work: each one that ends leaves descriptors."""
+    return bool(_gevent() or _eventlet())
+
+
+#: Thread -> eventlet's hub of the thread that has started it.
+_hubs: dict[int, Any] = {}
+
+
+class Logger(_Adapter):
+    """Writes what a thread beside eventlet has to say in the thread that has started it.
+
+    The locks of Python's logging are eventlet's there, and work in one thread only.
+    """
+
+    def log(self, level: int, msg: Any, *args: Any, **options: Any) -> None:
+        """As that of any logger."""
+        eventlet = _eventlet() if _hubs else None
+        hub = _hubs.get(eventlet.get_ident()) if eventlet else None
+        if hub is None:
+            super().log(level, msg, *args, **options)
+        else:
+            spawn = sys.modules["eventlet.greenthread"].spawn_n  # the hub itself must not wait
+            hub.schedule_call_global(0, spawn, self.logger.log, level, msg, *args, **options)
+
+
+def get_logger(name: str) -> Logger:
+    """For modules whose code such a thread runs."""
+    return Logger(_get_logger(name), {})
 
 
 class Bell:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from kombu.log import get_logger
-
 from . import native
 from .errors import UNREACHABLE
 from .store import Store
 
-logger = get_logger(__name__)
+logger = native.get_logger(__name__)
 
 
 class Unbegun(NamedTuple):

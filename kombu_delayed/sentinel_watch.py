@@ -19,13 +19,12 @@ from typing import Any, Protocol
 from weakref import WeakSet
 
 import redis
-from kombu.log import get_logger
 from redis.exceptions import ConnectionError
 
 from . import native
 from .errors import ServerNotReady
 
-logger = get_logger(__name__)
+logger = native.get_logger(__name__)
 
 Address = tuple[str, int]
 

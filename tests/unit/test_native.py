@@ -1,0 +1,52 @@
+"""Threads of the operating system beside greenlets."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+LOGS = """
+import {green} as green
+{patch}
+import logging
+from kombu_delayed import native
+
+class Handler(logging.Handler):
+    def emit(self, record):
+        lines.append(record.getMessage())
+
+handler, lines = Handler(), []
+logging.root.addHandler(handler)
+logger = native.get_logger("x")
+
+def run():
+    for n in range(3):
+        logger.warning("line %d", n)
+
+def hold():
+    with handler.lock:
+        native.start_thread(run, "beside")
+        green.sleep(0.2)  # the thread meets the lock
+
+green.spawn(hold)
+while len(lines) < 3:
+    green.sleep(0.01)
+print(*lines, sep="\\n")
+"""
+PATCHES = {
+    "gevent": "from gevent import monkey; monkey.patch_all()",
+    "eventlet": "green.monkey_patch()",
+}
+
+
+@pytest.mark.parametrize("green", PATCHES)
+def test_a_thread_logs_while_a_greenlet_has_the_lock(green: str) -> None:
+    pytest.importorskip(green)
+    script = LOGS.format(green=green, patch=PATCHES[green])
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.splitlines() == ["line 0", "line 1", "line 2"], done.stderr
+    assert "Cannot switch" not in done.stderr
