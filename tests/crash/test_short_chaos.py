@@ -15,7 +15,7 @@ from tests.crash.page import as_page
 from tests.crash.run import Order, Result, run
 from tests.crash.schedule import CLOCK_SHARES, SHARES
 
-pytestmark = pytest.mark.crash
+pytestmark = [pytest.mark.crash, pytest.mark.slow]
 
 #: The shares of each kind of server; a kind of fault strikes once at least.
 SHARES_OF = {"single": SHARES, "sentinel": SENTINEL_SHARES, "cluster": CLUSTER_SHARES}
