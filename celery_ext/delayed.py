@@ -166,7 +166,7 @@ class Delayed:
         return gone
 
     def drop(self, shard: str, infos: Sequence[TaskInfo]) -> list[TaskInfo]:
-        """Drop delayed tasks of one shard; returns those that were there, and tells of them."""
+        """Drop delayed tasks of one shard, send their signals, and return those that were there."""
         counts = self.backlog(shard).cancel([info.member for info in infos], members=True)
         dropped = list(compress(infos, counts))
         for info in dropped:

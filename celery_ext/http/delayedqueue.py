@@ -143,7 +143,7 @@ def _delayed(call: Call, given: QueuedId) -> TaskInfo | None:
 
 
 def _infos(call: Call, given: QueuedId, queue: str) -> dict[str, list[TaskInfo]]:
-    """The delayed tasks that are meant, by shard; Celery may have others in such a queue."""
+    """The delayed tasks with this id, by shard. The queue may also hold other tasks of Celery."""
     found = delayed_infos(call.service, call.identity, given.id, queue)
     pulled = {n: [info for info in infos if info.task == PULL_TASK] for n, infos in found.items()}
     return {shard: infos for shard, infos in pulled.items() if infos}

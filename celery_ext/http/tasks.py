@@ -240,7 +240,7 @@ def _change(call: Call, change: TaskChange) -> dict[str, Any]:
 
 
 def _delayed_or_problem(call: Call) -> dict[str, list[TaskInfo]]:
-    """The delayed tasks that are meant, by shard. Raises a Problem where there is none."""
+    """The delayed tasks of the request, by shard. Raises a Problem if there is none."""
     queue = call.query.queue if call.query else None
     if infos := delayed_infos(call.service, call.identity, call.id, queue):
         return infos

@@ -115,7 +115,7 @@ class Clock:
 
 @contextlib.contextmanager
 def steppable(directory: Path, library: Path) -> Iterator[Clock]:
-    """Servers of the kind `KIND` go by a clock that can be stepped; Sentinels do not."""
+    """Servers of the kind `KIND` use a clock that can be stepped. Sentinels use the real one."""
     clock = Clock(directory / "clock")
     binary = servers._BINARIES["valkey"]()
     script = directory / "stepped-server"
