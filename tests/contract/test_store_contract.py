@@ -692,7 +692,7 @@ def test_time_goes_by_the_clock_and_may_be_ahead_of_it(now: str, store: Store) -
 
 
 #: Of the real one, for who works on it or sends calls in a pipeline.
-INSIDES = {"over", "schedule_call", "publish_call", "cancel_call", "restore_call"}
+INSIDES = {"hang_up", "over", "schedule_call", "publish_call", "cancel_call", "restore_call"}
 INSIDES |= {"backlog_keys", "event_bound", "event_keys", "queue_with", "send"}
 #: Of many queues at once.
 INSIDES |= {"deliver_call", "together", "look", "count_keys"}

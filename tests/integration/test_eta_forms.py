@@ -153,6 +153,7 @@ def test_visibility_timeout_has_no_effect_and_says_so(
     options = {"visibility_timeout": 1}
     with Connection(bench.settings.broker_url, transport_options=options) as connection:
         connection.connect()
-    (warning,) = (record.getMessage() for record in caplog.records if "visibil" in record.message)
+    messages = [record.getMessage() for record in caplog.records]
+    (warning,) = (message for message in messages if "visibil" in message)
     assert "has no effect" in warning
     assert "delayed_lease_seconds" in warning
