@@ -10,10 +10,10 @@ from typing import Any
 
 from tests.crash import clock
 from tests.crash.clock import Clock, steppable
+from tests.crash.clock_faults import ClockFaults
 from tests.crash.cluster_faults import CLUSTER_SHARES, QUEUE, SHARDS, ClusterFaults, Routed
 from tests.crash.crew import SLOTS
 from tests.crash.failovers import DOWN_AFTER_MS, SENTINEL_SHARES, Failovers, Master
-from tests.crash.faults import Faults
 from tests.crash.network import Network
 from tests.crash.schedule import CLOCK_SHARES, SHARES
 from tests.crash.single_faults import SingleFaults
@@ -35,7 +35,7 @@ class Broker:
     server: Any
     settings: Callable[[int | None], Settings]
     safety: str
-    faults: type[Faults]
+    faults: type[ClockFaults]
     shares: Mapping[str, int]
     network: Network | None = None
     clock: Clock | None = None

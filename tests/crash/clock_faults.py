@@ -15,6 +15,11 @@ class ClockFaults(NetworkFaults):
         super().finish()
         self._step(0)
 
+    def go_to_latest(self) -> None:
+        """Show the latest time that was ever shown: what was to wait from then on falls due."""
+        if self.field.clock is not None:
+            self._step(max(span.ahead_seconds for span in self.field.clock.readings.spans))
+
     def _clock_minute(self) -> str | None:
         return self._clock("clock minute", 60)
 

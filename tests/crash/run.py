@@ -18,11 +18,12 @@ from tests.crash import limits, remains
 from tests.crash.asking import Answerer
 from tests.crash.broker import LEASE_SECONDS, Broker, start_broker
 from tests.crash.calm import changes, occupied
+from tests.crash.clock_faults import ClockFaults
 from tests.crash.cluster_faults import QUEUE
 from tests.crash.control import Control, control_task
 from tests.crash.crew import Crew
 from tests.crash.evidence import Evidence, stalls
-from tests.crash.faults import Faults, Field
+from tests.crash.faults import Field
 from tests.crash.history import Execution, Key, collect
 from tests.crash.journal import Line, Reader
 from tests.crash.load import Senders
@@ -139,7 +140,7 @@ class _Run:
         self._last_due = 0.0
         self._last_start = 0.0
 
-    def _make_faults(self) -> Faults:
+    def _make_faults(self) -> ClockFaults:
         order, broker = self.order, self.broker
         shares = dict(broker.shares)
         if order.policyless:
@@ -178,13 +179,18 @@ class _Run:
         self.pinger.stop()
         self.senders.stop()
         self._settle()
+        if (
+            self._remains() and self.order.has_policies
+        ):  # a question asked while the clock was ahead
+            faults.go_to_latest()
+            self._settle()
         ghosts = self._ghosts()
         held = remains.held(self.broker.server)
         self.crew.finish()
         self.lines.extend(self._reader.new_lines())
         return self._result(faults, held, ghosts)
 
-    def _result(self, faults: Faults, held: dict[str, int], ghosts: list[str]) -> Result:
+    def _result(self, faults: ClockFaults, held: dict[str, int], ghosts: list[str]) -> Result:
         plans = list(self.senders.plans.values())
         executions = collect(self.lines, plans)
         windows = [*faults.windows, *stalls(self.lines), *changes(self.crew.lives)]
