@@ -1,4 +1,4 @@
-"""What programs need to test what they delay: a broker, a movable clock, a fake store."""
+"""What programs need to test what they delay: a broker, a movable clock, states as data."""
 
 from __future__ import annotations
 
@@ -7,17 +7,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .broker import Broker, NotDone
     from .clock import Clock
-    from .fake import FakeStore
-    from .fake_backlog import FakeBacklog
     from .state import QueueState, dump, seed
 
-__all__ = ["Broker", "Clock", "FakeBacklog", "FakeStore", "NotDone", "QueueState", "dump", "seed"]
+__all__ = ["Broker", "Clock", "NotDone", "QueueState", "dump", "seed"]
 
 _HOMES = {
     "Broker": "broker",
     "Clock": "clock",
-    "FakeBacklog": "fake_backlog",
-    "FakeStore": "fake",
     "NotDone": "broker",
     "QueueState": "state",
     "dump": "state",

@@ -10,7 +10,6 @@ from ..backlog import Backlog
 from ..keys import step_char
 from ..message import Kept
 from ..store import Entry, Store
-from .fake import FakeStore
 from .keyspace import raw, read_key, text, write_key
 
 #: How long a consumer counts as alive for which nothing else is said.
@@ -41,13 +40,13 @@ class QueueState(TypedDict):
     unique: dict[str, str]
 
 
-def dump(store: Store | FakeStore, queue: str) -> QueueState:
+def dump(store: Store, queue: str) -> QueueState:
     """Return the whole of a queue: delayed and dead in order of time, ready in order of delivery.
 
     Of a queue in use it is not one instant: a message that moves meanwhile may show twice.
     """
-    real = isinstance(store, Store)
-    rest = _dump_real(store, queue) if real else _dump_fake(store, queue)  # type: ignore[arg-type]
+    # In the order in which a message moves, so that none is passed over.
+    living = _dump_living(store, queue)
     ids = store.dead_ids(queue, 0, max(store.dead_count(queue), 1))
     dead = [
         {
@@ -63,18 +62,22 @@ def dump(store: Store | FakeStore, queue: str) -> QueueState:
             store.dead_letters(queue, ids), _dead_steps(store, queue, ids), strict=True
         )
     ]
-    return {**rest, "dead": dead}  # type: ignore[typeddict-item]
+    return {**living, "dead": dead}  # type: ignore[typeddict-item]
 
 
-def _dead_steps(store: Store | FakeStore, queue: str, ids: list[str]) -> list[int]:
-    if isinstance(store, FakeStore):
-        return [store.queue(queue).dead[id][0] for id in ids]
+def _dead_steps(store: Store, queue: str, ids: list[str]) -> list[int]:
     key = store.keys(queue).dead_messages
     return [store.run("HGET", key, raw(id))[0] - 48 for id in ids]
 
 
-def _dump_real(store: Store, queue: str) -> dict[str, Any]:
+def _dump_living(store: Store, queue: str) -> dict[str, Any]:
     keys = store.keys(queue)
+    waiting = [each for page in Backlog(store, queue).pages() for each in page]
+    ready = [
+        {"step": ord(step) - 48, "message": each}
+        for key, step in zip(keys.ready, keys.steps, strict=True)
+        for each in read_key(store.client, key)
+    ]
     unacked = keys.unacked("")
     held = [
         (text(key)[len(unacked) :], int(tag), raw(record))
@@ -82,12 +85,6 @@ def _dump_real(store: Store, queue: str) -> dict[str, Any]:
         if text(key).startswith(unacked)
         for tag, record in _hash(store, text(key)).items()
     ]
-    ready = [
-        {"step": ord(step) - 48, "message": each}
-        for key, step in zip(keys.ready, keys.steps, strict=True)
-        for each in read_key(store.client, key)
-    ]
-    waiting = [each for page in Backlog(store, queue).pages() for each in page]
     return {
         "delayed": [_delayed(each.member, each.kept) for each in waiting],
         "ready": ready,
@@ -104,25 +101,6 @@ def _hash(store: Store, key: str) -> dict[str, str]:
     return {name: str(value) for name, value in found.items()} if isinstance(found, dict) else {}
 
 
-def _dump_fake(store: FakeStore, queue: str) -> dict[str, Any]:
-    with store.lock:
-        q = store.queue(queue)
-        held = [(name, *item) for name, own in q.unacked.items() for item in own.items()]
-        return {
-            "delayed": [_delayed(*item) for item in q.in_order()],
-            "ready": [
-                {"step": step, "message": text(each)}
-                for step, own in q.ready.items()
-                for each in own
-            ],
-            "unacked": [_unacked(*each) for each in sorted(held)],
-            "consumers": dict(q.consumers),
-            "wake": dict(q.wake),
-            "armed": "{} {}".format(*q.armed) if q.armed else "",
-            "unique": dict(q.unique),
-        }
-
-
 def _delayed(member: str, kept: Kept) -> dict[str, Any]:
     id = member.partition("\x1f")[0]
     return {"id": id, "due_ms": kept.due_ms, "step": kept.step, "message": text(kept.message)}
@@ -134,7 +112,7 @@ def _unacked(consumer: str, tag: int, record: bytes) -> dict[str, Any]:
 
 
 def seed(
-    store: Store | FakeStore,
+    store: Store,
     queue: str,
     *,
     delayed: Iterable[Mapping[str, Any]] = (),
@@ -159,17 +137,15 @@ def seed(
     held = list(unacked)
     lease_end_ms = _now_ms(store) + LEASE_MS
     leases = {each["consumer"]: lease_end_ms for each in held} | dict(consumers or {})
-    hold = _hold_real if isinstance(store, Store) else _hold_fake
-    hold(store, queue, held, leases)  # type: ignore[arg-type]
+    _hold(store, queue, held, leases)
     if wake is None:
         store.announce(queue)
     else:
-        tell = _tell_real if isinstance(store, Store) else _tell_fake
-        tell(store, queue, dict(wake), armed)  # type: ignore[arg-type]
+        _tell(store, queue, dict(wake), armed)
 
 
 def _schedule(
-    store: Store | FakeStore, queue: str, delayed: list[Mapping[str, Any]], unique: dict[str, str]
+    store: Store, queue: str, delayed: list[Mapping[str, Any]], unique: dict[str, str]
 ) -> None:
     early = copy(store)
     early.now = "0"
@@ -182,7 +158,7 @@ def _schedule(
             early.schedule_unique(queue, entry, keys[entry.id], "refuse")
 
 
-def _bury(store: Store | FakeStore, queue: str, dead: Iterable[Mapping[str, Any]]) -> None:
+def _bury(store: Store, queue: str, dead: Iterable[Mapping[str, Any]]) -> None:
     late = copy(store)
     for each in dead:
         late.now = str(each["at_ms"])
@@ -194,18 +170,14 @@ def _record(each: Mapping[str, Any]) -> bytes:
     return raw(step_char(each.get("step", 0)) + each["message"])
 
 
-def _now_ms(store: Store | FakeStore) -> int:
-    if isinstance(store, FakeStore):
-        return store.now_ms
+def _now_ms(store: Store) -> int:
     if store.now and store.now[0] != "+":
         return int(store.now)
     seconds, microseconds = store.run("TIME")
     return int(seconds) * 1000 + int(microseconds) // 1000 + int(store.now or 0)
 
 
-def _hold_real(
-    store: Store, queue: str, held: list[Mapping[str, Any]], leases: dict[str, int]
-) -> None:
+def _hold(store: Store, queue: str, held: list[Mapping[str, Any]], leases: dict[str, int]) -> None:
     keys = store.keys(queue)
     for each in held:
         own = {str(each["tag"]): text(_record(each))}
@@ -213,23 +185,8 @@ def _hold_real(
     write_key(store.client, keys.consumers, leases)
 
 
-def _hold_fake(
-    store: FakeStore, queue: str, held: list[Mapping[str, Any]], leases: dict[str, int]
-) -> None:
-    q = store.queue(queue)
-    for each in held:
-        q.held(each["consumer"])[int(each["tag"])] = _record(each)
-    q.consumers.update(leases)
-
-
-def _tell_real(store: Store, queue: str, wake: dict[str, int], armed: str) -> None:
+def _tell(store: Store, queue: str, wake: dict[str, int], armed: str) -> None:
     keys = store.keys(queue)
     store.client.delete(keys.wake, keys.armed)
     write_key(store.client, keys.wake, wake)
     write_key(store.client, keys.armed, armed)
-
-
-def _tell_fake(store: FakeStore, queue: str, wake: dict[str, int], armed: str) -> None:
-    q = store.queue(queue)
-    due_ms, _, consumer = armed.partition(" ")
-    q.wake, q.armed = wake, (int(due_ms), consumer) if armed else None

@@ -7,11 +7,11 @@ from time import perf_counter
 
 from kombu_delayed.options import Options
 from kombu_delayed.store import CALL_LIMIT, Entry, Store
-from kombu_delayed.testing.messages import message
 from tests.benchmarks.app import OPTIONS, QUEUE
 from tests.benchmarks.report import NOTHING, Benchmark, Figures, Row
 from tests.benchmarks.rig import Rig
 from tests.benchmarks.throughput import WARM_UP, publish
+from tests.kit.state import message
 
 DEFAULT = Options().events
 PAYLOAD = "x" * 400

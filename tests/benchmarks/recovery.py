@@ -7,12 +7,12 @@ import time
 import redis
 
 from kombu_delayed.store import Store
-from kombu_delayed.testing.messages import message
 from tests.benchmarks.app import QUEUE
 from tests.benchmarks.bulk import probed
 from tests.benchmarks.bursts import publish
 from tests.benchmarks.report import NOTHING, Benchmark, Figures, Row, percentile
 from tests.benchmarks.rig import Rig
+from tests.kit.state import message
 from tests.kit.wait import wait_until
 
 #: A worker needs about a second for a thousand tasks.

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from statistics import mean, median
 
 from kombu_delayed.options import Options
-from kombu_delayed.testing.messages import message
 from tests.benchmarks.load import Load, Nodes, OneNode
 from tests.benchmarks.report import NOTHING, Benchmark, Figures, Row
 from tests.benchmarks.rig import Rig
+from tests.kit.state import message
 
 COUNTS = (1, 2, 3, 6, 12)
 LIMIT = 1.15

@@ -11,27 +11,33 @@ from typing import Any
 
 import redis
 
-from kombu_delayed.keys import SEPARATOR, format_version
+from kombu_delayed.keys import format_version
 from kombu_delayed.message import open_kept
+from kombu_delayed.store import Entry
 from kombu_delayed.testing.keyspace import Value, read_key, write_key
-from kombu_delayed.testing.messages import entry, message, promoted, returned
-
-__all__ = [
-    "SEPARATOR",
-    "all_keys",
-    "dead_state",
-    "entry",
-    "message",
-    "note",
-    "promoted",
-    "returned",
-    "seed",
-    "state",
-]
-
 
 #: Lifecycle events, moves, hints of what is urgent, and the version of the format.
 _BESIDE = ("}:events", "}:moved", "}:partitions:urgent", format_version())
+
+
+def message(body: str, **extra: Any) -> str:
+    """Return a message of Kombu's as JSON; `extra` are members of its envelope."""
+    return json.dumps({"body": body, "properties": {}, **extra}, separators=(",", ":"))
+
+
+def promoted(text: str, due_ms: int) -> str:
+    """Return the form of a message in a ready list that has waited in the backlog."""
+    return f'{{"due_ms":{due_ms},{text[1:]}'
+
+
+def returned(text: str, deliveries: int) -> str:
+    """Return the form of a message that came back from a consumer."""
+    return f'{text[:-1]},"deliveries":{deliveries}}}'
+
+
+def entry(id: str, due: int | str = "", step: int = 0, body: str | None = None) -> Entry:
+    """Return a message on its way into a queue; its body is its id unless told otherwise."""
+    return Entry(id, step, message(id if body is None else body), str(due))
 
 
 def all_keys(client: redis.Redis) -> list[str]:

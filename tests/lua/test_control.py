@@ -11,8 +11,11 @@ import pytest
 import redis
 
 from kombu_delayed import backlog as backlog_module
-from kombu_delayed.backlog import Backlog, Move
+from kombu_delayed.backlog import Backlog, Move, Waiting
+from kombu_delayed.keys import SEPARATOR
+from kombu_delayed.message import Kept
 from kombu_delayed.store import Entry, Store
+from kombu_delayed.waits import Wait
 from tests.kit.backlog import check_backlog
 from tests.kit.state import entry, message, promoted, state
 
@@ -32,6 +35,32 @@ def schedule(backlog: Backlog, *entries: Any) -> None:
 
 def due_times(client: redis.Redis) -> dict[str, int]:
     return check_backlog(client)
+
+
+def several(backlog: Backlog) -> None:
+    """Three messages that share an id, and one that does not."""
+    schedule(backlog, *(entry("a", 2000 + n, body=str(n)) for n in range(3)), entry("b", 2000))
+
+
+# get, take
+
+
+def test_get(backlog: Backlog) -> None:
+    assert backlog.get("a") == []
+    several(backlog)
+    assert backlog.get("a") == [
+        Waiting(member, Kept(0, 2000 + n, message(str(n)).encode()))
+        for n, member in enumerate(["a", "a\x1f2", "a\x1f3"])
+    ]
+    assert [each.id for each in backlog.get("a")] == ["a"] * 3
+
+
+def test_take(backlog: Backlog, client: redis.Redis) -> None:
+    several(backlog)
+    expected = backlog.get("b") + backlog.get("a")[::-1]
+    assert list(backlog.take(["b", "x", "a"])) == expected
+    assert list(backlog.take(["b", "x", "a"])) == []
+    assert due_times(client) == {}
 
 
 # cancel
@@ -85,7 +114,7 @@ def test_cancel_of_an_id_that_several_share(
     backlog: Backlog,
     client: redis.Redis,
 ) -> None:
-    schedule(backlog, *(entry("a", 2000 + n, body=str(n)) for n in range(3)), entry("b", 2000))
+    several(backlog)
     assert backlog.cancel(names, members=members) == counts
     assert set(due_times(client)) == left
     if not any("\x1f" in member for member in left):
@@ -256,9 +285,10 @@ def test_a_full_server_can_be_emptied_page_by_page(
     assert due_times(client) == {}
 
 
-def test_pages_with_a_needle(backlog: Backlog) -> None:
+@pytest.mark.parametrize("size", [2, None])
+def test_pages_with_a_needle(size: int | None, backlog: Backlog) -> None:
     schedule(backlog, *(entry(str(n), 2000 + n, body=f"{n} needle{n % 3}") for n in range(9)))
-    found = [each.member for page in backlog.pages(needle="needle1") for each in page]
+    found = [each.member for page in backlog.pages(needle="needle1", size=size) for each in page]
     assert found == ["1", "4", "7"]
 
 
@@ -270,6 +300,55 @@ def test_pages_with_an_empty_id(backlog: Backlog) -> None:
     schedule(backlog, entry("", 2000), entry("a", 2000))
     pages = [page for page, _ in zip(backlog.pages(size=1), range(9), strict=False)]
     assert [each.member for page in pages for each in page] == ["", "a"]
+
+
+def test_page_by_page(backlog: Backlog) -> None:
+    schedule(backlog, *(entry(f"{n:02}", 2000 + n // 4) for n in range(20)))
+    found, place = backlog.page(size=3)
+    while place is not None:
+        page, place = backlog.page(place, size=3)
+        found += page
+    assert [each.member for each in found] == [f"{n:02}" for n in range(20)]
+    first, place = backlog.page(due_after_ms=2001, due_before_ms=2002, size=2)
+    assert place is not None
+    assert [each.member for each in first] == ["04", "05"]
+    # What the place stands for may have gone.
+    backlog.cancel(["05"])
+    assert [each.member for each in backlog.page(place, due_before_ms=2002)[0]] == ["06", "07"]
+
+
+# revise
+
+
+@pytest.mark.parametrize("due_ms", [5000, 500])
+def test_revise(due_ms: int, backlog: Backlog, client: redis.Redis) -> None:
+    schedule(backlog, entry("a", 2000), entry("b", 3000))
+    [read] = backlog.get("a")
+    assert backlog.revise(read, 6, message("new").encode(), due_ms)
+    after = state(client)
+    if due_ms > 1000:
+        assert due_times(client) == {"a": 5000, "b": 3000}
+        assert after["{q}:messages"] == {"a": "6" + message("new"), "b": "0" + B}
+    else:
+        assert due_times(client) == {"b": 3000}
+        assert after["q" + SEPARATOR + "6"] == [promoted(message("new"), due_ms)]
+    assert not backlog.revise(read, 6, message("other").encode(), due_ms)
+    assert state(client) == after
+
+
+def test_revise_keeps_what_the_text_says_of_a_wait(backlog: Backlog, client: redis.Redis) -> None:
+    schedule(backlog, entry("a", 2000))
+    text = Wait(900, "closed").put_into(message("new"))
+    assert backlog.revise(backlog.get("a")[0], 0, text.encode(), 2000)
+    assert backlog.get("a") == [Waiting("a", Kept(0, 2000, text.encode()))]
+    assert backlog.revise(backlog.get("a")[0], 0, text.encode(), 500)
+    assert state(client)["q"] == [promoted(text, 500)]
+
+
+def test_revise_one_of_several(backlog: Backlog, client: redis.Redis) -> None:
+    several(backlog)
+    assert backlog.revise(backlog.get("a")[1], 3, message("new").encode(), 9000)
+    assert due_times(client) == {"a": 2000, "a\x1f2": 9000, "a\x1f3": 2002, "b": 2000}
 
 
 # forecast

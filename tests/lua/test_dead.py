@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import redis
 
-from kombu_delayed.store import Limits, Store
+from kombu_delayed.keys import SEPARATOR
+from kombu_delayed.store import DeadLetter, Limits, Store
 from tests.kit.state import (
-    SEPARATOR,
     dead_state,
     entry,
     message,
@@ -293,9 +293,6 @@ def test_time_of_burial_is_the_server_s(store: Store, client: redis.Redis) -> No
     assert state(client)["{q}:dead"] == {"a": letter.at_ms}
 
 
-# How many are kept, and how long.
-
-
 def buried_before(client: redis.Redis, at_ms: dict[str, int]) -> None:
     seed(
         client,
@@ -314,6 +311,37 @@ def left(client: redis.Redis) -> list[str]:
     assert set(found.get("{q}:dead-messages", {})) == set(ids)
     assert set(found.get("{q}:dead-reasons", {})) == set(ids)
     return ids
+
+
+# Listing.
+
+
+def test_the_oldest_comes_first(store: Store, client: redis.Redis) -> None:
+    assert (store.dead_count("q"), store.dead_ids("q"), store.dead_letters("q", [])) == (0, [], [])
+    buried_before(client, {"b": 1000, "a": 1002, "c": 1001})
+    assert store.dead_count("q") == 3
+    pages = [store.dead_ids("q", start, 2) for start in range(4)]
+    assert pages == [["b", "c"], ["c", "a"], ["a"], []]
+    assert store.dead_letters("q", ["c", "missing", "b"]) == [
+        DeadLetter(id, f'{{"id":"{id}"}}'.encode(), id, "A", at_ms, 1)
+        for id, at_ms in [("c", 1001), ("b", 1000)]
+    ]
+
+
+def test_pages_behind_a_place(store: Store, client: redis.Redis) -> None:
+    """What the place stands for may have gone."""
+    order = [(1000, "b"), (1001, "Z"), (1001, "c"), (1001, "d"), (1002, "a")]
+    buried_before(client, {id: at_ms for at_ms, id in order})
+    assert store.dead_page("q") == order
+    for n, place in enumerate(order):
+        assert store.dead_page("q", place, 2) == order[n + 1 : n + 3]
+    store.purge_dead("q", ["c", "b"])
+    assert store.dead_page("q", (1001, "c")) == [(1001, "d"), (1002, "a")]
+    assert store.dead_page("q", (1000, "b"), 1) == [(1001, "Z")]
+    assert store.dead_page("other") == []
+
+
+# How many are kept, and how long.
 
 
 @pytest.mark.parametrize(
@@ -546,4 +574,12 @@ def test_purge_dead(store: Store, client: redis.Redis) -> None:
     assert store.purge_dead("q", ["a", "missing", "a"]) == 1
     assert dead_state(client) == {"q": [D], **dead_keys({"b": "0" + B, "a\x1f2": "0" + C})}
     assert store.purge_dead("q", ["a", "a\x1f2", "b"]) == 2
+    assert store.purge_dead("q", []) == 0
     assert state(client) == {"q": [D]}
+
+
+def test_purge_of_many_dead_letters(store: Store, client: redis.Redis) -> None:
+    ids = [str(n) for n in range(600)]
+    buried_before(client, dict.fromkeys(ids, 900))
+    assert store.purge_dead("q", ids) == 600
+    assert left(client) == []

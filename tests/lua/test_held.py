@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import redis
 
+from kombu_delayed.keys import SEPARATOR
 from kombu_delayed.lease import Keeper, Lease
 from kombu_delayed.renewal import Renewal
 from kombu_delayed.scripts import script
 from kombu_delayed.store import CALL_LIMIT, Limits, Store
-from tests.kit.state import SEPARATOR, entry, message, returned, seed, state
+from tests.kit.state import entry, message, returned, seed, state
 
 A, B, C, D = (message(body) for body in "abcd")
 MID = "q" + SEPARATOR + "3"
@@ -406,6 +407,7 @@ def test_what_is_held_decides_how_long_it_lasts(
     seed(client, {**lasts, **held})
     found = renew_all(store, "p", "q", "r")
     assert (found.now_ms, found.own_end_ms, found.lost, found.idle) == (1000, 1500, [], {"r"})
+    assert found.next_end_ms is None
     after = state(client)
     ends = [after[f"{{{name}}}:consumers"]["A"] for name in "pqr"]
     assert ends == [31_000, 31_000, 91_000]
@@ -510,6 +512,18 @@ def test_a_lease_of_an_expiring_queue_outlasts_who_leaves(
     client.pexpire(store.keys("q").unacked(ours), 500)
     assert store.renew("q", ours, 300) is not None
     assert client.pttl(store.keys("q").unacked(ours)) > 500
+
+
+def test_names_that_are_no_text(store: Store) -> None:
+    name = b"w@\xff:1".decode(errors="surrogateescape")
+    store.publish("q", [entry("a")])
+    store.deliver("q", name, 1, 1, lease_ms=500)
+    store.deliver("q", "B", 1, 1, lease_ms=500)
+    assert store.consumers("q") == [("B", 500, 0), (name, 500, 1)]
+    store.now = "1500"
+    assert store.renew("q", "B", 500) == [name]
+    assert store.reclaim("q", name) == 1
+    assert store.consumers("q") == [("B", 500, 0)]
 
 
 # A reclaim is of the lease that was found dead.

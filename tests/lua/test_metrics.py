@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import redis
 
 from kombu_delayed import store as store_module
+from kombu_delayed.metrics import SPANS_MS, Metrics
 from kombu_delayed.store import Store
 from tests.kit.state import entry, seed, state
 
@@ -20,6 +22,12 @@ def _time_stands_still(store: Store) -> None:
     store.partition_size = 4
 
 
+def deliver(
+    store: Store, consumer: str = "A", want: int = 9, tag: int = 1, lease_ms: int = 30_000
+) -> None:
+    assert store.deliver("q", consumer, want, tag, lease_ms=lease_ms) is not None
+
+
 def fill(store: Store, count: int, spread_ms: int) -> list[int]:
     """Schedule messages due in the coming `spread_ms`; returns when."""
     chance = random.Random(1)
@@ -29,7 +37,7 @@ def fill(store: Store, count: int, spread_ms: int) -> list[int]:
 
 
 @pytest.mark.parametrize("now_ms", [1000, 1030, 40_000, HOUR_MS])
-@pytest.mark.parametrize("spread_ms", [50, 100_000, 2 * HOUR_MS])
+@pytest.mark.parametrize("spread_ms", [50, 100_000, 2 * HOUR_MS, 48 * HOUR_MS])
 def test_counts_over_partitions(now_ms: int, spread_ms: int, store: Store) -> None:
     due_times = fill(store, 100, spread_ms)
     store.now = str(now_ms)
@@ -38,10 +46,53 @@ def test_counts_over_partitions(now_ms: int, spread_ms: int, store: Store) -> No
     assert found.due == len(due_times) - len(later)
     assert found.due_within_minute == sum(at_ms <= now_ms + 60_000 for at_ms in later)
     assert found.due_within_hour == sum(at_ms <= now_ms + HOUR_MS for at_ms in later)
-    assert found.due_within_day == len(later)
+    assert found.due_within_day == sum(at_ms <= now_ms + 24 * HOUR_MS for at_ms in later)
     assert found.next_due_seconds == ((min(later) - now_ms) / 1000 if later else None)
     assert found.oldest_due_seconds == max(now_ms - min(due_times), 0) / 1000
     assert not found.is_estimate
+
+
+NOTHING = Metrics(0, 0, 0, 0, 0, 0, 0.0, None, 0, 0, 0, False)
+
+
+def test_no_queue(store: Store) -> None:
+    assert store.metrics("q") == NOTHING
+
+
+def test_counts_by_state(store: Store) -> None:
+    store.publish("q", [entry(n) for n in "abcdef"])
+    deliver(store, "A", want=3)
+    deliver(store, "B", want=2, lease_ms=500)
+    store.bury("q", "A", [(1, "dead", "why", b"")])
+    counts = replace(NOTHING, ready=1, unacked=4, dead=1)
+    assert store.metrics("q") == replace(counts, consumers=2)
+    store.now = "1500"
+    assert store.metrics("q") == replace(counts, consumers=1)
+    store.now = "90000"
+    assert store.metrics("q") == replace(counts, consumers=0)
+
+
+def test_the_end_of_a_span_is_within_it(store: Store) -> None:
+    ends = [1000 + span_ms + more for span_ms in SPANS_MS for more in (0, 1)]
+    store.schedule("q", [entry(str(at_ms), at_ms) for at_ms in ends])
+    found = store.metrics("q")
+    within = (found.due_within_minute, found.due_within_hour, found.due_within_day)
+    assert within == (1, 3, 5)
+
+
+def test_what_was_promoted_is_late_until_a_consumer_has_it(store: Store) -> None:
+    store.schedule("q", [entry("a", 2_000), entry("b", 3_000), entry("c", 9_000, step=3)])
+    store.now = "10000"
+    assert store.metrics("q").oldest_due_seconds == 8.0
+    deliver(store, want=1)
+    found = store.metrics("q")
+    assert (found.delayed, found.ready, found.oldest_due_seconds) == (0, 2, 7.0)
+    deliver(store, want=1, tag=2)
+    assert store.metrics("q").oldest_due_seconds == 1.0
+    store.release("q", "A", [1], counted=True)
+    assert store.metrics("q").oldest_due_seconds == 8.0
+    deliver(store, tag=3)
+    assert store.metrics("q").oldest_due_seconds == 0.0
 
 
 def test_it_changes_nothing(store: Store, client: redis.Redis) -> None:

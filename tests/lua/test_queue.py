@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import redis
 
+from kombu_delayed.keys import SEPARATOR
 from kombu_delayed.scripts import script
 from kombu_delayed.store import Entry, Size, Store
-from tests.kit.state import SEPARATOR, entry, message, seed, state
+from tests.kit.state import entry, message, seed, state
 
 A, B, C, D = (message(body) for body in "abcd")
 MID = "q" + SEPARATOR + "3"

@@ -5,9 +5,10 @@ import random
 import pytest
 import redis
 
+from kombu_delayed.keys import SEPARATOR
 from kombu_delayed.store import Entry, Scheduled, Store
 from tests.kit.backlog import check_backlog, due_times
-from tests.kit.state import SEPARATOR, entry, message, promoted, seed, state
+from tests.kit.state import entry, message, promoted, seed, state
 
 A, B, C = (message(body) for body in "abc")
 

@@ -107,17 +107,20 @@ class Model:
             each.deliveries = each.deliveries or 0
             self.ready[each.step].insert(0, each)
 
-    def after_an_attempt(self, messages: list[Message], consumer: str, now_ms: int) -> None:
-        """To the heads, but for those that were tried too often."""
+    def after_an_attempt(
+        self, messages: list[Message], consumer: str, now_ms: int, behind: bool = False
+    ) -> None:
+        """To the heads, or behind what waits, but for those that were tried too often."""
         most = self.limits.max_deliveries
-        for each in reversed(messages):
+        for each in messages if behind else reversed(messages):
             deliveries = (each.deliveries or 0) + 1
             if most and deliveries >= most:
                 reason = f"delivered {deliveries} times without success"
                 self.bury(each.id, Buried(each, reason, consumer, now_ms, deliveries))
             else:
                 each.deliveries = deliveries
-                self.ready[each.step].insert(0, each)
+                same_step = self.ready[each.step]
+                same_step.insert(len(same_step) if behind else 0, each)
 
     def bury(self, id: str, letter: Buried) -> None:
         """Under the id or, where that is taken, a name of its own; then the old and too many go."""
@@ -322,7 +325,9 @@ class StoreMachine(RuleBasedStateMachine):
             self.model.held[name][self.tag] = each
 
     @precondition(lambda self: any(self.model.held.values()))
-    @rule(data=st.data(), verb=st.sampled_from(["ack", "release", "count", "bury", "park"]))
+    @rule(
+        data=st.data(), verb=st.sampled_from(["ack", "release", "count", "requeue", "bury", "park"])
+    )
     def finish(self, data: st.DataObject, verb: str) -> None:
         name = data.draw(st.sampled_from([n for n in CONSUMERS if self.model.held[n]]))
         held = self.model.held[name]
@@ -339,14 +344,14 @@ class StoreMachine(RuleBasedStateMachine):
                 count = (held[tag].deliveries or 0) + 1
                 letter = Buried(held[tag], f"rejected {tag}", name, self.now_ms, count)
                 self.model.bury(held[tag].id, letter)
+        elif verb == "release":
+            assert self.store.release("q", name, tags) == len(tags)
+            self.model.to_heads([held[tag] for tag in sorted(tags)])
         else:
-            counted = verb == "count"
-            assert self.store.release("q", name, tags, counted=counted) == len(tags)
-            in_order = [held[tag] for tag in sorted(tags)]
-            if counted:
-                self.model.after_an_attempt(in_order, name, self.now_ms)
-            else:
-                self.model.to_heads(in_order)
+            behind = verb == "requeue"
+            assert self.store.release("q", name, tags, counted=True, behind=behind) == len(tags)
+            in_order = [held[tag] for tag in (tags if behind else sorted(tags))]
+            self.model.after_an_attempt(in_order, name, self.now_ms, behind)
         for tag in tags:
             del held[tag]
         self.past[name].update(tags)

@@ -357,24 +357,15 @@ def test_without_celery(pytester: pytest.Pytester) -> None:
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "testing.md"
 FILE = re.compile(r"^`([\w.]+)`:\n\n```\w+\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-CODE = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
-def test_example_of_the_guide(pytester: pytest.Pytester) -> None:
+def test_examples_of_the_guide(pytester: pytest.Pytester) -> None:
     files = dict(FILE.findall(GUIDE.read_text(encoding="utf-8")))
-    assert set(files) == {"shop.py", "pyproject.toml", "test_shop.py"}
+    assert set(files) == {"shop.py", "pyproject.toml", "test_shop.py", "test_states.py"}
     for name, content in files.items():
         (pytester.path / name).write_text(content, encoding="utf-8")
     found = pytester.runpytest_subprocess("-p", "no:cacheprovider", timeout=60)
-    found.assert_outcomes(passed=3)
-
-
-def test_other_code_of_the_guide() -> None:
-    text = GUIDE.read_text(encoding="utf-8")
-    blocks = CODE.findall(text.partition("## Fixtures")[2])
-    assert len(blocks) == 2
-    for block in blocks:
-        exec(compile(block, str(GUIDE), "exec"), {})
+    found.assert_outcomes(passed=4)
 
 
 def test_every_pytest_run_stays_light(project: pytest.Pytester) -> None:

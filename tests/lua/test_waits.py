@@ -1,4 +1,4 @@
-"""The moves that carry out a policy's decision, of every store."""
+"""The moves that carry out a policy's decision."""
 
 from __future__ import annotations
 
@@ -6,24 +6,29 @@ import json
 
 import pytest
 
-from kombu_delayed.backlog import Move
+from kombu_delayed.backlog import Backlog, Move
 from kombu_delayed.message import open_envelope
-from kombu_delayed.testing import FakeStore, dump
+from kombu_delayed.store import Store
+from kombu_delayed.testing import dump
 from kombu_delayed.waits import Wait, without_wait
-from tests.contract.conftest import AnyBacklog, AnyStore
 from tests.kit.state import entry, message
 
 WAIT = Wait(900, 'say "{hello}", "headers":', ("spread", "x"), 2)
 
 
-def deliver(store: AnyStore, tag: int = 1) -> list[bytes]:
+@pytest.fixture(autouse=True)
+def _time_stands_still(store: Store) -> None:
+    store.now = "1000"
+
+
+def deliver(store: Store, tag: int = 1) -> list[bytes]:
     answer = store.deliver("q", "A", 9, tag=tag, lease_ms=30_000)
     assert answer is not None
     return list(answer.records)
 
 
 @pytest.mark.parametrize("due_ms", [None, 900])
-def test_a_wait_stays_with_its_message(store: AnyStore, due_ms: int | None) -> None:
+def test_a_wait_stays_with_its_message(store: Store, due_ms: int | None) -> None:
     store.publish("q", [entry("a")])
     if due_ms is not None:
         store.now = "0"
@@ -50,14 +55,14 @@ def test_a_wait_stays_with_its_message(store: AnyStore, due_ms: int | None) -> N
     assert record[:1] == last[:1]
 
 
-def test_each_message_with_an_id_is_parked(store: AnyStore) -> None:
+def test_each_message_with_an_id_is_parked(store: Store) -> None:
     store.publish("q", [entry("a"), entry("a")])
     deliver(store)
     assert store.park("q", "A", [(1, "a", 5_000), (2, "a", 5_000)], WAIT) == 2
     assert len(dump(store, "q")["delayed"]) == 2
 
 
-def test_the_count_of_deliveries_stays(store: AnyStore) -> None:
+def test_the_count_of_deliveries_stays(store: Store) -> None:
     store.publish("q", [entry("a")])
     deliver(store)
     store.release("q", "A", [1], counted=True)
@@ -69,16 +74,16 @@ def test_the_count_of_deliveries_stays(store: AnyStore) -> None:
     assert (envelope.deliveries, envelope.wait, envelope.first_due_ms) == (1, WAIT, 900)
 
 
-def test_who_gives_it_another_due_time_ends_its_wait(store: AnyStore, backlog: AnyBacklog) -> None:
+def test_who_gives_it_another_due_time_ends_its_wait(store: Store) -> None:
     store.publish("q", [entry("a")])
     deliver(store)
     store.park("q", "A", [(1, "a", 5_000)], WAIT)
-    backlog.reschedule([Move("a", "7000")])
+    Backlog(store, "q").reschedule([Move("a", "7000")])
     (delayed,) = dump(store, "q")["delayed"]
     assert delayed["message"] == message("a")
 
 
-def test_drop(store: AnyStore) -> None:
+def test_drop(store: Store) -> None:
     store.publish("q", [entry("a"), entry("b")])
     deliver(store)
     assert store.drop("q", "A", 1, "too old") == 1
@@ -88,7 +93,7 @@ def test_drop(store: AnyStore) -> None:
 
 
 @pytest.mark.parametrize("due_ms", [0, 8_000])
-def test_a_replay_begins_anew(store: AnyStore, due_ms: int) -> None:
+def test_a_replay_begins_anew(store: Store, due_ms: int) -> None:
     store.publish("q", [entry("a")])
     (record,) = deliver(store)
     text = WAIT.put_into(record[1:].decode())
@@ -101,8 +106,6 @@ def test_a_replay_begins_anew(store: AnyStore, due_ms: int) -> None:
     assert (wait.reason, wait.marks, wait.errors) == ("", (), 0)
     if due_ms:
         assert wait.first_due_ms == due_ms
-    elif isinstance(store, FakeStore):
-        assert wait.first_due_ms == 1_000
 
 
 @pytest.mark.parametrize(

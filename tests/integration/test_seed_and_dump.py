@@ -1,4 +1,4 @@
-"""A queue as plain data, from every store and back."""
+"""A queue as plain data, from a store and back."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import pytest
 import redis
 
 from kombu_delayed.store import Size, Store
-from kombu_delayed.testing import FakeStore, dump, seed
-from tests.contract.conftest import AnyStore
-from tests.kit.state import message, promoted
+from kombu_delayed.testing import dump, keyspace, seed
+from kombu_delayed.testing import state as state_module
+from tests.kit.state import entry, message, promoted
 
 A, B, C, D = (message(body) for body in "abcd")
 
@@ -55,7 +55,12 @@ EMPTY = {
 }
 
 
-def test_dump_is_what_seed_was_given(store: AnyStore) -> None:
+@pytest.fixture(autouse=True)
+def _time_stands_still(store: Store) -> None:
+    store.now = "1000"
+
+
+def test_dump_is_what_seed_was_given(store: Store) -> None:
     assert dump(store, "q") == EMPTY
     seed(store, "q", **FULL)
     assert dump(store, "q") == FULL
@@ -63,7 +68,7 @@ def test_dump_is_what_seed_was_given(store: AnyStore) -> None:
     assert store.size("q") == Size(ready=3, due=1, delayed=4)
 
 
-def test_seed_adds_to_what_is_there(store: AnyStore) -> None:
+def test_seed_adds_to_what_is_there(store: Store) -> None:
     seed(store, "q", ready=[{"message": A}], delayed=[{"id": "b", "due_ms": 2000, "message": B}])
     seed(store, "q", ready=[{"message": C}], delayed=[{"id": "d", "due_ms": 1500, "message": D}])
     found = dump(store, "q")
@@ -72,7 +77,7 @@ def test_seed_adds_to_what_is_there(store: AnyStore) -> None:
     assert found["wake"] == {"now": 0, "due": 1500}
 
 
-def test_seeded_messages_move(store: AnyStore) -> None:
+def test_seeded_messages_move(store: Store) -> None:
     seed(
         store,
         "q",
@@ -92,17 +97,23 @@ def test_seeded_messages_move(store: AnyStore) -> None:
 
 
 @pytest.mark.parametrize("queue", ["q", "a{b}", "ü"])
-def test_queues_are_apart(queue: str, store: AnyStore) -> None:
+def test_queues_are_apart(queue: str, store: Store) -> None:
     seed(store, queue, **FULL)
     assert dump(store, "other") == EMPTY
     assert dump(store, queue)["unacked"] == FULL["unacked"]
 
 
-def test_one_kind_of_store_takes_what_the_other_gave(store: AnyStore) -> None:
-    fake = FakeStore(now="1000")
-    seed(fake, "q", **FULL)
-    seed(store, "q", **dump(fake, "q"))
-    assert dump(store, "q") == dump(fake, "q")
+def test_a_message_that_moves_meanwhile_is_seen(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.publish("q", [entry("a")])
+
+    def read_key(client: redis.Redis, key: str) -> keyspace.Value:
+        store.deliver("q", "A", 1, 1, lease_ms=9_000)
+        return keyspace.read_key(client, key)
+
+    monkeypatch.setattr(state_module, "read_key", read_key)
+    assert [each["message"] for each in dump(store, "q")["unacked"]] == [A]
 
 
 def test_prefix(client: redis.Redis) -> None:
