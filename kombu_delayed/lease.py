@@ -15,11 +15,9 @@ from typing import Protocol, TypeVar
 from . import native
 from .contact import Contact
 from .errors import UNREACHABLE
-from .keeper import Keeper, Kept, keeper
+from .keeper import keeper
 from .renewal import FAR_LEASES, Other, Renewal
 from .store import Store
-
-__all__ = ["Keeper", "Kept", "Lease", "consumer_id", "keeper"]
 
 logger = native.get_logger(__name__)
 

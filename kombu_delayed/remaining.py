@@ -9,7 +9,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from .errors import UNREACHABLE
-from .lease import Lease, keeper
+from .keeper import keeper
+from .lease import Lease
 
 if TYPE_CHECKING:
     from .qos import QoS

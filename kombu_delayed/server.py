@@ -20,17 +20,6 @@ logger = get_logger(__name__)
 
 OLDEST = (6, 2)
 
-#: What a user with restricted rights has to be allowed, in ACL rules.
-ACL_COMMANDS = (
-    "+@read +@write +@scripting +@connection +@pubsub +@transaction -@dangerous "
-    "+info +time +wait +cluster|slots"
-)
-#: … and with the global_keyprefix `shop:`, in database 0. Kombu's fanout subscribes to patterns,
-#: and a server allows only those patterns that the rules have letter by letter.
-ACL_PATTERNS = (
-    "~shop:* &shop:/0.celery.pidbox &shop:/0.celeryev/worker.* &shop:/0.celeryev/* &shop:{*"
-)
-
 
 @dataclass(frozen=True)
 class Server:

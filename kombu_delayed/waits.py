@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 _WAIT = re.compile(rb'\{(?:"due_ms": ?-?\d+, ?)?"wait": ?(\{[^}]*\})')
-_BETWEEN = re.compile(rb'^(\{(?:"due_ms": ?-?\d+, ?)?)"wait": ?\{[^}]*\}, ?')
 _IN_FRONT = re.compile(r'^\{(?:"due_ms": ?-?\d+, ?)?(?:"wait": ?\{[^}]*\}, ?)?')
 
 #: What is kept of a reason.
@@ -75,8 +74,3 @@ class Wait:
 
 
 NO_WAIT = Wait()
-
-
-def without_wait(message: bytes) -> bytes:
-    """The message without a wait."""
-    return _BETWEEN.sub(rb"\1", message, count=1)

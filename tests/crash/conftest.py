@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kombu_delayed.lease import Keeper
+from kombu_delayed.keeper import Keeper
 
 
 @pytest.fixture

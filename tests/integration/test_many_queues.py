@@ -27,7 +27,7 @@ HOUR_MS = 3_600_000
 @pytest.fixture(autouse=True)
 def _no_renewals(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only what the consumer itself does is counted."""
-    monkeypatch.setattr("kombu_delayed.lease.Keeper.watch", lambda *_: None)
+    monkeypatch.setattr("kombu_delayed.keeper.Keeper.watch", lambda *_: None)
 
 
 @dataclass

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import redis
 
+from kombu_delayed.keeper import Keeper
 from kombu_delayed.keys import SEPARATOR
-from kombu_delayed.lease import Keeper, Lease
+from kombu_delayed.lease import Lease
 from kombu_delayed.renewal import Renewal
 from kombu_delayed.scripts import script
 from kombu_delayed.store import CALL_LIMIT, Limits, Store

@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 
 from kombu_delayed.errors import UNREACHABLE
-from kombu_delayed.keeper import Keeper
+from kombu_delayed.keeper import Keeper, keeper
 from kombu_delayed.lease import (
     FEW_QUEUES,
     IDLE_LEASES,
     JUST_AFTER_SECONDS,
     Lease,
     consumer_id,
-    keeper,
     lease_seconds_of,
 )
 from kombu_delayed.renewal import Renewal
