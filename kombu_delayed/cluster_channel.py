@@ -8,7 +8,6 @@ from time import monotonic
 from typing import Any
 
 import redis
-from kombu.log import get_logger
 from kombu.utils.encoding import bytes_to_str
 
 from . import urls
@@ -22,6 +21,7 @@ from .cluster_wake import NodeWake
 from .consumer import Consumer
 from .errors import UNREACHABLE, NodeDown, OptionError, ServerError
 from .keys import bindings, format_version, lasting_bindings
+from .native import get_logger
 from .server import check, inspect
 from .shards import queue_of
 from .slots import queue_with

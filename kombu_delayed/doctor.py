@@ -396,11 +396,11 @@ def _warnings() -> Iterator[list[str]]:
     texts: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
-    server_logger.addHandler(handler)
+    server_logger.logger.addHandler(handler)
     try:
         yield texts
     finally:
-        server_logger.removeHandler(handler)
+        server_logger.logger.removeHandler(handler)
 
 
 def _next_page(count: int, size: int) -> int:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from time import time
 from typing import Any
 
-from kombu.log import get_logger
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoPermissionError, ResponseError
@@ -14,6 +13,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from . import format
 from .errors import ReplicaError, ServerError, UrlError, translate
+from .native import get_logger
 from .store import DEFAULT_PARTITION_SIZE
 
 logger = get_logger(__name__)
