@@ -218,6 +218,20 @@ def test_a_message_whose_answer_was_lost_is_found_on_the_next_node(
         cluster.move(names[0], home)
 
 
+def test_a_channel_opens_by_a_map_from_before_a_planned_failover(
+    connect: Connect, cluster: Cluster, names: list[str]
+) -> None:
+    """That leaves no node down, so nothing but the role of the old master tells of it."""
+    connection = connect()
+    found: Map = connection.default_channel.cluster
+    old = Node("127.0.0.1", cluster.replicas_of(cluster.master_of(names[0]))[0].port or 0)
+    found._map = found._known()._replace(masters=found._known().masters | {old})
+    found._looked_at = -math.inf
+    connection.transport.known_nodes.clear()
+    connection.channel().close()
+    assert old not in found.masters()
+
+
 def test_who_has_not_heard_of_a_failover_is_not_told_of_it(
     connect: Connect, names: list[str]
 ) -> None:
