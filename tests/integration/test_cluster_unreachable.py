@@ -48,10 +48,10 @@ def cut_off(connection: Connection, server: Server, patch: pytest.MonkeyPatch) -
     found: Map = connection.default_channel.cluster
     reach = found.reach
 
-    def reach_others(node: Node, connect: Callable[[], Any]) -> Any:
+    def reach_others(node: Node, connect: Callable[[], Any], **how: Any) -> Any:
         if node.port == server.port:
             raise NodeDown(f"node {node} is cut off")
-        return reach(node, connect)
+        return reach(node, connect, **how)
 
     patch.setattr(found, "reach", reach_others)
 
