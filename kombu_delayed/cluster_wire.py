@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -58,9 +57,12 @@ class NodeWire(Wire):
     ) -> None:
         self.node = node
         self._cluster = cluster
-        self._reach = partial(cluster.reach, node, may_rest=may_rest)
+        self._may_rest = may_rest
         self._on_disconnect = on_disconnect
         super().__init__(pool)
+
+    def _reach(self, connect: Callable[[], Any]) -> Any:
+        return self._cluster.reach(self.node, connect, may_rest=self._may_rest)
 
     def connect(self) -> Any:
         """Another connection, for who gives it back to the pool. Raises NodeDown."""
