@@ -189,8 +189,8 @@ def _check_clock(ahead_seconds: float, limit_seconds: float) -> None:
         )
 
 
-#: What has an expiry. Other messages, dead letters, unique keys and answers have none.
-_EVICTED = " of queues with an expiry, lifecycle events, and what jobs of Spark have done"
+#: What has an expiry and counts; the others are listed in docs/operations.md.
+_EVICTED = " of queues with an expiry, and lifecycle events"
 
 
 def _check_eviction(policy: str, unsafe_server: bool) -> None:

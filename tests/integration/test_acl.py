@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from kombu_delayed.server import ACL_COMMANDS, ACL_PATTERNS
 from tests.kit.clusters import Cluster
 from tests.kit.http import api_client
 from tests.kit.ledger import Ledger
+from tests.kit.limited import OPTIONS, PASSWORD, USER, limited
 from tests.kit.sentinels import start_group
 from tests.kit.servers import Server, available_kinds
 from tests.kit.tasks_app import Settings, make_app
@@ -26,30 +26,11 @@ from tests.kit.workers import ROOT, Worker
 
 pytestmark = pytest.mark.smoke
 
-USER, PASSWORD = "shop", "secret"
-RULES = ("reset", "on", f">{PASSWORD}", *ACL_COMMANDS.split(), *ACL_PATTERNS.split())
-
-
-@contextmanager
-def limited(clients: Iterable[redis.Redis]) -> Iterator[None]:
-    """A user on each server; at the end nothing was denied but CONFIG GET."""
-    clients = list(clients)
-    for client in clients:
-        client.execute_command("ACL", "SETUSER", USER, *RULES)
-        client.execute_command("ACL", "LOG", "RESET")
-    try:
-        yield
-        denied = [entry for client in clients for entry in client.acl_log()]
-        assert [e for e in denied if not str(e["object"]).startswith("config")] == []
-    finally:
-        for client in clients:
-            client.execute_command("ACL", "DELUSER", USER)
-
 
 def use_all(url: str, options: dict[str, Any], directory: Path) -> None:
     """A worker with all that talks to others, a producer, events, and the command line."""
     ledger = Ledger(directory / "ledger")
-    settings = Settings(url, "rpc://", {"global_keyprefix": "shop:", **options}, str(ledger.path))
+    settings = Settings(url, "rpc://", {**OPTIONS, **options}, str(ledger.path))
     app = make_app(settings)
     worker = Worker(settings, directory, pool="threads", concurrency=2, gossip=True, options=["-E"])
     with worker:
