@@ -79,7 +79,8 @@ class Draining:
         """Read a message of each process that has one; returns whether anything was ready."""
         with DefaultSelector() as selector:
             for fd, process in self._pool._fileno_to_outq.items():
-                selector.register(fd, EVENT_READ, partial(hear, self._task_pool, process))
+                if not process.outq._reader.closed:  # a process that is gone may stay in there
+                    selector.register(fd, EVENT_READ, partial(hear, self._task_pool, process))
             for other in others:
                 selector.register(*other)
             ready = selector.select(timeout_seconds)

@@ -13,7 +13,6 @@ from time import monotonic
 from typing import Any
 
 import redis
-from kombu.log import get_logger
 from kombu.transport import redis as stock
 from redis.exceptions import ResponseError
 
@@ -34,6 +33,7 @@ from .errors import (
 from .format import Format
 from .lease import Lease
 from .message import Unique, check_task, due, message_id, to_json, unique_key
+from .native import get_logger
 from .options import Options
 from .qos import Message, QoS
 from .reading import watched

@@ -139,9 +139,9 @@ class Cluster:
             self.generation += 1
         self.look()
 
-    def reach(self, node: Node, connect: Callable[[], T]) -> T:
-        """Open a connection to a node. Raises NodeDown, also while it is left alone."""
-        self._check(node)
+    def reach(self, node: Node, connect: Callable[[], T], *, may_rest: bool = True) -> T:
+        """Open a connection to a node. Raises NodeDown, where it `may_rest` also while it does."""
+        self._check(node, may_rest)
         began = monotonic()
         try:
             found = connect()
@@ -155,11 +155,11 @@ class Cluster:
                 self._resting.pop(node, None)
         return found
 
-    def _check(self, node: Node) -> None:
+    def _check(self, node: Node, may_rest: bool) -> None:
         if node == NOWHERE:
             self.look()
             raise NodeDown("no node of the Cluster has its slot")
-        rest = self._resting.get(node)
+        rest = self._resting.get(node) if may_rest else None
         if rest is None or monotonic() >= rest.until:
             return
         self.look()

@@ -8,7 +8,6 @@ from time import monotonic
 from typing import Any
 
 import redis
-from kombu.log import get_logger
 from kombu.utils.encoding import bytes_to_str
 
 from . import urls
@@ -20,8 +19,9 @@ from .cluster_qos import ClusterQoS
 from .cluster_store import ClusterStore, Nodes
 from .cluster_wake import NodeWake
 from .consumer import Consumer
-from .errors import UNREACHABLE, NodeDown, OptionError, ServerError
+from .errors import UNREACHABLE, NodeDown, OptionError, ReplicaError, ServerError
 from .keys import bindings, format_version, lasting_bindings
+from .native import get_logger
 from .server import check, inspect
 from .shards import queue_of
 from .slots import queue_with
@@ -103,6 +103,10 @@ class ClusterChannel(Channel):
         for node in self.cluster.masters():
             try:
                 found = self._look_at(node)
+            except ReplicaError as error:  # the slots have got another master since we asked
+                self.cluster.look()
+                failed = error
+                continue
             except UNREACHABLE as error:
                 if isinstance(error, ServerError):
                     raise

@@ -9,13 +9,12 @@ from contextlib import suppress
 from time import monotonic, time
 from typing import TYPE_CHECKING, Any
 
-from kombu.log import get_logger
-
 from .cluster import NOWHERE, Node
 from .cluster_wire import SlotMoves
 from .consumer import ACK_RETRY_SECONDS, QUICK_RUNS, Consumer
 from .errors import UNREACHABLE, NodeDown
 from .lease import Lease
+from .native import get_logger
 from .progress import Progress, Unbegun
 from .remaining import remain
 from .sources import Source

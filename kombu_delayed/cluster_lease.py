@@ -7,6 +7,7 @@ from time import monotonic
 from typing import Any
 
 from . import native
+from .cluster_wire import ClusterWire
 from .errors import UNREACHABLE, NodeDown
 from .keeper import keeper
 from .lease import Lease
@@ -79,7 +80,10 @@ class Share(Lease):
         self._whole = whole
         self._node = node
         self.store, self.seconds, self.server = whole.new_store(), whole.seconds, whole.server
-        self.store.run.format = None  # the loop looks at it: it may be on another node
+        run = self.store.run
+        assert isinstance(run, ClusterWire)
+        run.format = None  # the loop looks at it: it may be on another node
+        run.may_rest = False  # its thread has nothing to do but to try
         self.consumer = whole.consumer
         self.progress = whole.progress
         self.next_step_at = monotonic()

@@ -6,10 +6,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
-from kombu.log import get_logger
-
 from .errors import UNREACHABLE
 from .lease import Lease
+from .native import get_logger
 from .qos import QoS
 from .store import Store
 

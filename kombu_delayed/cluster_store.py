@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import redis
-from kombu.log import get_logger
 
 from .cluster import Cluster, Node
 from .cluster_wire import ClusterWire, slot_of
 from .errors import UNREACHABLE, NodeDown
 from .format import Format
+from .native import get_logger
 from .scripts import Script
 from .shards import QueueShards, Shards
 from .slots import hash_tag, queue_with

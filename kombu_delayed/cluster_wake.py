@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import Any
 
-from kombu.log import get_logger
 from redis import exceptions
 from redis.crc import key_slot
 
+from .native import get_logger
 from .wake import WakeConnection
 from .wire import pack
 

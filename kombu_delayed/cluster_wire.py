@@ -52,15 +52,21 @@ class NodeWire(Wire):
         node: Node,
         pool: ConnectionPool,
         on_disconnect: Callable[[], None] = lambda: None,
+        *,
+        may_rest: bool = True,
     ) -> None:
         self.node = node
         self._cluster = cluster
+        self._may_rest = may_rest
         self._on_disconnect = on_disconnect
         super().__init__(pool)
 
+    def _reach(self, connect: Callable[[], Any]) -> Any:
+        return self._cluster.reach(self.node, connect, may_rest=self._may_rest)
+
     def connect(self) -> Any:
         """Another connection, for who gives it back to the pool. Raises NodeDown."""
-        return self._cluster.reach(self.node, self.pool.get_connection)
+        return self._reach(self.pool.get_connection)
 
     def ask(self, *command: Any, replicas: Replicas | None = None) -> Any:
         """Send a command for a slot that is on its way to this node."""
@@ -76,13 +82,13 @@ class NodeWire(Wire):
         if self._connection is not None and self._connection._sock is None:
             if self._unread:  # somebody has emptied the pool
                 self._fail_posted()
-            self._cluster.reach(self.node, self._connection.connect)
+            self._reach(self._connection.connect)
         super()._send_packed(packed)
 
     def _drop_closed(self) -> None:
         super()._drop_closed()
         if self._connection._sock is None:
-            self._cluster.reach(self.node, self._connection.connect)
+            self._reach(self._connection.connect)
 
     def _refused(self, error: Exception) -> None:
         if isinstance(error, MovedError):
@@ -95,6 +101,9 @@ class NodeWire(Wire):
 
 class ClusterWire(Wire):
     """A wire for each node, made when it is first needed."""
+
+    #: Whether a node that was out of reach is left alone for a while: others need the caller, too.
+    may_rest = True
 
     def __init__(
         self,
@@ -141,7 +150,14 @@ class ClusterWire(Wire):
             self._start()
         found = self._wires.get(node)
         return found or self._wires.setdefault(
-            node, NodeWire(self.cluster, node, self._new_pool(node), self.look_again)
+            node,
+            NodeWire(
+                self.cluster,
+                node,
+                self._new_pool(node),
+                self.look_again,
+                may_rest=self.may_rest,
+            ),
         )
 
     def to(self, command: Sequence[Any]) -> NodeWire:

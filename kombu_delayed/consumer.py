@@ -17,7 +17,6 @@ from operator import attrgetter
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kombu.log import get_logger
 from kombu.utils.scheduling import priority_cycle
 from kombu.utils.uuid import uuid
 
@@ -29,6 +28,7 @@ from .gatekeeper import Claimed, Gatekeeper
 from .lease import Lease
 from .looking import look
 from .message import Envelope, due, hide_eta, open_envelope
+from .native import get_logger
 from .options import Options
 from .progress import Progress, Unbegun
 from .remaining import Remaining, remain

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from kombu.log import get_logger
-
 from .backlog import Backlog, Move, Waiting, waiting_in
 from .errors import UNREACHABLE
+from .native import get_logger
 from .scripts import script
 from .store import Store, chunks
 from .wire import numbers

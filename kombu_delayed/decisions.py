@@ -11,11 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from kombu.log import get_logger
-
 from .errors import OptionError
 from .gate import Gate, Ticket, put_ticket
 from .message import Envelope, open_envelope
+from .native import get_logger
 from .store import Entry, Store
 from .waits import Wait
 

@@ -121,6 +121,7 @@ class Doctor:
         self._names()
         self._notes()
         self._dead_letters()
+        self._ledgers()
         self._leases()
         self._gate()
         self._wake()
@@ -243,6 +244,11 @@ class Doctor:
             "now": self.store.now,
         }
         self._sweep_parts("repair_dead", ("dead", "messages", "reasons"), **given)
+
+    def _ledgers(self) -> None:
+        """What jobs have done, and nobody has dropped yet."""
+        until = self._keys.ledgers_until
+        self._sweep("repair_ledgers", ledgers_until=until, now=self.store.now)
 
     def _sweep_parts(self, name: str, parts: Iterable[str], **given: Any) -> None:
         seen: set[bytes] = set()
@@ -396,11 +402,11 @@ def _warnings() -> Iterator[list[str]]:
     texts: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
-    server_logger.addHandler(handler)
+    server_logger.logger.addHandler(handler)
     try:
         yield texts
     finally:
-        server_logger.removeHandler(handler)
+        server_logger.logger.removeHandler(handler)
 
 
 def _next_page(count: int, size: int) -> int:

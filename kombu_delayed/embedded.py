@@ -33,12 +33,12 @@ from typing import Any
 
 import click
 import redis
-from kombu.log import get_logger
 from redis.backoff import NoBackoff
 from redis.exceptions import BusyLoadingError, ConnectionError, RedisError, ResponseError
 from redis.retry import Retry
 
 from .errors import EmbeddedServerError
+from .native import get_logger
 
 SERVER_VARIABLE = "KOMBU_DELAYED_SERVER"
 WAIT_SECONDS = 60.0

@@ -21,6 +21,7 @@ KINDS = {
     "duplicate": ("ids are said to be shared by messages, and are not", "forgotten"),
     "key": ("unique keys have no message or no due time", "forgotten, or given its due time"),
     "leftover": ("unique keys are of messages that are gone; later ones clear them", "forgotten"),
+    "past": ("what jobs have done is past its time; later jobs clear it", "dropped"),
     "slots": ("slots in use are not those that consumers have", "counted anew"),
     "stuck": ("messages wait at the gate and are in no line", "put in line"),
     "gone": ("entries at the gate have no message", "dropped"),
@@ -36,7 +37,7 @@ KINDS = {
 }
 
 #: Kinds that moves leave in good order.
-HARMLESS = frozenset({"leftover"})
+HARMLESS = frozenset({"leftover", "past"})
 
 
 @dataclass

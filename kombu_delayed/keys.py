@@ -175,8 +175,13 @@ class QueueKeys:
         return self._tagged("latest")
 
     def job(self, job_id: str) -> str:
-        """Hash id -> what a job has done with it; and counts of each run."""
+        """Hash id -> what a job has done with it; counts of each run, and the number of shards."""
         return self._tagged(f"job:{job_id}")
+
+    @cached_property
+    def ledgers_until(self) -> str:
+        """Sorted set key of what a job has done -> when that may be forgotten."""
+        return self._tagged("ledgers-until")
 
 
 def job_report(job_id: str, prefix: str = "") -> str:
@@ -185,7 +190,7 @@ def job_report(job_id: str, prefix: str = "") -> str:
 
 
 def job_shards(ledger: str, prefix: str = "") -> str:
-    """Hash queue -> over how many shards a job spreads it, whatever others do meanwhile."""
+    """Hash queue -> over how many shards a job spreads it, of jobs of version 0.1."""
     return f"{prefix}kombu-delayed-job:{ledger}:shards"
 
 

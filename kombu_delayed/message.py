@@ -9,10 +9,10 @@ from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
 from dateutil.parser import isoparse
-from kombu.log import get_logger
 from kombu.utils.json import JSONEncoder, loads
 
 from .errors import MessageError, OptionError
+from .native import get_logger
 from .waits import NO_WAIT, Wait
 
 logger = get_logger(__name__)

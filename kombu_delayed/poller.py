@@ -11,11 +11,11 @@ from queue import Empty
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kombu.log import get_logger
 from kombu.transport.redis import MultiChannelPoller
 from kombu.utils.eventio import poll
 
 from .errors import UNREACHABLE
+from .native import get_logger
 from .pollset import PollSet
 
 if TYPE_CHECKING:

@@ -6,11 +6,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from kombu.log import get_logger
-
 from .decisions import Arrival, Bury, Delay, Drop, Rules, Run
 from .errors import NotReplicated
 from .gate import Ticket
+from .native import get_logger
 from .store import Entry
 from .waits import Wait
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from time import time
 from typing import Any
 
-from kombu.log import get_logger
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoPermissionError, ResponseError
@@ -14,6 +13,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from . import format
 from .errors import ReplicaError, ServerError, UrlError, translate
+from .native import get_logger
 from .store import DEFAULT_PARTITION_SIZE
 
 logger = get_logger(__name__)
@@ -178,8 +178,8 @@ def _check_clock(ahead_seconds: float, limit_seconds: float) -> None:
         )
 
 
-#: What has an expiry. Other messages, dead letters, unique keys and answers have none.
-_EVICTED = " of queues with an expiry, lifecycle events, and what jobs of Spark have done"
+#: What has an expiry and counts; the others are listed in docs/operations.md.
+_EVICTED = " of queues with an expiry, and lifecycle events"
 
 
 def _check_eviction(policy: str, unsafe_server: bool) -> None:

@@ -13,10 +13,9 @@ from time import monotonic
 from typing import Any
 from zlib import crc32
 
-from kombu.log import get_logger
-
 from .errors import UNREACHABLE
 from .keys import shard_count, shard_counts
+from .native import get_logger
 from .scripts import script
 from .wire import Wire, pairs
 

@@ -333,6 +333,7 @@ class Store:
             "unique": keys.unique,
             "unique_due": keys.unique_due,
             "job": keys.job(""),
+            "ledgers_until": keys.ledgers_until,
             "partition_size": self.partition_size,
             "now": self.now,
             "run": "",

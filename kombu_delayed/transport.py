@@ -7,7 +7,6 @@ from queue import Empty
 from time import monotonic
 from typing import Any
 
-from kombu.log import get_logger
 from kombu.transport import redis as stock
 
 from . import urls
@@ -15,6 +14,7 @@ from .channel import Channel
 from .cluster import Cluster
 from .cluster_channel import ClusterChannel
 from .decisions import rules_of
+from .native import get_logger
 from .options import Options
 from .poller import Poller
 from .sentinel import SentinelChannel

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import Any
 
-from kombu.log import get_logger
 from kombu.utils.eventio import READ, poll
 from redis import exceptions
 
+from .native import get_logger
 from .wire import pack
 
 logger = get_logger(__name__)

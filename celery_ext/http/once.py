@@ -33,9 +33,14 @@ class OnceStore(Store):
     ) -> tuple[Script, dict[str, Any]]:
         """As of any store, for what was not there before."""
         _, given = super().schedule_call(queue, entries, expires_ms)
-        job = self.keys(queue).job(self._ledger)
-        more = {"job": job, "run": "\x1frun", "ledger_seconds": self._seconds}
-        return script("schedule_once"), {**given, **more}
+        keys = self.keys(queue)
+        return script("schedule_once"), {
+            **given,
+            "job": keys.job(self._ledger),
+            "ledgers_until": keys.ledgers_until,
+            "run": "\x1frun",
+            "ledger_seconds": self._seconds,
+        }
 
 
 def forget(store: Store, info: TaskInfo) -> None:

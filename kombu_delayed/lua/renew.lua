@@ -37,10 +37,10 @@ local function of_queue(i, name)
   return keys[i]:sub(1, -#'consumers' - 1) .. name
 end
 
-local function some_expire(queues)
-  local notes = {}
-  for n, i in ipairs(queues) do notes[n] = of_queue(tonumber(i), 'expires') end
-  return redis.call('EXISTS', unpack(notes)) > 0
+local function some_have(queues, name)
+  local some = {}
+  for n, i in ipairs(queues) do some[n] = of_queue(tonumber(i), name) end
+  return redis.call('EXISTS', unpack(some)) > 0
 end
 
 -- The keys of a queue with an expiry last as long as somebody consumes it. Who left may have taken the expiry of
@@ -70,8 +70,12 @@ if #renewed > 0 then
   redis.call('ZREM', keys[1], '')  -- a full server lets a script write that has freed memory first
   local holds_some = holds(renewed)
   for _, i in ipairs(renewed) do renew(tonumber(i), holds_some) end
-  if some_expire(renewed) then
+  if some_have(renewed, 'expires') then
     for _, i in ipairs(renewed) do keep_expiring(tonumber(i)) end
+  end
+  if some_have(renewed, 'ledgers-until') then
+    -- include: past_ledgers
+    for _, i in ipairs(renewed) do drop_past_ledgers(of_queue(tonumber(i), 'ledgers-until')) end
   end
 end
 

@@ -11,18 +11,20 @@ local events         = KEYS[6]            -- STREAM of lifecycle events
 local unique         = KEYS[7]            -- HASH key -> id of the delayed message with it
 local unique_due     = KEYS[8]            -- ZSET key -> when that one was due last
 local job            = KEYS[9]            -- HASH member -> 1: the job has restored it, 0: it was there; run -> how many it restored
+local ledgers_until  = KEYS[10]           -- ZSET key of a job's ledger -> when it may go
 local partition_size = tonumber(ARGV[1])
 local event_limit    = tonumber(ARGV[2])  -- about so many are kept; 0: none
 local now            = ARGV[3]
 local run            = ARGV[4]            -- field of the ledger that counts what this run has restored
 local ledger_seconds = tonumber(ARGV[5])  -- 0: no ledger
 local entries        = {unpack(ARGV, 6)}  -- member, priority step + due_ms + message; …
--- include: clock waiting backlog gather events unique
+-- include: clock waiting backlog gather events unique past_ledgers ledger
 -- returns as text: restored, already there or dealt with before; O(log n) a message
 local before = earliest()
 local first
 local counts = {0, 0}
 local has_ledger = ledger_seconds > 0
+if has_ledger then begin_ledger() end
 
 local function without_eta(record)
   return (record:gsub('"eta": ?"[^"\\]*"', '', 1))
@@ -84,7 +86,8 @@ end
 index_gathered()
 if has_ledger then
   redis.call('HINCRBY', job, run, counts[1])
-  redis.call('EXPIRE', job, ledger_seconds)
+  keep_ledger()
+  drop_past_ledgers(ledgers_until)
 end
 if first then announce_due(first, before) end
 return table.concat(counts, ' ')

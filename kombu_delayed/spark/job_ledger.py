@@ -43,6 +43,15 @@ class Job:
         """The ledger's field with what this run has done; no id begins like that."""
         return f"\x1f{self.run}"
 
+    def ledger_of(self, store: Store, queue: str) -> dict[str, Any]:
+        """The ledger of a queue, for scripts that write to it."""
+        keys = store.keys(queue)
+        return {
+            "job": keys.job(self.ledger),
+            "ledgers_until": keys.ledgers_until,
+            "ledger_seconds": self.seconds,
+        }
+
 
 @dataclass
 class JobReport:
@@ -71,10 +80,10 @@ class JobShards(Shards):
     def count(self, queue: str) -> int:
         """The same each time that the job is run."""
         if queue not in self._begun:
-            run, key = self._store.run, job_shards(self._job.ledger, self._store.keys("").prefix)
-            run("HSETNX", key, queue, super().count(queue))
-            run("EXPIRE", key, self._job.seconds)
-            self._begun[queue] = int(run("HGET", key, queue))
+            run, older = self._store.run, job_shards(self._job.ledger, self._store.keys("").prefix)
+            count = int(run("HGET", older, queue) or super().count(queue))
+            ledger = self._job.ledger_of(self._store, queue)
+            self._begun[queue] = script("spread")(run, **ledger, now=self._store.now, count=count)
         return self._begun[queue]
 
 
@@ -128,11 +137,7 @@ class LedgerStore(Store):
 
     def _ledger(self, queue: str) -> dict[str, Any]:
         self.queues.add(queue)
-        return {
-            "job": self.keys(queue).job(self.job.ledger),
-            "run": self.job.counter,
-            "ledger_seconds": self.job.seconds,
-        }
+        return {**self.job.ledger_of(self, queue), "run": self.job.counter}
 
 
 def done_by_run(store: Store, job: Job, queue: str) -> int:

@@ -8,10 +8,13 @@ KOMBU_DELAYED_TEST_POLICYLESS    if set, the app does not know the limits
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import signal
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -203,8 +206,18 @@ def writing(directory: Path, name: str) -> Iterator[None]:
         Producer._publish = publish
 
 
+def _show_greenlets(signum: int, frame: Any) -> None:
+    """Each that waits has a stack of its own, which no thread shows."""
+    kind = getattr(sys.modules.get("greenlet"), "greenlet", None)
+    for each in gc.get_objects() if kind else ():
+        if isinstance(each, kind) and each.gr_frame:
+            print(each, *traceback.format_stack(each.gr_frame), sep="\n", file=sys.__stderr__)
+
+
 if WORKER in os.environ:
-    faulthandler.register(signal.SIGUSR2)  # what does not end shows where it hangs
+    # What does not end shows where it hangs.
+    signal.signal(signal.SIGUSR2, _show_greenlets)
+    faulthandler.register(signal.SIGUSR2, chain=True)
     _settings = Settings.from_environment()
     _writing = writing(Path(_settings.ledger), os.environ[WORKER])
     _writing.__enter__()  # until the process ends

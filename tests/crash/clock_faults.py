@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+
+from tests.crash.faults import Window
 from tests.crash.network_faults import AHEAD_SECONDS, NetworkFaults
 
 #: So long each step lasts, in leases.
@@ -18,7 +21,9 @@ class ClockFaults(NetworkFaults):
     def go_to_latest(self) -> None:
         """Show the latest time that was ever shown: what was to wait from then on falls due."""
         if self.field.clock is not None:
+            began = time.time()
             self._step(max(span.ahead_seconds for span in self.field.clock.readings.spans))
+            self.windows.append(Window("clock hour", began, time.time()))
 
     def _clock_minute(self) -> str | None:
         return self._clock("clock minute", 60)

@@ -15,8 +15,8 @@ from tests.crash.run import Result
 from tests.crash.schedule import MEANINGS
 from tests.crash.verdict import CAUSES
 
-#: So many of the latest executions are shown, if they were later than this.
-SHOWN, LATE_MS = 3, 500
+#: So many of the latest executions are shown.
+SHOWN = 6
 
 TITLES = {"delayed": "`delayed+redis://`", "stock": "`redis://`"}
 
@@ -148,7 +148,7 @@ def findings(result: Result) -> str:
             parts += [_history(result, (id, 0)) for id in (question.id, *question.followers)]
     for key in heapq.nlargest(SHOWN, verdict.calm_late_ms, key=verdict.calm_late_ms.__getitem__):
         late_ms = verdict.calm_late_ms[key]
-        if late_ms > LATE_MS:
+        if late_ms > verdict.allowed_ms:
             parts.append(f"{late_ms:,.0f} ms late with no fault:\n{_history(result, key)}")
     for key, places in verdict.left.items():
         parts.append(f"left on the server, in {', '.join(places)}:\n{_history(result, key)}")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,40 +16,20 @@ from celery_ext.cli import delayed
 from tests.kit.clusters import Cluster
 from tests.kit.http import api_client
 from tests.kit.ledger import Ledger
+from tests.kit.limited import OPTIONS, PASSWORD, USER, limited
 from tests.kit.sentinels import start_group
 from tests.kit.servers import Server, available_kinds
 from tests.kit.tasks_app import Settings, make_app
 from tests.kit.wait import wait_until
-from tests.kit.workers import ROOT, Worker
+from tests.kit.workers import Worker
 
 pytestmark = pytest.mark.smoke
-
-USER, PASSWORD = "shop", "secret"
-PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
-#: What the page gives its user.
-RULES = PAGE.partition(f"ACL SETUSER {USER} ")[2].partition("```")[0].split()
-
-
-@contextmanager
-def limited(clients: Iterable[redis.Redis]) -> Iterator[None]:
-    """A user on each server; at the end nothing was denied but CONFIG GET."""
-    clients = list(clients)
-    for client in clients:
-        client.execute_command("ACL", "SETUSER", USER, "reset", *RULES)
-        client.execute_command("ACL", "LOG", "RESET")
-    try:
-        yield
-        denied = [entry for client in clients for entry in client.acl_log()]
-        assert [e for e in denied if not str(e["object"]).startswith("config")] == []
-    finally:
-        for client in clients:
-            client.execute_command("ACL", "DELUSER", USER)
 
 
 def use_all(url: str, options: dict[str, Any], directory: Path) -> None:
     """A worker with all that talks to others, a producer, events, and the command line."""
     ledger = Ledger(directory / "ledger")
-    settings = Settings(url, "rpc://", {"global_keyprefix": "shop:", **options}, str(ledger.path))
+    settings = Settings(url, "rpc://", {**OPTIONS, **options}, str(ledger.path))
     app = make_app(settings)
     worker = Worker(settings, directory, pool="threads", concurrency=2, gossip=True, options=["-E"])
     with worker:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import threading
@@ -18,7 +19,8 @@ from redis.crc import key_slot
 from redis.exceptions import AskError, MovedError, ResponseError
 
 from kombu_delayed.cluster import Cluster as Map
-from kombu_delayed.cluster import Node, named_by
+from kombu_delayed.cluster import Node, _Rest, named_by
+from kombu_delayed.cluster_lease import Share
 from kombu_delayed.errors import NodeDown, ServerNotReady, UrlError
 from kombu_delayed.shards import shard_name
 from tests.kit.clusters import PASSWORD, Cluster, free_cluster_port
@@ -46,10 +48,10 @@ def cut_off(connection: Connection, server: Server, patch: pytest.MonkeyPatch) -
     found: Map = connection.default_channel.cluster
     reach = found.reach
 
-    def reach_others(node: Node, connect: Callable[[], Any]) -> Any:
+    def reach_others(node: Node, connect: Callable[[], Any], **how: Any) -> Any:
         if node.port == server.port:
             raise NodeDown(f"node {node} is cut off")
-        return reach(node, connect)
+        return reach(node, connect, **how)
 
     patch.setattr(found, "reach", reach_others)
 
@@ -117,6 +119,24 @@ def test_other_shards_are_consumed(
         assert 0 < elsewhere < 30
         inbox.receive(elsewhere)
     assert sorted(inbox.receive(30, 60)) == [*range(30)]
+
+
+def test_leases_are_renewed_on_a_node_that_others_leave_alone(
+    connect: Connect, cluster: Cluster, names: list[str]
+) -> None:
+    """Else they would end there after an outage, while the workers wait before they try again."""
+    connection = connect()
+    inbox = Inbox(connection, Queue(names[0]), ack=False)
+    connection.Producer().publish("long", routing_key=names[0], declare=[Queue(names[0])])
+    inbox.receive(1)
+    channel = connection.default_channel
+    found: Map = channel.cluster
+    lease, node = channel.consumer.lease, channel.store.node_of(names[0])
+    wait_until(lambda: lease._shares[node]._contact.since, "the thread of leases is connected")
+    found._resting[node] = _Rest(math.inf, 1.0, "it said nothing")
+    assert found.is_down(node)
+    Share(lease, node).step()
+    assert not found.is_down(node)
 
 
 def test_who_only_sends_learns_where_a_queue_is(
@@ -196,6 +216,20 @@ def test_a_message_whose_answer_was_lost_is_found_on_the_next_node(
         assert bound.get().payload == "x"
     finally:
         cluster.move(names[0], home)
+
+
+def test_a_channel_opens_by_a_map_from_before_a_planned_failover(
+    connect: Connect, cluster: Cluster, names: list[str]
+) -> None:
+    """That leaves no node down, so nothing but the role of the old master tells of it."""
+    connection = connect()
+    found: Map = connection.default_channel.cluster
+    old = Node("127.0.0.1", cluster.replicas_of(cluster.master_of(names[0]))[0].port or 0)
+    found._map = found._known()._replace(masters=found._known().masters | {old})
+    found._looked_at = -math.inf
+    connection.transport.known_nodes.clear()
+    connection.channel().close()
+    assert old not in found.masters()
 
 
 def test_who_has_not_heard_of_a_failover_is_not_told_of_it(

@@ -11,12 +11,14 @@ import pytest
 import redis
 from kombu import Connection, Consumer, Queue
 
+from celery_ext.http.once import KEPT_SECONDS, OnceStore
 from kombu_delayed import doctor as doctor_module
 from kombu_delayed.doctor import Doctor
 from kombu_delayed.store import Store
 from tests.kit.state import dead_state, entry, note, state
 
 LOST = "why it was buried is lost"
+LEDGERS = "{q}:ledgers-until"
 
 
 @pytest.fixture(autouse=True)
@@ -161,6 +163,20 @@ def test_unique_keys_that_moves_leave(store: Store, client: redis.Redis) -> None
     assert examine(store) == {"leftover": (1, 0)}
     assert examine(store, fix=True) == {"leftover": (1, 1)}
     assert client.hgetall(UNIQUE) == {b"key b": b"b"}
+    assert examine(store) == {}
+
+
+def test_ledgers_that_are_past(store: Store, client: redis.Redis) -> None:
+    """Who writes the next one drops them, so nothing is wrong."""
+    for name, delay in (("a", 0.0), ("b", 1.0)):
+        OnceStore(store, name, None, delay).schedule("q", [entry(name, 9_999_999_999_999)])
+    store.purge("q")
+    assert examine(store) == {}
+    store.now = f"{1_000 + KEPT_SECONDS * 1_000}"
+    assert wrong(store) == set()
+    assert examine(store) == {"past": (1, 0)}
+    assert examine(store, fix=True) == {"past": (1, 1)}
+    assert client.keys("*:job:*") == client.zrange(LEDGERS, 0, -1) == [b"{q}:job:http:b"]
     assert examine(store) == {}
 
 

@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 import redis
 
+from celery_ext.http.once import OnceStore
 from kombu_delayed.keys import QueueKeys
-from kombu_delayed.store import Store
+from kombu_delayed.spark.job_ledger import Job, LedgerStore
+from kombu_delayed.spark.options import RESCHEDULE, RESTORE, SCHEDULE
+from kombu_delayed.store import Entry, Scheduled, Store
 from tests.kit.servers import available_kinds, start_server
 from tests.kit.state import entry
 
@@ -63,6 +66,40 @@ def test_nothing_that_counts_is_evicted(full: redis.Redis) -> None:
     assert (
         store.schedule_unique("q", entry("v", 9_999_999_999_999), "key", "refuse")[0] == "refused"
     )
+
+
+def due(*ids: str) -> list[Entry]:
+    return [entry(id, 1) for id in ids]
+
+
+def restore(store: LedgerStore) -> bytes:
+    move, given = store.restore_call("q", [(b"c", b"01{}")])
+    return bytes(move(store.run, **given))
+
+
+def reschedule(store: LedgerStore) -> bytes:
+    move, given = store.reschedule_call("q", [("later", "+1000000", "")])
+    return bytes(move(store.run, **given))
+
+
+def test_what_was_done_once_is_not_done_again(full: redis.Redis) -> None:
+    store = Store(full)
+    store.schedule("q", [entry("later", 9_999_999_999_999)])
+    http = OnceStore(store, "id", "tenant", 60)
+    jobs = [LedgerStore(store, Job("j", "run", 60, kind)) for kind in (SCHEDULE, RESTORE)]
+    moves = LedgerStore(store, Job("j", "run", 60, RESCHEDULE))
+    assert http.schedule("q", due("id")) == Scheduled(0, 1, 0)
+    assert jobs[0].schedule("q", due("a", "b")) == Scheduled(0, 2, 0)
+    assert (restore(jobs[1]), reschedule(moves)) == (b"1 0", b"1")
+    assert jobs[0].shards.count("q") == 1
+    assert with_an_expiry(full) <= {b"{q}:moved"}
+    fill(full)
+    full.config_set("maxmemory", 0)
+    assert http.schedule("q", due("id")) == Scheduled(0, 0, 1)
+    assert jobs[0].schedule("q", due("a", "b", "c")) == Scheduled(0, 1, 2)
+    assert (restore(jobs[1]), reschedule(moves)) == (b"0 1", b"0")
+    spread = Store(full, shards=3)
+    assert LedgerStore(spread, jobs[0].job).shards.count("q") == 1
 
 
 def test_what_older_code_has_let_expire_lasts_when_it_is_touched(client: redis.Redis) -> None:

@@ -83,8 +83,9 @@ class Server:
         return self._process.pid
 
     def client(self, **options: Any) -> redis.Redis:
-        """Return a new client that does not retry; `options` go to redis.Redis."""
+        """Return a patient client that does not retry; `options` go to redis.Redis."""
         options.setdefault("retry", Retry(NoBackoff(), 0))
+        options.setdefault("socket_timeout", 60)  # redis-py 8 gives a busy machine 5 seconds
         if self.socket_path:
             return redis.Redis(unix_socket_path=str(self.socket_path), **options)
         if self.ca_file:

@@ -99,7 +99,7 @@ def test_there_and_back(
     report = restore(rows, broker=url, job_id="j")
     assert (counts(report), report.queues) == ((305, 0, 0), QUEUES)
     with counting(QUEUES, broker=url, job_id="j") as count:
-        assert count() == 305 + len(QUEUES)
+        assert count() == 305 + 2 * len(QUEUES)
     assert records(client) == before
     assert {queue: len(check_backlog(client, queue)) for queue in QUEUES} == QUEUES
     held = filled.schedule_unique("q", entry("b", YEAR_2100_MS), "k", "refuse")
@@ -267,7 +267,8 @@ def test_the_ledger(store: Store, client: redis.Redis) -> None:
         **{b"a": b"1", b"b": b"0"},
         **{b"\x1fone": b"1", b"\x1ftwo": b"0"},
     }
-    assert 0 < client.ttl("{q}:job:j") <= 100
+    assert client.ttl("{q}:job:j") == -1
+    assert client.zrange("{q}:ledgers-until", 0, -1, withscores=True) == [(b"{q}:job:j", 101_000)]
 
 
 # Commands.

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
@@ -146,7 +147,9 @@ def test_the_same_job_again(spark: SparkSession, url: str, client: redis.Redis) 
     more = numbered(spark, 150)
     assert counts(schedule(more, broker=url, job_id="j", ledger_seconds=600)) == (50, 100, 0)
     assert messages(client).items() > before.items()
-    assert 0 < client.ttl("{celery}:job:j") <= 600
+    assert client.ttl("{celery}:job:j") == -1
+    until_ms = client.zscore("{celery}:ledgers-until", "{celery}:job:j")
+    assert time.time() < until_ms / 1000 <= time.time() + 600
 
 
 @pytest.mark.parametrize("eta", [ETA, datetime(2020, 1, 1, tzinfo=timezone.utc)])

@@ -32,6 +32,7 @@ NAMES = {
     "granted_by": "{q}:granted-by",
     "events": "{q}:events",
     "latest": "{q}:latest",
+    "ledgers_until": "{q}:ledgers-until",
     "expectations": "{q}:expectations",
     "expectations_until": "{q}:expectations-until",
     "answers": "{q}:answers",

@@ -1,0 +1,180 @@
+"""The ledgers of jobs and of requests over HTTP: how long they are kept, and who drops them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+
+from celery_ext.http.once import OnceStore
+from kombu_delayed.errors import ServerFull
+from kombu_delayed.keys import job_shards
+from kombu_delayed.spark.job_ledger import Job, LedgerStore
+from kombu_delayed.store import Store
+from tests.kit.state import entry, seed, state
+
+LATER = 9_999_999_999_999
+UNTIL = "{q}:ledgers-until"
+
+
+def job(name: str = "j", seconds: int = 100) -> Job:
+    return Job(name, "run", seconds)
+
+
+def schedule(store: Store, name: str = "j", id: str = "a") -> None:
+    LedgerStore(store, job(name)).schedule("q", [entry(id, LATER)])
+
+
+def reschedule(store: Store) -> None:
+    move, given = LedgerStore(store, job()).reschedule_call("q", [("a", f"{LATER}", "")])
+    move(store.run, **given)
+
+
+def restore(store: Store) -> None:
+    move, given = LedgerStore(store, job()).restore_call("q", [(b"a", f"0{LATER}{{}}".encode())])
+    move(store.run, **given)
+
+
+def spread(store: Store) -> None:
+    assert LedgerStore(store, job()).shards.count("q") == 1
+
+
+MOVES: dict[str, Callable[[Store], None]] = {
+    "schedule": schedule,
+    "reschedule": reschedule,
+    "restore": restore,
+    "spread": spread,
+}
+
+
+def ledgers(client: redis.Redis) -> list[str]:
+    return sorted(key.decode() for key in client.keys("*:job:*"))
+
+
+@pytest.fixture
+def store(store: Store) -> Store:
+    store.now = "1000"
+    return store
+
+
+def test_it_is_kept_until_its_time(store: Store, client: redis.Redis) -> None:
+    for now, done in ((1_000, 0), (100_999, 1), (200_998, 1), (300_998, 0)):
+        store.now = f"{now}"
+        client.delete("{q}:messages", "{q}:partitions", f"{{q}}:delayed:{LATER}")
+        already = LedgerStore(store, job()).schedule("q", [entry("a", LATER)]).already
+        assert already == done, now
+        assert state(client)[UNTIL] == {"{q}:job:j": now + 100_000}
+
+
+def test_what_was_done_over_http_is_known_until_a_day_after_its_time(
+    store: Store, client: redis.Redis
+) -> None:
+    OnceStore(store, "id", None, 50.0).schedule("q", [entry("id", LATER)])
+    assert state(client)[UNTIL] == {"{q}:job:http:id": 1_000 + (50 + 86_400) * 1_000}
+
+
+@pytest.mark.parametrize("move", [schedule, reschedule, restore])
+def test_who_writes_the_next_one_drops_those_that_are_past(
+    move: Callable[[Store], None], store: Store, client: redis.Redis
+) -> None:
+    for n in range(15):
+        schedule(store, f"old{n:02}")
+    store.now = "50000"
+    schedule(store, "young")
+    store.now = "101000"
+    move(store)
+    rest = [f"{{q}}:job:old{n}" for n in range(10, 15)]
+    assert ledgers(client) == ["{q}:job:j", *rest, "{q}:job:young"]
+    move(store)
+    assert ledgers(client) == ["{q}:job:j", "{q}:job:young"]
+    assert state(client)[UNTIL] == {"{q}:job:young": 150_000, "{q}:job:j": 201_000}
+
+
+def test_consumers_drop_those_that_are_past(store: Store, client: redis.Redis) -> None:
+    schedule(store)
+    LedgerStore(store, job()).schedule("p", [entry("a", LATER)])
+    seed(client, {f"{{{name}}}:consumers": {"A": 500_000} for name in "pqr"})
+    store.now = "100999"
+    store.renew_all(["p", "q", "r"], ["p", "q", "r"], "A", 30_000, 30_000)
+    assert ledgers(client) == ["{p}:job:j", "{q}:job:j"]
+    store.now = "101000"
+    store.renew_all(["p", "q", "r"], ["q", "r"], "A", 30_000, 30_000)
+    assert ledgers(client) == ["{p}:job:j"]
+    assert not client.exists(UNTIL)
+
+
+@pytest.mark.parametrize("move", MOVES.values(), ids=MOVES)
+def test_one_of_older_code_lasts_when_it_is_written_to(
+    move: Callable[[Store], None], store: Store, client: redis.Redis
+) -> None:
+    client.hset("{q}:job:j", "old", 1)
+    client.expire("{q}:job:j", 60)
+    move(store)
+    assert client.hget("{q}:job:j", "old") == b"1"
+    assert [client.pttl(key) for key in ("{q}:job:j", UNTIL)] == [-1, -1]
+    assert state(client)[UNTIL] == {"{q}:job:j": 101_000}
+
+
+def test_one_that_older_code_writes_to_again_goes_by_itself(
+    store: Store, client: redis.Redis
+) -> None:
+    schedule(store)
+    client.expire("{q}:job:j", 60)
+    store.now = "101000"
+    schedule(store, "other")
+    assert client.hget("{q}:job:j", "a") == b"1"
+    assert list(state(client)[UNTIL]) == ["{q}:job:other"]
+    schedule(store)
+    assert client.hget("{q}:job:j", "a") == b"1"
+    assert client.pttl("{q}:job:j") == -1
+
+
+@pytest.mark.parametrize("move", MOVES.values(), ids=MOVES)
+def test_that_of_a_queue_with_an_expiry_expires(
+    move: Callable[[Store], None], store: Store, client: redis.Redis
+) -> None:
+    client.set("{q}:expires", 60_000)
+    move(store)
+    assert all(0 < client.pttl(key) <= 100_000 for key in ("{q}:job:j", UNTIL))
+    LedgerStore(store, job("short", 10)).schedule("q", [entry("b", LATER)])
+    assert client.pttl(UNTIL) > 50_000
+
+
+def test_that_of_a_queue_that_is_declared_with_an_expiry_expires(
+    store: Store, client: redis.Redis
+) -> None:
+    LedgerStore(store, job()).schedule("q", [entry("a", LATER)], 60_000)
+    assert all(0 < client.pttl(key) <= 100_000 for key in ("{q}:job:j", UNTIL))
+
+
+@pytest.mark.parametrize("move", [schedule, restore, spread])
+def test_a_full_server_refuses_it_before_anything_is_done(
+    move: Callable[[Store], None], store: Store, client: redis.Redis
+) -> None:
+    schedule(store, "old")
+    store.now = "101000"
+    before: dict[str, Any] = dict(state(client))
+    client.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(ServerFull):
+            move(store)
+    finally:
+        client.config_set("maxmemory", 0)
+    assert state(client) == before
+
+
+def test_a_job_keeps_the_number_of_shards(store: Store, client: redis.Redis) -> None:
+    spread(store)
+    more = Store(client, shards=3, now="100999")
+    assert LedgerStore(more, job()).shards.count("q") == 1
+    more.now = "300000"
+    assert LedgerStore(more, job()).shards.count("q") == 3
+
+
+def test_a_job_of_older_code_keeps_the_number_of_shards(store: Store, client: redis.Redis) -> None:
+    client.hset(job_shards("j"), "q", 2)
+    assert LedgerStore(store, job()).shards.count("q") == 2
+    client.delete(job_shards("j"))
+    assert LedgerStore(store, job()).shards.count("q") == 2
