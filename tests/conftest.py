@@ -66,3 +66,9 @@ def client(server: Server) -> Iterator[redis.Redis]:
 def store(client: redis.Redis) -> Store:
     """A store on the server's clock; a test sets `store.now` to move it."""
     return Store(client)
+
+
+@pytest.fixture
+def no_keeper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No thread renews leases: it would send commands of its own, at times of its own."""
+    monkeypatch.setattr(keeper.Keeper, "watch", lambda keeper, lease: None)

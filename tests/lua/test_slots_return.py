@@ -11,6 +11,8 @@ from kombu_delayed.store import Entry, Store
 from tests.crash.dying import Reader
 from tests.kit.state import message
 
+pytestmark = pytest.mark.usefixtures("no_keeper")
+
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
