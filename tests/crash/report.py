@@ -45,7 +45,9 @@ def rows(result: Result) -> list[tuple[str, str]]:
     found = [(what, f"{figure:,}") for what, figure in figures]
     found.append(("earliest", f"{verdict.earliest_ms:.1f} ms" if verdict.early else "-"))
     found += _lateness("late", verdict.late_ms)
-    found += _lateness("late, outside of faults and recovery", list(verdict.calm_late_ms.values()))
+    found += _lateness(
+        "late at a worker, outside of faults and recovery", list(verdict.calm_late_ms.values())
+    )
     found.append(("— so late one in a hundred may be", f"{verdict.allowed_ms:,.0f} ms"))
     found += _lateness("— a task that no fault strikes", verdict.control_ms)
     unanswered, asked = len(verdict.pings.unanswered), verdict.pings.asked
