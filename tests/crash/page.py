@@ -87,7 +87,8 @@ def _explanations() -> list[str]:
         "after an outage, a step of the clock or a stop for the 5 s more after which a consumer "
         "looks by itself. A worker that starts or ends excuses as much. Of the other tasks 99 in "
         f"100 have to be at a worker within {LATE_MS:g} ms; from then on they wait only for other "
-        "tasks in its pool. On a machine that is busy with something else a control task, on a server and a stock worker that no fault strikes, is late too: "
+        "tasks in its pool. On a machine that is busy with something else a control task, on a "
+        "server and a stock worker that no fault strikes, is late too: "
         f"{HOPS} times its own 99th percentile is allowed, if that is more.",
         "",
         f"**Pings.** Every 2 s each worker is pinged and has {ANSWER_SECONDS:g} s to answer.",
