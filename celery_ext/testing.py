@@ -1,4 +1,4 @@
-"""The pytest plugin for Celery apps: an app on the broker of a test, and a worker for it."""
+"""The pytest plugin: a broker, a clock that it goes by, an app on that broker, a worker for it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import pytest
 if TYPE_CHECKING:
     from celery import Celery
 
-    from kombu_delayed.testing import Broker
+    from kombu_delayed.testing import Broker, Clock
 
-# Every pytest run imports this module: what is heavy is imported where it is used.
+# Every pytest run imports this module: pytest and the standard library, and all else where it is
+# used. The fixtures for Kombu alone are here as well, since kombu_delayed itself imports Kombu.
 
 APP = "delayed_celery_app"
 
@@ -31,6 +32,35 @@ VARIABLES = (
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The app may be named in pytest's configuration, in the form of `celery --app`."""
     parser.addini(APP, "the Celery app for delayed_worker, such as shop.celery:app", default="")
+
+
+@pytest.fixture(scope="session")
+def delayed_broker_url() -> Iterator[str]:
+    """URL of a broker of its own for this test session; use `delayed_broker` for an empty one."""
+    from kombu_delayed.testing.session import session_server
+
+    with session_server() as directory:
+        yield f"delayed+embedded://{directory}"
+
+
+@pytest.fixture
+def delayed_broker(delayed_broker_url: str) -> Iterator[Broker]:
+    """The session's broker, without any message."""
+    from kombu_delayed.testing import Broker
+
+    broker = Broker(delayed_broker_url)
+    broker.empty()
+    yield broker
+    broker.empty()
+    broker.close()
+
+
+@pytest.fixture
+def delayed_clock(delayed_broker: Broker) -> Clock:
+    """The clock by which messages of `delayed_broker` fall due: `advance(days=3)`."""
+    from kombu_delayed.testing import Clock
+
+    return Clock(delayed_broker)
 
 
 @pytest.fixture(scope="session")

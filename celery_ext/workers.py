@@ -1,6 +1,6 @@
 """Workers give back what they have not begun, with no import line.
 
-Celery's command line imports this module, and Python's start-up hook does with Celery's worker.
+Celery's command line imports this module, and so does our transport in other programs with Celery.
 """
 
 from __future__ import annotations

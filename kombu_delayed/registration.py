@@ -1,12 +1,14 @@
-"""Makes Kombu know the URL schemes.
+"""Makes Kombu know the URL schemes, and Celery's workers those of our extension.
 
-Kombu loads the entry points of the group `kombu.serializers` in every process that imports it; ours
-leads here, so that `delayed+redis://` works in any program with no import line. It must stay light:
-it runs while Kombu itself is being imported.
+Kombu loads the entry points of the group `kombu.serializers` with its serializers, which all that
+imports Celery does; ours leads here, so that `delayed+redis://` works with no import line. It must
+stay light: it runs while Kombu itself is being imported.
 """
 
 from __future__ import annotations
 
+import sys
+from importlib import import_module
 from typing import Any
 
 from kombu.transport import TRANSPORT_ALIASES
@@ -28,6 +30,16 @@ def register() -> None:
     TRANSPORT_ALIASES["delayed"] = "kombu_delayed.transport:Transport"
     for scheme in SCHEMES:
         TRANSPORT_ALIASES[f"delayed+{scheme}"] = "kombu_delayed.transport:Transport"
+
+
+def watch_workers() -> None:
+    """Let the workers of this process end well, where it has Celery; twice is safe.
+
+    A worker asks its transport what it can do just before it tells that it begins: in time for the
+    extension to hear of that, though nobody has imported it.
+    """
+    if sys.modules.get("celery"):
+        import_module("celery_ext.workers")
 
 
 def _dumps(value: Any) -> str:

@@ -17,6 +17,7 @@ from .decisions import rules_of
 from .native import get_logger
 from .options import Options
 from .poller import Poller
+from .registration import watch_workers
 from .sentinel import SentinelChannel
 
 logger = get_logger(__name__)
@@ -41,6 +42,7 @@ class Transport(stock.Transport):
     recoverable_channel_errors = stock.Transport.channel_errors
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
+        watch_workers()
         urls.take_credentials(client)
         urls.name_server(client)
         super().__init__(client, **kwargs)

@@ -22,7 +22,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    # The pytest plugin is imported by every pytest run: nothing heavy before it is used.
+    # FakeStore does without a server, and so without what the others import.
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

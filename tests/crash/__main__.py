@@ -29,6 +29,7 @@ def run_shown(console: Console, order: Order) -> Result:
 
 @click.command()
 @click.option("--minutes", type=click.FloatRange(0.1), default=5, show_default=True)
+@click.option("--stock-minutes", type=click.FloatRange(0.1), help="If not as many as ours.")
 @click.option("--seed", type=int, default=1, show_default=True)
 @click.option(
     "--transport",
@@ -63,6 +64,7 @@ def run_shown(console: Console, order: Order) -> Result:
 @click.option("--write", type=click.Path(path_type=Path), help="Write a page of the results.")
 def main(
     minutes: float,
+    stock_minutes: float | None,
     seed: int,
     transports: tuple[str, ...],
     server: str,
@@ -84,7 +86,8 @@ def main(
             if (kind, name) == ("cluster", "stock"):
                 continue  # Kombu has no such transport
             kept = keep / kind / name if keep else None
-            seconds = minutes * 60 / len(kinds)
+            whole = stock_minutes or minutes if name == "stock" else minutes
+            seconds = whole * 60 / len(kinds)
             order = Order(seconds, seed, name, rate, every, kept, kind, reshard, policyless)
             result = run_shown(console, order)
             results.append(result)
@@ -93,7 +96,9 @@ def main(
             console.print(report.as_table(results))
             runs.append(results)
     if write:
-        command = f"python -m tests.crash --minutes {minutes:g} --seed {seed} --rate {rate:g} "
+        command = f"python -m tests.crash --minutes {minutes:g} "
+        command += f"--stock-minutes {stock_minutes:g} " if stock_minutes else ""
+        command += f"--seed {seed} --rate {rate:g} "
         command += f"--every {every:g} --server {server} --reshard {reshard} "
         command += "--policyless " * policyless
         if len(transports) == 1:

@@ -9,7 +9,7 @@ from tests.crash.broker import LEASE_SECONDS
 from tests.crash.calm import HOPS, LATE_MS
 from tests.crash.pings import ANSWER_SECONDS
 from tests.crash.remains import STAY
-from tests.crash.report import TITLES, answer_rows, limit_rows, rows, title
+from tests.crash.report import answer_rows, heading, limit_rows, rows, title
 from tests.crash.run import Result
 
 HEADINGS = {
@@ -50,10 +50,10 @@ def as_page(runs: Sequence[Sequence[Result]], command: str) -> str:
 
 
 def _section(results: Sequence[Result], alone: bool) -> list[str]:
-    titles = " | ".join(TITLES[result.order.transport] for result in results)
-    heading = [] if alone else [f"## {HEADINGS[results[0].order.server]}", ""]
+    titles = " | ".join(map(heading, results))
+    headings = [] if alone else [f"## {HEADINGS[results[0].order.server]}", ""]
     return [
-        *heading,
+        *headings,
         f"| {title(results[0])} | {titles} |",
         "|---|" + "---:|" * len(results),
         *(
@@ -86,8 +86,9 @@ def _explanations() -> list[str]:
         "**Outside of faults and recovery.** A fault excuses what is late for 1.5 s after it, and "
         "after an outage, a step of the clock or a stop for the 5 s more after which a consumer "
         "looks by itself. A worker that starts or ends excuses as much. Of the other tasks 99 in "
-        f"100 have to start within {LATE_MS:g} ms. On a machine that is busy with something else a "
-        "control task, on a server and a stock worker that no fault strikes, is late too: "
+        f"100 have to be at a worker within {LATE_MS:g} ms; from then on they wait only for other "
+        "tasks in its pool. On a machine that is busy with something else a control task, on a "
+        "server and a stock worker that no fault strikes, is late too: "
         f"{HOPS} times its own 99th percentile is allowed, if that is more.",
         "",
         f"**Pings.** Every 2 s each worker is pinged and has {ANSWER_SECONDS:g} s to answer.",

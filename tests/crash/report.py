@@ -26,6 +26,7 @@ def rows(result: Result) -> list[tuple[str, str]]:
     ended = sum(life.fate == "by itself" for life in result.crew.lives)
     hung = sum(life.fate == "hung" for life in result.crew.lives)
     figures = [
+        ("faults", sum(result.faults.values())),
         ("sent", result.sent),
         ("accepted", result.sent - result.refused),
         ("executions expected, with retries and chains", verdict.expected),
@@ -45,7 +46,9 @@ def rows(result: Result) -> list[tuple[str, str]]:
     found = [(what, f"{figure:,}") for what, figure in figures]
     found.append(("earliest", f"{verdict.earliest_ms:.1f} ms" if verdict.early else "-"))
     found += _lateness("late", verdict.late_ms)
-    found += _lateness("late, outside of faults and recovery", list(verdict.calm_late_ms.values()))
+    found += _lateness(
+        "late at a worker, outside of faults and recovery", list(verdict.calm_late_ms.values())
+    )
     found.append(("— so late one in a hundred may be", f"{verdict.allowed_ms:,.0f} ms"))
     found += _lateness("— a task that no fault strikes", verdict.control_ms)
     unanswered, asked = len(verdict.pings.unanswered), verdict.pings.asked
@@ -110,7 +113,7 @@ def as_table(results: Sequence[Result]) -> Table:
     table = Table(title=title(results[0]), title_justify="left")
     table.add_column("what")
     for result in results:
-        table.add_column(TITLES[result.order.transport].strip("`"), justify="right")
+        table.add_column(heading(result).replace("`", ""), justify="right")
     for cells in zip(*map(rows, results), strict=True):
         table.add_row(cells[0][0].replace("*", ""), *(cell[1] for cell in cells))
     for result in results:
@@ -122,8 +125,12 @@ def as_table(results: Sequence[Result]) -> Table:
 
 
 def title(result: Result) -> str:
-    order = result.order
-    return f"{order.seconds / 60:g} min, seed {order.seed}, {sum(result.faults.values())} faults"
+    return f"seed {result.order.seed}"
+
+
+def heading(result: Result) -> str:
+    """Of the column of a run."""
+    return f"{TITLES[result.order.transport]}, {result.order.seconds / 60:.3g} min"
 
 
 def findings(result: Result) -> str:

@@ -59,7 +59,8 @@ class Verdict:
     late_ms: list[float] = field(default_factory=list)
     #: Of what waits for room within limits as well.
     limited_late_ms: list[float] = field(default_factory=list)
-    #: Outside of faults and of the recovery from them.
+    #: Until a worker had it, outside of faults and of the recovery from them: what keeps it waiting
+    #: from then on are other tasks in the worker's pool.
     calm_late_ms: dict[Key, float] = field(default_factory=dict)
     #: Messages that were on the server at the end, and in which keys.
     left: Mapping[Key, list[str]] = field(default_factory=dict)
@@ -241,5 +242,6 @@ class _Judge:
             verdict.limited_late_ms.append(late_ms)
             return
         verdict.late_ms.append(late_ms)
-        if self.calm.covers(wanted, start):
-            verdict.calm_late_ms[execution.key] = late_ms
+        received = min((hold.at for hold in execution.holds), default=start)
+        if self.calm.covers(wanted, received):
+            verdict.calm_late_ms[execution.key] = max(received - wanted, 0) * 1000

@@ -1,0 +1,48 @@
+"""This package as its users have it: a wheel in a virtual environment, and nothing of this tree."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+from tests.kit.workers import ROOT
+
+
+class Installed:
+    """An environment with the wheel of this tree. What that depends on is linked into it."""
+
+    def __init__(self, directory: Path) -> None:
+        venv.create(directory, symlinks=True)
+        self.python = str(directory / "bin" / "python")
+        (self.site,) = directory.glob("lib/python*/site-packages")
+        _link_dependencies(self.site)
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
+        command += ["--no-build-isolation", "--disable-pip-version-check", "--target"]
+        subprocess.run([*command, self.site, ROOT], check=True, stdin=subprocess.DEVNULL)
+
+    def run(self, *arguments: str, cwd: Path) -> str:
+        """Run Python in a directory; returns what it prints."""
+        done = subprocess.run(
+            [self.python, *arguments],
+            cwd=cwd,
+            env={**os.environ, "PYTHONPATH": ""},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+
+def _link_dependencies(site: Path) -> None:
+    for place in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
+        for each in Path(place).iterdir():
+            ours = "kombu_delayed" in each.name or each.name.startswith(("celery_ext", "__"))
+            # What is in .pth files would be read, or run, when this environment's Python starts.
+            if not ours and each.suffix != ".pth":
+                (site / each.name).symlink_to(each)
