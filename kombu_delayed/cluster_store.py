@@ -12,7 +12,6 @@ from .cluster_wire import ClusterWire, slot_of
 from .errors import UNREACHABLE, NodeDown
 from .format import Format
 from .native import get_logger
-from .scripts import Script
 from .shards import QueueShards, Shards
 from .slots import hash_tag, queue_with
 from .store import Store
@@ -62,13 +61,11 @@ class ClusterStore(Store):
         """The node that has a queue. Raises NodeDown where none has."""
         return self.cluster.node(slot_of(("", self.keys(queue).wake)))
 
-    def _again(self, move: Script, call: tuple[Any, ...]) -> Any:
-        """Its slot may be on its way to another node; None: it cannot be asked now."""
-        try:
-            return super()._again(move, call)
-        except UNREACHABLE as error:
-            logger.info("Cannot renew the lease on a queue now: %s", error)
+    def _heard(self, answer: Any) -> Any:
+        if isinstance(answer, UNREACHABLE):
+            logger.info("Cannot renew the lease on a queue now: %s", answer)
             return None
+        return super()._heard(answer)
 
     def _hash_tag(self, queue: str) -> str:
         return hash_tag(queue)

@@ -708,9 +708,9 @@ class Store:
         They last for `idle_ms` where it holds nothing. One round trip for many queues.
         """
         parts = [*chunks(queues, self.renewals_at_once)]
-        move = script("renew")
-        calls = [
-            move.pack(
+        calls: list[Call] = [
+            (
+                script("renew"),
                 {
                     "keys": self._keys_to_renew(part, consumer),
                     "now": self.now,
@@ -719,11 +719,17 @@ class Store:
                     "idle_ms": idle_ms,
                     "far_ms": lease_ms * FAR_LEASES,
                     "renewed": [n for n, queue in enumerate(part, 1) if queue in renewed],
-                }
+                },
             )
             for part in parts
         ]
-        return merged(zip(parts, self._answers(move, calls), strict=True))
+        return merged(zip(parts, map(self._heard, self.together(calls)), strict=True))
+
+    def _heard(self, answer: Any) -> Any:
+        """What was said of some leases; None: they could not be asked. Raises what was refused."""
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     def _keys_to_renew(self, queues: Sequence[str], consumer: str) -> list[str]:
         keys = [self.keys(queue) for queue in queues]
@@ -732,19 +738,6 @@ class Store:
             *(each.unacked(consumer) for each in keys),
             *(each.slots(consumer) for each in keys),
         ]
-
-    def _answers(self, move: Script, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
-        if len(calls) == 1:
-            return [self._again(move, calls[0])]
-        answers = self.run.many([("EVALSHA", move.sha, *call) for call in calls])
-        return [
-            self._again(move, call) if isinstance(answer, Exception) else answer
-            for call, answer in zip(calls, answers, strict=True)
-        ]
-
-    def _again(self, move: Script, call: tuple[Any, ...]) -> Any:
-        """What one call says, by itself."""
-        return move.send(self.run, call)
 
     def reclaim(self, queue: str, consumer: str, ended_ms: int | None = None) -> int:
         """Put back the messages of a consumer whose lease has ended; returns how many.
