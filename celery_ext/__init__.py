@@ -5,29 +5,29 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .bulk import BulkReport
-    from .correlation import Expectation, expect, fail, respond
-    from .delayed import Delayed, Outcome
+    from .control.answers import Expectation, expect, fail, respond
+    from .control.bulk.schedule import BulkReport
+    from .control.delayed import Delayed, Outcome
     from .errors import BackupError, BrokerError, BulkError, QueryError
-    from .extend import install
-    from .query import Query
-    from .task_info import TaskInfo
+    from .tasks.query import Query
+    from .tasks.task_info import TaskInfo
+    from .worker.install import install
 
 _HOMES = {
     "BackupError": "errors",
     "BrokerError": "errors",
     "BulkError": "errors",
-    "BulkReport": "bulk",
-    "Delayed": "delayed",
-    "Expectation": "correlation",
-    "Outcome": "delayed",
-    "Query": "query",
+    "BulkReport": "control.bulk.schedule",
+    "Delayed": "control.delayed",
+    "Expectation": "control.answers",
+    "Outcome": "control.delayed",
+    "Query": "tasks.query",
     "QueryError": "errors",
-    "TaskInfo": "task_info",
-    "expect": "correlation",
-    "fail": "correlation",
-    "install": "extend",
-    "respond": "correlation",
+    "TaskInfo": "tasks.task_info",
+    "expect": "control.answers",
+    "fail": "control.answers",
+    "install": "worker.install",
+    "respond": "control.answers",
 }
 
 __all__ = [

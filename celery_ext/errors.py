@@ -9,7 +9,7 @@ from kombu.exceptions import OperationalError
 from kombu_delayed.errors import DelayedError
 
 if TYPE_CHECKING:
-    from .bulk import BulkReport
+    from .control.bulk.schedule import BulkReport
 
 
 class BrokerError(DelayedError):

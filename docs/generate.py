@@ -8,15 +8,18 @@ from dataclasses import MISSING, fields
 from functools import cached_property
 from pathlib import Path
 
-from celery_ext.correlation.options import SETTING as EXPECTATIONS
-from celery_ext.correlation.options import ExpectationOptions
+from celery_ext.control.answers.options import SETTING as EXPECTATIONS
+from celery_ext.control.answers.options import ExpectationOptions
 from celery_ext.http.app import OPERATIONS
 from celery_ext.http.options import SETTING, HttpOptions
 from celery_ext.metrics.names import METRICS
 from celery_ext.metrics.options import SETTING as METRICS_SETTING
 from celery_ext.metrics.options import MetricsOptions
-from kombu_delayed.backlog import NEVER_MS
-from kombu_delayed.keys import (
+from celery_ext.spark.options import ReadOptions, WriteOptions
+from celery_ext.spark.source.columns import COLUMNS
+from kombu_delayed.connection.options import PREFIX, Options
+from kombu_delayed.inspection.backlog import NEVER_MS
+from kombu_delayed.store.keys import (
     QueueKeys,
     bindings,
     format_version,
@@ -29,9 +32,6 @@ from kombu_delayed.keys import (
     shard_count,
     shard_counts,
 )
-from kombu_delayed.options import PREFIX, Options
-from kombu_delayed.spark.columns import COLUMNS
-from kombu_delayed.spark.options import ReadOptions, WriteOptions
 
 DOCS = Path(__file__).parent
 LUA = DOCS.parent / "kombu_delayed" / "lua"
@@ -114,7 +114,7 @@ def keys_page() -> str:
     lines.append("\nA shard of it is a queue `q\\x1f1`, `q\\x1f2`, …; shard 0 is `q` itself.")
     lines.append(
         "On a Cluster a shard's keys have a number behind that name, `{q\\x1f1\\x1f…}:…`, found so "
-        "that the slot is in its place: `kombu_delayed.slots.hash_tag`."
+        "that the slot is in its place: `kombu_delayed.store.shard_placement.hash_tag`."
     )
     return "\n".join(lines) + "\n"
 

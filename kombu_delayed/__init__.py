@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING, Any
 from .registration import register
 
 if TYPE_CHECKING:
-    from .dead import DeadLetters
+    from .connection.options import Options
     from .errors import DelayedError
-    from .options import Options
-    from .store import Store
-    from .transport import Transport
+    from .inspection.dead_letters import DeadLetters
+    from .store.store import Store
+    from .transport.transport import Transport
 
 __version__ = "0.2.0.dev0"
 __all__ = ["DeadLetters", "DelayedError", "Options", "Store", "Transport", "__version__"]
 
 _HOMES = {
-    "DeadLetters": "dead",
+    "DeadLetters": "inspection.dead_letters",
     "DelayedError": "errors",
-    "Options": "options",
-    "Store": "store",
-    "Transport": "transport",
+    "Options": "connection.options",
+    "Store": "store.store",
+    "Transport": "transport.transport",
 }
 
 register()

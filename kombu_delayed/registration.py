@@ -27,9 +27,9 @@ SCHEMES = (
 
 def register() -> None:
     """Add `delayed` and `delayed+…` to Kombu's transports; twice is safe."""
-    TRANSPORT_ALIASES["delayed"] = "kombu_delayed.transport:Transport"
+    TRANSPORT_ALIASES["delayed"] = "kombu_delayed.transport.transport:Transport"
     for scheme in SCHEMES:
-        TRANSPORT_ALIASES[f"delayed+{scheme}"] = "kombu_delayed.transport:Transport"
+        TRANSPORT_ALIASES[f"delayed+{scheme}"] = "kombu_delayed.transport.transport:Transport"
 
 
 def watch_workers() -> None:
@@ -39,7 +39,7 @@ def watch_workers() -> None:
     extension to hear of that, though nobody has imported it.
     """
     if sys.modules.get("celery"):
-        import_module("celery_ext.workers")
+        import_module("celery_ext.worker.hooks")
 
 
 def _dumps(value: Any) -> str:

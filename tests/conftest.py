@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from kombu_delayed import keeper
-from kombu_delayed.store import Store
+from kombu_delayed.consumer.lease import keeper
+from kombu_delayed.store.store import Store
 from tests.kit.servers import Server, available_kinds, start_server
 from tests.kit.workers import heed_signals
 

@@ -10,27 +10,27 @@ from typing import Any
 import click
 from celery.bin.base import handle_preload_options
 
-from .. import workers  # noqa: F401  which watches them
+from ..worker import hooks  # noqa: F401  which watches them
 from .lazy import LazyGroup
 
 #: Command -> the module of this package that has it.
 COMMANDS = {
-    "list": "tasks",
-    "show": "tasks",
-    "find": "tasks",
-    "count": "tasks",
-    "metrics": "metrics",
-    "forecast": "forecast",
-    "watch": "watch",
-    "events": "events",
-    "cancel": "change",
-    "reschedule": "change",
-    "run-now": "change",
-    "dead": "dead",
-    "expectations": "expectations",
-    "limits": "limits",
-    "consumers": "consumers",
-    "partitions": "partitions",
+    "list": "tasks.listing",
+    "show": "tasks.listing",
+    "find": "tasks.listing",
+    "count": "tasks.listing",
+    "metrics": "queues.metrics",
+    "forecast": "queues.forecast",
+    "watch": "queues.watch",
+    "events": "tasks.events",
+    "cancel": "tasks.change",
+    "reschedule": "tasks.change",
+    "run-now": "tasks.change",
+    "dead": "tasks.dead",
+    "expectations": "tasks.expectations",
+    "limits": "queues.limits",
+    "consumers": "queues.consumers",
+    "partitions": "queues.partitions",
     "doctor": "doctor",
     "backup": "backup",
     "restore": "backup",

@@ -8,10 +8,10 @@ from typing import Any, TypeAlias
 
 import click
 
-from .. import backup as backups
+from ..control.backup import transfer as backups
+from ..tasks.formatting import letters_word, number, plain, table, tasks_word
 from .criteria import queue_option
 from .session import Session, command
-from .words import letters_word, number, plain, table, tasks_word
 
 Counts: TypeAlias = dict[str, dict[str, int]]
 

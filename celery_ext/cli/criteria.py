@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 from celery.app.utils import find_app
 
-from ..query import Query
+from ..tasks.query import Query
 from .times import TIME
 
 F = TypeVar("F", bound=Callable[..., Any])

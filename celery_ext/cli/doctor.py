@@ -7,13 +7,13 @@ from typing import Any
 import click
 from rich.text import Text
 
-from kombu_delayed.doctor import Doctor, examine_server
-from kombu_delayed.findings import Finding
-from kombu_delayed.shards import label, queue_of
+from kombu_delayed.inspection.doctor import Doctor, examine_server
+from kombu_delayed.inspection.faults import Finding
+from kombu_delayed.store.shards import label, queue_of
 
+from ..tasks.formatting import number, plain, queue_data, table
 from .criteria import queue_option
 from .session import Session, command
-from .words import number, plain, queue_data, table
 
 
 @command("doctor")

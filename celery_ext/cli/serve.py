@@ -85,9 +85,9 @@ def run(
 ) -> None:
     """Serve until a signal. Raises ClickException for what the user can put right."""
     try:
+        from ..http.access_log import show_logs
         from ..http.app import Api
-        from ..http.logs import show_logs
-        from ..http.server import LOOPBACK_HOSTS, is_loopback, make_server
+        from ..http.serving.server import LOOPBACK_HOSTS, is_loopback, make_server
     except ModuleNotFoundError as error:
         raise click.ClickException(
             f"this needs {error.name}: pip install 'kombu-delayed[http]'"

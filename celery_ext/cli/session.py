@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from kombu_delayed.errors import UNREACHABLE, DelayedError
 
-from ..delayed import Delayed
+from ..control.delayed import Delayed
 from ..errors import QueryError
 
 #: What is printed into a file or a pipe may be as wide.

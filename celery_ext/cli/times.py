@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from kombu_delayed.message import parse_iso8601
-from kombu_delayed.units import read_span
+from kombu_delayed.message.durations import read_span
+from kombu_delayed.message.envelope import parse_iso8601
 
 
 class Span(click.ParamType):  # type: ignore[type-arg]

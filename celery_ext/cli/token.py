@@ -9,13 +9,13 @@ from typing import Any
 import click
 from click_didyoumean import DYMGroup  # type: ignore[import-untyped]
 
-from ..http.identity import SCOPES
-from ..http.tokens import Token, Tokens
-from ..times import from_ms
+from ..http.auth.identity import SCOPES
+from ..http.auth.tokens import Token, Tokens
+from ..tasks.formatting import moment, plain, table
+from ..tasks.times import from_ms
 from .criteria import TEXT
 from .session import Session, command
 from .times import SPAN
-from .words import moment, plain, table
 
 
 @click.group("token", cls=DYMGroup)

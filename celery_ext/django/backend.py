@@ -23,13 +23,13 @@ from django.tasks.signals import task_enqueued
 from django.utils import timezone
 from kombu.utils.functional import maybe_list
 
-from kombu_delayed.lookup import lookup_by_id
-from kombu_delayed.transport import Transport
+from kombu_delayed.inspection.lookup import lookup_by_id
+from kombu_delayed.transport.transport import Transport
 
-from ..body import read_body
-from ..delayed import Delayed
+from ..control.delayed import Delayed
 from ..errors import BrokerError
-from ..task_info import TaskInfo
+from ..tasks.body import read_body
+from ..tasks.task_info import TaskInfo
 from .record import (
     Record,
     change,

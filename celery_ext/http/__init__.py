@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .app import Api
+    from .callbacks.signature import SignatureError, sign, verify
     from .options import HttpOptions
-    from .signature import SignatureError, sign, verify
 
 _HOMES = {
     "Api": "app",
     "HttpOptions": "options",
-    "SignatureError": "signature",
-    "sign": "signature",
-    "verify": "signature",
+    "SignatureError": "callbacks.signature",
+    "sign": "callbacks.signature",
+    "verify": "callbacks.signature",
 }
 
 __all__ = ["Api", "HttpOptions", "SignatureError", "sign", "verify"]

@@ -15,8 +15,8 @@ from celery.utils.log import get_logger
 from ..cli.serve import run, serve_options
 from ..cli.session import expected_failures
 from .options import HttpOptions
-from .standalone import BROKER, OPTIONS, make_app
-from .worker_process import WorkerProcess
+from .serving.standalone import BROKER, OPTIONS, make_app
+from .serving.worker_process import WorkerProcess
 
 #: The secrets that callbacks are signed with: they belong in no list of processes.
 SECRETS = "DELAYED_CALLBACK_SECRETS"

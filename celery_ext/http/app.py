@@ -18,41 +18,40 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from ..errors import QueryError
-from . import (
-    bulk_lines,
+from .api.endpoints import (
+    answers,
+    bulk,
     dead_letters,
-    delayedqueue,
     event_stream,
     export,
-    later,
     limits,
     metrics_page,
     queues,
-    responses,
-    searching,
+    search,
     tasks,
     tenants,
 )
-from .gate import Gate
-from .jobs import register
-from .openapi import document
-from .operations import Operation, endpoint
+from .api.openapi import document
+from .api.operations import Operation, endpoint
+from .auth.rate_limit import Rates
+from .callbacks.jobs import register
+from .dialects import delayedqueue, later
+from .middleware import Gate
 from .options import HttpOptions
 from .pages.site import Site
 from .problems import BROKER_FAILS, Problem, answer, broker_away
-from .rates import Rates
-from .service import Service
+from .service.service import Service
 
 OPERATIONS: list[Operation] = [
     *tasks.OPERATIONS,
-    *searching.OPERATIONS,
-    *bulk_lines.OPERATIONS,
+    *search.OPERATIONS,
+    *bulk.OPERATIONS,
     *queues.OPERATIONS,
     *limits.OPERATIONS,
     *tenants.OPERATIONS,
     *dead_letters.OPERATIONS,
     *event_stream.OPERATIONS,
-    *responses.OPERATIONS,
+    *answers.OPERATIONS,
     *export.OPERATIONS,
     *metrics_page.OPERATIONS,
     *later.OPERATIONS,

@@ -7,7 +7,7 @@ from typing import Any
 
 from celery import Celery
 
-from ..settings import option, parse
+from ..app.settings import option, parse
 
 #: Where an app's configuration has them.
 SETTING = "delayed_http"

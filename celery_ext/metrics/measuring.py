@@ -20,8 +20,8 @@ from prometheus_client import (
 )
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from kombu_delayed import meter
-from kombu_delayed.shards import queue_of
+from kombu_delayed.store import instrumentation
+from kombu_delayed.store.shards import queue_of
 
 from .names import BROKER, METRICS, PREFIX, Metric
 
@@ -49,14 +49,14 @@ def measure(registry: CollectorRegistry = REGISTRY, *, by_task: bool = False) ->
             _meters[registry] = PrometheusMeter(registry)
         found = _meters[registry]
         found.by_task = found.by_task or by_task
-        meter.current = found
+        instrumentation.current = found
         return found
 
 
 def _forget_parents() -> None:
     """A lock of prometheus_client that another thread of the parent held stays locked here."""
     if MULTIPROCESS not in os.environ:
-        meter.current = None
+        instrumentation.current = None
 
 
 os.register_at_fork(after_in_child=_forget_parents)
@@ -92,7 +92,7 @@ def _safely(tell: Callable[..., None]) -> Callable[..., None]:
     return told
 
 
-class PrometheusMeter(meter.Meter):
+class PrometheusMeter(instrumentation.Meter):
     """A meter whose counts are in a registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from celery import Celery
 
-from ..settings import option, parse
+from ..app.settings import option, parse
 
 #: Where an app's configuration has them.
 SETTING = "delayed_metrics"

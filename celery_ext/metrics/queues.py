@@ -11,9 +11,9 @@ from prometheus_client.registry import Collector
 from redis.exceptions import RedisError
 
 from kombu_delayed.errors import UNREACHABLE, DelayedError
-from kombu_delayed.metrics import Metrics
+from kombu_delayed.store.queue_metrics import Metrics
 
-from ..delayed import Delayed
+from ..control.delayed import Delayed
 from .names import BROKER, METRICS, PREFIX
 
 #: Queues that are told of.

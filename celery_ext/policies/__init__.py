@@ -8,21 +8,21 @@ Importing this package, as everybody does who declares one, is all that is neede
 
 from __future__ import annotations
 
-from kombu_delayed.decisions import Bury, Delay, Drop, Run
+from kombu_delayed.consumer.policy.decisions import Bury, Delay, Drop, Run
 
-from ..outcome_results import NotRun
-from .catch_up import DropOlder, Latest, Spread
-from .fair import Fair, Order
+from ..tasks.outcome_results import NotRun
 from .hand_over import HandOver
-from .limit import Drain, Limit, Shares
+from .limits.fair import Fair, Order
+from .limits.limit import Drain, Limit, Shares
+from .limits.throttler import Running, Throttler
 from .message import Message
 from .policy import Policy, PolicyError
-from .retries import Attempt, Backoff, GiveUp, Retry, RetryStrategy
+from .retry.strategies import Attempt, Backoff, GiveUp, Retry, RetryStrategy
 from .rules import use_rules
 from .steps import watch_workers
-from .throttler import Running, Throttler
-from .timeout import Timeout
-from .window import Window
+from .times.catch_up import DropOlder, Latest, Spread
+from .times.timeout import Timeout
+from .times.window import Window
 
 __all__ = [
     "Attempt",

@@ -8,9 +8,9 @@ from typing import Any
 from kombu import Connection, Queue, pools
 from kombu.exceptions import OperationalError
 
-from kombu_delayed.decisions import Decision, Delay, Drop
+from kombu_delayed.consumer.policy.decisions import Decision, Delay, Drop
 
-from ..body import raw_body
+from ..tasks.body import raw_body
 from .message import Message
 from .policy import Policy, PolicyError
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from celery import Celery
 
-from kombu_delayed.decisions import Arrival
-from kombu_delayed.gate import slots_in
-from kombu_delayed.shards import queue_of
+from kombu_delayed.consumer.policy.decisions import Arrival
+from kombu_delayed.message.ticket import slots_in
+from kombu_delayed.store.shards import queue_of
 
-from ..body import read_body
-from ..task_info import TaskInfo
+from ..tasks.body import read_body
+from ..tasks.task_info import TaskInfo
 
 
 class Message:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kombu_delayed.decisions import Decision, Run
+from kombu_delayed.consumer.policy.decisions import Decision, Run
 from kombu_delayed.errors import OptionError
 
 from .message import Message

@@ -8,13 +8,13 @@ from typing import Any
 from celery import Celery, _state
 from celery.utils.log import get_logger
 
-from kombu_delayed import decisions
-from kombu_delayed.decisions import Arrival, Decision, Declared, Plan, Run
-from kombu_delayed.gate import Gate, LimitNumbers, Ticket, version_of
-from kombu_delayed.shards import queue_of
+from kombu_delayed.consumer.policy import decisions
+from kombu_delayed.consumer.policy.decisions import Arrival, Decision, Declared, Plan, Run
+from kombu_delayed.message.ticket import Gate, LimitNumbers, Ticket, version_of
+from kombu_delayed.store.shards import queue_of
 
-from ..outcome_results import store_outcome
-from .gated import Gated
+from ..tasks.outcome_results import store_outcome
+from .limits.gated import Gated
 from .message import Message
 from .policy import RUN, Policy, PolicyError, checked
 

@@ -8,8 +8,8 @@ from celery import Celery, _state, bootsteps
 from celery.signals import worker_init
 
 from .policy import checked
-from .retries import RetryStrategy
-from .retrying import follow
+from .retry.following import follow
+from .retry.strategies import RetryStrategy
 from .rules import OPTION, Rules
 
 _UID = f"{__name__}.worker_init"

@@ -19,16 +19,16 @@ from kombu.utils.json import loads
 from redis.exceptions import RedisError, ResponseError
 
 from ..errors import UNREACHABLE, DelayedError, MessageError, UrlError
-from ..keys import literal
-from ..message import due, open_envelope, open_kept, to_json
-from ..scripts import script
-from ..shards import label, queue_of
-from ..store import CALL_LIMIT, Store
+from ..message.envelope import due, open_envelope, open_kept, to_json
+from ..store.keys import literal
+from ..store.scripts import script
+from ..store.shards import label, queue_of
+from ..store.store import CALL_LIMIT, Store
 from .dead import dead_steps
 from .gather import gather_steps
 
 if TYPE_CHECKING:
-    from ..channel import Channel
+    from ..transport.channel import Channel
 
 Direction: TypeAlias = Literal["to-delayed", "to-stock"]
 Progress: TypeAlias = Callable[[int], Any]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from kombu.utils.json import loads
 
 from ..errors import MessageError
-from ..message import UNREADABLE_BODY, check_task, open_envelope
-from ..store import CALL_LIMIT, DeadLetter
+from ..message.envelope import UNREADABLE_BODY, check_task, open_envelope
+from ..store.store import CALL_LIMIT, DeadLetter
 
 if TYPE_CHECKING:
     from . import ToStock

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..shards import is_shard, queue_of
-from ..store import CALL_LIMIT
+from ..store.shards import is_shard, queue_of
+from ..store.store import CALL_LIMIT
 
 if TYPE_CHECKING:
     from . import ToStock

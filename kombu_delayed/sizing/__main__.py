@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
+from ..connection.options import Options
 from ..errors import OptionError
-from ..options import Options
-from ..units import read_rate, read_size, read_span
+from ..message.durations import read_rate, read_size, read_span
 from .plan import FRAGMENTATION, Load, Plan, plan
 
 Callback = Callable[[click.Context, click.Parameter, str], float]

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import redis
 
-from .. import embedded
+from ..embedded import server as embedded
 from ..errors import DelayedError
-from ..keys import SEPARATOR
-from ..store import Store
+from ..store.keys import SEPARATOR
+from ..store.store import Store
 from .keyspace import text
 from .state import QueueState, dump
 

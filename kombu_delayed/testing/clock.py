@@ -14,8 +14,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from ..message import eta_to_ms
-from ..scripts import Script
+from ..message.envelope import eta_to_ms
+from ..store.scripts import Script
 from .broker import Broker
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from .. import embedded
+from ..embedded import server as embedded
 from ..errors import EmbeddedServerError
 
 PREFIX = "kombu-delayed-test-"

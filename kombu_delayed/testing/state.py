@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from copy import copy
 from typing import Any, TypedDict
 
-from ..backlog import Backlog
-from ..keys import step_char
-from ..message import Kept
-from ..store import Entry, Store
+from ..inspection.backlog import Backlog
+from ..message.envelope import Kept
+from ..store.keys import step_char
+from ..store.store import Entry, Store
 from .keyspace import raw, read_key, text, write_key
 
 #: How long a consumer counts as alive for which nothing else is said.

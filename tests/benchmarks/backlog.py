@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from time import perf_counter
 
-from kombu_delayed.store import Entry, Store
+from kombu_delayed.store.store import Entry, Store
 from tests.benchmarks.fill import entries, fill, store_of
 from tests.benchmarks.report import NOTHING, Benchmark, Figures, Row, medians
 from tests.benchmarks.rig import Rig

@@ -17,7 +17,7 @@ from time import perf_counter
 from typing import Any
 
 from celery_ext import Delayed
-from celery_ext.backup import restore
+from celery_ext.control.backup.transfer import restore
 from tests.benchmarks.app import QUEUE, create_app
 from tests.benchmarks.report import NOTHING, Benchmark, Figures, Row, percentile
 from tests.benchmarks.rig import Rig

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from time import perf_counter
 
-from kombu_delayed.options import Options
-from kombu_delayed.store import CALL_LIMIT, Entry, Store
+from kombu_delayed.connection.options import Options
+from kombu_delayed.store.store import CALL_LIMIT, Entry, Store
 from tests.benchmarks.app import OPTIONS, QUEUE
 from tests.benchmarks.report import NOTHING, Benchmark, Figures, Row
 from tests.benchmarks.rig import Rig

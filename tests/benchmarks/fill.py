@@ -8,9 +8,9 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
-from kombu_delayed.message import open_kept
-from kombu_delayed.server import inspect
-from kombu_delayed.store import CALL_LIMIT, Entry, Store
+from kombu_delayed.message.envelope import open_kept
+from kombu_delayed.store.store import CALL_LIMIT, Entry, Store
+from kombu_delayed.transport.server_checks import inspect
 from tests.benchmarks.app import QUEUE
 from tests.benchmarks.rig import Rig
 

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from kombu_delayed.gate import Gate, LimitNumbers, Ticket, Use, put_ticket
-from kombu_delayed.store import Entry, Store
+from kombu_delayed.message.ticket import Gate, LimitNumbers, Ticket, Use, put_ticket
+from kombu_delayed.store.store import Entry, Store
 from tests.benchmarks.app import GATE, batch, create_app
 from tests.benchmarks.backlog import CALLS, TEMPLATE
 from tests.benchmarks.fill import store_of

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import redis
 
-from kombu_delayed.store import Entry, Store
+from kombu_delayed.store.store import Entry, Store
 from tests.benchmarks.fill import store_of
 from tests.benchmarks.rig import Rig
 

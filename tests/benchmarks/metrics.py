@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kombu_delayed.store import Entry, Store
+from kombu_delayed.store.store import Entry, Store
 from tests.benchmarks.backlog import TEMPLATE, timed
 from tests.benchmarks.fill import store_of
 from tests.benchmarks.report import NOTHING, Benchmark, Figures, Row

@@ -6,7 +6,7 @@ import time
 
 import redis
 
-from kombu_delayed.store import Store
+from kombu_delayed.store.store import Store
 from tests.benchmarks.app import QUEUE
 from tests.benchmarks.bulk import probed
 from tests.benchmarks.bursts import publish

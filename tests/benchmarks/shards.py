@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import mean, median
 
-from kombu_delayed.options import Options
+from kombu_delayed.connection.options import Options
 from tests.benchmarks.load import Load, Nodes, OneNode
 from tests.benchmarks.report import NOTHING, Benchmark, Figures, Row
 from tests.benchmarks.rig import Rig

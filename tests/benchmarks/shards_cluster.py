@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 import redis
 
-from kombu_delayed.cluster import Cluster, Node
-from kombu_delayed.cluster_store import ClusterStore
-from kombu_delayed.cluster_store import Nodes as Connections
-from kombu_delayed.options import Options
+from kombu_delayed.connection.cluster.nodes import Cluster, Node
+from kombu_delayed.connection.options import Options
+from kombu_delayed.store.cluster_store import ClusterStore
+from kombu_delayed.store.cluster_store import Nodes as Connections
 from tests.benchmarks.fill import store_of
 from tests.benchmarks.load import QUEUE, Client, OneNode
 from tests.benchmarks.report import NOTHING, Benchmark, Figures, Row

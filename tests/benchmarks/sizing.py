@@ -8,10 +8,10 @@ import time
 from functools import partial
 
 from kombu_delayed import sizing
-from kombu_delayed.backlog import Backlog
-from kombu_delayed.options import Options
-from kombu_delayed.server import inspect
-from kombu_delayed.store import CALL_LIMIT, Store
+from kombu_delayed.connection.options import Options
+from kombu_delayed.inspection.backlog import Backlog
+from kombu_delayed.store.store import CALL_LIMIT, Store
+from kombu_delayed.transport.server_checks import inspect
 from tests.benchmarks.app import QUEUE
 from tests.benchmarks.fill import entries, fill, sample
 from tests.benchmarks.load import Load, OneNode

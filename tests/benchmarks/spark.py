@@ -64,7 +64,7 @@ def plain_rate(url: str, count: int) -> float:
 
 @contextmanager
 def spark_session() -> Iterator[Any]:
-    from kombu_delayed.spark import session
+    from celery_ext.spark import session
 
     spark = session(
         **{
@@ -93,7 +93,7 @@ def reminders(spark: Any, first: int, last: int) -> Any:
 
 def write_rate(spark: Any, url: str, first: int, last: int) -> float:
     """Rows per second."""
-    from kombu_delayed.spark import schedule
+    from celery_ext.spark import schedule
 
     began = perf_counter()
     report = schedule(reminders(spark, first, last), broker=url, job_id="benchmark")
@@ -112,7 +112,7 @@ def server_seconds(url: str) -> float:
 
 def read_rate(spark: Any, url: str, columns: tuple[str, ...], count: int) -> float:
     """Rows per second."""
-    from kombu_delayed.spark import backlog
+    from celery_ext.spark import backlog
 
     began = perf_counter()
     frame = backlog(spark, columns=columns, broker=url)

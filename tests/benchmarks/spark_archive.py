@@ -34,7 +34,7 @@ def write_events(url: str, count: int) -> None:
 
 def archive_rate(spark: Any, url: str, path: str, count: int) -> float:
     """Events per second that are new and come into an archive."""
-    from kombu_delayed.spark.archive import log_events, watch
+    from celery_ext.spark.events.archive import log_events, watch
 
     write_events(url, count)
     began = perf_counter()

@@ -39,7 +39,7 @@ def fingerprint(frame: Any, due: str) -> tuple[Any, ...]:
 
 def round_trip(url: str, count: int) -> Figures:
     """Rows are written in parts one after the other, and read together."""
-    from kombu_delayed.spark import backlog
+    from celery_ext.spark import backlog
 
     warm_up = count // 10
     with spark_session() as spark:

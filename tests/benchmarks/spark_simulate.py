@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import NamedTuple
 
+from celery_ext.spark.simulation.model import Fleet
+from celery_ext.spark.simulation.queue import Crash, Queue
+from celery_ext.spark.simulation.result import PERCENTILES, mark
 from kombu_delayed import sizing
-from kombu_delayed.spark.simulate_model import Fleet
-from kombu_delayed.spark.simulate_queue import Crash, Queue
-from kombu_delayed.spark.simulate_result import PERCENTILES, mark
 from tests.benchmarks.app import OPTIONS, batch
 from tests.benchmarks.report import NOTHING, Benchmark, Figures, Row, percentile
 from tests.benchmarks.rig import Rig

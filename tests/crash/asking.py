@@ -13,7 +13,7 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 
 from celery_ext import expect, fail, respond
-from celery_ext.correlation.expecting import NOT_NOW
+from celery_ext.control.answers.expecting import NOT_NOW
 from kombu_delayed.errors import NotReplicated
 from tests.crash.writing import running, write
 

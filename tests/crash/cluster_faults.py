@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from kombu_delayed.shards import shard_name
-from kombu_delayed.slots import hash_tag
+from kombu_delayed.store.shard_placement import hash_tag
+from kombu_delayed.store.shards import shard_name
 from tests.crash.pausing import PausingFaults
 from tests.crash.reshard import Reshard
 from tests.crash.schedule import COMMON_SHARES

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 import redis
 
-from kombu_delayed.store import Store
+from kombu_delayed.store.store import Store
 from tests.crash.dying import CUTS, Killed, dying_store
 from tests.kit.state import entry
 

@@ -11,11 +11,11 @@ from typing import Any
 import redis
 from kombu.utils.scheduling import round_robin_cycle
 
-from kombu_delayed.consumer import Consumer
-from kombu_delayed.options import Options
-from kombu_delayed.qos import QoS
-from kombu_delayed.store import Store
-from kombu_delayed.wire import Replicas, Wire
+from kombu_delayed.connection.connection import Replicas, Wire
+from kombu_delayed.connection.options import Options
+from kombu_delayed.consumer.consumer import Consumer
+from kombu_delayed.consumer.unacked import QoS
+from kombu_delayed.store.store import Store
 
 #: Where a process dies: the command was sent and its answer is never read, or it was read.
 UNREAD, ANSWERED = "answer unread", "answered"

@@ -14,7 +14,7 @@ from celery import Celery
 from redis.crc import key_slot
 from redis.exceptions import RedisError
 
-from celery_ext.delayed import Delayed
+from celery_ext.control.delayed import Delayed
 from tests.kit.clusters import Cluster
 from tests.kit.servers import Server
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import redis
 
-from kombu_delayed import doctor, events
-from kombu_delayed import store as store_module
-from kombu_delayed.backlog import Backlog
-from kombu_delayed.doctor import Doctor
-from kombu_delayed.store import Entry, Store
+from kombu_delayed.inspection import doctor, events
+from kombu_delayed.inspection.backlog import Backlog
+from kombu_delayed.inspection.doctor import Doctor
+from kombu_delayed.store import store as store_module
+from kombu_delayed.store.store import Entry, Store
 from tests.crash.deaths import (
     DUE_MS,
     MANY,

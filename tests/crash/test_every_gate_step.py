@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import redis
 
-from kombu_delayed import store as store_module
-from kombu_delayed.gate import Gate, LimitNumbers, Ticket, Use, put_ticket
-from kombu_delayed.store import Entry, Store
+from kombu_delayed.message.ticket import Gate, LimitNumbers, Ticket, Use, put_ticket
+from kombu_delayed.store import store as store_module
+from kombu_delayed.store.store import Entry, Store
 from tests.crash.deaths import (
     DUE_MS,
     LATER_MS,

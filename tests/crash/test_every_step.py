@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 import redis
 
-from kombu_delayed import backlog
-from kombu_delayed import store as store_module
-from kombu_delayed.store import Store
+from kombu_delayed.inspection import backlog
+from kombu_delayed.store import store as store_module
+from kombu_delayed.store.store import Store
 from tests.crash.deaths import (
     DUE_MS,
     LATER_MS,

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import redis
 
-from kombu_delayed import consumer as consumer_module
-from kombu_delayed import wire as wire_module
+from kombu_delayed.connection import connection as wire_module
+from kombu_delayed.consumer import consumer as consumer_module
 from tests.crash.deaths import unacked
 from tests.crash.dying import Reader, dying_store
 from tests.kit.servers import Server, available_kinds, start_server

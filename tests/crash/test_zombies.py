@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from kombu_delayed import qos as qos_module
+from kombu_delayed.consumer import unacked as qos_module
 from kombu_delayed.errors import LeaseLost
 from tests.crash.dying import Reader, dying_store
 from tests.kit.state import entry

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from celery_ext import Delayed
-from celery_ext.http import cursors
+from celery_ext.http.api import cursors
 
 NDJSON = {"content-type": "application/x-ndjson"}
 

@@ -20,7 +20,7 @@ from click.testing import CliRunner
 
 from celery_ext import Delayed
 from celery_ext.cli import delayed as cli
-from kombu_delayed import embedded
+from kombu_delayed.embedded import server as embedded
 from tests.kit.pages import Page
 from tests.kit.receiver import receiving
 from tests.kit.servers import Server, free_port

@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from celery_ext import Delayed
-from celery_ext.http import cursors
-from celery_ext.http.tokens import Tokens
+from celery_ext.http.api import cursors
+from celery_ext.http.auth.tokens import Tokens
 
 # Later.
 

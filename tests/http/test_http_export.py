@@ -11,8 +11,8 @@ import pytest
 from redis.exceptions import ConnectionError
 
 from celery_ext import Delayed
-from celery_ext.http import export
-from celery_ext.http.tokens import Tokens
+from celery_ext.http.api.endpoints import export
+from celery_ext.http.auth.tokens import Tokens
 from tests.kit.wait import wait_until
 
 

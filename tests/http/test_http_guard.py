@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
-from celery_ext.http import SignatureError, callback, verify
-from celery_ext.http.callback import Answer, CallbackFailed, post
-from celery_ext.http.guard import (
+from celery_ext.http import SignatureError, verify
+from celery_ext.http.callbacks import post as callback
+from celery_ext.http.callbacks.post import Answer, CallbackFailed, post
+from celery_ext.http.callbacks.signature import sign
+from celery_ext.http.callbacks.ssrf_guard import (
     CallbackRefused,
     check_form,
     is_allowed,
@@ -22,7 +24,6 @@ from celery_ext.http.guard import (
     resolve,
     split,
 )
-from celery_ext.http.signature import sign
 from tests.kit.receiver import Receiver, receiving
 from tests.kit.servers import make_certificate
 

@@ -14,8 +14,8 @@ import pytest
 
 from celery_ext import Delayed
 from celery_ext.http import verify
-from celery_ext.http.jobs import JOB_TASK, backoff_seconds
-from kombu_delayed.keys import http_host
+from celery_ext.http.callbacks.jobs import JOB_TASK, backoff_seconds
+from kombu_delayed.store.keys import http_host
 from tests.kit.http import api_client
 from tests.kit.receiver import Receiver, receiving
 from tests.kit.servers import Server

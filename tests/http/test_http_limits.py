@@ -11,18 +11,10 @@ import pytest
 import redis
 from celery import Celery
 
-from celery_ext import Delayed, standing
-from celery_ext.http.tokens import Tokens
-from celery_ext.policies import (
-    Drain,
-    Fair,
-    Limit,
-    Message,
-    Run,
-    Running,
-    Shares,
-    Throttler,
-)
+from celery_ext import Delayed
+from celery_ext.control import limit_usage
+from celery_ext.http.auth.tokens import Tokens
+from celery_ext.policies import Drain, Fair, Limit, Message, Run, Running, Shares, Throttler
 from tests.kit.gates import claim, declare, mail_policies, send
 
 LONG = "z" * 150
@@ -271,7 +263,7 @@ def test_one_tenant(api: httpx.Client) -> None:
 def test_too_much_to_read(
     mail: Celery, serve: Callable[..., httpx.Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(standing, "LANES_LIMIT", 1)
+    monkeypatch.setattr(limit_usage, "LANES_LIMIT", 1)
     api = serve()
     assert not get(api, "/v1/tenants")["is_complete"]
     assert not get(api, "/v1/queues/mail/limits")["is_complete"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from celery_ext.http.logs import JsonFormatter, access, audit, show_logs
+from celery_ext.http.access_log import JsonFormatter, access, audit, show_logs
 from tests.http.test_http_commands import running
 from tests.kit.servers import Server
 from tests.kit.tasks_app import Settings

@@ -11,7 +11,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from celery_ext import Delayed
-from celery_ext.http.tokens import Tokens
+from celery_ext.http.auth.tokens import Tokens
 
 PREFIX = "kombu_delayed_"
 

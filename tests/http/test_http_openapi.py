@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, Phase, settings
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi import checks
 
+from celery_ext.http.api.openapi import document
 from celery_ext.http.app import OPERATIONS
-from celery_ext.http.openapi import document
 
 schema = schemathesis.openapi.from_dict(document(OPERATIONS)).exclude(
     path=["/v1/events", "/v1/bulk", "/v1/delayedqueue/poll"]

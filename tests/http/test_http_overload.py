@@ -19,8 +19,8 @@ import pytest
 
 from celery_ext import Delayed
 from celery_ext.http import HttpOptions
-from celery_ext.http.event_stream import Streamed
-from celery_ext.http.identity import ANYBODY, Identity
+from celery_ext.http.api.endpoints.event_stream import Streamed
+from celery_ext.http.auth.identity import ANYBODY, Identity
 from celery_ext.http.problems import Problem
 from tests.kit.http import api_client, make_app
 from tests.kit.servers import Server, available_kinds, start_server

@@ -11,7 +11,7 @@ import redis
 from celery import Celery
 
 from celery_ext import Delayed, expect
-from celery_ext.http.tokens import Tokens
+from celery_ext.http.auth.tokens import Tokens
 from tests.kit.questions import answer_in
 
 

@@ -14,9 +14,9 @@ import pytest
 import redis
 
 from celery_ext import Delayed
-from celery_ext.body import read_body
-from celery_ext.http import cursors
+from celery_ext.http.api import cursors
 from celery_ext.policies import Limit
+from celery_ext.tasks.body import read_body
 from kombu_delayed.testing import dump
 from tests.kit.http import api_client, make_app
 from tests.kit.servers import Server
@@ -311,7 +311,7 @@ def test_search(api: httpx.Client) -> None:
 def test_a_search_that_finds_little_looks_at_a_bounded_number(
     api: httpx.Client, delayed: Delayed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("celery_ext.http.searching.LOOKED_AT", 10)
+    monkeypatch.setattr("celery_ext.http.api.endpoints.search.LOOKED_AT", 10)
     rows = [("till.send_mail", (), {}, None, {"countdown": 60 + n}) for n in range(30)]
     delayed.schedule_many([*rows, ("till.charge", (), {}, None, {"countdown": 99})])
     found = pages(api, task="till.charge")

@@ -19,11 +19,11 @@ from click.testing import CliRunner
 from celery_ext import Delayed
 from celery_ext.cli import delayed as cli
 from celery_ext.errors import QueryError
-from celery_ext.http import export
-from celery_ext.http import tokens as tokens_module
-from celery_ext.http.searching import page_of
-from celery_ext.http.server import is_loopback
-from celery_ext.http.tokens import Tokens
+from celery_ext.http.api.endpoints import export
+from celery_ext.http.api.endpoints.search import page_of
+from celery_ext.http.auth import tokens as tokens_module
+from celery_ext.http.auth.tokens import Tokens
+from celery_ext.http.serving.server import is_loopback
 
 MAIL = {"task": "till.send_mail", "delay": "1h"}
 

@@ -14,7 +14,7 @@ from celery import Celery
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from celery_ext import Delayed
-from celery_ext.http.tokens import Tokens
+from celery_ext.http.auth.tokens import Tokens
 from celery_ext.policies import Fair, Limit
 from tests.kit.gates import claim, declare, send
 from tests.kit.http import api_client

@@ -11,7 +11,7 @@ import pytest
 from celery import Celery
 
 from celery_ext import Delayed
-from celery_ext.http.pages import changing, replaying
+from celery_ext.http.pages.views import changing, replaying
 from tests.kit.pages import Page, Visitor, sent
 
 HOUR = timedelta(hours=1)

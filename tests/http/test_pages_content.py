@@ -11,10 +11,10 @@ import pytest
 from celery import Celery
 
 from celery_ext import Delayed
-from celery_ext.http.pages import backlog, dead, task, tenants
 from celery_ext.http.pages.charts import bars, line, nice
-from celery_ext.http.pages.dead import pattern_of
 from celery_ext.http.pages.render import readable, seconds_text, shortened
+from celery_ext.http.pages.views import backlog, dead, task, tenants
+from celery_ext.http.pages.views.dead import pattern_of
 from celery_ext.policies import Fair, Limit, Policy
 from tests.kit.gates import claim, declare
 from tests.kit.http import api_client, make_app

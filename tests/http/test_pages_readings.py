@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import redis
 
-from celery_ext.counts import ConsumerInfo
+from celery_ext.control.counts import ConsumerInfo
 from celery_ext.http.pages import pulse as pulses
 from celery_ext.http.pages.alarms import Alarm, _of_consumer, _of_queue
-from celery_ext.http.pages.overview import NOTHING
 from celery_ext.http.pages.pulse import PART_SECONDS, PARTS, Pulse
-from celery_ext.http.pages.recent import Recent
-from kombu_delayed.store import Store
+from celery_ext.http.pages.views.overview import NOTHING
+from celery_ext.http.service.recent import Recent
+from kombu_delayed.store.store import Store
 
 
 class Clock:
@@ -24,7 +24,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.reads = 100.0, 0
-        monkeypatch.setattr("celery_ext.http.pages.recent.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("celery_ext.http.service.recent.time.monotonic", lambda: self.now)
 
     def read(self, seconds: float = 0.0) -> int:
         self.now += seconds

@@ -14,11 +14,12 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from celery_ext import Delayed
-from celery_ext.http import Api, cursors
-from celery_ext.http import tokens as tokens_module
-from celery_ext.http.tokens import BELIEVED_SECONDS, Tokens
-from celery_ext.http.tokens import time as tokens_time
-from kombu_delayed.message import open_envelope
+from celery_ext.http import Api
+from celery_ext.http.api import cursors
+from celery_ext.http.auth import tokens as tokens_module
+from celery_ext.http.auth.tokens import BELIEVED_SECONDS, Tokens
+from celery_ext.http.auth.tokens import time as tokens_time
+from kombu_delayed.message.envelope import open_envelope
 from tests.kit.gates import claim, declare, mail_policies, send
 from tests.kit.http import serving
 from tests.kit.pages import Page, Visitor
@@ -197,14 +198,14 @@ def test_a_revoked_token(visitor: Visitor, tokens: Tokens, monkeypatch: pytest.M
     visitor.log_in(text)
     tokens.revoke(token.id)
     later = tokens_time.monotonic() + BELIEVED_SECONDS
-    monkeypatch.setattr("celery_ext.http.tokens.time.monotonic", lambda: later)
+    monkeypatch.setattr("celery_ext.http.auth.tokens.time.monotonic", lambda: later)
     assert visitor.client.get("/backlog").status_code == 303
 
 
 def test_a_stream_ends_with_its_login(
     visitor: Visitor, tokens: Tokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("celery_ext.http.tokens.BELIEVED_SECONDS", 0.0)
+    monkeypatch.setattr("celery_ext.http.auth.tokens.BELIEVED_SECONDS", 0.0)
     token, text = tokens.create("till", ["read"])
     visitor.log_in(text)
     with visitor.client.stream("GET", "/live/overview") as stream:

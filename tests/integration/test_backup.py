@@ -15,12 +15,12 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 
 from celery_ext import Delayed
-from celery_ext.backup import RestoreReport, backup, inspect, restore
-from celery_ext.backup_file import MAGIC
+from celery_ext.control.backup.file import MAGIC
+from celery_ext.control.backup.transfer import RestoreReport, backup, inspect, restore
 from celery_ext.errors import BackupError
-from kombu_delayed import backlog as backlog_module
-from kombu_delayed.backlog import Backlog, Move
-from kombu_delayed.store import Entry, Store
+from kombu_delayed.inspection import backlog as backlog_module
+from kombu_delayed.inspection.backlog import Backlog, Move
+from kombu_delayed.store.store import Entry, Store
 from tests.kit.backlog import check_backlog
 from tests.kit.inbox import Inbox
 from tests.kit.servers import Server, available_kinds, start_server
@@ -223,7 +223,7 @@ def test_what_is_due_meanwhile_is_delivered(
 
 def older(path: Path, target: Path, by_ms: int) -> None:
     """Rewrite a backup as if it had been made so much earlier."""
-    from celery_ext.backup_file import MESSAGES, blocks, writing
+    from celery_ext.control.backup.file import MESSAGES, blocks, writing
 
     with writing(target) as writer:
         for block in blocks(path):

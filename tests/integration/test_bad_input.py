@@ -18,8 +18,8 @@ import pytest
 import redis
 from kombu import Connection, Exchange, Queue
 
-from kombu_delayed.dead import DeadLetters
-from kombu_delayed.store import Limits, Store
+from kombu_delayed.inspection.dead_letters import DeadLetters
+from kombu_delayed.store.store import Limits, Store
 from tests.kit.backlog import check_backlog
 from tests.kit.inbox import Inbox
 from tests.kit.ledger import Ledger

@@ -9,9 +9,9 @@ import pytest
 from celery import Celery
 
 from celery_ext import Delayed, QueryError
-from celery_ext.body import read_body
-from celery_ext.signals import task_rescheduled
-from kombu_delayed.waits import Wait
+from celery_ext.app.signals import task_rescheduled
+from celery_ext.tasks.body import read_body
+from kombu_delayed.message.wait import Wait
 from tests.kit.servers import Server
 from tests.kit.tasks_app import Settings, make_app
 

@@ -156,7 +156,7 @@ def test_flower_shows_workers_and_tasks(
 def test_a_silent_connection_is_replaced(
     server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("kombu_delayed.wake.GRACE_SECONDS", 0.5)
+    monkeypatch.setattr("kombu_delayed.connection.wakeup.GRACE_SECONDS", 0.5)
     options = {"health_check_interval": 1, "delayed_poll_seconds": 60}
     with Proxy(server.port or 0) as proxy:
         url = f"delayed+redis://127.0.0.1:{proxy.port}/0"

@@ -12,7 +12,7 @@ from kombu import Connection, Exchange, Queue
 from kombu.exceptions import OperationalError
 
 from kombu_delayed.errors import OptionError, ServerError, UrlError
-from kombu_delayed.transport import _warn_of_visibility_timeout
+from kombu_delayed.transport.transport import _warn_of_visibility_timeout
 from tests.kit.servers import Server, available_kinds, start_server
 
 

@@ -23,12 +23,12 @@ from celery.bin.base import CLIContext
 from click.testing import CliRunner, Result
 
 from celery_ext import Delayed
-from celery_ext.backup import backup
 from celery_ext.cli import COMMANDS, delayed
-from celery_ext.cli.metrics import metrics_table
+from celery_ext.cli.queues.metrics import metrics_table
 from celery_ext.cli.times import SPAN, TIME
-from kombu_delayed import events as streams
-from kombu_delayed.doctor import Doctor
+from celery_ext.control.backup.transfer import backup
+from kombu_delayed.inspection import events as streams
+from kombu_delayed.inspection.doctor import Doctor
 from tests.kit.gates import claim, declare, mail_policies, send
 from tests.kit.http import make_app as make_till
 from tests.kit.servers import Server, free_port
@@ -401,7 +401,7 @@ def test_events_as_they_come(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     def sleep(seconds: float) -> None:
         next(looks, _interrupt)()
 
-    monkeypatch.setattr("celery_ext.cli.events.time.sleep", sleep)
+    monkeypatch.setattr("celery_ext.cli.tasks.events.time.sleep", sleep)
     lines = cli.text("events", "--limit", "1", "--follow").splitlines()
     assert [line.split()[2] for line in lines] == ["scheduled", "cancelled"]
 
@@ -417,8 +417,8 @@ def test_no_event_is_passed_over_before_the_first_look(
             cli.backlog.cancel("one")
         return found
 
-    monkeypatch.setattr("celery_ext.cli.events.streams.newest", late)
-    monkeypatch.setattr("celery_ext.cli.events.time.sleep", lambda seconds: _interrupt())
+    monkeypatch.setattr("celery_ext.cli.tasks.events.streams.newest", late)
+    monkeypatch.setattr("celery_ext.cli.tasks.events.time.sleep", lambda seconds: _interrupt())
     text = cli.text("events", "--limit", "1", "--follow")
     assert text.count("cancelled") == 1
 

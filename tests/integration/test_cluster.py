@@ -13,7 +13,7 @@ from kombu.transport import redis as stock
 from redis.crc import key_slot
 
 from kombu_delayed.errors import NotReplicated, OptionError, ServerError, UrlError
-from kombu_delayed.keys import format_version
+from kombu_delayed.store.keys import format_version
 from tests.kit.clusters import Cluster
 from tests.kit.inbox import Inbox
 from tests.kit.servers import free_port

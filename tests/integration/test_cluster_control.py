@@ -9,10 +9,10 @@ import pytest
 from celery import Celery
 
 from celery_ext import Delayed, Query
-from celery_ext.http.tokens import Tokens
-from kombu_delayed.backlog import queues as queues_with_messages
-from kombu_delayed.doctor import Doctor, examine_server
+from celery_ext.http.auth.tokens import Tokens
 from kombu_delayed.errors import UrlError
+from kombu_delayed.inspection.backlog import queues as queues_with_messages
+from kombu_delayed.inspection.doctor import Doctor, examine_server
 from kombu_delayed.migrate import Migration
 from tests.kit.clusters import Cluster
 from tests.kit.http import api_client

@@ -12,9 +12,9 @@ from celery import Celery, chord
 from kombu import Connection, Exchange, Queue
 from kombu.exceptions import OperationalError
 
-from kombu_delayed.copies import Copies
 from kombu_delayed.errors import UNREACHABLE
-from kombu_delayed.shards import shard_name
+from kombu_delayed.inspection.copies import Copies
+from kombu_delayed.store.shards import shard_name
 from tests.kit.clusters import Cluster
 from tests.kit.inbox import Inbox
 from tests.kit.ledger import Ledger

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from kombu import Connection, Exchange, Queue
 
 from celery_ext.policies import Bury, Delay, Fair, Limit, Message, Policy, Run
-from kombu_delayed.events import read
+from kombu_delayed.inspection.events import read
 from tests.kit.clusters import Cluster
 from tests.kit.inbox import Inbox
 

@@ -15,11 +15,11 @@ from redis.crc import key_slot
 from redis.exceptions import ResponseError
 
 from celery_ext import Delayed
-from celery_ext.unique import AlreadyDelayed, unique_headers
-from kombu_delayed.backlog import queues as queues_with_messages
+from celery_ext.control.unique import AlreadyDelayed, unique_headers
 from kombu_delayed.errors import OptionError
-from kombu_delayed.shards import shard_name
-from kombu_delayed.slots import hash_tag
+from kombu_delayed.inspection.backlog import queues as queues_with_messages
+from kombu_delayed.store.shard_placement import hash_tag
+from kombu_delayed.store.shards import shard_name
 from tests.kit.clusters import Cluster
 from tests.kit.inbox import Inbox
 from tests.kit.servers import Server
@@ -82,7 +82,7 @@ def test_who_reads_keys_finds_the_shards(app: Celery, delayed: Delayed) -> None:
 
 
 def test_spark_finds_the_events_of_all_shards(delayed: Delayed, app: Celery) -> None:
-    events = pytest.importorskip("kombu_delayed.spark.events", reason="needs pyspark")
+    events = pytest.importorskip("celery_ext.spark.events.stream", reason="needs pyspark")
     rows = [app.signature("noop", countdown=3600, queue="mail") for _ in range(300)]
     delayed.schedule_many(rows)
     assert events.queues_with_events(delayed.store) == {*delayed.shards("mail")}
@@ -170,8 +170,8 @@ def test_the_number_goes_up_and_down(
     connect_cluster: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While messages wait and others come: each of them comes, and once."""
-    monkeypatch.setattr("kombu_delayed.shards.LOOK_SECONDS", 0)
-    monkeypatch.setattr("kombu_delayed.channel.LOOK_SECONDS", 0)
+    monkeypatch.setattr("kombu_delayed.store.shards.LOOK_SECONDS", 0)
+    monkeypatch.setattr("kombu_delayed.transport.channel.LOOK_SECONDS", 0)
     inbox = Inbox(connect_cluster(), MAIL, prefetch_count=10)
     sent = 0
     for number in (1, 6, 12, 4, 1, 3):

@@ -18,11 +18,11 @@ from redis.cluster import ClusterNode
 from redis.crc import key_slot
 from redis.exceptions import AskError, MovedError, ResponseError
 
-from kombu_delayed.cluster import Cluster as Map
-from kombu_delayed.cluster import Node, _Rest, named_by
-from kombu_delayed.cluster_lease import Share
+from kombu_delayed.connection.cluster.nodes import Cluster as Map
+from kombu_delayed.connection.cluster.nodes import Node, _Rest, named_by
+from kombu_delayed.consumer.lease.cluster_lease import Share
 from kombu_delayed.errors import NodeDown, ServerNotReady, UrlError
-from kombu_delayed.shards import shard_name
+from kombu_delayed.store.shards import shard_name
 from tests.kit.clusters import PASSWORD, Cluster, free_cluster_port
 from tests.kit.inbox import Inbox
 from tests.kit.servers import Server, free_port, start_server

@@ -16,10 +16,11 @@ from celery.canvas import Signature
 from click.testing import CliRunner, Result
 from kombu.exceptions import OperationalError
 
-from celery_ext import expect, fail, respond, signals
+from celery_ext import expect, fail, respond
+from celery_ext.app import signals
 from celery_ext.cli import delayed as cli
-from celery_ext.correlation import expecting
-from celery_ext.correlation.expecting import TASK
+from celery_ext.control.answers import expecting
+from celery_ext.control.answers.expecting import TASK
 from celery_ext.errors import (
     AlreadyExpected,
     AnswerFailed,

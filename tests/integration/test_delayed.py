@@ -18,12 +18,12 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 
 from celery_ext import BrokerError, Delayed, Query, TaskInfo, install
+from celery_ext.app.signals import task_cancelled, task_rescheduled
 from celery_ext.errors import QueryError
-from celery_ext.signals import task_cancelled, task_rescheduled
-from kombu_delayed import backlog as backlog_module
-from kombu_delayed import lookup
-from kombu_delayed.lookup import lookup_by_reading
-from kombu_delayed.store import Store
+from kombu_delayed.inspection import backlog as backlog_module
+from kombu_delayed.inspection import lookup
+from kombu_delayed.inspection.lookup import lookup_by_reading
+from kombu_delayed.store.store import Store
 from tests.kit.backlog import check_backlog
 from tests.kit.ledger import Ledger
 from tests.kit.proxy import Proxy

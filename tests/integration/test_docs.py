@@ -14,12 +14,14 @@ import pytest
 import redis
 from celery import Celery, _state, signals
 
-from celery_ext import respond, tracing
+from celery_ext import respond
 from celery_ext.metrics import MetricsOptions
 from celery_ext.metrics.measuring import PrometheusMeter
 from celery_ext.policies import Attempt, Bury, Delay, GiveUp, Retry, Run
-from kombu_delayed import Options, meter
-from kombu_delayed.urls import address
+from celery_ext.worker import tracing
+from kombu_delayed import Options
+from kombu_delayed.connection.urls import address
+from kombu_delayed.store import instrumentation
 from tests.kit.clusters import Cluster
 from tests.kit.servers import Server
 from tests.kit.tasks_app import Settings
@@ -115,17 +117,17 @@ def test_readme(run: RunPage, server: Server) -> None:
 
 
 def test_metrics(run: RunPage) -> None:
-    before = meter.current
+    before = instrumentation.current
     found = run("docs/guides/metrics.md", "shop")
     assert MetricsOptions.of(found["app"]) == MetricsOptions(host="0.0.0.0", port=9540)
-    assert isinstance(meter.current, PrometheusMeter)
+    assert isinstance(instrumentation.current, PrometheusMeter)
     found["trace"]()
     try:
         assert signals.task_prerun.receivers
     finally:
         found["CeleryInstrumentor"]().uninstrument()
         tracing.uninstrument()
-        meter.current = before
+        instrumentation.current = before
 
 
 def test_sentinel(run: RunPage) -> None:

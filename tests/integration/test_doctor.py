@@ -11,10 +11,10 @@ import pytest
 import redis
 from kombu import Connection, Consumer, Queue
 
-from celery_ext.http.once import KEPT_SECONDS, OnceStore
-from kombu_delayed import doctor as doctor_module
-from kombu_delayed.doctor import Doctor
-from kombu_delayed.store import Store
+from celery_ext.http.api.create_once import KEPT_SECONDS, OnceStore
+from kombu_delayed.inspection import doctor as doctor_module
+from kombu_delayed.inspection.doctor import Doctor
+from kombu_delayed.store.store import Store
 from tests.kit.state import dead_state, entry, note, state
 
 LOST = "why it was buried is lost"

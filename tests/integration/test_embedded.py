@@ -18,7 +18,7 @@ import pytest
 import redis
 from click.testing import CliRunner
 
-from kombu_delayed import embedded
+from kombu_delayed.embedded import server as embedded
 from kombu_delayed.errors import DelayedError, EmbeddedServerError, ServerNotReady
 from tests.kit.ledger import Ledger
 from tests.kit.tasks_app import Settings, make_app

@@ -14,7 +14,7 @@ import pytest
 from celery import chord, group
 from kombu import Connection
 
-from kombu_delayed import embedded
+from kombu_delayed.embedded import server as embedded
 from tests.integration.test_celery import LATE_SECONDS, Bench, bench_of, lateness
 from tests.kit.ledger import Ledger
 from tests.kit.servers import start_server

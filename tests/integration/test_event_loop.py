@@ -224,7 +224,7 @@ def test_scripts_and_kombus_commands_share_a_connection(
 def test_a_short_connection_warns_of_no_lease(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.WARNING, "kombu_delayed.lease")
+    caplog.set_level(logging.WARNING, "kombu_delayed.consumer.lease.lease")
     for _ in range(30):
         with Connection(f"delayed+{server.url}") as connection:
             queue = connection.SimpleQueue("simple")

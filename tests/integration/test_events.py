@@ -16,9 +16,9 @@ from celery.signals import setup_logging, task_received
 from kombu import Connection
 
 from celery_ext import install
-from celery_ext.signals import task_buried, task_late
-from kombu_delayed.events import Event
-from kombu_delayed.store import Limits, Store
+from celery_ext.app.signals import task_buried, task_late
+from kombu_delayed.inspection.events import Event
+from kombu_delayed.store.store import Limits, Store
 from tests.kit.extended import Bench, extended
 from tests.kit.servers import Server
 from tests.kit.wait import wait_until

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import redis
 
-from celery_ext.http.once import OnceStore
-from kombu_delayed.keys import QueueKeys
-from kombu_delayed.spark.job_ledger import Job, LedgerStore
-from kombu_delayed.spark.options import RESCHEDULE, RESTORE, SCHEDULE
-from kombu_delayed.store import Entry, Scheduled, Store
+from celery_ext.http.api.create_once import OnceStore
+from celery_ext.spark.options import RESCHEDULE, RESTORE, SCHEDULE
+from celery_ext.spark.sink.job_ledger import Job, LedgerStore
+from kombu_delayed.store.keys import QueueKeys
+from kombu_delayed.store.store import Entry, Scheduled, Store
 from tests.kit.servers import available_kinds, start_server
 from tests.kit.state import entry
 

@@ -13,9 +13,9 @@ import pytest
 import redis
 from kombu import Connection, Exchange, Queue
 
-from kombu_delayed import format
+from kombu_delayed.connection import format
 from kombu_delayed.errors import UNREACHABLE, FormatError, ServerError
-from kombu_delayed.keys import format_version
+from kombu_delayed.store.keys import format_version
 from tests.kit.clusters import Cluster
 from tests.kit.ledger import Ledger
 from tests.kit.servers import Server
@@ -32,14 +32,14 @@ Connect = Callable[..., Connection]
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes ask at every call."""
-    monkeypatch.setattr("kombu_delayed.wire.FORMAT_SECONDS", 0)
-    monkeypatch.setattr("kombu_delayed.cluster_wire.FORMAT_SECONDS", 0)
+    monkeypatch.setattr("kombu_delayed.connection.connection.FORMAT_SECONDS", 0)
+    monkeypatch.setattr("kombu_delayed.connection.cluster.connection.FORMAT_SECONDS", 0)
 
 
 @pytest.fixture(autouse=True)
 def _unknown_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a new process."""
-    monkeypatch.setattr("kombu_delayed.channel._servers", {})
+    monkeypatch.setattr("kombu_delayed.transport.channel._servers", {})
 
 
 def publish(connection: Connection) -> None:
@@ -230,7 +230,7 @@ def test_a_running_worker_stops_after_a_while(
     settings: Settings, client: redis.Redis, tmp_path: Path
 ) -> None:
     script = (
-        "import sys, kombu_delayed.wire as wire; wire.FORMAT_SECONDS = 0.5\n"
+        "import sys, kombu_delayed.connection.connection as wire; wire.FORMAT_SECONDS = 0.5\n"
         "from celery.__main__ import main\n"
         "sys.argv = ['celery', '-A', 'tests.kit.tasks_app', 'worker', '-P', 'solo', '-l', 'INFO']\n"
         "main()"
@@ -263,8 +263,8 @@ def test_commands(settings: Settings, client: redis.Redis, command: list[str]) -
 
 def test_a_job_of_the_data_pipeline(server: Server, client: redis.Redis) -> None:
     pytest.importorskip("pyspark")
-    from kombu_delayed.spark.connect import connected
-    from kombu_delayed.spark.options import BrokerOptions
+    from celery_ext.spark.connect import connected
+    from celery_ext.spark.options import BrokerOptions
 
     client.set(KEY, "2.0")
     with (

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from celery_ext import inspect, install
+from celery_ext import install
+from celery_ext.worker import inspect
 from tests.kit.extended import MODULE, Bench, extended
 from tests.kit.servers import Server, free_port
 from tests.kit.tasks_app import Settings, make_app

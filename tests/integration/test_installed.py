@@ -79,7 +79,7 @@ find_spec("kombu.transport")
 from shop import app
 print(app.connection_for_write().get_transport_cls().__module__)
 """
-    assert installed.run("-c", code, cwd=shop) == "kombu_delayed.transport\n"
+    assert installed.run("-c", code, cwd=shop) == "kombu_delayed.transport.transport\n"
 
 
 def test_worker_beat_and_command_line_import_nothing(
@@ -113,7 +113,9 @@ def beat(command: list[str], directory: Path) -> Iterator[None]:
 STEPS = "print(sorted(step.__name__ for step in app.steps['consumer']))"
 
 
-@pytest.mark.parametrize("imported_before", ["", "from kombu_delayed.transport import Transport"])
+@pytest.mark.parametrize(
+    "imported_before", ["", "from kombu_delayed.transport.transport import Transport"]
+)
 def test_a_worker_started_from_python_imports_nothing(
     installed: Installed, shop: Path, imported_before: str
 ) -> None:

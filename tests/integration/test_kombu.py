@@ -17,10 +17,10 @@ from kombu import VERSION, Connection, Consumer, Exchange, Producer, Queue
 from kombu.exceptions import DecodeError
 from kombu.transport import redis as stock
 
-from kombu_delayed.consumer import Request
-from kombu_delayed.keys import QueueKeys
-from kombu_delayed.scripts import script
-from kombu_delayed.wire import Wire
+from kombu_delayed.connection.connection import Wire
+from kombu_delayed.consumer.consumer import Request
+from kombu_delayed.store.keys import QueueKeys
+from kombu_delayed.store.scripts import script
 from tests.kit.inbox import Inbox
 from tests.kit.servers import Server
 from tests.kit.state import all_keys
@@ -368,7 +368,7 @@ def test_a_small_claim_waits_for_room(
 ) -> None:
     """Unless there is never room for more: Celery's worker_disable_prefetch sees to that."""
     clock = 1_000.0
-    monkeypatch.setattr("kombu_delayed.consumer.monotonic", lambda: clock)
+    monkeypatch.setattr("kombu_delayed.consumer.consumer.monotonic", lambda: clock)
     inbox = Inbox(connection, mail, prefetch_count=8, ack=False)
     channel = connection.default_channel
     if singly:

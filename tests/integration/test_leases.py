@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from celery_ext.http import pulling
-from kombu_delayed.store import Store
+from celery_ext.http.dialects import long_poll
+from kombu_delayed.store.store import Store
 from tests.kit.clock_steps import Clock, stepped_server
 from tests.kit.ledger import Ledger
 from tests.kit.proxy import Proxy
@@ -178,18 +178,18 @@ def test_who_pulls_over_http_takes_nothing_from_workers_by_the_clock(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at = 1000.0
-    monkeypatch.setattr(pulling, "monotonic", lambda: at)
+    monkeypatch.setattr(long_poll, "monotonic", lambda: at)
     worker, puller = "w:1:0123abcd-30000", "http:1:" + "a" * 32
     store.now = "1000"
     store.publish("q", [entry("a"), entry("b")])
     for name in (worker, puller):
         store.deliver("q", name, 1, 1, lease_ms=30_000)
     store.now = str(3_600_000)
-    pulling._reclaim(store, "q")
+    long_poll._reclaim(store, "q")
     assert [name for name, _, _ in store.consumers("q")] == [worker]
     for _ in range(3):
         at += 10
         assert store.size("q").ready == 1
-        pulling._reclaim(store, "q")
+        long_poll._reclaim(store, "q")
     assert store.size("q").ready == 2
     assert not store.consumers("q")

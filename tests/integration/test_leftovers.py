@@ -13,7 +13,7 @@ from kombu import Connection, Exchange, Queue
 from kombu.transport import redis as stock
 
 from kombu_delayed import DeadLetters
-from kombu_delayed.keys import format_version
+from kombu_delayed.store.keys import format_version
 from tests.kit.inbox import Inbox
 from tests.kit.servers import Server
 from tests.kit.wait import wait_until

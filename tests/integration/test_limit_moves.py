@@ -18,7 +18,7 @@ from kombu import Connection, Exchange, Queue
 from celery_ext import Query, install
 from celery_ext.policies import Limit
 from kombu_delayed import migrate
-from kombu_delayed.doctor import Doctor
+from kombu_delayed.inspection.doctor import Doctor
 from kombu_delayed.migrate import ToDelayed, ToStock
 from tests.kit.servers import Server
 from tests.kit.tasks_app import Settings, make_app

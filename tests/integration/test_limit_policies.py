@@ -31,9 +31,9 @@ from celery_ext.policies import (
     Throttler,
 )
 from celery_ext.policies.rules import Rules
-from kombu_delayed.doctor import Doctor
 from kombu_delayed.errors import OptionError
-from kombu_delayed.store import Store
+from kombu_delayed.inspection.doctor import Doctor
+from kombu_delayed.store.store import Store
 from tests.kit.servers import Server
 from tests.kit.tasks_app import Settings, make_app
 from tests.kit.wait import wait_until

@@ -13,10 +13,10 @@ from celery.contrib.testing.worker import start_worker
 
 from celery_ext import install
 from celery_ext.policies import Limit
-from kombu_delayed.gate import Gate, LimitNumbers, Ticket, Use, put_ticket
-from kombu_delayed.lease import Lease
-from kombu_delayed.remaining import Remaining
-from kombu_delayed.store import Entry, Store
+from kombu_delayed.consumer.lease.lease import Lease
+from kombu_delayed.consumer.outliving_tasks import Remaining
+from kombu_delayed.message.ticket import Gate, LimitNumbers, Ticket, Use, put_ticket
+from kombu_delayed.store.store import Entry, Store
 from tests.kit.proxy import Proxy
 from tests.kit.servers import Server
 from tests.kit.state import message

@@ -14,10 +14,10 @@ from kombu import Connection
 from kombu.utils.scheduling import priority_cycle
 from redis.connection import Connection as RedisConnection
 
-from kombu_delayed import consumer as consumer_module
-from kombu_delayed.channel import Channel
-from kombu_delayed.consumer import Consumer
-from kombu_delayed.store import Entry, Store
+from kombu_delayed.consumer import consumer as consumer_module
+from kombu_delayed.consumer.consumer import Consumer
+from kombu_delayed.store.store import Entry, Store
+from kombu_delayed.transport.channel import Channel
 
 COUNT = 300
 QUEUES = [f"q{n:03}" for n in range(COUNT)]
@@ -27,7 +27,7 @@ HOUR_MS = 3_600_000
 @pytest.fixture(autouse=True)
 def _no_renewals(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only what the consumer itself does is counted."""
-    monkeypatch.setattr("kombu_delayed.keeper.Keeper.watch", lambda *_: None)
+    monkeypatch.setattr("kombu_delayed.consumer.lease.keeper.Keeper.watch", lambda *_: None)
 
 
 @dataclass

@@ -21,11 +21,11 @@ from click.testing import CliRunner, Result
 from kombu import Connection, Exchange, Queue
 
 from kombu_delayed import migrate
-from kombu_delayed.keys import QueueKeys
-from kombu_delayed.message import open_kept
+from kombu_delayed.message.envelope import open_kept
 from kombu_delayed.migrate import MigrationRefused, Move, ToDelayed, ToStock
 from kombu_delayed.migrate import __main__ as command
-from kombu_delayed.store import CALL_LIMIT, Entry
+from kombu_delayed.store.keys import QueueKeys
+from kombu_delayed.store.store import CALL_LIMIT, Entry
 from tests.kit.backlog import check_backlog
 from tests.kit.inbox import Inbox
 from tests.kit.ledger import Ledger

@@ -12,10 +12,10 @@ from click.testing import CliRunner
 from kombu import Connection, Exchange, Queue
 
 from kombu_delayed import migrate
-from kombu_delayed.message import UNREADABLE_BODY
+from kombu_delayed.message.envelope import UNREADABLE_BODY
 from kombu_delayed.migrate import Move
 from kombu_delayed.migrate import __main__ as command
-from kombu_delayed.store import CALL_LIMIT
+from kombu_delayed.store.store import CALL_LIMIT
 from tests.kit.inbox import Inbox
 from tests.kit.servers import Server
 from tests.kit.state import dead_state, returned

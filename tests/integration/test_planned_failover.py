@@ -13,7 +13,7 @@ import pytest
 from kombu import Connection, Exchange, Queue
 from kombu.transport import redis as stock
 
-from kombu_delayed import sentinel_watch
+from kombu_delayed.connection.sentinel import watch as sentinel_watch
 from tests.kit.inbox import Inbox
 from tests.kit.ledger import Ledger
 from tests.kit.producers import Producers

@@ -16,9 +16,9 @@ from kombu import Connection
 
 from celery_ext import install
 from celery_ext.policies import Bury, Delay, Drop, Message, Policy, Run, Window
-from kombu_delayed.doctor import Doctor
+from kombu_delayed.consumer.policy.apply import FIRST_ERROR_MS
 from kombu_delayed.errors import OptionError
-from kombu_delayed.ruling import FIRST_ERROR_MS
+from kombu_delayed.inspection.doctor import Doctor
 from tests.kit.inbox import Inbox
 from tests.kit.servers import Server
 from tests.kit.state import entry

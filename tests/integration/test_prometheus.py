@@ -24,13 +24,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from celery_ext import Delayed
 from celery_ext.http import Api
 from celery_ext.metrics import MetricsOptions, measure, measuring
-from celery_ext.metrics.bootsteps import Exporter
 from celery_ext.metrics.names import METRICS, PREFIX
 from celery_ext.metrics.queues import registry_of
 from celery_ext.metrics.server import MetricsServer, first_free
-from kombu_delayed import meter
+from celery_ext.worker.metrics_steps import Exporter
 from kombu_delayed.errors import LeaseLost, OptionError
-from kombu_delayed.store import Entry, Store
+from kombu_delayed.store import instrumentation
+from kombu_delayed.store.store import Entry, Store
 from tests.kit.extended import Bench, extended
 from tests.kit.http import make_app, serving
 from tests.kit.inbox import Inbox
@@ -144,10 +144,10 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def measured() -> Iterator[CollectorRegistry]:
-    before, registry = meter.current, CollectorRegistry()
+    before, registry = instrumentation.current, CollectorRegistry()
     measure(registry)
     yield registry
-    meter.current = before
+    instrumentation.current = before
 
 
 def test_transport(
@@ -222,7 +222,7 @@ def test_a_signal_handler_that_counts_in_the_middle_of_counting(
 
 def test_a_child_leaves_all_to_its_parent(measured: CollectorRegistry) -> None:
     """It may outlive a worker whose port the next one needs, and locks may stay locked in it."""
-    assert meter.current is not None
+    assert instrumentation.current is not None
     first = MetricsServer("127.0.0.1", 0, lambda: b"")
     port = int(first.server_address[1])
     here, there = socket.socketpair()
@@ -231,7 +231,7 @@ def test_a_child_leaves_all_to_its_parent(measured: CollectorRegistry) -> None:
         there.send(b"begun")
         here.close()
         there.recv(1)
-        os._exit(int(meter.current is not None))
+        os._exit(int(instrumentation.current is not None))
     there.close()
     try:
         assert here.recv(5) == b"begun"

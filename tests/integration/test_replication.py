@@ -13,9 +13,9 @@ import pytest
 import redis
 from kombu import Connection, Exchange, Producer, Queue
 
+from kombu_delayed.connection.connection import Replicas
 from kombu_delayed.errors import NotReplicated
-from kombu_delayed.store import Store
-from kombu_delayed.wire import Replicas
+from kombu_delayed.store.store import Store
 from tests.kit.inbox import Inbox
 from tests.kit.servers import Server, available_kinds, start_server
 from tests.kit.state import entry

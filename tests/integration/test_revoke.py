@@ -13,7 +13,7 @@ from celery.exceptions import ChordError, TaskRevokedError
 from celery.result import AsyncResult, GroupResult
 
 from celery_ext import Query, install
-from kombu_delayed import backlog as backlog_module
+from kombu_delayed.inspection import backlog as backlog_module
 from tests.kit.extended import Bench, extended
 from tests.kit.servers import Server
 from tests.kit.tasks_app import Settings, make_app

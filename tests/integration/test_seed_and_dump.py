@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import redis
 
-from kombu_delayed.store import Size, Store
+from kombu_delayed.store.store import Size, Store
 from kombu_delayed.testing import dump, keyspace, seed
 from kombu_delayed.testing import state as state_module
 from tests.kit.state import entry, message, promoted

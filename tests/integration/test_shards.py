@@ -14,15 +14,15 @@ from celery import Celery
 from kombu import VERSION, Connection, Exchange, Queue
 
 from celery_ext import Delayed, Query
-from celery_ext.backup import RestoreReport
+from celery_ext.app.signals import task_cancelled
+from celery_ext.control.backup.transfer import RestoreReport
 from celery_ext.policies import Limit
-from celery_ext.signals import task_cancelled
 from kombu_delayed import migrate
-from kombu_delayed import shards as shards_module
-from kombu_delayed.dead import DeadLetters
 from kombu_delayed.errors import AlreadyDelayed, OptionError
+from kombu_delayed.inspection.dead_letters import DeadLetters
 from kombu_delayed.migrate import Move, ToStock
-from kombu_delayed.shards import shard_name
+from kombu_delayed.store import shards as shards_module
+from kombu_delayed.store.shards import shard_name
 from tests.kit.inbox import Inbox
 from tests.kit.ledger import Ledger
 from tests.kit.servers import Server
@@ -149,7 +149,7 @@ def test_a_consumer_follows_when_there_are_more(
     send(connect(delayed_shards={"mail": 12}), *range(40))
     assert len(inbox.drain(0.3)) < 41
     monkeypatch.setattr(shards_module, "LOOK_SECONDS", 0)
-    monkeypatch.setattr("kombu_delayed.channel.LOOK_SECONDS", 0)
+    monkeypatch.setattr("kombu_delayed.transport.channel.LOOK_SECONDS", 0)
     inbox.connection.default_channel._shards_at = 0
     assert sorted(map(str, inbox.receive(41))) == sorted(["before", *map(str, range(40))])
 
@@ -163,7 +163,7 @@ def test_a_queue_with_limits_is_not_spread_by_another_process(
     inbox.drain(0.01)
     send(connect(delayed_shards=4), *range(40))
     monkeypatch.setattr(shards_module, "LOOK_SECONDS", 0)
-    monkeypatch.setattr("kombu_delayed.channel.LOOK_SECONDS", 0)
+    monkeypatch.setattr("kombu_delayed.transport.channel.LOOK_SECONDS", 0)
     channel = inbox.connection.default_channel
     channel._shards_at = 0
     for _ in range(5):

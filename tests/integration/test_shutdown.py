@@ -21,7 +21,7 @@ import redis
 from celery import Celery
 from kombu import Connection, Queue
 
-from kombu_delayed import wire
+from kombu_delayed.connection import connection as wire
 from tests.kit.extended import MODULE as EXTENDED
 from tests.kit.inbox import Inbox
 from tests.kit.ledger import Ledger

@@ -12,8 +12,8 @@ import pytest
 from celery import chain, group
 
 from celery_ext import install
-from celery_ext.signals import task_cancelled, task_rescheduled, task_scheduled
-from celery_ext.unique import AlreadyDelayed, unique_headers
+from celery_ext.app.signals import task_cancelled, task_rescheduled, task_scheduled
+from celery_ext.control.unique import AlreadyDelayed, unique_headers
 from tests.kit.extended import Bench, extended
 from tests.kit.servers import Server
 

@@ -9,9 +9,9 @@ import pytest
 import redis
 
 from kombu_delayed import sizing
-from kombu_delayed.message import open_kept
-from kombu_delayed.server import inspect
-from kombu_delayed.store import CALL_LIMIT, Entry, Store
+from kombu_delayed.message.envelope import open_kept
+from kombu_delayed.store.store import CALL_LIMIT, Entry, Store
+from kombu_delayed.transport.server_checks import inspect
 from tests.kit.servers import Server
 from tests.kit.tasks_app import Settings, make_app
 from tests.kit.wait import wait_until

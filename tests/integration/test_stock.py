@@ -11,8 +11,8 @@ import pytest
 import redis
 from kombu import Connection, Exchange, Queue
 
-from kombu_delayed.backlog import Backlog, Move
-from kombu_delayed.message import eta_to_ms
+from kombu_delayed.inspection.backlog import Backlog, Move
+from kombu_delayed.message.envelope import eta_to_ms
 from tests.kit.inbox import Inbox
 from tests.kit.ledger import Ledger
 from tests.kit.servers import Server

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from celery_ext.ids import uuid7
+from celery_ext.app.ids import uuid7
 from tests.kit.servers import Server
 from tests.kit.sorting_ids import WAYS
 

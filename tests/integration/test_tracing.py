@@ -18,8 +18,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from celery_ext import tracing
 from celery_ext.http import Api
+from celery_ext.worker import tracing
 from tests.kit.extended import Bench, extended
 from tests.kit.http import serving
 from tests.kit.servers import Server

@@ -11,7 +11,7 @@ import redis
 from celery import Celery
 
 from celery_ext import BulkError, BulkReport, Delayed
-from celery_ext.unique import AlreadyDelayed, UniqueTask, unique_headers
+from celery_ext.control.unique import AlreadyDelayed, UniqueTask, unique_headers
 from kombu_delayed.errors import OptionError
 from tests.kit.ledger import Ledger
 from tests.kit.servers import Server

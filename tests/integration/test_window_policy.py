@@ -12,8 +12,8 @@ from celery import Celery, chain, group
 from kombu import Connection
 
 from celery_ext import install
+from celery_ext.control.unique import unique_headers
 from celery_ext.policies import Window
-from celery_ext.unique import unique_headers
 from tests.kit.servers import Server
 from tests.kit.tasks_app import Settings, make_app
 

@@ -11,7 +11,7 @@ from celery import chain, group
 from celery.signals import before_task_publish
 
 from celery_ext import expect, install
-from celery_ext.signals import expectation_ended
+from celery_ext.app.signals import expectation_ended
 from tests.kit.tasks_app import Settings, make_app, write_down
 
 app = make_app(Settings.from_environment())

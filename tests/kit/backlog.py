@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import redis
 
-from kombu_delayed.keys import QueueKeys
+from kombu_delayed.store.keys import QueueKeys
 from tests.kit.state import all_keys
 
 #: A partition: its lower bound, and its members with their due times in order.

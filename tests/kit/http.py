@@ -12,7 +12,7 @@ import httpx
 from celery import Celery
 
 from celery_ext.http import Api, HttpOptions
-from celery_ext.http.server import make_server
+from celery_ext.http.serving.server import make_server
 from tests.kit.wait import wait_until
 
 

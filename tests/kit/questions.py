@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from kombu_delayed.correlation import ANSWER_HEADER, Answer, Correlation, Early, Reply
-from kombu_delayed.store import Entry
+from kombu_delayed.inspection.expectations import ANSWER_HEADER, Answer, Correlation, Early, Reply
+from kombu_delayed.store.store import Entry
 from tests.kit.state import message
 
 TIMEOUT_MS = 1_000

@@ -8,7 +8,7 @@ from typing import Any
 
 from celery.worker.request import Request
 
-from kombu_delayed.wire import Wire
+from kombu_delayed.connection.connection import Wire
 from tests.kit.tasks_app import app as app
 
 _acknowledge, _send = Request.acknowledge, Wire._send

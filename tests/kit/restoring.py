@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from kombu_delayed.scripts import script
-from kombu_delayed.store import Store
-from kombu_delayed.wire import numbers
+from kombu_delayed.connection.connection import numbers
+from kombu_delayed.store.scripts import script
+from kombu_delayed.store.store import Store
 
 
 def kept(text: str, due_ms: int, step: int = 0) -> str:

@@ -20,7 +20,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, RedisError
 from redis.retry import Retry
 
-from kombu_delayed import embedded
+from kombu_delayed.embedded import server as embedded
 from tests.kit.wait import wait_until
 
 START_SECONDS = 30

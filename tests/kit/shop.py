@@ -12,10 +12,10 @@ import redis
 from celery import Celery
 
 from celery_ext import Delayed
-from celery_ext.failures import Failure, write
 from celery_ext.policies import Fair, Limit, Shares
-from kombu_delayed.message import open_envelope
-from kombu_delayed.store import Store
+from celery_ext.tasks.failures import Failure, write
+from kombu_delayed.message.envelope import open_envelope
+from kombu_delayed.store.store import Store
 
 TASKS = {
     "mail": ("mail.send_reminder", "mail.send_invoice", "mail.ask_for_review"),

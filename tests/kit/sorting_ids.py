@@ -15,8 +15,8 @@ from typing import Any
 from celery import Celery, chain, chord, group
 
 import celery_ext
-from celery_ext import ids
-from kombu_delayed.backlog import Backlog
+from celery_ext.app import ids
+from kombu_delayed.inspection.backlog import Backlog
 
 COUNTDOWN = 3600
 COUNT = 5

@@ -11,9 +11,9 @@ from typing import Any
 
 import redis
 
-from kombu_delayed.keys import format_version
-from kombu_delayed.message import open_kept
-from kombu_delayed.store import Entry
+from kombu_delayed.message.envelope import open_kept
+from kombu_delayed.store.keys import format_version
+from kombu_delayed.store.store import Entry
 from kombu_delayed.testing.keyspace import Value, read_key, write_key
 
 #: Lifecycle events, moves, hints of what is urgent, and the version of the format.

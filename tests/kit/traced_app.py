@@ -9,7 +9,8 @@ from opentelemetry.instrumentation.celery import CeleryInstrumentor
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 
-from celery_ext import install, tracing
+from celery_ext import install
+from celery_ext.worker import tracing
 from tests.kit.tasks_app import Settings, make_app
 from tests.kit.traces import FileExporter
 

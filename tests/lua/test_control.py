@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import redis
 
-from kombu_delayed import backlog as backlog_module
-from kombu_delayed.backlog import Backlog, Move, Waiting
-from kombu_delayed.keys import SEPARATOR
-from kombu_delayed.message import Kept
-from kombu_delayed.store import Entry, Store
-from kombu_delayed.waits import Wait
+from kombu_delayed.inspection import backlog as backlog_module
+from kombu_delayed.inspection.backlog import Backlog, Move, Waiting
+from kombu_delayed.message.envelope import Kept
+from kombu_delayed.message.wait import Wait
+from kombu_delayed.store.keys import SEPARATOR
+from kombu_delayed.store.store import Entry, Store
 from tests.kit.backlog import check_backlog
 from tests.kit.state import entry, message, promoted, state
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import redis
 
-from kombu_delayed.keys import SEPARATOR
-from kombu_delayed.store import DeadLetter, Limits, Store
+from kombu_delayed.store.keys import SEPARATOR
+from kombu_delayed.store.store import DeadLetter, Limits, Store
 from tests.kit.state import (
     dead_state,
     entry,

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import redis
 
-from kombu_delayed.keys import SEPARATOR
-from kombu_delayed.store import Delivered, Store
+from kombu_delayed.store.keys import SEPARATOR
+from kombu_delayed.store.store import Delivered, Store
 from tests.kit.state import entry, message, promoted, seed, state
 
 A, B, C, D = (message(body) for body in "abcd")

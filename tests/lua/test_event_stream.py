@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import redis
 
-from kombu_delayed import burials, upkeep
-from kombu_delayed.backlog import Backlog, Move
 from kombu_delayed.errors import DelayedError
-from kombu_delayed.events import Event, newest, read
-from kombu_delayed.message import to_json
-from kombu_delayed.store import Entry, Limits, Store
-from kombu_delayed.upkeep import CALLS
-from kombu_delayed.waits import Wait
+from kombu_delayed.inspection.backlog import Backlog, Move
+from kombu_delayed.inspection.events import Event, newest, read
+from kombu_delayed.message.envelope import to_json
+from kombu_delayed.message.wait import Wait
+from kombu_delayed.store import dead_letter_listeners, event_trimming
+from kombu_delayed.store.event_trimming import CALLS
+from kombu_delayed.store.store import Entry, Limits, Store
 from tests.kit.state import all_keys
 from tests.kit.wait import wait_until
 
@@ -295,7 +295,7 @@ def test_events_of_a_queue_that_nobody_uses_go(store: Store, client: redis.Redis
 def test_a_call_in_many_lets_the_stream_live_on(
     store: Store, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upkeep, "SECONDS", math.inf)
+    monkeypatch.setattr(event_trimming, "SECONDS", math.inf)
     store.schedule("q", [task("0", 2000)])
     client.persist("{q}:events")
     for n in range(1, CALLS):
@@ -309,7 +309,7 @@ def test_a_call_in_many_lets_the_stream_live_on(
 def test_a_stream_that_went_in_between_expires_as_well(
     store: Store, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upkeep, "SECONDS", math.inf)
+    monkeypatch.setattr(event_trimming, "SECONDS", math.inf)
     store.schedule("q", [task("a", 2000)])
     client.delete("{q}:events")
     Backlog(store, "q").cancel(["a"])
@@ -355,7 +355,7 @@ def test_burials_are_told_to_who_listens(store: Store) -> None:
     def listen(*given: Any) -> None:
         heard.append(given)
 
-    burials.listeners.append(listen)
+    dead_letter_listeners.listeners.append(listen)
     try:
         store.bury("q", CONSUMER, [(1, "a", "rejected", b""), (9, "z", "rejected", b"")])
         store.release("q", CONSUMER, [2], counted=True)
@@ -364,7 +364,7 @@ def test_burials_are_told_to_who_listens(store: Store) -> None:
         store.reclaim("q", CONSUMER)
         wait_until(lambda: len(heard) == 3, "all is told")
     finally:
-        burials.listeners.remove(listen)
+        dead_letter_listeners.listeners.remove(listen)
     assert heard == [(store, "q", ["a"]), (store, "q", ["b"]), (store, "q", ["c", "c\x1f4"])]
     assert len(store.dead_letters("q", ["a", "b", "c", "c\x1f4"])) == 4
 

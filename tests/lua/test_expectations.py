@@ -8,12 +8,12 @@ from collections.abc import Callable
 import pytest
 import redis
 
-from kombu_delayed import events
-from kombu_delayed.backlog import Backlog, Move
-from kombu_delayed.correlation import Correlation, Early, Note
-from kombu_delayed.doctor import Doctor
 from kombu_delayed.errors import ServerFull
-from kombu_delayed.store import Store
+from kombu_delayed.inspection import events
+from kombu_delayed.inspection.backlog import Backlog, Move
+from kombu_delayed.inspection.doctor import Doctor
+from kombu_delayed.inspection.expectations import Correlation, Early, Note
+from kombu_delayed.store.store import Store
 from tests.kit.backlog import check_backlog
 from tests.kit.questions import KEPT_MS, TIMEOUT_MS, answer_in, ask, question, say
 from tests.kit.restoring import restore

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import redis
 
-from kombu_delayed.backlog import Backlog, Move
-from kombu_delayed.store import Store
+from kombu_delayed.inspection.backlog import Backlog, Move
+from kombu_delayed.store.store import Store
 from tests.kit.state import entry, message, seed
 
 MS = 60_000

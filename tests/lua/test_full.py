@@ -9,8 +9,8 @@ import pytest
 import redis
 
 from kombu_delayed.errors import ServerFull
-from kombu_delayed.gate import OPEN_GATE, Gate, LimitNumbers, Ticket, Use
-from kombu_delayed.store import Limits, Store
+from kombu_delayed.message.ticket import OPEN_GATE, Gate, LimitNumbers, Ticket, Use
+from kombu_delayed.store.store import Limits, Store
 from tests.kit.state import dead_state, entry, message, returned, seed, state
 
 A, B, C = (message(body, headers={"id": body}) for body in "abc")

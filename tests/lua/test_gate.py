@@ -3,12 +3,12 @@ from __future__ import annotations
 import pytest
 import redis
 
-from kombu_delayed.backlog import Backlog
-from kombu_delayed.doctor import Doctor
-from kombu_delayed.gate import OPEN_GATE, Gate, LimitNumbers, Ticket, Use, put_ticket
-from kombu_delayed.message import open_envelope
-from kombu_delayed.scripts import script
-from kombu_delayed.store import Delivered, Entry, Store
+from kombu_delayed.inspection.backlog import Backlog
+from kombu_delayed.inspection.doctor import Doctor
+from kombu_delayed.message.envelope import open_envelope
+from kombu_delayed.message.ticket import OPEN_GATE, Gate, LimitNumbers, Ticket, Use, put_ticket
+from kombu_delayed.store.scripts import script
+from kombu_delayed.store.store import Delivered, Entry, Store
 from tests.kit.state import message
 
 GATE = Gate("v", (LimitNumbers("all", 1),))

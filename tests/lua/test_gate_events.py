@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kombu_delayed.backlog import Backlog, Move
-from kombu_delayed.events import newest
-from kombu_delayed.gate import Gate, LimitNumbers, Ticket, Use, put_ticket
-from kombu_delayed.store import Delivered, Entry, Store
+from kombu_delayed.inspection.backlog import Backlog, Move
+from kombu_delayed.inspection.events import newest
+from kombu_delayed.message.ticket import Gate, LimitNumbers, Ticket, Use, put_ticket
+from kombu_delayed.store.store import Delivered, Entry, Store
 from tests.kit.state import message
 
 GATE = Gate("v", (LimitNumbers("all", 1), LimitNumbers("für|wen", 2)))

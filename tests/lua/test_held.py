@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import redis
 
-from kombu_delayed.keeper import Keeper
-from kombu_delayed.keys import SEPARATOR
-from kombu_delayed.lease import Lease
-from kombu_delayed.renewal import Renewal
-from kombu_delayed.scripts import script
-from kombu_delayed.store import CALL_LIMIT, Limits, Store
+from kombu_delayed.consumer.lease.keeper import Keeper
+from kombu_delayed.consumer.lease.lease import Lease
+from kombu_delayed.store.keys import SEPARATOR
+from kombu_delayed.store.renewal import Renewal
+from kombu_delayed.store.scripts import script
+from kombu_delayed.store.store import CALL_LIMIT, Limits, Store
 from tests.kit.state import entry, message, returned, seed, state
 
 A, B, C, D = (message(body) for body in "abcd")

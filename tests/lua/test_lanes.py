@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import redis
 
-from kombu_delayed import lanes as lanes_module
-from kombu_delayed.gate import Gate, LimitNumbers, Ticket, Use, put_ticket, slot_name
-from kombu_delayed.lanes import (
+from kombu_delayed.inspection import gate_usage as lanes_module
+from kombu_delayed.inspection.gate_usage import (
     Lane,
     Room,
     first_ids,
@@ -20,7 +19,8 @@ from kombu_delayed.lanes import (
     slots,
     turns,
 )
-from kombu_delayed.store import Entry, Store
+from kombu_delayed.message.ticket import Gate, LimitNumbers, Ticket, Use, put_ticket, slot_name
+from kombu_delayed.store.store import Entry, Store
 from tests.kit.state import message, state
 
 GATE = Gate("v", (LimitNumbers("all", 2), LimitNumbers("by", 1, 250.0, 3)))

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import redis
 
-from celery_ext.http.once import OnceStore
+from celery_ext.http.api.create_once import OnceStore
+from celery_ext.spark.sink.job_ledger import Job, LedgerStore
 from kombu_delayed.errors import ServerFull
-from kombu_delayed.keys import job_shards
-from kombu_delayed.spark.job_ledger import Job, LedgerStore
-from kombu_delayed.store import Store
+from kombu_delayed.store.keys import job_shards
+from kombu_delayed.store.store import Store
 from tests.kit.state import entry, seed, state
 
 LATER = 9_999_999_999_999

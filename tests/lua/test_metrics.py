@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import redis
 
-from kombu_delayed import store as store_module
-from kombu_delayed.metrics import SPANS_MS, Metrics
-from kombu_delayed.store import Store
+from kombu_delayed.store import store as store_module
+from kombu_delayed.store.queue_metrics import SPANS_MS, Metrics
+from kombu_delayed.store.store import Store
 from tests.kit.state import entry, seed, state
 
 HOUR_MS = 3_600_000

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import redis
 
-from kombu_delayed.scripts import script
-from kombu_delayed.store import Store
+from kombu_delayed.store.scripts import script
+from kombu_delayed.store.store import Store
 from tests.kit.backlog import check_backlog
 from tests.kit.state import entry, message, promoted, seed, state
 

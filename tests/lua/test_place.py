@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import redis
 
-from kombu_delayed.scripts import script
-from kombu_delayed.store import Store
+from kombu_delayed.store.scripts import script
+from kombu_delayed.store.store import Store
 
 
 def test_place(store: Store, client: redis.Redis) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import redis
 
-from kombu_delayed.keys import SEPARATOR
-from kombu_delayed.scripts import script
-from kombu_delayed.store import Entry, Size, Store
+from kombu_delayed.store.keys import SEPARATOR
+from kombu_delayed.store.scripts import script
+from kombu_delayed.store.store import Entry, Size, Store
 from tests.kit.state import entry, message, seed, state
 
 A, B, C, D = (message(body) for body in "abcd")

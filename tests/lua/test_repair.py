@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import redis
 
-from kombu_delayed import doctor as doctor_module
-from kombu_delayed.doctor import Doctor, examine_server, partition_count, partitions
 from kombu_delayed.errors import ServerError
-from kombu_delayed.server import Server
-from kombu_delayed.store import Store
+from kombu_delayed.inspection import doctor as doctor_module
+from kombu_delayed.inspection.doctor import Doctor, examine_server, partition_count, partitions
+from kombu_delayed.store.store import Store
+from kombu_delayed.transport.server_checks import Server
 from tests.kit.backlog import check_backlog, due_times
 from tests.kit.state import entry, message, returned, state
 

@@ -9,9 +9,9 @@ import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kombu_delayed.backlog import Backlog, Move
-from kombu_delayed.events import read
-from kombu_delayed.store import Entry, Limits, Store
+from kombu_delayed.inspection.backlog import Backlog, Move
+from kombu_delayed.inspection.events import read
+from kombu_delayed.store.store import Entry, Limits, Store
 from tests.kit.backlog import check_backlog, due_times
 from tests.kit.restoring import kept, restore, restore_dead
 from tests.kit.state import dead_state, entry, message, note, promoted, seed, state

@@ -5,8 +5,8 @@ import random
 import pytest
 import redis
 
-from kombu_delayed.keys import SEPARATOR
-from kombu_delayed.store import Entry, Scheduled, Store
+from kombu_delayed.store.keys import SEPARATOR
+from kombu_delayed.store.store import Entry, Scheduled, Store
 from tests.kit.backlog import check_backlog, due_times
 from tests.kit.state import entry, message, promoted, seed, state
 

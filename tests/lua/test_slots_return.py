@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kombu_delayed.store import Entry, Store
+from kombu_delayed.store.store import Entry, Store
 from tests.crash.dying import Reader
 from tests.kit.state import message
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("no_keeper")
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     clock = [1000.0]
-    monkeypatch.setattr("kombu_delayed.qos.monotonic", lambda: clock[0])
+    monkeypatch.setattr("kombu_delayed.consumer.unacked.monotonic", lambda: clock[0])
     return clock
 
 

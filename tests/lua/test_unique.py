@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import redis
 
-from kombu_delayed.backlog import Backlog, Move
-from kombu_delayed.store import Entry, Store
+from kombu_delayed.inspection.backlog import Backlog, Move
+from kombu_delayed.store.store import Entry, Store
 from tests.kit.backlog import check_backlog
 from tests.kit.state import entry, message, promoted, state
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import redis
 
-from kombu_delayed.gate import Gate, Ticket, put_ticket
-from kombu_delayed.keys import QueueKeys
-from kombu_delayed.store import Entry, Store
+from kombu_delayed.message.ticket import Gate, Ticket, put_ticket
+from kombu_delayed.store.keys import QueueKeys
+from kombu_delayed.store.store import Entry, Store
 from tests.kit.state import message
 
 URGENT = QueueKeys("q").urgent
@@ -141,7 +141,7 @@ def test_one_that_was_given_another_time_is_still_urgent(store: Store) -> None:
 
 
 def reschedule(store: Store, id: str, due_ms: int) -> None:
-    from kombu_delayed.scripts import script
+    from kombu_delayed.store.scripts import script
 
     keys = store.keys("q")
     script("reschedule")(

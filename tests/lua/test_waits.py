@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from kombu_delayed.backlog import Backlog, Move
-from kombu_delayed.message import open_envelope
-from kombu_delayed.store import Store
+from kombu_delayed.inspection.backlog import Backlog, Move
+from kombu_delayed.message.envelope import open_envelope
+from kombu_delayed.message.wait import Wait
+from kombu_delayed.store.store import Store
 from kombu_delayed.testing import dump
-from kombu_delayed.waits import Wait
 from tests.kit.state import entry, message
 
 WAIT = Wait(900, 'say "{hello}", "headers":', ("spread", "x"), 2)

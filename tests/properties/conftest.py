@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import redis
 
-from kombu_delayed.store import Limits, Store
+from kombu_delayed.store.store import Limits, Store
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["kombu_delayed", "kombu.utils.json", "dateutil"]):
-    from kombu_delayed.message import eta_to_ms
+    from kombu_delayed.message.envelope import eta_to_ms
     from tests.properties.test_fuzz import MESSAGE, check_due, check_envelope
 
 

@@ -20,8 +20,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from kombu_delayed.correlation import Correlation
-from kombu_delayed.store import Limits, Store
+from kombu_delayed.inspection.expectations import Correlation
+from kombu_delayed.store.store import Limits, Store
 from tests.kit.questions import TIMEOUT_MS, answer_in, ask, say
 from tests.kit.restoring import restore
 

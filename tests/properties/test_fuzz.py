@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from kombu_delayed.errors import MessageError
-from kombu_delayed.message import Due, Envelope, due, eta_to_ms, open_envelope
-from kombu_delayed.store import Entry, Store
+from kombu_delayed.message.envelope import Due, Envelope, due, eta_to_ms, open_envelope
+from kombu_delayed.store.store import Entry, Store
 from tests.kit.backlog import check_backlog
 from tests.kit.state import all_keys, promoted, returned
 

@@ -9,9 +9,9 @@ from typing import Any
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from kombu_delayed.backlog import Backlog, Move
-from kombu_delayed.keys import QueueKeys
-from kombu_delayed.store import Entry, Store
+from kombu_delayed.inspection.backlog import Backlog, Move
+from kombu_delayed.store.keys import QueueKeys
+from kombu_delayed.store.store import Entry, Store
 from tests.kit.backlog import check_backlog
 from tests.kit.restoring import kept, restore, restore_dead
 from tests.kit.state import note, promoted

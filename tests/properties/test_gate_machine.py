@@ -22,10 +22,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from kombu_delayed.backlog import Backlog, Move
-from kombu_delayed.gate import OPEN_GATE, Gate, LimitNumbers, Ticket, Use, put_ticket
-from kombu_delayed.message import open_envelope
-from kombu_delayed.store import Entry, Store
+from kombu_delayed.inspection.backlog import Backlog, Move
+from kombu_delayed.message.envelope import open_envelope
+from kombu_delayed.message.ticket import OPEN_GATE, Gate, LimitNumbers, Ticket, Use, put_ticket
+from kombu_delayed.store.store import Entry, Store
 from tests.kit.state import message
 
 LEASE_MS = 1_000

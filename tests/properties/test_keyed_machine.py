@@ -14,10 +14,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule, run_state_machine_as_test
 
-from kombu_delayed import events
-from kombu_delayed.events import Event
-from kombu_delayed.message import open_kept
-from kombu_delayed.store import Entry, Store
+from kombu_delayed.inspection import events
+from kombu_delayed.inspection.events import Event
+from kombu_delayed.message.envelope import open_kept
+from kombu_delayed.store.store import Entry, Store
 from tests.kit.restoring import restore, restore_dead
 from tests.kit.state import message
 from tests.properties.test_store_machine import (

@@ -25,9 +25,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from kombu_delayed.backlog import Backlog, Move
-from kombu_delayed.message import open_kept
-from kombu_delayed.store import DeadLetter, Delivered, Entry, Limits, Store
+from kombu_delayed.inspection.backlog import Backlog, Move
+from kombu_delayed.message.envelope import open_kept
+from kombu_delayed.store.store import DeadLetter, Delivered, Entry, Limits, Store
 from tests.kit.backlog import check_backlog
 from tests.kit.state import all_keys, message, state
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from celery_ext.policies import Window
-from celery_ext.policies.window import DAYS
+from celery_ext.policies.times.window import DAYS
 
 ZONES = (
     *("UTC", "Europe/Berlin", "Europe/London", "Europe/Dublin", "Europe/Moscow", "Europe/Istanbul"),

@@ -15,7 +15,7 @@ import redis
 from pyspark import TaskContext
 from pyspark.sql import functions as F
 
-from kombu_delayed.spark import schedule, session
+from celery_ext.spark import schedule, session
 from tests.kit.jvm import SHORT_LIVED
 
 WAIT_SECONDS = 120

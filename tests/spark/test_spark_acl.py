@@ -11,9 +11,9 @@ import redis
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from kombu_delayed.spark import backlog, cancel, job_report, reschedule, schedule
-from kombu_delayed.spark.archive import log_events, read_archive
-from kombu_delayed.spark.backup import backup, read_backup, restore
+from celery_ext.spark import backlog, cancel, job_report, reschedule, schedule
+from celery_ext.spark.backup.transfer import backup, read_backup, restore
+from celery_ext.spark.events.archive import log_events, read_archive
 from tests.kit.clusters import start_cluster
 from tests.kit.limited import OPTIONS, PASSWORD, USER, limited
 from tests.kit.sentinels import start_group

@@ -15,7 +15,7 @@ import pytest
 import redis
 from pyspark.sql import SparkSession
 
-from kombu_delayed.spark.archive import ArchiveError, compact, log_events, read_archive, watch
+from celery_ext.spark.events.archive import ArchiveError, compact, log_events, read_archive, watch
 from tests.kit.servers import Server
 from tests.kit.told import told
 from tests.kit.wait import wait_until
@@ -103,7 +103,7 @@ def test_a_job_that_is_killed_while_it_writes(
 ) -> None:
     path = tmp_path / "archive"
     tell(4_000)
-    command = [sys.executable, "-m", "kombu_delayed.spark", "--master", "local[2]"]
+    command = [sys.executable, "-m", "celery_ext.spark", "--master", "local[2]"]
     command += ["--conf", "spark.driver.bindAddress=127.0.0.1", "--conf", "spark.ui.enabled=false"]
     command += ["archive", "--broker", f"delayed+{server.url}", "--path", str(path)]
     command += ["--max-rows-per-trigger", "200", "--rows-per-task", "100"]

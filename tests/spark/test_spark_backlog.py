@@ -18,17 +18,17 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from celery_ext import Delayed
-from celery_ext.times import LATEST_MS
-from kombu_delayed.backlog import Move
+from celery_ext.spark import backlog
+from celery_ext.spark.connect import connected
+from celery_ext.spark.data_source import DefaultSource
+from celery_ext.spark.options import ReadOptions
+from celery_ext.spark.source.columns import COLUMNS, SCHEMA, Rows
+from celery_ext.spark.source.paging import Page, Place
+from celery_ext.spark.source.reader import BacklogReader
+from celery_ext.tasks.times import LATEST_MS
 from kombu_delayed.errors import OptionError
-from kombu_delayed.message import eta_to_ms
-from kombu_delayed.spark import backlog
-from kombu_delayed.spark.columns import COLUMNS, SCHEMA, Rows
-from kombu_delayed.spark.connect import connected
-from kombu_delayed.spark.options import ReadOptions
-from kombu_delayed.spark.paging import Page, Place
-from kombu_delayed.spark.reader import BacklogReader
-from kombu_delayed.spark.source import DefaultSource
+from kombu_delayed.inspection.backlog import Move
+from kombu_delayed.message.envelope import eta_to_ms
 from tests.kit.servers import Server
 from tests.kit.wait import wait_until
 

@@ -16,11 +16,9 @@ from click.testing import CliRunner, Result
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
-from kombu_delayed.backlog import Backlog, Move
-from kombu_delayed.errors import OptionError
-from kombu_delayed.spark import JobReport
-from kombu_delayed.spark.__main__ import main
-from kombu_delayed.spark.backup import (
+from celery_ext.spark import JobReport
+from celery_ext.spark.__main__ import main
+from celery_ext.spark.backup.transfer import (
     BackupError,
     backup,
     copy,
@@ -29,11 +27,13 @@ from kombu_delayed.spark.backup import (
     restore,
     summary,
 )
-from kombu_delayed.spark.backup_rows import VERSION, BackupRows
-from kombu_delayed.spark.job_ledger import Job, LedgerStore
-from kombu_delayed.spark.options import WriteOptions
-from kombu_delayed.store import Entry, Store
-from kombu_delayed.wire import numbers
+from celery_ext.spark.options import WriteOptions
+from celery_ext.spark.sink.backup_rows import VERSION, BackupRows
+from celery_ext.spark.sink.job_ledger import Job, LedgerStore
+from kombu_delayed.connection.connection import numbers
+from kombu_delayed.errors import OptionError
+from kombu_delayed.inspection.backlog import Backlog, Move
+from kombu_delayed.store.store import Entry, Store
 from tests.kit.backlog import check_backlog
 from tests.kit.restoring import kept
 from tests.kit.servers import Server

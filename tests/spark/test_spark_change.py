@@ -11,7 +11,7 @@ import redis
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from kombu_delayed.spark import backlog, cancel, reschedule, schedule
+from celery_ext.spark import backlog, cancel, reschedule, schedule
 from tests.kit.backlog import check_backlog
 from tests.kit.servers import Server
 

@@ -17,12 +17,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from celery_ext import Delayed
-from kombu_delayed.shards import shard_name
-from kombu_delayed.spark import backlog, cancel, connect, job_report, reschedule, schedule
-from kombu_delayed.spark.archive import log_events, read_archive
-from kombu_delayed.spark.backup import backup, read_backup, restore
-from kombu_delayed.spark.options import BrokerOptions
-from kombu_delayed.spark.paging import Pager, Span
+from celery_ext.spark import backlog, cancel, connect, job_report, reschedule, schedule
+from celery_ext.spark.backup.transfer import backup, read_backup, restore
+from celery_ext.spark.events.archive import log_events, read_archive
+from celery_ext.spark.options import BrokerOptions
+from celery_ext.spark.source.paging import Pager, Span
+from kombu_delayed.store.shards import shard_name
 from tests.kit.clusters import PASSWORD, Cluster, start_cluster
 from tests.kit.ledger import Ledger
 from tests.kit.servers import available_kinds

@@ -13,10 +13,10 @@ from kombu.exceptions import OperationalError
 from pyspark import TaskContext
 
 from celery_ext.errors import BrokerError
+from celery_ext.spark import connect
+from celery_ext.spark.connect import connected
+from celery_ext.spark.options import BrokerOptions
 from kombu_delayed.errors import OptionError
-from kombu_delayed.spark import connect
-from kombu_delayed.spark.connect import connected
-from kombu_delayed.spark.options import BrokerOptions
 from tests.kit.servers import Server, available_kinds, start_server
 
 

@@ -14,14 +14,15 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StringType, StructType
 
-from kombu_delayed.backlog import Backlog
+from celery_ext.spark.events import positions
+from celery_ext.spark.events import stream as events
+from celery_ext.spark.events.batches import SCHEMA
+from celery_ext.spark.events.positions import UNKNOWN, EventsLost, Position, look, shares
+from celery_ext.spark.events.stream import EventOptions, EventReader, queues_with_events
 from kombu_delayed.errors import DelayedError, OptionError
-from kombu_delayed.events import KEPT_MS
-from kombu_delayed.spark import event_positions, events
-from kombu_delayed.spark.event_batches import SCHEMA
-from kombu_delayed.spark.event_positions import UNKNOWN, EventsLost, Position, look, shares
-from kombu_delayed.spark.events import EventOptions, EventReader, queues_with_events
-from kombu_delayed.store import Entry, Store
+from kombu_delayed.inspection.backlog import Backlog
+from kombu_delayed.inspection.events import KEPT_MS
+from kombu_delayed.store.store import Entry, Store
 from tests.kit.servers import Server
 from tests.kit.told import told
 
@@ -313,7 +314,7 @@ def test_trimmed_while_the_end_is_looked_for(
     tell: Tell, reader: Make, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tell(2000)
-    real, calls = event_positions._step, 0
+    real, calls = positions._step, 0
 
     def step(*given: Any) -> Any:
         nonlocal calls
@@ -322,7 +323,7 @@ def test_trimmed_while_the_end_is_looked_for(
             trimmed(client, 1000)
         return real(*given)
 
-    monkeypatch.setattr(event_positions, "_step", step)
+    monkeypatch.setattr(positions, "_step", step)
     with pytest.raises(EventsLost, match="499 lifecycle events"):
         reader(rows_per_task=600).latestOffset(offset("1-0", 1), ReadMaxRows(1500))
 
@@ -422,16 +423,14 @@ def test_a_server_that_counts_nothing(
     tell: Tell, reader: Make, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before Redis 7."""
-    real, step = event_positions.look, event_positions._step
+    real, step = positions.look, positions._step
 
     def old_look(store: Store, queue: str) -> Any:
         stream = real(store, queue)
-        return stream and event_positions.Stream(
-            stream.length, stream.first_id, Position(stream.end.id)
-        )
+        return stream and positions.Stream(stream.length, stream.first_id, Position(stream.end.id))
 
     monkeypatch.setattr(events, "look", old_look)
-    monkeypatch.setattr(event_positions, "_step", lambda *given: (*step(*given)[:2], UNKNOWN))
+    monkeypatch.setattr(positions, "_step", lambda *given: (*step(*given)[:2], UNKNOWN))
     tell(100)
     assert everything(reader(rows_per_task=7), 30)[-1] == numbered(91, 100)
     it = reader()
@@ -450,7 +449,7 @@ def test_what_the_server_says_of_a_stream(tell: Tell, store: Store, client: redi
     tell(10)
     trimmed(client, 4)
     stream = look(store, "q")
-    assert stream == event_positions.Stream(4, "7-0", Position("10-0", 10))
+    assert stream == positions.Stream(4, "7-0", Position("10-0", 10))
     assert stream.trimmed == 6
 
 

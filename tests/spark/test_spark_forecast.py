@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from celery_ext.spark.reports import forecast as forecasts
+from celery_ext.spark.reports.forecast import workers_needed
 from kombu_delayed.errors import OptionError
-from kombu_delayed.spark import forecast as forecasts
-from kombu_delayed.spark.forecast import workers_needed
 
 NOW = datetime(2026, 11, 23, 9, 30, tzinfo=timezone.utc)
 NEXT = datetime(2026, 11, 23, 10, tzinfo=timezone.utc)

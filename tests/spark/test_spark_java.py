@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from kombu_delayed.spark import java, session
+from celery_ext.spark import java, session
 
 
 def make_java(directory: Path, version: str) -> Path:
@@ -76,7 +76,7 @@ def test_java_of_the_wheel(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_nothing_is_loaded_before_it_is_used() -> None:
     code = (
-        "import sys, kombu_delayed.spark, kombu_delayed.spark.java; "
+        "import sys, celery_ext.spark, celery_ext.spark.java; "
         "sys.exit(' '.join({'pyspark', 'pyarrow', 'py4j'} & {*sys.modules}) or 0)"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -85,8 +85,8 @@ def test_nothing_is_loaded_before_it_is_used() -> None:
 
 def test_the_transport_knows_neither_spark_nor_celery() -> None:
     code = (
-        "import sys, kombu_delayed, kombu_delayed.transport; "
-        "sys.exit(' '.join({'pyspark', 'celery', 'kombu_delayed.spark'} & {*sys.modules}) or 0)"
+        "import sys, kombu_delayed, kombu_delayed.transport.transport; "
+        "sys.exit(' '.join({'pyspark', 'celery', 'celery_ext.spark'} & {*sys.modules}) or 0)"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (found.returncode, found.stderr) == (0, "")

@@ -1,4 +1,4 @@
-"""`python -m kombu_delayed.spark <job>`."""
+"""`python -m celery_ext.spark <job>`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from rich.console import Console
 
-from kombu_delayed.spark import report_page
-from kombu_delayed.spark.__main__ import main
-from kombu_delayed.spark.commands.forecast import table_of
-from kombu_delayed.spark.commands.group import meaning
-from kombu_delayed.spark.event_batches import SCHEMA
-from kombu_delayed.store import Entry, Store
+from celery_ext.spark.__main__ import main
+from celery_ext.spark.commands.forecast import table_of
+from celery_ext.spark.commands.group import meaning
+from celery_ext.spark.events.batches import SCHEMA
+from celery_ext.spark.reports import page
+from kombu_delayed.store.store import Entry, Store
 from tests.kit.servers import Server
 from tests.kit.wait import wait_until
 
@@ -98,7 +98,7 @@ def test_a_report(run: Run, archive: str, monkeypatch: pytest.MonkeyPatch) -> No
         options.pop("progress")("total")
         return f"{events.count()} {out} {target} {options['title']} {options['page_path']}"
 
-    monkeypatch.setattr(report_page, "report", report)
+    monkeypatch.setattr(page, "report", report)
     told = ("report", "--archive", archive, "--out", "here", "--target-seconds", "5")
     assert run(*told, "--title", "Shop").stdout == "14 here 5.0 Shop None\n"
     assert run(*told, "--since", "2100-01-01").stdout == "0 here 5.0 Delayed tasks None\n"
@@ -159,7 +159,7 @@ def test_errors(
     [
         (
             "[STREAM_FAILED] Query …\nTraceback (most recent call last):\n  File …\n"
-            "kombu_delayed.spark.event_positions.EventsLost: 5 were trimmed\n\nJVM stacktrace:\nx",
+            "celery_ext.spark.events.positions.EventsLost: 5 were trimmed\n\nJVM stacktrace:\nx",
             "5 were trimmed",
         ),
         (
@@ -175,7 +175,7 @@ def test_what_an_error_means(text: str, expected: str) -> None:
 @pytest.mark.parametrize("name", ["pyspark", "rich"])
 def test_what_has_to_be_installed(name: str) -> None:
     program = f"import runpy, sys; sys.modules[{name!r}] = None; runpy.run_module"
-    program += "('kombu_delayed.spark', run_name='__main__')"
+    program += "('celery_ext.spark', run_name='__main__')"
     command = [sys.executable, "-c", program, "archive"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     told = f"these jobs need {name}: pip install 'kombu-delayed[spark,cli]'\n"

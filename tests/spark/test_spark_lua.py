@@ -9,9 +9,8 @@ import redis
 from celery import Celery
 
 from celery_ext import Delayed
-from celery_ext.bulk import schedule_many
-from kombu_delayed.keys import job_report
-from kombu_delayed.spark.job_ledger import (
+from celery_ext.control.bulk.schedule import schedule_many
+from celery_ext.spark.sink.job_ledger import (
     Job,
     JobReport,
     LedgerStore,
@@ -19,8 +18,9 @@ from kombu_delayed.spark.job_ledger import (
     keep_report,
     read_report,
 )
-from kombu_delayed.store import Scheduled, Store
-from kombu_delayed.wire import numbers
+from kombu_delayed.connection.connection import numbers
+from kombu_delayed.store.keys import job_report
+from kombu_delayed.store.store import Scheduled, Store
 from tests.kit.servers import Server
 from tests.kit.state import entry, message, promoted, seed, state
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import redis
 
-from kombu_delayed.backlog import Backlog, Move
-from kombu_delayed.spark.job_ledger import Job, LedgerStore
-from kombu_delayed.spark.options import RESCHEDULE
-from kombu_delayed.spark.paging import Pager, Span, plan
-from kombu_delayed.store import Entry, Store
+from celery_ext.spark.options import RESCHEDULE
+from celery_ext.spark.sink.job_ledger import Job, LedgerStore
+from celery_ext.spark.source.paging import Pager, Span, plan
+from kombu_delayed.inspection.backlog import Backlog, Move
+from kombu_delayed.store.store import Entry, Store
 from tests.kit.state import entry, message
 
 #: Due times: a message is read here, and has then moved there, into what is read later.

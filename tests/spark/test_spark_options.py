@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from celery_ext.spark.options import BrokerOptions, ReadOptions, WriteOptions, as_texts
+from celery_ext.spark.sink.rows import check_columns
 from kombu_delayed.errors import OptionError
-from kombu_delayed.spark.options import BrokerOptions, ReadOptions, WriteOptions, as_texts
-from kombu_delayed.spark.rows import check_columns
 
 URL = "delayed+redis://ann:s3cret@localhost:6379/0"
 JAN_MS = 4102444800000

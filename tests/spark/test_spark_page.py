@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from kombu_delayed.spark.event_batches import SCHEMA
-from kombu_delayed.spark.report_page import ReportError, report
-from kombu_delayed.spark.report_words import duration, number, share
+from celery_ext.spark.events.batches import SCHEMA
+from celery_ext.spark.reports.page import ReportError, report
+from celery_ext.spark.reports.words import duration, number, share
 
 START = datetime(2026, 11, 21, tzinfo=timezone.utc)
 

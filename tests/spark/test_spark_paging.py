@@ -9,11 +9,11 @@ from itertools import pairwise
 import pytest
 import redis
 
-from kombu_delayed.backlog import NEVER_MS, Backlog, Move
-from kombu_delayed.gate import Gate, LimitNumbers, Ticket, Use, put_ticket
-from kombu_delayed.spark import paging
-from kombu_delayed.spark.paging import Page, Pager, Place, Span, plan
-from kombu_delayed.store import Entry, Store
+from celery_ext.spark.source import paging
+from celery_ext.spark.source.paging import Page, Pager, Place, Span, plan
+from kombu_delayed.inspection.backlog import NEVER_MS, Backlog, Move
+from kombu_delayed.message.ticket import Gate, LimitNumbers, Ticket, Use, put_ticket
+from kombu_delayed.store.store import Entry, Store
 from tests.kit.backlog import check_backlog
 from tests.kit.state import entry, message
 

@@ -14,13 +14,9 @@ from click.testing import CliRunner, Result
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from kombu_delayed.backlog import Backlog
-from kombu_delayed.lookup import held_ids
-from kombu_delayed.spark import JobReport
-from kombu_delayed.spark.__main__ import main
-from kombu_delayed.spark.backup import backup, read_backup
-from kombu_delayed.spark.event_batches import SCHEMA
-from kombu_delayed.spark.replay import (
+from celery_ext.spark import JobReport
+from celery_ext.spark.__main__ import main
+from celery_ext.spark.backup.replaying import (
     UNTOUCHED,
     NoMessage,
     counted,
@@ -29,7 +25,11 @@ from kombu_delayed.spark.replay import (
     replay_dead,
     spread,
 )
-from kombu_delayed.store import Entry, Store
+from celery_ext.spark.backup.transfer import backup, read_backup
+from celery_ext.spark.events.batches import SCHEMA
+from kombu_delayed.inspection.backlog import Backlog
+from kombu_delayed.inspection.lookup import held_ids
+from kombu_delayed.store.store import Entry, Store
 from tests.kit.backlog import check_backlog
 from tests.kit.servers import Server
 from tests.kit.state import message

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from kombu_delayed.spark import reports
-from kombu_delayed.spark.event_batches import SCHEMA
+from celery_ext.spark.events.batches import SCHEMA
+from celery_ext.spark.reports import queries
 
 START = datetime(2026, 11, 21, 9, tzinfo=timezone.utc)
 
@@ -72,7 +72,7 @@ def test_a_delivery(history: Make) -> None:
         (10.25, "delivered", "a", 10, "w1"),
         (13.25, "acked", "a", 10, "w1"),
     )
-    (found,) = reports.deliveries(events).collect()
+    (found,) = queries.deliveries(events).collect()
     assert found.asDict() == {
         **{"queue": "q", "id": "a", "task": "mail", "tenant": "", "due": naive(10)},
         **{"scheduled_at": naive(-50), "delivered_at": naive(10.25), "ended_at": naive(13.25)},
@@ -141,7 +141,7 @@ CASES: list[tuple[str, list[Told], list[tuple[Any, ...]]]] = [
 def test_deliveries(
     name: str, told: list[Told], expected: list[tuple[Any, ...]], history: Make
 ) -> None:
-    found = reports.deliveries(history(*told))
+    found = queries.deliveries(history(*told))
     columns = ("attempt", "lateness_seconds", "run_seconds", "ended")
     assert values(found, *columns) == in_order(expected)
 
@@ -149,20 +149,20 @@ def test_deliveries(
 def test_events_of_one_instant_are_in_the_stream_s_order(history: Make) -> None:
     ten = [(0, "released", "x", 0, "w1")] * 9  # so that numbers of one and of two digits meet
     events = history(*ten, (0, "delivered", "a", 0, "w1"), (0, "acked", "a", 0, "w1"))
-    assert values(reports.deliveries(events), "ended") == [("acked",)]
+    assert values(queries.deliveries(events), "ended") == [("acked",)]
 
 
 @pytest.fixture
 def busy(history: Make) -> DataFrame:
     """A hundred messages that are 0 to 99 s late, and one that nobody minded."""
     told = [each for n in range(100) for each in run(f"m{n:02}", 3600.0 * (n // 50), n)]
-    return reports.deliveries(history(*told, (1, "delivered", "now", None, "w1"))).cache()
+    return queries.deliveries(history(*told, (1, "delivered", "now", None, "w1"))).cache()
 
 
 def test_lateness(busy: DataFrame) -> None:
     marks = ("messages", "p50_seconds", "p95_seconds", "p99_seconds", "max_seconds")
-    assert values(reports.lateness(busy), *marks) == [(100, 49.0, 94.0, 98.0, 99.0)]
-    by_hour = reports.lateness(busy, "queue", "hour")
+    assert values(queries.lateness(busy), *marks) == [(100, 49.0, 94.0, 98.0, 99.0)]
+    by_hour = queries.lateness(busy, "queue", "hour")
     assert values(by_hour, "queue", "hour", *marks) == [
         ("q", naive(0), 50, 24.0, 47.0, 49.0, 49.0),
         ("q", naive(3600), 50, 74.0, 97.0, 99.0, 99.0),
@@ -175,26 +175,26 @@ def test_a_later_attempt_is_not_late_once_more(history: Make) -> None:
         (31, "released", "a", 0, "w1"),
         (99, "delivered", "a", 0, "w1"),
     )
-    found = reports.lateness(reports.deliveries(events), "task")
+    found = queries.lateness(queries.deliveries(events), "task")
     assert values(found, "task", "messages", "max_seconds") == [("mail", 1, 1.0)]
 
 
 @pytest.mark.parametrize(("target", "late"), [(0, 99), (89, 10), (98.5, 1), (99, 0)])
 def test_later_than_a_target(target: float, late: int, busy: DataFrame) -> None:
-    found = reports.later_than(busy, target, "queue")
+    found = queries.later_than(busy, target, "queue")
     assert values(found, "queue", "messages", "late", "late_share") == [
         ("q", 100, late, late / 100)
     ]
 
 
 def test_worst(busy: DataFrame) -> None:
-    found = reports.worst(busy, 3).select("id", "lateness_seconds").collect()
+    found = queries.worst(busy, 3).select("id", "lateness_seconds").collect()
     assert [tuple(r) for r in found] == [("m99", 99.0), ("m98", 98.0), ("m97", 97.0)]
 
 
 def test_throughput(history: Make) -> None:
     events = history(*run("a", 10, 0), *run("b", 3600, 5), (1, "cancelled", "c", 9))
-    found = reports.throughput(events, "queue")
+    found = queries.throughput(events, "queue")
     assert values(found, "hour", "scheduled", "delivered", "acked", "cancelled", "buried") == [
         (naive(-3600), 2, 0, 0, 0, 0),
         (naive(0), 0, 1, 1, 1, 0),
@@ -211,7 +211,7 @@ def test_rates(history: Make) -> None:
         (11, "buried", "b", 0, "w1", {"deliveries": 1}),
         *run("c", 0, 1, queue="calm"),
     )
-    found = reports.rates(reports.deliveries(events), "queue")
+    found = queries.rates(queries.deliveries(events), "queue")
     columns = ("queue", "deliveries", "messages", "redelivered_rate", "dead_rate")
     assert values(found, *columns) == [("calm", 1, 1, 0.0, 0.0), ("q", 3, 2, 1 / 3, 0.5)]
 
@@ -229,7 +229,7 @@ def test_evenness(
         for n in range(count)
         for each in run(f"m{worker}-{n}", 0, 1, f"w{worker}")
     ]
-    (found,) = reports.evenness(reports.deliveries(history(*told)), "queue").collect()
+    (found,) = queries.evenness(queries.deliveries(history(*told)), "queue").collect()
     assert (found.workers, found.most, found.least) == (len(counts), most, least)
     assert found.max_over_min == most / least
     assert found.gini == pytest.approx(gini)
@@ -237,7 +237,7 @@ def test_evenness(
 
 def test_each_worker(history: Make) -> None:
     told = [*run("a", 0, 1, "w1"), *run("b", 0, 3, "w1"), (5, "delivered", "c", 0, "w2")]
-    found = reports.per_worker(reports.deliveries(history(*told)))
+    found = queries.per_worker(queries.deliveries(history(*told)))
     assert values(found, "worker", "deliveries", "run_seconds", "p95_seconds") == [
         ("w1@host", 2, 4.0, 3.0),
         ("w2@host", 1, 0.0, 5.0),
@@ -255,8 +255,8 @@ def test_never_delivered(history: Make) -> None:
         (100, "scheduled", "ahead", 200),
     )
     columns = ("id", "scheduled_at", "overdue_seconds")
-    assert values(reports.never_delivered(events), *columns) == [("waits", naive(0), 80.0)]
-    assert values(reports.never_delivered(events, at(500)), "id", "overdue_seconds") == [
+    assert values(queries.never_delivered(events), *columns) == [("waits", naive(0), 80.0)]
+    assert values(queries.never_delivered(events, at(500)), "id", "overdue_seconds") == [
         ("ahead", 300.0),
         ("put off", 0.0),
         ("waits", 480.0),

@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from celery_ext.spark.options import WriteOptions
+from celery_ext.spark.sink.rejects import Rejects, RowsRefused, discard, publish
+from celery_ext.spark.sink.rows import Rows, key_id
 from kombu_delayed.errors import OptionError
-from kombu_delayed.spark.options import WriteOptions
-from kombu_delayed.spark.rejects import Rejects, RowsRefused, discard, publish
-from kombu_delayed.spark.rows import Rows, key_id
 
 ETA = datetime(2100, 1, 2, 3, 4, 5, 678901, timezone.utc)
 TOKYO = pa.timestamp("us", "Asia/Tokyo")

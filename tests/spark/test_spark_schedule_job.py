@@ -14,11 +14,11 @@ from click.testing import CliRunner, Result
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from celery_ext.spark.__main__ import main
+from celery_ext.spark.commands.files import format_of
+from celery_ext.spark.commands.progress import Stages
 from kombu_delayed.errors import OptionError
-from kombu_delayed.spark.__main__ import main
-from kombu_delayed.spark.commands.progress import Stages
-from kombu_delayed.spark.files import format_of
-from kombu_delayed.store import Store
+from kombu_delayed.store.store import Store
 from tests.kit.backlog import check_backlog
 from tests.kit.servers import Server
 

@@ -12,9 +12,9 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from kombu_delayed.spark import backlog, cancel, job_report, reschedule, schedule
-from kombu_delayed.spark.archive import log_events, read_archive
-from kombu_delayed.spark.backup import backup, read_backup, restore, summary
+from celery_ext.spark import backlog, cancel, job_report, reschedule, schedule
+from celery_ext.spark.backup.transfer import backup, read_backup, restore, summary
+from celery_ext.spark.events.archive import log_events, read_archive
 from tests.kit.sentinels import PASSWORD, SENTINEL_PASSWORD, Group, start_group
 from tests.kit.servers import available_kinds
 

@@ -14,11 +14,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from celery_ext import Delayed
-from kombu_delayed.keys import QueueKeys
-from kombu_delayed.shards import shard_name
-from kombu_delayed.spark import backlog, cancel, reschedule, schedule
-from kombu_delayed.spark.archive import log_events, read_archive
-from kombu_delayed.spark.backup import backup, read_backup, restore
+from celery_ext.spark import backlog, cancel, reschedule, schedule
+from celery_ext.spark.backup.transfer import backup, read_backup, restore
+from celery_ext.spark.events.archive import log_events, read_archive
+from kombu_delayed.store.keys import QueueKeys
+from kombu_delayed.store.shards import shard_name
 from tests.kit.servers import Server
 
 JAN = datetime(2100, 1, 1, tzinfo=timezone.utc)

@@ -16,14 +16,14 @@ import pytest
 from click.testing import CliRunner, Result
 from pyspark.sql import SparkSession
 
+from celery_ext.spark.__main__ import main
+from celery_ext.spark.commands.simulate import table_of
+from celery_ext.spark.simulation import load
+from celery_ext.spark.simulation import run as job
+from celery_ext.spark.simulation.load import slices_of, waits, windows_of
+from celery_ext.spark.simulation.model import Arrivals, Fleet
 from kombu_delayed.errors import OptionError
-from kombu_delayed.spark import simulate as job
-from kombu_delayed.spark import simulate_load
-from kombu_delayed.spark.__main__ import main
-from kombu_delayed.spark.commands.simulate import table_of
-from kombu_delayed.spark.simulate_load import slices_of, waits, windows_of
-from kombu_delayed.spark.simulate_model import Arrivals, Fleet
-from kombu_delayed.store import Entry, Store
+from kombu_delayed.store.store import Entry, Store
 from tests.kit.servers import Server
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +41,7 @@ def run() -> Callable[..., Result]:
 def test_the_same_however_spark_cuts_it(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(simulate_load, "LEAST_IN_WINDOW", 500)
+    monkeypatch.setattr(load, "LEAST_IN_WINDOW", 500)
     fleet = Fleet(workers=4, slots=2, run_seconds=0.3, crashes_per_day=500, acks_late=True)
     slices = slices_of([(10.0 * n, 10.0 * n + 10, 180) for n in range(60)])
     windows = windows_of(slices, waits(slices, fleet), fleet)
@@ -145,7 +145,7 @@ def test_errors(
 def test_a_picture_needs_matplotlib(
     run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, "kombu_delayed.spark.simulate_plots", raising=False)
+    monkeypatch.delitem(sys.modules, "celery_ext.spark.simulation.plots", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     result = run("simulate", "--messages", "5", "--plot", "a.svg")
     told = "a picture needs matplotlib: pip install 'kombu-delayed[report]'"

@@ -15,9 +15,9 @@ import pyspark
 import pytest
 import redis
 
-from kombu_delayed.backlog import Backlog
-from kombu_delayed.spark.java import ensure_java
-from kombu_delayed.store import Store
+from celery_ext.spark.java import ensure_java
+from kombu_delayed.inspection.backlog import Backlog
+from kombu_delayed.store.store import Store
 from tests.kit.backlog import check_backlog
 from tests.kit.jvm import SHORT_LIVED
 from tests.kit.servers import Server, free_port

@@ -16,10 +16,10 @@ from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.types import StructType
 
+from celery_ext.spark import JobReport, job_report
+from celery_ext.spark.data_source import DefaultSource
+from celery_ext.spark.sink.stream_write import StreamWriter
 from kombu_delayed.errors import OptionError
-from kombu_delayed.spark import JobReport, job_report
-from kombu_delayed.spark.source import DefaultSource
-from kombu_delayed.spark.stream_write import StreamWriter
 from tests.kit.backlog import check_backlog
 from tests.kit.servers import Server
 from tests.kit.state import all_keys

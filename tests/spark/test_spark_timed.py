@@ -16,15 +16,15 @@ import redis
 from celery import Celery
 
 from celery_ext import Delayed
-from celery_ext import bulk as bulk_module
-from celery_ext.bulk import schedule_many
+from celery_ext.control.bulk import schedule as bulk_module
+from celery_ext.control.bulk.rows import Call, Timed
+from celery_ext.control.bulk.schedule import schedule_many
 from celery_ext.errors import BulkError
-from celery_ext.rows import Call, Timed
+from celery_ext.spark.arrow import iso_times, lists
+from celery_ext.spark.options import WriteOptions
+from celery_ext.spark.sink.rows import Rows, key_id
 from kombu_delayed.errors import NodeDown
-from kombu_delayed.message import eta_to_ms
-from kombu_delayed.spark.arrow import iso_times, lists
-from kombu_delayed.spark.options import WriteOptions
-from kombu_delayed.spark.rows import Rows, key_id
+from kombu_delayed.message.envelope import eta_to_ms
 from tests.kit.servers import Server
 from tests.kit.state import state
 

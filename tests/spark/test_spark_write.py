@@ -21,8 +21,8 @@ from pyspark.errors import AnalysisException, PySparkException, PythonException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from celery_ext.spark import JobReport, backlog, reschedule, schedule
 from kombu_delayed.errors import DelayedError, OptionError
-from kombu_delayed.spark import JobReport, backlog, reschedule, schedule
 from tests.kit.backlog import check_backlog
 from tests.kit.ledger import Ledger
 from tests.kit.servers import Server

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from kombu_delayed.cluster_qos import ClusterQoS
+from kombu_delayed.consumer.cluster_unacked import ClusterQoS
+from kombu_delayed.consumer.unacked import ACK, Done
 from kombu_delayed.errors import NodeDown
-from kombu_delayed.qos import ACK, Done
 
 
 class Stub:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kombu_delayed.keys import (
+from kombu_delayed.store.keys import (
     QueueKeys,
     format_version,
     http_form,

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from kombu_delayed.errors import UNREACHABLE
-from kombu_delayed.keeper import Keeper, keeper
-from kombu_delayed.lease import (
+from kombu_delayed.consumer.lease.keeper import Keeper, keeper
+from kombu_delayed.consumer.lease.lease import (
     FEW_QUEUES,
     IDLE_LEASES,
     JUST_AFTER_SECONDS,
@@ -18,8 +17,9 @@ from kombu_delayed.lease import (
     consumer_id,
     lease_seconds_of,
 )
-from kombu_delayed.renewal import Renewal
-from kombu_delayed.store import Store
+from kombu_delayed.errors import UNREACHABLE
+from kombu_delayed.store.renewal import Renewal
+from kombu_delayed.store.store import Store
 from tests.kit.state import entry
 from tests.kit.wait import wait_until
 

@@ -12,7 +12,7 @@ import pytest
 from kombu.utils.json import loads
 
 from kombu_delayed.errors import MessageError
-from kombu_delayed.message import (
+from kombu_delayed.message.envelope import (
     Due,
     WaitedHeaders,
     due,

@@ -11,7 +11,7 @@ LOGS = """
 import {green} as green
 {patch}
 import logging
-from kombu_delayed import native
+from kombu_delayed.connection import native
 
 class Handler(logging.Handler):
     def emit(self, record):

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from kombu_delayed.connection.options import Options
 from kombu_delayed.errors import DelayedError, OptionError
-from kombu_delayed.options import Options
-from kombu_delayed.store import Limits
+from kombu_delayed.store.store import Limits
 
 
 def test_defaults() -> None:

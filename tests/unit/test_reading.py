@@ -10,8 +10,8 @@ import pytest
 import redis
 from redis._parsers import _HiredisParser, _RESP2Parser
 
-from kombu_delayed.reading import watched
-from kombu_delayed.wire import Wire
+from kombu_delayed.connection.connection import Wire
+from kombu_delayed.connection.reading import watched
 
 PARSERS = [_RESP2Parser, _HiredisParser]
 REPLY = b"*3\r\n$4\r\nwake\r\n$1\r\nq\r\n$1\r\n0\r\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TRANSPORT = "kombu_delayed.transport:Transport"
+TRANSPORT = "kombu_delayed.transport.transport:Transport"
 URLS = [
     "delayed://",
     "delayed+redis://localhost/0",
@@ -37,7 +37,7 @@ def test_url_works(url: str, statement: str) -> None:
 from kombu import Connection
 print(Connection({url!r}).get_transport_cls().__module__)
 """
-    assert run(code) == "kombu_delayed.transport\n"
+    assert run(code) == "kombu_delayed.transport.transport\n"
 
 
 def test_celery_app_works_with_no_import_line(tmp_path: Path) -> None:
@@ -47,7 +47,10 @@ app = Celery(broker="delayed+redis://u:p@localhost/0")
 connection = app.connection_for_write()
 print(connection.get_transport_cls().__module__, connection.as_uri())
 """
-    assert run(code, tmp_path) == "kombu_delayed.transport delayed+redis://u:**@localhost/0\n"
+    assert (
+        run(code, tmp_path)
+        == "kombu_delayed.transport.transport delayed+redis://u:**@localhost/0\n"
+    )
 
 
 IMPORTS = [
@@ -113,7 +116,7 @@ print([receiver.__module__ for _, receiver in worker_init.receivers])
     ids=["entry point", "command line", "connection"],
 )
 def test_workers_are_watched_however_they_are_started(code: str) -> None:
-    assert run("import kombu_delayed\n" + code + WATCHED) == "['celery_ext.workers']\n"
+    assert run("import kombu_delayed\n" + code + WATCHED) == "['celery_ext.worker.hooks']\n"
 
 
 def test_nothing_is_watched_where_there_is_no_worker() -> None:
@@ -133,7 +136,7 @@ def test_import_stays_light(statement: str) -> None:
 {statement}
 import sys
 print([name for name in {heavy!r} if name in sys.modules])
-print("kombu_delayed.transport" in sys.modules)
+print("kombu_delayed.transport.transport" in sys.modules)
 """
     assert run(code) == "[]\nFalse\n"
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from kombu_delayed.connection.connection import Replicas
+from kombu_delayed.connection.sentinel.connection import MasterWire
+from kombu_delayed.connection.sentinel.watch import MasterChanges, MasterWatch, watch_of
 from kombu_delayed.errors import ServerNotReady
-from kombu_delayed.sentinel_watch import MasterChanges, MasterWatch, watch_of
-from kombu_delayed.sentinel_wire import MasterWire
-from kombu_delayed.wire import Replicas
 
 LEADER, OTHER = ("s1", 1), ("s2", 2)
 OLD, NEW = ("10.0.0.1", 6379), ("10.0.0.2", 6380)

@@ -10,7 +10,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from kombu_delayed.errors import UNREACHABLE, ReplicaError, ServerError
-from kombu_delayed.server import Server, check, inspect
+from kombu_delayed.transport.server_checks import Server, check, inspect
 from tests.kit import servers
 
 GOOD = Server(
@@ -169,14 +169,14 @@ def test_inspect(client: redis.Redis) -> None:
 
 @pytest.mark.parametrize("ahead", [3600, -3600])
 def test_inspect_clock(ahead: int, client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kombu_delayed.server.time", lambda: time() - ahead)
+    monkeypatch.setattr("kombu_delayed.transport.server_checks.time", lambda: time() - ahead)
     assert abs(inspect(client).ahead_seconds - ahead) < 5
 
 
 def test_inspect_clock_counts_parts_of_a_second(
     client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kombu_delayed.server.time", lambda: 0.0)
+    monkeypatch.setattr("kombu_delayed.transport.server_checks.time", lambda: 0.0)
     assert {inspect(client).ahead_seconds % 1 > 0 for _ in range(5)} == {True}
 
 

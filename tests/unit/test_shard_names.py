@@ -7,8 +7,8 @@ from uuid import UUID
 
 import pytest
 
-from kombu_delayed import shards as shards_module
-from kombu_delayed.shards import (
+from kombu_delayed.store import shards as shards_module
+from kombu_delayed.store.shards import (
     QueueShards,
     Shards,
     is_shard,

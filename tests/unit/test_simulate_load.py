@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from kombu_delayed import sizing
-from kombu_delayed.errors import OptionError
-from kombu_delayed.spark import simulate_load
-from kombu_delayed.spark.simulate_course import POINTS, course
-from kombu_delayed.spark.simulate_load import (
+from celery_ext.spark.simulation import load as simulate_load
+from celery_ext.spark.simulation.course import POINTS, course
+from celery_ext.spark.simulation.load import (
     MOST_IN_SLICE,
     Slice,
     arriving,
@@ -23,9 +21,11 @@ from kombu_delayed.spark.simulate_load import (
     waits,
     windows_of,
 )
-from kombu_delayed.spark.simulate_model import Arrivals, Fleet, Spread
-from kombu_delayed.spark.simulate_queue import Tally
-from kombu_delayed.spark.simulate_result import ALWAYS, Found, mark, result
+from celery_ext.spark.simulation.model import Arrivals, Fleet, Spread
+from celery_ext.spark.simulation.queue import Tally
+from celery_ext.spark.simulation.result import ALWAYS, Found, mark, result
+from kombu_delayed import sizing
+from kombu_delayed.errors import OptionError
 
 WRONG: list[tuple[type, dict[str, Any], str]] = [
     (Fleet, {"workers": 0}, "workers is a whole number from 1 to 1,000,000, not 0"),

@@ -9,16 +9,9 @@ from typing import Any
 
 import pytest
 
+from celery_ext.spark.simulation.model import Fleet
+from celery_ext.spark.simulation.queue import Crash, Queue, Tally, class_of, crashes, seconds_of
 from kombu_delayed import sizing
-from kombu_delayed.spark.simulate_model import Fleet
-from kombu_delayed.spark.simulate_queue import (
-    Crash,
-    Queue,
-    Tally,
-    class_of,
-    crashes,
-    seconds_of,
-)
 
 Messages = Iterable[tuple[float, float]]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kombu_delayed import embedded
+from kombu_delayed.embedded import server as embedded
 from kombu_delayed.testing import session
 
 pytest_plugins = "pytester"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kombu_delayed.units import read_rate, read_size, read_span
+from kombu_delayed.message.durations import read_rate, read_size, read_span
 
 
 @pytest.mark.parametrize(

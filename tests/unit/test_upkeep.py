@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from kombu_delayed import upkeep
-from kombu_delayed.upkeep import CALLS, SECONDS, STREAMS, Upkeep
+from kombu_delayed.store import event_trimming
+from kombu_delayed.store.event_trimming import CALLS, SECONDS, STREAMS, Upkeep
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     times = [1000.0]
-    monkeypatch.setattr(upkeep, "monotonic", lambda: times[-1])
+    monkeypatch.setattr(event_trimming, "monotonic", lambda: times[-1])
     return times
 
 

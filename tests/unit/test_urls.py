@@ -12,9 +12,9 @@ import pytest
 import redis
 from kombu import Connection
 
+from kombu_delayed.connection.urls import Address, address, check_alternates
 from kombu_delayed.errors import DelayedError, UrlError
-from kombu_delayed.poller import Poller
-from kombu_delayed.urls import Address, address, check_alternates
+from kombu_delayed.transport.event_loop import Poller
 
 
 @pytest.fixture(autouse=True)
@@ -450,7 +450,7 @@ def test_failover(url: str, expected: Address) -> None:
     connection.switch(url)
     assert plain(address(connection)) == plain(expected)
     assert plain(address(connection.clone())) == plain(expected)
-    assert type(connection.transport).__module__ == "kombu_delayed.transport"
+    assert type(connection.transport).__module__ == "kombu_delayed.transport.transport"
 
 
 def test_clone_of_a_clone_after_a_failover() -> None:

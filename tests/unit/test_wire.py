@@ -12,8 +12,8 @@ import pytest
 import redis
 from redis.connection import Connection
 
+from kombu_delayed.connection.connection import LOOK_SECONDS, Wire, numbers, pack
 from kombu_delayed.errors import ServerNotReady
-from kombu_delayed.wire import LOOK_SECONDS, Wire, numbers, pack
 from tests.kit.proxy import Proxy
 from tests.kit.servers import Server
 from tests.kit.wait import wait_until
@@ -22,7 +22,7 @@ from tests.kit.wait import wait_until
 @pytest.fixture(params=["with hiredis", "without"])
 def packer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "without":
-        monkeypatch.setattr("kombu_delayed.wire._pack_in_c", None)
+        monkeypatch.setattr("kombu_delayed.connection.connection._pack_in_c", None)
     else:
         pytest.importorskip("hiredis")
 

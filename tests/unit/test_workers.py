@@ -13,7 +13,7 @@ from celery.signals import worker_init
 from celery.worker.heartbeat import Heart
 
 import celery_ext.cli  # noqa: F401  as Celery's command line does
-from celery_ext.bootsteps import (
+from celery_ext.worker.bootsteps import (
     POOLED_REQUEST,
     REQUEST,
     STOCK_REQUEST,

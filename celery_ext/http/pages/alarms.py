@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
-from kombu_delayed.doctor import examine_server
+from celery_ext.control.counts import ConsumerInfo
+from celery_ext.tasks.formatting import letters_word, span, tasks_word
 from kombu_delayed.errors import DelayedError
-from kombu_delayed.metrics import Metrics
+from kombu_delayed.inspection.doctor import examine_server
+from kombu_delayed.store.queue_metrics import Metrics
 
-from ...cli.words import letters_word, span, tasks_word
-from ...counts import ConsumerInfo
 from .visit import Visit
 
 #: As late as this is worth a warning, and more than one.

@@ -7,9 +7,9 @@ import time
 from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass, field
 
-from kombu_delayed import events as streams
-from kombu_delayed.events import Event
-from kombu_delayed.store import Store
+from kombu_delayed.inspection import events as streams
+from kombu_delayed.inspection.events import Event
+from kombu_delayed.store.store import Store
 
 #: Throughput is shown by parts of so many seconds.
 PART_SECONDS, PARTS = 15, 40

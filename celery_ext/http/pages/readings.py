@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from functools import partial
 
-from kombu_delayed.metrics import Metrics, fold
+from celery_ext.control.counts import ConsumerInfo, Forecast
+from kombu_delayed.store.queue_metrics import Metrics, fold
 
-from ...counts import ConsumerInfo, Forecast
 from .visit import Visit
 
 #: How old a reading may be.

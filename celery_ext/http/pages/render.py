@@ -10,11 +10,11 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from kombu_delayed.shards import label, number_of, queue_of
+from celery_ext.tasks.formatting import number, span
+from celery_ext.tasks.times import from_ms
+from kombu_delayed.store.shards import label, number_of, queue_of
 
-from ...cli.words import number, span
-from ...times import from_ms
-from ..identity import ANYBODY
+from ..auth.identity import ANYBODY
 from .charts import bars, line
 from .visit import View, Visit
 

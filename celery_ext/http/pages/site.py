@@ -14,13 +14,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from ...errors import QueryError
-from ..identity import ANYBODY, Identity
+from celery_ext.errors import QueryError
+
+from ..auth.identity import ANYBODY, Identity
+from ..auth.rate_limit import Rates
+from ..auth.sessions import Sessions, csrf_of, is_secret, new_secret
 from ..problems import BROKER_FAILS, Problem, broker_away
-from ..rates import Rates
-from ..service import Service
-from ..sessions import Sessions, csrf_of, is_secret, new_secret
-from . import (
+from ..service.service import Service
+from .render import Renderer
+from .views import (
     backlog,
     changing,
     consumers,
@@ -32,9 +34,8 @@ from . import (
     task,
     tenants,
 )
-from .live import stream
-from .login import Login
-from .render import Renderer
+from .views.live import stream
+from .views.login import Login
 from .visit import Action, Form, View, Visit, cookie_of, set_cookie
 
 VIEWS: list[View] = [

@@ -11,12 +11,12 @@ from pydantic import BaseModel
 from starlette.requests import HTTPConnection
 from starlette.responses import RedirectResponse, Response
 
-from kombu_delayed.shards import CELERY_OWN
+from kombu_delayed.store.shards import CELERY_OWN
 
-from ..operations import Call, validated
+from ..api.operations import Call, validated
+from ..auth.sessions import cookie_name
 from ..problems import Problem
-from ..sessions import cookie_name
-from .recent import Recent
+from ..service.recent import Recent
 
 #: Fields of a form that are read.
 FIELDS = 2_000

@@ -1,0 +1,1 @@
+"""What belongs to one app: its broker, queues, settings and signals."""

@@ -1,0 +1,147 @@
+"""An app's broker, as far as its backlog goes."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from copy import copy
+from functools import lru_cache
+from typing import Any
+
+from celery import Celery
+from kombu import Connection
+from kombu.exceptions import OperationalError
+
+from kombu_delayed.connection.connection import Replicas, Wire
+from kombu_delayed.consumer.policy.decisions import Rules
+from kombu_delayed.errors import UNREACHABLE
+from kombu_delayed.store.store import Store
+from kombu_delayed.transport.transport import Transport
+
+from ..errors import BrokerError
+
+#: Of the app's `task_publish_retry_policy`: connecting is retried as for `apply_async`.
+RETRY_POLICY = ("max_retries", "interval_start", "interval_step", "interval_max")
+
+
+class Broker:
+    """One connection, made when it is first needed and again after it was lost or closed.
+
+    Raises BrokerError where the broker keeps no backlog, and Kombu's OperationalError where it
+    cannot be reached.
+    """
+
+    def __init__(self, app: Celery) -> None:
+        self.app = app
+        self._lock = threading.RLock()
+        self._connection: Connection | None = None
+        self._store: Store | None = None
+        self._channel: Any = None
+        self._lost = False
+
+    @property
+    def connection(self) -> Connection:
+        """The connection that all calls share; it may not be connected yet."""
+        with self._lock:
+            if self._connection is None:
+                self._connection = self._checked(self.app.connection_for_write())
+            return self._connection
+
+    def _checked(self, connection: Connection) -> Connection:
+        transport = connection.transport
+        if isinstance(transport, Transport):
+            return connection
+        advice = "use a Redis server, with a URL such as delayed+redis://localhost:6379/0"
+        if transport.driver_type == "redis":
+            advice = "put delayed+ in front of its URL"
+        raise BrokerError(f"the app's broker {connection.as_uri()} keeps no backlog: {advice}")
+
+    @property
+    def store(self) -> Store:
+        """The moves of the broker's messages."""
+        store = self._store
+        if store is not None and not self._lost:
+            return store
+        with self._lock:
+            if self._lost:
+                self.close()
+            if self._store is None:
+                self._store = self._connect()
+            return self._store
+
+    @property
+    def rules(self) -> Rules | None:
+        """Who decides of its messages, as the app declares it; None: nobody."""
+        with self._lock:
+            _ = self.store  # connects
+            rules: Rules | None = self._channel.rules
+            return rules
+
+    def _connect(self) -> Store:
+        policy = self.app.conf.task_publish_retry_policy or {}
+        options = {name: policy[name] for name in RETRY_POLICY if name in policy}
+        connection = self.connection
+        with connection._reraise_as_library_errors():
+            connection.ensure_connection(**options)
+            self._channel = connection.default_channel
+            store = copy(self._channel.store)
+        store.run = _ToldWire(store.over(store.client).run, self._was_lost)
+        return store
+
+    def _was_lost(self) -> None:
+        # Another of the URLs may have to be tried next.
+        self._lost = True
+
+    def close(self) -> None:
+        """Disconnect; the next call connects again."""
+        with self._lock:
+            connection, self._connection, self._store = self._connection, None, None
+            self._channel = None
+            self._lost = False
+        if connection is not None:
+            connection.release()
+
+
+def own_broker(app: Celery) -> Broker:
+    """The one that all of this process share that runs tasks or answers them."""
+    return _broker(app, os.getpid())
+
+
+@lru_cache(maxsize=8)
+def _broker(app: Celery, pid: int) -> Broker:
+    # A fork has connections of its own.
+    return Broker(app)
+
+
+class _ToldWire:
+    """A wire that raises what Celery users know from `apply_async`."""
+
+    def __init__(self, wire: Wire, on_lost: Callable[[], None]) -> None:
+        self._wire = wire
+        self._on_lost = on_lost
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._wire, name)
+
+    def __call__(self, *command: Any, replicas: Replicas | None = None) -> Any:
+        """As the wire's; raises OperationalError where the broker cannot be reached."""
+        try:
+            return self._wire(*command, replicas=replicas)
+        except UNREACHABLE as error:
+            raise self._lost(error) from error
+
+    def everywhere(self) -> list[_ToldWire]:
+        """As the wire's."""
+        return [_ToldWire(wire, self._on_lost) for wire in self._wire.everywhere()]
+
+    def insist(self, *command: Any, replicas: Replicas | None = None) -> Any:
+        """As the wire's; raises OperationalError where the broker cannot be reached."""
+        try:
+            return self._wire.insist(*command, replicas=replicas)
+        except UNREACHABLE as error:
+            raise self._lost(error) from error
+
+    def _lost(self, error: BaseException) -> OperationalError:
+        self._on_lost()
+        return OperationalError(str(error))

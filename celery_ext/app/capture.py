@@ -1,0 +1,92 @@
+"""Celery's own way of sending, with the messages kept aside instead of sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+from celery import Celery
+
+from kombu_delayed.transport.channel import Channel
+
+from .unique_outcomes import hearing
+
+#: The producer of the call that is going on in this context.
+_current: ContextVar[Any] = ContextVar("producer", default=None)
+
+
+class Gathered(NamedTuple):
+    """What a channel would send.
+
+    `verb` is "schedule" or "put" with a queue, an entry and the queue's expiry in ms as `given`, or
+    "publish" with a topic and a text; or "sent" with the outcome for a message with a unique key,
+    which a channel sends at once, since the answer decides.
+    """
+
+    verb: str
+    given: tuple[Any, ...]
+
+
+class Gathering:
+    """Stands in for a channel: routes and declares as it does, and keeps what it would send."""
+
+    #: Who sends them later has them planned by the rules.
+    plans_later = True
+
+    def __init__(self, app: Celery, channel: Channel) -> None:
+        self._channel = channel
+        self._messages: list[Gathered] = []
+        self._at_once: Callable[[list[Gathered]], None] | None = None
+        self._producer = app.amqp.Producer(self)
+        _use_current(app)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._channel, name)
+
+    def basic_publish(self, message: Any, exchange: str, routing_key: str, **kwargs: Any) -> Any:
+        """Route one message."""
+        kwargs["_publish_batch"] = self
+        with hearing() as sent:
+            found = self._channel.basic_publish(message, exchange, routing_key, **kwargs)
+        self._messages += [Gathered("sent", (each.outcome,)) for each in sent]
+        if self._at_once is not None:
+            self._at_once(self._messages)
+            self._messages = []
+        return found
+
+    def add(self, verb: str, *given: Any) -> None:
+        """What the channel says to a batch for each queue that a message goes to."""
+        self._messages.append(Gathered(verb, given))
+
+    def of(
+        self,
+        send: Callable[..., Any],
+        *args: Any,
+        at_once: Callable[[list[Gathered]], None] | None = None,
+        **options: Any,
+    ) -> list[Gathered]:
+        """The messages of a call of Celery's; with `at_once`, that is given them instead.
+
+        Raises what the call raises, and then keeps nothing.
+        """
+        self._messages, self._at_once = [], at_once
+        token = _current.set(self._producer)
+        try:
+            send(*args, **options)
+            return self._messages
+        finally:
+            _current.reset(token)
+            self._messages = []
+
+
+def _use_current(app: Celery) -> None:
+    """Canvases do not pass a producer on to their parts, which ask the app for one."""
+    acquire = app.producer_or_acquire
+    if not hasattr(acquire, "uses_current"):
+
+        def producer_or_acquire(producer: Any = None) -> Any:
+            return acquire(producer or _current.get())
+
+        producer_or_acquire.uses_current = True  # type: ignore[attr-defined]
+        app.producer_or_acquire = producer_or_acquire

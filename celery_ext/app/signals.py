@@ -1,0 +1,111 @@
+"""Signals of what happens to delayed tasks, in the process that does it.
+
+`task_cancelled` comes with `info`, the TaskInfo of the task that was dropped; `task_rescheduled`
+with `task_id` and `eta` (ISO 8601, None for a task that is to run now). Their sender is the app.
+
+`task_scheduled` comes with `task_id`, `task`, `eta` (ISO 8601) and `routing_key` when a message
+with an ETA ahead was sent. Its sender is the name of the task, as of Celery's own signals; so are
+those of the last two.
+
+`task_late` comes with `task_id`, `eta` (ISO 8601) and `late_seconds`, by this machine's clock, in a
+worker that was given a task later after its ETA than `celery_ext.install` allows. `task_buried`
+comes with `info`, the TaskInfo of the dead letter, in the process that buried a message, in a
+thread that does nothing else.
+
+Those of expectations have the app as sender, and come with `key`, `tenant` and `id`:
+`answer_expected` where one is made, with its `state`; `answer_given` where an answer is, with its
+`outcome`; `expectation_ended` in the worker that has sent what follows, with the `state` in which
+it has ended.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from celery.signals import after_task_publish
+from celery.utils.dispatch import Signal
+from celery.utils.log import get_logger
+from redis.exceptions import RedisError
+
+from kombu_delayed.errors import UNREACHABLE, DelayedError
+from kombu_delayed.message.envelope import eta_to_ms
+from kombu_delayed.store import dead_letter_listeners
+from kombu_delayed.store.shards import queue_of
+from kombu_delayed.store.store import Store
+
+from ..control.dead_letters import DeadTask
+from .unique_outcomes import was_pushed
+
+task_cancelled = Signal(name="task_cancelled", providing_args={"info"})
+task_rescheduled = Signal(name="task_rescheduled", providing_args={"task_id", "eta"})
+task_scheduled = Signal(
+    name="task_scheduled", providing_args={"task_id", "task", "eta", "routing_key"}
+)
+task_late = Signal(name="task_late", providing_args={"task_id", "eta", "late_seconds"})
+task_buried = Signal(name="task_buried", providing_args={"info"})
+
+answer_expected = Signal(name="answer_expected", providing_args={"key", "tenant", "id", "state"})
+answer_given = Signal(name="answer_given", providing_args={"key", "tenant", "id", "outcome"})
+expectation_ended = Signal(
+    name="expectation_ended", providing_args={"key", "tenant", "id", "state"}
+)
+
+logger = get_logger(__name__)
+
+_FAILURES: tuple[type[BaseException], ...] = (DelayedError, RedisError, *UNREACHABLE)
+
+_UID = f"{__name__}.task_scheduled"
+
+
+def others_listen(signal: Signal) -> bool:
+    """Whether anybody but this module hears of what is published."""
+    return any(lookup[0] != _UID for lookup, _ in signal.receivers)
+
+
+def watch_publishing() -> None:
+    """Let `task_scheduled` be sent in this process; twice is safe."""
+    after_task_publish.connect(_on_publish, weak=False, dispatch_uid=_UID)
+
+
+def watch_burials() -> None:
+    """Let `task_buried` be sent in this process; twice is safe."""
+    if _on_burial not in dead_letter_listeners.listeners:
+        dead_letter_listeners.listeners.append(_on_burial)
+
+
+def _on_burial(store: Store, queue: str, ids: list[str]) -> None:
+    if not task_buried.receivers:
+        return
+    try:
+        letters = store.dead_letters(queue, ids)
+    except _FAILURES as error:
+        logger.warning("Cannot tell of dead letters in queue %r: %s", queue, error)
+        return
+    for letter in letters:
+        info = DeadTask(queue_of(queue), letter).info
+        task_buried.send(sender=info.task, info=info)
+
+
+def _on_publish(
+    sender: str, headers: Mapping[str, Any], routing_key: str = "", **kwargs: Any
+) -> None:
+    eta = headers.get("eta")
+    if eta is None or not task_scheduled.receivers or was_pushed(str(headers.get("id"))):
+        return
+    if _is_ahead(eta):
+        task_scheduled.send(
+            sender=sender,
+            task_id=headers.get("id"),
+            task=sender,
+            eta=eta,
+            routing_key=routing_key,
+        )
+
+
+def _is_ahead(eta: Any) -> bool:
+    try:
+        return eta_to_ms(eta) > time.time() * 1000
+    except (ValueError, TypeError, OverflowError):
+        return False  # sent without a delay, with a warning

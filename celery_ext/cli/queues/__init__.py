@@ -1,0 +1,1 @@
+"""Commands about queues and who consumes them."""

@@ -1,0 +1,36 @@
+"""`consumers`: who consumes, and how long each lease lasts."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import timedelta
+
+from rich.table import Table
+from rich.text import Text
+
+from celery_ext.control.counts import ConsumerInfo
+from celery_ext.tasks.formatting import number, plain, span, table
+
+from ..criteria import queue_option
+from ..session import Session, command
+
+
+@command("consumers")
+@queue_option
+def consumers(session: Session, queue: str | None) -> None:
+    """Show who consumes and what is held."""
+    found = session.delayed.consumers(queue)
+    session.emit([asdict(each) for each in found])
+    if not found:
+        session.nothing("Nobody consumes.")
+    session.print(consumers_table(found))
+
+
+def consumers_table(found: list[ConsumerInfo]) -> Table:
+    """Consumers by queue."""
+    made = table("queue", "consumer", numbers=["lease", "unacked"])
+    for each in found:
+        ended = each.lease_seconds <= 0
+        lease = Text("ended", "red") if ended else Text(span(timedelta(seconds=each.lease_seconds)))
+        made.add_row(plain(each.queue), plain(each.name), lease, number(each.unacked))
+    return made

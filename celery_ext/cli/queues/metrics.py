@@ -1,0 +1,61 @@
+"""`metrics`: what an autoscaler needs to know, of each queue or of each of its shards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import timedelta
+
+import click
+from rich.table import Table
+
+from celery_ext.tasks.formatting import number, plain, span, table
+from kombu_delayed.store.queue_metrics import Metrics
+from kombu_delayed.store.shards import label, shard_name
+
+from ..criteria import queue_option
+from ..session import Session, command
+
+_COUNTS = ("waiting", "ready", "unacked", "dead", "consumers")
+_TIMES = ("minute", "hour", "day")
+_ABOUT = "\N{ALMOST EQUAL TO}"
+
+
+@command("metrics")
+@queue_option
+@click.option("--shards", "by_shard", is_flag=True, help="Each shard of a queue by itself.")
+def metrics(session: Session, queue: str | None, by_shard: bool) -> None:
+    """Show what an autoscaler needs to know: counts, what is late, and what is due soon."""
+    if by_shard:
+        shards = session.delayed.metrics_by_shard(queue)
+        session.emit({name: [asdict(each) for each in found] for name, found in shards.items()})
+        named = {
+            label(shard_name(name, n)): each
+            for name, found in shards.items()
+            for n, each in enumerate(found)
+        }
+    else:
+        named = session.delayed.metrics(queue)
+        session.emit({name: asdict(each) for name, each in named.items()})
+    session.print(metrics_table(named))
+    if any(each.is_estimate for each in named.values()):
+        session.print(f"{_ABOUT}: partly estimated.")
+
+
+def metrics_table(found: Mapping[str, Metrics]) -> Table:
+    """A row for each queue or shard."""
+    numbers = ("delayed", "due", *_COUNTS, "late", "next", *(f"next {n}" for n in _TIMES))
+    made = table("queue", numbers=numbers)
+    for name, each in found.items():
+        about = _ABOUT if each.is_estimate else ""
+        ahead = each.next_due_seconds
+        made.add_row(
+            plain(name),
+            number(each.delayed),
+            about + number(each.due),
+            *(number(getattr(each, count)) for count in _COUNTS),
+            span(timedelta(seconds=each.oldest_due_seconds)) if each.oldest_due_seconds else "",
+            "" if ahead is None else f"in {span(timedelta(seconds=ahead))}",
+            *(about + number(getattr(each, f"due_within_{time}")) for time in _TIMES),
+        )
+    return made

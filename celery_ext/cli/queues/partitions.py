@@ -1,0 +1,59 @@
+"""`partitions`: the pieces that the backlog is kept in."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from itertools import islice
+
+from celery_ext.tasks.formatting import moment, number, plain, queue_data, table
+from kombu_delayed.inspection.doctor import Partition
+from kombu_delayed.inspection.doctor import partition_count as count_of
+from kombu_delayed.inspection.doctor import partitions as partitions_of
+from kombu_delayed.store.shards import label
+
+from ..criteria import queue_option
+from ..session import Session, command
+from ..tasks.listing import limit_option
+
+_EPOCH = datetime.fromtimestamp(0, timezone.utc)
+
+
+@command("partitions")
+@queue_option
+@limit_option(20)
+def partitions(session: Session, queue: str | None, limit: int) -> None:
+    """Show the partitions of each backlog."""
+    store = session.delayed.store
+    totals = {name: count for name in session.shards(queue) if (count := count_of(store, name))}
+    found = (
+        (name, each)
+        for name in totals
+        for each in islice(partitions_of(store, name), limit or None)
+    )
+    if session.as_json:
+        session.emit_each({**queue_data(name), **_data(each)} for name, each in found)
+    else:
+        made = table("queue", "from (UTC)", "partition", numbers=["messages"])
+        for name, each in found:
+            made.add_row(
+                plain(label(name)),
+                moment(_at(each)),
+                plain(each.name, style="dim"),
+                number(each.count),
+            )
+        if totals:
+            session.print(made)
+    if not totals:
+        session.nothing("Nothing is delayed.")
+    for name, total in totals.items():
+        if limit and total > limit:
+            shown = f"{label(name)}: the first {limit} of {number(total)}; --limit 0 shows all."
+            session.print(plain(shown))
+
+
+def _at(each: Partition) -> datetime:
+    return _EPOCH + timedelta(milliseconds=each.bound_ms)
+
+
+def _data(each: Partition) -> dict[str, object]:
+    return {"partition": each.name, "from": _at(each).isoformat(), "messages": each.count}

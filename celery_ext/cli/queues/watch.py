@@ -1,0 +1,116 @@
+"""`watch`: counts, load ahead and what is next, as it changes."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import datetime, timezone
+from itertools import islice
+from typing import Any, NamedTuple
+
+import click
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from celery_ext.control.counts import ConsumerInfo, Counts, Forecast, forecast_data
+from celery_ext.tasks.formatting import moment, tasks_table
+from celery_ext.tasks.task_info import TaskInfo
+
+from ..criteria import queue_option
+from ..session import Session, command
+from ..tasks.listing import counts_table, soonest
+from .consumers import consumers_table
+from .forecast import chart
+
+#: The next hour in parts of five minutes.
+HOURS, BUCKETS = 1, 12
+
+NEXT = 5
+
+
+class Look(NamedTuple):
+    """What there is at one time."""
+
+    at: datetime
+    counts: dict[str, Counts]
+    forecast: Forecast
+    next: list[TaskInfo]
+    consumers: list[ConsumerInfo]
+
+    @classmethod
+    def take(cls, session: Session, queue: str | None) -> Look:
+        """Ask the broker."""
+        delayed = session.delayed
+        return cls(
+            datetime.now(timezone.utc),
+            delayed.counts(queue),
+            delayed.forecast(HOURS, BUCKETS, queue),
+            list(islice(soonest(session, {"queue": queue}), NEXT)),
+            delayed.consumers(queue),
+        )
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """All of it, in types that JSON knows."""
+        return {
+            "at": self.at.isoformat(),
+            "counts": {name: asdict(each) for name, each in self.counts.items()},
+            "forecast": forecast_data(self.forecast),
+            "next": [info.as_dict() for info in self.next],
+            "consumers": [asdict(each) for each in self.consumers],
+        }
+
+    def render(self) -> RenderableType:
+        """All of it for the eye."""
+        parts: list[RenderableType] = [
+            Text(f"{moment(self.at)} UTC\n", style="bold"),
+            counts_table(self.counts),
+            Text("\nDue in the next hour", style="bold"),
+            chart(self.forecast),
+        ]
+        if self.next:
+            parts += [Text("\nNext", style="bold"), tasks_table(self.next)]
+        if self.consumers:
+            parts += [Text("\nConsumers", style="bold"), consumers_table(self.consumers)]
+        return Group(*parts)
+
+
+@command("watch")
+@queue_option
+@click.option(
+    "-i",
+    "--interval",
+    type=click.FloatRange(min=0.1),
+    default=2,
+    show_default=True,
+    help="Seconds between two looks.",
+)
+@click.option("--times", type=click.IntRange(min=1), help="Look so often, then end.")
+def watch(session: Session, queue: str | None, interval: float, times: int | None) -> None:
+    """Show it all as it changes, until Ctrl-C.
+
+    Counts, the load of the next hour, what is due next, and who consumes.
+    With --json, each look is one line.
+    """
+    with suppress(KeyboardInterrupt):
+        if session.as_json:
+            for look in _looks(session, queue, interval, times):
+                click.echo(json.dumps(look.data))
+            return
+        whole = session.out.is_terminal
+        with Live(console=session.out, auto_refresh=False, screen=whole) as live:
+            for look in _looks(session, queue, interval, times):
+                live.update(look.render(), refresh=True)
+
+
+def _looks(session: Session, queue: str | None, interval: float, times: int | None) -> Any:
+    looks = 0
+    while True:
+        yield Look.take(session, queue)
+        looks += 1
+        if looks == times:
+            return
+        time.sleep(interval)

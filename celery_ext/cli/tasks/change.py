@@ -1,0 +1,195 @@
+"""`cancel`, `reschedule`, `run-now`: change one task, some, or all that meet criteria."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import click
+
+from celery_ext.control.delayed import Delayed, Outcome
+from celery_ext.tasks.formatting import MOVABLE, plain, tasks_table, tasks_word
+
+from ..criteria import criteria, query_of
+from ..session import Session, command
+from ..times import SPAN, TIME
+from .listing import queues_table
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is done to one task, or to many; `verb` and `past` say so to the user."""
+
+    verb: str
+    past: str
+    one: Callable[[Delayed, str, str | None], bool]
+    many: Callable[..., Outcome]
+
+
+def _asking(function: Any) -> Any:
+    """Ids or criteria, and what to do before a change."""
+    for option in (
+        click.option("--dry-run", is_flag=True, help="Show what would change; change nothing."),
+        click.option("-y", "--yes", is_flag=True, help="Do not ask."),
+        criteria,
+        click.argument("ids", nargs=-1, metavar="[ID]..."),
+    ):
+        function = option(function)
+    return function
+
+
+@command("cancel")
+@_asking
+def cancel(session: Session, **given: Any) -> None:
+    """Drop delayed tasks, by ids or by criteria.
+
+    Their results are REVOKED.
+    """
+    _run(session, Change("Cancel", "cancelled", Delayed.cancel, Delayed.cancel_many), given)
+
+
+@command("run-now")
+@_asking
+def run_now(session: Session, **given: Any) -> None:
+    """Let delayed tasks run now, by ids or by criteria."""
+    _run(session, Change("Run", "made ready", Delayed.run_now, Delayed.run_now_many), given)
+
+
+@command("reschedule")
+@click.option("--to", type=TIME, help="Due at this time, such as +2h or 2030-01-01T09:00.")
+@click.option("--by", type=SPAN, help="Due so much later, such as 30m; earlier with a minus.")
+@click.option("--spread", type=SPAN, help="Due evenly over so long a time, from --to or now on.")
+@_asking
+def reschedule(
+    session: Session,
+    to: datetime | None,
+    by: timedelta | None,
+    spread: timedelta | None,
+    **given: Any,
+) -> None:
+    """Give delayed tasks another due time.
+
+    They are given by ids or by criteria.
+    """
+    if (by is None) == (to is None and spread is None):
+        raise click.UsageError("Give --to, --spread or both, or else --by.")
+    if given["ids"] and spread is not None:
+        raise click.UsageError("--spread is for tasks that meet criteria, not for ids.")
+
+    def one(delayed: Delayed, id: str, queue: str | None) -> bool:
+        eta = to
+        if by is not None:
+            info = delayed.get(id, queue)
+            if info is None or info.state not in MOVABLE or info.eta is None:
+                return False
+            eta = info.eta + by
+        return delayed.reschedule(id, eta=eta, queue=queue)
+
+    def many(delayed: Delayed, query: Any, **options: Any) -> Outcome:
+        return delayed.reschedule_many(query, by=by, to=to, spread=spread, **options)
+
+    _run(session, Change("Reschedule", "rescheduled", one, many), given)
+
+
+def _run(session: Session, change: Change, given: dict[str, Any]) -> None:
+    ids, yes, dry_run = dict.fromkeys(given.pop("ids")), given.pop("yes"), given.pop("dry_run")
+    query, queue = query_of(given), given.pop("queue")
+    if not ids and query.is_empty:
+        raise click.UsageError("Give ids or criteria; --task '*' means all.")
+    if not ids:
+        _change_found(session, change, query, yes, dry_run)
+    elif query_of(given).is_empty:
+        _change_ids(session, change, ids, queue, dry_run)
+    else:
+        raise click.UsageError("Give either ids or criteria; --queue goes with both.")
+
+
+# By ids.
+
+
+def _change_ids(
+    session: Session, change: Change, ids: Collection[str], queue: str | None, dry_run: bool
+) -> None:
+    delayed = session.delayed
+    if dry_run:
+        infos = [info for id in ids if (info := delayed.get(id, queue)) and info.state in MOVABLE]
+        found = {info.id for info in infos}
+        session.print(tasks_table(infos, f"{change.verb} {tasks_word(len(infos))}:"))
+    else:
+        with session.progress(change.verb, len(ids)) as advance:
+            found = set()
+            for id in ids:
+                if change.one(delayed, id, queue):
+                    found.add(id)
+                advance(1)
+    missing = [id for id in ids if id not in found]
+    session.emit(
+        {
+            "dry_run": dry_run,
+            "matched": len(found),
+            "changed": 0 if dry_run else len(found),
+            "missing": missing,
+        }
+    )
+    for id in ids:
+        if id in found and not dry_run:
+            session.print(plain(f"{id} is {change.past}."))
+        elif id not in found:
+            session.err.print(plain(f"{id} is not delayed (any more)."))
+    if missing:
+        session.exit(1)
+
+
+# By criteria.
+
+
+def _change_found(session: Session, change: Change, query: Any, yes: bool, dry_run: bool) -> None:
+    preview = None
+    if dry_run or not yes:
+        with session.progress("Searching") as advance:
+            preview = change.many(session.delayed, query, dry_run=True, progress=advance)
+        _show(session, change, preview, asks=not dry_run)
+    outcome = preview
+    if not dry_run and (preview is None or preview.matched):
+        if preview is not None:
+            session.confirm(f"{change.verb} {tasks_word(preview.matched)}?")
+        total = preview.matched if preview else None
+        with session.progress(change.verb, total) as advance:
+            outcome = change.many(session.delayed, query, progress=advance)
+    assert outcome is not None
+    session.emit(_data(outcome))
+    if not outcome.matched:
+        session.nothing("No delayed task meets the criteria.")
+    if not outcome.dry_run:
+        _tell(session, change, outcome)
+
+
+def _show(session: Session, change: Change, preview: Outcome, asks: bool) -> None:
+    """What would change. A question's reasons stand where the question does."""
+    if not preview.matched or (session.as_json and not asks):
+        return
+    out = session.err if session.as_json else session.out
+    more = "" if preview.matched == len(preview.sample) else ", such as"
+    title = f"{change.verb} {tasks_word(preview.matched)}{more}:"
+    out.print(queues_table({name: count for name, count in preview.queues.items() if count}))
+    out.print("", tasks_table(preview.sample, title), "")
+
+
+def _tell(session: Session, change: Change, outcome: Outcome) -> None:
+    verb = "is" if outcome.changed == 1 else "are"
+    session.print(f"{tasks_word(outcome.changed)} {verb} {change.past}.")
+    if outcome.changed < outcome.matched:
+        gone = outcome.matched - outcome.changed
+        session.err.print(f"{tasks_word(gone)} had gone by then.")
+
+
+def _data(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "dry_run": outcome.dry_run,
+        "matched": outcome.matched,
+        "changed": outcome.changed,
+        "queues": {name: count for name, count in outcome.queues.items() if count},
+        "sample": [info.as_dict() for info in outcome.sample],
+    }

@@ -1,0 +1,243 @@
+"""`dead list`, `show`, `replay`, `purge`: what was buried."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from fnmatch import fnmatchcase
+from itertools import groupby, islice
+from operator import itemgetter
+from typing import Any
+
+import click
+from click_didyoumean import DYMGroup  # type: ignore[import-untyped]
+from rich.table import Table
+
+from celery_ext.control.dead_letters import DeadTask
+from celery_ext.tasks.formatting import call, moment, one_line, plain, table, tasks_word
+from celery_ext.tasks.progress import Progress
+
+from ..criteria import queue_option, task_option
+from ..session import Session, command
+from ..times import TIME
+from .listing import limit_option
+
+#: So many of the letters that a command means are shown before it asks.
+SAMPLE_SIZE = 10
+
+#: Letters that one step of the progress bar stands for.
+PART_SIZE = 1_000
+
+
+@click.group("dead", cls=DYMGroup)
+def dead() -> None:
+    """Look at dead letters, replay or purge them."""
+
+
+def _letters(
+    session: Session,
+    queue: str | None,
+    task: str | None,
+    advance: Progress = lambda count: None,
+) -> Iterator[DeadTask]:
+    for letter in session.delayed.dead.list(queue):
+        if task is None or fnmatchcase(letter.info.task, task):
+            yield letter
+        advance(1)
+
+
+@command("list")
+@queue_option
+@task_option
+@limit_option(20)
+def list_(session: Session, queue: str | None, task: str | None, limit: int) -> None:
+    """Show dead letters, by queue, the oldest first."""
+    found = _letters(session, queue, task)
+    shown = islice(found, limit) if limit else found
+    if session.as_json:
+        count = session.emit_each(map(_data, shown))
+    else:
+        letters = list(shown)
+        count = len(letters)
+        if letters:
+            session.print(letters_table(letters))
+    if not count:
+        session.nothing("There are no dead letters.")
+    if limit and count == limit and next(found, None) is not None:
+        session.print(f"The first {count}; there are more, --limit 0 shows all.")
+
+
+@command("show")
+@click.argument("id")
+@queue_option
+def show(session: Session, id: str, queue: str | None) -> None:
+    """Show a dead letter."""
+    letter = session.delayed.dead.show(id, queue)
+    session.emit(_data(letter) if letter else None)
+    if letter is None:
+        session.nothing(f"There is no dead letter {id}.")
+    made = Table.grid(padding=(0, 2))
+    made.add_column(style="dim", justify="right")
+    made.add_column(overflow="fold")
+    for name, value in _data(letter).items():
+        if name != "failures" and value not in (None, "", 0):
+            made.add_row(name.replace("_", " "), plain(value))
+    for failure in letter.failures:
+        where = f"{moment(failure.at)} on {failure.worker}: {failure.error}"
+        made.add_row(f"attempt {failure.attempt}", plain(where, style="red"))
+        for line in failure.traceback.splitlines():
+            made.add_row("", plain(line, style="dim"))
+    session.print(made)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which letters are meant, and whether to ask."""
+
+    ids: tuple[str, ...]
+    whole: bool
+    task: str | None
+    queue: str | None
+    yes: bool
+    dry_run: bool
+
+    def __post_init__(self) -> None:
+        if bool(self.ids) + self.whole + (self.task is not None) != 1:
+            raise click.UsageError("Give ids, --task or --all.")
+
+    def count(self, session: Session) -> int:
+        """How many letters are looked at."""
+        if self.ids:
+            return len(set(self.ids))
+        store = session.delayed.store
+        return sum(store.dead_count(name) for name in session.shards(self.queue))
+
+    def letters(
+        self, session: Session, advance: Progress = lambda count: None
+    ) -> Iterator[DeadTask]:
+        """The letters that are meant."""
+        if not self.ids:
+            yield from _letters(session, self.queue, self.task, advance)
+            return
+        for id in dict.fromkeys(self.ids):
+            if (letter := session.delayed.dead.show(id, self.queue)) is not None:
+                yield letter
+            advance(1)
+
+
+def _choosing(function: Any) -> Any:
+    for option in (
+        click.option("--dry-run", is_flag=True, help="Show what would change; change nothing."),
+        click.option("-y", "--yes", is_flag=True, help="Do not ask."),
+        queue_option,
+        task_option,
+        click.option("--all", "whole", is_flag=True, help="All that there are."),
+        click.argument("ids", nargs=-1, metavar="[ID]..."),
+    ):
+        function = option(function)
+    return function
+
+
+@command("replay")
+@click.option("--at", type=TIME, help="When, such as +2h; without it, now.")
+@_choosing
+def replay(session: Session, at: datetime | None, **given: Any) -> None:
+    """Give dead letters another try.
+
+    Their deliveries are counted anew.
+    """
+
+    def change(queue: str, ids: list[str]) -> int:
+        return session.delayed.dead.replay(ids, at, queue)
+
+    _run(session, "Replay", "replayed", change, Choice(**given))
+
+
+@command("purge")
+@_choosing
+def purge(session: Session, **given: Any) -> None:
+    """Drop dead letters for good."""
+
+    def change(queue: str, ids: list[str]) -> int:
+        return session.delayed.dead.purge(ids, queue)
+
+    _run(session, "Purge", "purged", change, Choice(**given))
+
+
+def _run(
+    session: Session,
+    verb: str,
+    past: str,
+    change: Callable[[str, list[str]], int],
+    choice: Choice,
+) -> None:
+    # By now: what is buried meanwhile is not meant.
+    with session.progress("Reading", choice.count(session)) as advance:
+        chosen = []
+        for letter in choice.letters(session, advance):
+            chosen.append((letter.queue, letter.letter.id))
+    if chosen and (choice.dry_run or not (choice.yes or choice.ids)):
+        _preview(session, verb, len(chosen), choice)
+    changed = 0
+    if not choice.dry_run:
+        with session.progress(verb, len(chosen)) as advance:
+            for queue, ids in _parts(chosen):
+                changed += change(queue, ids)
+                advance(len(ids))
+    session.emit({"dry_run": choice.dry_run, "matched": len(chosen), "changed": changed})
+    if changed:
+        session.print(f"{tasks_word(changed)} {'is' if changed == 1 else 'are'} {past}.")
+    missing = len(set(choice.ids)) - len(chosen) if choice.ids else 0
+    if missing or not chosen:
+        session.nothing(f"{missing} not found." if chosen else "There are no such dead letters.")
+
+
+def _parts(chosen: list[tuple[str, str]]) -> Iterator[tuple[str, list[str]]]:
+    """Some ids of one queue at a time."""
+    for queue, letters in groupby(chosen, key=itemgetter(0)):
+        ids = [id for _, id in letters]
+        for at in range(0, len(ids), PART_SIZE):
+            yield queue, ids[at : at + PART_SIZE]
+
+
+def _preview(session: Session, verb: str, matched: int, choice: Choice) -> None:
+    """Show what is meant, and ask where it is to be done."""
+    if not (session.as_json and choice.dry_run):
+        out = session.err if session.as_json else session.out
+        sample = list(islice(choice.letters(session), SAMPLE_SIZE))
+        more = "" if matched <= len(sample) else ", such as"
+        out.print(letters_table(sample, f"{verb} {tasks_word(matched)}{more}:"), "")
+    if not choice.dry_run:
+        session.confirm(f"{verb} {tasks_word(matched)}?")
+
+
+def letters_table(letters: list[DeadTask], title: str | None = None) -> Table:
+    """Dead letters with their reasons; ids are never cut."""
+    made = table("buried (UTC)", "queue", "task", "reason", "id", title=title)
+    made.columns[4].overflow = "fold"
+    for letter in letters:
+        made.add_row(
+            moment(letter.at),
+            plain(letter.queue),
+            call(letter.info),
+            one_line(plain(letter.letter.reason, style="red")),
+            plain(letter.info.id, style="dim"),
+        )
+    return made
+
+
+def _data(letter: DeadTask) -> dict[str, Any]:
+    known = letter.info.as_dict()
+    names = ("id", "task", "args", "kwargs", "queue", "reason", "consumer", "tenant")
+    return {
+        **{name: known[name] for name in names},
+        "letter_id": letter.letter.id,
+        "at": letter.at.isoformat(),
+        "deliveries": letter.letter.deliveries,
+        "failures": [asdict(failure) for failure in letter.failures],
+    }
+
+
+for _command in (list_, show, replay, purge):
+    dead.add_command(_command)

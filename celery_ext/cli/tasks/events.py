@@ -1,0 +1,116 @@
+"""`events`: what has happened to messages."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any
+
+import click
+from rich.text import Text
+
+from celery_ext.tasks.formatting import moment, plain
+from celery_ext.tasks.times import from_ms
+from kombu_delayed.inspection import events as streams
+from kombu_delayed.inspection.events import Event
+
+from ..criteria import TEXT, queue_option
+from ..session import Session, command
+from .listing import limit_option
+
+#: Seconds between two looks of `--follow`.
+INTERVAL_SECONDS = 1
+
+STYLES = {
+    "scheduled": "cyan",
+    "rescheduled": "cyan",
+    "cancelled": "magenta",
+    "waiting": "blue",
+    "delivered": "yellow",
+    "acked": "green",
+    "dropped": "magenta",
+    "reclaimed": "red",
+    "buried": "red",
+}
+
+
+@command("events")
+@queue_option
+@click.option("--id", "task_id", type=TEXT, help="Only of the task with this id.")
+@limit_option(20)
+@click.option("-f", "--follow", is_flag=True, help="Go on until Ctrl-C, in these queues.")
+def events(
+    session: Session, queue: str | None, task_id: str | None, limit: int, follow: bool
+) -> None:
+    """Show what has happened to messages, the newest last.
+
+    Kept are about as many for each queue as the transport option delayed_events says.
+    With --json, each event is one line.
+    """
+    positions = {name: _last_id(session, name) for name in session.shards(queue)} if follow else {}
+    found = _newest(session, queue, task_id, limit)
+    for event in found:
+        _show(session, event)
+    if follow:
+        shown = {(event.stream, event.stream_id) for event in found}
+        with suppress(KeyboardInterrupt):
+            for event in _following(session, positions, task_id):
+                if (event.stream, event.stream_id) not in shown:
+                    _show(session, event)
+    elif not found:
+        session.nothing("No events are kept.")
+
+
+def _last_id(session: Session, queue: str) -> str:
+    last = streams.newest(session.delayed.store, queue)
+    return last[0].stream_id if last else "0"
+
+
+def _newest(session: Session, queue: str | None, task_id: str | None, limit: int) -> list[Event]:
+    delayed = session.delayed
+    if task_id is None and limit:
+        names = session.shards(queue)
+        found = [event for name in names for event in streams.newest(delayed.store, name, limit)]
+    else:
+        found = list(delayed.events(queue, task_id=task_id))
+    return sorted(found, key=lambda event: event.at_ms)[-limit:]
+
+
+def _following(session: Session, positions: dict[str, str], task_id: str | None) -> Iterator[Event]:
+    """What comes in the queues that there are now."""
+    while True:
+        for name in positions:
+            for page in streams.pages(session.delayed.store, name, positions[name]):
+                positions[name] = page[-1].stream_id
+                yield from (event for event in page if task_id in (None, event.id))
+        time.sleep(INTERVAL_SECONDS)
+
+
+def _show(session: Session, event: Event) -> None:
+    if session.as_json:
+        click.echo(json.dumps(_data(event)))
+        return
+    line = Text.assemble(
+        (f"{moment(from_ms(event.at_ms))} ", "dim"),
+        (f"{event.event:<11} ", STYLES.get(event.event, "")),
+        plain(event.task or "(no task)", "bold"),
+        " ",
+        plain(event.id),
+        (f" in {event.queue}", "dim"),
+    )
+    if event.consumer:
+        line.append_text(plain(f" by {event.worker}", "dim"))
+    if event.event in ("scheduled", "rescheduled") and event.due_ms is not None:
+        line.append(f" due {moment(from_ms(event.due_ms))}")
+    if event.deliveries:
+        line.append(f", {event.deliveries} in vain", "red")
+    if event.reason:
+        line.append_text(plain(f": {event.reason}", "dim"))
+    session.print(line)
+
+
+def _data(event: Event) -> dict[str, Any]:
+    return {**asdict(event), "at_ms": event.at_ms, "worker": event.worker}

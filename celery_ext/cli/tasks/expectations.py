@@ -1,0 +1,146 @@
+"""`expectations list`, `show`, `respond`, `fail`, `cancel`: answers that tasks wait for."""
+
+from __future__ import annotations
+
+import json
+from heapq import nsmallest
+from typing import Any
+
+import click
+from click_didyoumean import DYMGroup  # type: ignore[import-untyped]
+from rich.table import Table
+
+from celery_ext.control.answers.answering import LATE, UNKNOWN
+from celery_ext.control.answers.expectations import ExpectationInfo
+from celery_ext.tasks.formatting import moment, number, plain, table
+
+from ..criteria import TEXT
+from ..session import Session, command
+from .listing import limit_option
+
+STATE_STYLES = {
+    "open": "cyan",
+    "early": "yellow",
+    "answered": "green",
+    "failed": "red",
+    "timed_out": "red",
+    "cancelled": "dim",
+}
+
+tenant_option = click.option("--tenant", type=TEXT, help="The tenant whose key it is.")
+id_option = click.option(
+    "--id", "answer_id", type=TEXT, help="Of the answer: given again it is told the same."
+)
+
+
+@click.group("expectations", cls=DYMGroup)
+def expectations() -> None:
+    """Look at the answers that tasks wait for; answer in place of others."""
+
+
+@command("list")
+@tenant_option
+@click.option("--state", type=click.Choice([*STATE_STYLES]), help="Only those of one state.")
+@limit_option(20)
+def list_(session: Session, tenant: str | None, state: str | None, limit: int) -> None:
+    """Show what is expected or was of late, the next timeouts first, then by when it ended."""
+    with session.progress("Reading") as advance:
+        found = []
+        for info in session.delayed.expectations.list(tenant):
+            advance(1)
+            if state in (None, info.state):
+                found.append(info)
+    shown = nsmallest(limit or len(found), found, key=_order)
+    if session.as_json:
+        session.emit_each(info.as_dict() for info in shown)
+    elif shown:
+        session.print(_table(shown))
+    if not found:
+        session.nothing("Nothing is expected.")
+    if len(shown) < len(found):
+        session.print(f"The first {len(shown)} of {number(len(found))}; --limit 0 shows all.")
+
+
+def _order(info: ExpectationInfo) -> tuple[bool, float]:
+    return info.due is None, info.due.timestamp() if info.due else -info.at.timestamp()
+
+
+def _table(infos: list[ExpectationInfo]) -> Table:
+    made = table("state", "since (UTC)", "timeout (UTC)", "tenant", "key")
+    made.columns[4].no_wrap, made.columns[4].overflow = False, "fold"
+    for info in infos:
+        made.add_row(
+            plain(info.state, style=STATE_STYLES[info.state]),
+            moment(info.at),
+            moment(info.due),
+            plain(info.tenant or ""),
+            plain(info.key),
+        )
+    return made
+
+
+@command("show")
+@click.argument("key")
+@tenant_option
+def show(session: Session, key: str, tenant: str | None) -> None:
+    """Show what is known of a key."""
+    info = session.delayed.expectations.get(key, tenant)
+    session.emit(info.as_dict() if info else None)
+    if info is None:
+        session.nothing(f"Nothing is known of the key {key}.")
+    made = Table.grid(padding=(0, 2))
+    made.add_column(style="dim", justify="right")
+    made.add_column(overflow="fold")
+    for name, value in info.as_dict().items():
+        if value is not None:
+            made.add_row(name, plain(value))
+    session.print(made)
+
+
+@command("respond")
+@click.argument("key")
+@click.argument("payload", default="null")
+@tenant_option
+@id_option
+def respond(session: Session, key: str, payload: str, **named: Any) -> None:
+    """Answer with a payload, which is JSON."""
+    try:
+        content = json.loads(payload)
+    except ValueError as error:
+        raise click.UsageError(f"the payload is not JSON: {error}") from error
+    _tell(session, key, session.delayed.expectations.respond(key, content, **named))
+
+
+@command("fail")
+@click.argument("key")
+@click.argument("error")
+@tenant_option
+@id_option
+def fail(session: Session, key: str, error: str, **named: Any) -> None:
+    """Say that there will be no answer, and why."""
+    _tell(session, key, session.delayed.expectations.fail(key, error, **named))
+
+
+def _tell(session: Session, key: str, outcome: str) -> None:
+    session.emit({"key": key, "outcome": outcome})
+    if outcome == LATE:
+        session.nothing(f"Too late for {key}: another answer, or the timeout, was first.")
+    if outcome == UNKNOWN:
+        session.nothing(f"Nobody expects an answer under {key}.")
+    session.print(f"The answer for {key} is {outcome}.")
+
+
+@command("cancel")
+@click.argument("key")
+@tenant_option
+def cancel(session: Session, key: str, tenant: str | None) -> None:
+    """Expect nothing any more; an answer that comes is late."""
+    done = session.delayed.expectations.cancel(key, tenant)
+    session.emit({"key": key, "cancelled": done})
+    if not done:
+        session.nothing(f"Nothing is expected under {key}.")
+    session.print(f"Nothing is expected under {key} any more.")
+
+
+for _command in (list_, show, respond, fail, cancel):
+    expectations.add_command(_command)

@@ -1,0 +1,173 @@
+"""`list`, `show`, `find`, `count`: look at what is delayed."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import islice
+from typing import Any
+
+import click
+from rich.table import Table
+
+from celery_ext.control.counts import Counts
+from celery_ext.tasks.formatting import (
+    STATE_STYLES,
+    number,
+    plain,
+    remaining,
+    table,
+    tasks_table,
+    tasks_word,
+)
+from celery_ext.tasks.task_info import TaskInfo
+
+from ..criteria import criteria, query_of, queue_option
+from ..session import Session, command
+
+
+def soonest(session: Session, given: dict[str, Any]) -> Iterator[TaskInfo]:
+    """Delayed tasks of all queues in the order of their due times."""
+    find = session.delayed.find
+    found = [find(**{**given, "queue": name}) for name in session.shards(given.get("queue"))]
+    return heapq.merge(*found, key=lambda info: info.due_ms or 0)
+
+
+def limit_option(default: int) -> Any:
+    return click.option(
+        "-n",
+        "--limit",
+        type=click.IntRange(min=0),
+        default=default,
+        show_default=True,
+        help="Show so many; 0: all.",
+    )
+
+
+def _present(session: Session, found: Iterator[TaskInfo], limit: int) -> int:
+    """Print tasks, as they are found where that is JSON; returns how many."""
+    shown = islice(found, limit) if limit else found
+    if session.as_json:
+        return session.emit_each(info.as_dict() for info in shown)
+    infos = []
+    with session.progress("Searching") as advance:
+        for info in shown:
+            infos.append(info)
+            advance(1)
+    if infos:
+        session.print(tasks_table(infos))
+    return len(infos)
+
+
+@command("list")
+@queue_option
+@limit_option(20)
+def list_(session: Session, queue: str | None, limit: int) -> None:
+    """Show what is due next."""
+    count = _present(session, soonest(session, {"queue": queue}), limit)
+    if not count:
+        session.nothing("Nothing is delayed.")
+    total = sum(each.delayed for each in session.delayed.counts(queue).values())
+    if limit and total > count:
+        session.print(f"The first {count} of {tasks_word(total)}; --limit 0 shows all.")
+
+
+@command("find")
+@criteria
+@limit_option(100)
+def find(session: Session, limit: int, **given: Any) -> None:
+    """Show delayed tasks that meet all criteria."""
+    found = soonest(session, given)
+    count = _present(session, found, limit)
+    if not count:
+        session.nothing("No delayed task meets the criteria.")
+    if limit and count == limit and next(found, None) is not None:
+        session.print(f"The first {count}; there are more, --limit 0 shows all.")
+
+
+@command("show")
+@click.argument("id")
+@queue_option
+def show(session: Session, id: str, queue: str | None) -> None:
+    """Show what is known of a task in any state."""
+    with session.progress("Searching") as advance:
+        info = session.delayed.get(id, queue, progress=advance)
+    session.emit(info.as_dict() if info else None)
+    if info is None:
+        session.nothing(f"The broker has no task {id}.")
+    session.print(_facts(info))
+
+
+def _facts(info: TaskInfo) -> Table:
+    made = Table.grid(padding=(0, 2))
+    made.add_column(style="dim", justify="right")
+    made.add_column(overflow="fold")
+    for name, value in info.as_dict().items():
+        if name == "state":
+            shown = plain(value, style=STATE_STYLES.get(value, ""))
+        elif name == "eta" and info.eta:
+            shown = plain(f"{info.eta:%Y-%m-%d %H:%M:%S} UTC, ").append_text(
+                remaining(info.remaining)
+            )
+        elif value in (None, "", 0) or name == "remaining_seconds":
+            continue
+        else:
+            shown = plain(value)
+        made.add_row(name.replace("_", " "), shown)
+    return made
+
+
+@command("count")
+@criteria
+def count(session: Session, **given: Any) -> None:
+    """Count messages by queue and state.
+
+    With criteria: the delayed tasks that meet all of them.
+    """
+    query = query_of(given)
+    if not query_of({**given, "queue": None}).is_empty:
+        _count_found(session, given)
+        return
+    counts = session.delayed.counts(query.queue)
+    session.emit({name: asdict(each) for name, each in counts.items()})
+    session.print(counts_table(counts))
+
+
+def _count_found(session: Session, given: dict[str, Any]) -> None:
+    with session.progress("Searching") as advance:
+        found = session.delayed.cancel_many(query_of(given), dry_run=True, progress=advance)
+    queues = {name: count for name, count in found.queues.items() if count}
+    session.emit({"delayed": found.matched, "queues": queues})
+    session.print(queues_table(queues))
+    if not found.matched:
+        session.nothing("No delayed task meets the criteria.")
+
+
+def queues_table(queues: dict[str, int]) -> Table:
+    """How many tasks of each queue are meant."""
+    made = table("queue", numbers=["tasks"])
+    for name, each in queues.items():
+        made.add_row(plain(name), number(each))
+    if len(queues) != 1:
+        made.add_section()
+        made.add_row("all", number(sum(queues.values())), style="bold")
+    return made
+
+
+def counts_table(counts: dict[str, Counts]) -> Table:
+    """Queues by state."""
+    states = ("delayed", "due", "ready", "unacked", "dead")
+    made = table("queue", numbers=states)
+    for name, each in counts.items():
+        numbers = asdict(each)
+        made.add_row(plain(name), *(_cell(state, numbers[state]) for state in states))
+    if len(counts) > 1:
+        made.add_section()
+        totals = [sum(asdict(each)[state] for each in counts.values()) for state in states]
+        made.add_row("all", *map(number, totals), style="bold")
+    return made
+
+
+def _cell(state: str, count: int) -> Any:
+    return plain(number(count), style=STATE_STYLES.get(state, "") if count else "dim")

@@ -1,0 +1,86 @@
+"""Gives answers, from wherever they arrive."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from celery import Celery
+from kombu.utils.json import dumps, loads
+
+from celery_ext.app import signals
+from celery_ext.errors import AnswersFull, ExpectationError
+from kombu_delayed.inspection.expectations import Answer, Early
+
+from .place import Place, name_of
+
+#: What becomes of an answer: it goes where it is expected; it is kept until somebody expects it;
+#: another one or the timeout was first; or nobody expects it and early answers are not kept.
+ACCEPTED, EARLY, LATE, UNKNOWN = "accepted", "early", "late", "unknown"
+
+
+def respond(
+    app: Celery,
+    key: str,
+    payload: Any = None,
+    *,
+    tenant: str | None = None,
+    answer_id: str | None = None,
+) -> str:
+    """Give the answer to what is expected under a key of a tenant, from any program.
+
+    Returns ACCEPTED, EARLY, LATE or UNKNOWN. `payload` is what Kombu's JSON can hold. Who may give
+    an answer twice, such as the consumer of a log, names it: the second time it is told the same as
+    the first. Raises ExpectationError for what is no answer, AnswersFull where too many early ones
+    are kept, and Kombu's OperationalError where the broker cannot be reached.
+    """
+    return answer(Place(app), key, tenant, answer_id, {"payload": payload})
+
+
+def fail(
+    app: Celery,
+    key: str,
+    error: BaseException | str,
+    *,
+    tenant: str | None = None,
+    answer_id: str | None = None,
+) -> str:
+    """As `respond`: there is no answer and will be none, for a reason."""
+    return answer(Place(app), key, tenant, answer_id, {"error": error_text(error)})
+
+
+def error_text(error: BaseException | str) -> str:
+    """What is told of an error."""
+    return f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else str(error)
+
+
+def answer(
+    place: Place, key: str, tenant: str | None, answer_id: str | None, content: dict[str, Any]
+) -> str:
+    """Give an answer, whose content is a `payload` or an `error`; as `respond`."""
+    name, options = name_of(key, tenant), place.options
+    state = "failed" if "error" in content else "answered"
+    text = written(content, options.answer_bytes)
+    given = Answer(answer_id or str(uuid.uuid4()), state, text)
+    early = Early(int(options.early_seconds * 1000), options.early_limit)
+    reply = place.move(
+        lambda correlation: correlation.respond(name, given, options.remember_ms, early)
+    )
+    if reply.said == "full":
+        raise AnswersFull(f"{options.early_limit:,} early answers are kept: try again later")
+    signals.answer_given.send(
+        sender=place.app, key=key, tenant=tenant, id=reply.id or None, outcome=reply.said
+    )
+    return reply.said
+
+
+def written(content: dict[str, Any], limit_bytes: int) -> str:
+    """An answer as JSON. Raises ExpectationError where it cannot be read back, or is too long."""
+    try:
+        text: str = dumps(content)
+        loads(text)
+    except Exception as error:  # whatever a payload's own types raise
+        raise ExpectationError(f"the answer cannot be kept as JSON: {error}"[:300]) from error
+    if len(text) > limit_bytes:
+        raise ExpectationError(f"the answer has {len(text):,} bytes; {limit_bytes:,} are taken")
+    return text

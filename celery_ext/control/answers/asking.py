@@ -1,0 +1,213 @@
+"""Expects an answer: sends the task that waits for it, unless the answer is there."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from functools import partial
+from typing import Any
+
+from celery import Celery, Task, _state
+from celery.canvas import Signature
+from celery.result import AsyncResult
+
+from celery_ext.app import signals
+from celery_ext.app.capture import Gathered, Gathering
+from celery_ext.errors import AlreadyExpected, ExpectationError
+from celery_ext.tasks.times import length_ms
+from kombu_delayed.inspection.expectations import ANSWER_HEADER, Reply
+from kombu_delayed.message.envelope import to_json
+
+from .expecting import register
+from .place import Place, name_of
+from .results import store_expecting
+
+#: The id of an expectation is made of the task that asks and the key: a second run has the same.
+_NAMESPACE = uuid.UUID("6f4ce7a2-4b8e-4d4f-9a55-2f3bb5d3c3d1")
+
+#: One message at a time is made in a process: they share a channel.
+_making = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What is expected, and its state: "open" or, where it has ended already, how.
+
+    "answered" and "failed" (the answer was there before the question), "timed_out", "cancelled".
+    """
+
+    key: str
+    tenant: str | None
+    id: str
+    state: str
+    app: Celery
+
+    @property
+    def result(self) -> AsyncResult:
+        """Its result is the answer."""
+        return self.app.AsyncResult(self.id)
+
+
+def expect(
+    key: str,
+    *,
+    timeout: float | str | timedelta | None = None,
+    on_response: Signature | None = None,
+    on_timeout: Signature | None = None,
+    on_failure: Signature | None = None,
+    tenant: str | None = None,
+    as_result: bool = False,
+    app: Celery | None = None,
+) -> Expectation:
+    """Expect an answer to come under a key, once, until the timeout.
+
+    Exactly one of the signatures is sent: `on_response` with the payload in front of its arguments,
+    `on_failure` with the error's text, `on_timeout` with the key; at least once. `timeout` is
+    seconds, `"2h"` or a timedelta. `tenant` is that of the task that asks unless another is given.
+    A task that runs again expects nothing new under the same key.
+
+    With `as_result` the task that asks ends here, as with `self.replace`: its result, and what its
+    chain and chord go on with, is the answer. Outside of tasks give `app`. Raises AlreadyExpected
+    where the key is another's question, and ExpectationError for what cannot be meant.
+    """
+    task = _asking_task()
+    app = app or (task.app if task else None)
+    if app is None:
+        raise ExpectationError("expect is called in a task; elsewhere it takes app=…")
+    if app.conf.task_always_eager:
+        raise ExpectationError(
+            "with task_always_eager nobody waits for an answer; test with a broker and a worker: "
+            "the fixtures delayed_app and delayed_worker"
+        )
+    if as_result and (task is None or task.request.is_eager):
+        raise ExpectationError("expect(as_result=True) needs a task that a worker runs")
+    tenant = tenant if tenant is not None or task is None else _tenant_of(task)
+    name = name_of(key, tenant)
+    given = {"on_response": on_response, "on_timeout": on_timeout, "on_failure": on_failure}
+    place = Place(app)
+    asking = _Asking(
+        place,
+        key,
+        tenant,
+        name,
+        _timeout_ms(place, task, timeout),
+        {what: _checked(what, each, tenant) for what, each in given.items() if each is not None},
+    )
+    if as_result and task is not None:
+        return asking.replace(task)
+    return asking.send(_id(task, name))
+
+
+def _asking_task() -> Task | None:
+    task: Task | None = _state.get_current_task()
+    return None if task is None or task.request.id is None else task
+
+
+def _id(task: Task | None, name: str) -> str:
+    return str(uuid.uuid5(_NAMESPACE, f"{task.request.id} {name}") if task else uuid.uuid4())
+
+
+def _tenant_of(task: Task) -> str | None:
+    found = (task.request.headers or {}).get("tenant")
+    return None if found is None else str(found)
+
+
+def _timeout_ms(place: Place, task: Task | None, timeout: Any) -> int:
+    if timeout is not None:
+        return length_ms("timeout", timeout)
+    of_policy = _policy_timeout_ms(task) if task else None
+    return of_policy or int(place.options.timeout_seconds * 1000)
+
+
+def _policy_timeout_ms(task: Task) -> int | None:
+    """Of the first `Timeout` of the task, or else of its queue."""
+    module = sys.modules.get("celery_ext.policies.times.timeout")
+    if module is None:  # who has declared one has imported it
+        return None
+    options = task.app.conf.broker_transport_options or {}
+    queue = (task.request.delivery_info or {}).get("routing_key", "")
+    of_queue = (options.get("delayed_policies") or {}).get(queue, ())
+    policies = (*(getattr(task, "policies", None) or ()), *of_queue)
+    return next((each.after_ms for each in policies if isinstance(each, module.Timeout)), None)
+
+
+def _checked(what: str, given: Any, tenant: str | None) -> Signature:
+    """A copy with an id, for it to have the same whenever it is sent, and with its tenant."""
+    if not isinstance(given, Signature):
+        raise ExpectationError(f"{what} takes a signature, such as task.s(), not {given!r}"[:300])
+    found = given.clone()
+    found.options.setdefault("task_id", str(uuid.uuid4()))
+    if tenant is not None:
+        found.options["headers"] = {"tenant": tenant, **(found.options.get("headers") or {})}
+    return found
+
+
+@dataclass(frozen=True)
+class _Asking:
+    place: Place
+    key: str
+    tenant: str | None
+    name: str
+    timeout_ms: int
+    signatures: dict[str, Signature]
+
+    def send(self, id: str) -> Expectation:
+        return self._expect(id, self._signature().set(task_id=id).apply_async)
+
+    def replace(self, task: Task) -> Expectation:
+        """Raises Ignore, which ends the task."""
+        signature = self._signature().set(ignore_result=task.request.ignore_result)
+        return self._expect(task.request.id, partial(task.replace, signature))
+
+    def _signature(self) -> Signature:
+        tenant = {"tenant": self.tenant} if self.tenant is not None else {}
+        waiting = register(self.place.app)
+        return waiting.si(key=self.key, tenant=self.tenant, **self.signatures).set(
+            queue=self.place.options.queue,
+            countdown=self.timeout_ms / 1000,
+            headers={ANSWER_HEADER: None, **tenant},
+            retry=False,
+        )
+
+    def _expect(self, id: str, send: Callable[[], Any]) -> Expectation:
+        app, broker = self.place.app, self.place.broker
+        replies: list[Reply] = []
+        _ = broker.store  # connects as Celery's settings say
+        try:
+            with _making:
+                gathering = Gathering(app, broker.connection.default_channel)
+                gathering.of(send, at_once=lambda sent: replies.append(self._put(sent)))
+        finally:
+            if replies:
+                self._tell(replies[0])
+        return Expectation(self.key, self.tenant, id, replies[0].said, app)
+
+    def _put(self, sent: list[Gathered]) -> Reply:
+        """What a channel would send. Raises AlreadyExpected."""
+        if len(sent) != 1 or sent[0].verb != "schedule":
+            queue = self.place.options.queue
+            raise ExpectationError(f"the queue {queue!r} of expectations takes no delayed task")
+        _, entry, _ = sent[0].given
+        payload = json.loads(entry.message)
+        payload["headers"]["delayed_unique"] = self.name
+        entry = entry._replace(message=to_json(payload))
+        until = datetime.now(timezone.utc) + timedelta(milliseconds=self.timeout_ms)
+        if not payload["headers"].get("ignore_result"):
+            store_expecting(self.place.app, entry.id, self.key, self.tenant, until, None)
+        kept_ms = self.place.options.remember_ms
+        reply = self.place.move(
+            lambda correlation: correlation.expect(self.name, entry, self.timeout_ms, kept_ms)
+        )
+        if reply.said == "refused":
+            raise AlreadyExpected(self.key, reply.id)
+        return reply
+
+    def _tell(self, reply: Reply) -> None:
+        signals.answer_expected.send(
+            sender=self.place.app, key=self.key, tenant=self.tenant, id=reply.id, state=reply.said
+        )

@@ -1,0 +1,127 @@
+"""What an app expects: look at it, cancel it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from celery_ext.tasks.task_info import TaskInfo
+from celery_ext.tasks.times import from_ms
+from kombu_delayed.inspection.expectations import Note
+
+from .answering import answer, error_text
+from .place import Place, key_of, name_of
+
+if TYPE_CHECKING:
+    from ..delayed import Delayed
+
+
+@dataclass(frozen=True)
+class ExpectationInfo:
+    """What is expected under a key of a tenant, or an answer that came before its question.
+
+    `state` is "open", "answered", "failed", "timed_out", "cancelled" or "early", since `at`. `id`
+    is that of the expectation, whose result is the answer; None for an early answer. `due` is the
+    timeout of an open one. It is forgotten at `until`.
+    """
+
+    key: str
+    tenant: str | None
+    state: str
+    id: str | None
+    at: datetime
+    until: datetime
+    due: datetime | None = None
+
+    @classmethod
+    def of(cls, note: Note, now_ms: int) -> ExpectationInfo:
+        """What is noted, and what time has made of it."""
+        key, tenant = key_of(note.name)
+        state = note.state
+        if state == "open" and not note.is_waiting:
+            # Its message has left the backlog: for a consumer, or dropped before its time.
+            state = "timed_out" if (note.due_ms or 0) <= now_ms else "cancelled"
+        due = from_ms(note.due_ms) if state == "open" and note.due_ms is not None else None
+        at, until = from_ms(note.at_ms), from_ms(note.until_ms)
+        return cls(key, tenant, state, note.id or None, at, until, due)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it, in types that JSON knows."""
+        return {
+            "key": self.key,
+            "tenant": self.tenant,
+            "state": self.state,
+            "id": self.id,
+            "at": self.at.isoformat(),
+            "due": self.due.isoformat() if self.due else None,
+            "until": self.until.isoformat(),
+        }
+
+
+class Expectations:
+    """The expectations of an app's broker, at `Delayed.expectations`. No worker needs to run."""
+
+    def __init__(self, delayed: Delayed) -> None:
+        self._delayed = delayed
+        self._place = Place(delayed.app, delayed._broker)
+
+    @property
+    def queue(self) -> str:
+        """The queue in which they wait."""
+        return self._place.options.queue
+
+    @property
+    def limit_bytes(self) -> int:
+        """How long an answer may be as JSON."""
+        return self._place.options.answer_bytes
+
+    def list(self, tenant: str | None = None) -> Iterator[ExpectationInfo]:
+        """All that are known, in no order, read lazily; of one tenant, where it is given."""
+        for page in self._place.correlation.pages():
+            now_ms = int(time.time() * 1000)
+            for note in page:
+                if note.is_waiting or note.until_ms > now_ms:
+                    info = ExpectationInfo.of(note, now_ms)
+                    if tenant in (None, info.tenant):
+                        yield info
+
+    def get(self, key: str, tenant: str | None = None) -> ExpectationInfo | None:
+        """What is known of a key; None: nothing."""
+        note, now_ms = self._place.correlation.get(name_of(key, tenant)), int(time.time() * 1000)
+        if note is None or not (note.is_waiting or note.until_ms > now_ms):
+            return None
+        return ExpectationInfo.of(note, now_ms)
+
+    def respond(
+        self,
+        key: str,
+        payload: Any = None,
+        *,
+        tenant: str | None = None,
+        answer_id: str | None = None,
+    ) -> str:
+        """As `celery_ext.respond`."""
+        return answer(self._place, key, tenant, answer_id, {"payload": payload})
+
+    def fail(
+        self,
+        key: str,
+        error: BaseException | str,
+        *,
+        tenant: str | None = None,
+        answer_id: str | None = None,
+    ) -> str:
+        """As `celery_ext.fail`."""
+        return answer(self._place, key, tenant, answer_id, {"error": error_text(error)})
+
+    def cancel(self, key: str, tenant: str | None = None) -> bool:
+        """Expect nothing any more; True if it was open. Its result is REVOKED."""
+        kept_ms = self._place.options.remember_ms
+        waiting = self._place.correlation.cancel(name_of(key, tenant), kept_ms)
+        if waiting is None:
+            return False
+        self._delayed.was_cancelled(TaskInfo.waiting(self.queue, waiting))
+        return True

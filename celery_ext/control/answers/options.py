@@ -1,0 +1,61 @@
+"""What can be set of expectations: one home per option."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from celery import Celery
+
+from celery_ext.app.settings import option, parse
+
+#: Where an app's configuration has them.
+SETTING = "delayed_expectations"
+
+
+@dataclass(frozen=True)
+class ExpectationOptions:
+    """The setting `delayed_expectations` of an app, checked. Raises OptionError for what is wrong.
+
+    Programs that ask and programs that answer must have the same.
+    """
+
+    queue: str = option(
+        "",
+        "The queue in which expectations wait for their answer or timeout; some worker must "
+        "consume it. Empty: the app's `task_default_queue`.",
+    )
+    timeout_seconds: float = option(
+        86_400.0,
+        "The timeout of what names none, where no `Timeout` policy of the task or of its queue has "
+        "one.",
+        0.001,
+        10 * 366 * 86_400,
+    )
+    early_seconds: float = option(
+        3_600.0,
+        "How long an answer is kept whose question has yet to come. 0: not at all.",
+        0,
+        366 * 86_400,
+    )
+    early_limit: int = option(100_000, "How many such answers are kept.", 1, 100_000_000)
+    remember_seconds: float = option(
+        86_400.0,
+        "How long after its end it is known how an expectation has ended: so long a second answer "
+        "is told that it is late.",
+        1,
+        366 * 86_400,
+    )
+    answer_bytes: int = option(1 << 20, "Size of an answer as JSON.", 100, 1 << 28)
+
+    @classmethod
+    def of(cls, app: Celery) -> ExpectationOptions:
+        """Those of an app."""
+        found = parse(cls, SETTING, app.conf.get(SETTING) or {})
+        if found.queue:
+            return found
+        return cls(**{**vars(found), "queue": str(app.conf.task_default_queue)})
+
+    @property
+    def remember_ms(self) -> int:
+        """`remember_seconds` in ms."""
+        return int(self.remember_seconds * 1000)

@@ -1,0 +1,1 @@
+"""The whole backlog to a file and back."""

@@ -1,0 +1,244 @@
+"""The file of a backup: blocks with checksums, the last of which covers the whole."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import struct
+import zlib
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from celery_ext.errors import BackupError
+
+VERSION = 1
+MAGIC = b"kombu-delayed backup %d\n" % VERSION
+
+#: What a block holds.
+HEADER, MESSAGES, DEAD, END = b"H", b"M", b"D", b"E"
+
+#: Kind, number of items, length of the content; then the CRC-32 of these and of the content.
+_HEAD = struct.Struct(">cII")
+_NUMBER = struct.Struct(">I")
+
+#: A higher level takes three times as long for a tenth less.
+_LEVEL = 1
+
+#: No block is longer: a length beyond it is damage.
+_LONGEST = 2**31
+
+
+@dataclass(frozen=True)
+class Block:
+    """A part of the file: `items` messages or dead letters of one queue, or a piece of JSON."""
+
+    kind: bytes
+    items: int
+    content: bytes
+
+    @property
+    def queue(self) -> str:
+        """The name of the queue; the rest is not unpacked for it."""
+        unpacker = zlib.decompressobj()
+        (length,) = _NUMBER.unpack(unpacker.decompress(self.content, _NUMBER.size))
+        name = unpacker.decompress(unpacker.unconsumed_tail, length) if length else b""
+        return name.decode(errors="surrogateescape")
+
+    @property
+    def size_bytes(self) -> int:
+        """How much of the file it takes."""
+        return _HEAD.size + _NUMBER.size + len(self.content)
+
+    def fields(self) -> Iterator[bytes]:
+        """The name of the queue, and then two fields a message or three a dead letter."""
+        data, at = zlib.decompress(self.content), 0
+        while at < len(data):
+            (length,) = _NUMBER.unpack_from(data, at)
+            at += _NUMBER.size
+            yield data[at : at + length]
+            at += length
+
+    def facts(self) -> dict[str, Any]:
+        """What a header or an end says."""
+        found: dict[str, Any] = json.loads(self.content)
+        return found
+
+
+class Writer:
+    """Writes blocks in order; nothing but `end` makes the file whole.
+
+    One block is compressed, in a thread, while the next one is read.
+    """
+
+    def __init__(self, file: IO[bytes], thread: Executor) -> None:
+        self._file = file
+        self._thread = thread
+        self._packing: tuple[bytes, int, Future[bytes]] | None = None
+        self._hash = hashlib.sha256()
+        self._items = {MESSAGES: 0, DEAD: 0}
+        self._blocks = 0
+        self._write(MAGIC)
+
+    def _write(self, data: bytes) -> None:
+        self._hash.update(data)
+        self._file.write(data)
+
+    def _block(self, kind: bytes, items: int, content: bytes) -> None:
+        head = _HEAD.pack(kind, items, len(content))
+        self._write(head + _NUMBER.pack(zlib.crc32(content, zlib.crc32(head))))
+        self._write(content)
+        self._blocks += 1
+
+    def header(self, facts: dict[str, Any]) -> None:
+        """What the file is a backup of."""
+        self._block(HEADER, 0, _json(facts))
+
+    def items(self, kind: bytes, queue: str, items: int, fields: Iterable[bytes]) -> None:
+        """Messages or dead letters of one queue."""
+        parts: list[bytes] = []
+        for field in (queue.encode(errors="surrogateescape"), *fields):
+            parts += (_NUMBER.pack(len(field)), field)
+        packing = self._thread.submit(zlib.compress, b"".join(parts), _LEVEL)
+        self._write_packed()
+        self._packing = kind, items, packing
+
+    def _write_packed(self) -> None:
+        if self._packing is not None:
+            kind, items, packing = self._packing
+            self._packing = None
+            self._block(kind, items, packing.result())
+            self._items[kind] += items
+
+    def end(self) -> None:
+        """How many there are, and the checksum of all of it."""
+        self._write_packed()
+        facts = {
+            "messages": self._items[MESSAGES],
+            "dead": self._items[DEAD],
+            "blocks": self._blocks,
+            "sha256": self._hash.hexdigest(),
+        }
+        self._block(END, 0, _json(facts))
+
+
+def _json(facts: dict[str, Any]) -> bytes:
+    return json.dumps(facts, ensure_ascii=False).encode(errors="surrogateescape")
+
+
+@contextmanager
+def writing(path: str | os.PathLike[str]) -> Iterator[Writer]:
+    """A file that takes its name when it is whole and on disk; until then it has one of its own."""
+    target = Path(path)
+    part = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")
+    try:
+        with open(part, "xb") as file, ThreadPoolExecutor(1, "backup") as thread:
+            yield (writer := Writer(file, thread))
+            writer.end()
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, target)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    _sync_directory(target.parent)
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def blocks(path: str | os.PathLike[str]) -> Iterator[Block]:
+    """The blocks of a file, each checked before it is given, the whole with the last one.
+
+    Raises BackupError that names the place, and OSError where the file cannot be read.
+    """
+    with open(path, "rb") as file:
+        yield from _Reader(file, os.fspath(path)).blocks()
+
+
+class _Reader:
+    def __init__(self, file: IO[bytes], name: str) -> None:
+        self._file = file
+        self._name = name
+        self._hash = hashlib.sha256()
+        self._at = 0
+        self._items = {MESSAGES: 0, DEAD: 0}
+
+    def blocks(self) -> Iterator[Block]:
+        self._check_magic()
+        number = 0
+        while True:
+            start, before = self._at, self._hash.hexdigest()
+            block = self._next(number, start)
+            if (number == 0) != (block.kind == HEADER):
+                raise self._damaged(number, start, "a block is missing or out of order")
+            if block.kind == END:
+                self._check_end(block, number, start, before)
+                yield block
+                return
+            yield block
+            number += 1
+
+    def _check_magic(self) -> None:
+        found = self._file.read(len(MAGIC))
+        if found != MAGIC:
+            known, _, version = found.strip().rpartition(b" ")
+            if known == MAGIC.strip().rpartition(b" ")[0] and version.isdigit():
+                raise BackupError(
+                    f"{self._name} has version {version.decode()} of the format and this program "
+                    f"reads version {VERSION}: restore it with a later release"
+                )
+            raise BackupError(f"{self._name} is not a backup: it begins with {found[:20]!r}")
+        self._took(found)
+
+    def _took(self, data: bytes) -> None:
+        self._hash.update(data)
+        self._at += len(data)
+
+    def _next(self, number: int, start: int) -> Block:
+        head = self._read(_HEAD.size + _NUMBER.size, number, start)
+        kind, items, length = _HEAD.unpack_from(head)
+        if kind not in (HEADER, MESSAGES, DEAD, END) or length > _LONGEST:
+            raise self._damaged(number, start, "this is no beginning of a block")
+        content = self._read(length, number, start)
+        (expected,) = _NUMBER.unpack_from(head, _HEAD.size)
+        if zlib.crc32(content, zlib.crc32(head[: _HEAD.size])) != expected:
+            raise self._damaged(number, start, "its checksum does not match")
+        if kind in self._items:
+            self._items[kind] += items
+        return Block(kind, items, content)
+
+    def _read(self, length: int, number: int, start: int) -> bytes:
+        data = self._file.read(length)
+        if len(data) < length:
+            raise BackupError(
+                f"{self._name} is cut short: it ends at byte {self._at + len(data):,}, within or "
+                f"before block {number}, which begins at byte {start:,}"
+            )
+        self._took(data)
+        return data
+
+    def _check_end(self, block: Block, number: int, start: int, before: str) -> None:
+        expected = {
+            "messages": self._items[MESSAGES],
+            "dead": self._items[DEAD],
+            "blocks": number,
+            "sha256": before,
+        }
+        if block.facts() != expected:
+            raise self._damaged(number, start, "blocks are missing or doubled in front of it")
+        if self._file.read(1):
+            raise self._damaged(number, self._at, "there is more behind the end")
+
+    def _damaged(self, number: int, at: int, why: str) -> BackupError:
+        return BackupError(f"{self._name} is damaged at byte {at:,}, block {number}: {why}")

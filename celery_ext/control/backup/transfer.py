@@ -1,0 +1,251 @@
+"""The whole backlog, and the dead letters, to a file and back."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from kombu.exceptions import OperationalError
+from redis.exceptions import RedisError, ResponseError
+
+from celery_ext.tasks.progress import Progress, reporting
+from kombu_delayed.connection.connection import numbers, pairs
+from kombu_delayed.errors import translate
+from kombu_delayed.inspection import backlog as backlogs
+from kombu_delayed.inspection.restore_placement import Item, by_shard
+from kombu_delayed.store.scripts import script
+from kombu_delayed.store.shards import queue_of
+from kombu_delayed.store.store import CALL_LIMIT, Store, chunks
+from kombu_delayed.transport.batch import Pipeline, whole
+
+from .file import DEAD, MAGIC, MESSAGES, VERSION, Block, Writer, blocks, writing
+
+if TYPE_CHECKING:
+    from ..delayed import Delayed
+
+#: Messages that one call puts back: a millisecond of the server.
+RESTORE_LIMIT = 100
+
+FilePath: TypeAlias = "str | os.PathLike[str]"
+
+
+@dataclass
+class BackupReport:
+    """How many messages and dead letters are in a file, and how many of each by queue."""
+
+    messages: int = 0
+    dead: int = 0
+    size_bytes: int = 0
+    queues: dict[str, int] = field(default_factory=dict)
+
+    def add(self, kind: bytes, queue: str, count: int) -> None:
+        """Count a block."""
+        if kind == MESSAGES:
+            self.messages += count
+        else:
+            self.dead += count
+        self.queues[queue] = self.queues.get(queue, 0) + count
+
+
+@dataclass
+class RestoreReport:
+    """What became of the messages and dead letters of a file; `already` were there before."""
+
+    messages: int = 0
+    dead: int = 0
+    already: int = 0
+    queues: dict[str, int] = field(default_factory=dict)
+
+
+def backup(
+    delayed: Delayed,
+    path: FilePath,
+    queue: str | None = None,
+    progress: bool | Progress | None = None,
+) -> BackupReport:
+    """Write what is delayed and what is dead, in one queue or in all, to a file.
+
+    Read page by page while the broker works: what is scheduled, moved or falls due meanwhile may be
+    in the file or not. The file takes its name when it is whole. `progress` is called with a number
+    of messages, or True for a bar on the terminal. Raises OSError where it cannot be written.
+    """
+    store = delayed.store
+    store.shards.look_again()
+    names = [*store.shards.all(queue)] if queue else sorted(backlogs.queues(store))
+    report = BackupReport()
+    with (
+        reporting(progress, range(_count(store, names)), "backup") as done,
+        writing(path) as writer,
+    ):
+        writer.header(_facts(delayed, store, names))
+        for name in names:
+            for kind, count in _write_queue(writer, store, name):
+                report.add(kind, queue_of(name), count)
+                done(count)
+    report.size_bytes = os.path.getsize(path)
+    return report
+
+
+def _count(store: Store, names: list[str]) -> int:
+    return sum(store.run("HLEN", store.keys(n).messages) + store.dead_count(n) for n in names)
+
+
+def _facts(delayed: Delayed, store: Store, names: list[str]) -> dict[str, Any]:
+    keys = store.keys("")
+    return {
+        "version": VERSION,
+        "made_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "made_by": f"kombu-delayed {version('kombu-delayed')}",
+        "server": delayed.connection.as_uri(),
+        "prefix": keys.prefix,
+        "priority_steps": list(keys.priority_steps),
+        "queues": [*dict.fromkeys(map(queue_of, names))],
+    }
+
+
+def _write_queue(writer: Writer, store: Store, queue: str) -> Iterator[tuple[bytes, int]]:
+    for page in backlogs.Backlog(store, queue).pages():
+        fields: list[bytes] = []
+        for member, kept in page:
+            record = b"%c%d%b" % (48 + kept.step, kept.due_ms, kept.message)
+            fields += (member.encode(errors="surrogateescape"), record)
+        if fields:
+            writer.items(MESSAGES, queue, len(page), fields)
+        yield MESSAGES, len(page)
+    for letters in _dead_pages(store, queue):
+        if letters:
+            writer.items(DEAD, queue, len(letters) // 3, letters)
+        yield DEAD, len(letters) // 3
+
+
+def _dead_pages(store: Store, queue: str) -> Iterator[list[bytes]]:
+    """Id, record and note of each. A scan meets all that stay, where ranks would shift."""
+    keys, cursor = store.keys(queue), b"0"
+    while True:
+        cursor, found = store.run("HSCAN", keys.dead_messages, cursor, "COUNT", CALL_LIMIT)
+        entries = pairs(found)
+        ids = [id for id, _ in entries]
+        notes = store.run("HMGET", keys.dead_reasons, *ids) if ids else []
+        letters = zip(entries, notes, strict=True)
+        yield [part for entry, note in letters if note is not None for part in (*entry, note)]
+        if int(cursor) == 0:
+            return
+
+
+def restore(
+    delayed: Delayed,
+    path: FilePath,
+    queue: str | None = None,
+    progress: bool | Progress | None = None,
+    *,
+    check: bool = True,
+) -> RestoreReport:
+    """Put back what a file has, of one queue or of all, into this broker.
+
+    Twice is safe: what is there stays as it is. What is due by now runs at once. The whole file is
+    checked first; without `check` what comes before a damage is restored. `progress` is as for
+    `backup`. Raises BackupError where the file is no whole backup, OSError where it cannot be
+    read, and Kombu's OperationalError where the broker fails.
+    """
+    facts = inspect(path) if check else {"messages": 0, "dead": 0}
+    total = facts["messages"] + facts["dead"]
+    with reporting(progress, range(total), "restore") as done:
+        return _Restore(delayed.store, queue, done).run(path)
+
+
+def inspect(path: FilePath, progress: Progress | None = None) -> dict[str, Any]:
+    """Check a file; what its header and its end say, and `counts` of both kinds by queue.
+
+    `progress` is called with a number of bytes. Raises as `restore` does.
+    """
+    facts: dict[str, Any] = {}
+    counts: dict[str, dict[str, int]] = {}
+    told = progress or (lambda count: None)
+    told(len(MAGIC))
+    for block in blocks(path):
+        if block.kind in (MESSAGES, DEAD):
+            kind = "messages" if block.kind == MESSAGES else "dead"
+            found = counts.setdefault(queue_of(block.queue), {"messages": 0, "dead": 0})
+            found[kind] += block.items
+        else:
+            facts |= block.facts()
+        told(block.size_bytes)
+    return {**facts, "counts": counts}
+
+
+class _Restore:
+    def __init__(self, store: Store, queue: str | None, done: Progress) -> None:
+        self.report = RestoreReport()
+        self._store = store
+        self._queue = queue
+        self._done = done
+        self._pipeline = Pipeline(store, self._count)
+
+    def run(self, path: FilePath) -> RestoreReport:
+        try:
+            for block in blocks(path):
+                if block.kind in (MESSAGES, DEAD):
+                    self._send(block)
+            with self._failing():
+                self._pipeline.confirm()
+            return self.report
+        finally:
+            self._pipeline.close()
+
+    def _send(self, block: Block) -> None:
+        fields = block.fields()
+        queue = queue_of(next(fields).decode(errors="surrogateescape"))
+        if self._queue in (None, queue):
+            is_dead = block.kind == DEAD
+            verb, call, size = (
+                ("restore_dead", self._letters, 3) if is_dead else ("restore", self._messages, 2)
+            )
+            with self._failing():
+                items = zip(*[fields] * size, strict=True)
+                for shard, part, already in by_shard(self._store, queue, items):
+                    self.report.already += already
+                    self._pipeline.send([(verb, each) for each in call(shard, part)])
+            counts = self.report.queues
+            counts[queue] = counts.get(queue, 0) + block.items
+        self._done(block.items)
+
+    def _messages(self, queue: str, items: list[Item]) -> Iterator[tuple[Any, ...]]:
+        for part in chunks(items, RESTORE_LIMIT):
+            yield whole(*self._store.restore_call(queue, part))
+
+    def _letters(self, queue: str, items: list[Item]) -> Iterator[tuple[Any, ...]]:
+        keys, move = self._store.keys(queue), script("restore_dead")
+        names = ("dead", "dead_messages", "dead_reasons")
+        given: dict[str, Any] = {name: getattr(keys, name) for name in names}
+        for part in chunks(items, RESTORE_LIMIT):
+            entries = [
+                each
+                for id, record, note in part
+                for each in (id, json.loads(note)["at_ms"], record, note)
+            ]
+            yield whole(move, {**given, "entries": entries})
+
+    def _count(self, verb: str, answer: Any) -> None:
+        restored, already = numbers(answer)
+        if verb == "restore":
+            self.report.messages += restored
+        else:
+            self.report.dead += restored
+        self.report.already += already
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except (RedisError, OSError) as error:
+            meaning = translate(error) if isinstance(error, ResponseError) else error
+            raise OperationalError(
+                f"the broker failed after {self.report.messages:,} messages: {meaning}. Restore "
+                "the file again: what is there stays as it is"
+            ) from error

@@ -1,0 +1,1 @@
+"""Many tasks in few calls."""

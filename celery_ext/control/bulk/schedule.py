@@ -1,0 +1,332 @@
+"""Many tasks in few calls: the same messages as Celery would send one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from celery import Celery, signals
+from celery.app.routes import MapRoute
+from celery.canvas import Signature
+from kombu.exceptions import OperationalError
+from redis.exceptions import RedisError, ResponseError
+
+from celery_ext.app.capture import Gathered, Gathering
+from celery_ext.app.signals import others_listen, task_scheduled
+from celery_ext.errors import BulkError
+from celery_ext.tasks.progress import Progress, reporting
+from celery_ext.tasks.task_info import task_in
+from kombu_delayed.connection.connection import numbers
+from kombu_delayed.consumer.policy.decisions import planned
+from kombu_delayed.errors import NotReplicated, translate
+from kombu_delayed.store.store import Entry, Store, UniqueOutcome
+from kombu_delayed.transport.batch import Outbox
+
+from .message_template import Template, Unfit
+from .rows import Call, RowError, Timed, call_of, refuse_others
+
+if TYPE_CHECKING:
+    from ..delayed import Delayed
+
+#: So many refused rows are in a report with their reasons.
+REFUSED_SIZE = 1_000
+
+#: Templates that are kept at a time, and rows of one kind that are tried as one.
+TEMPLATES, TRIES = 1_000, 3
+
+
+#: What a broker raises, or the way to it.
+_FAILURES = RedisError, OperationalError, NotReplicated, OSError
+
+#: By the kind of a row, or its pattern: its template, or how often it was tried to make one.
+Templates = dict[Any, Template | int]
+
+
+class Refused(NamedTuple):
+    """A row that was not sent, by its number from 0 on, and why."""
+
+    row: int
+    reason: str
+
+
+@dataclass
+class BulkReport:
+    """What became of the rows.
+
+    `rows` are dealt with. `delayed`, `ready` (due at once) and `already` (there before) count
+    messages; `refused` counts rows, of which the first ones are in `refusals`.
+    """
+
+    rows: int = 0
+    delayed: int = 0
+    ready: int = 0
+    already: int = 0
+    refused: int = 0
+    refusals: list[Refused] = field(default_factory=list)
+
+    @property
+    def accepted(self) -> int:
+        """Messages that were not there before."""
+        return self.delayed + self.ready
+
+
+def schedule_many(
+    delayed: Delayed,
+    rows: Iterable[Any],
+    *,
+    batch: int = 1000,
+    progress: bool | Progress | None = None,
+    store: Store | None = None,
+    on_refused: Callable[[Refused], None] | None = None,
+    templates: Templates | None = None,
+) -> BulkReport:
+    """Send a task for each row, as `apply_async` or `send_task` would, `batch` rows at a time.
+
+    A row is a signature or (task or its name, args, kwargs, eta, options), of which the last ones
+    may be left out, or a Call or Timed whose times are checked. Rows are read as they are sent, and
+    in order. A row that cannot be sent is refused and stops no other. `progress` is called with a
+    number of rows, or True for a bar on the terminal. `store` takes the messages instead of the
+    broker's own. `on_refused` is given each refused row before the next one is read, and the report
+    then only counts them. Raises BulkError where the broker fails.
+    """
+    if batch < 1:
+        raise ValueError(f"schedule_many takes a batch of at least 1 row, not {batch!r}")
+    bulk = _Bulk(delayed, batch, store, on_refused, templates)
+    with reporting(progress, rows, "scheduling") as done:
+        return bulk.run(rows, done)
+
+
+class _Bulk:
+    def __init__(
+        self,
+        delayed: Delayed,
+        batch: int,
+        store: Store | None = None,
+        on_refused: Callable[[Refused], None] | None = None,
+        templates: Templates | None = None,
+    ) -> None:
+        self.app: Celery = delayed.app
+        self.batch = batch
+        self.report = BulkReport()
+        self._sent = 0
+        self._on_refused = on_refused
+        own, channel = delayed.store, delayed.connection.default_channel
+        self._outbox = Outbox(store or own, channel.global_keyprefix, self._count)
+        self._gathering = Gathering(self.app, channel)
+        self._rules = channel.rules
+        self._store = store or own
+        self._templates: Templates = {} if templates is None else templates
+        self._is_stock = _is_stock(self.app)
+        self._at_once = self._send_now if _is_watched() else None
+
+    def run(self, rows: Iterable[Any], done: Progress) -> BulkReport:
+        number = self._sent
+        try:
+            for number, row in enumerate(rows, 1):
+                self._add(number - 1, row)
+                if number - self._sent == self.batch:
+                    self._send(number)
+                    done(self.batch)
+            left = number - self._sent
+            self._send(number)
+            with self._failing():
+                self._outbox.confirm()
+            self.report.rows = number
+            done(left)
+            return self.report
+        finally:
+            self._outbox.close()
+
+    def _send(self, number: int) -> None:
+        with self._failing():
+            self._outbox.execute()
+        self.report.rows, self._sent = self._sent, number
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except BulkError:
+            raise
+        except _FAILURES as error:
+            meaning = translate(error) if isinstance(error, ResponseError) else error
+            raise BulkError(
+                f"the broker failed; the first {self.report.rows:,} rows are dealt with, and some "
+                f"of the next {2 * self.batch:,} may be: {meaning}",
+                self.report,
+            ) from error
+
+    def _count(self, verb: str, answer: Any) -> None:
+        if verb == "schedule":
+            delayed, ready, already = numbers(answer)
+            self.report.delayed += delayed
+            self.report.ready += ready
+            self.report.already += already
+
+    def _add(self, number: int, row: Any) -> None:
+        try:
+            if type(row) is Timed:
+                self._add_timed(row)
+            elif type(row) is Call:
+                self._add_call(row)
+            elif isinstance(row, Signature) and type(row) is not Signature:
+                refuse_others(self.app, row.app)
+                self._gather(row.apply_async)
+            else:
+                self._add_call(call_of(self.app, row))
+        except BulkError:
+            raise
+        except _FAILURES:  # as it was asked where the row goes
+            with self._failing():
+                raise
+        except Exception as error:  # whatever Celery, a router or a serializer says of it
+            self._refuse(number, error)
+
+    def _refuse(self, number: int, error: Exception) -> None:
+        report = self.report
+        report.refused += 1
+        kind = "" if isinstance(error, RowError) else f"{type(error).__name__}: "
+        if self._on_refused is not None:
+            self._on_refused(Refused(number, f"{kind}{error}"))
+        elif len(report.refusals) < REFUSED_SIZE:
+            report.refusals.append(Refused(number, f"{kind}{error}"))
+
+    def _add_call(self, call: Call) -> None:
+        kind = call.kind if self._is_stock else None
+        template = self._templates.get(kind, 0) if kind is not None else TRIES
+        if isinstance(template, Template):
+            try:
+                entry = template.fill(call.args, call.kwargs, call.options)
+            except Unfit:
+                self._by_celery(call)
+            else:
+                self._schedule(template.queue, entry, template.expires_ms)
+            return
+        sent = self._by_celery(call)
+        if template < TRIES:
+            self._learn(kind, call, sent, template + 1)
+
+    def _add_timed(self, row: Timed) -> None:
+        template = self._templates.get(row.pattern)
+        if isinstance(template, Template):
+            try:
+                entry = template.fill_timed(row)
+            except Unfit:
+                self._by_celery(row.call)
+            else:
+                self._schedule(template.queue, entry, template.expires_ms)
+            return
+        call = row.call
+        self._add_call(call)
+        template = self._templates.get(call.kind)
+        if self._is_stock and isinstance(template, Template):
+            self._templates[row.pattern] = template
+
+    def _by_celery(self, call: Call) -> list[Gathered]:
+        task = call.task
+        send = partial(self.app.send_task, task) if isinstance(task, str) else task.apply_async
+        own = {"add_to_parent": False, "retry": False}
+        return self._gather(send, call.args, call.kwargs, **{**call.options, **own})
+
+    def _gather(self, send: Callable[..., Any], *args: Any, **options: Any) -> list[Gathered]:
+        with self._failing():
+            messages = self._gathering.of(send, *args, at_once=self._at_once, **options)
+        self._put(messages)
+        return messages
+
+    def _put(self, messages: list[Gathered]) -> None:
+        for verb, given in messages:
+            if verb == "sent":
+                self._count_unique(*given)
+            elif verb == "publish":
+                self._outbox.publish(*given)
+            else:
+                self._schedule(*given)
+
+    def _count_unique(self, outcome: UniqueOutcome) -> None:
+        report, state = self.report, outcome.state
+        report.delayed += state == "delayed"
+        report.ready += state == "ready"
+        report.already += state == "already"
+
+    def _schedule(self, queue: str, entry: Entry, expires_ms: int) -> None:
+        # Also what is for now: the messages of a queue stay in order if all go one way.
+        if self._rules is not None:
+            task = task_in(entry.message.encode())
+            entry = planned(self._rules, queue, task, entry, self._store)
+        entry = entry if entry.due else entry._replace(due="0")
+        self._outbox.schedule(queue, entry, expires_ms)
+
+    def _send_now(self, messages: list[Gathered]) -> None:
+        self._put(messages)
+        with self._failing():
+            self._outbox.execute()
+            self._outbox.confirm()
+
+    def _learn(self, kind: Any, call: Call, sent: list[Gathered], tries: int) -> None:
+        """The next rows of this kind are filled in, if they can be."""
+        if len(self._templates) >= TEMPLATES:
+            self._templates.clear()
+        self._templates[kind] = tries
+        if len(sent) != 1 or not _is_stock_task(self.app, call.task):
+            return
+        with suppress(Exception):  # the row is sent already; the next ones are Celery's as well
+            self._templates[kind] = Template(self.app, call, sent[0])
+
+
+def _is_watched() -> bool:
+    """Whether somebody is told of each message that has been sent."""
+    return bool(
+        others_listen(signals.after_task_publish)
+        or signals.task_sent.receivers
+        or task_scheduled.receivers
+    )
+
+
+def _is_stock(app: Celery) -> bool:
+    """Whether messages depend on nothing but a task, its arguments and its options."""
+    amqp = app.amqp
+    return (
+        not signals.before_task_publish.receivers
+        and not _is_watched()
+        and not app.conf.task_always_eager
+        and not app.conf.task_send_sent_event
+        and app.conf.task_protocol == 2
+        and all(isinstance(route, MapRoute) for route in amqp.routes)
+        and _is_of(type(app).send_task, "celery.app.base")
+        and _is_of(type(amqp).as_task_v2, "celery.app.amqp")
+        and _is_of(type(amqp.router).route, "celery.app.routes")
+        and _is_of(amqp.send_task_message, "celery.app.amqp")
+        and _is_quiet(app.backend)
+    )
+
+
+def _is_quiet(backend: Any) -> bool:
+    """Whether a result backend has nothing to prepare for a task.
+
+    Redis's listens for a result that somebody in this process waits for, which nobody does here.
+    """
+    call = type(backend).on_task_call
+    return _is_of(call, "celery.backends.base") or _is_of(call, "celery.backends.redis")
+
+
+def _is_stock_task(app: Celery, task: Any) -> bool:
+    if isinstance(task, str):
+        task = app._tasks.get(task)
+    if task is None:
+        return True
+    kind = task.__class__  # it may be a proxy
+    return (
+        _is_of(kind.apply_async, "celery.app.task")
+        and _is_of(kind.shadow_name, "celery.app.task")
+        and _is_of(kind._get_exec_options, "celery.app.task")
+        and getattr(task, "_dump_pydantic_arguments", None) is None
+    )
+
+
+def _is_of(function: Any, module: str) -> bool:
+    """Whether a function is Celery's own, and not one that an instrumentation has put there."""
+    return getattr(function, "__module__", "") == module and not hasattr(function, "__wrapped__")

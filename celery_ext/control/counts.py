@@ -1,0 +1,108 @@
+"""How many messages there are, where and when."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from kombu_delayed.store.queue_metrics import fold
+from kombu_delayed.store.shards import queue_of
+from kombu_delayed.store.store import Store
+
+
+@dataclass(frozen=True)
+class Counts:
+    """A queue's messages by state. `due` are those of `delayed` whose time has come.
+
+    Where these are more than some 90,000, `due` is estimated as `Metrics` says.
+    """
+
+    delayed: int
+    due: int
+    ready: int
+    unacked: int
+    dead: int
+
+    @classmethod
+    def of(cls, store: Store, shards: Sequence[str]) -> Counts:
+        """Count those of all shards of a queue."""
+        found = fold(map(store.metrics, shards))
+        return cls(found.delayed, found.due, found.ready, found.unacked, found.dead)
+
+
+@dataclass(frozen=True)
+class ConsumerInfo:
+    """Who consumes a queue. Others get what it holds when its lease has ended."""
+
+    queue: str
+    name: str
+    lease_seconds: float
+    unacked: int
+
+    @classmethod
+    def all_of(cls, store: Store, shards: Sequence[str]) -> list[ConsumerInfo]:
+        """The consumers of a queue, given as its shards, whose lease ends first in front."""
+        found: dict[str, ConsumerInfo] = {}
+        for shard in shards:
+            for name, lease_ms, unacked in store.consumers(shard):
+                seconds, before = lease_ms / 1000, found.get(name)
+                if before is not None:
+                    seconds, unacked = min(seconds, before.lease_seconds), unacked + before.unacked
+                found[name] = cls(queue_of(shard), name, seconds, unacked)
+        return sorted(found.values(), key=lambda info: info.lease_seconds)
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """How many tasks are due within a time."""
+
+    start: datetime
+    length: timedelta
+    count: int
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Due load ahead. `overdue` was due before the first bucket, `later` is after the last."""
+
+    buckets: list[Bucket]
+    overdue: int
+    later: int
+
+    @property
+    def total(self) -> int:
+        """All delayed tasks."""
+        return self.overdue + sum(bucket.count for bucket in self.buckets) + self.later
+
+    @classmethod
+    def none(cls, start: datetime, length: timedelta, count: int) -> Forecast:
+        """Nothing, in so many buckets of a length."""
+        return cls([Bucket(start + length * n, length, 0) for n in range(count)], 0, 0)
+
+    def __add__(self, other: Forecast) -> Forecast:
+        """Both, of which the buckets are the same."""
+        both = zip(self.buckets, other.buckets, strict=True)
+        return Forecast(
+            [Bucket(a.start, a.length, a.count + b.count) for a, b in both],
+            self.overdue + other.overdue,
+            self.later + other.later,
+        )
+
+
+def forecast_data(found: Forecast) -> dict[str, Any]:
+    """All of it, in types that JSON knows."""
+    return {
+        "total": found.total,
+        "overdue": found.overdue,
+        "later": found.later,
+        "buckets": [
+            {
+                "start": each.start.isoformat(),
+                "seconds": each.length.total_seconds(),
+                "count": each.count,
+            }
+            for each in found.buckets
+        ],
+    }

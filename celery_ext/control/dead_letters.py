@@ -1,0 +1,109 @@
+"""Dead letters of all queues of an app."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from kombu_delayed.inspection.dead_letters import DeadLetters
+from kombu_delayed.store.store import DeadLetter, Store
+
+from ..app.broker import Broker
+from ..tasks.failures import Failure, read
+from ..tasks.task_info import TaskInfo
+from ..tasks.times import from_ms, to_ms
+
+
+@dataclass(frozen=True)
+class DeadTask:
+    """A task that was buried, with the reason; `letter` has its message."""
+
+    queue: str
+    letter: DeadLetter
+
+    @property
+    def info(self) -> TaskInfo:
+        """What is known of the task."""
+        letter = self.letter
+        return TaskInfo(
+            "dead",
+            self.queue,
+            0,
+            letter.message,
+            consumer=letter.consumer,
+            reason=letter.reason,
+            member=letter.id,
+            counted=letter.deliveries,
+        )
+
+    @property
+    def at(self) -> datetime:
+        """When it was buried, in UTC."""
+        return from_ms(self.letter.at_ms)
+
+    @property
+    def failures(self) -> Sequence[Failure]:
+        """The attempts of a task that its retry strategy has given up, the last ones."""
+        return read(self.letter.failures)
+
+
+class _Letters(DeadLetters):
+    """The dead letters of a queue, over the connection that all calls share."""
+
+    def __init__(self, broker: Broker, queue: str) -> None:
+        super().__init__(broker.connection, queue)
+        self._broker = broker
+
+    @property
+    def _store(self) -> Store:
+        return self._broker.store
+
+
+class Dead:
+    """Look at dead letters, give them another try, drop them; in one queue or in all."""
+
+    def __init__(self, broker: Broker, queues: Callable[[], list[str]]) -> None:
+        self._broker = broker
+        self._queues = queues
+
+    def _each(self, queue: str | None) -> Iterator[DeadLetters]:
+        for name in [queue] if queue else self._queues():
+            yield _Letters(self._broker, name)
+
+    def list(self, queue: str | None = None) -> Iterator[DeadTask]:
+        """All of them, by queue, the oldest first, as they are read."""
+        for letters in self._each(queue):
+            for letter in letters:
+                yield DeadTask(letters.queue, letter)
+
+    def show(self, task_id: str, queue: str | None = None) -> DeadTask | None:
+        """The dead letter of a task; None: there is none."""
+        for letters in self._each(queue):
+            if (letter := letters.get(task_id)) is not None:
+                return DeadTask(letters.queue, letter)
+        return None
+
+    def replay(
+        self,
+        ids: Iterable[str] | None = None,
+        at: datetime | str | None = None,
+        queue: str | None = None,
+    ) -> int:
+        """Give some, or all, another try, now or at a time; returns how many there were.
+
+        Raises QueryError where `at` is not a time.
+        """
+        if at is not None:
+            to_ms("at", at)
+        given = _several(ids)
+        return sum(letters.replay(given, at) for letters in self._each(queue))
+
+    def purge(self, ids: Iterable[str] | None = None, queue: str | None = None) -> int:
+        """Drop some, or all, for good; returns how many there were."""
+        given = _several(ids)
+        return sum(letters.purge(given) for letters in self._each(queue))
+
+
+def _several(ids: Iterable[str] | None) -> Sequence[str] | None:
+    return [ids] if isinstance(ids, str) else None if ids is None else [*ids]

@@ -1,0 +1,222 @@
+"""How it stands at the gate of a queue: what is declared there, in use, and waits for what."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, cast
+
+from kombu_delayed.inspection.gate_usage import (
+    Lane,
+    first_ids,
+    known_as,
+    lanes,
+    of_key,
+    of_slot,
+    parts_of,
+    room,
+    slots,
+)
+from kombu_delayed.message.ticket import plain, slot_name
+from kombu_delayed.store.store import Store
+
+from ..app.routing import routed_queue
+
+if TYPE_CHECKING:
+    from ..policies.limits.gated import Declared
+    from ..policies.rules import Rules
+    from .delayed import Delayed
+
+#: Lanes that one reading looks at, some a call.
+LANES_LIMIT = 200_000
+
+#: Lanes of a limit that are known by their names, and messages that are read of them.
+FIRST = 20
+
+
+@dataclass(frozen=True)
+class Declarations:
+    """What the app declares of the gate of a queue. `turns_by`: what turns go by, "" for none.
+
+    The limits of a task are those of the queue that Celery sends it to.
+    """
+
+    limits: tuple[Declared, ...] = ()
+    of_other_queues: tuple[Declared, ...] = ()
+    turns_by: str = ""
+    turns_are_of_tenants: bool = False
+
+    @classmethod
+    def of(cls, delayed: Delayed, queue: str) -> Declarations:
+        """Those of a queue. Raises PolicyError where they cannot be meant."""
+        rules = cast("Rules | None", delayed.rules)
+        if rules is None:
+            return cls()
+        from ..policies.limits.gated import is_tenant  # whoever has rules has imported them
+        from ..policies.limits.keys import by_text
+
+        gated = rules.gated(queue)
+        own: list[Declared] = []
+        others: list[Declared] = []
+        for owner, policy in gated:
+            is_here = not owner or routed_queue(delayed.app, owner) == queue
+            (own if is_here else others).extend(policy.declared(owner))
+        turns = next((policy.turns_by for _, policy in gated if policy.turns_by), None)
+        return cls(
+            tuple({each.name: each for each in own}.values()),
+            tuple(others),
+            by_text(turns),
+            is_tenant(turns),
+        )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is declared for the queue."""
+        return not self.limits and not self.turns_by
+
+    def tenant_slots(self, tenant: str) -> list[str]:
+        """What a tenant has of limits for each, as slots name it."""
+        return [slot_name(*each.of_key(tenant)) for each in self.of_tenants]
+
+    def patterns(self, tenant: str) -> list[str]:
+        """Of lanes that may be a tenant's."""
+        shares = (each for each in self.of_tenants if each.kind == "shares")
+        return [of_key(tenant), *(of_slot(slot_name(*each.of_key(tenant))) for each in shares)]
+
+    @cached_property
+    def of_tenants(self) -> list[Declared]:
+        """Limits whose keys are tenants, also those of tasks that have another queue."""
+        return [each for each in (*self.limits, *self.of_other_queues) if each.is_of_tenants]
+
+    def tenant_of(self, lane: Lane) -> str:
+        """Whose messages are in a lane; "": nobody knows."""
+        if self.turns_are_of_tenants and (key := lane.turn[0]):
+            return key
+        for each in self.of_tenants:
+            for use in lane.uses:
+                if tenant := each.key_in(use.limit, use.key):
+                    return tenant
+        return ""
+
+
+@dataclass(slots=True)
+class Line:
+    """How many messages wait, since when the first one is due, and what they have."""
+
+    waiting: int = 0
+    first_due_ms: int = 0
+    in_use: int = 0
+
+    def add(self, lane: Lane) -> None:
+        """Count the messages of a lane."""
+        self.waiting += lane.size
+        self.first_due_ms = min(self.first_due_ms or lane.first_due_ms, lane.first_due_ms)
+
+
+@dataclass(slots=True)
+class TenantLine(Line):
+    """The same of a tenant, with how many wait for which limit, as slots name it."""
+
+    weight: float = 1.0
+    waits_for: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class Standing:
+    """One reading. Names and keys are as `lanes` has them; `limits` are by name and then by key.
+
+    Of a reading for some `tenants`, what is not theirs is left out. `is_complete` is False where
+    more lanes wait than are looked at.
+    """
+
+    queue: str
+    declarations: Declarations
+    tenants_only: frozenset[str] = frozenset()
+    limits: dict[str, dict[str, Line]] = field(default_factory=dict)
+    tenants: dict[str, TenantLine] = field(default_factory=dict)
+    turn: Line = field(default_factory=Line)
+    first: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
+    is_complete: bool = True
+
+    @cached_property
+    def busiest(self) -> list[tuple[int, str]]:
+        """Tenants, each behind how many of its messages wait, as a negative number; in order."""
+        return sorted((-line.waiting, name) for name, line in self.tenants.items())
+
+    @classmethod
+    def read(
+        cls, store: Store, queue: str, declarations: Declarations, tenants: Collection[str] = ()
+    ) -> Standing:
+        """How it stands now, read in bounded calls."""
+        found = cls(queue, declarations, frozenset(map(known_as, tenants)))
+        if tenants:
+            found._read_tenants(store, tenants)
+        else:
+            found._read_all(store)
+        return found
+
+    def _read_all(self, store: Store) -> None:
+        seen = set[str]()
+        for page in lanes(store, self.queue):
+            self._add({each.name: each for each in page if each.name not in seen}.values())
+            seen.update(each.name for each in page)
+            if len(seen) >= LANES_LIMIT:
+                self.is_complete = False
+                break
+        for used in slots(store, self.queue):
+            self._use(used)
+
+    def _read_tenants(self, store: Store, tenants: Iterable[str]) -> None:
+        for tenant in tenants:
+            mine = known_as(tenant)
+            patterns = self.declarations.patterns(tenant)
+            pages = (page for pattern in patterns for page in lanes(store, self.queue, pattern))
+            found = {lane.name: lane for page in pages for lane in page}
+            self._add(lane for lane in found.values() if self._tenant_of(lane) == mine)
+        names = [name for each in tenants for name in self.declarations.tenant_slots(each)]
+        _, found_room = room(store, self.queue, names)
+        self._use({name: each.slots for name, each in found_room.items() if each.slots})
+
+    def _add(self, found: Iterable[Lane]) -> None:
+        for lane in found:
+            line = self._line(lane.limit) if lane.limit else self.turn
+            line.add(lane)
+            first = self.first.setdefault(lane.limit.partition(":")[0], [])
+            heapq.heappush(first, (-lane.first_due_ms, lane.name))
+            if len(first) > FIRST:
+                heapq.heappop(first)
+            if tenant := self._tenant_of(lane):
+                own = self.tenants.setdefault(tenant, TenantLine())
+                own.add(lane)
+                own.weight = lane.turn[1]
+                own.waits_for[lane.limit] = own.waits_for.get(lane.limit, 0) + lane.size
+
+    def _use(self, used: dict[str, int]) -> None:
+        for name, count in used.items():
+            self._line(name).in_use = count
+            for each in self.declarations.of_tenants:
+                if tenant := each.key_in(*parts_of(name)):
+                    line = self.tenants.setdefault(tenant, TenantLine())
+                    line.in_use = max(line.in_use, count)
+
+    def _tenant_of(self, lane: Lane) -> str:
+        return self.declarations.tenant_of(lane)
+
+    def _line(self, slot: str) -> Line:
+        limit, key = parts_of(slot)
+        return self.limits.setdefault(limit, {}).setdefault(key, Line())
+
+    def first_ids(self, store: Store, limits: Iterable[str]) -> list[str]:
+        """Messages that wait for limits, who is due first in front, as the backlog names them."""
+        found = sorted(each for name in limits for each in self.first.get(plain(name), ()))
+        return first_ids(store, self.queue, [name for _, name in found[-FIRST:]], FIRST)
+
+    def named(self, limit: str, key: str) -> tuple[str, str]:
+        """A limit and its key as they are declared, of what lanes wait for."""
+        of_all = (*self.declarations.limits, *self.declarations.of_other_queues)
+        for each in of_all:
+            if (found := each.key_in(limit, key)) is not None:
+                return each.name, found
+        return limit, key

@@ -1,0 +1,1 @@
+"""The HTTP API: its operations, what they take and give."""

@@ -1,0 +1,48 @@
+"""A task that is created once under its id, however often it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from typing import Any
+
+from celery_ext.tasks.task_info import TaskInfo
+from kombu_delayed.store.scripts import Script, script
+from kombu_delayed.store.store import Entry, Store
+
+#: How long after its due time an id is remembered.
+KEPT_SECONDS = 86_400
+
+
+def ledger(id: str, tenant: str | None) -> str:
+    """What the ledger of a tenant's id is called among those of jobs."""
+    return f"http:{id}" if tenant is None else f"http:{id}\x1f{tenant}"
+
+
+class OnceStore(Store):
+    """A store that takes an id once, for as long as its ledger is kept."""
+
+    def __init__(self, store: Store, id: str, tenant: str | None, delay_seconds: float) -> None:
+        vars(self).update(vars(copy(store)))
+        self._ledger = ledger(id, tenant)
+        self._seconds = int(max(delay_seconds, 0)) + KEPT_SECONDS
+
+    def schedule_call(
+        self, queue: str, entries: Sequence[Entry], expires_ms: int = 0
+    ) -> tuple[Script, dict[str, Any]]:
+        """As of any store, for what was not there before."""
+        _, given = super().schedule_call(queue, entries, expires_ms)
+        keys = self.keys(queue)
+        return script("schedule_once"), {
+            **given,
+            "job": keys.job(self._ledger),
+            "ledgers_until": keys.ledgers_until,
+            "run": "\x1frun",
+            "ledger_seconds": self._seconds,
+        }
+
+
+def forget(store: Store, info: TaskInfo) -> None:
+    """Let a task's id be created again: it was cancelled."""
+    for name in store.shards.all(info.queue):
+        store.run("DEL", store.keys(name).job(ledger(info.id, info.tenant)))

@@ -1,0 +1,67 @@
+"""Answers of outside systems to what tasks have asked them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kombu.utils.json import loads
+from starlette.responses import Response
+
+from celery_ext.control.answers.answering import EARLY, LATE, UNKNOWN, written
+from celery_ext.control.answers.place import KEY_LENGTH
+from celery_ext.errors import AnswersFull, ExpectationError
+from celery_ext.http.problems import Problem, busy
+
+from ..models import AnswerOutcome, NewAnswer
+from ..operations import Call, Json, Operation
+
+
+async def give_answer(call: Call) -> Response:
+    key = str(call.request.path_params["key"])
+    if not 1 <= len(key) <= KEY_LENGTH:
+        raise Problem.of_field("key", f"a key has 1 to {KEY_LENGTH:,} characters")
+    call.note("respond", key)
+    outcome = await call.run(_give, call, key, call.body)
+    if outcome == LATE:
+        raise Problem(409, "another answer, or the timeout, was first")
+    if outcome == UNKNOWN:
+        raise Problem(404, "nobody expects an answer under this key")
+    return Json({"key": key, "outcome": outcome}, 202 if outcome == EARLY else 200)
+
+
+def _give(call: Call, key: str, new: NewAnswer) -> str:
+    expectations = call.service.delayed.expectations
+    call.identity.check_queue(expectations.queue)
+    named: dict[str, Any] = {"tenant": call.identity.tenant_for(new.tenant), "answer_id": new.id}
+    try:
+        if new.error is not None:
+            return expectations.fail(key, new.error, **named)
+        _check_plain(new.payload, expectations.limit_bytes)
+        return expectations.respond(key, new.payload, **named)
+    except AnswersFull as error:
+        raise busy(str(error), 503, 60) from error
+    except ExpectationError as error:
+        field = "payload" if new.error is None else "error"
+        raise Problem.of_field(field, str(error)) from error
+
+
+def _check_plain(payload: Any, limit_bytes: int) -> None:
+    """Who sends JSON must not have Python make other objects of it. Raises ExpectationError."""
+    content = {"payload": payload}
+    if loads(written(content, limit_bytes)) != content:
+        raise ExpectationError("objects with the member __type__ are not taken")
+
+
+OPERATIONS = [
+    Operation(
+        "POST",
+        "/v1/responses/{key}",
+        give_answer,
+        "schedule",
+        "Answer what a task has asked under a key; 202: nobody has yet, and the answer is kept.",
+        "responses",
+        body=NewAnswer,
+        answers={200: AnswerOutcome, 202: AnswerOutcome},
+        problems=(404, 409),
+    ),
+]

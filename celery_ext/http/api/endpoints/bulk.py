@@ -1,0 +1,149 @@
+"""Many tasks in one request: NDJSON in, a line of answer for each line."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from celery_ext.errors import BulkError
+from celery_ext.http.problems import Problem
+
+from ..models import NewTaskWithId
+from ..operations import Call, Operation, parsed, validated
+from .tasks import Row, broker_failed, created, new_id, refused, row_of
+
+MEDIA_TYPE = "application/x-ndjson"
+
+#: Lines that are read and sent together.
+LINES = 1_000
+
+#: So many of these at a time: some are read while Redis has others.
+UNDER_WAY = 2
+
+#: The answer is kept until all has been read: it is so many times as long as a request at the most.
+ANSWER_SHARE = 2
+
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
+async def create_tasks(call: Call) -> Response:
+    kind = call.request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind not in (MEDIA_TYPE, "application/ndjson", "application/jsonl"):
+        raise Problem(415, f"the content type is to be {MEDIA_TYPE}")
+    # Answered when all has been read: who sends all before reading would wait for ever.
+    answers: list[bytes] = []
+    number = accepted = size = 0
+    is_too_long = False
+    under_way: deque[asyncio.Task[tuple[bytes, int]]] = deque()
+    limit = ANSWER_SHARE * call.service.options.bulk_bytes
+
+    async def settle(left: int) -> None:
+        nonlocal accepted, size
+        while len(under_way) > left:
+            found, count = await under_way.popleft()
+            answers.append(found)
+            accepted += count
+            size += len(found)
+
+    try:
+        async for lines in _lines(call.request, call.service.options.body_bytes):
+            is_too_long = is_too_long or (size > limit and any(map(bytes.strip, lines)))
+            if is_too_long:
+                continue  # who sends all before reading is to see the answer
+            under_way.append(asyncio.create_task(_deal_with(call, lines, number)))
+            number += len(lines)
+            await settle(UNDER_WAY - 1)
+        await settle(0)
+        if is_too_long:
+            answers.append(_cut_off(number + 1))
+    finally:
+        await asyncio.gather(*under_way, return_exceptions=True)
+        call.note("bulk-create", f"{accepted} of {number}")
+    headers = {"Delayed-Accepted": str(accepted), "Delayed-Lines": str(number)}
+    return Response(b"".join(answers), 200, headers, media_type=MEDIA_TYPE)
+
+
+def _cut_off(number: int) -> bytes:
+    problem = Problem(413, "the answer is too long: this line and those behind it were not read")
+    return (_encode({"line": number, "problem": problem.as_dict()}) + "\n").encode()
+
+
+async def _lines(request: Request, line_bytes: int) -> AsyncIterator[list[bytes]]:
+    """Lines in bounded lists; the last one need not end."""
+    rest, waiting = b"", []
+    async for part in request.stream():
+        *whole, rest = (rest + part).split(b"\n")
+        if len(rest) > line_bytes:
+            raise Problem(413, f"a line is longer than {line_bytes} bytes")
+        waiting += whole
+        while len(waiting) >= LINES:
+            yield waiting[:LINES]
+            del waiting[:LINES]
+    yield [*waiting, *([rest] if rest.strip() else [])]
+
+
+async def _deal_with(call: Call, lines: list[bytes], start: int) -> tuple[bytes, int]:
+    """The answers to some lines, and how many tasks were accepted."""
+    answers, rows, places = await call.run(_read, call, lines, start)
+    if rows:
+        try:
+            refusals = await call.service.writer.send(rows)
+            problems = {n: refused(reason) for n, reason in refusals.items()}
+        except BulkError as error:
+            problems = dict.fromkeys(range(len(rows)), broker_failed(error))
+        except Problem as problem:
+            problems = dict.fromkeys(range(len(rows)), problem)
+        for n, each in problems.items():
+            number = answers[places[n]]["line"]
+            answers[places[n]] = {"line": number, "problem": each.as_dict()}
+        count = len(rows) - len(problems)
+    else:
+        count = 0
+    text = "".join(_encode(answer) + "\n" for answer in answers)
+    return text.encode(), count
+
+
+def _read(
+    call: Call, lines: list[bytes], start: int
+) -> tuple[list[dict[str, Any]], list[Row], list[int]]:
+    """Answers as if all were accepted, the rows to send, and the answer of each row."""
+    answers: list[dict[str, Any]] = []
+    rows: list[Row] = []
+    places: list[int] = []
+    for number, line in enumerate(lines, start + 1):
+        if not line.strip():
+            continue
+        try:
+            new = validated(NewTaskWithId, parsed(line))
+            id, due = new.id or new_id(), new.due_at
+            rows.append(row_of(call, new, id, due))
+        except Problem as problem:
+            answers.append({"line": number, "problem": problem.as_dict()})
+            continue
+        places.append(len(answers))
+        answers.append({"line": number, **created(id, due)})
+    return answers, rows, places
+
+
+OPERATIONS = [
+    Operation(
+        "POST",
+        "/v1/bulk",
+        create_tasks,
+        "schedule",
+        "Create many tasks: a JSON object a line, and a line of answer for each, in this order.",
+        "tasks",
+        body=NewTaskWithId,
+        body_type=MEDIA_TYPE,
+        is_raw=True,
+        answer_type=MEDIA_TYPE,
+        answers={200: None},
+        problems=(413, 415),
+    )
+]

@@ -1,0 +1,72 @@
+"""Delayed tasks as NDJSON: all that a search means, as it is read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+from kombu.exceptions import OperationalError
+from redis.exceptions import RedisError
+from starlette.responses import Response
+
+from celery_ext.http.problems import Problem, busy
+from kombu_delayed.errors import UNREACHABLE, DelayedError
+
+from ..models import Filter, Search
+from ..operations import Call, Operation
+from .bulk import MEDIA_TYPE
+from .event_stream import Streamed
+from .search import page_of
+
+#: Tasks of one step, after which it says where to go on.
+STEP = 1_000
+
+_FAILURES = (DelayedError, OperationalError, RedisError, *UNREACHABLE)
+
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
+async def export_tasks(call: Call) -> Response:
+    given: Filter = call.query
+    first = await call.run(page_of, call, _search(given, given.cursor))
+    call.service.stream_begins(call.identity)
+    return Streamed(call, _lines(call, given, first), media_type=MEDIA_TYPE)
+
+
+def _search(given: Filter, cursor: str | None) -> Search:
+    return Search(**{**given.model_dump(), "limit": STEP, "cursor": cursor})
+
+
+async def _lines(call: Call, given: Filter, page: dict[str, Any]) -> AsyncIterator[str]:
+    """A line for each task, and one with the cursor behind each step; null: that was all."""
+    while True:
+        cursor = page["next"]
+        lines = [*page["tasks"], {"cursor": cursor}]
+        yield "".join(_encode(line) + "\n" for line in lines)
+        if cursor is None or call.service.closing:
+            return
+        try:
+            await call.check()
+            page = await call.run(page_of, call, _search(given, cursor))
+        except (*_FAILURES, Problem) as error:
+            problem = error if isinstance(error, Problem) else busy("the broker failed", 503, 5)
+            yield _encode({"cursor": cursor, "problem": problem.as_dict()}) + "\n"
+            return
+
+
+OPERATIONS = [
+    Operation(
+        "GET",
+        "/v1/bulk",
+        export_tasks,
+        "read",
+        "Export delayed tasks: a JSON object a line, and now and then a line with a cursor; "
+        "null at the end.",
+        "tasks",
+        query=Filter,
+        answer_type=MEDIA_TYPE,
+        answers={200: None},
+        problems=(503,),
+    )
+]

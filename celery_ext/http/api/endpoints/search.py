@@ -1,0 +1,132 @@
+"""Search for delayed tasks, page by page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.responses import Response
+
+from celery_ext.http.problems import Problem
+from celery_ext.tasks.query import Query
+from celery_ext.tasks.task_info import TaskInfo
+from kombu_delayed.inspection.backlog import NEVER_MS, PAGE_SIZE, Place
+from kombu_delayed.store.shards import queue_of
+
+from .. import cursors
+from ..models import Page, Search
+from ..operations import Call, Json, Operation
+from ..status import state_of
+
+#: Messages that one search looks at before it answers with what it has found.
+LOOKED_AT = 20_000
+
+
+async def search_tasks(call: Call) -> Response:
+    return Json(await call.run(page_of, call, call.query))
+
+
+def page_of(call: Call, search: Search) -> dict[str, Any]:
+    """The page of a search, as it is answered."""
+    found, following = search_page(call, search)
+    return {"tasks": [state_of(call.service, info) for _, info in found], "next": following}
+
+
+@dataclass
+class _Found:
+    """What one search has found; it looks at `left` more messages at the most."""
+
+    limit: int
+    infos: list[tuple[str, TaskInfo]] = field(default_factory=list)
+    left: int = field(default_factory=lambda: LOOKED_AT)
+
+    @property
+    def missing(self) -> int:
+        """How many more are wanted."""
+        return self.limit - len(self.infos)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has enough, or has looked at enough."""
+        return self.left <= 0 or self.missing <= 0
+
+
+def search_page(call: Call, search: Search) -> tuple[list[tuple[str, TaskInfo]], str | None]:
+    """Tasks with their shards, and the cursor of the next ones; None: these were the last.
+
+    Pages of one shard after the other are read, until there is enough or enough was looked at.
+    """
+    service = call.service
+    query = Query(
+        task=search.task,
+        queue=search.queue,
+        tenant=search.tenant,
+        due_after=search.due_after,
+        due_before=search.due_before,
+    )
+    names = service.queues(call.identity, search.queue)
+    shards = sorted(shard for name in names for shard in service.delayed.store.shards.all(name))
+    shard, place = _begin(call, search.cursor)
+    found = _Found(search.limit)
+    for name in (each for each in shards if each >= shard):
+        place = _look_through(call, query, name, place if name == shard else None, found)
+        if place is not None or found.is_over:
+            return found.infos, _following(name, place, shards)
+    return found.infos, None
+
+
+def _begin(call: Call, cursor: str | None) -> tuple[str, Place | None]:
+    if cursor is None:
+        return "", None
+    shard, due_ms, member = cursors.read(cursor, str, int, str)
+    if not call.identity.sees_queue(queue_of(shard)):
+        raise Problem.of_field("cursor", "it is of another queue", 403)
+    if not 0 <= due_ms <= NEVER_MS:
+        raise Problem.of_field("cursor", "it is not one that this server has given")
+    return shard, Place(due_ms, member.encode(errors="surrogateescape")) if member else None
+
+
+def _look_through(
+    call: Call, query: Query, name: str, place: Place | None, found: _Found
+) -> Place | None:
+    """Where the next page of a shard begins; None: it has no more."""
+    is_narrow = bool(query.task or query.tenant or call.identity.tenants)
+    while not found.is_over:
+        size = min(found.left, PAGE_SIZE if is_narrow else found.missing)
+        page, place = call.service.delayed.backlog(name).page(
+            place, query.due_after_ms, query.due_before_ms, query.needle, size
+        )
+        found.left -= size
+        for waiting in page:
+            info = TaskInfo.waiting(name, waiting)
+            if query.matches(info) and call.identity.sees(info.queue, info.tenant):
+                found.infos.append((name, info))
+                if not found.missing:
+                    member = waiting.member.encode(errors="surrogateescape")
+                    return Place(waiting.kept.due_ms, member)
+        if place is None:
+            break
+    return place
+
+
+def _following(shard: str, place: Place | None, shards: list[str]) -> str | None:
+    """The next page begins behind the place, or in the next shard."""
+    if place is not None:
+        member = place.member.decode(errors="surrogateescape")
+        return cursors.write(shard, place.due_ms, member)
+    later = next((each for each in shards if each > shard), None)
+    return None if later is None else cursors.write(later, 0, "")
+
+
+OPERATIONS = [
+    Operation(
+        "GET",
+        "/v1/tasks",
+        search_tasks,
+        "read",
+        "Search delayed tasks, by queue and due time.",
+        "tasks",
+        query=Search,
+        answers={200: Page},
+    )
+]

@@ -1,0 +1,113 @@
+"""Tenants that wait at the gates of queues, or have slots there."""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from itertools import islice
+from typing import Any
+
+from starlette.responses import Response
+
+from celery_ext.control.limit_usage import Standing
+from celery_ext.control.limits import TenantInfo, info_data, stand, tenants
+from kombu_delayed.inspection.backlog import NEVER_MS
+from kombu_delayed.inspection.gate_usage import known_as
+
+from .. import cursors
+from ..limit_models import OneTenant, Tenants, TenantsQuery
+from ..operations import Call, Json, Operation
+from .limits import standing_of
+
+#: How many wait (negative, so that the busiest lead), tenant, queue.
+Place = tuple[int, str, str]
+
+
+async def list_tenants(call: Call) -> Response:
+    return Json(await call.run(_list, call, call.query))
+
+
+def _list(call: Call, query: TenantsQuery) -> dict[str, Any]:
+    found, following, is_complete = tenants_page(call, query)
+    return {
+        "tenants": [info_data(each) for each in found],
+        "is_complete": is_complete,
+        "next": following,
+    }
+
+
+def tenants_page(call: Call, query: TenantsQuery) -> tuple[list[TenantInfo], str | None, bool]:
+    """Some tenants, the cursor of the next ones (None: no more), and whether all were read."""
+    place: Place = -NEVER_MS, "", ""
+    if query.cursor:
+        waiting, name, queue = cursors.read(query.cursor, int, str, str)
+        place = waiting, name, queue
+    names = call.service.queues(call.identity, query.queue)
+    standings = {name: standing_of(call, name) for name in names}
+    each = heapq.merge(*(_behind(standing, place) for standing in standings.values()))
+    meant = (at for at in each if query.tenant is None or fnmatchcase(at[1], query.tenant))
+    first = [*islice(meant, query.limit + 1)]
+    shown = first[: query.limit]
+    infos = {
+        (info.tenant, queue): info
+        for queue, standing in standings.items()
+        for info in tenants(
+            call.service.delayed, standing, [name for _, name, its in shown if its == queue]
+        )
+    }
+    return (
+        [infos[name, queue] for _, name, queue in shown],
+        cursors.write(*shown[-1]) if len(first) > len(shown) else None,
+        all(standing.is_complete for standing in standings.values()),
+    )
+
+
+def _behind(standing: Standing, place: Place) -> Iterator[Place]:
+    order = standing.busiest
+    start = bisect_left(order, place[:2])
+    each = ((waiting, name, standing.queue) for waiting, name in islice(order, start, None))
+    return (at for at in each if at > place)
+
+
+async def get_tenant(call: Call) -> Response:
+    name = str(call.request.path_params["tenant"])
+    call.identity.check_tenant(name)
+    return Json(await call.run(_one, call, name))
+
+
+def _one(call: Call, name: str) -> dict[str, Any]:
+    delayed, found = call.service.delayed, []
+    for queue in call.service.queues(call.identity):
+        standing = stand(delayed, queue, [name])
+        if known_as(name) in standing.tenants:
+            found += tenants(delayed, standing, [known_as(name)])
+    return {
+        "tenant": name,
+        "waiting": sum(each.waiting for each in found),
+        "queues": [info_data(each) for each in found],
+    }
+
+
+OPERATIONS = [
+    Operation(
+        "GET",
+        "/v1/tenants",
+        list_tenants,
+        "read",
+        "Tenants that wait for their turn or for limits, those of whom most waits in front.",
+        "limits",
+        query=TenantsQuery,
+        answers={200: Tenants},
+    ),
+    Operation(
+        "GET",
+        "/v1/tenants/{tenant}",
+        get_tenant,
+        "read",
+        "What of a tenant waits for what, in each queue.",
+        "limits",
+        answers={200: OneTenant},
+    ),
+]

@@ -1,0 +1,181 @@
+"""What the API can do: each operation says what it takes, gives and needs, for routes and docs."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NoReturn
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..auth.identity import ANYBODY, Identity
+from ..problems import SHOWN, Problem
+from ..service.service import Service
+
+#: Characters of a trace's state; a longer one is left out.
+TRACE_SIZE = 512
+
+_TRACE = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+@dataclass
+class Call:
+    """One request, read and checked."""
+
+    service: Service
+    identity: Identity
+    request: Request
+    query: Any = None
+    body: Any = None
+
+    @cached_property
+    def trace(self) -> dict[str, str]:
+        """The trace that the request is a part of, as its task's headers (W3C Trace Context)."""
+        parent = self.request.headers.get("traceparent")
+        if parent is None or not _TRACE.fullmatch(parent):
+            return {}
+        state = self.request.headers.get("tracestate", "")
+        more = {"tracestate": state} if 0 < len(state) <= TRACE_SIZE else {}
+        return {"traceparent": parent, **more}
+
+    @property
+    def id(self) -> str:
+        """The id in the path."""
+        return str(self.request.path_params["id"])
+
+    async def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function that waits for Redis."""
+        return await self.service.threads.run(function, *args)
+
+    async def check(self) -> None:
+        """Raises a Problem for a request that has lasted longer than its token or login."""
+        await self.request.scope["delayed.check"]()
+
+    def note(self, action: str, target: str = "") -> None:
+        """What this request does, for the audit log."""
+        self.request.scope["delayed.audit"] = (action, target[:SHOWN])
+
+
+Handler = Callable[[Call], Awaitable[Response]]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A method on a path. `scope` is what a token needs for it."""
+
+    method: str
+    path: str
+    handler: Handler
+    scope: str
+    summary: str
+    tag: str
+    answers: dict[int, Any]
+    query: type[BaseModel] | None = None
+    body: type[BaseModel] | None = None
+    body_type: str = "application/json"
+    answer_type: str = "application/json"
+    problems: tuple[int, ...] = ()
+    #: The handler reads the body itself.
+    is_raw: bool = False
+
+    @property
+    def name(self) -> str:
+        """A name for the operation, unique among all."""
+        return self.handler.__name__
+
+
+def endpoint(service: Service, operation: Operation) -> Callable[[Request], Awaitable[Response]]:
+    """What Starlette calls."""
+
+    async def answer(request: Request) -> Response:
+        request.scope["delayed.route"] = operation.path
+        identity = request.scope.get("delayed.identity", ANYBODY)
+        identity.require(operation.scope)
+        call = Call(service, identity, request)
+        if operation.query is not None:
+            call.query = _query(request, operation.query)
+        if operation.body is not None and not operation.is_raw:
+            call.body = await read_json(request, operation.body)
+        return await operation.handler(call)
+
+    return answer
+
+
+class Json(Response):
+    """JSON in ASCII: text that is no UTF-8 can be shown as well."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        """As bytes."""
+        return _encode(content).encode()
+
+
+def _query(request: Request, model: type[BaseModel]) -> Any:
+    given: dict[str, Any] = {}
+    for name, value in request.query_params.multi_items():
+        if name in given:
+            raise Problem.of_field(name[:SHOWN], "it is given twice")
+        given[name] = value
+    return validated(model, given)
+
+
+async def read_json(request: Request, model: type[BaseModel] | None) -> Any:
+    """The body. Raises a Problem where it is not what the model takes."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    # A page of another site can send a form without asking, but no JSON.
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise Problem(415, "the content type is to be application/json")
+    found = parsed(await request.body())
+    return found if model is None else validated(model, found)
+
+
+def parsed(raw: bytes) -> Any:
+    """JSON, strictly. Raises a Problem."""
+    try:
+        return _decode(raw.decode())
+    except (ValueError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise Problem(400, f"the body is not JSON: {reason}"[:SHOWN]) from None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+# json.dumps and json.loads would make new ones for each text.
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+_decode = json.JSONDecoder(parse_constant=_refuse_constant).decode
+
+
+def validated(model: type[BaseModel], given: Any) -> Any:
+    """A model of what was given. Raises a Problem that names the fields."""
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        errors = [_field_error(each) for each in error.errors(include_url=False)[:20]]
+        shown = "; ".join(f"{name}: {detail}" for name, detail in errors[:3])
+        raise Problem(422, shown, errors=errors) from None
+    except RecursionError:
+        raise Problem(422, "the body is nested too deeply") from None
+
+
+def _field_error(error: Any) -> tuple[str, str]:
+    path = ".".join(str(part) for part in error["loc"])[:SHOWN]
+    detail = error["msg"].removeprefix("Value error, ")[:SHOWN]
+    if not path and ": " in detail:  # a rule about several fields names one of them
+        path, _, detail = detail.partition(": ")
+    return path or "body", detail
+
+
+def all_paths(operations: Iterable[Operation]) -> dict[str, list[Operation]]:
+    """The operations by their paths."""
+    found: dict[str, list[Operation]] = {}
+    for operation in operations:
+        found.setdefault(operation.path, []).append(operation)
+    return found

@@ -1,0 +1,1 @@
+"""Who calls: tokens, sessions, and how often they may."""

@@ -1,0 +1,69 @@
+"""Who asks, and what that may do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: Each may what its name says; admin may everything.
+SCOPES = ("read", "schedule", "admin")
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A token, or nobody in particular; empty tenants and queues mean all."""
+
+    name: str
+    scopes: frozenset[str]
+    tenants: frozenset[str] = frozenset()
+    queues: frozenset[str] = frozenset()
+
+    def has(self, scope: str) -> bool:
+        """Whether it has a scope."""
+        return scope in self.scopes or "admin" in self.scopes
+
+    def require(self, scope: str) -> None:
+        """Raises a Problem where it has not."""
+        if not self.has(scope):
+            raise _forbidden(f"this token has not the scope {scope}")
+
+    def require_whole(self) -> None:
+        """Raises a Problem for what tells of all tenants to one that is bound to some."""
+        if self.tenants:
+            raise _forbidden("this token is bound to tenants, and this is about all of them")
+
+    def sees_queue(self, queue: str) -> bool:
+        """Whether a queue is its."""
+        return not self.queues or queue in self.queues
+
+    def sees(self, queue: str, tenant: str | None) -> bool:
+        """Whether a task of a queue and a tenant is its."""
+        return self.sees_queue(queue) and (not self.tenants or tenant in self.tenants)
+
+    def tenant_for(self, given: str | None) -> str | None:
+        """The tenant of a new task. Raises a Problem for another one's."""
+        if not self.tenants:
+            return given
+        if given is None and len(self.tenants) == 1:
+            return next(iter(self.tenants))
+        if given not in self.tenants:
+            raise _forbidden("this token is bound to other tenants", "tenant")
+        return given
+
+    def check_tenant(self, tenant: str) -> None:
+        """Raises a Problem for a tenant that is not its."""
+        if self.tenants and tenant not in self.tenants:
+            raise _forbidden("this token is bound to other tenants", "tenant")
+
+    def check_queue(self, queue: str) -> None:
+        """Raises a Problem for a queue that is not its."""
+        if not self.sees_queue(queue):
+            raise _forbidden("this token is bound to other queues", "queue")
+
+
+def _forbidden(detail: str, field: str = "") -> Exception:
+    from ..problems import Problem  # who only makes tokens needs no web framework
+
+    return Problem.of_field(field, detail, 403) if field else Problem(403, detail)
+
+
+ANYBODY = Identity("anybody", frozenset(SCOPES))

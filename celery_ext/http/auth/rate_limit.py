@@ -1,0 +1,35 @@
+"""How often somebody may ask, in one process."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+
+from ..problems import busy
+
+#: Callers that are remembered.
+REMEMBERED = 10_000
+
+
+class Rates:
+    """A bucket for each caller that holds two seconds' worth; 0 per second: no limit."""
+
+    def __init__(self, per_second: float) -> None:
+        self._per_second = per_second
+        self._most = max(2 * per_second, 1)
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def check(self, name: str) -> None:
+        """Raises a Problem where it is too often."""
+        if not self._per_second:
+            return
+        now = time.monotonic()
+        at, left = self._buckets.pop(name, (now, self._most))
+        left = min(self._most, left + (now - at) * self._per_second)
+        allowed = left >= 1
+        self._buckets[name] = (now, left - 1 if allowed else left)
+        while len(self._buckets) > REMEMBERED:
+            self._buckets.popitem(last=False)
+        if not allowed:
+            wait = max(1, round((1 - left) / self._per_second + 0.5))
+            raise busy("too many requests", 429, wait)

@@ -1,0 +1,79 @@
+"""Logins to the pages: a cookie that stands for a token, kept as a hash in Redis."""
+
+from __future__ import annotations
+
+import hmac
+import re
+import secrets
+from hashlib import sha256
+
+from celery_ext.control.delayed import Delayed
+from kombu_delayed.store.keys import http_form, http_session
+
+from .tokens import Secrets, Token, Tokens, hash_of
+
+#: What its names begin with. Cookies know no ports, and one of `/` is sent to all paths below.
+COOKIE = "delayed_session_"
+
+#: How long a form is known that was sent.
+FORM_SECONDS = 3_600
+
+_FORM = re.compile(r"[A-Za-z0-9_-]{43}")
+
+
+def cookie_name(host: str, root: str) -> str:
+    """That of the pages at a host (with its port) and a path where they are mounted."""
+    return COOKIE + sha256(f"{host.lower()}{root}".encode()).hexdigest()[:16]
+
+
+def new_secret() -> str:
+    """What a browser is known by; worth nothing before a login."""
+    return secrets.token_urlsafe(32)
+
+
+def is_secret(text: str) -> bool:
+    """Whether it has the form of one."""
+    return _FORM.fullmatch(text) is not None
+
+
+def csrf_of(secret: str) -> str:
+    """What forms must have: who does not know the secret cannot tell it."""
+    return hmac.new(secret.encode(), b"forms of the pages", sha256).hexdigest()
+
+
+class Sessions(Secrets):
+    """The logins in an app's broker."""
+
+    def __init__(self, delayed: Delayed, seconds: int) -> None:
+        super().__init__()
+        self._delayed = delayed
+        self._tokens = Tokens(delayed)
+        self._seconds = seconds
+
+    def begin(self, token_text: str) -> tuple[str, Token] | None:
+        """A new secret for a token; None: it is worth nothing."""
+        token = self._tokens.look(token_text)
+        if token is None:
+            return None
+        secret = new_secret()
+        self._delayed.store.run("SET", self._key(secret), token.id, "EX", self._seconds)
+        return secret, token
+
+    def end(self, secret: str) -> None:
+        """Let a secret be worth nothing; other processes believe in it for a few seconds more."""
+        self._delayed.store.run("DEL", self._key(secret))
+        self._believe(secret, None)
+
+    def take_form(self, id: str) -> bool:
+        """Whether a form was not sent before: twice would move tasks twice."""
+        key = http_form(hash_of(id), self._delayed.store.keys("").prefix)
+        return bool(self._delayed.store.run("SET", key, 1, "EX", FORM_SECONDS, "NX"))
+
+    def _looked_up(self, text: str) -> Token | None:
+        if not is_secret(text):
+            return None
+        id = self._delayed.store.run("GET", self._key(text))
+        return self._tokens.of_id(id.decode()) if id else None
+
+    def _key(self, secret: str) -> str:
+        return http_session(hash_of(secret), self._delayed.store.keys("").prefix)

@@ -1,0 +1,195 @@
+"""HTTP jobs: the task that posts to a callback URL when it is due."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from celery import Celery, Task
+from celery.exceptions import Ignore, Reject
+from celery.utils.log import get_task_logger
+from kombu.exceptions import OperationalError
+from redis.exceptions import RedisError
+
+from celery_ext.control.delayed import Delayed
+from celery_ext.tasks.body import read_body
+from celery_ext.tasks.task_info import TaskInfo
+from kombu_delayed.errors import UNREACHABLE, DelayedError
+from kombu_delayed.store.keys import http_host
+from kombu_delayed.store.scripts import script
+
+from ..options import HttpOptions
+from .post import TOO_MANY, CallbackFailed, post
+from .signature import sign
+from .ssrf_guard import CallbackRefused, Target, check_form, resolve
+
+#: What the task is called.
+JOB_TASK = "celery_ext.http.post"
+
+#: The first wait before a job is tried again; each is twice the one before.
+FIRST_SECONDS = 10
+
+#: How often a receiver may say that it has too many requests, and how long it may have us wait.
+POSTPONED_LIMIT, POSTPONED_SECONDS = 100, 86_400
+
+#: How long a job waits for a place at a host that gets many, and where Redis fails.
+PLACE_SECONDS, FAILED_SECONDS = 2.0, 10.0
+
+#: How long a worker keeps a job that it can only give back: not to get it again at once.
+GIVE_BACK_SECONDS = 5.0
+
+_BROKER_FAILS = (DelayedError, OperationalError, RedisError, *UNREACHABLE)
+
+logger = get_task_logger(__name__)
+
+_brokers: WeakKeyDictionary[Celery, Delayed] = WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def register(app: Celery) -> None:
+    """Let an app's workers run HTTP jobs; twice is safe."""
+    app.task(
+        _run,
+        name=JOB_TASK,
+        bind=True,
+        shared=False,
+        acks_late=True,
+        # What goes wrong in a way that nobody has thought of is a dead letter, and not gone.
+        acks_on_failure_or_timeout=False,
+        reject_on_worker_lost=True,
+        ignore_result=True,
+        max_retries=None,
+    )
+
+
+def is_job(info: TaskInfo) -> bool:
+    """Whether a task is an HTTP job."""
+    return info.task == JOB_TASK
+
+
+def job_of(app: Celery, info: TaskInfo) -> dict[str, Any]:
+    """What an HTTP job was given; empty where it cannot be read."""
+    body = read_body(app, info)
+    found = body[1] if body else None
+    return dict(found) if isinstance(found, dict) else {}
+
+
+def backoff_seconds(retries: int) -> int:
+    """How long to wait after so many retries: 10, 20, 40 … s, a day at the most."""
+    return min(FIRST_SECONDS * 2 ** min(retries, 20), 86_400)
+
+
+def _run(
+    task: Task,
+    topic: str,
+    callback: str,
+    content: Any = None,
+    retry: int = 3,
+    created: int = 0,
+    postponed: int = 0,
+) -> None:
+    options = HttpOptions.of(task.app)
+    body = json.dumps({"id": task.request.id, "topic": topic, "content": content}).encode()
+    try:
+        target = check_form(callback, options.callback_allow)
+        answer = _post_in_place(task, options, target, _addresses(target, options), body)
+    except CallbackRefused as error:
+        raise _dead(f"the callback is refused: {error}") from None
+    except CallbackFailed as error:
+        _again(task, retry, error)
+    except _BROKER_FAILS as error:
+        logger.warning("HTTP job %s waits, the broker has failed: %s", task.request.id, error)
+        _postpone(task, FAILED_SECONDS * random.uniform(0.5, 1.5), postponed)
+    if answer is None:
+        _postpone(task, PLACE_SECONDS * random.uniform(0.5, 1.5), postponed)
+    elif answer.code == TOO_MANY:
+        if postponed >= POSTPONED_LIMIT:
+            raise _dead(f"its receiver had too many requests {POSTPONED_LIMIT} times")
+        wait = answer.retry_after
+        wait = backoff_seconds(min(postponed, 6)) if wait is None else max(wait, 1)
+        _postpone(task, min(wait, POSTPONED_SECONDS), postponed + 1)
+
+
+def _addresses(target: Target, options: HttpOptions) -> Any:
+    try:
+        return resolve(target, options.callback_allow)
+    except OSError as error:
+        raise CallbackFailed(f"{type(error).__name__}: {error}") from None
+
+
+def _post_in_place(
+    task: Task, options: HttpOptions, target: Target, addresses: Any, body: bytes
+) -> Any:
+    """The answer; None: its host gets as many callbacks as it may."""
+    store = _delayed(task.app).store
+    key = http_host(target.host.rstrip("."), store.keys("").prefix)
+    taken = script("place")(
+        store.run,
+        places=key,
+        now=store.now,
+        holder=task.request.id,
+        limit=options.callback_per_host,
+        kept_ms=int((options.callback_seconds + 5) * 1000),
+    )
+    if not taken:
+        return None
+    headers = {
+        "Content-Type": "application/json",
+        "User-Agent": "kombu-delayed",
+        **sign(options.callback_secrets, body),
+    }
+    try:
+        return post(
+            target,
+            addresses,
+            body,
+            headers,
+            seconds=options.callback_seconds,
+            limit_bytes=options.callback_bytes,
+        )
+    finally:
+        with suppress(*_BROKER_FAILS):  # it is free again by itself, and the callback was made
+            store.run("ZREM", key, task.request.id)
+
+
+def _delayed(app: Celery) -> Delayed:
+    with _lock:
+        if app not in _brokers:
+            _brokers[app] = Delayed(app)
+        return _brokers[app]
+
+
+def _again(task: Task, retry: int, error: Exception) -> None:
+    """Raises what lets the job be tried again later, or makes it dead."""
+    done = task.request.retries
+    if done >= retry:
+        raise _dead(f"{done + 1} tries failed, the last one: {error}") from None
+    wait = backoff_seconds(done)
+    logger.info("HTTP job %s is tried again in %s s: %s", task.request.id, wait, error)
+    raise task.retry(countdown=wait, max_retries=None, throw=False) from None
+
+
+def _postpone(task: Task, seconds: float, postponed: int) -> None:
+    """Raises what ends this attempt, after another has been scheduled that is not a retry."""
+    request = task.request
+    kwargs = {**request.kwargs, "postponed": postponed}
+    again = task.signature_from_request(
+        request, request.args, kwargs, countdown=seconds, retries=request.retries
+    )
+    try:
+        again.apply_async()
+    except _BROKER_FAILS as error:
+        logger.warning("HTTP job %s goes back, the broker has failed: %s", request.id, error)
+        time.sleep(GIVE_BACK_SECONDS)
+        raise Reject(str(error), requeue=True) from None
+    raise Ignore()
+
+
+def _dead(reason: str) -> Reject:
+    logger.warning("An HTTP job becomes a dead letter: %s", reason)
+    return Reject(reason, requeue=False)

@@ -1,0 +1,1 @@
+"""Two other APIs for the same backlog."""

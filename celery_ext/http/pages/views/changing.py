@@ -1,0 +1,191 @@
+"""Cancels, moves or runs what was chosen in the backlog, after it was shown what that means."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from starlette.responses import Response
+
+from celery_ext.errors import QueryError
+from celery_ext.http.api import create_once, cursors
+from celery_ext.http.api.endpoints.search import search_page
+from celery_ext.http.api.models import span_of
+from celery_ext.http.api.status import delayed_infos
+from celery_ext.http.auth.sessions import new_secret
+from celery_ext.http.problems import Problem
+from celery_ext.tasks.task_info import TaskInfo
+from celery_ext.tasks.times import LATEST_MS, from_ms, to_ms
+from kombu_delayed.store.store import CALL_LIMIT
+
+from ..visit import Action, Form, Visit
+from .backlog import FIELDS, filter_of, name_of, search_of
+
+#: Tasks that one form changes.
+MOST = 10_000
+
+#: How long one form looks for what is meant.
+LOOK_SECONDS = 10.0
+
+#: Tasks of which a preview shows what would become.
+SAMPLE_SIZE = 20
+
+VERBS = {"cancel": "Cancel", "move": "Move", "run-now": "Run now"}
+
+Chosen = dict[str, list[TaskInfo]]
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where tasks are moved to: by so much, or all to one time in ms. Neither: not known yet."""
+
+    by: timedelta | None = None
+    to_ms: int | None = None
+
+    def due_ms(self, info: TaskInfo) -> int:
+        """The new due time of a task."""
+        if self.to_ms is not None:
+            return self.to_ms
+        moved = (info.due_ms or 0) + (self.by or timedelta()) // timedelta(milliseconds=1)
+        return min(max(moved, 0), LATEST_MS)
+
+
+def target_of(form: Form) -> Target | None:
+    """What a form says of where to move; None: nothing yet. Raises a Problem."""
+    how, by, to = form.one("how"), form.one("by"), form.one("to")
+    if how == "to" and to:
+        try:
+            return Target(to_ms=min(max(to_ms("to", to), 0), LATEST_MS))
+        except QueryError:
+            raise Problem.of_field("to", f"{to[:40]!r} is not a time") from None
+    if how in ("later", "earlier") and by:
+        try:
+            length = span_of(by)
+        except ValueError as error:
+            raise Problem.of_field("by", str(error)) from None
+        return Target(by=length if how == "later" else -length)
+    return None
+
+
+def choose(visit: Visit, form: Form) -> tuple[Chosen, bool]:
+    """The tasks that a form means, by shard, and whether these are all of them."""
+    chosen: Chosen = {}
+    if form.one("all"):
+        return chosen, _choose_all(visit, form, chosen)
+    for name in form.all("chosen")[:MOST]:
+        queue, id = cursors.read(name, str, str)
+        found = delayed_infos(visit.service, visit.identity, id, queue)
+        for shard, infos in found.items():
+            chosen.setdefault(shard, []).extend(infos)
+    return chosen, True
+
+
+def _choose_all(visit: Visit, form: Form, chosen: Chosen) -> bool:
+    until, cursor, count = time.monotonic() + LOOK_SECONDS, None, 0
+    while True:
+        limit = min(1_000, MOST - count)
+        found, cursor = search_page(visit, search_of(filter_of(form), limit=limit, cursor=cursor))
+        for shard, info in found:
+            chosen.setdefault(shard, []).append(info)
+        count += len(found)
+        if cursor is None:
+            return True
+        if count >= MOST or time.monotonic() > until:
+            return False
+
+
+def preview(visit: Visit, form: Form) -> Response:
+    """What a form would change."""
+    verb, wrong, target = form.verb(VERBS), {}, None
+    if verb == "move":
+        try:
+            target = target_of(form)
+        except Problem as problem:
+            wrong = dict(problem.errors)
+    chosen, is_all = choose(visit, form)
+    infos = sorted((each for part in chosen.values() for each in part), key=_due_ms)
+    shown = {
+        "verb": verb,
+        "word": VERBS[verb],
+        "form": form,
+        "fields": FIELDS,
+        "filter": filter_of(form),
+        "names": [name_of(each) for each in infos] if not form.one("all") else [],
+        "infos": infos[:SAMPLE_SIZE],
+        "count": len(infos),
+        "is_all": is_all,
+        "most": MOST,
+        "target": target,
+        "wrong": wrong,
+        "kinds": Counter((each.queue, each.task) for each in infos).most_common(10),
+        "kind_count": len({(each.queue, each.task) for each in infos}),
+        "due": (infos[0].due_ms, infos[-1].due_ms) if infos else None,
+        "once": new_secret(),
+    }
+    return visit.render("change.html", shown, 422 if wrong else 200)
+
+
+def apply(visit: Visit, form: Form) -> Response:
+    """Change it."""
+    verb = form.verb(VERBS)
+    target = target_of(form) if verb == "move" else None
+    if verb == "move" and target is None:
+        raise Problem.of_field("by", "say how far, or to what time")
+    chosen, _ = choose(visit, form)
+    count = sum(map(len, chosen.values()))
+    visit.take(form)
+    visit.note(verb, _target(form, count))
+    changed = sum(
+        _CHANGES[verb](visit, shard, infos[at : at + CALL_LIMIT], target)
+        for shard, infos in chosen.items()
+        for at in range(0, len(infos), CALL_LIMIT)
+    )
+    visit.recent.forget()
+    given = filter_of(form)
+    return visit.redirect("/backlog", **given, done=verb, count=changed, of=count)
+
+
+def _target(form: Form, count: int) -> str:
+    """For the audit log."""
+    if form.one("all"):
+        return f"{count} tasks with {filter_of(form)}"
+    return ",".join(cursors.read(name, str, str)[1] for name in form.all("chosen")[:MOST])
+
+
+def _due_ms(info: TaskInfo) -> int:
+    return info.due_ms or 0
+
+
+def _cancel(visit: Visit, shard: str, infos: list[TaskInfo], target: Any) -> int:
+    delayed = visit.service.delayed
+    dropped = delayed.drop(shard, infos)
+    for info in dropped:
+        if "delayed_request" in info.headers:
+            create_once.forget(delayed.store, info)
+    return len(dropped)
+
+
+def _run_now(visit: Visit, shard: str, infos: list[TaskInfo], target: Any) -> int:
+    return visit.service.delayed.move_all(shard, infos, [("+0", "")] * len(infos))
+
+
+def _move(visit: Visit, shard: str, infos: list[TaskInfo], target: Target) -> int:
+    times = [target.due_ms(each) for each in infos]
+    to = [(str(due_ms), from_ms(due_ms).isoformat()) for due_ms in times]
+    return visit.service.delayed.move_all(shard, infos, to)
+
+
+_CHANGES: dict[str, Callable[[Visit, str, list[TaskInfo], Any], int]] = {
+    "cancel": _cancel,
+    "move": _move,
+    "run-now": _run_now,
+}
+
+ACTIONS = [
+    Action("/backlog/preview", preview, "schedule"),
+    Action("/backlog/change", apply, "schedule"),
+]

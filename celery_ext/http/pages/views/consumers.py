@@ -1,0 +1,24 @@
+"""Who consumes: how long the lease lasts, and what is in flight."""
+
+from __future__ import annotations
+
+from ..readings import consumers, metrics
+from ..visit import Shown, View, Visit
+
+
+def look(visit: Visit) -> Shown:
+    found = consumers(visit)
+    taken = {info.queue for info in found}
+    return {
+        "consumers": found,
+        "held": sum(info.unacked for info in found),
+        "longest": max((info.lease_seconds for info in found), default=0),
+        "without": [
+            (name, each)
+            for name, each in metrics(visit).items()
+            if name not in taken and each.delayed + each.ready
+        ],
+    }
+
+
+VIEWS = [View("consumers", "/consumers", "Consumers", look, seconds=2, is_whole=True)]

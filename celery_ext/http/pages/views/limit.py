@@ -1,0 +1,49 @@
+"""One limit: its keys, and who waits for it."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+from celery_ext.control.limits import keys_page, limit
+from celery_ext.http.api import cursors
+from celery_ext.http.api.endpoints.limits import standing_of, waiting_tasks
+from celery_ext.http.api.limit_models import Cursor
+from celery_ext.http.api.models import Name
+
+from ..visit import Shown, View, Visit, asked
+from .tenants import words_of
+
+#: Keys on a page.
+PAGE_SIZE = 50
+
+
+class _Asked(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    queue: Name
+    name: Name
+    key: Name | None = None
+    cursor: Cursor | None = None
+
+
+def look(visit: Visit) -> Shown:
+    query: _Asked = asked(visit, _Asked)
+    visit.identity.check_queue(query.queue)
+    delayed, standing = visit.service.delayed, standing_of(visit, query.queue)
+    shown = {"filter": query.model_dump(), "words_of": words_of}
+    info = limit(delayed, standing, query.name)
+    if info is None:
+        return {**shown, "limit": None, "status": 404}
+    place = cursors.read(query.cursor, int, int, str) if query.cursor else None
+    after = None if place is None else (place[0], place[1], place[2])
+    page, following = keys_page(delayed, standing, query.name, PAGE_SIZE, query.key or "", after)
+    return {
+        **shown,
+        "limit": info,
+        "page": info.shares or (page if info.keys is not None else []),
+        "next": cursors.write(*following) if following else None,
+        "tasks": waiting_tasks(visit, standing, query.name),
+    }
+
+
+VIEWS = [View("limit", "/limit", "", look, seconds=2)]

@@ -1,0 +1,48 @@
+"""Logging in with a token of the API, and out."""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+
+from celery_ext.http.auth.rate_limit import Rates
+from celery_ext.http.auth.sessions import Sessions
+
+from ..visit import Form, Visit, set_cookie
+
+
+class Login:
+    """The form that takes a token, and what ends its session."""
+
+    def __init__(self, sessions: Sessions, seconds: int, rates: Rates) -> None:
+        self._sessions, self._seconds, self._rates = sessions, seconds, rates
+
+    async def ask(self, visit: Visit) -> Response:
+        return visit.render("login.html", {"next": visit.params().get("next"), "wrong": ""})
+
+    async def begin(self, visit: Visit, form: Form) -> Response:
+        """A new secret for the browser: one that others may know by then is worth nothing."""
+        begun = await visit.run(self._sessions.begin, form.one("token").strip())
+        if begun is None:
+            client = visit.request.client
+            self._rates.check(f"wrong tokens from {client.host if client else ''}")
+            visit.note("login-refused")
+            wrong = "This token is not known, was revoked or has expired."
+            return visit.render("login.html", {"next": form.one("next"), "wrong": wrong}, 401)
+        secret, token = begun
+        visit.note("login", token.id)
+        made = visit.redirect(_local(form.one("next")))
+        set_cookie(visit, made, secret, self._seconds)
+        return made
+
+    async def end(self, visit: Visit, form: Form) -> Response:
+        visit.note("logout")
+        await visit.run(self._sessions.end, visit.request.cookies.get(visit.cookie, ""))
+        made = visit.redirect("/login")
+        made.delete_cookie(visit.cookie, path=visit.root or "/", httponly=True, samesite="strict")
+        return made
+
+
+def _local(target: str) -> str:
+    """A path of these pages; another site's is none."""
+    is_path = target.startswith("/") and not target.startswith("//")
+    return target if is_path and target.isprintable() and "\\" not in target else "/"

@@ -1,0 +1,155 @@
+"""One task: what it is, and all that is known of what has happened to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, StringConstraints
+
+from celery_ext.control.dead_letters import DeadTask
+from celery_ext.http.api.status import EVENTS_LIMIT, State, find, message_of
+from celery_ext.tasks import failures
+from celery_ext.tasks.failures import Failure
+from celery_ext.tasks.task_info import TaskInfo
+from kombu_delayed.inspection import events as streams
+
+from ..visit import Shown, View, Visit, asked
+from .backlog import name_of
+from .dead import letter_name
+
+#: Events of a queue that are looked at when asked for more.
+MORE_EVENTS = 20_000
+
+#: Headers that the page shows elsewhere.
+SHOWN_ELSEWHERE = frozenset({"argsrepr", "kwargsrepr", failures.HEADER})
+
+#: How events read.
+WORDS = {
+    "scheduled": "Scheduled",
+    "rescheduled": "Given another due time",
+    "cancelled": "Cancelled",
+    "waiting": "Waits at the gate of its queue",
+    "delivered": "Delivered to a worker",
+    "acked": "Done",
+    "dropped": "Dropped by a policy",
+    "released": "Given back",
+    "reclaimed": "Taken over: its worker's lease had ended",
+    "buried": "Buried as a dead letter",
+    "replayed": "Given another try",
+    "failed": "Failed",
+}
+
+
+#: Ids are whatever who sends tasks makes them.
+_Text = Annotated[str, StringConstraints(max_length=2_000)]
+
+
+class _Asked(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    id: _Text | None = None
+    queue: _Text | None = None
+    more: bool = False
+
+
+@dataclass(frozen=True)
+class Step:
+    """Something that has happened to a task, or will."""
+
+    kind: str
+    at_ms: int
+    worker: str = ""
+    due_ms: int | None = None
+    reason: str = ""
+    traceback: str = ""
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        return WORDS.get(self.kind, self.kind)
+
+
+def look(visit: Visit) -> Shown:
+    query = asked(visit, _Asked)
+    shown: dict[str, Any] = {"id": query.id, "task": None, "more": query.more}
+    if query.id is None:
+        return shown
+    id: str = query.id
+    state = find(visit.service, visit.identity, id, query.queue)
+    if state is None:
+        return {**shown, "status": 404}
+    info, letter = _message(visit, id, state)
+    attempts = _attempts(info, letter)
+    limit = MORE_EVENTS if query.more else EVENTS_LIMIT
+    return {
+        **shown,
+        "task": state,
+        "info": info,
+        "headers": _headers(info),
+        "failures": attempts,
+        "steps": sorted((*_told(visit, id, state, limit), *_failed(attempts)), key=_at_ms),
+        "limit": limit,
+        "events_limit": EVENTS_LIMIT,
+        "is_told": bool(visit.service.delayed.store.event_limit),
+        "name": name_of(info) if info and info.state == "delayed" else "",
+        "letter_name": letter_name(letter) if letter else "",
+        "may_change": visit.identity.has("schedule"),
+        "may_replay": visit.identity.has("admin"),
+    }
+
+
+def _message(visit: Visit, id: str, state: State) -> tuple[TaskInfo | None, DeadTask | None]:
+    """The task's message as far as the broker has it, and its dead letter."""
+    if state["status"] == "dead":
+        letter = _letter(visit, id, state["queue"])
+        return (letter.info if letter else None), letter
+    if state["status"] in ("done", "cancelled"):
+        return None, None
+    return message_of(visit.service, visit.identity, id, state["queue"]), None
+
+
+def _letter(visit: Visit, id: str, queue: str) -> DeadTask | None:
+    store = visit.service.delayed.store
+    for shard in store.shards.nearest(queue, id):
+        for letter in store.dead_letters(shard, [id]):
+            found = DeadTask(queue, letter)
+            if visit.identity.sees(queue, found.info.tenant):
+                return found
+    return None
+
+
+def _attempts(info: TaskInfo | None, letter: DeadTask | None) -> list[Failure]:
+    if letter is not None and letter.failures:
+        return list(letter.failures)
+    return failures.before(info.headers) if info else []
+
+
+def _headers(info: TaskInfo | None) -> dict[str, str]:
+    given = info.headers if info else {}
+    return {
+        name: str(value)
+        for name, value in sorted(given.items())
+        if name not in SHOWN_ELSEWHERE and value not in (None, "", [], {})
+    }
+
+
+def _told(visit: Visit, id: str, state: State, limit: int) -> Iterable[Step]:
+    store = visit.service.delayed.store
+    for shard in store.shards.nearest(state["queue"], id):
+        for event in streams.newest(store, shard, limit):
+            if event.id == id and visit.identity.sees(event.queue, event.tenant or None):
+                yield Step(event.event, event.at_ms, event.worker, event.due_ms, event.reason)
+
+
+def _failed(attempts: Iterable[Failure]) -> Iterable[Step]:
+    for each in attempts:
+        yield Step("failed", each.at_ms, each.worker, None, each.error, each.traceback)
+
+
+def _at_ms(step: Step) -> int:
+    return step.at_ms
+
+
+VIEWS = [View("task", "/task", "", look, seconds=2)]

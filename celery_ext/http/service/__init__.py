@@ -1,0 +1,1 @@
+"""What all requests of a server share."""

@@ -1,0 +1,150 @@
+"""What all requests of one process share."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import time
+from collections import Counter
+from fnmatch import fnmatchcase
+from typing import Any
+
+from celery import Celery
+
+from celery_ext.app.routing import routed_queue
+from celery_ext.control.delayed import Delayed
+from celery_ext.metrics.measuring import measure
+from celery_ext.metrics.queues import registry_of
+from kombu_delayed.store.keys import http_tokens
+
+from ..auth.identity import ANYBODY, Identity
+from ..options import HttpOptions
+from ..problems import Problem, busy
+from .recent import Recent
+from .threads import Threads
+from .writer import Writer
+
+#: How long the names of the queues in the broker are believed, and for metrics.
+NAMES_SECONDS, METRICS_NAMES_SECONDS = 5.0, 60.0
+
+#: Where it takes long to find them out among all keys, they are believed for so many times as long.
+NAMES_SHARE = 20
+
+
+class Service:
+    """An app's backlog over HTTP. `close` ends its threads and connections."""
+
+    def __init__(self, app: Celery, options: HttpOptions | None = None, jobs_only: bool = False):
+        self.app = app
+        self.options = options or HttpOptions.of(app)
+        self.jobs_only = jobs_only
+        self.delayed = Delayed(app)
+        self.threads = Threads(
+            self.options.threads, self.options.waiting, self.options.answer_seconds
+        )
+        self.writer = Writer(self.delayed, self.options.rows_waiting, self.options.answer_seconds)
+        self.meter = measure()
+        #: What was read a moment ago, for all who ask for it.
+        self.recent = Recent()
+        self.gauges = registry_of(self.delayed, self._measured_queues)
+        self.closing = False
+        self._streams: Counter[str] = Counter()
+        self._names: list[str] = []
+        self._named_at = -math.inf
+        self._naming_took = 0.0
+        self._naming = threading.Lock()
+
+    def close(self) -> None:
+        """End: what was accepted is sent first."""
+        self.closing = True
+        self.writer.close()
+        self.threads.close()
+        self.delayed.close()
+
+    def end_streams(self) -> None:
+        """Let streams end, which would go on for ever."""
+        self.closing = True
+
+    def check_broker(self) -> None:
+        """Raises what a call raises while the broker does not answer.
+
+        Of a Cluster it asks the node with the tokens: without that one, nobody is let in.
+        """
+        store = self.delayed.store
+        store.run("EXISTS", http_tokens(store.keys("").prefix))
+
+    # Queues.
+
+    def own_queues(self) -> list[str]:
+        """The queues of the app, which are looked at first."""
+        return list(self.app.amqp.queues)
+
+    def queues(self, identity: Identity, queue: str | None = None) -> list[str]:
+        """The queues that are meant, and are the caller's; to be called in a thread."""
+        if queue is not None:
+            identity.check_queue(queue)
+            return [queue]
+        return [name for name in self._known(NAMES_SECONDS) if identity.sees_queue(name)]
+
+    def _measured_queues(self) -> list[str]:
+        names = self._known(METRICS_NAMES_SECONDS)
+        return [*dict.fromkeys([*self.own_queues(), *names])]
+
+    def _known(self, seconds: float) -> list[str]:
+        """The names of all queues, found out so long ago at the most; by one thread for all."""
+        with self._naming:
+            began = time.monotonic()
+            if began - self._named_at > max(seconds, NAMES_SHARE * self._naming_took):
+                self._names = self.delayed.queues()
+                self._named_at = time.monotonic()
+                self._naming_took = self._named_at - began
+            return self._names
+
+    def forget_names(self) -> None:
+        """Read the names of the queues anew with the next request."""
+        self._named_at = -math.inf
+
+    def routed_queue(self, name: str, args: Any, kwargs: Any, queue: str | None) -> str:
+        """The queue that Celery sends a task to; empty for an exchange of its own."""
+        return routed_queue(self.app, name, args, kwargs, queue)
+
+    # Tasks.
+
+    def check_task(self, name: str) -> None:
+        """Raises a Problem for a task that may not be scheduled."""
+        if self.jobs_only:
+            raise Problem.of_field("task", "this server has HTTP jobs only: give topic, callback")
+        if not self.may_schedule(name):
+            raise Problem.of_field("task", f"{name[:100]!r} is not a task that may be scheduled")
+
+    def may_schedule(self, name: str) -> bool:
+        """Whether a name is allowed."""
+        if name.startswith(("celery.", "celery_ext.")):
+            return False
+        if self.options.tasks:
+            return any(fnmatchcase(name, pattern) for pattern in self.options.tasks)
+        return name in self.app.tasks
+
+    # Streams.
+
+    def stream_begins(self, identity: Identity) -> None:
+        """Raises a Problem where there are too many, or half of all are of one token."""
+        most = self.options.streams
+        if self.closing or self._streams.total() >= most:
+            raise busy("too many streams are open", 503, 5)
+        if identity is not ANYBODY and 2 * self._streams[identity.name] >= max(most, 2):
+            raise busy("too many streams of this token are open", 429, 5)
+        self._streams[identity.name] += 1
+
+    def stream_ends(self, identity: Identity) -> None:
+        """One has ended."""
+        self._streams[identity.name] -= 1
+        self._streams += Counter()  # without those of no stream
+
+    async def pause(self, seconds: float) -> bool:
+        """Wait; False: the server ends, and with it the stream."""
+        until = time.monotonic() + seconds
+        while not self.closing and (left := until - time.monotonic()) > 0:
+            await asyncio.sleep(min(left, 0.2))
+        return not self.closing

@@ -1,0 +1,47 @@
+"""A bounded number of threads for calls that wait, and a bounded number of calls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from ..problems import busy
+
+T = TypeVar("T")
+
+
+class Threads:
+    """Runs functions in threads, so that the event loop goes on meanwhile."""
+
+    def __init__(self, count: int, waiting: int, seconds: float) -> None:
+        self._pool = ThreadPoolExecutor(count, thread_name_prefix="delayed-http")
+        self._limit = count + waiting
+        self._seconds = seconds
+        self._count = 0
+
+    async def run(self, function: Callable[..., T], *args: Any) -> T:
+        """Its result. Raises a Problem where too many wait, or it takes too long."""
+        if self._count >= self._limit:
+            raise busy("too many requests are waiting")
+        try:
+            future = asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
+        except RuntimeError:
+            raise busy("no more requests are taken") from None
+        self._count += 1
+        future.add_done_callback(self._done)
+        try:
+            # Shielded: what has begun goes on, and holds its place until then.
+            return await asyncio.wait_for(asyncio.shield(future), self._seconds)
+        except (TimeoutError, asyncio.TimeoutError):
+            raise busy(f"the broker has not answered within {self._seconds:g} s", 503, 5) from None
+
+    def _done(self, future: asyncio.Future[Any]) -> None:
+        self._count -= 1
+        if not future.cancelled():
+            future.exception()
+
+    def close(self) -> None:
+        """Begin nothing more."""
+        self._pool.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,1 @@
+"""The server process, and the worker beside it."""

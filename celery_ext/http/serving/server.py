@@ -1,0 +1,59 @@
+"""A server of its own for the API."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from typing import Any
+
+import uvicorn
+
+from ..app import Api
+from .header_timeout import patient
+
+#: Names that a server on this machine alone answers to: a page of another site cannot use them.
+LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
+
+#: So long requests may take when the server is told to end.
+GRACE_SECONDS = 20
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches it."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class Server(uvicorn.Server):
+    """uvicorn's, which also ends event streams when it is told to end."""
+
+    def __init__(self, api: Api, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._api = api
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End: what is under way is done first."""
+        self._api.service.end_streams()
+        await super().shutdown(sockets)
+
+
+def make_server(api: Api, host: str, port: int, **more: Any) -> Server:
+    """A server that is to be run; `more` is for uvicorn."""
+    config = uvicorn.Config(
+        api,
+        host=host,
+        port=port,
+        http=patient(api.service.options.header_seconds),
+        ws="none",
+        lifespan="on",
+        proxy_headers=False,
+        server_header=False,
+        access_log=False,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+        **more,
+    )
+    return Server(api, config)

@@ -1,0 +1,90 @@
+"""A worker beside the server, which is started again if it ends by itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+
+from celery.utils.log import get_logger
+
+#: How long a worker may take to end, and to be away before it is started again.
+END_SECONDS, AGAIN_SECONDS = 30, 2
+
+#: The variable that names what a worker reads to learn of its server's end.
+LIFELINE = "DELAYED_HTTP_LIFELINE"
+
+logger = get_logger(__name__)
+
+
+def end_with_server() -> None:
+    """In a worker: end as if told to when its server has ended, even if that was killed."""
+    lifeline = os.environ.pop(LIFELINE, "")
+    if lifeline:
+        threading.Thread(target=_wait, args=[int(lifeline)], daemon=True).start()
+
+
+def _wait(lifeline: int) -> None:
+    os.read(lifeline, 1)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+class WorkerProcess:
+    """`python -m celery worker` for HTTP jobs, from `start` to `stop`; a context manager."""
+
+    def __init__(self, environment: Mapping[str, str], concurrency: int) -> None:
+        # It is never written to: whoever reads learns that this process has ended, however.
+        self._read, self._write = os.pipe()
+        self._environment = {**os.environ, **environment, LIFELINE: str(self._read)}
+        self._command = [sys.executable, "-m", "celery", "-A", "celery_ext.http.serving.standalone"]
+        self._command += ["worker", "-P", "threads", "-c", str(concurrency), "-l", "INFO"]
+        self._command += ["--without-mingle", "--without-gossip"]
+        self._stopping = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._thread = threading.Thread(target=self._watch, name="delayed-http-worker")
+
+    def __enter__(self) -> WorkerProcess:
+        self._start()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stopping.set()
+        if self._process is not None:
+            self._process.terminate()
+        self._thread.join()
+        os.close(self._read)
+        os.close(self._write)
+
+    def _start(self) -> None:
+        # A session of its own: Ctrl-C is the server's, which then ends the worker.
+        self._process = subprocess.Popen(
+            self._command,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            pass_fds=[self._read],
+        )
+
+    def _watch(self) -> None:
+        while self._process is not None:
+            process = self._process
+            while process.poll() is None and not self._stopping.wait(0.1):
+                pass
+            if self._stopping.is_set():
+                self._end(process)
+                return
+            logger.warning("The worker has ended with exit code %s; again", process.returncode)
+            if not self._stopping.wait(AGAIN_SECONDS):
+                self._start()
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        process.terminate()
+        try:
+            process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -1,0 +1,1 @@
+"""Policies that are held over all workers together, at the gate of a queue."""

@@ -1,0 +1,114 @@
+"""Policies by which the broker itself decides whose turn it is, for all workers together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Literal
+
+from kombu_delayed.inspection.gate_usage import known_as
+from kombu_delayed.message.ticket import LimitNumbers, Ticket, Use
+
+from ..message import Message
+from ..policy import Policy, PolicyError
+from .keys import By
+
+#: The header by which a task is a tenant's.
+TENANT = "tenant"
+
+Kind = Literal["limit", "drain", "shares", "throttler", "undeclared"]
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A limit as it was declared, for who looks at it. `name` is that of its `LimitNumbers`.
+
+    `by` is what its keys are read from, "" where it has none. `slots` are how many may run at once,
+    `rate` how many may begin in a time; None and "" where that is not limited. What is not later
+    than `after_ms` does not count. `shares` are the slots of each key; "" is all others.
+    """
+
+    name: str
+    kind: Kind
+    task: str = ""
+    by: str = ""
+    slots: int | None = None
+    rate: str = ""
+    every_ms: float = 0.0
+    burst: int = 1
+    after_ms: int = 0
+    has_critical: bool = False
+    shares: Mapping[str, int] = field(default_factory=dict)
+    #: Whether its keys are tenants: headers, and not what a function makes of a message.
+    is_of_tenants: bool = False
+
+    @cached_property
+    def known_as(self) -> str:
+        """Its name as it is read back from the gate."""
+        return known_as(self.name)
+
+    @cached_property
+    def _keys_of_shares(self) -> dict[str, str]:
+        return {known_as(self.of_key(key)[0]): key for key in self.shares}
+
+    def of_key(self, key: str) -> tuple[str, str]:
+        """The limit and the key that the gate has for a key of it."""
+        if self.kind == "shares":
+            return owned(self.task, share_name(key)), ""
+        return self.name, key
+
+    def key_in(self, limit: str, key: str) -> str | None:
+        """The reverse, of names as they are read back; None: that is another limit's."""
+        if self.kind == "shares":
+            return self._keys_of_shares.get(limit)
+        return key if limit == self.known_as else None
+
+
+class Gated(Policy):
+    """A policy that writes what the broker has to know on the ticket of each message."""
+
+    #: Whether it is about turns, of which a queue has one order, whatever task a message is of.
+    is_of_queue = False
+
+    def check_owner(self, owner: str) -> None:
+        """Raises PolicyError where a task cannot have it."""
+        if owner and self.is_of_queue:
+            raise PolicyError(f"task {owner}: {self} is for queues: name it in delayed_policies")
+
+    def limits(self, owner: str) -> Iterable[LimitNumbers]:
+        """How much there is of what messages take; `owner` is the task that has the policy."""
+        return ()
+
+    def declared(self, owner: str) -> Iterable[Declared]:
+        """The same, for who looks at it."""
+        for each in self.limits(owner):
+            slots = each.slots if each.slots > 0 else None
+            yield Declared(each.name, "limit", owner, slots=slots, burst=each.burst)
+
+    #: What turns go by, where it gives some.
+    turns_by: By | None = None
+
+    def stamp(self, ticket: Ticket, message: Message, owner: str) -> Ticket:
+        """The ticket with what this policy has to say of a message."""
+        return ticket
+
+
+def owned(owner: str, name: str) -> str:
+    """The name of a limit of a task, or of the queue."""
+    return f"{owner}/{name}" if owner else name
+
+
+def share_name(key: str) -> str:
+    """The limit of a key that has slots of its own."""
+    return f"share {key}"
+
+
+def is_tenant(by: By | None) -> bool:
+    """Whether keys that are read so are tenants."""
+    return by == TENANT
+
+
+def with_uses(ticket: Ticket, *uses: Use) -> Ticket:
+    """The ticket of a message that takes this as well."""
+    return replace(ticket, uses=(*ticket.uses, *uses))

@@ -1,0 +1,50 @@
+"""What policies read from a message to tell messages apart: a key, a number, a yes or no."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..message import Message
+from ..policy import PolicyError
+
+#: Headers of every task, which an argument of the same name goes before.
+_CELERY = {
+    *("lang", "id", "shadow", "eta", "expires", "group", "group_index", "retries", "timelimit"),
+    *("root_id", "parent_id", "argsrepr", "kwargsrepr", "origin", "ignore_result"),
+    *("replaced_task_nesting", "stamped_headers", "stamps"),
+}
+
+#: The name of a header or a keyword argument, or a function of the message.
+By = str | Callable[[Message], Any]
+
+
+def checked_by(what: str, by: Any) -> By:
+    """Raises PolicyError that begins with `what` for what is neither a name nor a function."""
+    if not (callable(by) or (isinstance(by, str) and by)):
+        raise PolicyError(
+            f"{what} takes the name of a header or a keyword argument, or a function, not {by!r}"
+        )
+    return by
+
+
+def by_text(by: str | Callable[..., Any] | None) -> str:
+    """What it is called."""
+    if by is None:
+        return ""
+    return by if isinstance(by, str) else str(getattr(by, "__qualname__", type(by).__qualname__))
+
+
+def value_of(by: By, message: Message) -> Any:
+    """The header or keyword argument, or what the function says; None where there is none."""
+    if callable(by):
+        return by(message)
+    if by in message.headers and by not in _CELERY:
+        return message.headers[by]
+    return message.kwargs.get(by, message.headers.get(by))
+
+
+def key_of(by: By | None, message: Message) -> str:
+    """The same as text; empty where there is none."""
+    value = None if by is None else value_of(by, message)
+    return "" if value is None else str(value)

@@ -1,0 +1,220 @@
+"""How many tasks may run at once, and how fast they may begin, over all workers together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from kombu_delayed.message.ticket import LimitNumbers, Ticket, Use
+
+from ..durations import span_ms, span_text
+from ..message import Message
+from ..policy import Policy, PolicyError
+from .fair import Fair
+from .gated import Declared, Gated, is_tenant, owned, share_name, with_uses
+from .keys import By, by_text, checked_by, key_of, value_of
+
+_RATE = re.compile(r"(\d+)/(\d*)(d|h|m|s)")
+
+MOST = 1_000_000_000
+
+
+class Limit(Gated):
+    """Lets no more run than this: `Limit(concurrency=5, rate="100/m", burst=10, by="customer")`.
+
+    `concurrency` is how many may run at once, `rate` how many may begin in a time, with up to
+    `burst` at once after a pause. `by` gives each key a limit of its own: the name of a header or
+    of a keyword argument, or a function of the message. `weight` is for how many a task counts, a
+    number or as `by`; `critical`, as `by`, which tasks count and need not wait. Two limits of a
+    queue that read the same key need a `name`. Raises PolicyError for what cannot be meant.
+    """
+
+    def __init__(
+        self,
+        *,
+        concurrency: int | None = None,
+        rate: str | None = None,
+        burst: int = 1,
+        by: By | None = None,
+        weight: int | By = 1,
+        critical: By | None = None,
+        name: str | None = None,
+    ) -> None:
+        if concurrency is None and rate is None:
+            raise PolicyError("Limit takes concurrency=…, rate=… or both")
+        self.concurrency = 0 if concurrency is None else _whole("concurrency", concurrency)
+        self.every_ms = 0.0 if rate is None else every_ms("Limit", rate)
+        self.rate = rate or ""
+        self.burst = _whole("burst", burst)
+        self.by = by if by is None else checked_by("Limit(by=…)", by)
+        self.weight = _whole("weight", weight) if isinstance(weight, int) else weight
+        if not isinstance(self.weight, int):
+            checked_by("Limit(weight=…)", self.weight)
+        self.critical = None if critical is None else checked_by("Limit(critical=…)", critical)
+        self.name = name or by_text(by) or "queue"
+        self._given = f"concurrency={concurrency!r}, rate={rate!r}, burst={burst!r}"
+
+    def __repr__(self) -> str:
+        weight = self.weight if isinstance(self.weight, int) else by_text(self.weight)
+        own = f"by={by_text(self.by)!r}, weight={weight!r}, critical={by_text(self.critical)!r}"
+        return f"Limit({self._given}, {own}, name={self.name!r})"
+
+    def check(self, others: tuple[Policy, ...]) -> None:
+        """Raises PolicyError for another one of the same name."""
+        names = [each.name for each in others if isinstance(each, Limit)]
+        if names.count(self.name) > 1:
+            raise PolicyError(f"{self}: another Limit is called {self.name!r} too: give it a name")
+
+    def limits(self, owner: str) -> Iterable[LimitNumbers]:
+        """What each key has of it."""
+        name = owned(owner, self.name)
+        yield LimitNumbers(name, self.concurrency, self.every_ms, self.burst)
+
+    def declared(self, owner: str) -> Iterable[Declared]:
+        """The same, for who looks at it."""
+        yield Declared(
+            owned(owner, self.name),
+            "limit",
+            owner,
+            by_text(self.by),
+            self.concurrency or None,
+            self.rate,
+            self.every_ms,
+            self.burst,
+            has_critical=self.critical is not None,
+            is_of_tenants=is_tenant(self.by),
+        )
+
+    def stamp(self, ticket: Ticket, message: Message, owner: str) -> Ticket:
+        """Name what it takes."""
+        name, key = owned(owner, self.name), key_of(self.by, message)
+        passes = self.critical is not None and bool(value_of(self.critical, message))
+        return with_uses(ticket, Use(name, key, self._cost(message), passes))
+
+    def _cost(self, message: Message) -> int:
+        if isinstance(self.weight, int):
+            return self.weight
+        value = value_of(self.weight, message)
+        return min(max(int(1 if value is None else value), 1), MOST)
+
+
+class Drain(Gated):
+    """Lets what is late begin no faster than this: `Drain("50/s", after="5m")`.
+
+    What is not later than `after` does not count.
+    """
+
+    def __init__(self, rate: str, *, after: Any = "1m", burst: int = 1) -> None:
+        self.every_ms = every_ms("Drain", rate)
+        self.burst = _whole("burst", burst)
+        self.after_ms = span_ms("Drain(after=…)", after)
+        self._rate = rate
+
+    def __repr__(self) -> str:
+        return f"Drain({self._rate!r}, after={span_text(self.after_ms)!r}, burst={self.burst})"
+
+    def check(self, others: tuple[Policy, ...]) -> None:
+        """Raises PolicyError for a second one."""
+        if any(isinstance(each, Drain) and each is not self for each in others):
+            raise PolicyError(f"{self}: one Drain is enough")
+
+    def limits(self, owner: str) -> Iterable[LimitNumbers]:
+        """What there is of it."""
+        yield LimitNumbers(owned(owner, "late"), 0, self.every_ms, self.burst, self.after_ms)
+
+    def declared(self, owner: str) -> Iterable[Declared]:
+        """The same, for who looks at it."""
+        yield Declared(
+            owned(owner, "late"),
+            "drain",
+            owner,
+            rate=self._rate,
+            every_ms=self.every_ms,
+            burst=self.burst,
+            after_ms=self.after_ms,
+        )
+
+    def stamp(self, ticket: Ticket, message: Message, owner: str) -> Ticket:
+        """Name what it takes if it is late then."""
+        return with_uses(ticket, Use(owned(owner, "late")))
+
+
+class Shares(Gated):
+    """Divides slots among keys: `Shares(100, {"east": 0.4, "west": 0.6}, by="region")`.
+
+    With `borrow`, a key may have more than its share while others do not need theirs: each slot
+    that becomes free goes to the keys in turn, by their shares. Without, each has its own slots
+    and no more. Keys that are not named have what is left together, one slot at least.
+    """
+
+    def __init__(
+        self, total: int, shares: Mapping[str, float], *, by: By = "tenant", borrow: bool = True
+    ) -> None:
+        self.total = _whole("total", total)
+        self.shares = {str(key): float(share) for key, share in shares.items()}
+        if not shares or min(self.shares.values()) <= 0 or sum(self.shares.values()) > 1.000001:
+            raise PolicyError(
+                f"Shares takes a dict of parts of 1 that are together 1 at the most, not {shares!r}"
+            )
+        self.by = checked_by("Shares(by=…)", by)
+        self.borrow = self.is_of_queue = borrow
+        self.turns_by = self.by if borrow else None
+
+    def __repr__(self) -> str:
+        own = f"by={by_text(self.by)!r}, borrow={self.borrow!r}"
+        return f"Shares({self.total}, {self.shares!r}, {own})"
+
+    def check(self, others: tuple[Policy, ...]) -> None:
+        """Raises PolicyError for a second one, and for Fair beside what borrows in turns."""
+        if any(isinstance(each, Shares) and each is not self for each in others):
+            raise PolicyError(f"{self}: a queue has one Shares")
+        if self.borrow and any(isinstance(each, Fair) for each in others):
+            raise PolicyError(f"{self} gives turns by its shares: it cannot be beside Fair")
+
+    def limits(self, owner: str) -> Iterable[LimitNumbers]:
+        """The slots of each key, and of all."""
+        yield LimitNumbers(owned(owner, "shares"), self.total)
+        if not self.borrow:
+            for key in ("", *self.shares):
+                yield LimitNumbers(owned(owner, share_name(key)), self._slots(key))
+
+    def declared(self, owner: str) -> Iterable[Declared]:
+        """The same, for who looks at it."""
+        yield Declared(
+            owned(owner, "shares"),
+            "shares",
+            owner,
+            by_text(self.by),
+            self.total,
+            shares={key: self._slots(key) for key in (*self.shares, "")},
+            is_of_tenants=is_tenant(self.by),
+        )
+
+    def stamp(self, ticket: Ticket, message: Message, owner: str) -> Ticket:
+        """Name whose slot it needs."""
+        key = key_of(self.by, message)
+        key = key if key in self.shares else ""
+        ticket = with_uses(ticket, Use(owned(owner, "shares")))
+        if not self.borrow:
+            return with_uses(ticket, Use(owned(owner, share_name(key))))
+        return replace(ticket, key=key, weight=max(self._slots(key) / self.total, 0.001))
+
+    def _slots(self, key: str) -> int:
+        share = self.shares.get(key, 1 - sum(self.shares.values()))
+        return max(int(self.total * share + 1e-6), 1)
+
+
+def every_ms(what: str, rate: Any) -> float:
+    """The time between two of "100/m", in ms. Raises PolicyError that begins with `what`."""
+    found = _RATE.fullmatch(rate) if isinstance(rate, str) else None
+    if found is None or not int(found[1]):
+        raise PolicyError(f'{what} takes a rate such as "5/s", "100/m" or "1000/2h", not {rate!r}')
+    return span_ms(what, f"{found[2] or 1}{found[3]}") / int(found[1])
+
+
+def _whole(name: str, number: Any) -> int:
+    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= MOST:
+        raise PolicyError(f"{name} takes a whole number from 1 to {MOST}, not {number!r}")
+    return number

@@ -1,0 +1,1 @@
+"""Retry strategies, and how tasks follow them."""

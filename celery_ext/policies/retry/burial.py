@@ -1,0 +1,50 @@
+"""Buries a task that is running, from the process that runs it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+
+from celery.app.task import Task
+from celery.utils.log import get_logger
+
+from celery_ext.app.broker import own_broker
+from celery_ext.app.capture import Gathering
+from celery_ext.tasks import failures
+from celery_ext.tasks.failures import Failure
+from kombu_delayed.message.wait import Wait
+
+from .strategies import QUEUE_HEADER
+
+logger = get_logger(__name__)
+
+
+def bury(task: Task, reason: str, history: Sequence[Failure]) -> None:
+    """Make a dead letter of the task that runs now, such that a replay begins anew.
+
+    It may have been acked or not; if it was not, and this process dies before it is, it is
+    delivered again although it is dead.
+    """
+    request = task.request
+    headers = {
+        name: value
+        for name, value in (request.headers or {}).items()
+        if name not in (failures.HEADER, QUEUE_HEADER, "redelivered")
+    }
+    broker = own_broker(task.app)
+    try:
+        signature = task.signature_from_request(request, retries=0, headers=headers, eta=None)
+        channel = broker.connection.default_channel
+        store = broker.store
+        for verb, given in Gathering(task.app, channel).of(signature.apply_async):
+            if verb in ("put", "schedule"):
+                queue, entry, _ = given
+                home = store.shards.home(queue, entry.id)
+                text = Wait(int(time.time() * 1000), reason).put_into(entry.message)
+                record = entry.record[0] + text
+                consumer = f"{request.hostname}:{os.getpid()}:"
+                letter = 0, entry.id, reason, record.encode()
+                store.bury(home, consumer, [letter], failures.write(history))
+    except Exception:  # the error of the task itself goes on
+        logger.exception("Task %s[%s] has failed and cannot be buried", task.name, request.id)

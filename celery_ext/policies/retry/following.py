@@ -1,0 +1,155 @@
+"""Lets tasks of a worker follow their retry strategies, whatever way they fail."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any
+
+from celery.app.task import Task
+from celery.exceptions import Ignore, MaxRetriesExceededError, Reject
+from celery.exceptions import Retry as Retried
+from celery.utils.log import get_logger
+
+from celery_ext.tasks import failures
+from celery_ext.tasks.failures import Failure, describe
+from celery_ext.tasks.times import from_ms
+
+from ..policy import Policy
+from .burial import bury
+from .strategies import QUEUE_HEADER, Attempt, GiveUp, Retry, RetryStrategy
+
+logger = get_logger(__name__)
+
+#: More than Celery ever counts: the strategy says when it is enough.
+ENDLESS = sys.maxsize
+
+QueuePolicies = Mapping[str, tuple[Policy, ...]]
+
+
+def follow(task: Task, of_queues: QueuePolicies) -> None:
+    """Let a task follow its own strategy, or that of the queue that it came from; twice is safe."""
+    if not hasattr(task.run, "retrying"):
+        task.run = _Retrying(task, of_queues).run
+
+
+class _Retrying:
+    def __init__(self, task: Task, of_queues: QueuePolicies) -> None:
+        self._task = task
+        self._of_queues = of_queues
+        self._retry = task.retry
+        task.retry = self.retry
+        self.run = self._wrapped(task.run)
+
+    def _wrapped(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(inner)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return inner(*args, **kwargs)
+            except (Ignore, Reject, Retried, *_spared(self._task)):
+                raise
+            except Exception as error:
+                if self._strategy() is None or self._has_given_up:
+                    raise
+                raise self.retry(exc=error) from error
+
+        run.retrying = self  # type: ignore[attr-defined]
+        return run
+
+    @property
+    def _has_given_up(self) -> bool:
+        return "delayed_given_up" in vars(self._task.request)
+
+    def _strategy(self) -> RetryStrategy | None:
+        """The task's, or else that of its queue; None where Celery does without."""
+        request = self._task.request
+        if request.called_directly or request.is_eager:
+            return None
+        queue = (request.headers or {}).get(QUEUE_HEADER, "")
+        policies = (*(getattr(self._task, "policies", None) or ()), *self._of_queues.get(queue, ()))
+        return next((each for each in policies if isinstance(each, RetryStrategy)), None)
+
+    def retry(
+        self,
+        args: Any = None,
+        kwargs: Any = None,
+        exc: Exception | None = None,
+        throw: bool = True,
+        eta: Any = None,
+        countdown: float | None = None,
+        max_retries: int | None = None,
+        **options: Any,
+    ) -> Any:
+        """As `Task.retry`. A time or a maximum that is given goes before the strategy's."""
+        strategy, request = self._strategy(), self._task.request
+        given = {"eta": eta, "countdown": countdown, "max_retries": max_retries}
+        if strategy is None:
+            return self._retry(args, kwargs, exc, throw, **given, **options)
+        error = exc or sys.exc_info()[1] or MaxRetriesExceededError(f"{self._task.name} has failed")
+        attempt, message = request.retries + 1, self._message()
+        history = failures.before(request.headers)
+        history.append(Failure.of(error, attempt, message.now_ms, str(request.hostname)))
+        answer = _ask(strategy, message, error, attempt, max_retries)
+        if isinstance(answer, GiveUp):
+            request.delayed_given_up = True
+            bury(self._task, answer.reason, history)
+            raise error
+        changes = {**options, **_changes(answer, eta, countdown)}
+        changes["headers"] = {
+            **(request.headers or {}),
+            **(changes.get("headers") or {}),
+            failures.HEADER: failures.write(history),
+        }
+        own = {"args": args, "kwargs": kwargs, **changes}
+        try:
+            return self._retry(exc=exc, throw=throw, max_retries=ENDLESS, **own)
+        finally:
+            vars(self._task).pop("override_max_retries", None)
+
+    def _message(self) -> Attempt:
+        request = self._task.request
+        headers = request.headers or {}
+        return Attempt(
+            str(request.id),
+            self._task.name,
+            str(headers.get(QUEUE_HEADER, "")),
+            request.args or (),
+            request.kwargs or {},
+            headers,
+            int(time.time() * 1000),
+        )
+
+
+def _spared(task: Task) -> tuple[type[BaseException], ...]:
+    """Errors that Celery is told not to retry."""
+    return tuple(getattr(task, "dont_autoretry_for", ()))
+
+
+def _ask(
+    strategy: RetryStrategy,
+    message: Attempt,
+    error: BaseException,
+    attempt: int,
+    max_retries: int | None,
+) -> Retry | GiveUp:
+    """What a strategy says; one that fails itself must not lose the task."""
+    if max_retries is not None and attempt > max_retries:
+        return GiveUp(f"failed {attempt} times, at last with {describe(error)}")
+    try:
+        answer = strategy.next(message, error, attempt)
+        if isinstance(answer, Retry):
+            return Retry(int(answer.at_ms), dict(answer.changes))
+        if isinstance(answer, GiveUp):
+            return answer
+        raise TypeError(f"a retry strategy answers with Retry or GiveUp, not {answer!r}")
+    except Exception as failure:
+        logger.exception("The retry strategy of task %s[%s] has failed", message.task, message.id)
+        return GiveUp(f"its retry strategy has failed: {describe(failure)}")
+
+
+def _changes(answer: Retry, eta: Any, countdown: float | None) -> dict[str, Any]:
+    if eta is None and countdown is None:
+        return {**answer.changes, "eta": from_ms(answer.at_ms)}
+    return {**answer.changes, "eta": eta, "countdown": countdown}

@@ -1,0 +1,123 @@
+"""What becomes of a task that has failed: when it is tried again, and when no more."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from celery_ext.tasks.failures import describe
+from kombu_delayed.consumer.policy.decisions import Decision, Run
+
+from ..message import Message
+from ..policy import Policy, PolicyError
+
+#: The header in which a task's process finds the queue that its message came from.
+QUEUE_HEADER = "delayed_queue"
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A task that has failed, in the process that has run it. Times are ms, by this clock."""
+
+    id: str
+    task: str
+    queue: str
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    headers: Mapping[str, Any]
+    now_ms: int
+
+    @property
+    def tenant(self) -> str | None:
+        """The header `tenant`."""
+        found = self.headers.get("tenant")
+        return None if found is None else str(found)
+
+
+@dataclass(frozen=True)
+class Retry:
+    """It is tried again at a time, in ms since the epoch.
+
+    `changes` are options of `apply_async` that are other than before, `args` and `kwargs` too.
+    """
+
+    at_ms: int
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """It is not tried again, but buried."""
+
+    reason: str
+
+
+class RetryStrategy(Policy):
+    """Says when a task that has failed is tried again. A subclass has `next`."""
+
+    def next(self, message: Attempt, error: BaseException, attempt: int) -> Retry | GiveUp:
+        """What follows from an error; `attempt` counts from 1."""
+        raise NotImplementedError
+
+    def decide(self, message: Message) -> Decision:
+        """Run, and let the process of the task know whose strategy to ask."""
+        return Run({QUEUE_HEADER: message.queue})
+
+
+class Backoff(RetryStrategy):
+    """Tries again after a while: `Backoff(10)` after 10, 20, 40 … seconds, six times in all.
+
+    `seconds` is the first pause, which grows by `factor` (1: it stays) up to `longest`, or a list
+    of all of them. `jitter` is by which part a pause is longer or shorter at random. After so many
+    `retries`, or the whole list, the task is buried. Raises PolicyError for what cannot be meant.
+    """
+
+    def __init__(
+        self,
+        seconds: float | Sequence[float],
+        *,
+        factor: float = 2,
+        longest: float = 3600,
+        jitter: float = 0,
+        retries: int | None = None,
+    ) -> None:
+        is_list = isinstance(seconds, (list, tuple))
+        pauses: Any = seconds if is_list else [seconds]
+        if not pauses or not all(_is_number(pause) and pause >= 0 for pause in pauses):
+            raise PolicyError(f"Backoff takes seconds, or a list of them, not {seconds!r}")
+        for name, value, least, most in (
+            ("factor", factor, 1, 1000),
+            ("longest", longest, 0, 10 * 366 * 86_400),
+            ("jitter", jitter, 0, 1),
+            ("retries", retries, 0, 1_000_000),
+        ):
+            if value is not None and not (_is_number(value) and least <= value <= most):
+                raise PolicyError(f"Backoff({name}={value!r}) takes {least:,} to {most:,}")
+        self._pauses = tuple(pauses)
+        self._factor = 1 if is_list else factor
+        self._longest = longest
+        self._jitter = jitter
+        self.retries = (len(pauses) if is_list else 5) if retries is None else int(retries)
+        self._given = f"{seconds!r}, factor={factor!r}, longest={longest!r}, jitter={jitter!r}"
+
+    def __repr__(self) -> str:
+        return f"Backoff({self._given}, retries={self.retries})"
+
+    def pause_seconds(self, attempt: int) -> float:
+        """The pause after an attempt, counted from 1, without jitter."""
+        listed = self._pauses[min(attempt, len(self._pauses)) - 1]
+        grown: float = listed * self._factor ** min(attempt - 1, 100)
+        return min(grown, self._longest)
+
+    def next(self, message: Attempt, error: BaseException, attempt: int) -> Retry | GiveUp:
+        """Retry after the pause, as long as there is one."""
+        if attempt > self.retries:
+            return GiveUp(f"failed {attempt} times, at last with {describe(error)}")
+        pause = self.pause_seconds(attempt) * random.uniform(1 - self._jitter, 1 + self._jitter)
+        return Retry(message.now_ms + round(pause * 1000))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

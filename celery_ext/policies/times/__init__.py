@@ -1,0 +1,1 @@
+"""Policies of when a message may run."""

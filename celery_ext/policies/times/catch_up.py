@@ -1,0 +1,100 @@
+"""What becomes of tasks that are late, as after an outage."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from kombu_delayed.consumer.policy.decisions import Decision, Delay, Drop
+
+from ..durations import span_ms, span_text
+from ..message import Message
+from ..policy import RUN, Policy, PolicyError
+
+
+class DropOlder(Policy):
+    """Drops what is later than this: `DropOlder("1h")`."""
+
+    needs_first_due = True
+
+    def __init__(self, than: Any) -> None:
+        self.than_ms = span_ms("DropOlder", than)
+
+    def __repr__(self) -> str:
+        return f"DropOlder({span_text(self.than_ms)!r})"
+
+    def decide(self, message: Message) -> Decision:
+        """Drop or Run."""
+        if message.late_ms > self.than_ms:
+            return Drop(f"older than {span_text(self.than_ms)}")
+        return RUN
+
+
+class Spread(Policy):
+    """Spreads what is later than `after` over a period: `Spread("30m", after="1m")`.
+
+    Each message waits once, for a time that chance picks.
+    """
+
+    needs_first_due = True
+    mark = "spread"
+
+    def __init__(self, over: Any, *, after: Any = "1m") -> None:
+        self.over_ms = span_ms("Spread", over)
+        self.after_ms = span_ms("Spread(after=…)", after)
+
+    def __repr__(self) -> str:
+        return f"Spread({span_text(self.over_ms)!r}, after={span_text(self.after_ms)!r})"
+
+    def decide(self, message: Message) -> Decision:
+        """Delay what is late and was not delayed so before; the others run."""
+        if message.late_ms <= self.after_ms or self.mark in message.marks:
+            return RUN
+        until_ms = message.now_ms + random.randrange(self.over_ms)
+        return Delay(until_ms, f"late, and spread over {span_text(self.over_ms)}", self.mark)
+
+
+class Latest(Policy):
+    """Of late tasks with one key, runs the latest: `Latest(by="customer")`, a keyword argument.
+
+    `by` is the name of a keyword argument or of a header, or is called with the message. What is
+    later than `after` waits for `gather`, while others with its key are delivered; then all but the
+    one that was due last are dropped. Other messages run at once.
+    """
+
+    needs_first_due = True
+    mark = "latest"
+
+    def __init__(
+        self, *, by: str | Callable[[Message], Any], after: Any = "1m", gather: Any = "5s"
+    ) -> None:
+        if not (callable(by) or (isinstance(by, str) and by)):
+            raise PolicyError(f"Latest(by={by!r}) takes the name of an argument, or a function")
+        self.by = by
+        self.after_ms = span_ms("Latest(after=…)", after)
+        self.gather_ms = span_ms("Latest(gather=…)", gather)
+
+    def __repr__(self) -> str:
+        by = self.by if isinstance(self.by, str) else getattr(self.by, "__name__", "…")
+        return f"Latest(by={by!r}, after={span_text(self.after_ms)!r})"
+
+    def decide(self, message: Message) -> Decision:
+        """Drop what is not the latest of its key that has been seen."""
+        if message.due_ms is None:
+            return RUN
+        key = self._key(message)
+        latest_ms = message.note_latest(f"{message.task} {key}", message.due_ms)
+        if message.late_ms <= self.after_ms:
+            return RUN
+        if latest_ms > message.due_ms:
+            return Drop(f"a later one with the key {key} runs instead")
+        if self.mark in message.marks:
+            return RUN
+        until_ms = message.now_ms + self.gather_ms
+        return Delay(until_ms, f"late: looks for a later one with the key {key}", self.mark)
+
+    def _key(self, message: Message) -> str:
+        if callable(self.by):
+            return str(self.by(message))
+        return str(message.kwargs.get(self.by, message.headers.get(self.by)))

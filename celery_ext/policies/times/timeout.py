@@ -1,0 +1,63 @@
+"""How long a task may take, from its due time to its end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kombu_delayed.consumer.policy.decisions import Bury, Decision, Drop, Run
+
+from ..durations import span_ms, span_text
+from ..message import Message
+from ..policy import Policy, PolicyError
+
+#: The header with the limits that a task was sent with: retries begin with these again.
+OWN_LIMITS_HEADER = "delayed_own_limits"
+
+
+class Timeout(Policy):
+    """Gives a task so long, from when it was due: `Timeout("24h")`, by default a day.
+
+    What has not begun by then is buried, or dropped (`then="drop"`). What has gets the rest of the
+    time as Celery's hard time limit, and as its soft one `soft` before that. An attempt that fails
+    and is tried again has the whole time anew. Raises PolicyError for what cannot be meant.
+    """
+
+    needs_first_due = True
+
+    def __init__(self, after: Any = "24h", *, then: str = "bury", soft: Any = None) -> None:
+        if then not in ("bury", "drop"):
+            raise PolicyError(f"Timeout(then={then!r}) takes 'bury' or 'drop'")
+        self.after_ms = span_ms("Timeout", after)
+        self.soft_ms = None if soft is None else span_ms("Timeout(soft=…)", soft)
+        self._outcome: Any = Bury if then == "bury" else Drop
+        if self.soft_ms is not None and self.soft_ms >= self.after_ms:
+            raise PolicyError(f"Timeout({after!r}, soft={soft!r}): soft is to be the shorter one")
+        self._given = f"{span_text(self.after_ms)!r}, then={then!r}"
+
+    def __repr__(self) -> str:
+        return f"Timeout({self._given})"
+
+    def decide(self, message: Message) -> Decision:
+        """Run with what is left of the time, or not at all."""
+        left_ms = self.after_ms - message.late_ms
+        if left_ms <= 0:
+            decision: Decision = self._outcome(
+                f"not started within {span_text(self.after_ms)} of its due time"
+            )
+            return decision
+        own = _limits(message.headers.get(OWN_LIMITS_HEADER, message.headers.get("timelimit")))
+        soft_ms = None if self.soft_ms is None else max(left_ms - self.soft_ms, 1)
+        limits = [_shorter(own[0], left_ms), _shorter(own[1], soft_ms)]
+        return Run({"timelimit": limits, OWN_LIMITS_HEADER: own})
+
+
+def _limits(given: Any) -> list[float | None]:
+    """Hard and soft limit in seconds, as Celery has them in a message."""
+    if isinstance(given, (list, tuple)) and len(given) == 2:
+        return [each if isinstance(each, (int, float)) else None for each in given]
+    return [None, None]
+
+
+def _shorter(seconds: float | None, limit_ms: int | None) -> float | None:
+    limits = [seconds, None if limit_ms is None else limit_ms / 1000]
+    return min((each for each in limits if each is not None), default=None)

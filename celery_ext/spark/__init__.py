@@ -1,0 +1,108 @@
+"""The backlog as a Spark DataFrame, and DataFrames into the backlog.
+
+Nothing here imports pyspark before it is used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .connect import connected
+from .options import (
+    CANCEL,
+    RESCHEDULE,
+    SCHEDULE,
+    BrokerOptions,
+    ReadOptions,
+    WriteOptions,
+    as_texts,
+)
+from .sink.job_ledger import JobReport, read_report
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["JobReport", "backlog", "cancel", "job_report", "reschedule", "schedule", "session"]
+
+FORMAT = "kombu_delayed"
+
+
+def session(**conf: Any) -> SparkSession:
+    """The active Spark session, or a new one on this machine: see `celery_ext.spark.java`."""
+    from .java import session
+
+    return session(**conf)
+
+
+def backlog(spark: SparkSession, *, columns: Sequence[str] = (), **options: Any) -> DataFrame:
+    """The delayed messages of a broker; only these `columns` are fetched, by default all.
+
+    Each is in it at most once. `options` are those of `ReadOptions`. Raises OptionError.
+    """
+    from .source.columns import COLUMNS, check_columns
+
+    ReadOptions.parse(options)
+    names = columns or tuple(COLUMNS)
+    check_columns({name: COLUMNS[name].type if name in COLUMNS else "" for name in names})
+    schema = ", ".join(f"{name} {COLUMNS[name].type}" for name in names)
+    return spark.read.format(FORMAT).options(**as_texts(options)).schema(schema).load()
+
+
+def schedule(df: DataFrame, **options: Any) -> JobReport:
+    """Schedule a task for each row. `options` are those of `WriteOptions`; returns what was done.
+
+    Raises OptionError, and what Spark raises where tasks fail: run the same job_id again.
+    """
+    return run_job(df, SCHEDULE, options)
+
+
+def cancel(df: DataFrame, **options: Any) -> JobReport:
+    """Drop the delayed messages whose ids, and queues, are in the rows. Raises as `schedule`."""
+    return run_job(df, CANCEL, options)
+
+
+def reschedule(df: DataFrame, **options: Any) -> JobReport:
+    """Give the messages whose ids are in the rows another due time: columns eta or countdown.
+
+    A job moves each id once, also where new times are counted from those in the backlog. Raises as
+    `schedule`.
+    """
+    # Rows that come from the backlog are read before any of them moves, or some would come again.
+    return run_job(df.localCheckpoint(eager=True), RESCHEDULE, options)
+
+
+def run_job(df: DataFrame, operation: str, options: dict[str, Any]) -> JobReport:
+    """Do with each row what an operation of `WriteOptions` says. Raises as `schedule`."""
+    from pyspark.errors import AnalysisException
+
+    options = {**options, "operation": operation}
+    given = WriteOptions.parse(options)
+    texts = as_texts({**options, "job_id": given.job_id})
+    try:
+        df.write.format(FORMAT).options(**texts).mode("append").save()
+    except AnalysisException:  # nothing was done
+        raise
+    except Exception as error:
+        _tell_job(error, given.job_id)
+        raise
+    with connected(given) as delayed:
+        return read_report(delayed.store, given.job_id) or JobReport(given.job_id)
+
+
+def _tell_job(error: Exception, job_id: str) -> None:
+    if hasattr(error, "add_note"):  # Python 3.11
+        error.add_note(
+            f"What job {job_id!r} has done stays; with this job_id in the next run it is not done "
+            "again"
+        )
+
+
+def job_report(job_id: str, **options: Any) -> JobReport | None:
+    """What the last run of a job has done; None: none has ended, or it is forgotten by now.
+
+    `options` say where the broker is. Raises OptionError, and Kombu's OperationalError.
+    """
+    with connected(BrokerOptions.parse(options)) as delayed:
+        return read_report(delayed.store, job_id)

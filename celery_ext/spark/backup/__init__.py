@@ -1,0 +1,1 @@
+"""The backlog in Parquet files and back, and what was missed meanwhile."""

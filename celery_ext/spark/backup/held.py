@@ -1,0 +1,82 @@
+"""The ids of what a broker has: what waits, is ready, or is in a worker's hands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+import pyarrow
+from pyspark.sql import DataFrame
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from kombu_delayed.inspection.lookup import held_ids
+from kombu_delayed.store.shards import queue_of
+
+from .. import backlog
+from ..connect import connected
+from ..options import ReadOptions, as_texts
+
+_COLUMNS = ["queue", "id"]
+_PAGE_SIZE = 1_000
+
+
+class HeldSource(DataSource):
+    """What is ready or unacked in some queues, each read by a task from end to end."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "kombu_delayed_held"
+
+    def schema(self) -> str:
+        return "queue string, id string"
+
+    def reader(self, schema: StructType) -> HeldReader:
+        return HeldReader(ReadOptions.parse(self.options))
+
+
+class HeldReader(DataSourceReader):
+    """Raises Kombu's OperationalError where the broker fails."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self.options = options
+
+    def partitions(self) -> list[InputPartition]:
+        with connected(self.options) as delayed:
+            shards = delayed.store.shards
+            shards.look_again()
+            return [InputPartition(s) for queue in self.options.queues for s in shards.all(queue)]
+
+    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        with connected(self.options) as delayed:
+            ids = map(_readable, held_ids(delayed.store, partition.value))
+            while page := [*islice(ids, _PAGE_SIZE)]:
+                queues = [queue_of(partition.value)] * len(page)
+                yield pyarrow.RecordBatch.from_arrays(
+                    [pyarrow.array(queues), pyarrow.array(page)], names=_COLUMNS
+                )
+
+
+def _readable(id: str) -> str:
+    """As in the columns of the backlog."""
+    return id.encode(errors="backslashreplace").decode()
+
+
+def there(messages: DataFrame, broker: Mapping[str, Any]) -> DataFrame:
+    """Those of some messages, by queue and id, that a broker has: delayed, ready or unacked.
+
+    Looked for in this order, which is their way, so that what moves meanwhile is met. The first
+    look is over when this returns. `broker` are options as of `BrokerOptions`.
+    """
+    spark, ids = messages.sparkSession, messages.select(*_COLUMNS)
+    queues = [row.queue for row in ids.select("queue").distinct().collect()]
+    if not queues:
+        return ids.limit(0)
+    options = {**broker, "queues": queues}
+    index = backlog(spark, columns=_COLUMNS, **options)
+    waiting = index.join(ids, _COLUMNS).persist()
+    waiting.count()
+    spark.dataSource.register(HeldSource)
+    held = spark.read.format(HeldSource.name()).options(**as_texts(options)).load()
+    return waiting.union(held.join(ids, _COLUMNS)).distinct()

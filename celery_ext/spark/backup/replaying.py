@@ -1,0 +1,222 @@
+"""What an outage missed, found in the archive of lifecycle events, and scheduled again.
+
+Events tell what has happened to a message, but not the message: that is in a backup, or among the
+dead letters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from datetime import datetime, timedelta, timezone
+from itertools import groupby, islice
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F
+
+from kombu_delayed.errors import DelayedError
+from kombu_delayed.message.envelope import eta_to_ms
+from kombu_delayed.store.store import CALL_LIMIT
+
+from ..connect import connected
+from ..options import BrokerOptions, WriteOptions
+from ..reports.queries import event_order
+from ..sink.backup_rows import COLUMNS
+from ..sink.job_ledger import JobReport
+from .held import there
+from .transfer import restore
+
+#: Where the last event of a message says that it is. After any other event it has come to an end.
+STATES = {
+    "scheduled": "delayed",
+    "rescheduled": "delayed",
+    "waiting": "waiting",
+    "released": "ready",
+    "reclaimed": "ready",
+    "replayed": "ready",
+    "delivered": "unacked",
+    "buried": "dead",
+}
+
+#: With these no worker has begun.
+UNTOUCHED = ("delayed", "waiting", "ready")
+
+#: Each may give a message another due time.
+_SCHEDULES = ("scheduled", "rescheduled", "replayed")
+
+_MESSAGE = ("queue", "id")
+
+#: Options that say where the broker is.
+_BROKER = {each.name for each in fields(BrokerOptions)}
+
+#: The reason of those whose message nobody has kept.
+NO_MESSAGE = "it is in no backup, and lifecycle events do not have the message"
+
+
+class NoMessage(DelayedError, ValueError):
+    """Messages that were missed are in no backup, and there is no directory for their ids."""
+
+
+def missed(
+    events: DataFrame,
+    *,
+    states: Sequence[str] = UNTOUCHED,
+    since: datetime | None = None,
+    until: datetime | None = None,
+) -> DataFrame:
+    """The messages that were due and have not come to an end, one row for each queue and id.
+
+    `state` is where the last event left it: "delayed", "waiting", "ready", "unacked" or "dead";
+    `at` when that was. Only what was due from `since` on and before `until`; without that, by the
+    last event of all: of what came later the archive knows nothing yet. What was never delayed goes
+    by `at`.
+    """
+    order = F.struct(*event_order())
+    is_schedule = F.col("event").isin(*_SCHEDULES)
+    last_due = F.max_by(F.struct("due"), F.when(is_schedule, order))
+    told = F.struct("event", "task", "tenant", "due", "at")
+    state = F.create_map(*(F.lit(text) for pair in STATES.items() for text in pair))
+    when = F.coalesce("due", "at")
+    found = (
+        events.withColumn("_due", last_due.over(Window.partitionBy(*_MESSAGE)))
+        # A retry is scheduled before the message that it repeats is acked.
+        .where("_due is null or due <=> _due.due")
+        .groupBy(*_MESSAGE)
+        .agg(F.max_by(told, order).alias("last"))
+        .select(*_MESSAGE, "last.*")
+        .withColumn("state", state[F.col("event")])
+        .where(F.col("state").isin(*states))
+    )
+    if since is not None:
+        found = found.where(when >= F.lit(since))
+    if until is not None:
+        found = found.where(when < F.lit(until))
+    else:
+        last = F.broadcast(events.agg(F.max("at").alias("_last")))
+        found = found.crossJoin(last).where(when <= F.col("_last"))
+    return found.select(*_MESSAGE, "task", "tenant", "due", "state", "at")
+
+
+def with_messages(missed: DataFrame, backup: DataFrame) -> DataFrame:
+    """The rows of a backup for what was missed, each message once, with the due times of `missed`.
+
+    Where several messages share an id, all of them. `backup` may be the union of several.
+    """
+    due = F.coalesce("_due", F.timestamp_millis("due_ms"))
+    wanted = missed.select(*_MESSAGE, F.col("due").alias("_due"))
+    return (
+        backup.join(wanted, [*_MESSAGE])
+        .dropDuplicates([*_MESSAGE, "member"])
+        .withColumns({"due": due, "due_ms": F.unix_millis(due)})
+        .select(*COLUMNS)
+    )
+
+
+def without_messages(missed: DataFrame, backup: DataFrame) -> DataFrame:
+    """What was missed and is in no backup."""
+    return missed.join(_kept(missed, backup), [*_MESSAGE], "left_anti")
+
+
+def _kept(missed: DataFrame, backup: DataFrame) -> DataFrame:
+    # An inner join, in which the few that were missed are sent round, not the backup shuffled.
+    ids = missed.select(*_MESSAGE)
+    return backup.select(*_MESSAGE).join(ids, [*_MESSAGE]).distinct()
+
+
+def spread(rows: DataFrame, start: datetime, over: timedelta = timedelta(0)) -> DataFrame:
+    """The rows of a backup with new due times, from `start` on, evenly by chance over a span.
+
+    The same message gets the same time each time.
+    """
+    due_ms = F.lit(round(start.timestamp() * 1000)).cast("bigint")
+    if span_ms := round(over.total_seconds() * 1000):
+        due_ms = due_ms + F.pmod(F.xxhash64(*_MESSAGE), F.lit(span_ms))
+    return rows.withColumns({"due_ms": due_ms, "due": F.timestamp_millis(due_ms)})
+
+
+def replay(
+    missed: DataFrame,
+    backup: DataFrame,
+    *,
+    at: datetime | None = None,
+    over: timedelta = timedelta(0),
+    **options: Any,
+) -> JobReport:
+    """Restore what was missed from a backup, each message once a job, also where it has run since.
+
+    At the due times of `missed`, where what is past runs at once; or at a time, or over a span from
+    that time, or from now, on. What waits, is ready or is in a worker's hands stays as it is
+    (`already`); what is in no backup goes to the directory `rejects` (`refused`). `options` are
+    those of `WriteOptions`. Raises NoMessage where there is no `rejects`, and as `restore`.
+    """
+    given = WriteOptions.parse(options)
+    missed = missed.persist()
+    known = missed.limit(0)
+    broker = {name: each for name, each in options.items() if name in _BROKER}
+    try:
+        lost = _give_up(without_messages(missed, backup), missed.count(), given)
+        known = there(missed, broker).persist()
+        already = known.count()
+        rows = with_messages(missed.join(known, [*_MESSAGE], "left_anti"), backup)
+        if at is not None or over:
+            rows = spread(rows, at or datetime.now(timezone.utc), over)
+        report = restore(rows, **options)
+        report.already += already
+        report.refused += lost
+        return report
+    finally:
+        known.unpersist()
+        missed.unpersist()
+
+
+def _give_up(lost: DataFrame, total: int, options: WriteOptions) -> int:
+    lost = lost.persist()
+    try:
+        count = lost.count()
+        if count and not options.rejects:
+            raise NoMessage(
+                f"{count:,} of {total:,} messages that were missed are in no backup, and lifecycle "
+                "events do not have the message: give another backup as well, or let the option "
+                "rejects name a directory for their ids, and the others are replayed"
+            )
+        if count:
+            made = lost.select(F.lit(NO_MESSAGE).alias("reason"), F.struct("*").alias("row"))
+            made.write.mode("append").json(Path(options.rejects).absolute().as_uri())
+        return count
+    finally:
+        lost.unpersist()
+
+
+def replay_dead(missed: DataFrame, *, at: datetime | None = None, **options: Any) -> JobReport:
+    """Give dead letters another try where they are, now or at a time; no backup is needed.
+
+    `already` are those that are no dead letters any more. `options` are those of `WriteOptions`.
+    Raises OptionError, and Kombu's OperationalError where the broker fails.
+    """
+    given = WriteOptions.parse(options)
+    due_ms = 0 if at is None else eta_to_ms(at)
+    report = JobReport(given.job_id)
+    # Over the driver: a queue keeps few dead letters, and a task that is run again would not count.
+    rows = missed.select(*_MESSAGE).orderBy("queue").toLocalIterator()
+    with connected(given) as delayed:
+        for queue, of_queue in groupby(rows, key=lambda row: row.queue):
+            ids = (row.id for row in of_queue)
+            while part := [*islice(ids, CALL_LIMIT)]:
+                store = delayed.store
+                count = sum(store.replay(s, part, due_ms) for s in store.shards.all(queue))
+                report.accepted += count
+                report.already += len(part) - count
+                report.queues[queue] = report.queues.get(queue, 0) + count
+    return report
+
+
+def counted(missed: DataFrame, backup: DataFrame | None = None) -> DataFrame:
+    """How many messages of each queue and state were missed, and how many `kept` a backup has."""
+    is_kept = F.lit(False)
+    if backup is not None:
+        kept = _kept(missed, backup).withColumn("_kept", F.lit(True))
+        missed, is_kept = missed.join(kept, [*_MESSAGE], "left"), F.col("_kept")
+    found = missed.groupBy("queue", "state")
+    return found.agg(F.count("*").alias("missed"), F.count_if(is_kept).alias("kept"))

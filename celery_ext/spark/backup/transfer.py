@@ -1,0 +1,156 @@
+"""A backlog as Parquet files, and back: into the same broker or into another one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from importlib.metadata import version
+from typing import Any
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from celery_ext import Delayed
+
+from .. import backlog, run_job
+from ..connect import app_of, connected
+from ..events.archive import exists
+from ..options import RESTORE, ReadOptions, WriteOptions
+from ..sink.backup_rows import COLUMNS, VERSION, BackupError, check_version
+from ..sink.job_ledger import Job, JobReport, LedgerStore
+
+SCHEMA = ", ".join(f"{name} {type_}" for name, type_ in COLUMNS.items())
+
+#: Written last, and passed over by whoever reads Parquet: with it a backup is whole.
+_SUMMARY = "_summary"
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a backup has: how many messages, by queue, made when and of which server."""
+
+    version: int
+    made_at: str
+    made_by: str
+    server: str
+    messages: int
+    queues: dict[str, int] = field(default_factory=dict)
+
+
+def delayed_rows(spark: SparkSession, **options: Any) -> DataFrame:
+    """The backlog with the columns of a backup. `options` are those of `ReadOptions`."""
+    names = [name for name in COLUMNS if name != "version"]
+    frame = backlog(spark, columns=names, **options)
+    return frame.select(F.lit(VERSION).alias("version"), *names)
+
+
+def backup(spark: SparkSession, path: str, *, overwrite: bool = False, **options: Any) -> Summary:
+    """Write what is delayed to Parquet files, each message once, while the broker goes on.
+
+    With `overwrite` an older backup at `path` goes before the new one is there. `options` are those
+    of `ReadOptions`. Raises OptionError, BackupError where there is something at `path`, and what
+    Spark raises where the broker fails.
+    """
+    given = ReadOptions.parse(options)
+    with connected(given) as delayed:
+        server = delayed.connection.as_uri()
+    if not overwrite and exists(spark, path):
+        raise BackupError(f"there is something at {path}: give another path, or overwrite it")
+    rows = delayed_rows(spark, **options)
+    made_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    mode = "overwrite" if overwrite else "errorifexists"
+    rows.write.mode(mode).option("compression", "zstd").parquet(path)
+    queues = counts(spark.read.schema(SCHEMA).parquet(path))
+    made_by = f"kombu-delayed {version('kombu-delayed')}"
+    found = Summary(VERSION, made_at, made_by, server, sum(queues.values()), queues)
+    text = spark.createDataFrame([(json.dumps(asdict(found)),)], "value string")
+    text.coalesce(1).write.mode("overwrite").text(f"{path}/{_SUMMARY}")
+    return found
+
+
+def counts(rows: DataFrame) -> dict[str, int]:
+    """How many messages of each queue a DataFrame has. Raises BackupError for other versions."""
+    found = rows.groupBy("queue", "version").count().orderBy("queue").collect()
+    for row in found:
+        check_version(row["version"], "a part of the backup")
+    return {row["queue"]: row["count"] for row in found}
+
+
+def summary(spark: SparkSession, path: str) -> Summary:
+    """What a backup says of itself.
+
+    Raises BackupError where there is none, or one of another version.
+    """
+    try:
+        text = "".join(row.value for row in spark.read.text(f"{path}/{_SUMMARY}").collect())
+        found = json.loads(text)
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_NOT_FOUND":
+            raise
+        raise BackupError(
+            f"there is no whole backup at {path}: {_SUMMARY}, which is written last, is missing"
+        ) from error
+    except ValueError as error:
+        raise BackupError(f"{path}/{_SUMMARY} is damaged: {error}") from error
+    check_version(found.get("version"), f"the backup at {path}")
+    return Summary(**found)
+
+
+def read_backup(spark: SparkSession, path: str) -> DataFrame:
+    """The messages of a backup. Raises BackupError unless it is whole and of a known version."""
+    told = summary(spark, path)
+    rows = spark.read.schema(SCHEMA).parquet(path)
+    if (found := counts(rows)) != told.queues:
+        raise BackupError(
+            f"the backup at {path} has {sum(found.values()):,} messages where it had "
+            f"{told.messages:,}: files are missing, or are there twice{_difference(found, told)}"
+        )
+    return rows
+
+
+def _difference(found: Mapping[str, int], told: Summary) -> str:
+    wrong = [q for q in {**told.queues, **found} if found.get(q) != told.queues.get(q)]
+    return f" (queue {', '.join(sorted(wrong)[:3])}{', …' if len(wrong) > 3 else ''})"
+
+
+def restore(rows: DataFrame, **options: Any) -> JobReport:
+    """Put messages back that are not there, under the ids and due times that they had.
+
+    What is there stays as it is; a job restores each message once. A message that is due by now
+    runs at once, a unique task holds its key again unless another one has it. `rows` have the
+    columns of a backup, `options` are those of `WriteOptions`. Raises BackupError for another
+    version, and as `celery_ext.spark.schedule`.
+    """
+    return run_job(rows, RESTORE, options)
+
+
+@contextmanager
+def counting(queues: Iterable[str], **options: Any) -> Iterator[Callable[[], int]]:
+    """Gives a function that says about how many messages a restore has dealt with by now.
+
+    It looks at the job's ledgers, which have those of earlier runs and a field or two beside them.
+    `options` are those of `restore`, with a `job_id`. Raises Kombu's OperationalError.
+    """
+    given = WriteOptions.parse({**options, "operation": RESTORE})
+    job = Job(given.job_id, "", given.ledger_seconds, RESTORE)
+    # Not `connected`: a bar looks while this process may use that one.
+    delayed = Delayed(app_of(given))
+    store = LedgerStore(delayed.store, job)
+    shards = [shard for queue in queues for shard in store.shards.all(queue)]
+    keys = [store.keys(shard).job(job.ledger) for shard in shards]
+    try:
+        yield lambda: sum(delayed.store.run("HLEN", key) for key in keys)
+    finally:
+        delayed.close()
+
+
+def copy(spark: SparkSession, source: Mapping[str, Any], target: Mapping[str, Any]) -> JobReport:
+    """Restore one broker's backlog in another one. What is in the first stays there.
+
+    `source` are options as of `ReadOptions`, `target` as of `WriteOptions`. Raises as `restore`.
+    """
+    return restore(delayed_rows(spark, **source), **target)

@@ -1,0 +1,135 @@
+"""A backlog to Parquet files and back, or from one broker to another."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+from uuid import uuid4
+
+import click
+from rich.console import Console
+
+from celery_ext.spark.backup import transfer as backups
+from celery_ext.spark.options import names
+from celery_ext.tasks.formatting import tasks_word
+
+from .group import (
+    broker_options,
+    connection_options,
+    console,
+    job_options,
+    main,
+    run_again,
+    spark_of,
+)
+from .progress import ask, following, show, table, watching
+
+yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+
+
+@main.command("backup")
+@click.argument("path")
+@broker_options
+@click.option("--due-from", help="Only what is due at this time (UTC) or later.")
+@click.option("--due-to", help="Only what is due before this time (UTC).")
+@click.option("--tasks", help="Only these, names or patterns with commas between them.")
+@click.option("--rows-per-task", help="About how many messages a task of Spark reads.")
+@click.option("--overwrite", is_flag=True, help="Delete what is at the path first.")
+@click.option("--json", "as_json", is_flag=True, help="What is in it as a line of JSON.")
+@click.pass_context
+def backup_command(
+    ctx: click.Context, /, path: str, overwrite: bool, as_json: bool, **options: Any
+) -> None:
+    """Write what is delayed to a directory of Parquet files."""
+    spark = spark_of(ctx)
+    with watching(spark, "backup"):
+        found = backups.backup(spark, path, overwrite=overwrite, **options)
+    if as_json:
+        click.echo(json.dumps(asdict(found)))
+        return
+    _show(found.queues)
+    click.echo(f"{tasks_word(found.messages)} are in {path}")
+
+
+def _show(queues: Mapping[str, int], out: Console | None = None) -> None:
+    if queues:
+        (out or Console()).print(table({queue: {"delayed": n} for queue, n in queues.items()}), "")
+
+
+@main.command("restore")
+@click.argument("path")
+@connection_options
+@click.option("--queues", help="Only these, with commas between them.")
+@job_options
+@yes_option
+@click.option("--dry-run", is_flag=True, help="Check the files and show what is in them.")
+@click.pass_context
+def restore_command(
+    ctx: click.Context,
+    /,
+    path: str,
+    queues: str | None,
+    yes: bool,
+    dry_run: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Put back what a backup has; what is there already stays as it is."""
+    options["job_id"] = options["job_id"] or str(uuid4())
+    spark = spark_of(ctx)
+    with console.status("Checking the backup"):
+        rows = backups.read_backup(spark, path)
+        told = backups.summary(spark, path)
+    wanted = names(queues) if queues else (*told.queues,)
+    found = {queue: count for queue, count in told.queues.items() if queue in wanted}
+    if dry_run and as_json:
+        click.echo(json.dumps({**asdict(told), "queues": found}))
+    elif dry_run or not yes:
+        click.echo(f"Made {told.made_at} of {told.server}", err=not dry_run)
+        _show(found, None if dry_run else console)
+    if dry_run:
+        return
+    total = sum(found.values())
+    ask(f"Restore {tasks_word(total)}?", yes)
+    with (
+        run_again(options["job_id"]),
+        backups.counting(found, **options) as count,
+        following(lambda: (min(count(), total), total), "restore"),
+    ):
+        report = backups.restore(rows.where(rows.queue.isin(*wanted)), **options)
+    show(report, "restored", as_json, options["rejects"])
+
+
+@main.command("copy")
+@broker_options
+@click.option("--to", "to_broker", help="The URL of the broker to restore in.")
+@click.option("--to-env", "to_broker_env", help="The environment variable that has that URL.")
+@click.option("--to-app", "to_app", help="The Celery app whose broker that is.")
+@click.option("--to-transport-options", help="Those of that broker, as JSON.")
+@job_options
+@yes_option
+@click.pass_context
+def copy_command(
+    ctx: click.Context,
+    /,
+    queues: str | None,
+    broker: str | None,
+    broker_env: str | None,
+    app: str | None,
+    transport_options: str | None,
+    yes: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Restore the backlog of one broker in another one; in the first it stays."""
+    options["job_id"] = options["job_id"] or str(uuid4())
+    source = {"broker": broker, "broker_env": broker_env, "app": app, "queues": queues}
+    source["transport_options"] = transport_options
+    target = {name.removeprefix("to_"): value for name, value in options.items()}
+    spark = spark_of(ctx)
+    ask("A worker of either broker will run its tasks. Copy the backlog?", yes)
+    with run_again(options["job_id"]), watching(spark, "copy"):
+        report = backups.copy(spark, source, target)
+    show(report, "restored", as_json, options["rejects"])

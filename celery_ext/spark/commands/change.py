@@ -1,0 +1,76 @@
+"""Files of rows into the backlog: scheduled, cancelled, rescheduled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import click
+
+from celery_ext.spark import cancel, reschedule, schedule
+from celery_ext.spark.commands.files import FORMATS, read_rows
+from celery_ext.spark.sink.job_ledger import JobReport
+
+from .group import all_of, connection_options, job_options, main, run_again, spark_of
+from .progress import show, watching
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+row_options = all_of(
+    click.argument("path"),
+    click.option(
+        "--format",
+        type=click.Choice(FORMATS),
+        help="Of the files: JSON as lines, CSV with a header. Default: as the path's suffix says.",
+    ),
+    connection_options,
+    click.option("--queue", help="The queue of rows that name none."),
+    click.option("--queues", help="The queues that rows may name, with commas. Default: any."),
+    click.option(
+        "--key-columns", help="Columns that ids are made from, with commas. Default: column id."
+    ),
+    job_options,
+)
+
+
+@main.command("schedule")
+@row_options
+@click.pass_context
+def schedule_command(ctx: click.Context, /, **options: Any) -> None:
+    """Schedule a task for each row of files: columns task, id, args, eta or countdown."""
+    _run(ctx, schedule, "scheduled", **options)
+
+
+@main.command("cancel")
+@row_options
+@click.pass_context
+def cancel_command(ctx: click.Context, /, **options: Any) -> None:
+    """Drop the delayed messages whose ids are in files."""
+    _run(ctx, cancel, "cancelled", **options)
+
+
+@main.command("reschedule")
+@row_options
+@click.pass_context
+def reschedule_command(ctx: click.Context, /, **options: Any) -> None:
+    """Give messages whose ids are in files another due time: columns id, eta or countdown."""
+    _run(ctx, reschedule, "rescheduled", **options)
+
+
+def _run(
+    ctx: click.Context,
+    job: Callable[..., JobReport],
+    done: str,
+    path: str,
+    format: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    options["job_id"] = options["job_id"] or str(uuid4())
+    spark = spark_of(ctx)
+    with run_again(options["job_id"]), watching(spark, done):
+        rows: DataFrame = read_rows(spark, path, format)
+        report = job(rows, **options)
+    show(report, done, as_json, options["rejects"])

@@ -1,0 +1,78 @@
+"""The load that is to come."""
+
+from __future__ import annotations
+
+import json
+from datetime import timezone
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from .group import archive_option, broker_options, console, main, spark_of, target_option
+
+
+@main.command()
+@broker_options
+@archive_option
+@click.option("--hours", default=24, show_default=True, help="How far to look ahead.")
+@click.option("--confidence", default=0.9, show_default=True, help="Of the interval.")
+@target_option
+@click.option("--out", help="Write it to this directory as Parquet as well.")
+@click.option("--json", "as_json", is_flag=True, help="A line of JSON for each queue and hour.")
+@click.pass_context
+def forecast(
+    ctx: click.Context,
+    /,
+    archive: str,
+    hours: int,
+    confidence: float,
+    target_seconds: float,
+    out: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Forecast the load of the coming hours, and the task slots that it takes."""
+    from celery_ext.spark.events.archive import read_archive
+    from celery_ext.spark.reports.forecast import forecast_of
+
+    spark = spark_of(ctx)
+    with console.status("Reading the backlog and its history"):
+        found = forecast_of(
+            spark,
+            read_archive(spark, archive),
+            hours=hours,
+            confidence=confidence,
+            target_seconds=target_seconds,
+            **options,
+        ).persist()
+        if out:
+            found.write.mode("overwrite").parquet(out)
+        rows = [row.asDict() for row in found.orderBy("queue", "hour").collect()]
+    for row in rows:
+        row["hour"] = row["hour"].astimezone(timezone.utc)
+    if as_json:
+        for row in rows:
+            click.echo(json.dumps({**row, "hour": row["hour"].isoformat()}))
+    else:
+        Console().print(table_of(rows, confidence))
+
+
+def table_of(rows: list[dict[str, Any]], confidence: float) -> Table:
+    """A forecast for the terminal."""
+    table = Table(box=None, header_style="dim")
+    table.add_column("queue")
+    table.add_column("hour (UTC)")
+    for name in ("known", "expected", f"{confidence:.0%} of the time", "slots"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(
+            row["queue"],
+            f"{row['hour']:%m-%d %H:%M}",
+            f"{row['known']:,}",
+            f"{row['expected']:,.0f}",
+            f"{row['low']:,.0f} to {row['high']:,.0f}",
+            "?" if row["workers"] is None else f"{row['workers']:,}",
+        )
+    return table

@@ -1,0 +1,179 @@
+"""What all jobs at the command line share: the group, its errors, Spark, options and progress.
+
+A job is a click command, `@main.command()`, in a module of this package: it reads its options,
+calls the function of its module in `celery_ext.spark` and prints what came of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+import click
+from click_didyoumean import DYMGroup  # type: ignore[import-untyped]
+from kombu.exceptions import OperationalError
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.errors import AnalysisException, PySparkException
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+from celery_ext.spark.java import session
+from kombu_delayed.errors import DelayedError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+#: What Spark says itself, a cause behind the other.
+_SPARK_ERROR = re.compile(
+    r": org\.apache\.spark\.[\w.]+: (?:\[[\w.]+\] )?(.+?)(?:  SQLSTATE.*)?$", re.M
+)
+
+#: The last line of what Python says of an error, as Spark passes it on.
+_PYTHON_ERROR = re.compile(
+    r"^(?!org\.|java\.)(?:(?:\w+\.)+[A-Z]\w*|[A-Z]\w*(?:Error|Exception)): (.+)$", re.MULTILINE
+)
+
+console = Console(stderr=True)
+
+
+class Jobs(DYMGroup):
+    """Commands whose known errors are one line and exit code 1."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (DelayedError, OperationalError, PySparkException, Py4JJavaError) as error:
+            raise click.ClickException(meaning(error)) from error
+
+
+def meaning(error: Exception) -> str:
+    """What a user has to know of an error: of one from an executor, without its traces."""
+    if isinstance(error, Py4JJavaError):
+        return " ".join(_SPARK_ERROR.findall(str(error))) or str(error)
+    found = _PYTHON_ERROR.findall(str(error)) if isinstance(error, PySparkException) else ()
+    return found[-1].strip() if found else str(error).split("\n\nJVM stacktrace")[0]
+
+
+@click.group(cls=Jobs)
+@click.option(
+    "--master", help="Where Spark runs. Default: this machine, or as Spark is configured."
+)
+@click.option(
+    "--conf",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A setting of Spark, such as spark.driver.memory=4g. May be given several times.",
+)
+@click.pass_context
+def main(ctx: click.Context, master: str | None, conf: tuple[str, ...]) -> None:
+    """Jobs on delayed tasks and their history, in Spark."""
+    settings = {"spark.log.level": "OFF"}
+    if master:
+        settings["spark.master"] = master
+    for each in conf:
+        name, equals, value = each.partition("=")
+        if not equals:
+            raise click.UsageError(f"--conf takes NAME=VALUE, not {each!r}")
+        settings[name] = value
+    ctx.obj = settings
+
+
+def spark_of(ctx: click.Context) -> SparkSession:
+    """The session that the options mean. Raises JavaError."""
+    with console.status("Starting Spark"):
+        return session(**ctx.obj)
+
+
+Command = Callable[..., Any]
+
+
+def all_of(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Several options as one decorator, in the order of the help page."""
+
+    def decorate(command: Command) -> Command:
+        for each in reversed(options):
+            command = each(command)
+        return command
+
+    return decorate
+
+
+#: Which broker a job talks to.
+connection_options = all_of(
+    click.option("-b", "--broker", help="The broker's URL."),
+    click.option("--broker-env", help="The environment variable that has the broker's URL."),
+    click.option("-A", "--app", help="The Celery app whose broker it is, as for celery -A."),
+    click.option("--transport-options", help="As in broker_transport_options, as JSON."),
+)
+
+#: The same, for jobs that read some of its queues.
+broker_options = all_of(
+    connection_options,
+    click.option("--queues", help="Only these, with commas between them."),
+)
+
+#: For jobs that write to a broker.
+job_options = all_of(
+    click.option("--job-id", help="A run again under the same name does nothing twice."),
+    click.option("--rejects", help="A directory for refused rows. Default: they stop the job."),
+    click.option("--ledger-seconds", help="How long the broker remembers what the job has done."),
+    click.option("--json", "as_json", is_flag=True, help="The counts as a line of JSON."),
+)
+
+archive_option = click.option(
+    "--archive", required=True, help="Where the job archive has written lifecycle events."
+)
+target_option = click.option(
+    "--target-seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=60,
+    show_default=True,
+    help="How late a task may be.",
+)
+time_options = all_of(
+    click.option("--since", type=click.DateTime(), help="Only events from this time (UTC) on."),
+    click.option("--until", type=click.DateTime(), help="Only events before this time (UTC)."),
+)
+
+
+def between(events: DataFrame, since: datetime | None, until: datetime | None) -> DataFrame:
+    """The events of a span of time, as `time_options` give it."""
+    if since is not None:
+        events = events.where(events.at >= since.replace(tzinfo=timezone.utc))
+    if until is not None:
+        events = events.where(events.at < until.replace(tzinfo=timezone.utc))
+    return events
+
+
+@contextmanager
+def run_again(job_id: str) -> Iterator[None]:
+    """Tell the name of a job that has failed, with which it goes on."""
+    try:
+        yield
+    except AnalysisException:  # nothing has begun
+        raise
+    except (OperationalError, PySparkException, Py4JJavaError):
+        click.echo(f"Some may be done. To go on, run it again with --job-id {job_id}", err=True)
+        raise
+
+
+def progress_bar() -> Progress:
+    """Counts done and, where it is known, their total."""
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+    )

@@ -1,0 +1,111 @@
+"""Lifecycle events: out of Redis, and what they say."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import click
+
+from .group import (
+    archive_option,
+    between,
+    broker_options,
+    console,
+    main,
+    progress_bar,
+    spark_of,
+    target_option,
+    time_options,
+)
+
+
+@main.command()
+@broker_options
+@click.option("--path", required=True, help="Where the archive is or shall be.")
+@click.option("--checkpoint", help="Where it is noted what was read. Default: in the archive.")
+@click.option("--interval", help='Go on for good, such as "30 seconds". Default: to the end, once.')
+@click.option("--starting-offsets", help="earliest (default) or latest, for a new archive.")
+@click.option("--max-rows-per-trigger", help="Events in a batch.")
+@click.option("--rows-per-task", help="Events that a task of Spark reads.")
+@click.option(
+    "--skip-lost", is_flag=True, help="Go on where events were trimmed before they were read."
+)
+@click.pass_context
+def archive(
+    ctx: click.Context,
+    /,
+    path: str,
+    checkpoint: str | None,
+    interval: str | None,
+    skip_lost: bool,
+    **options: Any,
+) -> None:
+    """Write lifecycle events to Parquet, each one once; again: those that are new."""
+    from celery_ext.spark.events.archive import log_events, watch
+
+    if skip_lost:
+        options["fail_on_data_loss"] = "false"
+    query = log_events(
+        spark_of(ctx), path=path, checkpoint=checkpoint, interval=interval, **options
+    )
+    with progress_bar() as bar:
+        task = bar.add_task("events", total=None)
+        count = watch(query, lambda more: bar.advance(task, more))
+    click.echo(f"{count:,} events written to {path}")
+
+
+@main.command()
+@archive_option
+@click.option("--path", required=True, help="Where the copy shall be; what is there is replaced.")
+@click.pass_context
+def compact(ctx: click.Context, /, archive: str, path: str) -> None:
+    """Copy an archive into few large files, by day and queue, for much reading."""
+    from celery_ext.spark.events.archive import compact, read_archive
+
+    spark = spark_of(ctx)
+    with console.status("Copying"):
+        compact(read_archive(spark, archive), path)
+    click.echo(f"written to {path}")
+
+
+@main.command()
+@archive_option
+@click.option("--out", required=True, help="A directory for the tables, and for the page.")
+@click.option("--page", help="The page's file, where the tables are not on this machine.")
+@target_option
+@time_options
+@click.option("--title", default="Delayed tasks", help="Of the page.")
+@click.pass_context
+def report(
+    ctx: click.Context,
+    /,
+    archive: str,
+    out: str,
+    page: str | None,
+    target_seconds: float,
+    since: datetime | None,
+    until: datetime | None,
+    title: str,
+) -> None:
+    """Report on what happened: Parquet tables, and an HTML page to read."""
+    try:
+        from celery_ext.spark.reports.page import report
+    except ModuleNotFoundError as error:
+        raise click.ClickException(
+            f"a report needs {error.name}: pip install 'kombu-delayed[report]'"
+        ) from error
+    from celery_ext.spark.events.archive import read_archive
+
+    events = between(read_archive(spark_of(ctx), archive), since, until)
+    with progress_bar() as bar:
+        task = bar.add_task("tables", total=None)
+        path = report(
+            events,
+            out,
+            target_seconds,
+            title=title,
+            page_path=page,
+            progress=lambda name: bar.advance(task),
+        )
+    click.echo(path)

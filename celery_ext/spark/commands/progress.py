@@ -1,0 +1,116 @@
+"""How far Spark is, and what a job has done, at the terminal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import asdict
+from threading import Event, Thread
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from celery_ext.spark.sink.job_ledger import JobReport
+from celery_ext.tasks.formatting import number, plain
+
+from .group import progress_bar
+
+if TYPE_CHECKING:
+    from pyspark import StatusTracker
+    from pyspark.sql import SparkSession
+
+_LOOK_SECONDS = 0.2
+
+
+class Stages:
+    """The tasks of the stages that were running at some look; Spark plans them as it goes."""
+
+    def __init__(self, tracker: StatusTracker) -> None:
+        self._tracker = tracker
+        self._seen: dict[int, tuple[int, int]] = {}
+
+    def look(self) -> tuple[int, int]:
+        """Look again; returns how many tasks are done, of how many."""
+        active = self._tracker.getActiveStageIds()
+        for id in active:
+            if info := self._tracker.getStageInfo(id):
+                self._seen[id] = info.numCompletedTasks, info.numTasks
+        for id in self._seen.keys() - set(active):
+            self._seen[id] = (self._seen[id][1],) * 2
+        pairs = self._seen.values()
+        return sum(done for done, _ in pairs), sum(total for _, total in pairs)
+
+
+def watching(spark: SparkSession, what: str) -> AbstractContextManager[None]:
+    """A bar of the tasks that Spark runs meanwhile; over Connect, it does not know of any."""
+    context = getattr(spark, "sparkContext", None)
+    look = Stages(context.statusTracker()).look if context else lambda: (0, 0)
+    return following(look, f"{what}, tasks of Spark")
+
+
+@contextmanager
+def following(look: Callable[[], tuple[int, int]], what: str) -> Iterator[None]:
+    """A bar of what is done, of how many, that goes on meanwhile."""
+    with progress_bar() as bar:
+        task = bar.add_task(what, total=None)
+
+        def show() -> None:
+            done, total = look()
+            bar.update(task, completed=done, total=total or None)
+
+        with _repeating(show):
+            yield
+        with suppress(Exception):
+            show()
+
+
+@contextmanager
+def _repeating(step: Callable[[], None]) -> Iterator[None]:
+    ended = Event()
+
+    def run() -> None:
+        while not ended.wait(_LOOK_SECONDS):
+            with suppress(Exception):  # a bar stops no job
+                step()
+
+    thread = Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def table(counts: Mapping[str, Mapping[str, int]]) -> Table:
+    """Numbers by queue, each a mapping with the same names."""
+    made = Table(box=None, header_style="dim")
+    made.add_column("queue")
+    for name in next(iter(counts.values()), {}):
+        made.add_column(name, justify="right")
+    for queue, numbers in counts.items():
+        made.add_row(plain(queue), *map(number, numbers.values()))
+    return made
+
+
+def show(report: JobReport, done: str, as_json: bool, rejects: str | None = None) -> None:
+    """What became of a job's rows; `done` is what was done with those that count."""
+    if as_json:
+        click.echo(json.dumps(asdict(report)))
+        return
+    if report.queues:
+        Console().print(table({queue: {done: n} for queue, n in report.queues.items()}), "")
+    refused = f", {report.refused:,} refused" + (f": see {rejects}" if rejects else "")
+    click.echo(
+        f"{report.accepted:,} {done}, {report.already:,} already there or dealt with"
+        + (refused if report.refused else "")
+    )
+
+
+def ask(question: str, yes: bool) -> None:
+    """Let a person decide. Raises Abort where the answer is no."""
+    if not yes:
+        click.confirm(question, abort=True, err=True)

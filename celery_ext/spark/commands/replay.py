@@ -1,0 +1,165 @@
+"""What an outage missed, scheduled again."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import datetime, timedelta
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import click
+from pyspark.sql import functions as F
+from rich.console import Console
+from rich.table import Table
+
+from celery_ext.cli.times import SPAN, TIME
+from celery_ext.spark.backup import replaying as replays
+from celery_ext.spark.backup.transfer import read_backup
+from celery_ext.spark.events.archive import read_archive
+from celery_ext.spark.options import names
+from celery_ext.spark.sink.job_ledger import JobReport
+from celery_ext.tasks.formatting import number, plain
+
+from .backup import yes_option
+from .group import (
+    archive_option,
+    connection_options,
+    console,
+    job_options,
+    main,
+    run_again,
+    spark_of,
+)
+from .progress import ask, show, watching
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+STATES = ("delayed", "waiting", "ready", "unacked", "dead")
+
+
+@main.command("replay")
+@archive_option
+@click.option("--backup", "backups", multiple=True, help="A backup that may have the messages.")
+@connection_options
+@click.option(
+    "--state",
+    "states",
+    type=click.Choice(STATES),
+    multiple=True,
+    help="Where the last event left it; may be given several times. Default: delayed, waiting and "
+    "ready.",
+)
+@click.option("--since", type=TIME, help="Only what was due at this time (UTC) or later.")
+@click.option("--until", type=TIME, help="Only what was due before. Default: the last event.")
+@click.option("--queues", help="Only these, with commas between them.")
+@click.option("--tasks", help="Only these, with commas; * and ? stand for any text and letter.")
+@click.option("--where", help="Only these, in SQL: queue, id, task, tenant, due, state, at.")
+@click.option("--at", type=TIME, help="When it shall run. Default: at its due time, or now.")
+@click.option("--spread", type=SPAN, default=timedelta(0), help="Over how long, such as 10m.")
+@job_options
+@yes_option
+@click.option("--dry-run", is_flag=True, help="Show what was missed; change nothing.")
+@click.pass_context
+def replay_command(
+    ctx: click.Context,
+    /,
+    archive: str,
+    backups: tuple[str, ...],
+    states: tuple[str, ...],
+    since: datetime | None,
+    until: datetime | None,
+    yes: bool,
+    dry_run: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Schedule again what was due and has not come to an end, each message once a job.
+
+    Messages come from backups; dead letters from where the broker has them.
+    """
+    states = states or replays.UNTOUCHED
+    if set(states) != {"dead"} and not backups and not dry_run:
+        raise click.UsageError(
+            "give a --backup that has the messages: lifecycle events do not. Only dead letters "
+            "(--state dead) need none"
+        )
+    if "dead" in states and options["spread"]:
+        raise click.UsageError("dead letters cannot be spread: replay them by themselves")
+    narrow = {name: options.pop(name) for name in ("queues", "tasks", "where")}
+    spark = spark_of(ctx)
+    events = read_archive(spark, archive)
+    rows = _narrowed(replays.missed(events, states=states, since=since, until=until), **narrow)
+    rows = rows.persist()
+    kept = _kept(spark, backups)
+    if dry_run or not yes:
+        with console.status("Looking for what was missed"):
+            found = replays.counted(rows, kept).orderBy("queue", "state").collect()
+        _tell([row.asDict() for row in found], dry_run, as_json)
+    if dry_run:
+        return
+    ask("Schedule what was missed again?", yes)
+    options["job_id"] = options["job_id"] or str(uuid4())
+    with run_again(options["job_id"]), watching(spark, "replay"):
+        report = _replay(rows, kept, states, **options)
+    show(report, "replayed", as_json, options["rejects"])
+
+
+def _narrowed(
+    rows: DataFrame, queues: str | None, tasks: str | None, where: str | None
+) -> DataFrame:
+    if queues:
+        rows = rows.where(F.col("queue").isin(*names(queues)))
+    if tasks:
+        patterns = "|".join(map(_regex, names(tasks)))
+        rows = rows.where(F.col("task").rlike(f"^(?:{patterns})$"))
+    return rows.where(where) if where else rows
+
+
+def _regex(pattern: str) -> str:
+    """For Java; `fnmatch.translate` makes some that only Python reads."""
+    return "".join({"*": ".*", "?": "."}.get(char, re.escape(char)) for char in pattern)
+
+
+def _kept(spark: SparkSession, paths: tuple[str, ...]) -> DataFrame | None:
+    found = [read_backup(spark, path) for path in paths]
+    return reduce(lambda one, other: one.unionByName(other), found) if found else None
+
+
+def _replay(
+    rows: DataFrame,
+    kept: DataFrame | None,
+    states: tuple[str, ...],
+    at: datetime | None,
+    spread: timedelta,
+    **options: Any,
+) -> JobReport:
+    """What dead letters and backups have, as one report."""
+    report = JobReport(options["job_id"])
+    if kept is not None and set(states) != {"dead"}:
+        lost = rows.where("state <> 'dead'")
+        report = replays.replay(lost, kept, at=at, over=spread, **options)
+    if "dead" in states:
+        dead = replays.replay_dead(rows.where("state = 'dead'"), at=at, **options)
+        report.accepted += dead.accepted
+        report.already += dead.already
+        for queue, count in dead.queues.items():
+            report.queues[queue] = report.queues.get(queue, 0) + count
+    return report
+
+
+def _tell(found: list[dict[str, Any]], dry_run: bool, as_json: bool) -> None:
+    if dry_run and as_json:
+        click.echo(json.dumps(found))
+        return
+    table = Table(box=None, header_style="dim")
+    for name in ("queue", "state"):
+        table.add_column(name)
+    for name in ("missed", "in a backup"):
+        table.add_column(name, justify="right")
+    for row in found:
+        shown = number(row["missed"]), number(row["kept"])
+        table.add_row(plain(row["queue"]), row["state"], *shown)
+    (Console() if dry_run else console).print(table, "")

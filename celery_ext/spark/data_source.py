@@ -1,0 +1,43 @@
+"""What Spark knows as the format `kombu_delayed`."""
+
+from __future__ import annotations
+
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import StructType
+
+from kombu_delayed.errors import OptionError
+
+from .options import ReadOptions, WriteOptions
+from .sink.stream_write import StreamWriter
+from .sink.write import BacklogWriter
+from .source.columns import SCHEMA
+from .source.reader import BacklogReader
+
+
+class DefaultSource(DataSource):
+    """The backlog of a broker, to read from and to schedule into."""
+
+    @classmethod
+    def name(cls) -> str:
+        """What `format` takes."""
+        return "kombu_delayed"
+
+    def schema(self) -> str:
+        """All columns; `.schema(…)` of a reader names those that are wanted."""
+        return SCHEMA
+
+    def reader(self, schema: StructType) -> BacklogReader:
+        """Read the backlog. Raises OptionError."""
+        return BacklogReader(ReadOptions.parse(self.options), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> BacklogWriter:
+        """Schedule what rows say, or cancel or reschedule it. Raises OptionError."""
+        if overwrite:
+            raise OptionError('a backlog is not overwritten: use mode("append")')
+        return BacklogWriter(WriteOptions.parse(self.options), schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
+        """The same for the batches of a streaming query. Raises OptionError."""
+        if overwrite:
+            raise OptionError('a backlog is not overwritten: use outputMode("append")')
+        return StreamWriter(self.options, schema)

@@ -1,0 +1,1 @@
+"""Lifecycle events as a stream, and their archive."""

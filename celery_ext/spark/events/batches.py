@@ -1,0 +1,117 @@
+"""Lifecycle events as Arrow columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.types import IntegerType, StringType, StructType, TimestampType
+
+from celery_ext.tasks.times import LATEST_MS
+from kombu_delayed.inspection.events import told
+from kombu_delayed.store.shards import queue_of
+from kombu_delayed.store.store import Store
+
+from .positions import Piece
+
+#: The columns that a reader gives where it is not asked for some of them.
+SCHEMA = StructType()
+for _name in ("stream_id", "event", "id", "task", "tenant", "queue"):
+    SCHEMA.add(_name, StringType())
+SCHEMA.add("due", TimestampType()).add("at", TimestampType())
+SCHEMA.add("consumer", StringType()).add("worker", StringType()).add("deliveries", IntegerType())
+SCHEMA.add("reason", StringType())
+
+#: Events that one call reads, and calls that make one batch.
+PAGE_SIZE, PAGES = 1_000, 5
+
+_FIELDS = (
+    *("stream_id", "event", "id", "task", "tenant", "due_ms", "consumer", "deliveries", "reason"),
+)
+
+#: What an event says, in the order above.
+Row = list[Any]
+
+
+def batches(store: Store, queue: str, piece: Piece, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """A piece of a queue's events, with the columns of a schema. Raises DelayedError."""
+    rows: list[Row] = []
+    for page in _pages(store, queue, piece):
+        rows += (told(queue, entry) for entry in page)
+        if len(rows) >= PAGES * PAGE_SIZE:
+            yield to_batch(queue, rows, schema)
+            rows = []
+    if rows:
+        yield to_batch(queue, rows, schema)
+
+
+def _pages(store: Store, queue: str, piece: Piece) -> Iterator[list[Any]]:
+    key, after = store.keys(queue).events, piece.after
+    while True:
+        page = store.run("XRANGE", key, f"({after}", piece.upto, "COUNT", PAGE_SIZE)
+        if page:
+            yield page
+        if len(page) < PAGE_SIZE:
+            return
+        after = page[-1][0].decode()
+
+
+def to_batch(queue: str, rows: Sequence[Row], schema: pa.Schema) -> pa.RecordBatch:
+    """Rows as the columns of a schema, in its order."""
+    given = dict(zip(_FIELDS, zip(*rows, strict=True), strict=True))
+    arrays = [_COLUMNS[field.name](queue, given) for field in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+Given = dict[str, tuple[Any, ...]]
+
+
+def _text(name: str) -> Callable[[str, Given], pa.Array]:
+    def column(queue: str, given: Given) -> pa.Array:
+        return pa.array(given[name], pa.string())
+
+    return column
+
+
+def _queue(queue: str, given: Given) -> pa.Array:
+    return pa.repeat(pa.scalar(queue_of(queue), pa.string()), len(given["stream_id"]))
+
+
+def _due(queue: str, given: Given) -> pa.Array:
+    return _times([ms if ms is None else min(ms, LATEST_MS) for ms in given["due_ms"]])
+
+
+def _at(queue: str, given: Given) -> pa.Array:
+    return _times([int(id.partition("-")[0]) for id in given["stream_id"]])
+
+
+def _times(values_ms: list[int | None] | list[int]) -> pa.Array:
+    in_ms = pa.array(values_ms, pa.int64()).cast(pa.timestamp("ms", "UTC"))
+    return in_ms.cast(pa.timestamp("us", "UTC"))
+
+
+def _worker(queue: str, given: Given) -> pa.Array:
+    consumers = given["consumer"]
+    workers = {each: each.rsplit(":", 2)[0] for each in set(consumers)}
+    return pa.array([workers[each] for each in consumers], pa.string())
+
+
+def _deliveries(queue: str, given: Given) -> pa.Array:
+    return pa.array(given["deliveries"], pa.int32())
+
+
+_COLUMNS: dict[str, Callable[[str, Given], pa.Array]] = {
+    "stream_id": _text("stream_id"),
+    "event": _text("event"),
+    "id": _text("id"),
+    "task": _text("task"),
+    "tenant": _text("tenant"),
+    "queue": _queue,
+    "due": _due,
+    "at": _at,
+    "consumer": _text("consumer"),
+    "worker": _worker,
+    "deliveries": _deliveries,
+    "reason": _text("reason"),
+}

@@ -1,0 +1,292 @@
+"""The options of the Spark sources: one home for name, default, range and meaning."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from datetime import date, datetime, timezone
+from typing import Any, TypeVar
+from uuid import uuid4
+
+from kombu.utils.url import maybe_sanitize_url
+
+from kombu_delayed.errors import OptionError
+from kombu_delayed.inspection.backlog import NEVER_MS
+from kombu_delayed.message.envelope import eta_to_ms
+
+Self = TypeVar("Self", bound="BrokerOptions")
+
+SCHEDULE, CANCEL, RESCHEDULE, RESTORE = "schedule", "cancel", "reschedule", "restore"
+OPERATIONS = (SCHEDULE, CANCEL, RESCHEDULE, RESTORE)
+
+
+def _text(value: str) -> str:
+    if not value:
+        raise ValueError("a text that is not empty")
+    return value
+
+
+def _directory(value: str) -> str:
+    if not value or "://" in value:
+        raise ValueError
+    return value
+
+
+def names(value: str) -> tuple[str, ...]:
+    """Names with commas between them, or a JSON list of them."""
+    text = value.strip()
+    found = json.loads(text) if text.startswith("[") else text.split(",")
+    names = tuple(name.strip() if isinstance(name, str) else "" for name in found)
+    if not all(names):
+        raise ValueError
+    return names
+
+
+def _members(value: str) -> dict[str, Any]:
+    found = json.loads(value)
+    if not isinstance(found, dict):
+        raise ValueError
+    return found
+
+
+def whole_number(least: int, most: int) -> Callable[[str], int]:
+    def read(value: str) -> int:
+        if not least <= int(value) <= most:
+            raise ValueError
+        return int(value)
+
+    return read
+
+
+def one_of(*names: str) -> Callable[[str], str]:
+    def read(value: str) -> str:
+        if value not in names:
+            raise ValueError
+        return value
+
+    return read
+
+
+def option(
+    default: Any, read: Callable[[str], Any], allowed: str, meaning: str, **more: Any
+) -> Any:
+    """A field of an options class; `read` raises an error for what is not as `allowed` says."""
+    metadata = {"read": read, "allowed": allowed, "meaning": meaning}
+    if callable(default):
+        return field(default_factory=default, metadata=metadata, **more)
+    return field(default=default, metadata=metadata, **more)
+
+
+@dataclass(frozen=True)
+class BrokerOptions:
+    """Where the broker is. What is shown of a URL has no password in it."""
+
+    broker: str = option(
+        "",
+        _text,
+        "a broker URL such as delayed+redis://localhost:6379/0",
+        "The URL of the broker. A password in it is masked wherever it is shown; `broker_env` "
+        "keeps it out of the job altogether.",
+        repr=False,
+    )
+    broker_env: str = option(
+        "",
+        _text,
+        "the name of an environment variable",
+        "The environment variable that has the URL, on the driver and on each executor.",
+    )
+    app: str = option(
+        "",
+        _text,
+        "a Celery app as for `celery -A`, such as proj.celery:app",
+        "The Celery app to send as, with its broker, routes and serializers, where executors can "
+        "import it.",
+    )
+    transport_options: dict[str, Any] = option(  # noqa: RUF009
+        dict,
+        _members,
+        "a JSON object",
+        "The transport options, as in `broker_transport_options`.",
+        repr=False,
+    )
+
+    @classmethod
+    def parse(cls: type[Self], given: Mapping[str, Any]) -> Self:
+        """Read what was given to Spark, whatever the case of the names; or as Python values.
+
+        Raises OptionError that names the option, the value and what is allowed.
+        """
+        known = {each.name: each for each in fields(cls)}
+        values = {}
+        for name, value in given.items():
+            if name.lower() not in known:
+                raise OptionError(f"unknown option {name!r}{_suggestion(name, list(known))}")
+            if value is not None:
+                values[name.lower()] = _read(known[name.lower()], value)
+        return cls(**values)
+
+    def __post_init__(self) -> None:
+        given = [n for n in ("broker", "broker_env", "app") if getattr(self, n)]
+        if len(given) != 1:
+            raise OptionError(
+                "give the broker by one of the options broker, broker_env and app"
+                + (f", not by {' and '.join(given)}" if given else "")
+            )
+        if self.app and self.transport_options:
+            raise OptionError("option app has its own transport options: leave transport_options")
+
+    @property
+    def url(self) -> str:
+        """The broker's URL, of this machine's environment where that has it; "": the app's own."""
+        if not self.broker_env:
+            return self.broker
+        found = os.environ.get(self.broker_env)
+        if not found:
+            raise OptionError(
+                f"the environment variable {self.broker_env}, which the option broker_env names, "
+                "is not set here; it is needed on the driver and on each executor"
+            )
+        return found
+
+
+def as_texts(options: Mapping[str, Any]) -> dict[str, str]:
+    """Options as Spark takes them, without those that are None."""
+    return {name: as_text(value) for name, value in options.items() if value is not None}
+
+
+def as_text(value: Any) -> str:
+    """A value as an option of Spark, which takes only texts."""
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, date):
+        return datetime(value.year, value.month, value.day, tzinfo=timezone.utc).isoformat()
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return json.dumps(list(value))
+    return json.dumps(value) if isinstance(value, dict) else str(value)
+
+
+def _read(known: Any, value: Any) -> Any:
+    shown = "what was given"
+    try:
+        text = as_text(value)
+        shown = repr(maybe_sanitize_url(text))[:200] if known.repr else shown
+        return known.metadata["read"](text)
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        raise OptionError(
+            f"option {known.name} takes {known.metadata['allowed']}, not {shown}"
+        ) from None
+
+
+def _suggestion(name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name.lower(), known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(sorted(known))}"
+
+
+@dataclass(frozen=True)
+class ReadOptions(BrokerOptions):
+    """What is read of the backlog."""
+
+    queues: tuple[str, ...] = option(
+        (),
+        names,
+        "names with commas between them, or a JSON list of names",
+        "The queues to read. Default: all that have delayed messages, found by looking at all "
+        "keys of the broker.",
+    )
+    due_from: int = option(
+        0, eta_to_ms, "a time in ISO 8601", "Only what is due at this time (UTC) or later."
+    )
+    due_to: int = option(
+        NEVER_MS, eta_to_ms, "a time in ISO 8601", "Only what is due before this time (UTC)."
+    )
+    tasks: tuple[str, ...] = option(
+        (),
+        names,
+        "names or patterns with commas between them, or a JSON list of them",
+        "Only tasks with these names; `*`, `?` and `[…]` stand for what they do in file names.",
+    )
+    rows_per_task: int = option(
+        50_000,
+        whole_number(1, 10_000_000),
+        "a number from 1 to 10,000,000",
+        "About how many messages one task of Spark reads.",
+    )
+    page_size: int = option(
+        500,
+        whole_number(1, 10_000),
+        "a number from 1 to 10,000",
+        "About how many messages one call reads. More in a call means a longer pause for the "
+        "broker's other clients.",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.due_from > self.due_to:
+            raise OptionError("option due_from is later than due_to: no message can be meant")
+
+
+@dataclass(frozen=True)
+class WriteOptions(BrokerOptions):
+    """What is done with the rows of a DataFrame, and how."""
+
+    operation: str = option(
+        SCHEDULE, one_of(*OPERATIONS), " or ".join(OPERATIONS), "What to do with each row."
+    )
+    job_id: str = option(
+        lambda: str(uuid4()),
+        _text,
+        "a text that is not empty",
+        "The name of the job. What a job has scheduled, rescheduled or restored it leaves alone "
+        "when it is run again under the same name. Default: a name of its own for each run, and "
+        "of a stream for each batch.",
+    )
+    ledger_seconds: int = option(
+        86_400,
+        whole_number(60, 366 * 86_400),
+        "a number of seconds from 60 to a year",
+        "How long after its last row the broker remembers what a job has done.",
+    )
+    key_columns: tuple[str, ...] = option(
+        (),
+        names,
+        "names of columns with commas between them, or a JSON list of them",
+        "The columns that the id is made from, where there is no column `id`: the same values "
+        "make the same id each time.",
+    )
+    queue: str = option("", _text, "the name of a queue", "The queue of rows that name none.")
+    queues: tuple[str, ...] = option(
+        (),
+        names,
+        "names with commas between them, or a JSON list of names",
+        "The queues that rows may name. Default: any.",
+    )
+    rejects: str = option(
+        "",
+        _directory,
+        "the path of a directory",
+        "Where refused rows are written as JSON lines with the reason; on a cluster, a directory "
+        "that driver and executors share. With it, refused rows stop nothing.",
+    )
+    max_rejects: int = option(
+        0,
+        whole_number(0, 1_000_000_000),
+        "a number from 0 on",
+        "Without `rejects`, so many rows of a task of Spark may be refused before it fails.",
+    )
+    batch_size: int = option(
+        1_000,
+        whole_number(1, 100_000),
+        "a number from 1 to 100,000",
+        "Rows that are sent together, at most 250 of them in one call of a script.",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.queue and self.queues and self.queue not in self.queues:
+            raise OptionError(
+                f"option queue is {self.queue!r}, and the option queues allows only "
+                f"{', '.join(self.queues)}"
+            )

@@ -1,0 +1,1 @@
+"""What the archive of events says: figures, charts, a page, a forecast."""

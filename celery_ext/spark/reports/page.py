@@ -1,0 +1,228 @@
+"""The job `report`: all reports as Parquet tables, and one HTML page that needs nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timezone
+from functools import reduce
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from kombu_delayed.errors import DelayedError
+
+from . import plots, queries
+from .words import duration, moment, number, share
+
+#: Rows of a table on the page; Parquet has all.
+LIMIT = 50
+
+#: Messages that were worst, and that are longest overdue, on the page.
+WORST = 100
+
+PAGE = "report.html"
+
+#: Tables that are written at the same time: small ones would leave a cluster idle.
+AT_ONCE = 4
+
+Row = dict[str, Any]
+
+
+class ReportError(DelayedError):
+    """There is nothing to report on."""
+
+
+def tables(
+    events: DataFrame, deliveries: DataFrame, target_seconds: float, as_of: datetime | None = None
+) -> dict[str, DataFrame]:
+    """All reports by the names under which they are written."""
+    waiting = queries.never_delivered(events, as_of)
+    return {
+        "total": _total(events, waiting).crossJoin(_summary(deliveries, target_seconds)),
+        "queues": _summary(deliveries, target_seconds, "queue"),
+        "lateness_by_task": queries.lateness(deliveries, "queue", "task"),
+        "lateness_by_tenant": queries.lateness(deliveries, "tenant"),
+        "lateness_by_hour": queries.lateness(deliveries, "hour"),
+        "lateness_by_queue_and_hour": queries.lateness(deliveries, "queue", "hour"),
+        "histogram": queries.histogram(deliveries),
+        "throughput": queries.throughput(events, "queue"),
+        "workers": queries.per_worker(deliveries, "queue"),
+        "worst": queries.worst(deliveries, WORST),
+        "never_delivered": waiting,
+    }
+
+
+def _summary(deliveries: DataFrame, target_seconds: float, *by: str) -> DataFrame:
+    """Lateness, failures and evenness side by side."""
+    parts = [
+        queries.later_than(deliveries, target_seconds, *by).drop("messages"),
+        queries.rates(deliveries, *by).drop("messages"),
+        queries.evenness(deliveries, *by).drop("deliveries"),
+    ]
+    start = queries.lateness(deliveries, *by)
+    if by:
+        return reduce(lambda left, right: left.join(right, [*by], "full"), parts, start)
+    return reduce(lambda left, right: left.crossJoin(right), parts, start)
+
+
+def _total(events: DataFrame, waiting: DataFrame) -> DataFrame:
+    span = events.agg(
+        F.min("at").alias("first_at"), F.max("at").alias("last_at"), F.count("*").alias("events")
+    )
+    return span.crossJoin(waiting.agg(F.count("*").alias("waiting")))
+
+
+def report(
+    events: DataFrame,
+    out: str,
+    target_seconds: float = 60,
+    *,
+    as_of: datetime | None = None,
+    title: str = "Delayed tasks",
+    page_path: str | None = None,
+    progress: Callable[[str], Any] = lambda name: None,
+) -> str:
+    """Write all reports on some events as tables in `out`, and a page; returns the page's path.
+
+    What `out` had of an earlier report is replaced. The page is a file of this machine, by default
+    in `out`, which then is a directory here. `progress` is told of each table that is done. Raises
+    ReportError where nothing was delivered, or where it is not said where the page shall be.
+    """
+    path = Path(page_path or _in_directory(out))
+    deliveries = queries.deliveries(events).persist()
+    try:
+        if deliveries.isEmpty():
+            raise ReportError(
+                "there is no delivery among these events: nothing to report on. Do workers run, "
+                "and is the transport option delayed_events above 0?"
+            )
+        _write(tables(events, deliveries, target_seconds, as_of), out, progress)
+    finally:
+        deliveries.unpersist()
+    path.write_text(page(_Written(events.sparkSession, out), target_seconds, title), "utf-8")
+    return str(path)
+
+
+def _in_directory(out: str) -> Path:
+    if "://" in out:
+        raise ReportError(
+            f"the tables go to {out}, which is no directory of this machine: say where the page "
+            "shall be (--page, page_path)"
+        )
+    return Path(out, PAGE)
+
+
+def _write(found: dict[str, DataFrame], out: str, progress: Callable[[str], Any]) -> None:
+    def write(name: str) -> str:
+        found[name].coalesce(1).write.mode("overwrite").parquet(f"{out}/{name}")
+        return name
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for name in pool.map(write, found):
+            progress(name)
+
+
+class _Written:
+    """Tables that were written, of which the page shows some rows."""
+
+    def __init__(self, spark: SparkSession, out: str) -> None:
+        self._spark, self._out = spark, out
+
+    def table(self, name: str) -> DataFrame:
+        """A whole table."""
+        return self._spark.read.parquet(f"{self._out}/{name}")
+
+    def rows(self, name: str, *order: str, limit: int = LIMIT) -> list[Row]:
+        """The first rows of a table by columns; `-` in front of one is descending."""
+        return _rows(self.table(name), *order, limit=limit)
+
+    def sums(self, name: str, by: str, value: str, *order: str, limit: int) -> list[Row]:
+        """The first rows of a table that is summed up over other columns."""
+        found = self.table(name).groupBy(by).agg(F.sum(value).alias(value))
+        return _rows(found, *order, limit=limit)
+
+
+def _rows(table: DataFrame, *order: str, limit: int) -> list[Row]:
+    by = [F.desc(each[1:]) if each.startswith("-") else F.asc(each) for each in order]
+    table = table.orderBy(*by) if by else table
+    return [_in_utc(row.asDict()) for row in table.limit(limit).collect()]
+
+
+def _in_utc(row: Row) -> Row:
+    """Spark gives times in the time zone of this process, without saying so."""
+    return {
+        name: value.astimezone(timezone.utc) if isinstance(value, datetime) else value
+        for name, value in row.items()
+    }
+
+
+#: Hours that a plot shows: the last four years.
+_MOST_HOURS = 4 * 366 * 24
+
+#: Workers that are counted; those of which a plot shows the ends.
+_MOST_WORKERS = 100_000
+
+
+def page(written: _Written, target_seconds: float, title: str) -> str:
+    """The page for written tables."""
+    (total,) = written.rows("total")
+    hours = written.rows("lateness_by_hour", "hour", limit=_MOST_HOURS)
+    load = written.sums("throughput", "hour", "delivered", "hour", limit=_MOST_HOURS)
+    buckets = written.rows("histogram")
+    order = ("-deliveries", "worker")
+    workers = written.sums("workers", "worker", "deliveries", *order, limit=_MOST_WORKERS)
+    tenants = written.rows("lateness_by_tenant", "-p99_seconds", "tenant")
+    shown = {"text": _named, "id": str, "number": number, "duration": duration, "share": share}
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=False)
+    environment.globals.update(number=number, duration=duration, moment=moment)
+    return environment.from_string(_template()).render(
+        title=title,
+        zone="UTC",
+        target_seconds=target_seconds,
+        limit=LIMIT,
+        most_workers=plots.MOST_WORKERS,
+        shown={**shown, "time": moment},
+        total=total,
+        tiles=_tiles(total),
+        plots={
+            "lateness": Markup(plots.lateness_over_time(hours, target_seconds) if hours else ""),
+            "load": Markup(plots.load_over_time(load)),
+            "histogram": Markup(plots.histogram(buckets, queries.EDGES_SECONDS) if buckets else ""),
+            "workers": Markup(plots.workers(workers)),
+        },
+        queues=written.rows("queues", "-messages", "queue"),
+        tasks=written.rows("lateness_by_task", "-p99_seconds", "task"),
+        tenants=[row for row in tenants if row["tenant"]] and tenants,
+        worst=written.rows("worst", "-lateness_seconds", limit=WORST),
+        waiting=written.rows("never_delivered", "-overdue_seconds", "id", limit=WORST),
+    )
+
+
+def _named(text: str) -> str:
+    return text or "(none)"
+
+
+def _template() -> str:
+    return files(__package__).joinpath("report_page.html").read_text(encoding="utf-8")
+
+
+def _tiles(total: Row) -> list[tuple[str, str, bool]]:
+    """Text, meaning, and whether it is one to look at."""
+    return [
+        (number(total["deliveries"]), "deliveries", False),
+        (duration(total["p50_seconds"]), "median lateness", False),
+        (duration(total["p95_seconds"]), "p95 lateness", False),
+        (duration(total["p99_seconds"]), "p99 lateness", False),
+        (duration(total["max_seconds"]), "worst lateness", False),
+        (share(total["late_share"]), "later than the target", bool(total["late"])),
+        (share(total["redelivered_rate"]), "redelivered", False),
+        (share(total["dead_rate"]), "dead", bool(total["dead"])),
+        (number(total["max_over_min"]), "busiest ÷ idlest worker", False),
+        (number(total["waiting"]), "due, never delivered", bool(total["waiting"])),
+    ]

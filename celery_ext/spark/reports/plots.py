@@ -1,0 +1,126 @@
+"""Plots of a report, as SVG that a page has in itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from io import StringIO
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from .words import duration
+
+Row = dict[str, Any]
+
+#: One colour for each percentile, and one for counts.
+COLOURS = {"p50_seconds": "#5b8c5a", "p95_seconds": "#e0a458", "p99_seconds": "#c8553d"}
+COUNTS = "#4c6a92"
+
+STYLE: Any = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "kombu-delayed",
+    "font.family": "sans-serif",
+    "font.sans-serif": ["system-ui", "DejaVu Sans"],
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e4e4e4",
+    "date.converter": "concise",
+}
+
+#: Workers that one plot shows.
+MOST_WORKERS = 60
+
+_HOUR = timedelta(hours=1)
+
+#: From which lateness on a logarithmic axis has room.
+_LEAST_SECONDS = 0.01
+
+_durations = FuncFormatter(lambda value, _: duration(value))
+_numbers = FuncFormatter(lambda value, _: f"{value:,.0f}")
+
+
+def _count(axis: Any) -> None:
+    """Whole numbers only."""
+    axis.set_major_locator(MaxNLocator("auto", integer=True))
+    axis.set_major_formatter(_numbers)
+
+
+def _svg(figure: Figure) -> str:
+    text = StringIO()
+    figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+    return text.getvalue().partition("<svg")[1] + text.getvalue().partition("<svg")[2]
+
+
+def lateness_over_time(hours: Sequence[Row], target_seconds: float) -> str:
+    """Percentiles of lateness by the hour of the due time."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(9, 3.2), layout="constrained")
+        axes = figure.subplots()
+        times = [row["hour"] for row in hours]
+        axes.set_xlim(times[0] - _HOUR, times[-1] + _HOUR)
+        for name, colour in COLOURS.items():
+            marks = [max(row[name], _LEAST_SECONDS) for row in hours]
+            axes.plot(times, marks, color=colour, label=name[:3], marker="o", markersize=2.5)
+        axes.axhline(target_seconds, color="#888888", linestyle="--", linewidth=1, label="target")
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(_durations)
+        axes.yaxis.set_minor_formatter("")
+        figure.legend(loc="outside upper left", ncols=4, frameon=False)
+        return _svg(figure)
+
+
+def load_over_time(hours: Sequence[Row]) -> str:
+    """Deliveries by the hour in which they happened."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(9, 2.2), layout="constrained")
+        axes = figure.subplots()
+        times = [*(row["hour"] for row in hours), hours[-1]["hour"] + _HOUR]
+        counts = [*(row["delivered"] for row in hours), hours[-1]["delivered"]]
+        axes.set_xlim(times[0] - _HOUR, times[-1] + _HOUR)
+        axes.fill_between(times, counts, step="post", color=COUNTS, alpha=0.35, linewidth=0)
+        axes.plot(times, counts, drawstyle="steps-post", color=COUNTS)
+        axes.set_ylim(bottom=0)
+        _count(axes.yaxis)
+        return _svg(figure)
+
+
+def histogram(buckets: Sequence[Row], edges: Sequence[float]) -> str:
+    """How many messages were how late."""
+    counts = {row["at_least_seconds"]: row["messages"] for row in buckets}
+    ends = [*map(duration, edges[1:]), "more"]
+    labels = [f"< {end}" if end != "more" else end for end in ends]
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(9, 2.8), layout="constrained")
+        axes = figure.subplots()
+        bars = axes.bar(labels, [counts.get(edge, 0) for edge in edges], color=COUNTS)
+        axes.bar_label(bars, fmt=lambda n: f"{n:,.0f}" if n else "", fontsize=8)
+        _count(axes.yaxis)
+        axes.tick_params(axis="x", labelsize=8)
+        axes.grid(visible=False, axis="x")
+        return _svg(figure)
+
+
+def workers(rows: Sequence[Row]) -> str:
+    """Deliveries of each worker, those with most first; only the ends of a long list."""
+    shown = list(rows)
+    if len(shown) > MOST_WORKERS:
+        half = MOST_WORKERS // 2
+        shown = shown[:half] + shown[-half:]
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(9, 0.6 + 0.24 * len(shown)), layout="constrained")
+        axes = figure.subplots()
+        # `$` would begin a formula.
+        names = [row["worker"].replace("$", r"\$") for row in shown]
+        bars = axes.barh(range(len(shown)), [row["deliveries"] for row in shown], color=COUNTS)
+        axes.set_yticks(range(len(shown)), names)
+        axes.bar_label(bars, fmt=lambda n: f"{n:,.0f}", fontsize=8, padding=3)
+        axes.invert_yaxis()
+        _count(axes.xaxis)
+        axes.grid(visible=False, axis="y")
+        return _svg(figure)

@@ -1,0 +1,200 @@
+"""What happened, from lifecycle events: lateness, throughput, failures, evenness.
+
+Each is a transform of a DataFrame with the columns of the source `kombu_delayed_events`, or of the
+one that `deliveries` makes of it. Nothing is collected on the driver.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from kombu_delayed.inspection.events import EVENTS
+
+#: What a share of the messages stays below.
+PERCENTILES = {"p50_seconds": 0.5, "p95_seconds": 0.95, "p99_seconds": 0.99}
+
+#: How a delivery ends.
+ENDS = ("acked", "dropped", "released", "reclaimed", "buried")
+
+#: Where a histogram of lateness has its edges.
+EDGES_SECONDS = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 7200.0)
+
+_SCHEDULES = ("scheduled", "rescheduled")
+_MESSAGE = ("queue", "id")
+
+#: Percentiles are exact up to so many values, and off by one in so many beyond.
+_ACCURACY = 10_000
+
+
+def event_order() -> tuple[Column, Column]:
+    """Events of a queue in the order in which they happened; the stream's ids are "ms-number"."""
+    return F.col("at"), F.split("stream_id", "-")[1].cast("long")
+
+
+def _seconds(start: str, end: str) -> Column:
+    return (F.unix_millis(end) - F.unix_millis(start)) / 1000.0
+
+
+def deliveries(events: DataFrame) -> DataFrame:
+    """One row for each delivery: to whom, how late, how it ended.
+
+    `lateness_seconds` is delivered - due, null for a message that was never delayed. `run_seconds`
+    is acked - delivered by the same consumer, null for what ended otherwise or not yet. `attempt`
+    counts the deliveries of a message for one due time from 1 on. `scheduled_at` is when the due
+    time was given, as far as the events go back. `hour` is that of the due time, or of the delivery
+    where there is none.
+    """
+    ordered = event_order()
+    message = Window.partitionBy(*_MESSAGE).orderBy(*ordered)
+    holder = Window.partitionBy(*_MESSAGE, "consumer").orderBy(*ordered)
+    attempts = Window.partitionBy(*_MESSAGE, "due").orderBy(*ordered)
+    scheduled_at = F.last(F.when(F.col("event").isin(*_SCHEDULES), F.col("at")), ignorenulls=True)
+    return (
+        events.where(F.col("event").isin(*_SCHEDULES, "delivered", *ENDS))
+        .withColumn("scheduled_at", F.when(F.col("due").isNotNull(), scheduled_at.over(message)))
+        .withColumn("_next", F.lead(F.struct("event", "at")).over(holder))
+        .where("event = 'delivered'")
+        .withColumn("attempt", F.row_number().over(attempts))
+        .withColumn("_end", F.when(F.col("_next.event").isin(*ENDS), F.col("_next")))
+        .select(
+            *("queue", "id", "task", "tenant", "due", "scheduled_at"),
+            F.col("at").alias("delivered_at"),
+            *("consumer", "worker", "attempt", "deliveries"),
+            F.col("_end.event").alias("ended"),
+            F.col("_end.at").alias("ended_at"),
+            _seconds("due", "at").alias("lateness_seconds"),
+            F.when(F.col("_end.event") == "acked", _seconds("at", "_end.at")).alias("run_seconds"),
+            F.date_trunc("hour", F.coalesce("due", "at")).alias("hour"),
+        )
+    )
+
+
+def lateness(deliveries: DataFrame, *by: str) -> DataFrame:
+    """How late messages were first delivered: p50, p95, p99 and the worst, in seconds.
+
+    One row for each value of the columns `by`: queue, task, tenant, worker, hour.
+    """
+    value = F.col("lateness_seconds")
+    marks = F.percentile_approx(value, list(PERCENTILES.values()), _ACCURACY)
+    found = (
+        _first(deliveries)
+        .groupBy(*by)
+        .agg(F.count("*").alias("messages"), marks.alias("_marks"), F.max(value).alias("_max"))
+    )
+    named = [F.col("_marks")[n].alias(name) for n, name in enumerate(PERCENTILES)]
+    return found.select(*by, "messages", *named, F.col("_max").alias("max_seconds"))
+
+
+def _first(deliveries: DataFrame) -> DataFrame:
+    """The first delivery of each delayed message: a later one is late because the first failed."""
+    return deliveries.where("attempt = 1 and lateness_seconds is not null")
+
+
+def later_than(deliveries: DataFrame, target_seconds: float, *by: str) -> DataFrame:
+    """How many delayed messages were first delivered later than a target, and their share."""
+    is_late = F.col("lateness_seconds") > target_seconds
+    return (
+        _first(deliveries)
+        .groupBy(*by)
+        .agg(F.count("*").alias("messages"), F.count_if(is_late).alias("late"))
+        .withColumn("late_share", _share("late", "messages"))
+    )
+
+
+def _share(part: str, whole: str) -> Column:
+    return F.when(F.col(whole) > 0, F.col(part) / F.col(whole))
+
+
+def throughput(events: DataFrame, *by: str) -> DataFrame:
+    """How many events of each kind each hour had, by the hour in which they happened."""
+    counts = [F.count_if(F.col("event") == name).alias(name) for name in EVENTS]
+    return events.groupBy(F.date_trunc("hour", "at").alias("hour"), *by).agg(*counts)
+
+
+def rates(deliveries: DataFrame, *by: str) -> DataFrame:
+    """How many deliveries were not the first of their message, and how many messages were buried.
+
+    `redelivered_rate` is a share of all deliveries, `dead_rate` of all messages.
+    """
+    return (
+        deliveries.groupBy(*by)
+        .agg(
+            F.count("*").alias("deliveries"),
+            F.count_if(F.col("attempt") == 1).alias("messages"),
+            F.count_if(F.col("attempt") > 1).alias("redelivered"),
+            F.count_if(F.col("ended") == "buried").alias("dead"),
+        )
+        .withColumn("redelivered_rate", _share("redelivered", "deliveries"))
+        .withColumn("dead_rate", _share("dead", "messages"))
+    )
+
+
+def per_worker(deliveries: DataFrame, *by: str) -> DataFrame:
+    """What each worker got: deliveries, and the seconds that it had them in its hands."""
+    return deliveries.groupBy(*by, "worker").agg(
+        F.count("*").alias("deliveries"),
+        F.coalesce(F.sum("run_seconds"), F.lit(0.0)).alias("run_seconds"),
+        F.percentile_approx("lateness_seconds", 0.95, _ACCURACY).alias("p95_seconds"),
+    )
+
+
+def evenness(deliveries: DataFrame, *by: str) -> DataFrame:
+    """How evenly deliveries went to the workers that got any.
+
+    `max_over_min` is 1 and `gini` 0 where all got as many; `gini` nears 1 where one got all.
+    """
+    counts = deliveries.groupBy(*by, "worker").agg(F.count("*").alias("n"))
+    rank = F.row_number().over(Window.partitionBy(F.lit(0), *by).orderBy("n"))
+    total, workers = F.sum("n"), F.count("*")
+    gini = 2 * F.sum(F.col("n") * F.col("rank")) / (workers * total) - (workers + 1) / workers
+    return (
+        counts.withColumn("rank", rank)
+        .groupBy(*by)
+        .agg(
+            workers.alias("workers"),
+            total.alias("deliveries"),
+            F.max("n").alias("most"),
+            F.min("n").alias("least"),
+            (F.max("n") / F.min("n")).alias("max_over_min"),
+            gini.alias("gini"),
+        )
+    )
+
+
+def worst(deliveries: DataFrame, count: int = 100) -> DataFrame:
+    """The messages that were first delivered latest, the worst of them first."""
+    return _first(deliveries).orderBy(F.desc("lateness_seconds"), "queue", "id").limit(count)
+
+
+def never_delivered(events: DataFrame, as_of: datetime | None = None) -> DataFrame:
+    """Messages that were due by `as_of` and still wait; without it, by the last event of all.
+
+    Messages that were cancelled, and those whose scheduling is not among the events, do not count.
+    """
+    now = events.agg(F.max("at").alias("as_of"))
+    if as_of is not None:
+        now = now.select(F.lit(as_of).alias("as_of"))
+    told = F.struct("event", "task", "tenant", "due", "at")
+    last = events.groupBy(*_MESSAGE).agg(F.max_by(told, F.struct(*event_order())).alias("last"))
+    return (
+        last.select(*_MESSAGE, "last.*")
+        .crossJoin(F.broadcast(now))
+        .where(F.col("event").isin(*_SCHEDULES) & (F.col("due") <= F.col("as_of")))
+        .select(
+            *(*_MESSAGE, "task", "tenant", "due"),
+            F.col("at").alias("scheduled_at"),
+            _seconds("due", "as_of").alias("overdue_seconds"),
+        )
+    )
+
+
+def histogram(deliveries: DataFrame) -> DataFrame:
+    """How many messages were first delivered how late: from `at_least_seconds` to the next one."""
+    edges = F.filter(
+        F.array(*map(F.lit, EDGES_SECONDS)), lambda edge: edge <= F.col("lateness_seconds")
+    )
+    bucket = F.coalesce(F.array_max(edges), F.lit(0.0)).alias("at_least_seconds")
+    return _first(deliveries).groupBy(bucket).agg(F.count("*").alias("messages"))

@@ -1,0 +1,1 @@
+"""How late a load would be, and what it would take."""

@@ -1,0 +1,131 @@
+"""How a simulated load goes on over time: what is delayed and ready, what it takes in Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from kombu_delayed import sizing
+
+from .load import Slice
+from .model import Arrivals, Fleet, Spread
+
+#: Points in time that are told of.
+POINTS = 1440
+
+#: Delays are followed until so few are longer.
+_NEGLIGIBLE = 1e-9
+
+_MOST_PERIODS = 10_000
+
+
+class Point(NamedTuple):
+    """A moment and the time until the next one. Times in seconds, rates in messages a second."""
+
+    at_seconds: float
+    due_rate: float
+    start_rate: float
+    wait_seconds: float
+    delayed: float
+    ready: float
+    memory_bytes: float
+
+
+def course(
+    slices: Sequence[Slice], waits: Sequence[float], fleet: Fleet, arrivals: Arrivals | None
+) -> list[Point]:
+    """The course of a load until the last message has started.
+
+    Without `arrivals`, or without delays in them, all messages wait from the beginning on. With
+    delays, it has gone on like this before and goes on so afterwards.
+    """
+    due, started = list(_due(slices)), list(_started(slices, waits, fleet))
+    span = arrivals.seconds if arrivals else due[-1][0]
+    length = max(span, started[-1][0], 1.0) / POINTS
+    times = [n * length for n in range(POINTS + 1)]
+    due_at, started_at = _at(due, times), _at(started, times)
+    longest = _longest(slices, waits, fleet, length)
+    delayed = _delayed(due_at, arrivals.delays if arrivals else None, length, span)
+    points = []
+    for n in range(POINTS):
+        ready = max(due_at[n + 1] - started_at[n + 1], 0.0)
+        memory = sizing.memory_bytes(delayed[n] + ready, fleet.record_bytes, fleet.events)
+        rates = ((due_at[n + 1] - due_at[n]) / length, (started_at[n + 1] - started_at[n]) / length)
+        points.append(Point(times[n], *rates, longest[n], delayed[n], ready, memory))
+    return points
+
+
+def _due(slices: Sequence[Slice]) -> Iterator[tuple[float, float]]:
+    """How many are due until when."""
+    total = 0
+    yield 0.0, 0.0
+    for part in slices:
+        yield part.at, total
+        total += part.messages
+        yield part.at + part.span_seconds, total
+
+
+def _started(
+    slices: Sequence[Slice], waits: Sequence[float], fleet: Fleet
+) -> Iterator[tuple[float, float]]:
+    """How many have started until when."""
+    total = 0
+    yield 0.0, 0.0
+    for part, wait in zip(slices, waits, strict=False):
+        yield part.at + wait, total
+        total += part.messages
+        yield part.at + max(wait + part.messages * fleet.message_seconds, part.span_seconds), total
+
+
+def _at(curve: Sequence[tuple[float, float]], times: Sequence[float]) -> list[float]:
+    """A curve that does not fall, at times in order; between its points it is straight."""
+    found, number = [], 0
+    for time in times:
+        while number + 1 < len(curve) and curve[number + 1][0] <= time:
+            number += 1
+        (before, low), (after, high) = curve[number], curve[min(number + 1, len(curve) - 1)]
+        share = (time - before) / (after - before) if after > before else 0.0
+        found.append(low + (high - low) * min(max(share, 0.0), 1.0))
+    return found
+
+
+def _longest(
+    slices: Sequence[Slice], waits: Sequence[float], fleet: Fleet, length: float
+) -> list[float]:
+    """The longest wait of what is due in each part of the time: of a slice's first or last."""
+    found = [0.0] * POINTS
+    for part, wait in zip(slices, waits, strict=False):
+        number = min(int(part.at / length), POINTS - 1)
+        last = wait + part.messages * fleet.message_seconds - part.span_seconds
+        found[number] = max(found[number], wait, last)
+    return found
+
+
+def _delayed(
+    due_at: Sequence[float], delays: Spread | None, length: float, span: float
+) -> list[float]:
+    """How many wait for their due times."""
+    if delays is None:
+        return [due_at[-1] - due for due in due_at[:-1]]
+    period = max(round(span / length), 1)
+    due = [due_at[n + 1] - due_at[n] for n in range(period)]
+    longer = [_longer_by_periods(delays, n * length, length, span) for n in range(period)]
+    one = [
+        sum(due[(n + lag) % period] * longer[lag] for lag in range(period)) for n in range(period)
+    ]
+    return [one[n % period] for n in range(POINTS)]
+
+
+def _longer_by_periods(delays: Spread, lag: float, length: float, span: float) -> float:
+    """Of what is due `lag` to `lag + length` ahead, and so in periods to come, what is scheduled.
+
+    As a number of parts of that length; shares within it are averaged by Simpson's rule.
+    """
+    total = 0.0
+    for period in range(_MOST_PERIODS):
+        first = lag + period * span
+        low, middle, high = (delays.longer_than(first + part * length) for part in (0, 0.5, 1))
+        total += (low + 4 * middle + high) / 6
+        if low < _NEGLIGIBLE:
+            break
+    return total

@@ -1,0 +1,168 @@
+"""What the simulated windows say of all messages, and how far off that may be."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kombu_delayed import sizing
+
+from .course import Point
+from .load import GROUPS, Window
+from .model import Fleet
+from .queue import seconds_of
+
+PERCENTILES = {"p50_seconds": 0.5, "p95_seconds": 0.95, "p99_seconds": 0.99}
+
+#: The group of windows that are there in any case; the others are a sample of the rest.
+ALWAYS = 0
+
+
+@dataclass(frozen=True)
+class Found:
+    """What came of the windows of one group."""
+
+    messages: int = 0
+    redelivered: int = 0
+    lost: int = 0
+    busy_seconds: float = 0.0
+    max_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Result:
+    """The figures of a simulation. Lateness is from the due time to the first start of a task.
+
+    Each `…_error` is a standard error: None where all was simulated, or too little of it to tell.
+    """
+
+    messages: int
+    simulated: int
+    workers: int
+    slots: int
+    p50_seconds: float
+    p50_error: float | None
+    p95_seconds: float
+    p95_error: float | None
+    p99_seconds: float
+    p99_error: float | None
+    #: Of what was simulated, which has the window with the longest wait.
+    max_seconds: float
+    redelivered: float
+    #: Acked when they began and not run to their end.
+    lost: float
+    utilisation: float
+    #: When the last message starts.
+    ends_seconds: float
+    busiest_rate: float
+    most_messages: int
+    most_bytes: int
+    nodes: int
+    shards: int
+    nodes_because_of: str
+
+
+def result(
+    windows: Sequence[Window],
+    simulated: Sequence[Window],
+    found: Mapping[int, Found],
+    classes: Mapping[int, Mapping[int, int]],
+    points: Sequence[Point],
+    fleet: Fleet,
+) -> Result:
+    """Figures of all `windows` from what came of those that were `simulated`, by their group.
+
+    `classes` are messages by their class of lateness.
+    """
+    total = sum(window.messages for window in windows)
+    weights = _weights(total, found)
+    marks = _marks(classes, weights)
+    errors = _errors(total, found, classes)
+    busiest = max(point.start_rate for point in points)
+    memory = max(point.memory_bytes for point in points)
+    servers = sizing.servers_for(
+        busiest,
+        memory,
+        fleet.node_memory_gib * 2**30,
+        fleet.events > 0,
+        fleet.use,
+        fleet.record_bytes,
+    )
+    ends = max(point.at_seconds for point in points) + points[1].at_seconds
+    busy = _sum(weights, {group: each.busy_seconds for group, each in found.items()})
+    return Result(
+        messages=total,
+        simulated=sum(window.messages for window in simulated),
+        workers=fleet.workers,
+        slots=fleet.capacity,
+        p50_seconds=marks["p50_seconds"],
+        p50_error=errors["p50_seconds"],
+        p95_seconds=marks["p95_seconds"],
+        p95_error=errors["p95_seconds"],
+        p99_seconds=marks["p99_seconds"],
+        p99_error=errors["p99_seconds"],
+        max_seconds=max(each.max_seconds for each in found.values()),
+        redelivered=_sum(weights, {group: each.redelivered for group, each in found.items()}),
+        lost=_sum(weights, {group: each.lost for group, each in found.items()}),
+        utilisation=busy / (fleet.capacity * ends),
+        ends_seconds=ends,
+        busiest_rate=busiest,
+        most_messages=round(max(point.delayed + point.ready for point in points)),
+        most_bytes=round(memory),
+        nodes=servers.nodes,
+        shards=servers.shards,
+        nodes_because_of=servers.because_of,
+    )
+
+
+def _weights(total: int, found: Mapping[int, Found]) -> dict[int, float]:
+    """For how many messages one of a group stands."""
+    always = found[ALWAYS].messages if ALWAYS in found else 0
+    sampled = sum(each.messages for group, each in found.items() if group != ALWAYS)
+    weight = (total - always) / sampled if sampled else 1.0
+    return {group: 1.0 if group == ALWAYS else weight for group in sorted(found)}
+
+
+def _sum(weights: Mapping[int, float], values: Mapping[int, float]) -> float:
+    return math.fsum(weight * values[group] for group, weight in weights.items())
+
+
+def _marks(
+    classes: Mapping[int, Mapping[int, int]], weights: Mapping[int, float]
+) -> dict[str, float]:
+    """Percentiles of lateness."""
+    counts: dict[int, float] = {}
+    for group, weight in weights.items():
+        for number, messages in classes[group].items():
+            counts[number] = counts.get(number, 0.0) + weight * messages
+    return {name: mark(counts, share) for name, share in PERCENTILES.items()}
+
+
+def mark(counts: Mapping[int, float], share: float) -> float:
+    """The lateness that a share of the messages stays below, by their classes."""
+    left = share * math.fsum(counts.values())
+    ordered = sorted(counts)
+    for number in ordered:
+        left -= counts[number]
+        if left <= 0:
+            return seconds_of(number)
+    return seconds_of(ordered[-1])
+
+
+def _errors(
+    total: int, found: Mapping[int, Found], classes: Mapping[int, Mapping[int, int]]
+) -> dict[str, float | None]:
+    """Standard errors, from how far the groups of the sample are apart."""
+    groups = [group for group in found if group != ALWAYS]
+    if len(groups) < GROUPS:
+        return dict.fromkeys(PERCENTILES)
+    each = [
+        _marks(classes, _weights(total, {g: found[g] for g in (ALWAYS, group) if g in found}))
+        for group in groups
+    ]
+    return {
+        name: statistics.stdev(marks[name] for marks in each) / math.sqrt(len(groups))
+        for name in PERCENTILES
+    }

@@ -1,0 +1,1 @@
+"""Writing a DataFrame into the backlog, exactly once."""

@@ -1,0 +1,114 @@
+"""The rows of a backup, and the messages that a broker has for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import pyarrow
+
+from kombu_delayed.errors import DelayedError, OptionError
+from kombu_delayed.inspection.backlog import NEVER_MS
+from kombu_delayed.store.keys import step_char
+
+from ..options import WriteOptions
+
+#: Of the columns below. Another one for whatever a reader of this one would get wrong.
+VERSION = 1
+
+#: What a backup has of each message, with Spark's types.
+COLUMNS = {
+    "version": "int",
+    "queue": "string",
+    "id": "string",
+    "task": "string",
+    "due": "timestamp",
+    "member": "binary",
+    "step": "int",
+    "due_ms": "bigint",
+    "payload": "binary",
+}
+
+#: What a restore needs; the others are for who reads the files.
+NEEDED = ("version", "queue", "member", "step", "due_ms", "payload")
+
+#: Steps are one character of ASCII.
+_STEPS = range(0, 128 - 48)
+
+
+class BackupError(DelayedError, ValueError):
+    """A directory has no backup, a part of one, or one that this version cannot read."""
+
+
+def check_backup(types: Mapping[str, str], options: WriteOptions) -> None:
+    """Check the columns of a DataFrame, given with their Spark types, that is to be restored.
+
+    Raises OptionError.
+    """
+    if options.key_columns or options.queue:
+        raise OptionError(
+            "restore takes neither key_columns nor queue: a backup has the ids and queues"
+        )
+    for name in NEEDED:
+        if types.get(name) != COLUMNS[name]:
+            found = f"is of type {types[name]}" if name in types else "is not there"
+            raise OptionError(
+                f"restore needs the columns of a backup ({', '.join(NEEDED)}), and {name} {found}, "
+                f"where it takes {COLUMNS[name]}: read one with read_backup"
+            )
+
+
+def check_version(version: Any, what: str) -> None:
+    """Raises BackupError for a version that is not known here."""
+    if version != VERSION:
+        raise BackupError(
+            f"{what} has version {version} of the format, and this program knows {VERSION}: "
+            "restore it with the version of kombu-delayed that made it, or a newer one"
+        )
+
+
+class BackupRows:
+    """Iterates over (queue, member, record); what is no message is given to `refuse`.
+
+    Raises BackupError for rows of another version, before any of their batch is restored.
+    """
+
+    def __init__(
+        self,
+        batches: Iterable[pyarrow.RecordBatch],
+        options: WriteOptions,
+        refuse: Callable[[dict[str, Any], str], None],
+    ) -> None:
+        self._batches = batches
+        self._queues = options.queues
+        self._refuse = refuse
+
+    def __iter__(self) -> Iterator[tuple[str, bytes, bytes]]:
+        for batch in self._batches:
+            for version in batch.column("version").unique().to_pylist():
+                check_version(version, "a row of the backup")
+            columns = [batch.column(name).to_pylist() for name in NEEDED[1:]]
+            for queue, member, step, due_ms, payload in zip(*columns, strict=True):
+                if reason := self._fault(queue, member, step, due_ms, payload):
+                    named = {"queue": queue, "id": (member or b"").decode(errors="replace")}
+                    self._refuse({**named, "step": step, "due_ms": due_ms}, reason)
+                    continue
+                yield queue, member, b"%b%d%b" % (step_char(step).encode(), due_ms, payload)
+
+    def _fault(
+        self,
+        queue: str | None,
+        member: bytes | None,
+        step: int | None,
+        due_ms: int | None,
+        payload: bytes | None,
+    ) -> str:
+        if not queue or not member or payload is None:
+            return "it has no queue, no member or no payload"
+        if not payload.lstrip().startswith(b"{"):
+            return "its payload is no message: Kombu writes a JSON object"
+        if step not in _STEPS or due_ms is None or not 0 <= due_ms < NEVER_MS:
+            return f"step {step} or due_ms {due_ms} is none"
+        if self._queues and queue not in self._queues:
+            return f"queue {queue!r} is not among the option queues: {', '.join(self._queues)}"
+        return ""

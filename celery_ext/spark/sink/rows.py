@@ -1,0 +1,342 @@
+"""The rows of a DataFrame as Celery's bulk scheduling, or a change of the backlog, takes them."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import date, datetime, timezone
+from decimal import Decimal
+from hashlib import sha1
+from typing import Any
+from uuid import UUID
+
+import pyarrow
+
+from celery_ext.control.bulk.rows import Call, Pattern, RowError, Timed, check_time
+from celery_ext.tasks.times import from_ms, from_now_ms
+from kombu_delayed.errors import OptionError
+from kombu_delayed.message.envelope import eta_to_ms, parse_iso8601
+
+from ..arrow import Unreadable, iso_times, lists, to_python
+from ..options import CANCEL, RESCHEDULE, SCHEDULE, WriteOptions
+
+Row = dict[str, Any]
+
+#: Of the ids that are made from key columns.
+NAMESPACE = UUID("6c1c2f0e-8d35-5f0e-9a53-6b1f6d1f3c7a")
+
+_NUMBER = r"tinyint|smallint|int|bigint|float|double|decimal\(.*\)"
+_TIME = "timestamp|string"
+
+#: Columns with the Spark types that they may have.
+_TYPES = {
+    "id": "string",
+    "task": "string",
+    "args": "string|array<.*>|struct<.*>",
+    "kwargs": r"string|map<string,.*>|struct<.*>",
+    "eta": _TIME,
+    "countdown": _NUMBER,
+    "queue": "string",
+    "priority": "tinyint|smallint|int|bigint",
+    "headers": "string|map<string,.*>|struct<.*>",
+    "expires": f"{_TIME}|{_NUMBER}",
+}
+COLUMNS = {
+    SCHEDULE: tuple(_TYPES),
+    CANCEL: ("id", "queue"),
+    RESCHEDULE: ("id", "queue", "eta", "countdown"),
+}
+
+
+#: Columns that make a row one for `Rows._call`.
+_SELDOM = ("countdown", "headers", "expires")
+
+#: Patterns that are kept at a time.
+PATTERNS = 1_000
+
+
+def check_columns(types: Mapping[str, str], options: WriteOptions) -> None:
+    """Check a DataFrame's columns, given with their Spark types, before any task runs.
+
+    Raises OptionError that names the column and what is allowed.
+    """
+    operation, keys = options.operation, options.key_columns
+    known = COLUMNS[operation]
+    unknown = [name for name in types if name not in known and name not in keys]
+    if unknown:
+        close = difflib.get_close_matches(unknown[0].lower(), known, n=1)
+        raise OptionError(
+            f"{operation} knows no column {', '.join(map(repr, unknown))}"
+            + (f"; did you mean {close[0]!r}?" if close else f"; it takes {', '.join(known)}")
+        )
+    for name in set(types) & set(known) - set(keys):
+        if not re.fullmatch(_TYPES[name], types[name]):
+            raise OptionError(f"column {name} cannot be of type {types[name]}{_hint(name)}")
+    for missing in (name for name in keys if name not in types):
+        raise OptionError(f"option key_columns names {missing!r}, which is no column")
+    _check_needed(types, options)
+
+
+def _hint(name: str) -> str:
+    return f", but only {_TYPES[name].replace('|', ', ').replace('.*', '…').replace(chr(92), '')}"
+
+
+def _check_needed(types: Mapping[str, str], options: WriteOptions) -> None:
+    operation = options.operation
+    if ("id" in types) == bool(options.key_columns):
+        raise OptionError(
+            "give either a column id or the option key_columns, from which ids are made: a row "
+            "must have the same id each time, or a task of Spark that is run again would "
+            f"{operation} it again"
+        )
+    if operation == SCHEDULE and "task" not in types:
+        raise OptionError("there is no column task, the name of the task of each row")
+    if operation != SCHEDULE and "queue" not in types and not options.queue:
+        raise OptionError(f"{operation} needs a column queue or the option queue")
+    if operation != CANCEL and not {"eta", "countdown"} & set(types):
+        raise OptionError(f"{operation} needs a column eta or countdown: when it is due")
+
+
+def key_id(values: Iterable[Any]) -> str:
+    """The id that is made from the values of key columns. Raises RowError where one is null."""
+    texts = [_key_text(value) for value in values]
+    if None in texts:
+        raise RowError("a key column is null, so that the row has no id")
+    if unreadable := next((each for each in texts if isinstance(each, Unreadable)), None):
+        raise RowError(f"a key column has {unreadable}")
+    # As uuid5 does, whose objects take as long as all the rest.
+    text = sha1(NAMESPACE.bytes + json.dumps(texts).encode(), usedforsecurity=False).hexdigest()
+    variant = "89ab"[int(text[16], 16) & 3]
+    return f"{text[:8]}-{text[8:12]}-5{text[13:16]}-{variant}{text[17:20]}-{text[20:32]}"
+
+
+def _key_text(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return (value.astimezone(timezone.utc) if value.tzinfo else value).isoformat()
+    if isinstance(value, date):
+        return value.isoformat()
+    return value if value is None or isinstance(value, (str, int, float)) else str(value)
+
+
+class Rows:
+    """Iterates over what rows mean; those that mean nothing are given to `refuse` with a reason.
+
+    To be scheduled, a row is what `celery_ext.control.bulk.schedule.schedule_many` takes; to be cancelled or
+    rescheduled it is (queue, id, due, eta).
+    """
+
+    def __init__(
+        self,
+        batches: Iterable[pyarrow.RecordBatch],
+        options: WriteOptions,
+        default_queue: str,
+        refuse: Callable[[Row, str], None],
+    ) -> None:
+        self._batches = batches
+        self._options = options
+        self._queue = options.queue or (default_queue if options.operation == SCHEDULE else "")
+        self._refuse = refuse
+        self._names = COLUMNS[options.operation][1:]
+        makers: dict[str, Callable[..., tuple[Any, ...]]] = {
+            SCHEDULE: self._call,
+            CANCEL: self._cancel,
+            RESCHEDULE: self._move,
+        }
+        self._make = makers[options.operation]
+        self._batch: pyarrow.RecordBatch = None
+        self._columns: dict[str, list[Any]] = {}
+        self._patterns: dict[tuple[str | None, str | None, int | None], Pattern] = {}
+        self._at = 0
+
+    @property
+    def current(self) -> Row:
+        """The row that was read last, with all its columns."""
+        return {name: self._column(name)[self._at] for name in self._batch.schema.names}
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        for batch in self._batches:
+            self._batch, self._columns = batch, {}
+            make, columns = self._plan()
+            for self._at, values in enumerate(zip(*columns, strict=True)):
+                try:
+                    made = make(*values)
+                except (RowError, ValueError, RecursionError) as error:
+                    self._refuse(self.current, str(error))
+                    continue
+                yield made
+
+    def _plan(self) -> tuple[Callable[..., tuple[Any, ...]], list[Sequence[Any]]]:
+        """What makes something of a row of the batch, and the columns that it takes."""
+        if self._options.operation == SCHEDULE and all(map(self._is_null, _SELDOM)):
+            times = self._has("eta") and iso_times(self._batch.column("eta"))
+            if times:
+                columns = map(self._column, ("task", "kwargs", "queue", "priority"))
+                args = lists(self._batch.column("args")) if self._has("args") else self._nulls
+                return self._timed, [self._keys, args, *columns, *times]
+        return self._make, [self._keys, *map(self._column, self._names)]
+
+    def _has(self, name: str) -> bool:
+        return name in self._batch.schema.names
+
+    def _is_null(self, name: str) -> bool:
+        return not self._has(name) or self._batch.column(name).null_count == self._batch.num_rows
+
+    @property
+    def _nulls(self) -> list[None]:
+        return [None] * self._batch.num_rows
+
+    def _column(self, name: str) -> list[Any]:
+        """The values of a column of the batch; nulls where it has none."""
+        if name not in self._columns:
+            found = self._has(name)
+            self._columns[name] = to_python(self._batch.column(name)) if found else self._nulls
+        return self._columns[name]
+
+    @property
+    def _keys(self) -> list[Any]:
+        names = self._options.key_columns
+        return [*zip(*map(self._column, names), strict=True)] if names else self._column("id")
+
+    def _id(self, key: Any) -> str:
+        id = key_id(key) if self._options.key_columns else key
+        if not id:
+            raise RowError("id is null or empty")
+        return str(id)
+
+    def _where(self, queue: str | None) -> str:
+        queue = queue or self._queue
+        if not queue:
+            raise RowError("queue is null, and there is no option queue")
+        allowed = self._options.queues
+        if allowed and queue not in allowed:
+            raise RowError(f"queue {queue!r} is not among the option queues: {', '.join(allowed)}")
+        return queue
+
+    def _call(
+        self,
+        key: Any,
+        task: str | None,
+        args: Any,
+        kwargs: Any,
+        eta: Any,
+        countdown: Any,
+        queue: str | None,
+        priority: int | None,
+        headers: Any,
+        expires: Any,
+    ) -> Call:
+        task = _named(task)
+        options: Row = {"task_id": self._id(key), **self._always(queue, priority)}
+        if expires is not None:
+            options["expires"] = _expires(expires)
+        if headers is not None and (headers := _object("headers", headers)):
+            if "delayed_unique" in headers:
+                raise RowError("header delayed_unique: unique tasks cannot be scheduled by a job")
+            options["headers"] = headers
+        _check_when(eta, countdown)
+        if countdown is not None:
+            options["countdown"] = float(countdown) if type(countdown) is Decimal else countdown
+        else:
+            options["eta"] = eta
+        if type(eta) is not datetime:
+            check_time(options)
+        kwargs = {} if kwargs is None else _object("kwargs", kwargs)
+        return Call(task, _list(args), kwargs, options)
+
+    def _timed(
+        self,
+        key: Any,
+        args: Any,
+        task: str | None,
+        kwargs: Any,
+        queue: str | None,
+        priority: int | None,
+        eta: str,
+        due: str,
+    ) -> Timed:
+        """The same for a row with a time and nothing that only some rows have."""
+        kind = task, queue, priority
+        pattern = self._patterns.get(kind) or self._pattern(*kind)
+        kwargs = {} if kwargs is None else _object("kwargs", kwargs)
+        if type(args) is not list:
+            args = _list(args)
+        return Timed(pattern, self._id(key), args, kwargs, eta, due)
+
+    def _pattern(self, task: str | None, queue: str | None, priority: int | None) -> Pattern:
+        if len(self._patterns) >= PATTERNS:
+            self._patterns.clear()
+        pattern = Pattern(_named(task), self._always(queue, priority))
+        self._patterns[task, queue, priority] = pattern
+        return pattern
+
+    def _always(self, queue: str | None, priority: int | None) -> Row:
+        where = self._where(queue)
+        options: Row = {"queue": where} if queue or self._options.queue else {}
+        if priority is not None:
+            options["priority"] = priority
+        return options
+
+    def _cancel(self, key: Any, queue: str | None) -> tuple[str, str, str, str]:
+        return self._where(queue), self._id(key), "", ""
+
+    def _move(
+        self, key: Any, queue: str | None, eta: Any, countdown: Any
+    ) -> tuple[str, str, str, str]:
+        _check_when(eta, countdown)
+        due_ms = _eta_ms(eta) if countdown is None else from_now_ms("countdown", float(countdown))
+        return self._where(queue), self._id(key), str(due_ms), from_ms(due_ms).isoformat()
+
+
+def _named(task: str | None) -> str:
+    if not task:
+        raise RowError("task is null or empty")
+    return task
+
+
+def _eta_ms(eta: Any) -> int:
+    try:
+        return max(0, eta_to_ms(eta))
+    except (ValueError, OverflowError) as error:
+        raise RowError(f"eta takes a time in ISO 8601, not {eta!r}"[:200]) from error
+
+
+def _check_when(eta: Any, countdown: Any) -> None:
+    if (eta is None) == (countdown is None):
+        found = "neither eta nor countdown" if eta is None else "both eta and countdown"
+        raise RowError(f"the row has {found}; for a task that is to run now, give countdown 0")
+
+
+def _expires(value: Any) -> Any:
+    if isinstance(value, Decimal):
+        return float(value)
+    if not isinstance(value, str):
+        return value
+    try:
+        return parse_iso8601(value)
+    except ValueError as error:
+        raise RowError(f"expires takes a time in ISO 8601, not {value!r}"[:200]) from error
+
+
+def _list(value: Any) -> Any:
+    found = _loaded("args", value) if isinstance(value, str) else value
+    if isinstance(found, dict):  # a struct: arguments of different types
+        found = list(found.values()) if found is value else found
+    if not isinstance(found, (list, type(None))):
+        raise RowError(f"args takes a JSON list, not {value!r}"[:200])
+    return found or []
+
+
+def _object(name: str, value: Any) -> dict[str, Any]:
+    found = _loaded(name, value) if isinstance(value, str) else value
+    if not isinstance(found, (dict, type(None))):
+        raise RowError(f"{name} takes a JSON object, not {value!r}"[:200])
+    return found or {}
+
+
+def _loaded(name: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise RowError(f"{name} is not JSON ({error}): {text!r}"[:200]) from error

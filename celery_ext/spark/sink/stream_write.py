@@ -1,0 +1,84 @@
+"""A streaming DataFrame to a broker: each batch of the query is a write of its own, done once.
+
+A query that was stopped anywhere goes on with the batch whose end is not in its checkpoint, and
+that batch has the same rows as before. So its ledger is found again by query and batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from kombu_delayed.errors import OptionError
+
+from ..options import WriteOptions
+from .job_ledger import Job
+from .write import BacklogWriter, Written
+
+#: Where Spark tells a task of its query, by an id that the checkpoint keeps, and of its batch.
+_QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
+
+#: Options of Spark's own, which it hands on.
+_SPARKS = frozenset({"checkpointlocation", "queryname"})
+
+
+@dataclass
+class BatchWritten(Written):
+    """What one task of a batch has done."""
+
+    query: str = ""
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """A streaming query's writes. Spark makes one for each batch, and another to commit it."""
+
+    def __init__(self, given: Mapping[str, Any], schema: StructType) -> None:
+        own = {name: value for name, value in given.items() if name.lower() not in _SPARKS}
+        self.options = WriteOptions.parse(own)
+        self._has_name = any(name.lower() == "job_id" for name in own)
+        self._schema = schema
+        BacklogWriter(self.options, schema)  # whatever cannot be meant fails here
+
+    def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> BatchWritten:
+        """Deal with the rows of a task. Raises as BacklogWriter does, and OptionError."""
+        query, batch = self._of_task()
+        written = self._writer(query, batch).write(iterator)
+        return BatchWritten(**vars(written), query=query)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """On the driver, when all tasks of a batch are done; of one batch maybe twice."""
+        for query in self._queries(messages):
+            self._writer(query, batchId).commit(messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """On the driver, when a batch has failed: what is done stays, and is not done again."""
+        for query in self._queries(messages):
+            self._writer(query, batchId).abort(messages)
+
+    def _of_task(self) -> tuple[str, int]:
+        context = TaskContext.get()
+        query = context.getLocalProperty(_QUERY) if context else None
+        batch = context.getLocalProperty(_BATCH) if context else None
+        if not query or not batch:
+            raise OptionError(
+                "Spark does not tell which batch of which query this is; write with foreachBatch "
+                "and schedule, and give a job_id with the number of the batch in it"
+            )
+        return query, int(batch)
+
+    def _writer(self, query: str, batch: int) -> BacklogWriter:
+        options = self.options
+        name = options.job_id if self._has_name else f"{query}/{batch}"
+        run = f"{query}-{batch:08d}"
+        job = Job(name, run, options.ledger_seconds, options.operation)
+        return BacklogWriter(replace(options, job_id=name), self._schema, job)
+
+    def _queries(self, messages: list[WriterCommitMessage | None]) -> set[str]:
+        """The query; none where no task has done anything."""
+        return {each.query for each in messages if isinstance(each, BatchWritten)}

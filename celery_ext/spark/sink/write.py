@@ -1,0 +1,204 @@
+"""A DataFrame to a broker: schedules, cancels or reschedules what its rows say, each once."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+from uuid import uuid4
+
+import pyarrow
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from celery_ext import Delayed
+from celery_ext.control.bulk.schedule import schedule_many
+from kombu_delayed.connection.connection import numbers
+from kombu_delayed.inspection.restore_placement import by_shard
+from kombu_delayed.store.scripts import Script
+from kombu_delayed.store.shards import is_shard, queue_of
+from kombu_delayed.store.store import Store, chunks
+from kombu_delayed.transport.batch import Pipeline, whole
+
+from ..connect import connected
+from ..options import CANCEL, RESTORE, SCHEDULE, WriteOptions
+from .backup_rows import BackupRows, check_backup
+from .job_ledger import Job, JobReport, LedgerStore, done_by_run, keep_report
+from .rejects import Rejects, discard, publish
+from .rows import Rows, check_columns
+
+#: Not Kombu's, which says nothing where nobody has set up logging, as in Spark's processes.
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """What one task has done. `changed` are messages by shard, `rows` those not refused."""
+
+    rows: int = 0
+    refused: int = 0
+    changed: dict[str, int] = field(default_factory=dict)
+    rejects: str = ""
+
+
+class BacklogWriter(DataSourceArrowWriter):
+    """One write of a DataFrame: made on the driver, copied to each attempt at each task."""
+
+    def __init__(self, options: WriteOptions, schema: StructType, job: Job | None = None) -> None:
+        check = check_backup if options.operation == RESTORE else check_columns
+        check({each.name: each.dataType.simpleString() for each in schema.fields}, options)
+        self.options = options
+        self.job = job or Job(
+            options.job_id, uuid4().hex, options.ledger_seconds, options.operation
+        )
+        with connected(options) as delayed:
+            _ = delayed.store  # a broker that cannot be used fails here, not in each task
+        if options.rejects:
+            os.makedirs(options.rejects, exist_ok=True)
+
+    def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> Written:
+        """Deal with the rows of a task. Raises RowsRefused, and OperationalError (BulkError)."""
+        rejects = Rejects(self.options, self._attempt())
+        try:
+            with connected(self.options) as delayed:
+                store = LedgerStore(delayed.store, self.job)
+                written = self._work(delayed, store, iterator, rejects)
+        finally:
+            rejects.close()
+        written.refused, written.rejects = rejects.count, rejects.name
+        return written
+
+    def _attempt(self) -> str:
+        context = TaskContext.get()
+        if context is None:
+            return f"{self.job.run}-0-0"
+        return f"{self.job.run}-{context.partitionId():05d}-{context.taskAttemptId()}"
+
+    def _work(
+        self,
+        delayed: Delayed,
+        store: LedgerStore,
+        batches: Iterator[pyarrow.RecordBatch],
+        rejects: Rejects,
+    ) -> Written:
+        if self.options.operation == RESTORE:
+            return self._change(store, BackupRows(batches, self.options, rejects.add))
+        rows = Rows(batches, self.options, delayed.app.conf.task_default_queue, rejects.add)
+        if self.options.operation == SCHEDULE:
+            return self._schedule(delayed, store, rows, rejects)
+        return self._change(store, rows)
+
+    def _schedule(
+        self, delayed: Delayed, store: LedgerStore, rows: Rows, rejects: Rejects
+    ) -> Written:
+        report = schedule_many(
+            delayed,
+            rows,
+            batch=self.options.batch_size,
+            store=store,
+            on_refused=lambda refused: rejects.add(rows.current, refused.reason),
+        )
+        return Written(report.accepted + report.already, 0, dict.fromkeys(store.queues, 0))
+
+    def _change(self, store: LedgerStore, rows: Iterable[tuple[Any, ...]]) -> Written:
+        written = Written()
+        is_restore = self.options.operation == RESTORE
+
+        def count(shard: str, answer: bytes) -> None:
+            counts = numbers(answer)
+            if is_restore:
+                written.rows += sum(counts)
+            elif not is_shard(shard):  # each is looked for in all of them
+                written.rows += len(counts)
+            written.changed[shard] = written.changed.get(shard, 0) + sum(counts)
+
+        pipeline = Pipeline(store, count)
+        try:
+            for commands in self._commands(store, rows, written):
+                pipeline.send(commands)
+            pipeline.confirm()
+        finally:
+            pipeline.close()
+        return written
+
+    def _commands(
+        self, store: LedgerStore, rows: Iterable[tuple[Any, ...]], written: Written
+    ) -> Iterator[list[tuple[str, tuple[Any, ...]]]]:
+        """The scripts for a batch of rows, each under its queue."""
+        left = iter(rows)
+        while batch := list(islice(left, self.options.batch_size)):
+            by_queue: dict[str, list[tuple[Any, ...]]] = {}
+            for queue, *what in batch:
+                by_queue.setdefault(queue, []).append(tuple(what))
+            yield [
+                (shard, whole(*self._call(store, shard, part)))
+                for queue, each in by_queue.items()
+                for shard, items in self._by_shard(store, queue, each, written)
+                for part in chunks(items)
+            ]
+
+    def _by_shard(
+        self, store: LedgerStore, queue: str, items: list[tuple[Any, ...]], written: Written
+    ) -> Iterator[tuple[str, list[tuple[Any, ...]]]]:
+        """What is restored by the shard that it goes to; what is changed may be in any of them."""
+        if self.options.operation != RESTORE:
+            yield from ((shard, items) for shard in store.shards.all(queue))
+            return
+        for shard, part, already in by_shard(store, queue, items):
+            written.rows += already
+            yield shard, part
+
+    def _call(self, store: LedgerStore, queue: str, part: Any) -> tuple[Script, dict[str, Any]]:
+        if self.options.operation == CANCEL:
+            return store.cancel_call(queue, [id for id, _, _ in part])
+        if self.options.operation == RESTORE:
+            return store.restore_call(queue, part)
+        return store.reschedule_call(queue, part)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """On the driver, when all tasks are done: count, and let refused rows be seen."""
+        written = [each for each in messages if isinstance(each, Written)]
+        if self.options.rejects:
+            names = [each.rejects for each in written if each.rejects]
+            publish(self.options.rejects, names, self.job.run)
+        with connected(self.options, waits=True) as delayed:
+            report = self._report(delayed.store, written)
+            keep_report(delayed.store, self.job, report)
+        logger.info(
+            "Job %s: %d accepted, %d there or dealt with already, %d refused",
+            report.job_id,
+            report.accepted,
+            report.already,
+            report.refused,
+        )
+
+    def _report(self, store: Store, written: list[Written]) -> JobReport:
+        """What the run has done. Attempts that failed have done some of it: the ledger knows."""
+        shards: dict[str, int] = {}
+        for each in written:
+            for shard, count in each.changed.items():
+                shards[shard] = shards.get(shard, 0) + count
+        if self.options.operation != CANCEL:
+            shards = {shard: done_by_run(store, self.job, shard) for shard in shards}
+        queues: dict[str, int] = {}
+        for shard, count in sorted(shards.items()):
+            queues[queue_of(shard)] = queues.get(queue_of(shard), 0) + count
+        accepted = sum(queues.values())
+        already = max(0, sum(each.rows for each in written) - accepted)
+        refused = sum(each.refused for each in written)
+        return JobReport(self.job.id, accepted, already, refused, queues)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """On the driver, when the write has failed: what is done stays, and is not done again."""
+        if self.options.rejects:
+            discard(self.options.rejects, self.job.run)
+        logger.error(
+            "Job %s has failed, and some of its rows are dealt with: run it again with "
+            "job_id=%r, and these are left alone",
+            self.job.id,
+            self.job.id,
+        )

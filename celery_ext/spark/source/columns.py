@@ -1,0 +1,195 @@
+"""The columns of the backlog, and how each is made from a page of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from functools import cached_property
+from json.encoder import encode_basestring_ascii as quoted
+from typing import Any
+
+from celery_ext.tasks.task_info import TaskInfo
+from celery_ext.tasks.times import LATEST_MS
+from kombu_delayed.errors import OptionError
+from kombu_delayed.message.envelope import parse_iso8601
+from kombu_delayed.store.shards import queue_of
+
+from .paging import Page
+
+#: The greatest number of an int column. Messages may have been written by anybody.
+INT_MAX = 2**31 - 1
+
+#: Where a UUID has its version.
+_VERSION_AT = 14
+
+
+@dataclass
+class Rows:
+    """A page of the backlog, of which as much is read as columns ask for."""
+
+    page: Page
+
+    @cached_property
+    def infos(self) -> list[TaskInfo]:
+        """What is known of each task by its message."""
+        page = self.page
+        return [
+            TaskInfo("delayed", page.queue, step, message)
+            for step, message in zip(page.steps, page.messages, strict=True)
+        ]
+
+    @cached_property
+    def ids(self) -> list[str]:
+        """The task ids."""
+        members = [place.member for place in self.page.places]
+        return [_readable(member.partition(b"\x1f")[0]) for member in members]
+
+
+def _readable(raw: bytes) -> str:
+    return raw.decode(errors="backslashreplace")
+
+
+def _plain(text: str | None) -> str | None:
+    """JSON may have halves of surrogate pairs, which Arrow does not take."""
+    if text is None or text.isascii():
+        return text
+    return text.encode(errors="backslashreplace").decode()
+
+
+def _due(rows: Rows) -> list[int]:
+    return [min(place.due_ms, LATEST_MS) * 1000 for place in rows.page.places]
+
+
+def _scheduled_at(rows: Rows) -> list[int | None]:
+    return [_made_us(id) for id in rows.ids]
+
+
+def _made_us(id: str) -> int | None:
+    """When an id of UUID version 7 was made, in µs since the epoch; None for other ids."""
+    if len(id) != 36 or id[_VERSION_AT] != "7":
+        return None
+    try:
+        return min(int(id[:8] + id[9:13], 16), LATEST_MS) * 1000
+    except ValueError:
+        return None
+
+
+def _eta(info: TaskInfo) -> datetime | None:
+    text = info.headers.get("eta")
+    if not isinstance(text, str):
+        return None
+    try:
+        eta = parse_iso8601(text)
+        return (eta if eta.tzinfo else eta.replace(tzinfo=timezone.utc)).astimezone(timezone.utc)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _headers(rows: Rows) -> Any:
+    """An array of maps, from flat lists: half the time of a list of pairs for each row."""
+    import pyarrow
+
+    names: list[str] = []
+    values: list[str] = []
+    offsets = [0]
+    for info in rows.infos:
+        headers = info.headers
+        names += headers
+        values += map(_as_json, headers.values())
+        offsets.append(len(names))
+    names = [_plain(name) or "" for name in names]
+    return pyarrow.MapArray.from_arrays(offsets, names, values)
+
+
+def _as_json(value: Any) -> str:
+    if value is None:
+        return "null"
+    return quoted(value) if type(value) is str else json.dumps(value)
+
+
+def _priority(info: TaskInfo) -> int:
+    return info.priority if -INT_MAX <= info.priority <= INT_MAX else info.step
+
+
+def _each(read: Callable[[TaskInfo], Any]) -> Callable[[Rows], list[Any]]:
+    return lambda rows: [read(info) for info in rows.infos]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column by Spark's type; `needs_message` where due time and id are not enough for it.
+
+    `values` makes what Arrow takes for an array: one value for each row of a page.
+    """
+
+    type: str
+    values: Callable[[Rows], Any]
+    meaning: str
+    needs_message: bool = True
+
+
+COLUMNS = {
+    "id": Column("string", lambda rows: rows.ids, "The task id.", False),
+    "task": Column("string", _each(lambda info: _plain(info.task)), "The name of the task."),
+    "queue": Column(
+        "string",
+        lambda rows: [queue_of(rows.page.queue)] * len(rows.page.places),
+        "The queue.",
+        False,
+    ),
+    "tenant": Column("string", _each(lambda info: _plain(info.tenant)), "The header `tenant`."),
+    "priority": Column("int", _each(_priority), "As it was given; the lower, the more urgent."),
+    "due": Column("timestamp", _due, "When it is delivered, by the server's clock.", False),
+    "scheduled_at": Column(
+        "timestamp",
+        _scheduled_at,
+        "When its id was made; null unless that is a UUID of version 7: messages do not say it.",
+        False,
+    ),
+    "eta": Column("timestamp", _each(_eta), "The header `eta`."),
+    "args_preview": Column(
+        "string", _each(lambda info: _plain(info.args)), "The arguments as Celery shows them."
+    ),
+    "kwargs_preview": Column(
+        "string", _each(lambda info: _plain(info.kwargs)), "The same of keyword arguments."
+    ),
+    "headers": Column("map<string,string>", _headers, "The headers, each as JSON."),
+    "payload": Column("binary", lambda rows: rows.page.messages, "The whole message as JSON."),
+    "deliveries": Column(
+        "int",
+        _each(lambda info: min(info.deliveries, INT_MAX)),
+        "How often it was delivered before, in vain.",
+    ),
+    "partition": Column(
+        "string", lambda rows: rows.page.partitions, "The partition of the backlog.", False
+    ),
+    "member": Column(
+        "binary",
+        lambda rows: [place.member for place in rows.page.places],
+        "What the backlog calls it: its id, or more where several messages share one.",
+        False,
+    ),
+    "step": Column("int", lambda rows: rows.page.steps, "The priority step of its ready list."),
+    "due_ms": Column(
+        "bigint",
+        lambda rows: [place.due_ms for place in rows.page.places],
+        "The same as `due` in ms since the epoch, also beyond the year 9999.",
+        False,
+    ),
+}
+
+#: All columns, as Spark reads them.
+SCHEMA = ", ".join(f"{name} {column.type}" for name, column in COLUMNS.items())
+
+
+def check_columns(types: dict[str, str]) -> None:
+    """Raises OptionError for a schema with a column that there is not, or of another type."""
+    for name, type_ in types.items():
+        if name not in COLUMNS:
+            raise OptionError(f"the backlog has no column {name!r}; it has {', '.join(COLUMNS)}")
+        if type_ != COLUMNS[name].type:
+            raise OptionError(
+                f"column {name} of the backlog is of type {COLUMNS[name].type}, not {type_}"
+            )

@@ -1,0 +1,281 @@
+"""Reads due times and messages of a backlog in pages, without a script.
+
+Half the server's time of `page.lua`: a page is what one transaction has found, which also proves
+that the partition index is still the one that the page was asked for by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, compress, pairwise
+from typing import Any, NamedTuple
+
+from kombu_delayed.errors import MessageError
+from kombu_delayed.inspection.backlog import NEVER_MS
+from kombu_delayed.message.envelope import Kept, open_kept
+from kombu_delayed.store.keys import QueueKeys
+from kombu_delayed.store.store import Store
+
+from .transactions import Transactions
+
+
+@dataclass(frozen=True)
+class Span:
+    """What is due in `[from_ms, to_ms)` in a queue: spans of one plan have nothing in common.
+
+    What has come to another place after `last_move` is left out: it may be met there as well.
+    """
+
+    queue: str
+    from_ms: int = 0
+    to_ms: int = NEVER_MS
+    last_move: int | None = None
+
+
+class Place(NamedTuple):
+    """A message's place in the backlog; these sort as the backlog does."""
+
+    due_ms: int
+    member: bytes
+
+
+class Part(NamedTuple):
+    """A partition of the backlog and the lower bound of its due times."""
+
+    name: bytes
+    bound_ms: int
+
+
+#: Partitions whose bounds one call reads.
+INDEX_LIMIT = 1_000
+
+
+@dataclass
+class Page:
+    """Some messages; their texts only where they were asked for."""
+
+    queue: str
+    partitions: list[str] = field(default_factory=list)
+    places: list[Place] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
+    messages: list[bytes] = field(default_factory=list)
+
+    def add(self, part: Part, places: Sequence[Place]) -> None:
+        """Places that were found in a partition."""
+        self.partitions += [part.name.decode()] * len(places)
+        self.places += places
+
+    def only(self, wanted: Sequence[bool]) -> Page:
+        """The messages that a selection names."""
+        return Page(
+            self.queue,
+            list(compress(self.partitions, wanted)),
+            list(compress(self.places, wanted)),
+            list(compress(self.steps, wanted)),
+            list(compress(self.messages, wanted)),
+        )
+
+
+def plan(store: Store, span: Span, rows: int) -> list[Span]:
+    """Cut a span where partitions begin, into spans of about `rows` messages each.
+
+    Goes by the mean size of the partitions, so that it reads one bound for each span.
+    """
+    keys, run = store.keys(span.queue), store.run
+    span = replace(span, last_move=_last(run(*_last_move(keys))))
+    count = run("ZCARD", keys.partitions)
+    if not count:
+        return [span] if run("EXISTS", keys.waiting) else []
+    each = max(1, round(rows * count / max(1, run("HLEN", keys.messages))))
+    first = max(0, run("ZCOUNT", keys.partitions, "-inf", span.from_ms) - 1)
+    behind = run("ZCOUNT", keys.partitions, "-inf", f"({span.to_ms}")
+    edges = [span.from_ms]
+    for rank in range(first + each, behind, each):
+        found = _scored(run("ZRANGE", keys.partitions, rank, rank, "WITHSCORES"))
+        if found and edges[-1] < found[0][1] < span.to_ms:
+            edges.append(found[0][1])
+    pairs = pairwise([*edges, span.to_ms])
+    return [replace(span, from_ms=from_ms, to_ms=to_ms) for from_ms, to_ms in pairs]
+
+
+def _last_move(keys: QueueKeys) -> tuple[Any, ...]:
+    return ("ZRANGE", keys.moved, -1, -1, "WITHSCORES")
+
+
+def _last(answer: Any) -> int:
+    found = _scored(answer)
+    return found[0][1] if found else 0
+
+
+class Pager:
+    """The messages of a span, page by page, each about `size` messages.
+
+    What is scheduled or moved meanwhile may be in a page or not; nothing else is passed over, and
+    nothing is met twice, in whichever span. What has moved since the plan, or is met with another
+    due time than it was found by, is left out.
+    """
+
+    def __init__(self, store: Store, span: Span, size: int, *, reads_messages: bool) -> None:
+        self._span = span
+        self._size = size
+        self._keys = store.keys(span.queue)
+        self._reads_messages = reads_messages
+        self._parts_at_once = max(1, round(1.5 * size / store.partition_size))
+        self._ask = store.run.insist
+        self._at_once = Transactions(store)
+        self._last = Place(span.from_ms, b"")
+
+    def __iter__(self) -> Iterator[Page]:
+        try:
+            # Who comes to the gate meanwhile is not met twice.
+            for found in chain(self._waiting(), self._pages()):
+                if not found.places:
+                    continue
+                page = self._read(found) if self._reads_messages else found
+                page = self._unmoved(page)
+                if page.places:
+                    yield page
+        finally:
+            self._at_once.close()
+
+    def _waiting(self) -> Iterator[Page]:
+        """What waits at the gate. Each page begins with the last one's end, as in `_long`."""
+        key, size, part = self._keys.waiting, self._size, Part(b"waiting", self._span.from_ms)
+        start, last = self._ask("ZCOUNT", key, "-inf", f"({self._span.from_ms}"), self._last
+        is_more = True
+        while is_more:
+            places = _places(self._ask("ZRANGE", key, start, start + size, "WITHSCORES"))
+            if start and last.member and (not places or places[0] > last):
+                start = max(0, start - size)
+                continue
+            page = Page(self._span.queue)
+            page.add(part, [each for each in places if last < each < (self._span.to_ms, b"")])
+            yield page
+            last = max([last, *page.places[-1:]])
+            is_more = len(places) > size and places[-1].due_ms < self._span.to_ms
+            start += size
+
+    def _pages(self) -> Iterator[Page]:
+        while self._last.due_ms < self._span.to_ms:
+            parts, end_ms = self._next_parts()
+            for at in range(0, len(parts), self._parts_at_once):
+                group, rest = (
+                    parts[at : at + self._parts_at_once],
+                    parts[at:][self._parts_at_once :],
+                )
+                group_end_ms = rest[0].bound_ms if rest else end_ms
+                if not (yield from self._group(group, group_end_ms)):
+                    break
+                self._last = Place(group_end_ms, b"")
+            else:
+                self._last = Place(end_ms, b"")
+
+    def _next_parts(self) -> tuple[list[Part], int]:
+        """The partitions of what is left of the span, or the first ones, and where they end."""
+        parts = _parts(self._at_once(self._index(self._span.to_ms, INDEX_LIMIT)))
+        if len(parts) < INDEX_LIMIT:
+            return parts, self._span.to_ms
+        return parts[:-1], parts[-1].bound_ms
+
+    def _index(self, end_ms: int, limit: int) -> list[tuple[Any, ...]]:
+        """The partition in which the rest begins, and those that begin before its end."""
+        key, low = self._keys.partitions, self._last.due_ms
+        rest = ("WITHSCORES", "LIMIT", 0)
+        return [
+            ("ZREVRANGEBYSCORE", key, low, "-inf", *rest, 1),
+            ("ZRANGEBYSCORE", key, f"({low}", f"({end_ms}", *rest, limit),
+        ]
+
+    def _group(self, parts: list[Part], end_ms: int) -> Generator[Page, None, bool]:
+        """Some partitions as they are at one instant; False where the index is another by now."""
+        between = (self._last.due_ms, f"({end_ms}", "BYSCORE", "LIMIT", 0, self._size + 1)
+        queries = [("ZRANGE", self._key(part), *between, "WITHSCORES") for part in parts]
+        floor, rest, *found = self._at_once([*self._index(end_ms, len(parts) + 1), *queries])
+        if _parts([floor, rest]) != parts:
+            return False
+        page = Page(self._span.queue)
+        for part, answer in zip(parts, found, strict=True):
+            places = _places(answer)
+            if len(places) <= self._size:
+                page.add(part, [place for place in places if place > self._last])
+                continue
+            yield page
+            page = Page(self._span.queue)
+            self._last = max(self._last, Place(part.bound_ms, b""))
+            if not (yield from self._long(part, end_ms)):
+                return False
+        yield page
+        return True
+
+    def _long(self, part: Part, end_ms: int) -> Generator[Page, None, bool]:
+        """A partition of more than a page, by rank. False where it was split meanwhile.
+
+        Each page begins with the last one's end; where that has moved down, we go back for it.
+        """
+        key, size = self._key(part), self._size
+        [below] = self._at_once([("ZCOUNT", key, "-inf", f"({self._last.due_ms}")])
+        start, is_more = max(0, below - 1), True
+        while is_more:
+            window = ("ZRANGE", key, start, start + size, "WITHSCORES")
+            floor, rest, answer = self._at_once([*self._index(end_ms, 1), window])
+            if part not in _parts([floor, rest]):
+                return False
+            places = _places(answer)
+            if start and (not places or places[0] > self._last):
+                start = max(0, start - size)
+                continue
+            page = Page(self._span.queue)
+            page.add(part, [each for each in places if self._last < each < (end_ms, b"")])
+            yield page
+            self._last = max([self._last, *page.places[-1:]])
+            is_more = len(places) > size and places[-1].due_ms < end_ms
+            start += size
+        return True
+
+    def _read(self, page: Page) -> Page:
+        """The messages of a page, without those that have gone or move."""
+        members = [place.member for place in page.places]
+        records = self._ask("HMGET", self._keys.messages, *members)
+        found = [None if record is None else _open(record) for record in records]
+        pairs = zip(found, page.places, strict=True)
+        stays = [kept is not None and kept.due_ms == place.due_ms for kept, place in pairs]
+        kept = [each for each in compress(found, stays) if each]
+        stayed = page.only(stays)
+        stayed.steps = [each.step for each in kept]
+        stayed.messages = [each.message for each in kept]
+        return stayed
+
+    def _unmoved(self, page: Page) -> Page:
+        """A page without what has moved since the plan. Who asks behind it misses none."""
+        since = self._span.last_move
+        if since is None or not page.places or _last(self._ask(*_last_move(self._keys))) <= since:
+            return page
+        members = [place.member for place in page.places]
+        moves = self._ask("ZMSCORE", self._keys.moved, *members)
+        return page.only([at is None or int(at) <= since for at in moves])
+
+    def _key(self, part: Part) -> str:
+        return self._keys.delayed + part.name.decode()
+
+
+def _open(record: bytes) -> Kept | None:
+    try:
+        return open_kept(record)
+    except MessageError:  # for the doctor
+        return None
+
+
+def _parts(answers: Sequence[Any]) -> list[Part]:
+    return [Part(*each) for answer in answers for each in _scored(answer)]
+
+
+def _places(answer: Any) -> list[Place]:
+    return [Place(due_ms, member) for member, due_ms in _scored(answer)]
+
+
+def _scored(answer: Any) -> list[tuple[bytes, int]]:
+    """Members with scores, as either version of Redis' protocol has them."""
+    if answer and isinstance(answer[0], list):
+        return [(member, int(score)) for member, score in answer]
+    return [(m, int(score)) for m, score in zip(answer[::2], answer[1::2], strict=True)]

@@ -1,0 +1,80 @@
+"""Reads several keys of a queue as they are at one instant."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from time import monotonic
+from typing import Any
+
+from redis.exceptions import AskError, MovedError, ResponseError, TryAgainError
+
+from kombu_delayed.connection.cluster.connection import MOVING_SECONDS
+from kombu_delayed.connection.connection import Wire, pack
+from kombu_delayed.store.store import Store
+
+Command = tuple[Any, ...]
+
+#: How often a slot is asked for that is on its way to another node.
+RETRY_SECONDS = 0.05
+
+
+class Transactions:
+    """Asks over a connection of its own; on a Cluster, that of the node which has the queue."""
+
+    def __init__(self, store: Store) -> None:
+        self._run: Any = store.run
+        self._wire: Any = None
+        self._connection: Any = None
+
+    def __call__(self, commands: Sequence[Command]) -> list[Any]:
+        """The answers to commands between which nobody else's were; their keys share a slot.
+
+        Waits for a slot that is on its way to another node. Raises redis-py's errors.
+        """
+        deadline = monotonic() + MOVING_SECONDS
+        while True:
+            answers = self._answers([("MULTI",), *commands, ("EXEC",)])
+            errors = [each for each in answers if isinstance(each, ResponseError)]
+            if not errors:
+                break
+            # And MovedError, which is an AskError.
+            is_elsewhere = any(isinstance(each, (AskError, TryAgainError)) for each in errors)
+            if not is_elsewhere or monotonic() > deadline:
+                raise errors[0]
+            if isinstance(errors[0], MovedError):
+                self._run.cluster.redirected(errors[0], self._wire.node)
+            time.sleep(RETRY_SECONDS)
+        found: list[Any] = answers[-1]
+        for each in found:
+            if isinstance(each, Exception):
+                raise each
+        return found
+
+    def _answers(self, commands: Sequence[Command]) -> list[Any]:
+        connection = self._connected(self._run.to(commands[1]))
+        try:
+            connection.send_packed_command([b"".join(map(pack, commands))])
+            return [_read(connection) for _ in commands]
+        except BaseException:
+            connection.disconnect()
+            raise
+
+    def _connected(self, wire: Wire) -> Any:
+        if wire is not self._wire:
+            self.close()
+            self._wire, self._connection = wire, wire.pool.get_connection()
+        return self._connection
+
+    def close(self) -> None:
+        """Give the connection back to its pool."""
+        if self._wire is not None:
+            self._wire.pool.release(self._connection)
+            self._wire = None
+
+
+def _read(connection: Any) -> Any:
+    try:
+        return connection.read_response()
+    except ResponseError as error:
+        return error

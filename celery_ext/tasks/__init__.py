@@ -1,0 +1,1 @@
+"""What is known of one task, and how it is read, told and shown."""

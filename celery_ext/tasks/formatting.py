@@ -1,0 +1,129 @@
+"""How times, spans and tasks read at the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from kombu_delayed.store.shards import is_shard, number_of, queue_of
+
+from .task_info import TaskInfo
+
+STATE_STYLES = {
+    "delayed": "cyan",
+    "waiting": "cyan",
+    "ready": "green",
+    "unacked": "yellow",
+    "dead": "red",
+}
+
+#: Those in which a task can be cancelled and moved.
+MOVABLE = ("delayed", "waiting")
+
+_UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
+
+
+def plain(text: object, style: str = "") -> Text:
+    """Text as it is, but for what would move a terminal's cursor."""
+    safe = (char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in str(text))
+    return Text("".join(safe), style=style)
+
+
+def queue_data(shard: str | None) -> dict[str, Any]:
+    """A queue for JSON, and which shard of it where that is not the first."""
+    found = {"queue": shard and queue_of(shard)}
+    return {**found, "shard": number_of(shard)} if shard and is_shard(shard) else found
+
+
+def number(count: int) -> str:
+    """A count with its thousands apart."""
+    return f"{count:,}"
+
+
+def tasks_word(count: int) -> str:
+    """`1 task`, `2 tasks`."""
+    return f"{count:,} task{'' if count == 1 else 's'}"
+
+
+def letters_word(count: int) -> str:
+    """`1 dead letter`, `2 dead letters`."""
+    return f"{count:,} dead letter{'' if count == 1 else 's'}"
+
+
+def moment(at: datetime | None) -> str:
+    """A time in UTC to the second, without the year where it is this one."""
+    if at is None:
+        return ""
+    this_year = at.year == datetime.now(timezone.utc).year
+    return f"{at:%m-%d %H:%M:%S}" if this_year else f"{at:%Y-%m-%d %H:%M:%S}"
+
+
+def span(length: timedelta) -> str:
+    """A length of time in its two largest units: `3d 4h`, `12s`."""
+    seconds = abs(int(length.total_seconds()))
+    parts: list[tuple[int, str]] = []
+    for unit, size in _UNITS:
+        count, seconds = divmod(seconds, size)
+        if count or (parts and unit != "s"):
+            parts.append((count, unit))
+    shown = [f"{count}{unit}" for count, unit in parts[:2] if count]
+    return " ".join(shown) or "0s"
+
+
+def remaining(length: timedelta | None) -> Text:
+    """How long until then: `in 2h 5m`; what is overdue is `3m ago`."""
+    if length is None:
+        return Text()
+    if length < timedelta():
+        return Text(f"{span(length)} ago", style="red")
+    return Text(f"in {span(length)}")
+
+
+def call(info: TaskInfo) -> Text:
+    """A task's name and arguments."""
+    arguments = info.args if info.kwargs in ("", "{}") else f"{info.args} {info.kwargs}"
+    shown = plain(info.task or "(no task)", style="bold")
+    return one_line(shown.append_text(plain(arguments, style="not bold")))
+
+
+def one_line(text: Text) -> Text:
+    """Text that is cut where a table is too wide."""
+    text.no_wrap, text.overflow = True, "ellipsis"
+    return text
+
+
+def table(*columns: str, numbers: Iterable[str] = (), title: str | None = None) -> Table:
+    """An empty table with these headings. Tasks and reasons give way to the others."""
+    made = Table(
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        padding=(0, 1, 0, 0),
+        title=title,
+        title_justify="left",
+        title_style="bold",
+    )
+    for column in columns:
+        made.add_column(column, no_wrap=column not in ("task", "reason"))
+    for column in numbers:
+        made.add_column(column, justify="right", no_wrap=True)
+    return made
+
+
+def tasks_table(infos: Iterable[TaskInfo], title: str | None = None) -> Table:
+    """Tasks with their due times; ids are never cut."""
+    made = table("due (UTC)", "", "queue", "task", "id", title=title)
+    made.columns[4].overflow = "fold"
+    for info in infos:
+        made.add_row(
+            moment(info.eta),
+            remaining(info.remaining),
+            plain(info.queue),
+            call(info),
+            plain(info.id, style="dim"),
+        )
+    return made

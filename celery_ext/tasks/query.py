@@ -1,0 +1,110 @@
+"""Which delayed tasks are meant."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from datetime import datetime
+from fnmatch import translate
+from functools import cached_property
+from typing import Any
+
+from kombu_delayed.inspection.backlog import NEVER_MS
+
+from ..errors import QueryError
+from .task_info import TaskInfo
+from .times import to_ms
+
+#: What every JSON encoder writes as it is.
+_PLAIN = re.compile(r"[A-Za-z0-9 _.,:;@+=-]+")
+
+#: Texts that a header may show whose JSON is another one: `True` is `true` there.
+_OTHER_IN_JSON = re.compile(r"True|False|None|-?inf|nan|[\[{(].*", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Query:
+    """Delayed tasks that meet all of these. An empty one means all there are.
+
+    `task` is a name with `*` for any text, `?` for any character and `[…]` for one of several;
+    times are datetimes or ISO 8601 (UTC where they name no zone), `due_after` is included and
+    `due_before` is not; `header` compares headers, if need be as text; `group_id` and `root_id`
+    are a group's, and a canvas's first task's. Raises QueryError where one cannot be meant.
+    """
+
+    task: str | None = None
+    queue: str | None = None
+    tenant: str | None = None
+    due_before: datetime | str | None = None
+    due_after: datetime | str | None = None
+    header: Mapping[str, Any] = field(default_factory=dict)
+    group_id: str | None = None
+    root_id: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("task", "queue", "tenant", "group_id", "root_id"):
+            self._check_text(name, getattr(self, name))
+        if not isinstance(self.header, Mapping):
+            raise QueryError(f"header takes a dict of headers, not {self.header!r}")
+        if self.due_after_ms > self.due_before_ms:
+            raise QueryError(
+                f"due_after={self.due_after!r} is later than due_before={self.due_before!r}: no "
+                "task can be meant"
+            )
+
+    def _check_text(self, name: str, value: Any) -> None:
+        # An empty variable must not mean all tasks.
+        if value is not None and not (isinstance(value, str) and value):
+            raise QueryError(f"{name}={value!r} is not a text: leave it out where any is meant")
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it means everything."""
+        return all(not getattr(self, each.name) for each in fields(self))
+
+    @property
+    def due_after_ms(self) -> int:
+        """In ms since the epoch."""
+        return 0 if self.due_after is None else to_ms("due_after", self.due_after)
+
+    @property
+    def due_before_ms(self) -> int:
+        """In ms since the epoch."""
+        return NEVER_MS if self.due_before is None else to_ms("due_before", self.due_before)
+
+    @property
+    def needle(self) -> str:
+        """Text that every message has that is meant, for the server to look for first."""
+        values = [value for value in self._headers.values() if isinstance(value, str)]
+        texts = [value for value in values if not _OTHER_IN_JSON.fullmatch(value)]
+        if self.task:
+            texts += re.split(r"[*?]", self.task.partition("[")[0])
+        return longest_plain(texts)
+
+    @cached_property
+    def _headers(self) -> dict[str, Any]:
+        named = {"tenant": self.tenant, "group": self.group_id, "root_id": self.root_id}
+        return {**self.header, **{name: value for name, value in named.items() if value}}
+
+    @cached_property
+    def _task_pattern(self) -> re.Pattern[str] | None:
+        return re.compile(translate(self.task)) if self.task else None
+
+    def matches(self, info: TaskInfo) -> bool:
+        """Whether a task of the queue and the time that are meant is meant."""
+        if self._task_pattern is not None and not self._task_pattern.match(info.task):
+            return False
+        if not self._headers:
+            return True
+        headers = info.headers
+        return all(
+            name in headers and (headers[name] == value or str(headers[name]) == str(value))
+            for name, value in self._headers.items()
+        )
+
+
+def longest_plain(texts: list[str]) -> str:
+    """The longest part of any of these texts that JSON writes as it is."""
+    plain = [found for text in texts for found in _PLAIN.findall(text)]
+    return max(plain, key=len, default="")

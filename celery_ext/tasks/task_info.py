@@ -1,0 +1,192 @@
+"""What is known of one task that waits, runs or was buried."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+from functools import cached_property
+from typing import Any
+
+from kombu_delayed.inspection.backlog import Waiting
+from kombu_delayed.inspection.lookup import Found
+from kombu_delayed.message.wait import Wait
+from kombu_delayed.store.shards import queue_of
+
+from .times import from_ms
+
+#: The first task in a message is its header's: in the body, which is text, quotes are escaped.
+_TASK = re.compile(rb'"task": ?"((?:[^"\\]|\\.)*)"')
+
+_DELIVERIES = re.compile(rb', ?"deliveries": ?(\d+)\}$')
+
+
+@dataclass(frozen=True)
+class TaskInfo:
+    """A task in the broker. Its message is read when something of it is asked for.
+
+    `state` is "delayed", "waiting" (due, until its turn or room within limits has come), "ready",
+    "unacked" (claimed by a worker, running or about to) or "dead".
+    `step` is the priority of the ready list that is its. `due_ms` is ms since the epoch, None for a
+    task without an ETA. `consumer` holds it, or held it last; `reason` is why it was buried, or why
+    a policy lets it wait.
+    """
+
+    state: str
+    queue: str
+    step: int
+    message: bytes = field(repr=False)
+    due_ms: int | None = None
+    consumer: str = ""
+    reason: str = ""
+    #: What the backlog calls it: its id, or more where several tasks share one.
+    member: str = field(default="", repr=False)
+    #: Deliveries as a dead letter's note counts them; None: the message says it.
+    counted: int | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, found: Found) -> TaskInfo:
+        """A task that was looked up by its id."""
+        return cls(
+            found.state,
+            queue_of(found.queue),
+            found.step,
+            found.message,
+            found.due_ms,
+            found.consumer,
+            found.reason or Wait.in_message(found.message).reason,
+            counted=found.deliveries,
+        )
+
+    @classmethod
+    def waiting(cls, queue: str, waiting: Waiting) -> TaskInfo:
+        """A task from a page of the backlog."""
+        kept = waiting.kept
+        return cls(
+            "delayed",
+            queue_of(queue),
+            kept.step,
+            kept.message,
+            kept.due_ms,
+            reason=Wait.in_message(kept.message).reason,
+            member=waiting.member,
+        )
+
+    @cached_property
+    def payload(self) -> dict[str, Any]:
+        """Kombu's message: body, headers, properties."""
+        try:
+            found = json.loads(self.message)
+        except (ValueError, RecursionError):  # a dead letter may be anything
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def headers(self) -> dict[str, Any]:
+        """The task's headers."""
+        return self._member("headers")
+
+    @property
+    def properties(self) -> dict[str, Any]:
+        """Kombu's properties of the message."""
+        return self._member("properties")
+
+    def _member(self, name: str) -> dict[str, Any]:
+        found = self.payload.get(name)
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def priority(self) -> int:
+        """As it was given; the lower, the more urgent."""
+        found = self.properties.get("priority")
+        return found if type(found) is int else self.step
+
+    @property
+    def id(self) -> str:
+        """The task id."""
+        if self.member:
+            return self.member.partition("\x1f")[0]
+        return str(self.headers.get("id") or "")
+
+    @cached_property
+    def task(self) -> str:
+        """The name of the task; empty for a message that is none."""
+        return task_in(self.message)
+
+    @property
+    def args(self) -> str:
+        """The positional arguments as Celery shows them."""
+        return str(self.headers.get("argsrepr") or "")
+
+    @property
+    def kwargs(self) -> str:
+        """The keyword arguments as Celery shows them."""
+        return str(self.headers.get("kwargsrepr") or "")
+
+    @property
+    def eta(self) -> datetime | None:
+        """When it is due, in UTC."""
+        return None if self.due_ms is None else from_ms(self.due_ms)
+
+    @property
+    def first_eta(self) -> datetime | None:
+        """When it was due by who sent it, in UTC, where a policy has given it another time."""
+        first_ms = Wait.in_message(self.message).first_due_ms
+        return None if first_ms is None else from_ms(first_ms)
+
+    @property
+    def remaining(self) -> timedelta | None:
+        """How long until then by this machine's clock; negative for what is overdue."""
+        return self.eta - datetime.now(timezone.utc) if self.eta else None
+
+    @property
+    def deliveries(self) -> int:
+        """How often it was given to a worker before, in vain."""
+        if self.counted is not None:
+            return self.counted
+        found = _DELIVERIES.search(self.message)
+        return int(found[1]) if found else 0
+
+    @property
+    def tenant(self) -> str | None:
+        """The header `tenant`."""
+        found = self.headers.get("tenant")
+        return None if found is None else str(found)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it but the message, in types that JSON knows."""
+        return {
+            "id": self.id,
+            "state": self.state,
+            "task": self.task,
+            "args": self.args,
+            "kwargs": self.kwargs,
+            "queue": self.queue,
+            "priority": self.priority,
+            "eta": self.eta.isoformat() if self.eta else None,
+            "first_eta": self.first_eta.isoformat() if self.first_eta else None,
+            "remaining_seconds": self.remaining.total_seconds() if self.remaining else None,
+            "deliveries": self.deliveries,
+            "consumer": self.consumer,
+            "reason": self.reason,
+            "group_id": self.headers.get("group"),
+            "root_id": self.headers.get("root_id"),
+            "parent_id": self.headers.get("parent_id"),
+            "retries": self.headers.get("retries"),
+            "expires": self.headers.get("expires"),
+            "tenant": self.tenant,
+        }
+
+
+def task_in(message: bytes) -> str:
+    """The name of the task in the text of a message; empty for a message that is none."""
+    found = _TASK.search(message)
+    if found is None:
+        return ""
+    if b"\\" not in found[1]:
+        return str(found[1], errors="replace")
+    try:
+        return str(json.loads(b'"' + found[1] + b'"'))
+    except ValueError:
+        return str(found[1], errors="replace")

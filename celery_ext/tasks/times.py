@@ -1,0 +1,59 @@
+"""Times and lengths as users give them."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+
+from kombu_delayed.message.durations import read_span
+from kombu_delayed.message.envelope import eta_to_ms
+
+from ..errors import QueryError
+
+#: The longest length of time that anything here waits.
+LONGEST_SECONDS = 10 * 366 * 86_400
+
+EPOCH = datetime.fromtimestamp(0, timezone.utc)
+
+#: The last due time that a datetime can show.
+LATEST_MS = (datetime.max.replace(tzinfo=timezone.utc) - EPOCH) // timedelta(milliseconds=1)
+
+
+def to_ms(name: str, value: datetime | str) -> int:
+    """Milliseconds since the epoch. Raises QueryError that gives `name` where it is no time."""
+    try:
+        return eta_to_ms(value)
+    except (ValueError, TypeError, OverflowError) as error:
+        example = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        raise QueryError(
+            f"{name}={value!r} is not a time: give a datetime or ISO 8601, such as {example}"
+        ) from error
+
+
+def from_now_ms(name: str, seconds: float) -> int:
+    """So many seconds from now, in ms since the epoch. Raises QueryError as `to_ms`."""
+    try:
+        return eta_to_ms(datetime.now(timezone.utc) + timedelta(seconds=seconds))
+    except (ValueError, TypeError, OverflowError) as error:
+        raise QueryError(
+            f"{name}={seconds!r} is not a time from now: give a number of seconds, such as 90"
+        ) from error
+
+
+def length_ms(name: str, given: float | str | timedelta) -> int:
+    """A length of time in ms: seconds, `"1h30m"` or a timedelta. Raises QueryError as `to_ms`."""
+    try:
+        length = read_span(given) if isinstance(given, str) else given
+        seconds = length.total_seconds() if isinstance(length, timedelta) else length
+        if isinstance(seconds, (int, float)) and 0.001 <= seconds <= LONGEST_SECONDS:
+            return round(seconds * 1000)
+    except OverflowError:
+        pass
+    raise QueryError(
+        f'{name}={given!r} is not a length of time: give seconds, text such as "24h" or "1h30m", '
+        "or a timedelta"
+    )
+
+
+def from_ms(due_ms: int) -> datetime:
+    """A time in UTC; one that no datetime can show is the nearest."""
+    return EPOCH + timedelta(milliseconds=min(max(due_ms, 0), LATEST_MS))

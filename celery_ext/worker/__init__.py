@@ -1,0 +1,1 @@
+"""What Celery's workers and their remote control get: steps, requests, `install`."""

@@ -1,0 +1,178 @@
+"""What workers of an extended app do besides."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from celery import bootsteps
+from celery.signals import task_received, worker_shutting_down
+
+from kombu_delayed.message.envelope import eta_to_ms
+
+from ..app.signals import task_late
+from .draining import Draining
+
+STOCK_STRATEGY, STOCK_REQUEST = "celery.worker.strategy:default", "celery.worker.request:Request"
+REQUEST, POOLED_REQUEST = (
+    "celery_ext.worker.request:Request",
+    "celery_ext.worker.request:PooledRequest",
+)
+
+
+class Inspection(bootsteps.Step):
+    """Lets `celery inspect` show the backlog."""
+
+    def __init__(self, parent: Any, **kwargs: Any) -> None:
+        # Only workers need Celery's worker modules.
+        import_module("celery_ext.worker.inspect")
+        super().__init__(parent, **kwargs)
+
+
+class WorkerName(str):
+    """A consumer's name that no user has chosen."""
+
+    __slots__ = ()
+
+
+class Names(bootsteps.Step):
+    """Lets the broker call the worker's consumers by its name."""
+
+    def __init__(self, parent: Any, **kwargs: Any) -> None:
+        super().__init__(parent, **kwargs)
+        conf, option = parent.app.conf, "delayed_consumer_name"
+        options = dict(conf.broker_transport_options)
+        # An earlier worker in this process may have left its own.
+        if isinstance(options.get(option), (WorkerName, type(None))):
+            conf.broker_transport_options = {**options, option: WorkerName(parent.hostname)}
+
+
+class Lateness(bootsteps.StartStopStep):
+    """Lets `task_late` be sent."""
+
+    def start(self, parent: Any) -> None:
+        """Listen to what this worker receives."""
+        self._late_seconds = parent.app.delayed.late_seconds
+        task_received.connect(self._on_received, sender=parent, weak=False)
+
+    def stop(self, parent: Any) -> None:
+        """Listen no more."""
+        task_received.disconnect(self._on_received, sender=parent)
+
+    def _on_received(self, request: Any, **_: Any) -> None:
+        eta = dict(request.request_dict).get("eta")
+        if eta is None or not task_late.receivers:
+            return
+        late_seconds = time.time() - eta_to_ms(eta) / 1000
+        if late_seconds > self._late_seconds:
+            task_late.send(
+                sender=request.name, task_id=request.id, eta=eta, late_seconds=late_seconds
+            )
+
+
+class OwnRequests(bootsteps.Step):
+    """Gives tasks the request that knows whether they may begin."""
+
+    def __init__(self, parent: Any, **kwargs: Any) -> None:
+        super().__init__(parent, **kwargs)
+        # Tasks wait in pools of threads and greenlets: those that a signal must not stop.
+        own = REQUEST if parent.pool.signal_safe else POOLED_REQUEST
+        for task in parent.app.tasks.values():
+            is_stock = task.Request in (STOCK_REQUEST, REQUEST, POOLED_REQUEST)
+            if is_stock and task.Strategy == STOCK_STRATEGY:  # others may not ask before they begin
+                task.Request = own
+
+
+class Events(bootsteps.StartStopStep):
+    """Keeps a worker from waiting in its event loop until the broker takes its heartbeat.
+
+    Celery would sleep there for a second at a time, while acks wait and tasks end.
+    """
+
+    requires = ("celery.worker.consumer.events:Events",)
+
+    def start(self, parent: Any) -> None:
+        """Have each event that is sent at once tried once."""
+        dispatcher = parent.event_dispatcher
+        if parent.hub is not None and dispatcher is not None:
+            vars(dispatcher)["send"] = partial(_send_once, dispatcher)
+
+
+def _send_once(dispatcher: Any, *given: Any, **fields: Any) -> Any:
+    unsent = dispatcher._outbound_buffer
+    known = len(unsent)
+    found = type(dispatcher).send(dispatcher, *given, **{**fields, "retry": False})
+    while len(unsent) > known:  # a heartbeat of long ago is of no use to anybody
+        unsent.pop()
+    return found
+
+
+class GiveBack(bootsteps.StartStopStep):
+    """Gives back what the worker has not begun as soon as it is told to end."""
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    #: Whether a cold shutdown's signal is handled, whose handler has not come to the pool yet.
+    _handles_signal = False
+    #: Whether that handler could not wait for the pool.
+    _must_wait = False
+
+    def start(self, parent: Any) -> None:
+        """Listen to the worker's signals."""
+        self._parent = parent
+        worker_shutting_down.connect(self._on_signal, sender=parent.hostname, weak=False)
+        # A cold shutdown sends that signal last. It begins with this.
+        vars(parent.controller)["wait_for_soft_shutdown"] = self._wait_for_soft_shutdown
+        if parent.pool.is_green:
+            vars(parent.pool)["on_stop"] = self._await_greenlets
+        Draining.install(parent)
+
+    def stop(self, parent: Any) -> None:
+        """Listen no more."""
+        worker_shutting_down.disconnect(self._on_signal, sender=parent.hostname)
+        vars(parent.controller).pop("wait_for_soft_shutdown", None)
+
+    def shutdown(self, parent: Any) -> None:
+        """Wait for threads: Celery closes its connection while they run, in some cold shutdowns.
+
+        What they are at would go back, and run elsewhere as well.
+        """
+        if not (parent.pool.signal_safe or parent.pool.is_green):
+            parent.pool.stop()
+            if parent.hub is not None:
+                parent.hub.close()  # their acks wait in there
+        self._handles_signal = False
+        if self._must_wait:
+            self._await_greenlets()
+
+    def _await_greenlets(self) -> None:
+        """Wait for the pool to end, but not in the handler of a cold shutdown's signal.
+
+        That runs in whichever greenlet the signal meets: one of the pool's, or one that has the
+        lock of a connection which they need, would wait for itself.
+        """
+        self._must_wait, self._handles_signal = self._handles_signal, False
+        if not self._must_wait:
+            type(self._parent.pool).on_stop(self._parent.pool)
+
+    def _wait_for_soft_shutdown(self) -> None:
+        with suppress(Exception):  # Celery must go on, and the signal follows, with another try
+            self._on_signal()
+        type(self._parent.controller).wait_for_soft_shutdown(self._parent.controller)
+        self._handles_signal = True
+
+    def _on_signal(self, **_: Any) -> None:
+        channel = getattr(self._parent.task_consumer, "channel", None)
+        retire = getattr(channel, "retire", None)
+        if retire is None:
+            return
+        if self._parent.pool.is_green:
+            self._parent.pool.spawn_n(retire)  # the handler may run in the hub, which must not wait
+            return
+        try:
+            retire()
+        except Exception:  # another signal's: Celery cannot cancel what a thread runs, and raises
+            retire()

@@ -1,0 +1,130 @@
+"""A warm shutdown of a pool of processes, in which each process is heard to its end.
+
+Celery forgets a task that it has written to a process and that it has not heard to begin. The
+process runs the task all the same. Then its message returns to the queue, and the process waits 30
+seconds for somebody to read the result. See docs/upstream/celery-warm-shutdown.md.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import partial
+from selectors import EVENT_READ, EVENT_WRITE, DefaultSelector
+from typing import Any
+
+from billiard.pool import CLOSE, TERMINATE, WorkersJoined
+from celery.concurrency.asynpool import AsynPool
+from celery.worker import state
+from kombu.message import Message
+
+from .cold_shutdown import give_back, hear
+
+#: Timers, time limits and acks that failed wait so long at most.
+TURN_SECONDS = 0.1
+
+
+class Draining:
+    """Takes the place of a pool's `flush` and `on_stop` where a shutdown is a warm one."""
+
+    def __init__(self, consumer: Any) -> None:
+        self._consumer, self._task_pool = consumer, consumer.pool
+        self._pool = consumer.pool._pool
+        #: Processes that were told to end.
+        self._told: set[Any] = set()
+
+    @classmethod
+    def install(cls, consumer: Any) -> None:
+        """Do this for the pool of a worker with an event loop; twice is safe."""
+        if consumer.hub is not None and isinstance(getattr(consumer.pool, "_pool", None), AsynPool):
+            draining = cls(consumer)
+            vars(consumer.pool).update(flush=draining.flush, on_stop=draining.stop)
+
+    def flush(self) -> None:
+        """Forget the tasks that no process was given, and give them back at once."""
+        if _is_cold() or self._pool._state != CLOSE:
+            self._pool.flush()
+            return
+        while self._hear(0):
+            pass
+        self._give_back_unwritten()
+
+    def stop(self) -> None:
+        """Wait until all processes have ended, and read all that they say."""
+        if _is_cold():
+            type(self._task_pool).on_stop(self._task_pool)
+            return
+        self._pool.close()
+        while self._pool._pool and self._pool._state != TERMINATE:
+            self._turn()
+        self._give_back_unwritten()
+        if self._task_pool._pool is not None:  # else another signal has stopped it meanwhile
+            self._pool.join()
+            self._task_pool._pool = None
+
+    def _turn(self) -> None:
+        waking = [(each.sentinel, EVENT_READ, int) for each in self._pool._pool]
+        speaking = [
+            (each.inqW_fd, EVENT_WRITE, partial(self._speak, each))
+            for each in self._pool._pool
+            if each not in self._told
+        ]
+        self._hear(TURN_SECONDS, *waking, *speaking)
+        with suppress(WorkersJoined):
+            self._pool._join_exited_workers(shutdown=True)
+        self._pool.check_timeouts()
+        self._consumer.hub.fire_timers()
+        self._ack()
+
+    def _hear(self, timeout_seconds: float, *others: tuple[int, int, Any]) -> bool:
+        """Read a message of each process that has one; returns whether anything was ready."""
+        with DefaultSelector() as selector:
+            for fd, process in self._pool._fileno_to_outq.items():
+                if not process.outq._reader.closed:  # a process that is gone may stay in there
+                    selector.register(fd, EVENT_READ, partial(hear, self._task_pool, process))
+            for other in others:
+                selector.register(*other)
+            ready = selector.select(timeout_seconds)
+        for key, _ in ready:
+            key.data()
+        return bool(ready)
+
+    def _speak(self, process: Any) -> None:
+        """Write more of a task that a process has a part of, or else tell it to end."""
+        writers = (job._writer() for job in self._pool._cache.values() if job._write_to is process)
+        writer = next((each for each in writers if each in self._pool._active_writers), None)
+        with suppress(StopIteration, OSError):
+            if writer is not None:
+                next(writer)
+            else:
+                self._told.add(process)
+                process.inq.put(None)
+
+    def _give_back_unwritten(self) -> None:
+        jobs = list(self._pool.outbound_buffer)
+        self._pool.outbound_buffer.clear()
+        for job in jobs:
+            job.discard()
+        requests = (getattr(job._accept_callback, "__self__", None) for job in jobs)
+        give_back(request for request in requests if request is not None)
+
+    def _ack(self) -> None:
+        """Do what the event loop would do for messages of tasks that have begun or ended."""
+        hub = self._consumer.hub
+        for callback in hub._pop_ready():
+            if isinstance(getattr(getattr(callback, "fun", None), "__self__", None), Message):
+                self._call(callback)
+            else:
+                hub.call_soon(callback)
+        channel: Any = getattr(self._consumer.task_consumer, "channel", None)
+        if hasattr(channel, "give_back"):
+            channel.give_back(())  # flushes the acks
+
+    def _call(self, callback: Any) -> None:
+        try:
+            callback()
+        except Exception as error:  # the others are not to be lost for it
+            self._consumer.hub.on_callback_error(callback, error)
+
+
+def _is_cold() -> bool:
+    return not (state.should_terminate is None or state.should_terminate is False)

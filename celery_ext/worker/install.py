@@ -1,0 +1,40 @@
+"""Makes an app's own tools know the backlog."""
+
+from __future__ import annotations
+
+from celery import Celery
+
+from ..app.ids import use_ids
+from ..app.signals import watch_burials, watch_publishing
+from ..control.delayed import Delayed
+from ..control.unique_signals import watch_sending
+from .bootsteps import Inspection, Lateness, Names
+from .hooks import give_back_early, never_wait_for_events, run_expectations, run_http_jobs
+
+
+def install(app: Celery, *, task_ids: str | None = None, late_seconds: float = 60) -> Delayed:
+    """Extend an app: `app.delayed`, revoke and inspect that know the backlog, and signals.
+
+    Workers tell the broker their names, give back at once what they have not begun when they are
+    told to end, and skip what others have got meanwhile. A task that reaches one by more than
+    `late_seconds` after its ETA is told of in the signal `task_late`.
+
+    `task_ids="uuid7"` gives the tasks of this process ids that sort by the time of sending. Call it
+    where the app is made, so that workers do as well. Twice is safe.
+    """
+    if task_ids is not None:
+        use_ids(task_ids)
+    if not isinstance(getattr(app, "delayed", None), Delayed):
+        app.delayed = Delayed(app)
+        watch_sending(app.delayed)
+    app.delayed.late_seconds = late_seconds
+    app.control_cls = "celery_ext.worker.remote_control:Control"
+    app.__dict__.pop("control", None)
+    app.steps["consumer"].update({Inspection, Lateness, Names})
+    give_back_early(app)
+    never_wait_for_events(app)
+    run_http_jobs(app)
+    run_expectations(app)
+    watch_publishing()
+    watch_burials()
+    return app.delayed

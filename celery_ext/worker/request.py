@@ -1,0 +1,165 @@
+"""A task in a worker, which begins only while its message is the worker's.
+
+A worker that ends gives back what it has not begun, and one that was stopped for longer than its
+lease has lost it. Celery takes such tasks out of some of its pools only, or later.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from celery.exceptions import Reject, WorkerTerminate
+from celery.platforms import EX_FAILURE
+from celery.utils.log import get_logger
+from celery.worker.request import Request as CeleryRequest
+from celery.worker.state import task_ready
+
+from kombu_delayed.errors import LeaseLost
+
+from .cold_shutdown import CancelledGreenlets, CancelledProcesses
+
+logger = get_logger(__name__)
+
+#: What Celery says of a greenlet that was killed: no failure, no result, no time taken.
+KILLED = (False, None, None)
+
+
+def _to_the_end(on_success: Any) -> Any:
+    @wraps(on_success)
+    def on_success_to_the_end(self: Any, *args: Any, **options: Any) -> None:
+        try:
+            on_success(self, *args, **options)
+        finally:
+            self.end()
+
+    return on_success_to_the_end
+
+
+class Request(CeleryRequest):
+    """Celery's own, for a pool of processes: it has begun when the pool is given it."""
+
+    _begins: bool | None = None
+    _processes = CancelledProcesses()
+    #: Gives its slots back, where it has some: when it ends, or else when nothing refers to it.
+    _end: Callable[[], Any] | None = None
+
+    def __init__(self, message: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(message, *args, **kwargs)
+        waits = getattr(message.channel, "waits", None)
+        if waits is not None and waits(message.delivery_tag):
+            end = weakref.finalize(self, message.channel.has_ended, message.delivery_tag)
+            end.atexit = False
+            self._end = end
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Celery makes a class for each task, with an `on_success` of its own."""
+        super().__init_subclass__(**options)
+        cls.on_success = _to_the_end(cls.on_success)
+
+    def end(self) -> None:
+        """Nothing works on it any more: others may have its slots. Twice is safe."""
+        if self._end is not None:
+            self._end()
+
+    def on_timeout(self, soft: bool, timeout: float) -> None:
+        """Its time is over: with the hard limit it has ended."""
+        try:
+            super().on_timeout(soft, timeout)
+        finally:
+            if not soft:
+                self.end()
+
+    def revoked(self) -> bool:
+        """Whether it must not run. The worker asks this before it gives it to its pool."""
+        return bool(super().revoked()) or not self._may_begin()
+
+    def cancel(self, pool: Any, *args: Any, **kwargs: Any) -> None:
+        """End it in a cold shutdown: its message returns as soon as nothing works on it.
+
+        Raises WorkerTerminate, through the task, in a pool that is this very thread.
+        """
+        try:
+            super().cancel(pool, *args, **kwargs)
+        except NotImplementedError:
+            if not self.task.acks_late or self.acknowledged or self.message.channel.closed:
+                raise
+            # Celery's error would be taken for the task's own: it would fail, and be acked.
+            raise WorkerTerminate(EX_FAILURE) from None
+        self._processes.add(self, pool)
+
+    def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
+        """It has failed: why it was rejected is for its dead letter."""
+        because = getattr(self.message.channel, "because", None)
+        error = getattr(exc_info.exception, "exc", exc_info.exception)  # billiard wraps it
+        if isinstance(error, Reject) and error.reason and because is not None:
+            because(self.message.delivery_tag, str(error.reason))
+        try:
+            return super().on_failure(exc_info, *args, **kwargs)
+        finally:
+            self.end()
+
+    def _may_begin(self) -> bool:
+        if self._begins is None:
+            begins: Any = getattr(self.message.channel, "begins", None)
+            self._begins = begins is None or bool(begins(self.message.delivery_tag))
+            if not self._begins:
+                logger.info("Task %s[%s] is not run: it is in its queue again", self.name, self.id)
+                task_ready(self)
+        return self._begins
+
+
+class PooledRequest(Request):
+    """For other pools: it waits there, and has begun when a thread or greenlet takes it up."""
+
+    _greenlets = CancelledGreenlets()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Celery makes a class for each task, whose `on_success` acks what was cancelled, too."""
+        super().__init_subclass__(**options)
+        cls.on_success = _unless_cancelled(cls.on_success)
+
+    def revoked(self) -> bool:
+        """Whether it is known to have been revoked."""
+        return bool(CeleryRequest.revoked(self))
+
+    def on_accepted(self, pid: int, time_accepted: float) -> None:
+        """The pool is about to run it, in this thread. Raises what ends that."""
+        if not self._may_begin():
+            raise _end(f"task {self.name}[{self.id}] is not run: it is in its queue again")
+        super().on_accepted(pid, time_accepted)
+
+    def cancel(self, pool: Any, *args: Any, **kwargs: Any) -> None:
+        """End it in a cold shutdown, where the pool can. Raises NotImplementedError where not."""
+        if self.task.acks_late and not self.acknowledged:
+            self._greenlets.add(self)
+        try:
+            CeleryRequest.cancel(self, pool, *args, **kwargs)
+        except NotImplementedError:
+            self._greenlets.discard(self)
+            if pool.active:
+                raise
+            # It would break off the wait for the threads, and their messages would go back.
+
+
+def _unless_cancelled(on_success: Any) -> Any:
+    def on_success_unless_cancelled(self: Any, result: Any, **options: Any) -> None:
+        was_killed = tuple(result) == KILLED and self in self._greenlets
+        if not was_killed:
+            on_success(self, result, **options)
+        self._greenlets.end(self, was_killed)
+
+    return on_success_unless_cancelled
+
+
+def _end(reason: str) -> BaseException:
+    """An error that the pool keeps to itself: greenlets would print any other."""
+    if "gevent" in sys.modules or "eventlet" in sys.modules:
+        from greenlet import GreenletExit  # type: ignore[import-untyped]
+
+        ended: BaseException = GreenletExit(reason)
+        return ended
+    return LeaseLost(reason)

@@ -1,0 +1,1 @@
+"""How a process reaches the servers: URLs, options and the connections themselves."""

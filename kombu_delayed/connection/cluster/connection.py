@@ -1,0 +1,273 @@
+"""Commands to the nodes of a Cluster, each to the one that has its keys."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from time import monotonic
+from typing import Any
+
+from redis import ConnectionPool
+from redis.crc import key_slot
+from redis.exceptions import AskError, MovedError, ResponseError, TryAgainError
+
+from kombu_delayed.errors import UNREACHABLE, ServerFull, ServerNotReady
+
+from ..connection import Replicas, Wire, _packed, _read, _read_both, pack
+from ..format import LOOK_SECONDS as FORMAT_SECONDS
+from ..format import Format
+from .nodes import Cluster, Node, named_by
+
+#: So often a command is sent on before the Cluster counts as in disorder.
+REDIRECTS = 16
+
+#: So long a sender waits for a slot that is on its way to another node.
+MOVING_SECONDS = 10.0
+
+_SCRIPTS = frozenset({"EVAL", "EVALSHA"})
+_KEYLESS = frozenset({"SCAN", "INFO", "TIME", "WAIT", "PING", "CONFIG", "CLIENT"})
+
+
+class SlotMoves(ServerNotReady):
+    """A slot is on its way to another node: what is in it can be used when it is there."""
+
+
+def slot_of(command: Sequence[Any]) -> int:
+    """The slot of a command's keys, which are all in one. Raises ValueError where it has none."""
+    is_script = command[0] in _SCRIPTS
+    if len(command) < 2 or command[0] in _KEYLESS or (is_script and not command[2]):
+        raise ValueError(f"{command[0]} names no key, so no node of a Cluster")
+    key = command[3] if is_script else command[1]
+    return key_slot(key if isinstance(key, bytes) else str(key).encode(errors="surrogateescape"))
+
+
+class NodeWire(Wire):
+    """One connection to one node."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        node: Node,
+        pool: ConnectionPool,
+        on_disconnect: Callable[[], None] = lambda: None,
+        *,
+        may_rest: bool = True,
+    ) -> None:
+        self.node = node
+        self._cluster = cluster
+        self._may_rest = may_rest
+        self._on_disconnect = on_disconnect
+        super().__init__(pool)
+
+    def _reach(self, connect: Callable[[], Any]) -> Any:
+        return self._cluster.reach(self.node, connect, may_rest=self._may_rest)
+
+    def connect(self) -> Any:
+        """Another connection, for who gives it back to the pool. Raises NodeDown."""
+        return self._reach(self.pool.get_connection)
+
+    def ask(self, *command: Any, replicas: Replicas | None = None) -> Any:
+        """Send a command for a slot that is on its way to this node."""
+        connection = self.connect()
+        try:
+            connection.send_packed_command([pack(("ASKING",)), *_packed(command, replicas)])
+            _read(connection)
+            return _read_both(connection, replicas)
+        finally:
+            self.pool.release(connection)
+
+    def _send_packed(self, packed: list[bytes]) -> None:
+        if self._connection is not None and self._connection._sock is None:
+            if self._unread:  # somebody has emptied the pool
+                self._fail_posted()
+            self._reach(self._connection.connect)
+        super()._send_packed(packed)
+
+    def _drop_closed(self) -> None:
+        super()._drop_closed()
+        if self._connection._sock is None:
+            self._reach(self._connection.connect)
+
+    def _refused(self, error: Exception) -> None:
+        if isinstance(error, MovedError):
+            self._cluster.redirected(error, self.node)
+
+    def _disconnect(self) -> None:
+        super()._disconnect()
+        self._on_disconnect()
+
+
+class ClusterWire(Wire):
+    """A wire for each node, made when it is first needed."""
+
+    #: Whether a node that was out of reach is left alone for a while: others need the caller, too.
+    may_rest = True
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        new_pool: Callable[[Node], ConnectionPool],
+        format: Format | None = None,
+    ) -> None:
+        self.cluster = cluster
+        self.format = format
+        self._new_pool = new_pool
+        self._start()
+
+    def _start(self) -> None:
+        self._pid = os.getpid()
+        self._wires: dict[Node, NodeWire] = {}
+        self._format_at = -math.inf
+
+    def look_again(self) -> None:
+        """Ask for the version of the format with the next call."""
+        self._format_at = -math.inf
+
+    def look_at_format(self) -> None:
+        """Ask for the version of the format. A node that is down keeps nobody from the others."""
+        self._format_at = monotonic() + FORMAT_SECONDS
+        try:
+            if self.format is not None:
+                self.format.look(self._route)
+        except UNREACHABLE:
+            return
+        except BaseException:
+            self.look_again()
+            raise
+
+    @property
+    def generation(self) -> int:  # type: ignore[override]
+        """Changes with each connection, and when a slot has got another node."""
+        wires = list(self._wires.values())
+        return self.cluster.generation + sum(wire.generation for wire in wires)
+
+    def over(self, node: Node) -> NodeWire:
+        """The wire of one node."""
+        if self._pid != os.getpid():
+            self.cluster.forget()  # a thread of the parent may have been at work on it
+            self._start()
+        found = self._wires.get(node)
+        return found or self._wires.setdefault(
+            node,
+            NodeWire(
+                self.cluster,
+                node,
+                self._new_pool(node),
+                self.look_again,
+                may_rest=self.may_rest,
+            ),
+        )
+
+    def to(self, command: Sequence[Any]) -> NodeWire:
+        """The wire of the node that has the keys of a command; to publish, any will do."""
+        if command[0] == "PUBLISH":
+            return self.over(self.cluster.any_master())
+        return self.over(self.cluster.node(slot_of(command)))
+
+    def everywhere(self) -> Sequence[NodeWire]:
+        """Those of all masters."""
+        return [self.over(node) for node in self.cluster.masters()]
+
+    def __call__(self, *command: Any, replicas: Replicas | None = None) -> Any:
+        """Send one command to wherever its keys are. Raises as `Wire`, NodeDown and ServerNotReady.
+
+        What comes for a slot that is on its way to another node meets ServerNotReady.
+        """
+        if monotonic() >= self._format_at:
+            self.look_at_format()
+        return self._route(*command, replicas=replicas)
+
+    def _route(self, *command: Any, replicas: Replicas | None = None) -> Any:
+        slot = slot_of(command)
+        wire, asks = self.over(self.cluster.node(slot)), False
+        for _ in range(REDIRECTS):
+            try:
+                return (wire.ask if asks else wire)(*command, replicas=replicas)
+            except AskError as error:
+                asks = not isinstance(error, MovedError)  # which is an AskError too
+                if not asks:
+                    self.cluster.redirected(error, wire.node)
+                wire = self.over(named_by(error, wire.node))
+            except TryAgainError as error:
+                raise SlotMoves(
+                    f"slot {slot} is on its way to another node of the Cluster"
+                ) from error
+            except UNREACHABLE as error:
+                self.cluster.look()
+                refused = isinstance(error, ServerNotReady)  # and so it did nothing
+                if not refused or (node := self.cluster.node(slot)) == wire.node:
+                    raise
+                wire, asks = self.over(node), False
+        raise ServerNotReady(f"the nodes of the Cluster do not agree on who has slot {slot}")
+
+    def many(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        """As `Wire.many`, with one write for each node; where one is down, its error."""
+        answers: list[Any] = [None] * len(commands)
+        for wire, places in self._by_wire(commands, answers).items():
+            try:
+                found = wire.many([commands[n] for n in places])
+            except UNREACHABLE as error:
+                self.cluster.look()
+                found = [error] * len(places)
+            for n, answer in zip(places, found, strict=True):
+                answers[n] = answer
+                if isinstance(answer, (AskError, TryAgainError)):  # and MovedError, an AskError
+                    answers[n] = self._one(commands[n])
+        return answers
+
+    def _by_wire(
+        self, commands: Sequence[Sequence[Any]], answers: list[Any]
+    ) -> dict[NodeWire, list[int]]:
+        found: dict[NodeWire, list[int]] = {}
+        for n, command in enumerate(commands):
+            try:
+                found.setdefault(self.to(command), []).append(n)
+            except UNREACHABLE as error:
+                answers[n] = error
+        return found
+
+    def _one(self, command: Sequence[Any]) -> Any:
+        try:
+            return self(*command)
+        except UNREACHABLE as error:
+            return error
+        except (ResponseError, ServerFull) as error:
+            return error
+
+    def insist(self, *command: Any, replicas: Replicas | None = None) -> Any:
+        """As a call; for a slot that is on its way to another node it waits."""
+        deadline, seconds = monotonic() + MOVING_SECONDS, 0.001
+        while True:
+            try:
+                return self(*command, replicas=replicas)
+            except SlotMoves:
+                if monotonic() + seconds > deadline:
+                    raise
+            time.sleep(seconds)
+            seconds = min(seconds * 2, 0.1)
+
+    def post(self, *command: Any, on_error: Callable[[], None]) -> None:
+        """Send one command and do not wait for its answer, as `Wire` does."""
+        self.to(command).post(*command, on_error=on_error)
+
+    def lend(self) -> None:
+        """Nothing: redis-py's client has a pool of its own."""
+
+    @property
+    def look_at(self) -> float:
+        """When to `look`, by the monotonic clock."""
+        return min((wire.look_at for wire in list(self._wires.values())), default=math.inf)
+
+    def look(self) -> None:
+        """Read what has come of answers to what was posted, as `Wire` does."""
+        for wire in list(self._wires.values()):
+            wire.look()
+
+    def settle(self) -> None:
+        """Read the answers of all that was posted; what a broken connection had is failed."""
+        for wire in list(self._wires.values()):
+            with suppress(*UNREACHABLE):
+                wire.settle()

@@ -1,0 +1,146 @@
+"""The connection on which a consumer hears of wake tokens from one node of a Cluster.
+
+A command can block for keys of one slot only. So consumers do not block there: a script that puts a
+token sends it to the consumer that has waited longest, over that consumer's own pub/sub channel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from time import monotonic
+from typing import Any
+
+from redis import exceptions
+from redis.crc import key_slot
+
+from ..connection import pack
+from ..native import get_logger
+from ..wakeup import WakeConnection
+
+logger = get_logger(__name__)
+
+#: Between the key of the tokens and the consumer's name in a channel's name.
+MARK = ">"
+
+
+class NodeWake(WakeConnection):
+    """Subscribes to one channel a queue; a token in a message of a channel is this consumer's.
+
+    A silent connection is asked for a sign of life after `limit_seconds`.
+    """
+
+    def __init__(
+        self,
+        connection: Any,
+        connect: Callable[[Any], None],
+        moved: Callable[[exceptions.MovedError], None],
+        wake_key: Callable[[str], str],
+        limit_seconds: float,
+        consumer: Callable[[], str],
+        sharded: bool = True,
+    ) -> None:
+        super().__init__(lambda: connection, wake_key, limit_seconds)
+        self._connect = connect
+        self._moved = moved
+        self._consumer = consumer
+        self._verb = "S" if sharded else ""
+        self._heard: list[tuple[str, int]] = []
+        self._asked = False
+
+    def listens(self, queue: str) -> bool:
+        """Whether a token of a queue would reach this consumer."""
+        return self._channel(queue).encode() in self._queues
+
+    def _channel(self, queue: str) -> str:
+        return f"{self._wake_key(queue)}{MARK}{self._consumer()}"
+
+    def start(self, queues: Iterable[str]) -> None:
+        """Listen for tokens of these queues and no others, from when this returns.
+
+        Those that another node has now are passed over.
+        """
+        names = (self._consumer(), *queues)
+        if names == self._started_with and self.waiting:
+            return
+        wanted = {self._channel(queue).encode(): queue for queue in names[1:]}
+        self._started_with = ()
+        if wanted.keys() == self._queues.keys() and self.waiting:
+            self._started_with = names
+            return
+        if self.connection is None:
+            self.connection = self._acquire()
+        if not self._is_same:
+            self._queues = {}
+        if self.socket is None:
+            self._connect(self.connection)
+        self._asked_over = self.socket
+        self._change("UNSUBSCRIBE", self._queues.keys() - wanted.keys())
+        self._queues = {c: queue for c, queue in self._queues.items() if c in wanted}
+        self._change("SUBSCRIBE", wanted.keys() - self._queues.keys())
+        missing = wanted.keys() - self._queues.keys()
+        while missing:
+            self._receive(wanted)
+            missing = wanted.keys() - self._queues.keys()
+        self._queues = wanted
+        if len(wanted) == len(names) - 1:  # none was passed over
+            self._started_with = names
+        self._heard_from()
+
+    def _change(self, verb: str, channels: Iterable[bytes]) -> None:
+        # One command a channel: they are in several slots.
+        commands = [pack((self._verb + verb, channel)) for channel in sorted(channels)]
+        if commands:
+            self.connection.send_packed_command(commands, check_health=False)
+
+    def _receive(self, wanted: dict[bytes, str]) -> None:
+        try:
+            answer = self.connection.read_response()
+        except exceptions.MovedError as error:
+            self._moved(error)
+            for channel in [each for each in wanted if key_slot(each) == error.slot_id]:
+                del wanted[channel]
+            return
+        except exceptions.ResponseError as error:
+            raise exceptions.ConnectionError(f"cannot listen for wake tokens: {error}") from error
+        if not isinstance(answer, list):
+            return  # a sign of life, with no queue to listen for
+        kind, channel, *more = answer
+        if kind in (b"ssubscribe", b"subscribe") and channel in wanted:
+            self._queues[channel] = wanted[channel]
+        elif kind in (b"smessage", b"message") and channel in self._queues:
+            self._heard.append((self._queues[channel], int(more[0])))
+        elif kind in (b"sunsubscribe", b"unsubscribe") and channel in self._queues:
+            # Not asked for: another node has its slot now, where a claim finds out.
+            self._started_with = ()
+            self._heard.append((self._queues.pop(channel), 0))
+
+    def heard(self, told: bool = False) -> list[tuple[str, int]]:
+        """The tokens that have come, each as (queue, when in ms; 0: now).
+
+        `told`: a poller has said that something has come.
+        """
+        while self.socket is not None and self.connection.read_ahead(told):
+            self._receive(self._queues)
+            self._heard_from()
+            told = False
+        found, self._heard = self._heard, []
+        return found
+
+    def _heard_from(self) -> None:
+        self._asked = False
+        self.overdue_at = monotonic() + self._limit_seconds
+
+    def check(self, now: float) -> bool:
+        """As that of any; a silent connection is asked for a sign of life first."""
+        if self._asked or not self.waiting or now < self.overdue_at or self._is_readable():
+            return super().check(now)
+        self.connection.send_packed_command([pack(("PING",))], check_health=False)
+        self._asked, self.overdue_at = True, now + self.grace_seconds
+        return False
+
+    def reset(self) -> None:
+        """Disconnect; tokens stay or go to others from now on. Who resets has to claim."""
+        super().reset()
+        self._queues, self._heard, self._asked = {}, [], False
+        self.overdue_at = math.inf

@@ -1,0 +1,432 @@
+"""One connection, kept: what a move costs is the round trip and little else.
+
+redis-py's client takes a connection from its pool for each command, wraps it in its retry, metrics
+and callback machinery and gives it back: a quarter of the processor time of scheduling a message.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import selectors
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from time import monotonic
+from typing import Any
+
+from redis import ConnectionPool
+from redis.exceptions import ResponseError
+
+from ..errors import UNREACHABLE, NotReplicated, ServerFull, ServerNotReady, translate
+from .format import LOOK_SECONDS as FORMAT_SECONDS
+from .format import Format
+from .reading import NotYet, can_read, read_now
+
+_pack_in_c: Callable[[tuple[Any, ...]], bytes] | None
+try:
+    from hiredis import pack_command as _pack_in_c
+except ImportError:  # it comes with the extra `spark` only
+    _pack_in_c = None
+
+#: Answers that nobody has waited for are read at the latest when so many are on their way.
+UNREAD_LIMIT = 64
+
+#: So many commands are sent together at the most.
+TOGETHER_LIMIT = 250
+
+#: Who waits for messages looks for the answers to what was posted after so long.
+LOOK_SECONDS = 0.02
+
+#: So long a signal handler waits for the command that it has interrupted, at the most.
+ASIDE_SECONDS = 0.5
+
+#: A connection that has been idle for longer is looked at before it is used.
+IDLE_SECONDS = 0.1
+
+
+#: What is in front of a part, by its length: most are short.
+_LENGTHS = [b"$%d" % length for length in range(256)]
+
+
+def pack(command: Sequence[Any]) -> bytes:
+    """A command for the wire. redis-py checks each part of it, and cuts it into small ones."""
+    if _pack_in_c is not None:
+        try:
+            return _pack_in_c(tuple(command))
+        except (TypeError, UnicodeEncodeError):  # it takes text, bytes and plain numbers
+            pass
+    raws = [
+        each
+        if isinstance(each, bytes)
+        else str(each).encode(errors="surrogateescape")  # names that a server has need not be text
+        for each in command
+    ]
+    known = len(_LENGTHS)
+    parts = [b""] * (2 * len(raws) + 2)
+    parts[0] = b"*%d" % len(raws)
+    parts[1:-1:2] = [_LENGTHS[n] if (n := len(raw)) < known else b"$%d" % n for raw in raws]
+    parts[2:-1:2] = raws
+    return b"\r\n".join(parts)
+
+
+def pairs(answer: Any) -> list[tuple[bytes, bytes]]:
+    """The fields and values of a hash, which newer versions of redis-py give as a dict."""
+    if isinstance(answer, dict):
+        return list(answer.items())
+    return list(zip(answer[::2], answer[1::2], strict=True))
+
+
+def scored(answer: list[Any]) -> list[tuple[Any, Any]]:
+    """Members with scores, which RESP3 has in pairs already."""
+    if answer and isinstance(answer[0], list):
+        return [(member, score) for member, score in answer]
+    return pairs(answer)
+
+
+def numbers(answer: bytes) -> list[int]:
+    """What a script has counted, which it returns as text."""
+    return list(map(int, answer.split()))
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """How many replicas are to have what was written, and how long that may take."""
+
+    count: int
+    timeout_ms: int
+
+    @property
+    def command(self) -> tuple[str, int, int]:
+        """What asks for it, after a write on the same connection."""
+        return ("WAIT", self.count, self.timeout_ms)
+
+    def check(self, reached: int) -> None:
+        """Raise NotReplicated where these were too few."""
+        if reached < self.count:
+            raise NotReplicated(
+                f"the message is stored on the master, but only {reached} of {self.count} replicas "
+                f"have it after {self.timeout_ms / 1000:g} s (delayed_replicas_to_wait); a delayed "
+                "one with a task id may be sent again"
+            )
+
+
+class Wire:
+    """Sends commands in order, from any thread, each once: who retries must know what it did."""
+
+    #: Whether the server's data has a version that this package knows; None: it does not ask.
+    format: Format | None = None
+
+    def __init__(self, pool: ConnectionPool, format: Format | None = None) -> None:
+        self.pool = pool
+        self.format = format
+        self._start()
+
+    def to(self, command: Sequence[Any]) -> Wire:
+        """The wire that a command goes over, where there is one for each node of a Cluster."""
+        return self
+
+    def everywhere(self) -> Sequence[Wire]:
+        """One for each server."""
+        return [self]
+
+    def connect(self) -> Any:
+        """Another connection, for who gives it back to the pool."""
+        return self.pool.get_connection()
+
+    def refresh(self, connection: Any, is_idle: bool) -> None:
+        """See that a connection from `connect` still leads to the right server."""
+
+    def insist(self, *command: Any, replicas: Replicas | None = None) -> Any:
+        """As a call, for a sender that rather waits a moment than to be told to come again."""
+        return self(*command, replicas=replicas)
+
+    def _start(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.RLock()  # for a signal handler, in the moment before `_owner`
+        self._owner: int | None = None
+        #: The owner has sent a command and waits for its answer.
+        self._is_sent = False
+        self._connection: Any = None
+        #: The socket of the connection that it has given back to the pool, until it takes one.
+        self._lent: Any = None
+        self._used_at = monotonic()
+        self._format_at = -math.inf
+        self._format_over: Any = None
+        self._looked_at = 0.0
+        self._unread: deque[Callable[[], None]] = deque()
+        #: Of the connections so far: another one may be to a server that knows no script of ours.
+        self.generation = 0
+
+    def __call__(self, *command: Any, replicas: Replicas | None = None) -> Any:
+        """Send one command and return its answer. Raises redis-py's errors.
+
+        With `replicas`, when so many have it: fewer in time raise NotReplicated.
+        """
+        if self._pid != os.getpid():
+            self._start()
+        if self._owner == threading.get_ident():
+            return self._aside(command, replicas)
+        with self._lock:  # as `_held` does it, which costs a microsecond more
+            self._owner = threading.get_ident()
+            try:
+                self._send(command, replicas)
+                self._is_sent = True
+                if self._unread:
+                    self._read_posted()
+                return _read_both(self._connection, replicas)
+            except (ResponseError, ServerFull, NotReplicated):
+                raise
+            except BaseException:
+                self._fail_posted()
+                raise
+            finally:
+                self._owner, self._is_sent = None, False
+
+    def many(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        """Send commands together and return their answers, where one was refused its error.
+
+        Raises redis-py's connection errors: some of the commands may have been carried out then.
+        """
+        answers: list[Any] = []
+        for at in range(0, len(commands), TOGETHER_LIMIT):
+            answers += self._many(commands[at : at + TOGETHER_LIMIT])
+        return answers
+
+    def _many(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        if self._pid != os.getpid():
+            self._start()
+        if self._owner == threading.get_ident():
+            return [_or_error(partial(self._aside, tuple(each))) for each in commands]
+        with self._held():
+            try:
+                self._send_packed([b"".join(map(pack, commands))])
+                self._is_sent = True
+                self._read_posted()
+                answers = [_or_error(partial(_read, self._connection)) for _ in commands]
+            except BaseException:
+                self._fail_posted()
+                raise
+            if any(isinstance(answer, ServerNotReady) for answer in answers):
+                self._fail_posted()  # another connection may lead to a server that is ready
+            return answers
+
+    def post(self, *command: Any, on_error: Callable[[], None]) -> None:
+        """Send one command and do not wait for its answer.
+
+        `on_error` is called, with the next command or `look`, where the server has refused it or
+        the connection broke before it answered. Raises redis-py's connection errors.
+        """
+        if self._pid != os.getpid():
+            self._start()
+        if self._owner == threading.get_ident():
+            self._post_aside(command, on_error)
+            return
+        with self._held():
+            try:
+                self._send(command)
+            except BaseException:
+                self._fail_posted()
+                raise
+            if not self._unread:
+                self._looked_at = self._used_at
+            self._unread.append(on_error)
+            if len(self._unread) >= UNREAD_LIMIT:
+                self._read_in_passing()
+
+    @property
+    def look_at(self) -> float:
+        """When to `look`, by the monotonic clock."""
+        return self._looked_at + LOOK_SECONDS if self._unread else math.inf
+
+    def look(self) -> None:
+        """Read what has come of answers to what was posted. Does not wait, and raises nothing."""
+        if self._pid != os.getpid():
+            self._start()
+        self._looked_at = monotonic()
+        if self._owner == threading.get_ident() or not self._lock.acquire(blocking=False):
+            return
+        try:
+            with self._held():
+                self._read_in_passing(read_now)
+        finally:
+            self._lock.release()
+
+    def settle(self) -> None:
+        """Read the answers of all that was posted. Raises redis-py's connection errors."""
+        if self._pid != os.getpid() or self._owner == threading.get_ident():
+            return
+        with self._held():
+            try:
+                self._read_posted()
+            except BaseException:
+                self._fail_posted()
+                raise
+
+    def lend(self) -> None:
+        """Give the connection back to its pool, for redis-py's client, until the next command."""
+        if self._pid != os.getpid() or self._owner == threading.get_ident():
+            return
+        with self._held():
+            if self._connection is None:
+                return
+            self._read_in_passing()
+            connection, self._connection = self._connection, None
+            self._lent = connection._sock
+            self.pool.release(connection)
+
+    def _take(self) -> None:
+        self._connection = self.connect()
+        if self._lent is not None and self._connection._sock is not self._lent:
+            self.generation += 1
+        self._lent = None
+
+    def _post_aside(self, command: tuple[Any, ...], on_error: Callable[[], None]) -> None:
+        try:
+            self._aside(command)
+        except (ResponseError, ServerFull):
+            on_error()
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        with self._lock:
+            self._owner = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._owner, self._is_sent = None, False
+
+    def _aside(self, command: tuple[Any, ...], replicas: Replicas | None = None) -> Any:
+        """A signal handler has interrupted this very thread between a command and its answer.
+
+        That has been carried out when something can be read; more is for who was interrupted.
+        """
+        connection = self.connect()
+        try:
+            interrupted = getattr(self._connection, "_sock", None)
+            if self._is_sent and interrupted is not None:
+                self._is_sent = False
+                with selectors.DefaultSelector() as selector:
+                    selector.register(interrupted, selectors.EVENT_READ)
+                    selector.select(ASIDE_SECONDS)
+            connection.send_packed_command(_packed(command, replicas))
+            return _read_both(connection, replicas)
+        finally:
+            self.pool.release(connection)
+
+    def _read_in_passing(self, read: Callable[[Any], Any] | None = None) -> None:
+        try:
+            while self._unread:
+                self._read_next(read)
+        except NotYet:
+            return
+        except UNREACHABLE:
+            self._fail_posted()  # and so everybody knows
+        except BaseException:
+            self._fail_posted()
+            raise
+
+    def _look_at_format(self, format: Format) -> None:
+        """Before a command, over its connection. Raises FormatError."""
+
+        def send(*command: Any) -> Any:
+            self._connection.send_packed_command([pack(command)])
+            return _read(self._connection)
+
+        self._read_posted()
+        format.look(send)
+        self._format_at = self._used_at + FORMAT_SECONDS
+        self._format_over = self._connection._sock
+
+    def _send(self, command: tuple[Any, ...], replicas: Replicas | None = None) -> None:
+        self._send_packed(_packed(command, replicas))
+
+    def _send_packed(self, packed: list[bytes]) -> None:
+        if self._connection is None:
+            self._take()
+        elif self._unread:
+            if self._connection._sock is None:  # somebody has emptied the pool
+                self._fail_posted()
+        elif monotonic() - self._used_at > IDLE_SECONDS:
+            self._drop_closed()
+        self._used_at = monotonic()
+        if not self._unread and getattr(self._connection, "_re_auth_token", None) is not None:
+            self._connection.re_auth()
+        if self.format is not None and (
+            self._used_at >= self._format_at or self._connection._sock is not self._format_over
+        ):
+            self._look_at_format(self.format)
+        # A check of the connection's health would take the answer of a posted command for its own.
+        self._connection.send_packed_command(packed, check_health=not self._unread)
+
+    def _drop_closed(self) -> None:
+        """Nothing was sent yet, so the server's closing of an idle connection need not show."""
+        try:
+            closed = can_read(self._connection)
+        except UNREACHABLE:
+            closed = True
+        if closed:
+            self._disconnect()
+
+    def _read_posted(self) -> None:
+        while self._unread:
+            self._read_next()
+
+    def _read_next(self, read: Callable[[Any], Any] | None = None) -> None:
+        try:
+            _read(self._connection, read)
+        except (ResponseError, ServerFull) as error:
+            self._refused(error)
+            self._unread[0]()
+        self._unread.popleft()
+
+    def _refused(self, error: Exception) -> None:
+        """What the server says to a posted command."""
+
+    def _fail_posted(self) -> None:
+        if self._connection is not None:
+            self._disconnect()
+        while self._unread:
+            self._unread.popleft()()
+
+    def _disconnect(self) -> None:
+        self._connection.disconnect()
+        self.generation += 1
+
+
+def _packed(command: tuple[Any, ...], replicas: Replicas | None) -> list[bytes]:
+    # In one go: another connection would know nothing of the write.
+    return [pack(command) + pack(replicas.command) if replicas else pack(command)]
+
+
+def _or_error(read: Callable[[], Any]) -> Any:
+    try:
+        return read()
+    except (ResponseError, ServerFull, ServerNotReady) as error:
+        return error
+
+
+def _read_both(connection: Any, replicas: Replicas | None) -> Any:
+    if replicas is None:
+        return _read(connection)
+    try:
+        answer = _read(connection)
+    except (ResponseError, ServerFull, ServerNotReady):
+        with suppress(ResponseError):
+            connection.read_response()
+        raise
+    replicas.check(_read(connection))
+    return answer
+
+
+def _read(connection: Any, read: Callable[[Any], Any] | None = None) -> Any:
+    try:
+        return connection.read_response() if read is None else read(connection)
+    except ResponseError as error:
+        meaning = translate(error)
+        if meaning is error:
+            raise
+        raise meaning from error

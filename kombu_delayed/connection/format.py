@@ -1,0 +1,77 @@
+"""The version of the format in which a database keeps messages, as `major.minor`.
+
+A newer minor version can be read and written by this one. A newer major version cannot: whoever
+meets it stops. No version at all is what 0.1.0 left behind: major version 1.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from redis.exceptions import NoPermissionError, ResponseError
+
+from ..errors import FormatError, ServerFull, ServerNotReady
+from ..store.keys import format_version
+from . import native
+
+logger = native.get_logger(__name__)
+
+#: What this package reads and writes.
+MAJOR, MINOR = 1, 0
+
+#: How often a process that is running asks again. It also asks whenever it has connected anew.
+LOOK_SECONDS = 30.0
+
+_VERSION = re.compile(rb"(\d+)\.(\d+)")
+
+#: Refusals of the write: a full server, a replica, a user who may only read.
+_REFUSED = (ResponseError, ServerFull, ServerNotReady)
+
+
+class Format:
+    """Where a database has its version, and whether this package can work with it."""
+
+    def __init__(self, prefix: str = "") -> None:
+        self.key = format_version(prefix)
+        self._is_forbidden = False
+
+    def look(self, send: Callable[..., Any]) -> None:
+        """Ask with `send`, and write the version where there is none. Raises FormatError."""
+        try:
+            found = send("GET", self.key)
+        except NoPermissionError as error:
+            self._warn_once(error)
+            return
+        if found is not None:
+            check(found)
+            return
+        try:
+            send("SET", self.key, f"{MAJOR}.{MINOR}", "NX")
+        except _REFUSED:
+            return
+
+    def _warn_once(self, error: Exception) -> None:
+        if not self._is_forbidden:
+            self._is_forbidden = True
+            logger.warning(
+                "The user of the broker URL may not read the key %r, so a newer format would go "
+                "unnoticed: %s. Allow it with ACL SETUSER <user> +get +set ~%s",
+                self.key,
+                error,
+                self.key,
+            )
+
+
+def check(found: bytes) -> None:
+    """Raise FormatError for a version that this package cannot work with."""
+    version = _VERSION.fullmatch(found)
+    if version and int(version[1]) <= MAJOR:
+        return
+    shown = found.decode(errors="backslashreplace")
+    raise FormatError(
+        f"the messages in Redis have format {shown}, and this version of kombu-delayed knows "
+        f"formats up to {MAJOR}: upgrade kombu-delayed in this process to the version that the "
+        "other processes have, and start it again"
+    )

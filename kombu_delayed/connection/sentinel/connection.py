@@ -1,0 +1,81 @@
+"""Commands to the present master: none to one that is about to be replaced, or has been."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from redis import ConnectionPool
+
+from kombu_delayed.errors import ServerNotReady
+
+from ..connection import Replicas, Wire, _read
+from ..format import Format
+from .watch import MasterChanges, MasterWatch
+
+
+class MasterWire(Wire):
+    """As `Wire`; what it sends waits while a failover is under way."""
+
+    def __init__(
+        self, pool: ConnectionPool, watch: MasterWatch, format: Format | None = None
+    ) -> None:
+        self._watch = watch
+        super().__init__(pool, format)
+
+    def _start(self) -> None:
+        super()._start()
+        #: The generation whose master has been found to have enough replicas.
+        self._replicated_over = -1
+
+    def __call__(self, *command: Any, replicas: Replicas | None = None) -> Any:
+        """As `Wire`; to the next master where the present one is being replaced."""
+        self._watch.wait()
+        return super().__call__(*command, replicas=replicas)
+
+    def many(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        """As `Wire`; to the next master where the present one is being replaced."""
+        self._watch.wait()
+        return super().many(commands)
+
+    def post(self, *command: Any, on_error: Callable[[], None]) -> None:
+        """As `Wire`. Raises MasterChanges while the master is being replaced."""
+        if self._watch.is_held:
+            raise MasterChanges("the Sentinels are about to name another master")
+        super().post(*command, on_error=on_error)
+
+    def _send(self, command: tuple[Any, ...], replicas: Replicas | None = None) -> None:
+        if self._connection is not None and self._connection.has_left:
+            self._fail_posted()
+        if replicas is not None and self._replicated_over != self.generation:
+            self._await_replicas(replicas)
+        super()._send(command, replicas)
+
+    def _send_packed(self, packed: list[bytes]) -> None:
+        if self._connection is not None and self._connection.has_left:
+            self._fail_posted()
+        super()._send_packed(packed)
+
+    def _await_replicas(self, replicas: Replicas) -> None:
+        """A new master has none at first. Better to store nothing than what may be sent again."""
+        self._read_posted()
+        super()._send(replicas.command)
+        found = _read(self._connection)
+        if found < replicas.count:
+            raise ServerNotReady(
+                f"the master has {found} of {replicas.count} replicas after "
+                f"{replicas.timeout_ms / 1000:g} s (delayed_replicas_to_wait); nothing was stored"
+            )
+        self._replicated_over = self.generation
+
+    def connect(self) -> Any:
+        """Another connection, to the next master where the present one is being replaced."""
+        self._watch.wait()
+        return super().connect()
+
+    def refresh(self, connection: Any, is_idle: bool) -> None:
+        """Lead it to the present master. Raises MasterChanges where that would lose answers."""
+        self._watch.wait()
+        if connection.has_left and not is_idle:
+            raise MasterChanges("the Sentinels name another master")
+        connection.move()

@@ -1,0 +1,219 @@
+"""Hears from the Sentinels which server is the master, as soon as that changes.
+
+A master that is replaced while it is well learns of it some ten seconds later. Until then it goes
+on accepting, and all of that is lost when it becomes a replica. So each process listens to the
+Sentinels. The one that leads a failover announces the promotion before it makes it: nothing is
+sent from then on until the new master is known.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from time import monotonic
+from typing import Any, Protocol
+from weakref import WeakSet
+
+import redis
+from redis.exceptions import ConnectionError
+
+from kombu_delayed.errors import ServerNotReady
+
+from .. import native
+
+logger = native.get_logger(__name__)
+
+Address = tuple[str, int]
+
+#: The leader of a failover publishes these, some 0.1 s apart, before a replica becomes the master.
+_BEFORE = tuple(
+    f"+failover-state-{state}" for state in ("select-slave", "send-slaveof-noone", "wait-promotion")
+)
+#: The leader publishes the first one, and the other Sentinels the second one at the same time.
+_PROMOTED, _SWITCHED = "+promoted-slave", "+switch-master"
+_ABORTED = "-failover-abort-*"
+
+#: A promotion that was announced and has not come after so long is not waited for any more.
+HOLD_SECONDS = 3.0
+
+#: A Sentinel that has said nothing for so long is asked for a sign of life.
+PING_SECONDS = 5.0
+
+#: A Sentinel that cannot be heard is tried again after so long.
+RETRY_SECONDS = 1.0
+
+#: How often a thread that may not send looks whether it may.
+LOOK_SECONDS = 0.01
+
+
+class MasterChanges(ServerNotReady):
+    """A failover is under way; nothing was sent to the master that is about to be replaced."""
+
+
+class Follower(Protocol):
+    """Is called, in another thread, when there is another master."""
+
+    def master_changed(self) -> None:
+        """Connections to the old master are of no use any more."""
+
+
+class MasterWatch:
+    """What the Sentinels tell this process of one master, for all of its connections.
+
+    `parameters` are those of connections to the Sentinels.
+    """
+
+    def __init__(
+        self, name: str, sentinels: Sequence[Address], parameters: Mapping[str, Any]
+    ) -> None:
+        self.name = name
+        #: The master; None until it has been found.
+        self.address: Address | None = None
+        #: The Sentinel that has told of it, which knows better than those that have yet to hear.
+        self.told_by: Address | None = None
+        #: No command is to be sent before, by the monotonic clock.
+        self.held_until = -math.inf
+        self._sentinels = sentinels
+        self._parameters = parameters
+        self._epoch = 0
+        self._followers: WeakSet[Follower] = WeakSet()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
+        self._lock = native.lock()  # the keepers of leases take it, too
+        self._listening: set[Address] = set()
+
+    def _locked(self) -> Any:
+        if self._pid != os.getpid():
+            self._reset()  # the parent's threads are not here, and one may have had the lock
+        return self._lock
+
+    def follow(self, follower: Follower) -> None:
+        """Tell it of another master, until it leaves."""
+        with self._locked():
+            self._followers.add(follower)
+
+    def start(self) -> None:
+        """Listen for as long as anybody follows. Twice is safe, and so it is in a forked child."""
+        with self._locked():
+            silent = [each for each in self._sentinels if each not in self._listening]
+            self._listening.update(silent)
+        for sentinel in silent:
+            threading.Thread(
+                target=self._run,
+                args=(sentinel,),
+                name=f"kombu-delayed-sentinel-{sentinel[0]}:{sentinel[1]}",
+                daemon=True,
+            ).start()
+
+    def leave(self, follower: Follower) -> None:
+        """Follow no more; when the last one has left, the threads end within seconds."""
+        with self._locked():
+            self._followers.discard(follower)
+
+    def found(self, address: Address, epoch: int) -> None:
+        """A Sentinel was asked: this is the master, since the failover of that number."""
+        self._epoch = max(self._epoch, epoch)
+        if self._is_another(address):
+            self._tell()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the master is about to be replaced."""
+        return monotonic() < self.held_until
+
+    def wait(self) -> None:
+        """Return when commands can be sent."""
+        while self.is_held:
+            time.sleep(LOOK_SECONDS)
+
+    def _is_another(self, address: Address) -> bool:
+        before, self.address = self.address, address
+        if before is None or before == address:
+            return False
+        logger.info("The master of %r is %s:%d now", self.name, *address)
+        return True
+
+    def _tell(self) -> None:
+        with self._lock:
+            followers = list(self._followers)
+        for follower in followers:
+            try:
+                follower.master_changed()
+            except Exception as error:  # one that is being closed just now
+                logger.debug("Cannot tell %r of another master: %s", follower, error)
+
+    # In a thread for each Sentinel.
+
+    def _run(self, sentinel: Address) -> None:
+        while self._is_followed(sentinel):
+            try:
+                with closing(redis.Redis(*sentinel, **self._parameters)) as client:
+                    self._listen(sentinel, client)
+            except Exception as error:  # whatever it is, this Sentinel may be back later
+                logger.debug("Cannot listen to Sentinel %s:%d: %s", *sentinel, error)
+                time.sleep(RETRY_SECONDS)
+
+    def _is_followed(self, sentinel: Address) -> bool:
+        with self._lock:
+            if not self._followers:
+                self._listening.discard(sentinel)
+            return bool(self._followers)
+
+    def _listen(self, sentinel: Address, client: redis.Redis) -> None:
+        with closing(client.pubsub()) as channel:
+            channel.psubscribe(*_BEFORE, _PROMOTED, _SWITCHED, _ABORTED)
+            self._compare(sentinel, client)
+            was_asked = False
+            while self._is_followed(sentinel):
+                message = channel.get_message(timeout=PING_SECONDS)
+                if message is None and was_asked:
+                    raise ConnectionError("it does not answer")
+                if was_asked := message is None:
+                    channel.ping()
+                elif message["type"] == "pmessage":
+                    self._hear(sentinel, _text(message["channel"]), _text(message["data"]))
+
+    def _compare(self, sentinel: Address, client: redis.Redis) -> None:
+        """There may have been a failover that nobody here has heard of."""
+        masters: Any = client.sentinel_masters()
+        client.connection_pool.disconnect(inuse_connections=False)  # it has done its duty
+        state = masters.get(self.name)
+        if state and int(state.get("config-epoch", 0)) > self._epoch and self.address:
+            self._promoted((state["ip"], state["port"]), sentinel)
+
+    def _hear(self, sentinel: Address, event: str, text: str) -> None:
+        parts = text.split()
+        if event == _SWITCHED and parts[0] == self.name:
+            self._promoted((parts[3], int(parts[4])), sentinel)
+        elif event == _PROMOTED and self.name in parts[5:6]:
+            self._promoted((parts[2], int(parts[3])), sentinel)
+        elif event in _BEFORE and parts[1] == self.name:
+            self.held_until = monotonic() + HOLD_SECONDS
+        elif event.startswith(_ABORTED[:-1]) and parts[1] == self.name:
+            self.held_until = -math.inf
+            self._tell()
+
+    def _promoted(self, address: Address, told_by: Address) -> None:
+        self.told_by = told_by
+        was_held, self.held_until = self.is_held, -math.inf
+        if self._is_another(address) or was_held:
+            self._tell()
+
+
+def _text(raw: Any) -> str:
+    return raw.decode() if isinstance(raw, bytes) else str(raw)
+
+
+_watches: dict[str, MasterWatch] = {}
+
+
+def watch_of(name: str, sentinels: Sequence[Address], parameters: Mapping[str, Any]) -> MasterWatch:
+    """This process's watch of a master, one for each way to reach the Sentinels."""
+    parts = [name, *sentinels, *(item for item in parameters.items() if item[0] != "retry")]
+    return _watches.setdefault(repr(parts), MasterWatch(name, sentinels, parameters))

@@ -1,0 +1,350 @@
+"""Broker URLs: what is behind `delayed+`, and the connection parameters that follow from it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qsl, quote, unquote
+
+from kombu import Connection
+from kombu.utils.url import parse_ssl_cert_reqs, url_to_parts
+
+from ..errors import UrlError
+
+FORMS = (
+    "delayed+redis://[user:password@]host:port/db, delayed+rediss://…, "
+    "delayed+socket:///path/to.sock?virtual_host=0, delayed+embedded:///directory, "
+    "delayed+sentinel://[user:password@]host:26379/db;delayed+sentinel://host:26379 or "
+    "delayed+rediscluster://[user:password@]host:6379;host:6379"
+)
+SENTINELS = ("sentinel", "sentinels")
+CLUSTERS = ("rediscluster", "redisclusters")
+#: Several URLs that lead to one broker: Kombu has not to choose among them.
+LISTS = (*SENTINELS, *CLUSTERS)
+SCHEMES = ("redis", "rediss", "socket", "embedded", *LISTS)
+_TLS = ("rediss", "sentinels", "redisclusters")
+SENTINEL_PORT, NODE_PORT = 26379, 6379
+_QUERY = ("virtual_host", "credential_provider")
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where the server is. `path` is a socket's or an embedded server's directory.
+
+    With `sentinels`, given as (host, port), they know where it is, and host and port are unset; so
+    they are with `nodes`, which are some of a Cluster's.
+    """
+
+    scheme: str
+    host: str | None = None
+    port: int | None = None
+    username: str | None = None
+    password: Any = None
+    path: str = ""
+    virtual_host: str | int | None = None
+    credential_provider: Any = None
+    ssl: dict[str, Any] | None = field(default=None)
+    sentinels: tuple[tuple[str, int], ...] = ()
+    nodes: tuple[tuple[str, int], ...] = ()
+
+
+class Host(str):
+    """A server's host, as other programs expect it in a connection, that knows its whole URL."""
+
+    url: str
+
+    def __new__(cls, host: str, url: str = "") -> Host:
+        made = super().__new__(cls, host)
+        made.url = url
+        return made
+
+
+def scheme_of(client: Connection) -> str:
+    """What stands between `delayed+` and `://`."""
+    hostname = _hostname(client)
+    if "://" in hostname:
+        return hostname.partition("://")[0]
+    # After a failover Kombu has split the URL itself and left its scheme in the transport's name.
+    return str(client.transport_cls).partition("delayed+")[2] or "redis"
+
+
+def address(client: Connection) -> Address:
+    """The address that a Kombu connection stands for. Raises UrlError that names the right form."""
+    hostname, scheme = _hostname(client), scheme_of(client)
+    if scheme in LISTS:
+        return _from_list(scheme, client)
+    if "://" in hostname:
+        return _from_url(hostname, client)
+    is_path = scheme in ("socket", "embedded")
+    return Address(
+        scheme,
+        host=hostname,
+        port=client.port,
+        username=client.userid,
+        password=client.password,
+        path=_path(scheme, "." if hostname == "." else None, client.virtual_host)
+        if is_path
+        else "",
+        virtual_host=None if is_path else client.virtual_host,
+        credential_provider=_provider(client),
+        ssl=_ssl(scheme, client.ssl, {}),
+    )
+
+
+def _hostname(client: Connection) -> str:
+    """A URL, or the host of one that Kombu has split; clones after a failover add prefixes."""
+    if isinstance(client.hostname, Host):
+        return client.hostname.url
+    bare = re.sub(r"^(delayed\+)+", "", client.hostname or "localhost")
+    return "localhost" if bare == "delayed://" else re.sub(r"^delayed://", "redis://", bare)
+
+
+def _from_url(url: str, client: Connection) -> Address:
+    try:
+        parts = url_to_parts(url)
+    except ValueError:
+        # Not what Python says of it, which quotes a part that may be the password's.
+        raise UrlError(
+            f"cannot read the broker URL; are special characters of the password percent-encoded? "
+            f"It is {FORMS}"
+        ) from None
+    if parts.scheme not in SCHEMES:
+        raise UrlError(f"there is no delayed+{parts.scheme}:// broker URL; it is {FORMS}")
+    query = dict(parts.query)
+    ssl_options = {name: query.pop(name) for name in list(query) if name.startswith("ssl_")}
+    unknown = sorted(set(query) - set(_QUERY))
+    if unknown:
+        raise UrlError(
+            f"the broker URL takes no option {unknown[0]!r} after '?', only ssl_… and "
+            f"{', '.join(_QUERY)}; other options go into broker_transport_options"
+        )
+    is_path = parts.scheme in ("socket", "embedded")
+    return Address(
+        parts.scheme,
+        host=parts.hostname,
+        port=parts.port,
+        username=parts.username or client.userid,
+        password=parts.password or client.password,
+        path=_path(parts.scheme, parts.hostname, parts.path) if is_path else "",
+        virtual_host=query.get("virtual_host")
+        or (client.virtual_host if is_path else parts.path or client.virtual_host),
+        credential_provider=query.get("credential_provider") or _provider(client),
+        ssl=_ssl(parts.scheme, client.ssl, ssl_options),
+    )
+
+
+def _from_list(scheme: str, client: Connection) -> Address:
+    """All URLs of the list together: whichever of them Kombu is at, they lead to one broker."""
+    each = [_from_url(url, client) for url in _listed_urls(client)]
+    given = client._initial_params
+    are_nodes = scheme in CLUSTERS
+    port = NODE_PORT if are_nodes else SENTINEL_PORT
+    places = tuple(dict.fromkeys((one.host or "localhost", one.port or port) for one in each))
+    found = Address(
+        scheme,
+        username=_agreed(each, "username", "user") or given["userid"],
+        password=_agreed(each, "password", "password") or given["password"],
+        virtual_host=_agreed(each, "virtual_host", "database") or given["virtual_host"] or "/",
+        credential_provider=_agreed(each, "credential_provider", "credential provider"),
+        ssl=next((one.ssl for one in each if one.ssl), each[0].ssl),
+        sentinels=() if are_nodes else places,
+        nodes=places if are_nodes else (),
+    )
+    if found.nodes and str(found.virtual_host).strip("/") not in ("", "0"):
+        raise UrlError(f"a Cluster has no database {found.virtual_host}, only 0: leave it out")
+    return found
+
+
+def _listed_urls(client: Connection) -> list[str]:
+    scheme = scheme_of(client)
+    urls = [str(url) for url in client.alt]
+    if any("://" in url for url in urls):
+        return [
+            url.partition("delayed+")[2] if "://" in url else f"{scheme}://{url}" for url in urls
+        ]
+    own = _hostname(client)
+    port = f":{client.port}" if client.port else ""
+    return [own if "://" in own else f"{scheme}://{own}{port}"]
+
+
+def _agreed(each: Sequence[Address], name: str, called: str) -> Any:
+    found = [value for one in each if (value := getattr(one, name)) not in (None, "", "/")]
+    if len({str(value) for value in found}) > 1:
+        raise UrlError(
+            f"the broker URLs differ in their {called}: it is the same for all, so name it in the "
+            "first of them alone"
+        )
+    return found[0] if found else None
+
+
+def _provider(client: Connection) -> Any:
+    return getattr(client, "credential_provider", None)  # since Kombu 5.6
+
+
+def _path(scheme: str, host: str | None, path: str | None) -> str:
+    if host in (None, "") and path:
+        return f"/{path}"
+    if host == "." and path and scheme == "embedded":
+        return path
+    right = {
+        "socket": "delayed+socket:///path/to.sock (three slashes)",
+        "embedded": "delayed+embedded:///directory, or delayed+embedded://./directory",
+    }[scheme]
+    raise UrlError(f"delayed+{scheme}://{host or ''}/{path or ''} names no path; write {right}")
+
+
+def _ssl(scheme: str, configured: Any, in_url: dict[str, Any]) -> dict[str, Any] | None:
+    if scheme not in _TLS and not configured:
+        return None
+    options = {**(configured if isinstance(configured, dict) else {}), **in_url}
+    requirement = options.get("ssl_cert_reqs")
+    if isinstance(requirement, str):
+        try:
+            options["ssl_cert_reqs"] = parse_ssl_cert_reqs(requirement)
+        except KeyError:
+            raise UrlError(
+                f"ssl_cert_reqs is required, optional or none, not {requirement!r}"
+            ) from None
+    if isinstance(options.get("ssl_check_hostname"), str):
+        options["ssl_check_hostname"] = options["ssl_check_hostname"].lower() != "false"
+    return options
+
+
+def take_credentials(client: Connection) -> None:
+    """Move user and password out of the connection's host name, which Celery shows to anybody."""
+    if scheme_of(client) in LISTS:
+        _keep_given(client)
+    if scheme_of(client) in CLUSTERS:
+        client.cycle = None  # each of its nodes knows all others
+    scheme, separator, rest = (client.hostname or "").partition("://")
+    credentials, at, host = rest.rpartition("@")
+    if not separator or not at:
+        return
+    user, _, password = credentials.partition(":")
+    client.userid = unquote(user) or client.userid
+    client.password = unquote(password) or client.password
+    client.hostname = f"{scheme}://{host}"
+
+
+def name_server(client: Connection) -> None:
+    """Let the connection's attributes name the server itself, for programs that read them.
+
+    Of several Sentinels, or nodes of a Cluster, they name the first.
+    """
+    try:
+        _forget_the_one_before(client)
+        where = address(client)
+    except UrlError:  # who connects is told
+        return
+    client.virtual_host = where.virtual_host or client.virtual_host
+    if where.path:
+        return
+    if "://" in (url := _hostname(client)):
+        default = where.host or "localhost", where.port
+        host, client.port = (where.sentinels or where.nodes or (default,))[0]
+        client.hostname = Host(host, url)
+    else:
+        client.hostname = url
+    client.uri_prefix = None
+    if str(client.transport_cls) == "delayed":
+        client.transport_cls = f"delayed+{where.scheme}"
+
+
+def _forget_the_one_before(client: Connection) -> None:
+    """Kombu keeps port and database of the last URL of a list where the next one has none."""
+    if "://" in _hostname(client) or scheme_of(client) in LISTS or len(client.alt) < 2:
+        return
+    for url in client.alt:
+        parts = url_to_parts(str(url).partition("delayed+")[2])
+        if parts.hostname == client.hostname and parts.port in (None, client.port):
+            client.port = parts.port
+            client.virtual_host = parts.path or client._initial_params["virtual_host"] or "/"
+            return
+
+
+def _keep_given(client: Connection) -> None:
+    """What came beside the URLs, and is lost when Kombu goes to the next of them."""
+    given = client._initial_params
+    client.userid = client.userid or given["userid"]
+    client.password = client.password or given["password"]
+    if client.virtual_host in (None, "", "/"):
+        client.virtual_host = given["virtual_host"]
+
+
+def as_uri(client: Connection, include_password: bool, mask: str) -> str:
+    """The broker URL of a connection; where the password is masked, without what follows `?`."""
+    hostname = _hostname(client)
+    if scheme_of(client) in LISTS:
+        return _as_uris(client, include_password, mask)
+    if "://" in hostname:
+        scheme, _, rest = hostname.partition("://")
+        rest = rest if include_password else rest.partition("?")[0]
+    else:
+        where = address(client)
+        scheme, port = where.scheme, f":{where.port}" if where.port else ""
+        rest = where.path or f"{where.host}{port}/{where.virtual_host or ''}".replace("//", "/")
+    return f"delayed+{scheme}://{_credentials(client, include_password, mask)}{rest}"
+
+
+def _as_uris(client: Connection, include_password: bool, mask: str) -> str:
+    """Of the whole list: which of them Kombu is at makes no difference."""
+    shown: list[str] = []
+    for url in _listed_urls(client):
+        scheme, _, rest = url.partition("://")
+        credentials, at, host = rest.rpartition("@")
+        if not include_password:
+            user, colon, _ = credentials.partition(":")
+            credentials, host = user + (colon and f":{mask}"), host.partition("?")[0]
+        if not at and not shown:  # a single one's were taken out of it
+            credentials, at = _credentials(client, include_password, mask), ""
+        shown.append(f"delayed+{scheme}://{credentials}{at}{host}")
+    return ";".join(shown)
+
+
+def _credentials(client: Connection, include_password: bool, mask: str) -> str:
+    if not client.userid and not client.password:
+        return ""
+    password = client.password() if callable(client.password) else client.password
+    shown = quote(str(password), safe="") if include_password else mask
+    return f"{quote(client.userid or '', safe='')}{f':{shown}' if password else ''}@"
+
+
+def check_alternates(alternates: Sequence[Any]) -> None:
+    """Raise UrlError for a failover list that Kombu could not follow."""
+    urls = [url for url in alternates if isinstance(url, str) and "://" in url]
+    for url in urls:
+        scheme, _, rest = url.partition("://")
+        if not scheme.startswith("delayed+"):
+            raise UrlError(
+                f"a failover URL begins with {scheme}://, so Kombu would leave this transport; "
+                f"write delayed+{scheme}://{rest.rpartition('@')[2]}"
+            )
+        options = [name for name, _ in parse_qsl(rest.partition("?")[2])]
+        refused = [n for n in options if not n.startswith("ssl_") and n != "credential_provider"]
+        if refused and len(urls) > 1:
+            raise UrlError(
+                f"Kombu cannot switch to a failover URL with the option {refused[0]!r} after '?'; "
+                "leave it out, or use a single URL"
+            )
+    _check_list(alternates, {url.partition("://")[0][8:] for url in urls})
+
+
+def _check_list(alternates: Sequence[Any], schemes: set[str]) -> None:
+    if schemes.isdisjoint(LISTS):
+        return
+    if len(schemes) > 1:
+        kind = "Sentinels" if schemes.isdisjoint(CLUSTERS) else "a Cluster's nodes"
+        raise UrlError(
+            f"the broker URLs begin with {' and '.join(f'delayed+{s}://' for s in sorted(schemes))}"
+            f"; a list is either of {kind}, all with the same beginning, or of servers"
+        )
+    if not schemes.isdisjoint(CLUSTERS):
+        return
+    for each in alternates:
+        if "://" not in str(each):
+            host = str(each).rpartition("@")[2]
+            raise UrlError(
+                f"each Sentinel has a URL of its own: write delayed+{schemes.pop()}://{host}"
+            )

@@ -1,0 +1,118 @@
+"""The connection on which a consumer blocks for wake tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from time import monotonic
+from typing import Any
+
+from kombu.utils.eventio import READ, poll
+from redis import exceptions
+
+from .connection import pack
+from .native import get_logger
+
+logger = get_logger(__name__)
+
+#: Seconds beyond the server's own limit after which an answer is overdue.
+GRACE_SECONDS = 10
+
+
+class WakeConnection:
+    """Sends BZPOPMIN and reads its answer when the poller says that it has come.
+
+    The server answers at least every `limit_seconds`: longer silence means a half-open connection.
+    """
+
+    def __init__(
+        self,
+        acquire: Callable[[], Any],
+        wake_key: Callable[[str], str],
+        limit_seconds: float,
+    ) -> None:
+        self._acquire = acquire
+        self._wake_key = wake_key
+        self._limit_seconds = limit_seconds
+        self._queues: dict[bytes, str] = {}
+        self._started_with: tuple[str, ...] = ()
+        self._command = b""
+        self.grace_seconds: float = GRACE_SECONDS
+        self.connection: Any = None
+        self.overdue_at = math.inf
+        #: The socket over which it has asked: somebody else may close that.
+        self._asked_over: Any = None
+
+    @property
+    def socket(self) -> Any:
+        """The socket to poll, or None."""
+        return getattr(self.connection, "_sock", None)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether an answer is on its way."""
+        return self.overdue_at != math.inf and self._is_same
+
+    @property
+    def _is_same(self) -> bool:
+        return self._asked_over is not None and self.socket is self._asked_over
+
+    def start(self, queues: Iterable[str]) -> None:
+        """Block for a token of any of the queues, unless it does so already."""
+        if self.waiting:
+            return
+        if self.connection is None:
+            self.connection = self._acquire()
+        if (names := tuple(queues)) != self._started_with:
+            keys = {self._wake_key(queue): queue for queue in names}
+            self._queues = {key.encode(): queue for key, queue in keys.items()}
+            self._command = pack(("BZPOPMIN", *keys, self._limit_seconds))
+            self._started_with = names
+        self.connection.send_packed_command([self._command])
+        self._asked_over = self.socket
+        self.overdue_at = monotonic() + self._limit_seconds + self.grace_seconds
+
+    def read(self) -> tuple[str, int] | None:
+        """The token that has come, as (queue, when in ms; 0: now); None: there is none yet."""
+        if not self.connection.read_ahead(told=True):
+            return None
+        self.overdue_at = math.inf
+        try:
+            answer = self.connection.read_response()
+        except exceptions.ResponseError as error:
+            # Unblocked by a failover, still loading …: the connection is of no use as it is.
+            raise exceptions.ConnectionError(str(error)) from error
+        if not answer:
+            return None
+        key, _, at_ms = answer
+        return self._queues[key if isinstance(key, bytes) else key.encode()], int(float(at_ms))
+
+    def check(self, now: float) -> bool:
+        """Drop a connection whose answer is overdue; returns whether a token may be lost."""
+        if self.overdue_at == math.inf:
+            return False
+        if self._is_same:
+            if now < self.overdue_at or self._is_readable():
+                return False
+            logger.warning("The broker has not answered on a waiting connection; reconnecting")
+        self.reset()
+        return True
+
+    def _is_readable(self) -> bool:
+        poller = poll()
+        try:
+            poller.register(self.socket, READ)
+            return bool(poller.poll(0))
+        finally:
+            poller.close()
+
+    def reset(self) -> None:
+        """Disconnect. A token that was on its way is lost: who resets has to claim."""
+        self.overdue_at, self._asked_over = math.inf, None
+        if self.connection is not None:
+            self.connection.disconnect()
+
+    def close(self) -> None:
+        """Disconnect for good."""
+        self.reset()
+        self.connection = None

@@ -1,0 +1,1 @@
+"""The leases of consumers, and the thread that renews them."""

@@ -1,0 +1,111 @@
+"""The lease of a consumer on a Cluster: a thread for each node, so that none waits for another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from time import monotonic
+from typing import Any
+
+from kombu_delayed.connection import native
+from kombu_delayed.connection.cluster.connection import ClusterWire
+from kombu_delayed.errors import UNREACHABLE, NodeDown
+from kombu_delayed.store.store import Store
+
+from .keeper import keeper
+from .lease import Lease
+
+logger = native.get_logger(__name__)
+
+
+class ClusterLease(Lease):
+    """As any lease; each queue is renewed by the thread of the node that has it."""
+
+    def __init__(
+        self,
+        store: Store,
+        seconds: float,
+        server: Hashable,
+        name: str | None,
+        node_of: Callable[[str], Any],
+        new_store: Callable[[], Store],
+    ) -> None:
+        super().__init__(store, seconds, server, name)
+        self._node_of = node_of
+        #: For each node's thread: they may meet on one node while a slot moves.
+        self.new_store = new_store
+        self._shares: dict[Any, Share] = {}
+
+    def _watch(self, queue: str, is_new: bool) -> None:
+        """In whichever node's thread it is to be renewed now."""
+        self._share(self._node_of(queue))
+
+    def _share(self, node: Any) -> None:
+        if node not in self._shares:  # threads of several nodes may see that at once
+            keeper((self.server, node)).watch(self._shares.setdefault(node, Share(self, node)))
+
+    def queues_on(self, node: Any) -> list[str]:
+        """Those of its queues that a node has now."""
+        found = []
+        for queue in sorted(self.queues):
+            try:
+                home = self._node_of(queue)
+            except NodeDown:
+                continue
+            if home == node:
+                found.append(queue)
+            else:
+                self._share(home)  # it has moved
+        return found
+
+    def end(self) -> None:
+        """Renew no more."""
+        for node, share in list(self._shares.items()):
+            keeper((self.server, node)).forget(share)
+        self._shares = {}
+        with self._lock:
+            self._until.clear()  # the shares have it, too, and one may be in the middle of a step
+
+    def successor(self) -> ClusterLease:
+        """A lease for the same consumer under a new name."""
+        lease = ClusterLease(
+            self.store, self.seconds, self.server, self._name, self._node_of, self.new_store
+        )
+        lease.progress = self.progress
+        return lease
+
+
+class Share(Lease):
+    """The part of a lease that is over the queues of one node, whose clock is its own."""
+
+    def __init__(self, whole: ClusterLease, node: Any) -> None:
+        self._whole = whole
+        self._node = node
+        self.store, self.seconds, self.server = whole.new_store(), whole.seconds, whole.server
+        run = self.store.run
+        assert isinstance(run, ClusterWire)
+        run.format = None  # the loop looks at it: it may be on another node
+        run.may_rest = False  # its thread has nothing to do but to try
+        self.consumer = whole.consumer
+        self.progress = whole.progress
+        self.next_step_at = monotonic()
+        self._until, self._lock = whole._until, whole._lock
+        self._begin_contact()
+
+    @property
+    def lost(self) -> bool:
+        """Whether it has ended on any node."""
+        return self._whole.lost
+
+    @lost.setter
+    def lost(self, lost: bool) -> None:
+        self._whole.lost = lost
+
+    def step(self) -> float:
+        """Renew on the queues of this node; returns seconds until the next step."""
+        try:
+            seconds = self._keep(self._whole.queues_on(self._node))
+        except UNREACHABLE as error:  # of which the consumer tells once
+            logger.info("Cannot renew the leases on node %s now: %s", self._node, error)
+            return self._lost_contact()
+        self._check_progress()
+        return seconds

@@ -1,0 +1,142 @@
+"""The thread that keeps the leases of a process, whatever its tasks do."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Hashable
+from time import monotonic
+from typing import Any, Protocol
+
+from kombu_delayed.connection import native
+
+logger = native.get_logger(__name__)
+
+#: So long a thread waits at once that has nothing to do.
+LONG_SECONDS = 3600.0
+
+
+class Kept(Protocol):
+    """What a keeper looks after: it says after each step when it needs another."""
+
+    consumer: str
+    seconds: float
+    next_step_at: float
+
+    def step(self) -> float:
+        """Do what is due; returns seconds until the next step."""
+
+    def hang_up(self) -> None:
+        """It is kept no more: close its connections, from the thread that has used them."""
+
+
+class Keeper:
+    """The thread that renews this process's leases on one server.
+
+    It is a thread of the operating system under gevent and eventlet, too. So it shares no lock and
+    no connection with greenlets but its own lock, which nobody holds for long. A socket of gevent's
+    belongs to the thread that has opened it: nobody else uses it or closes it.
+    """
+
+    #: When this process first heard of the server, by the clock of leases.
+    began_at: float | None = None
+
+    def __init__(self) -> None:
+        self._leases: set[Kept] = set()
+        #: Those that were forgotten, and whose connections are still open.
+        self._forgotten: list[Kept] = []
+        self._lock = native.lock()
+        self._bell = native.Bell()
+        self._is_running = False
+
+    def watch(self, lease: Kept) -> None:
+        """Renew a lease from now on."""
+        with self._lock:
+            if lease in self._leases:
+                return
+            lease.next_step_at = monotonic()  # its contact with the server begins
+            self._leases.add(lease)
+            if not self._is_running:
+                native.start_thread(self._run, "kombu-delayed-leases")
+                self._is_running = True
+        self._bell.ring()
+
+    def hurry(self, lease: Kept) -> None:
+        """Have its next step now."""
+        with self._lock:
+            lease.next_step_at = monotonic()
+        self._bell.ring()
+
+    def forget(self, lease: Kept) -> None:
+        """Renew a lease no more."""
+        with self._lock:
+            if lease in self._leases:
+                self._leases.remove(lease)
+                self._forgotten.append(lease)
+        self._bell.ring()
+
+    def step(self) -> float | None:
+        """Do what is due; returns seconds until the next step, or None with no lease left."""
+        with self._lock:
+            forgotten, self._forgotten = self._forgotten, []
+        for lease in forgotten:
+            self._hang_up(lease)
+        with self._lock:
+            due = [lease for lease in self._leases if lease.next_step_at <= monotonic()]
+        for lease in due:
+            lease.next_step_at = math.inf
+            seconds = self._step(lease)
+            with self._lock:  # another thread may have hurried it meanwhile
+                lease.next_step_at = min(lease.next_step_at, monotonic() + seconds)
+        with self._lock:
+            return self._wait_seconds()
+
+    def _wait_seconds(self) -> float | None:
+        if self._forgotten:
+            return 0
+        if not self._leases:
+            return None
+        return max(min(each.next_step_at for each in self._leases) - monotonic(), 0)
+
+    def _step(self, lease: Kept) -> float:
+        try:
+            return lease.step()
+        except Exception as error:  # whatever it is, the other leases need this thread
+            if lease in self._leases:  # else its connection was closed meanwhile
+                logger.warning("Cannot renew the lease of %s now: %s", lease.consumer, error)
+            return min(1.0, lease.seconds / 10)
+
+    def _hang_up(self, lease: Kept) -> None:
+        try:
+            lease.hang_up()
+        except Exception as error:
+            logger.debug("Cannot close the connections of %s: %s", lease.consumer, error)
+
+    def _run(self) -> None:
+        while True:
+            self.step()
+            with self._lock:
+                wait_seconds = self._wait_seconds()
+                if wait_seconds is None and not native.outlives_its_work():
+                    self._is_running = False
+                    return
+            self._bell.wait(LONG_SECONDS if wait_seconds is None else wait_seconds)
+
+
+_keepers: dict[tuple[int, Hashable], Keeper] = {}
+_keepers_lock: Any = native.lock()
+
+
+def keeper(server: Hashable = None) -> Keeper:
+    """This process's keeper for a server: one that hangs must not cost the leases on others."""
+    with _keepers_lock:
+        return _keepers.setdefault((os.getpid(), server), Keeper())
+
+
+def _forget_parents() -> None:
+    global _keepers_lock
+    _keepers_lock = native.lock()
+    _keepers.clear()
+
+
+os.register_at_fork(after_in_child=_forget_parents)

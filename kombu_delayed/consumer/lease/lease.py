@@ -1,0 +1,318 @@
+"""Leases: a consumer keeps its unacked messages for as long as a thread of its process says so."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import secrets
+import socket
+import time
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Protocol, TypeVar
+
+from kombu_delayed.connection import native
+from kombu_delayed.errors import UNREACHABLE
+from kombu_delayed.store.renewal import FAR_LEASES, Other, Renewal
+from kombu_delayed.store.store import Store
+
+from .contact import Contact
+from .keeper import keeper
+
+logger = native.get_logger(__name__)
+
+T = TypeVar("T")
+
+#: A clock that also goes on while the machine sleeps, where there is one.
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+#: Who looks for a lease that ends looks so long afterwards.
+JUST_AFTER_SECONDS = 0.01
+
+#: A lease is renewed when less than this part of it is left.
+RENEW_BELOW = 0.7
+
+#: A consumer of more queues than this is registered for longer where it holds nothing …
+FEW_QUEUES = 50
+
+#: … for so many leases, so that a renewal is rare.
+IDLE_LEASES = 4
+
+#: So much less than a consumer believes to have, as part of a lease, and it renews everything.
+DOUBT = 0.2
+
+_LENGTH = re.compile(r":[0-9a-f]{8}-(\d+)$")
+
+
+def consumer_id(name: str | None = None, lease_seconds: float | None = None) -> str:
+    """A name that no other consumer has, with the length of its lease in milliseconds."""
+    length = "" if lease_seconds is None else f"-{int(lease_seconds * 1000)}"
+    return f"{name or socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}{length}"
+
+
+def lease_seconds_of(consumer: str) -> float | None:
+    """How long the lease of a consumer is; None: an older version has named it."""
+    found = _LENGTH.search(consumer)
+    return int(found[1]) / 1000 if found else None
+
+
+class Progress(Protocol):
+    """Of the loop that hands out what a consumer has claimed."""
+
+    def check(self, store: Store, consumer: str) -> None:
+        """Give up what has not begun where the loop stands still."""
+
+
+class Lease:
+    """One consumer's hold on what it has not acked, over all its queues.
+
+    The keeper's thread calls `step`, other threads the rest. They share neither the connections of
+    `store` nor a lock that gevent or eventlet has patched.
+    """
+
+    progress: Progress | None = None
+
+    def __init__(
+        self, store: Store, seconds: float, server: Hashable = None, name: str | None = None
+    ) -> None:
+        self.store = store
+        self.server = server
+        self._name = name
+        self.consumer = consumer_id(name, seconds)
+        self.seconds = seconds
+        self.lost = False
+        self.next_step_at = 0.0
+        #: Queue -> until when it lasts at least, by `clock`.
+        self._until: dict[str, float] = {}
+        self._lock = native.lock()
+        self._begin_contact()
+
+    def _begin_contact(self) -> None:
+        self._contact = Contact(self.seconds)
+        #: What a renewal says may differ from what is known here: renew in all queues.
+        self._is_in_doubt = False
+        #: Leases that end too late -> since when they have not changed, by `clock`.
+        self._far: dict[Other, float] = {}
+
+    @property
+    def ms(self) -> int:
+        """Its length in milliseconds."""
+        return int(self.seconds * 1000)
+
+    @staticmethod
+    def clock() -> float:
+        """Seconds, by the clock that `grant` goes by."""
+        return time.clock_gettime(_CLOCK)
+
+    @property
+    def queues(self) -> frozenset[str]:
+        """The queues for which it has been granted."""
+        return frozenset(self._until)
+
+    def holds(self, queue: str) -> bool:
+        """Whether it has been granted for a queue, as far as is known here."""
+        return queue in self._until
+
+    def may_have_ended(self, queue: str) -> bool:
+        """Whether others may have what was claimed, as this process was stopped or cut off."""
+        return self.lost or self.clock() >= self._until.get(queue, -math.inf)
+
+    def ask(self, queue: str) -> tuple[float, float]:
+        """A deliver is about to be sent, which may shorten a long lease; for `grant`."""
+        with self._lock:
+            asked_at, until = self.clock(), self._until.get(queue, -math.inf)
+            if queue in self._until:
+                self._until[queue] = min(until, asked_at + self.seconds)
+        return asked_at, until
+
+    def grant(self, queue: str, asked: tuple[float, float], has_taken: bool = True) -> None:
+        """That deliver has granted it for a queue, and has taken messages or not."""
+        asked_at, before = asked
+        with self._lock:
+            is_new = queue not in self._until
+            self._until[queue] = max(asked_at + self.seconds, -math.inf if has_taken else before)
+        self._watch(queue, is_new)
+
+    def _watch(self, queue: str, is_new: bool) -> None:
+        if is_new:
+            keeper(self.server).watch(self)
+
+    def suspect(self, queue: str) -> None:
+        """What is known of a queue may be wrong: the next call finds out whether it lasts."""
+        self.grant(queue, (-math.inf, -math.inf))
+
+    def renew(self, queue: str, store: Store) -> bool:
+        """Make it last in one queue; returns whether it has lasted."""
+        asked_at = self.clock()
+        lasts = not self.lost and store.renew(queue, self.consumer, self.ms) is not None
+        if self.lost or not (lasts or self._register_again(queue, store)):
+            self.lost = True
+            return False
+        with self._lock:
+            if queue in self._until:
+                self._until[queue] = asked_at + self.seconds
+        return True
+
+    def outlast_data(self, queue: str, register: Callable[[], T | None]) -> T | None:
+        """Register again with a server that does not know this lease; None: it has ended.
+
+        The server has lost its data if the lease has not ended by this process's clock: nobody can
+        have reclaimed it.
+        """
+        answer = None if self.may_have_ended(queue) else register()
+        if answer is not None:
+            logger.warning(
+                "The server has lost its data: consumer %s goes on with what it holds of queue %r",
+                self.consumer,
+                queue,
+            )
+        return answer
+
+    def _register_again(self, queue: str, store: Store) -> bool:
+        deliver = partial(store.deliver, queue, self.consumer, want=0, tag=0, lease_ms=self.ms)
+        register = partial(deliver, waits=False, promotions=0)
+        return self.outlast_data(queue, register) is not None
+
+    def end(self) -> None:
+        """Renew no more."""
+        keeper(self.server).forget(self)
+        self._until = {}
+
+    def successor(self) -> Lease:
+        """A lease for the same consumer under a new name."""
+        lease = Lease(self.store, self.seconds, self.server, self._name)
+        lease.progress = self.progress
+        return lease
+
+    # What the keeper's thread does.
+
+    def step(self) -> float:
+        """Renew on every queue and reclaim what others left behind; returns seconds until next.
+
+        That is a third of the lease, or when another one's ends that nobody renews any more.
+        """
+        seconds = self._keep(sorted(self.queues))
+        self._check_progress()
+        return seconds
+
+    def hang_up(self) -> None:
+        """Close the connections; who goes on with `store` opens others."""
+        self.store.hang_up()
+
+    def _check_progress(self) -> None:
+        if self.progress is None or self.lost:
+            return
+        try:
+            self.progress.check(self.store, self.consumer)
+        except UNREACHABLE as error:  # the next step tries again; renewals do not wait for it
+            logger.info("Cannot give back what has not begun now: %s", error)
+
+    def _keep(self, queues: list[str]) -> float:
+        if self.lost or not queues:
+            return self.seconds / 3
+        asked_at = self.clock()
+        known = {queue: self._until.get(queue, -math.inf) for queue in queues}
+        due_at = math.inf if self._is_in_doubt else asked_at + self.seconds * RENEW_BELOW
+        renewed = {queue: until for queue, until in known.items() if until <= due_at}
+        try:
+            renewal = self._renew_all(queues, renewed, asked_at)
+        except BaseException:
+            self._lost_contact()
+            raise
+        if not all(self._register_again(queue, self.store) for queue in renewal.lost):
+            self.lost = True
+            return self.seconds / 3
+        if not renewal.now_ms:
+            return self._lost_contact()
+        if self._is_certain(renewal, known, asked_at) or len(renewed) == len(queues):
+            self._is_in_doubt = False
+            return self._look_after_others(renewal)
+        self._is_in_doubt = True
+        return 0
+
+    def _lost_contact(self) -> float:
+        self._contact.broke()
+        self._is_in_doubt = True
+        return self._retry_seconds
+
+    @property
+    def _retry_seconds(self) -> float:
+        return min(1.0, self.seconds / 10)
+
+    def _is_certain(self, renewal: Renewal, known: dict[str, float], asked_at: float) -> bool:
+        """Whether the server has as much left of its leases as is believed here."""
+        heard_at = self.clock()
+        starts = keeper(self.server)
+        starts.began_at = heard_at if starts.began_at is None else starts.began_at
+        if not self._contact.heard(asked_at, heard_at, renewal.now_ms):
+            return False
+        if renewal.own_end_ms is None:
+            return True
+        left_seconds = (renewal.own_end_ms - renewal.now_ms) / 1000
+        return left_seconds >= min(known.values()) - asked_at - self.seconds * DOUBT
+
+    def _renew_all(self, queues: list[str], renewed: dict[str, float], asked_at: float) -> Renewal:
+        idle_seconds = self.seconds * (IDLE_LEASES if len(queues) > FEW_QUEUES else 1)
+        renewal = self.store.renew_all(
+            queues, renewed.keys(), self.consumer, self.ms, int(idle_seconds * 1000)
+        )
+        unknown = {*renewal.lost, *renewal.failed}
+        with self._lock:
+            for queue, until in renewed.items():
+                # Another deliver may have made it shorter meanwhile, before this or after it.
+                if queue not in unknown and self._until.get(queue) == until:
+                    seconds = idle_seconds if queue in renewal.idle else self.seconds
+                    self._until[queue] = asked_at + seconds
+        return renewal
+
+    # Others.
+
+    def _look_after_others(self, renewal: Renewal) -> float:
+        """Reclaim what the dead have left; returns seconds until the next look."""
+        wait = self._retry_seconds if renewal.failed else self.seconds / 3
+        if renewal.next_end_ms is not None:
+            until_end = (renewal.next_end_ms - renewal.now_ms) / 1000
+            wait = min(wait, until_end + JUST_AFTER_SECONDS)
+        far = self._far
+        self._far = {}
+        for other in renewal.others:
+            seconds = self._seconds_to_live(other, renewal.now_ms, far)
+            if seconds <= 0:
+                self._reclaim(other)
+            else:
+                wait = min(wait, seconds + JUST_AFTER_SECONDS)
+        return wait
+
+    def _seconds_to_live(self, other: Other, now_ms: int, far: dict[Other, float]) -> float:
+        """How long a consumer counts as alive yet that this one has not seen renew its lease."""
+        if other.end_ms == 0:  # somebody has found it dead before
+            return 0
+        length = lease_seconds_of(other.consumer)
+        needed, steady = length or self.seconds, self._contact.steady_seconds(self.clock())
+        over_seconds = (now_ms - other.end_ms) / 1000
+        if over_seconds < 0:
+            if length is None or -over_seconds <= length * FAR_LEASES:
+                return math.inf
+            since = self._far[other] = far.get(other, self.clock())
+            return needed - min(steady, self.clock() - since)
+        if self._has_just_started and over_seconds >= needed:
+            needed /= 2
+        return needed - steady
+
+    @property
+    def _has_just_started(self) -> bool:
+        """Whether this contact is the first that its process has had with the server."""
+        began_at, since = keeper(self.server).began_at, self._contact.since
+        return began_at is not None and since is not None and since <= began_at + self.seconds / 3
+
+    def _reclaim(self, other: Other) -> None:
+        count = self.store.reclaim(other.queue, other.consumer, other.end_ms)
+        if count:
+            logger.warning(
+                "Consumer %s has stopped answering: its %d unacknowledged messages are back in "
+                "queue %r",
+                other.consumer.encode(errors="surrogateescape").decode(errors="backslashreplace"),
+                count,
+                other.queue,
+            )

@@ -1,0 +1,82 @@
+"""What a closed channel leaves behind: tasks that still run, and their slots."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from ..errors import UNREACHABLE
+from .lease.keeper import keeper
+from .lease.lease import Lease
+
+if TYPE_CHECKING:
+    from .unacked import QoS
+
+
+class Remaining:
+    """Keeps the lease of a consumer whose channel is closed while its tasks have slots.
+
+    A worker that makes a new channel, as its connection was lost, goes on with what it has begun.
+    `running` gives the tags of a queue's messages of which that is true.
+    """
+
+    def __init__(
+        self, lease: Lease, queues: Collection[str], running: Callable[[str], Collection[int]]
+    ) -> None:
+        self.consumer, self.seconds = lease.consumer, lease.seconds
+        self.next_step_at = 0.0
+        self._store = lease.store
+        self._lease_ms = lease.ms
+        self._keeper = keeper(lease.server)
+        self._queues = {*queues}
+        self._running = running
+        self._pid = os.getpid()
+
+    def start(self) -> None:
+        """Keep it from now on, at the latest until the process ends."""
+        atexit.register(self._leave)
+        self._keeper.watch(self)
+
+    def hurry(self) -> None:
+        """A task has ended."""
+        self._keeper.hurry(self)
+
+    def step(self) -> float:
+        """Give back what has no task any more; returns seconds until the next step.
+
+        Also what could not be given back when the channel was closed.
+        """
+        for queue in tuple(self._queues):
+            tags = self._running(queue)
+            self._store.leave(queue, self.consumer, tags)
+            if not tags or self._store.renew(queue, self.consumer, self._lease_ms) is None:
+                self._queues.discard(queue)
+        if not self._queues:
+            self._keeper.forget(self)
+            atexit.unregister(self._leave)
+        return self.seconds / 3
+
+    def hang_up(self) -> None:
+        """Close the connections, which were those of the lease."""
+        self._store.hang_up()
+
+    def _leave(self) -> None:
+        if self._pid == os.getpid():
+            self._keeper.forget(self)
+            store = self._store.over(self._store.client)  # the other connection is the keeper's
+            with suppress(*UNREACHABLE):  # it ends with the lease
+                for queue in tuple(self._queues):
+                    store.leave(queue, self.consumer)
+
+
+def remain(lease: Lease, queues: Collection[str], qos: QoS) -> Remaining | None:
+    """Keep the lease for tasks that have not ended; None: there are none."""
+    left = [queue for queue in queues if qos.running(queue)]
+    if not left:
+        return None
+    remaining = Remaining(lease, left, qos.running)
+    remaining.start()
+    return remaining

@@ -1,0 +1,1 @@
+"""What may be decided of a message, and the moves that carry it out."""

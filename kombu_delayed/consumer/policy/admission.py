@@ -1,0 +1,93 @@
+"""What a consumer does for queues whose messages take turns and have limits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from kombu_delayed.errors import UNREACHABLE, MessageError
+from kombu_delayed.message.envelope import open_envelope
+from kombu_delayed.message.ticket import OPEN_GATE, Gate
+from kombu_delayed.store.store import Store
+
+from .apply import ticketed
+from .decisions import Arrival, Rules
+
+if TYPE_CHECKING:
+    from ..lease.lease import Lease
+    from ..unacked import QoS
+
+
+class Claimed(NamedTuple):
+    """A message that was delivered to a consumer."""
+
+    queue: str
+    tag: int
+    record: bytes
+
+
+class Gatekeeper:
+    """Knows the gates of queues, and sends back to them what came without a ticket."""
+
+    def __init__(self, store: Store, rules: Rules | None, qos: QoS) -> None:
+        self._store = store
+        self._rules = rules
+        self._qos = qos
+        #: Queues without a gate at which messages wait, from when they had one.
+        self._left: set[str] = set()
+        #: Whether the last claim has brought less than was wanted: limits may be why.
+        self.was_short = True
+
+    def gate(self, queue: str) -> Gate | None:
+        """By what messages leave a queue; None: as they come."""
+        gate = self._rules.gate(queue) if self._rules is not None else None
+        return OPEN_GATE if gate is None and queue in self._left else gate
+
+    def answered(self, queue: str, gated: bool) -> None:
+        """What a claim has said of messages that wait at a gate which nobody declares."""
+        if gated:
+            self._left.add(queue)
+        elif queue in self._left:
+            self._left.discard(queue)
+            with suppress(*UNREACHABLE):  # the doctor does not mind empty lanes
+                self._store.clear(queue)
+
+    def let_in(
+        self, claimed: Sequence[Claimed], lease: Lease, no_ack: bool, server_ms: float
+    ) -> list[Claimed]:
+        """Those that may be handed out; the others wait for their turn from now on.
+
+        A message that cannot be read may be handed out, and is buried there.
+        """
+        if not claimed or self._rules is None:
+            return [*claimed]
+        queue = claimed[0].queue
+        gate = self._rules.gate(queue)
+        if gate is None:
+            return [*claimed]
+        stay: list[Claimed] = []
+        sent: list[tuple[int, str, bytes]] = []
+        for each in claimed:
+            if gate.has_ticket(each.record):
+                stay.append(each)
+                if gate.has_slots and not no_ack:
+                    self._qos.has_slots(each.tag, queue)
+                continue
+            try:
+                envelope = open_envelope(each.record[1:], each.tag)
+            except MessageError:
+                stay.append(each)
+                continue
+            arrival = Arrival(queue, envelope, each.record, math.ceil(server_ms), self._store)
+            if self._rules.passes(arrival):
+                stay.append(each)
+                continue
+            ticket = ticketed(self._rules, arrival, lease.consumer, no_ack)
+            if ticket is not None:
+                text = ticket.text(gate.version, envelope.id)
+                sent.append((each.tag, text, each.record if no_ack else b""))
+        if sent:
+            self._store.admit(queue, lease.consumer, sent, gate)
+        return stay

@@ -1,0 +1,118 @@
+"""Carries out what was decided of a delivered message: one move each."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from kombu_delayed.connection.native import get_logger
+from kombu_delayed.errors import NotReplicated
+from kombu_delayed.message.ticket import Ticket
+from kombu_delayed.message.wait import Wait
+from kombu_delayed.store.store import Entry
+
+from .decisions import Arrival, Bury, Delay, Drop, Rules, Run
+
+logger = get_logger(__name__)
+
+#: Nobody decides of the same message more often than this.
+SHORTEST_DELAY_MS = 50
+
+#: Whole numbers of this size are exact in Lua.
+LATEST_MS = 2**53 - 1
+
+#: When a policy has failed on a message it is asked again, after twice as long each time.
+FIRST_ERROR_MS, LONGEST_ERROR_MS = 1_000, 60_000
+
+
+def rule(rules: Rules, arrival: Arrival, consumer: str, no_ack: bool) -> bool:
+    """Decide of a delivered message and do it; returns whether it is to run."""
+    envelope = arrival.envelope
+    errors = envelope.wait.errors
+    try:
+        found = rules.decide(arrival)
+        if isinstance(found, Run):
+            envelope.payload["headers"].update(found.headers)
+            return True
+        decision: Delay | Drop | Bury = _checked(found)
+    except Exception as error:  # a user's code may raise anything; the broker's own come again
+        errors += 1
+        decision = _failed(arrival, errors, error)
+    wait = replace(envelope.wait, first_due_ms=envelope.first_due_ms, errors=errors)
+    if isinstance(decision, Delay):
+        _delay(arrival, decision, wait, consumer, no_ack)
+        return False
+    if isinstance(decision, Drop):
+        record, tag = arrival.record if no_ack else b"", arrival.tag
+        arrival.store.drop(arrival.queue, consumer, tag, decision.reason, record)
+    else:
+        _bury(arrival, decision, wait, consumer)
+    rules.decided(arrival, decision)
+    return False
+
+
+def ticketed(rules: Rules, arrival: Arrival, consumer: str, no_ack: bool) -> Ticket | None:
+    """The ticket of a delivered message; None: it cannot have one, and waits or is buried."""
+    wait = arrival.envelope.wait
+    try:
+        return rules.ticket(arrival)
+    except Exception as error:  # a user's code may raise anything
+        wait = replace(wait, first_due_ms=arrival.envelope.first_due_ms, errors=wait.errors + 1)
+        decision = _failed(arrival, wait.errors, error)
+    if isinstance(decision, Delay):
+        _delay(arrival, decision, wait, consumer, no_ack)
+    else:
+        _bury(arrival, decision, wait, consumer)
+        rules.decided(arrival, decision)
+    return None
+
+
+def _checked(decision: Any) -> Delay | Drop | Bury:
+    """What a user's code has given for a decision, in forms that the server takes."""
+    if not isinstance(decision, (Delay, Drop, Bury)):
+        raise TypeError(f"a policy decides Run, Delay, Drop or Bury, not {decision!r}")
+    reason = str(decision.reason).encode(errors="backslashreplace").decode()
+    if isinstance(decision, Delay):
+        until_ms = min(int(decision.until_ms), LATEST_MS)
+        return Delay(until_ms, reason, str(decision.mark))
+    return replace(decision, reason=reason)
+
+
+def _failed(arrival: Arrival, count: int, error: Exception) -> Delay | Bury:
+    """It must neither be lost nor come back all the time."""
+    reason = f"its policies have failed: {type(error).__name__}: {error}"
+    logger.error(
+        "Message %s in queue %r waits: %s",
+        arrival.envelope.id,
+        arrival.queue,
+        reason,
+        exc_info=error,
+    )
+    limit = arrival.store.limits.max_deliveries
+    if limit and count >= limit:
+        return Bury(f"{count} times {reason}")
+    delay_ms = min(FIRST_ERROR_MS * 2 ** min(count - 1, 16), LONGEST_ERROR_MS)
+    return Delay(arrival.now_ms + delay_ms, reason)
+
+
+def _delay(arrival: Arrival, decision: Delay, wait: Wait, consumer: str, no_ack: bool) -> None:
+    id, step, queue = arrival.envelope.id, arrival.record[0] - 48, arrival.queue
+    marks = wait.marks
+    if decision.mark and decision.mark not in marks:
+        marks = (*marks, decision.mark)
+    wait = replace(wait, reason=decision.reason, marks=marks)
+    due_ms = max(decision.until_ms, arrival.now_ms + SHORTEST_DELAY_MS)
+    if no_ack:
+        entry = Entry(id, step, wait.put_into(arrival.text), str(due_ms))
+        with suppress(NotReplicated):  # that is for its producer to know
+            arrival.store.schedule(queue, [entry])
+    else:
+        arrival.store.park(queue, consumer, [(arrival.tag, id, due_ms)], wait)
+
+
+def _bury(arrival: Arrival, decision: Bury, wait: Wait, consumer: str) -> None:
+    text = replace(wait, reason=decision.reason).put_into(arrival.text)
+    record = arrival.record[:1] + text.encode()
+    entry = arrival.tag, arrival.envelope.id, decision.reason, record
+    arrival.store.bury(arrival.queue, consumer, [entry])

@@ -1,0 +1,161 @@
+"""What may be decided of a message: when it is sent, and between its delivery and its execution.
+
+Who decides is not known here: `celery_ext.policies` puts itself into `factory` when it is imported,
+as everybody does who declares a policy.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from kombu_delayed.connection.native import get_logger
+from kombu_delayed.errors import OptionError
+from kombu_delayed.message.envelope import Envelope, open_envelope
+from kombu_delayed.message.ticket import Gate, Ticket, put_ticket
+from kombu_delayed.message.wait import Wait
+from kombu_delayed.store.store import Entry, Store
+
+logger = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Run:
+    """It runs now, with these headers set."""
+
+    headers: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Delay:
+    """It waits until a time, in ms since the epoch; then it is decided again.
+
+    With a `mark`, who decides can see then that this has happened.
+    """
+
+    until_ms: int
+    reason: str
+    mark: str = ""
+
+
+@dataclass(frozen=True)
+class Drop:
+    """It is gone and never runs. `revoked` says whether that is to be its result."""
+
+    reason: str
+    revoked: bool = True
+
+
+@dataclass(frozen=True)
+class Bury:
+    """It becomes a dead letter."""
+
+    reason: str
+
+
+Decision = Run | Delay | Drop | Bury
+
+
+class Plan(NamedTuple):
+    """For a message that is being sent: another due time in ms (None: as it is), and why."""
+
+    due_ms: int | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A message that has been delivered to this process. `now_ms` is by the server's clock."""
+
+    queue: str
+    envelope: Envelope
+    record: bytes
+    now_ms: int
+    store: Store
+
+    @property
+    def tag(self) -> int:
+        """Its delivery tag."""
+        tag: int = self.envelope.payload["properties"]["delivery_tag"]
+        return tag
+
+    @property
+    def text(self) -> str:
+        """The message as it was delivered."""
+        return self.record[1:].decode()
+
+
+class Rules(Protocol):
+    """Who decides, for all queues of a connection."""
+
+    def plan(self, queue: str, task: str, at_ms: int) -> Plan | None:
+        """For what is sent to be due at a time: None leaves it alone."""
+
+    def decide(self, arrival: Arrival) -> Decision:
+        """For what has been delivered."""
+
+    def gate(self, queue: str) -> Gate | None:
+        """By what messages of a queue take turns and slots; None: they do not."""
+
+    def passes(self, arrival: Arrival) -> bool:
+        """Whether a message of a queue that has a gate needs no ticket."""
+
+    def ticket(self, arrival: Arrival) -> Ticket:
+        """For a message of a queue that has a gate, being sent or delivered."""
+
+    def decided(self, arrival: Arrival, decision: Decision) -> None:
+        """A message was dropped or buried."""
+
+
+Declared = Mapping[str, Sequence[Any]]
+
+#: Makes the rules from the transport option `delayed_policies`. Raises OptionError.
+factory: Callable[[Declared | None], Rules] | None = None
+
+
+def rules_of(declared: Declared | None) -> Rules | None:
+    """The rules of a connection; None: there are none. Raises OptionError."""
+    if factory is not None:
+        return factory(declared)
+    for queue, policies in (declared or {}).items():
+        for policy in policies:
+            raise OptionError(
+                f"transport option delayed_policies has {policy!r} for queue {queue!r}, which is "
+                "no policy: take one from celery_ext.policies"
+            )
+    return None
+
+
+def planned(rules: Rules, queue: str, task: str, entry: Entry, store: Store) -> Entry:
+    """A message on its way into a queue, as the rules say: its due time, and with a ticket."""
+    now_ms = int(time.time() * 1000)
+    entry = _moved(rules, queue, task, entry, now_ms)
+    gate = rules.gate(queue)
+    return entry if gate is None else _with_ticket(rules, gate, queue, entry, store, now_ms)
+
+
+def _with_ticket(
+    rules: Rules, gate: Gate, queue: str, entry: Entry, store: Store, now_ms: int
+) -> Entry:
+    record = entry.record.encode()
+    try:
+        arrival = Arrival(queue, open_envelope(record[1:], 0), record, now_ms, store)
+        if rules.passes(arrival):
+            return entry
+        ticket = rules.ticket(arrival).text(gate.version, entry.id)
+    except Exception as error:  # a user's code may raise anything; its consumer makes another
+        logger.warning("Message %s has no ticket for queue %r yet: %s", entry.id, queue, error)
+        return entry
+    return entry._replace(message=put_ticket(entry.message, ticket))
+
+
+def _moved(rules: Rules, queue: str, task: str, entry: Entry, now_ms: int) -> Entry:
+    first_due_ms = int(entry.due or 0) if entry.due[:1] != "+" else now_ms + int(entry.due)
+    plan = rules.plan(queue, task, max(first_due_ms, now_ms))
+    if plan is None:
+        return entry
+    text = Wait(first_due_ms or now_ms, plan.reason).put_into(entry.message)
+    due = entry.due if plan.due_ms is None else str(plan.due_ms)
+    return entry._replace(message=text, due=due)

@@ -1,0 +1,51 @@
+"""A slow poll: one look at many queues, which claims nothing.
+
+Almost always there is nothing, and one command says so of a hundred queues. Only where something is
+a script says which queues have messages that nobody has promised to come for.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+
+from ..store.store import Store, chunks
+from .sources import Source
+
+#: So many queues with a promise are looked at more closely each time, in case an earlier message
+#: has come and its token was lost. When their number is larger, the others come another time.
+PROMISED_LIMIT = 25
+
+#: Of so many queues each look counts the consumers, which share their polls.
+COUNTED_LIMIT = 3
+
+
+def look(store: Store, sources: Sequence[Source], now: float) -> set[str]:
+    """Queues to claim from. Of the others it remembers whether somebody has promised to come."""
+    parts = [*chunks(sources, store.look_limit)]
+    counted = _some(sources, COUNTED_LIMIT)
+    promised = [source for source in sources if _is_promised(source, now)]
+    wanted = [[(source.queue, not _is_promised(source, now)) for source in part] for part in parts]
+    counts, consumers = store.count_keys(wanted, [source.queue for source in counted])
+    for source, count in zip(counted, consumers, strict=True):
+        source.consumers = max(count, 1)
+    doubtful = [part for part, count in zip(parts, counts, strict=True) if count]
+    checked = [*doubtful, *chunks(_some(promised, PROMISED_LIMIT), store.look_limit)]
+    found: set[str] = set()
+    answers = store.look([[source.queue for source in part] for part in checked])
+    for part, answer in zip(checked, answers, strict=True):
+        for source, left_ms in zip(part, answer, strict=True):
+            if left_ms == 0:
+                found.add(source.queue)
+            source.promised_at = now + left_ms / 1000
+    return found
+
+
+def _is_promised(source: Source, now: float) -> bool:
+    """Whether this consumer or another one comes when the next message is due."""
+    return source.promised_at > now or source.due_at < math.inf
+
+
+def _some(sources: Sequence[Source], limit: int) -> list[Source]:
+    return random.sample(sources, min(len(sources), limit))

@@ -1,0 +1,249 @@
+"""What one consumer knows of its queues, and which of them have something to do now.
+
+A consumer may have a thousand queues. Each step asks only for those that have something to do.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable
+from itertools import count
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..store.store import Delivered
+
+#: A consumer that meets messages without a token, from a stock producer, looks this often.
+EAGER_POLL_SECONDS = 0.1
+
+#: All consumers of a queue together look about this often, however many they are.
+SHARED_POLL_SECONDS = 1.0
+
+#: A poll comes at random after this part of its time, or up to the whole of it.
+POLL_JITTER = 0.7
+
+#: A poll takes along those that would come by themselves before this part of their time is over: so
+#: that all come to travel together.
+POLL_EARLY = 0.5
+
+#: Who comes so little too early comes again after this time.
+CLOCK_GRAIN_MS = 0.3
+
+
+class Source:
+    """What one consumer knows of one queue. Times are of the monotonic clock."""
+
+    def __init__(self, queue: str, no_ack: bool = False, expires_ms: int = 0) -> None:
+        self.queue = queue
+        self.no_ack = no_ack
+        self.expires_ms = expires_ms
+        self.poll_seconds = 1.0
+        self.claimed_at = -math.inf
+        #: How many consume it, as far as is known here.
+        self.consumers = 1
+        #: A poll has found something of which no token told.
+        self.found = False
+        #: Somebody else has promised to come then: it need not be looked for before.
+        self.promised_at = -math.inf
+        self._agenda = Agenda()
+        self._ready = True
+        self._owes = False
+        self._due_at = self._poll_at = math.inf
+
+    def file_in(self, agenda: Agenda) -> None:
+        """Keep an agenda up to date from now on."""
+        self._agenda = agenda
+        self.ready, self.owes = self._ready, self._owes
+        self.due_at, self.poll_at = self._due_at, self._poll_at
+
+    @property
+    def ready(self) -> bool:
+        """There may be something to claim."""
+        return self._ready
+
+    @ready.setter
+    def ready(self, ready: bool) -> None:
+        self._ready = ready
+        _keep_in(self._agenda.ready, self, ready)
+
+    @property
+    def owes(self) -> bool:
+        """A token was taken, or a promise is due: it has to be followed or passed on."""
+        return self._owes
+
+    @owes.setter
+    def owes(self, owes: bool) -> None:
+        self._owes = owes
+        _keep_in(self._agenda.owing, self, owes)
+
+    @property
+    def due_at(self) -> float:
+        """When this consumer has promised to claim."""
+        return self._due_at
+
+    @due_at.setter
+    def due_at(self, at: float) -> None:
+        self._due_at = at
+        self._agenda.due.put(self, at)
+
+    @property
+    def poll_at(self) -> float:
+        """When to look whether there is something of which no token told."""
+        return self._poll_at
+
+    @poll_at.setter
+    def poll_at(self, at: float) -> None:
+        self._poll_at = at
+        (self._agenda.kept if self.expires_ms else self._agenda.polls).put(self, at)
+
+    def claim_anew(self) -> None:
+        """A token may have been lost: claim, or let others."""
+        self.ready = self.owes = True
+        self.promised_at = -math.inf
+        self.poll_at = self._poll_at  # a step that failed may have taken it off the agenda
+
+    def token(self, in_ms: float, now: float) -> None:
+        """Take a wake token: claim at once, or when its time has come."""
+        if in_ms <= 0:
+            self.ready = self.owes = True
+        else:
+            self.due_at = min(self.due_at, now + in_ms / 1000)
+
+    def answered(
+        self, answer: Delivered, now: float, server_ms: float, poll_seconds: float
+    ) -> None:
+        """Remember what a claim said; `server_ms` is the server's time at `now`."""
+        unexpected = bool(answer.records) and (self.found or not self.ready)
+        self.ready, self.owes, self.found = answer.more, False, False
+        self.promised_at = -math.inf
+        due_at = math.inf
+        if answer.next_due_ms:
+            soonest_ms = CLOCK_GRAIN_MS if answer.next_due_ms > answer.now_ms else 0
+            due_at = now + max(answer.next_due_ms - server_ms, soonest_ms) / 1000
+        self.due_at = due_at
+        self.consumers = answer.consumers
+        self._plan_poll(unexpected, now, self._longest_poll(poll_seconds))
+
+    def looked(self, now: float, poll_seconds: float) -> None:
+        """A look has found nothing."""
+        self._plan_poll(False, now, self._longest_poll(poll_seconds))
+
+    def _longest_poll(self, poll_seconds: float) -> float:
+        return max(poll_seconds, SHARED_POLL_SECONDS * self.consumers)
+
+    def _plan_poll(self, unexpected: bool, now: float, longest: float) -> None:
+        if self.expires_ms:
+            longest = min(longest, self.expires_ms / 3000)
+        eager = EAGER_POLL_SECONDS if unexpected else self.poll_seconds * 2
+        self.poll_seconds = min(eager, longest)
+        self.poll_at = now + self.poll_seconds * self._agenda.spread()
+
+    def passed_on(self) -> None:
+        """Others know; this consumer claims as soon as it has room."""
+        self.ready, self.owes = True, False
+        self.due_at = math.inf
+
+    def must_keep(self, now: float) -> bool:
+        """Whether the queue would expire without a call, though this consumer has no room."""
+        return bool(self.expires_ms) and self.poll_at <= now
+
+
+def _keep_in(names: dict[str, Source], source: Source, is_in: bool) -> None:
+    if is_in:
+        names[source.queue] = source
+    else:
+        names.pop(source.queue, None)
+
+
+class Times:
+    """Sources by one of their times. A time that was changed since stays until it comes up."""
+
+    def __init__(self, time_of: Callable[[Source], float]) -> None:
+        self._time_of = time_of
+        self._heap: list[tuple[float, int, Source]] = []
+        self._numbers = count()
+        self._most = 64
+
+    def put(self, source: Source, at: float) -> None:
+        """The time of a source is another one."""
+        if at == math.inf:
+            return
+        heapq.heappush(self._heap, (at, next(self._numbers), source))
+        if len(self._heap) > self._most:
+            self._drop_old()
+
+    def _drop_old(self) -> None:
+        times = {id(entry[2]): entry for entry in self._heap if self._is_true(entry)}
+        self._heap = sorted(times.values())
+        self._most = max(64, 2 * len(self._heap))
+
+    def _is_true(self, entry: tuple[float, int, Source]) -> bool:
+        return self._time_of(entry[2]) == entry[0]
+
+    @property
+    def first(self) -> Source | None:
+        """The source whose time comes first."""
+        while self._heap and not self._is_true(self._heap[0]):
+            heapq.heappop(self._heap)
+        return self._heap[0][2] if self._heap else None
+
+    @property
+    def first_at(self) -> float:
+        """The time that comes first."""
+        return self._heap[0][0] if self.first is not None else math.inf
+
+    def pop(self) -> Source:
+        """The source whose time comes first; it is not given again before it has another time."""
+        assert self.first is not None
+        return heapq.heappop(self._heap)[2]
+
+    def come(self, now: float) -> list[Source]:
+        """The sources whose time has come, each once."""
+        found = {}
+        while self.first_at <= now:
+            source = self.pop()
+            found[source.queue] = source
+        return [*found.values()]
+
+
+class Agenda:
+    """The sources of a consumer that have something to do, or will have at a time."""
+
+    def __init__(self, spread: Callable[[], float] = lambda: 1.0) -> None:
+        self.spread = spread
+        self.ready: dict[str, Source] = {}
+        self.owing: dict[str, Source] = {}
+        self.due = Times(attrgetter("due_at"))
+        self.polls = Times(attrgetter("poll_at"))
+        #: Polls of queues that would expire without them.
+        self.kept = Times(attrgetter("poll_at"))
+
+    def forget(self, source: Source) -> None:
+        """A source is gone."""
+        source.due_at = source.poll_at = math.inf
+        source.file_in(Agenda())
+        for names in (self.ready, self.owing):
+            names.pop(source.queue, None)
+
+    def wants(self, now: float) -> bool:
+        """Whether there may be something to claim."""
+        times = self.due.first_at, self.polls.first_at, self.kept.first_at
+        return bool(self.ready) or min(times) <= now
+
+    def come_due(self, now: float) -> None:
+        """Promises whose time has come."""
+        for source in self.due.come(now):
+            source.ready = source.owes = True
+
+    def polled(self, now: float) -> list[Source]:
+        """Sources to look at: with one that is due, those that will be soon."""
+        if self.polls.first_at > now:
+            return []
+        found = []
+        while (source := self.polls.first) is not None:
+            if source.poll_at - now > POLL_EARLY * source.poll_seconds:
+                break
+            found.append(self.polls.pop())
+        return found

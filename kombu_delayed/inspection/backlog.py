@@ -1,0 +1,278 @@
+"""The delayed messages of a queue, for who looks after them: read, cancel, reschedule, count."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from ..connection.connection import numbers
+from ..message.envelope import Kept, open_kept
+from ..message.ticket import lane_in, reason_of
+from ..store.keys import literal, step_char
+from ..store.scripts import script
+from ..store.store import CALL_LIMIT, Store, chunks
+
+#: Messages that one call looks at.
+PAGE_SIZE = 500
+
+#: Bytes that one call returns at the most, and then the rest of a partition.
+PAGE_BYTES = 1_000_000
+
+#: Partitions that one call counts.
+FORECAST_LIMIT = 2_000
+
+#: Keys that only a queue has.
+_KINDS = (
+    "(?:partitions|messages|wake|consumers|unacked:.*|dead|dead-messages|events"
+    "|expectations|answers)"
+)
+
+#: Later than any due time.
+NEVER_MS = 2**53
+
+
+class Waiting(NamedTuple):
+    """A delayed message. `member` is its name in the backlog: its id, or more where ids repeat."""
+
+    member: str
+    kept: Kept
+
+    @property
+    def id(self) -> str:
+        """The task id."""
+        return self.member.partition("\x1f")[0]
+
+
+class Move(NamedTuple):
+    """Another due time for an id: ms since the epoch, or `+` and ms from the server's now.
+
+    `eta` is the same in ISO 8601, for the header; empty leaves the header as it is.
+    """
+
+    id: str
+    due: str
+    eta: str = ""
+
+
+class Place(NamedTuple):
+    """Where a page ends: the due time in ms and the member of the last message looked at."""
+
+    due_ms: int
+    member: bytes
+
+
+class Backlog:
+    """The backlog of one queue. Every change is one script: it happened, or it did not."""
+
+    def __init__(self, store: Store, queue: str) -> None:
+        self.store = store
+        self.queue = queue
+        self._keys = store.keys(queue)
+
+    def get(self, id: str) -> list[Waiting]:
+        """The messages with a task id, of which there may be several."""
+        run, keys = self.store.run, self._keys
+        numbers = range(2, int(run("HGET", keys.duplicates, id) or 1) + 1)
+        members = [id, *(f"{id}\x1f{n}" for n in numbers)]
+        found = zip(members, run("HMGET", keys.messages, *members), strict=True)
+        return [Waiting(member, open_kept(record)) for member, record in found if record]
+
+    def pages(
+        self,
+        due_after_ms: int = 0,
+        due_before_ms: int = NEVER_MS,
+        needle: str = "",
+        size: int | None = None,
+    ) -> Iterator[list[Waiting]]:
+        """All messages due in `[due_after_ms, due_before_ms)`, by due time, a bounded page a call.
+
+        Only those with `needle` in their text, if one is given. What is scheduled or moved
+        meanwhile may be in a page or not; nothing else is passed over. `size` is how many messages
+        a call looks at.
+        """
+        place: Place | None = None
+        while True:
+            found, place = self.page(place, due_after_ms, due_before_ms, needle, size)
+            yield found
+            if place is None:
+                return
+
+    def page(
+        self,
+        after: Place | None = None,
+        due_after_ms: int = 0,
+        due_before_ms: int = NEVER_MS,
+        needle: str = "",
+        size: int | None = None,
+    ) -> tuple[list[Waiting], Place | None]:
+        """One page, as of `pages`, and where the next one begins; None: this was the last."""
+        keys = self._keys
+        more, due_ms, last, *found = script("page")(
+            self.store.run,
+            partitions=keys.partitions,
+            delayed=keys.delayed,
+            messages=keys.messages,
+            from_ms=after.due_ms if after else due_after_ms,
+            after=b"=" + after.member if after else b"",
+            until_ms=due_before_ms,
+            limit=size or PAGE_SIZE,
+            limit_bytes=PAGE_BYTES,
+            needle=needle,
+        )
+        return waiting_in(found), Place(int(due_ms), last[1:]) if more else None
+
+    def take(self, ids: Iterable[str]) -> Iterator[Waiting]:
+        """Drop the messages with these task ids, some of the ids a call, and return them."""
+        for part in chunks(list(ids)):
+            yield from waiting_in(self._cancel(part, "read"))
+
+    def cancel(self, ids: Iterable[str], *, members: bool = False) -> list[int]:
+        """Drop messages; returns how many there were, for each id.
+
+        An id stands for all messages that share it; with `members`, a `Waiting.member` for one.
+        """
+        how = "one" if members else "all"
+        counts: list[int] = []
+        for part in chunks(list(ids)):
+            counts += numbers(self._cancel(part, how))
+        return counts
+
+    def _cancel(self, ids: Sequence[str], how: str) -> Any:
+        return script("cancel").send(self.store.run, self.cancel_arguments(ids, how))
+
+    def cancel_arguments(self, ids: Sequence[str], how: str) -> tuple[Any, ...]:
+        """What follows the script in a command; `how` is as `cancel.lua` has it."""
+        keys, store = self._keys, self.store
+        # As `Store.cancel_call` packs it: a cancel shall cost little more than its round trip.
+        head = 5, keys.partitions, keys.delayed, keys.messages, keys.duplicates, keys.events
+        return *head, how, store.event_bound(keys), *ids
+
+    def reschedule(self, moves: Iterable[Move], *, members: bool = False) -> list[int]:
+        """Give messages another due time; returns how many there were, for each.
+
+        A time that has come makes them ready. `members` is as for `cancel`.
+        """
+        counts: list[int] = []
+        for part in chunks(list(moves)):
+            packed = self.reschedule_arguments(part, members)
+            counts += numbers(script("reschedule").send(self.store.run, packed))
+        return counts
+
+    def reschedule_arguments(self, moves: Sequence[Move], members: bool = False) -> tuple[Any, ...]:
+        """What follows the script in a command."""
+        given = {
+            **self.store.backlog_keys(self._keys),
+            **self.store.event_keys(self._keys),
+            "moved": self._keys.moved,
+            "ready": self._keys.ready,
+            "now": self.store.now,
+            "partition_size": self.store.partition_size,
+            "steps": self._keys.steps,
+            "whole": int(not members),
+            "entries": [text for move in moves for text in move],
+        }
+        return script("reschedule").pack(given)
+
+    def revise(self, waiting: Waiting, step: int, message: bytes, due_ms: int) -> bool:
+        """Give a message another text, priority step and due time.
+
+        A time that has come makes it ready. False: it is not delayed any more, or has been changed
+        since it was read.
+        """
+        kept = waiting.kept
+        return bool(
+            script("revise")(
+                self.store.run,
+                **self.store.backlog_keys(self._keys),
+                **self.store.event_keys(self._keys),
+                moved=self._keys.moved,
+                ready=self._keys.ready,
+                now=self.store.now,
+                partition_size=self.store.partition_size,
+                steps=self._keys.steps,
+                member=waiting.member.encode(errors="surrogateescape"),
+                expected=f"{step_char(kept.step)}{kept.due_ms}".encode() + kept.message,
+                due_ms=due_ms,
+                record=step_char(step).encode() + message,
+            )
+        )
+
+    def forecast(self, edges_ms: Sequence[int]) -> list[int]:
+        """How many are due before the first edge, from each edge to the next, and after the last.
+
+        Counted from the partition index: what it costs grows with the number of partitions before
+        the last edge.
+        """
+        if len(edges_ms) > CALL_LIMIT or list(edges_ms) != sorted(edges_ms):
+            raise ValueError(f"a forecast takes at most {CALL_LIMIT} edges, in ascending order")
+        run, keys = self.store.run, self._keys
+        counts = self._waiting_between(edges_ms)
+        last = run("ZCOUNT", keys.partitions, "-inf", f"({edges_ms[-1]}") if edges_ms else 0
+        for start in range(0, last, FORECAST_LIMIT):
+            more, *found = script("forecast")(
+                run,
+                partitions=keys.partitions,
+                delayed=keys.delayed,
+                start=start,
+                limit=min(FORECAST_LIMIT, last - start),
+                edges=edges_ms,
+            )
+            counts = [a + b for a, b in zip(counts, found, strict=True)]
+            if not more:
+                return counts
+        counts[-1] += max(run("HLEN", keys.messages) - sum(counts), 0)
+        return counts
+
+    def _waiting_between(self, edges_ms: Sequence[int]) -> list[int]:
+        """The same of those that wait at the gate, which are in no partition."""
+        run, key = self.store.run, self._keys.waiting
+        if not run("EXISTS", key):
+            return [0] * (len(edges_ms) + 1)
+        bounds = pairwise(["-inf", *edges_ms, "+inf"])
+        return [run("ZCOUNT", key, low, f"({high}") for low, high in bounds]
+
+    def reason(self, member: str) -> str | None:
+        """Why a due message waits at the gate; None: it does not."""
+        run, keys = self.store.run, self._keys
+        name = member.encode(errors="surrogateescape")
+        if run("ZSCORE", keys.waiting, name) is None:
+            return None
+        record = run("HGET", keys.messages, name)
+        limit = run("HGET", keys.gate + "lanes", lane_in(record or b""))
+        return reason_of((limit or b"").decode())
+
+
+def waiting_in(answer: Sequence[bytes]) -> list[Waiting]:
+    """The messages that a script has returned."""
+    return [
+        Waiting(member.decode(errors="surrogateescape"), open_kept(record))
+        for member, record in zip(answer[::2], answer[1::2], strict=True)
+    ]
+
+
+def scan(store: Store, prefix: str, pattern: str = "*") -> Iterator[bytes]:
+    """Keys that begin with a prefix and go on as a pattern of SCAN says, some more than once."""
+    for server in store.run.everywhere():
+        cursor = b"0"
+        while True:
+            cursor, page = server(
+                "SCAN", cursor, "MATCH", literal(prefix) + pattern, "COUNT", PAGE_SIZE
+            )
+            yield from page
+            if int(cursor) == 0:
+                break
+
+
+def queues(store: Store) -> set[str]:
+    """The queues that have messages, dead letters, consumers or events.
+
+    They are found by looking at the names of all keys; a ready list's is like any other.
+    """
+    prefix = store.keys("").prefix
+    known = re.compile(re.escape(prefix) + r"\{(.+)\}:" + _KINDS, re.DOTALL)
+    matches = (
+        known.fullmatch(key.decode(errors="replace")) for key in scan(store, prefix, "{*}:*")
+    )
+    return {store.queue_with(match[1]) for match in matches if match}

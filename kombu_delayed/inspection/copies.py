@@ -1,0 +1,92 @@
+"""Changes every copy of a delayed message, in whichever shard of its queue it is.
+
+A message is in another shard than its id says when the number of shards has changed since it was
+sent, or when the node of its own shard was down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ..connection.connection import numbers
+from ..connection.native import get_logger
+from ..errors import UNREACHABLE
+from ..store.scripts import script
+from ..store.store import Store, chunks
+from .backlog import Backlog, Move, Waiting, waiting_in
+
+logger = get_logger(__name__)
+
+Command = tuple[Any, ...]
+
+
+class Copies:
+    """The backlogs of all shards of one queue. An id stands for all its messages in all of them.
+
+    All shards are asked at once, in one round trip to each node. Where one cannot be reached, an
+    id that was found in none of the others raises the error.
+    """
+
+    def __init__(self, store: Store, shards: Sequence[str]) -> None:
+        self._store = store
+        self._backlogs = [Backlog(store, shard) for shard in shards]
+
+    def cancel(self, ids: Sequence[str]) -> list[int]:
+        """Drop messages; returns how many there were, for each id."""
+        if len(self._backlogs) == 1:
+            return self._backlogs[0].cancel(ids)
+        counts: list[int] = []
+        for part in chunks(list(ids)):
+            given = [each.cancel_arguments(part, "all") for each in self._backlogs]
+            counts += self._counts("cancel", given, len(part))
+        return counts
+
+    def reschedule(self, moves: Sequence[Move]) -> list[int]:
+        """Give messages another due time; returns how many there were, for each."""
+        if len(self._backlogs) == 1:
+            return self._backlogs[0].reschedule(moves)
+        counts: list[int] = []
+        for part in chunks(list(moves)):
+            given = [each.reschedule_arguments(part) for each in self._backlogs]
+            counts += self._counts("reschedule", given, len(part))
+        return counts
+
+    def take(self, ids: Sequence[str]) -> Iterator[tuple[str, Waiting]]:
+        """Drop messages and return them, each with its shard."""
+        if len(self._backlogs) == 1:
+            (backlog,) = self._backlogs
+            yield from ((backlog.queue, each) for each in backlog.take(ids))
+            return
+        for part in chunks(list(ids)):
+            given = [each.cancel_arguments(part, "read") for each in self._backlogs]
+            answers, error = self._ask("cancel", given)
+            missing = set(part)
+            for backlog, answer in zip(self._backlogs, answers, strict=True):
+                for waiting in waiting_in(answer or ()):
+                    missing.discard(waiting.id)
+                    yield backlog.queue, waiting
+            _check(error, bool(missing))
+
+    def _counts(self, verb: str, given: Sequence[Command], size: int) -> list[int]:
+        answers, error = self._ask(verb, given)
+        each = [numbers(answer) for answer in answers if answer is not None]
+        found = [sum(counts) for counts in zip([0] * size, *each, strict=True)]
+        _check(error, 0 in found)
+        return found
+
+    def _ask(self, verb: str, given: Sequence[Command]) -> tuple[list[Any], Exception | None]:
+        """What each shard answers; None, and the error, where its node cannot be reached."""
+        commands = [("EVAL", script(verb).source, *arguments) for arguments in given]
+        answers = self._store.run.many(commands)
+        failed = next((each for each in answers if isinstance(each, Exception)), None)
+        if failed is not None and not isinstance(failed, UNREACHABLE):
+            raise failed
+        return [None if isinstance(each, Exception) else each for each in answers], failed
+
+
+def _check(error: Exception | None, is_missing: bool) -> None:
+    if error is not None and is_missing:
+        raise error
+    if error is not None:
+        logger.warning("Not all shards of the queue could be looked into: %s", error)

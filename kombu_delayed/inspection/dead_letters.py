@@ -1,0 +1,68 @@
+"""Dead letters of a connection's queues: look at them, give them another try, drop them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+
+from kombu import Connection
+
+from ..message.envelope import eta_to_ms
+from ..store.store import CALL_LIMIT, DeadLetter, Store
+
+
+class DeadLetters:
+    """The dead letters of one queue.
+
+    `connection` is one whose URL begins with `delayed+`; it is connected when it is needed.
+    """
+
+    def __init__(self, connection: Connection, queue: str) -> None:
+        self._connection = connection
+        self.queue = queue
+
+    @property
+    def _store(self) -> Store:
+        store: Store = self._connection.default_channel.store
+        return store
+
+    @property
+    def _shards(self) -> tuple[str, ...]:
+        return self._store.shards.all(self.queue)
+
+    def __len__(self) -> int:
+        return sum(map(self._store.dead_count, self._shards))
+
+    def __iter__(self) -> Iterator[DeadLetter]:
+        """All of them, the oldest of each shard first, fetched page by page."""
+        for shard in self._shards:
+            start = 0
+            while ids := self._store.dead_ids(shard, start, CALL_LIMIT):
+                yield from self._store.dead_letters(shard, ids)
+                start += len(ids)
+
+    def get(self, id: str) -> DeadLetter | None:
+        """The dead letter of a task id, or of an id as `DeadLetter` shows it."""
+        found = (self._store.dead_letters(shard, [id]) for shard in self._shards)
+        return next((letter for letters in found for letter in letters), None)
+
+    def replay(self, ids: Iterable[str] | None = None, at: datetime | str | None = None) -> int:
+        """Give some, or all, another try, now or at a time; their deliveries are counted anew.
+
+        `at` is a datetime or ISO 8601, UTC where it names no zone. Returns how many there were.
+        """
+        due_ms = 0 if at is None else eta_to_ms(at)
+        return sum(self._store.replay(*page, due_ms) for page in self._pages(ids))
+
+    def purge(self, ids: Iterable[str] | None = None) -> int:
+        """Drop some, or all, for good; returns how many there were."""
+        return sum(self._store.purge_dead(*page) for page in self._pages(ids))
+
+    def _pages(self, ids: Iterable[str] | None) -> Iterator[tuple[str, list[str]]]:
+        given = None if ids is None else list(ids)
+        for shard in self._shards:
+            if given is not None:
+                yield shard, given
+                continue
+            for _ in range(-(-self._store.dead_count(shard) // CALL_LIMIT)):
+                yield shard, self._store.dead_ids(shard, 0, CALL_LIMIT)

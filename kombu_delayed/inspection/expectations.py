@@ -1,0 +1,236 @@
+"""Messages that wait for an answer, and answers that come before them or too late.
+
+A message that waits is a delayed one, due at its timeout, with its name as unique key. An answer
+makes it ready with the answer in it, so that what a consumer gets is decided by one move.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ..connection.connection import pairs
+from ..message.envelope import open_kept
+from ..store.scripts import script
+from ..store.store import Entry, Store
+from .backlog import Waiting
+
+#: Notes that one call reads.
+PAGE_SIZE = 1_000
+
+#: The header that is null in a message without an answer.
+ANSWER_HEADER = "delayed_answer"
+
+
+class Reply(NamedTuple):
+    """What a move says, and the id of the message that it is about, or ""."""
+
+    said: str
+    id: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer, as JSON text, with an id of its own by which it is known again.
+
+    `state` is "answered" or "failed".
+    """
+
+    id: str
+    state: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Early:
+    """What becomes of an answer whose question has yet to come: kept so long (0: not), so many."""
+
+    kept_ms: int
+    limit: int
+
+
+class Note(NamedTuple):
+    """What is kept of a name. Times are ms since the epoch.
+
+    `state` is "early" (an answer without a question), "open", "answered", "failed", "timed_out" or
+    "cancelled"; `id` that of the message, "" for "early". It is so since `at_ms`. `due_ms` is the
+    timeout of what is open. A consumer has "open" ones without `is_waiting` that are due.
+    """
+
+    name: str
+    state: str
+    id: str
+    at_ms: int
+    until_ms: int
+    due_ms: int | None = None
+    is_waiting: bool = False
+
+
+class Correlation:
+    """What is expected in one queue. Every change is one script, and twice is safe.
+
+    `kept_ms` says for each how long it is known afterwards how it ended.
+    """
+
+    def __init__(self, store: Store, queue: str) -> None:
+        self.store = store
+        self.queue = queue
+        self._keys = store.keys(queue)
+
+    def expect(self, name: str, entry: Entry, timeout_ms: int, kept_ms: int) -> Reply:
+        """Let a message, whose header `delayed_answer` is null, wait for an answer.
+
+        Says "open"; "answered" or "failed" where the answer was there, which makes the message
+        ready; "refused" where another one is open under the name, whose id it gives; or how this
+        very id has ended.
+        """
+        keys, store = self._keys, self.store
+        answer = script("expect")(
+            store.send,
+            **self._awaited(),
+            **self._early_keys(),
+            wake=keys.wake,
+            ready=keys.ready,
+            now=store.now,
+            partition_size=store.partition_size,
+            steps=keys.steps,
+            name=name,
+            id=entry.id,
+            record=entry.record,
+            timeout_ms=timeout_ms,
+            kept_ms=kept_ms,
+        )
+        return _reply(answer)
+
+    def respond(self, name: str, answer: Answer, kept_ms: int, early: Early) -> Reply:
+        """Give what is expected under a name its answer.
+
+        Says "accepted"; "early" where nobody expects it yet and it is kept; "unknown" or "full"
+        where it is not; "late" where another answer or the timeout was first. The same answer is
+        told the same again.
+        """
+        keys, store = self._keys, self.store
+        found = script("respond")(
+            store.send,
+            **self._awaited(),
+            **self._early_keys(),
+            wake=keys.wake,
+            ready=keys.ready,
+            now=store.now,
+            steps=keys.steps,
+            name=name,
+            answer_id=answer.id,
+            state=answer.state,
+            answer=json.dumps(answer.text),
+            kept_ms=kept_ms,
+            early_ms=early.kept_ms,
+            early_limit=early.limit,
+        )
+        return _reply(found)
+
+    def settle(self, name: str, id: str, state: str, kept_ms: int) -> bool:
+        """Note how a message has ended, before anything follows from it.
+
+        False: it has ended otherwise before, so that this one is a copy and nothing may follow.
+        """
+        return bool(
+            script("settle")(
+                self.store.run,
+                expectations=self._keys.expectations,
+                expectations_until=self._keys.expectations_until,
+                now=self.store.now,
+                name=name,
+                id=id,
+                state=state,
+                kept_ms=kept_ms,
+            )
+        )
+
+    def cancel(self, name: str, kept_ms: int) -> Waiting | None:
+        """Expect nothing any more; returns the message that waited, or None."""
+        found = script("cancel_expected")(
+            self.store.run, **self._awaited(), now=self.store.now, name=name, kept_ms=kept_ms
+        )
+        if not found:
+            return None
+        return Waiting(found[0].decode(errors="surrogateescape"), open_kept(found[1]))
+
+    def get(self, name: str) -> Note | None:
+        """What is known of a name."""
+        keys, run = self._keys, self.store.run
+        note = run("HGET", keys.expectations, name)
+        early = None if note else run("HGET", keys.answers, name)
+        return next(self._notes([(name, note or early)], is_early=not note), None)
+
+    def pages(self) -> Iterator[list[Note]]:
+        """All that is kept, in bounded pages and in no order."""
+        keys = self._keys
+        for key, is_early in ((keys.expectations, False), (keys.answers, True)):
+            cursor = b"0"
+            while True:
+                cursor, flat = self.store.run("HSCAN", key, cursor, "COUNT", PAGE_SIZE)
+                found = [(name.decode(), text) for name, text in pairs(flat)]
+                yield [*self._notes(found, is_early)]
+                if int(cursor) == 0:
+                    break
+
+    def _notes(self, found: Sequence[tuple[str, bytes | None]], is_early: bool) -> Iterator[Note]:
+        facts = [(name, each) for name, text in found if (each := _read(text))]
+        open_ids = [each["id"] for _, each in facts if each["state"] == "open"]
+        waiting = self._due_times(open_ids)
+        for name, each in facts:
+            state, id = each["state"], each.get("id", "")
+            due_ms = waiting.get(id) if state == "open" else None
+            yield Note(
+                name,
+                "early" if is_early else state,
+                id,
+                int(each["at_ms"]),
+                int(each["until_ms"]),
+                each.get("due_ms") if due_ms is None else due_ms,
+                due_ms is not None,
+            )
+
+    def _due_times(self, ids: list[str]) -> dict[str, int]:
+        """Of the messages with these ids that are delayed."""
+        if not ids:
+            return {}
+        records = self.store.run("HMGET", self._keys.messages, *ids)
+        return {
+            id: open_kept(record).due_ms
+            for id, record in zip(ids, records, strict=True)
+            if record is not None
+        }
+
+    def _awaited(self) -> dict[str, Any]:
+        keys = self._keys
+        return {
+            "partitions": keys.partitions,
+            "delayed": keys.delayed,
+            "messages": keys.messages,
+            "duplicates": keys.duplicates,
+            "unique": keys.unique,
+            "unique_due": keys.unique_due,
+            "expectations": keys.expectations,
+            "expectations_until": keys.expectations_until,
+            **self.store.event_keys(keys),
+        }
+
+    def _early_keys(self) -> dict[str, str]:
+        return {"answers": self._keys.answers, "answers_until": self._keys.answers_until}
+
+
+def _read(text: bytes | None) -> dict[str, Any] | None:
+    """A note; None: there is none, or it is damaged, which the doctor finds."""
+    try:
+        found = json.loads(text or b"")
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and {"state", "at_ms", "until_ms"} <= {*found} else None
+
+
+def _reply(answer: tuple[bytes, bytes]) -> Reply:
+    said, id = answer
+    return Reply(said.decode(), id.decode(errors="surrogateescape"))

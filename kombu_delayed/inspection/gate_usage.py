@@ -1,0 +1,146 @@
+"""Who waits at the gate of a queue, and what is in use there: read in bounded calls."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+from urllib.parse import unquote
+
+from ..connection.connection import pairs, scored
+from ..message.ticket import Use, plain, slot_name
+from ..store.scripts import script
+from ..store.store import Store, chunks
+
+#: Lanes and limits that one call looks at, and lanes of which few are meant.
+PAGE_SIZE, FEW_SIZE = 250, 2_000
+
+_LANE = re.compile(r"-?\d+\|[^|*]*\*\d+\.?\d*(?:\||$)")
+_USE = re.compile(r"\|(!?)([^|*]+)\*(\d+)")
+
+
+class Lane(NamedTuple):
+    """A line of messages, and the limit that it waits for, as slots name it; "": for its turn.
+
+    Times are ms since the epoch. `size` may have messages that were cancelled since they came.
+    """
+
+    name: str
+    limit: str
+    size: int
+    first_due_ms: int
+
+    @property
+    def turn(self) -> tuple[str, float]:
+        """The key with which it has its turns, and the weight of that."""
+        key, _, weight = self.name.split("|", 2)[1].partition("*")
+        return _text(key), float(weight)
+
+    @property
+    def uses(self) -> list[Use]:
+        """The room that each message takes."""
+        _, _, *rest = self.name.split("|", 2)
+        found = _USE.findall(f"|{rest[0]}") if rest else []
+        return [Use(*parts_of(use), int(cost), bool(passes)) for passes, use, cost in found]
+
+
+class Room(NamedTuple):
+    """How much of a limit and a key is in use, and until when its tokens are spent, in ms."""
+
+    slots: int
+    until_ms: float
+
+
+def of_key(key: str) -> str:
+    """A pattern of the lanes that turns or a limit know by a key."""
+    return f"*[|:]{plain(key)}\\**"
+
+
+def of_slot(slot: str) -> str:
+    """A pattern of the lanes that take room in what slots name so."""
+    return f"*[|!]{slot}\\**"
+
+
+def lanes(store: Store, queue: str, pattern: str = "") -> Iterator[list[Lane]]:
+    """The lanes of a queue with messages, a page a call; one may come twice.
+
+    With a `pattern`, those that it means.
+    """
+    cursor = b"0"
+    while True:
+        cursor, *found = script("lanes")(
+            store.run,
+            gate=store.keys(queue).gate,
+            cursor=cursor,
+            count=FEW_SIZE if pattern else PAGE_SIZE,
+            pattern=pattern or "*",
+        )
+        each = zip(*[iter(found)] * 4, strict=True)
+        yield [lane for parts in each if (lane := _lane(*parts))]
+        if int(cursor) == 0:
+            return
+
+
+def _lane(name: bytes, limit: bytes, size: int, due_ms: bytes) -> Lane | None:
+    text = name.decode(errors="replace")
+    if _LANE.match(text) is None:
+        return None
+    return Lane(text, limit.decode(errors="replace"), size, int(due_ms))
+
+
+def first_ids(store: Store, queue: str, names: Iterable[str], count: int) -> list[str]:
+    """The first messages of some lanes, who is due first in front, as the backlog names them."""
+    found: list[tuple[float, bytes]] = []
+    for name in names:
+        line = f"{store.keys(queue).gate}lane:{name}"
+        page = store.run("ZRANGE", line, 0, count - 1, "WITHSCORES")
+        found += [(float(at), id) for id, at in scored(page)]
+    return [id.decode(errors="surrogateescape") for _, id in sorted(found)[:count]]
+
+
+def parts_of(slot: str) -> tuple[str, str]:
+    """Limit and key of what slots name; a long key is its digest."""
+    limit, _, key = slot.partition(":")
+    return _text(limit), _text(key)
+
+
+def known_as(name: str) -> str:
+    """A name or a key as it is read back here: a long one is its digest."""
+    return parts_of(slot_name(name))[0]
+
+
+def _text(part: str) -> str:
+    return unquote(part, errors="replace") if "%" in part else part
+
+
+def slots(store: Store, queue: str) -> Iterator[dict[str, int]]:
+    """How much of each limit and key is in use, as slots name them, a page a call."""
+    cursor = b"0"
+    while True:
+        key = store.keys(queue).gate + "slots"
+        cursor, page = store.run("HSCAN", key, cursor, "COUNT", PAGE_SIZE)
+        yield {name.decode(errors="replace"): int(count) for name, count in pairs(page)}
+        if int(cursor) == 0:
+            return
+
+
+def room(store: Store, queue: str, limits: Iterable[str]) -> tuple[int, dict[str, Room]]:
+    """The server's time in ms, and what is in use of some limits, as slots name them."""
+    now_ms, found = 0, dict[str, Room]()
+    for part in chunks(list(limits)):
+        now_ms, *answer = script("room")(
+            store.run, gate=store.keys(queue).gate, now=store.now, limits=part
+        )
+        each = zip(part, answer[::2], answer[1::2], strict=True)
+        found |= {name: Room(int(used), float(until)) for name, used, until in each}
+    return now_ms, found
+
+
+def turns(store: Store, queue: str, keys: Sequence[str]) -> dict[str, int]:
+    """How many keys have their turns before each of these; those that have none are left out."""
+    found: dict[str, int] = {}
+    for part in chunks(keys):
+        gate = store.keys(queue).gate
+        ranks = script("turns")(store.run, gate=gate, keys=[plain(key) for key in part])
+        found |= {key: rank for key, rank in zip(part, ranks, strict=True) if rank >= 0}
+    return found

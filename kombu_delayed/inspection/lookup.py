@@ -1,0 +1,122 @@
+"""Finds a message by its id, in whatever state it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+from ..connection.connection import pairs
+from ..errors import MessageError
+from ..message.envelope import open_envelope
+from ..store.store import Store
+from .backlog import Backlog
+
+#: Messages that one call looks at.
+PAGE_SIZE = 1_000
+
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A message, where it is, and what is known of it there.
+
+    `state` is "delayed", "waiting" (due, at the gate), "ready", "unacked" or "dead". `due_ms` is
+    None for what was never delayed, `at_ms` the time of burial. `deliveries` is how often a dead
+    one was delivered in vain, None for others, whose messages say it.
+    """
+
+    state: str
+    queue: str
+    step: int
+    message: bytes
+    due_ms: int | None = None
+    consumer: str = ""
+    reason: str = ""
+    at_ms: int | None = None
+    deliveries: int | None = None
+
+
+def lookup_by_id(store: Store, queue: str, id: str) -> Iterator[Found]:
+    """The messages with this id that are delayed or dead: these are kept by their ids."""
+    backlog = Backlog(store, queue)
+    for waiting in backlog.get(id):
+        kept, reason = waiting.kept, backlog.reason(waiting.member)
+        state = "delayed" if reason is None else "waiting"
+        yield Found(state, queue, kept.step, kept.message, kept.due_ms, reason=reason or "")
+    for letter in store.dead_letters(queue, [id]):
+        yield Found(
+            "dead",
+            queue,
+            0,
+            letter.message,
+            consumer=letter.consumer,
+            reason=letter.reason,
+            at_ms=letter.at_ms,
+            deliveries=letter.deliveries,
+        )
+
+
+def lookup_by_reading(
+    store: Store, queue: str, id: str, progress: Progress = lambda count: None
+) -> Iterator[Found]:
+    """The messages with this id that are ready or unacked: all of them are read, page by page.
+
+    In this order, which is their way: one that is delivered meanwhile is met at least once.
+    `progress` is called with the number of messages that were read.
+    """
+    for state, step, message, consumer in _held(store, queue, progress):
+        if _is(message, id):
+            due_ms = open_envelope(message, 0).due_ms
+            yield Found(state, queue, step, message, due_ms, consumer)
+
+
+def held_ids(store: Store, queue: str) -> Iterator[str]:
+    """The ids of all messages that are ready or unacked, read as by `lookup_by_reading`."""
+    for _, _, message, _ in _held(store, queue, lambda count: None):
+        with suppress(MessageError):
+            yield open_envelope(message, 0).id
+
+
+def _held(store: Store, queue: str, progress: Progress) -> Iterator[tuple[str, int, bytes, str]]:
+    """State, step, message and consumer of each."""
+    keys = store.keys(queue)
+    for key, step in zip(keys.ready, keys.steps, strict=True):
+        for page in _pages(store, key):
+            progress(len(page))
+            for message in page:
+                yield "ready", ord(step) - 48, message, ""
+    for name in store.run("ZRANGE", keys.consumers, 0, -1):
+        consumer = name.decode(errors="surrogateescape")
+        for records in _unacked_pages(store, keys.unacked(consumer)):
+            progress(len(records))
+            for record in records:
+                yield "unacked", record[0] - 48, record[1:], consumer
+
+
+def _unacked_pages(store: Store, key: str) -> Iterator[list[bytes]]:
+    cursor = b"0"
+    while True:
+        cursor, page = store.run("HSCAN", key, cursor, "COUNT", PAGE_SIZE)
+        yield [record for _, record in pairs(page)]
+        if int(cursor) == 0:
+            return
+
+
+def _pages(store: Store, key: str) -> Iterator[list[bytes]]:
+    # Towards the head: what comes meanwhile moves the others on, never past this reader.
+    start = 0
+    while page := store.run("LRANGE", key, start, start + PAGE_SIZE - 1):
+        yield page
+        start += PAGE_SIZE
+
+
+def _is(message: bytes, id: str) -> bool:
+    if json.dumps(id).encode() not in message:
+        return False
+    try:
+        return open_envelope(message, 0).id == id
+    except MessageError:
+        return False

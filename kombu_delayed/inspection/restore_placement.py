@@ -1,0 +1,48 @@
+"""Where the messages of a backup belong, whatever shards there were when it was made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+
+from ..message.envelope import open_kept, unique_key
+from ..store.scripts import script
+from ..store.store import Store
+
+#: Ids that one call looks for.
+LOOK_LIMIT = 100
+
+#: Member, record and, of a dead letter, its note.
+Item = tuple[bytes, ...]
+
+
+def by_shard(
+    store: Store, queue: str, items: Iterable[Item]
+) -> Iterator[tuple[str, list[Item], int]]:
+    """Items by the shard that they go to, and how many more of them another shard has already."""
+    shards = store.shards.all(queue)
+    if len(shards) == 1:
+        yield queue, [*items], 0
+        return
+    homes: dict[str, list[Item]] = {}
+    for item in items:
+        homes.setdefault(_home(store, queue, item), []).append(item)
+    for home, found in homes.items():
+        there = {n for other in shards if other != home for n in _there(store, other, found)}
+        yield home, [item for n, item in enumerate(found) if n not in there], len(there)
+
+
+def _home(store: Store, queue: str, item: Item) -> str:
+    id = item[0].partition(b"\x1f")[0].decode(errors="surrogateescape")
+    if len(item) == 2 and b'"delayed_unique":' in item[1]:
+        unique = unique_key(json.loads(open_kept(item[1]).message))
+        return store.shards.home(queue, unique.key if unique else id)
+    return store.shards.home(queue, id)
+
+
+def _there(store: Store, shard: str, items: list[Item]) -> Iterator[int]:
+    keys = store.keys(shard)
+    hash = keys.messages if len(items[0]) == 2 else keys.dead_messages
+    for at in range(0, len(items), LOOK_LIMIT):
+        ids = [item[0] for item in items[at : at + LOOK_LIMIT]]
+        yield from (at + n for n in script("present")(store.run, hash=hash, ids=ids))

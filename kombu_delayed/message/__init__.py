@@ -1,0 +1,1 @@
+"""What one message says: its envelope, its wait, its ticket, lengths of time."""

@@ -1,0 +1,1 @@
+"""The keys in Redis, and the scripts that move messages among them."""

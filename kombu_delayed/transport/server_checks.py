@@ -1,0 +1,198 @@
+"""What a server must be to keep delayed messages safe; looked at once when connecting."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import time
+from typing import Any
+
+from redis import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoPermissionError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from ..connection import format
+from ..connection.native import get_logger
+from ..errors import ReplicaError, ServerError, UrlError, translate
+from ..store.store import DEFAULT_PARTITION_SIZE
+
+logger = get_logger(__name__)
+
+OLDEST = (6, 2)
+
+
+@dataclass(frozen=True)
+class Server:
+    """What was found out: version, eviction policy, role, and the compact size of a sorted set.
+
+    `stops_with_others`: a node of a Cluster that refuses all commands while a slot has no node.
+    `mode` is "standalone", "cluster" or "sentinel".
+    """
+
+    version: str
+    eviction: str
+    read_only_replica: bool
+    may_run_scripts: bool
+    persistent: bool
+    partition_size: int
+    ahead_seconds: float = 0.0
+    stops_with_others: bool = False
+    mode: str = "standalone"
+    #: The version of its data, where it has one.
+    format: bytes | None = None
+    #: Why it runs no scripts, whoever asks; a Sentinel runs none either.
+    without_scripts: ServerError | None = None
+
+
+def inspect(client: Redis, format_key: str = "") -> Server:
+    """Ask the server, in one round trip. Raises redis-py's connection errors."""
+    with client.pipeline(transaction=False) as pipeline:
+        pipeline.execute_command("INFO", "server")
+        pipeline.execute_command("INFO", "memory")
+        pipeline.execute_command("INFO", "replication")
+        pipeline.execute_command("INFO", "persistence")
+        pipeline.execute_command("EVAL", "return 1", 0)
+        pipeline.config_get("*-max-*")
+        pipeline.config_get("save")
+        pipeline.execute_command("TIME")
+        pipeline.config_get("cluster-require-full-coverage")
+        pipeline.execute_command("EVALSHA", "0" * 40, 0)
+        if format_key:
+            pipeline.execute_command("GET", format_key)
+        answers = pipeline.execute(raise_on_error=False)
+    for answer in answers:
+        if isinstance(answer, (RedisConnectionError, RedisTimeoutError)):
+            raise answer
+    without_scripts = None
+    for answer in (answers[9], answers[4]):  # of EVALSHA and of EVAL
+        if isinstance(answer, ResponseError):
+            meaning = translate(answer)
+            if isinstance(meaning, RedisConnectionError):
+                raise meaning
+            if isinstance(meaning, ServerError):
+                without_scripts = meaning
+    general, memory, replication, persistence, _, sizes, save, _, whole = map(
+        _settings, answers[:9]
+    )
+    mode = str(general.get("redis_mode") or general.get("server_mode") or "standalone")
+    saves = bool(save.get("save")) or persistence.get("aof_enabled") != 0
+    return Server(
+        version=str(general.get("redis_version", "")),
+        eviction=str(memory.get("maxmemory_policy", "noeviction")),
+        read_only_replica=replication.get("role") == "slave"
+        and str(replication.get("slave_read_only", "1")) == "1",
+        may_run_scripts=not isinstance(answers[4], NoPermissionError),
+        persistent=saves or isinstance(answers[6], ResponseError),
+        partition_size=_compact_size(sizes),
+        ahead_seconds=_ahead_seconds(answers[7]),
+        stops_with_others=mode == "cluster" and whole.get("cluster-require-full-coverage") == "yes",
+        mode=mode,
+        format=next((each for each in answers[10:] if isinstance(each, bytes)), None),
+        without_scripts=without_scripts,
+    )
+
+
+def _ahead_seconds(server_time: Any) -> float:
+    if not isinstance(server_time, (tuple, list)):
+        return 0.0
+    seconds, microseconds = server_time
+    return int(seconds) + int(microseconds) / 1e6 - time()
+
+
+def _settings(answer: Any) -> dict[str, Any]:
+    return answer if isinstance(answer, dict) else {}
+
+
+def _compact_size(sizes: dict[str, Any]) -> int:
+    found = sizes.get("zset-max-listpack-entries") or sizes.get("zset-max-ziplist-entries")
+    return max(int(found or DEFAULT_PARTITION_SIZE), 2)
+
+
+def check(
+    server: Server,
+    *,
+    mode: str = "",
+    unsafe_server: bool = False,
+    clock_skew_warning_seconds: float = 0,
+) -> None:
+    """Refuse a server that would lose messages, warn of what may surprise.
+
+    Raises UrlError where its URL is for servers of another `mode`, if one is given, ServerError, or
+    ReplicaError (a connection error: a failover may be under way).
+    """
+    _check_mode(server.mode, mode)
+    if server.without_scripts is not None:
+        raise server.without_scripts
+    version = tuple(int(part) for part in server.version.split(".")[:2] if part.isdigit())
+    if version and version < OLDEST:
+        raise ServerError(
+            f"the server is Redis {server.version}; delayed messages need Redis 6.2 or Valkey 8"
+        )
+    if server.format is not None:
+        format.check(server.format)
+    if not server.may_run_scripts:
+        raise ServerError(
+            "the user of the broker URL may not run Lua scripts; allow it with "
+            "ACL SETUSER <user> +@scripting"
+        )
+    if server.read_only_replica:
+        raise ReplicaError(
+            "the server is a read-only replica; the broker URL has to name its master"
+        )
+    _check_eviction(server.eviction, unsafe_server)
+    _check_clock(server.ahead_seconds, clock_skew_warning_seconds)
+    if not server.persistent:
+        logger.warning(
+            "The server keeps nothing on disk: a restart loses every delayed message. "
+            "Set appendonly yes."
+        )
+    if server.stops_with_others:
+        logger.warning(
+            "A node of the Cluster has cluster-require-full-coverage yes: with one node down for "
+            "good all queues stop. Set cluster-require-full-coverage no."
+        )
+
+
+#: What a broker URL has to look like for a server of a mode.
+_URLS = {
+    "standalone": "it is a single server: use a URL that begins with delayed+redis://",
+    "cluster": "it is a node of a Redis Cluster: use a URL that begins with delayed+rediscluster://",
+    "sentinel": "it is a Sentinel: use a URL that begins with delayed+sentinel://, and the "
+    "transport option master_name",
+}
+
+
+def _check_mode(mode: str, expected: str) -> None:
+    if expected and mode != expected and mode in _URLS:
+        raise UrlError(f"the broker URL does not fit the server that it leads to; {_URLS[mode]}")
+
+
+def _check_clock(ahead_seconds: float, limit_seconds: float) -> None:
+    if limit_seconds and abs(ahead_seconds) > limit_seconds:
+        logger.warning(
+            "The server's clock is %.0f seconds %s this machine's: what is sent from here with a "
+            "countdown is due so much %s. Set the clocks (NTP).",
+            abs(ahead_seconds),
+            "ahead of" if ahead_seconds > 0 else "behind",
+            "earlier" if ahead_seconds > 0 else "later",
+        )
+
+
+#: What has an expiry and counts; the others are listed in docs/operations.md.
+_EVICTED = " of queues with an expiry, and lifecycle events"
+
+
+def _check_eviction(policy: str, unsafe_server: bool) -> None:
+    if policy.startswith("allkeys") and not unsafe_server:
+        raise ServerError(
+            f"the server's maxmemory-policy is {policy}: when it is full it drops queues and "
+            "delayed messages. Set maxmemory-policy noeviction, or accept the loss with the "
+            "transport option delayed_unsafe_server=True"
+        )
+    if policy != "noeviction":
+        logger.warning(
+            "The server's maxmemory-policy is %s: when it is full it drops messages%s. "
+            "Set maxmemory-policy noeviction.",
+            policy,
+            "" if policy.startswith("allkeys") else _EVICTED,
+        )
