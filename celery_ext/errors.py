@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from kombu.exceptions import OperationalError
 
 from kombu_delayed.errors import DelayedError
 
-if TYPE_CHECKING:
-    from .control.bulk.schedule import BulkReport
+
+class Stored(Protocol):
+    """How many messages are stored for certain: a BulkReport."""
+
+    delayed: int
+    ready: int
+    already: int
 
 
 class BrokerError(DelayedError):
@@ -26,7 +31,7 @@ class BulkError(DelayedError, OperationalError):
     `report` says what is stored for certain; what was on its way may be stored as well.
     """
 
-    def __init__(self, message: str, report: BulkReport | None = None) -> None:
+    def __init__(self, message: str, report: Stored | None = None) -> None:
         super().__init__(message, report)
         self.report = report
 

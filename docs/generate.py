@@ -34,7 +34,7 @@ from kombu_delayed.store.keys import (
 )
 
 DOCS = Path(__file__).parent
-LUA = DOCS.parent / "kombu_delayed" / "lua"
+LUA = DOCS.parent / "kombu_delayed" / "store" / "lua"
 NOTICE = "<!-- written by docs/generate.py -->\n"
 
 

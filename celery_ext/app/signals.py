@@ -35,7 +35,7 @@ from kombu_delayed.store import dead_letter_listeners
 from kombu_delayed.store.shards import queue_of
 from kombu_delayed.store.store import Store
 
-from ..control.dead_letters import DeadTask
+from ..tasks.dead_task import DeadTask
 from .unique_outcomes import was_pushed
 
 task_cancelled = Signal(name="task_cancelled", providing_args={"info"})

@@ -2,60 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import Any
 
 import click
 
+from celery_ext.http.serving.command import run, serve_options
+
 from .session import Command
-
-
-def _root_path(ctx: click.Context, parameter: click.Parameter, value: str) -> str:
-    if value and not re.fullmatch(r"(/[\w.~-]+)+", value):
-        raise click.BadParameter(f"{value!r} is not a path, such as /delayed")
-    return value
-
-
-def serve_options(function: Any) -> Any:
-    """Where to listen, and to whom."""
-    path = click.Path(exists=True, dir_okay=False, path_type=Path)
-    for option in (
-        click.option("--keyfile", type=path, help="Private key of the certificate."),
-        click.option("--certfile", type=path, help="Certificate for https."),
-        click.option(
-            "--token/--no-token",
-            "needs_token",
-            default=None,
-            help="Whether a token is needed; beyond this machine it always is.",
-        ),
-        click.option(
-            "--log-format",
-            type=click.Choice(("text", "json")),
-            default="text",
-            show_default=True,
-            help="How logs are written; json: one object a line.",
-        ),
-        click.option("--access-log/--no-access-log", help="Whether each request is logged."),
-        click.option(
-            "--root-path",
-            default="",
-            metavar="PATH",
-            callback=_root_path,
-            help="The path at which a proxy shows it, which the proxy takes away.",
-        ),
-        click.option(
-            "--name",
-            "names",
-            multiple=True,
-            metavar="HOST",
-            help="A name that a proxy shows it under; repeatable. A token is needed then.",
-        ),
-        click.option("--port", type=click.IntRange(0, 65_535), default=8080, show_default=True),
-        click.option("--host", default="127.0.0.1", show_default=True),
-    ):
-        function = option(function)
-    return function
 
 
 @click.command("serve", cls=Command)
@@ -67,40 +20,3 @@ def serve(ctx: click.Context, /, **given: Any) -> None:
     Beyond this machine every request needs a token: see `token create`.
     """
     run(ctx.obj.app, **given)
-
-
-def run(
-    app: Any,
-    *,
-    host: str,
-    port: int,
-    needs_token: bool | None,
-    names: tuple[str, ...],
-    root_path: str,
-    certfile: Path | None,
-    keyfile: Path | None,
-    log_format: str,
-    access_log: bool,
-    jobs_only: bool = False,
-) -> None:
-    """Serve until a signal. Raises ClickException for what the user can put right."""
-    try:
-        from ..http.access_log import show_logs
-        from ..http.app import Api
-        from ..http.serving.server import LOOPBACK_HOSTS, is_loopback, make_server
-    except ModuleNotFoundError as error:
-        raise click.ClickException(
-            f"this needs {error.name}: pip install 'kombu-delayed[http]'"
-        ) from error
-    is_local = is_loopback(host) and not names
-    if needs_token is False and not is_local:
-        beyond = ", ".join(names) or host
-        raise click.UsageError(f"--no-token is for this machine alone, and {beyond} is more")
-    needs_token = not is_local if needs_token is None else needs_token
-    show_logs(log_format, requests=access_log)
-    hosts = (*LOOPBACK_HOSTS, *names) if is_local or names else ()
-    api = Api(app, needs_token=needs_token, jobs_only=jobs_only, hosts=hosts)
-    api.service.check_broker()
-    more: dict[str, Any] = {"log_config": None} if log_format == "json" else {}
-    more |= {"ssl_certfile": certfile, "ssl_keyfile": keyfile, "root_path": root_path}
-    make_server(api, host, port, **more).run()

@@ -10,20 +10,14 @@ from typing import Any, NoReturn
 
 import click
 from celery.bin.base import CeleryCommand
-from kombu.exceptions import OperationalError
-from redis.exceptions import RedisError
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from kombu_delayed.errors import UNREACHABLE, DelayedError
-
+from ..app.command_errors import expected_failures
 from ..control.delayed import Delayed
-from ..errors import QueryError
 
 #: What is printed into a file or a pipe may be as wide.
 WIDE = 200
-
-FAILURES = (DelayedError, OperationalError, RedisError, *UNREACHABLE)
 
 
 class Command(CeleryCommand):
@@ -40,19 +34,6 @@ class Command(CeleryCommand):
         """Run it. Raises ClickException for what the user, or an operator, can put right."""
         with expected_failures():
             return super().invoke(ctx)
-
-
-@contextmanager
-def expected_failures() -> Iterator[None]:
-    """Turn what may well happen into a line on stderr and an exit code."""
-    try:
-        yield
-    except QueryError as error:
-        raise click.UsageError(str(error)) from error
-    except BrokenPipeError:
-        raise
-    except FAILURES as error:
-        raise click.ClickException(" ".join(str(error).split())) from error
 
 
 class Session:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from celery import Celery
 from kombu import compression, serialization
@@ -18,15 +18,13 @@ from kombu_delayed.message.envelope import to_json
 from kombu_delayed.message.wait import NO_WAIT, Wait
 
 from ..app import signals
+from ..app.queues import Queues
 from ..errors import QueryError
 from ..tasks.body import read_body
 from ..tasks.reprs import short_repr
 from ..tasks.task_info import TaskInfo
 from ..tasks.times import LATEST_MS, from_ms, from_now_ms, to_ms
 from .bulk.message_template import repr_limits
-
-if TYPE_CHECKING:
-    from .delayed import Delayed
 
 #: How often a message that somebody else changes meanwhile is read again.
 TRIES = 20
@@ -66,7 +64,7 @@ class Change:
 
 
 def change(
-    delayed: Delayed,
+    delayed: Queues,
     task_id: str,
     change: Change,
     queue: str | None,
@@ -90,7 +88,7 @@ def change(
 
 
 def _change_member(
-    delayed: Delayed,
+    delayed: Queues,
     name: str,
     task_id: str,
     member: str,

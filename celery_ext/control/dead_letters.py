@@ -3,49 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 
 from kombu_delayed.inspection.dead_letters import DeadLetters
-from kombu_delayed.store.store import DeadLetter, Store
+from kombu_delayed.store.store import Store
 
 from ..app.broker import Broker
-from ..tasks.failures import Failure, read
-from ..tasks.task_info import TaskInfo
-from ..tasks.times import from_ms, to_ms
-
-
-@dataclass(frozen=True)
-class DeadTask:
-    """A task that was buried, with the reason; `letter` has its message."""
-
-    queue: str
-    letter: DeadLetter
-
-    @property
-    def info(self) -> TaskInfo:
-        """What is known of the task."""
-        letter = self.letter
-        return TaskInfo(
-            "dead",
-            self.queue,
-            0,
-            letter.message,
-            consumer=letter.consumer,
-            reason=letter.reason,
-            member=letter.id,
-            counted=letter.deliveries,
-        )
-
-    @property
-    def at(self) -> datetime:
-        """When it was buried, in UTC."""
-        return from_ms(self.letter.at_ms)
-
-    @property
-    def failures(self) -> Sequence[Failure]:
-        """The attempts of a task that its retry strategy has given up, the last ones."""
-        return read(self.letter.failures)
+from ..tasks.dead_task import DeadTask
+from ..tasks.times import to_ms
 
 
 class _Letters(DeadLetters):

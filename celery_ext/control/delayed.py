@@ -11,25 +11,22 @@ from time import monotonic
 from typing import Any
 
 from celery import Celery
-from kombu import Connection
 
-from kombu_delayed.consumer.policy.decisions import Rules
-from kombu_delayed.inspection import backlog as backlogs
 from kombu_delayed.inspection import events as streams
-from kombu_delayed.inspection.backlog import Backlog, Move
+from kombu_delayed.inspection.backlog import Move
 from kombu_delayed.inspection.copies import Copies
 from kombu_delayed.inspection.events import Event
 from kombu_delayed.inspection.lookup import lookup_by_id, lookup_by_reading
 from kombu_delayed.store.queue_metrics import Metrics, fold
 from kombu_delayed.store.shards import queue_of
-from kombu_delayed.store.store import CALL_LIMIT, Store
+from kombu_delayed.store.store import CALL_LIMIT
 
 from ..app import signals
-from ..app.broker import Broker
+from ..app.queues import Queues
 from ..errors import QueryError
 from ..tasks.progress import Progress
 from ..tasks.query import Query
-from ..tasks.results import keeps_results, store_revoked
+from ..tasks.results import keeps_results
 from ..tasks.task_info import TaskInfo
 from ..tasks.times import LATEST_MS, from_ms, from_now_ms, to_ms
 from .answers.expectations import Expectations
@@ -66,7 +63,7 @@ class Outcome:
         self.sample += matched[: SAMPLE_SIZE - len(self.sample)]
 
 
-class Delayed:
+class Delayed(Queues):
     """The delayed tasks of an app's broker. No worker needs to run.
 
     Connects when it is used first. Raises BrokerError where the broker keeps no backlog, and
@@ -74,51 +71,11 @@ class Delayed:
     """
 
     def __init__(self, app: Celery) -> None:
-        self.app = app
+        super().__init__(app)
         #: What comes to a worker later than this after its ETA is told of in `task_late`.
         self.late_seconds: float = 60
-        self._broker = Broker(app)
         self._keeps_results = False
         self._look_again_at = -inf
-
-    @property
-    def connection(self) -> Connection:
-        """The connection that all calls share; it may not be connected yet."""
-        return self._broker.connection
-
-    @property
-    def store(self) -> Store:
-        """The moves of the broker's messages."""
-        return self._broker.store
-
-    @property
-    def rules(self) -> Rules | None:
-        """Who decides of its messages, as the app declares it; None: nobody."""
-        return self._broker.rules
-
-    def close(self) -> None:
-        """Disconnect; the next call connects again."""
-        self._broker.close()
-
-    def queues(self) -> list[str]:
-        """The app's queues, and all in the broker that have or had something.
-
-        The latter are found by looking at the names of all keys there.
-        """
-        return sorted({*self.app.amqp.queues, *map(queue_of, backlogs.queues(self.store))})
-
-    def shards(self, queue: str | None = None) -> list[str]:
-        """What a queue, or all, are made of in the broker: themselves unless they are spread."""
-        shards = self.store.shards
-        return [name for each in self._names(queue) for name in shards.all(each)]
-
-    def _names(self, queue: str | None) -> list[str]:
-        self.store.shards.look_again()
-        return [queue] if queue else self.queues()
-
-    def backlog(self, shard: str) -> Backlog:
-        """The backlog of one queue, or of one of its shards."""
-        return Backlog(self.store, shard)
 
     # One task.
 
@@ -182,11 +139,6 @@ class Delayed:
             self._look_again_at = monotonic() + LOOK_SECONDS
         return self._keeps_results
 
-    def was_cancelled(self, info: TaskInfo) -> None:
-        """Tell the result backend and the signal's receivers of a task that was dropped."""
-        store_revoked(self.app, info)
-        signals.task_cancelled.send(sender=self.app, info=info)
-
     def reschedule(
         self,
         task_id: str,
@@ -234,22 +186,6 @@ class Delayed:
         if moved:
             signals.task_rescheduled.send(sender=self.app, task_id=task_id, eta=to[1] or None)
         return bool(moved)
-
-    def where(
-        self, queue: str | None, ids: Sequence[str], found: set[str]
-    ) -> Iterator[Sequence[str]]:
-        """The shards to look into for some ids: those of a queue, or of each of the app's queues.
-
-        Where some are in none of the app's queues, the others that there are come then.
-        """
-        shards = self.store.shards
-        if queue:
-            yield shards.all(queue)
-            return
-        own = list(self.app.amqp.queues)
-        yield from map(shards.all, own)
-        if len(found) < len(ids):
-            yield from (shards.all(name) for name in self.queues() if name not in own)
 
     # Many.
 
@@ -356,19 +292,19 @@ class Delayed:
     def schedule_many(
         self, rows: Iterable[Any], batch: int = 1000, progress: bool | Progress | None = True
     ) -> BulkReport:
-        """Send many tasks in few calls: see `celery_ext.control.bulk.schedule.schedule_many`."""
+        """Send many tasks in few calls: see `bulk.schedule.schedule_many`."""
         return schedule_many(self, rows, batch=batch, progress=progress)
 
     def backup(
         self, path: FilePath, queue: str | None = None, progress: bool | Progress | None = None
     ) -> BackupReport:
-        """Write what is delayed and what is dead to a file: see `celery_ext.control.backup.transfer.backup`."""
+        """Write what is delayed and what is dead to a file: see `control.backup.backup`."""
         return backup(self, path, queue, progress)
 
     def restore(
         self, path: FilePath, queue: str | None = None, progress: bool | Progress | None = None
     ) -> RestoreReport:
-        """Put back what a file has, once: see `celery_ext.control.backup.transfer.restore`."""
+        """Put back what a file has, once: see `control.backup.restore`."""
         return restore(self, path, queue, progress)
 
     # The whole.

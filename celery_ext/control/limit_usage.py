@@ -22,12 +22,12 @@ from kombu_delayed.inspection.gate_usage import (
 from kombu_delayed.message.ticket import plain, slot_name
 from kombu_delayed.store.store import Store
 
+from ..app.queues import Queues
 from ..app.routing import routed_queue
 
 if TYPE_CHECKING:
     from ..policies.limits.gated import Declared
     from ..policies.rules import Rules
-    from .delayed import Delayed
 
 #: Lanes that one reading looks at, some a call.
 LANES_LIMIT = 200_000
@@ -49,7 +49,7 @@ class Declarations:
     turns_are_of_tenants: bool = False
 
     @classmethod
-    def of(cls, delayed: Delayed, queue: str) -> Declarations:
+    def of(cls, delayed: Queues, queue: str) -> Declarations:
         """Those of a queue. Raises PolicyError where they cannot be meant."""
         rules = cast("Rules | None", delayed.rules)
         if rules is None:

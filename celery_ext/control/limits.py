@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from kombu_delayed.inspection.gate_usage import Room, known_as, parts_of, room, turns
 from kombu_delayed.message.ticket import slot_name
 
+from ..app.queues import Queues
 from ..tasks.times import from_ms
 from .limit_usage import Declarations, Line, Standing
 
 if TYPE_CHECKING:
     from ..policies.limits.gated import Declared
-    from .delayed import Delayed
 
 #: Keys that a limit is shown with.
 BUSIEST = 5
@@ -101,7 +101,7 @@ class TenantInfo:
     in_use: tuple[UseInfo, ...]
 
 
-def stand(delayed: Delayed, queue: str, tenants: Collection[str] = ()) -> Standing:
+def stand(delayed: Queues, queue: str, tenants: Collection[str] = ()) -> Standing:
     """How it stands at the gate of a queue, for some tenants or for all."""
     declarations = Declarations.of(delayed, queue)
     if declarations.is_empty and not delayed.store.waiting(queue):
@@ -109,7 +109,7 @@ def stand(delayed: Delayed, queue: str, tenants: Collection[str] = ()) -> Standi
     return Standing.read(delayed.store, queue, declarations, tenants)
 
 
-def limits(delayed: Delayed, standing: Standing) -> list[LimitInfo]:
+def limits(delayed: Queues, standing: Standing) -> list[LimitInfo]:
     """The limits of a queue by name: those that are declared for it, and all that are in use."""
     known = {each.known_as: each for each in standing.declarations.of_other_queues}
     shown = {each.known_as: each for each in standing.declarations.limits}
@@ -121,7 +121,7 @@ def limits(delayed: Delayed, standing: Standing) -> list[LimitInfo]:
     return [each for each in found if each.declared or each.in_use or each.waiting]
 
 
-def limit(delayed: Delayed, standing: Standing, name: str) -> LimitInfo | None:
+def limit(delayed: Queues, standing: Standing, name: str) -> LimitInfo | None:
     """One of them; None: there is none of this name."""
     return next((each for each in limits(delayed, standing) if each.name == name), None)
 
@@ -149,7 +149,7 @@ def _share_names(declared: Declared) -> list[str]:
     return [known_as(declared.of_key(key)[0]) for key in declared.shares]
 
 
-def _limit(delayed: Delayed, standing: Standing, each: Declared) -> LimitInfo:
+def _limit(delayed: Queues, standing: Standing, each: Declared) -> LimitInfo:
     lines = standing.limits.get(each.known_as, {})
     shares = _shares(standing, each)
     has_keys = (bool(each.by) or each.kind == "undeclared") and each.kind != "shares"
@@ -213,7 +213,7 @@ def _shares(standing: Standing, each: Declared) -> tuple[KeyInfo, ...]:
 
 
 def keys_page(
-    delayed: Delayed,
+    delayed: Queues,
     standing: Standing,
     name: str,
     size: int,
@@ -240,7 +240,7 @@ def keys_page(
 
 
 def _keys(
-    delayed: Delayed, standing: Standing, each: Declared, keys: Sequence[str]
+    delayed: Queues, standing: Standing, each: Declared, keys: Sequence[str]
 ) -> list[KeyInfo]:
     lines = standing.limits.get(each.known_as, {})
     is_hidden = bool(standing.tenants_only) and not each.is_of_tenants
@@ -268,7 +268,7 @@ def _tokens(each: Declared, found: Room, now_ms: int) -> float:
     return round(min(max(each.burst - ahead_ms / each.every_ms, 0), each.burst), 2)
 
 
-def tenants(delayed: Delayed, standing: Standing, names: Iterable[str]) -> list[TenantInfo]:
+def tenants(delayed: Queues, standing: Standing, names: Iterable[str]) -> list[TenantInfo]:
     """Some tenants of a queue, as `lanes` has their names."""
     wanted, found = list(names), dict[str, int]()
     if standing.declarations.turns_are_of_tenants:

@@ -12,9 +12,9 @@ from typing import Any
 import click
 from celery.utils.log import get_logger
 
-from ..cli.serve import run, serve_options
-from ..cli.session import expected_failures
+from ..app.command_errors import expected_failures
 from .options import HttpOptions
+from .serving.command import run, serve_options
 from .serving.standalone import BROKER, OPTIONS, make_app
 from .serving.worker_process import WorkerProcess
 

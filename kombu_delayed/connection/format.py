@@ -13,7 +13,6 @@ from typing import Any
 from redis.exceptions import NoPermissionError, ResponseError
 
 from ..errors import FormatError, ServerFull, ServerNotReady
-from ..store.keys import format_version
 from . import native
 
 logger = native.get_logger(__name__)
@@ -33,8 +32,8 @@ _REFUSED = (ResponseError, ServerFull, ServerNotReady)
 class Format:
     """Where a database has its version, and whether this package can work with it."""
 
-    def __init__(self, prefix: str = "") -> None:
-        self.key = format_version(prefix)
+    def __init__(self, key: str) -> None:
+        self.key = key
         self._is_forbidden = False
 
     def look(self, send: Callable[..., Any]) -> None:

@@ -31,7 +31,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import click
 import redis
 from redis.backoff import NoBackoff
 from redis.exceptions import BusyLoadingError, ConnectionError, RedisError, ResponseError
@@ -485,65 +484,3 @@ def _log_tail(directory: Path) -> str:
         return ""
     lines = text.splitlines()[-LOG_TAIL_LINES:]
     return "".join(f"\n  {line}" for line in [f"last lines of {directory / 'server.log'}:", *lines])
-
-
-class _Group(click.Group):
-    def invoke(self, ctx: click.Context) -> object:
-        try:
-            return super().invoke(ctx)
-        except EmbeddedServerError as error:
-            raise click.ClickException(str(error)) from error
-
-
-@click.group(cls=_Group)
-def main() -> None:
-    """Start, inspect or stop the server behind delayed+embedded:///DIRECTORY."""
-
-
-_directory = click.argument("directory", type=click.Path(path_type=Path))
-
-
-@main.command("status")
-@_directory
-@click.pass_context
-def _status_command(ctx: click.Context, directory: Path) -> None:
-    """Show the server of DIRECTORY; exit code 1 when it is not running."""
-    found = status(directory)
-    click.echo(_described(directory, found))
-    if not found.running:
-        ctx.exit(1)
-
-
-@main.command("start")
-@_directory
-def _start_command(directory: Path) -> None:
-    """Start the server of DIRECTORY unless it is running."""
-    ensure(directory)
-    click.echo(_described(directory, status(directory)))
-
-
-@main.command("stop")
-@_directory
-@click.pass_context
-def _stop_command(ctx: click.Context, directory: Path) -> None:
-    """Stop the server of DIRECTORY; exit code 1 when none was running."""
-    stopped = stop(directory)
-    click.echo(f"{directory}: {'stopped' if stopped else 'not running'}")
-    if not stopped:
-        ctx.exit(1)
-
-
-def _described(directory: Path, found: Status) -> str:
-    if not found.running:
-        return f"{directory}: not running"
-    return (
-        f"{directory}: running\n"
-        f"  server  {found.server_name} {found.server_version}, pid {found.pid}, "
-        f"up {found.uptime_seconds} s\n"
-        f"  socket  {found.socket}\n"
-        f"  data    {found.keys} keys, {found.used_memory_bytes / 2**20:.1f} MiB"
-    )
-
-
-if __name__ == "__main__":
-    main(prog_name="python -m kombu_delayed.embedded")

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from kombu.utils.json import loads
 
 from ..errors import MessageError
 from ..message.envelope import UNREADABLE_BODY, check_task, open_envelope
 from ..store.store import CALL_LIMIT, DeadLetter
-
-if TYPE_CHECKING:
-    from . import ToStock
+from .migration import Migration
 
 
-def dead_steps(migration: ToStock, queue: str) -> Iterator[int]:
-    """Make a queue's dead letters ready, the oldest first; yields how many each step has seen."""
+def dead_steps(migration: Migration, queue: str, *, force: bool) -> Iterator[int]:
+    """Make a queue's dead letters ready, the oldest first; yields how many each step has seen.
+
+    With `force` also those that a stock worker would drop.
+    """
     store, stays = migration.store, 0
     while ids := store.dead_ids(queue, stays, CALL_LIMIT):
         going = []
         for letter in store.dead_letters(queue, ids):
-            reason = _refusal(migration, letter)
+            reason = _refusal(migration, letter, force)
             if reason:
                 migration.report.leave(store.keys(queue).dead, letter.id, reason)
             else:
@@ -32,7 +32,7 @@ def dead_steps(migration: ToStock, queue: str) -> Iterator[int]:
         yield len(ids)
 
 
-def _refusal(migration: ToStock, letter: DeadLetter) -> str:
+def _refusal(migration: Migration, letter: DeadLetter, force: bool) -> str:
     """Why a stock worker would stop on it, or drop it."""
     try:
         check_task(open_envelope(letter.message, 0).payload)
@@ -43,6 +43,6 @@ def _refusal(migration: ToStock, letter: DeadLetter) -> str:
         return f"a stock worker would stop on it: {error}"
     except Exception as error:  # bad base64, a missing member, a type that is none
         return f"a stock worker would stop on it: {error!r}"
-    if letter.reason.startswith(UNREADABLE_BODY) and not migration.force:
+    if letter.reason.startswith(UNREADABLE_BODY) and not force:
         return f"a stock worker would drop it: {letter.reason}"
     return ""

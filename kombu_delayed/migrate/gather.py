@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from ..store.shards import is_shard, queue_of
 from ..store.store import CALL_LIMIT
-
-if TYPE_CHECKING:
-    from . import ToStock
+from .migration import Migration
 
 
-def gather_steps(migration: ToStock, shard: str) -> Iterator[int]:
+def gather_steps(migration: Migration, shard: str) -> Iterator[int]:
     """Move a shard's ready messages to its queue's lists; yields how many each step has seen."""
     if not is_shard(shard):
         return

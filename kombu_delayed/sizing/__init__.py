@@ -95,7 +95,7 @@ def servers_for(
 def shards_for(nodes: int) -> int:
     """Over how many shards a queue has to be spread that fills so many servers.
 
-    Enough for each to have several; of 6, 12, 24, 48 …, which `slots` spreads evenly.
+    Enough for each to have several; of 6, 12, 24, 48 …, which `shard_placement` spreads evenly.
     """
     if nodes == 1:
         return 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kombu.transport import redis as stock
 from redis.exceptions import AskError, ResponseError, TryAgainError
@@ -14,10 +14,6 @@ from ..errors import NotReplicated
 from ..store import instrumentation
 from ..store.scripts import Script
 from ..store.store import CALL_LIMIT, Entry, Store, chunks
-
-if TYPE_CHECKING:
-    from .channel import Channel
-
 
 #: The verb of the command that waits for replicas.
 WAIT = "wait"
@@ -208,7 +204,7 @@ if hasattr(stock, "PublishBatch"):
     class PublishBatch(stock.PublishBatch):
         """Kombu's batch with an outbox for a pipeline."""
 
-        def __init__(self, channel: Channel, max_size: int) -> None:
+        def __init__(self, channel: Any, max_size: int) -> None:
             super().__init__(channel, min(max_size, CALL_LIMIT))
             self._confirms = True
             self.pipeline: Any = Outbox(channel.store, channel.global_keyprefix)

@@ -41,6 +41,7 @@ from ..errors import (
     translate,
 )
 from ..message.envelope import Unique, check_task, due, message_id, to_json, unique_key
+from ..store.keys import format_version
 from ..store.shards import LOOK_SECONDS, is_shard, number_of, queue_of
 from ..store.store import Entry, Limits, Size, Store
 from .server_checks import check, inspect
@@ -125,7 +126,7 @@ class Channel(stock.Channel):
             event_limit=self.options.events,
             shards=self.options.shards,
             replicas=self._replicas(),
-            format=Format(self.global_keyprefix),
+            format=Format(format_version(self.global_keyprefix)),
         )
 
     def _client_for_store(self) -> Any:
@@ -147,7 +148,7 @@ class Channel(stock.Channel):
     def _compact_size(self, client: redis.Redis) -> int:
         server = self._server()
         if server not in _servers:
-            found = inspect(client, Format(self.global_keyprefix).key)
+            found = inspect(client, format_version(self.global_keyprefix))
             check(
                 found,
                 mode="standalone",

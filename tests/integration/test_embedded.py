@@ -19,6 +19,7 @@ import redis
 from click.testing import CliRunner
 
 from kombu_delayed.embedded import server as embedded
+from kombu_delayed.embedded.__main__ import main
 from kombu_delayed.errors import DelayedError, EmbeddedServerError, ServerNotReady
 from tests.kit.ledger import Ledger
 from tests.kit.tasks_app import Settings, make_app
@@ -586,21 +587,21 @@ def test_named_binary_wins_and_must_exist(scratch: Path, monkeypatch: pytest.Mon
 
 def test_commands_tell_and_change_the_state(directory: Path) -> None:
     run = CliRunner().invoke
-    before = run(embedded.main, ["status", str(directory)])
+    before = run(main, ["status", str(directory)])
     assert (before.exit_code, before.output) == (1, f"{directory}: not running\n")
     assert not directory.exists()
-    started = run(embedded.main, ["start", str(directory)])
+    started = run(main, ["start", str(directory)])
     assert started.exit_code == 0
     with client(directory / "broker.sock") as connection:
         connection.set("key", "value")
-    shown = run(embedded.main, ["status", str(directory)])
+    shown = run(main, ["status", str(directory)])
     assert shown.exit_code == 0
     assert f"pid {running_pid(directory)}" in shown.output
     assert f"socket  {directory / 'broker.sock'}" in shown.output
     assert "1 keys" in shown.output
-    stopped = run(embedded.main, ["stop", str(directory)])
+    stopped = run(main, ["stop", str(directory)])
     assert (stopped.exit_code, stopped.output) == (0, f"{directory}: stopped\n")
-    again = run(embedded.main, ["stop", str(directory)])
+    again = run(main, ["stop", str(directory)])
     assert (again.exit_code, again.output) == (1, f"{directory}: not running\n")
 
 

@@ -10,7 +10,7 @@ from redis.exceptions import NoScriptError
 
 from kombu_delayed.store.scripts import Script, script
 
-LUA = files("kombu_delayed").joinpath("lua")
+LUA = files("kombu_delayed.store").joinpath("lua")
 NAMES = sorted(path.name[:-4] for path in LUA.iterdir() if path.name.endswith(".lua"))
 INCLUDES = sorted(path.name[:-4] for path in LUA.joinpath("include").iterdir())
 

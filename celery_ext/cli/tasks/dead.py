@@ -14,7 +14,7 @@ import click
 from click_didyoumean import DYMGroup  # type: ignore[import-untyped]
 from rich.table import Table
 
-from celery_ext.control.dead_letters import DeadTask
+from celery_ext.tasks.dead_task import DeadTask
 from celery_ext.tasks.formatting import call, moment, one_line, plain, table, tasks_word
 from celery_ext.tasks.progress import Progress
 

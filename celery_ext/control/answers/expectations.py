@@ -6,17 +6,15 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from celery_ext.app.queues import Queues
 from celery_ext.tasks.task_info import TaskInfo
 from celery_ext.tasks.times import from_ms
 from kombu_delayed.inspection.expectations import Note
 
 from .answering import answer, error_text
 from .place import Place, key_of, name_of
-
-if TYPE_CHECKING:
-    from ..delayed import Delayed
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ class ExpectationInfo:
 class Expectations:
     """The expectations of an app's broker, at `Delayed.expectations`. No worker needs to run."""
 
-    def __init__(self, delayed: Delayed) -> None:
+    def __init__(self, delayed: Queues) -> None:
         self._delayed = delayed
         self._place = Place(delayed.app, delayed._broker)
 

@@ -1,1 +1,7 @@
 """The whole backlog to a file and back."""
+
+from __future__ import annotations
+
+from .transfer import BackupReport, RestoreReport, backup, inspect, restore
+
+__all__ = ["BackupReport", "RestoreReport", "backup", "inspect", "restore"]

@@ -9,11 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError, ResponseError
 
+from celery_ext.app.queues import Queues
 from celery_ext.tasks.progress import Progress, reporting
 from kombu_delayed.connection.connection import numbers, pairs
 from kombu_delayed.errors import translate
@@ -25,9 +26,6 @@ from kombu_delayed.store.store import CALL_LIMIT, Store, chunks
 from kombu_delayed.transport.batch import Pipeline, whole
 
 from .file import DEAD, MAGIC, MESSAGES, VERSION, Block, Writer, blocks, writing
-
-if TYPE_CHECKING:
-    from ..delayed import Delayed
 
 #: Messages that one call puts back: a millisecond of the server.
 RESTORE_LIMIT = 100
@@ -64,7 +62,7 @@ class RestoreReport:
 
 
 def backup(
-    delayed: Delayed,
+    delayed: Queues,
     path: FilePath,
     queue: str | None = None,
     progress: bool | Progress | None = None,
@@ -96,7 +94,7 @@ def _count(store: Store, names: list[str]) -> int:
     return sum(store.run("HLEN", store.keys(n).messages) + store.dead_count(n) for n in names)
 
 
-def _facts(delayed: Delayed, store: Store, names: list[str]) -> dict[str, Any]:
+def _facts(delayed: Queues, store: Store, names: list[str]) -> dict[str, Any]:
     keys = store.keys("")
     return {
         "version": VERSION,
@@ -139,7 +137,7 @@ def _dead_pages(store: Store, queue: str) -> Iterator[list[bytes]]:
 
 
 def restore(
-    delayed: Delayed,
+    delayed: Queues,
     path: FilePath,
     queue: str | None = None,
     progress: bool | Progress | None = None,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from celery import Celery, signals
 from celery.app.routes import MapRoute
@@ -15,6 +15,7 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError, ResponseError
 
 from celery_ext.app.capture import Gathered, Gathering
+from celery_ext.app.queues import Queues
 from celery_ext.app.signals import others_listen, task_scheduled
 from celery_ext.errors import BulkError
 from celery_ext.tasks.progress import Progress, reporting
@@ -27,9 +28,6 @@ from kombu_delayed.transport.batch import Outbox
 
 from .message_template import Template, Unfit
 from .rows import Call, RowError, Timed, call_of, refuse_others
-
-if TYPE_CHECKING:
-    from ..delayed import Delayed
 
 #: So many refused rows are in a report with their reasons.
 REFUSED_SIZE = 1_000
@@ -74,7 +72,7 @@ class BulkReport:
 
 
 def schedule_many(
-    delayed: Delayed,
+    delayed: Queues,
     rows: Iterable[Any],
     *,
     batch: int = 1000,
@@ -102,7 +100,7 @@ def schedule_many(
 class _Bulk:
     def __init__(
         self,
-        delayed: Delayed,
+        delayed: Queues,
         batch: int,
         store: Store | None = None,
         on_refused: Callable[[Refused], None] | None = None,

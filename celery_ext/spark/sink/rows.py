@@ -123,7 +123,7 @@ def _key_text(value: Any) -> Any:
 class Rows:
     """Iterates over what rows mean; those that mean nothing are given to `refuse` with a reason.
 
-    To be scheduled, a row is what `celery_ext.control.bulk.schedule.schedule_many` takes; to be cancelled or
+    To be scheduled, a row is what `control.bulk.schedule.schedule_many` takes; to be cancelled or
     rescheduled it is (queue, id, due, eta).
     """
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from starlette.responses import Response
 
-from celery_ext.control.dead_letters import DeadTask
 from celery_ext.http.problems import Problem
+from celery_ext.tasks.dead_task import DeadTask
 from kombu_delayed.inspection.backlog import NEVER_MS
 from kombu_delayed.store.shards import queue_of
 from kombu_delayed.store.store import CALL_LIMIT

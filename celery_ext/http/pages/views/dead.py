@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from glob import escape
 from typing import Any
 
-from celery_ext.control.dead_letters import DeadTask
 from celery_ext.http.api import cursors
 from celery_ext.http.api.endpoints.dead_letters import letters_page
 from celery_ext.http.api.models import DeadQuery
 from celery_ext.http.api.operations import validated
+from celery_ext.tasks.dead_task import DeadTask
 from kombu_delayed.store.shards import queue_of
 from kombu_delayed.store.store import CALL_LIMIT
 

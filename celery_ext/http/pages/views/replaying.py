@@ -6,10 +6,10 @@ from collections import Counter
 
 from starlette.responses import Response
 
-from celery_ext.control.dead_letters import DeadTask
 from celery_ext.http.api import cursors
 from celery_ext.http.api.endpoints.dead_letters import letters_page
 from celery_ext.http.auth.sessions import new_secret
+from celery_ext.tasks.dead_task import DeadTask
 from kombu_delayed.store.store import CALL_LIMIT
 
 from ..visit import Action, Form, Visit

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, StringConstraints
 
-from celery_ext.control.dead_letters import DeadTask
 from celery_ext.http.api.status import EVENTS_LIMIT, State, find, message_of
 from celery_ext.tasks import failures
+from celery_ext.tasks.dead_task import DeadTask
 from celery_ext.tasks.failures import Failure
 from celery_ext.tasks.task_info import TaskInfo
 from kombu_delayed.inspection import events as streams

@@ -36,7 +36,7 @@ local function cost_of(use)
   return limit.every_ms > 0 and math.min(cost, limit.burst) or cost
 end
 
--- As `reason_of` in gate.py.
+-- As `reason_of` in ticket.py.
 local function reason_for(limit)
   local name, key = limit:match('^([^:]*):?(.*)$')
   return 'waits for the limit ' .. readable(name) .. (key ~= '' and ' of ' .. readable(key) or '')

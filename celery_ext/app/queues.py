@@ -1,0 +1,90 @@
+"""The queues of an app's broker: which there are, and where the tasks of each lie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from celery import Celery
+from kombu import Connection
+
+from kombu_delayed.consumer.policy.decisions import Rules
+from kombu_delayed.inspection import backlog as backlogs
+from kombu_delayed.inspection.backlog import Backlog
+from kombu_delayed.store.shards import queue_of
+from kombu_delayed.store.store import Store
+
+from ..tasks.results import store_revoked
+from ..tasks.task_info import TaskInfo
+from . import signals
+from .broker import Broker
+
+
+class Queues:
+    """What the verbs on delayed tasks share: the connection, the queues and their shards.
+
+    Connects when it is used first. Raises as Broker does.
+    """
+
+    def __init__(self, app: Celery) -> None:
+        self.app = app
+        self._broker = Broker(app)
+
+    @property
+    def connection(self) -> Connection:
+        """The connection that all calls share; it may not be connected yet."""
+        return self._broker.connection
+
+    @property
+    def store(self) -> Store:
+        """The moves of the broker's messages."""
+        return self._broker.store
+
+    @property
+    def rules(self) -> Rules | None:
+        """Who decides of its messages, as the app declares it; None: nobody."""
+        return self._broker.rules
+
+    def close(self) -> None:
+        """Disconnect; the next call connects again."""
+        self._broker.close()
+
+    def queues(self) -> list[str]:
+        """The app's queues, and all in the broker that have or had something.
+
+        The latter are found by looking at the names of all keys there.
+        """
+        return sorted({*self.app.amqp.queues, *map(queue_of, backlogs.queues(self.store))})
+
+    def shards(self, queue: str | None = None) -> list[str]:
+        """What a queue, or all, are made of in the broker: themselves unless they are spread."""
+        shards = self.store.shards
+        return [name for each in self._names(queue) for name in shards.all(each)]
+
+    def _names(self, queue: str | None) -> list[str]:
+        self.store.shards.look_again()
+        return [queue] if queue else self.queues()
+
+    def backlog(self, shard: str) -> Backlog:
+        """The backlog of one queue, or of one of its shards."""
+        return Backlog(self.store, shard)
+
+    def where(
+        self, queue: str | None, ids: Sequence[str], found: set[str]
+    ) -> Iterator[Sequence[str]]:
+        """The shards to look into for some ids: those of a queue, or of each of the app's queues.
+
+        Where some are in none of the app's queues, the others that there are come then.
+        """
+        shards = self.store.shards
+        if queue:
+            yield shards.all(queue)
+            return
+        own = list(self.app.amqp.queues)
+        yield from map(shards.all, own)
+        if len(found) < len(ids):
+            yield from (shards.all(name) for name in self.queues() if name not in own)
+
+    def was_cancelled(self, info: TaskInfo) -> None:
+        """Tell the result backend and the signal's receivers of a task that was dropped."""
+        store_revoked(self.app, info)
+        signals.task_cancelled.send(sender=self.app, info=info)

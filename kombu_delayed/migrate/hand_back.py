@@ -1,0 +1,119 @@
+"""From this transport to the stock one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..errors import MessageError
+from ..message.envelope import due, open_envelope, open_kept
+from ..store.shards import queue_of
+from ..store.store import CALL_LIMIT
+from .dead import dead_steps
+from .gather import gather_steps
+from .migration import Entry, Migration, text_of
+
+if TYPE_CHECKING:
+    from ..transport.channel import Channel
+
+
+class ToStock(Migration):
+    """Back to the stock transport: the backlog, what dead consumers of ours held, dead letters."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        queues: Iterable[str] = (),
+        *,
+        force: bool = False,
+        dead: bool = False,
+        dry: bool = False,
+        **_: Any,
+    ) -> None:
+        super().__init__(channel, queues, dry=dry)
+        self.force = force
+        self.dead = dead
+
+    def blockers(self) -> list[str]:
+        """Consumers of ours that run would put the messages back into the backlog."""
+        return [
+            f"{len(live)} consumers of queue {queue!r} run on this transport "
+            f"({', '.join(sorted(live)[:5])}): they would put the messages back into the backlog. "
+            "Stop them; a killed one counts until its lease ends"
+            for queue in self.queues()
+            if (live := self._consumers(queue)[0])
+        ]
+
+    def _consumers(self, queue: str) -> tuple[set[str], set[str]]:
+        """Those whose lease lasts, and those whose lease has ended."""
+        now_ms = self._now_ms()
+        found = self.client.zrange(self.store.keys(queue).consumers, 0, -1, withscores=True)
+        live = {name.decode() for name, end_ms in found if end_ms > now_ms}
+        return live, {name.decode() for name, _ in found} - live
+
+    def queues(self) -> list[str]:
+        """Also those of which only unacknowledged messages, or dead letters, are left."""
+        names = ("unacked:*", "dead") if self.dead else ("unacked:*",)
+        found = {queue for name in names for queue, _ in self._scan(name)}
+        queues = {queue_of(name) for name in {*super().queues(), *found}}
+        return sorted({shard for queue in queues for shard in self.store.shards.all(queue)})
+
+    def steps(self) -> Iterator[int]:
+        """What dead consumers held, then the backlog, the earliest first, then dead letters."""
+        holders = list(self._scan("unacked:*"))
+        for queue in self.queues():
+            live, dead = self._consumers(queue)
+            dead |= {name for holder, name in holders if holder == queue} - live
+            for consumer in sorted(dead):
+                yield self._reclaim(queue, consumer)
+            yield from self._backlog_steps(queue)
+            if self.dead:
+                yield from dead_steps(self, queue, force=self.force)
+            yield from gather_steps(self, queue)
+
+    def _reclaim(self, queue: str, consumer: str) -> int:
+        if self.dry:
+            count = self.client.hlen(self.store.keys(queue).unacked(consumer))
+        else:
+            count = self.store.reclaim(queue, consumer)
+        self.report.count(queue, "unacked", "ready", count)
+        return int(count)
+
+    def _backlog_steps(self, queue: str) -> Iterator[int]:
+        keys = self.store.keys(queue)
+        for name in [*self.client.zrange(keys.partitions, 0, -1), b"waiting"]:
+            key, stays = keys.delayed + name.decode(), 0
+            while page := self.client.zrange(key, stays, stays + CALL_LIMIT - 1, withscores=True):
+                stays += len(page) - self._hand_back(queue, page)
+                yield len(page)
+        if not self.dry:
+            self.store.clear(queue)
+
+    def _hand_back(self, queue: str, page: Sequence[tuple[bytes, float]]) -> int:
+        """Returns how many have left their place."""
+        now_ms, messages = self._now_ms(), self.store.keys(queue).messages
+        records = self.client.hmget(messages, [member for member, _ in page])
+        entries = []
+        for (member, score), record in zip(page, records, strict=True):
+            if record is None:
+                continue
+            reason = self._refusal(record, int(score), now_ms)
+            if reason:
+                self.report.leave(messages, text_of(member), reason)
+            else:
+                entries.append(Entry(member, "", int(score), b""))
+        moved = len(entries)
+        if entries and not self.dry:
+            ((_, moved),) = self._transaction([self._call(queue, "delayed", entries)])
+        self.report.count(queue, "delayed", "ready", moved)
+        return 0 if self.dry else moved
+
+    def _refusal(self, record: bytes, due_ms: int, now_ms: int) -> str:
+        try:
+            envelope = open_envelope(open_kept(record).message, 0)
+        except MessageError as error:
+            return str(error)
+        when = due(envelope.payload)
+        if self.force or due_ms <= now_ms or (when and when.at_ms == due_ms):
+            return ""
+        return "its due time is not in an eta header, so a stock worker would run it at once"

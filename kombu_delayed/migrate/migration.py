@@ -1,0 +1,166 @@
+"""What both directions share: which queues there are, what is reported, the move itself."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from ..errors import UrlError
+from ..store.keys import literal
+from ..store.scripts import script
+from ..store.shards import label
+from ..store.store import Store
+
+if TYPE_CHECKING:
+    from ..transport.channel import Channel
+
+Progress: TypeAlias = Callable[[int], Any]
+
+#: Messages that stay are listed up to so many; the others are counted.
+LIST_LIMIT = 1_000
+
+
+class Move(NamedTuple):
+    """Messages of one queue change their state."""
+
+    queue: str
+    source: str
+    target: str
+
+
+class Left(NamedTuple):
+    """A message that stays under its key."""
+
+    key: str
+    id: str
+    reason: str
+
+
+@dataclass
+class Report:
+    """What would move, or has moved. `young` are held by the stock transport for too short a time.
+
+    `seen` counts the messages looked at, `left` are the first of those that stay for a reason.
+    """
+
+    moves: Counter[Move] = field(default_factory=Counter)
+    left: list[Left] = field(default_factory=list)
+    left_count: int = 0
+    young: int = 0
+    seen: int = 0
+    blockers: list[str] = field(default_factory=list)
+
+    @property
+    def moved(self) -> int:
+        """How many messages there are in all moves."""
+        return sum(self.moves.values())
+
+    def count(self, queue: str, source: str, target: str, messages: int) -> None:
+        """Add to one move."""
+        if messages:
+            self.moves[Move(label(queue), source, target)] += messages
+
+    def leave(self, key: str, id: str, reason: str) -> None:
+        """Note a message that stays."""
+        self.left_count += 1
+        if len(self.left) < LIST_LIMIT:
+            self.left.append(Left(key, id, reason))
+
+
+class Entry(NamedTuple):
+    """One message for migrate.lua: `name` is its tag, or its member in the backlog."""
+
+    name: bytes
+    id: str
+    due_ms: int
+    record: bytes
+
+
+class Migration:
+    """One direction. Its `steps` move a page each; between any two of them it may be killed."""
+
+    def __init__(self, channel: Channel, queues: Iterable[str] = (), *, dry: bool = False) -> None:
+        if channel.store.tagged:
+            raise UrlError("a Cluster has no stock transport to move messages from, or back to")
+        self.channel = channel
+        self.store: Store = channel.store
+        self.client: Any = channel.store.client
+        self.report = Report()
+        self.dry = dry
+        self._given = tuple(queues)
+
+    def blockers(self) -> list[str]:
+        """Why it would not be safe now."""
+        raise NotImplementedError
+
+    def steps(self) -> Iterator[int]:
+        """Move page by page; yields how many messages each step has looked at."""
+        raise NotImplementedError
+
+    def run(self, progress: Progress | None = None) -> Report:
+        """Take all steps."""
+        for seen in self.steps():
+            self.report.seen += seen
+            if progress is not None:
+                progress(seen)
+        return self.report
+
+    def queues(self) -> list[str]:
+        """The queues that were named, that a binding names, or that have a backlog."""
+        found = {*self._given, *(queue for queue, _ in self._scan("messages"))}
+        for key in self.client.scan_iter(match=self._glob("_kombu.binding.*"), count=1000):
+            for binding in self.client.smembers(key):
+                found.add(text_of(binding).split(self.channel.sep)[-1])
+        return sorted(found - {""})
+
+    def _scan(self, name: str) -> Iterator[tuple[str, str]]:
+        """Queues with a key of ours of this name, and what follows the name in it."""
+        skip = len(self.channel.global_keyprefix) + 1
+        for key in self.client.scan_iter(match=self._glob("{*}:" + name), count=1000):
+            queue, _, rest = text_of(key)[skip:].partition("}:" + name.removesuffix("*"))
+            yield queue, rest
+
+    def _glob(self, pattern: str) -> str:
+        return literal(self.channel.global_keyprefix) + pattern
+
+    def _now_ms(self) -> int:
+        seconds, microseconds = self.client.time()
+        given = self.store.now
+        server_ms = 0 if given and given[0] != "+" else seconds * 1000 + microseconds // 1000
+        return server_ms + int(given or 0)
+
+    def _call(self, queue: str, source: str, entries: Sequence[Entry], **more: Any) -> Any:
+        """Arguments of migrate.lua."""
+        keys, prefix = self.store.keys(queue), self.channel.global_keyprefix
+        return script("migrate").pack(
+            {
+                "partitions": keys.partitions,
+                "delayed": keys.delayed,
+                "messages": keys.messages,
+                "duplicates": keys.duplicates,
+                "wake": keys.wake,
+                "stock_unacked": prefix + self.channel.unacked_key,
+                "stock_index": prefix + self.channel.unacked_index_key,
+                "ready": keys.ready,
+                "now": self.store.now,
+                "partition_size": self.store.partition_size,
+                "steps": keys.steps,
+                "source": source,
+                "entries": [part for entry in entries for part in entry],
+                **{"until_seconds": 0, "keep": 0, "start": 0, "stop": 0, **more},
+            }
+        )
+
+    def _transaction(self, calls: Iterable[Any]) -> list[tuple[int, int]]:
+        """Run migrate.lua with each of these arguments, all or none; returns (delayed, ready)."""
+        with self.client.pipeline(transaction=True) as pipeline:
+            for call in calls:
+                pipeline.execute_command("EVAL", script("migrate").source, *call)
+            return [(delayed, ready) for delayed, ready in pipeline.execute()]
+
+
+def text_of(name: bytes) -> str:
+    """A name in Redis, for people."""
+    return name.decode(errors="replace")

@@ -1,0 +1,90 @@
+"""Whole migrations: planned, checked and run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from kombu import Connection
+from redis.exceptions import RedisError
+
+from ..errors import UNREACHABLE, DelayedError
+from .hand_back import ToStock
+from .migration import Migration, Progress, Report
+from .take_over import ToDelayed
+
+if TYPE_CHECKING:
+    from ..transport.channel import Channel
+
+Direction: TypeAlias = Literal["to-delayed", "to-stock"]
+
+#: What a migration may fail with.
+FAILURES: tuple[type[BaseException], ...] = (DelayedError, RedisError, *UNREACHABLE)
+
+
+class MigrationRefused(DelayedError):
+    """The messages cannot be moved safely now."""
+
+
+_DIRECTIONS: Mapping[str, Any] = {"to-delayed": ToDelayed, "to-stock": ToStock}
+
+
+def plan(channel: Channel, direction: Direction, **options: Any) -> Report:
+    """What a migration would move, with the reasons why it would be refused. Changes nothing.
+
+    `options` are those of `to_delayed` or `to_stock`.
+    """
+    migration: Migration = _DIRECTIONS[direction](channel, dry=True, **options)
+    migration.report.blockers = migration.blockers()
+    return migration.run()
+
+
+def to_delayed(
+    channel: Channel,
+    *,
+    queues: Iterable[str] = (),
+    older_than_seconds: float | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> Report:
+    """Take over what stock workers held for `older_than_seconds`, and ETA messages that are ready.
+
+    `older_than_seconds` is the stock transport's `visibility_timeout` unless told otherwise.
+    Twice is safe. Raises MigrationRefused where stock workers still run, unless `force`.
+    """
+    migration = ToDelayed(channel, queues, older_than_seconds=older_than_seconds)
+    return _checked(migration, force).run(progress)
+
+
+def to_stock(
+    channel: Channel,
+    *,
+    queues: Iterable[str] = (),
+    force: bool = False,
+    dead: bool = False,
+    progress: Progress | None = None,
+) -> Report:
+    """Make the whole backlog ready, for stock workers, which hold what is not due yet.
+
+    `dead` makes dead letters ready as well, but for those on which a stock worker would stop. Twice
+    is safe. `force` also moves what a stock worker would run too early, or drop. Raises
+    MigrationRefused where consumers on this transport still run, unless `force`.
+    """
+    return _checked(ToStock(channel, queues, force=force, dead=dead), force).run(progress)
+
+
+def _checked(migration: Migration, force: bool) -> Migration:
+    migration.report.blockers = migration.blockers()
+    if migration.report.blockers and not force:
+        raise MigrationRefused("; ".join(migration.report.blockers))
+    return migration
+
+
+@contextmanager
+def open_channel(url: str, **transport_options: Any) -> Iterator[Channel]:
+    """A channel on a server, given the URL of either transport."""
+    url = url if url.startswith("delayed+") else f"delayed+{url}"
+    with Connection(url, transport_options=transport_options) as connection:
+        connection.connect()
+        yield connection.channel()

@@ -1,0 +1,192 @@
+"""From the stock transport to this one."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from kombu.utils.json import loads
+from redis.exceptions import ResponseError
+
+from ..errors import MessageError
+from ..message.envelope import due, open_envelope, to_json
+from ..store.store import CALL_LIMIT
+from .migration import Entry, Migration, text_of
+
+if TYPE_CHECKING:
+    from ..transport.channel import Channel
+
+#: Deep in a list one call takes fewer messages, as each costs a walk there.
+LIST_WALK = 1_000_000
+
+#: Stands for "whenever" where a time in seconds is compared.
+ALWAYS = 1e300
+
+
+class ToDelayed(Migration):
+    """From the stock transport: what its workers held, and ETA messages in ready lists."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        queues: Iterable[str] = (),
+        *,
+        older_than_seconds: float | None = None,
+        dry: bool = False,
+        **_: Any,
+    ) -> None:
+        super().__init__(channel, queues, dry=dry)
+        longest = channel.visibility_timeout
+        self.older_than_seconds = longest if older_than_seconds is None else older_than_seconds
+        self._unacked = channel.global_keyprefix + channel.unacked_key
+        self._index = channel.global_keyprefix + channel.unacked_index_key
+        self._table = cache(channel.get_table)
+
+    def blockers(self) -> list[str]:
+        """Stock workers that run would run a second time what is taken from them early."""
+        if self.older_than_seconds >= self.channel.visibility_timeout:
+            return []
+        running = self._stock_consumers()
+        if not running:
+            return []
+        return [
+            f"{len(running)} stock consumers are connected ({', '.join(running[:5])}): what they "
+            "hold would run twice. Stop them first"
+        ]
+
+    def _stock_consumers(self) -> list[str]:
+        """Clients that wait as only the stock transport's consumers do."""
+        database = str(self.client.connection_pool.connection_kwargs.get("db") or 0)
+        with contextlib.suppress(ResponseError):  # the user may not list clients
+            return [
+                f"{each.get('name') or 'client'} {each['addr']}"
+                for each in self.client.client_list()
+                if each.get("cmd") == "brpop" and each.get("db") == database
+            ]
+        return []
+
+    def steps(self) -> Iterator[int]:
+        """First what stock workers held, then the ready lists."""
+        yield from self._unacked_steps()
+        for queue in self.queues():
+            keys = self.store.keys(queue)
+            for key, step in zip(keys.ready, keys.steps, strict=True):
+                yield from self._ready_steps(queue, key, step.encode())
+
+    def _unacked_steps(self) -> Iterator[int]:
+        cursor = None
+        while cursor != 0:
+            cursor, found = self.client.hscan(self._unacked, cursor or 0, count=CALL_LIMIT)
+            page = list(found.items())
+            for at in range(0, len(page), CALL_LIMIT):
+                part = page[at : at + CALL_LIMIT]
+                self._take_over(part)
+                yield len(part)
+
+    def _take_over(self, page: Sequence[tuple[bytes, bytes]]) -> None:
+        now_ms, until = self._now_ms(), ALWAYS
+        if self.older_than_seconds > 0:
+            until = now_ms / 1000 - self.older_than_seconds
+        scores = self.client.zmscore(self._index, [tag for tag, _ in page])
+        # One that is in no index is of unknown age.
+        since = [ALWAYS if score is None else score for score in scores]
+        batches: dict[tuple[str, ...], list[Entry]] = {}
+        # The last one first, so that the next one to leave is who was delivered first.
+        for score, (tag, text) in sorted(zip(since, page, strict=True), reverse=True):
+            if score > until:
+                self.report.young += 1
+                continue
+            try:
+                queues, entry = self._read(tag, text)
+            except MessageError as error:
+                self.report.leave(self._unacked, text_of(tag), str(error))
+            else:
+                batches.setdefault(queues, []).append(entry)
+        for queues, entries in batches.items():
+            self._take(queues, entries, until, now_ms)
+
+    def _read(self, tag: bytes, text: bytes) -> tuple[tuple[str, ...], Entry]:
+        """A message that a stock worker held, and the queues to which it goes back."""
+        try:
+            payload, exchange, routing_key = loads(text)
+        except Exception as error:  # as any JSON that rebuilds Python objects
+            raise MessageError(f"it is not a message with its routing: {error}") from error
+        exchange, routing_key = exchange or "", routing_key or ""
+        if not (isinstance(exchange, str) and isinstance(routing_key, str)):
+            raise MessageError("its routing is not text")
+        envelope = open_envelope(to_json(payload).encode(), 0)
+        when = due(envelope.payload)
+        queues = self._lookup(exchange, routing_key)
+        if not queues:
+            raise MessageError(f"no queue is bound to exchange {exchange!r} for {routing_key!r}")
+        payload["headers"] = {**(payload.get("headers") or {}), "redelivered": True}
+        payload["properties"].setdefault("delivery_info", {})["redelivered"] = True
+        step = self.channel.priority(self.channel._get_message_priority(payload))
+        record = chr(48 + step) + to_json(payload)
+        return queues, Entry(tag, envelope.id, (when and when.at_ms) or 0, record.encode())
+
+    def _lookup(self, exchange: str, routing_key: str) -> tuple[str, ...]:
+        if not exchange:
+            return (routing_key,) if routing_key else ()
+        found = set()
+        for binding in self._table(exchange):
+            key, pattern, queue = [*binding, "", ""][:3]
+            if key == routing_key or (pattern and re.match(pattern, routing_key)):
+                found.add(queue)
+        return tuple(sorted(found - {""}))
+
+    def _take(
+        self, queues: Sequence[str], entries: Sequence[Entry], until: float, now_ms: int
+    ) -> None:
+        later = sum(entry.due_ms > now_ms for entry in entries)
+        answers = [(later, len(entries) - later)] * len(queues)
+        if not self.dry:
+            answers = self._transaction(
+                self._call(
+                    queue, "unacked", entries, until_seconds=until, keep=int(queue != queues[-1])
+                )
+                for queue in queues
+            )
+        for queue, (delayed, ready) in zip(queues, answers, strict=True):
+            self.report.count(queue, "stock unacked", "delayed", delayed)
+            self.report.count(queue, "stock unacked", "ready", ready)
+
+    def _ready_steps(self, queue: str, key: str, step: bytes) -> Iterator[int]:
+        # From the left: what producers add moves elements to the right, so none is passed over.
+        start = 0
+        while page := self.client.lrange(key, start, start + CALL_LIMIT - 1):
+            entries = self._not_yet_due(key, step, page)
+            moved = 0
+            size = max(10, min(CALL_LIMIT, LIST_WALK // (start + 1)))
+            for at in range(0, len(entries), size):
+                part = entries[at : at + size]
+                moved += self._take_ready(queue, part, start)
+            self.report.count(queue, "ready", "delayed", len(entries) if self.dry else moved)
+            start += len(page) - moved
+            yield len(page)
+
+    def _take_ready(self, queue: str, entries: Sequence[Entry], start: int) -> int:
+        if self.dry:
+            return 0
+        stop = start + 2 * CALL_LIMIT - 1
+        ((delayed, _),) = self._transaction(
+            [self._call(queue, "ready", entries, start=start, stop=stop)]
+        )
+        return delayed
+
+    def _not_yet_due(self, key: str, step: bytes, page: Sequence[bytes]) -> list[Entry]:
+        now_ms = self._now_ms()
+        entries = []
+        for text in page:
+            try:
+                envelope = open_envelope(text, 0)
+            except MessageError as error:
+                self.report.leave(key, text_of(text[:40]), str(error))
+                continue
+            when = due(envelope.payload) if envelope.due_ms is None else None
+            if when and when.at_ms and when.at_ms > now_ms:
+                entries.append(Entry(b"", envelope.id, when.at_ms, step + text))
+        return entries
