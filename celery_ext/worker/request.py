@@ -17,6 +17,7 @@ from celery.platforms import EX_FAILURE
 from celery.utils.log import get_logger
 from celery.worker.request import Request as CeleryRequest
 from celery.worker.state import task_ready
+from kombu.exceptions import OperationalError
 
 from kombu_delayed.errors import LeaseLost
 
@@ -92,11 +93,17 @@ class Request(CeleryRequest):
         self._processes.add(self, pool)
 
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
-        """It has failed: why it was rejected is for its dead letter."""
+        """It has failed: why it was rejected is for its dead letter.
+
+        Celery rejects a task whose retry could not be sent. It returns to its queue here: that the
+        broker was out of reach is no fault of the task.
+        """
         because = getattr(self.message.channel, "because", None)
         error = getattr(exc_info.exception, "exc", exc_info.exception)  # billiard wraps it
-        if isinstance(error, Reject) and error.reason and because is not None:
-            because(self.message.delivery_tag, str(error.reason))
+        if isinstance(error, Reject) and because is not None:
+            error.requeue = error.requeue or isinstance(error.reason, OperationalError)
+            if error.reason and not error.requeue:
+                because(self.message.delivery_tag, str(error.reason))
         try:
             return super().on_failure(exc_info, *args, **kwargs)
         finally:

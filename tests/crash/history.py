@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
 from tests.crash.clock import Readings
-from tests.crash.journal import Line
+from tests.crash.journal import REJECTED, Line
 from tests.crash.limits import Uses
 from tests.crash.load import Plan
 from tests.crash.writing import SENDER
@@ -16,8 +16,6 @@ from tests.crash.writing import SENDER
 #: A task id and a retry number.
 Key = tuple[str, int]
 NEVER = float("inf")
-#: How a run has ended whose message goes back to its queue.
-REJECTED = "rejected"
 
 
 @dataclass

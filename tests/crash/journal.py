@@ -11,6 +11,9 @@ from typing import Any
 
 Line = dict[str, Any]
 
+#: How a run has ended whose message goes back to its queue.
+REJECTED = "rejected"
+
 
 class Journal:
     """Appends one JSON object a line; each process that writes has a file of its own."""

@@ -10,8 +10,9 @@ from tests.crash.answers import Answers, judge_answers
 from tests.crash.calm import RECOVERY_SECONDS, Calm, allowed_ms, percentile_99
 from tests.crash.crew import Life
 from tests.crash.evidence import DEATHS, STALL, Evidence
-from tests.crash.history import NEVER, REJECTED, Execution, Hold, Key, Run
+from tests.crash.history import NEVER, Execution, Hold, Key, Run
 from tests.crash.in_use import Limits, judge_limits
+from tests.crash.journal import REJECTED
 from tests.crash.pings import Pings, judge_pings
 
 EXECUTING = "was executing when its process died"

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from celery.exceptions import Retry
+from celery.exceptions import Reject, Retry
+from kombu.exceptions import OperationalError
 
-from tests.crash.journal import Journal
+from tests.crash.journal import REJECTED, Journal
 
 #: The environment variable with the name under which a worker writes.
 WORKER = "KOMBU_DELAYED_TEST_WORKER"
@@ -58,6 +59,10 @@ def running(task: Any, **facts: Any) -> Iterator[None]:
         yield
     except Retry:
         outcome = "retried"
+        raise
+    except Reject as error:
+        is_unsent = isinstance(error.reason, OperationalError)
+        outcome = REJECTED if error.requeue or is_unsent else repr(error)
         raise
     except BaseException as error:
         outcome = repr(error)

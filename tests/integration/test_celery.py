@@ -286,6 +286,14 @@ def test_reject_in_a_task(bench: Bench) -> None:
     assert [run["redelivered"] for run in bench.ledger.of(again)] == [False, True]
 
 
+def test_a_task_whose_retry_cannot_be_sent_returns_to_its_queue(bench: Bench) -> None:
+    sent = bench.send("retry_unsent").id
+    bench.ledger.wait(lambda all: sum(e["id"] == sent for e in all) == 2, "it has run again")
+    assert [run["redelivered"] for run in bench.ledger.of(sent)] == [False, True]
+    with bench.client() as client:
+        assert not client.exists("{celery}:dead")
+
+
 def test_a_task_sends_a_task(bench: Bench) -> None:
     bench.send("send_from_task", "child-1", 0.2).get(timeout=60)
     bench.ledger.wait_for_all(["child-1"])

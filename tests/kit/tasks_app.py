@@ -18,6 +18,7 @@ from typing import Any
 
 from celery import Celery
 from celery.exceptions import Reject
+from kombu.exceptions import OperationalError
 
 from tests.kit.ledger import Ledger
 
@@ -198,6 +199,20 @@ def reject(self: Any, requeue_first: bool = False) -> None:
     write_down(self)
     again = requeue_first and not (self.request.delivery_info or {}).get("redelivered")
     raise Reject("on purpose", requeue=again)
+
+
+@task(bind=True, acks_late=True)
+def retry_unsent(self: Any) -> None:
+    """Its first retry fails to be sent, as in an outage."""
+    write_down(self)
+    if not (self.request.delivery_info or {}).get("redelivered"):
+        self.signature_from_request = lambda *args, **options: _Unsendable()
+        self.retry(countdown=0)
+
+
+class _Unsendable:
+    def apply_async(self) -> None:
+        raise OperationalError("Error 111 connecting to the broker. Connection refused.")
 
 
 @task(bind=True)
