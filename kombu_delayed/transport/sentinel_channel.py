@@ -15,7 +15,7 @@ from redis.retry import Retry
 from ..connection import urls
 from ..connection.connection import Wire
 from ..connection.sentinel.connection import MasterWire
-from ..connection.sentinel.watch import MasterChanges, MasterWatch, watch_of
+from ..connection.sentinel.watch import MasterChanges, MasterWatch, present, watch_of
 from ..connection.wakeup import WakeConnection
 from ..errors import UNREACHABLE, OptionError
 from ..store.store import Store
@@ -50,7 +50,7 @@ class Sentinels(sentinel.Sentinel):
                 state = masters.get(service_name)
                 if not state or not self.check_master_state(state, service_name):
                     continue
-                address = _present(node, service_name, state)
+                address = _asked(node, partial(present, node, service_name, state))
             except _NO_ANSWER as error:
                 silent.append(f"{_name(node)}: {error}")
                 continue
@@ -74,15 +74,6 @@ def _unknown(service_name: str, known: Iterable[str]) -> str:
         f"the Sentinels know no master {service_name!r}, which the transport option master_name "
         f"names; there is {names}"
     )
-
-
-def _present(node: Any, service_name: str, state: dict[str, Any]) -> tuple[str, int]:
-    """The master's address; the leader of a failover gives the old one until that has ended."""
-    if "failover_in_progress" in state["flags"]:
-        ask = partial(node.sentinel_get_master_addr_by_name, service_name)
-        host, port = _asked(node, ask)
-        return host.decode() if isinstance(host, bytes) else host, int(port)
-    return state["ip"], state["port"]
 
 
 def _asked(node: Any, ask: Callable[[], Any]) -> Any:
@@ -126,6 +117,7 @@ class _Rediscovers:
         manager = self.connection_pool.sentinel_manager
         if self._sock is None and manager.listens:
             manager.watch.start()
+            manager.watch.wait()  # it may have come in the middle of a failover
         super().connect(*args, **kwargs)  # type: ignore[misc]
 
     def move(self) -> None:

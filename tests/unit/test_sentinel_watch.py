@@ -11,7 +11,12 @@ import pytest
 
 from kombu_delayed.connection.connection import Replicas
 from kombu_delayed.connection.sentinel.connection import MasterWire
-from kombu_delayed.connection.sentinel.watch import MasterChanges, MasterWatch, watch_of
+from kombu_delayed.connection.sentinel.watch import (
+    Address,
+    MasterChanges,
+    MasterWatch,
+    watch_of,
+)
 from kombu_delayed.errors import ServerNotReady
 
 LEADER, OTHER = ("s1", 1), ("s2", 2)
@@ -92,11 +97,22 @@ def test_what_one_connection_finds_the_others_follow(
 
 
 class Client:
-    """A Sentinel that names a master since the failover of a number."""
+    """A Sentinel that names a master since the failover of a number.
 
-    def __init__(self, address: tuple[str, int], epoch: int) -> None:
-        self._state = {"ip": address[0], "port": address[1], "config-epoch": epoch}
+    The leader of a failover has the old master in its state, and tells of the `promoted` one.
+    """
+
+    def __init__(
+        self, address: Address, epoch: int, flags: str = "master", promoted: Address = OLD
+    ) -> None:
+        ip, port = address
+        self._state = {"ip": ip, "port": port, "config-epoch": epoch, "flags": flags}
+        self._promoted = promoted
         self.connection_pool = self
+
+    def sentinel_get_master_addr_by_name(self, name: str) -> Address:
+        assert name == "mymaster"
+        return self._promoted
 
     def sentinel_masters(self) -> dict[str, Any]:
         return {"mymaster": self._state}
@@ -111,6 +127,53 @@ def test_a_sentinel_that_is_behind_is_not_believed(
 ) -> None:
     watch._compare(LEADER, Client(NEW, epoch))  # type: ignore[arg-type]
     assert follower.count == count
+
+
+LEADING = "master,failover_in_progress"
+
+
+def test_who_comes_before_a_promotion_waits_for_it(watch: MasterWatch) -> None:
+    """What it sent to the old master would be lost."""
+    watch._compare(OTHER, Client(OLD, 1))  # type: ignore[arg-type]
+    assert not watch.is_held
+    watch._compare(LEADER, Client(OLD, 1, LEADING))  # type: ignore[arg-type]
+    assert watch.is_held
+    watch._hear(LEADER, "+promoted-slave", PROMOTED)
+    assert (watch.is_held, watch.address) == (False, NEW)
+
+
+@pytest.mark.parametrize("known", [1, 2])
+def test_who_comes_after_a_promotion_goes_to_the_new_master(
+    watch: MasterWatch, follower: Follower, known: int
+) -> None:
+    if known == 2:
+        watch.found(NEW, 2)
+    watch._compare(LEADER, Client(OLD, 2, LEADING, promoted=NEW))  # type: ignore[arg-type]
+    assert (watch.is_held, watch.address, follower.count) == (False, NEW, 1)
+
+
+def test_a_process_that_comes_waits_until_all_sentinels_have_been_asked(
+    watch: MasterWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only one of them knows of a failover that is under way."""
+    monkeypatch.setattr(watch, "_run", lambda sentinel: None)
+    watch.start()
+    assert watch.is_held
+    watch._asked.discard(LEADER)
+    assert watch.is_held
+    watch._asked.discard(OTHER)
+    assert not watch.is_held
+    watch.start()
+    assert not watch.is_held
+
+
+def test_a_sentinel_that_does_not_answer_is_not_waited_for(
+    watch: MasterWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "_run", lambda sentinel: None)
+    watch.start()
+    watch._asked_until = -math.inf
+    assert not watch.is_held
 
 
 def test_a_follower_that_fails_stops_no_other(watch: MasterWatch, follower: Follower) -> None:

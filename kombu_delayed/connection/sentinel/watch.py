@@ -46,6 +46,9 @@ PING_SECONDS = 5.0
 #: A Sentinel that cannot be heard is tried again after so long.
 RETRY_SECONDS = 1.0
 
+#: So long a process that has just come waits for what each Sentinel has to say of a failover.
+ASK_SECONDS = 1.0
+
 #: How often a thread that may not send looks whether it may.
 LOOK_SECONDS = 0.01
 
@@ -87,6 +90,9 @@ class MasterWatch:
         self._pid = os.getpid()
         self._lock = native.lock()  # the keepers of leases take it, too
         self._listening: set[Address] = set()
+        #: Those that have yet to say whether a failover is under way, and until when they may.
+        self._asked: set[Address] = set()
+        self._asked_until = -math.inf
 
     def _locked(self) -> Any:
         if self._pid != os.getpid():
@@ -102,6 +108,9 @@ class MasterWatch:
         """Listen for as long as anybody follows. Twice is safe, and so it is in a forked child."""
         with self._locked():
             silent = [each for each in self._sentinels if each not in self._listening]
+            if silent and not self._listening:
+                self._asked.update(silent)
+                self._asked_until = monotonic() + ASK_SECONDS
             self._listening.update(silent)
         for sentinel in silent:
             threading.Thread(
@@ -124,8 +133,9 @@ class MasterWatch:
 
     @property
     def is_held(self) -> bool:
-        """Whether the master is about to be replaced."""
-        return monotonic() < self.held_until
+        """Whether the master is about to be replaced, or may be: the Sentinels are being asked."""
+        now = monotonic()
+        return now < self.held_until or (now < self._asked_until and bool(self._asked))
 
     def wait(self) -> None:
         """Return when commands can be sent."""
@@ -157,6 +167,7 @@ class MasterWatch:
                     self._listen(sentinel, client)
             except Exception as error:  # whatever it is, this Sentinel may be back later
                 logger.debug("Cannot listen to Sentinel %s:%d: %s", *sentinel, error)
+                self._asked.discard(sentinel)
                 time.sleep(RETRY_SECONDS)
 
     def _is_followed(self, sentinel: Address) -> bool:
@@ -169,6 +180,7 @@ class MasterWatch:
         with closing(client.pubsub()) as channel:
             channel.psubscribe(*_BEFORE, _PROMOTED, _SWITCHED, _ABORTED)
             self._compare(sentinel, client)
+            self._asked.discard(sentinel)
             was_asked = False
             while self._is_followed(sentinel):
                 message = channel.get_message(timeout=PING_SECONDS)
@@ -180,12 +192,17 @@ class MasterWatch:
                     self._hear(sentinel, _text(message["channel"]), _text(message["data"]))
 
     def _compare(self, sentinel: Address, client: redis.Redis) -> None:
-        """There may have been a failover that nobody here has heard of."""
+        """There may have been a failover that nobody here has heard of, or there is one now."""
         masters: Any = client.sentinel_masters()
-        client.connection_pool.disconnect(inuse_connections=False)  # it has done its duty
         state = masters.get(self.name)
-        if state and int(state.get("config-epoch", 0)) > self._epoch and self.address:
-            self._promoted((state["ip"], state["port"]), sentinel)
+        address = state and present(client, self.name, state)
+        client.connection_pool.disconnect(inuse_connections=False)  # it has done its duty
+        if not state:
+            return
+        if int(state.get("config-epoch", 0)) > self._epoch and self.address:
+            self._promoted(address, sentinel)
+        if _is_failing_over(state) and address == (state["ip"], state["port"]):
+            self.held_until = monotonic() + HOLD_SECONDS
 
     def _hear(self, sentinel: Address, event: str, text: str) -> None:
         parts = text.split()
@@ -201,9 +218,24 @@ class MasterWatch:
 
     def _promoted(self, address: Address, told_by: Address) -> None:
         self.told_by = told_by
-        was_held, self.held_until = self.is_held, -math.inf
+        was_held, self.held_until = monotonic() < self.held_until, -math.inf
         if self._is_another(address) or was_held:
             self._tell()
+
+
+def present(client: Any, name: str, state: Mapping[str, Any]) -> Address:
+    """The master's address, by a Sentinel's state of it.
+
+    The leader of a failover has the old one in there until that has ended.
+    """
+    if not _is_failing_over(state):
+        return state["ip"], state["port"]
+    host, port = client.sentinel_get_master_addr_by_name(name)
+    return _text(host), int(port)
+
+
+def _is_failing_over(state: Mapping[str, Any]) -> bool:
+    return "failover_in_progress" in state.get("flags", "")
 
 
 def _text(raw: Any) -> str:
