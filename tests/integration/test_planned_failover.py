@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,26 @@ def test_workers_and_producers_leave_the_old_master(
         with producers:
             producers.send_more()
         ledger.wait_for_all(producers.sent)
+
+
+@pytest.mark.crash
+def test_what_comes_in_the_middle_of_a_failover_is_kept(
+    group: Group, connect: Callable[..., Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also from processes that have not heard how it began."""
+    options = {"delayed_replicas_to_wait": 1}
+    publish(connect(**options), "first")
+    with ThreadPoolExecutor(1) as pool:
+        switching = pool.submit(switch, group)
+        accepted = ["first"]
+        while not switching.done():
+            monkeypatch.setattr(sentinel_watch, "_watches", {})  # as in a new process
+            accepted.append(str(len(accepted)))
+            publish(connect(**options), accepted[-1])
+        switching.result()
+    assert len(accepted) > 2
+    found = Inbox(connect(), MAIL).receive(len(accepted))
+    assert sorted(found, key=accepted.index) == accepted
 
 
 @pytest.mark.crash
