@@ -135,7 +135,7 @@ def _way() -> Iterator[str]:
     yield text(middle + 112, 184, "what is due", "soft")
     yield arrow(f"M{middle + 100} 116V244")
     yield text(middle + 112, 322, "hand out", "strong")
-    yield text(middle + 112, 340, "urgent ones first", "soft")
+    yield text(middle + 112, 340, "urgent first", "soft")
     yield arrow(f"M{middle + 100} 294V360")
     yield from step(left, 72, "1", "it is due later", "schedule.lua")
     yield arrow(f"M{left} 108H{middle - 2}")

@@ -28,6 +28,7 @@ from tests.kit.state import entry
 __all__ = ["open_app"]
 
 ROOT = Path(__file__).parents[2]
+LUA = ROOT / "kombu_delayed" / "store" / "lua"
 PAGES = [
     ROOT / "CONTRIBUTING.md",
     ROOT / "docs" / "architecture.md",
@@ -58,6 +59,8 @@ def words(page: Path) -> list[str]:
 def exists(word: str) -> bool:
     if word.partition("/")[0] in TOP and "/" in word:
         return word in NEW or (ROOT / word).exists()
+    if re.fullmatch(r"\w+\.lua", word):
+        return any(LUA.rglob(word))
     if re.fullmatch(r"(celery_ext|kombu_delayed)(\.\w+)+", word):
         try:
             resolve_name(word)
@@ -75,6 +78,7 @@ def test_what_is_not_there_is_found() -> None:
     assert not exists("kombu_delayed/store/no.py")
     assert not exists("kombu_delayed.store.no")
     assert not exists("celery_ext.Nobody")
+    assert not exists("no.lua")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
