@@ -81,6 +81,18 @@ def test_what_is_not_there_is_found() -> None:
     assert not exists("no.lua")
 
 
+def test_the_code_behind_each_step_is_there() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    places = {}
+    for names, paths in re.findall(r"^\| (`[A-Z]\w+`.*?) \| (`kombu_delayed/.*?) \|$", text, re.M):
+        places.update(zip(CODE.findall(names), CODE.findall(paths), strict=True))
+    steps = re.findall(r"`([A-Z]\w+)\.(\w+)`", text)
+    assert len(steps) > 10
+    for name, method in steps:
+        module = places[name].removesuffix(".py").replace("/", ".")
+        assert callable(getattr(resolve_name(f"{module}.{name}"), method))
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_targets_of_make_are_there(page: Path) -> None:
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
