@@ -1,4 +1,4 @@
-"""Writes the reference pages that come from the code; `--check` fails where one is out of date."""
+"""Writes the pages and pictures that come from the code; `--check` fails if one is out of date."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import sys
 from dataclasses import MISSING, fields
 from functools import cached_property
 from pathlib import Path
+
+import pictures
 
 from celery_ext.control.answers.options import SETTING as EXPECTATIONS
 from celery_ext.control.answers.options import ExpectationOptions
@@ -210,6 +212,8 @@ def metrics_page() -> str:
 
 
 PAGES = {
+    "images/rooms.svg": pictures.rooms,
+    "images/way.svg": pictures.way,
     "reference/http.md": http_page,
     "reference/metrics.md": metrics_page,
     "reference/options.md": options_page,

@@ -17,7 +17,7 @@ from tests.kit.http import api_client
 from tests.kit.servers import Server
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "http.md"
-BLOCK = re.compile(r"^```python( http)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```python( title=\"A client\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def test_guide(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
