@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from kombu_delayed.message.durations import read_span
+from kombu_delayed.message.durations import has_unit, parse_length
 from kombu_delayed.message.envelope import parse_iso8601
 
 
@@ -18,16 +18,10 @@ class Span(click.ParamType):  # type: ignore[type-arg]
 
     def convert(self, value: Any, param: Any, ctx: Any) -> timedelta:
         """Read it, or fail as click does."""
-        if isinstance(value, timedelta):
-            return value
         try:
-            length = read_span(value)
-        except OverflowError:
-            length = None
-        if length is None:
-            problem = f"{value!r} is not a length of time, such as 90s, 30m, 2h, 1h30m or 3d"
-            self.fail(problem, param, ctx)
-        return length
+            return parse_length(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 class Time(click.ParamType):  # type: ignore[type-arg]
@@ -43,8 +37,8 @@ class Time(click.ParamType):  # type: ignore[type-arg]
         try:
             if value.strip().lower() == "now":
                 return now
-            length = read_span(value)
-            at = parse_iso8601(value) if length is None else now + length
+            # Without a unit it may be a date: 20310203.
+            at = now + parse_length(value) if has_unit(value) else parse_iso8601(value)
         except (ValueError, OverflowError):
             self.fail(
                 f"{value!r} is not a time: give ISO 8601, such as "

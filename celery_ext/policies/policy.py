@@ -6,6 +6,7 @@ from typing import Any
 
 from kombu_delayed.consumer.policy.decisions import Decision, Run
 from kombu_delayed.errors import OptionError
+from kombu_delayed.message.durations import parse_ms
 
 from .message import Message
 
@@ -54,6 +55,14 @@ class Policy:
 
 class PolicyError(OptionError):
     """A policy cannot be meant as it was declared."""
+
+
+def length_ms(what: str, given: Any) -> int:
+    """A length of time in milliseconds. Raises PolicyError that begins with `what`."""
+    try:
+        return parse_ms(given)
+    except ValueError as error:
+        raise PolicyError(f"{what}: {error}") from error
 
 
 def checked(where: str, policies: Any) -> tuple[Policy, ...]:

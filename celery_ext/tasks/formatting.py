@@ -10,6 +10,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from kombu_delayed.message.durations import length_text
 from kombu_delayed.store.shards import is_shard, number_of, queue_of
 
 from .task_info import TaskInfo
@@ -24,8 +25,6 @@ STATE_STYLES = {
 
 #: Those in which a task can be cancelled and moved.
 MOVABLE = ("delayed", "waiting")
-
-_UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 
 
 def plain(text: object, style: str = "") -> Text:
@@ -63,25 +62,17 @@ def moment(at: datetime | None) -> str:
     return f"{at:%m-%d %H:%M:%S}" if this_year else f"{at:%Y-%m-%d %H:%M:%S}"
 
 
-def span(length: timedelta) -> str:
-    """A length of time in its two largest units: `3d 4h`, `12s`."""
-    seconds = abs(int(length.total_seconds()))
-    parts: list[tuple[int, str]] = []
-    for unit, size in _UNITS:
-        count, seconds = divmod(seconds, size)
-        if count or (parts and unit != "s"):
-            parts.append((count, unit))
-    shown = [f"{count}{unit}" for count, unit in parts[:2] if count]
-    return " ".join(shown) or "0s"
+def away(length: timedelta) -> str:
+    """How far away a time is, in whole seconds: `in 2h 5m`, `3m ago`."""
+    shown = length_text(int(abs(length.total_seconds())))
+    return f"{shown} ago" if length < timedelta() else f"in {shown}"
 
 
 def remaining(length: timedelta | None) -> Text:
-    """How long until then: `in 2h 5m`; what is overdue is `3m ago`."""
+    """How long until then; what is overdue is red."""
     if length is None:
         return Text()
-    if length < timedelta():
-        return Text(f"{span(length)} ago", style="red")
-    return Text(f"in {span(length)}")
+    return Text(away(length), style="red" if length < timedelta() else "")
 
 
 def call(info: TaskInfo) -> Text:

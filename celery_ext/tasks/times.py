@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
 
-from kombu_delayed.message.durations import read_span
+from kombu_delayed.message.durations import parse_ms
 from kombu_delayed.message.envelope import eta_to_ms
 
 from ..errors import QueryError
-
-#: The longest length of time that anything here waits.
-LONGEST_SECONDS = 10 * 366 * 86_400
 
 EPOCH = datetime.fromtimestamp(0, timezone.utc)
 
@@ -40,18 +37,11 @@ def from_now_ms(name: str, seconds: float) -> int:
 
 
 def length_ms(name: str, given: float | str | timedelta) -> int:
-    """A length of time in ms: seconds, `"1h30m"` or a timedelta. Raises QueryError as `to_ms`."""
+    """A length of time in ms. Raises QueryError as `to_ms`."""
     try:
-        length = read_span(given) if isinstance(given, str) else given
-        seconds = length.total_seconds() if isinstance(length, timedelta) else length
-        if isinstance(seconds, (int, float)) and 0.001 <= seconds <= LONGEST_SECONDS:
-            return round(seconds * 1000)
-    except OverflowError:
-        pass
-    raise QueryError(
-        f'{name}={given!r} is not a length of time: give seconds, text such as "24h" or "1h30m", '
-        "or a timedelta"
-    )
+        return parse_ms(given)
+    except ValueError as error:
+        raise QueryError(f"{name}={error}") from error
 
 
 def from_ms(due_ms: int) -> datetime:

@@ -11,7 +11,7 @@ import click
 
 from ..connection.options import Options
 from ..errors import OptionError
-from ..message.durations import read_rate, read_size, read_span
+from ..message.durations import parse_length, parse_rate, parse_size
 from .plan import FRAGMENTATION, Load, Plan, plan
 
 Callback = Callable[[click.Context, click.Parameter, str], float]
@@ -20,18 +20,21 @@ Callback = Callable[[click.Context, click.Parameter, str], float]
 MOST = 1e18
 
 
-def _seconds(text: str) -> float | None:
-    span = read_span(text)
-    return None if span is None else span.total_seconds()
+def _seconds(text: str) -> float:
+    return parse_length(text).total_seconds()
 
 
-def _reader(read: Callable[[str], float | None], above: float, kind: str) -> Callback:
+def _per_second(text: str) -> float:
+    return parse_rate(text).per_second
+
+
+def _reader(parse: Callable[[str], float], above: float, kind: str) -> Callback:
     def convert(_: click.Context, __: click.Parameter, text: str) -> float:
         try:
-            value = read(text)
-        except OverflowError:
-            value = None
-        if value is None or not above < value < MOST:
+            value = parse(text)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from error
+        if not above < value < MOST:
             raise click.BadParameter(f"{text!r} is not {kind}")
         return value
 
@@ -42,7 +45,7 @@ def _reader(read: Callable[[str], float | None], above: float, kind: str) -> Cal
 @click.option(
     "--rate",
     required=True,
-    callback=_reader(read_rate, 0, "a rate above 0, such as 500/s, 30k/m or 2.5M/d"),
+    callback=_reader(_per_second, 0, "a rate above 0, such as 500/s, 30k/m or 2.5M/d"),
     help="Messages that are sent, and fall due: 500/s, 30k/m, 2.5M/d.",
 )
 @click.option(
@@ -54,14 +57,14 @@ def _reader(read: Callable[[str], float | None], above: float, kind: str) -> Cal
 @click.option(
     "--payload",
     required=True,
-    callback=_reader(read_size, -1, "a size, such as 300, 2kB or 64KiB"),
+    callback=_reader(parse_size, -1, "a size, such as 300, 2kB or 64KiB"),
     help="Arguments of a task as JSON: 300, 2kB, 64KiB.",
 )
 @click.option(
     "--node-memory",
     default="16GiB",
     show_default=True,
-    callback=_reader(read_size, 2**20 - 1, "a size of 1MiB or more, such as 16GiB"),
+    callback=_reader(parse_size, 2**20 - 1, "a size of 1MiB or more, such as 16GiB"),
     help="Memory of one node.",
 )
 @click.option(

@@ -976,10 +976,16 @@ def test_times(text: str, at: datetime) -> None:
     assert TIME.convert(text, None, None) == at
 
 
-@pytest.mark.parametrize("text", ["", "h", "1", "1y", "--1h", "soon"])
+@pytest.mark.parametrize("text", ["", "h", "1y", "--1h", "soon"])
 def test_what_is_no_span(text: str) -> None:
     with pytest.raises(click.BadParameter):
         SPAN.convert(text, None, None)
+
+
+@pytest.mark.parametrize("text", ["", "90", "1.5", "-90", "203102", "soon", "1y"])
+def test_what_is_no_time(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="is not a time"):  # 2031 is a year, not seconds
+        TIME.convert(text, None, None)
 
 
 # As a process.

@@ -176,12 +176,12 @@ def test_latest_by_header_or_function(open_app: OpenApp) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Timeout("soon"), "Timeout takes a length of time such as"),
-        (lambda: Timeout(0), "not 0"),
-        (lambda: Timeout(""), "not ''"),
+        (lambda: Timeout("soon"), "Timeout: 'soon' is not a length of time"),
+        (lambda: Timeout(0), "0 is not"),
+        (lambda: Timeout(""), "'' is not"),
         (lambda: Timeout("1h", then="cry"), "'bury' or 'drop'"),
         (lambda: Timeout("1h", soft="2h"), "soft is to be the shorter"),
-        (lambda: DropOlder(None), "DropOlder takes"),
+        (lambda: DropOlder(None), "DropOlder: None is not"),
         (lambda: Spread("1x"), "'1x'"),
         (lambda: Latest(by=""), "name of an argument"),
     ],
@@ -193,5 +193,6 @@ def test_what_cannot_be_meant(make: Callable[[], Policy], message: str) -> None:
 
 def test_how_they_show() -> None:
     assert repr(Timeout(timedelta(hours=25, minutes=30))) == "Timeout('1d1h30m', then='bury')"
+    assert repr(Timeout("1w")) == "Timeout('7d', then='bury')"
     assert repr(Timeout(0.5)) == "Timeout('0.5s', then='bury')"
     assert repr(Latest(by="x")) == "Latest(by='x', after='1m')"

@@ -138,7 +138,7 @@ def test_the_table() -> None:
         ("delay", "-7d"),
         ("delay", "0s"),
         ("delay", "9" * 20 + "w"),
-        ("delay", "7"),
+        ("delay", "-7"),
         ("payload", "big"),
         ("payload", "-1"),
         ("node_memory", "1kB"),

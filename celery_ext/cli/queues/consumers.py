@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from datetime import timedelta
 
 from rich.table import Table
 from rich.text import Text
 
 from celery_ext.control.counts import ConsumerInfo
-from celery_ext.tasks.formatting import number, plain, span, table
+from celery_ext.tasks.formatting import number, plain, table
+from kombu_delayed.message.durations import length_text
 
 from ..criteria import queue_option
 from ..session import Session, command
@@ -31,6 +31,6 @@ def consumers_table(found: list[ConsumerInfo]) -> Table:
     made = table("queue", "consumer", numbers=["lease", "unacked"])
     for each in found:
         ended = each.lease_seconds <= 0
-        lease = Text("ended", "red") if ended else Text(span(timedelta(seconds=each.lease_seconds)))
+        lease = Text("ended", "red") if ended else Text(length_text(each.lease_seconds))
         made.add_row(plain(each.queue), plain(each.name), lease, number(each.unacked))
     return made

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from datetime import timedelta
 
 import click
 from rich.table import Table
 
-from celery_ext.tasks.formatting import number, plain, span, table
+from celery_ext.tasks.formatting import number, plain, table
+from kombu_delayed.message.durations import length_text
 from kombu_delayed.store.queue_metrics import Metrics
 from kombu_delayed.store.shards import label, shard_name
 
@@ -54,8 +54,8 @@ def metrics_table(found: Mapping[str, Metrics]) -> Table:
             number(each.delayed),
             about + number(each.due),
             *(number(getattr(each, count)) for count in _COUNTS),
-            span(timedelta(seconds=each.oldest_due_seconds)) if each.oldest_due_seconds else "",
-            "" if ahead is None else f"in {span(timedelta(seconds=ahead))}",
+            length_text(each.oldest_due_seconds) if each.oldest_due_seconds else "",
+            "" if ahead is None else f"in {length_text(ahead)}",
             *(about + number(getattr(each, f"due_within_{time}")) for time in _TIMES),
         )
     return made

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from functools import lru_cache
@@ -12,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 from pydantic.functional_validators import AfterValidator, BeforeValidator
 
 from celery_ext.tasks.times import from_ms
-from kombu_delayed.message.durations import read_span
+from kombu_delayed.message.durations import parse_length
 from kombu_delayed.message.envelope import eta_to_ms, parse_iso8601
 
 #: A thousand years: a mistake rather than a wish.
@@ -53,9 +52,6 @@ _TYPED = {"__type__", "__value__"}
 ID_PATTERN = r"^[A-Za-z0-9_.:@=-]{1,200}$"
 
 
-_NUMBER = re.compile(r"\d{1,20}(\.\d{1,20})?")
-
-
 def _moment(text: str) -> str:
     try:
         aware(text)
@@ -72,34 +68,25 @@ def aware(text: str) -> datetime:
     return (at if at.tzinfo else at.replace(tzinfo=timezone.utc)).astimezone(timezone.utc)
 
 
-@lru_cache(maxsize=1_000)
+@lru_cache(maxsize=1_000, typed=True)
 def span_of(value: str | float) -> timedelta:
-    """`15s`, `3d`, `1h30m`, or a number of seconds, also as text. Raises ValueError."""
-    try:
-        if isinstance(value, str) and _NUMBER.fullmatch(value):
-            value = float(value)
-        length = read_span(value) if isinstance(value, str) else timedelta(seconds=value)
-    except OverflowError:
-        length = None
-    if length is None or not timedelta(0) <= length <= LONGEST:
-        raise ValueError("not a length of time: give 15s, 2h, 3d, 1h30m, or a number of seconds")
-    return length
+    """A length of time that is not negative. Raises ValueError."""
+    return parse_length(value, (timedelta(0), LONGEST))
 
 
-def _span(value: str | float) -> str | float:
-    span_of(value)
-    return value
-
-
-def _nothing_twice(value: Any) -> Any:
-    if isinstance(value, bool):
-        raise ValueError("not a length of time")
+def _span(value: Any) -> Any:
+    if isinstance(value, (str, int, float)):
+        span_of(value)
     return value
 
 
 SPAN_SCHEMA: dict[str, Any] = {
     "anyOf": [
-        {"type": "string", "pattern": r"^(\d{1,5}(\.\d{1,3})?[smhd])+$", "maxLength": 20},
+        {
+            "type": "string",
+            "pattern": r"^(\d{1,5}(\.\d{1,3})?(ms|[smhd])|\d{1,4}w)+$",
+            "maxLength": 20,
+        },
         {"type": "number", "minimum": 0, "maximum": 3e10},
     ]
 }
@@ -110,8 +97,7 @@ Name = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]{1,300}$")]
 Moment = Annotated[str, AfterValidator(_moment), Field(json_schema_extra=MOMENT_SCHEMA)]
 Span = Annotated[
     float | str,
-    BeforeValidator(_nothing_twice),
-    AfterValidator(_span),
+    BeforeValidator(_span),  # before True is taken for 1
     Field(json_schema_extra=SPAN_SCHEMA),
 ]
 Priority = Annotated[int, Field(ge=0, le=255, strict=True)]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 
 from celery_ext.control.counts import ConsumerInfo
-from celery_ext.tasks.formatting import letters_word, span, tasks_word
+from celery_ext.tasks.formatting import letters_word, tasks_word
 from kombu_delayed.errors import DelayedError
 from kombu_delayed.inspection.doctor import examine_server
+from kombu_delayed.message.durations import length_text
 from kombu_delayed.store.queue_metrics import Metrics
 
 from .visit import Visit
@@ -49,10 +49,10 @@ def _of_queue(queue: str, found: Metrics) -> Iterable[Alarm]:
         yield Alarm("critical", f"Nobody consumes {queue}: {tasks_word(waiting)} due.", "", queue)
     if found.oldest_due_seconds >= LATE_SECONDS:
         level = "critical" if found.oldest_due_seconds >= VERY_LATE_SECONDS else "warning"
-        late = span(timedelta(seconds=found.oldest_due_seconds))
+        late = length_text(found.oldest_due_seconds)
         yield Alarm(level, f"The oldest task in {queue} is {late} late.", "/backlog", queue)
     if found.oldest_waiting_seconds >= LATE_SECONDS:
-        since = span(timedelta(seconds=found.oldest_waiting_seconds))
+        since = length_text(found.oldest_waiting_seconds)
         wait = "waits" if found.waiting == 1 else "wait"
         text = f"{tasks_word(found.waiting)} in {queue} {wait} for limits or for a turn"
         yield Alarm("warning", f"{text}; the first was due {since} ago.", "/tenants", queue)

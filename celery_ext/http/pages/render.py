@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from functools import cache
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from celery_ext.tasks.formatting import number, span
+from celery_ext.tasks.formatting import away, number
 from celery_ext.tasks.times import from_ms
+from kombu_delayed.message.durations import length_text
 from kombu_delayed.store.shards import label, number_of, queue_of
 
 from ..auth.identity import ANYBODY
@@ -41,22 +42,13 @@ def shortened(text: str, length: int) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
-def seconds_text(seconds: float) -> str:
-    """`4 ms`, `1.3 s`, `12s`, `3h 5m`."""
-    if 0 < seconds < 1:
-        return f"{1000 * seconds:.0f} ms"
-    return f"{seconds:.1f} s" if 0 < seconds < 10 else span(timedelta(seconds=seconds))
-
-
 def moment(at: datetime | int | None) -> Markup:
     """A time as how far away it is, with itself as title; given in UTC or in ms."""
     if at is None:
         return Markup("")
     if isinstance(at, int):
         at = from_ms(at)
-    length = at - datetime.now(timezone.utc)
-    away = span(length)
-    shown = f"{away} ago" if length < timedelta() else f"in {away}"
+    shown = away(at - datetime.now(timezone.utc))
     return Markup('<time datetime="{}" title="{}" data-away>{}</time>').format(
         at.isoformat(timespec="milliseconds"), absolute(at), shown
     )
@@ -87,7 +79,7 @@ def _environment() -> Environment:
         "number": number,
         "number_of": number_of,
         "queue_of": queue_of,
-        "seconds": seconds_text,
+        "seconds": length_text,
         "shortened": shortened,
     }
     parts = made.get_template("parts.html").module

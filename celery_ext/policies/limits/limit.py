@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from kombu_delayed.message.durations import Rate, exact_text, parse_rate
 from kombu_delayed.message.ticket import LimitNumbers, Ticket, Use
 
-from ..durations import span_ms, span_text
 from ..message import Message
-from ..policy import Policy, PolicyError
+from ..policy import Policy, PolicyError, length_ms
 from .fair import Fair
 from .gated import Declared, Gated, is_tenant, owned, share_name, with_uses
 from .keys import By, by_text, checked_by, key_of, value_of
-
-_RATE = re.compile(r"(\d+)/(\d*)(d|h|m|s)")
 
 MOST = 1_000_000_000
 
@@ -45,8 +42,9 @@ class Limit(Gated):
         if concurrency is None and rate is None:
             raise PolicyError("Limit takes concurrency=…, rate=… or both")
         self.concurrency = 0 if concurrency is None else _whole("concurrency", concurrency)
-        self.every_ms = 0.0 if rate is None else every_ms("Limit", rate)
-        self.rate = rate or ""
+        parsed = None if rate is None else _rate("Limit", rate)
+        self.every_ms = parsed.every_ms if parsed else 0.0
+        self.rate = str(parsed or "")
         self.burst = _whole("burst", burst)
         self.by = by if by is None else checked_by("Limit(by=…)", by)
         self.weight = _whole("weight", weight) if isinstance(weight, int) else weight
@@ -107,13 +105,14 @@ class Drain(Gated):
     """
 
     def __init__(self, rate: str, *, after: Any = "1m", burst: int = 1) -> None:
-        self.every_ms = every_ms("Drain", rate)
+        parsed = _rate("Drain", rate)
+        self.rate, self.every_ms = str(parsed), parsed.every_ms
         self.burst = _whole("burst", burst)
-        self.after_ms = span_ms("Drain(after=…)", after)
-        self._rate = rate
+        self.after_ms = length_ms("Drain(after=…)", after)
+        self._given = rate
 
     def __repr__(self) -> str:
-        return f"Drain({self._rate!r}, after={span_text(self.after_ms)!r}, burst={self.burst})"
+        return f"Drain({self._given!r}, after={exact_text(self.after_ms)!r}, burst={self.burst})"
 
     def check(self, others: tuple[Policy, ...]) -> None:
         """Raises PolicyError for a second one."""
@@ -130,7 +129,7 @@ class Drain(Gated):
             owned(owner, "late"),
             "drain",
             owner,
-            rate=self._rate,
+            rate=self.rate,
             every_ms=self.every_ms,
             burst=self.burst,
             after_ms=self.after_ms,
@@ -206,12 +205,11 @@ class Shares(Gated):
         return max(int(self.total * share + 1e-6), 1)
 
 
-def every_ms(what: str, rate: Any) -> float:
-    """The time between two of "100/m", in ms. Raises PolicyError that begins with `what`."""
-    found = _RATE.fullmatch(rate) if isinstance(rate, str) else None
-    if found is None or not int(found[1]):
-        raise PolicyError(f'{what} takes a rate such as "5/s", "100/m" or "1000/2h", not {rate!r}')
-    return span_ms(what, f"{found[2] or 1}{found[3]}") / int(found[1])
+def _rate(what: str, given: Any) -> Rate:
+    try:
+        return parse_rate(given)
+    except ValueError as error:
+        raise PolicyError(f"{what}: {error}") from error
 
 
 def _whole(name: str, number: Any) -> int:

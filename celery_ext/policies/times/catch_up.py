@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from kombu_delayed.consumer.policy.decisions import Decision, Delay, Drop
+from kombu_delayed.message.durations import exact_text
 
-from ..durations import span_ms, span_text
 from ..message import Message
-from ..policy import RUN, Policy, PolicyError
+from ..policy import RUN, Policy, PolicyError, length_ms
 
 
 class DropOlder(Policy):
@@ -19,15 +19,15 @@ class DropOlder(Policy):
     needs_first_due = True
 
     def __init__(self, than: Any) -> None:
-        self.than_ms = span_ms("DropOlder", than)
+        self.than_ms = length_ms("DropOlder", than)
 
     def __repr__(self) -> str:
-        return f"DropOlder({span_text(self.than_ms)!r})"
+        return f"DropOlder({exact_text(self.than_ms)!r})"
 
     def decide(self, message: Message) -> Decision:
         """Drop or Run."""
         if message.late_ms > self.than_ms:
-            return Drop(f"older than {span_text(self.than_ms)}")
+            return Drop(f"older than {exact_text(self.than_ms)}")
         return RUN
 
 
@@ -41,18 +41,18 @@ class Spread(Policy):
     mark = "spread"
 
     def __init__(self, over: Any, *, after: Any = "1m") -> None:
-        self.over_ms = span_ms("Spread", over)
-        self.after_ms = span_ms("Spread(after=…)", after)
+        self.over_ms = length_ms("Spread", over)
+        self.after_ms = length_ms("Spread(after=…)", after)
 
     def __repr__(self) -> str:
-        return f"Spread({span_text(self.over_ms)!r}, after={span_text(self.after_ms)!r})"
+        return f"Spread({exact_text(self.over_ms)!r}, after={exact_text(self.after_ms)!r})"
 
     def decide(self, message: Message) -> Decision:
         """Delay what is late and was not delayed so before; the others run."""
         if message.late_ms <= self.after_ms or self.mark in message.marks:
             return RUN
         until_ms = message.now_ms + random.randrange(self.over_ms)
-        return Delay(until_ms, f"late, and spread over {span_text(self.over_ms)}", self.mark)
+        return Delay(until_ms, f"late, and spread over {exact_text(self.over_ms)}", self.mark)
 
 
 class Latest(Policy):
@@ -72,12 +72,12 @@ class Latest(Policy):
         if not (callable(by) or (isinstance(by, str) and by)):
             raise PolicyError(f"Latest(by={by!r}) takes the name of an argument, or a function")
         self.by = by
-        self.after_ms = span_ms("Latest(after=…)", after)
-        self.gather_ms = span_ms("Latest(gather=…)", gather)
+        self.after_ms = length_ms("Latest(after=…)", after)
+        self.gather_ms = length_ms("Latest(gather=…)", gather)
 
     def __repr__(self) -> str:
         by = self.by if isinstance(self.by, str) else getattr(self.by, "__name__", "…")
-        return f"Latest(by={by!r}, after={span_text(self.after_ms)!r})"
+        return f"Latest(by={by!r}, after={exact_text(self.after_ms)!r})"
 
     def decide(self, message: Message) -> Decision:
         """Drop what is not the latest of its key that has been seen."""

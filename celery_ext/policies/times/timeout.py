@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from kombu_delayed.consumer.policy.decisions import Bury, Decision, Drop, Run
+from kombu_delayed.message.durations import exact_text
 
-from ..durations import span_ms, span_text
 from ..message import Message
-from ..policy import Policy, PolicyError
+from ..policy import Policy, PolicyError, length_ms
 
 #: The header with the limits that a task was sent with: retries begin with these again.
 OWN_LIMITS_HEADER = "delayed_own_limits"
@@ -27,12 +27,12 @@ class Timeout(Policy):
     def __init__(self, after: Any = "24h", *, then: str = "bury", soft: Any = None) -> None:
         if then not in ("bury", "drop"):
             raise PolicyError(f"Timeout(then={then!r}) takes 'bury' or 'drop'")
-        self.after_ms = span_ms("Timeout", after)
-        self.soft_ms = None if soft is None else span_ms("Timeout(soft=…)", soft)
+        self.after_ms = length_ms("Timeout", after)
+        self.soft_ms = None if soft is None else length_ms("Timeout(soft=…)", soft)
         self._outcome: Any = Bury if then == "bury" else Drop
         if self.soft_ms is not None and self.soft_ms >= self.after_ms:
             raise PolicyError(f"Timeout({after!r}, soft={soft!r}): soft is to be the shorter one")
-        self._given = f"{span_text(self.after_ms)!r}, then={then!r}"
+        self._given = f"{exact_text(self.after_ms)!r}, then={then!r}"
 
     def __repr__(self) -> str:
         return f"Timeout({self._given})"
@@ -42,7 +42,7 @@ class Timeout(Policy):
         left_ms = self.after_ms - message.late_ms
         if left_ms <= 0:
             decision: Decision = self._outcome(
-                f"not started within {span_text(self.after_ms)} of its due time"
+                f"not started within {exact_text(self.after_ms)} of its due time"
             )
             return decision
         own = _limits(message.headers.get(OWN_LIMITS_HEADER, message.headers.get("timelimit")))

@@ -4,24 +4,12 @@ from __future__ import annotations
 
 from datetime import datetime
 
-_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
+from kombu_delayed.message.durations import length_text
 
 
 def duration(seconds: float | None) -> str:
-    """A length of time in at most two units: 12 ms, 3.5 s, 2 min 5 s, 1 d 4 h."""
-    if seconds is None:
-        return "n/a"
-    if seconds < 0:
-        return f"-{duration(-seconds)}"
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 60:
-        return f"{seconds:.1f}".removesuffix(".0") + " s"
-    units = (*_UNITS, (1, "s"))
-    at = next(n for n, (length, _) in enumerate(units) if seconds >= length)
-    (large, name), (small, smaller) = units[at], units[at + 1]
-    whole, rest = divmod(round(seconds / small), large // small)
-    return f"{whole} {name}" + (f" {rest} {smaller}" if rest else "")
+    """A length of time that may be unknown."""
+    return "n/a" if seconds is None else length_text(seconds)
 
 
 def share(value: float | None) -> str:

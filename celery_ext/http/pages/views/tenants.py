@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import timedelta
 from glob import escape
 
 from pydantic import BaseModel, ConfigDict
@@ -15,10 +14,10 @@ from celery_ext.http.api.limit_models import Cursor, TenantsQuery
 from celery_ext.http.api.models import Name
 from celery_ext.http.api.operations import validated
 from celery_ext.http.api.status import EVENTS_LIMIT
-from celery_ext.tasks.formatting import span
 from celery_ext.tasks.task_info import TaskInfo
 from kombu_delayed.inspection import events as streams
 from kombu_delayed.inspection.backlog import Backlog
+from kombu_delayed.message.durations import length_text
 
 from ..visit import Shown, View, Visit, asked
 from .dead import newest
@@ -105,7 +104,7 @@ def words_of(info: LimitInfo) -> str:
     if info.by:
         text += f", shared by {info.by}" if info.shares else f" of each {info.by}"
     if info.after_seconds is not None:
-        text += f" of what is {span(timedelta(seconds=info.after_seconds))} late"
+        text += f" of what is {length_text(info.after_seconds)} late"
     return text + ("; critical tasks pass" if info.critical else "")
 
 

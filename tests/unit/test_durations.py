@@ -1,0 +1,253 @@
+"""Lengths of time, rates and sizes: one grammar, whoever asks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import click
+import pytest
+from pydantic import ValidationError
+
+from celery_ext.cli.times import SPAN
+from celery_ext.errors import QueryError
+from celery_ext.http.api.models import NewTask, span_of
+from celery_ext.policies import Limit, PolicyError, Timeout
+from celery_ext.tasks.times import length_ms
+from kombu_delayed.message.durations import (
+    exact_text,
+    length_text,
+    parse_length,
+    parse_ms,
+    parse_rate,
+    parse_size,
+)
+from kombu_delayed.sizing.__main__ import main as sizing
+
+LENGTHS: list[tuple[str, float]] = [
+    ("90s", 90),
+    ("90", 90),
+    ("2.5", 2.5),
+    ("100ms", 0.1),
+    ("1m500ms", 60.5),
+    ("+2h", 7_200),
+    ("1.5h", 5_400),
+    ("1h30m", 5_400),
+    ("30m1h", 5_400),
+    ("1h 30m", 5_400),
+    ("1H30M", 5_400),
+    ("2d", 172_800),
+    ("0.5d", 43_200),
+    (" 1w ", 604_800),
+]
+
+NO_LENGTHS = [
+    "",
+    "soon",
+    "h",
+    "1y",
+    "--1h",
+    "1h-30m",
+    "1e9",
+    "5 5",
+    "5/s",
+    "1,000s",
+    "PT1H",
+    "9" * 400 + "w",
+]
+
+RATES: list[tuple[str, float]] = [
+    ("500/s", 500),
+    ("500", 500),
+    ("30k/m", 500),
+    ("2.5M/d", 2.5e6 / 86_400),
+    ("1,000/h", 1_000 / 3_600),
+    ("100/m", 100 / 60),
+    ("1000/2h", 1_000 / 7_200),
+    ("5/1.5m", 5 / 90),
+    ("2/100ms", 20),
+    ("7/w", 7 / 604_800),
+    (" 5/s ", 5),
+]
+
+NO_RATES = [
+    "",
+    "often",
+    "0/s",
+    "5/0s",
+    "/s",
+    "5/",
+    "5/2",
+    "5/y",
+    "-5/s",
+    "5/-2h",
+    "1e9/s",
+    "5/999w",
+]
+
+
+def by_sizing(option: str) -> Callable[[str], Any]:
+    def parse(text: str) -> Any:
+        given = {"rate": "1/s", "delay": "1s", "payload": "1", option: text}
+        arguments = [part for name, each in given.items() for part in (f"--{name}", each)]
+        return sizing.make_context("sizing", arguments).params[option]
+
+    return parse
+
+
+def by_http(text: str) -> float:
+    at = NewTask(task="t", delay=text).due_at
+    assert at is not None
+    assert abs((at - datetime.now(timezone.utc) - span_of(text)).total_seconds()) < 60
+    return span_of(text).total_seconds()
+
+
+#: Who takes a length of time, and the error of each.
+LENGTH_TAKERS = {
+    "policy": (lambda text: Timeout(text).after_ms / 1000, PolicyError),
+    "cli": (lambda text: SPAN.convert(text, None, None).total_seconds(), click.BadParameter),
+    "http": (by_http, ValidationError),
+    "sizing": (by_sizing("delay"), click.BadParameter),
+    "expect": (lambda text: length_ms("timeout", text) / 1000, QueryError),
+}
+
+RATE_TAKERS = {
+    "policy": (lambda text: 1000 / Limit(rate=text).every_ms, PolicyError),
+    "sizing": (by_sizing("rate"), click.BadParameter),
+}
+
+
+@pytest.mark.parametrize("taker", LENGTH_TAKERS)
+@pytest.mark.parametrize(("text", "seconds"), LENGTHS)
+def test_everybody_takes_the_same_lengths(taker: str, text: str, seconds: float) -> None:
+    assert LENGTH_TAKERS[taker][0](text) == seconds
+
+
+@pytest.mark.parametrize("taker", LENGTH_TAKERS)
+@pytest.mark.parametrize("text", NO_LENGTHS)
+def test_everybody_refuses_the_same(taker: str, text: str) -> None:
+    take, error = LENGTH_TAKERS[taker]
+    with pytest.raises(error) as raised:
+        take(text)
+    assert "such as" in str(raised.value)
+    assert repr(text)[:20] in str(raised.value)
+
+
+@pytest.mark.parametrize("taker", RATE_TAKERS)
+@pytest.mark.parametrize(("text", "per_second"), RATES)
+def test_everybody_takes_the_same_rates(taker: str, text: str, per_second: float) -> None:
+    assert RATE_TAKERS[taker][0](text) == pytest.approx(per_second)
+
+
+@pytest.mark.parametrize("taker", RATE_TAKERS)
+@pytest.mark.parametrize("text", NO_RATES)
+def test_everybody_refuses_the_same_rates(taker: str, text: str) -> None:
+    take, error = RATE_TAKERS[taker]
+    with pytest.raises(error) as raised:
+        take(text)
+    assert "such as" in str(raised.value)
+    assert repr(text) in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [
+        (90, 90),
+        (0.5, 0.5),
+        (-3, -3),
+        (timedelta(hours=1), 3_600),
+        ("-15M", -900),
+        ("-1.5h", -5_400),
+    ],
+)
+def test_lengths_that_are_no_text_or_go_back(given: Any, seconds: float) -> None:
+    assert parse_length(given).total_seconds() == seconds
+
+
+@pytest.mark.parametrize("given", [None, True, b"1h", [], math.nan, math.inf, 10**400, 1e300])
+def test_other_things_are_no_lengths(given: Any) -> None:
+    with pytest.raises(ValueError, match="such as") as raised:
+        parse_length(given)
+    assert repr(given)[:20] in str(raised.value)
+
+
+def test_a_length_out_of_bounds_says_which() -> None:
+    with pytest.raises(ValueError, match=r"^0 is not a length of time from 1ms to 3660d: give"):
+        parse_ms(0)
+    assert (parse_ms(0.001), parse_ms("3660d")) == (1, 3_660 * 86_400_000)
+
+
+@pytest.mark.parametrize("given", ["9" * 20 + "w", math.inf, timedelta.max])
+def test_too_long_a_length_says_so(given: Any) -> None:
+    with pytest.raises(ValueError, match="to 999999999d: give"):
+        parse_length(given)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [("500", "500/s"), ("100/m", "100/m"), ("30k/m", "30000/m"), ("1000/2h", "1000/2h")],
+)
+def test_how_rates_show(given: str, text: str) -> None:
+    assert str(parse_rate(given)) == Limit(rate=given).rate == text
+    assert repr(given) in repr(Limit(rate=given))  # other versions know a queue's limits by this
+
+
+def test_the_time_between_two_is_exact() -> None:
+    assert (parse_rate("100/m").every_ms, parse_rate("1000/2h").every_ms) == (600.0, 7_200.0)
+    assert parse_rate("3/s").every_ms == 1000 / 3  # other versions know a limit by this number
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0s"),
+        (0.0123, "12ms"),
+        (-0.5, "-500ms"),
+        (0.9996, "1s"),
+        (1.25, "1.2s"),
+        (12.34, "12.3s"),
+        (59.99, "59.9s"),
+        (60, "1m"),
+        (125.9, "2m 5s"),
+        (3_599.9, "59m 59s"),
+        (7_260, "2h 1m"),
+        (86_405, "1d"),
+        (100_000, "1d 3h"),
+        (3_000_000 * 86_400, "3000000d"),
+    ],
+)
+def test_lengths_for_people(seconds: float, text: str) -> None:
+    assert length_text(seconds) == text
+    assert abs(parse_length(text).total_seconds() - seconds) <= max(abs(seconds) / 20, 0.001)
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"),
+    [
+        (1, "0.001s"),
+        (500, "0.5s"),
+        (1_500, "1.5s"),
+        (90_061_000, "1d1h1m1s"),
+        (5_400_000, "1h30m"),
+        (604_800_000, "7d"),
+    ],
+)
+def test_exact_lengths(ms: int, text: str) -> None:
+    assert exact_text(ms) == text
+    assert parse_ms(text) == ms
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"),
+    [("300", 300), ("300 B", 300), ("2kB", 2_000), ("2 KiB", 2_048), ("1.5GiB", 1.5 * 2**30)],
+)
+def test_sizes(text: str, size_bytes: float) -> None:
+    assert parse_size(text) == size_bytes
+
+
+@pytest.mark.parametrize("text", ["", "x", "5x", "-5", "1e9", "5 5", "iB", "5i"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a size: give"):
+        parse_size(text)
