@@ -72,10 +72,14 @@ def ack(store: Store, consumer: str, tags: list[int]) -> None:
     store.size("q")  # an ack does not wait; what comes after it does
 
 
+@pytest.mark.parametrize("event_limit", [0, 100])
 @pytest.mark.parametrize(
     ("tags", "left"), [([1, 3], ["2"]), ([3, 99], ["1", "2"]), ([1, 2, 3], [])]
 )
-def test_ack(tags: list[int], left: list[str], store: Store, client: redis.Redis) -> None:
+def test_ack(
+    tags: list[int], left: list[str], event_limit: int, store: Store, client: redis.Redis
+) -> None:
+    store.event_limit = event_limit
     seed(client, {"{q}:unacked:A": HELD, "{r}:unacked:A": HELD})
     ack(store, "A", tags)
     assert state(client).get("{q}:unacked:A", {}) == {tag: HELD[tag] for tag in left}
