@@ -6,6 +6,7 @@
 # make check    ruff, mypy, import contracts, generated reference pages
 # make bench    all benchmarks, into docs/benchmarks.md   (BENCH_ARGS="publish --quick")
 # make chaos    kill workers at random, ours and stock    (MINUTES=10 SEED=7)
+# make breakages  break the code on purpose, and see that tests notice (BREAKAGES="--only task-runs-early")
 # make matrix   tests on every Python found, oldest and newest dependencies
 #                                                   (PYTHONS="3.11 3.13" SETS=oldest)
 # make docs     the documentation, into site/
@@ -14,6 +15,7 @@ PYTHON ?= python3
 PYTEST_ARGS ?=
 TEST_PROCESSES ?= 3
 BENCH_ARGS ?= --write docs/benchmarks.md
+BREAKAGES ?= --jobs 2
 MINUTES ?= 5
 SEED ?= 1
 
@@ -22,7 +24,7 @@ REPORT := .venv/test-report.xml
 
 .DEFAULT_GOAL := test
 .NOTPARALLEL:
-.PHONY: demo quick test long test-all check bench chaos matrix docs clean
+.PHONY: demo quick test long test-all check bench chaos breakages matrix docs clean
 
 demo: .venv/.stamp-demo
 	$(BIN)/python examples/demo.py
@@ -59,6 +61,9 @@ bench: .venv/.stamp-test
 
 chaos: .venv/.stamp-test
 	$(BIN)/python -m tests.crash --minutes $(MINUTES) --seed $(SEED)
+
+breakages: .venv/.stamp-test
+	$(BIN)/python -m tests.breakages $(BREAKAGES)
 
 matrix:
 	PYTHONS="$(PYTHONS)" SETS="$(SETS)" tests/matrix.sh

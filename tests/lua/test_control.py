@@ -345,6 +345,12 @@ def test_revise_keeps_what_the_text_says_of_a_wait(backlog: Backlog, client: red
     assert state(client)["q"] == [promoted(text, 500)]
 
 
+def test_revise_to_an_earlier_time_wakes_a_consumer(backlog: Backlog, client: redis.Redis) -> None:
+    schedule(backlog, entry("a", 5000))
+    assert backlog.revise(backlog.get("a")[0], 0, message("new").encode(), 2000)
+    assert state(client)["{q}:wake"] == {"due": 2000}
+
+
 def test_revise_one_of_several(backlog: Backlog, client: redis.Redis) -> None:
     several(backlog)
     assert backlog.revise(backlog.get("a")[1], 3, message("new").encode(), 9000)

@@ -71,6 +71,14 @@ def test_the_life_of_a_delayed_message(store: Store) -> None:
     assert all(abs(event.at_ms - server_ms) < 60_000 for event in found)
 
 
+def test_a_message_that_is_changed(store: Store) -> None:
+    store.schedule("q", [task("a", 2000)])
+    backlog = Backlog(store, "q")
+    [read] = backlog.get("a")
+    assert backlog.revise(read, 0, read.kept.message, 3000)
+    assert told(store)[1:] == [("rescheduled", "a", 3000, 0)]
+
+
 def test_a_message_that_was_never_delayed(store: Store) -> None:
     store.publish("q", [task("a")])
     store.schedule("q", [task("b", 500)])

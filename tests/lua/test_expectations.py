@@ -67,6 +67,16 @@ def test_an_answer_makes_it_ready(correlation: Correlation, client: redis.Redis)
     assert note == Note("n", "answered", "a", NOW_MS + 5, NOW_MS + 5 + KEPT_MS)
 
 
+def test_what_was_answered_expires_with_its_queue(
+    correlation: Correlation, client: redis.Redis
+) -> None:
+    ask(correlation, "a")
+    client.set("{q}:expires", 60_000)
+    assert say(correlation, "one").said == "accepted"
+    (ready,) = client.keys("q*")
+    assert 0 < client.pttl(ready) <= 60_000
+
+
 @pytest.mark.parametrize("state", ["answered", "failed"])
 def test_a_second_answer_is_late(correlation: Correlation, state: str) -> None:
     ask(correlation, "a")
@@ -88,6 +98,7 @@ def test_an_early_answer_is_kept(correlation: Correlation, client: redis.Redis) 
     assert [*correlation.pages()] == [[], [note]]
     at(correlation, NOW_MS + 4_999)
     assert ask(correlation, "a") == "answered"
+    assert client.zscore("{q}:wake", "now") == 0
     assert check_backlog(client) == {}
     assert [answer_in(text) for text in deliver(correlation)] == ["one"]
     assert client.exists("{q}:answers", "{q}:answers-until") == 0

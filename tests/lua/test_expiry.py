@@ -57,8 +57,15 @@ def test_without_an_expiry_it_lasts(
     assert {client.pttl(key) for key in client.keys("*")} == {-1}
 
 
-def test_a_move_in_the_backlog(store: Store, client: redis.Redis) -> None:
+def revise(backlog: Backlog) -> bool:
+    return backlog.revise(backlog.get("a")[0], 0, message("new").encode(), 500)
+
+
+@pytest.mark.parametrize("move", [lambda b: b.reschedule([Move("a", "500")]) == [1], revise])
+def test_a_move_in_the_backlog(
+    move: Callable[[Backlog], bool], store: Store, client: redis.Redis
+) -> None:
     store.now = "1000"
     store.schedule("q", [entry("a", 9000)], expires_ms=MS)
-    assert Backlog(store, "q").reschedule([Move("a", "500")]) == [1]
+    assert move(Backlog(store, "q"))
     assert 0 < client.pttl("q") <= MS

@@ -9,6 +9,7 @@ import pytest
 import redis
 
 from kombu_delayed.errors import ServerFull
+from kombu_delayed.inspection.backlog import Backlog, Move
 from kombu_delayed.message.ticket import OPEN_GATE, Gate, LimitNumbers, Ticket, Use
 from kombu_delayed.store.store import Limits, Store
 from tests.kit.state import dead_state, entry, message, returned, seed, state
@@ -126,8 +127,22 @@ def leave_running(store: Store) -> Any:
     return found, store.running("q")
 
 
+def revise(store: Store, due_ms: int) -> bool:
+    backlog = Backlog(store, "q")
+    return backlog.revise(backlog.get("g")[0], 0, message("new").encode(), due_ms)
+
+
+def reschedule(store: Store, due: str) -> list[int]:
+    return Backlog(store, "q").reschedule([Move("g", due)])
+
+
 WORKS: dict[str, Call] = {
     "admit": admit,
+    "cancel": lambda s: Backlog(s, "q").cancel(["d", "e"]),
+    "change": lambda s: revise(s, 4500),
+    "change and run now": lambda s: revise(s, 500),
+    "reschedule": lambda s: reschedule(s, "4500"),
+    "run now": lambda s: reschedule(s, "500"),
     "deliver through a gate": deliver_gated,
     "deliver through a gate that is not declared": lambda s: (
         deliver_gated(s),

@@ -49,6 +49,33 @@ def test_one_slot_after_the_other(store: Store) -> None:
     assert store.running("q") == {"all:": 1}
 
 
+@pytest.mark.parametrize("is_acked", [False, True])
+def test_a_slot_that_comes_back_wakes_a_consumer(is_acked: bool, store: Store) -> None:
+    store.publish("q", [entry(id) for id in "ab"])
+    deliver(store)
+    assert store.run("ZSCORE", store.keys("q").wake, "now") is None
+    if is_acked:
+        store.ack("q", "A", [1], lambda: pytest.fail("refused"), freed=[1])
+    else:
+        store.free("q", "A", [1], on_error=lambda: pytest.fail("refused"))
+    assert store.run("ZSCORE", store.keys("q").wake, "now") is not None
+
+
+def test_slots_of_the_dead_come_back(store: Store) -> None:
+    store.publish("q", [entry(id) for id in "ab"])
+    deliver(store)
+    store.now = "40000"
+    assert store.reclaim("q", "A") == 1
+    assert store.running("q") == {}
+
+
+def test_what_costs_more_than_the_limit_has_it_alone(store: Store) -> None:
+    heavy = Ticket("k", uses=(Use("all", cost=9),))
+    store.publish("q", [entry("a", heavy), entry("b")])
+    gate = Gate("v", (LimitNumbers("all", 2),))
+    assert bodies(deliver(store, gate=gate)) == "a"
+
+
 def test_how_long_the_first_has_waited(store: Store) -> None:
     assert store.metrics("q").oldest_waiting_seconds == 0
     store.publish("q", [entry(id) for id in "abc"])

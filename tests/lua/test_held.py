@@ -12,6 +12,7 @@ import redis
 
 from kombu_delayed.consumer.lease.keeper import Keeper
 from kombu_delayed.consumer.lease.lease import Lease
+from kombu_delayed.message.ticket import Gate
 from kombu_delayed.store.keys import SEPARATOR
 from kombu_delayed.store.renewal import Renewal
 from kombu_delayed.store.scripts import script
@@ -72,10 +73,14 @@ def ack(store: Store, consumer: str, tags: list[int]) -> None:
     store.size("q")  # an ack does not wait; what comes after it does
 
 
+@pytest.mark.parametrize("event_limit", [0, 100])
 @pytest.mark.parametrize(
     ("tags", "left"), [([1, 3], ["2"]), ([3, 99], ["1", "2"]), ([1, 2, 3], [])]
 )
-def test_ack(tags: list[int], left: list[str], store: Store, client: redis.Redis) -> None:
+def test_ack(
+    tags: list[int], left: list[str], event_limit: int, store: Store, client: redis.Redis
+) -> None:
+    store.event_limit = event_limit
     seed(client, {"{q}:unacked:A": HELD, "{r}:unacked:A": HELD})
     ack(store, "A", tags)
     assert state(client).get("{q}:unacked:A", {}) == {tag: HELD[tag] for tag in left}
@@ -438,12 +443,13 @@ def test_what_was_lost_is_not_renewed(store: Store, client: redis.Redis) -> None
     assert state(client) == {**ends, "{r}:consumers": {"A": 91_000}}
 
 
+@pytest.mark.parametrize("gate", [None, Gate("v")])
 def test_a_claim_makes_a_long_lease_short_where_it_takes_something(
-    store: Store, client: redis.Redis
+    gate: Gate | None, store: Store, client: redis.Redis
 ) -> None:
     seed(client, {"{q}:consumers": {"A": 91_000}})
     for end_ms in (91_000, 31_000):
-        store.deliver("q", "A", 1, 1, lease_ms=30_000, leased=True)
+        store.deliver("q", "A", 1, 1, lease_ms=30_000, leased=True, gate=gate)
         assert state(client)["{q}:consumers"] == {"A": end_ms}
         seed(client, {"q": [A]})
 

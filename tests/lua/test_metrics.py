@@ -95,6 +95,13 @@ def test_what_was_promoted_is_late_until_a_consumer_has_it(store: Store) -> None
     assert store.metrics("q").oldest_due_seconds == 0.0
 
 
+def test_the_oldest_of_a_list_counts(store: Store) -> None:
+    store.schedule("q", [entry("a", 2_000), entry("b", 3_000)])
+    store.now = "10000"
+    deliver(store, want=0)
+    assert store.metrics("q").oldest_due_seconds == 8.0
+
+
 def test_it_changes_nothing(store: Store, client: redis.Redis) -> None:
     seed(client, {"q": ["x"], "{q}:unacked:A": {"1": "0x"}, "{q}:consumers": {"A": 9000}})
     fill(store, 20, 1000)

@@ -300,3 +300,10 @@ def test_from_a_backlog_of_many_partitions(store: Store, client: redis.Redis) ->
         check_backlog(client)
     assert set(state(client)) == {"q", "{q}:wake"}
     assert state(client)["{q}:wake"] == {"now": 0}
+
+
+def test_what_becomes_ready_expires_with_its_queue(store: Store, client: redis.Redis) -> None:
+    seed(client, stock(a=5))
+    client.set("{q}:expires", 60_000)
+    assert migrate(store, "unacked", [("a", "a", 500, "0" + A)]) == [0, 1]
+    assert 0 < client.pttl("q") <= 60_000

@@ -32,6 +32,14 @@ def test_the_first_one_is_stored(store: Store, client: redis.Redis) -> None:
     assert after["{q}:unique-due"] == {"k": 2000}
 
 
+def test_one_that_is_pushed_to_an_earlier_time_wakes_a_consumer(
+    store: Store, client: redis.Redis
+) -> None:
+    send(store, entry("a", 3000))
+    assert send(store, entry("b", 2000), "debounce") == ("pushed", "a")
+    assert state(client)["{q}:wake"] == {"due": 2000}
+
+
 @pytest.mark.parametrize(
     ("conflict", "answer", "left", "text"),
     [

@@ -11,6 +11,7 @@ import redis
 from kombu_delayed.message.ticket import Gate, Ticket, put_ticket
 from kombu_delayed.store.keys import QueueKeys
 from kombu_delayed.store.store import Entry, Store
+from tests.kit.restoring import kept, restore
 from tests.kit.state import message
 
 URGENT = QueueKeys("q").urgent
@@ -55,6 +56,22 @@ def take_all(store: Store) -> list[str]:
 def test_an_urgent_one_behind_many(store: Store, low: int) -> None:
     fill(store, low)
     schedule(store, 0, 5000, "urgent")
+    store.now = "6000"
+    assert "urgent" in take(store)
+
+
+def test_an_urgent_one_that_was_parked(store: Store) -> None:
+    fill(store, 9)
+    store.publish("q", [Entry("urgent", 0, message("urgent"))])
+    assert take(store) == ["urgent"]
+    store.park("q", "A", [(take.tag, "urgent", 5000)])  # type: ignore[attr-defined]
+    store.now = "6000"
+    assert "urgent" in take(store)
+
+
+def test_an_urgent_one_of_a_backup(store: Store) -> None:
+    fill(store, 9)
+    assert restore(store, [("urgent", kept(message("urgent"), 5000))]) == (1, 0)
     store.now = "6000"
     assert "urgent" in take(store)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -364,6 +365,23 @@ def test_the_keeper_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
     wait_until(lambda: threading.active_count() == before, "its thread has ended")
     assert [what for what, _ in threads if what == "hang up"] == ["hang up"] * 2
     assert threads[-1] == ("hang up", threads[-2][1])
+
+
+def test_a_lease_that_cannot_be_renewed_stops_no_other() -> None:
+    keeper, stepped = Keeper(), set()
+
+    def fail(name: str) -> float:
+        stepped.add(name)
+        raise RuntimeError("whatever it is")
+
+    for name in "AB":
+        kept: Any = _Hashable(SimpleNamespace(consumer=name, seconds=30.0, next_step_at=0.0))
+        kept.step = partial(fail, name)
+        keeper._leases.add(kept)
+    again_in = keeper.step()
+    assert stepped == {"A", "B"}
+    assert again_in is not None
+    assert again_in <= 1.0
 
 
 class _Hashable(SimpleNamespace):
