@@ -163,7 +163,7 @@ class Backlog:
     def reschedule_arguments(self, moves: Sequence[Move], members: bool = False) -> tuple[Any, ...]:
         """What follows the script in a command."""
         given = {
-            **self.store.backlog_keys(self._keys),
+            **self._keys.backlog,
             **self.store.event_keys(self._keys),
             "moved": self._keys.moved,
             "ready": self._keys.ready,
@@ -185,7 +185,7 @@ class Backlog:
         return bool(
             script("revise")(
                 self.store.run,
-                **self.store.backlog_keys(self._keys),
+                **self._keys.backlog,
                 **self.store.event_keys(self._keys),
                 moved=self._keys.moved,
                 ready=self._keys.ready,
