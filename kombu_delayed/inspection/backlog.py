@@ -146,8 +146,9 @@ class Backlog:
         """What follows the script in a command; `how` is as `cancel.lua` has it."""
         keys, store = self._keys, self.store
         # As `Store.cancel_call` packs it: a cancel shall cost little more than its round trip.
-        head = 5, keys.partitions, keys.delayed, keys.messages, keys.duplicates, keys.events
-        return *head, how, store.event_bound(keys), *ids
+        events, limit = store.event_keys(keys).values()
+        head = 5, keys.partitions, keys.delayed, keys.messages, keys.duplicates, events
+        return *head, how, limit, *ids
 
     def reschedule(self, moves: Iterable[Move], *, members: bool = False) -> list[int]:
         """Give messages another due time; returns how many there were, for each.

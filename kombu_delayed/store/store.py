@@ -1017,10 +1017,8 @@ class Store:
         }
 
     def event_keys(self, keys: QueueKeys) -> dict[str, Any]:
-        return {"events": keys.events, "event_limit": self.event_bound(keys)}
-
-    def event_bound(self, keys: QueueKeys) -> int:
-        return self.event_limit and self._upkeep.bound(keys.events, self.event_limit)
+        bound = self.event_limit and self._upkeep.bound(keys.events, self.event_limit)
+        return {"events": keys.events, "event_limit": bound}
 
     def _holding(self, keys: QueueKeys, consumer: str) -> dict[str, Any]:
         return {
