@@ -346,8 +346,7 @@ class QoS(virtual.QoS):
     def _ack(self, store: Store, lease: Lease, queue: str, batch: list[Done]) -> None:
         # An ack may be sent twice: what is not held any more stays as it is.
         tags = [done.tag for done in batch]
-        goes_along = self._freed and self._freed[0][0] == queue
-        freed = _first_alike(self._freed, _queue_of_freed) if goes_along else []
+        freed = [each for each in _first_alike(self._freed, _queue_of_freed) if each[0] == queue]
 
         def again() -> None:
             self._done.extend(batch)
