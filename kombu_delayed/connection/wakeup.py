@@ -55,7 +55,8 @@ class WakeConnection:
 
     @property
     def _is_same(self) -> bool:
-        return self._asked_over is not None and self.socket is self._asked_over
+        sock = getattr(self.connection, "_sock", None)
+        return sock is not None and sock is self._asked_over
 
     def start(self, queues: Iterable[str]) -> None:
         """Block for a token of any of the queues, unless it does so already."""

@@ -323,7 +323,8 @@ class Part(Consumer):
             logger.info("Other consumers look by themselves: %s", error)
 
     def _step(self, now: float) -> None:
-        self._check_wake(now)
+        if self.wake.check(now):
+            self._stop_waiting()
         # First: who has claimed all there was is told of what comes afterwards.
         self.wake.start(self.sources)
         self._hear()
@@ -363,8 +364,8 @@ class Part(Consumer):
         elsewhere = self._whole.claimed - len(self._buffer)
         return max(super()._room() - elsewhere, 0)
 
-    def _worth_claiming(self, now: float) -> int:
-        return -(-super()._worth_claiming(now) // max(self._whole.wanting, 1))
+    def _worth_claiming(self, room: int, now: float) -> int:
+        return -(-super()._worth_claiming(room, now) // max(self._whole.wanting, 1))
 
     def _claim(self, source: Source, want: int, now: float) -> int:
         try:

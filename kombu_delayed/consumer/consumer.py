@@ -27,7 +27,6 @@ from ..message.envelope import Envelope, due, hide_eta, open_envelope
 from ..message.ticket import Gate
 from ..store import instrumentation
 from ..store.scripts import Call
-from ..store.shards import queue_of
 from ..store.store import Delivered, Entry, Store, delivered
 from .lease.lease import Lease
 from .outliving_tasks import Remaining, remain
@@ -130,8 +129,7 @@ class Consumer:
         self.wake = wake
         self.lease = lease or Lease(store, options.lease_seconds)
         self.sources: dict[str, Source] = {}
-        self._spread = 1.0
-        self._agenda = Agenda(lambda: self._spread)
+        self._agenda = Agenda()
         self.patience_seconds = options.reconnect_seconds
         self._qos = qos
         self._cycle = cycle
@@ -260,7 +258,7 @@ class Consumer:
     def drop_all(self) -> None:
         """Look after no queue any longer."""
         self.sources = {}
-        self._agenda = Agenda(lambda: self._spread)
+        self._agenda = Agenda()
 
     def _leave(self, queues: set[str]) -> None:
         self._qos.release_failed()
@@ -300,8 +298,9 @@ class Consumer:
     def _step(self, now: float) -> None:
         if self.lease.lost:
             raise LeaseLost
-        self._check_wake(now)
-        self._spread = random.uniform(POLL_JITTER, 1.0)
+        if self.wake.check(now):
+            self._stop_waiting()
+        self._agenda.spread = random.uniform(POLL_JITTER, 1.0)
         self._look(now)
         if self._qos.has_rejects or (self._qos.has_freed and self._gates.was_short):
             self._qos.flush(self.store, self.lease)
@@ -311,10 +310,6 @@ class Consumer:
         self._qos.flush(self.store, self.lease, slots_wait=not self._runs_here)
         if not self._buffer and self._room() and len(self._agenda.ready) < len(self.sources):
             self.wake.start(self.sources)
-
-    def _check_wake(self, now: float) -> None:
-        if self.wake.check(now):
-            self._stop_waiting()
 
     def _look(self, now: float) -> None:
         """Acks that the server has refused, or has not heard of, leave with the next flush."""
@@ -326,14 +321,14 @@ class Consumer:
         return self.store.run.look_at
 
     def _next_step_at(self) -> float:
-        agenda, has_room = self._agenda, self._room() > 0
+        agenda, room = self._agenda, self._room()
         times = [self.wake.overdue_at, self._look_at, self._qos.free_at]
         times += [agenda.due.first_at, agenda.kept.first_at]
-        if has_room:
+        if room:
             times.append(agenda.polls.first_at)
-        if has_room and agenda.ready:
+        if room and agenda.ready:
             times.append(self._last_claim_at)
-        if has_room and not self._worth_claiming(monotonic()):
+        if room and not self._worth_claiming(room, monotonic()):
             return max(min(times), self._last_claim_at + SMALL_CLAIM_SECONDS)
         return min(times)
 
@@ -395,43 +390,40 @@ class Consumer:
 
     def _room(self) -> int:
         """How many messages may be claimed."""
-        if self._claims_single:
+        if "can_consume" in self._qos.__dict__:  # by Celery's worker_disable_prefetch: one by one
             return int(not self._buffer and self._qos.can_consume())
         if not self._qos.prefetch_count:
             return 0 if self._buffer else UNLIMITED_CLAIM
         room = self._qos.prefetch_count - self._qos.outstanding - len(self._buffer)
         return min(max(room, 0), LARGEST_CLAIM)
 
-    @property
-    def _claims_single(self) -> bool:
-        """Whether each claim is for one message: Celery's worker_disable_prefetch says when."""
-        return "can_consume" in self._qos.__dict__
-
-    def _worth_claiming(self, now: float) -> int:
-        room, most = self._room(), min(self._qos.prefetch_count, LARGEST_CLAIM)
-        is_small = room < most // 2 and not self._claims_single
+    def _worth_claiming(self, room: int, now: float) -> int:
+        most = min(self._qos.prefetch_count, LARGEST_CLAIM)
+        is_small = room < most // 2 and "can_consume" not in self._qos.__dict__
         return 0 if is_small and now - self._last_claim_at < SMALL_CLAIM_SECONDS else room
 
     def _claim_wanted(self, now: float) -> None:
-        kept = self._look_around(now)
-        if (room := self._worth_claiming(now)) and (wanted := self._wanted()):
+        room = self._room()
+        kept = self._look_around(room, now)
+        if (room := self._worth_claiming(room, now)) and (wanted := self._wanted()):
             if sum(map(len, wanted)) > FEW_QUEUES:
                 self._claim_together(wanted, room, now)
             else:
                 self._share_out(wanted, room, partial(self._claim, now=now))
             # The first may have had one more than the others: it is the last one next time.
-            self._cycle.rotate(queue_of(wanted[0][0].queue))
+            self._cycle.rotate(wanted[0][0].whole)
         for source in kept:
             if source.must_keep(now):
                 self._claim(source, 0, now)
         if self._agenda.owing and not self._room():
             self._pass_on()
 
-    def _look_around(self, now: float) -> list[Source]:
+    def _look_around(self, room: int, now: float) -> list[Source]:
         """Find out what is ready; returns those that expire without a call."""
-        self._agenda.come_due(now)
+        for source in self._agenda.due.come(now):
+            source.ready = source.owes = True
         kept = self._agenda.kept.come(now)
-        polled = self._agenda.polled(now) if self._room() else []
+        polled = self._agenda.polls.come_early(now) if room else []
         found = look(self.store, polled, now) if polled else set()
         for source in polled:
             if source.queue not in found:
@@ -452,7 +444,7 @@ class Consumer:
         """The shards to claim from: of each queue in its turn, and each shard in its turn."""
         shards: dict[str, list[Source]] = {}
         for source in sorted(self._agenda.ready.values(), key=_claimed_at):
-            shards.setdefault(queue_of(source.queue), []).append(source)
+            shards.setdefault(source.whole, []).append(source)
         return [shards[q] for q in self._cycle.consume(self._turns) if q in shards]
 
     @property
@@ -519,11 +511,12 @@ class Consumer:
         kept = self._let_in(queue, claimed, source.no_ack)
         self._gates.was_short = len(claimed) < request.want
         self._buffer.extend(kept)
-        source.ready = source.ready or len(kept) < len(claimed)
+        if len(kept) < len(claimed):
+            source.ready = True
         self._unsure.pop(queue, None)
         if answer.records:
             source.claimed_at = now
-            self._cycle.rotate(queue_of(queue))
+            self._cycle.rotate(source.whole)
         return count
 
     def _numbered(self, request: Request, records: Sequence[bytes]) -> list[Claimed]:
@@ -652,8 +645,9 @@ class Consumer:
                 continue
             no_ack = source.no_ack
             try:
-                if not no_ack:
-                    self._assure(queue)
+                ended = not no_ack and self.lease.may_have_ended(queue)
+                if ended and not self.lease.renew(queue, self.store):
+                    raise LeaseLost
                 payload = self._open(queue, tag, record, no_ack)
                 if payload is not None:
                     self._mind_blocking()
@@ -705,11 +699,6 @@ class Consumer:
         self._runs_here = self._runs_here or self._qos.ends != ends
         self._quick_runs = self._quick_runs + 1 if monotonic() - began < BLOCKING_SECONDS else 0
         return True
-
-    def _assure(self, queue: str) -> None:
-        """See that what was claimed is still this consumer's. Raises LeaseLost."""
-        if self.lease.may_have_ended(queue) and not self.lease.renew(queue, self.store):
-            raise LeaseLost
 
     def _mind_blocking(self) -> None:
         """If tasks run in this very thread, others have to keep its promises meanwhile."""
@@ -776,8 +765,10 @@ class Consumer:
             else:
                 self.store.park(queue, self.lease.consumer, [(tag, envelope.id, at_ms)])
             return None
-        if not self._may_run(queue, envelope, record, no_ack):
-            return None
+        if self._rules is not None:
+            arrival = Arrival(queue, envelope, record, math.ceil(self._server_ms()), self.store)
+            if not rule(self._rules, arrival, self.lease.consumer, no_ack):
+                return None
         if not no_ack:
             self._qos.received(tag, queue, envelope.id)
         if (told := instrumentation.current) is not None:
@@ -785,12 +776,6 @@ class Consumer:
             late_seconds = None if due_ms is None else (self._server_ms() - due_ms) / 1000
             told.delivered(queue, late_seconds, envelope.deliveries)
         return envelope.payload
-
-    def _may_run(self, queue: str, envelope: Envelope, record: bytes, no_ack: bool) -> bool:
-        if self._rules is None:
-            return True
-        arrival = Arrival(queue, envelope, record, math.ceil(self._server_ms()), self.store)
-        return rule(self._rules, arrival, self.lease.consumer, no_ack)
 
     def _not_yet_due(self, envelope: Envelope) -> int | None:
         """A stock producer makes messages ready before they are due; returns when they are."""

@@ -12,6 +12,8 @@ from itertools import count
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
+from ..store.shards import queue_of
+
 if TYPE_CHECKING:
     from ..store.store import Delivered
 
@@ -37,6 +39,8 @@ class Source:
 
     def __init__(self, queue: str, no_ack: bool = False, expires_ms: int = 0) -> None:
         self.queue = queue
+        #: The queue of which this one is a shard, or itself.
+        self.whole = queue_of(queue)
         self.no_ack = no_ack
         self.expires_ms = expires_ms
         self.poll_seconds = 1.0
@@ -48,35 +52,39 @@ class Source:
         #: Somebody else has promised to come then: it need not be looked for before.
         self.promised_at = -math.inf
         self._agenda = Agenda()
-        self._ready = True
-        self._owes = False
+        self.ready = True
         self._due_at = self._poll_at = math.inf
 
     def file_in(self, agenda: Agenda) -> None:
         """Keep an agenda up to date from now on."""
+        ready, owes = self.ready, self.owes
         self._agenda = agenda
-        self.ready, self.owes = self._ready, self._owes
+        self.ready, self.owes = ready, owes
         self.due_at, self.poll_at = self._due_at, self._poll_at
 
     @property
     def ready(self) -> bool:
         """There may be something to claim."""
-        return self._ready
+        return self.queue in self._agenda.ready
 
     @ready.setter
     def ready(self, ready: bool) -> None:
-        self._ready = ready
-        _keep_in(self._agenda.ready, self, ready)
+        if ready:
+            self._agenda.ready[self.queue] = self
+        else:
+            self._agenda.ready.pop(self.queue, None)
 
     @property
     def owes(self) -> bool:
         """A token was taken, or a promise is due: it has to be followed or passed on."""
-        return self._owes
+        return self.queue in self._agenda.owing
 
     @owes.setter
     def owes(self, owes: bool) -> None:
-        self._owes = owes
-        _keep_in(self._agenda.owing, self, owes)
+        if owes:
+            self._agenda.owing[self.queue] = self
+        else:
+            self._agenda.owing.pop(self.queue, None)
 
     @property
     def due_at(self) -> float:
@@ -124,21 +132,19 @@ class Source:
             due_at = now + max(answer.next_due_ms - server_ms, soonest_ms) / 1000
         self.due_at = due_at
         self.consumers = answer.consumers
-        self._plan_poll(unexpected, now, self._longest_poll(poll_seconds))
+        self._plan_poll(unexpected, now, poll_seconds)
 
     def looked(self, now: float, poll_seconds: float) -> None:
         """A look has found nothing."""
-        self._plan_poll(False, now, self._longest_poll(poll_seconds))
+        self._plan_poll(False, now, poll_seconds)
 
-    def _longest_poll(self, poll_seconds: float) -> float:
-        return max(poll_seconds, SHARED_POLL_SECONDS * self.consumers)
-
-    def _plan_poll(self, unexpected: bool, now: float, longest: float) -> None:
+    def _plan_poll(self, unexpected: bool, now: float, poll_seconds: float) -> None:
+        longest = max(poll_seconds, SHARED_POLL_SECONDS * self.consumers)
         if self.expires_ms:
             longest = min(longest, self.expires_ms / 3000)
         eager = EAGER_POLL_SECONDS if unexpected else self.poll_seconds * 2
         self.poll_seconds = min(eager, longest)
-        self.poll_at = now + self.poll_seconds * self._agenda.spread()
+        self.poll_at = now + self.poll_seconds * self._agenda.spread
 
     def passed_on(self) -> None:
         """Others know; this consumer claims as soon as it has room."""
@@ -148,13 +154,6 @@ class Source:
     def must_keep(self, now: float) -> bool:
         """Whether the queue would expire without a call, though this consumer has no room."""
         return bool(self.expires_ms) and self.poll_at <= now
-
-
-def _keep_in(names: dict[str, Source], source: Source, is_in: bool) -> None:
-    if is_in:
-        names[source.queue] = source
-    else:
-        names.pop(source.queue, None)
 
 
 class Times:
@@ -175,50 +174,51 @@ class Times:
             self._drop_old()
 
     def _drop_old(self) -> None:
-        times = {id(entry[2]): entry for entry in self._heap if self._is_true(entry)}
+        true = [entry for entry in self._heap if self._time_of(entry[2]) == entry[0]]
+        times = {id(entry[2]): entry for entry in true}
         self._heap = sorted(times.values())
         self._most = max(64, 2 * len(self._heap))
 
-    def _is_true(self, entry: tuple[float, int, Source]) -> bool:
-        return self._time_of(entry[2]) == entry[0]
-
-    @property
-    def first(self) -> Source | None:
-        """The source whose time comes first."""
-        while self._heap and not self._is_true(self._heap[0]):
-            heapq.heappop(self._heap)
-        return self._heap[0][2] if self._heap else None
-
     @property
     def first_at(self) -> float:
-        """The time that comes first."""
-        return self._heap[0][0] if self.first is not None else math.inf
-
-    def pop(self) -> Source:
-        """The source whose time comes first; it is not given again before it has another time."""
-        assert self.first is not None
-        return heapq.heappop(self._heap)[2]
+        """The time that comes first; then it is that of the first in the heap."""
+        while self._heap and self._time_of(self._heap[0][2]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else math.inf
 
     def come(self, now: float) -> list[Source]:
-        """The sources whose time has come, each once."""
+        """The sources whose time has come, each once; not again before they have another time."""
         found = {}
         while self.first_at <= now:
-            source = self.pop()
+            source = heapq.heappop(self._heap)[2]
             found[source.queue] = source
         return [*found.values()]
+
+    def come_early(self, now: float) -> list[Source]:
+        """As `come`; with one whose time has come also those that poll soon."""
+        if self.first_at > now:
+            return []
+        found = []
+        while (at := self.first_at) < math.inf:
+            source = self._heap[0][2]
+            if at - now > POLL_EARLY * source.poll_seconds:
+                break
+            found.append(heapq.heappop(self._heap)[2])
+        return found
 
 
 class Agenda:
     """The sources of a consumer that have something to do, or will have at a time."""
 
-    def __init__(self, spread: Callable[[], float] = lambda: 1.0) -> None:
-        self.spread = spread
+    def __init__(self) -> None:
+        #: Polls come after this part of their time.
+        self.spread = 1.0
         self.ready: dict[str, Source] = {}
         self.owing: dict[str, Source] = {}
-        self.due = Times(attrgetter("due_at"))
-        self.polls = Times(attrgetter("poll_at"))
+        self.due = Times(attrgetter("_due_at"))
+        self.polls = Times(attrgetter("_poll_at"))
         #: Polls of queues that would expire without them.
-        self.kept = Times(attrgetter("poll_at"))
+        self.kept = Times(attrgetter("_poll_at"))
 
     def forget(self, source: Source) -> None:
         """A source is gone."""
@@ -231,19 +231,3 @@ class Agenda:
         """Whether there may be something to claim."""
         times = self.due.first_at, self.polls.first_at, self.kept.first_at
         return bool(self.ready) or min(times) <= now
-
-    def come_due(self, now: float) -> None:
-        """Promises whose time has come."""
-        for source in self.due.come(now):
-            source.ready = source.owes = True
-
-    def polled(self, now: float) -> list[Source]:
-        """Sources to look at: with one that is due, those that will be soon."""
-        if self.polls.first_at > now:
-            return []
-        found = []
-        while (source := self.polls.first) is not None:
-            if source.poll_at - now > POLL_EARLY * source.poll_seconds:
-                break
-            found.append(self.polls.pop())
-        return found

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import islice, takewhile
+from itertools import groupby, islice
+from operator import itemgetter
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from kombu.transport import virtual
 
@@ -17,6 +18,8 @@ from ..message.envelope import REASON_LENGTH, UNREADABLE_BODY
 from ..store.store import CALL_LIMIT, Store
 from .lease.lease import Lease
 from .standstill import Unbegun
+
+T = TypeVar("T")
 
 #: So many of the last ones are told again to a server that may not have heard of them.
 RECENT_LIMIT = 1_000
@@ -35,6 +38,16 @@ class Done(NamedTuple):
     queue: str
     tag: int
     id: str
+
+
+_verb_and_queue, _queue_of_freed = itemgetter(0, 1), itemgetter(0)
+
+
+def _first_alike(waiting: deque[T], key: Callable[[T], Any]) -> list[T]:
+    """The first ones that have the same key, as many as one call takes."""
+    for _, alike in groupby(tuple(waiting), key):
+        return list(islice(alike, CALL_LIMIT))
+    return []
 
 
 class Message(virtual.Message):
@@ -263,21 +276,22 @@ class QoS(virtual.QoS):
         while self._flush_asked and self._flushing.acquire(blocking=False):
             try:
                 self._flush_asked = False
-                self._tell_again(store.run.generation)
-                self._flush_done(store, lease)
-                if not slots_wait or monotonic() >= self._free_at:
+                if (generation := store.run.generation) != self._told_over:
+                    self._tell_again(generation)
+                if self._done:
+                    self._flush_done(store, lease)
+                if self._freed and (not slots_wait or monotonic() >= self._free_at):
                     self._flush_slots(store, lease)
             finally:
                 self._flushing.release()
 
     def _tell_again(self, generation: int) -> None:
         """A new connection may be to a replica that has become the master before it heard all."""
-        if generation != self._told_over:
-            self._told_over = generation
-            self._done.extendleft(reversed(self._recent))
-            self._recent.clear()
-            self._freed.extendleft(reversed(self._freed_lately))
-            self._freed_lately.clear()
+        self._told_over = generation
+        self._done.extendleft(reversed(self._recent))
+        self._recent.clear()
+        self._freed.extendleft(reversed(self._freed_lately))
+        self._freed_lately.clear()
 
     def settle(self, store: Store, lease: Lease) -> None:
         """Flush and wait for the answers; what the server has refused once is tried once more."""
@@ -295,16 +309,12 @@ class QoS(virtual.QoS):
             self._flush_freed(store, lease)
 
     def _flush_freed(self, store: Store, lease: Lease) -> None:
-        queue = self._freed[0][0]
-        batch = self._next_freed(queue)
+        batch = _first_alike(self._freed, _queue_of_freed)
+        queue = batch[0][0]
         again = self._freed.extend
         tags = [tag for _, tag in batch]
         store.free(queue, lease.consumer, tags, on_error=lambda: again(batch))
         self._have_told_freed(batch)
-
-    def _next_freed(self, queue: str) -> list[tuple[str, int]]:
-        same = takewhile(lambda each: each[0] == queue, tuple(self._freed))
-        return list(islice(same, CALL_LIMIT))
 
     def _have_told_freed(self, batch: list[tuple[str, int]]) -> None:
         for each in batch:
@@ -312,8 +322,8 @@ class QoS(virtual.QoS):
                 self._freed_lately.append(self._freed.popleft())
 
     def _flush_batch(self, store: Store, lease: Lease) -> None:
-        verb, queue = self._done[0][:2]
-        batch = self._next_batch(verb, queue)
+        batch = _first_alike(self._done, _verb_and_queue)
+        verb, queue = batch[0][:2]
         if verb == ACK:
             self._ack(store, lease, queue, batch)
         elif verb in (REQUEUE, RELEASE, GIVE_BACK):
@@ -333,13 +343,10 @@ class QoS(virtual.QoS):
             if self._done and self._done[0] is done:  # else a signal handler has flushed it
                 self._recent.append(self._done.popleft())
 
-    def _next_batch(self, verb: str, queue: str) -> list[Done]:
-        same = takewhile(lambda done: done[:2] == (verb, queue), tuple(self._done))
-        return list(islice(same, CALL_LIMIT))
-
     def _ack(self, store: Store, lease: Lease, queue: str, batch: list[Done]) -> None:
         # An ack may be sent twice: what is not held any more stays as it is.
-        tags, freed = [done.tag for done in batch], self._next_freed(queue)
+        tags = [done.tag for done in batch]
+        freed = [each for each in _first_alike(self._freed, _queue_of_freed) if each[0] == queue]
 
         def again() -> None:
             self._done.extend(batch)

@@ -146,8 +146,9 @@ class Backlog:
         """What follows the script in a command; `how` is as `cancel.lua` has it."""
         keys, store = self._keys, self.store
         # As `Store.cancel_call` packs it: a cancel shall cost little more than its round trip.
-        head = 5, keys.partitions, keys.delayed, keys.messages, keys.duplicates, keys.events
-        return *head, how, store.event_bound(keys), *ids
+        events, limit = store.event_keys(keys).values()
+        head = 5, keys.partitions, keys.delayed, keys.messages, keys.duplicates, events
+        return *head, how, limit, *ids
 
     def reschedule(self, moves: Iterable[Move], *, members: bool = False) -> list[int]:
         """Give messages another due time; returns how many there were, for each.
@@ -163,7 +164,7 @@ class Backlog:
     def reschedule_arguments(self, moves: Sequence[Move], members: bool = False) -> tuple[Any, ...]:
         """What follows the script in a command."""
         given = {
-            **self.store.backlog_keys(self._keys),
+            **self._keys.backlog,
             **self.store.event_keys(self._keys),
             "moved": self._keys.moved,
             "ready": self._keys.ready,
@@ -185,7 +186,7 @@ class Backlog:
         return bool(
             script("revise")(
                 self.store.run,
-                **self.store.backlog_keys(self._keys),
+                **self._keys.backlog,
                 **self.store.event_keys(self._keys),
                 moved=self._keys.moved,
                 ready=self._keys.ready,

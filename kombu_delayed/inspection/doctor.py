@@ -202,7 +202,7 @@ class Doctor:
         keys, limits = self._keys, self.store.limits
         answer: list[bytes] = script("repair")(
             self.store.run,
-            **self.store.backlog_keys(keys),
+            **keys.backlog,
             dead=keys.dead,
             dead_messages=keys.dead_messages,
             dead_reasons=keys.dead_reasons,
@@ -281,7 +281,7 @@ class Doctor:
                 if self.fix:
                     run("UNLINK", key)
         given = {
-            **self.store.backlog_keys(keys),
+            **keys.backlog,
             "consumers": keys.consumers,
             "gate": keys.gate,
             "ready": keys.ready,

@@ -36,12 +36,8 @@ _KEPT = re.compile(rb"(.)(\d+)(.*)", re.DOTALL)
 
 Payload = dict[str, Any]
 
-_encode = JSONEncoder().encode
-
-
-def to_json(payload: Payload) -> str:
-    """A message as Kombu's Redis transport writes it."""
-    return _encode(payload)
+#: A message as Kombu's Redis transport writes it.
+to_json = JSONEncoder().encode
 
 
 @dataclass(frozen=True)

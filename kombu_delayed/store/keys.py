@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 SEPARATOR = "\x06\x16"
 
@@ -23,8 +24,12 @@ class QueueKeys:
     separator: str = SEPARATOR
     tag: str = ""
 
+    @cached_property
+    def _start(self) -> str:
+        return f"{self.prefix}{{{self.tag or self.queue}}}:"
+
     def _tagged(self, name: str) -> str:
-        return f"{self.prefix}{{{self.tag or self.queue}}}:{name}"
+        return self._start + name
 
     def ready_list(self, step: int) -> str:
         """Kombu's list for a priority step; step 0 is the queue's own name."""
@@ -102,6 +107,17 @@ class QueueKeys:
         return self._tagged("wake")
 
     @cached_property
+    def backlog(self) -> dict[str, Any]:
+        """Those of the backlog, by their names in scripts."""
+        return {
+            "partitions": self.partitions,
+            "delayed": self.delayed,
+            "messages": self.messages,
+            "duplicates": self.duplicates,
+            "wake": self.wake,
+        }
+
+    @cached_property
     def armed(self) -> str:
         """String "due_ms consumer": who has promised to claim at the next due time."""
         return self._tagged("armed")
@@ -123,7 +139,7 @@ class QueueKeys:
 
     def unacked(self, consumer: str) -> str:
         """Hash tag -> priority step + message, of one consumer."""
-        return self._tagged(f"unacked:{consumer}")
+        return f"{self._start}unacked:{consumer}"
 
     @cached_property
     def expectations(self) -> str:

@@ -71,14 +71,14 @@ class Script:
             raise TypeError(
                 f"{self.name}.lua takes {[*self.keys, *self.arguments]}, not {sorted(given)}"
             )
-        keys = self._flatten(self.keys, given)
-        return (len(keys), *keys, *self._flatten(self.arguments, given))
-
-    def _flatten(self, names: list[str], given: dict[str, Any]) -> list[Any]:
-        values = [given[name] for name in names]
-        if names and names[-1] in self.variadic:
-            values[-1:] = values[-1]
-        return values
+        parts = []
+        for names in (self.keys, self.arguments):
+            values = [given[name] for name in names]
+            if names and names[-1] in self.variadic:
+                values[-1:] = values[-1]
+            parts.append(values)
+        keys, arguments = parts
+        return (len(keys), *keys, *arguments)
 
     def __call__(self, run: Callable[..., Any], /, **given: Any) -> Any:
         """Run it. A server that has lost its scripts is given this one again."""

@@ -99,9 +99,8 @@ class Shards:
         self._known(queue)
         return shard_name(queue, crc32(id.encode(errors="surrogatepass")) % count)
 
-    def place(self, queue: str, id: str) -> str:
-        """Where to send a message: to its home, or to a shard that can take it."""
-        return self.home(queue, id)
+    #: Where to send a message: to its home, or to a shard that can take it.
+    place = home
 
     def all(self, queue: str) -> tuple[str, ...]:
         """All that there may be messages in, also when fewer are filled now."""

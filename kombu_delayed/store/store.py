@@ -213,8 +213,6 @@ class Store:
 
     def send(self, *command: Any) -> Any:
         """What sends messages: it waits for replicas, and for a slot that moves."""
-        if self.replicas is None:
-            return self.run.insist(*command)
         return self.run.insist(*command, replicas=self.replicas)
 
     def schedule(self, queue: str, entries: Sequence[Entry], expires_ms: int = 0) -> Scheduled:
@@ -234,7 +232,7 @@ class Store:
         """The script that schedules and its arguments, for who sends it in a pipeline."""
         keys = self.keys(queue)
         return script("schedule"), {
-            **self.backlog_keys(keys),
+            **keys.backlog,
             "moved": keys.moved,
             **self.event_keys(keys),
             "ready": keys.ready,
@@ -257,7 +255,7 @@ class Store:
         keys = self.keys(queue)
         done, other, state, due_ms, replaced = script("unique")(
             self.send,
-            **self.backlog_keys(keys),
+            **keys.backlog,
             moved=keys.moved,
             **self.event_keys(keys),
             unique=keys.unique,
@@ -328,7 +326,7 @@ class Store:
         """The script that restores messages, given as (member, record), and its arguments."""
         keys = self.keys(queue)
         return script("restore"), {
-            **self.backlog_keys(keys),
+            **keys.backlog,
             **self.event_keys(keys),
             "unique": keys.unique,
             "unique_due": keys.unique_due,
@@ -468,7 +466,7 @@ class Store:
         keys = self.keys(queue)
         return script("admit")(
             self.run,
-            **self.backlog_keys(keys),
+            **keys.backlog,
             **self.event_keys(keys),
             unacked=keys.unacked(consumer),
             gate=keys.gate,
@@ -784,7 +782,7 @@ class Store:
         keys = self.keys(queue)
         return script("park")(
             self.run,
-            **self.backlog_keys(keys),
+            **keys.backlog,
             moved=keys.moved,
             **self.event_keys(keys),
             unacked=keys.unacked(consumer),
@@ -892,7 +890,7 @@ class Store:
         return sum(
             script("replay")(
                 self.run,
-                **self.backlog_keys(keys),
+                **keys.backlog,
                 moved=keys.moved,
                 **self._dead(keys),
                 **self.event_keys(keys),
@@ -948,9 +946,7 @@ class Store:
         keys = self.keys(queue)
         total, gone = 0, 1
         while gone:
-            gone = script("purge")(
-                self.run, **self.backlog_keys(keys), ready=keys.ready, limit=PURGE_LIMIT
-            )
+            gone = script("purge")(self.run, **keys.backlog, ready=keys.ready, limit=PURGE_LIMIT)
             total += gone
         self.clear(queue)
         return total
@@ -993,7 +989,7 @@ class Store:
     def _announce_call(self, queue: str) -> Call:
         keys = self.keys(queue)
         return script("announce"), {
-            **self.backlog_keys(keys),
+            **keys.backlog,
             "armed": keys.armed,
             "gate": keys.gate,
             "ready": keys.ready,
@@ -1011,15 +1007,6 @@ class Store:
         """As `announce`, without waiting for the answer; where it fails, others look themselves."""
         self._post(*self._announce_call(queue), on_error=lambda: None)
 
-    def backlog_keys(self, keys: QueueKeys) -> dict[str, Any]:
-        return {
-            "partitions": keys.partitions,
-            "delayed": keys.delayed,
-            "messages": keys.messages,
-            "duplicates": keys.duplicates,
-            "wake": keys.wake,
-        }
-
     def _gate_keys(self, keys: QueueKeys) -> dict[str, Any]:
         return {
             "delayed": keys.delayed,
@@ -1030,14 +1017,12 @@ class Store:
         }
 
     def event_keys(self, keys: QueueKeys) -> dict[str, Any]:
-        return {"events": keys.events, "event_limit": self.event_bound(keys)}
-
-    def event_bound(self, keys: QueueKeys) -> int:
-        return self.event_limit and self._upkeep.bound(keys.events, self.event_limit)
+        bound = self.event_limit and self._upkeep.bound(keys.events, self.event_limit)
+        return {"events": keys.events, "event_limit": bound}
 
     def _holding(self, keys: QueueKeys, consumer: str) -> dict[str, Any]:
         return {
-            **self.backlog_keys(keys),
+            **keys.backlog,
             "armed": keys.armed,
             "consumers": keys.consumers,
             "unacked": keys.unacked(consumer),

@@ -90,7 +90,7 @@ class Clock:
 
     def _shift(self, prefix: str, queue: str, by_ms: int) -> int:
         store = self.broker.store(prefix)
-        given: dict[str, Any] = store.backlog_keys(store.keys(queue))
+        given: dict[str, Any] = {**store.keys(queue).backlog}
         fell_due: int = _shift()(
             store.run, **given, now="", by_ms=-by_ms, partition_size=store.partition_size
         )

@@ -273,7 +273,7 @@ def test_purge_may_be_killed_half_way(store: Store, full: bool) -> None:
         store.publish("q", [entry(str(n), Ticket(f"k{n}", uses=uses)) for n in some])
         deliver(store, 1, gate=gate, tag=first + 1)
     keys = store.keys("q")
-    script("purge")(store.run, **store.backlog_keys(keys), ready=keys.ready, limit=5_000)
+    script("purge")(store.run, **keys.backlog, ready=keys.ready, limit=5_000)
     script("clear")(store.run, waiting=keys.waiting, gate=keys.gate, limit=100)
     left = [lane.decode() for lane in store.run("HKEYS", keys.gate + "lanes")]
     assert 0 < len(left) < 597

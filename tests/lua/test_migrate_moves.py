@@ -29,7 +29,7 @@ def migrate(store: Store, source: str, rows: list[Row], **more: int) -> list[int
     keys = store.keys("q")
     counts: list[int] = script("migrate")(
         store.run,
-        **store.backlog_keys(keys),
+        **keys.backlog,
         stock_unacked="unacked",
         stock_index="unacked_index",
         ready=keys.ready,

@@ -163,7 +163,7 @@ def reschedule(store: Store, id: str, due_ms: int) -> None:
     keys = store.keys("q")
     script("reschedule")(
         store.run,
-        **store.backlog_keys(keys),
+        **keys.backlog,
         moved=keys.moved,
         **store.event_keys(keys),
         ready=keys.ready,

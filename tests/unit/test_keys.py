@@ -81,7 +81,7 @@ def test_every_key_is_pinned() -> None:
     public = {name for name in vars(QueueKeys) if not name.startswith("_")}
     fields = set(QueueKeys.__dataclass_fields__)
     assert public - fields == {
-        *(*NAMES, "unacked", "held", "slots", "job", "ready", "ready_list", "steps"),
+        *(*NAMES, "unacked", "held", "slots", "job", "ready", "ready_list", "steps", "backlog"),
     }
 
 

@@ -109,7 +109,7 @@ class LedgerStore(Store):
         """Moves, given as (id, due, eta), for ids that the job has not dealt with before."""
         keys = self.keys(queue)
         return script("reschedule_once"), {
-            **self.backlog_keys(keys),
+            **keys.backlog,
             **self.event_keys(keys),
             **self._ledger(queue),
             "moved": keys.moved,

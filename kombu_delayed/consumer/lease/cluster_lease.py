@@ -80,7 +80,8 @@ class Share(Lease):
     def __init__(self, whole: ClusterLease, node: Any) -> None:
         self._whole = whole
         self._node = node
-        self.store, self.seconds, self.server = whole.new_store(), whole.seconds, whole.server
+        self.store, self.server = whole.new_store(), whole.server
+        self.seconds, self.ms = whole.seconds, whole.ms
         run = self.store.run
         assert isinstance(run, ClusterWire)
         run.format = None  # the loop looks at it: it may be on another node

@@ -73,6 +73,9 @@ class Lease:
 
     progress: Progress | None = None
 
+    #: Seconds, by the clock that `grant` goes by.
+    clock = staticmethod(partial(time.clock_gettime, _CLOCK))
+
     def __init__(
         self, store: Store, seconds: float, server: Hashable = None, name: str | None = None
     ) -> None:
@@ -81,6 +84,7 @@ class Lease:
         self._name = name
         self.consumer = consumer_id(name, seconds)
         self.seconds = seconds
+        self.ms = int(seconds * 1000)
         self.lost = False
         self.next_step_at = 0.0
         #: Queue -> until when it lasts at least, by `clock`.
@@ -94,16 +98,6 @@ class Lease:
         self._is_in_doubt = False
         #: Leases that end too late -> since when they have not changed, by `clock`.
         self._far: dict[Other, float] = {}
-
-    @property
-    def ms(self) -> int:
-        """Its length in milliseconds."""
-        return int(self.seconds * 1000)
-
-    @staticmethod
-    def clock() -> float:
-        """Seconds, by the clock that `grant` goes by."""
-        return time.clock_gettime(_CLOCK)
 
     @property
     def queues(self) -> frozenset[str]:
