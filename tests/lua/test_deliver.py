@@ -61,6 +61,17 @@ def test_last_message_takes_the_token_along(store: Store, client: redis.Redis) -
     assert state(client) == {**LEASE, "{q}:unacked:A": {"1": "0" + A}}
 
 
+def test_the_last_one_that_was_delayed_takes_its_token_along(
+    store: Store, client: redis.Redis
+) -> None:
+    """Nobody has taken it before: it would wake somebody in vain, and stay in an empty queue."""
+    store.schedule("q", [entry("x", 2000)])
+    assert state(client)["{q}:wake"] == {"due": 2000}
+    store.now = "3000"
+    assert bodies(deliver(store)) == "x"
+    assert "{q}:wake" not in state(client)
+
+
 @pytest.mark.parametrize("wake", [{}, {"{q}:wake": {"now": 0}}])
 def test_more_puts_a_token(wake: dict[str, Any], store: Store, client: redis.Redis) -> None:
     seed(client, {"q": [A, B], **wake})
@@ -181,7 +192,7 @@ def test_promotion_empties_the_backlog(client: redis.Redis) -> None:
     store.schedule("q", [entry(str(n), 2000 + n) for n in range(20)])
     store.now = "3000"
     assert len(deliver(store, want=20).records) == 20
-    assert set(state(client)) == {"{q}:consumers", "{q}:unacked:A", "{q}:wake"}
+    assert set(state(client)) == {"{q}:consumers", "{q}:unacked:A"}
 
 
 @pytest.mark.parametrize(("promotions", "size"), [(1, 128), (3, 128), (3, 2), (5, 4)])

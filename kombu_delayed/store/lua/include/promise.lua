@@ -6,8 +6,10 @@ local function pass_on(answer, more, has_taken, next_ms)
   if more then
     announce_ready()
     answer[3] = 1
-  else
+  elseif waits == '0' or next_ms then
     redis.call('ZREM', wake, 'now')
+  else
+    redis.call('ZREM', wake, 'now', 'due')
   end
   if waits == '0' then return end
   local promised_ms, holder = (redis.call('GET', armed) or ''):match('^(%d+) (.*)$')
