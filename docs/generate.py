@@ -77,6 +77,10 @@ def settings_table(kind: type) -> list[str]:
     return lines
 
 
+#: What `QueueKeys` keeps beside the keys, or of several of them.
+NO_KEYS = {"_start", "backlog", "steps"}
+
+
 def keys_page() -> str:
     lines = [
         NOTICE,
@@ -94,7 +98,7 @@ def keys_page() -> str:
             shown = f"`{example.unacked('<consumer>')}`"
         elif name == "job":
             shown = f"`{example.job('<job id>')}`"
-        elif isinstance(member, cached_property) and name != "steps":
+        elif isinstance(member, cached_property) and name not in NO_KEYS:
             shown = f"`{getattr(example, name)}`" + ("…" if name == "delayed" else "")
         else:
             continue
