@@ -76,7 +76,7 @@ def test_nothing_is_handed_out_while_it_cannot_ask(
 ) -> None:
     stop_for_a_lease(reader, monkeypatch)
     with monkeypatch.context() as patch:
-        patch.setattr(reader.consumer.store, "run", _unreachable)
+        patch.setattr(reader.consumer.store, "together", _unreachable)
         assert not reader.consumer.hand_out()
         assert not reader.consumer.has_messages
     assert len(reader.got) == 1
