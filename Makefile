@@ -1,8 +1,10 @@
 # make demo     delayed tasks on a bundled server, in the terminal
 # make quick    tests of parts, in about a minute
-# make test     every test that takes seconds       (PYTEST_ARGS="-k lease -x", TEST_PROCESSES=0 for one)
-# make long     the tests that take minutes
-# make test-all both
+# make test     what a change is most likely to break, in minutes
+#                                                   (PYTEST_ARGS="-k lease -x", TEST_PROCESSES=0 for one)
+# make thorough what takes more time than that, and is not `slow`
+# make long     the tests that take minutes each
+# make test-all all three
 # make check    ruff, mypy, import contracts, generated reference pages
 # make bench    all benchmarks, into docs/benchmarks.md   (BENCH_ARGS="publish --quick")
 # make chaos    kill workers at random, ours and stock    (MINUTES=10 SEED=7)
@@ -22,9 +24,9 @@ SEED ?= 1
 BIN := .venv/bin
 REPORT := .venv/test-report.xml
 
-.DEFAULT_GOAL := test
+.DEFAULT_GOAL := quick
 .NOTPARALLEL:
-.PHONY: demo quick test long test-all check bench chaos breakages matrix docs clean
+.PHONY: demo quick test thorough long test-all check bench chaos breakages matrix docs clean
 
 demo: .venv/.stamp-demo
 	$(BIN)/python examples/demo.py
@@ -37,16 +39,22 @@ quick: .venv/.stamp-test
 		--ignore=tests/unit/test_testing_plugin.py --ignore=tests/unit/test_registration.py
 
 # pytest fails when it collects nothing; a run in which everything was skipped must fail too.
+SOME_RAN := $(BIN)/python -c "import sys, xml.etree.ElementTree as x; \
+	s = x.parse('$(REPORT)').getroot().find('testsuite').attrib; \
+	sys.exit(0 if int(s['tests']) > int(s['skipped']) else 'no test ran: all were skipped')"
+
 test: .venv/.stamp-test
-	$(PYTEST) -m "not benchmark and not slow" $(PYTEST_ARGS)
-	@$(BIN)/python -c "import sys, xml.etree.ElementTree as x; \
-		s = x.parse('$(REPORT)').getroot().find('testsuite').attrib; \
-		sys.exit(0 if int(s['tests']) > int(s['skipped']) else 'no test ran: all were skipped')"
+	$(PYTEST) -m "not benchmark and not slow and not thorough" $(PYTEST_ARGS)
+	@$(SOME_RAN)
+
+thorough: .venv/.stamp-test
+	$(PYTEST) -m "thorough and not slow" $(PYTEST_ARGS)
+	@$(SOME_RAN)
 
 long: .venv/.stamp-test
 	$(PYTEST) -m slow $(PYTEST_ARGS)
 
-test-all: test long
+test-all: test thorough long
 
 check: .venv/.stamp-dev
 	$(BIN)/ruff check .

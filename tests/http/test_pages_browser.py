@@ -21,6 +21,8 @@ from tests.kit.http import api_client
 from tests.kit.servers import Server, available_kinds, start_server
 from tests.kit.shop import fill_gates, fill_shop, make_shop
 
+pytestmark = pytest.mark.thorough
+
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 PATHS = {
     "overview": "/",

@@ -29,6 +29,8 @@ from tests.kit.tasks_app import Settings, make_app
 from tests.kit.wait import wait_until
 from tests.kit.workers import Worker
 
+pytestmark = pytest.mark.thorough
+
 OMIT = object()
 DEPTH = 100_000
 #: All that can be scheduled is due by then.

@@ -21,6 +21,8 @@ from tests.kit.tasks_app import Settings, make_app
 from tests.kit.wait import wait_until
 from tests.kit.workers import ROOT, Worker
 
+pytestmark = pytest.mark.thorough
+
 HOUR_SECONDS = 3600
 LATE_SECONDS = 30  # what goes wrong here is an hour, and the machine may be busy
 MAIL = Queue("mail", Exchange("mail"), routing_key="mail")

@@ -24,6 +24,8 @@ from tests.kit.tasks_app import Settings, make_app
 from tests.kit.wait import wait_until
 from tests.kit.workers import Worker
 
+pytestmark = pytest.mark.thorough
+
 LEASE_SECONDS = 2.0
 
 Connect = Callable[..., Connection]

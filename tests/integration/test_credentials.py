@@ -26,9 +26,10 @@ from tests.kit.tasks_app import Settings, make_app
 from tests.kit.wait import wait_until
 from tests.kit.workers import Worker
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(stock.Channel, "maybe_reauth"), reason="new in Kombu 5.7"
-)
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(not hasattr(stock.Channel, "maybe_reauth"), reason="new in Kombu 5.7"),
+]
 
 OLD, NEW = "ada", "grace"
 NEWS = Queue("reader", Exchange("news", type="fanout"))

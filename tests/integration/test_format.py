@@ -22,6 +22,8 @@ from tests.kit.servers import Server
 from tests.kit.tasks_app import Settings, make_app
 from tests.kit.workers import ROOT, Worker
 
+pytestmark = pytest.mark.thorough
+
 KEY = format_version()
 MAIL = Queue("mail", Exchange("mail"), routing_key="mail")
 SENTENCE = r"format 2\.0, and this version of kombu-delayed knows formats up to 1: upgrade"

@@ -22,7 +22,7 @@ from tests.kit.tasks_app import Settings, make_app
 from tests.kit.wait import wait_until
 from tests.kit.workers import Worker
 
-pytestmark = pytest.mark.crash
+pytestmark = [pytest.mark.thorough, pytest.mark.crash]
 
 LEASE_SECONDS = 3.0
 CONCURRENCY = 3

@@ -18,9 +18,12 @@ from tests.kit.inbox import Inbox
 from tests.kit.servers import Server
 from tests.kit.wait import wait_until
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(stock.Channel, "_maybe_update_queues_expire"), reason="new in Kombu 5.6"
-)
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(
+        not hasattr(stock.Channel, "_maybe_update_queues_expire"), reason="new in Kombu 5.6"
+    ),
+]
 
 #: Queues use the default exchange: bindings are Kombu's, and have an expiry of their own.
 BRIEF_SECONDS = 0.5

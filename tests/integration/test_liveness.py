@@ -21,6 +21,8 @@ from tests.kit.tasks_app import Settings, make_app
 from tests.kit.wait import wait_until
 from tests.kit.workers import Worker
 
+pytestmark = pytest.mark.thorough
+
 #: A worker that is not woken looks for messages by itself after 42 s at the earliest, and one that
 #: waits for an answer that does not come waits for 25 s.
 POLL_SECONDS = 60

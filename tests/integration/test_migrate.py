@@ -35,6 +35,8 @@ from tests.kit.tasks_app import Settings, make_app
 from tests.kit.wait import wait_until
 from tests.kit.workers import Worker
 
+pytestmark = pytest.mark.thorough
+
 MAIL = Queue("mail", Exchange("mail"), routing_key="mail")
 HOUR_MS = 3_600_000
 #: What a task may be late by on a busy machine.

@@ -24,6 +24,8 @@ from tests.kit.tasks_app import Settings, make_app
 from tests.kit.wait import wait_until
 from tests.kit.workers import Worker
 
+pytestmark = pytest.mark.thorough
+
 MAIL = Queue("mail", Exchange("mail"), routing_key="mail")
 NEWS = Queue("reader", Exchange("news", type="fanout"))
 #: Sentinel's own: the old master is told that it is a replica some 10 s after the switch.

@@ -38,6 +38,8 @@ from tests.kit.servers import Server, start_server
 from tests.kit.wait import wait_until
 from tests.kit.workers import ROOT, Worker
 
+pytestmark = pytest.mark.thorough
+
 DOCS = ROOT / "docs"
 NAME = re.compile(r"\b(kombu_delayed_\w+)\s*(?:\{([^}]*)\})?")
 BY = re.compile(r"\bby \(([^)]*)\)")

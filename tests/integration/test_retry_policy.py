@@ -21,6 +21,8 @@ from tests.kit.servers import Server
 from tests.kit.tasks_app import Settings, make_app
 from tests.kit.wait import wait_until
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.mark.parametrize(
     ("strategy", "pauses"),

@@ -19,7 +19,7 @@ from tests.kit.servers import Server
 from tests.kit.tasks_app import Settings, make_app
 from tests.kit.wait import wait_until
 
-pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex")
+pytestmark = [pytest.mark.thorough, pytest.mark.filterwarnings("ignore:Call to deprecated setex")]
 
 
 @pytest.fixture

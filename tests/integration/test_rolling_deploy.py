@@ -17,7 +17,7 @@ from tests.kit.tasks_app import Settings, make_app
 from tests.kit.wait import wait_until
 from tests.kit.workers import Worker
 
-pytestmark = pytest.mark.crash
+pytestmark = [pytest.mark.thorough, pytest.mark.crash]
 
 QUEUES = ("celery", "mail")
 PRIORITIES = (0, 3, 5, 6, 9)

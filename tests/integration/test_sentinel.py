@@ -25,6 +25,8 @@ from tests.kit.tasks_app import Settings, make_app
 from tests.kit.wait import wait_until
 from tests.kit.workers import Worker
 
+pytestmark = pytest.mark.thorough
+
 MAIL = Queue("mail", Exchange("mail"), routing_key="mail")
 NEWS = Queue("reader", Exchange("news", type="fanout"))
 LEASE_SECONDS = 1.0

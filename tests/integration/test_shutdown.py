@@ -31,7 +31,7 @@ from tests.kit.unheard_app import VARIABLE as UNHEARD_VARIABLE
 from tests.kit.wait import Stopwatch, wait_until
 from tests.kit.workers import Worker
 
-pytestmark = pytest.mark.crash
+pytestmark = [pytest.mark.thorough, pytest.mark.crash]
 
 KIND = available_kinds()[0]
 POOLS = ["prefork", "threads", "solo", "gevent"]

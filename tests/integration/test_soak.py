@@ -19,6 +19,7 @@ from tests.kit.wait import wait_until
 from tests.kit.workers import Worker
 
 pytestmark = [
+    pytest.mark.thorough,
     pytest.mark.smoke,
     pytest.mark.skipif(
         not hasattr(stock.Channel, "_maybe_update_queues_expire"), reason="new in Kombu 5.6"

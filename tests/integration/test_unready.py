@@ -24,6 +24,8 @@ from tests.kit.tasks_app import Settings, make_app
 from tests.kit.wait import wait_until
 from tests.kit.workers import Worker
 
+pytestmark = pytest.mark.thorough
+
 KIND = available_kinds()[0]
 MAIL = Queue("mail", Exchange("mail"), routing_key="mail")
 UNREADY_SECONDS = 1.0

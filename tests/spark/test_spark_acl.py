@@ -7,6 +7,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import pytest
 import redis
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
@@ -18,6 +19,8 @@ from tests.kit.clusters import start_cluster
 from tests.kit.limited import OPTIONS, PASSWORD, USER, limited
 from tests.kit.sentinels import start_group
 from tests.kit.servers import Server, available_kinds
+
+pytestmark = pytest.mark.thorough
 
 COUNT = 20
 

@@ -20,6 +20,8 @@ from tests.kit.servers import Server
 from tests.kit.told import told
 from tests.kit.wait import wait_until
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).parents[2]
 DAY_MS = 86_400_000
 

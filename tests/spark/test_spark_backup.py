@@ -39,6 +39,8 @@ from tests.kit.restoring import kept
 from tests.kit.servers import Server
 from tests.kit.state import all_keys, entry, message
 
+pytestmark = pytest.mark.thorough
+
 YEAR_2100_MS = 4_102_444_800_000
 QUEUES = {"mail": 303, "q": 2}
 

@@ -15,6 +15,8 @@ from celery_ext.spark import backlog, cancel, reschedule, schedule
 from tests.kit.backlog import check_backlog
 from tests.kit.servers import Server
 
+pytestmark = pytest.mark.thorough
+
 JAN = datetime(2100, 1, 1, tzinfo=timezone.utc)
 JAN_MS = 4102444800000
 HOUR_MS = 3_600_000

@@ -31,6 +31,8 @@ from tests.kit.tasks_app import Settings
 from tests.kit.wait import wait_until
 from tests.kit.workers import Worker
 
+pytestmark = pytest.mark.thorough
+
 JAN = datetime(2100, 1, 1, tzinfo=timezone.utc)
 COUNT = 120
 SHARDS = 6

@@ -19,6 +19,8 @@ from celery_ext.spark.options import BrokerOptions
 from kombu_delayed.errors import OptionError
 from tests.kit.servers import Server, available_kinds, start_server
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(autouse=True)
 def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:

@@ -26,6 +26,8 @@ from kombu_delayed.store.store import Entry, Store
 from tests.kit.servers import Server
 from tests.kit.told import told
 
+pytestmark = pytest.mark.thorough
+
 Tell = Callable[..., None]
 
 

@@ -13,6 +13,8 @@ from celery_ext.spark.reports import forecast as forecasts
 from celery_ext.spark.reports.forecast import workers_needed
 from kombu_delayed.errors import OptionError
 
+pytestmark = pytest.mark.thorough
+
 NOW = datetime(2026, 11, 23, 9, 30, tzinfo=timezone.utc)
 NEXT = datetime(2026, 11, 23, 10, tzinfo=timezone.utc)
 

@@ -13,6 +13,8 @@ from pyspark.sql import SparkSession
 from tests.kit.backlog import check_backlog
 from tests.kit.servers import Server
 
+pytestmark = pytest.mark.thorough
+
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "spark.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

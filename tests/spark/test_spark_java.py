@@ -12,6 +12,8 @@ from pyspark.sql import SparkSession
 
 from celery_ext.spark import java, session
 
+pytestmark = pytest.mark.thorough
+
 
 def make_java(directory: Path, version: str) -> Path:
     (directory / "bin").mkdir(parents=True)

@@ -28,6 +28,8 @@ from kombu_delayed.store.store import Entry, Store
 from tests.kit.servers import Server
 from tests.kit.wait import wait_until
 
+pytestmark = pytest.mark.thorough
+
 Run = Callable[..., Result]
 
 ROOT = Path(__file__).parents[2]

@@ -17,6 +17,8 @@ from kombu_delayed.inspection.backlog import Backlog, Move
 from kombu_delayed.store.store import Entry, Store
 from tests.kit.state import entry, message
 
+pytestmark = pytest.mark.thorough
+
 #: Due times: a message is read here, and has then moved there, into what is read later.
 HERE, LATER_HERE, THERE = 2000, 2900, 9000
 

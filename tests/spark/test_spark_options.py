@@ -13,6 +13,8 @@ from celery_ext.spark.options import BrokerOptions, ReadOptions, WriteOptions, a
 from celery_ext.spark.sink.rows import check_columns
 from kombu_delayed.errors import OptionError
 
+pytestmark = pytest.mark.thorough
+
 URL = "delayed+redis://ann:s3cret@localhost:6379/0"
 JAN_MS = 4102444800000
 

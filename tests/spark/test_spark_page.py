@@ -17,6 +17,8 @@ from celery_ext.spark.events.batches import SCHEMA
 from celery_ext.spark.reports.page import ReportError, report
 from celery_ext.spark.reports.words import duration, number, share
 
+pytestmark = pytest.mark.thorough
+
 START = datetime(2026, 11, 21, tzinfo=timezone.utc)
 
 HOSTILE = "<script>alert('$x$')</script>"

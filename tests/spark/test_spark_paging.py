@@ -17,6 +17,8 @@ from kombu_delayed.store.store import Entry, Store
 from tests.kit.backlog import check_backlog
 from tests.kit.state import entry, message
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(params=[3, 1000])
 def small(

@@ -34,6 +34,8 @@ from tests.kit.backlog import check_backlog
 from tests.kit.servers import Server
 from tests.kit.state import message
 
+pytestmark = pytest.mark.thorough
+
 START = datetime(2026, 11, 21, 9, tzinfo=timezone.utc)
 STATES = (*UNTOUCHED, "unacked", "dead")
 

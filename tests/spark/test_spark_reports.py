@@ -12,6 +12,8 @@ from pyspark.sql import DataFrame, SparkSession
 from celery_ext.spark.events.batches import SCHEMA
 from celery_ext.spark.reports import queries
 
+pytestmark = pytest.mark.thorough
+
 START = datetime(2026, 11, 21, 9, tzinfo=timezone.utc)
 
 #: (second it happened, event, id, second it was due or None, consumer) and what differs by name.

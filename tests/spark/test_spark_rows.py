@@ -16,6 +16,8 @@ from celery_ext.spark.sink.rejects import Rejects, RowsRefused, discard, publish
 from celery_ext.spark.sink.rows import Rows, key_id
 from kombu_delayed.errors import OptionError
 
+pytestmark = pytest.mark.thorough
+
 ETA = datetime(2100, 1, 2, 3, 4, 5, 678901, timezone.utc)
 TOKYO = pa.timestamp("us", "Asia/Tokyo")
 

@@ -22,6 +22,8 @@ from kombu_delayed.store.store import Store
 from tests.kit.backlog import check_backlog
 from tests.kit.servers import Server
 
+pytestmark = pytest.mark.thorough
+
 Run = Callable[..., Result]
 
 LINES = """\

@@ -18,6 +18,8 @@ from celery_ext.spark.events.archive import log_events, read_archive
 from tests.kit.sentinels import PASSWORD, SENTINEL_PASSWORD, Group, start_group
 from tests.kit.servers import available_kinds
 
+pytestmark = pytest.mark.thorough
+
 JAN = datetime(2100, 1, 1, tzinfo=timezone.utc)
 COUNT = 100
 

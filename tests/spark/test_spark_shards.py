@@ -21,6 +21,8 @@ from kombu_delayed.store.keys import QueueKeys
 from kombu_delayed.store.shards import shard_name
 from tests.kit.servers import Server
 
+pytestmark = pytest.mark.thorough
+
 JAN = datetime(2100, 1, 1, tzinfo=timezone.utc)
 COUNT = 60
 

@@ -26,6 +26,8 @@ from kombu_delayed.errors import OptionError
 from kombu_delayed.store.store import Entry, Store
 from tests.kit.servers import Server
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).parents[2]
 START = datetime(2026, 11, 21, tzinfo=timezone.utc)
 

@@ -23,6 +23,8 @@ from tests.kit.jvm import SHORT_LIVED
 from tests.kit.servers import Server, free_port
 from tests.kit.wait import wait_until
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).parents[2]
 SPARK = Path(pyspark.__file__).parent
 START_SECONDS = 60

@@ -24,6 +24,8 @@ from tests.kit.backlog import check_backlog
 from tests.kit.servers import Server
 from tests.kit.state import all_keys
 
+pytestmark = pytest.mark.thorough
+
 SCHEMA = "id string, task string, eta string"
 
 Run = Callable[..., StreamingQuery]

@@ -28,6 +28,8 @@ from kombu_delayed.message.envelope import eta_to_ms
 from tests.kit.servers import Server
 from tests.kit.state import state
 
+pytestmark = pytest.mark.thorough
+
 ETA = datetime(2100, 1, 2, 3, 4, 5, 678901, timezone.utc)
 TIMES = [
     ETA,
