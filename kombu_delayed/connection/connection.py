@@ -19,7 +19,7 @@ from time import monotonic
 from typing import Any
 
 from redis import ConnectionPool
-from redis.exceptions import ResponseError
+from redis.exceptions import ConnectionError, ResponseError
 
 from ..errors import UNREACHABLE, NotReplicated, ServerFull, ServerNotReady, translate
 from .format import LOOK_SECONDS as FORMAT_SECONDS
@@ -135,7 +135,13 @@ class Wire:
 
     def connect(self) -> Any:
         """Another connection, for who gives it back to the pool."""
-        return self.pool.get_connection()
+        return self._open()
+
+    def _open(self) -> Any:
+        try:
+            return self.pool.get_connection()
+        except (TypeError, ValueError) as error:  # another thread has closed it meanwhile
+            raise ConnectionError(f"a connection was closed as it was opened: {error}") from error
 
     def refresh(self, connection: Any, is_idle: bool) -> None:
         """See that a connection from `connect` still leads to the right server."""

@@ -182,6 +182,15 @@ def test_who_knows_of_no_expiry_may_put_something_there(
     all_expire(client)
 
 
+def test_a_reply_to_remote_control_that_comes_too_late(
+    connect: Callable[..., Connection], client: redis.Redis
+) -> None:
+    """Nothing on the server says any more that its queue was to expire."""
+    connect().Producer().publish("pong", routing_key="1f2e.reply.celery.pidbox")
+    assert client.llen("1f2e.reply.celery.pidbox") == 1
+    assert {key for key in client.keys("*1f2e*") if client.pttl(key) < 0} == set()
+
+
 def test_dead_letters_expire_too(connect: Callable[..., Connection], client: redis.Redis) -> None:
     connection, queue = connect(delayed_lease_seconds=1, delayed_dead_seconds=60), brief()
     send(connection, queue, "bad")

@@ -41,6 +41,18 @@ def test_commands_are_packed_as_redis_py_does(command: tuple[Any, ...]) -> None:
     assert pack(command) == b"".join(Connection().pack_command(*command))
 
 
+@pytest.mark.parametrize("error", [TypeError("no fileno()"), ValueError("Invalid file: None")])
+def test_a_connection_that_another_thread_closes_as_it_is_opened(error: Exception) -> None:
+    """What redis-py says then is no connection error, and nobody would try again."""
+
+    class Pool(redis.ConnectionPool):
+        def get_connection(self, *args: Any, **options: Any) -> Any:
+            raise error
+
+    with pytest.raises(redis.exceptions.ConnectionError, match="closed as it was opened"):
+        Wire(Pool())("PING")
+
+
 @pytest.mark.usefixtures("packer")
 @pytest.mark.parametrize("command", [("SET", "k", True), ("SET", "k", HTTPStatus.OK)])
 def test_parts_of_other_types_are_packed_as_text(command: tuple[Any, ...]) -> None:

@@ -67,7 +67,7 @@ class NodeWire(Wire):
 
     def connect(self) -> Any:
         """Another connection, for who gives it back to the pool. Raises NodeDown."""
-        return self._reach(self.pool.get_connection)
+        return self._reach(self._open)
 
     def ask(self, *command: Any, replicas: Replicas | None = None) -> Any:
         """Send a command for a slot that is on its way to this node."""
