@@ -142,6 +142,14 @@ def test_who_comes_before_a_promotion_waits_for_it(watch: MasterWatch) -> None:
     assert (watch.is_held, watch.address) == (False, NEW)
 
 
+def test_a_forked_process_that_comes_before_a_promotion_waits_for_it(watch: MasterWatch) -> None:
+    """It has what its parent knew, two failovers ago."""
+    watch._compare(LEADER, Client(NEW, 2, LEADING, promoted=NEW))  # type: ignore[arg-type]
+    assert (watch.is_held, watch.address) == (True, NEW)
+    watch._compare(OTHER, Client(NEW, 2))  # type: ignore[arg-type]
+    assert watch.is_held
+
+
 @pytest.mark.parametrize("known", [1, 2])
 def test_who_comes_after_a_promotion_goes_to_the_new_master(
     watch: MasterWatch, follower: Follower, known: int

@@ -199,7 +199,9 @@ class MasterWatch:
         client.connection_pool.disconnect(inuse_connections=False)  # it has done its duty
         if not state:
             return
-        if int(state.get("config-epoch", 0)) > self._epoch and self.address:
+        with self._lock:  # each failover is told once: later it might end the wait for the next
+            known, self._epoch = self._epoch, max(self._epoch, int(state.get("config-epoch", 0)))
+        if self._epoch > known and self.address:
             self._promoted(address, sentinel)
         if _is_failing_over(state) and address == (state["ip"], state["port"]):
             self.held_until = monotonic() + HOLD_SECONDS
