@@ -19,7 +19,7 @@ from celery.worker.request import Request as CeleryRequest
 from celery.worker.state import task_ready
 from kombu.exceptions import OperationalError
 
-from kombu_delayed.errors import LeaseLost
+from kombu_delayed.errors import LeaseLost, ServerFull
 
 from .cold_shutdown import CancelledGreenlets, CancelledProcesses
 
@@ -101,7 +101,8 @@ class Request(CeleryRequest):
         because = getattr(self.message.channel, "because", None)
         error = getattr(exc_info.exception, "exc", exc_info.exception)  # billiard wraps it
         if isinstance(error, Reject) and because is not None:
-            error.requeue = error.requeue or isinstance(error.reason, OperationalError)
+            if not self.acknowledged and _is_out_of_reach(error.reason):
+                error.requeue = True
             if error.reason and not error.requeue:
                 because(self.message.delivery_tag, str(error.reason))
         try:
@@ -117,6 +118,10 @@ class Request(CeleryRequest):
                 logger.info("Task %s[%s] is not run: it is in its queue again", self.name, self.id)
                 task_ready(self)
         return self._begins
+
+
+def _is_out_of_reach(reason: Any) -> bool:
+    return isinstance(reason, OperationalError) and not isinstance(reason, ServerFull)
 
 
 class PooledRequest(Request):

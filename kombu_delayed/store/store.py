@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..connection.connection import Replicas, Wire, numbers, pairs
 from ..connection.format import Format
+from ..errors import NodeDown
 from ..message.ticket import Gate
 from ..message.wait import NO_WAIT, Wait
 from . import dead_letter_listeners, instrumentation
@@ -687,9 +688,12 @@ class Store:
     def renew(self, queue: str, consumer: str, lease_ms: int) -> list[str] | None:
         """Make the lease last in one queue; returns None where it was lost.
 
-        Else those whose lease there is over by the server's clock, which need not be dead.
+        Else those whose lease there is over by the server's clock, which need not be dead. Raises
+        connection errors, NodeDown where the queue's node could not be asked.
         """
         renewal = self.renew_all([queue], [queue], consumer, lease_ms, lease_ms)
+        if renewal.failed:
+            raise NodeDown(f"the node that has queue {queue!r} cannot be asked now")
         ended = (other for other in renewal.others if other.end_ms <= renewal.now_ms)
         return None if renewal.lost else [other.consumer for other in ended]
 

@@ -17,6 +17,7 @@ import celery
 import pytest
 import redis
 from celery import Celery, chain, chord, group
+from celery.exceptions import Reject
 from celery.result import AsyncResult
 
 from tests.kit.ledger import Ledger
@@ -292,6 +293,12 @@ def test_a_task_whose_retry_cannot_be_sent_returns_to_its_queue(bench: Bench) ->
     assert [run["redelivered"] for run in bench.ledger.of(sent)] == [False, True]
     with bench.client() as client:
         assert not client.exists("{celery}:dead")
+
+
+def test_a_task_that_is_acked_fails_if_its_retry_cannot_be_sent(bench: Bench) -> None:
+    """As without us: else nobody would ever hear of it."""
+    with pytest.raises(Reject):
+        bench.send("retry_unsent_early").get(timeout=60)
 
 
 def test_a_task_sends_a_task(bench: Bench) -> None:

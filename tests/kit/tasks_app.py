@@ -204,6 +204,16 @@ def reject(self: Any, requeue_first: bool = False) -> None:
 @task(bind=True, acks_late=True)
 def retry_unsent(self: Any) -> None:
     """Its first retry fails to be sent, as in an outage."""
+    _retry_unsent(self)
+
+
+@task(bind=True)
+def retry_unsent_early(self: Any) -> None:
+    """The same, and its message is acked by then."""
+    _retry_unsent(self)
+
+
+def _retry_unsent(self: Any) -> None:
     write_down(self)
     if not (self.request.delivery_info or {}).get("redelivered"):
         self.signature_from_request = lambda *args, **options: _Unsendable()
