@@ -158,6 +158,7 @@ def test_who_comes_after_a_promotion_goes_to_the_new_master(
         watch.found(NEW, 2)
     watch._compare(LEADER, Client(OLD, 2, LEADING, promoted=NEW))  # type: ignore[arg-type]
     assert (watch.is_held, watch.address, follower.count) == (False, NEW, 1)
+    assert watch.told_by == LEADER
 
 
 def test_a_process_that_comes_waits_until_all_sentinels_have_been_asked(

@@ -203,8 +203,12 @@ class MasterWatch:
             known, self._epoch = self._epoch, max(self._epoch, int(state.get("config-epoch", 0)))
         if self._epoch > known and self.address:
             self._promoted(address, sentinel)
-        if _is_failing_over(state) and address == (state["ip"], state["port"]):
+        if not _is_failing_over(state):
+            return
+        if address == (state["ip"], state["port"]):
             self.held_until = monotonic() + HOLD_SECONDS
+        else:
+            self.told_by = sentinel  # the others may name the old one for a moment yet
 
     def _hear(self, sentinel: Address, event: str, text: str) -> None:
         parts = text.split()
