@@ -1,4 +1,4 @@
-"""The pytest plugin: a broker, a clock that it goes by, an app on that broker, a worker for it."""
+"""The pytest plugin: fixtures for a broker, its clock, a Celery app on it, and a worker."""
 
 from __future__ import annotations
 

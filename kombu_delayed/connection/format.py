@@ -13,9 +13,9 @@ from typing import Any
 from redis.exceptions import NoPermissionError, ResponseError
 
 from ..errors import FormatError, ServerFull, ServerNotReady
-from . import native
+from .native import get_logger
 
-logger = native.get_logger(__name__)
+logger = get_logger(__name__)
 
 #: What this package reads and writes.
 MAJOR, MINOR = 1, 0

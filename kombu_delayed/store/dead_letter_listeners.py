@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
-from ..connection import native
+from ..connection.native import get_logger
 
-logger = native.get_logger(__name__)
+logger = get_logger(__name__)
 
 #: Called with the store, the queue and the ids of dead letters that this process has made.
 listeners: list[Callable[[Any, str, list[str]], None]] = []

@@ -58,7 +58,7 @@ def leaks(keys: Any) -> list[str]:
 
 
 def all_keys(server: Any) -> list[str]:
-    """Those that do not go by themselves, as queues for replies do."""
+    """The names of all keys without an expiry; those of reply queues have one."""
     with server.client() as client:
         keys = [key for key in client.scan_iter("*") if client.pttl(key) < 0]
     return [key.decode(errors="replace") for key in keys]

@@ -238,7 +238,7 @@ def test_a_message_whose_answer_was_lost_is_found_on_the_next_node(
 def test_a_channel_opens_by_a_map_from_before_a_planned_failover(
     connect: Connect, cluster: Cluster, names: list[str]
 ) -> None:
-    """That leaves no node down, so nothing but the role of the old master tells of it."""
+    """No node is down after it: only the role of the old master shows that the map is old."""
     connection = connect()
     found: Map = connection.default_channel.cluster
     old = Node("127.0.0.1", cluster.replicas_of(cluster.master_of(names[0]))[0].port or 0)

@@ -99,7 +99,8 @@ def test_what_one_connection_finds_the_others_follow(
 class Client:
     """A Sentinel that names a master since the failover of a number.
 
-    The leader of a failover has the old master in its state, and tells of the `promoted` one.
+    The leader of a failover keeps the old master in its state. Asked for the address of the
+    master, it gives the `promoted` one.
     """
 
     def __init__(

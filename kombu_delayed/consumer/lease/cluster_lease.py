@@ -6,15 +6,15 @@ from collections.abc import Callable, Hashable
 from time import monotonic
 from typing import Any
 
-from kombu_delayed.connection import native
 from kombu_delayed.connection.cluster.connection import ClusterWire
+from kombu_delayed.connection.native import get_logger
 from kombu_delayed.errors import UNREACHABLE, NodeDown
 from kombu_delayed.store.store import Store
 
 from .keeper import keeper
 from .lease import Lease
 
-logger = native.get_logger(__name__)
+logger = get_logger(__name__)
 
 
 class ClusterLease(Lease):
@@ -80,8 +80,7 @@ class Share(Lease):
     def __init__(self, whole: ClusterLease, node: Any) -> None:
         self._whole = whole
         self._node = node
-        self.store, self.server = whole.new_store(), whole.server
-        self.seconds, self.ms = whole.seconds, whole.ms
+        self.store, self.seconds, self.server = whole.new_store(), whole.seconds, whole.server
         run = self.store.run
         assert isinstance(run, ClusterWire)
         run.format = None  # the loop looks at it: it may be on another node

@@ -9,7 +9,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Hashable
-from functools import partial
+from functools import cached_property, partial
 from typing import Protocol, TypeVar
 
 from kombu_delayed.connection import native
@@ -73,7 +73,7 @@ class Lease:
 
     progress: Progress | None = None
 
-    #: Seconds, by the clock that `grant` goes by.
+    #: The clock of all leases, in seconds.
     clock = staticmethod(partial(time.clock_gettime, _CLOCK))
 
     def __init__(
@@ -84,7 +84,6 @@ class Lease:
         self._name = name
         self.consumer = consumer_id(name, seconds)
         self.seconds = seconds
-        self.ms = int(seconds * 1000)
         self.lost = False
         self.next_step_at = 0.0
         #: Queue -> until when it lasts at least, by `clock`.
@@ -98,6 +97,11 @@ class Lease:
         self._is_in_doubt = False
         #: Leases that end too late -> since when they have not changed, by `clock`.
         self._far: dict[Other, float] = {}
+
+    @cached_property
+    def ms(self) -> int:
+        """Its length in milliseconds."""
+        return int(self.seconds * 1000)
 
     @property
     def queues(self) -> frozenset[str]:

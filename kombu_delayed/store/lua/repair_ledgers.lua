@@ -12,8 +12,7 @@ local function fault_of(job)
 end
 
 local function put_right(job)
-  drop_ledger(job)
-  redis.call('ZREM', ledgers_until, job)
+  forget_ledger(ledgers_until, job)
 end
 
 return looked_through(redis.call('ZSCAN', ledgers_until, cursor, 'COUNT', count), fault_of, put_right)

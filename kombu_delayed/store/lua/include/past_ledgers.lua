@@ -5,9 +5,13 @@ local function drop_ledger(job)
   if redis.call('PTTL', job) < 0 then redis.call('UNLINK', job) end
 end
 
+local function forget_ledger(ledgers_until, job)
+  drop_ledger(job)
+  redis.call('ZREM', ledgers_until, job)
+end
+
 local function drop_past_ledgers(ledgers_until)
   for _, job in ipairs(redis.call('ZRANGEBYSCORE', ledgers_until, '-inf', now_ms, 'LIMIT', 0, 10)) do
-    drop_ledger(job)
-    redis.call('ZREM', ledgers_until, job)
+    forget_ledger(ledgers_until, job)
   end
 end
