@@ -81,9 +81,19 @@ class ClusterFaults(PausingFaults):
             return None
         old = cluster.master_of(shard)
         old.kill()
-        cluster.wait_for_failover(shard, old)
-        self._at(time.monotonic() + DOWN_SECONDS, old.start)
+        if self._is_replaced(shard, old):
+            self._at(time.monotonic() + DOWN_SECONDS, old.start)
+        else:
+            old.start()
         return "master"
+
+    def _is_replaced(self, shard: str, old: Server) -> bool:
+        """After a step of their clock masters may not notice for as long as it was ahead."""
+        try:
+            self._cluster.wait_for_failover(shard, old)
+        except AssertionError:
+            return False
+        return True
 
     def _planned_failover(self) -> str | None:
         cluster, shard = self._cluster, self._shard()
@@ -92,8 +102,7 @@ class ClusterFaults(PausingFaults):
         old = cluster.master_of(shard)
         with cluster.client(cluster.replicas_of(old)[0]) as client:
             client.execute_command("CLUSTER", "FAILOVER")
-        cluster.wait_for_failover(shard, old)
-        return "master"
+        return "master" if self._is_replaced(shard, old) else None
 
     def _slot_moved(self) -> str | None:
         return self._moved(self._shard(), self._cluster.move)

@@ -48,7 +48,7 @@ SLOTS = tuple(
 #: A pool shrinks when it has had nothing to do for so long.
 AUTOSCALE_SECONDS = 2
 
-TERM_SECONDS = 20
+TERM_SECONDS = 60
 STACKS_SECONDS = 0.5
 
 
