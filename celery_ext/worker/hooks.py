@@ -57,6 +57,14 @@ def run_expectations(app: Celery) -> None:
     register(app)
 
 
+def let_late_results_expire(app: Celery) -> None:
+    """Let no result for `rpc://` stay for ever that nobody fetches; twice is safe."""
+    if str(app.conf.result_backend).startswith("rpc"):
+        from .late_results import install
+
+        install()
+
+
 def _on_init(sender: Any, **_: Any) -> None:
     from kombu_delayed.transport.transport import Transport
 
@@ -66,6 +74,7 @@ def _on_init(sender: Any, **_: Any) -> None:
         run_http_jobs(sender.app)
         run_expectations(sender.app)
         show_metrics(sender.app)
+        let_late_results_expire(sender.app)
 
 
 watch_workers()

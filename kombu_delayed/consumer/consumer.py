@@ -556,7 +556,9 @@ class Consumer:
     def _heard(self, request: Request, answer: Delivered | None) -> Delivered:
         if answer is None:
             anew = request._replace(options={**request.options, "leased": False})
-            answer = self.lease.outlast_data(request.queue, lambda: anew.send(self.store))
+            answer = self.lease.outlast_data(
+                request.queue, self.store, lambda: anew.send(self.store)
+            )
         if answer is None:
             self.lease.lost = True
             raise LeaseLost

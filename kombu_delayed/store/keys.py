@@ -161,6 +161,10 @@ class QueueKeys:
         """Sorted set name -> when that is forgotten."""
         return self._tagged("answers-until")
 
+    def reclaimed(self, consumer: str) -> str:
+        """Exists for a day where messages of this consumer were given to others."""
+        return f"{self._start}reclaimed:{consumer}"
+
     def held(self, consumer: str) -> str:
         """Sorted set of the tags in a large unacked hash, while they are given back."""
         return self._tagged(f"held:{consumer}")

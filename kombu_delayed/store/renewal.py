@@ -6,16 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-#: A lease that ends so many times its length from now was granted by a clock that was ahead.
-FAR_LEASES = 5
-
 
 class Other(NamedTuple):
     """A lease of another consumer that has ended by the server's clock, or ends too late."""
 
     queue: str
     consumer: str
-    end_ms: int
+    end_ms: float
 
 
 @dataclass
@@ -48,7 +45,7 @@ class Renewal:
         self.idle.update(queues[n - 1] for n in idle)
         for n, name, end_ms in zip(odd[::3], odd[1::3], odd[2::3], strict=True):
             consumer = name.decode(errors="surrogateescape")
-            self.others.append(Other(queues[n - 1], consumer, int(float(end_ms))))
+            self.others.append(Other(queues[n - 1], consumer, float(end_ms)))
 
 
 def merged(answers: Iterable[tuple[Sequence[str], Any]]) -> Renewal:

@@ -19,7 +19,7 @@ from . import dead_letter_listeners, instrumentation
 from .event_trimming import Upkeep
 from .keys import SEPARATOR, QueueKeys, step_char
 from .queue_metrics import SPANS_MS, Metrics
-from .renewal import FAR_LEASES, Renewal, merged
+from .renewal import Renewal, merged
 from .scripts import Call, Script, script, send_together
 from .shards import Shards
 
@@ -719,7 +719,6 @@ class Store:
                     "consumer": consumer,
                     "lease_ms": lease_ms,
                     "idle_ms": idle_ms,
-                    "far_ms": lease_ms * FAR_LEASES,
                     "renewed": [n for n, queue in enumerate(part, 1) if queue in renewed],
                 },
             )
@@ -741,7 +740,11 @@ class Store:
             *(each.slots(consumer) for each in keys),
         ]
 
-    def reclaim(self, queue: str, consumer: str, ended_ms: int | None = None) -> int:
+    def was_reclaimed(self, queue: str, consumer: str) -> bool:
+        """Whether others were given messages of this consumer, within a day."""
+        return bool(self.run("EXISTS", self.keys(queue).reclaimed(consumer)))
+
+    def reclaim(self, queue: str, consumer: str, ended_ms: float | None = None) -> int:
         """Put back the messages of a consumer whose lease has ended; returns how many.
 
         With `ended_ms` only if its lease still ends then: who has renewed it since is not dead.

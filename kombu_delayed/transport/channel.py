@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -45,13 +44,10 @@ from ..message.envelope import Unique, check_task, due, message_id, to_json, uni
 from ..store.keys import format_version
 from ..store.shards import LOOK_SECONDS, is_shard, number_of, queue_of
 from ..store.store import Entry, Limits, Size, Store
+from . import replies
 from .server_checks import check, inspect
 
 logger = get_logger(__name__)
-
-#: Queues of replies to remote control expire; a worker may reply when nothing says so any more.
-_REPLIES = re.compile(r"\.reply\.[^.]+\.pidbox$")
-LATE_REPLY_MS = 60_000
 
 #: What servers of this process were found to be, by address.
 _servers: dict[tuple[Any, ...], int] = {}
@@ -301,7 +297,7 @@ class Channel(stock.Channel):
         step = self.priority(self._get_message_priority(message, reverse=False))
         when = due(message)
         entry = Entry(message_id(message), step, to_json(message), when.argument if when else "")
-        expires_ms = self._expires.get(queue) or (LATE_REPLY_MS if _REPLIES.search(queue) else 0)
+        expires_ms = self._expires.get(queue) or replies.expires_ms(queue)
         unique = unique_key(message)
         plans_later = unique is None and getattr(batch, "plans_later", False)
         if (rules := self.rules) is not None and not plans_later:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +19,9 @@ from kombu_delayed import DeadLetters
 from kombu_delayed.store.keys import format_version
 from tests.kit.inbox import Inbox
 from tests.kit.servers import Server
+from tests.kit.tasks_app import Settings
 from tests.kit.wait import wait_until
+from tests.kit.workers import ROOT, Worker
 
 pytestmark = [
     pytest.mark.thorough,
@@ -50,9 +55,13 @@ def everlasting(client: redis.Redis) -> list[str]:
 
 
 def all_expire(client: redis.Redis) -> None:
-    """Nothing lasts for ever, and what is left expires; the note of the expiry itself later."""
+    """Nothing lasts for ever, and what is left expires; notes of the expiry and the dead later."""
     assert everlasting(client) == []
-    wait_until(lambda: keys(client) <= {"{brief}:expires"}, "every key has expired", 60)
+    wait_until(
+        lambda: all(key == "{brief}:expires" or ":reclaimed:" in key for key in keys(client)),
+        "every key has expired",
+        60,
+    )
     assert client.pttl("{brief}:expires") <= 10_000 + BRIEF_SECONDS * 1_000
 
 
@@ -189,6 +198,29 @@ def test_a_reply_to_remote_control_that_comes_too_late(
     connect().Producer().publish("pong", routing_key="1f2e.reply.celery.pidbox")
     assert client.llen("1f2e.reply.celery.pidbox") == 1
     assert {key for key in client.keys("*1f2e*") if client.pttl(key) < 0} == set()
+
+
+SEND_AND_DIE = """
+import os, sys
+from tests.kit.tasks_app import Settings, make_app
+app = make_app(Settings.from_environment())
+result = app.send_task("add", (1, 2))
+print(result.backend.oid, flush=True)
+os._exit(0)
+"""
+
+
+def test_a_result_for_a_client_that_is_gone(
+    server: Server, client: redis.Redis, tmp_path: Path
+) -> None:
+    """A cron job that does not wait for the results of its tasks, with `rpc://`."""
+    settings = Settings(f"delayed+{server.url}", "rpc://")
+    command = [sys.executable, "-c", SEND_AND_DIE]
+    environment = {**os.environ, **settings.environment()}
+    oid = subprocess.check_output(command, env=environment, cwd=ROOT, text=True).strip()
+    with Worker(settings, tmp_path, pool="prefork", concurrency=1):
+        wait_until(lambda: client.llen(oid) == 1, "the result is there")
+    assert [key for key in client.keys(f"*{oid}*") if client.pttl(key) == -1] == []
 
 
 def test_dead_letters_expire_too(connect: Callable[..., Connection], client: redis.Redis) -> None:

@@ -43,7 +43,8 @@ def entry(id: str, due: int | str = "", step: int = 0, body: str | None = None) 
 def all_keys(client: redis.Redis) -> list[str]:
     """Return every key of the database that says where messages are, sorted."""
     keys = (key.decode() for key in client.keys("*"))
-    return sorted(key for key in keys if not key.endswith(_BESIDE))
+    marks = "}:reclaimed:"  # of consumers that were taken for dead: gone in a day
+    return sorted(key for key in keys if not key.endswith(_BESIDE) and marks not in key)
 
 
 def state(client: redis.Redis) -> dict[str, Value]:

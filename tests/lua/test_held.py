@@ -417,6 +417,11 @@ def test_what_is_held_decides_how_long_it_lasts(
     after = state(client)
     ends = [after[f"{{{name}}}:consumers"]["A"] for name in "pqr"]
     assert ends == [31_000, 31_000, 91_000]
+    assert client.zscore("{r}:consumers", "A") == 91_000.5  # and so it is known for an idle one
+
+
+OLD = "w:12:01234567"
+IN_TIME, LATE, IDLE = (f"{OLD[:-1]}{n}-30000" for n in range(3))
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 250])
@@ -426,14 +431,16 @@ def test_only_what_is_asked_for_is_renewed(
     monkeypatch.setattr(Store, "renewals_at_once", at_once)
     ends = {
         "{p}:consumers": {"A": 1500, "B": 999, "C": 1200},
-        "{q}:consumers": {"A": 1300, "B": 1000, "late": 151_001, "long": 151_000},
+        "{q}:consumers": {"A": 1300, "B": 1000, LATE: 34_001, IN_TIME: 34_000, OLD: 34_001},
         "{r}:consumers": {"A": 1400, "D": 1100},
     }
     seed(client, ends)
+    client.zadd("{q}:consumers", {IDLE: 150_999.5})
     found = renew_all(store)
+    client.zrem("{q}:consumers", IDLE)
     assert state(client) == ends
     assert (found.own_end_ms, found.next_end_ms, found.lost) == (1300, 1100, [])
-    assert sorted(found.others) == [("p", "B", 999), ("q", "B", 1000), ("q", "late", 151_001)]
+    assert sorted(found.others) == [("p", "B", 999), ("q", "B", 1000), ("q", LATE, 34_001)]
 
 
 def test_what_was_lost_is_not_renewed(store: Store, client: redis.Redis) -> None:

@@ -108,6 +108,14 @@ class Wired:
         self._check()
         return self._world.store.reclaim(*args)
 
+    def deliver(self, *args: Any, **options: Any) -> Any:
+        self._check()
+        return self._world.store.deliver(*args, **options)
+
+    def was_reclaimed(self, *args: Any) -> bool:
+        self._check()
+        return self._world.store.was_reclaimed(*args)
+
     def _check(self) -> None:
         if self._world.is_cut:
             raise ConnectionError
@@ -218,6 +226,56 @@ def test_who_died_before_the_clock_was_set(world: World, step: float) -> None:
     assert dead.consumer in world.names()
     world.run(SECONDS / 2)
     assert world.names() == {lease.consumer}
+
+
+@pytest.mark.parametrize("leases", [-0.5, -2, -4, -6])
+@pytest.mark.parametrize("queues", [1, 2 * FEW_QUEUES])
+def test_who_died_and_the_clock_is_set_back_by_some_leases(
+    world: World, leases: float, queues: int
+) -> None:
+    others = [f"q{n}" for n in range(queues - 1)]
+    lease, dead = (world.consumer("q", *others) for _ in range(2))
+    world.run(2.5 * SECONDS)
+    world.dies(dead)
+    world.step_clock(leases * SECONDS)
+    world.run(SECONDS + 10)
+    assert world.names() == {lease.consumer}
+    assert world.store.size("q").ready == 1
+
+
+def test_who_was_reclaimed_while_its_clock_stood_still(world: World) -> None:
+    lease, stopped = world.consumer(), world.consumer()
+    world.run(SECONDS)
+    world.dies(stopped)
+    now = world.at
+    world.run(2 * SECONDS)
+    assert world.names() == {lease.consumer}
+    stopped.clock = lambda: now + 1  # type: ignore[method-assign]
+    assert not stopped.may_have_ended("q")
+    assert not stopped.renew("q", world.store)
+    assert world.names() == {lease.consumer}
+
+
+def test_a_server_that_starts_with_old_data(world: World) -> None:
+    leases, other = [world.consumer() for _ in range(2)], world.consumer("other")
+    copies = {key: world.store.run("DUMP", key) for key in world.store.run("KEYS", "*")}
+    world.run(3 * SECONDS)
+    for key, copy in copies.items():
+        world.store.run("RESTORE", key, 0, copy, "REPLACE")
+    world.run(5 * SECONDS)
+    assert world.alive(*leases)
+    assert world.names("other") == {other.consumer}
+
+
+def test_a_server_that_starts_with_data_of_before_one_came(world: World) -> None:
+    first = world.consumer()
+    copies = {key: world.store.run("DUMP", key) for key in world.store.run("KEYS", "*")}
+    second = world.consumer()
+    world.run(3 * SECONDS)
+    for key, copy in copies.items():
+        world.store.run("RESTORE", key, 0, copy, "REPLACE")
+    world.run(5 * SECONDS)
+    assert world.alive(first, second)
 
 
 def test_an_older_consumer_with_a_longer_lease_is_not_taken_for_late(world: World) -> None:

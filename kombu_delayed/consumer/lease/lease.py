@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 
 from kombu_delayed.connection import native
 from kombu_delayed.errors import UNREACHABLE
-from kombu_delayed.store.renewal import FAR_LEASES, Other, Renewal
+from kombu_delayed.store.renewal import Other, Renewal
 from kombu_delayed.store.store import Store
 
 from .contact import Contact
@@ -95,8 +95,8 @@ class Lease:
         self._contact = Contact(self.seconds)
         #: What a renewal says may differ from what is known here: renew in all queues.
         self._is_in_doubt = False
-        #: Leases that end too late -> since when they have not changed, by `clock`.
-        self._far: dict[Other, float] = {}
+        #: Leases that a clock has granted which was ahead -> when they were first seen, by `clock`.
+        self._late: dict[Other, float] = {}
 
     @cached_property
     def ms(self) -> int:
@@ -152,13 +152,15 @@ class Lease:
                 self._until[queue] = asked_at + self.seconds
         return True
 
-    def outlast_data(self, queue: str, register: Callable[[], T | None]) -> T | None:
+    def outlast_data(self, queue: str, store: Store, register: Callable[[], T | None]) -> T | None:
         """Register again with a server that does not know this lease; None: it has ended.
 
-        The server has lost its data if the lease has not ended by this process's clock: nobody can
-        have reclaimed it.
+        The server has lost its data if the lease has not ended by this process's clock, which a
+        virtual machine's pause may have stopped, and nobody has reclaimed it.
         """
-        answer = None if self.may_have_ended(queue) else register()
+        if self.may_have_ended(queue) or store.was_reclaimed(queue, self.consumer):
+            return None
+        answer = register()
         if answer is not None:
             logger.warning(
                 "The server has lost its data: consumer %s goes on with what it holds of queue %r",
@@ -170,7 +172,7 @@ class Lease:
     def _register_again(self, queue: str, store: Store) -> bool:
         deliver = partial(store.deliver, queue, self.consumer, want=0, tag=0, lease_ms=self.ms)
         register = partial(deliver, waits=False, promotions=0)
-        return self.outlast_data(queue, register) is not None
+        return self.outlast_data(queue, store, register) is not None
 
     def end(self) -> None:
         """Renew no more."""
@@ -221,7 +223,7 @@ class Lease:
         if not all(self._register_again(queue, self.store) for queue in renewal.lost):
             self.lost = True
             return self.seconds / 3
-        if not renewal.now_ms:
+        if renewal.lost or not renewal.now_ms:
             return self._lost_contact()
         if self._is_certain(renewal, known, asked_at) or len(renewed) == len(queues):
             self._is_in_doubt = False
@@ -248,7 +250,10 @@ class Lease:
         if renewal.own_end_ms is None:
             return True
         left_seconds = (renewal.own_end_ms - renewal.now_ms) / 1000
-        return left_seconds >= min(known.values()) - asked_at - self.seconds * DOUBT
+        believed_seconds = min(known.values()) - asked_at
+        if left_seconds < min(believed_seconds, self.seconds) - self.seconds * DOUBT:
+            self._contact.broke()  # the server has older data: leases of others are older, too
+        return left_seconds >= believed_seconds - self.seconds * DOUBT
 
     def _renew_all(self, queues: list[str], renewed: dict[str, float], asked_at: float) -> Renewal:
         idle_seconds = self.seconds * (IDLE_LEASES if len(queues) > FEW_QUEUES else 1)
@@ -272,31 +277,31 @@ class Lease:
         if renewal.next_end_ms is not None:
             until_end = (renewal.next_end_ms - renewal.now_ms) / 1000
             wait = min(wait, until_end + JUST_AFTER_SECONDS)
-        far = self._far
-        self._far = {}
         for other in renewal.others:
-            seconds = self._seconds_to_live(other, renewal.now_ms, far)
-            if seconds <= 0:
-                self._reclaim(other)
-            else:
-                wait = min(wait, seconds + JUST_AFTER_SECONDS)
+            if other.end_ms > renewal.now_ms:
+                self._late.setdefault(other, self.clock())
+                continue
+            wait = min(wait, self._reclaim_after(other, self._seconds_to_live(other, renewal)))
+        for other, since in [*self._late.items()]:
+            needed = lease_seconds_of(other.consumer) or self.seconds
+            left = needed - min(self._steady_seconds, self.clock() - since)
+            if left <= 0:
+                del self._late[other]
+            wait = min(wait, self._reclaim_after(other, left))
         return wait
 
-    def _seconds_to_live(self, other: Other, now_ms: int, far: dict[Other, float]) -> float:
+    def _seconds_to_live(self, other: Other, renewal: Renewal) -> float:
         """How long a consumer counts as alive yet that this one has not seen renew its lease."""
         if other.end_ms == 0:  # somebody has found it dead before
             return 0
-        length = lease_seconds_of(other.consumer)
-        needed, steady = length or self.seconds, self._contact.steady_seconds(self.clock())
-        over_seconds = (now_ms - other.end_ms) / 1000
-        if over_seconds < 0:
-            if length is None or -over_seconds <= length * FAR_LEASES:
-                return math.inf
-            since = self._far[other] = far.get(other, self.clock())
-            return needed - min(steady, self.clock() - since)
-        if self._has_just_started and over_seconds >= needed:
+        needed = lease_seconds_of(other.consumer) or self.seconds
+        if self._has_just_started and renewal.now_ms - other.end_ms >= needed * 1000:
             needed /= 2
-        return needed - steady
+        return needed - self._steady_seconds
+
+    @property
+    def _steady_seconds(self) -> float:
+        return self._contact.steady_seconds(self.clock())
 
     @property
     def _has_just_started(self) -> bool:
@@ -304,7 +309,13 @@ class Lease:
         began_at, since = keeper(self.server).began_at, self._contact.since
         return began_at is not None and since is not None and since <= began_at + self.seconds / 3
 
-    def _reclaim(self, other: Other) -> None:
+    def _reclaim_after(self, other: Other, seconds: float) -> float:
+        """Reclaim what one has left that counts as dead; returns seconds until the next look.
+
+        Nothing is reclaimed where its lease was renewed since.
+        """
+        if seconds > 0:
+            return seconds + JUST_AFTER_SECONDS
         count = self.store.reclaim(other.queue, other.consumer, other.end_ms)
         if count:
             logger.warning(
@@ -314,3 +325,4 @@ class Lease:
                 count,
                 other.queue,
             )
+        return math.inf

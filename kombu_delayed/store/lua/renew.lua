@@ -5,21 +5,30 @@ local now      = ARGV[1]
 local consumer = ARGV[2]
 local lease_ms = tonumber(ARGV[3])    -- how long the lease lasts from now on where the consumer holds something …
 local idle_ms  = tonumber(ARGV[4])    -- … and where it holds nothing
-local far_ms   = tonumber(ARGV[5])    -- a lease that lasts longer than this yet is told of
-local renewed  = {unpack(ARGV, 6)}    -- the queues in which to renew it, counted from 1
+local renewed  = {unpack(ARGV, 5)}    -- the queues in which to renew it, counted from 1
 -- include: clock
 -- returns {now_ms, end of the first of its leases to end (before this call), or 0; end of the first of others' to end, or 0;
 --   {queues where it was lost}, {queues where it holds nothing}, {queue, consumer, end, … of leases that have ended, or end late}}
 local count = #keys / 3
-local all, own_ms, next_ms, has_odd = {'ZUNION', count, unpack(keys, 1, count)}, 0, 0, false
+
+-- Granted by a clock that was ahead of the present one? Where nothing is held leases are longer, and half a millisecond
+-- tells them apart. Names of version 0.1.0 do not end with the length of the lease.
+local function ends_late(name, end_ms)
+  local length_ms = tonumber(name:match(':%x%x%x%x%x%x%x%x%-(%d+)$'))
+  return length_ms and end_ms - now_ms > length_ms * (end_ms % 1 == 0 and 1.1 or 5)
+end
+
+local all, own_ms, next_ms, has_ended, has_late = {'ZUNION', count, unpack(keys, 1, count)}, 0, 0, false, false
 all[#all + 1], all[#all + 2], all[#all + 3] = 'AGGREGATE', 'MIN', 'WITHSCORES'
 local found = redis.call(unpack(all))
 for i = 1, #found, 2 do
   local end_ms = tonumber(found[i + 1])
   if found[i] == consumer then
     own_ms = end_ms
-  elseif end_ms <= now_ms or end_ms > now_ms + far_ms then
-    has_odd = true
+  elseif end_ms <= now_ms then
+    has_ended = true
+  elseif ends_late(found[i], end_ms) then
+    has_late = true
   elseif next_ms == 0 or end_ms < next_ms then
     next_ms = end_ms
   end
@@ -56,7 +65,7 @@ end
 
 local function renew(i, holds_some)
   local is_idle = not holds_some or not holds({i})
-  local end_ms = now_ms + (is_idle and idle_ms or lease_ms)
+  local end_ms = now_ms + (is_idle and idle_ms > lease_ms and idle_ms + 0.5 or lease_ms)
   local is_ending = own_ms == 0 and redis.call('ZSCORE', keys[i], consumer) == '0'
   if is_ending or (redis.call('ZADD', keys[i], 'XX', 'CH', end_ms, consumer) == 0
       and not redis.call('ZSCORE', keys[i], consumer)) then
@@ -79,12 +88,15 @@ if #renewed > 0 then
   end
 end
 
-for i = 1, has_odd and count or 0 do
-  for _, range in ipairs({{'-inf', now_ms}, {'(' .. now_ms + far_ms, '+inf'}}) do
-    local some = redis.call('ZRANGEBYSCORE', keys[i], range[1], range[2], 'WITHSCORES', 'LIMIT', 0, 100)
-    for n = 1, #some, 2 do
-      if some[n] ~= consumer then odd[#odd + 1], odd[#odd + 2], odd[#odd + 3] = i, some[n], some[n + 1] end
+local function tell(i, low, high, limit, is_odd)
+  local some = redis.call('ZRANGEBYSCORE', keys[i], low, high, 'WITHSCORES', 'LIMIT', 0, limit)
+  for n = 1, #some, 2 do
+    if some[n] ~= consumer and is_odd(some[n], tonumber(some[n + 1])) then
+      odd[#odd + 1], odd[#odd + 2], odd[#odd + 3] = i, some[n], some[n + 1]
     end
   end
 end
+
+for i = 1, has_ended and count or 0 do tell(i, '-inf', now_ms, 100, function() return true end) end
+for i = 1, has_late and count or 0 do tell(i, '(' .. now_ms, '+inf', 1000, ends_late) end
 return {now_ms, own_ms, next_ms, lost, idle, odd}
