@@ -7,7 +7,7 @@ from typing import Any
 
 from celery.backends.rpc import RPCBackend
 
-from kombu_delayed.transport import replies
+from kombu_delayed.transport.replies import lifetimes
 
 
 def install() -> None:
@@ -20,7 +20,7 @@ def install() -> None:
     def destination_for(backend: Any, task_id: str, request: Any) -> tuple[str, str]:
         queue, correlation_id = find(backend, task_id, request)
         if queue and backend.expires:
-            replies.note(queue, int(backend.expires * 1000))
+            lifetimes.note(queue, int(backend.expires * 1000))
         return queue, correlation_id
 
     RPCBackend.destination_for = destination_for

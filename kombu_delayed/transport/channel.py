@@ -44,7 +44,7 @@ from ..message.envelope import Unique, check_task, due, message_id, to_json, uni
 from ..store.keys import format_version
 from ..store.shards import LOOK_SECONDS, is_shard, number_of, queue_of
 from ..store.store import Entry, Limits, Size, Store
-from . import replies
+from .replies import lifetimes
 from .server_checks import check, inspect
 
 logger = get_logger(__name__)
@@ -297,7 +297,7 @@ class Channel(stock.Channel):
         step = self.priority(self._get_message_priority(message, reverse=False))
         when = due(message)
         entry = Entry(message_id(message), step, to_json(message), when.argument if when else "")
-        expires_ms = self._expires.get(queue) or replies.expires_ms(queue)
+        expires_ms = self._expires.get(queue) or lifetimes[queue]
         unique = unique_key(message)
         plans_later = unique is None and getattr(batch, "plans_later", False)
         if (rules := self.rules) is not None and not plans_later:

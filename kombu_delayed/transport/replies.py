@@ -9,18 +9,23 @@ LATE_REPLY_MS = 60_000
 
 _REMOTE_CONTROL = re.compile(r"\.reply\.[^.]+\.pidbox$")
 
-#: Only who has answered lately matters.
-_KNOWN_LIMIT = 10_000
-_known: dict[str, int] = {}
+#: Queues that are remembered. Only who was answered lately matters.
+_LIMIT = 10_000
 
 
-def note(queue: str, expires_ms: int) -> None:
-    """What this process sends to a queue from now on is a reply, and expires. From any thread."""
-    if queue not in _known and len(_known) >= _KNOWN_LIMIT:
-        _known.clear()
-    _known[queue] = expires_ms
+class Lifetimes(dict[str, int]):
+    """Queue -> how many milliseconds a reply stays in it; 0: what it gets are no replies."""
+
+    def __missing__(self, queue: str) -> int:
+        return self.note(queue, LATE_REPLY_MS if _REMOTE_CONTROL.search(queue) else 0)
+
+    def note(self, queue: str, expires_ms: int) -> int:
+        """What this process puts into a queue from now on stays so long. From any thread."""
+        if len(self) >= _LIMIT:
+            self.clear()
+        self[queue] = expires_ms
+        return expires_ms
 
 
-def expires_ms(queue: str) -> int:
-    """How long a reply stays that is put into a queue; 0: it is no queue of replies."""
-    return _known.get(queue) or (LATE_REPLY_MS if _REMOTE_CONTROL.search(queue) else 0)
+#: Those of this process.
+lifetimes = Lifetimes()
