@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 
 import httpx
 import pytest
+import redis
 from celery import Celery
 
 from celery_ext import Delayed
-from tests.kit.http import api_client, make_app
-from tests.kit.servers import Server
+from tests.kit.http import Serve, api_client, make_app
+from tests.kit.pages import Visitor
+from tests.kit.servers import Server, available_kinds, start_server
+from tests.kit.shop import OpenShop, make_shop
 
 
 @pytest.fixture
@@ -28,7 +31,7 @@ def delayed(app: Celery) -> Iterator[Delayed]:
 
 
 @pytest.fixture
-def serve(app: Celery) -> Iterator[Callable[..., httpx.Client]]:
+def serve(app: Celery) -> Iterator[Serve]:
     """Start an API with options; several at once are fine."""
     with ExitStack() as stack:
         yield lambda **options: stack.enter_context(api_client(app, **options))
@@ -45,6 +48,30 @@ def shared_api(shared_server: Server) -> Iterator[httpx.Client]:
 def api(server: Server, shared_api: httpx.Client) -> httpx.Client:
     shared_api.api.service.forget_names()  # type: ignore[attr-defined]
     return shared_api
+
+
+@pytest.fixture
+def visitor(api: httpx.Client) -> Iterator[Visitor]:
+    """A browser without scripts."""
+    api.api.gate._site._recent.forget()  # type: ignore[attr-defined]
+    with Visitor(api) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def open_shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenShop]:
+    """Open a shop with a server of its own; gives its app, a client of Redis and a visitor."""
+    with ExitStack() as stack:
+
+        def make() -> tuple[Celery, redis.Redis, Visitor]:
+            kind, directory = available_kinds()[0], tmp_path_factory.mktemp("shop")
+            server = stack.enter_context(start_server(kind, directory, port=0))
+            app = stack.enter_context(make_shop(server.url))
+            api = stack.enter_context(api_client(app))
+            client = stack.enter_context(server.client())
+            return app, client, stack.enter_context(Visitor(api))
+
+        yield make
 
 
 @pytest.fixture(scope="session")

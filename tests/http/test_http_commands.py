@@ -1,14 +1,15 @@
-"""`celery delayed serve` and `python -m celery_ext.http`, as processes."""
+"""`celery delayed serve` and `python -m celery_ext.http`, as processes, and their logs."""
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,16 @@ from click.testing import CliRunner
 
 from celery_ext import Delayed
 from celery_ext.cli import delayed as cli
+from celery_ext.http.access_log import JsonFormatter, access, audit
 from kombu_delayed.embedded import server as embedded
 from tests.kit.pages import Page
 from tests.kit.receiver import receiving
 from tests.kit.servers import Server, free_port
-from tests.kit.tasks_app import Settings, make_app
+from tests.kit.tasks_app import Settings
 from tests.kit.wait import wait_until
 from tests.kit.workers import ROOT
+
+SERVE = ["celery", "-A", "tests.kit.tasks_app", "delayed", "serve"]
 
 
 @contextmanager
@@ -57,39 +61,59 @@ def started(
 
         def answers() -> bool:
             assert process.poll() is None, log.read_text()
-            try:
+            with suppress(httpx.TransportError):
                 return client.get("/healthz").status_code == 200
-            except httpx.TransportError:
-                return False
+            return False
 
         try:
             wait_until(answers, "the server answers", 30)
             yield client, process
         finally:
-            if process.poll() is None:
-                process.kill()
+            process.kill()
             process.wait()
 
 
-def test_serve(server: Server, tmp_path: Path) -> None:
-    settings = Settings(f"delayed+{server.url}")
-    command = ["celery", "-A", "tests.kit.tasks_app", "delayed", "serve"]
-    with running(tmp_path, *command, **settings.environment()) as api:
-        made = api.post("/v1/tasks", json={"task": "record", "delay": "1h"})
+def test_serve_and_its_logs(server: Server, tmp_path: Path) -> None:
+    environment = Settings(f"delayed+{server.url}").environment()
+    options = ["--log-format", "json", "--access-log"]
+    with running(tmp_path, *SERVE, *options, **environment) as api:
+        given = {"task": "record", "delay": "1h", "args": ["secret"], "headers": {"x": "secret"}}
+        made = api.post("/v1/tasks", json=given)
         assert made.status_code == 201, made.text
         assert api.get(made.headers["location"]).json()["status"] == "scheduled"
-        assert api.get("/v1/tasks", headers={"host": "evil.example"}).status_code == 421
+        evil = {"host": "evil.example", "authorization": "Bearer kd_secret"}
+        assert api.get("/v1/tasks?x=secret", headers=evil).status_code == 421
     log = (tmp_path / "server.log").read_text()
-    assert '"action": "create"' in log
-    assert "Finished server process" in log
+    assert "secret" not in log
+    lines = [json.loads(line) for line in log.splitlines()]
+    assert all({"at", "level", "logger"} <= line.keys() for line in lines)
+    done = next(line for line in lines if line["logger"] == audit.name)
+    assert (done["action"], done["status"]) == ("create", 201)
+    told = [line for line in lines if line["logger"] == access.name]
+    seen = {(line["method"], line["path"], line["status"]) for line in told}
+    assert {("POST", "/v1/tasks", 201), ("GET", "/v1/tasks", 421)} <= seen
+    assert all(line["ms"] >= 0 for line in told)
+    assert any("Finished server process" in line.get("message", "") for line in lines)
+
+
+def test_an_error_is_one_line() -> None:
+    try:
+        raise ValueError("two\nlines")
+    except ValueError as error:
+        info = (type(error), error, error.__traceback__)
+    record = logging.LogRecord("x", logging.ERROR, __file__, 1, "it %s", ("failed",), info)
+    text = JsonFormatter().format(record)
+    assert "\n" not in text
+    line = json.loads(text)
+    assert (line["level"], line["message"]) == ("error", "it failed")
+    assert "ValueError: two\nlines" in line["error"]
 
 
 def test_behind_a_proxy(server: Server, tmp_path: Path) -> None:
     """At a path that the proxy takes away, under a name of its own."""
-    settings = Settings(f"delayed+{server.url}")
-    command = ["celery", "-A", "tests.kit.tasks_app", "delayed", "serve"]
-    command += ["--name", "Tasks.example.com", "--root-path", "/delayed"]
-    with running(tmp_path, *command, **settings.environment()) as api:
+    environment = Settings(f"delayed+{server.url}").environment()
+    options = ["--name", "Tasks.example.com", "--root-path", "/delayed"]
+    with running(tmp_path, *SERVE, *options, **environment) as api:
         proxied = {"host": "tasks.example.com", "x-forwarded-for": "192.0.2.7"}
         assert api.get("/v1/tasks", headers=proxied).status_code == 401
         assert api.get("/v1/tasks", headers={"host": "evil.example"}).status_code == 421
@@ -102,40 +126,9 @@ def test_behind_a_proxy(server: Server, tmp_path: Path) -> None:
         assert api.get(asset, headers=proxied).status_code == 200
         servers = api.get("/openapi.json", headers=proxied).json()["servers"]
         assert servers == [{"url": "/delayed"}]
-
-
-@pytest.mark.crash
-def test_what_was_accepted_outlives_the_server(server: Server, tmp_path: Path) -> None:
-    """However its end falls between a request and its answer."""
-    settings = Settings(f"delayed+{server.url}")
-    command = ["celery", "-A", "tests.kit.tasks_app", "delayed", "serve"]
-    accepted: list[str] = []
-
-    def post(url: str, name: int) -> None:
-        with httpx.Client(base_url=url, timeout=60) as client:
-            for number in range(1_000_000):
-                given = {"task": "record", "delay": "1h", "id": f"{name}-{number}"}
-                try:
-                    answer = client.post("/v1/tasks", json=given)
-                except httpx.TransportError:
-                    return
-                assert answer.status_code == 201
-                accepted.append(given["id"])
-
-    with (
-        started(tmp_path, *command, **settings.environment()) as (api, process),
-        ThreadPoolExecutor(8) as threads,
-    ):
-        done = [threads.submit(post, str(api.base_url), n) for n in range(8)]
-        wait_until(lambda: len(accepted) > 100, "tasks are accepted", 60)
-        process.kill()
-        for each in done:
-            each.result(90)
-    with make_app(settings) as app:
-        delayed = Delayed(app)
-        kept = {info.id for info in delayed.find()}
-        delayed.close()
-    assert set(accepted) <= kept
+    log = (tmp_path / "server.log").read_text()
+    assert '"status": 401' in log
+    assert "/openapi.json" not in log, "only with --access-log"
 
 
 def test_without_a_project(tmp_path: Path) -> None:

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import httpx
 from celery import Celery
 
+from celery_ext import Delayed
 from celery_ext.http import Api, HttpOptions
+from celery_ext.http.auth.tokens import Tokens
 from celery_ext.http.serving.server import make_server
+from kombu_delayed.message.envelope import open_envelope
 from tests.kit.wait import wait_until
+
+#: Starts an API with options.
+Serve = Callable[..., httpx.Client]
 
 
 def make_app(url: str, **config: Any) -> Celery:
@@ -57,3 +63,35 @@ def api_client(app: Celery, *, needs_token: bool = False, **options: Any) -> Ite
     with serving(api) as url, httpx.Client(base_url=url, timeout=15) as client:
         client.api = api  # type: ignore[attr-defined]
         yield client
+
+
+def bearer(delayed: Delayed, *scopes: str, **bounds: Any) -> dict[str, str]:
+    """The header of a new token."""
+    return {"Authorization": f"Bearer {Tokens(delayed).create('test', scopes, **bounds)[1]}"}
+
+
+def pages(api: httpx.Client, path: str, name: str, **query: Any) -> list[list[Any]]:
+    """What is in each page of a list, up to the last one."""
+    found = []
+    while True:
+        answer = api.get(path, params=query)
+        assert answer.status_code == 200, answer.text
+        found.append(answer.json()[name])
+        query["cursor"] = answer.json()["next"]
+        if query["cursor"] is None:
+            return found
+
+
+def all_rows(api: httpx.Client, path: str, name: str, **query: Any) -> list[Any]:
+    """What is in all pages of a list together."""
+    return [row for page in pages(api, path, name, **query) for row in page]
+
+
+def bury(delayed: Delayed, queue: str = "celery", reason: str = "no") -> list[str]:
+    """Make dead letters of all that is ready in a queue, in its order; returns their ids."""
+    found = delayed.store.deliver(queue, "w:1:x", 99, 1, lease_ms=60_000)
+    assert found is not None
+    ids = [open_envelope(record[1:], 0).id for record in found.records]
+    letters = [(tag, id, reason, b"") for tag, id in enumerate(ids, 1)]
+    delayed.store.bury(queue, "w:1:x", letters, "")
+    return ids

@@ -6,6 +6,7 @@ import json
 import math
 import random
 import time
+from collections.abc import Callable
 from typing import Any
 
 import redis
@@ -16,6 +17,10 @@ from celery_ext.policies import Fair, Limit, Shares
 from celery_ext.tasks.failures import Failure, write
 from kombu_delayed.message.envelope import open_envelope
 from kombu_delayed.store.store import Store
+from tests.kit.pages import Visitor
+
+#: Opens a shop; returns its app, a client of Redis and a visitor of its pages.
+OpenShop = Callable[[], tuple[Celery, redis.Redis, Visitor]]
 
 TASKS = {
     "mail": ("mail.send_reminder", "mail.send_invoice", "mail.ask_for_review"),
