@@ -48,6 +48,12 @@ class Jobs:
         found: dict[str, Any] = self.api.get(f"/v1/tasks/{id}").json()
         return found
 
+    def remaining(self, id: str) -> float:
+        info = self.delayed.get(id)
+        assert info is not None
+        assert info.remaining is not None
+        return info.remaining.total_seconds()
+
     def wait(self, id: str, status: str, retries: int | None = None) -> dict[str, Any]:
         def reached() -> dict[str, Any] | None:
             found = self.state(id)
@@ -90,11 +96,8 @@ def test_retries_then_dead(jobs: Jobs) -> None:
     for retries in (1, 2, 3):
         found = jobs.wait(id, "scheduled", retries)
         assert found["tenant"] == "ada"
-        info = jobs.delayed.get(id)
-        assert info is not None
-        assert info.remaining is not None
         wait = backoff_seconds(retries - 1)
-        assert wait - 10 < info.remaining.total_seconds() <= wait
+        assert wait - 10 < jobs.remaining(id) <= wait
         jobs.delayed.run_now(id)
     assert jobs.wait(id, "dead")["reason"] == "4 tries failed, the last one: code 7"
     assert len(jobs.receiver.at("/bad")) == 4
@@ -108,10 +111,7 @@ def test_too_many_requests_are_no_failure(jobs: Jobs) -> None:
     for count in (1, 2):
         wait_until(lambda count=count: len(jobs.receiver.at("/busy")) == count, "it was asked")
         found = jobs.wait(id, "scheduled")
-        info = jobs.delayed.get(id)
-        assert info is not None
-        assert info.remaining is not None
-        assert 80 < info.remaining.total_seconds() < 101
+        assert 80 < jobs.remaining(id) < 101
         assert (found["retries"], found["tenant"], found["priority"]) == (0, "ada", 3)
         if count == 2:
             jobs.receiver.answers.pop("/busy")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -11,7 +10,7 @@ import redis
 from celery import Celery
 
 from celery_ext import Delayed, expect
-from celery_ext.http.auth.tokens import Tokens
+from tests.kit.http import Serve, bearer
 from tests.kit.questions import answer_in
 
 
@@ -44,6 +43,8 @@ def test_any_key(api: httpx.Client, app: Celery, delayed: Delayed, key: str) -> 
     info = delayed.expectations.get(key)
     assert info is not None
     assert info.state == "answered"
+    long = api.post(f"/v1/responses/{'x' * 1001}", json={"payload": 1})
+    assert (long.status_code, long.json()["errors"][0]["field"]) == (422, "key")
 
 
 @pytest.mark.parametrize(
@@ -66,23 +67,15 @@ def test_what_is_no_answer(api: httpx.Client, body: Any, field: str, delayed: De
     assert delayed.expectations.get("k") is None
 
 
-def test_keys_that_are_too_long(api: httpx.Client) -> None:
-    found = api.post(f"/v1/responses/{'x' * 1001}", json={"payload": 1})
-    assert (found.status_code, found.json()["errors"][0]["field"]) == (422, "key")
-
-
-def test_options(
-    serve: Callable[..., httpx.Client], app: Celery, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_options(serve: Serve, app: Celery) -> None:
     app.conf.delayed_expectations = {"early_limit": 1, "answer_bytes": 100}
     api = serve()
     assert api.post("/v1/responses/a", json={"payload": 1}).status_code == 202
     full = api.post("/v1/responses/b", json={"payload": 1})
     assert (full.status_code, full.headers["retry-after"]) == (503, "60")
-    large = api.post("/v1/responses/b", json={"payload": "x" * 100})
-    assert (large.status_code, large.json()["errors"][0]["field"]) == (422, "payload")
-    large = api.post("/v1/responses/b", json={"error": "x" * 100})
-    assert (large.status_code, large.json()["errors"][0]["field"]) == (422, "error")
+    for field in ("payload", "error"):
+        large = api.post("/v1/responses/b", json={field: "x" * 100})
+        assert (large.status_code, large.json()["errors"][0]["field"]) == (422, field)
     app.conf.delayed_expectations = {"early_seconds": 0}
     assert api.post("/v1/responses/c", json={"payload": 1}).status_code == 404
 
@@ -91,8 +84,7 @@ def test_tokens_are_bound(locked_api: httpx.Client, app: Celery, delayed: Delaye
     expect("k", app=app, tenant="ada")
 
     def answer(body: Any, **bounds: Any) -> int:
-        token = Tokens(delayed).create("test", ["schedule"], **bounds)[1]
-        headers = {"Authorization": f"Bearer {token}"}
+        headers = bearer(delayed, "schedule", **bounds)
         return locked_api.post("/v1/responses/k", json=body, headers=headers).status_code
 
     assert answer({"payload": 1}, queues=["mail"]) == 403

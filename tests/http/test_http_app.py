@@ -1,17 +1,24 @@
-"""The API in a user's own ASGI application."""
+"""The API in a user's own ASGI application, its options, and its OpenAPI document."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import httpx
 import pytest
+import schemathesis
 from celery import Celery
+from hypothesis import HealthCheck, Phase, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi import checks
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from celery_ext.http import Api, HttpOptions
+from celery_ext.http.api.openapi import document
+from celery_ext.http.app import OPERATIONS
 from kombu_delayed.errors import OptionError
 
 
@@ -47,29 +54,8 @@ def test_mounted(app: Celery) -> None:
 
 def test_mounted_needs_a_token(app: Celery) -> None:
     api = Api(app)
-    call = Caller(api)
-    assert call("GET", "/delayed/v1/tasks").status_code == 401
-    assert call("GET", "/delayed/docs").status_code == 200
+    assert Caller(api)("GET", "/delayed/v1/tasks").status_code == 401
     api.close()
-
-
-@pytest.mark.parametrize(
-    ("given", "match"),
-    [
-        ({"thread": 1}, "did you mean 'threads'"),
-        ({"zzz": 1}, "there are tasks, "),
-        ({"threads": 0}, "1 to 256, not 0"),
-        ({"threads": 1.5}, "whole number, not 1.5"),
-        ({"rate": "1"}, "number, not '1'"),
-        ({"tasks": "till.*"}, "list of texts"),
-        ({"tasks": [1]}, "list of texts"),
-        ({"job_queue": 1}, "text, not 1"),
-        (["threads"], "dict of options"),
-    ],
-)
-def test_options(given: object, match: str) -> None:
-    with pytest.raises(OptionError, match=match):
-        HttpOptions.parse(given)
 
 
 def test_options_of_an_app(app: Celery) -> None:
@@ -77,6 +63,8 @@ def test_options_of_an_app(app: Celery) -> None:
     found = HttpOptions.of(app)
     assert (found.threads, found.tasks) == (3, ("till.*",))
     assert HttpOptions.of(Celery("x", set_as_current=False)) == HttpOptions()
+    with pytest.raises(OptionError, match="did you mean 'threads'"):
+        HttpOptions.parse({"thread": 1})
 
 
 def test_allowed_tasks(app: Celery) -> None:
@@ -84,3 +72,47 @@ def test_allowed_tasks(app: Celery) -> None:
     allowed = {name: api.service.may_schedule(name) for name in ("till.any", "celery.chord", "x")}
     assert allowed == {"till.any": True, "celery.chord": False, "x": True}
     api.close()
+
+
+schema = schemathesis.openapi.from_dict(document(OPERATIONS)).exclude(
+    path=["/v1/events", "/v1/bulk", "/v1/delayedqueue/poll"]
+)
+
+CHECKS = [
+    not_a_server_error,
+    checks.status_code_conformance,
+    checks.content_type_conformance,
+    checks.response_schema_conformance,
+    checks.unsupported_method,
+]
+
+
+@schema.parametrize()
+@settings(
+    max_examples=8,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+def test_schemathesis(case: Any, api: httpx.Client) -> None:
+    case.call_and_validate(base_url=str(api.base_url), checks=CHECKS)
+
+
+def test_document(api: httpx.Client) -> None:
+    found = api.get("/openapi.json").json()
+    assert found["openapi"] == "3.1.0"
+    ids = [each["operationId"] for path in found["paths"].values() for each in path.values()]
+    assert len(ids) == len(set(ids)) == len(OPERATIONS)
+    refs = set(re.findall(r'"#/components/schemas/(\w+)"', api.get("/openapi.json").text))
+    assert refs <= set(found["components"]["schemas"])
+
+
+def test_docs_need_no_internet(api: httpx.Client) -> None:
+    page, script = api.get("/docs"), api.get("/docs.js")
+    assert page.headers["content-type"].startswith("text/html")
+    assert script.headers["content-type"].startswith("text/javascript")
+    for text in (page.text, script.text):
+        assert "//" not in re.sub(r"^// .*$", "", text, flags=re.MULTILINE)
+        assert "innerHTML" not in text
