@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
+from redis.exceptions import ConnectionError
 
 from celery_ext import Delayed
 from celery_ext.http.api import cursors
+from celery_ext.http.api.endpoints import export
+from tests.kit.http import Serve, all_rows, bearer, bury
+from tests.kit.wait import wait_until
 
 NDJSON = {"content-type": "application/x-ndjson"}
 
 
-def post(api: httpx.Client, content: Any) -> list[dict[str, Any]]:
-    answer = api.post("/v1/bulk", content=content, headers=NDJSON)
+def lines_of(answer: httpx.Response) -> list[dict[str, Any]]:
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"].startswith("application/x-ndjson")
     return [json.loads(line) for line in answer.text.splitlines()]
+
+
+def post(api: httpx.Client, content: Any) -> list[dict[str, Any]]:
+    return lines_of(api.post("/v1/bulk", content=content, headers=NDJSON))
 
 
 def test_each_line_is_answered(api: httpx.Client, delayed: Delayed) -> None:
@@ -29,13 +36,15 @@ def test_each_line_is_answered(api: httpx.Client, delayed: Delayed) -> None:
         "",
         '{"task": "till.none"}',
         '{"task": "till.charge", "delay": "x"}',
+        '{"task": "till.strict"}',
         '{"task": "till.charge", "id": "b"}',
     ]
     found = post(api, "\n".join(lines))
-    assert [each["line"] for each in found] == [1, 2, 4, 5, 6]
+    assert [each["line"] for each in found] == [1, 2, 4, 5, 6, 7]
     shown = [each.get("status") or each["problem"]["status"] for each in found]
-    assert shown == ["scheduled", 400, 422, 422, "waiting"]
+    assert shown == ["scheduled", 400, 422, 422, 422, "waiting"]
     assert found[3]["problem"]["errors"][0]["field"] == "delay"
+    assert "missing 1 required" in found[4]["problem"]["detail"]
     counts = delayed.counts()["celery"]
     assert (counts.delayed, counts.ready) == (1, 1)
 
@@ -54,7 +63,7 @@ def test_many_lines_in_parts(api: httpx.Client, delayed: Delayed) -> None:
     assert delayed.counts()["celery"].delayed == 3_000
 
 
-def test_the_answer_is_bounded(serve: Callable[..., httpx.Client], delayed: Delayed) -> None:
+def test_the_answer_is_bounded(serve: Serve, delayed: Delayed) -> None:
     """Of short lines it would be many times as long as they are."""
     api = serve(bulk_bytes=400_000)
     found = post(api, b'{"task":"till.charge","id":"a"}\n' + b"1\n" * 199_000)
@@ -67,14 +76,7 @@ def test_the_answer_is_bounded(serve: Callable[..., httpx.Client], delayed: Dela
     assert post(api, b"1\n")[0]["line"] == 1
 
 
-def test_what_celery_refuses(api: httpx.Client) -> None:
-    found = post(api, '{"task": "till.strict"}\n{"task": "till.strict", "args": [1]}')
-    assert "missing 1 required" in found[0]["problem"]["detail"]
-    assert found[1]["status"] == "waiting"
-    assert api.post("/v1/tasks", json={"task": "till.strict"}).status_code == 422
-
-
-def test_limits_of_a_body(serve: Callable[..., httpx.Client]) -> None:
+def test_limits_of_a_body(serve: Serve) -> None:
     api = serve(body_bytes=1_000, bulk_bytes=10_000)
     long = api.post("/v1/bulk", content=b"x" * 2_000, headers=NDJSON)
     assert (long.status_code, "line" in long.json()["detail"]) == (413, True)
@@ -96,32 +98,15 @@ def test_queues(api: httpx.Client) -> None:
     assert api.get("/v1/forecast?buckets=0").status_code == 422
 
 
-def test_consumers(api: httpx.Client, delayed: Delayed) -> None:
-    api.post("/v1/tasks", json={"task": "till.charge"})
-    delayed.store.deliver("celery", "w:1:x", 1, 1, lease_ms=60_000)
-    found = api.get("/v1/consumers", params={"queue": "celery"}).json()["consumers"]
-    assert [(each["name"], each["unacked"]) for each in found] == [("w:1:x", 1)]
-
-
 @pytest.fixture
 def buried(api: httpx.Client, delayed: Delayed) -> list[str]:
-    ids = [f"d{n}" for n in range(5)]
-    for id in ids:
-        api.post("/v1/tasks", json={"task": "till.charge", "id": id})
-    delayed.store.deliver("celery", "w:1:x", 5, 1, lease_ms=60_000)
-    entries = [(n, id, "no", b"") for n, id in enumerate(ids, 1)]
-    delayed.store.bury("celery", "w:1:x", entries)
-    return ids
+    for n in range(5):
+        api.post("/v1/tasks", json={"task": "till.charge", "id": f"d{n}"})
+    return bury(delayed)
 
 
 def test_dead(api: httpx.Client, delayed: Delayed, buried: list[str]) -> None:
-    found, cursor = [], {}
-    while True:
-        page = api.get("/v1/dead", params={"limit": 2, **cursor}).json()
-        found += page["letters"]
-        if page["next"] is None:
-            break
-        cursor = {"cursor": page["next"]}
+    found = all_rows(api, "/v1/dead", "letters", limit=2)
     assert [each["letter_id"] for each in found] == buried
     assert {(each["reason"], each["task"]) for each in found} == {("no", "till.charge")}
     assert api.get("/v1/dead", params={"task": "*.mail"}).json()["letters"] == []
@@ -140,8 +125,7 @@ def test_dead_letters_go_on_whatever_happens(
     assert [each["letter_id"] for each in first["letters"]] == buried[:2]
     api.post("/v1/dead/purge", json={"ids": buried[:2]})
     api.post("/v1/tasks", json={"task": "till.charge", "id": "d9"})
-    delayed.store.deliver("celery", "w:1:x", 1, 9, lease_ms=60_000)
-    delayed.store.bury("celery", "w:1:x", [(9, "d9", "no", b"")])
+    bury(delayed)
     query = {"limit": 9, "cursor": first["next"]}
     second = api.get("/v1/dead", params=query).json()
     assert [each["letter_id"] for each in second["letters"]] == [*buried[2:], "d9"]
@@ -157,13 +141,13 @@ def events_of(api: httpx.Client, count: int, after: str, **query: Any) -> list[d
     found = []
     with api.stream("GET", "/v1/events", params=query, headers={"last-event-id": after}) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
-        for line in answer.iter_lines():
+        lines = answer.iter_lines()
+        for line in lines:
             if line.startswith("id: "):
-                found.append({"stream_id": line[4:]})
-            if line.startswith("data: "):
-                found[-1] |= json.loads(line[6:])
-                if len(found) == count:
-                    return found
+                id, data = line[4:], next(each for each in lines if each.startswith("data: "))
+                found.append({"stream_id": id, **json.loads(data[6:])})
+            if len(found) == count:
+                return found
     raise AssertionError("the stream has ended")
 
 
@@ -172,11 +156,8 @@ def test_events(api: httpx.Client) -> None:
         api.post("/v1/tasks", json={"task": "till.charge", "id": id, "delay": "1h"})
     api.delete("/v1/tasks/a")
     found = events_of(api, 3, "1-0")
-    assert [(each["event"], each["id"]) for each in found] == [
-        ("scheduled", "a"),
-        ("scheduled", "b"),
-        ("cancelled", "a"),
-    ]
+    told = [("scheduled", "a"), ("scheduled", "b"), ("cancelled", "a")]
+    assert [(each["event"], each["id"]) for each in found] == told
     assert [each["event"] for each in events_of(api, 1, "1-0", event="cancelled")] == ["cancelled"]
     assert [each["id"] for each in events_of(api, 1, "1-0", task_id="b")] == ["b"]
     again = events_of(api, 1, found[2]["stream_id"])
@@ -184,10 +165,94 @@ def test_events(api: httpx.Client) -> None:
     assert api.get("/v1/events", headers={"last-event-id": "x"}).status_code == 400
 
 
-def test_events_are_bounded_in_number(serve: Callable[..., httpx.Client]) -> None:
+def test_streams_are_bounded(serve: Serve) -> None:
     api = serve(streams=1)
     with api.stream("GET", "/v1/events") as answer:
         lines = answer.iter_lines()  # kept: the stream ends with it
         assert next(lines).startswith(":")
-        refused = api.get("/v1/events")
-        assert (refused.status_code, "retry-after" in refused.headers) == (503, True)
+        for path in ("/v1/events", "/v1/bulk"):
+            refused = api.get(path)
+            assert (refused.status_code, "retry-after" in refused.headers) == (503, True)
+    for _ in range(2):
+        wait_until(lambda: api.get("/v1/bulk").status_code == 200, "the place is given back")
+
+
+# Delayed tasks as NDJSON.
+
+ALL = [f"{queue}-{n}" for queue in "ab" for n in range(5)]
+
+
+@pytest.fixture
+def filled(api: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> httpx.Client:
+    monkeypatch.setattr(export, "STEP", 3)
+    lines = [
+        {"task": task, "id": f"{queue}-{n}", "queue": queue, "delay": f"{n + 1}h", "tenant": tenant}
+        for queue, task, tenant in (("a", "till.send_mail", "ada"), ("b", "till.charge", "bob"))
+        for n in range(5)
+    ]
+    assert len(post(api, "\n".join(map(json.dumps, lines)))) == 10
+    api.api.service.forget_names()  # type: ignore[attr-defined]
+    return api
+
+
+def ids(lines: list[dict[str, Any]]) -> list[str]:
+    return [line["id"] for line in lines if "id" in line]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, ALL),
+        ({"queue": "b"}, ALL[5:]),
+        ({"task": "*mail"}, ALL[:5]),
+        ({"tenant": "bob"}, ALL[5:]),
+        ({"tenant": "eve"}, []),
+    ],
+)
+def test_export(filled: httpx.Client, given: dict[str, str], expected: list[str]) -> None:
+    lines = lines_of(filled.get("/v1/bulk", params=given))
+    assert ids(lines) == expected
+    assert lines[-1] == {"cursor": None}
+
+
+def test_each_cursor_goes_on_where_it_is(filled: httpx.Client) -> None:
+    lines, seen = lines_of(filled.get("/v1/bulk")), 0
+    assert len([line for line in lines if "cursor" in line]) > 2
+    for line in lines[:-1]:
+        if "id" in line:
+            seen += 1
+            continue
+        rest = lines_of(filled.get("/v1/bulk", params={"cursor": line["cursor"]}))
+        assert ids(rest) == ALL[seen:]
+
+
+def test_wrong_exports(filled: httpx.Client) -> None:
+    for given in ({"cursor": "x"}, {"limit": "5"}, {"due_after": "soon"}):
+        assert filled.get("/v1/bulk", params=given).status_code == 422, given
+
+
+def test_exports_of_tenants(
+    filled: httpx.Client, locked_api: httpx.Client, delayed: Delayed
+) -> None:
+    answer = locked_api.get("/v1/bulk", headers=bearer(delayed, "read", tenants=["ada"]))
+    assert ids(lines_of(answer)) == ALL[:5]
+
+
+def test_a_broker_that_fails_meanwhile(
+    filled: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last line tells where to go on."""
+    page_of, calls = export.page_of, []
+
+    def fail_later(*given: Any) -> dict[str, Any]:
+        calls.append(given)
+        if len(calls) == 3:
+            raise ConnectionError("gone")
+        return page_of(*given)
+
+    monkeypatch.setattr(export, "page_of", fail_later)
+    lines = lines_of(filled.get("/v1/bulk"))
+    assert lines[-1]["problem"]["status"] == 503
+    monkeypatch.setattr(export, "page_of", page_of)
+    rest = lines_of(filled.get("/v1/bulk", params={"cursor": lines[-1]["cursor"]}))
+    assert ids([*lines, *rest]) == ALL

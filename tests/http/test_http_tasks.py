@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
-from itertools import chain
 from typing import Any
 
 import httpx
@@ -18,7 +16,7 @@ from celery_ext.http.api import cursors
 from celery_ext.policies import Limit
 from celery_ext.tasks.body import read_body
 from kombu_delayed.testing import dump
-from tests.kit.http import api_client, make_app
+from tests.kit.http import Serve, all_rows, api_client, make_app, pages
 from tests.kit.servers import Server
 from tests.kit.state import all_keys
 
@@ -83,47 +81,57 @@ def test_times(api: httpx.Client, times: Any, status: str, seconds: float | None
 @pytest.mark.parametrize(
     ("given", "field"),
     [
-        ({"task": "till.send_mail", "delay": "soon"}, "delay"),
-        ({"task": "till.send_mail", "delay": "-1s"}, "delay"),
-        ({"task": "till.send_mail", "delay": -1}, "delay"),
-        ({"task": "till.send_mail", "delay": True}, "delay"),
-        ({"task": "till.send_mail", "delay": "9999999d"}, "delay"),
-        ({"task": "till.send_mail", "due": "tomorrow"}, "due"),
-        ({"task": "till.send_mail", "due": "2030-01-01", "delay": 1}, "due"),
-        ({"task": "till.send_mail", "priority": 256}, "priority"),
-        ({"task": "till.send_mail", "priority": "1"}, "priority"),
-        ({"task": "till.send_mail", "args": {}}, "args"),
-        ({"task": "till.send_mail", "kwargs": []}, "kwargs"),
-        ({"task": "till.send_mail", "queue": ""}, "queue"),
-        ({"task": "till.send_mail", "expires": "1"}, "expires"),
-        ({"task": "till.send_mail", "colour": "red"}, "colour"),
-        ({"task": "till.send_mail", "id": "a b"}, "id"),
-        ({"task": "till.send_mail", "headers": {"x": []}}, "headers.x.str"),
-        ({"task": "till.send_mail", "headers": {"Task": "other"}}, "headers"),
-        ({"task": "till.send_mail", "headers": {"eta": "2001-01-01"}}, "headers"),
-        ({"task": "till.send_mail", "headers": {"Delayed_queue": "other"}}, "headers"),
-        ({"task": "till.send_mail", "args": [{"__type__": "uuid", "__value__": 1}]}, "args"),
-        ({"task": "till.send_mail", "kwargs": {"a": [TYPED]}}, "kwargs"),
-        ({"topic": "t", "callback": "http://a.example/", "content": {"a": TYPED}}, "content"),
-        ({"task": "till.send_mail", "retry": 1}, "retry"),
-        ({"task": "till.unknown"}, "task"),
-        ({"task": "celery.backend_cleanup"}, "task"),
+        ({"delay": "soon"}, "delay"),
+        ({"delay": "-1s"}, "delay"),
+        ({"delay": -1}, "delay"),
+        ({"delay": True}, "delay"),
+        ({"delay": "9999999d"}, "delay"),
+        ({"due": "tomorrow"}, "due"),
+        ({"due": "2030-01-01", "delay": 1}, "due"),
+        ({"priority": 256}, "priority"),
+        ({"priority": "1"}, "priority"),
+        ({"args": {}}, "args"),
+        ({"queue": ""}, "queue"),
+        ({"expires": "1"}, "expires"),
+        ({"colour": "red"}, "colour"),
+        ({"id": "a b"}, "id"),
+        ({"headers": {"x": []}}, "headers.x.str"),
+        ({"headers": {"Task": "other"}}, "headers"),
+        ({"headers": {"eta": "2001-01-01"}}, "headers"),
+        ({"headers": {"Delayed_queue": "other"}}, "headers"),
+        ({"args": [{"__type__": "uuid", "__value__": 1}]}, "args"),
+        ({"kwargs": {"a": [TYPED]}}, "kwargs"),
+        ({"retry": 1}, "retry"),
+        *(({"task": name}, "task") for name in ("till.unknown", "celery.backend_cleanup")),
         ({"task": "celery_ext.http.post"}, "task"),
+    ],
+)
+def test_wrong_fields(api: httpx.Client, client: redis.Redis, given: Any, field: str) -> None:
+    check_refused(api.post("/v1/tasks", json={"task": "till.send_mail", **given}), field)
+    assert all_keys(client) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
         ({}, "task"),
         ({"topic": "t"}, "task"),
         ({"topic": "t", "callback": "ftp://example.com/"}, "callback"),
         ({"topic": "t", "callback": "https://example.com/", "args": []}, "args"),
+        ({"topic": "t", "callback": "http://a.example/", "content": {"a": TYPED}}, "content"),
         ([], "body"),
     ],
 )
-def test_wrong_fields(api: httpx.Client, client: redis.Redis, given: Any, field: str) -> None:
-    answer = api.post("/v1/tasks", json=given)
+def test_neither_task_nor_job(api: httpx.Client, given: Any, field: str) -> None:
+    check_refused(api.post("/v1/tasks", json=given), field)
+
+
+def check_refused(answer: httpx.Response, field: str) -> None:
     assert answer.status_code == 422
     assert answer.headers["content-type"] == "application/problem+json"
     problem = answer.json()
     assert field in [each["field"] for each in problem["errors"]], problem
     assert problem["status"] == 422
-    assert all_keys(client) == []
 
 
 @pytest.mark.parametrize(
@@ -205,9 +213,7 @@ def test_what_waits_for_a_limit(server: Server) -> None:
     }
 
 
-def test_puts_of_several_servers_at_once_make_one_task(
-    serve: Callable[..., httpx.Client], delayed: Delayed
-) -> None:
+def test_puts_of_several_servers_at_once_make_one_task(serve: Serve, delayed: Delayed) -> None:
     servers = [serve(), serve()]
     with ThreadPoolExecutor(8) as threads:
         answers = [
@@ -220,21 +226,18 @@ def test_puts_of_several_servers_at_once_make_one_task(
 
 
 def test_status(api: httpx.Client, delayed: Delayed, client: redis.Redis) -> None:
-    def status(id: str) -> str:
-        return str(api.get(f"/v1/tasks/{id}").json().get("status"))
-
     store = delayed.store
     for id in ("a", "b"):
         api.post("/v1/tasks", json={"task": "till.charge", "id": id})
     found = api.get("/v1/tasks/a").json()
     assert (found["status"], found["waiting_for"]) == ("waiting", "worker")
     store.deliver("celery", "w:1:x", 2, 1, lease_ms=60_000)
-    assert status("a") == "running"
-    assert api.get("/v1/tasks/a").json()["consumer"] == "w:1:x"
+    found = api.get("/v1/tasks/a").json()
+    assert (found["status"], found["consumer"]) == ("running", "w:1:x")
     store.ack("celery", "w:1:x", [1], lambda: None)
     store.run.settle()
     store.bury("celery", "w:1:x", [(2, "b", "it failed", b"")])
-    assert status("a") == "done"
+    assert api.get("/v1/tasks/a").json()["status"] == "done"
     found = api.get("/v1/tasks/b").json()
     assert (found["status"], found["reason"]) == ("dead", "it failed")
     assert found["at"]
@@ -267,43 +270,29 @@ def test_run_now(api: httpx.Client, delayed: Delayed) -> None:
     assert api.post("/v1/tasks/none/run-now").status_code == 404
 
 
-def pages(api: httpx.Client, **query: Any) -> list[list[str]]:
-    found, cursor = [], {}
-    while True:
-        page = api.get("/v1/tasks", params={**query, **cursor}).json()
-        found.append([task["id"] for task in page["tasks"]])
-        if page["next"] is None:
-            return found
-        cursor = {"cursor": page["next"]}
-
-
 def test_search(api: httpx.Client) -> None:
     for n in range(5):
         for queue in ("a", "b"):
             task = "till.charge" if n == 3 else "till.send_mail"
             given = {"task": task, "id": f"{queue}{n}", "queue": queue, "tenant": f"t{n % 2}"}
             api.post("/v1/tasks", json={**given, "due": f"2100-01-0{n + 1}T00:00:00Z"})
+
+    def found(**query: Any) -> list[str]:
+        return [task["id"] for task in all_rows(api, "/v1/tasks", "tasks", **query)]
+
     names = [f"{queue}{n}" for queue in "ab" for n in range(5)]
-    assert pages(api)[0] == names
     for limit in (1, 2, 3, 5, 10):
-        found = pages(api, limit=limit)
-        assert [*chain(*found)] == names
-        assert max(map(len, found)) == limit
-    assert [*chain(*pages(api, queue="b", limit=2))] == names[5:]
-    assert [*chain(*pages(api, task="*.charge", limit=1))] == ["a3", "b3"]
-    assert [*chain(*pages(api, tenant="t1", queue="a"))] == ["a1", "a3"]
+        assert found(limit=limit) == names
+        assert max(map(len, pages(api, "/v1/tasks", "tasks", limit=limit))) == limit
     bounds = {"due_after": "2100-01-02T00:00:00Z", "due_before": "2100-01-04T00:00:00Z"}
-    assert [*chain(*pages(api, **bounds, limit=1))] == ["a1", "a2", "b1", "b2"]
+    assert found(queue="b", limit=2) == names[5:]
+    assert found(task="*.charge", limit=1) == ["a3", "b3"]
+    assert found(tenant="t1", queue="a") == ["a1", "a3"]
+    assert found(**bounds, limit=1) == ["a1", "a2", "b1", "b2"]
     far, no_name = cursors.write("a", 10**400, "x"), cursors.write("a", 1, "\ud800")
     for wrong in (
-        f"cursor={far}",
-        f"cursor={no_name}",
-        "cursor=x",
-        "limit=0",
-        "limit=1001",
-        "due_after=x",
-        "colour=1",
-        "limit=1&limit=1",
+        *(f"cursor={far}", f"cursor={no_name}", "cursor=x", "limit=0", "limit=1001"),
+        *("due_after=x", "colour=1", "limit=1&limit=1"),
     ):
         assert api.get(f"/v1/tasks?{wrong}").status_code == 422
 
@@ -314,9 +303,9 @@ def test_a_search_that_finds_little_looks_at_a_bounded_number(
     monkeypatch.setattr("celery_ext.http.api.endpoints.search.LOOKED_AT", 10)
     rows = [("till.send_mail", (), {}, None, {"countdown": 60 + n}) for n in range(30)]
     delayed.schedule_many([*rows, ("till.charge", (), {}, None, {"countdown": 99})])
-    found = pages(api, task="till.charge")
-    assert len([*chain(*found)]) == 1
+    found = pages(api, "/v1/tasks", "tasks", task="till.charge")
     assert len(found) > 2
+    assert sum(map(len, found)) == 1
 
 
 def test_methods_and_paths(api: httpx.Client) -> None:
