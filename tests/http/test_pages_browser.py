@@ -19,7 +19,7 @@ from celery_ext.policies import Fair, Limit
 from tests.kit.gates import claim, declare, send
 from tests.kit.http import api_client
 from tests.kit.servers import Server, available_kinds, start_server
-from tests.kit.shop import fill_gates, fill_shop, make_shop
+from tests.kit.shop import OpenShop, fill_gates, fill_shop, make_shop
 
 pytestmark = pytest.mark.thorough
 
@@ -73,18 +73,11 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def shop(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    directory: Path = tmp_path_factory.mktemp("shop")
-    with (
-        start_server(available_kinds()[0], directory, port=0) as server,
-        make_shop(server.url) as app,
-        server.client() as client,
-    ):
-        id = fill_shop(app, client, 300)
-        fill_gates(app)
-        with api_client(app) as api:
-            url = str(api.base_url).rstrip("/")
-            yield {"url": url, "id": id, "app": app, "server": server}
+def shop(browser: Browser, open_shop: OpenShop) -> dict[str, Any]:
+    app, client, visitor = open_shop()
+    id = fill_shop(app, client, 300)
+    fill_gates(app)
+    return {"url": str(visitor.client.base_url).rstrip("/"), "id": id, "app": app}
 
 
 @pytest.fixture
@@ -113,22 +106,16 @@ def opened(browser: Browser) -> Iterator[Callable[..., Page]]:
     assert troubles == []
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_accessible(opened: Any, shop: dict[str, Any], scheme: str) -> None:
-    page = opened(shop["url"], color_scheme=scheme)
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (360, "light")])
+def test_each_page(opened: Any, shop: dict[str, Any], width: int, scheme: str) -> None:
+    page = opened(shop["url"], width, color_scheme=scheme)
     for path in PATHS.values():
         page.goto(shop["url"] + path.format(id=shop["id"]))
         assert page.evaluate(AUDIT) == [], path
-
-
-def test_narrow(opened: Any, shop: dict[str, Any]) -> None:
-    page = opened(shop["url"], 360)
-    for path in PATHS.values():
-        page.goto(shop["url"] + path.format(id=shop["id"]))
         wide = "() => document.documentElement.scrollWidth - innerWidth"
         assert page.evaluate(wide) <= 0, path
         assert page.evaluate(STICKS_OUT) == [], path
-    page.get_by_role("link", name="Dead letters").click()
+    page.get_by_role("link", name="Dead letters").first.click()
     expect(page.get_by_role("heading", level=1)).to_contain_text("Dead letters")
 
 
@@ -161,24 +148,6 @@ def test_limits_are_live(opened: Any, server: Server, app: Celery, delayed: Dela
         expect(row.get_by_role("cell").nth(1)).to_have_text("1")
         delayed.store.free("mail", "w:1:x", [1], on_error=lambda: pytest.fail("refused"))
         expect(bar).to_have_js_property("value", 1, timeout=20_000)
-
-
-def test_limits_by_keyboard(opened: Any, shop: dict[str, Any]) -> None:
-    page = opened(f"{shop['url']}/tenants")
-    tab_to(page, "Tenant")
-    while page.evaluate(FOCUSED)["tag"] != "INPUT":
-        tab_to(page, "Tenant")
-    page.keyboard.type("glob")
-    page.keyboard.press("Enter")
-    expect(page.get_by_role("link", name="globex")).not_to_have_count(0)
-    expect(page.get_by_role("link", name="wonka")).to_have_count(0)
-    tab_to(page, "tenant")
-    page.keyboard.press("Enter")
-    expect(page.get_by_role("heading", level=1)).to_contain_text("Limit tenant")
-    tab_to(page, "globex")
-    page.keyboard.press("Enter")
-    expect(page.get_by_role("heading", level=1)).to_contain_text("Backlog")
-    expect(page.get_by_label("Tenant")).to_have_value("globex")
 
 
 def test_redis_goes_and_comes_back(opened: Any, tmp_path: Path) -> None:
@@ -292,17 +261,6 @@ def test_login(opened: Any, server: Server, app: Celery, delayed: Delayed) -> No
         assert page.evaluate("document.cookie") == ""
         page.get_by_role("button", name="Log out").click()
         expect(page.get_by_role("heading", level=1)).to_have_text("Log in")
-
-
-def test_without_scripts(opened: Any, server: Server, app: Celery, delayed: Delayed) -> None:
-    app.send_task("till.charge", task_id="charge", countdown=3_600)
-    with api_client(app) as api:
-        page = opened(f"{api.base_url}/backlog", java_script_enabled=False)
-        page.locator("input[name=chosen]").check()
-        page.get_by_role("button", name="Run now").click()
-        page.get_by_role("button", name="Run now 1 task").click()
-        expect(page.locator(".notice.good")).to_contain_text("1 task made to run now.")
-    assert not list(delayed.find())
 
 
 def test_hostile_names_in_a_browser(

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-import httpx
 import pytest
 from celery import Celery
 
 from celery_ext import Delayed
 from celery_ext.http.pages.views import changing, replaying
+from tests.kit.http import bury
 from tests.kit.pages import Page, Visitor, sent
 
 HOUR = timedelta(hours=1)
-
-
-@pytest.fixture
-def visitor(api: httpx.Client) -> Iterator[Visitor]:
-    api.api.gate._site._recent.forget()  # type: ignore[attr-defined]
-    with Visitor(api) as made:
-        yield made
 
 
 @pytest.fixture
@@ -43,9 +35,13 @@ def preview(visitor: Visitor, verb: str, query: str = "", **more: Any) -> Page:
     return visitor.post(form.action, sent(form, verb=verb, **more))
 
 
-def chosen(visitor: Visitor, *places: int) -> list[str]:
+def some(visitor: Visitor, *places: int) -> dict[str, Any]:
+    """What a form sends when tasks at these places are chosen."""
     names = visitor.get("/backlog").form("/preview").values("chosen")
-    return [names[place] for place in places]
+    return {"all": [], "chosen": [names[place] for place in places]}
+
+
+EVERYTHING = {"all": "1", "chosen": []}
 
 
 def confirm(visitor: Visitor, page: Page, status: int = 200, **more: Any) -> Page:
@@ -53,28 +49,17 @@ def confirm(visitor: Visitor, page: Page, status: int = 200, **more: Any) -> Pag
     return visitor.post(form.action, {**sent(form), **more}, status)
 
 
-def without_all(**more: Any) -> dict[str, Any]:
-    return {"all": [], **more}
-
-
 def test_cancel(visitor: Visitor, due: datetime, delayed: Delayed) -> None:
-    page = preview(visitor, "cancel", **without_all(chosen=chosen(visitor, 1, 3)))
+    page = preview(visitor, "cancel", **some(visitor, 1, 3))
     assert "Cancel 2 tasks?" in page.text
     assert "till.send_mail" in page.text
     assert "till.charge" not in page.text
     assert f"{due + HOUR:%Y-%m-%d %H:%M:%S} UTC" in page.text
     assert len(ids(delayed)) == 6
-    done = confirm(visitor, page)
-    assert "2 tasks cancelled." in done.text
-    assert ids(delayed) == ["charge", "mail-0", "mail-2", "mail-4"]
-
-
-def test_all_that_match(visitor: Visitor, due: datetime, delayed: Delayed) -> None:
-    page = preview(visitor, "cancel", "?task=till.send*", all="1", chosen=[])
-    assert "Cancel 5 tasks?" in page.text
+    assert "2 tasks cancelled." in confirm(visitor, page).text
+    page = preview(visitor, "cancel", "?task=till.send*", **EVERYTHING)
     assert "task=till.send*" in page.text
-    done = confirm(visitor, page)
-    assert "5 tasks cancelled." in done.text
+    assert "3 tasks cancelled." in confirm(visitor, page).text
     assert ids(delayed) == ["charge"]
 
 
@@ -84,7 +69,7 @@ def test_all_that_match(visitor: Visitor, due: datetime, delayed: Delayed) -> No
 def test_move_by(
     visitor: Visitor, due: datetime, delayed: Delayed, how: str, by: str, moved: timedelta
 ) -> None:
-    page = preview(visitor, "move", **without_all(chosen=chosen(visitor, 0, 2)))
+    page = preview(visitor, "move", **some(visitor, 0, 2))
     assert "say where to" in page.text
     form = page.form("/change")
     shown = visitor.post("/backlog/preview", {**sent(form), "how": how, "by": by, "to": ""})
@@ -92,15 +77,12 @@ def test_move_by(
     done = confirm(visitor, shown, how=how, by=by)
     assert "2 tasks moved." in done.text
     etas = {info.id: info.eta for info in delayed.find()}
-    assert [etas[f"mail-{n}"] for n in range(3)] == [
-        due + moved,
-        due + HOUR,
-        due + 2 * HOUR + moved,
-    ]
+    expected = [due + moved, due + HOUR, due + 2 * HOUR + moved]
+    assert [etas[f"mail-{n}"] for n in range(3)] == expected
 
 
 def test_move_to(visitor: Visitor, due: datetime, delayed: Delayed) -> None:
-    page = preview(visitor, "move", "?task=till.send*", all="1", chosen=[])
+    page = preview(visitor, "move", "?task=till.send*", **EVERYTHING)
     to = {"how": "to", "to": "2100-01-31T09:00", "by": ""}
     done = confirm(visitor, page, **to)
     assert "5 tasks moved." in done.text
@@ -118,7 +100,7 @@ def test_move_to(visitor: Visitor, due: datetime, delayed: Delayed) -> None:
 def test_move_nowhere(
     visitor: Visitor, due: datetime, delayed: Delayed, given: dict[str, str], says: str
 ) -> None:
-    page = preview(visitor, "move", **without_all(chosen=chosen(visitor, 0)))
+    page = preview(visitor, "move", **some(visitor, 0))
     form = page.form("/change")
     shown = visitor.post("/backlog/preview", {**sent(form), "to": "", **given}, 422)
     assert says in shown.text
@@ -129,7 +111,7 @@ def test_move_nowhere(
 
 
 def test_run_now(visitor: Visitor, due: datetime, delayed: Delayed) -> None:
-    page = preview(visitor, "run-now", **without_all(chosen=chosen(visitor, 0)))
+    page = preview(visitor, "run-now", **some(visitor, 0))
     assert "ready" in page.text
     done = confirm(visitor, page)
     assert "1 task made to run now." in done.text
@@ -137,7 +119,7 @@ def test_run_now(visitor: Visitor, due: datetime, delayed: Delayed) -> None:
 
 
 def test_a_form_is_taken_once(visitor: Visitor, due: datetime, delayed: Delayed) -> None:
-    page = preview(visitor, "move", **without_all(chosen=chosen(visitor, 0)))
+    page = preview(visitor, "move", **some(visitor, 0))
     given = {"how": "later", "by": "1h", "to": ""}
     confirm(visitor, page, **given)
     again = confirm(visitor, page, 409, **given)
@@ -146,10 +128,10 @@ def test_a_form_is_taken_once(visitor: Visitor, due: datetime, delayed: Delayed)
 
 
 def test_what_is_gone_meanwhile(visitor: Visitor, due: datetime, delayed: Delayed) -> None:
-    page = preview(visitor, "cancel", **without_all(chosen=chosen(visitor, 0, 1)))
+    page = preview(visitor, "cancel", **some(visitor, 0, 1))
     delayed.cancel("mail-0")
     assert "1 task cancelled." in confirm(visitor, page).text
-    page = preview(visitor, "cancel", **without_all(chosen=[]))
+    page = preview(visitor, "cancel", **some(visitor))
     assert "Nothing to change" in page.text
 
 
@@ -157,42 +139,37 @@ def test_a_part_at_a_time(
     visitor: Visitor, due: datetime, delayed: Delayed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(changing, "MOST", 4)
-    page = preview(visitor, "cancel", all="1", chosen=[])
+    page = preview(visitor, "cancel", **EVERYTHING)
     assert "More tasks match. The first 4 of them are meant" in page.text
     confirm(visitor, page)
     assert ids(delayed) == ["charge", "mail-4"]
 
 
-@pytest.mark.parametrize("verb", ["", "drop", "cancel\n"])
-def test_unknown_verbs(visitor: Visitor, due: datetime, verb: str) -> None:
+@pytest.mark.parametrize(
+    ("forms", "given", "status"),
+    [
+        *(("change preview", {"verb": verb, "all": "1"}, 422) for verb in ("", "drop", "cancel\n")),
+        *(("change", {"chosen": id}, 422) for id in ("x", "WzFd", "WyJhIl0", "WyJjZWxlcnkiLCAxXQ")),
+        ("change", {"chosen": ["x"] * 20_000}, 400),
+    ],
+)
+def test_forms_that_are_made_up(
+    visitor: Visitor, due: datetime, forms: str, given: dict[str, Any], status: int
+) -> None:
     csrf = visitor.csrf()
-    for path in ("/backlog/preview", "/backlog/change", "/dead/preview", "/dead/change"):
-        visitor.post(path, {"csrf": csrf, "verb": verb, "all": "1"}, 422)
-
-
-@pytest.mark.parametrize("name", ["x", "WzFd", "WyJhIl0", "WyJjZWxlcnkiLCAxXQ"])
-def test_names_of_no_task(visitor: Visitor, due: datetime, name: str) -> None:
-    csrf = visitor.csrf()
-    for path in ("/backlog/change", "/dead/change"):
-        verb = "cancel" if path.startswith("/backlog") else "purge"
-        visitor.post(path, {"csrf": csrf, "verb": verb, "chosen": name}, 422)
-
-
-def test_a_form_of_too_many_fields(visitor: Visitor, due: datetime) -> None:
-    given = {"csrf": visitor.csrf(), "verb": "cancel", "chosen": ["x"] * 20_000}
-    visitor.post("/backlog/change", given, 400)
+    for page, verb in (("backlog", "cancel"), ("dead", "purge")):
+        for form in forms.split():
+            visitor.post(f"/{page}/{form}", {"csrf": csrf, "verb": verb, **given}, status)
 
 
 @pytest.fixture
 def dead(app: Celery, delayed: Delayed) -> list[str]:
     """Three charges that failed alike, and a mail."""
-    store = delayed.store
-    for n, (name, reason) in enumerate(
-        [*[("till.charge", f"Declined: card {n}") for n in range(3)], ("till.send_mail", "Lost")]
-    ):
-        app.send_task(name, task_id=f"dead-{n}")
-        assert store.deliver("celery", "w", 1, n + 1, lease_ms=60_000)
-        store.bury("celery", "w", [(n + 1, f"dead-{n}", reason, b"")], "")
+    for n in range(3):
+        app.send_task("till.charge", task_id=f"dead-{n}")
+        bury(delayed, reason=f"Declined: card {n}")
+    app.send_task("till.send_mail", task_id="dead-3")
+    bury(delayed, reason="Lost")
     return [f"dead-{n}" for n in range(4)]
 
 
@@ -207,7 +184,7 @@ def group(visitor: Visitor) -> Page:
 
 def test_replay_a_group(visitor: Visitor, dead: list[str], delayed: Delayed) -> None:
     form = group(visitor).form("/dead/preview")
-    page = visitor.post(form.action, sent(form, verb="replay", chosen=[], all="1"))
+    page = visitor.post(form.action, sent(form, verb="replay", **EVERYTHING))
     assert "Replay: 3 dead letters?" in page.text
     assert "Lost" not in page.text
     assert "3 dead letters given another try." in confirm(visitor, page).text
@@ -231,7 +208,7 @@ def test_a_part_of_the_letters(
 ) -> None:
     monkeypatch.setattr(replaying, "MOST", 2)
     form = group(visitor).form("/dead/preview")
-    page = visitor.post(form.action, sent(form, verb="purge", chosen=[], all="1"))
+    page = visitor.post(form.action, sent(form, verb="purge", **EVERYTHING))
     assert "More letters match. The first 2 of them are meant" in page.text
     confirm(visitor, page)
     assert letters(delayed) == dead[2:]
