@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from celery import Celery
+from click.testing import CliRunner, Result
 
+from celery_ext import Delayed
 from tests.kit.jvm import SHORT_LIVED
+from tests.kit.servers import Server
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from tests.kit.spark import Run
 
 ROOT = Path(__file__).parents[2]
 
@@ -48,3 +55,25 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     )
     yield made
     made.stop()
+
+
+@pytest.fixture
+def url(server: Server) -> str:
+    return f"delayed+{server.url}"
+
+
+@pytest.fixture
+def delayed(url: str) -> Iterator[Delayed]:
+    with Celery("tests", broker=url, set_as_current=False) as app, closing(Delayed(app)) as found:
+        yield found
+
+
+@pytest.fixture
+def run(spark: SparkSession) -> Run:
+    """Run a job at the command line, in the session of the tests."""
+    from celery_ext.spark.__main__ import main
+
+    def invoke(*arguments: str, **options: Any) -> Result:
+        return CliRunner().invoke(main, arguments, catch_exceptions=False, **options)
+
+    return invoke
