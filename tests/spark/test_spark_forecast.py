@@ -68,23 +68,14 @@ WEEK = 7 * 24
 
 def test_an_hour_is_as_in_other_weeks(known: Any, came: Arrivals) -> None:
     history = came((WEEK, 0, 10), (2 * WEEK, 0, 14), (3 * WEEK, 0.5, 12), (WEEK + 1, 0, 500))
-    (found,) = rows(
-        forecasts.forecast(known(5, 6), history, NOW, hours=1),
-        *("hour", "known", "samples", "expected"),
-    )
-    assert found == (naive(NEXT), 2, 3, 14.0)
+    frame = forecasts.forecast(known(5, 6), history, NOW, hours=1)
+    assert rows(frame, "hour", "known", "samples", "expected") == [(naive(NEXT), 2, 3, 14.0)]
 
 
 def test_what_the_backlog_would_have_is_not_counted_twice(known: Any, came: Arrivals) -> None:
     """Half an hour ahead, what comes at an hour's notice is in the backlog already."""
-    history = came(
-        *(
-            (week * WEEK - hour, notice, 10**notice)
-            for week in (1, 2, 3)
-            for hour in (0, 1)
-            for notice in (0, 1, 2, 3)
-        )
-    )
+    hours = [week * WEEK - hour for week in (1, 2, 3) for hour in (0, 1)]
+    history = came(*((hour, notice, 10**notice) for hour in hours for notice in range(4)))
     found = rows(forecasts.forecast(known(), history, NOW, hours=2), "expected")
     assert found == [(1.0,), (11.0,)]
 
@@ -154,11 +145,8 @@ def test_workers_needed(
 
 def test_workers(spark: SparkSession) -> None:
     columns = "queue string, hour timestamp, high double, peak_minute long, peak_second long"
-    data = [
-        ("steady", NEXT, 7200.0, 120, 2),
-        ("burst", NEXT, 7200.0, 7200, 3600),
-        ("new", NEXT, 7200.0, 120, 2),
-    ]
+    peaks = {"steady": (120, 2), "burst": (7200, 3600), "new": (120, 2)}
+    data = [(queue, NEXT, 7200.0, *peak) for queue, peak in peaks.items()]
     runs = [(queue, run) for queue in ("steady", "burst") for run in (0.5, 1.5, None)]
     load = spark.createDataFrame(data, columns)
     times = forecasts.service(spark.createDataFrame(runs, "queue string, run_seconds double"))
@@ -169,17 +157,10 @@ def test_workers(spark: SparkSession) -> None:
     assert found == [("burst", 360), ("new", None), ("steady", 3)]
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [({"hours": 0}, "1 to 840 hours, not 0"), ({"confidence": 1}, "between 0 and 1, not 1")],
-)
-def test_options_of_a_forecast(
-    options: dict[str, Any], text: str, known: Any, came: Arrivals
-) -> None:
-    with pytest.raises(OptionError, match=text):
-        forecasts.forecast(known(), came(), NOW, **options)
-
-
-def test_a_target_is_above_zero(known: Any) -> None:
+def test_options(known: Any, came: Arrivals) -> None:
+    with pytest.raises(OptionError, match="1 to 840 hours, not 0"):
+        forecasts.forecast(known(), came(), NOW, hours=0)
+    with pytest.raises(OptionError, match="between 0 and 1, not 1"):
+        forecasts.forecast(known(), came(), NOW, confidence=1)
     with pytest.raises(OptionError, match="above 0, not 0"):
         forecasts.workers(known(), known(), 0)

@@ -6,7 +6,6 @@ import random
 import re
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -56,34 +55,12 @@ def events(spark: SparkSession) -> DataFrame:
     return spark.createDataFrame(rows, SCHEMA)
 
 
-class Page(HTMLParser):
-    """What of a page a browser would fetch or run, and its tables."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.fetched: list[str] = []
-        self.cells: list[str] = []
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        for name, value in attrs:
-            if name in ("src", "href", "xlink:href") and not (value or "").startswith("#"):
-                self.fetched.append(f"{name}={value}")
-
-    def handle_data(self, data: str) -> None:
-        self.cells.append(data.strip())
-
-
 @pytest.fixture(scope="module")
 def out(events: DataFrame, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("report")
     told: list[str] = []
-    assert (
-        report(events, str(path), 10, title=HOSTILE, progress=told.append) == f"{path}/report.html"
-    )
+    made = report(events, str(path), 10, title=HOSTILE, progress=told.append)
+    assert made == f"{path}/report.html"
     assert sorted(told) == sorted(each.name for each in path.iterdir() if each.is_dir())
     return path
 
@@ -94,11 +71,9 @@ def text(out: Path) -> str:
 
 
 def test_it_needs_nothing_else(text: str) -> None:
-    page = Page(text)
-    assert page.fetched == []
-    assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
-    assert not re.search(r"url\((?!#)|@import", text)
-    assert page.tags.count("svg") == 4
+    assert not re.search(r'(src|href)="(?!#)|url\((?!#)|@import', text)
+    assert not re.search(r"<(script|link|img|iframe|object)\b", text)
+    assert text.count("<svg") == 4
 
 
 def test_names_are_text(text: str) -> None:
@@ -108,7 +83,7 @@ def test_names_are_text(text: str) -> None:
 
 
 def test_what_a_person_reads(text: str, out: Path, spark: SparkSession) -> None:
-    cells = Page(text).cells
+    cells = [each for each in map(str.strip, re.split(r"<[^>]*>", text)) if each]
     total = spark.read.parquet(f"{out}/total").first()
     assert total is not None
     assert (total.waiting, total.messages, total.late) == (11, 588, 3)
@@ -145,26 +120,9 @@ def test_nothing_to_report_on(events: DataFrame, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (None, "n/a"),
-        (0.0123, "12ms"),
-        (125, "2m 5s"),
-    ],
-)
-def test_durations(seconds: float | None, text: str) -> None:
-    assert duration(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(None, "n/a"), (0, "0.00 %"), (0.00001, "< 0.01 %"), (0.1234, "12.34 %"), (1, "100.00 %")],
-)
-def test_shares(value: float | None, text: str) -> None:
-    assert share(value) == text
-
-
-@pytest.mark.parametrize(("value", "text"), [(None, "n/a"), (12345, "12,345"), (1.5, "1.50")])
-def test_numbers(value: float | None, text: str) -> None:
-    assert number(value) == text
+def test_words() -> None:
+    assert [duration(each) for each in (None, 0.0123, 125)] == ["n/a", "12ms", "2m 5s"]
+    assert [number(each) for each in (None, 12345, 1.5)] == ["n/a", "12,345", "1.50"]
+    assert [share(each) for each in (None, 0, 0.00001, 0.1234)] == [
+        *("n/a", "0.00 %", "< 0.01 %", "12.34 %")
+    ]

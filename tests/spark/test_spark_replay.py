@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
-from click.testing import CliRunner, Result
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from celery_ext.spark import JobReport
-from celery_ext.spark.__main__ import main
 from celery_ext.spark.backup.replaying import (
     UNTOUCHED,
     NoMessage,
@@ -26,90 +21,55 @@ from celery_ext.spark.backup.replaying import (
     spread,
 )
 from celery_ext.spark.backup.transfer import backup, read_backup
-from celery_ext.spark.events.batches import SCHEMA
 from kombu_delayed.inspection.backlog import Backlog
 from kombu_delayed.inspection.lookup import held_ids
 from kombu_delayed.store.store import Entry, Store
 from tests.kit.backlog import check_backlog
-from tests.kit.servers import Server
+from tests.kit.histories import at, happened, ms
+from tests.kit.spark import Run, counts
 from tests.kit.state import message
 
 pytestmark = pytest.mark.thorough
 
-START = datetime(2026, 11, 21, 9, tzinfo=timezone.utc)
 STATES = (*UNTOUCHED, "unacked", "dead")
 
-#: Event, second it happened, second that it was due.
-Told = tuple[str, int, int | None]
-
-
-def at(seconds: float) -> datetime:
-    return START + timedelta(seconds=seconds)
-
-
-def ms(seconds: float) -> int:
-    return round(at(seconds).timestamp() * 1000)
-
-
-def events(spark: SparkSession, histories: dict[str, list[Told]]) -> DataFrame:
-    """A DataFrame of events of the queue q."""
-    rows = [
-        (
-            *(f"{ms(second)}-{number}", event, id, "mail", "", "q"),
-            *(None if due is None else at(due), at(second), "w:1:a", "w", 0, ""),
-        )
-        for id, told in histories.items()
-        for number, (event, second, due) in enumerate(told)
-    ]
-    return spark.createDataFrame(rows, SCHEMA)
-
-
-def at_once(*names: str, due: int | None = 10) -> list[Told]:
-    """Events from second 0 on, a second apart."""
-    return [(name, second, due) for second, name in enumerate(names)]
-
-
-HISTORIES: dict[str, tuple[list[Told], tuple[str, int | None] | None]] = {
-    "clock": ([("acked", 100, 10)], None),
-    "waits": (at_once("scheduled"), ("delayed", 10)),
-    "later": (at_once("scheduled", due=101), None),
-    "done": (at_once("scheduled", "delivered", "acked"), None),
-    "cancelled": (at_once("scheduled", "cancelled"), None),
-    "put off": ([("scheduled", 0, 10), ("rescheduled", 1, 101)], None),
-    "put off and cancelled": ([("scheduled", 0, 10), *at_once("rescheduled", "cancelled")], None),
-    "brought forward": ([("scheduled", 0, 101), ("rescheduled", 1, 20)], ("delayed", 20)),
+#: What has happened to messages that are due in second 10, and as what they were missed.
+HISTORIES: dict[str, tuple[str, tuple[str, int | None] | None]] = {
+    "clock": ("100 acked", None),
+    "waits": ("0 scheduled", ("delayed", 10)),
+    "later": ("0 scheduled due=101", None),
+    "done": ("0 scheduled, 1 delivered, 2 acked", None),
+    "cancelled": ("0 scheduled, 1 cancelled", None),
+    "put off": ("0 scheduled, 1 rescheduled due=101", None),
+    "put off and cancelled": ("0 scheduled, 0 rescheduled, 1 cancelled", None),
+    "brought forward": ("0 scheduled due=101, 1 rescheduled due=20", ("delayed", 20)),
     "retried": (
-        [*at_once("scheduled", "delivered"), ("scheduled", 2, 50), ("acked", 3, 10)],
+        "0 scheduled, 1 delivered, 2 scheduled due=50, 3 acked due=10",
         ("delayed", 50),
     ),
     "retried in time": (
-        [
-            *at_once("scheduled", "delivered"),
-            *[("scheduled", 2, 50), ("acked", 3, 10), ("delivered", 51, 50), ("acked", 52, 50)],
-        ],
+        "0 scheduled, 1 delivered, 2 scheduled due=50, 3 acked due=10, "
+        "51 delivered due=50, 52 acked",
         None,
     ),
-    "parked": ([("delivered", 0, None), *at_once("scheduled", "delivered", "acked")], None),
-    "given back": (at_once("scheduled", "delivered", "released"), ("ready", 10)),
-    "lost": (at_once("scheduled", "delivered", "reclaimed"), ("ready", 10)),
-    "begun": (at_once("scheduled", "delivered"), ("unacked", 10)),
-    "begun again": (at_once("scheduled", "delivered", "reclaimed", "delivered"), ("unacked", 10)),
-    "buried": (at_once("scheduled", "delivered", "buried"), ("dead", 10)),
-    "replayed": (at_once("scheduled", "delivered", "buried", "replayed"), ("ready", 10)),
+    "parked": ("0 delivered due=none, 0 scheduled due=10, 1 delivered, 2 acked", None),
+    "given back": ("0 scheduled, 1 delivered, 2 released", ("ready", 10)),
+    "lost": ("0 scheduled, 1 delivered, 2 reclaimed", ("ready", 10)),
+    "begun": ("0 scheduled, 1 delivered", ("unacked", 10)),
+    "begun again": ("0 scheduled, 1 delivered, 2 reclaimed, 3 delivered", ("unacked", 10)),
+    "buried": ("0 scheduled, 1 delivered, 2 buried", ("dead", 10)),
+    "replayed": ("0 scheduled, 1 delivered, 2 buried, 3 replayed", ("ready", 10)),
     "replayed later": (
-        [
-            *at_once("scheduled", "delivered", "buried"),
-            *[("replayed", 4, 60), ("delivered", 60, 60), ("acked", 61, 60)],
-        ],
+        "0 scheduled, 1 delivered, 2 buried, 4 replayed due=60, 60 delivered, 61 acked",
         None,
     ),
-    "not delayed": (at_once("delivered", due=None), ("unacked", None)),
-    "not delayed, lost": (at_once("delivered", "reclaimed", due=None), ("ready", None)),
+    "not delayed": ("0 delivered due=none", ("unacked", None)),
+    "not delayed, lost": ("0 delivered due=none, 1 reclaimed", ("ready", None)),
 }
 
 
 def test_missed(spark: SparkSession) -> None:
-    frame = events(spark, {id: told for id, (told, _) in HISTORIES.items()})
+    frame = happened(spark, {id: told for id, (told, _) in HISTORIES.items()}, due=10)
     # As a number: `collect` gives times in the machine's zone, which others may have set.
     rows = missed(frame, states=STATES).select("id", "state", F.unix_seconds("due").alias("due"))
     expected = {id: state for id, (_, state) in HISTORIES.items() if state}
@@ -135,11 +95,6 @@ def lost(spark: SparkSession, *ids: str, state: str = "delayed") -> DataFrame:
     return spark.createDataFrame(rows, MISSED)
 
 
-@pytest.fixture
-def url(server: Server) -> str:
-    return f"delayed+{server.url}"
-
-
 def task(id: str) -> str:
     return message(id, headers={"id": id, "task": "mail"}, properties={"delivery_info": {}})
 
@@ -159,10 +114,6 @@ def path(spark: SparkSession, store: Store, url: str, tmp_path: Path) -> str:
 @pytest.fixture
 def saved(spark: SparkSession, path: str) -> DataFrame:
     return read_backup(spark, path)
-
-
-def counts(report: JobReport) -> tuple[int, int, int]:
-    return report.accepted, report.already, report.refused
 
 
 def test_replay(
@@ -224,19 +175,6 @@ def test_dead_letters(spark: SparkSession, store: Store, client: redis.Redis, ur
     assert check_backlog(client) == {"b": ms(1e9)}
 
 
-# The command.
-
-Run = Callable[..., Result]
-
-
-@pytest.fixture
-def run() -> Run:
-    def invoke(*arguments: str, **options: Any) -> Result:
-        return CliRunner().invoke(main, arguments, catch_exceptions=False, **options)
-
-    return invoke
-
-
 def test_command(
     spark: SparkSession,
     run: Run,
@@ -247,10 +185,9 @@ def test_command(
     tmp_path: Path,
 ) -> None:
     archive = str(tmp_path / "archive")
-    histories = {"a": at_once("scheduled"), "b": at_once("scheduled"), "x": at_once("scheduled")}
-    histories["dead"] = at_once("delivered", "buried")
-    histories["clock"] = [("acked", 100, 10)]
-    events(spark, histories).write.parquet(f"{archive}/batch=00000000")
+    histories = dict.fromkeys("abx", "0 scheduled")
+    histories |= {"dead": "0 delivered, 1 buried", "clock": "100 acked"}
+    happened(spark, histories, due=10).write.parquet(f"{archive}/batch=00000000")
     told = ("replay", "--archive", archive, "-b", url)
 
     result = run(*told)
