@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import redis
-from celery import Celery
 
 from celery_ext import Delayed
 from celery_ext.control.bulk.schedule import schedule_many
@@ -19,9 +18,9 @@ from celery_ext.spark.sink.job_ledger import (
     read_report,
 )
 from kombu_delayed.connection.connection import numbers
+from kombu_delayed.inspection.backlog import Backlog
 from kombu_delayed.store.keys import job_report
 from kombu_delayed.store.store import Scheduled, Store
-from tests.kit.servers import Server
 from tests.kit.state import entry, message, promoted, seed, state
 
 JOB = Job("j", "run", 100)
@@ -62,13 +61,13 @@ def test_schedule(ledger: LedgerStore, client: redis.Redis) -> None:
     assert ledger.queues == {"q"}
 
 
-def test_schedule_what_has_run(ledger: LedgerStore, client: redis.Redis) -> None:
-    ledger.schedule("q", [entry("a", 2000), entry("b", 500)])
+def test_what_the_job_has_done_stays_done(ledger: LedgerStore, client: redis.Redis) -> None:
+    both = [entry("a", 2000), entry("b", 500)]
+    ledger.schedule("q", both)
     client.delete("q", "{q}:partitions", "{q}:delayed:2000", "{q}:messages", "{q}:wake")
-    assert ledger.schedule("q", [entry("a", 2000), entry("b", 500)]) == (0, 0, 2)
+    assert ledger.schedule("q", both) == (0, 0, 2)
     assert kept(client)[1] == {}
-    other = LedgerStore(ledger, Job("other", "run", 100))
-    assert other.schedule("q", [entry("a", 2000)]) == (1, 0, 0)
+    assert LedgerStore(ledger, Job("other", "run", 100)).schedule("q", both[:1]) == (1, 0, 0)
 
 
 def test_schedule_what_waits_already(ledger: LedgerStore, client: redis.Redis) -> None:
@@ -77,11 +76,19 @@ def test_schedule_what_waits_already(ledger: LedgerStore, client: redis.Redis) -
     assert kept(client)[0] == {"a": "0", "\x1frun": "0"}
 
 
-def test_counts_are_of_a_run(ledger: LedgerStore, store: Store) -> None:
-    ledger.schedule("q", [entry("a", 2000)])
+def test_two_attempts_of_a_run_at_a_time(ledger: LedgerStore, store: Store) -> None:
+    """What one of them has scheduled and a worker has run by now, the other leaves."""
+    other = LedgerStore(store, JOB)
+    rows = [entry(f"{n}", 2000) for n in range(4)]
+    assert ledger.schedule("q", rows[:2]) == (2, 0, 0)
+    Backlog(store, "q").cancel(["0", "1"])
+    assert other.schedule("q", rows[:3]) == (1, 0, 2)
+    assert ledger.schedule("q", rows[2:]) == (1, 0, 1)
+    assert other.schedule("q", rows[3:]) == (0, 0, 1)
+    assert done_by_run(store, JOB, "q") == 4
     again = Job("j", "again", 100)
-    assert LedgerStore(store, again).schedule("q", [entry("a", 2000), entry("b", 3000)])[0] == 1
-    assert done_by_run(store, JOB, "q") == done_by_run(store, again, "q") == 1
+    assert LedgerStore(store, again).schedule("q", [*rows, entry("b", 3000)])[0] == 1
+    assert done_by_run(store, again, "q") == 1
     assert done_by_run(store, JOB, "other") == 0
 
 
@@ -127,20 +134,18 @@ def test_cancel(ledger: LedgerStore, store: Store, client: redis.Redis) -> None:
     assert ledger.queues == {"q"}
 
 
-def test_bulk_scheduling(server: Server) -> None:
+def test_bulk_scheduling(delayed: Delayed) -> None:
     rows = [("t", (n,), {}, "2100-01-01", {"task_id": f"{n}"}) for n in range(3)]
-    with Celery("tests", broker=f"delayed+{server.url}", set_as_current=False) as app:
-        delayed, refused = Delayed(app), []
-        ledger = LedgerStore(delayed.store, JOB)
-        given = [*rows, "no row", *rows]
-        report = schedule_many(delayed, given, store=ledger, on_refused=refused.append)
-        assert (report.delayed, report.already, report.refused) == (3, 3, 1)
-        assert report.refusals == []
-        assert [each.row for each in refused] == [3]
-        delayed.backlog("celery").cancel(["0", "1", "2"])
-        assert schedule_many(delayed, rows, store=ledger).already == 3
-        assert schedule_many(delayed, rows).delayed == 3
-        delayed.close()
+    refused: list[Any] = []
+    ledger = LedgerStore(delayed.store, JOB)
+    given = [*rows, "no row", *rows]
+    report = schedule_many(delayed, given, store=ledger, on_refused=refused.append)
+    assert (report.delayed, report.already, report.refused) == (3, 3, 1)
+    assert report.refusals == []
+    assert [each.row for each in refused] == [3]
+    delayed.backlog("celery").cancel(["0", "1", "2"])
+    assert schedule_many(delayed, rows, store=ledger).already == 3
+    assert schedule_many(delayed, rows).delayed == 3
 
 
 def test_report(store: Store, client: redis.Redis) -> None:

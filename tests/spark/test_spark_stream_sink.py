@@ -21,7 +21,6 @@ from celery_ext.spark.data_source import DefaultSource
 from celery_ext.spark.sink.stream_write import StreamWriter
 from kombu_delayed.errors import OptionError
 from tests.kit.backlog import check_backlog
-from tests.kit.servers import Server
 from tests.kit.state import all_keys
 
 pytestmark = pytest.mark.thorough
@@ -29,11 +28,6 @@ pytestmark = pytest.mark.thorough
 SCHEMA = "id string, task string, eta string"
 
 Run = Callable[..., StreamingQuery]
-
-
-@pytest.fixture
-def url(server: Server) -> str:
-    return f"delayed+{server.url}"
 
 
 @pytest.fixture
