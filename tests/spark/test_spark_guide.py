@@ -1,42 +1,50 @@
-"""The examples of the guide, as a reader pastes them."""
+"""The examples of the guides, as a reader pastes them."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
 from pyspark.sql import SparkSession
 
+from celery_ext.spark.events.batches import SCHEMA
+from kombu_delayed.inspection.backlog import Backlog
+from kombu_delayed.store.store import Entry, Store
 from tests.kit.backlog import check_backlog
-from tests.kit.servers import Server
+from tests.kit.spark import run_examples
+from tests.kit.state import message
 
 pytestmark = pytest.mark.thorough
 
-PAGE = Path(__file__).parents[2] / "docs" / "guides" / "spark.md"
-BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
-
-def test_the_guide(
+def test_rows(
     spark: SparkSession,
-    server: Server,
+    url: str,
     client: redis.Redis,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
 ) -> None:
-    monkeypatch.setenv("BROKER_URL", f"delayed+{server.url}")
-    found: dict[str, Any] = {}
-    ours = {'"delayed+embedded://./spark-example"': repr(f"delayed+{server.url}")}
-    ours |= {f'"./{n}"': repr(f"{tmp_path}/{n}") for n in ("new-reminders", "reminders-checkpoint")}
-    for block in BLOCK.findall(PAGE.read_text(encoding="utf-8")):
-        for example, own in ours.items():
-            block = block.replace(example, own)
-        assert '"./' not in block
-        exec(block, found)
+    monkeypatch.setenv("BROKER_URL", url)
+    places = {"delayed+embedded://./spark-example": url, '"./': f'"{tmp_path}/'}
+    found = run_examples("spark.md", **places)
     assert "JobReport(job_id='reminders 2100', accepted=1000" in capsys.readouterr().out
     assert (found["moved"].accepted, found["gone"].accepted) == (24, 5)
     assert len(check_backlog(client, "mail")) == 995
     assert len(check_backlog(client, "stream")) == 1000
+
+
+def test_events(spark: SparkSession, url: str, store: Store, tmp_path: Path) -> None:
+    store.event_limit = 100
+    store.schedule("q", [Entry("a", 0, message("a", headers={"id": "a"}), "+3600000")])
+    Backlog(store, "q").cancel(["a"])
+    places = {"delayed+redis://localhost:6379/0": url, "/data/": f"{tmp_path}/"}
+    found = run_examples("spark-jobs.md", **places)
+    assert (found["count"], found["stream"].columns) == (2, SCHEMA.names)
+
+
+def test_a_simulation(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
+    found = run_examples("simulate.md")
+    assert found["found"].result.messages == pytest.approx(100_000, rel=0.02)
+    assert "begin_seconds" in capsys.readouterr().out

@@ -1,51 +1,47 @@
-"""`python -m celery_ext.spark <job>`."""
+"""`python -m celery_ext.spark <job>`: with archives, and with files of rows."""
 
 from __future__ import annotations
 
+import base64
 import io
 import json
-import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+import redis
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from rich.console import Console
 
-from celery_ext.spark.__main__ import main
+from celery_ext.spark.commands import group
+from celery_ext.spark.commands.files import format_of
 from celery_ext.spark.commands.forecast import table_of
 from celery_ext.spark.commands.group import meaning
-from celery_ext.spark.events.batches import SCHEMA
+from celery_ext.spark.commands.progress import Stages
+from celery_ext.spark.java import JavaError
 from celery_ext.spark.reports import page
+from kombu_delayed.errors import OptionError
 from kombu_delayed.store.store import Entry, Store
-from tests.kit.servers import Server
+from tests.kit.backlog import check_backlog
+from tests.kit.spark import Run
+from tests.kit.state import message
 from tests.kit.wait import wait_until
+from tests.kit.workers import ROOT
 
 pytestmark = pytest.mark.thorough
 
-Run = Callable[..., Result]
-
-ROOT = Path(__file__).parents[2]
 START = datetime(2026, 11, 21, 9, tzinfo=timezone.utc)
 
 
-@pytest.fixture
-def run() -> Run:
-    def invoke(*arguments: str) -> Result:
-        return CliRunner().invoke(main, arguments, catch_exceptions=False)
-
-    return invoke
-
-
-def message(id: str) -> str:
-    return json.dumps({"headers": {"id": id, "task": "mail"}, "properties": {}, "body": ""})
+def task(id: str, due: str) -> Entry:
+    return Entry(id, 0, message(id, headers={"id": id, "task": "mail"}), due)
 
 
 def server_ms(store: Store) -> int:
@@ -54,11 +50,11 @@ def server_ms(store: Store) -> int:
 
 
 @pytest.fixture
-def url(server: Server, store: Store) -> str:
+def busy_url(url: str, store: Store) -> str:
     """A broker where four messages were delivered, and three wait for the next hours."""
     store.event_limit = 100
     now = int(time.time() * 1000)
-    store.schedule("q", [Entry(f"done{n}", 0, message(f"done{n}"), "+1000") for n in range(4)])
+    store.schedule("q", [task(f"done{n}", "+1000") for n in range(4)])
     store.now = "+2000"
     delivered = store.deliver("q", "w1@shop:1:aa", 4, 1, lease_ms=30_000)
     assert delivered is not None
@@ -66,15 +62,14 @@ def url(server: Server, store: Store) -> str:
     wait_until(lambda: server_ms(store) > last_ms, "the tasks have run for a millisecond")
     store.ack("q", "w1@shop:1:aa", [1, 2, 3], lambda: pytest.fail("an ack has failed"))
     dues = [now + hours * 3_600_000 for hours in (1, 1, 2)]
-    entries = [Entry(f"w{n}", 0, message(f"w{n}"), str(due)) for n, due in enumerate(dues)]
-    store.schedule("q", entries)
-    return f"delayed+{server.url}"
+    store.schedule("q", [task(f"w{n}", str(due)) for n, due in enumerate(dues)])
+    return url
 
 
 @pytest.fixture
-def archive(spark: SparkSession, run: Run, url: str, tmp_path: Path) -> str:
+def archive(run: Run, busy_url: str, tmp_path: Path) -> str:
     path = str(tmp_path / "archive")
-    result = run("archive", "-b", url, "--path", path)
+    result = run("archive", "-b", busy_url, "--path", path)
     assert result.stdout == f"14 events written to {path}\n"
     return path
 
@@ -108,50 +103,33 @@ def test_a_report(run: Run, archive: str, monkeypatch: pytest.MonkeyPatch) -> No
     assert run(*told, *until).stdout == "14 here 5.0 Delayed tasks a.html\n"
 
 
-CASES: list[tuple[str, tuple[str, ...], int, str]] = [
-    ("no broker", ("archive", "--path", "{}"), 1, "Error: give the broker by one of the options"),
-    (
-        "a wrong option",
-        ("archive", "-b", "{url}", "--path", "{}", "--starting-offsets", "now"),
-        1,
-        "Error: option starting_offsets takes earliest or latest, not 'now'",
-    ),
-    (
-        "no server",
-        ("archive", "-b", "delayed+redis://127.0.0.1:1/0", "--path", "{}"),
-        1,
-        "Error: Error 111 connecting to 127.0.0.1:1",
-    ),
-    ("no archive", ("report", "--archive", "{}", "--out", "{}"), 1, "write one with the job arch"),
-    ("a wrong job", ("reports",), 2, "Did you mean"),
-    (
-        "a wrong setting",
-        ("--conf", "x", "compact", "--archive", "a", "--path", "b"),
-        2,
-        "NAME=VALU",
-    ),
-    (
-        "a wrong target",
-        ("report", "--archive", "{}", "--out", "{}", "--target-seconds", "0"),
-        2,
-        "--target-seconds",
-    ),
-]
+ARCHIVE, REPORT = ("archive", "--path", "{}"), ("report", "--archive", "{}", "--out", "{}")
 
 
-@pytest.mark.parametrize(("name", "arguments", "code", "text"), CASES, ids=[c[0] for c in CASES])
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (ARCHIVE, 1, "Error: give the broker by one of the options"),
+        (
+            (*ARCHIVE, "-b", "{url}", "--starting-offsets", "now"),
+            1,
+            "Error: option starting_offsets takes earliest or latest, not 'now'",
+        ),
+        (
+            (*ARCHIVE, "-b", "delayed+redis://127.0.0.1:1/0"),
+            1,
+            "Error: Error 111 connecting to 127.0.0.1:1",
+        ),
+        (REPORT, 1, "write one with the job arch"),
+        ((*REPORT, "--target-seconds", "0"), 2, "--target-seconds"),
+        (("reports",), 2, "Did you mean"),
+        (("--conf", "x", "compact", "--archive", "a", "--path", "b"), 2, "NAME=VALU"),
+    ],
+)
 def test_errors(
-    name: str,
-    arguments: tuple[str, ...],
-    code: int,
-    text: str,
-    run: Run,
-    spark: SparkSession,
-    server: Server,
-    tmp_path: Path,
+    arguments: tuple[str, ...], code: int, text: str, run: Run, url: str, tmp_path: Path
 ) -> None:
-    filled = [each.format(tmp_path, url=f"delayed+{server.url}") for each in arguments]
-    result = run(*filled)
+    result = run(*(each.format(tmp_path, url=url) for each in arguments))
     assert (result.exit_code, text in result.output) == (code, True), result.output
     assert "Traceback" not in result.output
 
@@ -174,6 +152,20 @@ def test_what_an_error_means(text: str, expected: str) -> None:
     assert meaning(PySparkException(text)) == expected
 
 
+def test_settings_of_spark(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+
+    def session(**settings: Any) -> SparkSession:
+        given.update(settings)
+        raise JavaError("there is no Java")
+
+    monkeypatch.setattr(group, "session", session)
+    job = ("compact", "--archive", "a", "--path", "b")
+    result = run("--master", "local[1]", "--conf", "spark.a=b=c", *job)
+    assert "there is no Java" in result.stderr
+    assert given == {"spark.log.level": "OFF", "spark.master": "local[1]", "spark.a": "b=c"}
+
+
 @pytest.mark.parametrize("name", ["pyspark", "rich"])
 def test_what_has_to_be_installed(name: str) -> None:
     program = f"import runpy, sys; sys.modules[{name!r}] = None; runpy.run_module"
@@ -184,18 +176,124 @@ def test_what_has_to_be_installed(name: str) -> None:
     assert (done.returncode, done.stderr) == (1, told)
 
 
-def test_jobs_have_help(run: Run) -> None:
-    result: Any = run("--help")
-    assert all(job in result.output for job in ("archive", "compact", "report", "forecast"))
+LINES = """\
+{"id": 7, "task": "t", "args": [1, {"x": null}], "kwargs": {"a": 1}, "eta": "2100-01-01"}
+{"id": "b", "task": "t", "kwargs": {"b": [2]}, "countdown": 1e9, "priority": 3, "queue": "far"}
+{"id": "bad", "task": "t", "kwargs": 1, "eta": "2100-01-01"}
+"""
+
+CSV = """\
+user,task,args,countdown,priority
+007,t,"[1, ""x""]",1e9,9
+008,t,,1e9,
+"""
 
 
-def test_the_guide(spark: SparkSession, url: str, tmp_path: Path) -> None:
-    """The examples of the page, run."""
-    text = (ROOT / "docs" / "guides" / "spark-jobs.md").read_text("utf-8")
-    blocks = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    found: dict[str, Any] = {}
-    for block in blocks:
-        there = block.replace("delayed+redis://localhost:6379/0", url)
-        exec(there.replace("/data/", f"{tmp_path}/"), found)
-    assert found["count"] == 14
-    assert found["stream"].columns == SCHEMA.names
+@pytest.fixture
+def change(run: Run, url: str) -> Run:
+    """Run one of the jobs that take a file of rows."""
+    return lambda job, path, *arguments: run(job, str(path), "-b", url, *arguments)
+
+
+def body(client: redis.Redis, id: str, queue: str = "celery") -> Any:
+    record = client.hget(f"{{{queue}}}:messages", id)
+    assert isinstance(record, bytes)
+    payload = json.loads(record[record.index(b"{") :])
+    return json.loads(base64.b64decode(payload["body"]))[:2]
+
+
+def test_json(change: Run, client: redis.Redis, tmp_path: Path) -> None:
+    """Arguments are those of the row, not of the types that Spark finds in all of them."""
+    path, rejects = tmp_path / "rows.jsonl", tmp_path / "rejects"
+    path.write_text(LINES)
+    result = change("schedule", path, "--rejects", str(rejects))
+    assert result.exit_code == 0, result.output
+    assert [line.split() for line in result.stdout.splitlines()] == [
+        *(["queue", "scheduled"], ["celery", "1"], ["far", "1"], []),
+        f"2 scheduled, 0 already there or dealt with, 1 refused: see {rejects}".split(),
+    ]
+    assert body(client, "7") == [[1, {"x": None}], {"a": 1}]
+    assert body(client, "b", "far") == [[], {"b": [2]}]
+    [file] = rejects.iterdir()
+    assert json.loads(file.read_text())["reason"] == "kwargs takes a JSON object, not '1'"
+
+    result = change("schedule", path)
+    assert result.exit_code == 1
+    [told, error] = result.stderr.strip().splitlines()[-2:]
+    assert "To go on, run it again with --job-id" in told
+    assert error.startswith("Error: 1 rows are refused, and max_rejects is 0: kwargs takes a JSON")
+
+
+def test_csv(change: Run, client: redis.Redis, tmp_path: Path) -> None:
+    path = tmp_path / "rows"
+    path.write_text(CSV)
+    told = (path, "--format", "csv", "--key-columns", "user", "--queue", "q", "--json")
+    for count in ((2, 0), (0, 2)):
+        report = json.loads(change("schedule", *told, "--job-id", "j").stdout)
+        assert (report["accepted"], report["already"]) == count
+    ids = sorted(check_backlog(client, "q"))
+    assert sorted(body(client, id, "q") for id in ids) == [[[], {}], [[1, "x"], {}]]
+    path.write_text("user\n007\n")
+    assert json.loads(change("cancel", *told).stdout)["accepted"] == 1
+    assert len(check_backlog(client, "q")) == 1
+
+
+def test_parquet(
+    spark: SparkSession, change: Run, client: redis.Redis, store: Store, tmp_path: Path
+) -> None:
+    path = tmp_path / "rows.parquet"
+    rows = spark.range(10, numPartitions=1).select(F.col("id").cast("string"))
+    tasks = rows.withColumns({"task": F.lit("t"), "eta": F.lit("2100-01-01").cast("timestamp")})
+    tasks.write.parquet(str(path))
+    assert json.loads(change("schedule", path, "--json").stdout)["queues"] == {"celery": 10}
+
+    moves = tmp_path / "moves.parquet"
+    rows.withColumn("countdown", F.lit(0)).where("id < 5").write.parquet(str(moves))
+    result = change("reschedule", moves, "--queue", "celery")
+    assert result.stdout.splitlines()[-1] == "5 rescheduled, 0 already there or dealt with"
+    assert (store.size("celery").ready, store.size("celery").delayed) == (5, 5)
+
+
+def test_files_that_are_no_rows(change: Run, spark: SparkSession, tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text('{"id": "a", "task": "t", "eta": "2100"}\nno json\n')
+    result = change("schedule", path)
+    assert (result.exit_code, "alformed" in result.output) == (1, True), result.output
+    path.write_text('{"id": "a", "tsk": "t", "eta": "2100"}\n')
+    result = change("schedule", path)
+    assert "Error: schedule knows no column 'tsk'; did you mean 'task'?" in result.output
+    assert "--job-id" not in result.output
+    assert "PATH_NOT_FOUND" in change("cancel", tmp_path / "none.csv").output
+
+
+def test_formats() -> None:
+    for path in ("s3a://b/c.jsonl", "a.json.gz"):
+        assert format_of(path) == "json"
+    for path in ("x.2026.csv", "a/*.csv"):
+        assert format_of(path) == "csv"
+    assert format_of("a.parquet") == "parquet"
+    for path in ("a.csv/b", "a"):
+        with pytest.raises(OptionError, match="name the format, parquet or json or csv"):
+            format_of(path)
+
+
+def test_how_far_stages_are() -> None:
+    """Of each stage: how many of its tasks are done, and how many it has, while it runs."""
+    looks: list[dict[int, Any]] = [
+        {},
+        {1: (1, 4), 2: None},
+        {1: (3, 4), 2: (0, 2)},
+        {2: (1, 2)},
+        {},
+    ]
+
+    def info(id: int) -> Any:
+        done = looks[0][id]
+        return done and SimpleNamespace(numCompletedTasks=done[0], numTasks=done[1])
+
+    tracker: Any = SimpleNamespace(getActiveStageIds=lambda: [*looks[0]], getStageInfo=info)
+    stages, found = Stages(tracker), []
+    while looks:
+        found.append(stages.look())
+        del looks[0]
+    assert found == [(0, 0), (1, 4), (3, 6), (5, 6), (6, 6)]

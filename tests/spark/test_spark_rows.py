@@ -1,20 +1,32 @@
-"""Rows of record batches as bulk scheduling takes them, without Spark."""
+"""Rows of record batches as bulk scheduling takes them, and the fast way of those with a time."""
 
 from __future__ import annotations
 
 import json
-from datetime import date, datetime, timezone
+import re
+from copy import copy
+from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
+import redis
 
+from celery_ext import Delayed
+from celery_ext.control.bulk import schedule as bulk_module
+from celery_ext.control.bulk.rows import Call, Timed
+from celery_ext.control.bulk.schedule import schedule_many
+from celery_ext.errors import BulkError
+from celery_ext.spark.arrow import iso_times, lists
 from celery_ext.spark.options import WriteOptions
 from celery_ext.spark.sink.rejects import Rejects, RowsRefused, discard, publish
 from celery_ext.spark.sink.rows import Rows, key_id
-from kombu_delayed.errors import OptionError
+from kombu_delayed.errors import NodeDown, OptionError
+from kombu_delayed.message.envelope import eta_to_ms
+from tests.kit.state import state
 
 pytestmark = pytest.mark.thorough
 
@@ -26,12 +38,18 @@ def options(**given: Any) -> WriteOptions:
     return WriteOptions.parse({"broker": "delayed+redis://", **given})
 
 
+def read(columns: dict[str, Any], **given: Any) -> tuple[list[Any], list[tuple[Any, str]]]:
+    """What rows mean, and the refused ones with reasons."""
+    refused: list[tuple[Any, str]] = []
+    batch = pa.RecordBatch.from_pydict(columns)
+    rows = Rows([batch], options(**given), "celery", lambda *found: refused.append(found))
+    return list(rows), refused
+
+
 def made(columns: dict[str, Any], **given: Any) -> tuple[list[Any], list[str]]:
     """What rows mean, and why the others were refused."""
-    reasons: list[str] = []
-    batch = pa.RecordBatch.from_pydict(columns)
-    rows = Rows([batch], options(**given), "celery", lambda row, reason: reasons.append(reason))
-    return list(rows), reasons
+    rows, refused = read(columns, **given)
+    return rows, [reason for _, reason in refused]
 
 
 def one(**values: Any) -> tuple[Any, ...]:
@@ -61,11 +79,8 @@ def test_a_row() -> None:
         "expires": pa.array([Decimal("60.5")]),
     }
     expected = {
-        "task_id": "a",
-        "queue": "far",
-        "priority": 3,
+        **{"task_id": "a", "queue": "far", "priority": 3, "expires": 60.5},
         "headers": {"tenant": "acme", "none": None},
-        "expires": 60.5,
     }
     [(task, args, kwargs, given)], reasons = made(columns)
     eta = given.pop("eta")
@@ -99,10 +114,8 @@ def test_maps_in_maps() -> None:
     value = {"m": [("a", [("b", 1)]), ("c", None)], "l": [[("d", 2)], None]}
     columns = {"id": ["a"] * 2, "task": ["t"] * 2, "countdown": [1] * 2}
     rows, _ = made({**columns, "kwargs": pa.array([value, None], NESTED)})
-    assert [row[2] for row in rows] == [
-        {"m": {"a": {"b": 1}, "c": None}, "l": [{"d": 2}, None]},
-        {},
-    ]
+    expected = {"m": {"a": {"b": 1}, "c": None}, "l": [{"d": 2}, None]}
+    assert [row[2] for row in rows] == [expected, {}]
 
 
 def test_countdown_and_null_options() -> None:
@@ -180,6 +193,8 @@ def test_rejects_in_a_file(tmp_path: Path) -> None:
         each.close()
     none.close()
     assert (one.name, none.name) == (".run-0.jsonl", "")
+    discard(str(tmp_path), "other")
+    assert len([*tmp_path.iterdir()]) == 2
     publish(str(tmp_path), [one.name], "run")
     assert [path.name for path in tmp_path.iterdir()] == ["run-0.jsonl"]
     assert (tmp_path / "run-0.jsonl").read_text() == (
@@ -190,8 +205,6 @@ def test_rejects_in_a_file(tmp_path: Path) -> None:
 def test_rejects_of_a_run_that_failed(tmp_path: Path) -> None:
     rejects = Rejects(options(rejects=str(tmp_path)), "run-0")
     rejects.add({}, "bad")
-    discard(str(tmp_path), "other")
-    assert len(list(tmp_path.iterdir())) == 1
     discard(str(tmp_path), "run")
     assert list(tmp_path.iterdir()) == []
     rejects.close()
@@ -237,3 +250,137 @@ def test_rejects_of_a_batch_that_is_done_again(tmp_path: Path) -> None:
 def test_a_directory_that_is_not_shared(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"rejects='.*' names no directory that driver and exec"):
         publish(str(tmp_path), [".r-0-7.jsonl"], "r")
+
+
+# The fast way of rows with a time: the same messages as by the way that all other rows go.
+
+TIMES = [
+    ETA,
+    ETA.replace(microsecond=0),
+    ETA.replace(microsecond=1),
+    ETA.replace(microsecond=100_000),
+    datetime(1970, 1, 1, tzinfo=timezone.utc),
+    datetime(9999, 12, 31, 23, 59, 59, 998_000, timezone.utc),
+]
+COUNT = 24
+TAG = re.compile(r'"delivery_tag": "[^"]*"')
+
+
+def columns() -> dict[str, Any]:
+    """Rows of several kinds, each of which comes more than once."""
+    numbers = range(COUNT)
+    args = pa.struct([("n", pa.int64()), ("text", pa.string())])
+    kwargs = pa.map_(pa.string(), pa.int64())
+    return {
+        "id": [f"{n}" if n % 7 else f"é{n}" for n in numbers],
+        "task": [("t", "u")[n % 2] for n in numbers],
+        "args": pa.array([{"n": n, "text": "it's é"} for n in numbers], args),
+        "kwargs": pa.array([[("x", n)] if n % 3 else None for n in numbers], kwargs),
+        "eta": pa.array([TIMES[n % 3] + timedelta(seconds=n) for n in numbers]),
+        "queue": [None if n % 4 else "far" for n in numbers],
+        "priority": pa.array([None if n % 5 else 3 for n in numbers], pa.int32()),
+    }
+
+
+def slowly(columns: dict[str, Any], **given: Any) -> tuple[list[Any], list[tuple[Any, str]]]:
+    """The same, with a column that keeps all of them from the fast way."""
+    count = len(columns["eta"])
+    found, refused = read({**columns, "headers": ['{"a": 1}'] * count}, **given)
+    for row in found:
+        del row.options["headers"]
+    return found, [({**row, "headers": None}, reason) for row, reason in refused]
+
+
+@pytest.mark.parametrize("key_columns", [None, "user,eta"])
+def test_the_same_calls(key_columns: str | None) -> None:
+    given = columns()
+    if key_columns:  # a time that makes an id is the same whichever way the row goes
+        given["user"] = given.pop("id")
+    rows, _ = read(given, key_columns=key_columns)
+    assert {type(row) for row in rows} == {Timed}
+    assert len({row.pattern for row in rows}) < COUNT
+    calls, _ = slowly(given, key_columns=key_columns)
+    assert {type(row) for row in calls} == {Call}
+    assert [row.call for row in rows] == calls
+    assert [row.due for row in rows] == [str(eta_to_ms(row.options["eta"])) for row in calls]
+
+
+def test_the_same_refusals() -> None:
+    given = columns()
+    given["id"][3], given["task"][5], given["queue"][8] = None, "", "other"
+    given["args"] = ["[]" if n != 9 else "{}" for n in range(COUNT)]
+    (rows, refused), (calls, others) = (
+        way(given, queue="far", queues="far") for way in (read, slowly)
+    )
+    assert [row.call for row in rows] == calls
+    assert [({**row, "headers": None}, reason) for row, reason in refused] == others
+    assert [reason.split(" ")[0] for _, reason in refused] == ["id", "task", "queue", "args"]
+    assert refused[0][0]["eta"] == columns()["eta"][3].as_py()
+
+
+def sent(delayed: Delayed, client: redis.Redis, rows: list[Any]) -> dict[str, Any]:
+    """The texts of messages but what differs each time."""
+    client.flushall()
+    assert schedule_many(delayed, rows).accepted == COUNT
+    found = {key: value for key, value in state(client).items() if key.endswith("}:messages")}
+    return {
+        f"{key} {id}": TAG.sub("", text)
+        for key, texts in found.items()
+        for id, text in texts.items()  # type: ignore[union-attr]
+    }
+
+
+@pytest.mark.parametrize("tries", [bulk_module.TRIES, 0])
+def test_the_same_messages(
+    tries: int, delayed: Delayed, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that are filled in, and those that Celery makes."""
+    rows, _ = read(columns())
+    calls = sent(delayed, client, [row.call for row in rows])
+    monkeypatch.setattr(bulk_module, "TRIES", tries)
+    assert sent(delayed, client, rows) == calls
+
+
+def test_a_broker_that_fails_refuses_no_row(delayed: Delayed) -> None:
+    """Also where it is only asked to which shard a row goes."""
+
+    def place(queue: str, id: str) -> str:
+        raise NodeDown("it is down")
+
+    store = copy(delayed.store)
+    store.shards = SimpleNamespace(place=place)  # type: ignore[assignment]
+    refused: list[Any] = []
+    with pytest.raises(BulkError, match=r"the broker failed; .*: it is down"):
+        schedule_many(delayed, read(columns())[0], store=store, on_refused=refused.append)
+    assert refused == []
+
+
+def test_times() -> None:
+    texts, due = iso_times(pa.array(TIMES)) or ([], [])
+    assert texts == [time.isoformat() for time in TIMES]
+    assert due == [str(eta_to_ms(time)) for time in TIMES]
+    seconds = pa.array([time.replace(microsecond=0) for time in TIMES], pa.timestamp("s", "UTC"))
+    assert iso_times(seconds) == iso_times(seconds.cast(pa.timestamp("us", "Asia/Tokyo")))
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([ETA, None]),
+        pa.array([-1], pa.timestamp("us", "UTC")),
+        pa.array([253_402_300_800_000_000], pa.timestamp("us", "UTC")),
+        pa.array(["2100-01-01"]),
+        pa.array([], pa.timestamp("us", "UTC")),
+    ],
+)
+def test_times_that_go_the_other_way(column: pa.Array) -> None:
+    assert iso_times(column) is None
+
+
+@pytest.mark.parametrize("value", [1, "a", 1.5, None, ETA, [{"x": 2}], {"y": {"z": 1}}, b"\xff"])
+def test_arguments_of_a_struct(value: Any) -> None:
+    column = pa.array([{"a": value, "b": 2}, {"a": None, "b": None}])
+    first, second = lists(column)
+    assert first == [column[0].as_py()["a"], 2]
+    assert second == [None, None]
+    assert lists(pa.array([{"a": value}, None], column.type))[1] is None

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 from pyspark.sql import SparkSession
 
-from celery_ext.spark.__main__ import main
 from celery_ext.spark.commands.simulate import table_of
 from celery_ext.spark.simulation import load
 from celery_ext.spark.simulation import run as job
@@ -24,20 +19,12 @@ from celery_ext.spark.simulation.load import slices_of, waits, windows_of
 from celery_ext.spark.simulation.model import Arrivals, Fleet
 from kombu_delayed.errors import OptionError
 from kombu_delayed.store.store import Entry, Store
-from tests.kit.servers import Server
+from tests.kit.spark import Run
+from tests.kit.state import message
 
 pytestmark = pytest.mark.thorough
 
-ROOT = Path(__file__).parents[2]
 START = datetime(2026, 11, 21, tzinfo=timezone.utc)
-
-
-@pytest.fixture
-def run() -> Callable[..., Result]:
-    def invoke(*arguments: str) -> Result:
-        return CliRunner().invoke(main, arguments, catch_exceptions=False)
-
-    return invoke
 
 
 def test_the_same_however_spark_cuts_it(
@@ -100,7 +87,7 @@ def test_a_frame_with_too_much_work(spark: SparkSession, tmp_path: Path) -> None
     ]
 
 
-def test_the_command(run: Callable[..., Result], spark: SparkSession, tmp_path: Path) -> None:
+def test_the_command(run: Run, tmp_path: Path) -> None:
     told = ("simulate", "--workers", "3", "--slots", "2", "--run-seconds", "0.5", "--messages")
     plot = tmp_path / "plot.svg"
     more = ("--hours", "0.1", "--acks-late", "--plot", str(plot), "--out", str(tmp_path / "out"))
@@ -111,57 +98,36 @@ def test_the_command(run: Callable[..., Result], spark: SparkSession, tmp_path: 
     assert (tmp_path / "out" / "result").is_dir()
 
 
-def test_the_backlog_of_a_broker(
-    run: Callable[..., Result], spark: SparkSession, server: Server, store: Store
-) -> None:
-    message = json.dumps({"headers": {"id": "a", "task": "mail"}, "properties": {}, "body": ""})
-    due = int(time.time() * 1000) + 60_000
-    store.schedule("q", [Entry(f"id{n}", 0, message, str(due)) for n in range(4)])
-    result = run("simulate", "-b", f"delayed+{server.url}", "--run-spread", "constant", "--json")
+def test_the_backlog_of_a_broker(run: Run, url: str, store: Store) -> None:
+    text, due = message("a", headers={"id": "a"}), int(time.time() * 1000) + 60_000
+    store.schedule("q", [Entry(f"id{n}", 0, text, str(due)) for n in range(4)])
+    result = run("simulate", "-b", url, "--run-spread", "constant", "--json")
     figures = json.loads(result.stdout)
     assert figures["messages"] == 4
     assert figures["max_seconds"] == pytest.approx(3.004, abs=0.01)
 
 
-CASES: list[tuple[tuple[str, ...], int, str]] = [
-    ((), 2, "one of --messages, --due and the broker's"),
-    (("--messages", "5", "--due", "here"), 2, "one of --messages, --due and the broker's"),
-    (("--due", "here", "--hours", "3"), 2, "say how --messages are spread"),
-    (("--messages", "5", "--workers", "0"), 1, "Error: workers is a whole number from 1 to"),
-    (("--messages", "5", "--run-spread", "lognormal"), 1, "Error: run_spread lognormal needs"),
-]
-
-
-@pytest.mark.parametrize(("arguments", "code", "text"), CASES)
-def test_errors(
-    arguments: tuple[str, ...],
-    code: int,
-    text: str,
-    run: Callable[..., Result],
-    spark: SparkSession,
-) -> None:
-    result: Any = run("simulate", *arguments)
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        ((), 2, "one of --messages, --due and the broker's"),
+        (("--messages", "5", "--due", "here"), 2, "one of --messages, --due and the broker's"),
+        (("--due", "here", "--hours", "3"), 2, "say how --messages are spread"),
+        (("--messages", "5", "--workers", "0"), 1, "Error: workers is a whole number from 1 to"),
+        (("--messages", "5", "--run-spread", "lognormal"), 1, "Error: run_spread lognormal needs"),
+    ],
+)
+def test_errors(arguments: tuple[str, ...], code: int, text: str, run: Run) -> None:
+    result = run("simulate", *arguments)
     assert (result.exit_code, text in result.output) == (code, True), result.output
 
 
-def test_a_picture_needs_matplotlib(
-    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_picture_needs_matplotlib(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "celery_ext.spark.simulation.plots", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     result = run("simulate", "--messages", "5", "--plot", "a.svg")
     told = "a picture needs matplotlib: pip install 'kombu-delayed[report]'"
     assert (result.exit_code, told in result.output) == (1, True)
-
-
-def test_the_guide(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
-    """The examples of the page, run."""
-    text = (ROOT / "docs" / "guides" / "simulate.md").read_text("utf-8")
-    (block,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    found: dict[str, Any] = {}
-    exec(block, found)
-    assert found["found"].result.messages == pytest.approx(100_000, rel=0.02)
-    assert "begin_seconds" in capsys.readouterr().out
 
 
 def test_at_least_one_message_is_simulated(spark: SparkSession) -> None:
