@@ -12,18 +12,12 @@ from kombu_delayed.store.store import Store
 from tests.kit.state import entry, message, seed
 
 MS = 60_000
-HELD = {"{q}:unacked:A": {"1": "0" + message("a"), "2": "3" + message("b")}}
-DEAD = {
+BEFORE = {
+    "{q}:unacked:A": {"1": "0" + message("a"), "2": "3" + message("b")},
     "{q}:dead": {"d": 700},
     "{q}:dead-messages": {"d": "0" + message("d")},
     "{q}:dead-reasons": {"d": "{}"},
 }
-
-
-def reclaim(store: Store) -> None:
-    assert store.reclaim("q", "A") == 2
-
-
 MOVES: dict[str, Callable[[Store], object]] = {
     "publish": lambda s: s.publish("q", [entry("c")]),
     "schedule": lambda s: s.schedule("q", [entry("c", 500)]),
@@ -31,30 +25,24 @@ MOVES: dict[str, Callable[[Store], object]] = {
     "release": lambda s: s.release("q", "A", [1, 2]),
     "release behind": lambda s: s.release("q", "A", [1, 2], counted=True, behind=True),
     "leave": lambda s: s.leave("q", "A"),
-    "reclaim": reclaim,
+    "reclaim": lambda s: s.reclaim("q", "A"),
     "replay": lambda s: s.replay("q", ["d"]),
-    "announce": lambda s: s.announce("q"),
 }
 
 
+@pytest.mark.parametrize("expires", [True, False])
 @pytest.mark.parametrize("move", MOVES.values(), ids=MOVES)
-def test_it_expires(move: Callable[[Store], object], store: Store, client: redis.Redis) -> None:
-    store.now = "1000"
-    seed(client, {**HELD, **DEAD})
-    client.set("{q}:expires", MS)
+def test_it_expires(
+    move: Callable[[Store], object], expires: bool, store: Store, client: redis.Redis
+) -> None:
+    seed(client, BEFORE)
+    if expires:
+        client.set("{q}:expires", MS)
     move(store)
     made = [key for key in client.keys("*") if key.startswith(b"q") or key.endswith(b":wake")]
-    assert all(0 < client.pttl(key) <= MS for key in made)
-
-
-@pytest.mark.parametrize("move", MOVES.values(), ids=MOVES)
-def test_without_an_expiry_it_lasts(
-    move: Callable[[Store], object], store: Store, client: redis.Redis
-) -> None:
-    store.now = "1000"
-    seed(client, {**HELD, **DEAD})
-    move(store)
-    assert {client.pttl(key) for key in client.keys("*")} == {-1}
+    assert made
+    for key in made:
+        assert 0 < client.pttl(key) <= MS if expires else client.pttl(key) == -1
 
 
 def revise(backlog: Backlog) -> bool:
@@ -65,7 +53,6 @@ def revise(backlog: Backlog) -> bool:
 def test_a_move_in_the_backlog(
     move: Callable[[Backlog], bool], store: Store, client: redis.Redis
 ) -> None:
-    store.now = "1000"
     store.schedule("q", [entry("a", 9000)], expires_ms=MS)
     assert move(Backlog(store, "q"))
     assert 0 < client.pttl("q") <= MS

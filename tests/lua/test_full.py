@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,27 +12,13 @@ from kombu_delayed.errors import ServerFull
 from kombu_delayed.inspection.backlog import Backlog, Move
 from kombu_delayed.message.ticket import OPEN_GATE, Gate, LimitNumbers, Ticket, Use
 from kombu_delayed.store.store import Limits, Store
+from tests.kit import claims
+from tests.kit.claims import deliver, full
 from tests.kit.state import dead_state, entry, message, returned, seed, state
 
 A, B, C = (message(body, headers={"id": body}) for body in "abc")
-LEASE_MS = 30_000
 
 Call = Callable[[Store], Any]
-
-
-@pytest.fixture
-def full(client: redis.Redis) -> Iterator[Callable[[], None]]:
-    """Leave no memory to the server from now on until the end of the test."""
-    before = client.config_get("maxmemory")["maxmemory"]
-    assert client.config_get("maxmemory-policy")["maxmemory-policy"] == "noeviction"
-
-    def fill() -> None:
-        client.config_set("maxmemory", 1)
-        with pytest.raises(redis.exceptions.OutOfMemoryError):
-            client.set("more", "")
-
-    yield fill
-    client.config_set("maxmemory", before)
 
 
 def prepare(store: Store) -> None:
@@ -61,11 +47,6 @@ def prepare(store: Store) -> None:
     store.now = "3000"
 
 
-def ack(store: Store) -> None:
-    store.ack("q", "A", [1, 3], on_error=lambda: pytest.fail("an ack was refused"))
-    store.size("q")
-
-
 REFUSED: dict[str, Call] = {
     "schedule": lambda s: s.schedule("q", [entry("n", 9000), entry("m", 4500)]),
     "schedule what is due": lambda s: s.schedule("q", [entry("n", 500), entry("m", 600)]),
@@ -83,27 +64,23 @@ REFUSED: dict[str, Call] = {
 
 
 @pytest.mark.parametrize("call", REFUSED.values(), ids=REFUSED)
-def test_nothing_gets_in(
-    call: Call, store: Store, client: redis.Redis, full: Callable[[], None]
-) -> None:
+def test_nothing_gets_in(call: Call, store: Store, client: redis.Redis) -> None:
     prepare(store)
     before = state(client)
-    full()
-    for _ in range(2):
-        with pytest.raises(ServerFull, match="nothing was stored"):
-            call(store)
-        assert state(client) == before
-    client.config_set("maxmemory", 0)
+    with full(client):
+        for _ in range(2):
+            with pytest.raises(ServerFull, match="nothing was stored"):
+                call(store)
+            assert state(client) == before
     call(store)
     assert state(client) != before
 
 
-def deliver(store: Store, **options: Any) -> Any:
-    given: dict[str, Any] = {"want": 9, "tag": 10, "lease_ms": LEASE_MS, "leased": True, **options}
-    return store.deliver("q", "A", **given)
-
-
 GATE = Gate("v", (LimitNumbers("all", 1, 1000.0, 1),))
+
+
+def claim(store: Store, tag: int = 10, **options: Any) -> Any:
+    return deliver(store, tag=tag, leased=True, **options)
 
 
 def admit(store: Store) -> int:
@@ -112,13 +89,13 @@ def admit(store: Store) -> int:
 
 
 def deliver_gated(store: Store) -> Any:
-    return admit(store), deliver(store, gate=GATE)
+    return admit(store), claim(store, gate=GATE)
 
 
 def free(store: Store) -> Any:
     found = deliver_gated(store)
-    store.free("q", "A", [10], on_error=lambda: pytest.fail("refused"))
-    return found, store.running("q"), deliver(store, tag=20, gate=GATE)
+    claims.free(store, 10)
+    return found, store.running("q"), claim(store, tag=20, gate=GATE)
 
 
 def leave_running(store: Store) -> Any:
@@ -144,35 +121,30 @@ WORKS: dict[str, Call] = {
     "reschedule": lambda s: reschedule(s, "4500"),
     "run now": lambda s: reschedule(s, "500"),
     "deliver through a gate": deliver_gated,
-    "deliver through a gate that is not declared": lambda s: (
-        deliver_gated(s),
-        deliver(s, tag=20, gate=OPEN_GATE),
-    ),
+    "deliver past a gate": lambda s: (deliver_gated(s), claim(s, tag=20, gate=OPEN_GATE)),
     "free": free,
     "leave with tasks that run": leave_running,
     "clear": lambda s: (admit(s), s.purge("q")),
-    "deliver": deliver,
-    "deliver to a newcomer": lambda s: s.deliver("q", "new", 9, 1, lease_ms=LEASE_MS),
-    "deliver without a lease": lambda s: deliver(s, lease_ms=0, leased=False),
-    "deliver some": lambda s: deliver(s, want=1, promotions=1),
-    "deliver with an expiry": lambda s: deliver(s, want=1, expires_ms=60_000),
-    "deliver nothing": lambda s: deliver(s, want=0),
-    "deliver from an empty queue": lambda s: s.deliver("new", "A", 9, 1, lease_ms=LEASE_MS),
+    "deliver": claim,
+    "deliver to a newcomer": lambda s: deliver(s, "new"),
+    "deliver without a lease": lambda s: deliver(s, lease_ms=0),
+    "deliver some": lambda s: claim(s, want=1, promotions=1),
+    "deliver with an expiry": lambda s: claim(s, want=1, expires_ms=60_000),
+    "deliver nothing": lambda s: claim(s, want=0),
+    "deliver from an empty queue": lambda s: s.deliver("new", "A", 9, 1, lease_ms=1000),
     "recover": lambda s: s.recover("q", "A", 1),
-    "ack": ack,
+    "ack": lambda s: claims.ack(s, 1, 3),
     "release": lambda s: s.release("q", "A", [1, 2]),
     "release poison": lambda s: s.release("q", "A", [1, 2, 3], counted=True),
     "reclaim": lambda s: s.reclaim("q", "gone"),
     "reclaim much": lambda s: s.reclaim("q", "gone too"),
     "park": lambda s: s.park("q", "A", [(1, "n", 9000), (2, "d", 4500)]),
-    "park so that it splits": lambda s: s.park(
-        "q", "A", [(n, f"n{n}", 4000 + n) for n in range(4)]
-    ),
+    "park and split": lambda s: s.park("q", "A", [(n, f"n{n}", 4000 + n) for n in range(4)]),
     "bury": lambda s: s.bury("q", "A", [(1, "x", "rejected", b""), (2, "n", "rejected", b"")]),
     "bury what was taken for good": lambda s: s.bury("q", "A", [(9, "x", "rejected", b"0{}")]),
     "leave": lambda s: s.leave("q", "A"),
     "leave with much": lambda s: s.leave("q", "B"),
-    "renew": lambda s: s.renew("q", "A", LEASE_MS),
+    "renew": lambda s: s.renew("q", "A", 30_000),
     "announce": lambda s: s.announce("q"),
     "purge": lambda s: s.purge("q"),
     "delete": lambda s: s.delete("q"),
@@ -183,13 +155,11 @@ WORKS: dict[str, Call] = {
 
 
 @pytest.mark.parametrize("call", WORKS.values(), ids=WORKS)
-def test_what_is_in_gets_out(
-    call: Call, store: Store, client: redis.Redis, full: Callable[[], None]
-) -> None:
+def test_what_is_in_gets_out(call: Call, store: Store, client: redis.Redis) -> None:
     """It does the same as on a server that has room."""
     prepare(store)
     expected, after = call(store), dead_state(client)
     prepare(store)
-    full()
-    assert call(store) == expected
-    assert dead_state(client) == after
+    with full(client):
+        assert call(store) == expected
+        assert dead_state(client) == after

@@ -21,16 +21,12 @@ from kombu_delayed.inspection.gate_usage import (
 )
 from kombu_delayed.message.ticket import Gate, LimitNumbers, Ticket, Use, put_ticket, slot_name
 from kombu_delayed.store.store import Entry, Store
-from tests.kit.state import message, state
+from tests.kit.claims import deliver
+from tests.kit.state import message
 
 GATE = Gate("v", (LimitNumbers("all", 2), LimitNumbers("by", 1, 250.0, 3)))
 LONG = "x" * 150
 KEYS = ["ada", "a:b|c*d%", "ü\udcff", LONG]
-
-
-@pytest.fixture(autouse=True)
-def _time_stands_still(store: Store) -> None:
-    store.now = "1000"
 
 
 def entry(id: str, key: str, *uses: Use, weight: float = 1.0) -> Entry:
@@ -39,9 +35,7 @@ def entry(id: str, key: str, *uses: Use, weight: float = 1.0) -> Entry:
 
 
 def claim(store: Store, want: int = 9, tag: int = 1) -> int:
-    answer = store.deliver("q", "A", want, tag, lease_ms=30_000, gate=GATE)
-    assert answer is not None
-    return len(answer.records)
+    return len(deliver(store, "A", want, tag, gate=GATE).records)
 
 
 def found(store: Store, pattern: str = "") -> list[Lane]:
@@ -82,14 +76,13 @@ def test_lanes_of_a_key(store: Store, key: str) -> None:
 
 def test_many_lanes_come_in_pages(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lanes_module, "PAGE_SIZE", 100)
-    count = 700
-    store.publish("q", [entry(f"i{n}", f"k{n}", Use("all", cost=9)) for n in range(count)])
+    store.publish("q", [entry(f"i{n}", f"k{n}", Use("all", cost=9)) for n in range(700)])
     while store.size("q").ready:
         claim(store, 0)
-    pages = [len(page) for page in lanes(store, "q")]
+    pages = [*lanes(store, "q")]
     assert len(pages) > 3
-    assert max(pages) < count
-    assert len({lane.name for lane in found(store)}) == count
+    assert max(map(len, pages)) < 700
+    assert len({lane.name for page in pages for lane in page}) == 700
 
 
 def test_slots_and_room(store: Store) -> None:
@@ -114,8 +107,7 @@ def test_turns(store: Store) -> None:
     assert claim(store, 4) == 4
     found = turns(store, "q", ["a", "b", "c", "none"])
     assert sorted(found.values()) == [*range(len(found))]
-    assert {"a", "b"} <= set(found)
-    assert "none" not in found
+    assert {"a", "b"} <= set(found) <= {"a", "b", "c"}
 
 
 def test_the_first_messages_of_lanes(store: Store) -> None:
@@ -127,18 +119,6 @@ def test_the_first_messages_of_lanes(store: Store) -> None:
     first = first_ids(store, "q", names, 3)
     assert (sorted(first[:2]), len(first)) == (["a1000", "b1000"], 3)
     assert first[2] in ("a1001", "b1001")
-
-
-def test_it_changes_nothing(store: Store, client: redis.Redis) -> None:
-    store.publish("q", [entry(f"i{n}", "k", Use("all")) for n in range(5)])
-    claim(store)
-    before = state(client)
-    names = [lane.name for lane in found(store)]
-    first_ids(store, "q", names, 3)
-    room(store, "q", ["all:"])
-    turns(store, "q", ["k"])
-    assert [*slots(store, "q")]
-    assert state(client) == before
 
 
 def test_what_is_no_lane_is_left_out(store: Store, client: redis.Redis) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import redis
@@ -13,6 +12,7 @@ from celery_ext.spark.sink.job_ledger import Job, LedgerStore
 from kombu_delayed.errors import ServerFull
 from kombu_delayed.store.keys import job_shards
 from kombu_delayed.store.store import Store
+from tests.kit.claims import full
 from tests.kit.state import entry, seed, state
 
 LATER = 9_999_999_999_999
@@ -51,12 +51,6 @@ MOVES: dict[str, Callable[[Store], None]] = {
 
 def ledgers(client: redis.Redis) -> list[str]:
     return sorted(key.decode() for key in client.keys("*:job:*"))
-
-
-@pytest.fixture
-def store(store: Store) -> Store:
-    store.now = "1000"
-    return store
 
 
 def test_it_is_kept_until_its_time(store: Store, client: redis.Redis) -> None:
@@ -109,26 +103,17 @@ def test_consumers_drop_those_that_are_past(store: Store, client: redis.Redis) -
 def test_one_of_older_code_lasts_when_it_is_written_to(
     move: Callable[[Store], None], store: Store, client: redis.Redis
 ) -> None:
+    """And one that older code has written to again goes by itself, not when it is past."""
     client.hset("{q}:job:j", "old", 1)
-    client.expire("{q}:job:j", 60)
-    move(store)
-    assert client.hget("{q}:job:j", "old") == b"1"
-    assert [client.pttl(key) for key in ("{q}:job:j", UNTIL)] == [-1, -1]
-    assert state(client)[UNTIL] == {"{q}:job:j": 101_000}
-
-
-def test_one_that_older_code_writes_to_again_goes_by_itself(
-    store: Store, client: redis.Redis
-) -> None:
-    schedule(store)
-    client.expire("{q}:job:j", 60)
-    store.now = "101000"
-    schedule(store, "other")
-    assert client.hget("{q}:job:j", "a") == b"1"
-    assert list(state(client)[UNTIL]) == ["{q}:job:other"]
-    schedule(store)
-    assert client.hget("{q}:job:j", "a") == b"1"
-    assert client.pttl("{q}:job:j") == -1
+    for now in (1_000, 101_000):
+        client.expire("{q}:job:j", 60)
+        store.now = str(now)
+        schedule(store, "other", f"{now}")
+        assert client.hget("{q}:job:j", "old") == b"1"
+        move(store)
+        assert client.hget("{q}:job:j", "old") == b"1"
+        assert [client.pttl(key) for key in ("{q}:job:j", UNTIL)] == [-1, -1]
+        assert state(client)[UNTIL] == dict.fromkeys(("{q}:job:j", "{q}:job:other"), now + 100_000)
 
 
 @pytest.mark.parametrize("move", MOVES.values(), ids=MOVES)
@@ -155,26 +140,20 @@ def test_a_full_server_refuses_it_before_anything_is_done(
 ) -> None:
     schedule(store, "old")
     store.now = "101000"
-    before: dict[str, Any] = dict(state(client))
-    client.config_set("maxmemory", 1)
-    try:
-        with pytest.raises(ServerFull):
-            move(store)
-    finally:
-        client.config_set("maxmemory", 0)
+    before = state(client)
+    with full(client), pytest.raises(ServerFull):
+        move(store)
     assert state(client) == before
 
 
 def test_a_job_keeps_the_number_of_shards(store: Store, client: redis.Redis) -> None:
-    spread(store)
-    more = Store(client, shards=3, now="100999")
-    assert LedgerStore(more, job()).shards.count("q") == 1
-    more.now = "300000"
-    assert LedgerStore(more, job()).shards.count("q") == 3
+    def count(shards: int, now: int) -> int:
+        later = Store(client, shards=shards, now=str(now))
+        return LedgerStore(later, job()).shards.count("q")
 
-
-def test_a_job_of_older_code_keeps_the_number_of_shards(store: Store, client: redis.Redis) -> None:
-    client.hset(job_shards("j"), "q", 2)
-    assert LedgerStore(store, job()).shards.count("q") == 2
+    assert [count(1, 1_000), count(3, 100_999), count(3, 300_000)] == [1, 1, 3]
+    client.delete("{q}:job:j")
+    client.hset(job_shards("j"), "q", 2)  # a job of older code
+    assert count(1, 1_000) == 2
     client.delete(job_shards("j"))
-    assert LedgerStore(store, job()).shards.count("q") == 2
+    assert count(1, 1_000) == 2

@@ -11,21 +11,15 @@ import redis
 from kombu_delayed.store import store as store_module
 from kombu_delayed.store.queue_metrics import SPANS_MS, Metrics
 from kombu_delayed.store.store import Store
+from tests.kit.claims import deliver
 from tests.kit.state import entry, seed, state
 
 HOUR_MS = 3_600_000
 
 
 @pytest.fixture(autouse=True)
-def _time_stands_still(store: Store) -> None:
-    store.now = "1000"
+def _small_partitions(store: Store) -> None:
     store.partition_size = 4
-
-
-def deliver(
-    store: Store, consumer: str = "A", want: int = 9, tag: int = 1, lease_ms: int = 30_000
-) -> None:
-    assert store.deliver("q", consumer, want, tag, lease_ms=lease_ms) is not None
 
 
 def fill(store: Store, count: int, spread_ms: int) -> list[int]:
@@ -38,10 +32,14 @@ def fill(store: Store, count: int, spread_ms: int) -> list[int]:
 
 @pytest.mark.parametrize("now_ms", [1000, 1030, 40_000, HOUR_MS])
 @pytest.mark.parametrize("spread_ms", [50, 100_000, 2 * HOUR_MS, 48 * HOUR_MS])
-def test_counts_over_partitions(now_ms: int, spread_ms: int, store: Store) -> None:
+def test_counts_over_partitions(
+    now_ms: int, spread_ms: int, store: Store, client: redis.Redis
+) -> None:
     due_times = fill(store, 100, spread_ms)
     store.now = str(now_ms)
+    before = state(client)
     found = store.metrics("q")
+    assert state(client) == before
     later = [at_ms for at_ms in due_times if at_ms > now_ms]
     assert found.due == len(due_times) - len(later)
     assert found.due_within_minute == sum(at_ms <= now_ms + 60_000 for at_ms in later)
@@ -55,11 +53,8 @@ def test_counts_over_partitions(now_ms: int, spread_ms: int, store: Store) -> No
 NOTHING = Metrics(0, 0, 0, 0, 0, 0, 0.0, None, 0, 0, 0, False)
 
 
-def test_no_queue(store: Store) -> None:
-    assert store.metrics("q") == NOTHING
-
-
 def test_counts_by_state(store: Store) -> None:
+    assert store.metrics("q") == NOTHING
     store.publish("q", [entry(n) for n in "abcdef"])
     deliver(store, "A", want=3)
     deliver(store, "B", want=2, lease_ms=500)
@@ -100,15 +95,6 @@ def test_the_oldest_of_a_list_counts(store: Store) -> None:
     store.now = "10000"
     deliver(store, want=0)
     assert store.metrics("q").oldest_due_seconds == 8.0
-
-
-def test_it_changes_nothing(store: Store, client: redis.Redis) -> None:
-    seed(client, {"q": ["x"], "{q}:unacked:A": {"1": "0x"}, "{q}:consumers": {"A": 9000}})
-    fill(store, 20, 1000)
-    store.now = "1500"
-    before = state(client)
-    store.metrics("q")
-    assert state(client) == before
 
 
 def test_what_is_far_is_estimated(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

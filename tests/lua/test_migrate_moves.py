@@ -13,15 +13,18 @@ from kombu_delayed.store.store import Store
 from tests.kit.backlog import check_backlog
 from tests.kit.state import entry, message, promoted, seed, state
 
-A, B, C, D = (message(body) for body in "abcd")
+A, B, C = (message(body) for body in "abc")
 #: (tag or member, id, due_ms, record), as migrate.lua takes them.
 Row = tuple[str, str, int, str]
 
 
 @pytest.fixture(autouse=True)
-def _time_stands_still(store: Store) -> None:
-    store.now = "1000"
+def _small_partitions(store: Store) -> None:
     store.partition_size = 4
+
+
+def row(id: str, due_ms: int = 2000, step: int = 0, *, tag: str | None = None) -> Row:
+    return (id if tag is None else tag), id, due_ms, f"{step}{message(id)}"
 
 
 def migrate(store: Store, source: str, rows: list[Row], **more: int) -> list[int]:
@@ -43,102 +46,45 @@ def migrate(store: Store, source: str, rows: list[Row], **more: int) -> list[int
     return counts
 
 
-# From the stock transport's unacked.
-
-
 def stock(**since: int) -> dict[str, Any]:
     """What stock workers hold: tag -> when it was delivered, in seconds."""
     unacked = {tag: json.dumps([json.loads(message(tag)), "", "q"]) for tag in since}
     return {"unacked": unacked, "unacked_index": since}
 
 
+MID = "q\x06\x163"
+A_IS_DELAYED = {"{q}:messages": {"a": "0" + A}, "{q}:wake": {"due": 2000}}
+
+
 @pytest.mark.parametrize(
-    ("before", "rows", "keep", "counts", "after"),
+    ("why", "before", "rows", "counts", "after"),
     [
-        pytest.param(
-            stock(a=5),
-            [("a", "a", 2000, "0" + A)],
-            0,
-            [1, 0],
-            {"{q}:messages": {"a": "0" + A}, "{q}:wake": {"due": 2000}},
-            id="not yet due",
-        ),
-        pytest.param(
-            stock(a=5, b=5),
-            [("a", "a", 1000, "0" + A), ("b", "b", 0, "3" + B)],
-            0,
-            [0, 2],
-            {"q": [A], "q\x06\x163": [B], "{q}:wake": {"now": 0}},
-            id="due",
-        ),
-        pytest.param(
-            {**stock(a=5, b=5), "q": [C]},
-            [("b", "b", 0, "0" + B), ("a", "a", 0, "0" + A)],
-            0,
-            [0, 2],
-            {"q": [A, B, C], "{q}:wake": {"now": 0}},
-            id="to the head, in order",
-        ),
-        pytest.param(
-            stock(a=10),
-            [("a", "a", 2000, "0" + A)],
-            0,
-            [1, 0],
-            {"{q}:messages": {"a": "0" + A}, "{q}:wake": {"due": 2000}},
-            id="just old enough",
-        ),
-        pytest.param(
-            stock(a=11), [("a", "a", 2000, "0" + A)], 0, [0, 0], stock(a=11), id="delivered anew"
-        ),
-        pytest.param({}, [("a", "a", 2000, "0" + A)], 0, [0, 0], {}, id="acked meanwhile"),
-        pytest.param(
-            stock(b=5),
-            [("a", "a", 0, "0" + A), ("b", "b", 0, "0" + B)],
-            0,
-            [0, 1],
-            {"q": [B], "{q}:wake": {"now": 0}},
-            id="one of two acked meanwhile",
-        ),
-        pytest.param(
-            stock(a=5),
-            [("a", "a", 2000, "0" + A)],
-            1,
-            [1, 0],
-            {**stock(a=5), "{q}:messages": {"a": "0" + A}, "{q}:wake": {"due": 2000}},
-            id="kept for another queue, not yet due",
-        ),
-        pytest.param(
-            stock(a=5),
-            [("a", "a", 0, "0" + A)],
-            1,
-            [0, 1],
-            {**stock(a=5), "q": [A], "{q}:wake": {"now": 0}},
-            id="kept for another queue, due",
-        ),
-        pytest.param(
-            {"unacked": stock(a=5)["unacked"]},
-            [("a", "a", 2000, "0" + A)],
-            0,
-            [1, 0],
-            {"{q}:messages": {"a": "0" + A}, "{q}:wake": {"due": 2000}},
-            id="in no index",
-        ),
+        ("not yet due", stock(a=5), [row("a")], [1, 0], A_IS_DELAYED),
+        ("just old enough", stock(a=10), [row("a")], [1, 0], A_IS_DELAYED),
+        ("in no index", {"unacked": stock(a=5)["unacked"]}, [row("a")], [1, 0], A_IS_DELAYED),
+        ("due", stock(a=5, b=5), [row("a", 1000), row("b", 0, 3)], [0, 2], {"q": [A], MID: [B]}),
+        ("in order", stock(a=5, b=5), [row("b", 0), row("a", 0)], [0, 2], {"q": [A, B]}),
+        ("delivered anew", stock(a=11), [row("a")], [0, 0], stock(a=11)),
+        ("acked meanwhile", {}, [row("a")], [0, 0], {}),
+        ("one acked meanwhile", stock(b=5), [row("a", 0), row("b", 0)], [0, 1], {"q": [B]}),
     ],
 )
 def test_from_unacked(
+    why: str,
     before: dict[str, Any],
     rows: list[Row],
-    keep: int,
     counts: list[int],
     after: dict[str, Any],
     store: Store,
     client: redis.Redis,
 ) -> None:
+    """What is due goes to the head of its list."""
     seed(client, before)
-    assert migrate(store, "unacked", rows, keep=keep) == counts
-    assert without_partitions(client) == after
-    if not keep:
-        assert migrate(store, "unacked", rows) == [0, 0]
+    if counts[1]:
+        seed(client, {"q": [C]})
+        after = {**after, "q": [*after["q"], C], "{q}:wake": {"now": 0}}
+    for expected in (counts, [0, 0]):
+        assert migrate(store, "unacked", rows) == expected
         assert without_partitions(client) == after
 
 
@@ -149,13 +95,14 @@ def without_partitions(client: redis.Redis) -> dict[str, Any]:
     return {key: value for key, value in state(client).items() if not key.startswith(parts)}
 
 
-def test_what_is_kept_and_taken_again_is_delayed_once(store: Store, client: redis.Redis) -> None:
-    seed(client, stock(a=5))
-    rows = [("a", "a", 2000, "0" + A)]
+def test_what_is_kept_for_another_queue(store: Store, client: redis.Redis) -> None:
+    """Where it is taken again, it is delayed once."""
+    seed(client, stock(a=5, b=5))
     for keep in (1, 1, 0):
-        assert migrate(store, "unacked", rows, keep=keep) == [1, 0]
-    assert check_backlog(client) == {"a": 2000}
-    assert client.exists("unacked", "unacked_index") == 0
+        assert migrate(store, "unacked", [row("a")], keep=keep) == [1, 0]
+    assert migrate(store, "unacked", [row("b", 0)], keep=1) == [0, 1]
+    tokens = {"{q}:wake": {"due": 2000, "now": 0}}
+    assert without_partitions(client) == {**stock(b=5), **A_IS_DELAYED, **tokens, "q": [B]}
 
 
 def test_two_stock_messages_with_one_id(store: Store, client: redis.Redis) -> None:
@@ -171,51 +118,48 @@ def test_two_stock_messages_with_one_id(store: Store, client: redis.Redis) -> No
 
 
 @pytest.mark.parametrize(
-    ("before", "rows", "part", "left", "delayed"),
+    ("why", "before", "rows", "part", "left", "delayed"),
     [
-        pytest.param([A, B], [A], {}, [B], [A], id="one"),
-        pytest.param([A, B, C], [A, C], {}, [B], [A, C], id="several"),
-        pytest.param([A], [A], {}, None, [A], id="the last one"),
-        pytest.param([B], [A, B], {}, None, [B], id="one was delivered meanwhile"),
-        pytest.param([], [A], {}, None, [], id="all were delivered meanwhile"),
-        pytest.param([C], [A], {}, [C], [], id="another is in its place"),
-        pytest.param([A, B, C], [A], {"stop": 1}, [A, B, C], [], id="beyond the part"),
-        pytest.param([A, B, C], [C], {"start": 1}, [A, B, C], [], id="in front of the part"),
-        pytest.param([A, B, C, D], [A, B], {"start": 2}, [C, D], [A, B], id="near the right end"),
-        pytest.param([A, B, C, D], [C, D], {"stop": 1}, [A, B], [C, D], id="near the left end"),
+        ("one", "ab", "a", {}, "b", "a"),
+        ("several", "abc", "ac", {}, "b", "ac"),
+        ("the last one", "a", "a", {}, "", "a"),
+        ("one was delivered meanwhile", "b", "ab", {}, "", "b"),
+        ("all were delivered meanwhile", "", "a", {}, "", ""),
+        ("another is in its place", "c", "a", {}, "c", ""),
+        ("beyond the part", "abc", "a", {"stop": 1}, "abc", ""),
+        ("in front of the part", "abc", "c", {"start": 1}, "abc", ""),
+        ("near the right end", "abcd", "ab", {"start": 2}, "cd", "ab"),
+        ("near the left end", "abcd", "cd", {"stop": 1}, "ab", "cd"),
     ],
 )
 def test_from_ready(
-    before: list[str],
-    rows: list[str],
+    why: str,
+    before: str,
+    rows: str,
     part: dict[str, int],
-    left: list[str] | None,
-    delayed: list[str],
+    left: str,
+    delayed: str,
     store: Store,
     client: redis.Redis,
 ) -> None:
-    seed(client, {"q": before})
-    given = [("", json.loads(text)["body"], 2000, "0" + text) for text in rows]
-    assert migrate(store, "ready", given, **part) == [len(delayed), 0]
-    assert state(client).get("q") == left
-    assert check_backlog(client) == {json.loads(text)["body"]: 2000 for text in delayed}
-    tokens = {"due": 2000} if delayed else None
-    assert state(client).get("{q}:wake") == tokens
-    assert migrate(store, "ready", given, **part) == [0, 0]
-    assert state(client).get("q") == left
+    seed(client, {"q": [message(id) for id in before]})
+    for count in (len(delayed), 0):
+        assert migrate(store, "ready", [row(id, tag="") for id in rows], **part) == [count, 0]
+        assert state(client).get("q", []) == [message(id) for id in left]
+    assert check_backlog(client) == dict.fromkeys(delayed, 2000)
+    assert state(client).get("{q}:wake") == ({"due": 2000} if delayed else None)
 
 
 def test_what_has_fallen_due_stays_ready(store: Store, client: redis.Redis) -> None:
     seed(client, {"q": [A, B]})
-    rows = [("", "a", 1000, "0" + A), ("", "b", 1001, "0" + B)]
-    assert migrate(store, "ready", rows) == [1, 0]
+    assert migrate(store, "ready", [row("a", 1000, tag=""), row("b", 1001, tag="")]) == [1, 0]
     assert state(client)["q"] == [A]
     assert check_backlog(client) == {"b": 1001}
 
 
 def test_from_the_list_of_its_priority(store: Store, client: redis.Redis) -> None:
     seed(client, {"q": [A], "q\x06\x166": [A]})
-    assert migrate(store, "ready", [("", "a", 2000, "6" + A)]) == [1, 0]
+    assert migrate(store, "ready", [row("a", step=6, tag="")]) == [1, 0]
     assert state(client)["q"] == [A]
     assert "q\x06\x166" not in state(client)
     assert state(client)["{q}:messages"] == {"a": "6" + A}
@@ -224,28 +168,21 @@ def test_from_the_list_of_its_priority(store: Store, client: redis.Redis) -> Non
 @pytest.mark.parametrize("offset", [0, 1, 40, 79])
 def test_what_moved_on_in_its_list_is_found(offset: int, store: Store, client: redis.Redis) -> None:
     """Producers push from the left, so that the place that was read is another one by now."""
-    texts = [message(f"m{n}") for n in range(80)]
+    texts, new = ([message(f"{name}{n}") for n in range(80)] for name in ("m", "new"))
     seed(client, {"q": texts})
-    client.lpush("q", *(message(f"new{n}") for n in range(30)))
-    given = [("", f"m{offset}", 2000, "0" + texts[offset])]
-    assert migrate(store, "ready", given) == [1, 0]
-    left = [json.loads(text)["body"] for text in state(client)["q"]]
-    assert left == [
-        *(f"m{n}" for n in range(80) if n != offset),
-        *(f"new{n}" for n in range(30)),
-    ]
-
-
-# From the backlog.
+    client.lpush("q", *new)
+    assert migrate(store, "ready", [row(f"m{offset}", tag="")]) == [1, 0]
+    del texts[offset]
+    assert state(client)["q"] == texts + new
 
 
 @pytest.mark.parametrize(
     ("rows", "ready", "left", "tokens"),
     [
         (["a"], {"q": [A]}, {"b": 3000, "c": 900}, {"due": 900, "now": 0}),
-        (["a", "b"], {"q": [A], "q\x06\x163": [B]}, {"c": 900}, {"due": 900, "now": 0}),
+        (["a", "b"], {"q": [A], MID: [B]}, {"c": 900}, {"due": 900, "now": 0}),
         (["c"], {"q": [promoted(C, 900)]}, {"a": 2000, "b": 3000}, {"due": 900, "now": 0}),
-        (["c", "a", "b"], {"q": [promoted(C, 900), A], "q\x06\x163": [B]}, {}, {"now": 0}),
+        (["c", "a", "b"], {"q": [promoted(C, 900), A], MID: [B]}, {}, {"now": 0}),
         (["x"], {}, {"a": 2000, "b": 3000, "c": 900}, {"due": 900}),
         ([], {}, {"a": 2000, "b": 3000, "c": 900}, {"due": 900}),
     ],
@@ -264,13 +201,12 @@ def test_from_delayed(
     store.schedule("q", [entry("a", 2000), entry("b", 3000, step=3), entry("c", 900)])
     store.now = "1000"
     given = [(member, "", due[member], "") for member in rows]
-    assert migrate(store, "delayed", given) == [0, sum(map(len, ready.values()))]
-    assert check_backlog(client) == left
-    after = without_partitions(client)
-    assert {key: value for key, value in after.items() if key[0] == "q"} == ready
-    assert after["{q}:wake"] == tokens
-    assert migrate(store, "delayed", given) == [0, 0]
-    assert without_partitions(client) == after
+    for count in (sum(map(len, ready.values())), 0):
+        assert migrate(store, "delayed", given) == [0, count]
+        assert check_backlog(client) == left
+        after = without_partitions(client)
+        assert {key: value for key, value in after.items() if key[0] == "q"} == ready
+        assert after["{q}:wake"] == tokens
 
 
 @pytest.mark.parametrize("due_ms", [1999, 2001, 9000])
@@ -305,5 +241,5 @@ def test_from_a_backlog_of_many_partitions(store: Store, client: redis.Redis) ->
 def test_what_becomes_ready_expires_with_its_queue(store: Store, client: redis.Redis) -> None:
     seed(client, stock(a=5))
     client.set("{q}:expires", 60_000)
-    assert migrate(store, "unacked", [("a", "a", 500, "0" + A)]) == [0, 1]
+    assert migrate(store, "unacked", [row("a", 500)]) == [0, 1]
     assert 0 < client.pttl("q") <= 60_000

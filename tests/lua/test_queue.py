@@ -9,36 +9,20 @@ import redis
 
 from kombu_delayed.store.keys import SEPARATOR
 from kombu_delayed.store.scripts import script
-from kombu_delayed.store.store import Entry, Size, Store
+from kombu_delayed.store.store import Size, Store
+from tests.kit.claims import bodies, deliver
 from tests.kit.state import entry, message, seed, state
 
 A, B, C, D = (message(body) for body in "abcd")
 MID = "q" + SEPARATOR + "3"
 
 
-@pytest.fixture(autouse=True)
-def _time_stands_still(store: Store) -> None:
-    store.now = "1000"
-
-
-# publish
-
-
 def test_publish(store: Store, client: redis.Redis) -> None:
-    assert store.publish("q", [entry("a"), entry("b", step=3), entry("c")]) == 3
-    assert state(client) == {"q": [A, C], MID: [B], "{q}:wake": {"now": 0}}
-
-
-def test_publish_behind_what_is_there(store: Store, client: redis.Redis) -> None:
+    """Behind what is there; twice is two messages."""
     seed(client, {"q": [D]})
-    store.publish("q", [entry("a")])
-    assert state(client)["q"] == [D, A]
-
-
-def test_publish_twice_is_two_messages(store: Store, client: redis.Redis) -> None:
     for _ in range(2):
-        store.publish("q", [entry("a")])
-    assert state(client)["q"] == [A, A]
+        assert store.publish("q", [entry("a"), entry("b", step=3), entry("c")]) == 3
+    assert state(client) == {"q": [D, A, C, A, C], MID: [B, B], "{q}:wake": {"now": 0}}
 
 
 def test_publish_many(store: Store, client: redis.Redis) -> None:
@@ -78,15 +62,11 @@ def test_stock_producer_s_lists_are_the_same(store: Store, client: redis.Redis) 
     client.lpush("q", A)
     client.lpush("q", B)
     store.publish("q", [entry("c")])
-    answer = store.deliver("q", "A", 9, 1, lease_ms=0)
-    assert answer is not None
-    assert [record[1:].decode() for record in answer.records] == [A, B, C]
-
-
-# size
+    assert bodies(deliver(store)) == ["a", "b", "c"]
 
 
 def test_size(store: Store, client: redis.Redis) -> None:
+    assert store.size("q") == Size(0, 0, 0)
     seed(client, {"q": [A, B], MID: [C], "{q}:unacked:A": {"1": "0" + D}})
     store.schedule("q", [entry("a", 2000), entry("b", 3000), entry("c", 4000)])
     before = state(client)
@@ -94,22 +74,6 @@ def test_size(store: Store, client: redis.Redis) -> None:
     store.now = "3000"
     assert store.size("q") == Size(ready=3, due=2, delayed=3)
     assert state(client) == before
-
-
-def test_size_of_no_queue(store: Store, client: redis.Redis) -> None:
-    assert store.size("q") == Size(0, 0, 0)
-    assert state(client) == {}
-
-
-@pytest.mark.parametrize("due", [0, 1, 7, 15, 30])
-def test_size_over_partitions(due: int, client: redis.Redis) -> None:
-    store = Store(client, partition_size=4, now="1000")
-    store.schedule("q", [entry(str(n), 2000 + n) for n in reversed(range(30))])
-    store.now = str(1999 + due)
-    assert store.size("q") == Size(ready=0, due=due, delayed=30)
-
-
-# purge and delete
 
 
 def filled(store: Store) -> dict[str, Any]:
@@ -131,14 +95,9 @@ def filled(store: Store) -> dict[str, Any]:
 
 def test_purge(store: Store, client: redis.Redis) -> None:
     left = filled(store)
-    assert store.purge("q") == 6
-    assert state(client) == left
-    assert store.purge("q") == 0
-
-
-def test_purge_of_no_queue(store: Store, client: redis.Redis) -> None:
-    assert store.purge("q") == 0
-    assert state(client) == {}
+    for count in (6, 0):
+        assert store.purge("q") == count
+        assert state(client) == left
 
 
 def test_purge_leaves_other_queues(store: Store, client: redis.Redis) -> None:
@@ -149,78 +108,47 @@ def test_purge_leaves_other_queues(store: Store, client: redis.Redis) -> None:
     assert [sum(store.size(queue)) for queue in ("q", "q2", "{q}")] == [0, 2, 2]
 
 
-def test_purge_is_bounded(client: redis.Redis) -> None:
-    store = Store(client, partition_size=2, now="1000")
+def test_purge_is_bounded(store: Store, client: redis.Redis) -> None:
+    store.partition_size = 2
     store.schedule("q", [entry(str(n), 2000 + n) for n in range(20)])
     keys = store.keys("q")
-    given = {
-        "partitions": keys.partitions,
-        "delayed": keys.delayed,
-        "messages": keys.messages,
-        "duplicates": keys.duplicates,
-        "wake": keys.wake,
-        "ready": keys.ready,
-        "limit": 3,
-    }
-    for gone_before in (0, 3, 6, 9, 12, 15, 18):
-        assert store.size("q").delayed == 20 - gone_before
+    for left in (20, 17, 14, 11, 8, 5, 2):
+        assert store.size("q").delayed == left
         assert "{q}:wake" in state(client)
-        assert script("purge")(client.execute_command, **given) == min(3, 20 - gone_before)
-    assert state(client) == {}
-
-
-def test_purge_of_much(client: redis.Redis) -> None:
-    store = Store(client, partition_size=4, now="1000")
-    store.schedule("q", [entry(str(n), 2000 + n) for n in range(2000)])
-    store.schedule("q", [entry(f"same{n}", 9000) for n in range(2000)])
-    assert store.purge("q") == 4000
+        assert script("purge")(store.run, **keys.backlog, ready=keys.ready, limit=3) == min(3, left)
     assert state(client) == {}
 
 
 def test_delete(store: Store, client: redis.Redis) -> None:
     left = filled(store)
-    assert store.delete("q") == 6
     del left["{q}:armed"]
-    assert state(client) == left
-    assert store.delete("q") == 0
-
-
-def test_deleted_queue_can_be_used_again(store: Store, client: redis.Redis) -> None:
-    store.schedule("q", [entry("a", 2000), entry("a", 3000, body="x")])
-    store.deliver("q", "A", 1, 1, lease_ms=0)
-    store.delete("q")
-    assert state(client) == {}
+    for count in (6, 0):
+        assert store.delete("q") == count
+        assert state(client) == left
     store.schedule("q", [entry("a", 2500)])
     assert state(client)["{q}:wake"] == {"due": 2500}
-
-
-# announce
 
 
 @pytest.mark.parametrize(
     ("ready", "dues", "wake"),
     [
         ({}, [], {}),
-        ({"q": [A]}, [], {"{q}:wake": {"now": 0}}),
-        ({MID: [A]}, [], {"{q}:wake": {"now": 0}}),
-        ({}, [3000, 2000], {"{q}:wake": {"due": 2000}}),
-        ({"q": [A]}, [2000], {"{q}:wake": {"now": 0, "due": 2000}}),
+        ({"q": [A]}, [], {"now": 0}),
+        ({MID: [A]}, [], {"now": 0}),
+        ({}, [3000, 2000], {"due": 2000}),
+        ({"q": [A]}, [2000], {"now": 0, "due": 2000}),
     ],
 )
 def test_announce(
-    ready: dict[str, Any],
-    dues: list[int],
-    wake: dict[str, Any],
-    store: Store,
-    client: redis.Redis,
+    ready: dict[str, Any], dues: list[int], wake: dict[str, int], store: Store, client: redis.Redis
 ) -> None:
     seed(client, ready)
-    store.schedule("q", [Entry(str(n), 0, A, str(due)) for n, due in enumerate(dues)])
+    store.schedule("q", [entry(str(due), due) for due in dues])
     client.delete("{q}:wake")
     before = state(client)
     for _ in range(2):
         store.announce("q")
-        assert state(client) == {**before, **wake}
+        assert state(client) == {**before, **({"{q}:wake": wake} if wake else {})}
 
 
 def test_token_is_never_put_off(store: Store, client: redis.Redis) -> None:
@@ -235,9 +163,7 @@ def test_announced_due_time_is_one_that_another_consumer_is_told(
 ) -> None:
     """Who announces is about to stop: a promise of his must not keep others from claiming."""
     store.schedule("q", [entry("a", 5000)])
-    store.deliver("q", "A", 1, 1, lease_ms=30_000)
+    deliver(store, "A")
     store.announce("q")
     assert client.bzpopmin("{q}:wake", 1) == (b"{q}:wake", b"due", 5000.0)
-    answer = store.deliver("q", "B", 1, 1, lease_ms=30_000)
-    assert answer is not None
-    assert answer.next_due_ms == 5000
+    assert deliver(store, "B").next_due_ms == 5000

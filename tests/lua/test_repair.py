@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,16 +13,16 @@ from kombu_delayed.errors import ServerError
 from kombu_delayed.inspection import doctor as doctor_module
 from kombu_delayed.inspection.doctor import Doctor, examine_server, partition_count, partitions
 from kombu_delayed.store.store import Store
-from kombu_delayed.transport.server_checks import Server
+from kombu_delayed.transport.server_checks import inspect
 from tests.kit.backlog import check_backlog, due_times
+from tests.kit.claims import deliver
 from tests.kit.state import entry, message, returned, state
 
 Damage = Any  # a function that is given a client
 
 
 @pytest.fixture(autouse=True)
-def _time_stands_still(store: Store) -> None:
-    store.now = "1000"
+def _small_partitions(store: Store) -> None:
     store.partition_size = 4
 
 
@@ -55,18 +56,6 @@ def test_nothing_is_wrong(store: Store, client: redis.Redis) -> None:
 # The backlog. m3 is due at 2030.
 
 
-def forget_entry(client: redis.Redis) -> None:
-    client.zrem(partition_of(client, "m3"), "m3")
-
-
-def other_time_in_entry(client: redis.Redis) -> None:
-    client.zadd(partition_of(client, "m3"), {"m3": 2031})
-
-
-def other_time_far_away(client: redis.Redis) -> None:
-    client.zadd(partition_of(client, "m3"), {"m3": 9000})
-
-
 def other_time_in_message(client: redis.Redis) -> None:
     record = client.hget("{q}:messages", "m3").decode()
     client.hset("{q}:messages", "m3", record.replace("2030", "2077", 1))
@@ -77,99 +66,59 @@ def other_partition(client: redis.Redis) -> None:
     client.zadd(partition_of(client, "m9"), {"m3": 2030})
 
 
-def second_entry(client: redis.Redis) -> None:
-    client.zadd(partition_of(client, "m9"), {"m3": 2030})
+def move_bound(client: redis.Redis, at: int, to_ms: int) -> None:
+    client.zadd("{q}:partitions", {client.zrange("{q}:partitions", at, at)[0]: to_ms})
 
 
-def higher_bound(client: redis.Redis) -> None:
-    client.zadd("{q}:partitions", {client.zrange("{q}:partitions", 1, 1)[0]: 2035})
-
-
-def first_bound_too_high(client: redis.Redis) -> None:
-    client.zadd("{q}:partitions", {client.zrange("{q}:partitions", 0, 0)[0]: 2005})
-
-
-def empty_first(client: redis.Redis) -> None:
-    client.zadd("{q}:partitions", {"5": 5})
-
-
-def empty_last(client: redis.Redis) -> None:
-    client.zadd("{q}:partitions", {"9999": 9999})
-
-
-def no_index(client: redis.Redis) -> None:
-    client.delete("{q}:partitions")
-
-
-def no_entries(client: redis.Redis) -> None:
-    client.delete("{q}:partitions", *client.keys("{q}:delayed:*"))
-
-
-DAMAGES: list[tuple[Damage, dict[str, int]]] = [
-    (forget_entry, {"orphan": 1}),
-    (other_time_in_entry, {"time": 1}),
-    (other_time_far_away, {"time": 1}),
-    (other_time_in_message, {"time": 1}),
-    (other_partition, {"misplaced": 1}),
-    (second_entry, {"misplaced": 1}),
-    (first_bound_too_high, {"misplaced": 1}),
-    (empty_first, {"empty": 1}),
-    (empty_last, {"empty": 1}),
-    (no_index, {"misplaced": 10}),
-    (no_entries, {"orphan": 10}),
-]
+DAMAGES: dict[str, tuple[Damage, dict[str, int]]] = {
+    "entry is gone": (lambda c: c.zrem(partition_of(c, "m3"), "m3"), {"orphan": 1}),
+    "later": (lambda c: c.zadd(partition_of(c, "m3"), {"m3": 2031}), {"time": 1}),
+    "far away": (lambda c: c.zadd(partition_of(c, "m3"), {"m3": 9000}), {"time": 1}),
+    "other time in message": (other_time_in_message, {"time": 1}),
+    "other partition": (other_partition, {"misplaced": 1}),
+    "second entry": (lambda c: c.zadd(partition_of(c, "m9"), {"m3": 2030}), {"misplaced": 1}),
+    "first bound too high": (lambda c: move_bound(c, 0, 2005), {"misplaced": 1}),
+    "empty first": (lambda c: c.zadd("{q}:partitions", {"5": 5}), {"empty": 1}),
+    "empty last": (lambda c: c.zadd("{q}:partitions", {"9999": 9999}), {"empty": 1}),
+    "no index": (lambda c: c.delete("{q}:partitions"), {"misplaced": 10}),
+    "nothing but messages": (
+        lambda c: c.delete("{q}:partitions", *c.keys("{q}:delayed:*")),
+        {"orphan": 10},
+    ),
+}
 
 
 @pytest.mark.parametrize("page", [1, 3, 200])
-@pytest.mark.parametrize(("damage", "found"), DAMAGES, ids=[each.__name__ for each, _ in DAMAGES])
+@pytest.mark.parametrize("name", DAMAGES)
 def test_damaged_backlog(
-    damage: Damage,
-    found: dict[str, int],
-    page: int,
-    store: Store,
-    client: redis.Redis,
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, page: int, store: Store, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor_module, "PAGE_SIZE", page)
+    monkeypatch.setattr(doctor_module, "CALL_LIMIT", page)
     due = fill(store)
+    damage, found = DAMAGES[name]
     damage(client)
     before = client.dump("{q}:messages")
     assert examine(store) == {kind: (count, 0) for kind, count in found.items()}
     assert client.dump("{q}:messages") == before
     examine(store, fix=True)
     assert examine(store) == {}
-    expected = {**due, "m3": 2077} if damage is other_time_in_message else due
-    assert check_backlog(client) == expected
-
-
-def test_large_partitions_that_the_index_has_forgotten(
-    store: Store, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(doctor_module, "CALL_LIMIT", 1)
-    due = fill(store)
-    no_index(client)
-    assert examine(store) == {"misplaced": (10, 0)}
-    examine(store, fix=True)
-    assert check_backlog(client) == due
+    assert check_backlog(client) == (due | {"m3": 2077} if name == "other time in message" else due)
 
 
 def test_a_repaired_queue_delivers_again(store: Store, client: redis.Redis) -> None:
     fill(store, 2)
-    empty_first(client)
+    client.zadd("{q}:partitions", {"5": 5})
     store.now = "9000"
-    stuck = store.deliver("q", "A", 9, 1, lease_ms=1000)
-    assert stuck is not None
-    assert stuck.records == []
+    assert deliver(store).records == []
     examine(store, fix=True)
-    freed = store.deliver("q", "A", 9, 1, lease_ms=1000)
-    assert freed is not None
-    assert len(freed.records) == 2
+    assert len(deliver(store).records) == 2
 
 
 def test_bounds_that_overlap(store: Store, client: redis.Redis) -> None:
     due = fill(store)
-    higher_bound(client)
-    assert set(examine(store)) <= {"misplaced", "orphan"}
+    move_bound(client, 1, 2035)
+    assert examine(store).keys() <= {"misplaced", "orphan"}
     assert examine(store) != {}
     examine(store, fix=True)
     assert examine(store) == {}
@@ -177,17 +126,13 @@ def test_bounds_that_overlap(store: Store, client: redis.Redis) -> None:
 
 
 def test_message_that_is_gone(store: Store, client: redis.Redis) -> None:
-    due = fill(store)
-    client.hdel("{q}:messages", "m3")
-    assert examine(store) == {"lost": (1, 0)}
-    assert examine(store, fix=True) == {"lost": (1, 1)}
-    assert check_backlog(client) == {id: at_ms for id, at_ms in due.items() if id != "m3"}
-
-
-def test_last_message_that_is_gone(store: Store, client: redis.Redis) -> None:
-    fill(store, 1)
-    client.delete("{q}:messages")
-    assert examine(store, fix=True) == {"lost": (1, 1)}
+    due = fill(store, 2)
+    for id in ("m1", "m0"):
+        client.hdel("{q}:messages", id)
+        assert examine(store) == {"lost": (1, 0)}
+        assert examine(store, fix=True) == {"lost": (1, 1)}
+        del due[id]
+        assert check_backlog(client) == due
     assert set(state(client)) == {"{q}:wake"}
 
 
@@ -245,37 +190,26 @@ def test_binary_names(store: Store, client: redis.Redis) -> None:
     assert client.zrange("{q}:delayed:2000", 0, -1) == [b"\xff\x00"]
 
 
-# Who consumes.
-
-
-def deliver(store: Store) -> None:
-    answer = store.deliver("q", "A", 9, 1, lease_ms=1000)
-    assert answer is not None
-
-
-def test_lease_that_has_ended(store: Store, client: redis.Redis) -> None:
+@pytest.mark.parametrize("kind", ["lease", "unregistered"])
+def test_messages_of_a_consumer_without_a_lease(
+    kind: str, store: Store, client: redis.Redis
+) -> None:
     store.publish("q", [entry("a")])
-    deliver(store)
+    deliver(store, lease_ms=1000)
     assert examine(store) == {}
-    store.now = "2000"
-    assert examine(store) == {"lease": (1, 0)}
-    assert examine(store, fix=True) == {"lease": (1, 1)}
-    assert state(client) == {"q": [returned(message("a"), 1)], "{q}:wake": {"now": 0}}
-
-
-def test_messages_of_no_consumer(store: Store, client: redis.Redis) -> None:
-    store.publish("q", [entry("a")])
-    deliver(store)
-    client.delete("{q}:consumers")
-    assert examine(store) == {"unregistered": (1, 0)}
-    assert examine(store, fix=True) == {"unregistered": (1, 1)}
+    if kind == "lease":
+        store.now = "2000"
+    else:
+        client.delete("{q}:consumers")
+    assert examine(store) == {kind: (1, 0)}
+    assert examine(store, fix=True) == {kind: (1, 1)}
     assert state(client) == {"q": [returned(message("a"), 1)], "{q}:wake": {"now": 0}}
 
 
 def test_a_server_that_did_not_grant_the_leases(store: Store, client: redis.Redis) -> None:
     store.now = ""
     store.publish("q", [entry("a")])
-    deliver(store)
+    deliver(store, lease_ms=1000)
     client.zadd("{q}:consumers", {"A": 1})
     client.set("{q}:granted-by", "another")
     assert examine(store) == {}
@@ -304,16 +238,13 @@ def test_lost_tokens(ready: bool, example: str, store: Store, client: redis.Redi
 
 def test_a_promise_counts_while_its_consumer_lives(store: Store) -> None:
     store.schedule("q", [entry("a", 9000)])
-    deliver(store)
+    deliver(store, lease_ms=1000)
     store.run("DEL", "{q}:wake")
     assert examine(store) == {}
     store.now = "3000"
     assert examine(store) == {"lease": (1, 0), "silent": (1, 0)}
     assert examine(store, fix=True) == {"lease": (1, 1)}  # to reclaim is to announce
     assert examine(store) == {}
-
-
-# What else it tells.
 
 
 def test_partitions(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,39 +258,24 @@ def test_partitions(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(partitions(store, "none")) == []
 
 
-def server(**changes: Any) -> Server:
-    known: dict[str, Any] = {
-        "version": "8.0",
-        "eviction": "noeviction",
-        "read_only_replica": False,
-        "may_run_scripts": True,
-        "persistent": True,
-        "partition_size": 128,
-    }
-    return Server(**{**known, **changes})
-
-
 @pytest.mark.parametrize(
     ("changes", "texts"),
     [
         ({}, []),
         ({"persistent": False}, ["keeps nothing on disk"]),
-        ({"ahead_seconds": 3.0}, ["3 seconds ahead"]),
         ({"eviction": "volatile-lru", "ahead_seconds": -9.0}, ["volatile-lru", "9 seconds behind"]),
     ],
 )
 def test_server(
     changes: dict[str, Any], texts: list[str], store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor_module, "inspect", lambda client: server(**changes))
+    known = replace(inspect(store.client), persistent=True)
+    monkeypatch.setattr(doctor_module, "inspect", lambda client: replace(known, **changes))
     finding = examine_server(store)
     found = sorted(finding.examples) if finding else []
     assert len(found) == len(texts)
     for text in texts:
         assert any(text in each for each in found)
-
-
-def test_server_that_is_unfit(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_module, "inspect", lambda client: server(version="5.0"))
+    monkeypatch.setattr(doctor_module, "inspect", lambda client: replace(known, version="5.0"))
     with pytest.raises(ServerError, match=r"Redis 5\.0"):
         examine_server(store)

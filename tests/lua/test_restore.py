@@ -14,127 +14,70 @@ from kombu_delayed.inspection.events import read
 from kombu_delayed.store.store import Entry, Limits, Store
 from tests.kit.backlog import check_backlog, due_times
 from tests.kit.restoring import kept, restore, restore_dead
-from tests.kit.state import dead_state, entry, message, note, promoted, seed, state
+from tests.kit.state import dead_state, entry, message, note, seed, state
 
 A, B, C = (message(body) for body in "abc")
-KEYED = message("a", headers={"delayed_unique": "k", "retries": 0})
 
 
 def with_eta(eta: str) -> str:
     return message("a", headers={"eta": eta})
 
 
+def tagged(tag: str) -> str:
+    return message("a", properties={"delivery_tag": tag})
+
+
+def keyed(body: str, **headers: Any) -> str:
+    return message(body, headers={"delayed_unique": "k", **headers})
+
+
 @pytest.fixture(autouse=True)
-def _time_stands_still(store: Store) -> None:
-    store.now = "1000"
+def _small_partitions(store: Store) -> None:
     store.partition_size = 4
 
 
-# restore
+OTHERS = [entry("a", 2000, body="x"), entry("a", 2000, body="y")]
+MOVED = Entry("a", 0, with_eta("2100-01-01"), "9000")
 
 
 @pytest.mark.parametrize(
-    ("before", "records", "counts", "after"),
+    ("why", "before", "records", "added"),
     [
-        pytest.param(
-            [],
-            [("a", kept(A, 2000, 3)), ("b", kept(B, 3000))],
-            (2, 0),
-            {"a": kept(A, 2000, 3), "b": kept(B, 3000)},
-            id="gone",
+        ("gone", [], {"a": kept(A, 2000, 3), "b": kept(B, 3000)}, ["a", "b"]),
+        ("there", [entry("a", 2000)], {"a": kept(A, 2000), "b": kept(B, 3000)}, ["b"]),
+        ("moved", [entry("a", 9000)], {"a": kept(A, 2000)}, []),
+        ("moved, and its eta", [MOVED], {"a": kept(with_eta("1970-01-01"), 2000)}, []),
+        ("sent again", [Entry("a", 0, tagged("new"), "2000")], {"a": kept(tagged("x"), 1)}, []),
+        ("another has its id", [entry("a", 2000, body="x")], {"a": kept(A, 3000)}, ["a\x1f2"]),
+        ("another priority", [entry("a", 2000, step=3)], {"a": kept(A, 2000, 6)}, ["a\x1f2"]),
+        ("several", [], {"a\x1f2": kept(B, 2000), "a": kept(A, 3000)}, ["a\x1f2", "a"]),
+        ("the last of several", [], {"a\x1f7": kept(B, 2000)}, ["a\x1f7"]),
+        (
+            "others share their id",
+            OTHERS,
+            {"a\x1f2": kept(B, 3000), "a": kept(A, 3000)},
+            ["a\x1f3", "a\x1f4"],
         ),
-        pytest.param(
-            [entry("a", 2000)],
-            [("a", kept(A, 2000)), ("b", kept(B, 3000))],
-            (1, 1),
-            {"a": kept(A, 2000), "b": kept(B, 3000)},
-            id="there",
-        ),
-        pytest.param(
-            [],
-            [("a", kept(A, 2000)), ("a", kept(A, 2000))],
-            (1, 1),
-            {"a": kept(A, 2000)},
-            id="twice",
-        ),
-        pytest.param(
-            [entry("a", 9000)],
-            [("a", kept(A, 2000))],
-            (0, 1),
-            {"a": kept(A, 9000)},
-            id="moved",
-        ),
-        pytest.param(
-            [Entry("a", 0, with_eta("2100-01-01"), "9000")],
-            [("a", kept(with_eta("1970-01-01"), 2000))],
-            (0, 1),
-            {"a": kept(with_eta("2100-01-01"), 9000)},
-            id="moved, and its eta",
-        ),
-        pytest.param(
-            [Entry("a", 0, message("a", properties={"delivery_tag": "new"}), "2000")],
-            [("a", kept(message("a", properties={"delivery_tag": "old"}), 2000))],
-            (0, 1),
-            {"a": kept(message("a", properties={"delivery_tag": "new"}), 2000)},
-            id="sent again",
-        ),
-        pytest.param(
-            [entry("a", 2000, body="other")],
-            [("a", kept(A, 3000))],
-            (1, 0),
-            {"a": kept(message("other"), 2000), "a\x1f2": kept(A, 3000)},
-            id="another one has its id",
-        ),
-        pytest.param(
-            [entry("a", 2000, step=3)],
-            [("a", kept(A, 2000, 6))],
-            (1, 0),
-            {"a": kept(A, 2000, 3), "a\x1f2": kept(A, 2000, 6)},
-            id="another one, by its priority",
-        ),
-        pytest.param(
-            [],
-            [("a\x1f2", kept(B, 2000)), ("a", kept(A, 3000))],
-            (2, 0),
-            {"a": kept(A, 3000), "a\x1f2": kept(B, 2000)},
-            id="several share an id",
-        ),
-        pytest.param(
-            [],
-            [("a\x1f7", kept(B, 2000))],
-            (1, 0),
-            {"a\x1f7": kept(B, 2000)},
-            id="the last of several",
-        ),
-        pytest.param(
-            [entry("a", 2000, body="x"), entry("a", 2000, body="y")],
-            [("a\x1f2", kept(B, 3000)), ("a", kept(A, 3000))],
-            (2, 0),
-            {
-                "a": kept(message("x"), 2000),
-                "a\x1f2": kept(message("y"), 2000),
-                "a\x1f3": kept(B, 3000),
-                "a\x1f4": kept(A, 3000),
-            },
-            id="others share their id",
-        ),
-        pytest.param([], [("a", kept(A, 500))], (1, 0), {"a": kept(A, 500)}, id="due by now"),
+        ("due by now", [], {"a": kept(A, 500)}, ["a"]),
     ],
 )
 def test_restore(
+    why: str,
     before: list[Entry],
-    records: list[tuple[str, str]],
-    counts: tuple[int, int],
-    after: dict[str, str],
+    records: dict[str, str],
+    added: list[str],
     store: Store,
     client: redis.Redis,
 ) -> None:
-    if before:
-        store.schedule("q", before)
-    assert restore(store, records) == counts
-    check_restored(client, after)
-    assert restore(store, records) == (0, len(records))
-    check_restored(client, after)
+    """What is restored gets the names that are `added`; what was there stays as it is."""
+    store.schedule("q", before)
+    found = client.hgetall("{q}:messages")
+    after = {id.decode(): record.decode() for id, record in found.items()}
+    new = [*records.values()][len(records) - len(added) :]
+    after |= dict(zip(added, new, strict=True))
+    for count in (len(added), 0):
+        assert restore(store, [*records.items()]) == (count, len(records) - count)
+        check_restored(client, after)
 
 
 def check_restored(client: redis.Redis, after: dict[str, str]) -> None:
@@ -148,15 +91,6 @@ def check_restored(client: redis.Redis, after: dict[str, str]) -> None:
             numbers[id] = max(numbers.get(id, 0), int(n))
     assert {k.decode(): int(n) for k, n in client.hgetall("{q}:duplicates").items()} == numbers
     assert client.zrange("{q}:wake", 0, -1, withscores=True) == [(b"due", min(members.values()))]
-
-
-@pytest.mark.parametrize("count", [3, 4, 5, 90])
-def test_restored_messages_fill_partitions(count: int, store: Store, client: redis.Redis) -> None:
-    due = {f"{n}": 2000 + n % 7 for n in range(count)}
-    records = [(id, kept(message(id), at_ms)) for id, at_ms in due.items()]
-    assert restore(store, records) == (count, 0)
-    assert check_backlog(client) == due
-    assert state(client)["{q}:wake"] == {"due": 2000}
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -177,42 +111,25 @@ def test_any_order_of_due_times_is_indexed(
         assert len(set(dues)) == 1 or len(dues) < store.partition_size
 
 
-def test_what_is_due_by_now_waits_for_the_next_deliver(store: Store, client: redis.Redis) -> None:
-    restore(store, [("a", kept(A, 500)), ("b", kept(B, 5000))])
-    assert "q" not in state(client)
-    assert store.size("q") == (0, 1, 2)
-    answer = store.deliver("q", "A", 9, 1, lease_ms=100)
-    assert answer is not None
-    assert answer.records == [b"0" + promoted(A, 500).encode()]
-    assert check_backlog(client) == {"b": 5000}
-
-
 def test_what_shares_an_id_is_found_by_it(store: Store, client: redis.Redis) -> None:
-    restore(store, [("a\x1f3", kept(C, 4000))])
+    assert restore(store, [("a\x1f3", kept(C, 4000))] * 2) == (1, 1)
     store.schedule("q", [entry("a", 2000), entry("a", 3000, body="b")])
     assert set(check_backlog(client)) == {"a", "a\x1f2", "a\x1f3"}
     assert Backlog(store, "q").cancel(["a"]) == [3]
     assert set(state(client)) == {"{q}:wake"}
 
 
-def test_what_was_displaced_and_moved_is_there(store: Store, client: redis.Redis) -> None:
+def test_what_was_displaced(store: Store, client: redis.Redis) -> None:
+    """It is there where it was moved; when the name is free it comes again: it may be another."""
     record = ("a", kept(with_eta("1970-01-01"), 2000))
     store.schedule("q", [entry("a", 3000, body="other")])
     assert restore(store, [record]) == (1, 0)
     Backlog(store, "q").reschedule([Move("a\x1f2", "9000", "2100-01-01")], members=True)
     assert restore(store, [record]) == (0, 1)
     assert check_backlog(client) == {"a": 3000, "a\x1f2": 9000}
-
-
-def test_what_was_displaced_comes_again_when_its_name_is_free(
-    store: Store, client: redis.Redis
-) -> None:
-    """It may be one that was sent twice on purpose: two are better than none."""
-    store.schedule("q", [entry("a", 3000, body="other")])
-    assert restore(store, [("a", kept(A, 2000))]) == (1, 0)
     assert Backlog(store, "q").cancel(["a"], members=True) == [1]
-    assert restore(store, [("a", kept(A, 2000))]) == (1, 0)
-    assert check_backlog(client) == {"a": 2000, "a\x1f2": 2000}
+    assert restore(store, [record]) == (1, 0)
+    assert check_backlog(client) == {"a": 2000, "a\x1f2": 9000}
 
 
 @pytest.mark.parametrize(
@@ -235,20 +152,9 @@ def test_wake_tokens(
     seed(client, {"{q}:wake": tokens})
     restore(store, [("b", kept(B, due_ms))])
     assert state(client).get("{q}:wake", "") == after
-
-
-def test_what_is_there_wakes_nobody(store: Store, client: redis.Redis) -> None:
-    store.schedule("q", [entry("a", 3000)])
     client.delete("{q}:wake")
-    assert restore(store, [("a", kept(A, 2000))]) == (0, 1)
-    assert "{q}:wake" not in state(client)
-
-
-# Unique keys.
-
-
-def keyed(body: str, **headers: Any) -> str:
-    return message(body, headers={"delayed_unique": "k", **headers})
+    assert restore(store, [("b", kept(B, due_ms))]) == (0, 1)
+    assert "{q}:wake" not in state(client), "what is there wakes nobody"
 
 
 @pytest.mark.parametrize(
@@ -274,138 +180,91 @@ def test_a_restored_message_holds_its_key(
     assert answer == (("refused", "a") if holds else ("stored", ""))
 
 
-def test_a_key_that_another_has_taken_stays_its(store: Store, client: redis.Redis) -> None:
+@pytest.mark.parametrize("has_left", [False, True])
+def test_a_key_that_another_has_taken(has_left: bool, store: Store, client: redis.Redis) -> None:
     store.schedule_unique("q", entry("b", 3000), "k", "refuse")
-    assert restore(store, [("a", kept(KEYED, 2000))]) == (1, 0)
-    assert state(client)["{q}:unique"] == {"k": "b"}
-    assert state(client)["{q}:unique-due"] == {"k": 3000}
-
-
-def test_a_key_whose_message_has_left_is_free(store: Store, client: redis.Redis) -> None:
-    store.schedule_unique("q", entry("b", 3000), "k", "refuse")
-    Backlog(store, "q").cancel(["b"])
-    assert restore(store, [("a", kept(KEYED, 2000))]) == (1, 0)
-    assert state(client)["{q}:unique"] == {"k": "a"}
-    assert state(client)["{q}:unique-due"] == {"k": 2000}
+    if has_left:
+        Backlog(store, "q").cancel(["b"])
+    assert restore(store, [("a", kept(keyed("a"), 2000))]) == (1, 0)
+    assert state(client)["{q}:unique"] == {"k": "a" if has_left else "b"}
+    assert state(client)["{q}:unique-due"] == {"k": 2000 if has_left else 3000}
     assert client.pttl("{q}:unique") == -1
 
 
 def test_the_key_goes_with_the_name_in_the_backlog(store: Store, client: redis.Redis) -> None:
     store.schedule("q", [entry("a", 3000, body="other")])
-    restore(store, [("a", kept(KEYED, 2000))])
-    assert state(client)["{q}:unique"] == {"k": "a\x1f2"}
+    restore(store, [("a", kept(keyed("a"), 2000)), ("b", kept(keyed("b"), 2000))])
+    assert state(client)["{q}:unique"] == {"k": "a\x1f2"}, "the first one of two holds it"
 
 
-def test_the_first_of_two_with_one_key_holds_it(store: Store, client: redis.Redis) -> None:
-    restore(store, [("b", kept(keyed("b"), 3000)), ("a", kept(KEYED, 2000))])
-    assert state(client)["{q}:unique"] == {"k": "b"}
-
-
-# Events.
-
-
-def test_what_is_restored_is_told_once(client: redis.Redis) -> None:
-    store = Store(client, event_limit=100, now="1000")
+def test_what_is_restored_is_told_once(store: Store, client: redis.Redis) -> None:
+    store.event_limit = 100
     text = message("a", headers={"id": "a", "task": "mail.send"})
     records = [("a\x1f2", kept(text, 2000)), ("b", kept(B, 500))]
     for _ in range(2):
         restore(store, records)
     told = [(each.event, each.id, each.task, each.due_ms) for each in read(store, "q")]
     assert told == [("scheduled", "a", "mail.send", 2000), ("scheduled", "b", "", 500)]
-
-
-def test_nothing_is_told_unless_asked(store: Store, client: redis.Redis) -> None:
-    restore(store, [("a", kept(A, 2000))])
+    client.delete("{q}:events")
+    store.event_limit = 0
+    restore(store, [("c", kept(C, 2000))])
     assert client.exists("{q}:events") == 0
 
 
-# restore_dead
+#: Member, record, reason and time of burial.
+Letter = tuple[str, str, str, int]
+A_AT_700 = ("a", "0" + A, "r", 700)
+OTHER = ("a", "0" + C, "other", 900)
 
 
-def letters(**found: tuple[str, str, int]) -> dict[str, Any]:
-    """The state with these dead letters: record, reason and time of burial of each member."""
+def letters(*found: Letter) -> dict[str, Any]:
+    """The state with these dead letters."""
     return {
-        "{q}:dead": {_member(name): at_ms for name, (_, _, at_ms) in found.items()},
-        "{q}:dead-messages": {_member(name): record for name, (record, _, _) in found.items()},
+        "{q}:dead": {member: at_ms for member, _, _, at_ms in found},
+        "{q}:dead-messages": {member: record for member, record, _, _ in found},
         "{q}:dead-reasons": {
-            _member(name): note(reason, at_ms=at_ms) for name, (_, reason, at_ms) in found.items()
+            member: note(reason, at_ms=at_ms) for member, _, reason, at_ms in found
         },
     }
 
 
-def _member(name: str) -> str:
-    return name.replace("_", "\x1f")
-
-
-def letter(member: str, text: str, reason: str, at_ms: int) -> tuple[str, int, str, str]:
-    return member, at_ms, text, note(reason, at_ms=at_ms)
+def put_back(store: Store, *given: Letter) -> tuple[int, int]:
+    rows = [(member, at, record, note(reason, at_ms=at)) for member, record, reason, at in given]
+    return restore_dead(store, rows)
 
 
 @pytest.mark.parametrize(
-    ("before", "restored", "counts", "after"),
+    ("why", "before", "restored", "added"),
     [
-        pytest.param(
-            {},
-            [letter("a", "3" + A, "r", 700), letter("b", "0" + B, "s", 600)],
-            (2, 0),
-            letters(a=("3" + A, "r", 700), b=("0" + B, "s", 600)),
-            id="gone",
-        ),
-        pytest.param(
-            letters(a=("0" + A, "r", 700)),
-            [letter("a", "0" + A, "r", 700), letter("b", "0" + B, "s", 600)],
-            (1, 1),
-            letters(a=("0" + A, "r", 700), b=("0" + B, "s", 600)),
-            id="there",
-        ),
-        pytest.param(
-            letters(a=("0" + A, "again", 900)),
-            [letter("a", "0" + A, "r", 700)],
-            (0, 1),
-            letters(a=("0" + A, "again", 900)),
-            id="buried anew",
-        ),
-        pytest.param(
-            letters(a=("0" + C, "other", 900)),
-            [letter("a", "0" + A, "r", 700)],
-            (1, 0),
-            letters(a=("0" + C, "other", 900), a_2=("0" + A, "r", 700)),
-            id="another one has its id",
-        ),
-        pytest.param(
-            letters(a=("0" + C, "other", 900), a_2=("0" + B, "other", 900)),
-            [letter("a\x1f5", "0" + A, "r", 700), letter("a", "0" + A, "r", 1)],
-            (2, 0),
-            letters(
-                a=("0" + C, "other", 900),
-                a_2=("0" + B, "other", 900),
-                a_3=("0" + A, "r", 1),
-                a_5=("0" + A, "r", 700),
-            ),
-            id="several share an id",
-        ),
-        pytest.param(
-            letters(a=("0" + A, "r", 700)),
-            [letter("a", "3" + A, "r", 700)],
-            (1, 0),
-            letters(a=("0" + A, "r", 700), a_2=("3" + A, "r", 700)),
-            id="another one, by its priority",
+        ("gone", [], [("a", "3" + A, "r", 7), ("b", "0" + B, "s", 6)], ["a", "b"]),
+        ("there", [A_AT_700], [A_AT_700, ("b", "0" + B, "s", 6)], ["b"]),
+        ("buried anew", [("a", "0" + A, "again", 900)], [A_AT_700], []),
+        ("another has its id", [OTHER], [A_AT_700], ["a\x1f2"]),
+        ("another priority", [("a", "3" + A, "r", 700)], [A_AT_700], ["a\x1f2"]),
+        (
+            "several share an id",
+            [OTHER, ("a\x1f2", "0" + B, "other", 900)],
+            [("a\x1f5", "0" + A, "r", 700), ("a", "0" + A, "r", 1)],
+            ["a\x1f5", "a\x1f3"],
         ),
     ],
 )
 def test_restore_dead(
-    before: dict[str, Any],
-    restored: list[tuple[str, int, str, str]],
-    counts: tuple[int, int],
-    after: dict[str, Any],
+    why: str,
+    before: list[Letter],
+    restored: list[Letter],
+    added: list[str],
     store: Store,
     client: redis.Redis,
 ) -> None:
-    seed(client, before)
-    assert restore_dead(store, restored) == counts
-    assert dead_state(client) == after
-    assert restore_dead(store, restored) == (0, len(restored))
-    assert dead_state(client) == after
+    """What is restored gets the names that are `added`; what was there stays as it is."""
+    if before:
+        seed(client, letters(*before))
+    new = restored[len(restored) - len(added) :]
+    after = letters(*before, *((name, *row[1:]) for name, row in zip(added, new, strict=True)))
+    for count in (len(added), 0):
+        assert put_back(store, *restored) == (count, len(restored) - count)
+        assert dead_state(client) == after
 
 
 @pytest.mark.parametrize("restored", ["new", "there"])
@@ -415,21 +274,10 @@ def test_restored_dead_letters_last_until_a_burial(
     """Also those that are older: whoever restores them looks for them."""
     store.limits, store.now = Limits(dead_seconds=60), "100000"
     if restored == "there":
-        seed(client, letters(a=("0" + A, "r", 700)))
-    restore_dead(store, [letter("a", "0" + A, "r", 700)])
+        seed(client, letters(A_AT_700))
+    put_back(store, A_AT_700)
     keys = ("{q}:dead", "{q}:dead-messages", "{q}:dead-reasons")
     assert all(client.exists(key) for key in keys)
     assert [client.pttl(key) for key in keys] == [-1] * 3
     store.bury("q", "A", [(1, "b", "rejected", b"0{}")])
     assert store.dead_ids("q") == ["b"]
-
-
-def test_restored_dead_letters_are_read_and_replayed(store: Store, client: redis.Redis) -> None:
-    restore_dead(store, [letter("a", "0" + A, "r", 700), letter("b", "3" + B, "s", 600)])
-    assert store.dead_ids("q") == ["b", "a"]
-    (found,) = store.dead_letters("q", ["a"])
-    assert (found.message, found.reason, found.at_ms) == (A.encode(), "r", 700)
-    assert store.replay("q", ["a"]) == 1
-    assert state(client)["q"] == [A]
-    assert store.purge_dead("q", ["b"]) == 1
-    assert set(state(client)) == {"q", "{q}:wake"}

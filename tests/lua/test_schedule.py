@@ -8,14 +8,10 @@ import redis
 from kombu_delayed.store.keys import SEPARATOR
 from kombu_delayed.store.store import Entry, Scheduled, Store
 from tests.kit.backlog import check_backlog, due_times
-from tests.kit.state import entry, message, promoted, seed, state
+from tests.kit.claims import deliver, records
+from tests.kit.state import entry, message, promoted, state
 
 A, B, C = (message(body) for body in "abc")
-
-
-@pytest.fixture(autouse=True)
-def _time_stands_still(store: Store) -> None:
-    store.now = "1000"
 
 
 def waiting(store: Store, **dues: int) -> None:
@@ -24,17 +20,21 @@ def waiting(store: Store, **dues: int) -> None:
     store.client.delete("{q}:wake")
 
 
-# Where a message goes.
-
-
-def test_future(store: Store, client: redis.Redis) -> None:
-    assert store.schedule("q", [entry("a", 2000)]) == Scheduled(delayed=1, ready=0, already=0)
+@pytest.mark.parametrize(
+    ("due", "due_ms"),
+    [("2000", 2000), ("+500", 1500), *((str(at), at) for at in (253_402_300_800_000, 2**53 - 1))],
+)
+def test_future(due: str, due_ms: int, store: Store, client: redis.Redis) -> None:
+    assert store.schedule("q", [entry("a", due)]) == Scheduled(delayed=1, ready=0, already=0)
     assert state(client) == {
-        "{q}:partitions": {"2000": 2000},
-        "{q}:delayed:2000": {"a": 2000},
+        "{q}:partitions": {str(due_ms): due_ms},
+        f"{{q}}:delayed:{due_ms}": {"a": due_ms},
         "{q}:messages": {"a": "0" + A},
-        "{q}:wake": {"due": 2000},
+        "{q}:wake": {"due": due_ms},
     }
+    assert deliver(store).next_due_ms == due_ms
+    store.now = str(due_ms)
+    assert records(deliver(store)) == ["0" + promoted(A, due_ms)]
 
 
 @pytest.mark.parametrize("due", ["1000", "999", "0", "-5000", "+0"])
@@ -43,48 +43,27 @@ def test_due_already(due: str, store: Store, client: redis.Redis) -> None:
     assert state(client) == {"q": [A], "{q}:wake": {"now": 0}}
 
 
-def test_delay_counts_from_now(store: Store, client: redis.Redis) -> None:
-    assert store.schedule("q", [entry("a", "+500")]) == (1, 0, 0)
-    assert state(client) == {
-        "{q}:partitions": {"1500": 1500},
-        "{q}:delayed:1500": {"a": 1500},
-        "{q}:messages": {"a": "0" + A},
-        "{q}:wake": {"due": 1500},
-    }
-
-
 def test_some_of_each(store: Store, client: redis.Redis) -> None:
-    entries = [entry("a", 2000), entry("b", 500), entry("c", 3000), entry("a", 2000)]
+    entries = [entry("a", 2000, 6), entry("b", 500, 9), entry("c", 3000), entry("a", 2000, 6)]
     assert store.schedule("q", entries) == Scheduled(delayed=2, ready=1, already=1)
     assert state(client) == {
-        "q": [B],
+        "q" + SEPARATOR + "9": [B],
         "{q}:partitions": {"2000": 2000},
         "{q}:delayed:2000": {"a": 2000, "c": 3000},
-        "{q}:messages": {"a": "0" + A, "c": "0" + C},
+        "{q}:messages": {"a": "6" + A, "c": "0" + C},
         "{q}:wake": {"now": 0, "due": 2000},
     }
-
-
-def test_priority_is_kept(store: Store, client: redis.Redis) -> None:
-    store.schedule("q", [entry("a", 2000, step=6), entry("b", 500, step=9)])
-    after = state(client)
-    assert after["{q}:messages"] == {"a": "6" + A}
-    assert after["q" + SEPARATOR + "9"] == [B]
 
 
 def test_prefix_is_in_front_of_every_key(client: redis.Redis) -> None:
     store = Store(client, prefix="app:", now="1000")
     store.schedule("q", [entry("a", 2000), entry("b", 500), entry("a", 2000, body="x")])
-    store.deliver("q", "A", 1, 1, lease_ms=100)
+    deliver(store)
     assert all(key.startswith("app:") for key in state(client))
 
 
-def test_nothing(store: Store, client: redis.Redis) -> None:
+def test_more_than_one_call_takes(store: Store) -> None:
     assert store.schedule("q", []) == (0, 0, 0)
-    assert state(client) == {}
-
-
-def test_more_than_one_call_takes(store: Store, client: redis.Redis) -> None:
     entries = [entry(str(n), 2000 + n) for n in range(600)] + [entry(str(n), 0) for n in range(100)]
     assert store.schedule("q", entries) == (600, 100, 0)
     assert store.size("q") == (100, 0, 600)
@@ -94,43 +73,11 @@ def test_time_of_the_server(store: Store, client: redis.Redis) -> None:
     seconds, microseconds = client.time()
     store.now = ""
     store.schedule("q", [entry("a", "+60000")])
-    (due_ms,) = state(client)["{q}:delayed:" + next(iter(state(client)["{q}:partitions"]))].values()
+    (due_ms,) = check_backlog(client).values()
     assert 0 <= due_ms - 60_000 - (seconds * 1000 + microseconds // 1000) < 5000
-
-
-def test_time_of_the_server_set_forward(store: Store) -> None:
-    store.now = ""
-    store.schedule("q", [entry("a", "+60000")])
     assert store.size("q") == (0, 0, 1)
     store.now = "+60000"
     assert store.size("q") == (0, 1, 1)
-
-
-@pytest.mark.parametrize("due_ms", [253_402_300_800_000, 2**53 - 1])
-def test_far_future_is_exact(due_ms: int, store: Store, client: redis.Redis) -> None:
-    store.schedule("q", [entry("a", due_ms)])
-    assert state(client) == {
-        "{q}:partitions": {str(due_ms): due_ms},
-        f"{{q}}:delayed:{due_ms}": {"a": due_ms},
-        "{q}:messages": {"a": "0" + A},
-        "{q}:wake": {"due": due_ms},
-    }
-    answer = store.deliver("q", "A", 1, 1, lease_ms=0)
-    assert answer is not None
-    assert answer.next_due_ms == due_ms
-    store.now = str(due_ms)
-    answer = store.deliver("q", "A", 1, 1, lease_ms=0)
-    assert answer is not None
-    assert answer.records == [("0" + promoted(A, due_ms)).encode()]
-
-
-def test_body_is_kept_as_it_is(store: Store, client: redis.Redis) -> None:
-    text = '{"body": "ü\\u0000\\"}", "empty": [], "big": 12345678901234567890, "properties": {}}'
-    store.schedule("q", [Entry("a", 0, text, "2000")])
-    assert state(client)["{q}:messages"] == {"a": "0" + text}
-
-
-# The same id again.
 
 
 def test_same_message_twice(store: Store, client: redis.Redis) -> None:
@@ -151,95 +98,52 @@ def test_publisher_that_sends_again_renames_the_delivery_only(store: Store) -> N
 
 
 def test_same_id_other_message(store: Store, client: redis.Redis) -> None:
-    entries = [entry("a", 2000), entry("a", 3000, body="b"), entry("a", 2500, body="c")]
-    assert store.schedule("q", entries) == (3, 0, 0)
-    assert state(client) == {
-        "{q}:partitions": {"2000": 2000},
-        "{q}:delayed:2000": {"a": 2000, "a\x1f2": 3000, "a\x1f3": 2500},
-        "{q}:messages": {"a": "0" + A, "a\x1f2": "0" + B, "a\x1f3": "0" + C},
-        "{q}:duplicates": {"a": "3"},
-        "{q}:wake": {"due": 2000},
-    }
-
-
-def test_same_id_other_priority(store: Store, client: redis.Redis) -> None:
-    assert store.schedule("q", [entry("a", 2000), entry("a", 2000, step=3)]) == (2, 0, 0)
-    assert state(client)["{q}:messages"] == {"a": "0" + A, "a\x1f2": "3" + A}
-
-
-def test_duplicate_sent_again(store: Store, client: redis.Redis) -> None:
-    entries = [entry("a", 2000), entry("a", 3000, body="b")]
-    assert store.schedule("q", entries) == (2, 0, 0)
-    before = state(client)
-    assert store.schedule("q", entries) == (0, 0, 2)
-    assert state(client) == before
+    entries = [entry("a", 2000), entry("a", 3000, body="b"), entry("a", 2500, step=3)]
+    for counts in ((3, 0, 0), (0, 0, 3)):
+        assert store.schedule("q", entries) == counts
+        assert state(client) == {
+            "{q}:partitions": {"2000": 2000},
+            "{q}:delayed:2000": {"a": 2000, "a\x1f2": 3000, "a\x1f3": 2500},
+            "{q}:messages": {"a": "0" + A, "a\x1f2": "0" + B, "a\x1f3": "3" + A},
+            "{q}:duplicates": {"a": "3"},
+            "{q}:wake": {"due": 2000},
+        }
 
 
 def test_duplicate_sent_again_after_the_first_has_left(store: Store, client: redis.Redis) -> None:
-    store.schedule("q", [entry("a", 2000), entry("a", 3000, body="b")])
+    """Another one takes the free place."""
+    entries = [entry("a", 2000), entry("a", 3000, body="b"), entry("a", 4000, body="c")]
+    store.schedule("q", entries)
     store.now = "2000"
-    store.deliver("q", "A", 1, 1, lease_ms=0)
-    before = state(client)
-    assert store.schedule("q", [entry("a", 3000, body="b")]) == Scheduled(0, 0, already=1)
-    assert state(client)["{q}:messages"] == before["{q}:messages"] == {"a\x1f2": "0" + B}
-
-
-def test_free_place_between_duplicates_is_taken(store: Store, client: redis.Redis) -> None:
-    store.schedule("q", [entry("a", 2000), entry("a", 3000, body="b"), entry("a", 4000, body="c")])
-    store.now = "2000"
-    store.deliver("q", "A", 1, 1, lease_ms=0)
+    deliver(store)
+    assert store.schedule("q", entries[1:2]) == Scheduled(0, 0, already=1)
+    assert state(client)["{q}:messages"] == {"a\x1f2": "0" + B, "a\x1f3": "0" + C}
     assert store.schedule("q", [entry("a", 5000, body="d")]) == (1, 0, 0)
     after = state(client)
     assert after["{q}:messages"] == {"a": "0" + message("d"), "a\x1f2": "0" + B, "a\x1f3": "0" + C}
     assert after["{q}:duplicates"] == {"a": "3"}
 
 
-def test_duplicates_are_forgotten_when_they_leave(store: Store, client: redis.Redis) -> None:
-    store.schedule("q", [entry("a", 2000), entry("a", 3000, body="b"), entry("a", 4000, body="c")])
-    for now, left in [("2000", {"a": "3"}), ("3000", {"a": "3"}), ("4000", None)]:
-        store.now = now
-        store.deliver("q", "A", 1, 1, lease_ms=0)
-        assert state(client).get("{q}:duplicates") == left
+@pytest.mark.parametrize(("dues", "forgotten_at"), [((2, 3, 4), 4), ((4, 3, 2), 3)])
+def test_duplicates_are_forgotten_when_they_leave(
+    dues: tuple[int, ...], forgotten_at: int, store: Store, client: redis.Redis
+) -> None:
+    store.schedule("q", [entry("a", 1000 * due, body=str(due)) for due in dues])
+    for now in (2, 3, 4):
+        store.now = str(1000 * now)
+        assert len(deliver(store).records) == 1
+        assert ("{q}:duplicates" in state(client)) == (now < forgotten_at)
 
 
-def test_first_message_outlives_its_duplicates(store: Store, client: redis.Redis) -> None:
-    store.schedule("q", [entry("a", 4000), entry("a", 3000, body="b")])
-    store.now = "3000"
-    store.deliver("q", "A", 1, 1, lease_ms=0)
-    after = state(client)
-    assert after["{q}:messages"] == {"a": "0" + A}
-    assert "{q}:duplicates" not in after
-
-
-@pytest.mark.parametrize("id", ["a\x1f2", "\x1f", "", "a b", "ü", "{q}", "a'"])
-def test_odd_ids(id: str, store: Store, client: redis.Redis) -> None:
-    assert store.schedule("q", [entry(id, 2000, body="x"), entry(id, 2000, body="y")]) == (2, 0, 0)
-    assert len(state(client)["{q}:messages"]) == 2
-    store.now = "2000"
-    answer = store.deliver("q", "A", 9, 1, lease_ms=0)
-    assert answer is not None
-    assert len(answer.records) == 2
-    assert set(state(client)) <= {"{q}:wake"}
-
-
-# Expiry of the queue.
-
-
-def test_all_but_the_backlog_expires(store: Store, client: redis.Redis) -> None:
-    store.schedule("q", [entry("a", 2000), entry("b", 500), entry("c", 500, step=3)], 60_000)
+@pytest.mark.parametrize("expires_ms", [60_000, 0])
+def test_all_but_the_backlog_expires(expires_ms: int, store: Store, client: redis.Redis) -> None:
+    sent = [entry("a", 2000), entry("b", 500), entry("c", 500, step=3)]
+    store.schedule("q", sent, expires_ms)
     for key in state(client):
-        if key in ("q", "q" + SEPARATOR + "3", "{q}:wake"):
+        if expires_ms and key in ("q", "q" + SEPARATOR + "3", "{q}:wake"):
             assert 0 < client.pttl(key) <= 60_000
         else:
             assert client.pttl(key) > 110_000 if key == "{q}:expires" else client.pttl(key) == -1
-
-
-def test_no_expiry(store: Store, client: redis.Redis) -> None:
-    store.schedule("q", [entry("a", 2000), entry("b", 500)])
-    assert {client.pttl(key) for key in state(client)} == {-1}
-
-
-# Wake tokens.
 
 
 @pytest.mark.parametrize(
@@ -247,6 +151,7 @@ def test_no_expiry(store: Store, client: redis.Redis) -> None:
     [
         ({}, 2000, {"due": 2000}),
         ({"b": 3000}, 2000, {"due": 2000}),
+        ({"a": 2000}, 2000, None),
         ({"b": 2000}, 2000, None),
         ({"b": 2000}, 3000, None),
         ({"b": 3000, "c": 4000}, 3500, None),
@@ -262,29 +167,10 @@ def test_only_a_new_earliest_due_time_makes_a_token(
 
 def test_earlier_token_replaces_a_later_one(store: Store, client: redis.Redis) -> None:
     tokens = []
-    for id, due in [("a", 4000), ("b", 3000), ("c", 3500), ("d", 2000)]:
-        store.schedule("q", [entry(id, due)])
+    for dues in [4000], [3300, 3000, 3100], [3500], [2000]:
+        store.schedule("q", [entry(str(due), due) for due in dues])
         tokens.append(state(client)["{q}:wake"])
     assert tokens == [{"due": 4000}, {"due": 3000}, {"due": 3000}, {"due": 2000}]
-
-
-def test_earliest_of_a_call_counts(store: Store, client: redis.Redis) -> None:
-    store.schedule("q", [entry("a", 4000), entry("b", 2000), entry("c", 3000)])
-    assert state(client)["{q}:wake"] == {"due": 2000}
-
-
-def test_message_that_was_there_already_makes_no_token(store: Store, client: redis.Redis) -> None:
-    waiting(store, a=2000)
-    store.schedule("q", [entry("a", 2000)])
-    assert "{q}:wake" not in state(client)
-
-
-def test_now_and_due_are_two_tokens(store: Store, client: redis.Redis) -> None:
-    store.schedule("q", [entry("a", 500), entry("b", 2000)])
-    assert state(client)["{q}:wake"] == {"now": 0, "due": 2000}
-
-
-# Partitions.
 
 
 def check_dues(client: redis.Redis, dues: list[int]) -> None:
@@ -308,8 +194,8 @@ def orders() -> dict[str, list[int]]:
 
 @pytest.mark.parametrize("size", [2, 3, 4, 8, 50])
 @pytest.mark.parametrize("order", orders())
-def test_split(order: str, size: int, client: redis.Redis) -> None:
-    store = Store(client, partition_size=size, now="1000")
+def test_split(order: str, size: int, store: Store, client: redis.Redis) -> None:
+    store.partition_size = size
     dues = orders()[order]
     for n in range(0, len(dues), 20):
         store.schedule("q", [entry(str(n + i), due) for i, due in enumerate(dues[n : n + 20])])
@@ -318,8 +204,8 @@ def test_split(order: str, size: int, client: redis.Redis) -> None:
         assert len(own) < size or len(set(own)) == 1
 
 
-def test_split_when_the_size_is_reached(client: redis.Redis) -> None:
-    store = Store(client, partition_size=4, now="1000")
+def test_split_when_the_size_is_reached(store: Store, client: redis.Redis) -> None:
+    store.partition_size = 4
     store.schedule("q", [entry("a", 2001), entry("b", 2002), entry("d", 2004)])
     assert due_times(client) == [[2001, 2002, 2004]]
     store.schedule("q", [entry("c", 2003)])
@@ -333,8 +219,10 @@ def test_split_when_the_size_is_reached(client: redis.Redis) -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 7, 100])
-def test_what_comes_in_order_fills_partitions(batch: int, client: redis.Redis) -> None:
-    store = Store(client, partition_size=20, now="1000")
+def test_what_comes_in_order_fills_partitions(
+    batch: int, store: Store, client: redis.Redis
+) -> None:
+    store.partition_size = 20
     dues = list(range(2000, 2100))
     for n in range(0, len(dues), batch):
         store.schedule("q", [entry(str(due), due) for due in dues[n : n + batch]])
@@ -342,49 +230,28 @@ def test_what_comes_in_order_fills_partitions(batch: int, client: redis.Redis) -
     check_dues(client, dues)
 
 
-def test_message_before_the_first_partition_joins_it(client: redis.Redis) -> None:
-    store = Store(client, partition_size=4, now="1000")
-    store.schedule("q", [entry("a", 3000), entry("b", 2000)])
-    assert due_times(client) == [[2000, 3000]]
-
-
-def test_messages_before_the_first_partition_are_found_first(client: redis.Redis) -> None:
-    store = Store(client, partition_size=3, now="1000")
-    store.schedule("q", [entry("a", 5000), entry("b", 4000), entry("c", 3000), entry("d", 2000)])
-    store.now = "3000"
-    answer = store.deliver("q", "A", 9, 1, lease_ms=0)
-    assert answer is not None
-    assert len(answer.records) == 2
-    assert answer.next_due_ms == 4000
-
-
-def test_equal_due_times_are_never_split(client: redis.Redis) -> None:
-    store = Store(client, partition_size=4, now="1000")
-    store.schedule("q", [entry(str(n), 2000) for n in range(50)])
-    assert due_times(client) == [[2000] * 50]
-
-
 @pytest.mark.parametrize(
     ("dues", "expected"),
     [
+        ([2000] * 50, [[2000] * 50]),
         ([2000] * 9 + [3000], [[2000] * 9, [3000]]),
         ([3000] * 9 + [2000], [[2000], [3000] * 9]),
         ([2000] * 9 + [1500, 3000], [[1500], [2000] * 9, [3000]]),
     ],
-    ids=["one above", "one below", "both"],
+    ids=["alone", "one above", "one below", "both"],
 )
-def test_neighbours_leave_an_equal_run(
-    dues: list[int], expected: list[list[int]], client: redis.Redis
+def test_equal_due_times_are_never_split(
+    dues: list[int], expected: list[list[int]], store: Store, client: redis.Redis
 ) -> None:
-    store = Store(client, partition_size=4, now="1000")
+    store.partition_size = 4
     store.schedule("q", [entry(str(n), due) for n, due in enumerate(dues)])
     assert due_times(client) == expected
     check_dues(client, dues)
 
 
 @pytest.mark.parametrize("neighbour", [1999, 2001])
-def test_smaller_side_moves(neighbour: int, client: redis.Redis) -> None:
-    store = Store(client, partition_size=4, now="1000")
+def test_smaller_side_moves(neighbour: int, store: Store, client: redis.Redis) -> None:
+    store.partition_size = 4
     store.schedule("q", [entry(str(n), 2000) for n in range(50)])
     assert "{q}:delayed:2000" in state(client)
     store.schedule("q", [entry("x", neighbour)])
@@ -404,8 +271,8 @@ def test_big_run_moves_in_pieces(client: redis.Redis) -> None:
     check_dues(client, [*range(2000, 7000), 3000])
 
 
-def test_name_of_a_living_partition_is_not_taken(client: redis.Redis) -> None:
-    store = Store(client, partition_size=2, now="1000")
+def test_name_of_a_living_partition_is_not_taken(store: Store, client: redis.Redis) -> None:
+    store.partition_size = 2
     dues = [2000, 2001, 1900, 1901, 2000, 1999, 1901, 2001]
     for n, due in enumerate(dues):
         store.schedule("q", [entry(str(n), due)])
@@ -422,9 +289,3 @@ def test_partitions_stay_compact(order: str, store: Store, client: redis.Redis) 
     for key, value in state(client).items():
         if key.startswith("{q}:delayed:") and len(set(value.values())) > 1:
             assert client.object("encoding", key) in (b"listpack", b"ziplist"), (key, len(value))
-
-
-def test_seed_and_state_are_inverse(client: redis.Redis) -> None:
-    before = {"s": "x", "l": ["1", "2"], "h": {"a": "b"}, "z": {"m": 5}}
-    seed(client, before)
-    assert state(client) == before

@@ -13,6 +13,9 @@ from tests.kit.state import message
 
 pytestmark = pytest.mark.usefixtures("no_keeper")
 
+#: What a store is told: ("ack", tags, freed) and ("free", tags).
+Told = list[tuple[Any, ...]]
+
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
@@ -22,9 +25,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.fixture
-def told(store: Store, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """What the store is told: ("ack", tags, freed) and ("free", tags)."""
-    told: list[tuple[Any, ...]] = []
+def told(store: Store, monkeypatch: pytest.MonkeyPatch) -> Told:
+    told: Told = []
 
     def ack(queue: str, consumer: str, tags: Any, on_error: Any, freed: Any = ()) -> None:
         told.append(("ack", [*tags], [*freed]))
@@ -57,9 +59,7 @@ def reader_of(store: Store, *, ends_here: bool = False) -> Reader:
     return reader
 
 
-def test_slots_go_with_the_next_acks(
-    store: Store, clock: list[float], told: list[tuple[Any, ...]]
-) -> None:
+def test_slots_go_with_the_next_acks(store: Store, clock: list[float], told: Told) -> None:
     reader = reader_of(store)
     reader.qos.task_ended(1)
     reader.consumer.step()
@@ -71,9 +71,7 @@ def test_slots_go_with_the_next_acks(
     assert told[1:] == []
 
 
-def test_slots_do_not_wait_for_long(
-    store: Store, clock: list[float], told: list[tuple[Any, ...]]
-) -> None:
+def test_slots_do_not_wait_for_long(store: Store, clock: list[float], told: Told) -> None:
     reader = reader_of(store)
     reader.qos.task_ended(1)
     assert reader.consumer.step() <= clock[0] + 0.003
@@ -87,7 +85,7 @@ def test_slots_do_not_wait_for_long(
 
 
 def test_slots_of_tasks_that_ran_in_this_thread_do_not_wait(
-    store: Store, clock: list[float], told: list[tuple[Any, ...]]
+    store: Store, clock: list[float], told: Told
 ) -> None:
     """The next one may take an hour."""
     reader = reader_of(store, ends_here=True)

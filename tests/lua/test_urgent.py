@@ -8,41 +8,26 @@ from typing import Any
 import pytest
 import redis
 
+from kombu_delayed.inspection.backlog import Backlog, Move
 from kombu_delayed.message.ticket import Gate, Ticket, put_ticket
 from kombu_delayed.store.keys import QueueKeys
 from kombu_delayed.store.store import Entry, Store
+from tests.kit.claims import bodies, deliver
 from tests.kit.restoring import kept, restore
-from tests.kit.state import message
+from tests.kit.state import entry, message
 
 URGENT = QueueKeys("q").urgent
 MANY = 2_000
 
 
-@pytest.fixture(autouse=True)
-def _time_stands_still(store: Store) -> None:
-    store.now = "1000"
-
-
-def schedule(store: Store, step: int, due_ms: int, *names: str) -> None:
-    store.schedule("q", [Entry(name, step, message(name), str(due_ms)) for name in names])
-
-
 def fill(store: Store, step: int, count: int = MANY, first_ms: int = 2000) -> None:
-    names = [f"{step}.{n}" for n in range(count)]
-    store.schedule(
-        "q", [Entry(name, step, message(name), str(first_ms + n)) for n, name in enumerate(names)]
-    )
+    store.schedule("q", [entry(f"{step}.{n}", first_ms + n, step) for n in range(count)])
 
 
 def take(store: Store, want: int = 10, **options: Any) -> list[str]:
-    """Deliver once; returns the bodies, in order."""
-    take.tag += want  # type: ignore[attr-defined]
-    answer = store.deliver("q", "A", want, take.tag, lease_ms=30_000, **options)  # type: ignore[attr-defined]
-    assert answer is not None
-    return [record.decode().split('"body":"')[1].split('"')[0] for record in answer.records]
-
-
-take.tag = 0  # type: ignore[attr-defined]
+    """Deliver once to a consumer that holds nothing; returns the bodies, in order."""
+    store.client.delete("{q}:unacked:A")
+    return bodies(deliver(store, want=want, **options))
 
 
 def take_all(store: Store) -> list[str]:
@@ -52,26 +37,17 @@ def take_all(store: Store) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("low", [3, 9])
-def test_an_urgent_one_behind_many(store: Store, low: int) -> None:
+@pytest.mark.parametrize(("low", "way"), [(3, "sent"), (9, "sent"), (9, "parked"), (9, "restored")])
+def test_an_urgent_one_behind_many(low: int, way: str, store: Store) -> None:
     fill(store, low)
-    schedule(store, 0, 5000, "urgent")
-    store.now = "6000"
-    assert "urgent" in take(store)
-
-
-def test_an_urgent_one_that_was_parked(store: Store) -> None:
-    fill(store, 9)
-    store.publish("q", [Entry("urgent", 0, message("urgent"))])
-    assert take(store) == ["urgent"]
-    store.park("q", "A", [(take.tag, "urgent", 5000)])  # type: ignore[attr-defined]
-    store.now = "6000"
-    assert "urgent" in take(store)
-
-
-def test_an_urgent_one_of_a_backup(store: Store) -> None:
-    fill(store, 9)
-    assert restore(store, [("urgent", kept(message("urgent"), 5000))]) == (1, 0)
+    if way == "sent":
+        store.schedule("q", [entry("urgent", 5000)])
+    elif way == "parked":
+        store.publish("q", [entry("urgent")])
+        assert take(store) == ["urgent"]
+        store.park("q", "A", [(1, "urgent", 5000)])
+    else:
+        assert restore(store, [("urgent", kept(message("urgent"), 5000))]) == (1, 0)
     store.now = "6000"
     assert "urgent" in take(store)
 
@@ -80,7 +56,7 @@ def test_each_step_goes_before_the_less_urgent_ones(store: Store) -> None:
     fill(store, 9)
     fill(store, 6)
     fill(store, 3)
-    schedule(store, 0, 5000, "urgent")
+    store.schedule("q", [entry("urgent", 5000)])
     store.now = "6000"
     assert take(store, 3)[0] == "urgent"
     steps = [body[0] for body in take_all(store)]
@@ -100,24 +76,25 @@ def test_within_a_step_they_come_by_due_time(store: Store) -> None:
 def test_what_was_there_before_the_less_urgent_ones_comes_by_due_time(store: Store) -> None:
     fill(store, 0, 600)
     fill(store, 9, 600, first_ms=2000)
-    schedule(store, 0, 5000, "urgent")
+    store.schedule("q", [entry("urgent", 5000)])
     store.now = "9000"
     found = take_all(store)
     assert found.index("urgent") < 300
     assert sorted(found) == sorted([f"{s}.{n}" for s in (0, 9) for n in range(600)] + ["urgent"])
 
 
-def test_one_priority_has_no_other_key(store: Store, client: redis.Redis) -> None:
-    fill(store, 0, 300)
-    assert not client.exists(URGENT)
-
-
 def test_nothing_is_left_of_it(store: Store, client: redis.Redis) -> None:
+    store.schedule("q", [entry("x", 1500)])
+    assert not client.exists(URGENT), "one priority needs none"
     fill(store, 9, 600)
     fill(store, 0, 600)
     assert client.zcard(URGENT) == 601
     store.now = "9000"
     take_all(store)
+    assert not client.exists(URGENT)
+    fill(store, 9, 10, first_ms=10_000)
+    fill(store, 0, 10, first_ms=10_000)
+    store.purge("q")
     assert not client.exists(URGENT)
 
 
@@ -131,9 +108,8 @@ def test_what_became_ready_in_due_order_is_forgotten(store: Store, client: redis
 
 def test_one_that_was_cancelled_is_forgotten(store: Store, client: redis.Redis) -> None:
     fill(store, 9, 10, first_ms=90_000)
-    schedule(store, 0, 5000, "a", "b")
-    move, given = store.cancel_call("q", ["a"])
-    move(store.run, **given)
+    store.schedule("q", [entry("a", 5000), entry("b", 5000)])
+    Backlog(store, "q").cancel(["a"])
     store.now = "6000"
     assert take(store) == ["b"]
     assert client.zcard(URGENT) == 1
@@ -141,8 +117,8 @@ def test_one_that_was_cancelled_is_forgotten(store: Store, client: redis.Redis) 
 
 def test_one_that_was_given_a_later_time_is_not_early(store: Store) -> None:
     fill(store, 9)
-    schedule(store, 0, 5000, "a")
-    reschedule(store, "a", 8000)
+    store.schedule("q", [entry("a", 5000)])
+    Backlog(store, "q").reschedule([Move("a", "8000")])
     store.now = "7000"
     assert "a" not in take_all(store)
     store.now = "8000"
@@ -150,29 +126,11 @@ def test_one_that_was_given_a_later_time_is_not_early(store: Store) -> None:
 
 
 def test_one_that_was_given_another_time_is_still_urgent(store: Store) -> None:
-    schedule(store, 0, 90_000, "a")
+    store.schedule("q", [entry("a", 90_000)])
     fill(store, 9)
-    reschedule(store, "a", 8000)
+    Backlog(store, "q").reschedule([Move("a", "8000")])
     store.now = "9000"
     assert "a" in take(store)
-
-
-def reschedule(store: Store, id: str, due_ms: int) -> None:
-    from kombu_delayed.store.scripts import script
-
-    keys = store.keys("q")
-    script("reschedule")(
-        store.run,
-        **keys.backlog,
-        moved=keys.moved,
-        **store.event_keys(keys),
-        ready=keys.ready,
-        now=store.now,
-        partition_size=store.partition_size,
-        steps=keys.steps,
-        whole="1",
-        entries=[id, str(due_ms), ""],
-    )
 
 
 @pytest.mark.parametrize(
@@ -181,7 +139,7 @@ def reschedule(store: Store, id: str, due_ms: int) -> None:
 def test_a_stale_entry_is_harmless(store: Store, client: redis.Redis, score: int) -> None:
     """As a worker of the previous version leaves them, which knows nothing of this set."""
     fill(store, 9)
-    schedule(store, 0, 5000, "a")
+    store.schedule("q", [entry("a", 5000)])
     client.zadd(URGENT, {"a": score, "gone": 1500})
     store.now = "4000"
     assert "a" not in take(store)
@@ -196,7 +154,7 @@ def test_what_another_worker_has_made_ready_is_not_made_ready_twice(
     store: Store, client: redis.Redis
 ) -> None:
     fill(store, 9)
-    schedule(store, 0, 5000, "a")
+    store.schedule("q", [entry("a", 5000)])
     stale = client.zrange(URGENT, 0, -1, withscores=True)
     store.now = "6000"
     assert take(store)[0] == "a"
@@ -231,15 +189,8 @@ def test_at_a_gate(store: Store, client: redis.Redis, ticket: Callable[[str], st
     assert client.zcard(URGENT) == 1
 
 
-def test_purged(store: Store, client: redis.Redis) -> None:
-    fill(store, 9, 10)
-    fill(store, 0, 10)
-    store.purge("q")
-    assert not client.exists(URGENT)
-
-
 def test_due_times_that_never_come(store: Store) -> None:
     fill(store, 9, 10)
-    schedule(store, 0, 2**53, "never")
+    store.schedule("q", [entry("never", 2**53)])
     store.now = "9000"
     assert len(take_all(store)) == 10

@@ -115,8 +115,8 @@ class World:
         self.consumers += 1
 
     def work(self) -> None:
-        for step in (self.deliver, self.settle, self.send, self.ack):
-            step()
+        for step in WORK[:4]:
+            step(self)
 
     def finish(self) -> None:
         """Let all timeouts pass, and work until nothing is left."""
@@ -145,6 +145,9 @@ class World:
             if said == "accepted":
                 assert {*self.sent[id]} == {text}, "an answer that was accepted is not lost"
 
+
+#: What a worker does, one after the other, unless it crashes.
+WORK = (World.deliver, World.settle, World.send, World.ack, World.crash)
 
 STEPS: dict[str, Callable[[World], None]] = {
     "ask": lambda world: world.expect("a"),
@@ -236,25 +239,9 @@ class ExpectationMachine(RuleBasedStateMachine):
     def wait(self, ms: int) -> None:
         self.world.wait(ms)
 
-    @rule()
-    def deliver(self) -> None:
-        self.world.deliver()
-
-    @rule()
-    def settle(self) -> None:
-        self.world.settle()
-
-    @rule()
-    def send(self) -> None:
-        self.world.send()
-
-    @rule()
-    def ack(self) -> None:
-        self.world.ack()
-
-    @rule()
-    def crash(self) -> None:
-        self.world.crash()
+    @rule(step=st.sampled_from(WORK))
+    def work(self, step: Callable[[World], None]) -> None:
+        step(self.world)
 
     @rule(name=names)
     def cancel(self, name: str) -> None:

@@ -21,6 +21,8 @@ from kombu_delayed.store.store import Entry, Store
 from tests.kit.backlog import check_backlog
 from tests.kit.state import all_keys, promoted, returned
 
+Begin = Callable[[int], Store]
+
 #: What Redis returns whole, and sorted sets keep exactly.
 LONGEST_MS = 2**53
 
@@ -131,14 +133,13 @@ def check_due(message: dict[str, Any]) -> None:
 
 
 @given(
-    st.binary() | st.builds(str.encode, st.text()) | values.map(lambda v: json.dumps(v).encode())
+    st.binary()
+    | st.builds(str.encode, st.text())
+    | values.map(lambda v: json.dumps(v).encode())
+    | mutated()
+    | spliced()
 )
 def test_anything_in_the_place_of_a_message(text: bytes) -> None:
-    check_envelope(text)
-
-
-@given(mutated() | spliced())
-def test_nearly_a_message(text: bytes) -> None:
     check_envelope(text)
 
 
@@ -220,6 +221,8 @@ fields = st.dictionaries(
     min_size=1,
     max_size=4,
 )
+sizes = st.integers(2, 4)
+ahead = st.integers(1001, 1004) | st.integers(1001, LONGEST_MS)
 queues = st.sampled_from(["q", "a{b}c", "{}", "}{", "a b", "q\n", "\0", "ü", "%d", "*"])
 
 
@@ -236,13 +239,12 @@ def letters(draw: st.DrawFn) -> list[tuple[str, int, str]]:
     return found
 
 
-def take(store: Store, queue: str, consumer: str = "A", lease_ms: int = 100) -> dict[int, bytes]:
+def take(store: Store, queue: str) -> dict[int, bytes]:
     """Deliver all there is; returns tag -> record."""
-    answer = store.deliver(queue, consumer, 1000, 1, lease_ms=lease_ms)
+    answer = store.deliver(queue, "A", 1000, 1, lease_ms=100)
     assert answer is not None
     held = dict(enumerate(answer.records, 1))
-    if lease_ms:
-        assert store.recover(queue, consumer, 0) == list(held.items())
+    assert store.recover(queue, "A", 0) == list(held.items())
     return held
 
 
@@ -260,12 +262,12 @@ def records(found: list[tuple[int, str]]) -> Counter[bytes]:
 
 
 @SERVER
-@given(letters(), queues, st.data(), st.integers(2, 4))
+@given(letters(), queues, st.data())
 def test_scheduled_messages_come_back(
-    begin: Callable[[int], Store], sent: Any, queue: str, data: st.DataObject, size: int
+    begin: Begin, sent: Any, queue: str, data: st.DataObject
 ) -> None:
-    store = begin(size)
-    dues = [data.draw(st.integers(1001, 1004) | st.integers(1001, LONGEST_MS)) for _ in sent]
+    store = begin(data.draw(sizes))
+    dues = [data.draw(ahead) for _ in sent]
     fixed = data.draw(st.booleans())
     entries = [
         Entry(id, step, text, str(at) if fixed else f"+{at - 1000}")
@@ -285,7 +287,7 @@ def test_scheduled_messages_come_back(
 @SERVER
 @given(letters(), queues, st.sampled_from(["", "0", "-5", "1000", "+0", "-62135596800000"]))
 def test_published_messages_come_back_in_their_order(
-    begin: Callable[[int], Store], sent: Any, queue: str, at: str
+    begin: Begin, sent: Any, queue: str, at: str
 ) -> None:
     store = begin(4)
     entries = [Entry(id, step, text, at) for id, step, text in sent]
@@ -300,71 +302,50 @@ def test_published_messages_come_back_in_their_order(
 
 
 @SERVER
-@given(letters(), queues, st.integers(1, 4), st.booleans())
-def test_returned_messages_are_the_same(
-    begin: Callable[[int], Store], sent: Any, queue: str, times: int, dies: bool
+@given(letters(), queues, st.data())
+def test_messages_survive_whatever_happens_to_them(
+    begin: Begin, sent: Any, queue: str, data: st.DataObject
 ) -> None:
-    store = begin(4)
-    store.publish(queue, [Entry(*each) for each in sent])
+    """They are returned, parked, buried and replayed."""
+    store = begin(data.draw(sizes))
+    store.publish(queue, [Entry("", step, text) for _, step, text in sent])
+    times = data.draw(st.integers(1, 3))
     for n in range(times):
         held = take(store, queue)
         store.now = str(int(store.now) + 100)
-        back = store.reclaim(queue, "A") if dies else store.release(queue, "A", held, counted=True)
-        assert back == len(sent), n
+        if data.draw(st.booleans()):
+            assert store.reclaim(queue, "A") == len(sent), n
+        else:
+            assert store.release(queue, "A", held, counted=True) == len(sent), n
     held = take(store, queue)
     by_step = sorted(sent, key=lambda each: each[1])
-    expected = [f"{step}{returned(text, times)}".encode() for _, step, text in by_step]
-    assert list(held.values()) == expected
-    finish(store, queue, held)
+    expected = [(step, returned(text, times)) for _, step, text in by_step]
+    assert list(held.values()) == [f"{step}{text}".encode() for step, text in expected]
 
-
-@SERVER
-@given(letters(), queues, st.data(), st.integers(2, 4))
-def test_parked_messages_come_back(
-    begin: Callable[[int], Store], sent: Any, queue: str, data: st.DataObject, size: int
-) -> None:
-    store = begin(size)
-    store.publish(queue, [Entry("", step, text) for _, step, text in sent])
-    held = take(store, queue)
     parked = [
-        (tag, data.draw(ids), data.draw(st.integers(1001, LONGEST_MS)))
-        for tag in data.draw(st.permutations([*held]))
+        (tag, data.draw(ids), data.draw(ahead)) for tag in data.draw(st.permutations([*held]))
     ]
     assert store.park(queue, "A", [*parked, *parked, (10**9, "x", 5)]) == len(sent)
     assert sorted(check_backlog(store.client, queue).values()) == sorted(at for *_, at in parked)
     store.now = str(max(at for *_, at in parked))
-    store.leave(queue, "A")
     again = take(store, queue)
-    expected = [
-        (held[tag][:1].decode(), promoted(held[tag][1:].decode(), at)) for tag, _, at in parked
-    ]
-    assert Counter(again.values()) == records(expected)
-    finish(store, queue, again)
+    assert Counter(again.values()) == records(
+        [(step, promoted(text, at)) for tag, _, at in parked for step, text in [expected[tag - 1]]]
+    )
 
-
-@SERVER
-@given(letters(), queues, st.data(), st.integers(2, 4))
-def test_dead_letters_come_back(
-    begin: Callable[[int], Store], sent: Any, queue: str, data: st.DataObject, size: int
-) -> None:
-    store = begin(size)
-    store.publish(queue, [Entry("", step, text) for _, step, text in sent])
-    held = take(store, queue)
-    store.release(queue, "A", held, counted=True)
-    held = take(store, queue)
-    graves = [(tag, data.draw(ids), data.draw(unicode), b"") for tag in held]
+    graves = [(tag, data.draw(ids), data.draw(unicode), b"") for tag in again]
     assert store.bury(queue, "A", [*graves, *graves, (10**9, "x", "y", b"")]) == len(sent)
     found = store.dead_letters(queue, store.dead_ids(queue))
-    assert Counter(letter.message for letter in found) == Counter(r[1:] for r in held.values())
+    assert Counter(letter.message for letter in found) == Counter(r[1:] for r in again.values())
     assert sorted(letter.reason for letter in found) == sorted(why for _, _, why, _ in graves)
-    assert all(letter.deliveries == 2 for letter in found)
-    at_ms = data.draw(st.just(0) | st.integers(1001, LONGEST_MS))
+    assert all(letter.deliveries == times + 1 for letter in found)
+    at_ms = data.draw(st.just(0) | ahead)
     names = [letter.id for letter in found]
     assert store.replay(queue, [*names, *names, "\x1f" * 9], at_ms) == len(sent)
     assert len(check_backlog(store.client, queue)) == (len(sent) if at_ms else 0)
-    store.leave(queue, "A")
-    store.now = str(at_ms or store.now)
-    again = take(store, queue)
-    expected = [(step, promoted(text, at_ms) if at_ms else text) for _, step, text in sent]
-    assert Counter(again.values()) == records(expected)
-    finish(store, queue, again)
+    store.now = str(LONGEST_MS)
+    last = take(store, queue)
+    due_times = {tag: at_ms or at for tag, _, at in parked}
+    texts = [(step, promoted(text, due_times[n])) for n, (_, step, text) in enumerate(by_step, 1)]
+    assert Counter(last.values()) == records(texts)
+    finish(store, queue, last)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 from hypothesis import assume, given
@@ -19,11 +18,14 @@ from tests.properties.test_fuzz import (
     LONGEST_MS,
     LURES,
     SERVER,
+    Begin,
+    ahead,
     finish,
     ids,
     letters,
     queues,
     records,
+    sizes,
     take,
     unicode,
 )
@@ -31,8 +33,6 @@ from tests.properties.test_fuzz import (
 NOW_MS = 1000
 ETA = "2030-01-02T03:04:05.000678+00:00"
 
-sizes = st.integers(2, 4)
-ahead = st.integers(NOW_MS + 1, NOW_MS + 4) | st.integers(NOW_MS + 1, LONGEST_MS)
 #: Also long past, and so far ahead that no other time is.
 times = st.integers(-LONGEST_MS, LONGEST_MS) | st.integers(NOW_MS - 2, NOW_MS + 3)
 keys = st.sampled_from(["k", "k\x1f2", "", "\0", "{k}", '"', "x" * 5000]) | unicode
@@ -64,24 +64,14 @@ def stands_for(id: str, member: str) -> bool:
     return id == member or (id == before and n.isdigit())
 
 
-# cancel
-
-
 @SERVER
-@given(letters(), queues, st.data(), sizes, st.lists(ids, max_size=3))
-def test_cancel(
-    begin: Callable[[int], Store],
-    sent: Any,
-    queue: str,
-    data: st.DataObject,
-    size: int,
-    others: list[str],
-) -> None:
-    store = begin(size)
+@given(letters(), queues, st.data())
+def test_cancel(begin: Begin, sent: Any, queue: str, data: st.DataObject) -> None:
+    store = begin(data.draw(sizes))
     fill(store, queue, sent, data)
     before = store.client.hgetall(QueueKeys(queue).messages)
     members = numbers(store, queue)
-    names = data.draw(st.permutations([*others, *data.draw(some([id for id, *_ in sent]))]))
+    names = data.draw(st.permutations(some(data, [id for id, *_ in sent])))
     counts = Backlog(store, queue).cancel(names)
     assert len(counts) == len(names)
     after = store.client.hgetall(QueueKeys(queue).messages)
@@ -95,29 +85,23 @@ def test_cancel(
 
 
 @SERVER
-@given(letters(), queues, st.data(), sizes, st.lists(ids, max_size=3))
-def test_cancel_of_members(
-    begin: Callable[[int], Store],
-    sent: Any,
-    queue: str,
-    data: st.DataObject,
-    size: int,
-    others: list[str],
-) -> None:
-    store = begin(size)
+@given(letters(), queues, st.data())
+def test_cancel_of_members(begin: Begin, sent: Any, queue: str, data: st.DataObject) -> None:
+    store = begin(data.draw(sizes))
     fill(store, queue, sent, data)
     there = set(numbers(store, queue))
-    names = [*others, *data.draw(some(sorted(there)))]
+    names = some(data, sorted(there))
     counts = Backlog(store, queue).cancel(names, members=True)
     assert counts == [int(name in there and name not in names[:n]) for n, name in enumerate(names)]
     assert set(check_backlog(store.client, queue)) == there - set(names)
 
 
-def some(values: list[str]) -> st.SearchStrategy[list[str]]:
-    return st.lists(st.sampled_from(values), max_size=4)
-
-
-# reschedule
+def some(data: st.DataObject, known: list[str]) -> list[str]:
+    """Ids that are nobody's perhaps, and some that are."""
+    return [
+        *data.draw(st.lists(ids, max_size=3)),
+        *data.draw(st.lists(st.sampled_from(known), max_size=4)),
+    ]
 
 
 def with_eta(text: str) -> str:
@@ -143,20 +127,14 @@ def whereabouts(store: Store, queue: str) -> dict[int, tuple[str, str, Any]]:
 
 
 @SERVER
-@given(letters(), queues, st.data(), sizes, times, st.sampled_from(["", ETA]))
+@given(letters(), queues, st.data(), times, st.sampled_from(["", ETA]))
 def test_reschedule(
-    begin: Callable[[int], Store],
-    sent: Any,
-    queue: str,
-    data: st.DataObject,
-    size: int,
-    at_ms: int,
-    eta: str,
+    begin: Begin, sent: Any, queue: str, data: st.DataObject, at_ms: int, eta: str
 ) -> None:
     assume(not any('"eta":' in text for *_, text in sent))
     if data.draw(st.booleans()):
         sent = [(id, step, with_eta(text)) for id, step, text in sent]
-    store = begin(size)
+    store = begin(data.draw(sizes))
     fill(store, queue, sent, data)
     before, members = whereabouts(store, queue), data.draw(st.booleans())
     name = data.draw(ids | st.sampled_from([id for id, *_ in sent] + [*numbers(store, queue)]))
@@ -180,69 +158,34 @@ def test_reschedule(
     assert (count > 0) >= bool(named)
 
 
-# unique
-
-CONFLICTS = ["refuse", "replace", "debounce", "retry"]
+DONE = {"refuse": "refused", "replace": "replaced", "debounce": "pushed"}
 
 
 @SERVER
-@given(letters(), queues, st.data(), sizes, keys)
-def test_unique(
-    begin: Callable[[int], Store],
-    sent: Any,
-    queue: str,
-    data: st.DataObject,
-    size: int,
-    key: str,
-) -> None:
-    store = begin(size)
-    gone: set[int] = set()
-    holder: int | None = None
-    for n, (id, step, text) in enumerate(sent):
-        conflict, at_ms = data.draw(st.sampled_from(CONFLICTS)), data.draw(times)
-        due = f"+{at_ms - NOW_MS}" if at_ms >= NOW_MS and data.draw(st.booleans()) else str(at_ms)
-        before, waits = whereabouts(store, queue), at_ms > NOW_MS
-        other = "" if holder is None else before[holder][0]
-        answer = store.schedule_unique(queue, Entry(id, step, text, due), key, conflict)
-        after = whereabouts(store, queue)
-        if conflict == "retry":
-            assert answer == ("stored", "")
-            holder = None if other == id else holder
-        elif holder is None:
-            assert answer == ("stored", "")
-            holder = n if waits else None
-        elif conflict == "refuse":
-            assert answer == ("refused", other)
-            gone.add(n)
-        elif conflict == "replace":
-            assert answer == ("replaced", other)
-            gone.add(holder)
-            holder = n if waits else None
-        else:
-            assert answer == ("pushed", other)
-            gone.add(n)
-            assert after[holder][1] == (before[holder][1][:1] + str(at_ms) if waits else "")
-            holder = holder if waits else None
-        assert after.keys() == {*range(n + 1)} - gone
-        if n not in gone:
-            assert stands_for(id, after[n][0]) if waits else after[n][0] == ""
-            assert after[n][1] == (f"{step}{at_ms}" if waits else "")
-        found = store.client.hgetall(QueueKeys(queue).unique)
-        expected = {} if holder is None else {key.encode(): after[holder][0].encode()}
-        assert found == expected
-    store.now = str(2 * LONGEST_MS)
+@given(letters(), queues, st.data(), keys)
+def test_unique(begin: Begin, sent: Any, queue: str, data: st.DataObject, key: str) -> None:
+    store = begin(data.draw(sizes))
+    first, *others = ((id, Entry(id, step, text, "2000"), text) for id, step, text in sent)
+    assert store.schedule_unique(queue, first[1], key, "refuse") == ("stored", "")
+    holder = first
+    for each in others:
+        conflict = data.draw(st.sampled_from(sorted(DONE)))
+        ((_, member),) = store.client.hgetall(QueueKeys(queue).unique).items()
+        assert stands_for(holder[0], member.decode())
+        answer = store.schedule_unique(queue, each[1], key, conflict)
+        assert answer == (DONE[conflict], member.decode())
+        if conflict == "replace":
+            holder = each
+    assert [*store.client.hgetall(QueueKeys(queue).unique)] == [key.encode()]
+    assert [*numbers(store, queue).values()] == [number(holder[2])]
+    store.now = "2000"
     finish(store, queue, take(store, queue), spares="unique")
 
 
-# restore
-
-
 @SERVER
-@given(letters(), queues, st.data(), sizes)
-def test_restore(
-    begin: Callable[[int], Store], sent: Any, queue: str, data: st.DataObject, size: int
-) -> None:
-    store = begin(size)
+@given(letters(), queues, st.data())
+def test_restore(begin: Begin, sent: Any, queue: str, data: st.DataObject) -> None:
+    store = begin(data.draw(sizes))
     names = data.draw(st.lists(ids, min_size=len(sent), max_size=len(sent), unique=True))
     dues = [data.draw(ahead | st.integers(0, NOW_MS)) for _ in sent]
     rows = [
@@ -262,31 +205,9 @@ def test_restore(
 
 
 @SERVER
-@given(letters(), queues, st.data(), sizes)
-def test_restore_among_others(
-    begin: Callable[[int], Store], sent: Any, queue: str, data: st.DataObject, size: int
-) -> None:
-    """Each is there in the end, whatever has its name, and each that was there stays."""
-    store = begin(size)
-    half = len(sent) // 2
-    fill(store, queue, sent[:half], data)
-    before = store.client.hgetall(QueueKeys(queue).messages)
-    rows = [(id, kept(text, data.draw(ahead), step)) for id, step, text in sent[half:]]
-    assert restore(store, rows, queue) == (len(rows), 0)
-    assert restore(store, rows, queue) == (0, len(rows))
-    after = store.client.hgetall(QueueKeys(queue).messages)
-    assert before.items() <= after.items()
-    records_after = sorted(after.values())
-    assert records_after == sorted([*before.values(), *(record.encode() for _, record in rows)])
-    assert after.keys() == {name.encode() for name in check_backlog(store.client, queue)}
-
-
-@SERVER
-@given(letters(), queues, st.data(), unicode)
-def test_restore_dead(
-    begin: Callable[[int], Store], sent: Any, queue: str, data: st.DataObject, reason: str
-) -> None:
-    store = begin(4)
+@given(letters(), queues, st.data())
+def test_restore_dead(begin: Begin, sent: Any, queue: str, data: st.DataObject) -> None:
+    store, reason = begin(4), data.draw(unicode)
     rows = [
         (id, data.draw(st.integers(-5, LONGEST_MS)), f"{step}{text}", note(reason))
         for id, step, text in sent
@@ -303,8 +224,6 @@ def test_restore_dead(
     finish(store, queue, held)
 
 
-# page
-
 patterns = st.sampled_from(["[", "%d", "%", ".", "^", "$", "[^x]", "n.", ".-"])
 needles = unicode | patterns | st.sampled_from([*LURES, '"', "\\u", "x" * 5000])
 early = times | st.sampled_from([0, -1, -(2**60), NOW_MS])
@@ -312,17 +231,11 @@ late = times | st.sampled_from([2**54, 2**60])
 
 
 @SERVER
-@given(letters(), queues, st.data(), sizes, early, late)
+@given(letters(), queues, st.data(), early, late)
 def test_pages(
-    begin: Callable[[int], Store],
-    sent: Any,
-    queue: str,
-    data: st.DataObject,
-    size: int,
-    low_ms: int,
-    high_ms: int,
+    begin: Begin, sent: Any, queue: str, data: st.DataObject, low_ms: int, high_ms: int
 ) -> None:
-    store = begin(size)
+    store = begin(data.draw(sizes))
     dues = fill(store, queue, sent, data)
     (_, _, text) = data.draw(st.sampled_from(sent))
     start = data.draw(st.integers(0, len(text)))

@@ -278,9 +278,9 @@ class KeyedMachine(StoreMachine):
         if body in self.refused:
             at = {"gone"}
         for event in life:
-            legal = at | self.silently(at, body)
-            assert legal & BEFORE[event.event], f"{body}: {event.event} after {at}"
-            at = AFTER[event.event]
+            legal, (before, after) = at | self.silently(at, body), EVENTS[event.event]
+            assert legal & before, f"{body}: {event.event} after {at}"
+            at = after
         assert state in at | self.silently(at, body), f"{body}: {state}, but told {life}"
         timed = [event for event in life if event.event in ("scheduled", "rescheduled", "replayed")]
         if state == "delayed":
@@ -299,27 +299,16 @@ class KeyedMachine(StoreMachine):
 
 
 #: States in which an event finds a message, and in which it leaves it.
-BEFORE = {
-    "scheduled": {"sent", "gone", "unacked"},
-    "rescheduled": {"delayed"},
-    "cancelled": {"delayed"},
-    "delivered": {"ready"},
-    "acked": {"unacked"},
-    "released": {"unacked"},
-    "reclaimed": {"unacked"},
-    "buried": {"unacked"},
-    "replayed": {"dead"},
-}
-AFTER = {
-    "scheduled": {"delayed"},
-    "rescheduled": {"delayed"},
-    "cancelled": {"gone"},
-    "delivered": {"unacked"},
-    "acked": {"gone"},
-    "released": {"ready"},
-    "reclaimed": {"ready"},
-    "buried": {"dead"},
-    "replayed": {"ready", "delayed"},
+EVENTS = {
+    "scheduled": ({"sent", "gone", "unacked"}, {"delayed"}),
+    "rescheduled": ({"delayed"}, {"delayed"}),
+    "cancelled": ({"delayed"}, {"gone"}),
+    "delivered": ({"ready"}, {"unacked"}),
+    "acked": ({"unacked"}, {"gone"}),
+    "released": ({"unacked"}, {"ready"}),
+    "reclaimed": ({"unacked"}, {"ready"}),
+    "buried": ({"unacked"}, {"dead"}),
+    "replayed": ({"dead"}, {"ready", "delayed"}),
 }
 
 
