@@ -84,12 +84,11 @@ def publish(
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("pool", ["prefork", "solo"])
 def test_a_celery_worker(
-    cluster: Cluster, names: list[str], ledger: Ledger, tmp_path: Path, server: Server, pool: str
+    cluster: Cluster, names: list[str], ledger: Ledger, tmp_path: Path, server: Server
 ) -> None:
     setup = settings(cluster, ledger, backend=server.url)
-    worker = Worker(setup, tmp_path, pool=pool, concurrency=2, queues=names, gossip=True)
+    worker = Worker(setup, tmp_path, pool="prefork", concurrency=2, queues=names, gossip=True)
     with worker, make_app(setup) as app:
         ids = [
             app.send_task("record", countdown=0.2 if n % 2 else None, queue=names[n % 3]).id
