@@ -404,11 +404,7 @@ DELAYS = ["120000", 1e300]
     [("eta", ETAS_FOR_NOW, ETAS), ("x-delay", DELAYS_FOR_NOW, DELAYS)],
 )
 def test_times(
-    header: str,
-    ready: list[Any],
-    delayed: list[Any],
-    connection: Connection,
-    client: redis.Redis,
+    header: str, ready: list[Any], delayed: list[Any], connection: Connection, client: redis.Redis
 ) -> None:
     for each in (*ready, *delayed):
         publish(connection, q(), headers={header: each})
@@ -423,19 +419,8 @@ def test_number_that_nothing_can_write_is_refused(
     assert left(client) == {}
 
 
-IDS = [
-    "{x}",
-    "a\nb",
-    "a\0b",
-    "a\x1f2",
-    "\x1f2",
-    "x" * 10_240,
-    "ü\u4e2d😀",
-    "\ud800",
-    "a\udc00b",
-    "",
-]
-IDS += [7, ["a"], True]
+IDS: list[Any] = ["{x}", "a\nb", "a\0b", "a\x1f2", "\x1f2", "ü\u4e2d😀", "\ud800", "a\udc00b", ""]
+IDS += ["x" * 10_240, 7, ["a"], True]
 
 
 @pytest.mark.parametrize("place", ["task id", "message id"])
@@ -478,19 +463,8 @@ def test_ids_of_dead_letters(connection: Connection, client: redis.Redis) -> Non
     assert left(client) == {}
 
 
-QUEUES = [
-    "a{b}c",
-    "{q}",
-    "}{",
-    "a b",
-    " ",
-    "a\nb",
-    "a\0b",
-    "a:b",
-    "*[%d]?",
-    "ü\u4e2d😀",
-    "x" * 10_240,
-]
+QUEUES = ["a{b}c", "{q}", "}{", "a b", " ", "a\nb", "a\0b", "a:b", "*[%d]?", "ü\u4e2d😀"]
+QUEUES += ["x" * 10_240]
 
 
 @pytest.mark.parametrize("name", QUEUES, ids=lambda name: repr(name)[:20])
@@ -527,16 +501,9 @@ def test_large_body(connection: Connection, client: redis.Redis) -> None:
 NO_LENGTH = ("no body", "body null", "body number")
 BURIED_BY_US = [bad for bad, _ in (*BURIED.values(), *UNREADABLE.values())]
 REFUSED_BY_CELERY = [bad for name, bad in DELIVERED.items() if name not in NO_LENGTH]
-BAD_HEADERS = [
-    {"eta": "not a time"},
-    {"eta": "0001-01-01T00:00:00+14:00"},
-    {"eta": "10000-01-01T00:00:00"},
-    {"eta": "9" * 10_240},
-    {"eta": [1]},
-    {"eta": 7},
-    {"x-delay": "abc"},
-    {"x-delay": math.nan},
-    {"x-delay": {}},
+BAD_HEADERS: list[dict[str, Any]] = [
+    *({"eta": each} for each in ("not a time", "0001-01-01T00:00:00+14:00", "9" * 10_240, [1], 7)),
+    *({"x-delay": each} for each in ("abc", math.nan, {})),
     {"expires": "not a time"},
 ]
 #: What raises an exception in Celery's own code.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from kombu import Connection, Exchange, Producer, Queue
@@ -14,6 +13,7 @@ from kombu_delayed.errors import NotReplicated, OptionError, ServerError
 from kombu_delayed.store.keys import format_version
 from tests.kit.clusters import Cluster
 from tests.kit.inbox import Inbox
+from tests.kit.sending import publish, queue_of
 from tests.kit.servers import Server, free_port
 from tests.kit.wait import wait_until
 
@@ -27,22 +27,9 @@ def connect(connect_cluster: Connect) -> Connect:
 
 
 @pytest.fixture
-def queues(cluster: Cluster) -> list[Queue]:
+def queues(names: list[str]) -> list[Queue]:
     """Three queues, each on a node of its own."""
-    return [Queue(name, Exchange(name), routing_key=name) for name in cluster.queues_apart()]
-
-
-def publish(
-    connection: Connection, body: Any, queue: Queue, delay_ms: int = 0, **options: Any
-) -> None:
-    connection.Producer().publish(
-        body,
-        exchange=queue.exchange,
-        routing_key=queue.routing_key,
-        headers={"x-delay": delay_ms},
-        declare=[queue],
-        **options,
-    )
+    return [queue_of(name) for name in names]
 
 
 def keys_of(cluster: Cluster) -> set[str]:
@@ -110,30 +97,23 @@ def test_a_batch_over_all_nodes(connect: Connect, queues: list[Queue]) -> None:
     reader = Inbox(connect(), Queue("reader", news))
     reader.drain(0.05)
     producer = connect(delayed_replicas_to_wait=1).Producer()
+    inbox = Inbox(connect(), *queues)
     with producer.batch(max_size=50):
         for n in range(300):
-            queue = queues[n % 3]
-            producer.publish(
-                n,
-                exchange=queue.exchange,
-                routing_key=queue.routing_key,
-                headers={"x-delay": 200 if n % 2 else 0},
-                declare=[queue],
-            )
+            headers = {"x-delay": 200 if n % 2 else 0}
+            name = queues[n % 3].name
+            producer.publish(n, exchange=name, routing_key=name, headers=headers)
         producer.publish("news", exchange=news, declare=[news])
-    assert sorted(Inbox(connect(), *queues).receive(300)) == [*range(300)]
+    assert sorted(inbox.receive(300)) == [*range(300)]
     assert reader.receive(1) == ["news"]
 
 
 def test_replicas_have_what_was_sent(connect: Connect, queues: list[Queue]) -> None:
     for queue in queues:
         publish(connect(delayed_replicas_to_wait=1), "x", queue, 60_000)
+    too_many = {"delayed_replicas_to_wait": 2, "delayed_replica_timeout_seconds": 0.05}
     with pytest.raises(NotReplicated):
-        publish(
-            connect(delayed_replicas_to_wait=2, delayed_replica_timeout_seconds=0.05),
-            "x",
-            queues[0],
-        )
+        publish(connect(**too_many), "x", queues[0])
 
 
 def test_a_token_goes_to_who_waits_longest(connect: Connect, queues: list[Queue]) -> None:
@@ -202,7 +182,7 @@ def test_a_token_for_later_keeps_nobody_from_those_for_now(
 @pytest.mark.skipif(not hasattr(stock.Channel, "client_name"), reason="new in Kombu 5.6")
 def test_one_connection_a_node(connect: Connect, cluster: Cluster) -> None:
     """However many queues it waits for."""
-    queues = [Queue(f"q{n}", Exchange(f"q{n}"), routing_key=f"q{n}") for n in range(12)]
+    queues = [queue_of(f"q{n}") for n in range(12)]
     inbox = Inbox(connect(client_name="ours"), *queues)
     inbox.drain(0.05)
     for master in cluster.masters():
@@ -254,7 +234,7 @@ def test_get(connect: Connect, queues: list[Queue]) -> None:
 
 
 def test_shards_are_on_several_nodes(connect: Connect, cluster: Cluster) -> None:
-    mail = Queue("mail", Exchange("mail"), routing_key="mail")
+    mail = queue_of("mail")
     source, few = connect(delayed_shards={"mail": 12}), connect()
     for n in range(60):
         publish(source, n, mail, 100 if n % 2 else 0)
@@ -292,7 +272,7 @@ def test_a_binding_that_expires(connect: Connect, cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("name", ["{a}{b}", "a}b{c", "ü\x1fß"])
 def test_odd_names(connect: Connect, name: str) -> None:
-    queue, source = Queue(name, Exchange(name), routing_key=name), connect()
+    queue, source = queue_of(name), connect()
     inbox = Inbox(connect(), queue)
     publish(source, "x", queue, 50)
     publish(source, "y", queue, priority=9)
@@ -301,7 +281,7 @@ def test_odd_names(connect: Connect, name: str) -> None:
 
 def test_a_name_without_a_slot_of_its_own(connect: Connect) -> None:
     with pytest.raises(OptionError, match="cannot be named '}q'"):
-        publish(connect(), "x", Queue("}q", Exchange("}q"), routing_key="}q"))
+        publish(connect(), "x", queue_of("}q"))
 
 
 def test_no_cluster(connect: Connect, server: Server) -> None:
