@@ -110,15 +110,15 @@ def test_countdown(bench: Bench) -> None:
 
 def test_eta(threads: Bench) -> None:
     at = datetime.now(timezone.utc) + timedelta(seconds=0.3)
-    west = at.astimezone(timezone(timedelta(hours=-7)))
-    for eta in (at, west, at.replace(tzinfo=None)):
-        for form in (eta, eta.isoformat()):
-            result = threads.send("record", eta=form)
-            result.get(timeout=60)
-            (run,) = threads.ledger.of(result.id)
-            assert 0 <= run["at"] - at.timestamp() < LATE_SECONDS
-            seen = datetime.fromisoformat(run["eta"])
-            assert (seen if seen.tzinfo else seen.replace(tzinfo=timezone.utc)) == at
+    etas = [at, at.astimezone(timezone(timedelta(hours=-7))), at.replace(tzinfo=None)]
+    forms: list[Any] = [*etas, *(eta.isoformat() for eta in etas)]
+    ids = [threads.send("record", eta=eta).id for eta in forms]
+    threads.ledger.wait_for_all(ids)
+    for id in ids:
+        (run,) = threads.ledger.of(id)
+        assert 0 <= run["at"] - at.timestamp() < LATE_SECONDS
+        seen = datetime.fromisoformat(run["eta"])
+        assert (seen if seen.tzinfo else seen.replace(tzinfo=timezone.utc)) == at
 
 
 def test_many_etas(threads: Bench) -> None:

@@ -32,26 +32,6 @@ def settings(server: Server, ledger: Ledger, results: str | None = None, **confi
     return Settings(f"delayed+{server.url}", results, options, str(ledger.path), config)
 
 
-# Leases.
-
-
-@pytest.mark.smoke
-@pytest.mark.parametrize("how", ["python", "native"])
-def test_a_busy_solo_worker_keeps_its_lease(
-    server: Server, client: redis.Redis, ledger: Ledger, tmp_path: Path, how: str
-) -> None:
-    """Busy in Python, or in native code that lets go of the interpreter."""
-    setup = settings(server, ledger)
-    app = make_app(setup)
-    with Worker(setup, tmp_path, name="busy"):
-        task = app.send_task("busy", (4 * LEASE_SECONDS, how)).id
-        ledger.wait_for(1)
-        with Worker(setup, tmp_path, name="idle") as idle:
-            ledger.wait_for(2)
-        assert [(e["id"], e["worker"]) for e in ledger.entries()] == [(task, "busy@test")] * 2
-        assert "stopped answering" not in idle.log
-
-
 @pytest.mark.smoke
 @pytest.mark.filterwarnings("ignore:Call to deprecated setex")
 def test_deduplication_of_what_is_delivered_again(

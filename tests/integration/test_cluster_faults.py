@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery import Celery, chord
+from celery import Celery
 from kombu import Connection
 from kombu.exceptions import OperationalError
 
@@ -20,7 +20,6 @@ from tests.kit.inbox import Inbox
 from tests.kit.ledger import Ledger
 from tests.kit.producers import Producers
 from tests.kit.sending import publish, queue_of
-from tests.kit.servers import Server
 from tests.kit.tasks_app import Settings, make_app
 from tests.kit.wait import wait_until
 from tests.kit.workers import Worker
@@ -59,28 +58,6 @@ def sender(app: Celery, names: list[str]) -> Callable[[int], str]:
         return str(app.send_task("record", countdown=countdown, queue=queue, retry=False).id)
 
     return send
-
-
-@pytest.mark.smoke
-def test_a_celery_worker(
-    cluster: Cluster, names: list[str], ledger: Ledger, tmp_path: Path, server: Server
-) -> None:
-    setup = settings(cluster, ledger, backend=server.url)
-    worker = Worker(setup, tmp_path, pool="prefork", concurrency=2, queues=names, gossip=True)
-    with worker, make_app(setup) as app:
-        ids = [
-            app.send_task("record", countdown=0.2 if n % 2 else None, queue=names[n % 3]).id
-            for n in range(12)
-        ]
-        ledger.wait_for_all(ids)
-        add = app.signature("add", (1, 2), queue=names[0])
-        total = app.signature("total", queue=names[1])
-        assert chord([add, add.clone()], total)().get(timeout=60) == 6
-        replies = app.control.inspect([worker.name], timeout=30).active_queues()
-        assert {each["name"] for each in replies[worker.name]} == {*names}
-        assert app.control.ping([worker.name], timeout=30) == [{worker.name: {"ok": "pong"}}]
-    assert "Traceback" not in worker.log
-    assert sorted(ledger.runs()) == sorted(ids)
 
 
 @pytest.mark.crash

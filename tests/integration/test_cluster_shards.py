@@ -71,9 +71,6 @@ def test_messages_are_spread_evenly(app: Celery, delayed: Delayed) -> None:
     assert queues_with_messages(delayed.store) == {*delayed.shards("mail")}
     assert len(delayed.shards("mail")) == SHARDS
     assert delayed.queues() == ["celery", "mail"]
-    counts, forecast = delayed.counts()["mail"], delayed.forecast(queue="mail")
-    assert (counts.delayed, counts.ready, counts.dead) == (12_000, 0, 0)
-    assert (forecast.total, forecast.overdue, forecast.later) == (12_000, 0, 0)
     assert delayed.metrics()["mail"].due_within_day == 12_000
 
 

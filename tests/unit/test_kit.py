@@ -3,8 +3,6 @@ from __future__ import annotations
 import os
 import socket
 import socketserver
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,8 +15,6 @@ from tests.kit import wait
 from tests.kit.proxy import HOST, Proxy
 from tests.kit.servers import available_kinds, start_server
 from tests.kit.wait import Stopwatch, wait_until
-
-ROOT = Path(__file__).parents[2]
 
 
 class Echo(socketserver.BaseRequestHandler):
@@ -110,21 +106,6 @@ def test_proxy_pause_holds_bytes_and_connections(echo_port: int) -> None:
             proxy.resume()
             assert receive(connection, 4) == b"held"
             assert receive(fresh, 3) == b"too"
-
-
-def test_proxy_runs_as_its_own_process(echo_port: int) -> None:
-    command = [sys.executable, "-m", "tests.kit.proxy", "--listen", "0", "--delay-ms", "100"]
-    process = subprocess.Popen(
-        [*command, "--to", f"{HOST}:{echo_port}"], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout
-    with process:
-        try:
-            port = int(process.stdout.readline().rpartition(":")[2])
-            with connect(port) as connection:
-                assert 0.2 <= seconds_to_echo(connection, b"x") < 1
-        finally:
-            process.terminate()
 
 
 @pytest.fixture(params=available_kinds())

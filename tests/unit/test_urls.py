@@ -250,13 +250,16 @@ def test_sentinels_that_would_lead_elsewhere(other: str, what: str) -> None:
 )
 def test_password_is_masked(url: str, masked: str) -> None:
     connection = Connection(f"delayed+{url}")
-    for _ in range(2):
-        assert connection.as_uri() in (f"delayed+{masked}", f"delayed+{masked}".replace("@a", "@b"))
+    assert connection.as_uri() == f"delayed+{masked}"
+    for each in (None, *connection.alt):
+        if each:
+            connection.switch(each)
         assert "secret" not in repr(connection)
         assert "secret" not in connection.clone().as_uri()
         assert "secret" in connection.clone().as_uri(include_password=True)
-        if connection.alt:
-            connection.switch(connection.alt[-1])
+        if url.startswith("sentinel"):
+            assert connection.as_uri() == f"delayed+{masked}"
+            assert connection.clone().as_uri(include_password=True) == f"delayed+{url}"
 
 
 @pytest.mark.parametrize(
