@@ -128,6 +128,13 @@ def test_arguments_that_cannot_be_read(app: Celery, delayed: Delayed) -> None:
     assert delayed.change(sent.id, priority=6)
 
 
+def test_two_with_one_id(app: Celery, delayed: Delayed) -> None:
+    for n in range(2):
+        app.send_task("record", (n,), task_id="a", countdown=60)
+    assert delayed.change("a", priority=6)
+    assert [info.priority for info in delayed.find()] == [6, 6]
+
+
 def test_somebody_else_changes_it_meanwhile(app: Celery, delayed: Delayed) -> None:
     sent = app.send_task("record", ("a",), countdown=60)
     seen = 0

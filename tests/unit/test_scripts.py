@@ -155,3 +155,12 @@ def test_server_that_lost_its_scripts_gets_them_again(client: redis.Redis) -> No
     client.script_flush()
     example(run, **GIVEN)
     assert asked[3:] == ["EVALSHA", "EVAL"]
+
+
+def test_other_errors_are_not_answered_with_eval() -> None:
+    def run(command: str, *arguments: Any) -> NoReturn:
+        assert command == "EVALSHA"
+        raise redis.exceptions.ReadOnlyError("READONLY")
+
+    with pytest.raises(redis.exceptions.ReadOnlyError):
+        Script("example", EXAMPLE)(run, **GIVEN)

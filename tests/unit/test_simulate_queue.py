@@ -163,6 +163,18 @@ def test_deaths_are_as_frequent_as_they_shall_be() -> None:
     assert all(0 <= crash.renewed_ago <= 10 for crash in found)
 
 
+def test_every_message_counts_once_whatever_dies() -> None:
+    fleet = Fleet(workers=5, slots=2, crashes_per_day=2000, acks_late=True)
+    dice = random.Random(2)
+    queue = Queue(fleet, crashes=crashes(fleet, 0.0, dice))
+    queue.feed(poisson(8, 5_000, dice), counted=False)
+    queue.feed(((700 + due, run) for due, run in poisson(8, 5_000, dice)))
+    queue.drain()
+    assert sum(queue.tally.classes) == 5_000
+    assert all(messages >= 0 for messages in queue.tally.classes)
+    assert queue.tally.redelivered > 100
+
+
 def test_servers_that_are_the_limit() -> None:
     fleet = Fleet(workers=10_000, slots=4, prefetch_multiplier=1, nodes=2)
     queue = Queue(fleet)

@@ -20,6 +20,11 @@ def test_one_call_in_many_looks_after_a_stream(clock: list[float]) -> None:
     assert set(bounds) == {7, -7}
 
 
+def test_each_stream_is_looked_after(clock: list[float]) -> None:
+    known = Upkeep()
+    assert [known.bound(each, 7) for each in "abab"] == [7, 7, -7, -7]
+
+
 def test_the_first_call_after_a_while_looks_after_it(clock: list[float]) -> None:
     known = Upkeep()
     assert [known.bound("a", 7), known.bound("a", 7)] == [7, -7]

@@ -159,6 +159,7 @@ def test_wrong_form_names_the_right_one(url: str, text: str) -> None:
     with pytest.raises(UrlError) as caught:
         address(Connection(f"delayed+{url}"))
     assert str(caught.value).startswith(text)
+    assert isinstance(caught.value, ValueError)
 
 
 @pytest.mark.parametrize(
