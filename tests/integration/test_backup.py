@@ -123,35 +123,10 @@ def test_twice(delayed: Delayed, client: redis.Redis, path: Path) -> None:
         assert everything(client) == before
 
 
-def test_after_some_have_gone_moved_and_come(
-    delayed: Delayed, client: redis.Redis, path: Path
+def test_small_pages(
+    delayed: Delayed, client: redis.Redis, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was moved is there; what was cancelled comes back; what is new under an id stays."""
-    text = message("x", headers={"id": "moved", "eta": "2096-10-02T07:06:40+00:00"})
-    delayed.store.schedule("q", [Entry("moved", 0, text, str(FAR_MS)), entry("gone", FAR_MS)])
-    delayed.store.schedule("q", [entry("new", FAR_MS, body="old")])
-    delayed.backup(path)
-    backlog = Backlog(delayed.store, "q")
-    backlog.reschedule([Move("moved", str(FAR_MS + 5), "2096-10-02T07:06:41+00:00")])
-    backlog.cancel(["gone", "new"])
-    delayed.store.schedule("q", [entry("new", FAR_MS, body="new")])
-    for restored, already in ((2, 1), (0, 3)):
-        report = delayed.restore(path)
-        assert (report.messages, report.already) == (restored, already)
-        assert check_backlog(client) == {
-            "moved": FAR_MS + 5,
-            "gone": FAR_MS,
-            "new": FAR_MS,
-            "new\x1f2": FAR_MS,
-        }
-    assert backlog.cancel(["new"]) == [2]
-
-
-@pytest.mark.parametrize("page", [1, 7])
-def test_pages(
-    page: int, delayed: Delayed, client: redis.Redis, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(backlog_module, "PAGE_SIZE", page)
+    monkeypatch.setattr(backlog_module, "PAGE_SIZE", 1)
     fill(delayed.store)
     before = everything(client)
     told: list[int] = []

@@ -270,15 +270,6 @@ def test_a_binding_that_expires(connect: Connect, cluster: Cluster) -> None:
         assert client.pttl("_kombu.binding.{short}") == -1
 
 
-@pytest.mark.parametrize("name", ["{a}{b}", "a}b{c", "ü\x1fß"])
-def test_odd_names(connect: Connect, name: str) -> None:
-    queue, source = queue_of(name), connect()
-    inbox = Inbox(connect(), queue)
-    publish(source, "x", queue, 50)
-    publish(source, "y", queue, priority=9)
-    assert sorted(inbox.receive(2)) == ["x", "y"]
-
-
 def test_a_name_without_a_slot_of_its_own(connect: Connect) -> None:
     with pytest.raises(OptionError, match="cannot be named '}q'"):
         publish(connect(), "x", queue_of("}q"))
