@@ -102,47 +102,42 @@ def test_a_claim_from_another_queue_by_who_has_room_left() -> None:
 DEATH = Crash(4.0, 0, 3.0)
 BACK = 4 + 30 - 3 + 0.01
 
-LATE = {"acks_late": True}
-TWO = {"workers": 2}
 
-CRASHES: dict[str, tuple[list[tuple[float, float]], dict[str, Any], list[float], int, int, float]]
-CRASHES = {
-    "what ran and what waited behind it run again": (
-        *([(0, 10), (0, 10)], LATE),
-        *([0, BACK + 10], 2, 0, 24),
-    ),
-    "acked early, what ran is lost": ([(0, 10), (0, 10), (20, 1)], {}, [0, BACK, 0], 1, 1, 15),
-    "what has ended stays so": ([(0, 3)], LATE, [0], 0, 0, 3),
-    "another worker carries on": (
-        *([(0, 10), (1, 10), (14, 1)], {**LATE, **TWO}),
-        *([0, 0, 0], 1, 0, 25),
-    ),
-    "it had promised to claim next: nobody does until the other one looks, 4.25 s after 1": (
-        *([(0, 1), (1, 1), (4.5, 1)], TWO),
-        *([0, 0, 0.75], 0, 0, 3),
-    ),
-    "what is back goes first": (
-        *([(0, 10), (1, 50), (2, 1), (15, 1)], {**LATE, "slots": 1, "restart_seconds": 40}),
-        *([0, 54 - 1, 104 - 2, 105 - 15], 3, 0, 66),
-    ),
-}
-
-
-@pytest.mark.parametrize(
-    ("messages", "fleet", "late", "redelivered", "lost", "busy"), CRASHES.values(), ids=CRASHES
-)
-def test_a_worker_dies(
-    messages: list[tuple[float, float]],
-    fleet: dict[str, Any],
-    late: list[float],
-    redelivered: int,
-    lost: int,
-    busy: float,
-) -> None:
+def after_a_death(messages: Messages, **fleet: Any) -> tuple[Any, int, int, float]:
+    """How late they ran, how many came again, how many were lost, and the seconds of work."""
     tally = played(messages, DEATH, **{"prefetch_multiplier": 4, **fleet})
-    assert latenesses(tally) == expected(*late)
-    assert (tally.redelivered, tally.lost) == (redelivered, lost)
-    assert tally.busy_seconds == pytest.approx(busy)
+    return latenesses(tally), tally.redelivered, tally.lost, pytest.approx(tally.busy_seconds)
+
+
+def test_what_ran_and_what_waited_behind_it_run_again() -> None:
+    found = after_a_death([(0, 10), (0, 10)], acks_late=True)
+    assert found == (expected(0, BACK + 10), 2, 0, 24)
+
+
+def test_acked_early_what_ran_is_lost() -> None:
+    found = after_a_death([(0, 10), (0, 10), (20, 1)])
+    assert found == (expected(0, BACK, 0), 1, 1, 15)
+
+
+def test_what_has_ended_stays_so() -> None:
+    assert after_a_death([(0, 3)], acks_late=True) == (expected(0), 0, 0, 3)
+
+
+def test_another_worker_carries_on() -> None:
+    found = after_a_death([(0, 10), (1, 10), (14, 1)], acks_late=True, workers=2)
+    assert found == (expected(0, 0, 0), 1, 0, 25)
+
+
+def test_nobody_claims_next_until_the_other_one_looks() -> None:
+    """It had promised to; the other one looks 4.25 s after 1."""
+    found = after_a_death([(0, 1), (1, 1), (4.5, 1)], workers=2)
+    assert found == (expected(0, 0, 0.75), 0, 0, 3)
+
+
+def test_what_is_back_goes_first() -> None:
+    messages = [(0, 10), (1, 50), (2, 1), (15, 1)]
+    found = after_a_death(messages, acks_late=True, slots=1, restart_seconds=40)
+    assert found == (expected(0, 54 - 1, 104 - 2, 105 - 15), 3, 0, 66)
 
 
 def test_who_is_away_does_not_die() -> None:
