@@ -483,7 +483,7 @@ def test_queue_name_is_refused(name: str, connection: Connection, client: redis.
 
 
 def test_large_body(connection: Connection, client: redis.Redis) -> None:
-    body = bytes(range(256)) * (32 * 2**20 // 256)
+    body = bytes(range(256)) * (16 * 2**20 // 256)
     publish(connection, q(), body, headers={"x-delay": 60_000}, **BINARY)
     channel = connection.default_channel
     channel.store.now = END_OF_TIME

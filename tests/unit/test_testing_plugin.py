@@ -60,35 +60,6 @@ def run(project: pytest.Pytester, tests: str, *options: str) -> pytest.RunResult
     return project.runpytest_subprocess("-p", "no:cacheprovider", *options, timeout=60)
 
 
-def test_clock_and_worker(project: pytest.Pytester) -> None:
-    found = run(
-        project,
-        """
-        import pytest
-        import shop
-        from kombu_delayed.testing import NotDone
-
-        def test_what_is_sent_after_an_advance_has_its_whole_delay(
-            delayed_worker, delayed_clock, ran
-        ):
-            assert delayed_clock.advance(days=3) == 0
-            shop.remind.apply_async(("ada",), countdown=3600)
-            assert delayed_clock.advance(minutes=59) == 0
-            delayed_clock.wait_until_done()
-            assert ran == []
-            assert delayed_clock.advance(minutes=1) == 1
-            delayed_clock.wait_until_done()
-            assert ran == ["ada"]
-
-        def test_what_is_not_done_is_named(delayed_app, delayed_clock):
-            shop.remind.delay("ada")
-            with pytest.raises(NotDone, match="in 0.05 seconds: 1 in queue 'celery'. Does a"):
-                delayed_clock.wait_until_done(0.05)
-        """,
-    )
-    found.assert_outcomes(passed=2)
-
-
 def test_each_test_begins_empty(project: pytest.Pytester) -> None:
     found = run(
         project,
@@ -207,7 +178,7 @@ def test_worker_in_another_process(project: pytest.Pytester) -> None:
     found.assert_outcomes(passed=1)
 
 
-def test_clock_goes_forward_and_back_to_real_time(project: pytest.Pytester) -> None:
+def test_the_clock(project: pytest.Pytester) -> None:
     found = run(
         project,
         """
@@ -215,10 +186,28 @@ def test_clock_goes_forward_and_back_to_real_time(project: pytest.Pytester) -> N
 
         import pytest
         import shop
+        from kombu_delayed.testing import NotDone, seed
 
         def due_in(delayed_broker):
             now = datetime.now(timezone.utc).timestamp() * 1000
             return [each["due_ms"] - now for each in delayed_broker.dump("celery")["delayed"]]
+
+        def test_what_is_sent_after_an_advance_has_its_whole_delay(
+            delayed_worker, delayed_clock, ran
+        ):
+            assert delayed_clock.advance(days=3) == 0
+            shop.remind.apply_async(("ada",), countdown=3600)
+            assert delayed_clock.advance(minutes=59) == 0
+            delayed_clock.wait_until_done()
+            assert ran == []
+            assert delayed_clock.advance(minutes=1) == 1
+            delayed_clock.wait_until_done()
+            assert ran == ["ada"]
+
+        def test_what_is_not_done_is_named(delayed_app, delayed_clock):
+            shop.remind.delay("ada")
+            with pytest.raises(NotDone, match="in 0.05 seconds: 1 in queue 'celery'. Does a"):
+                delayed_clock.wait_until_done(0.05)
 
         def test_set(delayed_app, delayed_clock):
             due = datetime.now(timezone.utc) + timedelta(days=2)
@@ -265,7 +254,6 @@ def test_clock_goes_forward_and_back_to_real_time(project: pytest.Pytester) -> N
         def test_prefix_and_other_queues(delayed_app, delayed_clock, delayed_broker):
             shop.remind.apply_async(("ada",), countdown=60, queue="mail")
             other = delayed_broker.store("shop:")
-            from kombu_delayed.testing import seed
             now_ms = int(datetime.now().timestamp() * 1000)
             item = {"id": "a", "due_ms": now_ms + 60_000, "message": '{"properties":{}}'}
             held = {"consumer": "w1", "tag": 1, "message": "{}"}
@@ -274,7 +262,7 @@ def test_clock_goes_forward_and_back_to_real_time(project: pytest.Pytester) -> N
             assert delayed_broker.left() == {"mail": 1, "shop:q{1}": 2}
         """,
     )
-    found.assert_outcomes(passed=6)
+    found.assert_outcomes(passed=8)
 
 
 def test_app_has_to_be_named(pytester: pytest.Pytester) -> None:
