@@ -306,11 +306,11 @@ def test_broker_on_the_command_line(solo: Bench) -> None:
 def test_disabled_prefetch(tmp_path: Path, pool: str) -> None:
     config = {"worker_disable_prefetch": True}
     with bench_of(pool, tmp_path, config=config, concurrency=2) as bench:
-        for _ in range(6):
+        for _ in range(4):
             bench.send("sleep", 1, countdown=0.1)
         bench.ledger.wait_for(2)
         with bench.client() as client:
             held = sum(client.hlen(key) for key in client.keys("{celery}:unacked:*"))
             assert held == 0
-            assert client.llen("celery") + client.hlen("{celery}:messages") == 4
-        bench.ledger.wait_for(6)
+            assert client.llen("celery") + client.hlen("{celery}:messages") == 2
+        bench.ledger.wait_for(4)
