@@ -9,7 +9,7 @@ import os
 import re
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from pathlib import Path
@@ -76,18 +76,21 @@ def make_app(url: str, **config: Any) -> Celery:
     return app
 
 
-@pytest.fixture
-def app(server: Server) -> Iterator[Celery]:
-    app = make_app(server.url)
-    yield app
-    app.close()
+@contextmanager
+def opened(url: str, **config: Any) -> Iterator[Delayed]:
+    with make_app(url, **config) as app, closing(Delayed(app)) as delayed:
+        yield delayed
 
 
 @pytest.fixture
-def delayed(app: Celery) -> Iterator[Delayed]:
-    delayed = Delayed(app)
-    yield delayed
-    delayed.close()
+def delayed(server: Server) -> Iterator[Delayed]:
+    with opened(server.url) as delayed:
+        yield delayed
+
+
+@pytest.fixture
+def app(delayed: Delayed) -> Celery:
+    return delayed.app
 
 
 def send(delayed: Delayed, rows: Any, **options: Any) -> BulkReport:
@@ -198,12 +201,9 @@ def as_row(app: Celery, row: tuple[Any, ...]) -> Any:
 
 
 @pytest.fixture(scope="module")
-def shared_app(shared_server: Server) -> Iterator[tuple[Celery, Delayed]]:
-    app = make_app(shared_server.url, result_backend="cache+memory://")
-    delayed = Delayed(app)
-    yield app, delayed
-    delayed.close()
-    app.close()
+def shared(shared_server: Server) -> Iterator[Delayed]:
+    with opened(shared_server.url, result_backend="cache+memory://") as delayed:
+        yield delayed
 
 
 @settings(
@@ -213,9 +213,9 @@ def shared_app(shared_server: Server) -> Iterator[tuple[Celery, Delayed]]:
 )
 @given(drawn=bulk_rows())
 def test_the_same_messages_as_celery(
-    drawn: list[tuple[Any, ...]], shared_app: tuple[Celery, Delayed], shared_server: Server
+    drawn: list[tuple[Any, ...]], shared: Delayed, shared_server: Server
 ) -> None:
-    app, delayed = shared_app
+    app = shared.app
     with shared_server.client() as client:
         refused = []
         client.flushall()
@@ -226,7 +226,7 @@ def test_the_same_messages_as_celery(
                 refused.append(n)
         sent = messages(client)
         client.flushall()
-        report = send(delayed, (as_row(app, each) for each in drawn))
+        report = send(shared, (as_row(app, each) for each in drawn))
         assert messages(client) == sent
         assert [each.row for each in report.refusals] == refused
         assert report.rows == len(drawn)
@@ -235,24 +235,24 @@ def test_the_same_messages_as_celery(
 @pytest.mark.parametrize("form", ["name", "task", "signature"])
 @pytest.mark.parametrize("config", [{}, {"enable_utc": False, "timezone": "Asia/Kathmandu"}])
 def test_countdowns(form: str, config: Any, server: Server, client: redis.Redis) -> None:
-    app = make_app(server.url, **config)
-    delayed = Delayed(app)
-    rows = [
-        as_row(app, (("add", form), (n,), {}, None, {"countdown": 60.5 + n, "task_id": f"{n}"}))
-        for n in range(5)
-    ]
-    one_by_one(app, rows)
-    sent, due = messages(client, times=False), check_backlog(client, "celery")
-    etas = {id: _eta_of(text) for id, text in client.hgetall("{celery}:messages").items()}
-    client.flushall()
-    assert send(delayed, rows).delayed == 5
-    assert messages(client, times=False) == sent
-    for id, due_ms in check_backlog(client, "celery").items():
-        assert abs(due_ms - due[id]) < 60_000
-    for id, text in client.hgetall("{celery}:messages").items():
-        assert _eta_of(text).utcoffset() == etas[id].utcoffset()
-    delayed.close()
-    app.close()
+    with opened(server.url, **config) as delayed:
+        rows = [
+            as_row(
+                delayed.app,
+                (("add", form), (n,), {}, None, {"countdown": 60.5 + n, "task_id": f"{n}"}),
+            )
+            for n in range(5)
+        ]
+        one_by_one(delayed.app, rows)
+        sent, due = messages(client, times=False), check_backlog(client, "celery")
+        etas = {id: _eta_of(text) for id, text in client.hgetall("{celery}:messages").items()}
+        client.flushall()
+        assert send(delayed, rows).delayed == 5
+        assert messages(client, times=False) == sent
+        for id, due_ms in check_backlog(client, "celery").items():
+            assert abs(due_ms - due[id]) < 60_000
+        for id, text in client.hgetall("{celery}:messages").items():
+            assert _eta_of(text).utcoffset() == etas[id].utcoffset()
 
 
 def _eta_of(record: bytes) -> datetime:
@@ -401,16 +401,13 @@ def test_unique_tasks_that_take_each_other_s_place(
 
 def test_refused_by_the_router(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk_module, "REFUSED_SIZE", 3)
-    app = make_app(server.url, task_create_missing_queues=False)
-    delayed = Delayed(app)
-    queues = ["far", "no", "far", "no", "no", "no"]
-    report = send(delayed, [("add", (1,), {}, ETA, {"queue": each}) for each in queues])
-    assert (report.delayed, report.refused, len(report.refusals)) == (2, 4, 3)
-    assert report.refusals[0] == Refused(
-        1, "QueueNotFound: \"Queue 'no' missing from task_queues\""
-    )
-    delayed.close()
-    app.close()
+    with opened(server.url, task_create_missing_queues=False) as delayed:
+        queues = ["far", "no", "far", "no", "no", "no"]
+        report = send(delayed, [("add", (1,), {}, ETA, {"queue": each}) for each in queues])
+        assert (report.delayed, report.refused, len(report.refusals)) == (2, 4, 3)
+        assert report.refusals[0] == Refused(
+            1, "QueueNotFound: \"Queue 'no' missing from task_queues\""
+        )
 
 
 # Canvases.
@@ -428,17 +425,14 @@ def test_refused_by_the_router(server: Server, monkeypatch: pytest.MonkeyPatch) 
 def test_canvases(
     make: Callable[[Any], Signature], sent: list[str], server: Server, client: redis.Redis
 ) -> None:
-    app = make_app(server.url, result_backend="cache+memory://")
-    delayed = Delayed(app)
-    canvas = make(app.tasks["add"])
-    report = send(delayed, [("add", (0,), {}, ETA), canvas, canvas.set(countdown=50)])
-    assert (report.rows, report.refused) == (3, 0)
-    tasks = [each.task for each in delayed.find(queue="celery")]
-    tasks += [json.loads(text)["headers"]["task"] for text in client.lrange("celery", 0, -1)]
-    assert sorted(tasks) == sorted(["add", *sent, *sent])
-    assert report.accepted == len(tasks)
-    delayed.close()
-    app.close()
+    with opened(server.url, result_backend="cache+memory://") as delayed:
+        canvas = make(delayed.app.tasks["add"])
+        report = send(delayed, [("add", (0,), {}, ETA), canvas, canvas.set(countdown=50)])
+        assert (report.rows, report.refused) == (3, 0)
+        tasks = [each.task for each in delayed.find(queue="celery")]
+        tasks += [json.loads(text)["headers"]["task"] for text in client.lrange("celery", 0, -1)]
+        assert sorted(tasks) == sorted(["add", *sent, *sent])
+        assert report.accepted == len(tasks)
 
 
 # What others hear of it.
@@ -473,16 +467,13 @@ def test_signals(delayed: Delayed) -> None:
 
 
 def test_sent_events(server: Server, client: redis.Redis) -> None:
-    delayed = Delayed(make_app(server.url, task_send_sent_event=True))
-    with client.pubsub() as listener:
+    with opened(server.url, task_send_sent_event=True) as delayed, client.pubsub() as listener:
         listener.psubscribe("*celeryev*")
         listener.get_message(timeout=5)
         send(delayed, [("add", (n,), {}, ETA) for n in range(3)])
         heard = [listener.get_message(timeout=5)["data"].decode() for _ in range(3)]
-    assert all("task.sent" in text for text in heard)
-    assert len(check_backlog(client, "celery")) == 3
-    delayed.close()
-    delayed.app.close()
+        assert all("task.sent" in text for text in heard)
+        assert len(check_backlog(client, "celery")) == 3
 
 
 def test_in_a_task(app: Celery, delayed: Delayed, client: redis.Redis) -> None:
@@ -512,12 +503,10 @@ def test_in_a_task(app: Celery, delayed: Delayed, client: redis.Redis) -> None:
 
 @pytest.mark.parametrize("kind", available_kinds())
 def test_a_broker_that_ends(kind: str, tmp_path: Path) -> None:
-    with start_server(kind, tmp_path, port=0) as server:
-        delayed = Delayed(make_app(server.url))
+    with start_server(kind, tmp_path, port=0) as server, opened(server.url) as delayed:
         with pytest.raises(BulkError, match=r"the first [0-9]+ rows are dealt with") as caught:
             send(delayed, rows_that_do(server.kill), batch=50)
         assert 400 <= caught.value.report.rows <= 500
-        delayed.close()
 
 
 def test_a_broker_that_is_full(delayed: Delayed, client: redis.Redis) -> None:
