@@ -144,20 +144,6 @@ def test_a_lease_is_not_taken_for_renewed_where_its_node_cannot_be_asked(
         store.renew(names[0], "A", 30_000)
 
 
-def test_who_only_sends_learns_where_a_queue_is(
-    connect: Connect, cluster: Cluster, names: list[str]
-) -> None:
-    """With the first command: not each of them goes to the wrong node first."""
-    connection = connect()
-    home, other = cluster.master_of(names[0]), cluster.master_of(names[1])
-    assert connection.default_channel.store.node_of(names[0]).port == home.port
-    cluster.move(names[0], other)
-    try:
-        wait_to_learn(connection, names[0], other)
-    finally:
-        cluster.move(names[0], home)
-
-
 def wait_to_learn(connection: Connection, queue: str, server: Server) -> None:
     """Until a connection knows from its own commands which server has a queue."""
     store = connection.default_channel.store
