@@ -103,7 +103,7 @@ DEATH = Crash(4.0, 0, 3.0)
 BACK = 4 + 30 - 3 + 0.01
 
 
-def after_a_death(messages: Messages, **fleet: Any) -> tuple[Any, int, int, float]:
+def after_a_death(messages: Messages, **fleet: Any) -> tuple[Any, int, int, Any]:
     """How late they ran, how many came again, how many were lost, and the seconds of work."""
     tally = played(messages, DEATH, **{"prefetch_multiplier": 4, **fleet})
     return latenesses(tally), tally.redelivered, tally.lost, pytest.approx(tally.busy_seconds)
