@@ -274,6 +274,17 @@ def test_an_older_consumer_with_a_longer_lease_is_not_taken_for_late(world: Worl
     assert world.alive(lease, other)
 
 
+def test_a_failover_to_a_server_with_another_clock(world: World) -> None:
+    everybody = [world.consumer() for _ in range(3)]
+    world.run(SECONDS)
+    world.cut()
+    world.run(SECONDS / 10)
+    world.step_clock(HOUR)
+    world.heal()
+    world.run(5 * SECONDS)
+    assert world.alive(*everybody)
+
+
 def test_a_process_that_was_stopped_reclaims_nothing_at_once(world: World) -> None:
     lease, other = world.consumer(), world.consumer()
     world.run(SECONDS)
