@@ -51,6 +51,7 @@ def test_tagged_keys() -> None:
         }
         assert keys.unacked("host:1:ab") == prefix + "{q}:unacked:host:1:ab"
         assert keys.held("host:1:ab") == prefix + "{q}:held:host:1:ab"
+        assert keys.reclaimed("host:1:ab") == prefix + "{q}:reclaimed:host:1:ab"
         assert keys.slots("host:1:ab") == prefix + "{q}:gate:slots:host:1:ab"
         assert keys.job("mine") == prefix + "{q}:job:mine"
 
@@ -68,10 +69,8 @@ def test_keys_beside_the_queues() -> None:
 
 def test_every_key_is_pinned() -> None:
     public = {name for name in vars(QueueKeys) if not name.startswith("_")}
-    fields = set(QueueKeys.__dataclass_fields__)
-    assert public - fields == {
-        *(*NAMES, "unacked", "held", "slots", "job", "ready", "ready_list", "steps", "backlog"),
-    }
+    others = {"unacked", "held", "reclaimed", "slots", "job", "ready", "ready_list"}
+    assert public - {*QueueKeys.__dataclass_fields__} == {*NAMES, *others, "steps", "backlog"}
 
 
 def test_ready_lists_are_kombu_s_own() -> None:
