@@ -58,6 +58,12 @@ def cluster(shared_cluster: Cluster) -> Cluster:
 
 
 @pytest.fixture
+def names(cluster: Cluster) -> list[str]:
+    """Three queues of the Cluster, each on a node of its own."""
+    return cluster.queues_apart()
+
+
+@pytest.fixture
 def connect_cluster(cluster: Cluster) -> Iterator[Callable[..., Connection]]:
     """As `connect`, to the Cluster; `url` is another URL."""
     with ExitStack() as stack:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from collections.abc import Callable, Iterator
@@ -16,13 +15,12 @@ from kombu.exceptions import OperationalError
 
 from celery_ext import Delayed
 from celery_ext.control.backup.file import MAGIC
-from celery_ext.control.backup.transfer import RestoreReport, backup, inspect, restore
+from celery_ext.control.backup.transfer import RestoreReport, inspect, restore
 from celery_ext.errors import BackupError
 from kombu_delayed.inspection import backlog as backlog_module
 from kombu_delayed.inspection.backlog import Backlog, Move
 from kombu_delayed.store.store import Entry, Store
 from tests.kit.backlog import check_backlog
-from tests.kit.inbox import Inbox
 from tests.kit.servers import Server, available_kinds, start_server
 from tests.kit.state import dead_state, entry, message, state
 
@@ -90,6 +88,8 @@ def everything(client: redis.Redis) -> dict[str, Any]:
 
 
 def test_there_and_back(delayed: Delayed, client: redis.Redis, path: Path) -> None:
+    assert delayed.backup(path).messages == 0
+    assert delayed.restore(path) == RestoreReport()
     for queue in ("q", "other {queue}", "é"):
         fill(delayed.store, queue)
     bury(delayed.store)
@@ -104,12 +104,12 @@ def test_there_and_back(delayed: Delayed, client: redis.Redis, path: Path) -> No
     report = delayed.restore(path)
     assert (report.messages, report.dead, report.already) == (195, 10, 0)
     assert everything(client) == before
-
-
-def test_nothing(delayed: Delayed, path: Path, client: redis.Redis) -> None:
-    assert delayed.backup(path).messages == 0
-    assert delayed.restore(path) == RestoreReport()
-    assert state(client) == {}
+    assert Backlog(delayed.store, "q").cancel(["twin", "same"]) == [3, 2]
+    client.flushall()
+    assert delayed.restore(path, queue="é").queues == {"é": 65}
+    assert set(delayed.counts()) - {"celery"} == {"é"}
+    delayed.backup(path, queue="q")
+    assert inspect(path)["queues"] == ["q"]
 
 
 def test_twice(delayed: Delayed, client: redis.Redis, path: Path) -> None:
@@ -123,43 +123,10 @@ def test_twice(delayed: Delayed, client: redis.Redis, path: Path) -> None:
         assert everything(client) == before
 
 
-def test_after_some_have_gone_moved_and_come(
-    delayed: Delayed, client: redis.Redis, path: Path
+def test_small_pages(
+    delayed: Delayed, client: redis.Redis, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was moved is there; what was cancelled comes back; what is new under an id stays."""
-    text = message("x", headers={"id": "moved", "eta": "2096-10-02T07:06:40+00:00"})
-    delayed.store.schedule("q", [Entry("moved", 0, text, str(FAR_MS)), entry("gone", FAR_MS)])
-    delayed.store.schedule("q", [entry("new", FAR_MS, body="old")])
-    delayed.backup(path)
-    backlog = Backlog(delayed.store, "q")
-    backlog.reschedule([Move("moved", str(FAR_MS + 5), "2096-10-02T07:06:41+00:00")])
-    backlog.cancel(["gone", "new"])
-    delayed.store.schedule("q", [entry("new", FAR_MS, body="new")])
-    for restored, already in ((2, 1), (0, 3)):
-        report = delayed.restore(path)
-        assert (report.messages, report.already) == (restored, already)
-        assert check_backlog(client) == {
-            "moved": FAR_MS + 5,
-            "gone": FAR_MS,
-            "new": FAR_MS,
-            "new\x1f2": FAR_MS,
-        }
-    assert backlog.cancel(["new"]) == [2]
-
-
-def test_those_that_share_an_id_are_found_together(delayed: Delayed, path: Path) -> None:
-    fill(delayed.store)
-    delayed.backup(path)
-    delayed.store.purge("q")
-    delayed.restore(path)
-    assert Backlog(delayed.store, "q").cancel(["twin", "same"]) == [3, 2]
-
-
-@pytest.mark.parametrize("page", [1, 7])
-def test_pages(
-    page: int, delayed: Delayed, client: redis.Redis, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(backlog_module, "PAGE_SIZE", page)
+    monkeypatch.setattr(backlog_module, "PAGE_SIZE", 1)
     fill(delayed.store)
     before = everything(client)
     told: list[int] = []
@@ -168,17 +135,6 @@ def test_pages(
     told.clear()
     assert delayed.restore(path, progress=told.append).messages == sum(told) == 65
     assert everything(client) == before
-
-
-def test_one_queue(delayed: Delayed, client: redis.Redis, path: Path) -> None:
-    for queue in ("a", "b", "c"):
-        fill(delayed.store, queue, 6)
-    delayed.backup(path, queue="a")
-    assert inspect(path)["queues"] == ["a"]
-    delayed.backup(path)
-    client.flushall()
-    assert delayed.restore(path, queue="b").queues == {"b": 11}
-    assert set(delayed.counts()) - {"celery"} == {"b"}
 
 
 @pytest.mark.parametrize("kind", available_kinds())
@@ -201,60 +157,20 @@ def test_another_server_prefix_and_steps(
         assert ready == [urgent, 40 - urgent]
 
 
-def test_what_is_due_meanwhile_is_delivered(
-    delayed: Delayed, client: redis.Redis, path: Path
-) -> None:
-    app = delayed.app
-    result = app.send_task("some.task", (1,), countdown=3600)
-    delayed.backup(path)
-    client.flushall()
-    rewritten = path.with_name("older")
-    older(path, rewritten, by_ms=7200_000)
-    for already in (0, 1):
-        report = delayed.restore(rewritten)
-        assert (report.messages, report.already) == (1 - already, already)
-    with app.connection_for_read() as connection:
-        inbox = Inbox(connection.channel(), app.amqp.queues["celery"])
-        inbox.receive(1)
-        assert inbox.messages[0].headers["id"] == result.id
-        assert inbox.drain() == inbox.bodies[:1]
-        connection.close()
-
-
-def older(path: Path, target: Path, by_ms: int) -> None:
-    """Rewrite a backup as if it had been made so much earlier."""
-    from celery_ext.control.backup.file import MESSAGES, blocks, writing
-
-    with writing(target) as writer:
-        for block in blocks(path):
-            if block.kind == b"H":
-                writer.header(block.facts())
-            elif block.kind == MESSAGES:
-                queue, *fields = block.fields()
-                for n in range(1, len(fields), 2):
-                    step, due, text = re.fullmatch(rb"(.)(\d+)(.*)", fields[n], re.DOTALL).groups()  # type: ignore
-                    fields[n] = step + b"%d" % (int(due) - by_ms) + text
-                writer.items(MESSAGES, queue.decode(), len(fields) // 2, fields)
-
-
 # The file.
 
 
-def test_the_header(delayed: Delayed, path: Path) -> None:
-    fill(delayed.store)
-    delayed.backup(path)
-    facts = inspect(path)
-    assert (facts["version"], facts["queues"]) == (1, ["q"])
-    assert (facts["messages"], facts["dead"]) == (65, 0)
-    assert facts["priority_steps"] == [0, 3, 6, 9]
-    assert path.read_bytes().startswith(b"kombu-delayed backup 1\n")
-
-
-def test_a_password_is_not_in_it(connect: Connect, path: Path, client: redis.Redis) -> None:
+def test_the_header(connect: Connect, path: Path, client: redis.Redis) -> None:
+    """It has no password."""
     client.acl_setuser("ada", enabled=True, passwords=["+hush"], categories=["+@all"], keys=["*"])
     where = f"redis://ada:hush@127.0.0.1:{client.connection_pool.connection_kwargs['port']}/0"
-    connect(where).backup(path)
+    fill((delayed := connect(where)).store)
+    delayed.backup(path)
     client.acl_deluser("ada")
+    expected = {"version": 1, "queues": ["q"], "messages": 65, "dead": 0}
+    facts = inspect(path)
+    assert facts == {**facts, **expected, "priority_steps": [0, 3, 6, 9]}
+    assert path.read_bytes().startswith(b"kombu-delayed backup 1\n")
     assert b"hush" not in path.read_bytes()
 
 
@@ -270,20 +186,13 @@ def made(delayed: Delayed, client: redis.Redis, path: Path) -> bytes:
 
 
 def test_every_byte_counts(delayed: Delayed, client: redis.Redis, path: Path, made: bytes) -> None:
-    for at in range(0, len(made), 7):
+    for at in (0, 5, *range(len(MAGIC), len(made), 11), len(made) - 1):
         damaged = bytearray(made)
         damaged[at] ^= 0x20
         path.write_bytes(damaged)
         with pytest.raises(BackupError, match=re.escape(str(path))):
             delayed.restore(path)
-    assert state(client) == {}
-
-
-def test_no_byte_may_be_missing(
-    delayed: Delayed, client: redis.Redis, path: Path, made: bytes
-) -> None:
-    for length in (0, 5, *range(len(MAGIC), len(made), 11), len(made) - 1):
-        path.write_bytes(made[:length])
+        path.write_bytes(made[:at])
         with pytest.raises(BackupError, match=r"is cut short|is not a backup"):
             delayed.restore(path)
     assert state(client) == {}
@@ -390,29 +299,6 @@ def test_a_broker_that_ends(kind: str, connect: Connect, path: Path, tmp_path: P
             restore(target, path, progress=lambda count: other.kill())
 
 
-def test_a_file_that_is_not_there(delayed: Delayed, path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        delayed.restore(path)
-    with pytest.raises(FileNotFoundError):
-        backup(delayed, path / "no" / "directory")
-
-
-def test_notes_of_dead_letters(delayed: Delayed, client: redis.Redis, path: Path) -> None:
-    bury(delayed.store)
-    before = {letter.id: letter for letter in delayed.store.dead_letters("q", dead_ids(client))}
-    delayed.backup(path)
-    client.flushall()
-    delayed.restore(path)
-    assert {
-        letter.id: letter for letter in delayed.store.dead_letters("q", dead_ids(client))
-    } == before
-    assert all(json.loads(note)["reason"] for note in client.hvals("{q}:dead-reasons"))
-
-
-def dead_ids(client: redis.Redis) -> list[str]:
-    return [id.decode() for id in client.zrange("{q}:dead", 0, -1)]
-
-
 def test_another_letter_under_the_same_id(
     delayed: Delayed, client: redis.Redis, path: Path
 ) -> None:
@@ -423,5 +309,5 @@ def test_another_letter_under_the_same_id(
     store.bury("q", "A", [(1, "a", "second", b"0" + message("second").encode())])
     for restored in (1, 0):
         assert delayed.restore(path).dead == restored
-        letters = store.dead_letters("q", dead_ids(client))
+        letters = store.dead_letters("q", store.dead_ids("q"))
         assert sorted(letter.reason for letter in letters) == ["first", "second"]

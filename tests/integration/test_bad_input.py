@@ -6,11 +6,10 @@ import contextlib
 import itertools
 import json
 import math
-import os
 import re
 import socket
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,38 +70,21 @@ GOOD = text("good")
 
 BURIED = {
     "not JSON": (b"good morning", "not JSON"),
-    "pickle": (b"\x80\x04K\x01.", "not JSON"),
     "invalid UTF-8": (b'{"body": "\xff"}', "not JSON"),
-    "UTF-16": (text().decode().encode("utf-16"), "not JSON"),
-    "byte order mark": (b"\xef\xbb\xbf" + text(), "not JSON"),
     "nothing": (b"", "not JSON"),
-    "NUL": (b"\0", "not JSON"),
     "cut off": (text()[:-1], "not JSON"),
-    "two": (text() + text(), "not JSON"),
-    "list": (b"[1, 2]", "not a JSON object but list"),
-    "number": (b"7", "not a JSON object but int"),
-    "infinity": (b"Infinity", "not a JSON object but float"),
     "null": (b"null", "not a JSON object but NoneType"),
-    "string": (b'"{}"', "not a JSON object but str"),
     "empty object": (b"{}", "no properties"),
     "deep lists": (b"[" * DEPTH + b"]" * DEPTH, "not JSON"),
-    "open lists": (b"[" * DEPTH, "not JSON"),
-    "deep objects": (b'{"properties":' * DEPTH + b"{}" + b"}" * DEPTH, "not JSON"),
     "deep header": (with_header('"x":' + "[" * DEPTH + "]" * DEPTH), "not JSON"),
     "10**5000": (with_tail(',"x":1' + "0" * 5000), "not JSON"),
-    "unknown type": (with_header('"x":{"__type__":"\\ud800","__value__":1}'), "not JSON"),
-    "unknown type of much": (
+    "properties null": (text(properties=None), "no properties"),
+    "headers list": (text(headers=[]), "headers are not an object"),
+    "delivery_info null": (text(properties=properties(delivery_info=None)), "delivery_info"),
+    "much of an unknown type": (
         with_header('"x":{"__type__":"x","__value__":"' + "y" * 100_000 + '"}'),
         "not JSON",
     ),
-    "bad decimal": (with_header('"x":{"__type__":"decimal","__value__":"x"}'), "not JSON"),
-    "no properties": (text(properties=OMIT), "no properties"),
-    "properties null": (text(properties=None), "no properties"),
-    "properties list": (text(properties=[]), "no properties"),
-    "headers list": (text(headers=[]), "headers are not an object"),
-    "headers text": (text(headers="id"), "headers are not an object"),
-    "delivery_info null": (text(properties=properties(delivery_info=None)), "delivery_info"),
-    "delivery_info text": (text(properties=properties(delivery_info="x")), "delivery_info"),
 }
 
 DELIVERED = {
@@ -114,38 +96,22 @@ DELIVERED = {
     "no body": text(body=OMIT),
     "body null": text(body=None),
     "body number": text(body=7),
-    "body list": text(body=[1]),
-    "body object": text(body={"x": 1}),
     "content-encoding base99": text(content_encoding="base99"),
-    "content-encoding number": text(content_encoding=9),
     "content-type unknown": text(content_type="application/x-nothing"),
-    "content-type number": text(content_type=7),
     "1e400": with_tail(',"x":1e400'),
     "NaN": with_tail(',"x":NaN,"y":Infinity,"z":-Infinity'),
     "due_ms twice": with_tail(',"due_ms":1,"due_ms":2'),
     "due_ms text": with_tail(',"due_ms":"soon"'),
-    "due_ms list": with_tail(',"due_ms":[]'),
-    "due_ms NaN": with_tail(',"due_ms":NaN'),
     "due_ms 1e400": with_tail(',"due_ms":1e400'),
     "deliveries text": with_tail(',"deliveries":"3"'),
-    "deliveries negative": with_tail(',"deliveries":-3'),
     "deliveries float": with_tail(',"deliveries":1e400'),
-    "deliveries object": with_tail(',"deliveries":{}'),
-    "deliveries true": with_tail(',"deliveries":true'),
     "deliveries twice": with_tail(',"deliveries":1,"deliveries":1'),
     "members twice": with_tail(',"headers":{},"properties":{}'),
-    "eta text": text(headers={"eta": "soon"}),
-    "eta list": text(headers={"eta": []}),
     "eta long": text(headers={"eta": "9" * 10_240}),
-    "eta year 1": text(headers={"eta": "0001-01-01T00:00:00+14:00"}),
     "eta year 10000": text(headers={"eta": "10000-01-01T00:00:00"}),
     "x-delay NaN": with_header('"x-delay":NaN'),
-    "x-delay 1e400": with_header('"x-delay":1e400'),
-    "x-delay object": text(headers={"x-delay": {}}),
     "id surrogate": text(headers={"id": "\ud800"}),
-    "id list": text(headers={"id": [["x"]]}),
     "id deep": with_header('"x":1,"id":' + "[" * 900 + "]" * 900),
-    "id NUL": text(headers={"id": "a\0b"}),
     "id long": text(headers={"id": "{}\n" * 3_500}),
     "space in front": b" \n\t" + text(),
     "line feed behind": text() + b"\n",
@@ -181,7 +147,7 @@ def drain(connection: Connection, count: int, no_ack: bool = False) -> list[Any]
 
 def drained(connection: Connection, inbox: Inbox) -> int:
     with contextlib.suppress(socket.timeout):
-        for _ in range(20):
+        while True:
             connection.drain_events(timeout=0.02)
     return len(inbox.messages)
 
@@ -189,39 +155,24 @@ def drained(connection: Connection, inbox: Inbox) -> int:
 def get(connection: Connection, _: int = 0, no_ack: bool = False) -> list[Any]:
     """All that is there, through `basic_get`."""
     messages = []
-    while len(messages) < 20 and (found := connection.default_channel.basic_get("q", no_ack)):
+    while found := connection.default_channel.basic_get("q", no_ack):
         messages.append(found)
         if not no_ack:
             found.ack()
     return messages
 
 
-def simple(connection: Connection, count: int) -> list[Any]:
-    """So many messages, through `SimpleQueue`, whose `get` also decodes."""
-    with contextlib.closing(connection.SimpleQueue("q")) as queue:
-        messages = [queue.get(timeout=60) for _ in range(count)]
-        for message in messages:
-            message.ack()
-        with pytest.raises(queue.Empty):
-            queue.get_nowait()
-    return messages
-
-
 WAYS: dict[str, Way] = {
     "drain": drain,
-    "drain no_ack": lambda connection, count: drain(connection, count, True),
+    "drain no_ack": partial(drain, no_ack=True),
     "get": get,
-    "get no_ack": lambda connection, count: get(connection, count, True),
+    "get no_ack": partial(get, no_ack=True),
 }
 
 
 @pytest.fixture(params=WAYS)
 def way(request: pytest.FixtureRequest) -> Way:
     return WAYS[request.param]
-
-
-def named(table: dict[str, Any]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("case", table.values(), ids=list(table))
 
 
 def push(client: redis.Redis, *texts: bytes) -> None:
@@ -241,119 +192,97 @@ def left(client: redis.Redis, queue: str = "q") -> dict[str, int]:
     return {state: count for state, count in found.items() if count}
 
 
-def only_dead(connection: Connection) -> Any:
-    (letter,) = DeadLetters(connection, "q")
-    return letter
-
-
 # What others have pushed into a ready list.
 
 
-@named(BURIED)
-def test_no_message_is_buried(
-    case: tuple[bytes, str],
-    way: Way,
-    connection: Connection,
-    client: redis.Redis,
-) -> None:
-    bad, reason = case
-    push(client, bad, GOOD)
-    assert [message.body for message in way(connection, 1)] == [b'"good"']
-    letter = only_dead(connection)
-    assert letter.message == bad
-    assert reason in letter.reason
-    assert len(letter.reason) < 1000
-    assert left(client) == {"dead": 1}
+def check_buried(connection: Connection, cases: dict[str, tuple[bytes, str]]) -> None:
+    letters = {letter.message: letter.reason for letter in DeadLetters(connection, "q")}
+    assert letters.keys() == {bad for bad, _ in cases.values()}
+    for name, (bad, reason) in cases.items():
+        assert re.search(reason, letters[bad]), name
+        assert len(letters[bad]) < 1000, name
 
 
-@named(DELIVERED | OVERDONE)
-def test_odd_message_is_delivered_as_stock_would(
-    case: bytes,
-    way: Way,
-    connection: Connection,
-    client: redis.Redis,
+def test_no_message_is_buried_and_an_odd_one_is_delivered_as_stock_would(
+    way: Way, connection: Connection, client: redis.Redis
 ) -> None:
-    push(client, case, GOOD)
-    bad, good = way(connection, 2)
-    expected = json.loads(case)
-    body = expected.get("body")
-    assert bad.body == (body.encode() if isinstance(body, str) else body)
-    assert bad.content_type == expected["content-type"]
-    assert bad.headers.items() >= (expected.get("headers") or {}).items() or "NaN" in str(expected)
+    odd = {**DELIVERED, **OVERDONE}
+    push(client, *(bad for bad, _ in BURIED.values()), *odd.values(), GOOD)
+    *found, good = way(connection, len(odd) + 1)
+    for (name, case), message in zip(odd.items(), found, strict=True):
+        expected = json.loads(case)
+        body = expected.get("body")
+        assert message.body == (body.encode() if isinstance(body, str) else body), name
+        assert message.content_type == expected["content-type"], name
+        headers = (expected.get("headers") or {}).items()
+        assert message.headers.items() >= headers or "NaN" in name
     assert good.body == b'"good"'
-    assert left(client) == {}
+    check_buried(connection, BURIED)
+    assert left(client) == {"dead": len(BURIED)}
 
 
 def test_simple_queue_goes_on(connection: Connection, client: redis.Redis) -> None:
     push(client, BURIED["not JSON"][0], DELIVERED["no body"], BURIED["null"][0], GOOD)
-    assert [message.payload for message in simple(connection, 2)] == [None, "good"]
+    with contextlib.closing(connection.SimpleQueue("q")) as queue:
+        messages = [queue.get(timeout=60) for _ in range(2)]
+        for message in messages:
+            message.ack()
+        with pytest.raises(queue.Empty):
+            queue.get_nowait()
+    assert [message.payload for message in messages] == [None, "good"]
     assert left(client) == {"dead": 2}
 
 
-@named(UNREADABLE)
+@pytest.mark.parametrize("no_ack", [False, True])
 def test_unreadable_body_is_buried(
-    case: tuple[bytes, str], connection: Connection, client: redis.Redis
+    no_ack: bool, connection: Connection, client: redis.Redis
 ) -> None:
-    bad, reason = case
-    push(client, bad, GOOD)
-    assert [message.body for message in drain(connection, 1)] == [b'"good"']
-    letter = only_dead(connection)
-    assert letter.message == bad
-    assert re.search(reason, letter.reason)
-    assert left(client) == {"dead": 1}
+    push(client, *(bad for bad, _ in UNREADABLE.values()), GOOD)
+    assert [message.body for message in drain(connection, 1, no_ack)] == [b'"good"']
+    check_buried(connection, UNREADABLE)
+    assert left(client) == {"dead": len(UNREADABLE)}
 
 
-@named(UNREADABLE)
 def test_unreadable_body_is_buried_and_told_to_who_gets_it(
-    case: tuple[bytes, str], connection: Connection, client: redis.Redis
+    connection: Connection, client: redis.Redis
 ) -> None:
-    bad, reason = case
-    push(client, bad, GOOD)
-    with pytest.raises((ValueError, AttributeError), match=f"(?i){reason}"):
-        get(connection)
+    push(client, *(bad for bad, _ in UNREADABLE.values()), GOOD)
+    for _, reason in UNREADABLE.values():
+        with pytest.raises((ValueError, AttributeError), match=f"(?i){reason}"):
+            get(connection)
     assert [message.body for message in get(connection)] == [b'"good"']
-    assert only_dead(connection).message == bad
-    assert left(client) == {"dead": 1}
+    check_buried(connection, UNREADABLE)
 
 
-@named(UNREADABLE)
-def test_unreadable_body_is_buried_without_acks(
-    case: tuple[bytes, str], connection: Connection, client: redis.Redis
-) -> None:
-    bad, reason = case
-    push(client, bad, GOOD)
-    assert [message.body for message in drain(connection, 1, no_ack=True)] == [b'"good"']
-    letter = only_dead(connection)
-    assert letter.message == bad
-    assert re.search(reason, letter.reason)
-
-
-@named(DELIVERED | OVERDONE)
-def test_odd_message_is_rejected(case: bytes, connection: Connection, client: redis.Redis) -> None:
-    push(client, case, GOOD)
+def test_odd_message_is_rejected(connection: Connection, client: redis.Redis) -> None:
+    odd = [*DELIVERED.values(), *OVERDONE.values()]
+    push(client, *odd, GOOD)
     inbox = Inbox(connection, Queue("q"), ack=False)
-    wait_until(lambda: drained(connection, inbox) == 2, "both are delivered")
-    inbox.messages[0].reject()
-    inbox.messages[1].ack()
-    inbox.consumer.cancel()
-    letter = only_dead(connection)
-    assert letter.reason == "rejected"
-    assert letter.message == case
-    assert left(client) == {"dead": 1}
-
-
-@named(DELIVERED)
-def test_odd_message_is_requeued(case: bytes, connection: Connection, client: redis.Redis) -> None:
-    push(client, case, GOOD)
-    inbox = Inbox(connection, Queue("q"), ack=False)
-    wait_until(lambda: drained(connection, inbox) == 2, "both are delivered")
-    inbox.messages[0].requeue()
-    wait_until(lambda: drained(connection, inbox) == 3, "one is delivered again")
-    first, good, again = inbox.messages
-    assert again.body == first.body
-    assert again.delivery_info["redelivered"] is True
+    wait_until(lambda: drained(connection, inbox) == len(odd) + 1, "all are delivered")
+    *rejected, good = inbox.messages
+    for message in rejected:
+        message.reject()
     good.ack()
-    again.ack()
+    inbox.consumer.cancel()
+    letters = [*DeadLetters(connection, "q")]
+    assert {letter.reason for letter in letters} == {"rejected"}
+    assert sorted(letter.message for letter in letters) == sorted(odd)
+    assert left(client) == {"dead": len(odd)}
+
+
+def test_odd_message_is_requeued(connection: Connection, client: redis.Redis) -> None:
+    count = len(DELIVERED)
+    push(client, *DELIVERED.values())
+    inbox = Inbox(connection, Queue("q"), ack=False)
+    wait_until(lambda: drained(connection, inbox) == count, "all are delivered")
+    for message in [*inbox.messages]:
+        message.requeue()
+    wait_until(lambda: drained(connection, inbox) == 2 * count, "all are delivered again")
+    first, again = inbox.messages[:count], inbox.messages[count:]
+    assert [message.body for message in again] == [message.body for message in first]
+    assert {message.delivery_info["redelivered"] for message in again} == {True}
+    for message in again:
+        message.ack()
     inbox.consumer.cancel()
     assert left(client) == {}
 
@@ -368,77 +297,59 @@ def die_with_all(store: Store, count: int) -> int:
     return store.reclaim("q", "A")
 
 
-@named(DELIVERED | {name: bad for name, (bad, _) in UNREADABLE.items()})
-def test_what_kills_its_consumers_is_counted_and_buried(
-    case: bytes, store: Store, client: redis.Redis
-) -> None:
+def test_what_kills_its_consumers_is_counted_and_buried(store: Store, client: redis.Redis) -> None:
     store.limits = Limits(max_deliveries=3)
-    push(client, case)
-    for _ in range(3 - case.endswith(b'"deliveries":1}')):
-        assert left(client) == {"ready": 1}
-        assert die_with_all(store, 1) == 1
-    assert left(client) == {"dead": 1}
+    cases = [*DELIVERED.values(), *(bad for bad, _ in UNREADABLE.values())]
+    had_one = sum(case.endswith(b'"deliveries":1}') for case in cases)
+    push(client, *cases)
+    for _ in range(2):
+        assert left(client) == {"ready": len(cases)}
+        die_with_all(store, len(cases))
+    assert left(client) == {"ready": len(cases) - had_one, "dead": had_one}
+    die_with_all(store, len(cases) - had_one)
+    assert left(client) == {"dead": len(cases)}
 
 
-@named(OVERDONE)
-def test_what_counts_as_tried_too_often_is_buried(
-    case: bytes, store: Store, client: redis.Redis
-) -> None:
-    push(client, case, GOOD)
-    assert die_with_all(store, 2) == 2
-    assert left(client) == {"ready": 1, "dead": 1}
-    (id,) = store.dead_ids("q")
-    (letter,) = store.dead_letters("q", [id])
-    assert "times without success" in letter.reason
-    assert letter.message == case
+def test_what_counts_as_tried_too_often_is_buried(store: Store, client: redis.Redis) -> None:
+    push(client, *OVERDONE.values(), GOOD)
+    assert die_with_all(store, 3) == 3
+    assert left(client) == {"ready": 1, "dead": 2}
+    letters = store.dead_letters("q", store.dead_ids("q"))
+    assert all("times without success" in letter.reason for letter in letters)
+    assert {letter.message for letter in letters} == {*OVERDONE.values()}
 
 
-@named(OVERDONE)
-def test_any_count_goes_on_where_there_is_no_limit(
-    case: bytes, store: Store, client: redis.Redis
-) -> None:
+def test_any_count_goes_on_where_there_is_no_limit(store: Store, client: redis.Redis) -> None:
     store.limits = Limits(max_deliveries=0)
-    push(client, case)
-    lengths = {die_with_all(store, 1) and len(client.lindex("q", 0)) for _ in range(3)}
-    assert len(lengths) == 1
-    assert json.loads(client.lindex("q", 0))["deliveries"] > 19
+    push(client, *OVERDONE.values())
+    sizes = set()
+    for _ in range(3):
+        assert die_with_all(store, 2) == 2
+        ready = client.lrange("q", 0, -1)
+        assert all(json.loads(each)["deliveries"] > 19 for each in ready)
+        sizes.add(sum(map(len, ready)))
+    assert len(sizes) == 1
 
 
-@pytest.mark.parametrize("space", ["", " ", "\n\t "])
-@pytest.mark.parametrize(
-    "header",
-    [{"eta": "9999-12-31T23:59:59"}, {"eta": "9999-12-31T24:00:00"}, {"x-delay": 3_600_000}],
-)
-@pytest.mark.parametrize("tail", ["", ',"due_ms":"soon"', ',"due_ms":null', ',"due_ms":1.5'])
-def test_not_yet_due_waits(
-    space: str,
-    header: dict[str, Any],
-    tail: str,
-    way: Way,
-    connection: Connection,
-    client: redis.Redis,
-) -> None:
-    early = text(headers={"id": "bad", **header})[:-1] + tail.encode() + b"}"
-    push(client, space.encode() + early + space.encode(), GOOD)
+def test_not_yet_due_waits(way: Way, connection: Connection, client: redis.Redis) -> None:
+    headers = [
+        {"eta": "9999-12-31T23:59:59"},
+        {"eta": "9999-12-31T24:00:00"},
+        {"x-delay": 3_600_000},
+    ]
+    tails = ["", ',"due_ms":"soon"', ',"due_ms":null', ',"due_ms":1.5']
+    bodies = []
+    for header, tail, space in itertools.product(headers, tails, [b"", b" ", b"\n\t "]):
+        id = f"early {len(bodies)}"
+        early = text(id, headers={"id": id, **header})[:-1] + tail.encode() + b"}"
+        push(client, space + early + space)
+        bodies.append(json.dumps(id).encode())
+    push(client, GOOD)
     assert [message.body for message in way(connection, 1)] == [b'"good"']
-    assert left(client) == {"delayed": 1}
+    assert left(client) == {"delayed": len(bodies)}
     connection.default_channel.store.now = END_OF_TIME
-    assert [message.body for message in way(connection, 1)] == [b'"bad"']
+    assert sorted(message.body for message in way(connection, len(bodies))) == sorted(bodies)
     assert left(client) == {}
-
-
-def test_all_of_it_at_once(connection: Connection, client: redis.Redis) -> None:
-    bad = [case for case, _ in (*BURIED.values(), *UNREADABLE.values())]
-    odd = [*DELIVERED.values(), *OVERDONE.values()]
-    push(client, *bad, *odd, GOOD)
-    inbox = Inbox(connection, Queue("q"), prefetch_count=7)
-    wait_until(
-        lambda: drained(connection, inbox) and inbox.messages[-1].body == b'"good"',
-        "the last one is delivered",
-    )
-    assert drained(connection, inbox) == len(odd) + 1
-    inbox.consumer.cancel()
-    assert left(client) == {"dead": len(bad)}
 
 
 # What is published.
@@ -452,16 +363,17 @@ def publish(connection: Connection, queue: Queue, body: Any = "news", **options:
     producer.publish(body, declare=[queue], **options)
 
 
-def arrives_once(connection: Connection, client: redis.Redis, queue: str, delayed: bool) -> None:
-    assert left(client, queue) == {"delayed" if delayed else "ready": 1}
+def arrive_once(connection: Connection, client: redis.Redis, queue: str = "q", **sent: int) -> None:
+    """So many are ready and so many delayed; in the end each has come, and nothing is left."""
+    assert left(client, queue) == {state: count for state, count in sent.items() if count}
     channel = connection.default_channel
-    if delayed:
+    for count in sent.values():
+        for _ in range(count):
+            message = channel.basic_get(queue)
+            assert message.payload == "news"
+            message.ack()
         assert channel.basic_get(queue) is None
         channel.store.now = END_OF_TIME
-    message = channel.basic_get(queue)
-    assert message.payload == "news"
-    message.ack()
-    assert channel.basic_get(queue) is None
     connection.release()
     known = [key for key in all_keys(client) if not key.startswith("_kombu.binding")]
     assert [key for key in known if not key.endswith(":wake")] == []
@@ -471,53 +383,23 @@ def q(name: str = "q") -> Queue:
     return Queue(name, Exchange("x"), routing_key="k")
 
 
-@pytest.mark.parametrize(
-    ("eta", "delayed"),
-    [
-        ("not a time", False),
-        ("", False),
-        ("0001-01-01T00:00:00", False),
-        ("0001-01-01T00:00:00+14:00", False),
-        ("9999-12-31T23:59:59.999999", True),
-        ("9999-12-31T23:59:59-14:00", True),
-        ("9999-12-31T24:00:00", True),
-        ("9" * 10_240, False),
-        ("\ud800", False),
-        (7, False),
-        (1e300, False),
-        (math.nan, False),
-        (["2099-01-01"], False),
-        ({"x": 1}, False),
-        (True, False),
-    ],
-    ids=lambda value: repr(value)[:30],
-)
-def test_eta(eta: Any, delayed: bool, connection: Connection, client: redis.Redis) -> None:
-    publish(connection, q(), headers={"eta": eta})
-    arrives_once(connection, client, "q", delayed)
+ETAS_FOR_NOW = ["not a time", "", "0001-01-01T00:00:00", "0001-01-01T00:00:00+14:00", "9" * 10_240]
+ETAS_FOR_NOW += ["\ud800", 7, 1e300, math.nan, ["2099-01-01"], {"x": 1}, True]
+ETAS = ["9999-12-31T23:59:59.999999", "9999-12-31T23:59:59-14:00", "9999-12-31T24:00:00"]
+DELAYS_FOR_NOW = [math.nan, math.inf, -math.inf, -5, "abc", True, 10**400, None, [], "\ud800"]
+DELAYS = ["120000", 1e300]
 
 
 @pytest.mark.parametrize(
-    ("delay", "delayed"),
-    [
-        (math.nan, False),
-        (math.inf, False),
-        (-math.inf, False),
-        (-5, False),
-        ("abc", False),
-        ("120000", True),
-        (True, False),
-        (1e300, True),
-        (10**400, False),
-        (None, False),
-        ([], False),
-        ("\ud800", False),
-    ],
-    ids=lambda value: repr(value)[:30],
+    ("header", "ready", "delayed"),
+    [("eta", ETAS_FOR_NOW, ETAS), ("x-delay", DELAYS_FOR_NOW, DELAYS)],
 )
-def test_delay(delay: Any, delayed: bool, connection: Connection, client: redis.Redis) -> None:
-    publish(connection, q(), headers={"x-delay": delay})
-    arrives_once(connection, client, "q", delayed)
+def test_times(
+    header: str, ready: list[Any], delayed: list[Any], connection: Connection, client: redis.Redis
+) -> None:
+    for each in (*ready, *delayed):
+        publish(connection, q(), headers={header: each})
+    arrive_once(connection, client, ready=len(ready), delayed=len(delayed))
 
 
 def test_number_that_nothing_can_write_is_refused(
@@ -528,35 +410,18 @@ def test_number_that_nothing_can_write_is_refused(
     assert left(client) == {}
 
 
-IDS = {
-    "braces": "{x}",
-    "line feed": "a\nb",
-    "NUL": "a\0b",
-    "suffix": "a\x1f2",
-    "suffix alone": "\x1f2",
-    "long": "x" * 10_240,
-    "not ASCII": "ü\u4e2d😀",
-    "surrogate": "\ud800",
-    "half a pair": "a\udc00b",
-    "empty": "",
-    "number": 7,
-    "list": ["a"],
-    "true": True,
-}
+IDS: list[Any] = ["{x}", "a\nb", "a\0b", "a\x1f2", "\x1f2", "ü\u4e2d😀", "\ud800", "a\udc00b", ""]
+IDS += ["x" * 10_240, 7, ["a"], True]
 
 
-@named(IDS)
-@pytest.mark.parametrize("delayed", [True, False])
 @pytest.mark.parametrize("place", ["task id", "message id"])
-def test_id(
-    case: Any, place: str, delayed: bool, connection: Connection, client: redis.Redis
-) -> None:
-    headers = {"x-delay": 60_000} if delayed else {}
-    if place == "task id":
-        publish(connection, q(), headers={"id": case, **headers})
-    else:
-        publish(connection, q(), headers=headers, message_id=case)
-    arrives_once(connection, client, "q", delayed)
+def test_ids(place: str, connection: Connection, client: redis.Redis) -> None:
+    for id, headers in itertools.product(IDS, ({}, {"x-delay": 60_000})):
+        if place == "task id":
+            publish(connection, q(), headers={"id": id, **headers})
+        else:
+            publish(connection, q(), headers=headers, message_id=id)
+    arrive_once(connection, client, ready=len(IDS), delayed=len(IDS))
 
 
 @pytest.mark.parametrize("order", sorted(set(itertools.permutations(["a", "a", "a", "a\x1f2"]))))
@@ -573,71 +438,51 @@ def test_id_that_looks_like_another_s_duplicate(
     assert [key for key in all_keys(client) if "binding" not in key] in ([], ["{q}:wake"])
 
 
-@named(IDS)
-@pytest.mark.parametrize("delayed", [True, False])
-def test_id_of_a_dead_letter(
-    case: Any, delayed: bool, connection: Connection, client: redis.Redis
-) -> None:
-    publish(connection, q(), headers={"id": case, **({"x-delay": 60_000} if delayed else {})})
+def test_ids_of_dead_letters(connection: Connection, client: redis.Redis) -> None:
+    for id in IDS:
+        publish(connection, q(), headers={"id": id, "x-delay": 60_000})
     connection.default_channel.store.now = END_OF_TIME
-    connection.default_channel.basic_get("q").reject()
+    for _ in IDS:
+        connection.default_channel.basic_get("q").reject()
     letters = DeadLetters(connection, "q")
-    assert letters.get(only_dead(connection).id) is not None
-    assert letters.replay([only_dead(connection).id]) == 1
-    message = connection.default_channel.basic_get("q")
-    assert message.payload == "news"
-    message.ack()
+    dead = [letter.id for letter in letters]
+    assert len(dead) == len(IDS)
+    for id in dead:
+        assert letters.get(id) is not None
+        assert letters.replay([id]) == 1
+    assert [message.payload for message in get(connection)] == ["news"] * len(IDS)
     assert left(client) == {}
 
 
-QUEUES = {
-    "braces": "a{b}c",
-    "tag": "{q}",
-    "wrong way": "}{",
-    "space": "a b",
-    "only space": " ",
-    "line feed": "a\nb",
-    "NUL": "a\0b",
-    "colon": "a:b",
-    "pattern": "*[%d]?",
-    "not ASCII": "ü\u4e2d😀",
-    "long": "x" * 10_240,
-}
+QUEUES = ["a{b}c", "{q}", "}{", "a b", " ", "a\nb", "a\0b", "a:b", "*[%d]?", "ü\u4e2d😀"]
+QUEUES += ["x" * 10_240]
 
 
-@named(QUEUES)
-@pytest.mark.parametrize("delayed", [True, False])
-def test_queue_name(case: str, delayed: bool, connection: Connection, client: redis.Redis) -> None:
-    publish(connection, q(case), headers={"x-delay": 60_000} if delayed else {})
-    arrives_once(connection, client, case, delayed)
+@pytest.mark.parametrize("name", QUEUES, ids=lambda name: repr(name)[:20])
+def test_queue_names(name: str, connection: Connection, client: redis.Redis) -> None:
+    publish(connection, q(name))
+    publish(connection, q(name), headers={"x-delay": 60_000})
+    arrive_once(connection, client, name, ready=1, delayed=1)
 
 
 @pytest.mark.parametrize("name", ["\ud800", "a\x06\x163"], ids=["surrogate", "separator"])
-@pytest.mark.parametrize("delayed", [True, False])
-def test_queue_name_is_refused(
-    name: str, delayed: bool, connection: Connection, client: redis.Redis
-) -> None:
-    with pytest.raises(ValueError, match=r"surrogates|cannot be named"):
-        publish(connection, q(name), headers={"x-delay": 60_000} if delayed else {})
+def test_queue_name_is_refused(name: str, connection: Connection, client: redis.Redis) -> None:
+    for headers in ({}, {"x-delay": 60_000}):
+        with pytest.raises(ValueError, match=r"surrogates|between the name and the priority"):
+            publish(connection, q(name), headers=headers)
     assert [key for key in all_keys(client) if not key.startswith("_kombu.binding")] == []
 
 
-@pytest.mark.parametrize("headers", [{}, {"x-delay": 20}], ids=["now", "delayed"])
-def test_body_of_64_mib(
-    headers: dict[str, Any], connection: Connection, client: redis.Redis
-) -> None:
-    body = bytes(range(256)) * (64 * 2**20 // 256)
-    publish(connection, q(), body, headers=headers, **BINARY)
-    store = connection.default_channel.store
-    wait_until(lambda: any(store.size("q")[:2]), "it can be delivered")
-    message = connection.default_channel.basic_get("q")
-    assert message.body == body
-    if headers:
-        message.requeue()
-        message = connection.default_channel.basic_get("q")
-        assert message.delivery_info["redelivered"]
+def test_large_body(connection: Connection, client: redis.Redis) -> None:
+    body = bytes(range(256)) * (16 * 2**20 // 256)
+    publish(connection, q(), body, headers={"x-delay": 60_000}, **BINARY)
+    channel = connection.default_channel
+    channel.store.now = END_OF_TIME
+    for redelivered in (False, True):
+        message = channel.basic_get("q")
         assert message.body == body
-    message.ack()
+        assert message.delivery_info.get("redelivered", False) == redelivered
+        message.ack() if redelivered else message.requeue()
     assert left(client) == {}
 
 
@@ -647,16 +492,9 @@ def test_body_of_64_mib(
 NO_LENGTH = ("no body", "body null", "body number")
 BURIED_BY_US = [bad for bad, _ in (*BURIED.values(), *UNREADABLE.values())]
 REFUSED_BY_CELERY = [bad for name, bad in DELIVERED.items() if name not in NO_LENGTH]
-BAD_HEADERS = [
-    {"eta": "not a time"},
-    {"eta": "0001-01-01T00:00:00+14:00"},
-    {"eta": "10000-01-01T00:00:00"},
-    {"eta": "9" * 10_240},
-    {"eta": [1]},
-    {"eta": 7},
-    {"x-delay": "abc"},
-    {"x-delay": math.nan},
-    {"x-delay": {}},
+BAD_HEADERS: list[dict[str, Any]] = [
+    *({"eta": each} for each in ("not a time", "0001-01-01T00:00:00+14:00", "9" * 10_240, [1], 7)),
+    *({"x-delay": each} for each in ("abc", math.nan, {})),
     {"expires": "not a time"},
 ]
 #: What raises an exception in Celery's own code.
@@ -666,18 +504,6 @@ UNBEARABLE = {
     "no id": text(headers={"task": "record"}),
     "task list": text(headers={"id": "x", "task": ["record"]}),
 }
-
-
-def cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def load_of(pid: int) -> float:
-    """The share of one core that a process takes, over a second."""
-    began, used = time.monotonic(), cpu_seconds(pid)
-    wait_until(lambda: time.monotonic() - began > 1, "a second has passed")
-    return (cpu_seconds(pid) - used) / (time.monotonic() - began)
 
 
 @pytest.fixture
@@ -699,7 +525,6 @@ def test_worker_survives(settings: Settings, client: redis.Redis, tmp_path: Path
         wait_until(lambda: left(client, "celery").keys() <= {"dead"}, "all is dealt with")
         assert (worker.pid, worker.running) == (pid, True)
         assert worker.log.count(" ready.") == 1
-        assert load_of(pid) < 0.5
     assert set(ledger.runs().values()) == {1}
     sent = len(BURIED_BY_US) + len(REFUSED_BY_CELERY) + len(BAD_HEADERS) + 2
     assert left(client, "celery")["dead"] + len(ledger.entries()) == sent

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import signal
-import subprocess
-import sys
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +13,10 @@ from tests.kit.credentials import make_user
 from tests.kit.inbox import Inbox
 from tests.kit.ledger import Ledger
 from tests.kit.proxy import Proxy
-from tests.kit.servers import Server, free_port
+from tests.kit.servers import Server
 from tests.kit.tasks_app import Settings, make_app
 from tests.kit.wait import wait_until
-from tests.kit.workers import ROOT, Worker
+from tests.kit.workers import Worker
 
 MAIL = Queue("mail", Exchange("mail"), routing_key="mail")
 LEASE_SECONDS = 1.0
@@ -36,26 +30,6 @@ def ledger(tmp_path: Path) -> Ledger:
 def settings(server: Server, ledger: Ledger, results: str | None = None, **config: Any) -> Settings:
     options = {"delayed_lease_seconds": LEASE_SECONDS}
     return Settings(f"delayed+{server.url}", results, options, str(ledger.path), config)
-
-
-# Leases.
-
-
-@pytest.mark.smoke
-@pytest.mark.parametrize("how", ["python", "native"])
-def test_a_busy_solo_worker_keeps_its_lease(
-    server: Server, client: redis.Redis, ledger: Ledger, tmp_path: Path, how: str
-) -> None:
-    """Busy in Python, or in native code that lets go of the interpreter."""
-    setup = settings(server, ledger)
-    app = make_app(setup)
-    with Worker(setup, tmp_path, name="busy"):
-        task = app.send_task("busy", (4 * LEASE_SECONDS, how)).id
-        ledger.wait_for(1)
-        with Worker(setup, tmp_path, name="idle") as idle:
-            ledger.wait_for(2)
-        assert [(e["id"], e["worker"]) for e in ledger.entries()] == [(task, "busy@test")] * 2
-        assert "stopped answering" not in idle.log
 
 
 @pytest.mark.smoke
@@ -105,49 +79,6 @@ def test_no_password_in_what_a_worker_prints(
     assert "transport:   delayed+redis://ada:**@127.0.0.1" in worker.log
     assert secret not in worker.log
     client.acl_deluser("ada")
-
-
-@pytest.fixture
-def flower(server: Server, ledger: Ledger, tmp_path: Path) -> Iterator[str]:
-    pytest.importorskip("flower")
-    port = free_port()
-    setup = settings(server, ledger)
-    command = [sys.executable, "-m", "celery", "-A", "tests.kit.tasks_app", "flower"]
-    command += [f"--port={port}", "--address=127.0.0.1"]
-    log = (tmp_path / "flower.log").open("wb")
-    env = {"PYTHONPATH": str(ROOT), "FLOWER_UNAUTHENTICATED_API": "1", **setup.environment()}
-    with log, subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log) as process:
-        yield f"http://127.0.0.1:{port}"
-        process.send_signal(signal.SIGTERM)
-
-
-def page(url: str) -> Any:
-    try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
-            return answer.read()
-    except OSError:
-        return b""
-
-
-@pytest.mark.smoke
-def test_flower_shows_workers_and_tasks(
-    server: Server, ledger: Ledger, tmp_path: Path, flower: str
-) -> None:
-    setup = settings(server, ledger)
-    with Worker(setup, tmp_path, pool="threads", options=["-E"], gossip=True) as worker:
-        wait_until(
-            lambda: worker.name in json.loads(page(f"{flower}/api/workers?refresh=1") or "{}"),
-            "Flower knows the worker",
-            20,
-        )
-        task = make_app(setup).send_task("record", countdown=0.5).id
-        wait_until(
-            lambda: (
-                json.loads(page(f"{flower}/api/tasks") or "{}").get(task, {}).get("state")
-                == "SUCCESS"
-            ),
-            "Flower knows what it has run",
-        )
 
 
 # A connection of which only one end is left.

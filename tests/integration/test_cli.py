@@ -24,8 +24,7 @@ from click.testing import CliRunner, Result
 
 from celery_ext import Delayed
 from celery_ext.cli import COMMANDS, delayed
-from celery_ext.cli.queues.metrics import metrics_table
-from celery_ext.cli.times import SPAN, TIME
+from celery_ext.cli.times import TIME
 from celery_ext.control.backup.transfer import backup
 from kombu_delayed.inspection import events as streams
 from kombu_delayed.inspection.doctor import Doctor
@@ -77,6 +76,13 @@ class Cli:
         options = {"args": (1, "x"), "name": "app.send_mail", **options}
         self.app.send_task(task_id=id, countdown=countdown, queue=queue, **options)
 
+    def listed(self, *words: str) -> list[str]:
+        """The ids that a command lists: the same as JSON and in the last column of its table."""
+        ids = [each["id"] for each in self.json(*words)]
+        lines = self.text(*words).splitlines()[2:]
+        assert [line.split()[-1] for line in lines[: len(ids)]] == ids
+        return ids
+
     def ids(self) -> set[str]:
         return {info.id for info in self.backlog.find()}
 
@@ -98,10 +104,11 @@ def empty(server: Server, client: redis.Redis) -> Iterator[Cli]:
 @pytest.fixture
 def cli(empty: Cli) -> Cli:
     """Four tasks in two queues."""
+    acme = {"tenant": "acme"}
     empty.send("one", 1 * HOUR, args=("[bold]x",), kwargs={"to": "ann"})
-    empty.send("two", 2 * HOUR, queue="mail", headers={"tenant": "acme", "colour": "red"})
+    empty.send("two", 2 * HOUR, queue="mail", headers={**acme, "colour": "red"})
     empty.send("three", 3 * HOUR, name="billing.charge")
-    empty.send("four", 40 * HOUR, queue="mail", name="billing.charge", headers={"tenant": "acme"})
+    empty.send("four", 40 * HOUR, queue="mail", name="billing.charge", headers=acme, group_id="g1")
     return empty
 
 
@@ -109,71 +116,48 @@ def cli(empty: Cli) -> Cli:
 
 
 def test_list(cli: Cli) -> None:
-    found = cli.json("list")
-    assert [each["id"] for each in found] == ["one", "two", "three", "four"]
-    assert found[0] == {
-        **found[0],
-        "state": "delayed",
-        "task": "app.send_mail",
-        "args": "('[bold]x',)",
-        "queue": "celery",
-    }
+    expected = {"state": "delayed", "task": "app.send_mail", "args": "('[bold]x',)"}
+    found = cli.json("list")[0]
+    assert found == {**found, **expected, "queue": "celery"}
     lines = cli.text("list").splitlines()
-    assert [line.split()[-1] for line in lines[2:]] == ["one", "two", "three", "four"]
     assert "in 59m" in lines[2]
     assert "app.send_mail('[bold]x',) {'to': 'ann'}" in lines[2]
     assert "in 1d 15h" in lines[5]
-
-
-def test_list_some(cli: Cli) -> None:
-    assert [each["id"] for each in cli.json("list", "-Q", "mail")] == ["two", "four"]
-    assert [each["id"] for each in cli.json("list", "-n", "1")] == ["one"]
     assert "The first 1 of 4 tasks" in cli.text("list", "-n", "1")
-    assert "first" not in cli.text("list", "-n", "4")
-    assert len(cli.json("list", "-n", "0")) == 4
-
-
-def test_ids_are_never_cut(cli: Cli) -> None:
-    id = "5d0f3ac8-6f0e-4a3f-9f5e-0d8f1c5a7b11"
-    cli.send(id, 60, name="a.very.long.name.of.a.task." * 5, queue="q" * 20)
-    assert id in cli.text("list")
-
-
-def test_terminals_are_safe(cli: Cli) -> None:
-    cli.send("evil", 60, name="\x1b[2Jname", headers={"tenant": "\x1b]0;x\x07"})
-    for words in (("list",), ("show", "evil"), ("find", "-t", "*name")):
-        assert "\x1b" not in cli.text(*words)
-        assert "\N{REPLACEMENT CHARACTER}[2Jname" in cli.text(*words)
-
-
-@pytest.mark.parametrize(
-    ("criteria", "ids"),
-    [
-        ("-t app.*", ["one", "two"]),
-        ("-t *.charge -Q mail", ["four"]),
-        ("--tenant acme", ["two", "four"]),
-        ("--header colour=red --header tenant=acme", ["two"]),
-        ("--due-before 90m", ["one"]),
-        ("--due-after +90m --due-before 1d", ["two", "three"]),
-        ("--due-after -3d --due-before +2h30m", ["one", "two"]),
-        ("--root three", ["three"]),
-        ("", ["one", "two", "three", "four"]),
-    ],
-)
-def test_find(criteria: str, ids: list[str], cli: Cli) -> None:
-    words = ["find", *criteria.split()]
-    assert [each["id"] for each in cli.json(*words)] == ids
-    assert [line.split()[-1] for line in cli.text(*words).splitlines()[2:]] == ids
-
-
-def test_find_some(cli: Cli) -> None:
-    assert "there are more" in cli.text("find", "-n", "2", "-t", "*")
+    assert "there are more" in cli.text("find", "-n", "1", "--tenant", "acme")
     assert "there are more" not in cli.text("find", "-n", "2", "--tenant", "acme")
 
 
-def test_find_a_group(cli: Cli) -> None:
-    cli.send("five", HOUR, group_id="g1")
-    assert [each["id"] for each in cli.json("find", "--group", "g1")] == ["five"]
+def test_terminals_are_safe_and_ids_never_cut(cli: Cli) -> None:
+    id = "5d0f3ac8-6f0e-4a3f-9f5e-0d8f1c5a7b11"
+    cli.send(id, 60, name="\x1b[2Jname" * 20, queue="q" * 20, headers={"tenant": "\x1b]0;x\x07"})
+    for words in (("list",), ("show", id), ("find", "-t", "*name")):
+        text = cli.text(*words)
+        assert "\x1b" not in text
+        assert "\N{REPLACEMENT CHARACTER}[2J" in text
+        assert id in text
+
+
+@pytest.mark.parametrize(
+    ("words", "ids"),
+    [
+        ("list", "one two three four"),
+        ("list -n 0", "one two three four"),
+        ("list -n 1", "one"),
+        ("list -Q mail", "two four"),
+        ("find", "one two three four"),
+        ("find -t app.*", "one two"),
+        ("find -t *.charge -Q mail", "four"),
+        ("find --header colour=red --header tenant=acme", "two"),
+        ("find --due-before 90m", "one"),
+        ("find --due-after +90m --due-before 1d", "two three"),
+        ("find --due-after -3d --due-before +2h30m", "one two"),
+        ("find --root three", "three"),
+        ("find --group g1", "four"),
+    ],
+)
+def test_which_are_listed(words: str, ids: str, cli: Cli) -> None:
+    assert cli.listed(*words.split()) == ids.split()
 
 
 @pytest.mark.parametrize(
@@ -184,12 +168,13 @@ def test_find_a_group(cli: Cli) -> None:
         ("dead list", "There are no dead letters."),
         ("consumers", "Nobody consumes."),
         ("partitions -Q none", "Nothing is delayed."),
+        ("show nope", "The broker has no task nope."),
     ],
 )
 def test_nothing_found(words: str, said: str, cli: Cli) -> None:
     result = cli(*words.split())
     assert (result.exit_code, result.stdout, result.stderr) == (1, "", f"{said}\n")
-    assert cli.json(*words.split(), code=1) == []
+    assert not cli.json(*words.split(), code=1)
 
 
 def test_show(cli: Cli) -> None:
@@ -202,45 +187,30 @@ def test_show(cli: Cli) -> None:
     assert cli.json("show", "two")["state"] == "ready"
 
 
-def test_show_nothing(cli: Cli) -> None:
-    result = cli("show", "nope")
-    assert (result.exit_code, result.stderr) == (1, "The broker has no task nope.\n")
-    assert cli.json("show", "nope", code=1) is None
-
-
 def test_count(cli: Cli) -> None:
     cli.send("now", -1)
     found = cli.json("count")
     assert found["celery"] == {"delayed": 2, "due": 0, "ready": 1, "unacked": 0, "dead": 0}
-    assert found["mail"]["delayed"] == 2
-    lines = cli.text("count").splitlines()
-    assert lines[2].split() == ["celery", "2", "0", "1", "0", "0"]
-    assert lines[-1].split() == ["all", "4", "0", "1", "0", "0"]
+    lines = [line.split() for line in cli.text("count").splitlines()]
+    assert lines[2] == ["celery", "2", "0", "1", "0", "0"]
+    assert lines[-1] == ["all", "4", "0", "1", "0", "0"]
     assert list(cli.json("count", "-Q", "mail")) == ["mail"]
-
-
-def test_count_by_criteria(cli: Cli) -> None:
     found = cli.json("count", "--task", "billing.*")
     assert found == {"delayed": 2, "queues": {"celery": 1, "mail": 1}}
     assert cli.text("count", "--task", "billing.*").splitlines()[-1].split() == ["all", "2"]
     assert cli.json("count", "--task", "none", code=1) == {"delayed": 0, "queues": {}}
-    result = cli("count", "--task", "none")
-    assert (result.exit_code, result.stderr) == (1, "No delayed task meets the criteria.\n")
-    assert result.stdout.splitlines()[-1].split() == ["all", "0"]
+    assert cli("count", "--task", "none").stderr == "No delayed task meets the criteria.\n"
 
 
 def test_forecast(cli: Cli) -> None:
-    found = cli.json("forecast", "--hours", "4", "--buckets", "8")
-    assert found["total"] == 4
-    assert (found["overdue"], found["later"]) == (0, 1)
+    words = ["forecast", "--hours", "4", "--buckets", "8"]
+    found = cli.json(*words)
+    assert (found["total"], found["overdue"], found["later"]) == (4, 0, 1)
     assert [each["seconds"] for each in found["buckets"]] == [1800] * 8
-    counts = [each["count"] for each in found["buckets"]]
-    assert sum(counts) == 3
-    assert counts[0] == 0
-    text = cli.text("forecast", "--hours", "4", "--buckets", "8")
+    assert sum(each["count"] for each in found["buckets"]) == 3
+    text = cli.text(*words)
     assert "4 tasks delayed: 0 overdue, 3 in the chart, 1 later." in text
-    bars = [line for line in text.splitlines() if "█" in line]
-    assert len(bars) == 3
+    assert len([line for line in text.splitlines() if "█" in line]) == 3
     assert cli.json("forecast", "-Q", "mail")["total"] == 2
 
 
@@ -249,28 +219,13 @@ def test_metrics(cli: Cli) -> None:
     cli.send("soon", 30)
     found = cli.json("metrics")
     assert list(found) == ["celery", "mail"]
-    assert found["celery"] == {
-        **found["celery"],
-        "delayed": 3,
-        "ready": 1,
-        "due_within_minute": 1,
-        "due_within_hour": 2,
-        "due_within_day": 3,
-        "is_estimate": False,
-    }
+    counts = {"delayed": 3, "ready": 1, "due_within_minute": 1, "due_within_hour": 2}
+    assert found["celery"] == {**found["celery"], **counts, "is_estimate": False}
     assert 0 < found["celery"]["next_due_seconds"] <= 30
     lines = cli.text("metrics").splitlines()
     assert lines[2].split()[:8] == ["celery", "3", "0", "0", "1", "0", "0", "0"]
     assert lines[2].split()[-3:] == ["1", "2", "3"]
     assert list(cli.json("metrics", "-Q", "mail")) == ["mail"]
-
-
-def test_metrics_of_what_is_late(cli: Cli) -> None:
-    cli.backlog.store.now = f"+{3 * HOUR * 1000}"
-    found = cli.backlog.metrics("mail")["mail"]
-    assert (found.due, found.due_within_day) == (1, 0)
-    assert metrics_table({"mail": found}).row_count == 1
-    assert 3_600 <= found.oldest_due_seconds < 3_700
 
 
 def test_metrics_by_shard(cli: Cli) -> None:
@@ -285,13 +240,6 @@ def test_metrics_by_shard(cli: Cli) -> None:
     assert (whole["delayed"], whole["consumers"], whole["due_within_hour"]) == (3, 1, 1)
     assert whole["next_due_seconds"] <= 600
     assert "mail, shard 2" in cli.text("metrics", "--shards")
-
-
-@pytest.mark.parametrize("words", ["--hours 0", "--buckets 0", "--buckets 5000"])
-def test_forecast_refuses(words: str, cli: Cli) -> None:
-    result = cli("forecast", *words.split())
-    assert result.exit_code == 2
-    assert f"Invalid value for '{words.split()[0]}'" in result.stderr
 
 
 def test_consumers(cli: Cli) -> None:
@@ -329,28 +277,23 @@ def test_partitions(cli: Cli) -> None:
     found = cli.json("partitions")
     assert {each["queue"] for each in found} == {"celery", "mail"}
     assert sum(each["messages"] for each in found) == 304
-    assert len(cli.json("partitions", "-n", "1")) == 2
-    count = len([each for each in found if each["queue"] == "celery"])
-    assert f"celery: the first 1 of {count}" in cli.text("partitions", "-n", "1")
     assert len(cli.text("partitions").splitlines()) == 2 + len(found)
+    assert len(cli.json("partitions", "-n", "1")) == 2
+    assert f"celery: the first 1 of {len(found) - 1}" in cli.text("partitions", "-n", "1")
 
 
 def test_watch(cli: Cli) -> None:
     lines = cli("watch", "--times", "2", "-i", "0.1", "--json").stdout.splitlines()
-    looks = [json.loads(line) for line in lines]
-    assert len(looks) == 2
-    assert looks[0]["counts"]["mail"]["delayed"] == 2
-    assert [each["id"] for each in looks[0]["next"]] == ["one", "two", "three", "four"]
-    assert looks[0]["forecast"]["total"] == 4
-    assert looks[0]["consumers"] == []
+    look, _ = (json.loads(line) for line in lines)
+    assert look["counts"]["mail"]["delayed"] == 2
+    assert [each["id"] for each in look["next"]] == ["one", "two", "three", "four"]
+    assert (look["forecast"]["total"], look["consumers"]) == (4, [])
     cli.backlog.store.deliver("celery", "box:1:ab", 9, 1, lease_ms=90_000)
     text = cli.text("watch", "--times", "1")
     for part in ("all", "Due in the next hour", "Next", "three", "box:1:ab"):
         assert part in text
-
-
-def test_watch_of_nothing(empty: Cli) -> None:
-    assert "Next" not in empty.text("watch", "--times", "1")
+    cli.client.flushall()
+    assert "Next" not in cli.text("watch", "--times", "1")
 
 
 def test_events(cli: Cli) -> None:
@@ -384,15 +327,12 @@ def test_events_of_a_worker(cli: Cli) -> None:
 
 def test_events_of_a_drained_queue(empty: Cli) -> None:
     """Also of one that only other apps know."""
+    assert "No events are kept." in empty("events").stderr
+    assert empty("events").exit_code == 1
     empty.backlog.store.schedule("elsewhere", [entry("a", 10**13)])
     empty.backlog.backlog("elsewhere").cancel(["a"])
     empty.client.delete("{elsewhere}:wake")
     assert " in elsewhere" in empty.text("events", "--limit", "1")
-
-
-def test_no_events(empty: Cli) -> None:
-    assert "No events are kept." in empty("events").stderr
-    assert empty("events").exit_code == 1
 
 
 def test_events_as_they_come(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -431,27 +371,15 @@ def _interrupt() -> None:
 
 
 def test_cancel(cli: Cli) -> None:
-    assert cli.text("cancel", "one") == "one is cancelled.\n"
+    assert cli("cancel", "one", "-Q", "mail").exit_code == 1
+    assert cli.text("cancel", "one", "one", "-Q", "celery") == "one is cancelled.\n"
     assert cli.ids() == {"two", "three", "four"}
     result = cli("cancel", "one", "two")
     assert (result.exit_code, result.stdout) == (1, "two is cancelled.\n")
     assert result.stderr == "one is not delayed (any more).\n"
-    assert cli.json("cancel", "three", "one", code=1) == {
-        "dry_run": False,
-        "matched": 1,
-        "changed": 1,
-        "missing": ["one"],
-    }
+    found = cli.json("cancel", "three", "one", code=1)
+    assert found == {"dry_run": False, "matched": 1, "changed": 1, "missing": ["one"]}
     assert cli.ids() == {"four"}
-
-
-def test_an_id_twice(cli: Cli) -> None:
-    assert cli.text("cancel", "one", "one") == "one is cancelled.\n"
-
-
-def test_cancel_in_a_queue(cli: Cli) -> None:
-    assert cli("cancel", "one", "-Q", "mail").exit_code == 1
-    assert cli("cancel", "one", "-Q", "celery").exit_code == 0
 
 
 @pytest.mark.parametrize("words", ["cancel", "run-now", "reschedule --to 5d"])
@@ -465,13 +393,7 @@ def test_dry_run_of_ids(words: str, cli: Cli) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "due_in"),
-    [
-        ("--to=+5h", 5 * HOUR),
-        ("--to=2d", 48 * HOUR),
-        ("--by=30m", 1.5 * HOUR),
-        ("--by=-30m", 0.5 * HOUR),
-    ],
+    ("option", "due_in"), [("--to=+5h", 5 * HOUR), ("--to=2d", 48 * HOUR), ("--by=-30m", HOUR / 2)]
 )
 def test_reschedule(option: str, due_in: float, cli: Cli) -> None:
     assert cli.text("reschedule", "one", option) == "one is rescheduled.\n"
@@ -488,48 +410,40 @@ def test_run_now(cli: Cli) -> None:
     assert cli.text("run-now", "one") == "one is made ready.\n"
     assert cli.json("show", "one")["state"] == "ready"
     assert cli("run-now", "one").exit_code == 1
+    assert cli.text("run-now", "--due-before", "200m", "-y") == "2 tasks are made ready.\n"
+    assert cli.ids() == {"four"}
 
 
 # Changing all that meet criteria.
 
 
-@pytest.mark.parametrize("yes", [True, False])
-def test_cancel_many(yes: bool, cli: Cli) -> None:
-    words = ["cancel", "-t", "billing.*", *(["--yes"] if yes else [])]
-    result = cli(*words, input=None if yes else "y\n")
-    assert result.exit_code == 0
-    assert result.stdout.endswith("2 tasks are cancelled.\n")
-    assert ("Cancel 2 tasks? [y/N]" in result.stderr) is not yes
-    assert ("three" in result.stdout) is not yes
-    assert cli.ids() == {"one", "two"}
+def test_cancel_many(cli: Cli) -> None:
+    assert cli.text("cancel", "-t", "app.*", "--yes") == "2 tasks are cancelled.\n"
+    for n in range(30):
+        cli.send(f"more-{n}", HOUR, name="bulk")
+    result = cli("cancel", "-t", "bulk", input="y\n")
+    assert "Cancel 30 tasks, such as:" in result.stdout
+    assert "Cancel 30 tasks? [y/N]" in result.stderr
+    assert result.stdout.count("more-") == 10
+    assert result.stdout.endswith("30 tasks are cancelled.\n")
+    assert cli.ids() == {"three", "four"}
 
 
 def test_a_question_shows_what_is_meant(cli: Cli) -> None:
     result = cli("cancel", "--tenant", "acme", input="n\n")
     assert result.exit_code == 1
     assert "Aborted" in result.stderr
-    lines = result.stdout.splitlines()
-    assert ["mail", "2"] in [line.split() for line in lines]
     assert "Cancel 2 tasks:" in result.stdout
-    assert [line.split()[-1] for line in lines if " acme" not in line and "in " in line] == [
-        "two",
-        "four",
-    ]
-    assert len(cli.ids()) == 4
-
-
-def test_no_answer_is_no(cli: Cli) -> None:
-    assert cli("cancel", "-t", "*").exit_code == 1
+    words = [line.split() for line in result.stdout.splitlines()]
+    assert ["mail", "2"] in words
+    assert {each[-1] for each in words if each} >= {"two", "four"}
+    assert cli("cancel", "-t", "*").exit_code == 1  # no answer
     assert len(cli.ids()) == 4
 
 
 def test_json_of_many(cli: Cli) -> None:
     found = cli.json("cancel", "-t", "billing.*", "--dry-run")
-    assert {name: found[name] for name in ("dry_run", "matched", "changed")} == {
-        "dry_run": True,
-        "matched": 2,
-        "changed": 0,
-    }
+    assert found == {**found, "dry_run": True, "matched": 2, "changed": 0}
     assert found["queues"] == {"celery": 1, "mail": 1}
     assert [each["id"] for each in found["sample"]] == ["three", "four"]
     result = cli("cancel", "-t", "billing.*", "--json", input="y\n")
@@ -540,21 +454,13 @@ def test_json_of_many(cli: Cli) -> None:
     assert cli.json("cancel", "-t", "billing.*", "--yes", code=1)["matched"] == 0
 
 
-@pytest.mark.parametrize("words", ["cancel -t * -y", "count -t *", "doctor", "dead purge --all -y"])
-def test_progress_is_not_in_the_answer(
-    words: str, graves: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    graves.send("one", HOUR)
-    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes it for a terminal
-    result = graves(*words.split(), "--json")
-    assert isinstance(json.loads(result.stdout), dict)
-    assert "━" in result.stderr
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("dead purge --all --yes", r"Reading .* 3/3"),
+        ("cancel -t * -y --json", "━"),
+        ("count -t * --json", "━"),
+        ("doctor --json", "━"),
+        ("dead purge --all -y --json", r"Reading .* 3/3"),
         ("dead replay --task a.* --yes -Q mail", r"Reading .* 1/1"),
         ("dead purge d1 d4", r"Reading .* 2/2"),
         ("show ready", r"Searching .* 3/\?"),
@@ -564,22 +470,17 @@ def test_progress_is_not_in_the_answer(
 def test_progress(
     words: str, said: str, graves: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It is shown, and is not in the answer."""
     for id in ("ready", "other", "another"):
         graves.send(id, -1, queue="unknown")
+    graves.send("one", HOUR)
     graves.text("backup", file := str(tmp_path / "file"))
     size = Path(file).stat().st_size
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    shown = graves(*words.format(file=file).split()).stderr
-    assert re.search(said.format(size=size), re.sub(r"\x1b\[[^A-Za-z]*[A-Za-z]", "", shown)), shown
-
-
-def test_many_more_than_are_shown(cli: Cli) -> None:
-    for n in range(30):
-        cli.send(f"more-{n}", HOUR, name="bulk")
-    text = cli.text("cancel", "-t", "bulk", input="y\n")
-    assert "Cancel 30 tasks, such as:" in text
-    assert text.count("more-") == 10
-    assert text.endswith("30 tasks are cancelled.\n")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes it for a terminal
+    result = graves(*words.format(file=file).split())
+    shown = re.sub(r"\x1b\[[^A-Za-z]*[A-Za-z]", "", result.stderr)
+    assert re.search(said.format(size=size), shown), shown
+    assert "--json" not in words or isinstance(json.loads(result.stdout), dict)
 
 
 @pytest.mark.parametrize(
@@ -591,12 +492,6 @@ def test_reschedule_many(option: str, low: float, high: float, cli: Cli) -> None
     due = [cli.due_in(id) / HOUR for id in ("three", "four") if cli.json("show", id)["eta"]]
     assert abs(min(due) - low) < 0.1
     assert abs(max(due) - high) < 0.1
-
-
-def test_run_many_now(cli: Cli) -> None:
-    text = cli.text("run-now", "--due-before", "150m", "-y")
-    assert text == "2 tasks are made ready.\n"
-    assert cli.ids() == {"three", "four"}
 
 
 @pytest.mark.parametrize(
@@ -619,6 +514,8 @@ def test_run_many_now(cli: Cli) -> None:
         ("dead replay", "Give ids, --task or --all."),
         ("dead purge x --all", "Give ids, --task or --all."),
         ("cansel", "Did you mean"),
+        ("forecast --hours 0", "Invalid value for '--hours'"),
+        ("forecast --buckets 5000", "Invalid value for '--buckets'"),
     ],
 )
 def test_wrong_usage(words: str, said: str, cli: Cli) -> None:
@@ -645,17 +542,12 @@ def graves(empty: Cli) -> Cli:
 
 
 def test_dead_list(graves: Cli) -> None:
-    found = graves.json("dead", "list")
-    assert [each["id"] for each in found] == ["d1", "d2", "d3"]
-    assert found[0] == {**found[0], "reason": "no such user", "consumer": "box:1:ab"}
-    lines = graves.text("dead", "list").splitlines()
-    assert [line.split()[-1] for line in lines[2:]] == ["d1", "d2", "d3"]
-    assert "no such user" in lines[2]
-    assert [each["id"] for each in graves.json("dead", "list", "-t", "a.*", "-Q", "mail")] == ["d3"]
+    assert graves.listed("dead", "list") == ["d1", "d2", "d3"]
+    assert graves.listed("dead", "list", "-t", "a.*", "-Q", "mail") == ["d3"]
+    found = graves.json("dead", "list")[0]
+    assert found == {**found, "reason": "no such user", "consumer": "box:1:ab"}
+    assert "no such user" in graves.text("dead", "list").splitlines()[2]
     assert "there are more" in graves.text("dead", "list", "-n", "2")
-
-
-def test_dead_show(graves: Cli) -> None:
     assert graves.json("dead", "show", "d3")["queue"] == "mail"
     assert "no such user" in graves.text("dead", "show", "d3")
     assert graves.json("dead", "show", "d4", code=1) is None
@@ -668,8 +560,7 @@ def test_dead_show(graves: Cli) -> None:
         ("d1", ["d2", "d3"]),
         ("d1 d3 d3", ["d2"]),
         ("--all --yes", []),
-        ("--all --yes -Q mail", ["d1", "d2"]),
-        ("--task a.* -y", ["d2"]),
+        ("--task a.* --yes -Q mail", ["d1", "d2"]),
         ("--all --dry-run", ["d1", "d2", "d3"]),
         ("d1 --dry-run", ["d1", "d2", "d3"]),
     ],
@@ -688,22 +579,12 @@ def test_dead_changes_ask(graves: Cli) -> None:
     assert result.exit_code == 1
     assert "Purge 3 tasks:" in result.stdout
     assert "d2" in result.stdout
-    assert graves.text("dead", "replay", "-t", "a.b", input="y\n").endswith(
-        "2 tasks are replayed.\n"
-    )
-    assert graves.text("dead", "purge", "d2") == "1 task is purged.\n"
-    assert graves("dead", "purge", "d2").exit_code == 1
-
-
-def test_dead_changes_of_what_is_not_there(graves: Cli) -> None:
-    result = graves("dead", "replay", "d1", "x")
-    assert (result.exit_code, result.stdout) == (1, "1 task is replayed.\n")
-    assert result.stderr == "1 not found.\n"
-
-
-def test_dead_replay_at(graves: Cli) -> None:
-    graves.text("dead", "replay", "d1", "--at", "+2h")
+    said = graves.text("dead", "replay", "-t", "a.b", "--at", "+2h", input="y\n")
+    assert said.endswith("2 tasks are replayed.\n")
     assert 7100 < graves.due_in("d1") <= 7201
+    result = graves("dead", "purge", "d2", "x")
+    assert (result.exit_code, result.stdout) == (1, "1 task is purged.\n")
+    assert result.stderr == "1 not found.\n"
 
 
 # Doctor.
@@ -715,15 +596,11 @@ def fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("celery_ext.cli.doctor.examine_server", lambda store: None)
 
 
-def test_doctor_of_the_server(cli: Cli) -> None:
-    found = cli.json("doctor", code=1)
-    (finding,) = found["findings"]
+def test_doctor_of_a_healthy_backlog(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    (finding,) = cli.json("doctor", code=1)["findings"]
     assert (finding["kind"], finding["queue"]) == ("server", None)
     assert "keeps nothing on disk" in cli.text("doctor", code=1)
-
-
-@pytest.mark.usefixtures("fit")
-def test_doctor_finds_nothing(cli: Cli) -> None:
+    monkeypatch.setattr("celery_ext.cli.doctor.examine_server", lambda store: None)
     assert cli.json("doctor") == {"healthy": True, "queues": ["celery", "mail"], "findings": []}
     assert cli.text("doctor") == "✓ Nothing is wrong in 2 queues.\n"
     assert cli.text("doctor", "-Q", "mail") == "✓ Nothing is wrong in 1 queue.\n"
@@ -743,10 +620,6 @@ def test_doctor(cli: Cli) -> None:
     assert {each["fixed"] for each in repaired["findings"]} == {1, 2}
     assert cli.json("doctor")["findings"] == []
     assert cli.ids() == {"one", "two", "three", "four"}
-
-
-@pytest.mark.usefixtures("fit")
-def test_doctor_says_what_it_has_repaired(cli: Cli) -> None:
     cli.client.hdel("{mail}:messages", "two")
     text = cli.text("doctor", "--fix")
     assert "dropped from the index" in text
@@ -778,13 +651,13 @@ def test_doctor_of_a_consumer_that_hears_nothing(cli: Cli, monkeypatch: pytest.M
 
 def test_doctor_beside_a_busy_queue(cli: Cli) -> None:
     """What moves while it looks is not called wrong."""
-    store = cli.backlog.store
 
     def move(count: int) -> None:
         for id in ("one", "three"):
             cli.backlog.reschedule(id, countdown=HOUR + count)
 
-    assert Doctor(store, "celery", progress=move, patience_seconds=0).examine() == []
+    doctor = Doctor(cli.backlog.store, "celery", progress=move, patience_seconds=0)
+    assert doctor.examine() == []
 
 
 # Backup and restore.
@@ -792,14 +665,13 @@ def test_doctor_beside_a_busy_queue(cli: Cli) -> None:
 
 def test_backup_and_restore(cli: Cli, tmp_path: Path) -> None:
     before, file = cli.ids(), str(tmp_path / "backlog")
-    assert "tasks and 0 dead letters are in" in cli.text("backup", file)
-    for id in before:
-        cli.backlog.cancel(id)
+    assert "4 tasks and 0 dead letters are in" in cli.text("backup", file)
+    cli.text("cancel", "-t", "*", "--yes")
     assert "0 were there already" in cli.text("restore", file, "--yes")
     assert cli.ids() == before
     again = cli.json("restore", file, "--yes")
-    assert (again["messages"], again["already"]) == (0, len(before))
-    assert cli.json("backup", file)["messages"] == len(before)
+    assert (again["messages"], again["already"]) == (0, 4)
+    assert cli.json("backup", file)["messages"] == 4
 
 
 @pytest.fixture
@@ -819,65 +691,29 @@ def test_restore_shows_what_the_file_has_and_asks(file: str, empty: Cli) -> None
     made, *_, first, second, _ = result.stdout.splitlines()
     assert re.match(r"Made 20..-.* of delayed\+redis://", made)
     assert (first.split(), second.split()) == (["celery", "1", "2"], ["mail", "2", "1"])
-    assert empty.ids() == set()
-    text = empty.text("restore", file, input="y\n")
-    assert text.endswith("3 tasks and 3 dead letters are restored; 0 were there already.\n")
-    assert empty.ids() == {"one", "two", "three"}
-
-
-def test_restore_one_queue(file: str, empty: Cli) -> None:
-    result = empty("restore", file, "-Q", "mail", input="y\n")
-    assert "Restore 2 tasks and 1 dead letter?" in result.stderr
-    assert "celery" not in result.stdout
-    assert empty.ids() == {"two", "three"}
-
-
-def test_restore_dry_run(file: str, empty: Cli) -> None:
-    assert empty.json("restore", file, "--dry-run") == {
-        "dry_run": True,
-        "matched": 6,
-        "messages": 0,
-        "dead": 0,
-        "already": 0,
-        "queues": {},
-        "counts": {"celery": {"messages": 1, "dead": 2}, "mail": {"messages": 2, "dead": 1}},
-    }
-    result = empty("restore", file, "--dry-run")
-    assert (result.exit_code, result.stderr) == (0, "")
-    assert result.stdout.splitlines()[-2].split() == ["mail", "2", "1"]
+    found = empty.json("restore", file, "--dry-run")
+    assert found == {**found, "dry_run": True, "matched": 6, "messages": 0, "dead": 0}
+    assert found["counts"]["mail"] == {"messages": 2, "dead": 1}
     assert all_keys(empty.client) == []
-
-
-def test_restore_asks_beside_json(file: str, empty: Cli) -> None:
-    result = empty("restore", file, "--json", input="y\n")
+    result = empty("restore", file, "-Q", "mail", "--json", input="y\n")
     answer = json.loads(result.stdout.lstrip(" y\n"))
-    assert (answer["matched"], answer["messages"], answer["dead"]) == (6, 3, 3)
-    assert answer["queues"] == {"celery": 3, "mail": 3}
-    assert "mail" in result.stderr
-
-
-def test_restore_nothing(file: str, empty: Cli) -> None:
+    assert (answer["matched"], answer["messages"], answer["queues"]) == (3, 2, {"mail": 3})
+    assert "Restore 2 tasks and 1 dead letter?" in result.stderr
+    assert empty.ids() == {"two", "three"}
+    text = empty.text("restore", file, input="y\n")
+    assert text.endswith("1 task and 2 dead letters are restored; 3 were there already.\n")
     result = empty("restore", file, "-Q", "none")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == "The file has nothing of queue none.\n"
-    assert empty.json("restore", file, "-Q", "none", code=1)["matched"] == 0
 
 
-@pytest.mark.parametrize("content", [b"", b"no backup", None], ids=["empty", "other", "cut"])
-def test_restore_of_what_is_no_backup(content: bytes | None, cli: Cli, tmp_path: Path) -> None:
-    file = tmp_path / "backlog"
-    cli.text("backup", str(file))
-    file.write_bytes(file.read_bytes()[:-10] if content is None else content)
-    result = cli("restore", str(file))
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert str(file) in result.stderr
-
-
-def test_backup_where_nothing_can_be_written(cli: Cli, tmp_path: Path) -> None:
-    result = cli("backup", str(tmp_path / "no" / "backlog"))
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert len(result.stderr.splitlines()) == 1
-    assert "No such file or directory" in result.stderr
+def test_files_that_cannot_be_read_or_written(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "other").write_bytes(b"no backup")
+    for words in (["restore", str(tmp_path / "other")], ["backup", str(tmp_path / "no" / "file")]):
+        result = cli(*words)
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert len(result.stderr.splitlines()) == 1
+        assert words[1] in result.stderr
 
 
 # What holds for all.
@@ -897,31 +733,33 @@ def _all_commands() -> list[list[str]]:
 def test_every_command(words: list[str], server: Server, tmp_path: Path) -> None:
     """Has help and `--json`, and says in one line that there is no server."""
     port, file = free_port(), str(tmp_path / "backup")
-    with make_app(Settings(f"delayed+{server.url}")) as app:
-        app.send_task("record", countdown=60)
-        backup(Delayed(app), file)
+    if words == ["restore"]:
+        with make_app(Settings(f"delayed+{server.url}")) as app:
+            app.send_task("record", countdown=60)
+            backup(Delayed(app), file)
+    arguments = {
+        "backup": [file],
+        "restore": [file, "--yes"],
+        "reschedule": ["x", "--to", "1h"],
+        "fail": ["x", "why"],
+        "create": ["x", "--scope", "read"],
+    }
     with make_app(Settings(f"delayed+redis://127.0.0.1:{port}/0")) as app:
         cli = Cli(app, redis.Redis(), Delayed(app))
         help = cli.text(*words, "--help")
         assert "--json" in help or words == ["serve"]
         assert help.split("\n\n")[1].strip()
-        id = {
-            "backup": [file],
-            "restore": [file, "--yes"],
-            "show": ["x"],
-            "cancel": ["x"],
-            "run-now": ["x"],
-            "replay": ["x"],
-            "respond": ["x"],
-            "fail": ["x", "why"],
-            "purge": ["x"],
-            "create": ["x", "--scope", "read"],
-            "revoke": ["x"],
-        }
-        more = ["x", "--to", "1h"] if words == ["reschedule"] else id.get(words[-1], [])
-        result = cli(*words, *more)
-        assert result.exit_code == 1
-        assert result.stdout == ""
+        needs_id = words[-1] in [
+            "show",
+            "cancel",
+            "run-now",
+            "replay",
+            "respond",
+            "purge",
+            "revoke",
+        ]
+        result = cli(*words, *arguments.get(words[-1], ["x"] if needs_id else []))
+        assert (result.exit_code, result.stdout) == (1, "")
         assert len(result.stderr.splitlines()) == 1
         assert str(port) in result.stderr
 
@@ -948,41 +786,20 @@ def test_without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "length"),
-    [
-        ("90s", timedelta(seconds=90)),
-        ("+2h", timedelta(hours=2)),
-        ("3d", timedelta(days=3)),
-        ("1H30m", timedelta(minutes=90)),
-        ("-1.5h", timedelta(minutes=-90)),
-        ("1w", timedelta(days=7)),
-    ],
-)
-def test_spans(text: str, length: timedelta) -> None:
-    assert SPAN.convert(text, None, None) == length
-    at = datetime.now(timezone.utc) + length
-    assert abs(TIME.convert(text, None, None) - at) < timedelta(seconds=5)
-
-
-@pytest.mark.parametrize(
     ("text", "at"),
     [
         ("2031-02-03", datetime(2031, 2, 3, tzinfo=timezone.utc)),
         ("2031-02-03T04:05:06Z", datetime(2031, 2, 3, 4, 5, 6, tzinfo=timezone.utc)),
         ("2031-02-03T04:05+02:00", datetime(2031, 2, 3, 2, 5, tzinfo=timezone.utc)),
+        ("+2h", datetime.now(timezone.utc) + timedelta(hours=2)),
+        ("-90m", datetime.now(timezone.utc) - timedelta(minutes=90)),
     ],
 )
 def test_times(text: str, at: datetime) -> None:
-    assert TIME.convert(text, None, None) == at
+    assert abs(TIME.convert(text, None, None) - at) < timedelta(minutes=30)
 
 
-@pytest.mark.parametrize("text", ["", "h", "1y", "--1h", "soon"])
-def test_what_is_no_span(text: str) -> None:
-    with pytest.raises(click.BadParameter):
-        SPAN.convert(text, None, None)
-
-
-@pytest.mark.parametrize("text", ["", "90", "1.5", "-90", "203102", "soon", "1y"])
+@pytest.mark.parametrize("text", ["", "90", "-1.5", "203102", "soon"])
 def test_what_is_no_time(text: str) -> None:
     with pytest.raises(click.BadParameter, match="is not a time"):  # 2031 is a year, not seconds
         TIME.convert(text, None, None)
@@ -1034,19 +851,11 @@ def test_completion(server: Server) -> None:
 # The guide.
 
 
-def _examples() -> list[str]:
-    text = (ROOT / "docs" / "guides" / "command-line.md").read_text(encoding="utf-8")
-    return re.findall(r"^\$ celery -A proj delayed (.*)$", text, re.MULTILINE)
-
-
 def test_examples_are_true(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    examples = _examples()
+    text = (ROOT / "docs" / "guides" / "command-line.md").read_text(encoding="utf-8")
+    assert all(f"| `{name}" in text for name in COMMANDS)
+    examples = re.findall(r"^\$ celery -A proj delayed (.*)$", text, re.MULTILINE)
     assert len(examples) > 20
     for example in examples:
         assert cli(*shlex.split(example), input="y\n").exit_code in (0, 1), example
-
-
-def test_the_guide_names_all_commands() -> None:
-    text = (ROOT / "docs" / "guides" / "command-line.md").read_text(encoding="utf-8")
-    assert all(f"| `{name}" in text for name in COMMANDS)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
-from typing import Any
 
 import pytest
-import redis
 from kombu import Connection, Exchange, Producer, Queue
 from kombu.transport import redis as stock
 from redis.crc import key_slot
 
-from kombu_delayed.errors import NotReplicated, OptionError, ServerError, UrlError
+from kombu_delayed.errors import NotReplicated, OptionError, ServerError
 from kombu_delayed.store.keys import format_version
 from tests.kit.clusters import Cluster
 from tests.kit.inbox import Inbox
-from tests.kit.servers import free_port
+from tests.kit.sending import publish, queue_of
+from tests.kit.servers import Server, free_port
 from tests.kit.wait import wait_until
 
 Connect = Callable[..., Connection]
@@ -29,22 +27,9 @@ def connect(connect_cluster: Connect) -> Connect:
 
 
 @pytest.fixture
-def queues(cluster: Cluster) -> list[Queue]:
+def queues(names: list[str]) -> list[Queue]:
     """Three queues, each on a node of its own."""
-    return [Queue(name, Exchange(name), routing_key=name) for name in cluster.queues_apart()]
-
-
-def publish(
-    connection: Connection, body: Any, queue: Queue, delay_ms: int = 0, **options: Any
-) -> None:
-    connection.Producer().publish(
-        body,
-        exchange=queue.exchange,
-        routing_key=queue.routing_key,
-        headers={"x-delay": delay_ms},
-        declare=[queue],
-        **options,
-    )
+    return [queue_of(name) for name in names]
 
 
 def keys_of(cluster: Cluster) -> set[str]:
@@ -81,18 +66,6 @@ def test_each_queue_has_one_slot(connect: Connect, cluster: Cluster, queues: lis
         assert f"app:_kombu.binding.{{{queue.name}}}" in own
 
 
-def test_nothing_is_left_of_a_consumer(
-    connect: Connect, cluster: Cluster, queues: list[Queue]
-) -> None:
-    source, connection = connect(delayed_events=0), connect(delayed_events=0)
-    inbox = Inbox(connection, *queues)
-    for queue in queues:
-        publish(source, "x", queue)
-    inbox.receive(3)
-    connection.release()
-    assert {key for key in keys_of(cluster) if not key.startswith("_kombu.")} == set()
-
-
 def test_a_topic_exchange(connect: Connect) -> None:
     topic = Exchange("logs", type="topic")
     errors = Queue("errors", topic, routing_key="*.error")
@@ -118,43 +91,29 @@ def test_a_fanout_exchange(connect: Connect) -> None:
     assert [reader.receive(1) for reader in readers] == [["x"]] * 3
 
 
-def test_priorities(connect: Connect, queues: list[Queue]) -> None:
-    source = connect()
-    for priority in (0, 9, 3):
-        publish(source, priority, queues[0], priority=priority)
-    assert Inbox(connect(), queues[0], prefetch_count=1).receive(3) == [0, 3, 9]
-
-
 @pytest.mark.skipif(not hasattr(Producer, "batch"), reason="Producer.batch() is new in Kombu 5.7")
 def test_a_batch_over_all_nodes(connect: Connect, queues: list[Queue]) -> None:
     news = Exchange("news", type="fanout")
     reader = Inbox(connect(), Queue("reader", news))
     reader.drain(0.05)
     producer = connect(delayed_replicas_to_wait=1).Producer()
+    inbox = Inbox(connect(), *queues)
     with producer.batch(max_size=50):
         for n in range(300):
-            queue = queues[n % 3]
-            producer.publish(
-                n,
-                exchange=queue.exchange,
-                routing_key=queue.routing_key,
-                headers={"x-delay": 200 if n % 2 else 0},
-                declare=[queue],
-            )
+            headers = {"x-delay": 200 if n % 2 else 0}
+            name = queues[n % 3].name
+            producer.publish(n, exchange=name, routing_key=name, headers=headers)
         producer.publish("news", exchange=news, declare=[news])
-    assert sorted(Inbox(connect(), *queues).receive(300)) == [*range(300)]
+    assert sorted(inbox.receive(300)) == [*range(300)]
     assert reader.receive(1) == ["news"]
 
 
 def test_replicas_have_what_was_sent(connect: Connect, queues: list[Queue]) -> None:
     for queue in queues:
         publish(connect(delayed_replicas_to_wait=1), "x", queue, 60_000)
+    too_many = {"delayed_replicas_to_wait": 2, "delayed_replica_timeout_seconds": 0.05}
     with pytest.raises(NotReplicated):
-        publish(
-            connect(delayed_replicas_to_wait=2, delayed_replica_timeout_seconds=0.05),
-            "x",
-            queues[0],
-        )
+        publish(connect(**too_many), "x", queues[0])
 
 
 def test_a_token_goes_to_who_waits_longest(connect: Connect, queues: list[Queue]) -> None:
@@ -223,7 +182,7 @@ def test_a_token_for_later_keeps_nobody_from_those_for_now(
 @pytest.mark.skipif(not hasattr(stock.Channel, "client_name"), reason="new in Kombu 5.6")
 def test_one_connection_a_node(connect: Connect, cluster: Cluster) -> None:
     """However many queues it waits for."""
-    queues = [Queue(f"q{n}", Exchange(f"q{n}"), routing_key=f"q{n}") for n in range(12)]
+    queues = [queue_of(f"q{n}") for n in range(12)]
     inbox = Inbox(connect(client_name="ours"), *queues)
     inbox.drain(0.05)
     for master in cluster.masters():
@@ -247,16 +206,19 @@ def test_prefetch_is_of_the_whole_consumer(connect: Connect, queues: list[Queue]
 
 
 def test_size_purge_and_delete(connect: Connect, cluster: Cluster, queues: list[Queue]) -> None:
-    channel = connect(delayed_shards=4).channel()
+    spread = {"delayed_shards": 4, "delayed_events": 0}
+    connection, source = connect(**spread), connect(**spread)
+    channel = connection.default_channel
     queues[0](channel).declare()
-    source = connect(delayed_shards=4, delayed_events=0)
     for n in range(20):
         publish(source, n, queues[0], correlation_id=str(n))
         publish(source, n, queues[0], 60_000)
-    assert channel.queue_declare(queues[0].name, passive=True).message_count == 20
-    assert channel.queue_purge(queues[0].name) == 40
+    Inbox(connection, queues[0], prefetch_count=5).receive(5)
+    assert channel.queue_declare(queues[0].name, passive=True).message_count == 15
+    assert channel.queue_purge(queues[0].name) == 35
     assert channel.queue_declare(queues[0].name).message_count == 0
     channel.queue_delete(queues[0].name)
+    connection.release()
     assert keys_of(cluster) == set()
 
 
@@ -272,7 +234,7 @@ def test_get(connect: Connect, queues: list[Queue]) -> None:
 
 
 def test_shards_are_on_several_nodes(connect: Connect, cluster: Cluster) -> None:
-    mail = Queue("mail", Exchange("mail"), routing_key="mail")
+    mail = queue_of("mail")
     source, few = connect(delayed_shards={"mail": 12}), connect()
     for n in range(60):
         publish(source, n, mail, 100 if n % 2 else 0)
@@ -297,16 +259,6 @@ def test_the_lease_of_the_dead_ends(
     held.consumer.channel.consumer.lease.lost = True
 
 
-def test_a_rejected_message_is_buried(connect: Connect, queues: list[Queue]) -> None:
-    source, connection = connect(), connect()
-    inbox = Inbox(connection, queues[1], ack=False)
-    publish(source, "x", queues[1])
-    inbox.receive(1)
-    inbox.messages[0].reject()
-    store = connection.default_channel.store
-    wait_until(lambda: store.dead_count(queues[1].name) == 1, "it is dead")
-
-
 @pytest.mark.skipif(not hasattr(stock.Channel, "_binding_ttl"), reason="new in Kombu 5.7")
 def test_a_binding_that_expires(connect: Connect, cluster: Cluster) -> None:
     short = Queue("short", Exchange("short"), routing_key="short", expires=60)
@@ -318,49 +270,19 @@ def test_a_binding_that_expires(connect: Connect, cluster: Cluster) -> None:
         assert client.pttl("_kombu.binding.{short}") == -1
 
 
-@pytest.mark.parametrize("name", ["}q", "{a}{b}", "a}b{c", "ü\x1fß"])
-def test_odd_names(connect: Connect, name: str) -> None:
-    queue = Queue(name, Exchange(name), routing_key=name)
-    source, connection = connect(), connect()
-    if name.startswith("}"):
-        with pytest.raises(OptionError, match="cannot be named '}q'"):
-            publish(source, "x", queue)
-        return
-    inbox = Inbox(connection, queue)
-    publish(source, "x", queue, 50)
-    publish(source, "y", queue, priority=9)
-    assert sorted(inbox.receive(2)) == ["x", "y"]
+def test_a_name_without_a_slot_of_its_own(connect: Connect) -> None:
+    with pytest.raises(OptionError, match="cannot be named '}q'"):
+        publish(connect(), "x", queue_of("}q"))
 
 
-def test_no_node_at_all(connect: Connect) -> None:
-    connection = connect(f"rediscluster://127.0.0.1:{free_port()}")
-    with pytest.raises(connection.connection_errors, match="cannot be connected"):
-        connection.transport.establish_connection()
-
-
-def test_a_server_that_is_no_cluster(connect: Connect, client: redis.Redis) -> None:
-    port = client.connection_pool.connection_kwargs["port"]
-    connection = connect(f"rediscluster://127.0.0.1:{port}")
-    with pytest.raises(connection.connection_errors, match="Cluster mode is not enabled"):
-        connection.transport.establish_connection()
-
-
-def test_another_database(connect: Connect, cluster: Cluster) -> None:
-    with pytest.raises(UrlError, match="a Cluster has no database 3, only 0"):
-        connect(f"{cluster.url}/3").connect()
-
-
-def test_the_password_is_masked(connect: Connect) -> None:
-    uri = connect().as_uri()
-    assert ":**@" in uri
-    assert "pw" not in uri
-
-
-def test_draining_in_vain(connect: Connect, queues: list[Queue]) -> None:
-    connection = connect()
-    Inbox(connection, *queues)
-    with pytest.raises(socket.timeout):
-        connection.drain_events(timeout=0.05)
+def test_no_cluster(connect: Connect, server: Server) -> None:
+    for port, said in (
+        (free_port(), "cannot be connected"),
+        (server.port, "Cluster mode is not enabled"),
+    ):
+        connection = connect(f"rediscluster://127.0.0.1:{port}")
+        with pytest.raises(connection.connection_errors, match=said):
+            connection.transport.establish_connection()
 
 
 @pytest.mark.parametrize("rules", [["+@all"], ["+@all", "-config"]])

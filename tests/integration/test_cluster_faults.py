@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery import Celery, chord
-from kombu import Connection, Exchange, Queue
+from celery import Celery
+from kombu import Connection
 from kombu.exceptions import OperationalError
 
 from kombu_delayed.errors import UNREACHABLE
@@ -19,7 +19,7 @@ from tests.kit.clusters import Cluster
 from tests.kit.inbox import Inbox
 from tests.kit.ledger import Ledger
 from tests.kit.producers import Producers
-from tests.kit.servers import Server
+from tests.kit.sending import publish, queue_of
 from tests.kit.tasks_app import Settings, make_app
 from tests.kit.wait import wait_until
 from tests.kit.workers import Worker
@@ -35,12 +35,6 @@ Connect = Callable[..., Connection]
 def connect(connect_cluster: Connect) -> Connect:
     """Open connections to the Cluster."""
     return connect_cluster
-
-
-@pytest.fixture
-def names(cluster: Cluster) -> list[str]:
-    """Three queues, each on a node of its own."""
-    return cluster.queues_apart()
 
 
 @pytest.fixture
@@ -64,46 +58,6 @@ def sender(app: Celery, names: list[str]) -> Callable[[int], str]:
         return str(app.send_task("record", countdown=countdown, queue=queue, retry=False).id)
 
     return send
-
-
-def queue_of(name: str) -> Queue:
-    return Queue(name, Exchange(name), routing_key=name)
-
-
-def publish(
-    connection: Connection, body: Any, name: str, delay_ms: int = 0, **properties: Any
-) -> None:
-    connection.Producer().publish(
-        body,
-        exchange=name,
-        routing_key=name,
-        headers={"x-delay": delay_ms},
-        declare=[queue_of(name)],
-        **properties,
-    )
-
-
-@pytest.mark.smoke
-@pytest.mark.parametrize("pool", ["prefork", "solo"])
-def test_a_celery_worker(
-    cluster: Cluster, names: list[str], ledger: Ledger, tmp_path: Path, server: Server, pool: str
-) -> None:
-    setup = settings(cluster, ledger, backend=server.url)
-    worker = Worker(setup, tmp_path, pool=pool, concurrency=2, queues=names, gossip=True)
-    with worker, make_app(setup) as app:
-        ids = [
-            app.send_task("record", countdown=0.2 if n % 2 else None, queue=names[n % 3]).id
-            for n in range(12)
-        ]
-        ledger.wait_for_all(ids)
-        add = app.signature("add", (1, 2), queue=names[0])
-        total = app.signature("total", queue=names[1])
-        assert chord([add, add.clone()], total)().get(timeout=60) == 6
-        replies = app.control.inspect([worker.name], timeout=30).active_queues()
-        assert {each["name"] for each in replies[worker.name]} == {*names}
-        assert app.control.ping([worker.name], timeout=30) == [{worker.name: {"ok": "pong"}}]
-    assert "Traceback" not in worker.log
-    assert sorted(ledger.runs()) == sorted(ids)
 
 
 @pytest.mark.crash
@@ -186,20 +140,20 @@ def test_a_node_is_added(connect: Connect, cluster: Cluster, names: list[str]) -
         Inbox(connect(**patient), queue_of(names[0])),
         connect(**patient),
     )
-    publish(source, "first", names[0])
+    publish(source, "first", queue_of(names[0]))
     assert inbox.receive(1) == ["first"]
     inbox.drain(0.05)
     new = cluster.add_master()
     try:
         cluster.move(names[0], new)
         assert cluster.master_of(names[0]) is new
-        publish(source, "second", names[0])
-        publish(source, "third", names[0], 100)
+        publish(source, "second", queue_of(names[0]))
+        publish(source, "third", queue_of(names[0]), 100)
         assert inbox.receive(3) == ["first", "second", "third"]
     finally:
         cluster.move(names[0], home)
         cluster.remove(new)
-    publish(source, "last", names[0])
+    publish(source, "last", queue_of(names[0]))
     assert inbox.receive(4)[3] == "last"
 
 
@@ -240,7 +194,7 @@ def test_sends_go_on_over_the_other_shards(
     """Whichever node is down, also that which knows how many there are; and all of it is found."""
     spread = {"delayed_shards": {names[0]: 3}}
     source, connection = connect(**spread), connect()
-    publish(source, "first", names[0])
+    publish(source, "first", queue_of(names[0]))
     store = source.default_channel.store
     inbox = Inbox(connection, queue_of(names[0]))
     inbox.receive(1)
@@ -257,16 +211,16 @@ def test_sends_go_on_over_the_other_shards(
     assert sorted(inbox.receive(31)[1:]) == sorted(sent)
     cluster.heal()
     assert Copies(store, store.shards.all(names[0])).cancel(delayed) == [1] * 30
-    publish(source, "last", names[0])
+    publish(source, "last", queue_of(names[0]))
     assert inbox.receive(32)[31] == "last"
 
 
 def publish_again(connection: Connection, body: str, name: str, delay_ms: int = 0) -> None:
     """Publish it, and once more where the first attempt has failed."""
     try:
-        publish(connection, body, name, delay_ms, message_id=body)
+        publish(connection, body, queue_of(name), delay_ms, message_id=body)
     except connection.connection_errors:
-        publish(connection, body, name, delay_ms, message_id=body)
+        publish(connection, body, queue_of(name), delay_ms, message_id=body)
 
 
 @pytest.mark.crash
@@ -275,7 +229,7 @@ def test_a_consumer_of_plain_kombu(connect: Connect, cluster: Cluster, names: li
     connection, source = connect(), connect()
     inbox = Inbox(connection, *map(queue_of, names), ack=False)
     for name in names:
-        publish(source, name, name)
+        publish(source, name, queue_of(name))
     inbox.receive(3)
     old = cluster.master_of(names[0])
     old.kill()
@@ -286,7 +240,7 @@ def test_a_consumer_of_plain_kombu(connect: Connect, cluster: Cluster, names: li
     cluster.wait_for_failover(names[0], old)
     inbox.drain(0.5)
     wait_until(lambda: inbox.drain(0.05) and _unacked(store, names[0]) == 0, "acked too")
-    publish(source, "next", names[0])
+    publish(source, "next", queue_of(names[0]))
     assert inbox.receive(4)[3] == "next"
 
 
@@ -303,7 +257,7 @@ def test_acks_that_nodes_refuse_are_sent_again(
     connection = connect()
     inbox = Inbox(connection, *map(queue_of, names), ack=False)
     for name in names * 2:
-        publish(connection, "x", name)
+        publish(connection, "x", queue_of(name))
     inbox.receive(6)
     known = {message.delivery_info["routing_key"]: message for message in inbox.messages}
     for message in known.values():

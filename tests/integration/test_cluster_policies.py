@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kombu import Connection, Exchange, Queue
+from kombu import Connection
 
 from celery_ext.policies import Bury, Delay, Fair, Limit, Message, Policy, Run
 from kombu_delayed.inspection.events import read
-from tests.kit.clusters import Cluster
 from tests.kit.inbox import Inbox
+from tests.kit.sending import publish, queue_of
 
 WAIT_MS = 50
 
@@ -27,20 +27,14 @@ class Sorts(Policy):
 
 
 def test_consumers_follow_policies(
-    connect_cluster: Callable[..., Connection], cluster: Cluster
+    connect_cluster: Callable[..., Connection], names: list[str]
 ) -> None:
-    queues = [Queue(name, Exchange(name), routing_key=name) for name in cluster.queues_apart()]
+    queues = [queue_of(name) for name in names]
     policies = {queue.name: [Sorts()] for queue in queues}
     source, connection = (connect_cluster(delayed_policies=policies) for _ in range(2))
     for queue in queues:
         for verdict in ("delay", "bury", "run"):
-            source.Producer().publish(
-                f"{verdict} {queue.name}",
-                exchange=queue.exchange,
-                routing_key=queue.routing_key,
-                headers={"x-verdict": verdict},
-                declare=[queue],
-            )
+            publish(source, f"{verdict} {queue.name}", queue, headers={"x-verdict": verdict})
     found = Inbox(connection, *queues).receive(6)
     assert sorted(found) == sorted(f"{v} {q.name}" for v in ("delay", "run") for q in queues)
     store = connection.default_channel.store
@@ -52,20 +46,14 @@ def test_consumers_follow_policies(
 
 
 def test_consumers_have_turns_and_limits(
-    connect_cluster: Callable[..., Connection], cluster: Cluster
+    connect_cluster: Callable[..., Connection], names: list[str]
 ) -> None:
-    queues = [Queue(name, Exchange(name), routing_key=name) for name in cluster.queues_apart()]
+    queues = [queue_of(name) for name in names]
     policies = {queue.name: [Fair(), Limit(concurrency=2)] for queue in queues}
     source, connection = (connect_cluster(delayed_policies=policies) for _ in range(2))
     for queue in queues:
         for tenant in "aab":
-            source.Producer().publish(
-                f"{tenant} {queue.name}",
-                exchange=queue.exchange,
-                routing_key=queue.routing_key,
-                headers={"tenant": tenant},
-                declare=[queue],
-            )
+            publish(source, f"{tenant} {queue.name}", queue, headers={"tenant": tenant})
     channel = connection.default_channel
     for queue in queues:
         found = [channel.basic_get(queue.name) for _ in range(3)]

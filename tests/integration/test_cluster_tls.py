@@ -13,10 +13,11 @@ from redis import RedisError
 
 from tests.kit.clusters import free_cluster_port
 from tests.kit.inbox import Inbox
+from tests.kit.sending import publish, queue_of
 from tests.kit.servers import Server, start_server
 from tests.kit.wait import wait_until
 
-MAIL = Queue("mail", Exchange("mail"), routing_key="mail")
+MAIL = queue_of("mail")
 NEWS = Queue("reader", Exchange("news", type="fanout"))
 
 
@@ -63,11 +64,5 @@ def test_messages_pass(node: Server, beside: bool) -> None:
         inbox = Inbox(connection, MAIL, NEWS)
         inbox.drain(0.05)
         for queue, delay_ms in ((MAIL, 100), (MAIL, 0), (NEWS, 0)):
-            connection.Producer().publish(
-                f"{queue.name} {delay_ms}",
-                exchange=queue.exchange,
-                routing_key=queue.routing_key,
-                headers={"x-delay": delay_ms},
-                declare=[queue],
-            )
+            publish(connection, f"{queue.name} {delay_ms}", queue, delay_ms)
         assert sorted(inbox.receive(3)) == ["mail 0", "mail 100", "reader 0"]

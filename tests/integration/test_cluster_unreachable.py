@@ -25,6 +25,7 @@ from kombu_delayed.errors import NodeDown, ServerNotReady, UrlError
 from kombu_delayed.store.shards import shard_name
 from tests.kit.clusters import PASSWORD, Cluster, free_cluster_port
 from tests.kit.inbox import Inbox
+from tests.kit.sending import publish, queue_of
 from tests.kit.servers import Server, free_port, start_server
 from tests.kit.wait import wait_until
 
@@ -35,12 +36,6 @@ Connect = Callable[..., Connection]
 def connect(connect_cluster: Connect) -> Connect:
     """Open connections to the Cluster."""
     return connect_cluster
-
-
-@pytest.fixture
-def names(cluster: Cluster) -> list[str]:
-    """Three queues, each on a node of its own."""
-    return cluster.queues_apart()
 
 
 def cut_off(connection: Connection, server: Server, patch: pytest.MonkeyPatch) -> None:
@@ -102,14 +97,12 @@ def test_other_shards_are_consumed(
     connect: Connect, cluster: Cluster, names: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also by who starts while the node is down that knows how many there are."""
-    mail = Queue(names[0], Exchange(names[0]), routing_key=names[0])
+    mail = queue_of(names[0])
     spread = {"delayed_shards": {names[0]: 3}}
     source, connection = connect(**spread), connect(**spread)
     home = cluster.master_of(names[0])
     for n in range(30):
-        source.Producer().publish(
-            n, exchange=mail.exchange, routing_key=names[0], declare=[mail], correlation_id=str(n)
-        )
+        publish(source, n, mail, correlation_id=str(n))
     store = source.default_channel.store
     there = {shard: store.size(shard).ready for shard in store.shards.all(names[0])}
     with monkeypatch.context() as patch:
@@ -151,20 +144,6 @@ def test_a_lease_is_not_taken_for_renewed_where_its_node_cannot_be_asked(
         store.renew(names[0], "A", 30_000)
 
 
-def test_who_only_sends_learns_where_a_queue_is(
-    connect: Connect, cluster: Cluster, names: list[str]
-) -> None:
-    """With the first command: not each of them goes to the wrong node first."""
-    connection = connect()
-    home, other = cluster.master_of(names[0]), cluster.master_of(names[1])
-    assert connection.default_channel.store.node_of(names[0]).port == home.port
-    cluster.move(names[0], other)
-    try:
-        wait_to_learn(connection, names[0], other)
-    finally:
-        cluster.move(names[0], home)
-
-
 def wait_to_learn(connection: Connection, queue: str, server: Server) -> None:
     """Until a connection knows from its own commands which server has a queue."""
     store = connection.default_channel.store
@@ -180,7 +159,7 @@ def wait_to_learn(connection: Connection, queue: str, server: Server) -> None:
 
 def test_a_slot_that_no_node_has(connect: Connect, cluster: Cluster, names: list[str]) -> None:
     """As when a node that is down for good was forgotten: who starts consumes the other queues."""
-    queues = [Queue(name, Exchange(name), routing_key=name) for name in names]
+    queues = [queue_of(name) for name in names]
     slot, home = key_slot(names[0].encode()), cluster.master_of(names[0])
 
     def is_gone() -> bool:  # a node may have heard once more of the one that had it
@@ -213,13 +192,13 @@ def change_slots(servers: list[Server], verb: str, slot: int) -> None:
 def test_a_message_whose_answer_was_lost_is_found_on_the_next_node(
     connect: Connect, cluster: Cluster, names: list[str]
 ) -> None:
-    queue = Queue(names[0], Exchange(names[0]), routing_key=names[0])
+    queue = queue_of(names[0])
     connection, source = connect(), connect()
     channel = connection.default_channel
     bound = queue(channel)
     bound.declare()
     assert bound.get() is None
-    source.Producer().publish("x", exchange=queue.exchange, routing_key=names[0])
+    publish(source, "x", queue)
     consumer = channel.consumer
     (part,) = consumer.parts
     part._unsure[names[0]] = part._tag

@@ -27,65 +27,29 @@ from kombu_delayed.message.durations import (
 from kombu_delayed.sizing.__main__ import main as sizing
 
 LENGTHS: list[tuple[str, float]] = [
-    ("90s", 90),
     ("90", 90),
-    ("2.5", 2.5),
     ("100ms", 0.1),
     ("1m500ms", 60.5),
     ("+2h", 7_200),
-    ("1.5h", 5_400),
-    ("1h30m", 5_400),
-    ("30m1h", 5_400),
     ("1h 30m", 5_400),
-    ("1H30M", 5_400),
-    ("2d", 172_800),
+    ("30m1H", 5_400),
     ("0.5d", 43_200),
     (" 1w ", 604_800),
 ]
 
-NO_LENGTHS = [
-    "",
-    "soon",
-    "h",
-    "1y",
-    "--1h",
-    "1h-30m",
-    "1e9",
-    "5 5",
-    "5/s",
-    "1,000s",
-    "PT1H",
-    "9" * 400 + "w",
-]
+NO_LENGTHS = ["", "soon", "h", "1y", "--1h", "1h-30m", "1e9", "5/s", "PT1H", "9" * 400 + "w"]
 
 RATES: list[tuple[str, float]] = [
-    ("500/s", 500),
     ("500", 500),
     ("30k/m", 500),
     ("2.5M/d", 2.5e6 / 86_400),
     ("1,000/h", 1_000 / 3_600),
-    ("100/m", 100 / 60),
-    ("1000/2h", 1_000 / 7_200),
     ("5/1.5m", 5 / 90),
     ("2/100ms", 20),
-    ("7/w", 7 / 604_800),
-    (" 5/s ", 5),
+    (" 7/w ", 7 / 604_800),
 ]
 
-NO_RATES = [
-    "",
-    "often",
-    "0/s",
-    "5/0s",
-    "/s",
-    "5/",
-    "5/2",
-    "5/y",
-    "-5/s",
-    "5/-2h",
-    "1e9/s",
-    "5/999w",
-]
+NO_RATES = ["", "often", "0/s", "5/0s", "/s", "5/", "5/2", "5/y", "-5/s", "5/-2h", "5/999w"]
 
 
 def by_sizing(option: str) -> Callable[[str], Any]:
@@ -120,47 +84,28 @@ RATE_TAKERS = {
 
 
 @pytest.mark.parametrize("taker", LENGTH_TAKERS)
-@pytest.mark.parametrize(("text", "seconds"), LENGTHS)
-def test_everybody_takes_the_same_lengths(taker: str, text: str, seconds: float) -> None:
-    assert LENGTH_TAKERS[taker][0](text) == seconds
-
-
-@pytest.mark.parametrize("taker", LENGTH_TAKERS)
-@pytest.mark.parametrize("text", NO_LENGTHS)
-def test_everybody_refuses_the_same(taker: str, text: str) -> None:
+def test_everybody_takes_the_same_lengths(taker: str) -> None:
     take, error = LENGTH_TAKERS[taker]
-    with pytest.raises(error) as raised:
-        take(text)
-    assert "such as" in str(raised.value)
-    assert repr(text)[:20] in str(raised.value)
+    assert [take(text) for text, _ in LENGTHS] == [seconds for _, seconds in LENGTHS]
+    check_refusals(take, NO_LENGTHS, error)
+
+
+def check_refusals(take: Callable[[str], Any], texts: list[str], error: type[Exception]) -> None:
+    for text in texts:
+        with pytest.raises(error, match="such as") as raised:
+            take(text)
+        assert repr(text)[:20] in str(raised.value)
 
 
 @pytest.mark.parametrize("taker", RATE_TAKERS)
-@pytest.mark.parametrize(("text", "per_second"), RATES)
-def test_everybody_takes_the_same_rates(taker: str, text: str, per_second: float) -> None:
-    assert RATE_TAKERS[taker][0](text) == pytest.approx(per_second)
-
-
-@pytest.mark.parametrize("taker", RATE_TAKERS)
-@pytest.mark.parametrize("text", NO_RATES)
-def test_everybody_refuses_the_same_rates(taker: str, text: str) -> None:
+def test_everybody_takes_the_same_rates(taker: str) -> None:
     take, error = RATE_TAKERS[taker]
-    with pytest.raises(error) as raised:
-        take(text)
-    assert "such as" in str(raised.value)
-    assert repr(text) in str(raised.value)
+    assert [take(text) for text, _ in RATES] == pytest.approx([rate for _, rate in RATES])
+    check_refusals(take, NO_RATES, error)
 
 
 @pytest.mark.parametrize(
-    ("given", "seconds"),
-    [
-        (90, 90),
-        (0.5, 0.5),
-        (-3, -3),
-        (timedelta(hours=1), 3_600),
-        ("-15M", -900),
-        ("-1.5h", -5_400),
-    ],
+    ("given", "seconds"), [(0.5, 0.5), (-3, -3), (timedelta(hours=1), 3_600), ("-1.5H", -5_400)]
 )
 def test_lengths_that_are_no_text_or_go_back(given: Any, seconds: float) -> None:
     assert parse_length(given).total_seconds() == seconds
@@ -206,16 +151,11 @@ def test_the_time_between_two_is_exact() -> None:
         (0.0123, "12ms"),
         (-0.5, "-500ms"),
         (0.9996, "1s"),
-        (1.25, "1.2s"),
-        (12.34, "12.3s"),
         (59.99, "59.9s"),
         (60, "1m"),
-        (125.9, "2m 5s"),
         (3_599.9, "59m 59s"),
-        (7_260, "2h 1m"),
         (86_405, "1d"),
         (100_000, "1d 3h"),
-        (3_000_000 * 86_400, "3000000d"),
     ],
 )
 def test_lengths_for_people(seconds: float, text: str) -> None:
@@ -223,17 +163,7 @@ def test_lengths_for_people(seconds: float, text: str) -> None:
     assert abs(parse_length(text).total_seconds() - seconds) <= max(abs(seconds) / 20, 0.001)
 
 
-@pytest.mark.parametrize(
-    ("ms", "text"),
-    [
-        (1, "0.001s"),
-        (500, "0.5s"),
-        (1_500, "1.5s"),
-        (90_061_000, "1d1h1m1s"),
-        (5_400_000, "1h30m"),
-        (604_800_000, "7d"),
-    ],
-)
+@pytest.mark.parametrize(("ms", "text"), [(1, "0.001s"), (90_061_500, "1d1h1m1.5s")])
 def test_exact_lengths(ms: int, text: str) -> None:
     assert exact_text(ms) == text
     assert parse_ms(text) == ms

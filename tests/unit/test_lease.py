@@ -137,17 +137,6 @@ def test_the_length_is_in_the_name() -> None:
     assert consumer_id("w1@a-7", 2.5).rsplit(":", 2)[0] == "w1@a-7"
 
 
-def test_alone(world: World) -> None:
-    lease = world.consumer("a", "b")
-    assert lease.step() == SECONDS / 3
-
-
-def test_while_all_renew(world: World) -> None:
-    leases = [world.consumer() for _ in range(3)]
-    world.run(10 * SECONDS)
-    assert world.alive(*leases)
-
-
 def test_a_dead_one_is_reclaimed_when_its_lease_ends(world: World) -> None:
     lease, dead = world.consumer("q", "other"), world.consumer()
     world.run(SECONDS * 2)
@@ -322,17 +311,6 @@ def test_who_has_just_started_waits_for_half_a_lease(world: World) -> None:
     world.run(SECONDS / 2 - 1)
     assert dead.consumer in world.names()
     world.run(1.1)
-    assert world.names() == {lease.consumer}
-
-
-def test_who_has_just_started_and_finds_one_that_has_just_died(world: World) -> None:
-    dead = world.consumer()
-    world.dies(dead)
-    world.run(SECONDS)
-    lease = world.consumer()
-    world.run(0.9 * SECONDS)
-    assert dead.consumer in world.names()
-    world.run(0.11 * SECONDS)
     assert world.names() == {lease.consumer}
 
 

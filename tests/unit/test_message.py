@@ -2,25 +2,21 @@ from __future__ import annotations
 
 import copy
 import json
-import logging
 import math
 import pickle
-from datetime import datetime, timedelta, timezone
+from datetime import datetime
 from typing import Any
 
 import pytest
-from kombu.utils.json import loads
 
 from kombu_delayed.errors import MessageError
 from kombu_delayed.message.envelope import (
     Due,
     WaitedHeaders,
     due,
-    eta_to_ms,
     hide_eta,
     message_id,
     open_envelope,
-    to_json,
 )
 
 NOON_MS = 1_767_268_800_000  # 2026-01-01T12:00:00Z
@@ -36,83 +32,38 @@ def with_headers(**headers: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("eta", "at_ms"),
     [
-        ("2026-01-01T12:00:00+00:00", NOON_MS),
-        ("2026-01-01T12:00:00Z", NOON_MS),
         ("2026-01-01T12:00:00", NOON_MS),
-        ("2026-01-01 12:00:00", NOON_MS),
-        ("2026-01-01T12:00", NOON_MS),
+        ("2026-01-01 12:00Z", NOON_MS),
         ("20260101T120000Z", NOON_MS),
-        ("2026-01-01T14:00:00+02:00", NOON_MS),
         ("2026-01-01T14:00:00+0200", NOON_MS),
         ("2026-01-01T06:30:00-05:30", NOON_MS),
         ("2026-01-02", NOON_MS + 43_200_000),
         ("2026-01-01T12:00:00.5Z", NOON_MS + 500),
-        ("2026-01-01T12:00:00.001000", NOON_MS + 1),
         ("2026-01-01T12:00:00.000001", NOON_MS + 1),
-        ("2026-01-01T12:00:00.000999", NOON_MS + 1),
         ("2026-01-01T12:00:00.001001", NOON_MS + 2),
-        ("2026-01-01T11:59:59.999999", NOON_MS),
-        ("1970-01-01T00:00:00Z", 0),
-        ("1969-12-31T23:59:59.999999Z", 0),
         ("1969-12-31T23:59:59.998999Z", -1),
-        ("0001-01-01T00:00:00Z", -62_135_596_800_000),
-        ("0001-01-01T00:00:00+14:00", -62_135_596_800_000 - 50_400_000),
         ("9999-12-31T23:59:59.999999Z", 253_402_300_800_000),
-        ("9999-12-31T23:59:59-12:00", 253_402_300_799_000 + 43_200_000),
-    ],
-)
-def test_eta_as_text(eta: str, at_ms: int) -> None:
-    assert eta_to_ms(eta) == at_ms
-    assert due(with_headers(eta=eta)) == Due(at_ms=at_ms)
-
-
-@pytest.mark.parametrize(
-    ("eta", "at_ms"),
-    [
-        (datetime(2026, 1, 1, 12), NOON_MS),
-        (datetime(2026, 1, 1, 12, tzinfo=timezone.utc), NOON_MS),
-        (datetime(2026, 1, 1, 14, tzinfo=timezone(timedelta(hours=2))), NOON_MS),
         (datetime(2026, 1, 1, 12, 0, 0, 1), NOON_MS + 1),
-        (datetime.min, -62_135_596_800_000),
-        (datetime.max, 253_402_300_800_000),
-        (datetime.max.replace(tzinfo=timezone.max), 253_402_300_800_000 - 86_340_000),
-        (datetime.min.replace(tzinfo=timezone.max), -62_135_596_800_000 - 86_340_000),
     ],
+    ids=str,
 )
-def test_eta_as_datetime(eta: datetime, at_ms: int) -> None:
+def test_eta(eta: str | datetime, at_ms: int) -> None:
     assert due(with_headers(eta=eta)) == Due(at_ms=at_ms)
 
 
-@pytest.mark.parametrize("microsecond", [0, 1, 499, 500, 999, 1000, 1001, 999_999])
-def test_eta_is_never_early_and_less_than_a_millisecond_late(microsecond: int) -> None:
-    eta = datetime(2026, 1, 1, 12, 0, 0, microsecond)
-    late_us = (eta_to_ms(eta) - NOON_MS) * 1000 - microsecond
-    assert 0 <= late_us < 1000
+NO_ETAS = ["", "soon", "2026-13-01T00:00:00", "2026-01-01T25:00", "12", 12, 1.5, True, [], {}, b"x"]
+NO_DELAYS = [math.nan, math.inf, -math.inf, "nan", "soon", "", True, [], {}, 10**400]
 
 
-@pytest.mark.parametrize(
-    "eta",
-    [
-        "",
-        "soon",
-        "2026-13-01T00:00:00",
-        "2026-01-01T25:00",
-        "12",
-        12,
-        1.5,
-        True,
-        False,
-        [],
-        {},
-        b"x",
-    ],
-)
-def test_unreadable_eta_is_published_with_a_warning(
-    eta: Any, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("header", "values"), [("eta", NO_ETAS), ("x-delay", NO_DELAYS)])
+def test_unreadable_eta_or_delay_is_published_with_a_warning(
+    header: str, values: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING):
-        assert due(with_headers(id="task", eta=eta)) is None
-    assert f"Message task is published without a delay: header eta={eta!r}" in caplog.text
+    for value in values:
+        caplog.clear()
+        assert due(with_headers(id="task", **{header: value})) is None
+        said = f"Message task is published without a delay: header {header}={value!r}"
+        assert said[:100] in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -121,17 +72,6 @@ def test_unreadable_eta_is_published_with_a_warning(
 )
 def test_delay(delay: Any, delay_ms: int) -> None:
     assert due(with_headers(**{"x-delay": delay})) == Due(delay_ms=delay_ms)
-
-
-@pytest.mark.parametrize(
-    "delay", [math.nan, math.inf, -math.inf, "nan", "inf", "soon", "", True, False, [], {}, 10**400]
-)
-def test_unreadable_delay_is_published_with_a_warning(
-    delay: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        assert due(with_headers(id="task", **{"x-delay": delay})) is None
-    assert "Message task is published without a delay: header x-delay=" in caplog.text
 
 
 @pytest.mark.parametrize("delay", [1e300, 10**30, 2**63, "1e19"])
@@ -166,22 +106,16 @@ def test_argument_for_the_script() -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "id"),
+    ("headers", "properties", "id"),
     [
-        ({"headers": {"id": "a"}, "properties": {"message_id": "b", "delivery_tag": "c"}}, "a"),
-        ({"headers": {}, "properties": {"message_id": "b", "delivery_tag": "c"}}, "b"),
-        ({"headers": None, "properties": {"delivery_tag": "c"}}, "c"),
-        ({"headers": {"id": 7}, "properties": {}}, "7"),
+        ({"id": "a"}, {"message_id": "b", "delivery_tag": "c"}, "a"),
+        ({}, {"message_id": "b", "delivery_tag": "c"}, "b"),
+        (None, {"delivery_tag": "c"}, "c"),
+        ({"id": 7}, {}, "7"),
     ],
 )
-def test_message_id(message: dict[str, Any], id: str) -> None:
-    assert message_id(message) == id
-
-
-def test_json_is_kombu_s() -> None:
-    moment = datetime(2026, 1, 1, tzinfo=timezone.utc)
-    payload = {"body": "ü", "headers": {"at": moment, "none": None, "empty": []}}
-    assert loads(to_json(payload)) == payload
+def test_message_id(headers: Any, properties: Any, id: str) -> None:
+    assert message_id({"headers": headers, "properties": properties}) == id
 
 
 # What Celery sees of a message that has waited.
@@ -193,22 +127,26 @@ def waited() -> WaitedHeaders:
 
 def test_waited_headers_hide_the_eta_from_get_only() -> None:
     headers = waited()
-    assert headers.get("eta") is None
     assert headers.get("eta", "default") == "default"
     assert headers["eta"] == "2026-01-01T12:00:00"
     assert "eta" in headers
     assert headers.get("id") == "task"
     assert headers.get("missing", 1) == 1
     assert isinstance(headers, dict)
+    payload: dict[str, Any] = {"headers": {"eta": "2026-01-01T12:00:00"}}
+    hide_eta(payload, 7)
+    assert payload["headers"].get("eta") is None
+    assert payload == {"headers": {"eta": "2026-01-01T12:00:00"}}
 
 
 def test_waited_headers_show_the_eta_to_whoever_takes_all() -> None:
     request = {"id": "other", "eta": None}
     request.update(waited())
-    assert request["eta"] == "2026-01-01T12:00:00"
-    assert dict(waited(), x=1)["eta"] == "2026-01-01T12:00:00"
-    assert {**waited()}["eta"] == "2026-01-01T12:00:00"
-    assert json.loads(json.dumps(waited()))["eta"] == "2026-01-01T12:00:00"
+    for taken in (request, {**waited()}, json.loads(json.dumps(waited()))):
+        assert taken["eta"] == "2026-01-01T12:00:00"
+    double = pickle.loads(pickle.dumps(waited()))
+    assert type(double) is dict
+    assert double == waited()
 
 
 @pytest.mark.parametrize("copied", [WaitedHeaders.copy, copy.copy, copy.deepcopy])
@@ -216,27 +154,9 @@ def test_copies_of_waited_headers(copied: Any) -> None:
     headers = waited()
     double = copied(headers)
     assert double == headers
-    assert double is not headers
-    assert double["eta"] == "2026-01-01T12:00:00"
     double["id"] = "changed"
     assert headers["id"] == "task"
-
-
-def test_own_copy_hides_the_eta_as_well() -> None:
     assert waited().copy().get("eta") is None
-
-
-def test_waited_headers_travel_to_another_process_as_a_plain_dict() -> None:
-    double = pickle.loads(pickle.dumps(waited()))
-    assert type(double) is dict
-    assert double == waited()
-
-
-def test_hide_eta() -> None:
-    payload = {"headers": {"eta": "2026-01-01T12:00:00"}}
-    hide_eta(payload, 7)
-    assert payload["headers"].get("eta") is None
-    assert payload == {"headers": {"eta": "2026-01-01T12:00:00"}}
 
 
 # Reading a delivered message.
@@ -292,16 +212,17 @@ def test_envelope_takes_the_id_before_it_renames_the_delivery() -> None:
     [
         (b"", "not JSON"),
         (b"\xff\xfe", "not JSON"),
+        (b"\xef\xbb\xbf{}", "not JSON"),
+        (b"\x80\x04K\x01.", "not JSON"),
         (b'{"body":', "not JSON"),
+        (b"{}{}", "not JSON"),
         (b"[]", "not a JSON object but list"),
         (b'"text"', "not a JSON object but str"),
         (b"null", "not a JSON object but NoneType"),
-        (b"7", "not a JSON object but int"),
+        (b"Infinity", "not a JSON object but float"),
         (b"{}", "has no properties"),
-        (b'{"properties":null}', "has no properties"),
         (b'{"properties":[]}', "has no properties"),
         (b'{"properties":{"delivery_info":null}}', "delivery_info is not an object"),
-        (b'{"properties":{"delivery_info":"x"}}', "delivery_info is not an object"),
         (b'{"properties":{},"headers":[]}', "headers are not an object"),
         (b'{"properties":{},"headers":"x"}', "headers are not an object"),
     ],

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from time import time
+from typing import Any
 
 import pytest
 import redis
@@ -25,45 +26,44 @@ GOOD = Server(
 LIMITED = Callable[..., redis.Redis]
 
 
-def test_good_server_passes_in_silence(caplog: pytest.LogCaptureFixture) -> None:
-    check(GOOD)
+@pytest.mark.parametrize("version", ["6.2.0", "6.2.18", "10.0.1", "255.255.255", ""])
+def test_new_enough(version: str, caplog: pytest.LogCaptureFixture) -> None:
+    check(replace(GOOD, version=version))
     assert not caplog.records
 
 
-@pytest.mark.parametrize(
-    "version", ["6.2.0", "6.2.18", "7.0.0", "8.1", "10.0.1", "255.255.255", ""]
-)
-def test_new_enough(version: str) -> None:
-    check(replace(GOOD, version=version))
-
-
-@pytest.mark.parametrize("version", ["2.8.0", "5.0.14", "6.0.20", "6.1.9"])
+@pytest.mark.parametrize("version", ["2.8.0", "6.1.9"])
 def test_too_old(version: str) -> None:
     with pytest.raises(ServerError, match=rf"is Redis {version}; delayed messages need Redis 6\.2"):
         check(replace(GOOD, version=version))
 
 
-@pytest.mark.parametrize("policy", ["allkeys-lru", "allkeys-lfu", "allkeys-random"])
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"eviction": "volatile-lru"}, "maxmemory-policy is volatile-lru"),
+        ({"eviction": "volatile-ttl"}, "of queues with an expiry"),
+        ({"persistent": False}, "a restart loses every delayed message. Set appendonly yes"),
+        ({"stops_with_others": True}, "with one node down for good all queues stop. Set cluster-"),
+    ],
+)
+def test_warnings(change: dict[str, Any], text: str, caplog: pytest.LogCaptureFixture) -> None:
+    check(replace(GOOD, **change))
+    assert text in caplog.text
+
+
+@pytest.mark.parametrize("policy", ["allkeys-lru", "allkeys-random"])
 def test_eviction_of_everything(policy: str, caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(
-        ServerError, match=f"maxmemory-policy is {policy}.*delayed_unsafe_server=True"
-    ):
-        check(replace(GOOD, eviction=policy))
-    check(replace(GOOD, eviction=policy), unsafe_server=True)
-    assert f"maxmemory-policy is {policy}: when it is full it drops messages." in caplog.text
-
-
-@pytest.mark.parametrize("policy", ["volatile-lru", "volatile-ttl"])
-def test_eviction_of_what_expires(policy: str, caplog: pytest.LogCaptureFixture) -> None:
-    check(replace(GOOD, eviction=policy))
-    assert f"maxmemory-policy is {policy}" in caplog.text
-    assert "of queues with an expiry" in caplog.text
+    server, text = replace(GOOD, eviction=policy), f"maxmemory-policy is {policy}"
+    with pytest.raises(ServerError, match=f"{text}.*delayed_unsafe_server=True"):
+        check(server)
+    check(server, unsafe_server=True)
+    assert f"{text}: when it is full it drops messages." in caplog.text
 
 
 def test_replica_is_a_connection_error_since_a_failover_may_end_it() -> None:
-    with pytest.raises(
-        ReplicaError, match="read-only replica; the broker URL has to name"
-    ) as caught:
+    text = "read-only replica; the broker URL has to name"
+    with pytest.raises(ReplicaError, match=text) as caught:
         check(replace(GOOD, read_only_replica=True))
     assert isinstance(caught.value, UNREACHABLE)
     assert isinstance(caught.value, ServerError)
@@ -82,16 +82,6 @@ def test_unsafe_server_excuses_eviction_only(bad: dict[str, object]) -> None:
         check(replace(GOOD, **bad), unsafe_server=True)
 
 
-def test_nothing_on_disk(caplog: pytest.LogCaptureFixture) -> None:
-    check(replace(GOOD, persistent=False))
-    assert "a restart loses every delayed message. Set appendonly yes" in caplog.text
-
-
-def test_a_node_that_stops_with_others(caplog: pytest.LogCaptureFixture) -> None:
-    check(replace(GOOD, stops_with_others=True))
-    assert "with one node down for good all queues stop. Set cluster-require" in caplog.text
-
-
 AHEAD = (
     "The server's clock is {} seconds ahead of this machine's: what is sent from here with a "
     "countdown is due so much earlier. Set the clocks (NTP)."
@@ -103,14 +93,10 @@ BEHIND = AHEAD.replace("ahead of", "behind").replace("earlier", "later")
     ("ahead", "limit", "text"),
     [
         (10.1, 10, AHEAD.format(10)),
-        (-10.1, 10, BEHIND.format(10)),
-        (3600, 10, AHEAD.format(3600)),
         (-86_400, 0.5, BEHIND.format(86_400)),
         (10, 10, None),
         (-10, 10, None),
-        (0, 0.001, None),
         (1e9, 0, None),
-        (-1e9, 0, None),
     ],
 )
 def test_clock_skew(
@@ -118,11 +104,6 @@ def test_clock_skew(
 ) -> None:
     check(replace(GOOD, ahead_seconds=ahead), clock_skew_warning_seconds=limit)
     assert [record.getMessage() for record in caplog.records] == ([text] if text else [])
-
-
-def test_clock_skew_is_not_looked_at_unless_asked(caplog: pytest.LogCaptureFixture) -> None:
-    check(replace(GOOD, ahead_seconds=1e9))
-    assert not caplog.records
 
 
 # Real servers.
@@ -173,20 +154,16 @@ def test_inspect_clock(ahead: int, client: redis.Redis, monkeypatch: pytest.Monk
     assert abs(inspect(client).ahead_seconds - ahead) < 5
 
 
-def test_inspect_clock_counts_parts_of_a_second(
-    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+def test_inspect_needs_one_round_trip(
+    client: redis.Redis, configured: Callable[[str, str], None]
 ) -> None:
-    monkeypatch.setattr("kombu_delayed.transport.server_checks.time", lambda: 0.0)
-    assert {inspect(client).ahead_seconds % 1 > 0 for _ in range(5)} == {True}
-
-
-def test_inspect_needs_one_round_trip(client: redis.Redis) -> None:
+    configured("maxmemory-policy", "allkeys-lru")
     sent = []
     connection = client.connection_pool.get_connection()
     send = connection.send_packed_command
     connection.send_packed_command = lambda *args, **kwargs: (sent.append(1), send(*args, **kwargs))
     client.connection_pool.release(connection)
-    inspect(client)
+    assert inspect(client).eviction == "allkeys-lru"
     assert len(sent) == 1
 
 
@@ -200,11 +177,6 @@ def test_inspect_persistence(
     assert inspect(client).persistent
 
 
-def test_inspect_eviction(client: redis.Redis, configured: Callable[[str, str], None]) -> None:
-    configured("maxmemory-policy", "allkeys-lru")
-    assert inspect(client).eviction == "allkeys-lru"
-
-
 @pytest.mark.parametrize(("value", "size"), [("64", 64), ("512", 512), ("0", 2), ("1", 2)])
 def test_inspect_compact_size(
     value: str, size: int, client: redis.Redis, configured: Callable[[str, str], None]
@@ -214,24 +186,17 @@ def test_inspect_compact_size(
     assert inspect(client).partition_size == size
 
 
-def test_inspect_replica(client: redis.Redis) -> None:
+@pytest.mark.parametrize("read_only", ["yes", "no"])
+def test_inspect_replica(
+    read_only: str, client: redis.Redis, configured: Callable[[str, str], None]
+) -> None:
+    configured("replica-read-only", read_only)
     client.replicaof("127.0.0.1", servers.free_port())
     try:
-        assert inspect(client).read_only_replica
+        assert inspect(client).read_only_replica == (read_only == "yes")
     finally:
         client.replicaof("NO", "ONE")
     assert not inspect(client).read_only_replica
-
-
-def test_inspect_writable_replica(
-    client: redis.Redis, configured: Callable[[str, str], None]
-) -> None:
-    configured("replica-read-only", "no")
-    client.replicaof("127.0.0.1", servers.free_port())
-    try:
-        assert not inspect(client).read_only_replica
-    finally:
-        client.replicaof("NO", "ONE")
 
 
 def test_user_who_may_not_run_scripts(limited: LIMITED) -> None:
@@ -256,14 +221,6 @@ def test_user_who_may_see_nothing_is_not_refused(
     assert found == replace(GOOD, version="")
     check(found, clock_skew_warning_seconds=0.001)
     assert not caplog.records
-
-
-def test_wrong_password_is_not_swallowed(server: servers.Server) -> None:
-    with (
-        server.client(username="nobody", password="pw") as client,
-        pytest.raises(redis.AuthenticationError),
-    ):
-        inspect(client)
 
 
 def test_unreachable_server_is_not_swallowed() -> None:

@@ -54,19 +54,6 @@ def test_one_slot_with_too_much_work() -> None:
     assert tally.busy_seconds == pytest.approx(150)
 
 
-@pytest.mark.parametrize(("workers", "slots"), [(1, 3), (3, 1), (2, 4)])
-def test_many_at_one_instant(workers: int, slots: int) -> None:
-    count, capacity = 50, workers * slots
-    tally = played([(0.0, 2.0)] * count, workers=workers, slots=slots, prefetch_multiplier=1)
-    assert latenesses(tally) == expected(*(2.0 * (n // capacity) for n in range(count)))
-
-
-def test_a_slot_for_each_message() -> None:
-    messages = [(0.1 * n, 9.0) for n in range(80)]
-    tally = played(messages, workers=10, slots=8)
-    assert tally.most_seconds == pytest.approx(sizing.DELIVERY_SECONDS)
-
-
 def poisson(load: float, count: int, dice: random.Random) -> Iterator[tuple[float, float]]:
     at = 0.0
     for _ in range(count):
@@ -106,11 +93,6 @@ def test_a_claim_takes_what_is_ready() -> None:
     assert latenesses(tally) == expected(0, 1, 2, 3, 0, 1)
 
 
-def test_a_claim_takes_from_one_queue() -> None:
-    tally = played([(0.0, 1.0)] * 6, workers=2, parts=2)
-    assert latenesses(tally) == expected(0, 1, 2, 0, 1, 2)
-
-
 def test_a_claim_from_another_queue_by_who_has_room_left() -> None:
     """Two workers, three queues: the first one claims from the third, too."""
     tally = played([(0.0, 1.0)] * 6, workers=2, parts=3, prefetch_multiplier=2)
@@ -120,74 +102,42 @@ def test_a_claim_from_another_queue_by_who_has_room_left() -> None:
 DEATH = Crash(4.0, 0, 3.0)
 BACK = 4 + 30 - 3 + 0.01
 
-CRASHES: list[
-    tuple[str, list[tuple[float, float]], dict[str, Any], list[float], int, int, float]
-] = [
-    ("what ran, runs again", [(0, 10)], {"acks_late": True}, [0], 1, 0, 14),
-    (
-        "what waited behind it, as well",
-        [(0, 10), (0, 10)],
-        {"acks_late": True},
-        [0, BACK + 10],
-        2,
-        0,
-        24,
-    ),
-    ("acked early, what ran is lost", [(0, 10), (0, 10), (20, 1)], {}, [0, BACK, 0], 1, 1, 15),
-    ("what has ended stays so", [(0, 3)], {"acks_late": True}, [0], 0, 0, 3),
-    (
-        "another worker carries on",
-        [(0, 10), (1, 10), (14, 1)],
-        {"acks_late": True, "workers": 2},
-        [0, 0, 0],
-        1,
-        0,
-        25,
-    ),
-    (
-        "it had promised to claim next: nobody does until the other one looks, 4.25 s after 1",
-        [(0, 1), (1, 1), (4.5, 1)],
-        {"workers": 2},
-        [0, 0, 0.75],
-        0,
-        0,
-        3,
-    ),
-    (
-        "what is back goes first",
-        [(0, 10), (1, 50), (2, 1), (15, 1)],
-        {"acks_late": True, "slots": 1, "restart_seconds": 40},
-        [0, 54 - 1, 104 - 2, 105 - 15],
-        3,
-        0,
-        66,
-    ),
-]
 
-
-@pytest.mark.parametrize(
-    ("name", "messages", "fleet", "late", "redelivered", "lost", "busy"),
-    CRASHES,
-    ids=[case[0] for case in CRASHES],
-)
-def test_a_worker_dies(
-    name: str,
-    messages: list[tuple[float, float]],
-    fleet: dict[str, Any],
-    late: list[float],
-    redelivered: int,
-    lost: int,
-    busy: float,
-) -> None:
+def after_a_death(messages: Messages, **fleet: Any) -> tuple[Any, int, int, Any]:
+    """How late they ran, how many came again, how many were lost, and the seconds of work."""
     tally = played(messages, DEATH, **{"prefetch_multiplier": 4, **fleet})
-    assert latenesses(tally) == expected(*late)
-    assert (tally.redelivered, tally.lost) == (redelivered, lost)
-    assert tally.busy_seconds == pytest.approx(busy)
+    return latenesses(tally), tally.redelivered, tally.lost, pytest.approx(tally.busy_seconds)
 
 
-def test_a_lease_that_was_just_renewed_by_a_claim() -> None:
-    tally = played([(0, 10), (3.5, 10)], DEATH, acks_late=True)
-    assert latenesses(tally) == expected(0, 4 + 30 - 0.5 + 0.01 + 10 - 3.5)
+def test_what_ran_and_what_waited_behind_it_run_again() -> None:
+    found = after_a_death([(0, 10), (0, 10)], acks_late=True)
+    assert found == (expected(0, BACK + 10), 2, 0, 24)
+
+
+def test_acked_early_what_ran_is_lost() -> None:
+    found = after_a_death([(0, 10), (0, 10), (20, 1)])
+    assert found == (expected(0, BACK, 0), 1, 1, 15)
+
+
+def test_what_has_ended_stays_so() -> None:
+    assert after_a_death([(0, 3)], acks_late=True) == (expected(0), 0, 0, 3)
+
+
+def test_another_worker_carries_on() -> None:
+    found = after_a_death([(0, 10), (1, 10), (14, 1)], acks_late=True, workers=2)
+    assert found == (expected(0, 0, 0), 1, 0, 25)
+
+
+def test_nobody_claims_next_until_the_other_one_looks() -> None:
+    """It had promised to; the other one looks 4.25 s after 1."""
+    found = after_a_death([(0, 1), (1, 1), (4.5, 1)], workers=2)
+    assert found == (expected(0, 0, 0.75), 0, 0, 3)
+
+
+def test_what_is_back_goes_first() -> None:
+    messages = [(0, 10), (1, 50), (2, 1), (15, 1)]
+    found = after_a_death(messages, acks_late=True, slots=1, restart_seconds=40)
+    assert found == (expected(0, 54 - 1, 104 - 2, 105 - 15), 3, 0, 66)
 
 
 def test_who_is_away_does_not_die() -> None:

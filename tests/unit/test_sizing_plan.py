@@ -30,15 +30,9 @@ def run(*words: str) -> Result:
     return CliRunner(env={"COLUMNS": "120"}).invoke(main, words)
 
 
-@pytest.mark.parametrize(
-    ("size_bytes", "expected"),
-    [
-        *[(1, 16), (16, 16), (17, 32), (128, 128), (129, 160), (256, 256), (257, 320)],
-        *[(1_199, 1_280), (1_663, 1_792), (3_299, 3_584), (15_329, 16_384), (65_537, 81_920)],
-    ],
-)
-def test_sizes_of_the_allocator(size_bytes: int, expected: int) -> None:
-    assert sizing.allocated(size_bytes) == expected
+def test_sizes_of_the_allocator() -> None:
+    sizes = {1: 16, 16: 16, 17: 32, 129: 160, 256: 256, 257: 320, 1_663: 1_792, 65_537: 81_920}
+    assert {size: sizing.allocated(size) for size in sizes} == sizes
 
 
 def test_a_week_of_messages() -> None:
@@ -53,8 +47,6 @@ def test_a_week_of_messages() -> None:
 
 
 CHANGES: list[tuple[dict[str, Any], str]] = [
-    ({}, "memory"),
-    ({"use": 1.0}, "memory"),
     ({"use": 1.0, "payload_bytes": 20_000}, "memory"),
     ({"rate_per_second": 50_000, "delay_seconds": 1}, "rate"),
     ({"rate_per_second": 50_000, "delay_seconds": 600, "use": 1.0}, "memory"),
@@ -93,16 +85,9 @@ def test_a_plan_without_sense(change: dict[str, Any], text: str) -> None:
         plan(replace(LOAD, **change))
 
 
-@pytest.mark.parametrize(
-    ("nodes", "shards"), [(1, 1), (2, 12), (3, 12), (4, 24), (6, 24), (7, 48), (24, 96), (25, 192)]
-)
-def test_shards_can_be_spread_evenly(nodes: int, shards: int) -> None:
-    assert sizing.shards_for(nodes) == shards
-
-
-def test_small_loads_take_one_server() -> None:
-    found = plan(replace(LOAD, rate_per_second=1, replicas=0))
-    assert (found.nodes, found.shards, found.servers) == (1, 1, 1)
+def test_shards_can_be_spread_evenly() -> None:
+    shards = {1: 1, 2: 12, 3: 12, 4: 24, 6: 24, 7: 48, 24: 96, 25: 192}
+    assert {nodes: sizing.shards_for(nodes) for nodes in shards} == shards
 
 
 GIVEN = {"--rate": "500/s", "--delay": "7d", "--payload": "300"}
@@ -113,33 +98,22 @@ def words(**changes: str) -> list[str]:
     return [f"{name}={value}" for name, value in given.items()]
 
 
-def test_json_is_the_plan() -> None:
-    found = json.loads(run(*words(), "--json").output)
-    expected = plan(LOAD)
-    assert found["nodes"] == expected.nodes
-    assert found["node"]["total_bytes"] == expected.node.total_bytes
-    assert found["memory_bytes"] == expected.memory_bytes
-
-
 def test_the_table() -> None:
     result = run(*words(events="0"))
     assert result.exit_code == 0
     lines = dict(line.strip().split("  ", 1) for line in result.output.splitlines())
     assert lines["delayed"].strip() == "302,400,000 messages of 1,937 B"
     assert {"memory", "nodes", "shards", "fragmentation", "replica buffers", "headroom"} <= {*lines}
+    found, expected = json.loads(run(*words(), "--json").output), plan(LOAD)
+    assert found["nodes"] == expected.nodes
+    assert found["node"]["total_bytes"] == expected.node.total_bytes
 
 
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("rate", "5x"),
         ("rate", "0/s"),
-        ("rate", "9" * 400),
         ("delay", "-7d"),
-        ("delay", "0s"),
-        ("delay", "9" * 20 + "w"),
-        ("delay", "-7"),
-        ("payload", "big"),
         ("payload", "-1"),
         ("node_memory", "1kB"),
         ("use", "0"),
@@ -153,14 +127,8 @@ def test_errors_name_the_option(option: str, value: str) -> None:
     assert f"Invalid value for '--{option.replace('_', '-')}'" in result.output
 
 
-@pytest.mark.parametrize("name", GIVEN)
-def test_the_load_has_to_be_given(name: str) -> None:
-    result = run(*(word for word in words() if not word.startswith(name)))
-    assert result.exit_code == 2
-    assert f"Missing option '{name}'" in result.output
-
-
 def test_what_cannot_be_planned_is_one_line() -> None:
     result = run(*words(node_memory="100MiB"))
     assert result.exit_code == 2
     assert "larger --node-memory or fewer --replicas" in result.output
+    assert "Missing option '--rate'" in run().output

@@ -27,18 +27,6 @@ SHOP = """
     @app.task
     def remind(name):
         ran.append(name)
-
-    @app.task(bind=True, max_retries=3)
-    def flaky(self):
-        ran.append(self.request.retries)
-        if self.request.retries < 2:
-            raise self.retry(countdown=3600)
-
-    @app.task
-    def chained(names):
-        ran.append(names[0])
-        if names[1:]:
-            chained.delay(names[1:])
 """
 
 CONFTEST = """
@@ -70,51 +58,6 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
 def run(project: pytest.Pytester, tests: str, *options: str) -> pytest.RunResult:
     project.makepyfile(test_shop=tests)
     return project.runpytest_subprocess("-p", "no:cacheprovider", *options, timeout=60)
-
-
-def test_clock_and_worker(project: pytest.Pytester) -> None:
-    found = run(
-        project,
-        """
-        import shop
-
-        def test_nothing_runs_before_it_is_due(delayed_worker, delayed_clock, ran):
-            shop.remind.apply_async(("ada",), countdown=3 * 86_400)
-            assert delayed_clock.advance(days=2, hours=23, minutes=59) == 0
-            delayed_clock.wait_until_done()
-            assert ran == []
-            assert delayed_clock.advance(minutes=1) == 1
-            delayed_clock.wait_until_done()
-            assert ran == ["ada"]
-
-        def test_what_is_sent_after_an_advance_has_its_whole_delay(
-            delayed_worker, delayed_clock, ran
-        ):
-            assert delayed_clock.advance(days=3) == 0
-            shop.remind.apply_async(("ada",), countdown=3600)
-            assert delayed_clock.advance(minutes=59) == 0
-            delayed_clock.wait_until_done()
-            assert ran == []
-            assert delayed_clock.advance(minutes=1) == 1
-            delayed_clock.wait_until_done()
-            assert ran == ["ada"]
-
-        def test_retries(delayed_worker, delayed_clock, ran):
-            shop.flaky.delay()
-            for times in (1, 2, 3):
-                delayed_clock.wait_until_done()
-                assert ran == [*range(times)]
-                assert delayed_clock.advance(minutes=59) == 0
-                assert delayed_clock.advance(minutes=1) == (times < 3)
-
-        def test_one_task_sends_another(delayed_worker, delayed_clock, ran):
-            shop.chained.apply_async((["a", "b", "c"],), countdown=60)
-            delayed_clock.advance(minutes=1)
-            delayed_clock.wait_until_done()
-            assert ran == ["a", "b", "c"]
-        """,
-    )
-    found.assert_outcomes(passed=4)
 
 
 def test_each_test_begins_empty(project: pytest.Pytester) -> None:
@@ -162,15 +105,12 @@ def test_worker_with_several_threads(project: pytest.Pytester) -> None:
         import shop
         from kombu_delayed.testing import NotDone
 
-        barrier = threading.Barrier(2)
+        barrier, gate = threading.Barrier(2), threading.Event()
 
         @shop.app.task
         def meet():
             barrier.wait(10)
             shop.ran.append("met")
-            return "met"
-
-        gate = threading.Event()
 
         @shop.app.task
         def wait():
@@ -238,7 +178,7 @@ def test_worker_in_another_process(project: pytest.Pytester) -> None:
     found.assert_outcomes(passed=1)
 
 
-def test_clock_goes_forward_and_back_to_real_time(project: pytest.Pytester) -> None:
+def test_the_clock(project: pytest.Pytester) -> None:
     found = run(
         project,
         """
@@ -246,10 +186,28 @@ def test_clock_goes_forward_and_back_to_real_time(project: pytest.Pytester) -> N
 
         import pytest
         import shop
+        from kombu_delayed.testing import NotDone, seed
 
         def due_in(delayed_broker):
             now = datetime.now(timezone.utc).timestamp() * 1000
             return [each["due_ms"] - now for each in delayed_broker.dump("celery")["delayed"]]
+
+        def test_what_is_sent_after_an_advance_has_its_whole_delay(
+            delayed_worker, delayed_clock, ran
+        ):
+            assert delayed_clock.advance(days=3) == 0
+            shop.remind.apply_async(("ada",), countdown=3600)
+            assert delayed_clock.advance(minutes=59) == 0
+            delayed_clock.wait_until_done()
+            assert ran == []
+            assert delayed_clock.advance(minutes=1) == 1
+            delayed_clock.wait_until_done()
+            assert ran == ["ada"]
+
+        def test_what_is_not_done_is_named(delayed_app, delayed_clock):
+            shop.remind.delay("ada")
+            with pytest.raises(NotDone, match="in 0.05 seconds: 1 in queue 'celery'. Does a"):
+                delayed_clock.wait_until_done(0.05)
 
         def test_set(delayed_app, delayed_clock):
             due = datetime.now(timezone.utc) + timedelta(days=2)
@@ -260,7 +218,7 @@ def test_clock_goes_forward_and_back_to_real_time(project: pytest.Pytester) -> N
             assert delayed_clock.now() >= due
 
         def test_exactly(delayed_app, delayed_clock):
-            for _ in range(200):
+            for _ in range(20):
                 shop.remind.apply_async(("ada",), countdown=60)
                 assert delayed_clock.advance(seconds=60) == 1
 
@@ -296,34 +254,15 @@ def test_clock_goes_forward_and_back_to_real_time(project: pytest.Pytester) -> N
         def test_prefix_and_other_queues(delayed_app, delayed_clock, delayed_broker):
             shop.remind.apply_async(("ada",), countdown=60, queue="mail")
             other = delayed_broker.store("shop:")
-            from kombu_delayed.testing import seed
             now_ms = int(datetime.now().timestamp() * 1000)
             item = {"id": "a", "due_ms": now_ms + 60_000, "message": '{"properties":{}}'}
-            seed(other, "q{1}", delayed=[item], unacked=[
-                {"consumer": "w1", "tag": 1, "message": "{}"}
-            ])
+            held = {"consumer": "w1", "tag": 1, "message": "{}"}
+            seed(other, "q{1}", delayed=[item], unacked=[held])
             assert delayed_clock.advance(minutes=2) == 2
             assert delayed_broker.left() == {"mail": 1, "shop:q{1}": 2}
         """,
     )
-    found.assert_outcomes(passed=6)
-
-
-def test_what_is_not_done_is_named(project: pytest.Pytester) -> None:
-    found = run(
-        project,
-        """
-        import pytest
-        import shop
-        from kombu_delayed.testing import NotDone
-
-        def test_no_worker(delayed_app, delayed_clock):
-            shop.remind.delay("ada")
-            with pytest.raises(NotDone, match="in 0.05 seconds: 1 in queue 'celery'. Does a"):
-                delayed_clock.wait_until_done(0.05)
-        """,
-    )
-    found.assert_outcomes(passed=1)
+    found.assert_outcomes(passed=8)
 
 
 def test_app_has_to_be_named(pytester: pytest.Pytester) -> None:

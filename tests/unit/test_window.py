@@ -39,36 +39,14 @@ def test_next_opening(window: Window, at: str, opens: str) -> None:
     assert window.next_open_ms(ms(at, "Europe/Berlin")) == ms(opens, "Europe/Berlin")
 
 
-def test_the_hour_that_a_day_has_not() -> None:
-    # 2026-03-29: from 02:00 to 03:00.
-    half_past_two = Window("02:15-02:45", tz="Europe/Berlin")
-    assert half_past_two.next_open_ms(ms("2026-03-29T00:00", "Europe/Berlin")) == ms(
-        "2026-03-30T02:15", "Europe/Berlin"
-    )
-    into = Window("02:30-04:00", tz="Europe/Berlin")
-    assert into.next_open_ms(ms("2026-03-29T00:00", "Europe/Berlin")) == ms("2026-03-29T01:00")
-
-
-def test_the_hour_that_a_day_has_twice() -> None:
-    # 2026-10-25: from 03:00 back to 02:00.
-    window = Window("02:15-02:45", tz="Europe/Berlin")
-    first = ms("2026-10-25T00:15")
-    assert window.next_open_ms(ms("2026-10-24T12:00")) == first
-    assert window.next_open_ms(ms("2026-10-25T00:45")) == ms("2026-10-25T01:15")
-    assert window.next_open_ms(ms("2026-10-25T01:45")) == ms("2026-10-26T01:15")
-
-
 @pytest.mark.parametrize(
     ("ranges", "options", "message"),
     [
         ((), {}, "without one it never opens"),
-        (("05:00",), {}, "ranges such as"),
         (("5-7",), {}, "'5-7'"),
         (("24:00-25:00",), {}, "'24:00-25:00'"),
-        (("05:61-07:00",), {}, "'05:61-07:00'"),
         ((5,), {}, "not 5"),
         (("07:00-07:00",), {}, "is never open; a whole day is"),
-        (("05:00-07:00",), {"tz": "Mars/Olympus"}, "no such time zone"),
         (("05:00-07:00",), {"tz": "../etc"}, "no such time zone"),
         (("05:00-07:00",), {"days": ""}, "which is no day"),
         (("05:00-07:00",), {"days": "mon-payday"}, "'mon-payday'"),

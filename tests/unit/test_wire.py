@@ -12,7 +12,7 @@ import pytest
 import redis
 from redis.connection import Connection
 
-from kombu_delayed.connection.connection import LOOK_SECONDS, Wire, numbers, pack
+from kombu_delayed.connection.connection import LOOK_SECONDS, Wire, pack
 from kombu_delayed.errors import ServerNotReady
 from tests.kit.proxy import Proxy
 from tests.kit.servers import Server
@@ -70,49 +70,24 @@ def test_names_that_are_no_text_are_sent_back_as_they_came() -> None:
     assert pack(("HLEN", name, 1, b"\xff")) == pack(("HLEN", b"w\xff", 1, b"\xff"))
 
 
-@pytest.mark.parametrize(
-    ("counts", "expected"), [("{}", []), ("{7}", [7]), ("{1, 0, 12}", [1, 0, 12])]
-)
-def test_counts_come_as_text(counts: str, expected: list[int], client: redis.Redis) -> None:
-    answer = Wire(client.connection_pool)("EVAL", f"return table.concat({counts}, ' ')", 0)
-    assert numbers(answer) == expected
+class Posting(Wire):
+    """Keeps the names of the commands that it was told to have failed."""
+
+    def __init__(self, pool: redis.ConnectionPool) -> None:
+        super().__init__(pool)
+        self.failed: list[str] = []
+
+    def send(self, name: str, *command: Any) -> None:
+        self.post(*(command or ("ECHO", "x")), on_error=lambda: self.failed.append(name))
+
+    def has_read_all(self) -> bool:
+        self.look()
+        return self.look_at == math.inf
 
 
-def test_a_posted_command_that_is_refused(server: Server, client: redis.Redis) -> None:
-    """Also by a server that is full, which is another kind of error; answers stay in step."""
-    failed: list[str] = []
-    wire = Wire(client.connection_pool)
-    client.config_set("maxmemory", 1)
-    try:
-        wire.post("SET", "k", "x", on_error=lambda: failed.append("full"))
-        wire.post("EVALSHA", "a" * 40, 0, on_error=lambda: failed.append("no script"))
-        assert wire("ECHO", "in step") == b"in step"
-        assert failed == ["full", "no script"]
-        wire.post("SET", "k", "x", on_error=lambda: failed.append("again"))
-        wire.settle()
-        assert failed[2:] == ["again"]
-    finally:
-        client.config_set("maxmemory", 0)
-
-
-def test_a_refusal_while_another_command_is_on_its_way(client: redis.Redis) -> None:
-    failed: list[str] = []
-    wire = Wire(client.connection_pool)
-    with wire._held():
-        wire.post("EVALSHA", "a" * 40, 0, on_error=lambda: failed.append("no script"))
-    assert failed == ["no script"]
-
-
-def test_a_refusal_is_heard_of_without_another_command(client: redis.Redis) -> None:
-    failed: list[str] = []
-    wire = Wire(client.connection_pool)
-    assert wire.look_at == math.inf
-    wire.post("EVALSHA", "a" * 40, 0, on_error=lambda: failed.append("no script"))
-    wire.post("ECHO", "x", on_error=lambda: failed.append("echo"))
-    assert wire.look_at <= monotonic() + LOOK_SECONDS
-    wait_until(lambda: wire.look() or wire.look_at == math.inf, "both answers are read")
-    assert failed == ["no script"]
-    assert wire("ECHO", "in step") == b"in step"
+@pytest.fixture
+def wire(client: redis.Redis) -> Posting:
+    return Posting(client.connection_pool)
 
 
 @pytest.fixture
@@ -121,38 +96,62 @@ def proxy(shared_server: Server, tmp_path_factory: pytest.TempPathFactory) -> It
         yield proxy
 
 
-def wire_through(proxy: Proxy) -> Wire:
-    wire = Wire(redis.ConnectionPool(host="127.0.0.1", port=proxy.port))
+NO_SCRIPT = ("EVALSHA", "a" * 40, 0)
+
+
+def test_a_posted_command_that_is_refused(wire: Posting, client: redis.Redis) -> None:
+    """Also by a server that is full, which is another kind of error; answers stay in step."""
+    client.config_set("maxmemory", 1)
+    try:
+        wire.send("full", "SET", "k", "x")
+        wire.send("no script", *NO_SCRIPT)
+        assert wire("ECHO", "in step") == b"in step"
+        assert wire.failed == ["full", "no script"]
+        wire.send("again", "SET", "k", "x")
+        wire.settle()
+        assert wire.failed[2:] == ["again"]
+    finally:
+        client.config_set("maxmemory", 0)
+
+
+def test_a_refusal_is_heard_of_without_another_command(wire: Posting) -> None:
+    assert wire.look_at == math.inf
+    wire.send("no script", *NO_SCRIPT)
+    wire.send("echo")
+    assert wire.look_at <= monotonic() + LOOK_SECONDS
+    wait_until(wire.has_read_all, "both answers are read")
+    assert wire.failed == ["no script"]
+    assert wire("ECHO", "in step") == b"in step"
+
+
+def wire_through(proxy: Proxy) -> Posting:
+    wire = Posting(redis.ConnectionPool(host="127.0.0.1", port=proxy.port))
     wire("ECHO", "connected")
     return wire
 
 
 def test_a_look_does_not_wait(proxy: Proxy) -> None:
-    failed: list[str] = []
     wire = wire_through(proxy)
     proxy.pause()
-    wire.post("ECHO", "x", on_error=lambda: failed.append("echo"))
+    wire.send("echo")
     wire.look()
     assert monotonic() < wire.look_at + 60 < math.inf
     proxy.resume()
-    wait_until(lambda: wire.look() or wire.look_at == math.inf, "the answer is read")
-    assert failed == []
+    wait_until(wire.has_read_all, "the answer is read")
+    assert wire.failed == []
 
 
 def test_a_connection_that_breaks_is_heard_of(proxy: Proxy) -> None:
-    failed: list[str] = []
     wire = wire_through(proxy)
     proxy.pause()
-    wire.post("ECHO", "x", on_error=lambda: failed.append("echo"))
+    wire.send("echo")
     proxy.cut()
-    wait_until(lambda: wire.look() or failed, "the command has failed")
-    assert (failed, wire.look_at) == (["echo"], math.inf)
+    wait_until(wire.has_read_all, "the command has failed")
+    assert wire.failed == ["echo"]
 
 
-def test_a_look_beside_a_thread_that_waits_for_its_answer(client: redis.Redis) -> None:
-    failed: list[str] = []
-    wire = Wire(client.connection_pool)
-    wire.post("EVALSHA", "a" * 40, 0, on_error=lambda: failed.append("no script"))
+def test_a_look_beside_a_thread_that_waits_for_its_answer(wire: Posting) -> None:
+    wire.send("no script", *NO_SCRIPT)
     has_it, go_on = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -166,39 +165,37 @@ def test_a_look_beside_a_thread_that_waits_for_its_answer(client: redis.Redis) -
         assert has_it.wait(60)
         before = monotonic()
         wire.look()
-        assert failed == []
+        assert wire.failed == []
         assert wire.look_at >= before + LOOK_SECONDS
     finally:
         go_on.set()
         other.join()
     wire.settle()
-    assert failed == ["no script"]
+    assert wire.failed == ["no script"]
 
 
-def test_a_pool_that_is_emptied_before_an_answer_was_read(client: redis.Redis) -> None:
+def test_a_pool_that_is_emptied_before_an_answer_was_read(
+    wire: Posting, client: redis.Redis
+) -> None:
     """The next command is not given the answer of another one, and does not wait for ever."""
-    failed: list[str] = []
-    wire = Wire(client.connection_pool)
-    wire.post("ECHO", "x", on_error=lambda: failed.append("echo"))
+    wire.send("echo")
     client.connection_pool.disconnect()
     assert wire("ECHO", "in step") == b"in step"
-    assert failed == ["echo"]
-    wire.post("ECHO", "x", on_error=lambda: failed.append("again"))
+    assert wire.failed == ["echo"]
+    wire.send("again")
     client.connection_pool.disconnect()
     wire.look()
-    assert failed == ["echo", "again"]
+    assert wire.failed == ["echo", "again"]
 
 
 @pytest.mark.parametrize("is_posted", [False, True])
 def test_a_pool_that_is_emptied_while_the_connection_is_looked_at(
-    client: redis.Redis, monkeypatch: pytest.MonkeyPatch, is_posted: bool
+    wire: Posting, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, is_posted: bool
 ) -> None:
     """By another thread or greenlet: redis-py goes on with no socket."""
-    failed: list[str] = []
-    wire = Wire(client.connection_pool)
     assert wire("ECHO", "before") == b"before"
     if is_posted:
-        wire.post("SET", "k", "x", on_error=lambda: failed.append("emptied"))
+        wire.send("emptied", "SET", "k", "x")
 
     def emptied(timeout: float) -> bool:
         monkeypatch.undo()
@@ -212,7 +209,7 @@ def test_a_pool_that_is_emptied_while_the_connection_is_looked_at(
     else:
         monkeypatch.setattr(wire, "_used_at", -math.inf)
     assert wire("ECHO", "after") == b"after"
-    assert failed == ["emptied"] * is_posted
+    assert wire.failed == ["emptied"] * is_posted
 
 
 def test_many_commands_leave_a_server_that_is_not_ready(
