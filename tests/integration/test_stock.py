@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +11,13 @@ from kombu import Connection, Exchange, Queue
 
 from kombu_delayed.inspection.backlog import Backlog, Move
 from kombu_delayed.message.envelope import eta_to_ms
-from tests.kit.inbox import Inbox
+from tests.kit.inbox import Connect, Inbox
 from tests.kit.ledger import Ledger
+from tests.kit.mail import MAIL, in_ms, publish
 from tests.kit.servers import Server
 from tests.kit.tasks_app import Settings, make_app
 from tests.kit.workers import Worker
 
-MAIL = Queue("mail", Exchange("mail"), routing_key="mail")
 QUICK = {"delayed_poll_seconds": 0.2}
 
 
@@ -29,7 +27,7 @@ def prefix(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def ours(connect: Callable[..., Connection], prefix: str) -> Connection:
+def ours(connect: Connect, prefix: str) -> Connection:
     return connect(global_keyprefix=prefix, **QUICK)
 
 
@@ -37,16 +35,6 @@ def ours(connect: Callable[..., Connection], prefix: str) -> Connection:
 def stock(server: Server, prefix: str) -> Any:
     with Connection(server.url, transport_options={"global_keyprefix": prefix}) as connection:
         yield connection
-
-
-def publish(connection: Connection, body: Any, **options: Any) -> None:
-    connection.Producer().publish(
-        body, exchange=MAIL.exchange, routing_key="mail", declare=[MAIL], **options
-    )
-
-
-def in_ms(ms: int) -> dict[str, str]:
-    return {"eta": (datetime.now(timezone.utc) + timedelta(milliseconds=ms)).isoformat()}
 
 
 def test_stock_to_ours(stock: Connection, ours: Connection) -> None:
