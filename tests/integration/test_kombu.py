@@ -16,6 +16,7 @@ import redis
 from kombu import VERSION, Connection, Exchange, Producer, Queue
 
 from kombu_delayed.connection.connection import Wire
+from kombu_delayed.consumer.consumer import Request
 from kombu_delayed.store.keys import QueueKeys
 from kombu_delayed.store.scripts import script
 from tests.kit.inbox import Connect, Inbox
@@ -97,7 +98,7 @@ def test_fanout_passes_a_delayed_message_through(connect: Connect, mail: Queue) 
     producer.publish("no queue to wait in", headers={"x-delay": LONG_MS})
     for inbox in inboxes:
         assert inbox.receive(2) == ["now", "no queue to wait in"]
-        publish(connection, "later", delay_ms=50)
+    publish(connection, "later", delay_ms=50)
     wait_until(
         lambda: any("later" in inbox.drain(0.05) for inbox in inboxes), "what waits comes, too"
     )
@@ -201,6 +202,39 @@ def test_prefetch_limit(connection: Connection, mail: Queue, client: redis.Redis
     inbox.receive(7)
 
 
+@pytest.mark.parametrize(("singly", "claims"), [(False, 1), (True, 3)])
+def test_a_small_claim_waits_for_room(
+    connection: Connection, mail: Queue, singly: bool, claims: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless there is never room for more: Celery's worker_disable_prefetch sees to that."""
+    clock = 1_000.0
+    monkeypatch.setattr("kombu_delayed.consumer.consumer.monotonic", lambda: clock)
+    inbox = Inbox(connection, mail, prefetch_count=8, ack=False)
+    channel = connection.default_channel
+    if singly:
+        channel.qos.can_consume = lambda: True
+    publish(connection, *range(20))
+    claimed: list[int] = []
+    deliver = channel.consumer._deliver
+
+    def count(request: Request) -> Any:
+        claimed.append(request.want)
+        return deliver(request)
+
+    monkeypatch.setattr(channel.consumer, "_deliver", count)
+    for _ in range(3):
+        channel.consumer.step()
+        while channel.consumer.hand_out():
+            pass
+        for message in inbox.messages[-3:]:
+            message.ack()
+        inbox.messages.clear()
+    assert len(claimed) == claims
+    clock += 0.003
+    channel.consumer.step()
+    assert len(claimed) == claims + 1
+
+
 def test_basic_get(connection: Connection, mail: Queue, client: redis.Redis) -> None:
     channel = connection.default_channel
     mail(channel).declare()
@@ -213,24 +247,6 @@ def test_basic_get(connection: Connection, mail: Queue, client: redis.Redis) -> 
     publish(connection, "taken")
     assert channel.basic_get("mail", no_ack=True).decode() == "taken"
     assert unacked(client) == 0
-
-
-def test_requeue_puts_behind_what_waits(
-    connection: Connection, mail: Queue, client: redis.Redis
-) -> None:
-    for body in ("first", "second"):
-        publish(connection, body)
-    channel = connection.default_channel
-    message = channel.basic_get("mail")
-    assert not message.headers.get("redelivered")
-    message.requeue()
-    assert channel.basic_get("mail", no_ack=True).decode() == "second"
-    again = channel.basic_get("mail")
-    assert again.decode() == "first"
-    assert again.delivery_info["redelivered"] is True
-    again.ack()
-    assert bodies_of(channel, "mail") == []
-    assert client.zcard("{mail}:dead") == 0
 
 
 def test_requeue_of_a_message_that_waited_is_ready_at_once(
@@ -256,8 +272,7 @@ def test_the_event_loop_sends_acks_behind_its_claim(
     """Nobody waits for them; but what goes back may be claimed at once."""
     connection = connect()
     inbox = Inbox(connection.default_channel, mail, prefetch_count=1, ack=False)
-    for body in "ab":
-        publish(connection, body)
+    publish(connection, *"ab")
     inbox.receive(1)
     monkeypatch.setattr(connection.transport.cycle, "defers_acks", lambda: True)
     sent: list[str] = []
@@ -287,8 +302,7 @@ def test_reject_buries(connection: Connection, mail: Queue, client: redis.Redis)
 
 def test_recover_returns_all_unacked_in_order(connection: Connection, mail: Queue) -> None:
     inbox = Inbox(connection, mail, ack=False)
-    for n in range(4):
-        publish(connection, n)
+    publish(connection, *range(4))
     inbox.receive(4)
     inbox.messages[1].ack()
     inbox.consumer.recover(requeue=True)
@@ -300,8 +314,7 @@ def test_what_was_claimed_and_not_handed_out_goes_back_in_order(
     connect: Connect, mail: Queue, client: redis.Redis
 ) -> None:
     connection = connect()
-    for n in range(8):
-        publish(connection, n)
+    publish(connection, *range(8))
     inbox = Inbox(connection, mail, prefetch_count=5, ack=False)
     connection.drain_events(timeout=5)
     assert unacked(client) == 5
@@ -314,8 +327,7 @@ def test_what_was_claimed_and_not_handed_out_goes_back_in_order(
 
 
 def test_cancel_in_a_callback(connection: Connection, mail: Queue) -> None:
-    for n in range(3):
-        publish(connection, n)
+    publish(connection, *range(3))
     inbox = Inbox(connection, mail)
     take = inbox.consumer.on_message
 

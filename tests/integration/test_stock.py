@@ -40,8 +40,7 @@ def stock(server: Server, prefix: str) -> Any:
 def test_stock_to_ours(stock: Connection, ours: Connection) -> None:
     inbox = Inbox(ours, MAIL)
     inbox.drain(0.05)
-    for n in range(5):
-        publish(stock, n)
+    publish(stock, *range(5))
     assert inbox.receive(5) == list(range(5))
 
 
@@ -90,8 +89,7 @@ def test_basic_get_parks_as_well(stock: Connection, ours: Connection) -> None:
 def test_ours_to_stock(stock: Connection, ours: Connection) -> None:
     inbox = Inbox(stock, MAIL)
     publish(ours, "later", headers={**in_ms(60_000), "id": "later"})
-    for n in range(3):
-        publish(ours, n)
+    publish(ours, *range(3))
     assert inbox.receive(3) == [0, 1, 2]
     helper = Inbox(ours, MAIL, prefetch_count=1, ack=False)
     falls_due(ours)
@@ -104,8 +102,7 @@ def test_ours_to_stock(stock: Connection, ours: Connection) -> None:
 def order_after(connection: Connection, client: redis.Redis, requeued: list[int]) -> list[Any]:
     """Three of five are held, some of them requeued, and the last one given back by the close."""
     client.flushall()
-    for n in range(5):
-        publish(connection, n)
+    publish(connection, *range(5))
     with connection.clone() as other:
         inbox = Inbox(other, MAIL, prefetch_count=3, ack=False)
         inbox.receive(3)
