@@ -19,7 +19,7 @@ from kombu_delayed.errors import ServerFull
 from tests.kit.inbox import Inbox
 from tests.kit.ledger import Ledger
 from tests.kit.mail import MAIL, unacked
-from tests.kit.servers import Server, available_kinds, free_port, start_server
+from tests.kit.servers import Server, available_kinds, free_port
 from tests.kit.tasks_app import Settings, make_app
 from tests.kit.wait import wait_until
 from tests.kit.workers import Worker
@@ -33,15 +33,6 @@ LONG_MS = 3_600_000
 PATIENT = {"interval_start": 0.1, "interval_step": 0, "interval_max": 0.1, "max_retries": 100}
 
 State = Callable[[Server], AbstractContextManager[None]]
-
-
-@pytest.fixture
-def own_server(tmp_path: Path) -> Iterator[Server]:
-    """A server of this test alone, which keeps its data."""
-    config = {"appendfsync": "always"}
-    directory = tmp_path / "server"
-    with start_server(KIND, directory, port=0, append_only=True, config=config) as server:
-        yield server
 
 
 def wait_for_refusal(server: Server, text: str) -> None:
