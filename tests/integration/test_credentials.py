@@ -116,8 +116,7 @@ def test_a_consumer_takes_new_credentials(
         health_check_interval=1, delayed_poll_seconds=0.2, delayed_lease_seconds=3
     )
     inbox = Inbox(connection, *([mail, NEWS] if listens else [mail]))
-    for n in range(5):
-        publish(connection, n)
+    publish(connection, *range(5))
     inbox.receive(5)
     inbox.drain(0.2)
     wait_for_users(client, OLD)

@@ -101,14 +101,6 @@ def test_who_waits_is_told(
         assert copy.exists("{q}:messages", "q") == 1
 
 
-@pytest.mark.parametrize("send", SENDING.values(), ids=SENDING)
-def test_who_does_not_wait_is_not(
-    send: Callable[[Store], Any], client: redis.Redis, replica: Server
-) -> None:
-    with standing_still(replica):
-        send(Store(client))
-
-
 @pytest.mark.parametrize("verb", ["schedule", "schedule_unique"])
 def test_a_delayed_message_that_is_sent_again_is_kept_once(
     verb: str, client: redis.Redis, replica: Server
