@@ -548,14 +548,6 @@ def test_cancel_many(many: Delayed, told: list[Any]) -> None:
     assert told == [("cancelled", id) for id in ADAS]
 
 
-def test_run_now_many(many: Delayed, told: list[Any]) -> None:
-    assert many.run_now_many(Query(tenant="ada"), dry_run=True).changed == 0
-    assert many.run_now_many(Query(tenant="ada")).changed == 20
-    assert told == [(id, None) for id in ADAS]
-    assert many.counts()["celery"].ready == 20
-    assert len(due_times(many)) == 40
-
-
 @pytest.mark.parametrize("minutes", [-70, -10, 0, 3, 40])
 @pytest.mark.parametrize("query", [Query(), Query(tenant="ada")])
 def test_reschedule_many_by(query: Query, minutes: float, many: Delayed, told: list[Any]) -> None:

@@ -186,7 +186,7 @@ def test_a_worker_does_not_start(settings: Settings, client: redis.Redis, tmp_pa
     assert "upgrade kombu-delayed in this process" in worker.log
 
 
-@pytest.mark.parametrize("pool", ["solo", "prefork", "gevent"])
+@pytest.mark.parametrize("pool", ["prefork", "gevent"])
 def test_a_running_worker_stops_when_it_reconnects(
     settings: Settings, client: redis.Redis, tmp_path: Path, pool: str
 ) -> None:

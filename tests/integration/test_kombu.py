@@ -289,17 +289,6 @@ def test_the_event_loop_sends_acks_behind_its_claim(
     assert sent == order
 
 
-def test_reject_buries(connection: Connection, mail: Queue, client: redis.Redis) -> None:
-    inbox = Inbox(connection, mail, ack=False)
-    publish(connection, "x", message_id="m1")
-    inbox.receive(1)
-    inbox.messages[0].reject()
-    assert client.zrange("{mail}:dead", 0, -1) == [b"m1"]
-    assert b'"rejected"' in client.hget("{mail}:dead-reasons", "m1")
-    assert unacked(client) == 0
-    assert inbox.drain(0.1) == ["x"]
-
-
 def test_recover_returns_all_unacked_in_order(connection: Connection, mail: Queue) -> None:
     inbox = Inbox(connection, mail, ack=False)
     publish(connection, *range(4))

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kombu.transport import redis as stock
 
 from kombu_delayed.connection.sentinel import watch as sentinel_watch
 from tests.kit import mail
 from tests.kit.inbox import Connect, Inbox
 from tests.kit.ledger import Ledger
-from tests.kit.mail import MAIL, NEWS
+from tests.kit.mail import MAIL
 from tests.kit.producers import Producers
 from tests.kit.sentinels import HURRY, MASTER, Group, _role
 from tests.kit.servers import Server
@@ -155,29 +154,6 @@ def test_the_thread_of_leases_and_the_loop_find_the_master(
         run_some()
         assert worker.running
     assert not worker.mixed_threads()
-
-
-@pytest.mark.crash
-@pytest.mark.skipif(not hasattr(stock.Channel, "client_name"), reason="new in Kombu 5.6")
-def test_who_waits_follows(group: Group, connect: Connect) -> None:
-    connection, source = connect(client_name="ours"), connect(client_name="source")
-    inbox, reader = Inbox(connection, MAIL), Inbox(connection, NEWS)
-    publish(source, "first")
-    inbox.receive(1)
-    old = switch(group)
-
-    def waits() -> bool:
-        inbox.drain(0.05)
-        with group.client() as client:
-            found = {each["cmd"] for each in client.client_list() if each["name"] == "ours"}
-        return found >= {"bzpopmin", "psubscribe"}
-
-    wait_until(waits, "the consumer waits at the new master")
-    publish(source, "next")
-    publish(source, "news", queue=NEWS)
-    assert inbox.receive(2) == ["first", "next"]
-    assert reader.receive(1) == ["news"]
-    assert is_master(group, old)
 
 
 def subscribers(group: Group) -> int:

@@ -126,14 +126,6 @@ def test_priorities_hold_in_a_shard_and_nearly_over_all(connect: Connect) -> Non
     assert sum(body in high for body in found[:40]) > 30
 
 
-def test_what_was_spread_over_more_is_drained(connect: Connect) -> None:
-    send(connect(delayed_shards={"mail": 12}), *range(40))
-    fewer = connect(delayed_shards={"mail": 2})
-    send(fewer, *range(40, 60))
-    assert sorted(Inbox(fewer, MAIL).receive(60)) == list(range(60))
-    assert sizes(fewer) == [0] * 12
-
-
 def test_a_consumer_follows_when_there_are_more(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:

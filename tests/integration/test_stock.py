@@ -130,12 +130,6 @@ def test_requeue_goes_behind_what_waits_in_its_order(
         assert order_after(connection, client, requeued) == expected
 
 
-def test_a_close_gives_back_to_the_head_in_the_old_order(
-    ours: Connection, client: redis.Redis
-) -> None:
-    assert order_after(ours, client, []) == [0, 1, 2, 3, 4]
-
-
 @pytest.mark.parametrize("consumer", ["stock", "ours"])
 def test_priorities_agree(stock: Connection, ours: Connection, consumer: str) -> None:
     for priority in (9, 4, 0, 6, 3):
