@@ -5,13 +5,18 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 from kombu import Connection, Exchange, Queue
 
 from tests.kit.clusters import Cluster, start_cluster
-from tests.kit.servers import Server, available_kinds
+from tests.kit.extended import Bench, extended
+from tests.kit.ledger import Ledger
+from tests.kit.policed import OpenApp, apps_on
+from tests.kit.sentinels import Group, start_group
+from tests.kit.servers import Server, available_kinds, start_server
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -35,6 +40,33 @@ def connect(server: Server) -> Iterator[Callable[..., Connection]]:
 @pytest.fixture
 def connection(connect: Callable[..., Connection]) -> Connection:
     return connect()
+
+
+@pytest.fixture
+def own_server(tmp_path: Path) -> Iterator[Server]:
+    """A server of this test alone, which keeps its data: it may be restarted and killed."""
+    kind, config = available_kinds()[0], {"appendfsync": "always"}
+    directory = tmp_path / "server"
+    with start_server(kind, directory, port=0, append_only=True, config=config) as server:
+        yield server
+
+
+@pytest.fixture
+def open_app(server: Server) -> Iterator[OpenApp]:
+    with apps_on(server) as open_app:
+        yield open_app
+
+
+@pytest.fixture
+def bench(server: Server, tmp_path: Path) -> Iterator[Bench]:
+    """An installed app with results, and a ledger of what its workers run."""
+    with extended(server, tmp_path) as bench:
+        yield bench
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(tmp_path / "ledger")
 
 
 @pytest.fixture
@@ -69,6 +101,35 @@ def connect_cluster(cluster: Cluster) -> Iterator[Callable[..., Connection]]:
     with ExitStack() as stack:
 
         def open_connection(url: str = cluster.url, **options: Any) -> Connection:
+            return stack.enter_context(Connection(f"delayed+{url}", transport_options=options))
+
+        yield open_connection
+
+
+@pytest.fixture(scope="module")
+def shared_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
+    """One master with Sentinels for a file; use `group`, which is empty and well."""
+    with start_group(available_kinds()[0], tmp_path_factory.mktemp("sentinel")) as group:
+        yield group
+
+
+@pytest.fixture
+def group(shared_group: Group) -> Group:
+    """A master without a key, two replicas and three Sentinels, all well."""
+    shared_group.heal()
+    with shared_group.client() as client:
+        client.flushall()
+        client.wait(2, 1000)
+    return shared_group
+
+
+@pytest.fixture
+def connect_group(group: Group) -> Iterator[Callable[..., Connection]]:
+    """As `connect`, to the group; `url` is another URL."""
+    with ExitStack() as stack:
+
+        def open_connection(url: str = group.url, **options: Any) -> Connection:
+            options = {**group.options, **options}
             return stack.enter_context(Connection(f"delayed+{url}", transport_options=options))
 
         yield open_connection

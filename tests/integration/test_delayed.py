@@ -9,7 +9,6 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,13 +24,10 @@ from kombu_delayed.inspection import lookup
 from kombu_delayed.inspection.lookup import lookup_by_reading
 from kombu_delayed.store.store import Store
 from tests.kit.backlog import check_backlog
-from tests.kit.ledger import Ledger
 from tests.kit.proxy import Proxy
-from tests.kit.servers import Server, free_port
+from tests.kit.servers import Server
 from tests.kit.state import entry
 from tests.kit.tasks_app import Settings, make_app
-from tests.kit.wait import wait_until
-from tests.kit.workers import Worker
 
 HOUR = timedelta(hours=1)
 SEEN_LATE = timedelta(seconds=30)
@@ -46,14 +42,12 @@ def in_hours(hours: float) -> datetime:
 
 
 @pytest.fixture
-def make(server: Server) -> Iterator[Callable[..., Celery]]:
+def make(server: Server) -> Iterator[Callable[..., Any]]:
     """Make extended apps on the server; keyword arguments are transport options."""
     with contextlib.ExitStack() as stack:
 
-        def make(
-            url: str | None = None, config: dict[str, Any] | None = None, **options: Any
-        ) -> Any:
-            settings = Settings(url or f"delayed+{server.url}", None, options, config=config or {})
+        def make(url: str = f"delayed+{server.url}", config: Any = None, **options: Any) -> Any:
+            settings = Settings(url, None, options, config=config or {})
             app = stack.enter_context(make_app(settings))
             stack.callback(install(app).close)
             return app
@@ -82,6 +76,13 @@ def ids(infos: Any) -> list[str]:
     return [info.id for info in infos]
 
 
+def get(delayed: Delayed, id: str) -> TaskInfo:
+    """Return a task that is there."""
+    found = delayed.get(id)
+    assert found
+    return found
+
+
 # One task: get.
 
 
@@ -90,18 +91,32 @@ def test_get_a_delayed_task(app: Celery, delayed: Delayed) -> None:
     app.send_task(
         "record", ("é", 1), {"k": 2}, task_id="a", eta=eta, priority=5, headers={"tenant": "t"}
     )
-    found = delayed.get("a")
-    assert found
+    found = get(delayed, "a")
     assert (found.id, found.state, found.queue, found.task) == ("a", "delayed", "celery", "record")
     assert (found.args, found.kwargs, found.priority) == ("('é', 1)", "{'k': 2}", 5)
+    assert (found.deliveries, found.consumer, found.reason, found.tenant) == (0, "", "", "t")
     assert found.eta
     assert timedelta(0) <= found.eta - eta < timedelta(milliseconds=1)
     assert found.remaining
     assert abs(found.remaining - 2 * HOUR) < SEEN_LATE
-    assert (found.deliveries, found.consumer, found.reason, found.tenant) == (0, "", "", "t")
-    plain = json.loads(json.dumps(found.as_dict()))
-    assert plain.keys() == found.as_dict().keys()
-    assert datetime.fromisoformat(plain["eta"]) == found.eta
+    assert datetime.fromisoformat(json.loads(json.dumps(found.as_dict()))["eta"]) == found.eta
+
+
+def test_get_tells_where_a_task_is(app: Celery, delayed: Delayed) -> None:
+    """The ETA of what has waited is still known."""
+    app.send_task("record", task_id="now", priority=6)
+    for id, hours in (("unacked", 0.4), ("ready", 0.5)):
+        send(app, id, hours)
+    delayed.store.now = "+3600000"
+    assert delayed.counts()["celery"].due == 2
+    assert get(delayed, "ready").state == "delayed"
+    delayed.store.deliver("celery", "C", 1, 1, lease_ms=60_000)
+    unacked, ready, now = (get(delayed, id) for id in ("unacked", "ready", "now"))
+    assert (unacked.state, unacked.consumer, ready.state) == ("unacked", "C", "ready")
+    assert (now.eta, now.remaining, now.priority) == (None, None, 6)
+    for found in (unacked, ready):
+        assert found.eta
+        assert abs(found.eta - in_hours(0.45)) < HOUR / 10
 
 
 def test_get_what_is_not_there(delayed: Delayed) -> None:
@@ -109,59 +124,13 @@ def test_get_what_is_not_there(delayed: Delayed) -> None:
     assert delayed.get("x", queue="celery") is None
 
 
-def test_get_a_ready_task(app: Celery, delayed: Delayed) -> None:
-    app.send_task("record", task_id="a", priority=6)
-    found = delayed.get("a")
-    assert found
-    assert (found.state, found.eta, found.remaining, found.priority) == ("ready", None, None, 6)
-
-
-def test_get_tells_how_much_it_has_read(app: Celery, delayed: Delayed) -> None:
-    for n in range(5):
-        app.send_task("record", task_id=f"{n}")
-    delayed.store.deliver("celery", "C", 2, 1, lease_ms=60_000)
-    for id, read in (("4", [3]), ("0", [3, 2]), ("x", [3, 2])):
-        told: list[int] = []
-        delayed.get(id, progress=told.append)
-        assert told == read
-
-
-def test_get_an_overdue_task(app: Celery, delayed: Delayed) -> None:
-    send(app, "a", 0.5)
-    delayed.store.now = f"+{int(HOUR.total_seconds()) * 1000}"
-    assert delayed.counts()["celery"].due == 1
-    found = delayed.get("a")
-    assert found
-    assert found.state == "delayed"
-
-
-def test_get_what_was_promoted(app: Celery, delayed: Delayed) -> None:
-    """It is ready, or unacked, and its ETA is still known."""
-    send(app, "a", 0.5)
-    send(app, "b", 0.6)
-    store = delayed.store
-    store.now = "+3600000"
-    store.deliver("celery", "C", 1, 1, lease_ms=60_000)
-    unacked, ready = delayed.get("a"), delayed.get("b")
-    assert unacked
-    assert ready
-    assert (unacked.state, unacked.consumer, ready.state) == ("unacked", "C", "ready")
-    for found in (unacked, ready):
-        assert found.eta
-        assert abs(found.eta - in_hours(0.55)) < HOUR / 10
-
-
 def test_get_a_dead_task(app: Celery, delayed: Delayed) -> None:
     send(app, "a", -1, priority=3)
     send(app, "b", -1, priority=6)
     bury(delayed.store, "a", "because")
-    found = delayed.get("a")
-    assert found
+    found = get(delayed, "a")
     assert (found.id, found.state, found.reason, found.consumer) == ("a", "dead", "because", "C")
     assert (found.task, found.priority, found.deliveries) == ("record", 3, 1)
-    buried = delayed.dead.show("a")
-    assert buried
-    assert buried.info.deliveries == found.as_dict()["deliveries"] == 1
     assert delayed.get("b")
 
 
@@ -174,25 +143,6 @@ def bury(store: Store, *names: str, queue: str = "celery") -> None:
     assert store.bury(queue, "C", [(1, id, *(reason or ["rejected"]), b"")]) == 1
 
 
-@pytest.mark.smoke
-def test_get_what_a_worker_runs(server: Server, app: Celery, tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "ledger")
-    settings = Settings(f"delayed+{server.url}", None, {}, str(ledger.path))
-    with Worker(settings, tmp_path, options=["-Ofair"]) as worker:
-        app.send_task("late", (1,), task_id="a", countdown=0.1)
-        ledger.wait_for(1)
-        found = app.delayed.get("a")
-        assert found
-        assert (found.state, found.task) == ("unacked", "late")
-        (consumer,) = app.delayed.consumers()
-        assert (consumer.name, consumer.unacked, consumer.queue) == (found.consumer, 1, "celery")
-        assert 0 < consumer.lease_seconds <= 30
-        assert app.delayed.counts()["celery"].unacked == 1
-        ledger.wait_for(2)
-        wait_until(lambda: app.delayed.get("a") is None, "it is acked")
-        assert worker.running
-
-
 def test_an_id_that_looks_like_another(app: Celery, delayed: Delayed) -> None:
     """The id is compared, not searched for in the text."""
     app.send_task("record", ("b",), task_id="a")
@@ -203,14 +153,10 @@ def test_an_id_that_looks_like_another(app: Celery, delayed: Delayed) -> None:
 @pytest.mark.parametrize("id", ["ä/ß?*[", 'a"b', "a\\b", "\U0001f407", "a b"])
 def test_ids_of_any_characters(id: str, app: Celery, delayed: Delayed) -> None:
     app.send_task("record", task_id=id)
-    found = delayed.get(id)
-    assert found
-    assert (found.id, found.state) == (id, "ready")
+    assert get(delayed, id).state == "ready"
     app.control.purge()
     send(app, id)
-    found = delayed.get(id)
-    assert found
-    assert (found.id, found.state) == (id, "delayed")
+    assert get(delayed, id).state == "delayed"
     assert delayed.reschedule(id, countdown=7200)
     assert ids(delayed.find()) == [id]
     assert delayed.cancel(id)
@@ -222,25 +168,22 @@ def test_a_reader_of_ready_lists_passes_over_nothing(
 ) -> None:
     """Also where others publish and take while it reads."""
     monkeypatch.setattr(lookup, "PAGE_SIZE", 4)
-    messages = [
-        f'{{"body": "", "headers": {{"id": "{n}"}}, "properties": {{}}}}' for n in range(20)
-    ]
+    texts = [f'{{"body": "", "headers": {{"id": "{n}"}}, "properties": {{}}}}' for n in range(20)]
+    own = store.run
+
+    def run(*command: Any) -> Any:
+        answer = own(*command)
+        if command[0] == "LRANGE":
+            store.client.lpush("q", *["{}"] * 3)
+            store.client.rpop("q")
+        return answer
+
     for wanted in range(10, 20):
         store.client.delete("q")
-        store.client.lpush("q", *messages)
-        own = store.run
-
-        def run(*command: Any) -> Any:
-            answer = own(*command)  # noqa: B023
-            if command[0] == "LRANGE":
-                store.client.lpush("q", *["{}"] * 3)
-                store.client.rpop("q")
-            return answer
-
-        monkeypatch.setattr(store, "run", run)
-        assert next(lookup_by_reading(store, "q", str(wanted))).state == "ready"
-        monkeypatch.undo()
-        monkeypatch.setattr(lookup, "PAGE_SIZE", 4)
+        store.client.lpush("q", *texts)
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "run", run)
+            assert next(lookup_by_reading(store, "q", str(wanted))).state == "ready"
 
 
 # One task: cancel, reschedule, run now.
@@ -274,21 +217,6 @@ def test_cancel(app: Celery, delayed: Delayed, told: list[Any]) -> None:
     assert told == [("cancelled", "a")]
 
 
-def test_cancel_leaves_what_is_not_delayed(app: Celery, delayed: Delayed) -> None:
-    app.send_task("record", task_id="a")
-    assert not delayed.cancel("a")
-    assert delayed.get("a")
-
-
-def test_cancel_several(app: Celery, delayed: Delayed) -> None:
-    for id in "abc":
-        send(app, id)
-    send(app, "far", queue="elsewhere")
-    assert delayed.cancel_ids(["a", "x", "c", "a", "far"]) == {"a", "c", "far"}
-    assert delayed.cancel_ids([]) == set()
-    assert ids(delayed.find()) == ["b"]
-
-
 AT = datetime(2100, 1, 2, 3, 4, 5, 678_900, tzinfo=timezone.utc)
 
 
@@ -311,21 +239,26 @@ def test_reschedule_to_an_eta(
     assert delayed.reschedule("a", eta=eta) is True
     due_ms = check_backlog(client, "celery")["a"]
     assert due_ms == 4_102_542_245_679  # whole milliseconds, and never early
-    found = delayed.get("a")
-    assert found
-    assert found.headers["eta"] == "2100-01-02T03:04:05.679000+00:00"
-    assert told == [("a", found.headers["eta"])]
+    header = get(delayed, "a").headers["eta"]
+    assert header == "2100-01-02T03:04:05.679000+00:00"
+    assert told == [("a", header)]
     assert ids(delayed.find()) == ["b", "a"]
 
 
-def test_reschedule_by_countdown(app: Celery, delayed: Delayed) -> None:
+def test_reschedule_by_countdown_and_to_the_last_time_there_is(
+    app: Celery, delayed: Delayed
+) -> None:
     send(app, "a")
     assert delayed.reschedule("a", countdown=7200)
-    found = delayed.get("a")
-    assert found
+    found = get(delayed, "a")
     assert found.remaining
     assert abs(found.remaining - 2 * HOUR) < SEEN_LATE
     assert found.eta == datetime.fromisoformat(found.headers["eta"])
+    assert delayed.reschedule("a", eta=datetime.max)
+    found = get(delayed, "a")
+    assert found.eta
+    assert found.eta.year == 9999
+    assert found.as_dict()["remaining_seconds"] > 0
 
 
 @pytest.mark.parametrize(
@@ -336,20 +269,8 @@ def test_reschedule_to_a_time_that_has_come(
 ) -> None:
     send(app, "a")
     assert delayed.reschedule("a", **to)
-    found = delayed.get("a")
-    assert found
-    assert found.state == "ready"
+    assert get(delayed, "a").state == "ready"
     assert not delayed.reschedule("a", **to)
-
-
-def test_reschedule_to_the_last_time_there_is(app: Celery, delayed: Delayed) -> None:
-    send(app, "a")
-    assert delayed.reschedule("a", eta=datetime.max)
-    found = delayed.get("a")
-    assert found
-    assert found.eta
-    assert found.eta.year == 9999
-    assert found.as_dict()["remaining_seconds"] > 0
 
 
 @pytest.mark.parametrize(
@@ -381,18 +302,20 @@ def test_run_now(app: Celery, delayed: Delayed, told: list[Any]) -> None:
     assert delayed.run_now("a") is True
     assert delayed.run_now("a") is False
     assert told == [("a", None)]
-    found = delayed.get("a")
-    assert found
+    found = get(delayed, "a")
     assert (found.state, found.priority) == ("ready", 6)
     assert found.eta
     assert abs(found.eta - now()) < SEEN_LATE
 
 
-def test_two_tasks_with_one_id(app: Celery, delayed: Delayed) -> None:
+def test_tasks_with_one_id(app: Celery, delayed: Delayed) -> None:
     for hours, name in ((1, "noop"), (2, "record"), (3, "late")):
         send(app, "a", hours, name)
-    assert ids(delayed.find()) == ["a", "a", "a"]
-    assert [info.task for info in delayed.find()] == ["noop", "record", "late"]
+    assert [(info.id, info.task) for info in delayed.find()] == [
+        ("a", "noop"),
+        ("a", "record"),
+        ("a", "late"),
+    ]
     assert delayed.reschedule("a", eta=AT)
     assert {info.eta.year for info in delayed.find() if info.eta} == {2100}
     outcome = delayed.cancel_many(Query(task="record"))
@@ -405,7 +328,9 @@ def test_two_tasks_with_one_id(app: Celery, delayed: Delayed) -> None:
 # Queues.
 
 
-def test_queues_that_the_app_does_not_know(app: Celery, make: Callable[..., Celery]) -> None:
+def test_queues_that_the_app_does_not_know(
+    app: Celery, make: Callable[..., Celery], client: redis.Redis
+) -> None:
     other: Delayed = make().delayed
     for id in ("cancel", "move", "run"):
         send(app, id, queue="elsewhere")
@@ -414,25 +339,13 @@ def test_queues_that_the_app_does_not_know(app: Celery, make: Callable[..., Cele
     assert other.cancel("cancel")
     assert other.reschedule("move", countdown=9)
     assert other.run_now("run")
-    found = other.get("run")
-    assert found
+    found = get(other, "run")
     assert (found.state, found.queue) == ("ready", "elsewhere")
     assert not other.cancel("move", queue="celery")
     assert other.cancel("move", queue="elsewhere")
-    found = other.get("run")
-    assert found
-    assert found.queue == "elsewhere"
-
-
-def test_a_drained_queue_that_the_app_does_not_know(
-    app: Celery, make: Callable[..., Celery], client: redis.Redis
-) -> None:
-    other: Delayed = make().delayed
-    send(app, "a", queue="elsewhere")
-    assert other.cancel("a")
-    client.delete("{elsewhere}:wake")  # as a consumer takes the token
+    client.delete("elsewhere", "{elsewhere}:wake")  # as a consumer takes message and token
     assert other.queues() == ["celery", "elsewhere"]
-    assert [each.event for each in other.events(task_id="a")] == ["scheduled", "cancelled"]
+    assert [each.event for each in other.events(task_id="cancel")] == ["scheduled", "cancelled"]
 
 
 @pytest.mark.parametrize("kind", ["messages", "unacked:host:1:ab", "dead-messages"])
@@ -486,14 +399,11 @@ def shop(app: Celery) -> Delayed:
         ({}, "123564"),
         ({"task": "app.send_mail"}, "14"),
         ({"task": "app.send_*"}, "124"),
-        ({"task": "*_mail"}, "14"),
         ({"task": "app.?eport"}, "3"),
         ({"task": "app.s[em]*"}, "124"),
         ({"task": "app.[!s]*"}, "36"),
         ({"task": "app.[[]x]"}, "6"),
-        ({"task": "app.send_[sx]ms"}, "2"),
         ({"task": "a[nopqrst]p*"}, "12364"),
-        ({"task": "größe.*"}, "5"),
         ({"task": "*ö?e*"}, "5"),
         ({"task": "APP.*"}, ""),
         ({"task": "app"}, ""),
@@ -502,18 +412,13 @@ def shop(app: Celery) -> Delayed:
         ({"tenant": "ada"}, "134"),
         ({"tenant": "größe"}, "5"),
         ({"tenant": "a"}, ""),
-        ({"header": {"tenant": "bob"}}, "2"),
         ({"header": {"try": 2}}, "2"),
         ({"header": {"try": "2"}}, "2"),
         ({"header": {"flag": True}}, "3"),
         ({"header": {"flag": "True"}}, "3"),
         ({"header": {"none": None}}, "3"),
-        ({"header": {"none": "None"}}, "3"),
-        ({"header": {"f": 0.5}}, "4"),
         ({"header": {"f": "0.5"}}, "4"),
         ({"header": {"x": [1, "a"]}}, "15"),
-        ({"header": {"x": "[1, 'a']"}}, "15"),
-        ({"header": {"x": {"a": True}}}, "2"),
         ({"header": {"x": "{'a': True}"}}, "2"),
         ({"header": {"missing": None}}, ""),
         ({"header": {"try": 1, "tenant": "ada"}}, "1"),
@@ -523,21 +428,19 @@ def shop(app: Celery) -> Delayed:
         ({"due_after": 1.5}, "23564"),
         ({"due_before": 2.5}, "12"),
         ({"due_after": 1.5, "due_before": 4.5, "tenant": "ada"}, "34"),
-        ({"due_after": 9}, ""),
     ],
 )
 def test_find(criteria: dict[str, Any], expected: str, shop: Delayed) -> None:
-    given = {
-        name: in_hours(value) if name.startswith("due") else value
-        for name, value in criteria.items()
-    }
-    assert "".join(ids(shop.find(**given))) == expected
-    assert shop.count(Query(**given)) == len(expected)
-    naive = {
-        name: value.replace(tzinfo=None).isoformat() if name.startswith("due") else value
-        for name, value in given.items()
-    }
-    assert "".join(ids(shop.find(**naive))) == expected
+    def find(form: Callable[[datetime], Any]) -> str:
+        given = {
+            name: form(in_hours(value)) if name.startswith("due") else value
+            for name, value in criteria.items()
+        }
+        assert shop.count(Query(**given)) == len(expected)
+        return "".join(ids(shop.find(**given)))
+
+    assert find(lambda at: at) == expected
+    assert find(lambda at: at.replace(tzinfo=None).isoformat()) == expected
 
 
 def test_find_by_the_bounds_of_time(app: Celery, delayed: Delayed) -> None:
@@ -582,11 +485,6 @@ def test_find_refuses(criteria: dict[str, Any], text: str, delayed: Delayed) -> 
         delayed.find(**criteria)
     with pytest.raises(ValueError, match=text):
         Query(**criteria)
-
-
-def test_find_knows_its_criteria(delayed: Delayed) -> None:
-    with pytest.raises(TypeError, match="tenent"):
-        delayed.find(tenent="ada")
 
 
 def test_an_empty_query_means_all() -> None:
@@ -642,28 +540,15 @@ def test_cancel_many(many: Delayed, told: list[Any]) -> None:
     assert (outcome.matched, outcome.changed, outcome.dry_run) == (20, 0, True)
     assert outcome.queues == {"celery": 20}
     assert ids(outcome.sample) == ADAS[:10]
-    assert due_times(many) == before
-    assert told == []
-    assert sum(steps) == 20
+    assert (due_times(many), told, sum(steps)) == (before, [], 20)
     outcome = many.cancel_many(Query(tenant="ada"), progress=steps.append)
     assert (outcome.matched, outcome.changed, outcome.dry_run) == (20, 20, False)
     assert sum(steps) == 40
     assert due_times(many) == {id: at for id, at in before.items() if id not in ADAS}
     assert told == [("cancelled", id) for id in ADAS]
-    assert many.cancel_many(Query(tenant="ada")).matched == 0
 
 
-def test_run_now_many(many: Delayed, told: list[Any]) -> None:
-    outcome = many.run_now_many(Query(tenant="ada"), dry_run=True)
-    assert (outcome.matched, outcome.changed) == (20, 0)
-    outcome = many.run_now_many(Query(tenant="ada"))
-    assert (outcome.matched, outcome.changed) == (20, 20)
-    assert told == [(id, None) for id in ADAS]
-    assert many.counts()["celery"].ready == 20
-    assert len(due_times(many)) == 40
-
-
-@pytest.mark.parametrize("minutes", [-70, -10, -1, 0, 1, 3, 10, 29, 40])
+@pytest.mark.parametrize("minutes", [-70, -10, 0, 3, 40])
 @pytest.mark.parametrize("query", [Query(), Query(tenant="ada")])
 def test_reschedule_many_by(query: Query, minutes: float, many: Delayed, told: list[Any]) -> None:
     """Each is moved once, wherever it lands among those that are still to be read."""
@@ -681,26 +566,21 @@ def test_reschedule_many_by(query: Query, minutes: float, many: Delayed, told: l
     assert many.counts()["celery"].ready == sum(at <= soon for at in moved.values())
 
 
-@pytest.mark.parametrize("minutes", [-100, 30, 75, 300])
+@pytest.mark.parametrize("minutes", [-100, 30, 300])
 def test_reschedule_many_to(minutes: float, many: Delayed) -> None:
-    before, to = due_times(many), in_hours(1) + timedelta(minutes=minutes - 60)
-    to = to.replace(microsecond=0)
-    outcome = many.reschedule_many(Query(tenant="ada"), to=to)
-    assert (outcome.matched, outcome.changed) == (20, 20)
+    before = due_times(many)
+    to = now().replace(microsecond=0) + timedelta(minutes=minutes)
+    assert many.reschedule_many(Query(tenant="ada"), to=to).changed == 20
     after = due_times(many)
     assert {id: at for id, at in before.items() if id not in ADAS}.items() <= after.items()
-    if minutes > 0:
-        assert {after[id] for id in ADAS} == {to.timestamp() * 1000}
-    else:
-        assert many.counts()["celery"].ready == 20
+    assert {after.get(id) for id in ADAS} == {to.timestamp() * 1000 if minutes > 0 else None}
+    assert many.counts()["celery"].ready == (0 if minutes > 0 else 20)
 
 
 def test_reschedule_many_spread(many: Delayed) -> None:
     to = in_hours(1.25).replace(microsecond=0)
-    outcome = many.reschedule_many(Query(tenant="ada"), to=to, spread=10 * HOUR)
-    assert (outcome.matched, outcome.changed) == (20, 20)
-    after = due_times(many)
-    start_ms = round(to.timestamp() * 1000)
+    assert many.reschedule_many(Query(tenant="ada"), to=to, spread=10 * HOUR).changed == 20
+    after, start_ms = due_times(many), round(to.timestamp() * 1000)
     assert [after[id] for id in ADAS] == [start_ms + n * 1_800_000 for n in range(20)]
 
 
@@ -715,10 +595,8 @@ def test_many_over_several_queues(app: Celery, delayed: Delayed) -> None:
     for n in range(6):
         send(app, str(n), 1 + n, queue=f"q{n % 3}")
     outcome = delayed.reschedule_many(Query(), by=HOUR)
-    assert (outcome.matched, outcome.changed) == (6, 6)
-    assert outcome.queues == {"q0": 2, "q1": 2, "q2": 2}
-    outcome = delayed.cancel_many(Query(queue="q1"))
-    assert outcome.queues == {"q1": 2}
+    assert (outcome.changed, outcome.queues) == (6, {"q0": 2, "q1": 2, "q2": 2})
+    assert delayed.cancel_many(Query(queue="q1")).queues == {"q1": 2}
     assert sorted(ids(delayed.find())) == ["0", "2", "3", "5"]
 
 
@@ -757,8 +635,7 @@ def test_counts(app: Celery, delayed: Delayed) -> None:
     counts = found["celery"]
     assert (counts.delayed, counts.due, counts.ready) == (3, 1, 1)
     assert (counts.unacked, counts.dead) == (1, 1)
-    assert delayed.counts("other").keys() == {"other"}
-    assert found["other"].delayed == 1
+    assert delayed.counts("other")["other"].delayed == found["other"].delayed == 1
 
 
 @pytest.mark.parametrize("buckets", [1, 7, 48, 249])
@@ -789,29 +666,11 @@ def test_forecast(buckets: int, app: Celery, delayed: Delayed) -> None:
     assert delayed.forecast(24, buckets, queue="other", start=start).total == 101
 
 
-def test_forecast_from_now(app: Celery, delayed: Delayed) -> None:
-    send(app, "a", 0.75)
-    send(app, "b", 30)
-    found = delayed.forecast()
-    assert [n for n, bucket in enumerate(found.buckets) if bucket.count] == [1]
-    assert (len(found.buckets), found.overdue, found.later) == (48, 0, 1)
-
-
 @pytest.mark.parametrize(
     "how",
-    [
-        {"hours": 0},
-        {"hours": -1},
-        {"hours": float("nan")},
-        {"hours": float("inf")},
-        {"hours": 1e9},
-        {"hours": "1"},
-        {"buckets": 0},
-        {"buckets": 250},
-        {"buckets": 10**12},
-        {"buckets": 2.5},
-        {"start": "now"},
-    ],
+    [{"hours": hours} for hours in (0, -1, float("nan"), float("inf"), 1e9, "1")]
+    + [{"buckets": buckets} for buckets in (0, 250, 10**12, 2.5)]
+    + [{"start": "now"}],
 )
 def test_forecast_refuses(how: dict[str, Any], delayed: Delayed) -> None:
     with pytest.raises(QueryError, match="a forecast takes a number of hours, 1 to 249 buckets"):
@@ -833,16 +692,12 @@ def test_dead_letters(app: Celery, delayed: Delayed) -> None:
     shown = dead.show("2")
     assert shown
     assert (shown.queue, shown.info.reason, shown.info.task) == ("celery", "reason 2", "record")
-    assert abs(shown.at - now()) < SEEN_LATE
+    assert (shown.info.deliveries, abs(shown.at - now()) < SEEN_LATE) == (1, True)
     assert dead.show("x") is None
     assert dead.show("far", "celery") is None
     assert dead.replay(["0", "x"]) == 1
     assert dead.replay("1", at=AT) == 1
-    assert {info.id: info.state for info in map(delayed.get, "012") if info} == {
-        "0": "ready",
-        "1": "delayed",
-        "2": "dead",
-    }
+    assert [get(delayed, id).state for id in "012"] == ["ready", "delayed", "dead"]
     assert dead.purge(["2"]) == 1
     assert dead.purge(queue="elsewhere") == 1
     assert dead.replay() == 1
@@ -857,21 +712,13 @@ def test_dead_letters(app: Celery, delayed: Delayed) -> None:
 @pytest.mark.parametrize(
     ("url", "text"),
     [
-        (
-            "redis://:secret@127.0.0.1/0",
-            r"redis://:\*\*@127.* keeps no backlog: put delayed\+",
-        ),
+        ("redis://:secret@127.0.0.1/0", r"redis://:\*\*@127.* keeps no backlog: put delayed\+"),
         ("memory://", "memory://.* keeps no backlog: use a Redis server, with a URL such as"),
     ],
 )
 def test_a_broker_without_a_backlog(url: str, text: str, make: Callable[..., Celery]) -> None:
     delayed: Delayed = make(url).delayed
-    for call in (
-        delayed.queues,
-        delayed.counts,
-        lambda: delayed.cancel("a"),
-        lambda: delayed.dead.show("a"),
-    ):
+    for call in (delayed.queues, lambda: delayed.cancel("a"), lambda: delayed.dead.show("a")):
         with pytest.raises(BrokerError, match=text):
             call()
 
@@ -879,26 +726,16 @@ def test_a_broker_without_a_backlog(url: str, text: str, make: Callable[..., Cel
 QUICK = {"task_publish_retry_policy": {"max_retries": 0}}
 
 
-def test_a_broker_that_cannot_be_reached(make: Callable[..., Celery]) -> None:
-    delayed: Delayed = make(f"delayed+redis://127.0.0.1:{free_port()}/0", QUICK).delayed
-    for call in (delayed.queues, lambda: delayed.get("a"), lambda: [*delayed.dead.list()]):
-        with pytest.raises(OperationalError, match="onnect"):
-            call()
-
-
 def test_a_lost_connection(server: Server, make: Callable[..., Celery], app: Celery) -> None:
     send(app, "a")
     with Proxy(server.port or 0) as proxy:
         delayed: Delayed = make(f"delayed+redis://127.0.0.1:{proxy.port}/0", QUICK).delayed
-        calls = (delayed.queues, lambda: delayed.cancel("x"), lambda: delayed.dead.show("x"))
-        assert delayed.get("a")
-        for _ in range(2):
-            proxy.cut()
-            for call in calls:
-                with pytest.raises(OperationalError):
-                    call()
-            proxy.heal()
+        for call in (delayed.queues, lambda: delayed.cancel("x"), lambda: delayed.dead.show("x")):
             assert delayed.get("a")
+            proxy.cut()
+            with pytest.raises(OperationalError):
+                call()
+            proxy.heal()
         proxy.cut()
         proxy.heal()
         with contextlib.suppress(OperationalError):
@@ -906,17 +743,9 @@ def test_a_lost_connection(server: Server, make: Callable[..., Celery], app: Cel
         assert ids(delayed.find()) == ["a"]
 
 
-def test_the_next_url_gets_its_turn(server: Server, make: Callable[..., Celery]) -> None:
-    urls = [f"delayed+redis://127.0.0.1:{port}/0" for port in (free_port(), server.port)]
-    config = {"task_publish_retry_policy": {"max_retries": 2, "interval_start": 0}}
-    delayed: Delayed = make(";".join(urls), config).delayed
-    assert delayed.queues() == ["celery"]
-
-
-def test_close(app: Celery, delayed: Delayed, client: redis.Redis) -> None:
+def test_close(app: Celery, delayed: Delayed) -> None:
     send(app, "a")
     dead = delayed.dead
-    assert delayed.get("a")
     delayed.close()
     delayed.close()
     assert delayed.get("a")
@@ -934,11 +763,3 @@ def test_a_fork_has_a_connection_of_its_own(app: Celery, delayed: Delayed) -> No
     assert all(len(ids(delayed.find())) == 200 for _ in range(20))
     assert os.waitpid(child, 0)[1] == 0
     assert delayed.get("0")
-
-
-def test_install_twice_is_once(make: Callable[..., Celery]) -> None:
-    app = make()
-    first, control, steps = app.delayed, app.control, set(app.steps["consumer"])
-    assert install(app) is first
-    assert type(app.control) is type(control)
-    assert app.steps["consumer"] == steps

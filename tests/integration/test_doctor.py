@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import redis
-from kombu import Connection, Consumer, Queue
+from kombu import Consumer, Queue
 
 from celery_ext.http.api.create_once import KEPT_SECONDS, OnceStore
 from kombu_delayed.inspection import doctor as doctor_module
 from kombu_delayed.inspection.doctor import Doctor
 from kombu_delayed.store.store import Store
+from tests.kit.inbox import Connect
 from tests.kit.state import dead_state, entry, note, state
 
 LOST = "why it was buried is lost"
@@ -258,7 +259,7 @@ def test_a_token_that_is_taken_in_time(
     assert next(looks, None) is None
 
 
-def test_a_consumer_that_waits(connect: Callable[..., Connection], store: Store) -> None:
+def test_a_consumer_that_waits(connect: Connect, store: Store) -> None:
     """It takes each token at once, whatever comes."""
     store.now = ""
     connection = connect()

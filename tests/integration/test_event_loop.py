@@ -17,7 +17,7 @@ from kombu import Connection, Exchange, Queue
 from kombu.asynchronous import Hub
 
 from tests.kit.epolls import ghosts
-from tests.kit.inbox import Inbox
+from tests.kit.inbox import Connect, Inbox
 from tests.kit.servers import Server
 from tests.kit.wait import wait_until
 
@@ -84,37 +84,30 @@ def reconnect_silently(connection: Any) -> None:
 
 
 @pytest.mark.parametrize("how", [reconnect, reconnect_silently])
+@pytest.mark.parametrize("has_loop", [True, False])
 def test_pubsub_subscribes_again_whoever_reconnected(
     how: Callable[[Any], None],
+    has_loop: bool,
     connection: Connection,
-    connect: Callable[..., Connection],
+    connect: Connect,
     client: redis.Redis,
 ) -> None:
-    loop = Loop(connection, Queue("reader", NEWS))
-    loop.turn_until(lambda: subscribed(client), "it has subscribed")
-    how(loop.channel.subclient.connection)
-    wait_until(lambda: not subscribed(client), "the subscription has ended")
-    loop.turn_until(lambda: subscribed(client), "it has subscribed again")
-    connect().Producer(exchange=NEWS).publish("heard")
-    loop.turn_until(lambda: loop.inbox.bodies == ["heard"], "it has heard")
+    news = Queue("reader", NEWS)
+    loop = Loop(connection, news) if has_loop else None
+    inbox = loop.inbox if loop else Inbox(connection, news)
 
+    def turn_until(condition: Callable[[], Any], description: str) -> None:
+        if loop:
+            loop.turn_until(condition, description)
+        else:
+            wait_until(lambda: (inbox.drain(0.05), condition())[1], description)
 
-@pytest.mark.parametrize("how", [reconnect, reconnect_silently])
-def test_pubsub_subscribes_again_without_an_event_loop(
-    how: Callable[[Any], None],
-    connection: Connection,
-    connect: Callable[..., Connection],
-    client: redis.Redis,
-) -> None:
-    inbox = Inbox(connection, Queue("reader", NEWS))
-    inbox.drain(0.05)
-    wait_until(lambda: subscribed(client), "it has subscribed")
+    turn_until(lambda: subscribed(client), "it has subscribed")
     how(inbox.consumer.channel.subclient.connection)
     wait_until(lambda: not subscribed(client), "the subscription has ended")
-    inbox.drain(0.05)
-    wait_until(lambda: subscribed(client), "it has subscribed again")
+    turn_until(lambda: subscribed(client), "it has subscribed again")
     connect().Producer(exchange=NEWS).publish("heard")
-    assert inbox.receive(1) == ["heard"]
+    turn_until(lambda: inbox.bodies == ["heard"], "it has heard")
 
 
 def test_a_lost_pubsub_connection_is_opened_at_once(loop: Loop, client: redis.Redis) -> None:
@@ -131,7 +124,7 @@ def test_a_lost_pubsub_connection_is_opened_at_once(loop: Loop, client: redis.Re
 
 @pytest.mark.parametrize("kind", ["wake", "pubsub"])
 def test_a_connection_that_a_child_has_open_leaves_no_ghost(
-    kind: str, loop: Loop, connect: Callable[..., Connection], mail: Queue
+    kind: str, loop: Loop, connect: Connect, mail: Queue
 ) -> None:
     channel = loop.channel
     connection = (
@@ -149,7 +142,7 @@ def test_a_connection_that_a_child_has_open_leaves_no_ghost(
 
 @pytest.mark.parametrize("is_watched", [False, True])
 def test_an_event_of_a_ghost_neither_blocks_nor_spins(
-    is_watched: bool, loop: Loop, connect: Callable[..., Connection], mail: Queue
+    is_watched: bool, loop: Loop, connect: Connect, mail: Queue
 ) -> None:
     epoll = loop.poller.poller._selector._selector
     ours, other = socket.socketpair()
@@ -173,21 +166,16 @@ def test_an_event_of_a_ghost_neither_blocks_nor_spins(
         loop.turn_until(lambda: loop.inbox.bodies == ["x"], "it goes on")
 
 
-def test_a_waiting_connection_that_somebody_has_closed_is_opened_again(
-    loop: Loop, connect: Callable[..., Connection], mail: Queue
+@pytest.mark.parametrize("resets", [False, True])
+def test_it_is_woken_after_its_connection_was_closed_or_its_loop_reset(
+    loop: Loop, connect: Connect, mail: Queue, resets: bool
 ) -> None:
-    loop.inbox.stop_polling()
-    loop.channel.consumer.wake.connection.disconnect()
-    assert not loop.channel.consumer.wake.waiting
-    connect().Producer().publish("x", exchange="mail", routing_key="mail", declare=[mail])
-    loop.turn_until(lambda: loop.inbox.bodies == ["x"], "it was woken")
-
-
-def test_the_event_loop_may_be_reset(
-    loop: Loop, connect: Callable[..., Connection], mail: Queue
-) -> None:
-    loop.hub.reset()
-    loop.hub._loop = None
+    if resets:
+        loop.hub.reset()
+        loop.hub._loop = None
+    else:
+        loop.channel.consumer.wake.connection.disconnect()
+        assert not loop.channel.consumer.wake.waiting
     loop.inbox.stop_polling()
     connect().Producer().publish("x", exchange="mail", routing_key="mail", declare=[mail])
     loop.turn_until(lambda: loop.inbox.bodies == ["x"], "it was woken")
@@ -197,9 +185,7 @@ def test_the_event_loop_may_be_reset(
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_few_connections_are_enough(
-    count: int, connect: Callable[..., Connection], mail: Queue
-) -> None:
+def test_few_connections_are_enough(count: int, connect: Connect, mail: Queue) -> None:
     connection = connect(max_connections=count)
     inbox = Inbox(connection, mail, Queue("reader", NEWS))
     inbox.drain(0.05)
@@ -210,7 +196,7 @@ def test_few_connections_are_enough(
 
 
 def test_scripts_and_kombus_commands_share_a_connection(
-    connect: Callable[..., Connection], client: redis.Redis, mail: Queue
+    connect: Connect, client: redis.Redis, mail: Queue
 ) -> None:
     before = len(client.client_list())
     connection = connect()

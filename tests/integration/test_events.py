@@ -13,21 +13,15 @@ import redis
 from celery.contrib.testing.worker import start_worker
 from celery.exceptions import Reject
 from celery.signals import setup_logging, task_received
-from kombu import Connection
 
 from celery_ext import install
 from celery_ext.app.signals import task_buried, task_late
 from kombu_delayed.inspection.events import Event
 from kombu_delayed.store.store import Limits, Store
 from tests.kit.extended import Bench, extended
+from tests.kit.heard import heard
 from tests.kit.servers import Server
 from tests.kit.wait import wait_until
-
-
-@pytest.fixture
-def bench(server: Server, tmp_path: Path) -> Iterator[Bench]:
-    with extended(server, tmp_path) as bench:
-        yield bench
 
 
 @contextmanager
@@ -54,7 +48,7 @@ def names(bench: Bench, id: str) -> list[str]:
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+@pytest.mark.parametrize("pool", ["prefork", "solo"])
 def test_a_worker_tells_under_its_name(bench: Bench, pool: str) -> None:
     bench.send("a", countdown=0.5, headers={"tenant": "acme"})
     bench.app.send_task("record", task_id="b")
@@ -69,13 +63,6 @@ def test_a_worker_tells_under_its_name(bench: Bench, pool: str) -> None:
     assert delivered.worker == acked.worker == "w1@test"
 
 
-def test_what_a_user_does_is_told(bench: Bench) -> None:
-    bench.send("a")
-    bench.app.delayed.reschedule("a", countdown=7200)
-    bench.app.delayed.cancel("a")
-    assert names(bench, "a") == ["scheduled", "rescheduled", "cancelled"]
-
-
 def test_only_what_is_new(bench: Bench) -> None:
     bench.send("a")
     (first,) = bench.app.delayed.events()
@@ -84,16 +71,6 @@ def test_only_what_is_new(bench: Bench) -> None:
     after = {"celery": first.stream_id}
     assert [event.id for event in bench.app.delayed.events(after=after)] == ["b", "c"]
     assert [event.id for event in bench.app.delayed.events("mail")] == ["c"]
-
-
-@pytest.mark.parametrize(("limit", "keys"), [(0, 0), (5, 1)])
-def test_the_option(
-    limit: int, keys: int, server: Server, tmp_path: Path, client: redis.Redis
-) -> None:
-    with extended(server, tmp_path) as bench:
-        bench.app.conf.broker_transport_options = {"delayed_events": limit}
-        bench.send("a")
-        assert len(client.keys("*:events")) == keys  # type: ignore[arg-type]
 
 
 def test_streams_do_not_outlive_the_queues_of_workers(bench: Bench, client: redis.Redis) -> None:
@@ -124,45 +101,17 @@ def test_a_name_that_the_user_has_chosen_stays(server: Server, tmp_path: Path) -
             assert consumer_name(bench).startswith("mine:")
 
 
-@pytest.mark.parametrize("limit", [0, 1000])
-@pytest.mark.parametrize("acks", [1, 3])
-def test_an_ack_just_before_the_end_counts_though_the_server_has_lost_its_scripts(
-    limit: int, acks: int, server: Server, client: redis.Redis
-) -> None:
-    options = {"delayed_events": limit}
-    with Connection(f"delayed+{server.url}", transport_options=options) as connection:
-        queue = connection.SimpleQueue("mail")
-        for n in range(acks + 1):
-            queue.put(n)
-        queue.get(timeout=60).ack()
-        messages = [queue.get(timeout=60) for _ in range(acks)]
-        client.script_flush()
-        for message in messages:
-            message.ack()
-        queue.close()
-    assert client.llen("mail") == 0
-
-
 # Signals.
 
 
 def test_a_task_that_comes_late(bench: Bench) -> None:
     install(bench.app, late_seconds=100)
-    late: list[dict[str, Any]] = []
-
-    def listen(**given: Any) -> None:
-        late.append(given)
-
     eta = datetime.now(timezone.utc) - timedelta(seconds=200)
     for id, seconds in (("late", 0), ("soon", 150)):
         bench.app.send_task("noop", task_id=id, eta=eta + timedelta(seconds=seconds))
     bench.app.send_task("noop", task_id="now")
-    task_late.connect(listen)
-    try:
-        with worker_in_this_process(bench):
-            bench.result("now").get(timeout=60)
-    finally:
-        task_late.disconnect(listen)
+    with heard(task_late) as late, worker_in_this_process(bench):
+        bench.result("now").get(timeout=60)
     assert not task_received.receivers
     (given,) = late
     assert (given["sender"], given["task_id"], given["eta"]) == ("noop", "late", eta.isoformat())
@@ -174,25 +123,13 @@ def test_a_task_that_is_buried(bench: Bench) -> None:
     def refuse() -> None:
         raise Reject("no", requeue=False)
 
-    buried: list[dict[str, Any]] = []
-
-    def listen(**given: Any) -> None:
-        buried.append(given)
-
-    task_buried.connect(listen)
-    try:
-        refuse.apply_async(task_id="a", countdown=0.1)
-        with worker_in_this_process(bench):
-            wait_until(lambda: buried, "it is buried")
-    finally:
-        task_buried.disconnect(listen)
+    refuse.apply_async(task_id="a", countdown=0.1)
+    with heard(task_buried) as buried, worker_in_this_process(bench):
+        wait_until(lambda: buried, "it is buried")
     (given,) = buried
-    assert given["sender"] == given["info"].task == "refuse"
-    assert (given["info"].id, given["info"].state, given["info"].reason) == (
-        "a",
-        "dead",
-        "no",
-    )
+    info = given["info"]
+    assert given["sender"] == info.task == "refuse"
+    assert (info.id, info.state, info.reason) == ("a", "dead", "no")
     assert names(bench, "a") == ["scheduled", "delivered", "buried"]
 
 
@@ -208,16 +145,8 @@ def test_a_broken_connection_when_telling_of_a_burial_stops_nothing(
         raise redis.ConnectionError("gone")
 
     monkeypatch.setattr(Store, "dead_letters", broken)
-    heard: list[Any] = []
-
-    def listen(**given: Any) -> None:
-        heard.append(given)
-
-    task_buried.connect(listen)
-    try:
+    with heard(task_buried) as buried:
         assert real.release("celery", "me", [1], counted=True) == 1
         text = "Cannot tell of dead letters in queue 'celery': gone"
         wait_until(lambda: text in caplog.text, "it is logged")
-    finally:
-        task_buried.disconnect(listen)
-    assert heard == []
+    assert buried == []

@@ -20,7 +20,7 @@ from tests.kit.state import entry
 LETTERS = 50
 
 
-@pytest.fixture(params=["volatile-lru", "volatile-lfu", "volatile-random", "volatile-ttl"])
+@pytest.fixture(params=["volatile-lru", "volatile-ttl"])
 def full(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[redis.Redis]:
     config = {"maxmemory-policy": request.param}
     kind = available_kinds()[0]

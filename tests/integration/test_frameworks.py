@@ -267,19 +267,14 @@ def test_what_is_refused(tasks: Any, sent: list[Any], monkeypatch: pytest.Monkey
         tasks.add.using(queue_name="nowhere")
     with pytest.raises(InvalidTask, match="aware"):
         tasks.add.using(run_after=datetime(2100, 1, 1))
+    add = tasks.add
+    monkeypatch.setattr(tasks, "add", tasks.fail)
+    with pytest.raises(InvalidTask, match=r"another task as tests\.kit\.django_tasks\.add"):
+        add.enqueue(1)
     monkeypatch.setattr(tasks.plain.func, "__module__", "__main__")
     with pytest.raises(InvalidTask, match=r"cannot import __main__\.plain: move"):
         tasks.plain.enqueue()
     assert sent == []
-
-
-def test_two_tasks_of_one_name(tasks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from django.tasks.exceptions import InvalidTask
-
-    before = tasks.add
-    monkeypatch.setattr(tasks, "add", tasks.fail)
-    with pytest.raises(InvalidTask, match=r"another task as tests\.kit\.django_tasks\.add"):
-        before.enqueue(1)
 
 
 def test_without_a_broker(
@@ -438,19 +433,20 @@ def finished(result: Any) -> Any:
 
 
 @pytest.mark.smoke
-def test_a_task_runs(tasks: Any, ledger: Ledger) -> None:
-    result = finished(tasks.add.enqueue(1, y=2))
+def test_a_task_runs(tasks: Any, shop: Any, ledger: Ledger) -> None:
+    from shop.background import report
+
+    later = datetime.now(timezone.utc) + timedelta(hours=1)
+    result = tasks.add.using(run_after=later).enqueue(1, y=2)
+    assert shop.delayed.get(result.id).state == "delayed"
+    assert ledger.of(result.id) == []
+    assert shop.delayed.run_now(result.id)
+    result = finished(result)
     assert (result.status, result.return_value) == ("SUCCESSFUL", 3)
     assert result.enqueued_at < result.started_at <= result.finished_at
     assert (result.worker_ids, result.attempts, result.errors) == (["w1@test"], 1, [])
     signals = [(each["signal"], each["status"]) for each in ledger.of(result.id)]
     assert signals == [("started", "RUNNING"), ("finished", "SUCCESSFUL")]
-
-
-@pytest.mark.smoke
-def test_a_task_of_the_example_runs(ledger: Ledger) -> None:
-    from shop.background import report
-
     assert finished(report.enqueue("Monday")).return_value == "the report of Monday"
 
 
@@ -490,16 +486,6 @@ def test_context_and_coroutines(tasks: Any, ledger: Ledger) -> None:
     result = asyncio.run(send())
     finished(result)
     assert asyncio.run(look()).return_value == 3
-
-
-@pytest.mark.smoke
-def test_a_deferred_task_runs(tasks: Any, shop: Any, ledger: Ledger) -> None:
-    later = datetime.now(timezone.utc) + timedelta(hours=1)
-    result = tasks.add.using(run_after=later).enqueue(1)
-    assert shop.delayed.get(result.id).state == "delayed"
-    assert ledger.of(result.id) == []
-    assert shop.delayed.run_now(result.id)
-    assert finished(result).return_value == 1
 
 
 @pytest.mark.smoke

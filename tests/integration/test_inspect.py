@@ -17,19 +17,13 @@ import pytest
 
 from celery_ext import install
 from celery_ext.worker import inspect
-from tests.kit.extended import MODULE, Bench, extended
+from tests.kit.extended import MODULE, Bench
 from tests.kit.servers import Server, free_port
 from tests.kit.tasks_app import Settings, make_app
 from tests.kit.wait import wait_until
 from tests.kit.workers import ROOT
 
 pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex")
-
-
-@pytest.fixture
-def bench(server: Server, tmp_path: Path) -> Iterator[Bench]:
-    with extended(server, tmp_path) as bench:
-        yield bench
 
 
 def asked(bench: Bench, name: str, *args: Any, **options: Any) -> Any:

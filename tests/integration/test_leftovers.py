@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from kombu.transport import redis as stock
 
 from kombu_delayed import DeadLetters
 from kombu_delayed.store.keys import format_version
-from tests.kit.inbox import Inbox
+from tests.kit.inbox import Connect, Inbox
 from tests.kit.servers import Server
 from tests.kit.tasks_app import Settings
 from tests.kit.wait import wait_until
@@ -78,30 +77,17 @@ def end(connection: Connection, how: str, inbox: Inbox) -> None:
 
 
 @pytest.mark.parametrize("how", ["acked", "requeued", "cancelled", "given back"])
-def test_however_a_consumer_ends(
-    how: str, connect: Callable[..., Connection], client: redis.Redis
-) -> None:
+def test_however_a_consumer_ends(how: str, connect: Connect, client: redis.Redis) -> None:
     connection, queue = connect(delayed_lease_seconds=1), brief()
-    send(connection, queue, 0, 1, 2)
-    inbox = Inbox(connection, queue, prefetch_count=2, ack=False)
-    inbox.receive(1)
+    for priority in (0, 3, 6, 9):
+        connection.Producer().publish("x", routing_key="brief", priority=priority, declare=[queue])
+    inbox = Inbox(connection, queue, prefetch_count=3, ack=False)
+    inbox.receive(2)
     end(connection, how, inbox)
     all_expire(client)
 
 
-def test_messages_of_each_priority(connect: Callable[..., Connection], client: redis.Redis) -> None:
-    connection, queue = connect(delayed_lease_seconds=1), brief()
-    for priority in (0, 3, 6, 9):
-        connection.Producer().publish("x", routing_key="brief", priority=priority, declare=[queue])
-    inbox = Inbox(connection, queue, ack=False)
-    inbox.receive(4)
-    connection.close()
-    all_expire(client)
-
-
-def test_a_delayed_message_that_was_delivered(
-    connect: Callable[..., Connection], client: redis.Redis
-) -> None:
+def test_a_delayed_message_that_was_delivered(connect: Connect, client: redis.Redis) -> None:
     connection, queue = connect(delayed_lease_seconds=1), brief()
     send(connection, queue, "later", **{"x-delay": 1_000})
     inbox = Inbox(connection, queue)
@@ -110,9 +96,7 @@ def test_a_delayed_message_that_was_delivered(
     all_expire(client)
 
 
-def test_what_is_not_yet_due_outlasts_the_queue(
-    connect: Callable[..., Connection], client: redis.Redis
-) -> None:
+def test_what_is_not_yet_due_outlasts_the_queue(connect: Connect, client: redis.Redis) -> None:
     connection, queue = connect(delayed_lease_seconds=1), brief()
     send(connection, queue, "now")
     send(connection, queue, "later", **{"x-delay": 2_500})
@@ -147,9 +131,7 @@ def test_a_consumer_that_was_killed(client: redis.Redis) -> None:
 
 @pytest.mark.crash
 @pytest.mark.usefixtures("killed")
-def test_what_is_reclaimed_from_one_that_was_killed(
-    connect: Callable[..., Connection], client: redis.Redis
-) -> None:
+def test_what_is_reclaimed_from_one_that_was_killed(connect: Connect, client: redis.Redis) -> None:
     connection = connect(delayed_lease_seconds=1)
     inbox = Inbox(connection, brief(), ack=False)
     assert inbox.receive(2) == [0, 1]
@@ -157,9 +139,7 @@ def test_what_is_reclaimed_from_one_that_was_killed(
     all_expire(client)
 
 
-def test_a_long_task_keeps_its_message(
-    connect: Callable[..., Connection], client: redis.Redis
-) -> None:
+def test_a_long_task_keeps_its_message(connect: Connect, client: redis.Redis) -> None:
     connection, queue = connect(delayed_lease_seconds=1), brief()
     send(connection, queue, "held")
     inbox = Inbox(connection, queue, ack=False)
@@ -178,7 +158,7 @@ def test_a_long_task_keeps_its_message(
 
 
 def test_who_knows_of_no_expiry_may_put_something_there(
-    connect: Callable[..., Connection], client: redis.Redis
+    connect: Connect, client: redis.Redis
 ) -> None:
     """As a worker does that answers over a reply queue."""
     connection, queue = connect(delayed_lease_seconds=1), brief()
@@ -192,7 +172,7 @@ def test_who_knows_of_no_expiry_may_put_something_there(
 
 
 def test_a_reply_to_remote_control_that_comes_too_late(
-    connect: Callable[..., Connection], client: redis.Redis
+    connect: Connect, client: redis.Redis
 ) -> None:
     """Nothing on the server says any more that its queue was to expire."""
     connect().Producer().publish("pong", routing_key="1f2e.reply.celery.pidbox")
@@ -223,7 +203,7 @@ def test_a_result_for_a_client_that_is_gone(
     assert [key for key in client.keys(f"*{oid}*") if client.pttl(key) == -1] == []
 
 
-def test_dead_letters_expire_too(connect: Callable[..., Connection], client: redis.Redis) -> None:
+def test_dead_letters_expire_too(connect: Connect, client: redis.Redis) -> None:
     connection, queue = connect(delayed_lease_seconds=1, delayed_dead_seconds=60), brief()
     send(connection, queue, "bad")
     inbox = Inbox(connection, queue, ack=False)
@@ -242,9 +222,7 @@ def auto_delete() -> Queue:
     return Queue("reply", Exchange(""), routing_key="reply", auto_delete=True)
 
 
-def test_an_auto_delete_queue_that_is_empty(
-    connect: Callable[..., Connection], client: redis.Redis
-) -> None:
+def test_an_auto_delete_queue_that_is_empty(connect: Connect, client: redis.Redis) -> None:
     connection, other = connect(), connect()
     send(connection, auto_delete(), 0)
     inbox, second = Inbox(connection, auto_delete()), Inbox(other, auto_delete())
@@ -257,7 +235,7 @@ def test_an_auto_delete_queue_that_is_empty(
 
 
 def test_an_auto_delete_queue_keeps_messages_as_in_the_stock_transport(
-    server: Server, connect: Callable[..., Connection], client: redis.Redis
+    server: Server, connect: Connect, client: redis.Redis
 ) -> None:
     left = {}
     for name, connection in {"stock": Connection(server.url), "ours": connect()}.items():

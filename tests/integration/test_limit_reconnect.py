@@ -80,51 +80,6 @@ def test_a_task_that_runs_on_keeps_its_slot(
         wait_until(lambda: old not in consumers(), "the old one is gone")
 
 
-def test_what_has_not_begun_is_no_task_that_runs_on(
-    proxy: Proxy, store: Store, client: redis.Redis
-) -> None:
-    options = {
-        "delayed_policies": {"celery": [Limit(concurrency=2)]},
-        "delayed_reconnect_seconds": 0,
-        "delayed_lease_seconds": 60,
-    }
-    app = make_app(Settings(f"delayed+redis://127.0.0.1:{proxy.port}/0", None, options))
-    app.conf.worker_prefetch_multiplier = 4
-    begun: list[str] = []
-    may_end = threading.Event()
-
-    @app.task(name="waits_too", shared=False)
-    def waits(name: str) -> None:
-        begun.append(name)
-        may_end.wait(30)
-
-    def slots(consumer: str) -> int:
-        return int(client.hlen(f"{{celery}}:gate:slots:{consumer}"))
-
-    def all_slots() -> int:
-        return sum(slots(name) for name, _, _ in store.consumers("celery"))
-
-    with app, ExitStack() as stack:
-        stack.callback(install(app).close)
-        for name in ("first", "second"):
-            waits.delay(name)
-        worker = start_worker(app, pool="threads", concurrency=1, **QUIET)
-        with worker, ExitStack() as tasks:
-            tasks.callback(may_end.set)
-            wait_until(lambda: begun == ["first"], "it runs")
-            ((old, _, _),) = store.consumers("celery")
-            wait_until(lambda: slots(old) == 2, "the second one is in the pool")
-            unacked = f"{{celery}}:unacked:{old}"
-            wait_until(lambda: client.hlen(unacked) == 1, "the first one's ack was heard")
-            proxy.cut()
-            proxy.heal()
-            wait_until(lambda: slots(old) == 1, "the second one has gone back", 30)
-            wait_until(lambda: all_slots() == 2, "it is back", 30)
-            may_end.set()
-            wait_until(lambda: not client.exists(SLOTS), "all have ended")
-        assert begun == ["first", "second"]
-
-
 def test_its_lease_lasts_until_the_last_task_has_ended(store: Store) -> None:
     store.now = "1000"
     gate = Gate("v", (LimitNumbers("all", 3),))
@@ -142,19 +97,6 @@ def test_its_lease_lasts_until_the_last_task_has_ended(store: Store) -> None:
     remaining.step()
     assert store.running("q") == {"all:": 1}
     running.clear()
-    remaining.step()
-    assert (store.running("q"), store.consumers("q")) == ({}, [])
-
-
-def test_a_lease_that_was_lost_does_not_come_back(store: Store) -> None:
-    store.now = "1000"
-    gate = Gate("v", (LimitNumbers("all", 3),))
-    store.publish("q", [gated("a")])
-    lease = Lease(store, 30)
-    store.deliver("q", lease.consumer, 2, 1, lease_ms=lease.ms, gate=gate)
-    remaining = Remaining(lease, ["q"], lambda queue: [1])
-    store.now = "31001"
-    store.reclaim("q", lease.consumer)
     remaining.step()
     assert (store.running("q"), store.consumers("q")) == ({}, [])
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import pairwise
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -266,10 +265,3 @@ def test_a_worker_hears_after_what_is_known_to_hurt(pool: str, tmp_path: Path) -
 def test_a_worker_hears_after_each_pair_of_disturbances(pool: str, tmp_path: Path) -> None:
     with bench_of(pool, tmp_path) as bench:
         run(bench, each_pair(STEPS[pool]))
-
-
-def test_each_pair_is_there() -> None:
-    steps = STEPS["prefork"]
-    sequence = each_pair(steps)
-    assert len(sequence) == len(steps) ** 2 + 1
-    assert len(set(pairwise(sequence))) == len(steps) ** 2

@@ -308,15 +308,6 @@ def test_it_never_claims_more_than_it_has_room_for(
         assert 0 < held <= prefetch_count
 
 
-def test_each_queue_gets_its_share(many: Many, store: Store) -> None:
-    many.channel.basic_qos(0, 10)
-    for queue in QUEUES[:5]:
-        store.publish(queue, [sent(f"{queue}-{n}") for n in range(50)])
-    many.step_until(100)
-    counts = [many.queues[:100].count(queue) for queue in QUEUES[:5]]
-    assert max(counts) - min(counts) <= 2
-
-
 def test_strict_priority_holds_among_many(many: Many, store: Store) -> None:
     many.channel._queue_cycle = many.consumer._cycle = priority_cycle()
     many.channel._update_queue_cycle()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 from click.testing import CliRunner
-from kombu import Connection, Exchange, Queue
+from kombu import Connection
 
 from kombu_delayed import migrate
 from kombu_delayed.message.envelope import UNREADABLE_BODY
@@ -17,10 +17,9 @@ from kombu_delayed.migrate import Move
 from kombu_delayed.migrate import __main__ as command
 from kombu_delayed.store.store import CALL_LIMIT
 from tests.kit.inbox import Inbox
+from tests.kit.mail import MAIL
 from tests.kit.servers import Server
 from tests.kit.state import dead_state, returned
-
-MAIL = Queue("mail", Exchange("mail"), routing_key="mail")
 
 
 @pytest.fixture
@@ -77,12 +76,6 @@ def test_they_become_ready_behind_the_others(
         inbox = Inbox(stock, MAIL)
         inbox.receive(CALL_LIMIT + 3)
         assert sorted(inbox.bodies) == sorted(["ready", *(f"dead {n}" for n in [*numbers, 7])])
-
-
-def test_they_stay_unless_asked(channel: Any, client: redis.Redis) -> None:
-    bury(channel, text("a"), "a")
-    assert migrate.to_stock(channel, queues=["mail"]).moved == 0
-    assert channel.store.dead_ids("mail") == ["a"]
 
 
 TASK = {"task": "t", "lang": "py"}

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 import redis
-from kombu import Connection, Exchange, Queue
+from kombu import Connection
 
-from tests.kit.inbox import Inbox
-from tests.kit.previous import install_previous
+from tests.kit.inbox import Connect, Inbox
+from tests.kit.mail import MAIL
 from tests.kit.servers import Server
-from tests.kit.tasks_app import Settings
 from tests.kit.wait import wait_until
 
-MAIL = Queue("mail", Exchange("mail"), routing_key="mail")
 TEN = {"priority_steps": list(range(10))}
 SHUFFLED = (7, 2, 9, 0, 4, 1, 8, 3, 6, 5)
 #: The lists that readers of four steps know.
 BUCKETS = [0, 0, 0, 3, 3, 3, 6, 6, 6, 9]
-
-Connect = Callable[..., Connection]
 
 
 @pytest.fixture(params=["", "|"], ids=["", "own separator"])
@@ -58,13 +54,6 @@ def test_all_ten_in_order(connect: Connect, sep: dict[str, Any]) -> None:
     assert Inbox(connect(**TEN, **sep), MAIL, prefetch_count=1).receive(10) == list(range(10))
 
 
-def test_four_are_the_default(connect: Connect) -> None:
-    connection = connect()
-    publish(connection, SHUFFLED)
-    found = Inbox(connection, MAIL, prefetch_count=1).receive(10)
-    assert [BUCKETS[each] for each in found] == BUCKETS
-
-
 @pytest.mark.parametrize("seconds", [0, 0.3], ids=["ready", "delayed"])
 def test_switched_on_while_messages_wait(
     connect: Connect, sep: dict[str, Any], seconds: float
@@ -98,16 +87,6 @@ def test_switched_off_while_messages_are_ready(connect: Connect, sep: dict[str, 
     assert Inbox(new, MAIL).receive(6) == [1, 2, 4, 5, 7, 8]
 
 
-def test_held_by_ten_and_given_back_to_four(connect: Connect) -> None:
-    """A consumer that ends puts messages into its own lists, so the last reader of ten is last."""
-    new = connect(**TEN)
-    publish(connect(), SHUFFLED)
-    inbox = Inbox(new, MAIL, ack=False)
-    inbox.receive(10)
-    new.close()
-    assert len(Inbox(connect(), MAIL).receive(10)) == 10
-
-
 def test_stock_beside_ten(connect: Connect, server: Server, client: redis.Redis) -> None:
     with Connection(server.url) as stock:
         publish(stock, SHUFFLED)
@@ -117,20 +96,3 @@ def test_stock_beside_ten(connect: Connect, server: Server, client: redis.Redis)
         assert Inbox(stock, MAIL).receive(4) == [0, 3, 6, 9]
     assert sum(client.llen(f"mail\x06\x16{n}") for n in range(1, 10)) == 6
     assert Inbox(new, MAIL).receive(6) == [1, 2, 4, 5, 7, 8]
-
-
-def test_a_producer_of_the_previous_version(
-    connect: Connect, server: Server, client: redis.Redis
-) -> None:
-    previous = install_previous()
-    settings = Settings(f"delayed+{server.url}")
-    with previous.producer(settings) as producer:
-        for priority in SHUFFLED:
-            producer.send("any", queue="mail", priority=priority)
-            producer.send("any", queue="mail", priority=priority, countdown=0.5)
-    connection = connect(**TEN)
-    wait_until_due(connection, 10)
-    inbox = Inbox(connection, MAIL)
-    inbox.receive(20)
-    found = [message.properties["priority"] for message in inbox.messages]
-    assert sorted(found) == sorted([*SHUFFLED, *SHUFFLED])

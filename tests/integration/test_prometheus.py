@@ -8,7 +8,7 @@ import re
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +17,6 @@ import httpx
 import pytest
 import yaml
 from celery.exceptions import ImproperlyConfigured
-from kombu import Connection
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -33,7 +32,7 @@ from kombu_delayed.store import instrumentation
 from kombu_delayed.store.store import Entry, Store
 from tests.kit.extended import Bench, extended
 from tests.kit.http import make_app, serving
-from tests.kit.inbox import Inbox
+from tests.kit.inbox import Connect, Inbox
 from tests.kit.servers import Server, start_server
 from tests.kit.wait import wait_until
 from tests.kit.workers import ROOT, Worker
@@ -86,7 +85,7 @@ def page_of(worker: Worker) -> Page:
     return Page(httpx.get(url[1]).text)
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
+@pytest.mark.parametrize("pool", ["prefork", "gevent"])
 def test_worker(bench: Bench, pool: str) -> None:
     with bench.worker(pool=pool, concurrency=2, gossip=False) as worker:
         bench.send("a", countdown=0.1)
@@ -152,9 +151,7 @@ def measured() -> Iterator[CollectorRegistry]:
     instrumentation.current = before
 
 
-def test_transport(
-    measured: CollectorRegistry, connect: Callable[..., Connection], store: Store
-) -> None:
+def test_transport(measured: CollectorRegistry, connect: Connect, store: Store) -> None:
     def count(name: str) -> float | None:
         return measured.get_sample_value(PREFIX + name, {"queue": "mail"})
 

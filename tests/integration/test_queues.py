@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,8 +9,7 @@ import redis
 from kombu import VERSION, Connection, Exchange, Queue
 from kombu.transport import redis as stock
 
-from tests.kit.inbox import Inbox
-from tests.kit.state import all_keys
+from tests.kit.inbox import Connect, Inbox
 from tests.kit.wait import wait_until
 
 LONG_MS = 3_600_000
@@ -41,7 +39,7 @@ def named(name: str, **options: Any) -> Queue:
     ],
 )
 def test_queue_order_strategy(
-    connect: Callable[..., Connection], strategy: str, order: list[str], delay_ms: int | None
+    connect: Connect, strategy: str, order: list[str], delay_ms: int | None
 ) -> None:
     if VERSION < (5, 7) and strategy != "sorted":
         pytest.skip("older Kombu keeps the queues of a channel in a set")
@@ -59,15 +57,6 @@ def test_queue_order_strategy(
         assert received == order
 
 
-def test_a_busy_queue_does_not_starve_another(connection: Connection) -> None:
-    busy, quiet = named("busy"), named("quiet")
-    fill(connection, busy, *range(300))
-    fill(connection, quiet, "heard")
-    inbox = Inbox(connection, busy, quiet, prefetch_count=4)
-    inbox.receive(20)
-    assert "heard" in inbox.bodies
-
-
 # The key prefix.
 
 
@@ -75,9 +64,7 @@ def foreign_keys(client: redis.Redis, prefix: bytes) -> list[bytes]:
     return [key for key in client.keys("*") if not key.startswith(prefix)]
 
 
-def test_no_key_is_without_the_prefix(
-    connect: Callable[..., Connection], client: redis.Redis
-) -> None:
+def test_no_key_is_without_the_prefix(connect: Connect, client: redis.Redis) -> None:
     connection = connect(global_keyprefix="shop:", priority_steps=[0, 5])
     queue, expiring = named("mail"), named("expiring", expires=60)
     inbox = Inbox(connection, queue, expiring, prefetch_count=2, ack=False)
@@ -96,9 +83,7 @@ def test_no_key_is_without_the_prefix(
     assert kinds
 
 
-def test_size_purge_and_delete_know_the_prefix(
-    connect: Callable[..., Connection], client: redis.Redis
-) -> None:
+def test_size_purge_and_delete_know_the_prefix(connect: Connect, client: redis.Redis) -> None:
     connection, other = connect(global_keyprefix="shop:"), connect()
     queue = named("mail")
     for each in (connection, other):
@@ -113,69 +98,21 @@ def test_size_purge_and_delete_know_the_prefix(
     assert other.default_channel.store.size("mail") == (2, 0, 1)
 
 
-def test_fanout_stays_within_the_prefix(connect: Callable[..., Connection]) -> None:
+def test_fanout_stays_within_the_prefix(connect: Connect) -> None:
     news = Queue("reader", Exchange("news", type="fanout"))
-    inboxes = {p: Inbox(connect(global_keyprefix=p), news) for p in ("", "shop:", "bank:")}
-    for inbox in inboxes.values():
+    prefixes = ("", "shop:", "bank:")
+    inboxes = [Inbox(connect(global_keyprefix=prefix), news) for prefix in prefixes]
+    for inbox in inboxes:
         inbox.drain(0.05)
-    for prefix in inboxes:
-        producer = connect(global_keyprefix=prefix).Producer(exchange=news.exchange)
-        producer.publish(f"for {prefix}")
-    for prefix, inbox in inboxes.items():
-        assert inbox.receive(1) == [f"for {prefix}"]
-    assert [inbox.drain(0.05) for inbox in inboxes.values()] == [
-        [f"for {prefix}"] for prefix in inboxes
-    ]
-
-
-def test_a_wake_token_reaches_a_consumer_with_a_prefix(
-    connect: Callable[..., Connection],
-) -> None:
-    queue = named("mail")
-    inbox = Inbox(connect(global_keyprefix="shop:", delayed_poll_seconds=60), queue)
-    inbox.drain(0.1)
-    fill(connect(global_keyprefix="shop:"), queue, "x")
-    inbox.stop_polling()
-    assert inbox.receive(1) == ["x"]
+    for prefix in prefixes:
+        for text in ("first", "last"):
+            producer = connect(global_keyprefix=prefix).Producer(exchange=news.exchange)
+            producer.publish(f"{text} for {prefix}")
+    for prefix, inbox in zip(prefixes, inboxes, strict=True):
+        assert inbox.receive(2) == [f"first for {prefix}", f"last for {prefix}"]
 
 
 # Size, purge, delete.
-
-
-def test_size_counts_ready_and_due(connection: Connection) -> None:
-    queue = named("mail")
-    fill(connection, queue, 1, 2)
-    fill(connection, queue, 3, delay_ms=30)
-    fill(connection, queue, 4, delay_ms=LONG_MS)
-    channel = connection.default_channel
-
-    def size() -> int:
-        return int(queue(channel).queue_declare(passive=True).message_count)
-
-    assert size() in (2, 3)
-    wait_until(lambda: size() == 3, "the third is due")
-    assert channel.basic_get("mail").decode() == 1
-    assert size() == 2
-
-
-def test_purge_counts_ready_and_delayed(connection: Connection, client: redis.Redis) -> None:
-    queue = named("mail")
-    fill(connection, queue, *range(5))
-    fill(connection, queue, *range(300), delay_ms=LONG_MS)
-    bound = queue(connection)
-    assert bound.purge() == 305
-    assert bound.purge() == 0
-    assert [key for key in all_keys(client) if "binding" not in key] == []
-
-
-def test_purge_leaves_what_is_unacked(connection: Connection) -> None:
-    queue = named("mail")
-    inbox = Inbox(connection, queue, prefetch_count=1, ack=False)
-    fill(connection, queue, 1, 2)
-    inbox.receive(1)
-    assert queue(connection).purge() == 1
-    inbox.messages[0].requeue()
-    assert inbox.receive(2) == [1, 1]
 
 
 def test_a_consumer_goes_on_after_a_purge(connection: Connection) -> None:
@@ -190,17 +127,6 @@ def test_a_consumer_goes_on_after_a_purge(connection: Connection) -> None:
     assert inbox.receive(2) == ["now", "later"]
 
 
-def test_delete(connection: Connection, client: redis.Redis) -> None:
-    queue = named("mail")
-    fill(connection, queue, "ready")
-    fill(connection, queue, "delayed", delay_ms=LONG_MS)
-    bound = queue(connection)
-    bound.delete()
-    assert client.keys("*{mail}*") == []
-    assert client.exists("mail") == 0
-    assert client.smembers("_kombu.binding.mail") == set()
-
-
 @pytest.mark.parametrize("delay_ms", [None, LONG_MS])
 def test_delete_if_empty_keeps_a_queue_with_messages(
     connection: Connection, delay_ms: int | None
@@ -208,31 +134,12 @@ def test_delete_if_empty_keeps_a_queue_with_messages(
     queue = named("mail")
     fill(connection, queue, "x", delay_ms=delay_ms)
     bound = queue(connection)
+    assert bound.queue_declare(passive=True).message_count == (0 if delay_ms else 1)
     bound.delete(if_empty=True)
     assert sum(connection.default_channel.store.size("mail")) == 1
     assert bound.purge() == 1
     bound.delete(if_empty=True)
     assert connection.default_channel.get_table("mail") == []
-
-
-def test_passive_declare_finds_a_queue_that_holds_only_delayed_messages(
-    connect: Callable[..., Connection],
-) -> None:
-    queue = named("mail")
-    fill(connect(), queue, "x", delay_ms=LONG_MS)
-    found = queue(connect()).queue_declare(passive=True)
-    assert found.message_count == 0
-
-
-def test_auto_delete(connect: Callable[..., Connection], client: redis.Redis) -> None:
-    queue = named("reply", auto_delete=True)
-    connection = connect()
-    inbox = Inbox(connection, queue)
-    fill(connection, queue, "x")
-    inbox.receive(1)
-    inbox.consumer.cancel()
-    connection.close()
-    assert [key for key in all_keys(client) if "binding" not in key] == []
 
 
 # Expiry.
@@ -243,29 +150,7 @@ needs_expiry = pytest.mark.skipif(
 
 
 @needs_expiry
-def test_ready_messages_expire_with_their_queue(
-    connection: Connection, client: redis.Redis
-) -> None:
-    queue = named("brief", expires=0.2)
-    fill(connection, queue, "x")
-    assert 0 < client.pttl("brief") <= 200
-    wait_until(lambda: not client.exists("brief"), "the queue has expired")
-
-
-def test_a_delayed_message_outlives_the_queues_expiry(connection: Connection) -> None:
-    queue = named("brief", expires=0.1)
-    fill(connection, queue, "x", delay_ms=400)
-    channel = connection.default_channel
-    wait_until(lambda: channel.store.size("brief").due == 1, "it is due")
-    message = channel.basic_get("brief")
-    assert message.decode() == "x"
-    message.ack()
-
-
-@needs_expiry
-def test_a_consumer_keeps_an_expiring_queue_alive(
-    connect: Callable[..., Connection], client: redis.Redis
-) -> None:
+def test_a_consumer_keeps_an_expiring_queue_alive(connect: Connect, client: redis.Redis) -> None:
     queue = named("brief", expires=0.3)
     connection = connect()
     inbox = Inbox(connection, queue, prefetch_count=1, ack=False)

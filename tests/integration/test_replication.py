@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 import redis
-from kombu import Connection, Exchange, Producer, Queue
+from kombu import Connection, Producer
 
 from kombu_delayed.connection.connection import Replicas
 from kombu_delayed.errors import NotReplicated
 from kombu_delayed.store.store import Store
-from tests.kit.inbox import Inbox
+from tests.kit.inbox import Connect, Inbox
+from tests.kit.mail import MAIL
 from tests.kit.servers import Server, available_kinds, start_server
 from tests.kit.state import entry
 from tests.kit.wait import wait_until
 
-MAIL = Queue("mail", Exchange("mail"), routing_key="mail")
 DUE = "4102444800000"
 WAITING = {"delayed_replicas_to_wait": 1, "delayed_replica_timeout_seconds": 0.05}
 REFUSAL = (
@@ -56,7 +56,7 @@ def client(pair: tuple[Server, Server], replica: Server) -> Iterator[redis.Redis
 
 
 @pytest.fixture
-def connect(pair: tuple[Server, Server], replica: Server) -> Iterator[Callable[..., Connection]]:
+def connect(pair: tuple[Server, Server], replica: Server) -> Iterator[Connect]:
     with ExitStack() as stack:
 
         def open_connection(**options: Any) -> Connection:
@@ -101,14 +101,6 @@ def test_who_waits_is_told(
         assert copy.exists("{q}:messages", "q") == 1
 
 
-@pytest.mark.parametrize("send", SENDING.values(), ids=SENDING)
-def test_who_does_not_wait_is_not(
-    send: Callable[[Store], Any], client: redis.Redis, replica: Server
-) -> None:
-    with standing_still(replica):
-        send(Store(client))
-
-
 @pytest.mark.parametrize("verb", ["schedule", "schedule_unique"])
 def test_a_delayed_message_that_is_sent_again_is_kept_once(
     verb: str, client: redis.Redis, replica: Server
@@ -141,7 +133,7 @@ def test_answers_stay_in_step(client: redis.Redis, replica: Server) -> None:
     assert store.run("ECHO", "in step") == b"in step"
 
 
-def test_the_transport_option(connect: Callable[..., Connection], replica: Server) -> None:
+def test_the_transport_option(connect: Connect, replica: Server) -> None:
     producer = connect(**WAITING).Producer(exchange=MAIL.exchange, routing_key="mail")
     producer.publish("x", declare=[MAIL])
     with standing_still(replica):
@@ -153,7 +145,7 @@ def test_the_transport_option(connect: Callable[..., Connection], replica: Serve
 
 
 @pytest.mark.skipif(not hasattr(Producer, "batch"), reason="Producer.batch() is new in Kombu 5.7")
-def test_a_batch(connect: Callable[..., Connection], replica: Server) -> None:
+def test_a_batch(connect: Connect, replica: Server) -> None:
     from kombu.exceptions import BatchPublishError
 
     connection = connect(**WAITING)
@@ -171,9 +163,7 @@ def test_a_batch(connect: Callable[..., Connection], replica: Server) -> None:
 # What a replica that becomes the master has not heard of.
 
 
-def test_an_ack_that_was_undone_is_sent_again(
-    connect: Callable[..., Connection], client: redis.Redis
-) -> None:
+def test_an_ack_that_was_undone_is_sent_again(connect: Connect, client: redis.Redis) -> None:
     connection = connect()
     inbox = Inbox(connection, MAIL, ack=False)
     producer = connection.Producer(exchange=MAIL.exchange, routing_key="mail")

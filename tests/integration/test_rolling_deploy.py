@@ -31,11 +31,6 @@ def previous() -> Previous:
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
-    return Ledger(tmp_path / "ledger")
-
-
-@pytest.fixture
 def settings(server: Server, ledger: Ledger) -> Settings:
     options = {"delayed_lease_seconds": LEASE_SECONDS}
     config = {"worker_prefetch_multiplier": 1}
@@ -94,25 +89,6 @@ def left_over(client: redis.Redis) -> dict[str, int]:
         for step in ("", *(f"\x06\x16{n}" for n in range(1, 10))):
             found[queue + step] = client.llen(queue + step)
     return {key: count for key, count in found.items() if count}
-
-
-def test_both_versions_run_all_once(
-    previous: Previous,
-    settings: Settings,
-    senders: list[Callable[..., str]],
-    ledger: Ledger,
-    client: redis.Redis,
-    tmp_path: Path,
-) -> None:
-    old, new = start(previous, settings, tmp_path, pool="prefork", concurrency=2)
-    with ExitStack() as stack:
-        stack.callback(old.kill)
-        stack.callback(new.kill)
-        ids = send_some(senders, 60)
-        ledger.wait_for_all(ids)
-        wait_until(lambda: not left_over(client), "all are acked")
-        assert {id: by for id, by in started(ledger).items() if len(by) > 1} == {}
-        assert {by[0] for by in started(ledger).values()} == {old.name, new.name}
 
 
 @pytest.mark.parametrize("dies", ["old", "new"])

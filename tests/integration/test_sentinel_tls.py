@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,14 +9,12 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from kombu import Connection, Exchange, Queue
+from kombu import Connection
 
-from tests.kit.inbox import Inbox
 from tests.kit.sentinels import MASTER, SENTINEL_PASSWORD, SentinelProcess
-from tests.kit.servers import free_port, start_server
+from tests.kit.servers import free_port
+from tests.kit.tls import passes_on, refuses, start_tls_server
 from tests.kit.wait import wait_until
-
-MAIL = Queue("mail", Exchange("mail"), routing_key="mail")
 
 
 @dataclass
@@ -36,18 +33,8 @@ class Guarded:
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
-    # No dependency of anything else, and the bundled servers know no TLS: a skip in CI too.
-    for program in ("redis-server", "openssl"):
-        if shutil.which(program) is None:
-            pytest.skip(f"{program} is not on PATH: no server with TLS")
     directory: Path = tmp_path_factory.mktemp("guarded")
-    try:
-        server = start_server("redis", directory / "server", tls=True)
-    except RuntimeError as error:
-        if "tls" not in str(error).lower():
-            raise
-        pytest.skip("redis-server on PATH is built without TLS")
-    with server:
+    with start_tls_server(directory / "server") as server:
         sentinel = SentinelProcess(server.binary, directory / "sentinel", free_port())
         tls_port = free_port()
         tls = {name: value for name, value in server.options.items() if name.startswith("tls-")}
@@ -69,15 +56,6 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
             yield Guarded(str(server.ca_file), sentinel.port, tls_port)
         finally:
             sentinel.stop()
-
-
-def passes_on(connection: Connection) -> None:
-    with connection:
-        inbox = Inbox(connection, MAIL)
-        producer = connection.Producer(exchange=MAIL.exchange, routing_key="mail")
-        producer.publish("later", declare=[MAIL], headers={"x-delay": 100})
-        producer.publish("now", declare=[MAIL])
-        assert inbox.receive(2) == ["now", "later"]
 
 
 def test_both_speak_tls(guarded: Guarded) -> None:
@@ -103,6 +81,5 @@ def test_only_the_master_speaks_tls(guarded: Guarded) -> None:
 @pytest.mark.parametrize("sentinel", [{}, {"ssl_cert_reqs": "none"}])
 def test_an_unknown_authority_is_refused(guarded: Guarded, sentinel: dict[str, Any]) -> None:
     """The Sentinel's, and then the master's."""
-    connection = guarded.connection(f"delayed+sentinels://127.0.0.1:{guarded.tls_port}", sentinel)
-    with connection, pytest.raises(connection.connection_errors, match="certificate"):
-        connection.transport.establish_connection()
+    url = f"delayed+sentinels://127.0.0.1:{guarded.tls_port}"
+    refuses(guarded.connection(url, sentinel))

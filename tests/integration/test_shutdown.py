@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import celery
@@ -34,11 +33,9 @@ from tests.kit.workers import Worker
 pytestmark = [pytest.mark.thorough, pytest.mark.crash]
 
 KIND = available_kinds()[0]
-POOLS = ["prefork", "threads", "solo", "gevent"]
 #: Long enough that nothing comes back by the end of a lease.
 LONG_LEASE_SECONDS = 60
 LEASE_SECONDS = 1.0
-TAKEOVER_LEASE_SECONDS = 8.0
 UNHEARD = "tests.kit.unheard_app"
 
 
@@ -138,18 +135,36 @@ COLD = {
 }
 
 
-@pytest.mark.parametrize("pool", ["prefork", "gevent", "solo"])
-@pytest.mark.parametrize("numbers", COLD.values(), ids=COLD)
+def publish(connection: Connection, mail: Queue, *bodies: str) -> None:
+    for body in bodies:
+        connection.Producer().publish(body, exchange=mail.exchange, routing_key="mail")
+
+
+def hold(connection: Connection, mail: Queue, *bodies: str, received: int = 1) -> Inbox:
+    """Publish messages and consume them without acks; so many have been handed out."""
+    inbox = Inbox(connection, mail, prefetch_count=5, ack=False)
+    publish(connection, mail, *bodies)
+    inbox.receive(received)
+    return inbox
+
+
+@pytest.mark.parametrize(
+    ("pool", "how"),
+    [
+        ("prefork", "SIGQUIT"),
+        ("prefork", "SIGINT twice"),
+        ("gevent", "SIGQUIT"),
+        ("solo", "SIGTERM, SIGQUIT"),
+    ],
+)
 def test_cold_shutdown_returns_everything_within_a_second(
-    bench: Bench, pool: str, numbers: tuple[int, ...]
+    bench: Bench, pool: str, how: str
 ) -> None:
     worker = bench.worker(bench.settings(LONG_LEASE_SECONDS), pool=pool, concurrency=2)
     ids = bench.load(worker, 30)
-    if pool == "solo":  # which answers nobody while it runs a task
-        bench.ledger.wait_for(1)
-    else:
+    if pool != "solo":  # which answers nobody while it runs a task
         bench.wait_for_active(2)
-    send(worker, numbers)
+    send(worker, COLD[how])
     told = Stopwatch(worker.pid, bench.server.pid)
     wait_until(lambda: bench.unacked == 0, "all is back", 10)
     assert told.seconds < 1
@@ -159,43 +174,18 @@ def test_cold_shutdown_returns_everything_within_a_second(
     assert bench.client.exists("{celery}:consumers", "{celery}:dead") == 0
 
 
-@pytest.mark.parametrize("numbers", COLD.values(), ids=COLD)
-def test_cold_shutdown_waits_for_threads(bench: Bench, numbers: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("how", ["SIGQUIT", "SIGTERM, SIGQUIT"])
+def test_cold_shutdown_waits_for_threads(bench: Bench, how: str) -> None:
     """Celery cannot end a thread: while it runs on, its message must not be another worker's."""
     worker = bench.worker(bench.settings(LONG_LEASE_SECONDS), pool="threads", concurrency=2)
     ids = bench.load(worker, 1.5)
     bench.ledger.wait_for(2)
-    send(worker, numbers)
+    send(worker, COLD[how])
     worker.wait()
     begun = [id for id in ids if bench.phases(id)]
     assert [bench.phases(id) for id in begun] == [["start", "end"]] * 2
     assert bench.queued == [id for id in ids if id not in begun]
     assert bench.client.exists("{celery}:consumers", "{celery}:dead") == 0
-
-
-WARM = {"SIGTERM": signal.SIGTERM, "SIGINT": signal.SIGINT}
-ALL = {**COLD, **{name: (number,) for name, number in WARM.items()}}
-
-
-@pytest.mark.parametrize("pool", POOLS)
-@pytest.mark.parametrize("numbers", ALL.values(), ids=ALL)
-def test_what_was_not_begun_is_back_within_a_second(
-    bench: Bench, pool: str, numbers: tuple[int, ...]
-) -> None:
-    """Celery may be busy ending, or with its tasks. It does not run here, whatever else comes."""
-    worker = bench.worker(bench.settings(LONG_LEASE_SECONDS), pool=pool, concurrency=2)
-    ids = bench.load(worker, 4)
-    running = 1 if pool == "solo" else 2
-    bench.ledger.wait_for(running)
-    told = Stopwatch(worker.pid, bench.server.pid)
-    worker.send_signal(numbers[0])
-    wait_until(lambda: bench.client.llen("celery") >= len(ids) - running, "it is back", 10)
-    assert told.seconds < 1
-    send(worker, numbers[1:])
-    worker.wait()
-    assert len(set(bench.ledger.ids())) == running
-    back = bench.queued
-    assert back == [id for id in ids if id in back]
 
 
 @pytest.mark.parametrize("module", ["tests.kit.tasks_app", EXTENDED])
@@ -210,53 +200,31 @@ def test_a_worker_that_is_started_in_python_gives_back_early(bench: Bench, modul
     worker.wait()
 
 
+@pytest.mark.parametrize("error", [None, NotImplementedError])
 def test_a_signal_handler_cancels_while_a_message_is_handed_over(
-    connection: Connection, mail: Queue, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    connection: Connection,
+    mail: Queue,
+    client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+    error: type[Exception] | None,
 ) -> None:
     """As Celery's does in a cold shutdown: the message is not taken for one that is none."""
     inbox = Inbox(connection, mail)
     (tag,) = inbox.consumer._active_tags.values()
     channel = inbox.consumer.channel
-    monkeypatch.setattr(channel, "_takes_tasks", lambda queue: channel._basic_cancel(tag))
-    for body in ("x", "y"):
-        connection.Producer().publish(body, exchange=mail.exchange, routing_key="mail")
-    assert inbox.receive(1) == ["x"]
-    assert client.llen("mail") == 1
-    assert client.exists("{mail}:dead") == 0
 
-
-def test_an_error_of_a_signal_handler_buries_nothing(
-    connection: Connection, mail: Queue, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    inbox = Inbox(connection, mail)
-    (tag,) = inbox.consumer._active_tags.values()
-    channel = inbox.consumer.channel
-
-    def cancel_and_raise(queue: str) -> None:
+    def cancel(queue: str) -> None:
         channel._basic_cancel(tag)
-        raise NotImplementedError
+        if error:
+            raise error
 
-    monkeypatch.setattr(channel, "_takes_tasks", cancel_and_raise)
-    connection.Producer().publish("x", exchange=mail.exchange, routing_key="mail")
-    with pytest.raises(NotImplementedError):
-        inbox.receive(1)
+    monkeypatch.setattr(channel, "_takes_tasks", cancel)
+    publish(connection, mail, "x", *([] if error else ["y"]))
+    with pytest.raises(error) if error else contextlib.nullcontext():
+        assert inbox.receive(1) == ["x"]
     connection.close()
     assert client.llen("mail") == 1
     assert client.exists("{mail}:dead") == 0
-
-
-def test_what_is_handed_over_when_its_queue_is_cancelled_goes_back_unless_begun(
-    connection: Connection, mail: Queue, client: redis.Redis
-) -> None:
-    inbox = Inbox(connection, mail, ack=False)
-    connection.Producer().publish("x", exchange=mail.exchange, routing_key="mail")
-    inbox.receive(1)
-    channel, tag = inbox.consumer.channel, inbox.messages[0].delivery_tag
-    channel.retire()
-    assert client.llen("mail") == 0, "as it does not say when it begins"
-    channel.waits(tag)
-    assert client.llen("mail") == 1
-    assert not channel.begins(tag)
 
 
 def test_an_error_of_a_signal_handler_is_no_attempt(
@@ -273,7 +241,7 @@ def test_an_error_of_a_signal_handler_is_no_attempt(
         raise NotImplementedError
 
     inbox.consumer.on_message = begin
-    connection.Producer().publish("x", exchange=mail.exchange, routing_key="mail")
+    publish(connection, mail, "x")
     with pytest.raises(NotImplementedError):
         connection.drain_events(timeout=5)
     connection.close()
@@ -309,8 +277,7 @@ def test_what_is_being_handed_over_goes_back_with_the_others(
         assert handed[1:] == [] or when == "handed over"
 
     inbox.consumer.on_message = take
-    for body in "abc":
-        connection.Producer().publish(body, exchange=mail.exchange, routing_key="mail")
+    publish(connection, mail, *"abc")
     while client.llen("mail") < 3:
         with contextlib.suppress(TimeoutError):
             connection.drain_events(timeout=0.05)
@@ -333,8 +300,7 @@ def test_what_a_claim_brings_goes_back_when_its_queue_is_cancelled_meanwhile(
     channel = inbox.consumer.channel
     store, ends = channel.store, []
     deliver, place = store.deliver, store.run if when == "_send" else wire
-    for body in "abc":
-        connection.Producer().publish(body, exchange=mail.exchange, routing_key="mail")
+    publish(connection, mail, *"abc")
 
     def claim(*given: Any, **options: Any) -> Any:
         with pytest.MonkeyPatch.context() as patch:
@@ -362,9 +328,7 @@ def test_nothing_is_begun_whose_lease_is_heard_to_have_ended_while_that_is_asked
     connection: Connection, mail: Queue, monkeypatch: pytest.MonkeyPatch, hears: str
 ) -> None:
     """By another thread, which closes the connection that the question went out on."""
-    inbox = Inbox(connection, mail, ack=False)
-    connection.Producer().publish("x", exchange=mail.exchange, routing_key="mail")
-    inbox.receive(1)
+    inbox = hold(connection, mail, "x")
     channel, tag = inbox.consumer.channel, inbox.messages[0].delivery_tag
     channel.waits(tag)
     lease = channel.consumer.lease
@@ -381,27 +345,23 @@ def test_nothing_is_begun_whose_lease_is_heard_to_have_ended_while_that_is_asked
     assert channel.begins(tag) is (hears == "nobody")
 
 
-@pytest.mark.parametrize("command", range(1, 4))
+@pytest.mark.parametrize(
+    ("holder", "move"),
+    [("qos", "give_back_waiting"), ("store", "release"), ("store", "announce_soon")],
+)
 def test_giving_back_that_was_interrupted_is_done_again(
     connection: Connection,
     mail: Queue,
     client: redis.Redis,
     monkeypatch: pytest.MonkeyPatch,
-    command: int,
+    holder: str,
+    move: str,
 ) -> None:
     """By another signal's handler, which raises."""
-    inbox = Inbox(connection, mail, prefetch_count=5, ack=False)
-    for body in "abc":
-        connection.Producer().publish(body, exchange=mail.exchange, routing_key="mail")
-    inbox.receive(1)
+    inbox = hold(connection, mail, *"abc")
     channel = inbox.consumer.channel
-    moves = [
-        (channel.qos, "give_back_waiting"),
-        (channel.store, "release"),
-        (channel.store, "announce_soon"),
-    ]
     with monkeypatch.context() as patch:
-        patch.setattr(*moves[command - 1], raising)
+        patch.setattr(getattr(channel, holder), move, raising)
         with pytest.raises(NotImplementedError):
             channel.retire()
     channel.retire()
@@ -412,10 +372,7 @@ def test_giving_back_that_was_interrupted_is_done_again(
 def test_a_signal_handler_gives_back_what_it_has_interrupted_the_giving_back_of(
     connection: Connection, mail: Queue, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inbox = Inbox(connection, mail, prefetch_count=5, ack=False)
-    for body in "abc":
-        connection.Producer().publish(body, exchange=mail.exchange, routing_key="mail")
-    inbox.receive(1)
+    inbox = hold(connection, mail, *"abc")
     channel = inbox.consumer.channel
     release, found = channel.store.release, []
 
@@ -437,10 +394,7 @@ def test_nobody_waits_for_a_thread_that_tells_the_server(
     connection: Connection, mail: Queue, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which a signal handler may have interrupted, to wait for the other one."""
-    inbox = Inbox(connection, mail, ack=False)
-    for body in "ab":
-        connection.Producer().publish(body, exchange=mail.exchange, routing_key="mail")
-    inbox.receive(2)
+    inbox = hold(connection, mail, "a", "b", received=2)
     store = inbox.consumer.channel.consumer.store
     ack, others = store.ack, list[threading.Thread]()
 
@@ -470,19 +424,34 @@ def in_python(module: str, name: str) -> list[str]:
     return [sys.executable, "-c", f"from {module} import app; {start}"]
 
 
-@pytest.mark.parametrize("pool", POOLS)
-@pytest.mark.parametrize("number", WARM.values(), ids=WARM)
-def test_warm_shutdown_finishes_what_runs(bench: Bench, pool: str, number: int) -> None:
+@pytest.mark.parametrize(
+    ("pool", "name"),
+    [
+        ("prefork", "SIGTERM"),
+        ("threads", "SIGTERM"),
+        ("solo", "SIGTERM"),
+        ("gevent", "SIGTERM"),
+        ("prefork", "SIGINT"),
+    ],
+)
+def test_warm_shutdown_finishes_what_runs(bench: Bench, pool: str, name: str) -> None:
+    """The others are back within a second, while Celery may be busy with those that run."""
     worker = bench.worker(bench.settings(LONG_LEASE_SECONDS), pool=pool, concurrency=2)
-    ids = bench.load(worker, 1.5, 20)
-    bench.ledger.wait_for(1 if pool == "solo" else 2)
-    worker.stop(number)
+    later = bench.app.send_task("record", countdown=3600).id
+    ids = bench.load(worker, 4)
+    running = 1 if pool == "solo" else 2
+    bench.ledger.wait_for(running)
+    told = Stopwatch(worker.pid, bench.server.pid)
+    worker.send_signal(signal.Signals[name])
+    wait_until(lambda: bench.client.llen("celery") == len(ids) - running, "it is back", 10)
+    assert told.seconds < 1
+    assert worker.wait() == (0 if name == "SIGTERM" else 1)  # as Celery has it
     begun = set(bench.ledger.ids())
-    phases = {id: bench.phases(id) for id in ids}
-    assert all(phases[id] == ["start", "end"] for id in begun)
-    assert set(map(tuple, phases.values())) <= {("start", "end"), ()}
-    assert bench.client.llen("celery") == sum(not each for each in phases.values())
-    assert bench.unacked == 0
+    assert len(begun) == running
+    assert all(bench.phases(id) == ["start", "end"] for id in begun)
+    assert bench.queued == [id for id in ids if id not in begun]
+    assert bench.client.hkeys("{celery}:messages") == [later.encode()]
+    assert bench.client.exists("{celery}:consumers", "{celery}:dead") == 0
 
 
 BUSY_POOLS: dict[str, dict[str, Any]] = {
@@ -494,8 +463,9 @@ BUSY_POOLS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("task", ["record", "late"])
-@pytest.mark.parametrize("kind", BUSY_POOLS)
+@pytest.mark.parametrize(
+    ("kind", "task"), [("plain", "late"), *((kind, "record") for kind in BUSY_POOLS)]
+)
 def test_a_warm_shutdown_repeats_nothing_that_its_pool_has_run(
     bench: Bench, kind: str, task: str
 ) -> None:
@@ -563,54 +533,22 @@ def test_soft_shutdown_waits_and_returns_the_rest(bench: Bench) -> None:
     assert bench.queued == [long, *others]
 
 
-@pytest.mark.parametrize("pool", POOLS)
-def test_what_a_killed_worker_held_is_back_within_its_lease(bench: Bench, pool: str) -> None:
+def test_what_a_killed_worker_held_is_back_within_its_lease(bench: Bench) -> None:
     setup = bench.settings(LEASE_SECONDS)
-    worker = bench.worker(setup, pool=pool, concurrency=2)
+    worker = bench.worker(setup, pool="prefork", concurrency=2)
     ids = bench.load(worker, 30, 4)
     with bench.worker(setup, "heir", pool="threads", concurrency=9) as heir:
         worker.kill()
         killed = Stopwatch(heir.pid, bench.server.pid)
-        bench.ledger.wait(
+        runs = bench.ledger.wait(
             lambda all: {e["id"] for e in all if e["worker"] == heir.name} == set(ids), "all run"
         )
         assert killed.seconds < LEASE_SECONDS + 1
+        assert all(run["redelivered"] for run in runs if run["worker"] == heir.name)
         heir.kill()
 
 
-@pytest.mark.parametrize("ended_leases_ago", [0, 1])
-def test_a_worker_that_starts_alone_takes_over_after_half_a_lease_or_a_whole_one(
-    bench: Bench, ended_leases_ago: int
-) -> None:
-    """After half a lease what was held by one whose lease ended a lease ago."""
-    setup = bench.settings(TAKEOVER_LEASE_SECONDS)
-    worker = bench.worker(setup, pool="threads", concurrency=2)
-    ids = bench.load(worker, 30, 4)
-    worker.kill()
-    (dead,) = bench.client.zrange("{celery}:consumers", 0, -1)
-    end_ms = server_ms(bench.client) - ended_leases_ago * 1000 * TAKEOVER_LEASE_SECONDS
-    bench.client.zadd("{celery}:consumers", {dead: end_ms})
-    heir = bench.worker(setup, "heir", pool="threads", concurrency=9)
-    started = monotonic()
-    heir.start()
-    ready = Stopwatch(heir.pid, bench.server.pid)
-    bench.ledger.wait(
-        lambda all: {e["id"] for e in all if e["worker"] == heir.name} == set(ids), "all run"
-    )
-    if ended_leases_ago:
-        assert ready.seconds < TAKEOVER_LEASE_SECONDS * 3 / 4
-    else:
-        assert monotonic() - started >= TAKEOVER_LEASE_SECONDS
-    heir.kill()
-
-
-def server_ms(client: redis.Redis) -> int:
-    seconds, microseconds = client.time()
-    return int(seconds * 1000 + microseconds // 1000)
-
-
-@pytest.mark.parametrize("how", ["flushall", "restart"])
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize(("pool", "how"), [("prefork", "flushall"), ("threads", "restart")])
 def test_a_worker_runs_what_it_holds_when_the_server_has_lost_its_data(
     bench: Bench, pool: str, how: str
 ) -> None:
@@ -633,16 +571,10 @@ def test_a_worker_runs_what_it_holds_when_the_server_has_lost_its_data(
     assert bench.unacked == 0
 
 
-COMMANDS = {
-    "python": in_python("tests.kit.tasks_app", "frozen"),
-    "python, extended": in_python(EXTENDED, "frozen"),
-}
+COMMANDS = {"python, extended": in_python(EXTENDED, "frozen")}
 
 
-@pytest.mark.parametrize(
-    "pool",
-    ["prefork", "threads", "gevent", *COMMANDS],
-)
+@pytest.mark.parametrize("pool", ["prefork", "gevent", *COMMANDS])
 def test_a_worker_that_was_stopped_beyond_its_lease(bench: Bench, pool: str) -> None:
     """What it ran may run twice; what it had not started runs once, elsewhere."""
     setup = bench.settings(LEASE_SECONDS)

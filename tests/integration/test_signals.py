@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -15,26 +14,8 @@ from celery_ext import install
 from celery_ext.app.signals import task_cancelled, task_rescheduled, task_scheduled
 from celery_ext.control.unique import AlreadyDelayed, unique_headers
 from tests.kit.extended import Bench, extended
+from tests.kit.heard import heard
 from tests.kit.servers import Server
-
-
-@pytest.fixture
-def bench(server: Server, tmp_path: Path) -> Iterator[Bench]:
-    with extended(server, tmp_path) as bench:
-        yield bench
-
-
-@contextmanager
-def heard(signal: Any) -> Iterator[list[dict[str, Any]]]:
-    """What a signal is sent with."""
-    said: list[dict[str, Any]] = []
-
-    def listen(**given: Any) -> None:
-        said.append(given)
-
-    signal.connect(listen)
-    yield said
-    signal.disconnect(listen)
 
 
 def test_scheduled(bench: Bench) -> None:
@@ -121,13 +102,12 @@ def test_a_task_whose_place_is_taken(bench: Bench) -> None:
         "rescheduled": [],
     }
     assert [bench.result(id).state for id in "abc"] == ["REVOKED", "REVOKED", "PENDING"]
-
-
-def test_a_task_that_takes_its_own_place(bench: Bench) -> None:
-    told = send_unique(bench, "replace", SENT[0], ("a", "2101-01-01T00:00:00+00:00"))
-    assert told["cancelled"] == told["rescheduled"] == []
-    assert bench.result("a").state == "PENDING"
-    assert bench.backlog() == {"a"}
+    told = send_unique(bench, "replace", ("c", "2103-01-01T00:00:00+00:00"))
+    assert told["cancelled"] == told["rescheduled"] == [], "it takes its own place"
+    assert bench.result("c").state == "PENDING"
+    assert bench.backlog() == {"c"}
+    with pytest.raises(AlreadyDelayed):
+        send_unique(bench, "refuse", *SENT)
 
 
 def test_a_task_that_is_pushed(bench: Bench) -> None:
@@ -138,21 +118,11 @@ def test_a_task_that_is_pushed(bench: Bench) -> None:
         "rescheduled": [("a", SENT[1][1]), ("a", THIRD[1]), ("a", past[1])],
     }
     assert bench.backlog() == {"b"}
-
-
-def test_a_task_that_is_pushed_to_now(bench: Bench) -> None:
-    bench.send("a", headers=unique_headers("k", "debounce"))
     with heard(task_rescheduled) as said:
         bench.app.send_task("record", headers=unique_headers("k", "debounce"))
     assert [(each["sender"], each["task_id"], each["eta"]) for each in said] == [
-        (bench.app, "a", None)
+        (bench.app, "b", None)
     ]
-
-
-def test_a_task_that_is_refused(bench: Bench) -> None:
-    with pytest.raises(AlreadyDelayed):
-        send_unique(bench, "refuse", *SENT)
-    assert send_unique(bench, "replace", THIRD)["cancelled"] == [("a", 2100)]
 
 
 def test_parts_that_take_each_other_s_place(server: Server, tmp_path: Path) -> None:
@@ -164,19 +134,3 @@ def test_parts_that_take_each_other_s_place(server: Server, tmp_path: Path) -> N
         with heard(task_cancelled) as said:
             group(parts).apply_async()
         assert [each["info"].id for each in said] == ["a"]
-
-
-def test_cancelled_and_rescheduled(bench: Bench) -> None:
-    bench.send("a")
-    bench.send("b")
-    with heard(task_cancelled) as cancelled, heard(task_rescheduled) as rescheduled:
-        bench.app.delayed.reschedule("a", eta="2100-01-01")
-        bench.app.delayed.run_now("b")
-        bench.app.control.revoke(["a", "b", "x"])
-    (given,) = cancelled
-    assert (given["sender"], given["info"].id) == (bench.app, "a")
-    assert given["info"].eta == datetime(2100, 1, 1, tzinfo=timezone.utc)
-    assert [(each["sender"], each["task_id"], each["eta"]) for each in rescheduled] == [
-        (bench.app, "a", "2100-01-01T00:00:00+00:00"),
-        (bench.app, "b", None),
-    ]

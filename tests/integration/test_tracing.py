@@ -20,21 +20,14 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from celery_ext.http import Api
 from celery_ext.worker import tracing
-from tests.kit.extended import Bench, extended
+from tests.kit.extended import Bench
 from tests.kit.http import serving
-from tests.kit.servers import Server
 from tests.kit.traces import FILE
 from tests.kit.wait import wait_until
 
 MODULE = "tests.kit.traced_app"
 
 Span = dict[str, Any]
-
-
-@pytest.fixture
-def bench(server: Server, tmp_path: Path) -> Iterator[Bench]:
-    with extended(server, tmp_path) as bench:
-        yield bench
 
 
 @contextmanager
@@ -72,7 +65,6 @@ def test_what_is_sent(bench: Bench, order: str, parent: str) -> None:
             bench.send("a")
         found = {span.name: span.context for span in spans.get_finished_spans()}
     info = bench.app.delayed.get("a")
-    assert info is not None
     span = found[parent]
     expected = f"00-{span.trace_id:032x}-{span.span_id:016x}-"
     assert info.headers["traceparent"].startswith(expected)

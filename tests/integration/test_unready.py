@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
-from kombu import Connection, Exchange, Queue
+from kombu import Connection
 from redis.exceptions import RedisError
 
 from kombu_delayed.errors import ServerFull
 from tests.kit.inbox import Inbox
 from tests.kit.ledger import Ledger
-from tests.kit.servers import Server, available_kinds, free_port, start_server
+from tests.kit.mail import MAIL, unacked
+from tests.kit.servers import Server, available_kinds, free_port
 from tests.kit.tasks_app import Settings, make_app
 from tests.kit.wait import wait_until
 from tests.kit.workers import Worker
@@ -27,30 +27,12 @@ from tests.kit.workers import Worker
 pytestmark = pytest.mark.thorough
 
 KIND = available_kinds()[0]
-MAIL = Queue("mail", Exchange("mail"), routing_key="mail")
 UNREADY_SECONDS = 1.0
 LOADED_KEYS = 1500
+LONG_MS = 3_600_000
 PATIENT = {"interval_start": 0.1, "interval_step": 0, "interval_max": 0.1, "max_retries": 100}
 
 State = Callable[[Server], AbstractContextManager[None]]
-
-
-@pytest.fixture
-def own_server(tmp_path: Path) -> Iterator[Server]:
-    """A server of this test alone, which keeps its data."""
-    config = {"appendfsync": "always"}
-    directory = tmp_path / "server"
-    with start_server(KIND, directory, port=0, append_only=True, config=config) as server:
-        yield server
-
-
-@pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
-    return Ledger(tmp_path / "ledger")
-
-
-def unacked(client: redis.Redis, queue: str = "mail") -> int:
-    return sum(client.hlen(key) for key in client.keys(f"{{{queue}}}:unacked:*"))
 
 
 def wait_for_refusal(server: Server, text: str) -> None:
@@ -116,7 +98,6 @@ STATES: dict[str, State] = {
 }
 
 in_each_state = pytest.mark.parametrize("state", STATES.values(), ids=STATES)
-delayed_or_not = pytest.mark.parametrize("delay_ms", [0, 3_600_000], ids=["now", "delayed"])
 
 
 def publish(connection: Connection, *bodies: Any, delay_ms: int = 0, **options: Any) -> None:
@@ -125,43 +106,30 @@ def publish(connection: Connection, *bodies: Any, delay_ms: int = 0, **options: 
         producer.publish(body, headers={"x-delay": delay_ms} if delay_ms else {}, **options)
 
 
-def in_a_batch(connection: Connection, body: Any) -> None:
-    producer = connection.Producer(exchange=MAIL.exchange, routing_key=MAIL.routing_key)
-    with producer.batch():
-        producer.publish(body, headers={"x-delay": 3_600_000})
-
-
-in_each_state = pytest.mark.parametrize("state", STATES.values(), ids=STATES.keys())
-
-
 @in_each_state
-@delayed_or_not
-def test_a_publish_fails_with_a_connection_error(
-    own_server: Server, state: State, delay_ms: int
+def test_a_publish_fails_with_a_connection_error_and_is_tried_again(
+    own_server: Server, state: State
 ) -> None:
-    with Connection(f"delayed+{own_server.url}") as connection:
-        MAIL(connection).declare()
-        publish(connection, "before", delay_ms=delay_ms)
-        with state(own_server), pytest.raises(connection.connection_errors):
-            publish(connection, "refused", delay_ms=delay_ms, retry=False)
-    with Connection(f"delayed+{own_server.url}") as connection:
-        assert sum(connection.default_channel.store.size("mail")) == 1
-
-
-@in_each_state
-@delayed_or_not
-def test_a_publish_is_tried_again(own_server: Server, state: State, delay_ms: int) -> None:
     with (
         Connection(f"delayed+{own_server.url}") as connection,
-        ThreadPoolExecutor(1) as background,
+        ThreadPoolExecutor(2) as background,
     ):
         MAIL(connection).declare()
-        options = {"delay_ms": delay_ms, "retry": True, "retry_policy": PATIENT}
         with state(own_server):
-            sent = background.submit(publish, connection, "x", **options)
+            for delay_ms in (0, LONG_MS):
+                with pytest.raises(connection.connection_errors):
+                    publish(connection, "refused", delay_ms=delay_ms, retry=False)
+            sent = background.submit(send_patiently, own_server)
             futures.wait([sent], UNREADY_SECONDS)
-        sent.result(20)
-        assert sum(connection.default_channel.store.size("mail")) == 1
+        sent.result(60)
+        size = connection.default_channel.store.size("mail")
+        assert (size.ready, size.delayed) == (1, 1)
+
+
+def send_patiently(server: Server) -> None:
+    with Connection(f"delayed+{server.url}") as connection:
+        for delay_ms in (0, LONG_MS):
+            publish(connection, "x", delay_ms=delay_ms, retry=True, retry_policy=PATIENT)
 
 
 @in_each_state
@@ -207,10 +175,17 @@ def test_a_worker_that_starts_meanwhile(
 
 
 @pytest.mark.smoke
-@in_each_state
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize(
+    ("state", "pool"),
+    [
+        ("read-only", "prefork"),
+        ("master down", "threads"),
+        ("busy", "prefork"),
+        ("loading", "threads"),
+    ],
+)
 def test_a_worker_and_its_tasks_carry_on(
-    own_server: Server, ledger: Ledger, tmp_path: Path, state: State, pool: str
+    own_server: Server, ledger: Ledger, tmp_path: Path, state: str, pool: str
 ) -> None:
     setup = Settings(f"delayed+{own_server.url}", None, {}, str(ledger.path))
     app = make_app(setup)
@@ -219,10 +194,10 @@ def test_a_worker_and_its_tasks_carry_on(
         running = [app.send_task("late", (UNREADY_SECONDS,)).id for _ in range(2)]
         ledger.wait_for(2)
         later = [app.send_task("record", countdown=0.2 * n).id for n in range(1, 11)]
-        with state(own_server):
-            sent = app.send_task("record", countdown=0.1).id if state is loading else None
+        with STATES[state](own_server):
+            sent = [app.send_task("record", countdown=0.1).id] if state == "loading" else []
             threading.Event().wait(UNREADY_SECONDS)
-        ledger.wait_for_all([*running, *later, *([sent] if sent else [])])
+        ledger.wait_for_all([*running, *later, *sent])
         with own_server.client() as client:
             wait_until(lambda: unacked(client, "celery") == 0, "all is acked")
         assert worker.log.count(" ready.") == 1
@@ -268,20 +243,15 @@ def test_a_full_server_takes_nothing_and_gives_everything(
 def test_a_batch_on_a_full_server(own_server: Server) -> None:
     with Connection(f"delayed+{own_server.url}") as connection:
         MAIL(connection).declare()
-        if not hasattr(connection.Producer(), "batch"):
+        producer = connection.Producer(exchange=MAIL.exchange, routing_key=MAIL.routing_key)
+        if not hasattr(producer, "batch"):
             pytest.skip("new in Kombu 5.7")
-        with full(own_server), pytest.raises(Exception, match=r"uncertain|no memory left"):
-            in_a_batch(connection, "refused")
-        in_a_batch(connection, "taken")
+        with (
+            full(own_server),
+            pytest.raises(Exception, match=r"uncertain|no memory left"),
+            producer.batch(),
+        ):
+            producer.publish("refused", headers={"x-delay": LONG_MS})
+        with producer.batch():
+            producer.publish("taken", headers={"x-delay": LONG_MS})
         assert connection.default_channel.store.size("mail").delayed == 1
-
-
-def test_a_full_server_answers_each_sender_alike(own_server: Server) -> None:
-    app = make_app(Settings(f"delayed+{own_server.url}"))
-    app.send_task("record")
-    with full(own_server), own_server.client() as client:
-        before = client.dbsize(), client.llen("celery")
-        for options in ({"countdown": 3600}, {}, {"retry": False}, {"countdown": 3600}):
-            with pytest.raises(ServerFull):
-                app.send_task("record", **options)
-        assert (client.dbsize(), client.llen("celery")) == before

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 from celery import Celery, chain, group
-from kombu import Connection
 
 from celery_ext import install
 from celery_ext.control.unique import unique_headers
 from celery_ext.policies import Window
+from tests.kit.inbox import Connect
+from tests.kit.policed import OpenApp
 from tests.kit.servers import Server
 from tests.kit.tasks_app import Settings, make_app
 
@@ -35,15 +35,8 @@ CLOSED, OPENS = window_in(4)
 
 
 @pytest.fixture
-def app(server: Server) -> Iterator[Celery]:
-    with ExitStack() as stack:
-        options = {"delayed_policies": {"celery": [CLOSED]}}
-        app = make_app(
-            Settings(f"delayed+{server.url}", f"redis://127.0.0.1:{server.port}/1", options)
-        )
-        stack.enter_context(app)
-        stack.callback(install(app).close)
-        yield app
+def app(open_app: OpenApp) -> Celery:
+    return open_app(CLOSED)
 
 
 def send_now(app: Celery) -> Any:
@@ -108,7 +101,6 @@ def test_what_is_due_in_the_window_stays(app: Celery) -> None:
     eta = OPENS + timedelta(minutes=30)
     sent = app.send_task("record", eta=eta)
     info = app.delayed.get(sent.id)
-    assert info is not None
     assert (info.eta, info.reason, info.first_eta) == (eta, "", None)
 
 
@@ -119,18 +111,16 @@ def test_a_retry_waits_for_the_window(app: Celery) -> None:
     with pytest.raises(Exception, match="Retry in"):
         task.retry(countdown=10)
     info = app.delayed.get("a")
-    assert info is not None
     assert info.eta == OPENS
 
 
-def test_delivered_too_late(app: Celery, connect: Callable[..., Connection]) -> None:
+def test_delivered_too_late(app: Celery, connect: Connect) -> None:
     """Sent by a program that knows no policies, as if it had been delivered after its window."""
     other = make_app(Settings(app.conf.broker_url))
     other.send_task("record", task_id="a")
     with app.connection_for_read() as connection:
         assert connection.default_channel.basic_get("celery") is None
     info = app.delayed.get("a")
-    assert info is not None
     assert (info.eta, info.reason) == (OPENS, f"waits for {CLOSED!r}")
 
 
@@ -142,11 +132,10 @@ def test_both_windows_of_queue_and_task(app: Celery) -> None:
 
     sent = task.delay()
     info = app.delayed.get(sent.id)
-    assert info is not None
     assert info.eta == OPENS + timedelta(minutes=20)
 
 
-def test_batch(connect: Callable[..., Connection]) -> None:
+def test_batch(connect: Connect) -> None:
     connection = connect(delayed_policies={"mail": [CLOSED]})
     producer = connection.Producer()
     if not hasattr(producer, "batch"):
@@ -170,7 +159,5 @@ def test_django_settings(server: Server) -> None:
         app.config_from_object(DjangoSettings, namespace="CELERY")
         sent = app.send_task("record")
         install(app)
-        info = app.delayed.get(sent.id)
+        assert app.delayed.get(sent.id).eta == OPENS
         app.delayed.close()
-    assert info is not None
-    assert info.eta == OPENS

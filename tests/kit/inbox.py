@@ -6,9 +6,13 @@ import contextlib
 import math
 import socket
 import time
+from collections.abc import Callable
 from typing import Any
 
-from kombu import Consumer, Queue
+from kombu import Connection, Consumer, Queue
+
+#: Opens connections; keyword arguments are transport options.
+Connect = Callable[..., Connection]
 
 
 class Inbox:

@@ -1,0 +1,50 @@
+"""Apps whose queue has policies, on a real server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from celery import Celery
+
+from celery_ext import install
+from celery_ext.policies import Policy
+from tests.kit.servers import Server
+from tests.kit.tasks_app import Settings, make_app
+
+#: Called with the policies of the queue `celery`, or of `queue`; options are the transport's.
+OpenApp = Callable[..., Celery]
+
+
+@contextmanager
+def apps_on(server: Server) -> Iterator[OpenApp]:
+    with ExitStack() as stack:
+
+        def open_app(*policies: Policy, queue: str = "celery", **options: Any) -> Celery:
+            given = {"delayed_policies": {queue: [*policies]} if policies else {}, **options}
+            results = f"redis://127.0.0.1:{server.port}/1"
+            app = make_app(Settings(f"delayed+{server.url}", results, given))
+            stack.enter_context(app)
+            stack.callback(install(app).close)
+            return app
+
+        yield open_app
+
+
+def take(app: Celery, no_ack: bool = False) -> Any:
+    """Take one message of the queue, as far as it may run."""
+    with app.connection_for_read() as connection:
+        message = connection.default_channel.basic_get("celery", no_ack=no_ack)
+        if message is not None and not no_ack:
+            message.ack()
+        return message
+
+
+def let_time_pass(app: Celery) -> None:
+    """What waits is due; a reschedule would forget the wait."""
+    store = app.delayed.store
+    for name in store.run("ZRANGE", "{celery}:partitions", 0, -1):
+        key = b"{celery}:delayed:" + name
+        for member in store.run("ZRANGE", key, 0, -1):
+            store.run("ZADD", key, 1, member)
