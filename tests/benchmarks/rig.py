@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,12 +19,13 @@ from typing import Any, TypeVar
 import redis
 from celery import Celery
 
-from tests.benchmarks.app import BROKER, LEDGER, Start, count_ledger, create_app, read_ledger
+from tests.benchmarks.app import BROKER, LEDGER, Start, batch, count_ledger, create_app, read_ledger
 from tests.kit.servers import Server, start_server
 from tests.kit.wait import wait_until
+from tests.kit.workers import ROOT
 
-REPOSITORY = Path(__file__).parents[2]
-START_SECONDS = 30
+#: The first tasks pay for starting the worker and filling its prefetch buffer.
+WARM_UP = 200
 T = TypeVar("T")
 
 
@@ -38,8 +39,9 @@ class Worker:
     def pid(self) -> int:
         return self.process.pid
 
-    def await_ready(self) -> None:
-        wait_until(self._is_ready, f"the worker of {self.log} is ready", START_SECONDS)
+    def await_ready(self, seconds: float = 30) -> Worker:
+        wait_until(self._is_ready, f"the worker of {self.log} is ready", seconds)
+        return self
 
     def _is_ready(self) -> bool:
         if self.process.poll() is not None:
@@ -67,7 +69,6 @@ class Rig:
     server: Server
     stack: contextlib.ExitStack
     workers: list[Worker] = field(default_factory=list)
-    helpers: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def scaled(self, full: T, quick: T) -> T:
         return quick if self.quick else full
@@ -78,17 +79,14 @@ class Rig:
 
     @cached_property
     def app(self) -> Celery:
-        return create_app(self.url())
+        return self.stack.enter_context(create_app(self.url()))
 
     @cached_property
     def redis(self) -> redis.Redis:
-        return self.server.client()
+        return self.stack.enter_context(self.server.client())
 
     def start_worker(
-        self,
-        *arguments: str,
-        url: str | None = None,
-        environment: dict[str, str] | None = None,
+        self, *arguments: str, url: str | None = None, environment: dict[str, str] | None = None
     ) -> Worker:
         """Start a prefork worker with two processes; it is not ready yet."""
         ledger = self.directory / f"worker-{len(self.workers) + 1}.ledger"
@@ -108,7 +106,7 @@ class Rig:
             output: Any = opened.enter_context(log.open("wb")) if log else subprocess.PIPE
             process = subprocess.Popen(
                 [sys.executable, "-m", *module],
-                cwd=REPOSITORY,
+                cwd=ROOT,
                 env={**os.environ, **(environment or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -124,22 +122,39 @@ class Rig:
         with ProcessPoolExecutor(1, mp_context=spawn) as pool:
             return pool.submit(function, *arguments).result(seconds)
 
+    def send(self, tasks: Iterable[tuple[tuple[Any, ...], dict[str, Any]]]) -> None:
+        """Send tasks in a batch: arguments and options of each."""
+        send_all(self.app, tasks)
+
     def await_done(self, count: int, seconds: float, workers: Sequence[Worker] = ()) -> None:
         """Wait until workers, all by default, have started `count` tasks."""
         watched = workers or self.workers
-        wait_until(
-            lambda: sum(worker.count() for worker in watched) >= count,
-            f"{count} tasks have started",
-            seconds,
-            interval_seconds=0.05,
-        )
+        started = lambda: sum(worker.count() for worker in watched) >= count  # noqa: E731
+        wait_until(started, f"{count} tasks have started", seconds, interval_seconds=0.05)
 
-    def done(self) -> int:
-        return sum(worker.count() for worker in self.workers)
+    def drain(self, count: int, **options: Any) -> float:
+        """Tasks a second that a new worker gets through; all are there before it starts."""
+        worker = self.start_worker(**options)
+        self.await_done(count, 120, [worker])
+        starts = worker.starts()
+        worker.kill()
+        return (count - WARM_UP) / (starts[-1].at - starts[WARM_UP - 1].at)
 
     def starts(self) -> list[Start]:
         found = [start for worker in self.workers for start in worker.starts()]
         return sorted(found, key=lambda start: start.at)
+
+
+def send_all(app: Celery, tasks: Iterable[tuple[tuple[Any, ...], dict[str, Any]]]) -> None:
+    with batch(app) as options:
+        for arguments, own in tasks:
+            app.tasks["work"].apply_async(arguments, **own, **options)
+
+
+def cpu_seconds(client: redis.Redis) -> float:
+    """The processor time that a server has taken."""
+    found: Any = client.info("cpu")
+    return float(found["used_cpu_user"] + found["used_cpu_sys"])
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
@@ -158,9 +173,4 @@ def rig(side: str, quick: bool, kind: str = "valkey") -> Iterator[Rig]:
         temporary = tempfile.TemporaryDirectory(prefix="kombu-delayed-benchmark-")
         directory = Path(stack.enter_context(temporary))
         server = stack.enter_context(start_server(kind, directory / "server", port=0))
-        made = Rig(side, quick, directory, server, stack)
-        yield made
-        if "redis" in made.__dict__:
-            made.redis.close()
-        if "app" in made.__dict__:
-            made.app.close()
+        yield Rig(side, quick, directory, server, stack)
