@@ -10,17 +10,15 @@ from tests.crash.evidence import OCCUPIED, STALL
 from tests.crash.faults import Window
 from tests.crash.history import NEVER, Execution, Key
 from tests.crash.load import Plan
+from tests.crash.schedule import SHORT
 
 #: What a connection loses is there again after so long.
 RECOVERY_SECONDS = 1.5
 #: A consumer looks by itself so often (`delayed_poll_seconds`): that heals what else was lost.
 POLL_SECONDS = 5.0
 
-#: What is short, and makes nobody lose a lease.
-SHORT = frozenset(
-    {"server kill", "clients killed", "server sleep", "pause", "cut", "failover", "slot moved"}
-    | {"planned failover", "large slot moved", "script flush", STALL, OCCUPIED}
-)
+#: What is no longer in the way when it has recovered.
+_SHORT = SHORT | {STALL, OCCUPIED}
 #: A worker that begins or ends: the machine has more to do meanwhile.
 CHANGE = "worker begins or ends"
 #: A worker that takes longer than this for that is no excuse any more.
@@ -34,7 +32,7 @@ HOPS = 4
 
 def recovered(window: Window, lease_seconds: float) -> float:
     """Until when a fault excuses that something waits."""
-    if window.kind in SHORT or window.kind == CHANGE:
+    if window.kind in _SHORT or window.kind == CHANGE:
         return window.ended + RECOVERY_SECONDS
     return window.ended + RECOVERY_SECONDS + max(lease_seconds, POLL_SECONDS)
 
@@ -75,9 +73,8 @@ def occupied(executions: Mapping[Key, Execution], plans: Sequence[Plan]) -> Iter
         for run in execution.runs if plan.seconds and execution else ():
             hold = next((hold for hold in execution.holds if hold.run is run), None)
             acked = hold.done if hold and run.late else NEVER
-            yield Window(
-                OCCUPIED, run.start, min(run.end, acked, run.start + plan.seconds), run.owner
-            )
+            ended = min(run.end, acked, run.start + plan.seconds)
+            yield Window(OCCUPIED, run.start, ended, run.owner)
 
 
 def percentile_99(values: Iterable[float]) -> float:

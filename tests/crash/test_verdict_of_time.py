@@ -16,7 +16,7 @@ from tests.crash.history import NEVER, collect
 from tests.crash.load import Plan
 from tests.crash.pings import Ping
 from tests.crash.remains import leaks
-from tests.crash.schedule import CALM_SECONDS, SHARES, schedule
+from tests.crash.schedule import CALM_SECONDS, schedule, shares
 from tests.crash.test_verdict import causes, judged, life, lines, ran, sent, task
 from tests.crash.verdict import Verdict
 from tests.crash.writing import SENDER
@@ -201,11 +201,10 @@ def test_what_its_pool_ends_runs_again_where_its_worker_gives_it_back() -> None:
 
 
 def test_the_first_storm_has_each_kind_once() -> None:
-    interval_seconds = 1.5
-    plan = schedule(7, 200, interval_seconds)
-    assert plan == schedule(7, 200, interval_seconds)
-    first = [kind for _, kind in plan[: len(SHARES)]]
-    assert sorted(first) == sorted(SHARES)
+    kinds = shares("single")
+    plan = schedule(7, 200, 1.5, kinds)
+    assert plan == schedule(7, 200, 1.5, kinds)
+    assert sorted(kind for _, kind in plan[: len(kinds)]) == sorted(kinds)
     times = [at for at, _ in plan]
     assert times == sorted(times)
     pauses = [b - a for a, b in pairwise(times)]

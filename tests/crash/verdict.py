@@ -14,6 +14,7 @@ from tests.crash.history import NEVER, Execution, Hold, Key, Run
 from tests.crash.in_use import Limits, judge_limits
 from tests.crash.journal import REJECTED
 from tests.crash.pings import Pings, judge_pings
+from tests.crash.schedule import AWAY
 
 EXECUTING = "was executing when its process died"
 NOT_ACKED = "its ack had not reached the server when its process died or was stopped"
@@ -33,11 +34,6 @@ CAUSES = (
 ACK_SECONDS = 0.5
 #: So long after an outage those that it held up have arrived.
 ACK_RECOVERY_SECONDS = 1.0
-
-OUTAGES = frozenset(
-    {"server kill", "clients killed", "server sleep", "pause", "cut", "failover", "slot moved"}
-    | {"outage", "planned failover", "large slot moved", STALL}
-)
 
 
 @dataclass
@@ -226,7 +222,7 @@ class _Judge:
         """Until when an ack may not have reached the server, at least while that was away."""
         arrived = sent + ACK_SECONDS
         for window in sorted(self.evidence.windows, key=lambda window: window.began):
-            if window.kind in OUTAGES and window.began <= arrived and sent <= window.ended:
+            if window.kind in (*AWAY, STALL) and window.began <= arrived and sent <= window.ended:
                 arrived = max(arrived, window.ended + ACK_RECOVERY_SECONDS)
         return arrived
 

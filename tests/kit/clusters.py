@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import redis
 from redis.crc import key_slot
@@ -34,6 +35,7 @@ class Cluster:
     #: Of each master: one or none.
     replicas: int = 1
     append_only: bool = True
+    environment: dict[str, str] | None = None
 
     @property
     def url(self) -> str:
@@ -55,10 +57,7 @@ class Cluster:
         """The lines of CLUSTER NODES, as a server sees them."""
         servers = [server] if server else [s for s in self.servers if s._process is not None]
         with self.client(servers[0]) as client:
-            raw = client.connection_pool.get_connection()
-            raw.send_command("CLUSTER", "NODES")
-            text = raw.read_response()
-            client.connection_pool.release(raw)
+            text = _bytes(client, "CLUSTER", "NODES")
         return [line.split() for line in text.decode().splitlines()]
 
     def master_of(self, key: str) -> Server:
@@ -86,7 +85,7 @@ class Cluster:
 
     def id_of(self, server: Server) -> str:
         with self.client(server) as client:
-            return _text(client.execute_command("CLUSTER MYID"))
+            return _bytes(client, "CLUSTER", "MYID").decode()
 
     def queues_apart(self, count: int = 3) -> list[str]:
         """Names of queues, each on another master."""
@@ -141,7 +140,24 @@ class Cluster:
         self.directory.mkdir(exist_ok=True)
         # Never that of one before, which would take itself for that one.
         directory = tempfile.mkdtemp(prefix="node", dir=self.directory)
-        server = _start(self.kind, Path(directory), self.append_only)
+        config = {
+            "requirepass": PASSWORD,
+            "masterauth": PASSWORD,
+            "cluster-enabled": "yes",
+            "cluster-node-timeout": str(NODE_TIMEOUT_MS),
+            "cluster-require-full-coverage": "no",
+            "cluster-replica-validity-factor": "0",
+            "repl-diskless-sync": "yes",
+            "repl-diskless-sync-delay": "0",
+        }
+        server = start_server(
+            self.kind,
+            Path(directory),
+            port=free_cluster_port(),
+            append_only=self.append_only,
+            config=config,
+            environment=self.environment,
+        )
         self.servers.append(server)
         return server
 
@@ -209,7 +225,7 @@ class Cluster:
             with self.client(master) as client:
                 client.flushall()
 
-    def stop(self) -> None:
+    def close(self) -> None:
         for server in self.servers:
             server.stop()
 
@@ -228,18 +244,12 @@ def _bytes(client: redis.Redis, *command: str) -> bytes:
         client.connection_pool.release(connection)
 
 
-def _text(value: object) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
-
-
 @contextlib.contextmanager
 def start_cluster(
-    kind: str, directory: Path, masters: int = 3, replicas: int = 1, append_only: bool = True
+    kind: str, directory: Path, masters: int = 3, replicas: int = 1, **options: Any
 ) -> Iterator[Cluster]:
     """Start masters with one replica each, or none; the slots are spread evenly."""
-    with contextlib.ExitStack() as stack:
-        cluster = Cluster(kind, directory, [], replicas, append_only)
-        stack.callback(cluster.stop)
+    with contextlib.closing(Cluster(kind, directory, [], replicas, **options)) as cluster:
         for _ in range(masters * (1 + replicas)):
             cluster.start_node()
         _join(cluster, masters)
@@ -254,7 +264,8 @@ def _join(cluster: Cluster, masters: int) -> None:
     for n, client in enumerate(clients[:masters]):
         # Rounded as redis-cli does.
         first, last = round(SLOTS * n / masters), round(SLOTS * (n + 1) / masters) - 1
-        _add_slots(client, first, last)
+        # Redis 6.2 has no ADDSLOTSRANGE.
+        client.execute_command("CLUSTER ADDSLOTS", *range(first, last + 1))
     for server in cluster.servers[1:]:
         clients[0].execute_command("CLUSTER MEET", "127.0.0.1", server.port)
     wait_until(lambda: cluster._all_know(len(clients)), "all nodes know one another", 20)
@@ -262,26 +273,6 @@ def _join(cluster: Cluster, masters: int) -> None:
         client.execute_command("CLUSTER REPLICATE", cluster.id_of(cluster.servers[n]))
     for client in clients:
         client.close()
-
-
-def _add_slots(client: redis.Redis, first: int, last: int) -> None:
-    # Redis 6.2 has no ADDSLOTSRANGE.
-    client.execute_command("CLUSTER ADDSLOTS", *range(first, last + 1))
-
-
-def _start(kind: str, directory: Path, append_only: bool) -> Server:
-    config = {
-        "requirepass": PASSWORD,
-        "masterauth": PASSWORD,
-        "cluster-enabled": "yes",
-        "cluster-node-timeout": str(NODE_TIMEOUT_MS),
-        "cluster-require-full-coverage": "no",
-        "cluster-replica-validity-factor": "0",
-        "repl-diskless-sync": "yes",
-        "repl-diskless-sync-delay": "0",
-    }
-    port = free_cluster_port()
-    return start_server(kind, directory, port=port, append_only=append_only, config=config)
 
 
 def free_cluster_port() -> int:

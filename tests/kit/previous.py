@@ -16,6 +16,7 @@ from zipfile import ZipFile
 
 import pytest
 
+from tests.kit.servers import missing
 from tests.kit.tasks_app import Settings
 from tests.kit.workers import ROOT, Worker
 
@@ -136,9 +137,8 @@ def _build(archive: bytes, directory: Path) -> Path:
 
 
 def _missing(reason: str) -> NoReturn:
-    shallow = subprocess.run(
-        ["git", "rev-parse", "--is-shallow-repository"], cwd=ROOT, capture_output=True, text=True
-    )
-    if os.environ.get("CI", "").lower() == "true" and shallow.stdout.strip() != "true":
-        raise RuntimeError(reason)
-    pytest.skip(reason)
+    command = ["git", "rev-parse", "--is-shallow-repository"]
+    shallow = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if shallow.stdout.strip() == "true":
+        pytest.skip(reason)
+    missing(reason)

@@ -10,7 +10,6 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from types import TracebackType
 from typing import TypeVar, cast
 
 import click
@@ -130,12 +129,7 @@ class Proxy:
     def __enter__(self) -> Proxy:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

@@ -185,14 +185,27 @@ def _is_complete(view: dict[str, Any]) -> bool:
 
 
 @contextlib.contextmanager
-def start_group(kind: str, directory: Path, down_after_ms: int = DOWN_AFTER_MS) -> Iterator[Group]:
+def start_group(
+    kind: str,
+    directory: Path,
+    down_after_ms: int = DOWN_AFTER_MS,
+    environment: dict[str, str] | None = None,
+) -> Iterator[Group]:
     """Start it all, every server with a password and every Sentinel with another one."""
     with contextlib.ExitStack() as stack:
-        servers = []
+        servers: list[Server] = []
         for n in range(3):
             replicates = {"replicaof": f"127.0.0.1 {servers[0].port}"} if servers else {}
-            servers.append(_start_server(kind, directory / f"server{n}", replicates))
-            stack.enter_context(servers[-1])
+            config = {
+                "requirepass": PASSWORD,
+                "masterauth": PASSWORD,
+                "repl-diskless-sync": "yes",
+                "repl-diskless-sync-delay": "0",
+                **replicates,
+            }
+            options: Any = {"append_only": True, "config": config, "environment": environment}
+            server = start_server(kind, directory / f"server{n}", port=0, **options)
+            servers.append(stack.enter_context(server))
         group = Group(servers, [])
         stack.callback(group.stop)
         for n in range(3):
@@ -202,17 +215,6 @@ def start_group(kind: str, directory: Path, down_after_ms: int = DOWN_AFTER_MS) 
             group.sentinels.append(sentinel)
         group.heal()
         yield group
-
-
-def _start_server(kind: str, directory: Path, more: dict[str, str]) -> Server:
-    config = {
-        "requirepass": PASSWORD,
-        "masterauth": PASSWORD,
-        "repl-diskless-sync": "yes",
-        "repl-diskless-sync-delay": "0",
-        **more,
-    }
-    return start_server(kind, directory, port=0, append_only=True, config=config)
 
 
 def _lines(sentinel: SentinelProcess, master_port: int, down_after_ms: int) -> dict[str, str]:
