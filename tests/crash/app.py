@@ -24,8 +24,7 @@ from celery import Celery, signals
 from celery.worker.request import Request
 from kombu import Producer
 
-from tests.crash.journal import Journal
-from tests.crash.writing import WORKER, running, write, write_end, write_start, written_to
+from tests.crash.journal import WORKER, Journal, running, write, write_end, write_start, written_to
 from tests.kit.tasks_app import Settings
 
 POLICYLESS = "KOMBU_DELAYED_TEST_POLICYLESS"

@@ -14,7 +14,7 @@ from kombu.exceptions import OperationalError
 
 from celery_ext import expect, fail, respond
 from kombu_delayed.errors import UNREACHABLE, NotReplicated
-from tests.crash.writing import running, write
+from tests.crash.journal import running, write
 
 PAUSE_SECONDS = 0.1
 

@@ -13,8 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.crash.journal import WORKER
 from tests.crash.load import GREENLETS, LONG, PREFORK
-from tests.crash.writing import WORKER
 from tests.kit.epolls import ghosts
 from tests.kit.previous import install_previous
 from tests.kit.tasks_app import Settings

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
 from tests.crash.clock import Readings
-from tests.crash.journal import REJECTED, Line
+from tests.crash.journal import REJECTED, SENDER, Line
 from tests.crash.limits import Uses
 from tests.crash.load import Plan
-from tests.crash.writing import SENDER
 
 #: A task id and a retry number.
 Key = tuple[str, int]

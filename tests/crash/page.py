@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tests.benchmarks.report import circumstances
 from tests.crash.broker import LEASE_SECONDS
-from tests.crash.calm import HOPS, LATE_MS
+from tests.crash.evidence import HOPS, LATE_MS
 from tests.crash.pings import ANSWER_SECONDS
 from tests.crash.remains import STAY
 from tests.crash.report import answer_rows, heading, limit_rows, rows, title

@@ -17,20 +17,17 @@ from tests.crash import app as crash_app
 from tests.crash import limits, remains
 from tests.crash.asking import Answerer
 from tests.crash.broker import LEASE_SECONDS, Broker, start_broker
-from tests.crash.calm import changes, occupied
-from tests.crash.control import Control, control_task
 from tests.crash.crew import Crew
-from tests.crash.evidence import Evidence, stalls
+from tests.crash.evidence import Evidence, changes, occupied, stalls
 from tests.crash.faults import Faults, Field
 from tests.crash.history import Execution, Key, collect
-from tests.crash.journal import Line, Reader
+from tests.crash.journal import SENDER, Line, Reader
 from tests.crash.load import Senders
-from tests.crash.pings import Pinger
+from tests.crash.pings import Control, Pinger, control_task
 from tests.crash.replicated import QUEUE
 from tests.crash.reshard import Reshard
 from tests.crash.schedule import CALM_SECONDS, QUIET_SECONDS, schedule
 from tests.crash.verdict import Verdict, judge
-from tests.crash.writing import SENDER
 
 SETTLE_SECONDS = 10
 READY_SECONDS = 60

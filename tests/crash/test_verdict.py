@@ -15,11 +15,10 @@ from tests.crash.evidence import ALONE, STALL_SECONDS, Evidence, stalls
 from tests.crash.faults import Window
 from tests.crash.history import NEVER, collect
 from tests.crash.in_use import Limits
-from tests.crash.journal import REJECTED
+from tests.crash.journal import REJECTED, SENDER
 from tests.crash.limits import PACE_BURST, PACE_SECONDS, SLOTS, Uses
 from tests.crash.load import Plan
 from tests.crash.verdict import ACK_SECONDS, Verdict, judge
-from tests.crash.writing import SENDER
 
 LEASE_SECONDS = 2.5
 PID = 7

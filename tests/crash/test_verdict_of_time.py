@@ -8,18 +8,25 @@ from typing import Any
 import pytest
 
 from tests.crash import verdict
-from tests.crash.calm import HOPS, LATE_MS, POLL_SECONDS, RECOVERY_SECONDS, changes, occupied
 from tests.crash.clock import Readings
-from tests.crash.evidence import OCCUPIED
+from tests.crash.evidence import (
+    HOPS,
+    LATE_MS,
+    OCCUPIED,
+    POLL_SECONDS,
+    RECOVERY_SECONDS,
+    changes,
+    occupied,
+)
 from tests.crash.faults import Window
 from tests.crash.history import NEVER, collect
+from tests.crash.journal import SENDER
 from tests.crash.load import Plan
 from tests.crash.pings import Ping
 from tests.crash.remains import leaks
 from tests.crash.schedule import CALM_SECONDS, schedule, shares
 from tests.crash.test_verdict import causes, judged, life, lines, ran, sent, task
 from tests.crash.verdict import Verdict
-from tests.crash.writing import SENDER
 
 Lines = list[dict[str, Any]]
 

@@ -7,9 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tests.crash.answers import Answers, judge_answers
-from tests.crash.calm import RECOVERY_SECONDS, Calm, allowed_ms, percentile_99
 from tests.crash.crew import Life
-from tests.crash.evidence import DEATHS, STALL, Evidence
+from tests.crash.evidence import (
+    DEATHS,
+    RECOVERY_SECONDS,
+    STALL,
+    Calm,
+    Evidence,
+    allowed_ms,
+    percentile_99,
+)
 from tests.crash.history import NEVER, Execution, Hold, Key, Run
 from tests.crash.in_use import Limits, judge_limits
 from tests.crash.journal import REJECTED
