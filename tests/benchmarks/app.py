@@ -65,7 +65,6 @@ def create_app(broker_url: str) -> Celery:
 
 
 def read_ledger(path: Path) -> list[Start]:
-    """What a worker has started, in order of time."""
     if not path.exists():
         return []
     whole = path.read_bytes()

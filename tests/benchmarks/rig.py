@@ -127,7 +127,6 @@ class Rig:
         send_all(self.app, tasks)
 
     def await_done(self, count: int, seconds: float, workers: Sequence[Worker] = ()) -> None:
-        """Wait until workers, all by default, have started `count` tasks."""
         watched = workers or self.workers
         started = lambda: sum(worker.count() for worker in watched) >= count  # noqa: E731
         wait_until(started, f"{count} tasks have started", seconds, interval_seconds=0.05)

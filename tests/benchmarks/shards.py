@@ -53,12 +53,10 @@ class OneNode:
     kind = Store
 
     def connect(self) -> Any:
-        """The store of a new client."""
         self.open.append(self.kind(self.new(), **self.options))
         return self.open[-1]
 
     def cpu_seconds(self) -> list[float]:
-        """The processor time of each server since its start."""
         return [*map(cpu_seconds, self.clients)]
 
     def shards(self, count: int) -> Sequence[str]:
@@ -70,7 +68,6 @@ class OneNode:
         return self.connect().shards.all(QUEUE)
 
     def by_server(self, shards: Sequence[str]) -> Sequence[Sequence[str]]:
-        """The shards of each server that has some."""
         return [shards]
 
     def close(self) -> None:

@@ -69,25 +69,16 @@ def _watched_requests() -> Iterator[None]:
             setattr(Request, name, method)
 
 
-def _execute(task: Any, seconds: float, retries: int, countdown: float) -> None:
-    with running(task):
+def _run(self: Any, seconds: float = 0, retries: int = 0, countdown: float = 0, **_: Any) -> None:
+    """Limits may read what else it is given."""
+    with running(self):
         time.sleep(seconds)
-        if task.request.retries < retries:
-            raise task.retry(countdown=countdown)
-
-
-def _early(self: Any, seconds: float = 0, retries: int = 0, countdown: float = 0, **_: Any) -> None:
-    """Is acked when it starts; limits may read what else it is given."""
-    _execute(self, seconds, retries, countdown)
-
-
-def _late(self: Any, seconds: float = 0, retries: int = 0, countdown: float = 0, **_: Any) -> None:
-    """Is acked when it is done; limits may read what else it is given."""
-    _execute(self, seconds, retries, countdown)
+        if self.request.retries < retries:
+            raise self.retry(countdown=countdown)
 
 
 def _busy(self: Any, seconds: float) -> None:
-    """Lets no other greenlet of its worker run, and is acked when it is done."""
+    """Lets no other greenlet of its worker run."""
     with running(self):
         end = time.monotonic() + seconds
         while time.monotonic() < end:
@@ -113,8 +104,8 @@ def make_app(settings: Settings) -> Celery:
         **settings.config,
     )
     options = {"bind": True, "shared": False, "max_retries": None}
-    app.task(name="run_early", **options)(_early)
-    app.task(name="run_late", acks_late=True, **options)(_late)
+    app.task(name="run_early", **options)(_run)
+    app.task(name="run_late", acks_late=True, **options)(_run)
     app.task(name="keep_busy", acks_late=True, **options)(_busy)
     if settings.broker_url and settings.broker_url.startswith("delayed+"):
         _extend(app)

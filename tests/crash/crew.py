@@ -207,7 +207,6 @@ class Crew:
         os.kill(life.pid, number)
 
     def stop(self, life: Life) -> None:
-        """SIGSTOP for it and its children."""
         life.stops.append([time.time(), float("inf")])
         os.killpg(life.pid, signal.SIGSTOP)
 
@@ -277,6 +276,5 @@ class Crew:
         self.close()
 
     def close(self) -> None:
-        """Leave no process behind."""
         for life in self.lives:
             life.worker.kill()

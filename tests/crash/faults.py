@@ -98,7 +98,6 @@ class Faults:
 
     @property
     def servers(self) -> list[Server]:
-        """All that run."""
         return [self.field.server]
 
     @property

@@ -59,11 +59,9 @@ class Execution:
     cut_short: bool = False
 
     def at(self, event: str) -> float:
-        """When something happened first."""
         return min((line["at"] for line in self.lines if line["event"] == event), default=NEVER)
 
     def latest(self, event: str) -> float:
-        """When something happened last."""
         return max((line["at"] for line in self.lines if line["event"] == event), default=-NEVER)
 
     @property

@@ -69,7 +69,6 @@ class Reader:
 
 @contextmanager
 def written_to(journal: Journal) -> Iterator[None]:
-    """Until this ends."""
     _journals.append(journal)
     try:
         yield
@@ -101,7 +100,6 @@ def write_end(task: Any, outcome: str) -> None:
 
 @contextmanager
 def running(task: Any, **facts: Any) -> Iterator[None]:
-    """The task runs until this ends."""
     write_start(task, **facts)
     outcome = "done"
     try:

@@ -95,7 +95,6 @@ class Senders:
 
     @property
     def busy(self) -> bool:
-        """Whether there are answers to be given."""
         return self._answerer is not None and self._answerer.busy
 
     def send_long(self, seconds: float, queue: str = LONG) -> str:

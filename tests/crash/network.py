@@ -58,7 +58,6 @@ class Network:
         return slot in self._alone
 
     def restore(self) -> None:
-        """Undo everything."""
         self.resume()
         self._alone.clear()
         self.heal()

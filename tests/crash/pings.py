@@ -131,7 +131,6 @@ class Control(Repeated):
 
 @contextlib.contextmanager
 def control_task(directory: Path) -> Iterator[Control]:
-    """A server and a worker for it."""
     with start_server("valkey", directory / "server") as server:
         control = Control(server, directory / "journals")
         options: Any = {"module": "tests.crash.app", "pool": "prefork", "queues": (CONTROL,)}

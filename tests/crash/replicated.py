@@ -63,12 +63,10 @@ class PausingFaults(Faults):
 
     @property
     def all(self) -> Any:
-        """The group or the Cluster."""
         raise NotImplementedError
 
     @property
     def paused(self) -> list[Server]:
-        """The masters."""
         raise NotImplementedError
 
     def _be_patient(self, patient: bool) -> None:
@@ -76,7 +74,7 @@ class PausingFaults(Faults):
 
     @property
     def servers(self) -> list[Server]:
-        return [server for server in self.all.servers if server._process is not None]
+        return [server for server in self.all.servers if server.running]
 
     @property
     def _is_well(self) -> bool:

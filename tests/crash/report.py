@@ -64,7 +64,6 @@ def rows(result: Result) -> Rows:
 
 
 def limit_rows(result: Result) -> Rows:
-    """What became of the limits of the load."""
     limits = result.verdict.limits
     most = dict.fromkeys(SLOTS, 0)
     for limit, count in limits.most.items():
@@ -85,7 +84,6 @@ def limit_rows(result: Result) -> Rows:
 
 
 def answer_rows(result: Result) -> Rows:
-    """What became of questions and answers."""
     answers = result.verdict.answers
     return _shown(
         [
@@ -133,7 +131,6 @@ def title(result: Result) -> str:
 
 
 def heading(result: Result) -> str:
-    """Of the column of a run."""
     return f"{TITLES[result.order.transport]}, {result.order.seconds / 60:.3g} min"
 
 

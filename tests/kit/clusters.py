@@ -7,7 +7,7 @@ import random
 import re
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,21 +47,19 @@ class Cluster:
         return server.client(password=PASSWORD, socket_timeout=5)
 
     def routed(self) -> redis.RedisCluster:
-        """A client of the whole Cluster."""
-        node = next(server for server in self.servers if server._process is not None)
+        node = next(server for server in self.servers if server.running)
         return redis.RedisCluster(
             host="127.0.0.1", port=node.port or 0, password=PASSWORD, require_full_coverage=False
         )
 
     def nodes(self, server: Server | None = None) -> list[list[str]]:
         """The lines of CLUSTER NODES, as a server sees them."""
-        servers = [server] if server else [s for s in self.servers if s._process is not None]
+        servers = [server] if server else [s for s in self.servers if s.running]
         with self.client(servers[0]) as client:
             text = _bytes(client, "CLUSTER", "NODES")
         return [line.split() for line in text.decode().splitlines()]
 
     def master_of(self, key: str) -> Server:
-        """The server that has a key's slot."""
         slot = key_slot(key.encode())
         for fields in self.nodes():
             for part in fields[8:]:
@@ -88,7 +86,6 @@ class Cluster:
             return _bytes(client, "CLUSTER", "MYID").decode()
 
     def queues_apart(self, count: int = 3) -> list[str]:
-        """Names of queues, each on another master."""
         names = (f"queue{n}" for n in range(1000))
         found: dict[int, str] = {}
         while len(found) < count:
@@ -109,31 +106,25 @@ class Cluster:
         wait_until(has_moved, f"another node has {key!r}", timeout_seconds)
         return self.master_of(key)
 
-    def move(self, key: str, target: Server, *, on_half: object = None) -> None:
+    def move(self, key: str, target: Server, *, on_half: Callable[[], Any] | None = None) -> None:
         """Move a key's slot to another master, as `redis-cli --cluster reshard` does."""
         source, slot = self.master_of(key), key_slot(key.encode())
         source_id, target_id = self.id_of(source), self.id_of(target)
         with self.client(source) as old, self.client(target) as new:
             wait_until(lambda: _imports(new, slot, source_id), f"{target.port} takes slot {slot}")
             old.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", target_id)
-            self.move_keys(old, target, slot)
-            if callable(on_half):
+            self._move_keys(old, target, slot)
+            if on_half:
                 on_half()
-                self.move_keys(old, target, slot)
+                self._move_keys(old, target, slot)
             new.execute_command("CLUSTER SETSLOT", slot, "NODE", target_id)
             with contextlib.suppress(ResponseError):  # without a slot it may be a replica by now
                 old.execute_command("CLUSTER SETSLOT", slot, "NODE", target_id)
 
-    def move_keys(self, old: redis.Redis, target: Server, slot: int, limit: int = 0) -> None:
-        """Move keys of a slot that is on its way, all or so many."""
-        moved = 0
-        while not limit or moved < limit:
-            keys = old.execute_command("CLUSTER GETKEYSINSLOT", slot, limit or 10)
-            if not keys:
-                return
-            where = "127.0.0.1", target.port, "", 0, 5000
+    def _move_keys(self, old: redis.Redis, target: Server, slot: int) -> None:
+        where = "127.0.0.1", target.port, "", 0, 5000
+        while keys := old.execute_command("CLUSTER GETKEYSINSLOT", slot, 10):
             old.execute_command("MIGRATE", *where, "AUTH", PASSWORD, "KEYS", *keys)
-            moved += len(keys)
 
     def start_node(self) -> Server:
         """A new server that knows no other."""
@@ -189,7 +180,7 @@ class Cluster:
     def heal(self) -> None:
         """Start what is down, and wait until each master has its replica and all is covered."""
         for server in self.servers:
-            if server._process is None:
+            if not server.running:
                 server.start()
         wait_until(self.is_whole, "the Cluster is whole", HEAL_SECONDS, 0.05)
 

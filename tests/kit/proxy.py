@@ -76,7 +76,6 @@ class Proxy:
         self.loop.close()
 
     def connect(self, client_side: _Side) -> None:
-        """Open the connection to the target that belongs to an accepted one."""
         task = self.loop.create_task(self._connect(client_side))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -70,6 +70,10 @@ class Server:
     environment: dict[str, str] = field(default_factory=dict, repr=False)
 
     @property
+    def running(self) -> bool:
+        return self._process is not None
+
+    @property
     def url(self) -> str:
         if self.socket_path:
             return f"socket://{self.socket_path}?virtual_host=0"
@@ -94,11 +98,9 @@ class Server:
     def start(self) -> None:
         if self._process is not None:
             raise RuntimeError(f"the {self.kind} server in {self.directory} is already running")
-        config = self.directory / "server.conf"
-        config.write_text("".join(f"{name} {value}\n" for name, value in self.options.items()))
         with open(self.directory / "server.log", "ab") as log:
             self._process = subprocess.Popen(
-                [self.binary, config],
+                self._command(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -109,6 +111,14 @@ class Server:
         except BaseException:
             self.kill()
             raise
+
+    def _command(self) -> list[Path | str]:
+        return [self.binary, self._write_options()]
+
+    def _write_options(self) -> Path:
+        config = self.directory / "server.conf"
+        config.write_text("".join(f"{name} {value}\n" for name, value in self.options.items()))
+        return config
 
     def stop(self) -> None:
         """End the server as an operator would: what it has written is on disk."""

@@ -45,7 +45,6 @@ GATED = {"exports": "exports.write", "imports": "imports.read"}
 
 
 def make_shop(url: str) -> Celery:
-    """An app with the shop's tasks."""
     app = Celery("shop", broker=f"delayed+{url}", set_as_current=False)
     app.conf.task_default_queue = "default"
     app.conf.task_routes = {}
@@ -108,7 +107,6 @@ def _row(chance: random.Random) -> tuple[Any, ...]:
 
 
 def _history(client: redis.Redis, store: Store, queue: str, chance: random.Random) -> None:
-    """Ten minutes of events."""
     now_ms, key = int(time.time() * 1000), store.keys(queue).events
     at_ms = now_ms - 600_000
     while at_ms < now_ms - 2_000:
