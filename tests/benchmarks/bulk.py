@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -112,10 +113,6 @@ def finding(delayed: Delayed, **criteria: Any) -> int:
     return sum(1 for _ in delayed.find(**criteria))
 
 
-def finding_rare(delayed: Delayed) -> int:
-    return finding(delayed, task="mail.*")
-
-
 def backing_up(delayed: Delayed, path: Path) -> int:
     return delayed.backup(path).messages
 
@@ -165,22 +162,20 @@ def measure_cancel(rig: Rig) -> Figures:
 
 
 def measure_forecast(rig: Rig) -> float:
+    times = []
     with delayed_of(rig.url()) as delayed:
         delayed.queues()
-        times = []
         for _ in range(5):
             began = perf_counter()
             delayed.forecast(hours=24 * 30, buckets=48)
             times.append((perf_counter() - began) * 1000)
-        return statistics.median(times)
+    return statistics.median(times)
 
 
 def _reading(name: str, what: str, least: int | None = None) -> Line:
     def reached(f: Figures) -> bool:
-        return f[f"{name}_rate"] >= (least or 0) and f[f"{name}_mb"] <= 50 and _p99(f) <= 10
-
-    def _p99(f: Figures) -> float:
-        return f[f"{name}_p99_ms"]
+        rate, grown, p99 = (f[f"{name}_{figure}"] for figure in ("rate", "mb", "p99_ms"))
+        return rate >= (least or 0) and grown <= 50 and p99 <= 10
 
     return Line(
         f"{what}: rate, growth of the process, p99 of another client's PING",
@@ -232,7 +227,7 @@ def million(rig: Rig) -> Figures:
         figures.update({f"{name}_rate": rate, f"{name}_mb": mb, f"{name}_p99_ms": p99})
         return int(found)
 
-    measure("find", finding_rare, of=count)
+    measure("find", partial(finding, task="mail.*"), of=count)
     measure("read", finding, of=count)
     saved = measure("backup", backing_up, path)
     figures["file_bytes"] = path.stat().st_size / saved

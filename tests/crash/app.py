@@ -16,9 +16,10 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from celery import Celery, signals
 from celery.worker.request import Request
@@ -41,32 +42,26 @@ def _write(request: Request, event: str, **facts: Any) -> None:
     write(event, request.id, request.request_dict.get("retries") or 0, **facts)
 
 
-@contextmanager
-def _watched_requests() -> Iterator[None]:
-    """What a worker does with a message is written down, whatever class its requests are of."""
-    stock = {name: vars(Request)[name] for name in ("on_accepted", "acknowledge", "reject")}
+# What a worker does with a message is written down, whatever class its requests are of.
 
-    def on_accepted(self: Request, pid: int, time_accepted: float) -> None:
-        _write(self, "accepted", child=pid)
-        stock["on_accepted"](self, pid, time_accepted)
+_STOCK = {name: vars(Request)[name] for name in ("on_accepted", "acknowledge", "reject")}
 
-    def acknowledge(self: Request) -> None:
-        if not self.acknowledged:
-            _write(self, "ack")
-        stock["acknowledge"](self)
 
-    def reject(self: Request, requeue: bool = False) -> None:
-        if not self.acknowledged:
-            _write(self, "reject", requeue=requeue)
-        stock["reject"](self, requeue=requeue)
+def _on_accepted(self: Request, pid: int, time_accepted: float) -> None:
+    _write(self, "accepted", child=pid)
+    _STOCK["on_accepted"](self, pid, time_accepted)
 
-    for method in (on_accepted, acknowledge, reject):
-        setattr(Request, method.__name__, method)
-    try:
-        yield
-    finally:
-        for name, method in stock.items():
-            setattr(Request, name, method)
+
+def _acknowledge(self: Request) -> None:
+    if not self.acknowledged:
+        _write(self, "ack")
+    _STOCK["acknowledge"](self)
+
+
+def _reject(self: Request, requeue: bool = False) -> None:
+    if not self.acknowledged:
+        _write(self, "reject", requeue=requeue)
+    _STOCK["reject"](self, requeue=requeue)
 
 
 def _run(self: Any, seconds: float = 0, retries: int = 0, countdown: float = 0, **_: Any) -> None:
@@ -124,24 +119,25 @@ def _extend(app: Celery) -> None:
     asking.add_tasks(app)
 
 
+def _execution(headers: dict[str, Any]) -> tuple[str, int]:
+    return headers.get("id") or "", headers.get("retries") or 0
+
+
 def _before_publish(headers: dict[str, Any] | None = None, **_: Any) -> None:
     headers = headers or {}
-    _publishing.what = headers.get("id") or "", headers.get("retries") or 0
+    _publishing.what = _execution(headers)
     write("publish", *_publishing.what, eta=headers.get("eta"))
 
 
 def _after_publish(headers: dict[str, Any] | None = None, **_: Any) -> None:
     headers = headers or {}
-    write("published", headers.get("id") or "", headers.get("retries") or 0, eta=headers.get("eta"))
+    write("published", *_execution(headers), eta=headers.get("eta"))
 
 
 def _received(request: Any, **_: Any) -> None:
-    _write(
-        request,
-        "received",
-        redelivered=bool((request.delivery_info or {}).get("redelivered")),
-        tag=str(request.message.delivery_tag),
-    )
+    redelivered = bool((request.delivery_info or {}).get("redelivered"))
+    tag = str(request.message.delivery_tag)
+    _write(request, "received", redelivered=redelivered, tag=tag)
 
 
 def _ready(**_: Any) -> None:
@@ -170,30 +166,31 @@ _HOOKS = (
 )
 
 
+_publish = Producer._publish
+
+
+def _watched_publish(self: Producer, *args: Any, **options: Any) -> Any:
+    # The server may have done what failed here all the same.
+    try:
+        return _publish(self, *args, **options)
+    except Exception as error:
+        id, retries = getattr(_publishing, "what", ("", 0))
+        write("publish failed", id, retries, error=repr(error))
+        raise
+
+
 @contextmanager
 def writing(directory: Path, name: str) -> Iterator[None]:
     """What this process publishes, receives and runs is written down until this ends."""
-    publish = Producer._publish
-
-    def watched(self: Producer, *args: Any, **options: Any) -> Any:
-        # The server may have done what failed here all the same.
-        try:
-            return publish(self, *args, **options)
-        except Exception as error:
-            id, retries = getattr(_publishing, "what", ("", 0))
-            write("publish failed", id, retries, error=repr(error))
-            raise
-
-    Producer._publish = watched
-    for hook, receiver in _HOOKS:
-        hook.connect(receiver)
-    try:
-        with written_to(Journal(directory, name)), _watched_requests():
-            yield
-    finally:
+    watched = {"on_accepted": _on_accepted, "acknowledge": _acknowledge, "reject": _reject}
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(Producer, "_publish", _watched_publish))
+        stack.enter_context(patch.multiple(Request, **watched))
         for hook, receiver in _HOOKS:
-            hook.disconnect(receiver)
-        Producer._publish = publish
+            hook.connect(receiver)
+            stack.callback(hook.disconnect, receiver)
+        stack.enter_context(written_to(Journal(directory, name)))
+        yield
 
 
 def _show_greenlets(signum: int, frame: Any) -> None:
