@@ -102,7 +102,8 @@ def command(minutes: float, server: str, write: Path, **options: Any) -> str:
     given |= {"server": server, "reshard": options["reshard"]}
     given["transport"] = options["transport"][0] if len(options["transport"]) == 1 else None
     given["write"] = write
-    shown = (f"--{name} {value}" for name, value in given.items() if value is not None)
+    texts = {k: f"{v:g}" if isinstance(v, float) else v for k, v in given.items()}
+    shown = (f"--{name} {text}" for name, text in texts.items() if text is not None)
     flag = " --policyless" * options["policyless"]
     return f"python -m tests.crash {' '.join(shown)}{flag}"
 
