@@ -9,9 +9,8 @@ from time import perf_counter
 
 from kombu_delayed.store.store import Entry, Store
 from tests.benchmarks.app import QUEUE
-from tests.benchmarks.fill import entries, fill, sample, store_of
 from tests.benchmarks.report import Figures, Line, benchmark, medians
-from tests.benchmarks.rig import Rig
+from tests.benchmarks.rig import Rig, entries, fill, sample, store_of
 
 LIMIT_BYTES = 165
 LIMIT, SMALL, CALLS = 1.5, 1_000, 250

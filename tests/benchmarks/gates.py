@@ -15,9 +15,8 @@ from kombu_delayed.message.ticket import Gate, LimitNumbers, Ticket, Use, put_ti
 from kombu_delayed.store.store import Entry, Store
 from tests.benchmarks.app import GATE, create_app
 from tests.benchmarks.backlog import CALLS, TEMPLATE
-from tests.benchmarks.fill import store_of
 from tests.benchmarks.report import Figures, Line, benchmark, percentile
-from tests.benchmarks.rig import Rig, send_all
+from tests.benchmarks.rig import Rig, send_all, store_of
 from tests.kit.wait import wait_until
 
 MOST_RATIO = 1.3

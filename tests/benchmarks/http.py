@@ -15,9 +15,8 @@ from time import perf_counter
 from typing import Any
 
 from tests.benchmarks.app import BROKER, QUEUE
-from tests.benchmarks.fill import fill, sample, store_of
 from tests.benchmarks.report import Figures, Line, benchmark
-from tests.benchmarks.rig import Rig
+from tests.benchmarks.rig import Rig, fill, sample, store_of
 from tests.kit.servers import free_port
 from tests.kit.wait import wait_until
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import random
 import signal
 import subprocess
 import sys
 import tempfile
+import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -19,13 +22,17 @@ from typing import Any, TypeVar
 import redis
 from celery import Celery
 
-from tests.benchmarks.app import BROKER, LEDGER, Start, batch, count_ledger, create_app, read_ledger
+from kombu_delayed.message.envelope import open_kept
+from kombu_delayed.store.store import CALL_LIMIT, Entry, Store
+from kombu_delayed.transport.server_checks import inspect
+from tests.benchmarks.app import BROKER, LEDGER, LINE, QUEUE, Start, batch, create_app
 from tests.kit.servers import Server, start_server
 from tests.kit.wait import wait_until
 from tests.kit.workers import ROOT
 
 #: The first tasks pay for starting the worker and filling its prefetch buffer.
 WARM_UP = 200
+MONTH_MS = 30 * 86_400_000
 T = TypeVar("T")
 
 
@@ -49,10 +56,14 @@ class Worker:
         return self.ledger.with_suffix(".ready").exists()
 
     def count(self) -> int:
-        return count_ledger(self.ledger)
+        """How many tasks it has begun, without reading them."""
+        return self.ledger.stat().st_size // LINE.size if self.ledger.exists() else 0
 
     def starts(self) -> list[Start]:
-        return read_ledger(self.ledger)
+        """What it has begun, in order of time."""
+        whole = self.ledger.read_bytes() if self.ledger.exists() else b""
+        lines = LINE.iter_unpack(whole[: len(whole) // LINE.size * LINE.size])
+        return sorted((Start(*line) for line in lines), key=lambda start: start.at)
 
     def kill(self) -> None:
         """SIGKILL for the worker and its pool."""
@@ -173,3 +184,45 @@ def rig(side: str, quick: bool, kind: str = "valkey") -> Iterator[Rig]:
         directory = Path(stack.enter_context(temporary))
         server = stack.enter_context(start_server(kind, directory / "server", port=0))
         yield Rig(side, quick, directory, server, stack)
+
+
+# Backlogs that are too large to be sent one task at a time.
+
+
+def store_of(rig: Rig) -> Store:
+    """A store like the one of a channel on this rig."""
+    return Store(rig.redis, partition_size=inspect(rig.redis).partition_size)
+
+
+def sample(rig: Rig, payload: int | None = None) -> tuple[str, str]:
+    """Id and text of a message as Celery makes it, with so many bytes of arguments as JSON.
+
+    Nothing is left in the backlog.
+    """
+    # Of which a list of one text needs four.
+    argument = 1 if payload is None else "x" * (payload - 4)
+    sent = rig.app.tasks["work"].apply_async((argument,), countdown=3600)
+    stored: Any = rig.redis.hget(f"{{{QUEUE}}}:messages", sent.id)
+    store_of(rig).purge(QUEUE)
+    return sent.id, open_kept(stored).message.decode()
+
+
+def fill(store: Store, queue: str, count: int, template: tuple[str, str]) -> None:
+    """Schedule messages with new ids and due times of the coming month but its first hour."""
+    now_ms = int(time.time() * 1000)
+    chance = random.Random(1)
+    left = count
+    while left:
+        size = min(left, CALL_LIMIT)
+        store.schedule(queue, list(entries(size, template, chance, now_ms)))
+        left -= size
+
+
+def entries(
+    count: int, template: tuple[str, str], chance: random.Random, now_ms: int
+) -> Iterator[Entry]:
+    template_id, text = template
+    for _ in range(count):
+        id = str(uuid.uuid4())
+        due_ms = now_ms + chance.randrange(3_600_000, MONTH_MS)
+        yield Entry(id, 0, text.replace(template_id, id), str(due_ms))

@@ -19,9 +19,8 @@ from kombu_delayed.connection.options import Options
 from kombu_delayed.store.cluster_store import ClusterStore
 from kombu_delayed.store.cluster_store import Nodes as Connections
 from kombu_delayed.store.store import Entry, Store
-from tests.benchmarks.fill import store_of
 from tests.benchmarks.report import Figures, Line, benchmark
-from tests.benchmarks.rig import Rig, cpu_seconds
+from tests.benchmarks.rig import Rig, cpu_seconds, store_of
 from tests.kit.clusters import PASSWORD, start_cluster
 from tests.kit.state import message
 

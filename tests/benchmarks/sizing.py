@@ -12,9 +12,8 @@ from kombu_delayed.inspection.backlog import Backlog
 from kombu_delayed.store.store import CALL_LIMIT, Store
 from kombu_delayed.transport.server_checks import inspect
 from tests.benchmarks.app import QUEUE
-from tests.benchmarks.fill import entries, fill, sample
 from tests.benchmarks.report import Figures, Line, benchmark
-from tests.benchmarks.rig import Rig
+from tests.benchmarks.rig import Rig, entries, fill, sample
 from tests.benchmarks.shards import one_node, server_us
 from tests.kit.servers import available_kinds, start_server
 

@@ -95,7 +95,7 @@ class Senders:
 
     @property
     def busy(self) -> bool:
-        return self._answerer is not None and self._answerer.busy
+        return self._answerer is not None and self._answerer.is_alive()
 
     def send_long(self, seconds: float, queue: str = LONG) -> str:
         """Have a task sent that is acked late and takes so long."""
