@@ -150,7 +150,9 @@ def switched(rig: Rig, options: dict[str, Any]) -> Figures:
                 time.sleep(10)
                 switched_at = _switch(group)
                 time.sleep(5)
-            _wait_for_all(load)
+            wanted, end = {each.id for each in load.sent}, time.time() + SETTLE_SECONDS
+            over = lambda: wanted <= set(load.ledger.ids()) or time.time() > end  # noqa: E731
+            wait_until(over, "the end", SETTLE_SECONDS + 5, 0.2)
     runs = load.ledger.runs()
     ran_at = sorted(entry["at"] for entry in load.ledger.entries())
     sent_at = sorted(each.at for each in load.sent)
@@ -173,12 +175,6 @@ def _switch(group: Group) -> float:
     switched_at = time.time()
     wait_until(lambda: _role(group.client(old)) == "slave", "the old master is a replica", 60, 0.05)
     return switched_at
-
-
-def _wait_for_all(load: Load) -> None:
-    wanted, end = {each.id for each in load.sent}, time.time() + SETTLE_SECONDS
-    over = lambda: wanted <= set(load.ledger.ids()) or time.time() > end  # noqa: E731
-    wait_until(over, "the end", SETTLE_SECONDS + 5, 0.2)
 
 
 TOLD = (

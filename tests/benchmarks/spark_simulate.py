@@ -68,9 +68,10 @@ def play(rig: Rig, tasks: Sequence[Task], dies_at: float | None = None) -> Figur
     for worker in workers:
         worker.await_ready()
     begin = time.time() + AHEAD_SECONDS
+    dues = (datetime.fromtimestamp(begin + task.due, timezone.utc) for task in tasks)
     rig.send(
-        ((number, begin + task.due, task.seconds), {"eta": _moment(begin + task.due)})
-        for number, task in enumerate(tasks)
+        ((number, begin + task.due, task.seconds), {"eta": eta})
+        for number, (task, eta) in enumerate(zip(tasks, dues, strict=True))
     )
     if time.time() > begin - 0.5:
         raise RuntimeError("the machine is too slow: the tasks were not sent in time")
@@ -85,10 +86,6 @@ def play(rig: Rig, tasks: Sequence[Task], dies_at: float | None = None) -> Figur
     sides = {"measured": measured, "simulated": nearest(tasks, dies_at, measured)}
     figures = {f"{side} {name}": ms for side, found in sides.items() for name, ms in found.items()}
     return {"count": float(len(tasks)), **figures}
-
-
-def _moment(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, timezone.utc)
 
 
 def _near(f: Figures) -> bool:
