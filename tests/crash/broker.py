@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,7 @@ from tests.crash.replicated import (
     SHARDS,
     ClusterFaults,
     Failovers,
-    Master,
-    Routed,
+    Replicated,
 )
 from tests.crash.schedule import CLOCKS, shares
 from tests.kit.clock_steps import LIBRARY
@@ -37,77 +36,66 @@ _REPLICATED = {"delayed_replicas_to_wait": 1, "delayed_replica_timeout_seconds":
 class Broker:
     """`url` takes a worker's slot, or None for what sends. `own`: options of this transport."""
 
-    directory: Path
-    transport: str
     server: Any
     url: Callable[[int | None], str]
     safety: str
     faults: type[Faults]
     options: dict[str, Any] = field(default_factory=dict)
     own: dict[str, Any] = field(default_factory=dict)
-    shares: dict[str, int] = field(default_factory=dict)
     network: Network | None = None
-    clock: Clock | None = None
     more: dict[str, Any] = field(default_factory=dict)
+
+    journals = transport = ""
+    clock: Clock | None = None
+    shares: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def cluster(self) -> Cluster | None:
-        return getattr(self.server, "cluster", None)
+        found = getattr(self.server, "all", None)
+        return found if isinstance(found, Cluster) else None
 
     def settings(self, slot: int | None) -> Settings:
-        journals, url = str(self.directory / "journals"), self.url(slot)
+        url = self.url(slot)
         if self.transport == "stock":
-            return Settings(url.replace("delayed+", ""), None, self.options, journals)
+            return Settings(url.replace("delayed+", ""), None, self.options, self.journals)
         options = {**self.options, **self.own, "delayed_lease_seconds": LEASE_SECONDS}
-        return Settings(f"delayed+{url}", None, options, journals)
+        return Settings(f"delayed+{url}", None, options, self.journals)
 
 
 @contextlib.contextmanager
 def start_broker(kind: str, transport: str, directory: Path) -> Iterator[Broker]:
     """Servers of a kind, for a transport; their clock can be stepped where libfaketime is."""
-    (directory / "journals").mkdir(parents=True)
+    journals = directory / "journals"
+    journals.mkdir(parents=True)
     clock = Clock(directory / "clock") if LIBRARY else None
-    environment = clock.environment if clock else {}
     with contextlib.ExitStack() as stack:
-        broker = _START[kind](stack, directory, environment, transport)
-        broker.clock = clock
+        broker = _START[kind](stack, directory, clock.environment if clock else {})
+        broker.journals, broker.transport, broker.clock = str(journals), transport, clock
         broker.shares = {k: n for k, n in shares(kind).items() if clock or k not in CLOCKS}
         yield broker
 
 
-def _single(
-    stack: contextlib.ExitStack, directory: Path, environment: dict[str, str], transport: str
-) -> Broker:
+def _single(stack: contextlib.ExitStack, directory: Path, environment: dict[str, str]) -> Broker:
     config = {"appendfsync": "always", "enable-debug-command": "yes"}
     options: dict[str, Any] = {"append_only": True, "config": config, "environment": environment}
     server = stack.enter_context(start_server("valkey", directory / "server", port=0, **options))
     network = stack.enter_context(contextlib.closing(Network(server.port or 0, len(SLOTS))))
     url = lambda slot: f"redis://127.0.0.1:{network.port(slot)}/0"  # noqa: E731
-    safety = "appendfsync always"
-    return Broker(directory, transport, server, url, safety, Faults, network=network)
+    return Broker(server, url, "appendfsync always", Faults, network=network)
 
 
-def _sentinel(
-    stack: contextlib.ExitStack, directory: Path, environment: dict[str, str], transport: str
-) -> Broker:
-    group = stack.enter_context(
-        start_group("valkey", directory / "group", DOWN_AFTER_MS, environment)
-    )
-    safety, url = "two replicas, delayed_replicas_to_wait 1", lambda slot: group.url
-    kind = Failovers, group.options, _REPLICATED
-    return Broker(directory, transport, Master(group), url, safety, *kind)
+def _sentinel(stack: contextlib.ExitStack, directory: Path, environment: dict[str, str]) -> Broker:
+    started = start_group("valkey", directory / "group", DOWN_AFTER_MS, environment)
+    group, safety = stack.enter_context(started), "two replicas, delayed_replicas_to_wait 1"
+    url, options = lambda slot: group.url, group.options
+    return Broker(Replicated(group), url, safety, Failovers, options, _REPLICATED)
 
 
-def _cluster(
-    stack: contextlib.ExitStack, directory: Path, environment: dict[str, str], transport: str
-) -> Broker:
-    cluster = stack.enter_context(
-        start_cluster("valkey", directory / "cluster", environment=environment)
-    )
+def _cluster(stack: contextlib.ExitStack, directory: Path, environment: dict[str, str]) -> Broker:
+    started = start_cluster("valkey", directory / "cluster", environment=environment)
+    cluster, own = stack.enter_context(started), {"delayed_shards": {QUEUE: SHARDS}, **_REPLICATED}
     safety = "three masters with a replica each, delayed_replicas_to_wait 1"
-    own = {"delayed_shards": {QUEUE: SHARDS}, **_REPLICATED}
-    kind = ClusterFaults, {}, own
-    return Broker(directory, transport, Routed(cluster), lambda slot: cluster.url, safety, *kind)
+    return Broker(Replicated(cluster), lambda slot: cluster.url, safety, ClusterFaults, {}, own)
 
 
 _START = {"single": _single, "sentinel": _sentinel, "cluster": _cluster}

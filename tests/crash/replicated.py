@@ -6,7 +6,6 @@ import contextlib
 from dataclasses import dataclass
 from typing import Any
 
-import redis
 from redis.exceptions import RedisError
 
 from kombu_delayed.store.shard_placement import hash_tag
@@ -16,7 +15,6 @@ from tests.crash.reshard import Reshard
 from tests.crash.schedule import CLOCKS
 from tests.kit import clusters, sentinels
 from tests.kit.clusters import Cluster
-from tests.kit.sentinels import Group
 from tests.kit.servers import Server
 
 QUEUE, SHARDS = "celery", 6
@@ -32,23 +30,13 @@ GROUP_DOWN_SECONDS, CLUSTER_DOWN_SECONDS = 2.0, 1.0
 
 
 @dataclass
-class Master:
-    """Whichever server is the master, where the faults expect a server."""
+class Replicated:
+    """The whole Cluster, or whichever server is the master, where the harness expects a server."""
 
-    group: Group
-
-    def client(self, **options: Any) -> redis.Redis:
-        return self.group.client()
-
-
-@dataclass
-class Routed:
-    """The whole Cluster, where the harness expects a server."""
-
-    cluster: Cluster
+    all: Any
 
     def client(self, **options: Any) -> Any:
-        return self.cluster.routed()
+        return self.all.routed() if isinstance(self.all, Cluster) else self.all.client()
 
 
 @dataclass
@@ -62,12 +50,12 @@ class PausingFaults(Faults):
     reshard: Reshard | None = None
 
     @property
-    def all(self) -> Any:
-        raise NotImplementedError
-
-    @property
     def paused(self) -> list[Server]:
         raise NotImplementedError
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.all = self.field.server.all
 
     def _be_patient(self, patient: bool) -> None:
         """Keep others from taking a master for dead that pauses, or let them again."""
@@ -117,10 +105,6 @@ class Failovers(PausingFaults):
     password = sentinels.PASSWORD
 
     @property
-    def all(self) -> Group:
-        return self.field.server.group  # type: ignore[no-any-return]
-
-    @property
     def paused(self) -> list[Server]:
         return [self.all.master]
 
@@ -155,12 +139,8 @@ class ClusterFaults(PausingFaults):
     password = clusters.PASSWORD
 
     @property
-    def all(self) -> Cluster:
-        return self.field.server.cluster  # type: ignore[no-any-return]
-
-    @property
     def paused(self) -> list[Server]:
-        return self.all.masters()
+        return self.all.masters()  # type: ignore[no-any-return]
 
     def _heal(self) -> None:
         """After a step of their clock nodes may call others failing that are well."""
