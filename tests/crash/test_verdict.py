@@ -282,11 +282,6 @@ def test_so_many_begin_in_a_time(last_seconds: float, too_fast: bool) -> None:
     assert limits_of(life("first"), *journal, uses=turns).good
 
 
-def test_gates_are_empty_at_the_end() -> None:
-    assert judged(life("first")).good
-    assert not judged(life("first"), held={"{turns}:gate:slots turns:": 1}).good
-
-
 def question(
     asked: bool, told: Sequence[tuple[str, str, str]], *ends: tuple[str, str, str]
 ) -> list[dict[str, Any]]:
