@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import click
 import kombu
@@ -65,12 +66,10 @@ class Way(NamedTuple):
 
     @property
     def files(self) -> list[str]:
-        """Where the functions are, in the order in which they come in."""
         return list(dict.fromkeys(call.file for call in self.calls))
 
     @property
     def functions(self) -> int:
-        """How many functions they are."""
         return len({(call.file, call.name) for call in self.calls})
 
     @property
@@ -215,19 +214,16 @@ class Loop:
 @contextmanager
 def _told_of_sending(tell: Callable[[], None]) -> Iterator[list[bool]]:
     """Call a function when a command of a connection of redis-py goes out."""
-    plain = redis.connection.AbstractConnection.send_packed_command
-    sent: list[bool] = []
+    kind, sent = redis.connection.AbstractConnection, list[bool]()
+    plain = kind.send_packed_command
 
     def send(connection: Any, *args: Any, **kwargs: Any) -> Any:
         tell()
         sent.append(True)
         return plain(connection, *args, **kwargs)
 
-    redis.connection.AbstractConnection.send_packed_command = send
-    try:
+    with patch.object(kind, "send_packed_command", send):
         yield sent
-    finally:
-        redis.connection.AbstractConnection.send_packed_command = plain
 
 
 def measure(port: int, is_stock: bool = False) -> dict[str, Way]:

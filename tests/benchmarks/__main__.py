@@ -5,76 +5,23 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import click
 import pytest
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from tests.benchmarks import (
-    backlog,
-    bookkeeping,
-    bulk,
-    bursts,
-    events,
-    gates,
-    http,
-    idle,
-    lateness,
-    many_queues,
-    memory,
-    metrics,
-    pages,
-    publishing,
-    recovery,
-    replication,
-    shards,
-    shards_cluster,
-    shutdown,
-    sizing,
-    spark,
-    spark_archive,
-    spark_million,
-    spark_simulate,
-    switching,
-    throughput,
-    waking,
-)
-from tests.benchmarks.report import Benchmark, Figures, Row, as_page, as_table, medians
+from tests.benchmarks.report import BENCHMARKS, Benchmark, Figures, Row, as_page, as_table
 from tests.benchmarks.rig import rig
 
-GROUPS = (
-    publishing,
-    throughput,
-    lateness,
-    many_queues,
-    bursts,
-    bookkeeping,
-    backlog,
-    idle,
-    memory,
-    metrics,
-    recovery,
-    shutdown,
-    bulk,
-    events,
-    gates,
-    http,
-    pages,
-    replication,
-    shards,
-    shards_cluster,
-    waking,
-    sizing,
-    spark,
-    spark_archive,
-    spark_million,
-    spark_simulate,
-    switching,
-)
-BENCHMARKS: dict[str, Benchmark] = {each.name: each for g in GROUPS for each in g.BENCHMARKS}
+#: In the order of the page.
+GROUPS = "workers", "backlog", "idle", "shutdown", "bulk", "events", "gates", "http", "failovers"
+GROUPS += "shards", "waking", "sizing", "spark", "spark_simulate"
+
+for group in GROUPS:
+    import_module(f"tests.benchmarks.{group}")
 
 
 class Run:
@@ -93,7 +40,8 @@ class Run:
         with Progress(*columns, console=self.console, refresh_per_second=2) as progress:
             for benchmark in chosen:
                 task = progress.add_task(benchmark.name)
-                rows += self._rows(benchmark, partial(_describe, progress, task))
+                say = lambda text, task=task: progress.update(task, description=text)  # noqa: E731
+                rows += self._rows(benchmark, say)
                 progress.remove_task(task)
         return rows
 
@@ -103,8 +51,9 @@ class Run:
         except (Exception, pytest.skip.Exception) as error:
             self.failed.append(benchmark.name)
             self.console.print(f"{benchmark.name} failed: {error!r}", style="red", markup=False)
-            return [Row(benchmark.name, "to run", "", str(error).splitlines()[0][:80], "", False)]
-        return benchmark.rows(*(medians(found[side]) for side in benchmark.sides))
+            message = str(error).splitlines()[0][:80]
+            return [Row(benchmark.name, "to run", "", message, "", False)]
+        return benchmark.rows(found)
 
     def _measure(
         self, benchmark: Benchmark, say: Callable[[str], None]
@@ -119,17 +68,11 @@ class Run:
                     self.server = self.server or _server(made.redis.info("server"))
                     figures = benchmark.measure(made)
                 found[side].append(figures)
-                self._log(benchmark, side, figures, time.monotonic() - began)
+                values = ", ".join(f"{name} {value:,.4g}" for name, value in figures.items())
+                took = f"({time.monotonic() - began:.0f} s)"
+                line = f"{benchmark.name:<18} {side:<5} {values}  {took}"
+                self.console.print(line, style="dim", soft_wrap=True, highlight=False)
         return found
-
-    def _log(self, benchmark: Benchmark, side: str, figures: Figures, seconds: float) -> None:
-        values = ", ".join(f"{name} {value:,.4g}" for name, value in figures.items())
-        line = f"{benchmark.name:<18} {side:<5} {values}  ({seconds:.0f} s)"
-        self.console.print(line, style="dim", soft_wrap=True, highlight=False)
-
-
-def _describe(progress: Progress, task: TaskID, text: str) -> None:
-    progress.update(task, description=text)
 
 
 def _server(info: dict[str, object]) -> str:
@@ -146,9 +89,8 @@ def main(names: tuple[str, ...], rounds: int, quick: bool, write: Path | None) -
     """Run benchmarks, all by default, on both transports in turn."""
     console = Console(width=None if sys.stdout.isatty() else 140)
     rounds = 1 if quick else rounds
-    chosen = [BENCHMARKS[name] for name in names] or list(BENCHMARKS.values())
     run = Run(console, rounds, quick)
-    rows = run.run(chosen)
+    rows = run.run([BENCHMARKS[name] for name in names or BENCHMARKS])
     console.print(as_table(rows, "quick scale: not for comparing" if quick else ""))
     if write:
         options = [*names, *(["--quick"] if quick else ["--rounds", str(rounds)])]

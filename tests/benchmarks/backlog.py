@@ -1,4 +1,4 @@
-"""Whether the cost of a call depends on how much is delayed."""
+"""What a backlog costs the server, and whether what a call costs depends on its size."""
 
 from __future__ import annotations
 
@@ -8,16 +8,39 @@ from collections.abc import Callable
 from time import perf_counter
 
 from kombu_delayed.store.store import Entry, Store
-from tests.benchmarks.fill import entries, fill, store_of
-from tests.benchmarks.report import NOTHING, Benchmark, Figures, Row, medians
-from tests.benchmarks.rig import Rig
+from tests.benchmarks.app import QUEUE
+from tests.benchmarks.report import Figures, Line, benchmark, medians
+from tests.benchmarks.rig import Rig, entries, fill, sample, store_of
 
-LIMIT = 1.5
-SMALL = 1_000
+LIMIT_BYTES = 165
+LIMIT, SMALL, CALLS = 1.5, 1_000, 250
 #: Short ones: millions of them are to fit, and their length does not matter here.
 TEMPLATE = "ID", '{"body": "", "headers": {"id": "ID"}, "properties": {"delivery_tag": "ID"}}'
 CONSUMER = "benchmark"
-CALLS = 250
+QUEUES = "small", "large"
+
+DAY_MS = 86_400_000
+LIMIT_US = 2_000
+
+
+@benchmark(
+    "bookkeeping",
+    Line(
+        "server memory for each of {count:,.0f} delayed messages, beyond its own "
+        "{record_bytes:.0f} B",
+        "{bytes:.0f} B",
+        f"≤ {LIMIT_BYTES} B",
+        reached=lambda f: f["bytes"] <= LIMIT_BYTES,
+    ),
+    rounds=1,
+)
+def bookkeeping(rig: Rig) -> Figures:
+    count, template = rig.scaled(1_000_000, 50_000), sample(rig)
+    before = rig.redis.info("memory")["used_memory"]
+    fill(store_of(rig), QUEUE, count, template)
+    growth = rig.redis.info("memory")["used_memory"] - before
+    record_bytes = 1 + len(template[1])
+    return {"bytes": growth / count - record_bytes, "record_bytes": record_bytes, "count": count}
 
 
 def timed(rig: Rig, call: Callable[[int], object]) -> tuple[float, float]:
@@ -33,12 +56,10 @@ def timed(rig: Rig, call: Callable[[int], object]) -> tuple[float, float]:
 def measure_queue(rig: Rig, store: Store, queue: str, seed: int) -> Figures:
     """Schedule messages one by one, all over the backlog; then deliver others one by one."""
     now_ms = int(time.time() * 1000)
-    chance = random.Random(seed)
-    far = list(entries(CALLS, TEMPLATE, chance, now_ms))
+    far = list(entries(CALLS, TEMPLATE, random.Random(seed), now_ms))
     soon_ms = now_ms + 60_000
-    soon = [Entry(f"soon-{n}", 0, TEMPLATE[1], str(soon_ms + n)) for n in range(CALLS)]
-    for entry in soon:  # one by one as well: what came before is not to weigh on what is timed
-        store.schedule(queue, [entry])
+    for n in range(CALLS):  # one by one: what came before is not to weigh on what is timed
+        store.schedule(queue, [Entry(f"soon-{n}", 0, TEMPLATE[1], str(soon_ms + n))])
     schedule = timed(rig, lambda n: store.schedule(queue, [far[n]]))
     # Due by the clock that the moves go by: one is promoted and handed out in each call.
     store.now = str(soon_ms + CALLS)
@@ -48,15 +69,31 @@ def measure_queue(rig: Rig, store: Store, queue: str, seed: int) -> Figures:
     rig.redis.delete(store.keys(queue).unacked(CONSUMER))
     store.now = ""
     store.leave(queue, CONSUMER)
+    found = {"schedule": schedule, "deliver": deliver}
     return {
-        f"schedule_{queue}_server_us": schedule[0],
-        f"schedule_{queue}_client_us": schedule[1],
-        f"deliver_{queue}_server_us": deliver[0],
-        f"deliver_{queue}_client_us": deliver[1],
+        f"{verb}_{queue}_{where}_us": us
+        for verb, times in found.items()
+        for where, us in zip(("server", "client"), times, strict=True)
     }
 
 
-def measure(rig: Rig) -> Figures:
+def _cost(verb: str) -> Line:
+    def ratio(f: Figures, where: str) -> float:
+        return f[f"{verb}_large_{where}_us"] / f[f"{verb}_small_{where}_us"]
+
+    shown = [f"{{{verb}_{size}_{w}_us:.0f}}" for w in ("server", "client") for size in QUEUES]
+    return Line(
+        f"{verb} one message at a backlog of {SMALL:,} and of {{large:,.0f}}: in the server, for "
+        "the client",
+        "{} and {} µs, {} and {} µs".format(*shown),
+        f"ratio ≤ {LIMIT}",
+        lambda f: f"{ratio(f, 'server'):.2f}, {ratio(f, 'client'):.2f}",
+        lambda f: max(ratio(f, "server"), ratio(f, "client")) <= LIMIT,
+    )
+
+
+@benchmark("backlog", _cost("schedule"), _cost("deliver"), rounds=1)
+def backlog(rig: Rig) -> Figures:
     """Both backlogs on one server, in turn: whatever else the machine does falls on both."""
     large = rig.scaled(3_000_000, 100_000)
     store = store_of(rig)
@@ -65,31 +102,40 @@ def measure(rig: Rig) -> Figures:
     for seed in range(rig.scaled(40, 10)):
         store.purge("small")
         fill(store, "small", SMALL, TEMPLATE)
-        first, second = ("small", "large") if seed % 2 else ("large", "small")
+        first, second = QUEUES if seed % 2 else QUEUES[::-1]
         figures = measure_queue(rig, store, first, seed)
         found.append(figures | measure_queue(rig, store, second, seed))
     return {**medians(found), "large": large}
 
 
-def rows(ours: Figures) -> list[Row]:
-    return [_row(verb, ours) for verb in ("schedule", "deliver")]
+@benchmark(
+    "metrics",
+    Line(
+        "`metrics` of a queue with {size_0:,.0f}, {size_1:,.0f} and {size_2:,.0f} messages due "
+        "within a day, in the server",
+        "{0_us:,.0f}, {1_us:,.0f}, {2_us:,.0f} µs",
+        f"≤ {LIMIT_US:,} µs",
+        ("2_us", "1_us"),
+        lambda f: f["2_us"] <= LIMIT_US,
+    ),
+    rounds=1,
+)
+def metrics(rig: Rig) -> Figures:
+    store, figures = store_of(rig), {}
+    store.now = "1000"
+    sizes = rig.scaled((1_000, 100_000, 1_000_000), (100, 1_000, 20_000))
+    for n, size in enumerate(sizes):
+        fill_day(store, f"of-{n}", size)
+        us, _ = timed(rig, lambda _, n=n: store.metrics(f"of-{n}"))
+        figures |= {f"{n}_us": us, f"size_{n}": size}
+    return figures
 
 
-def _row(verb: str, ours: Figures) -> Row:
-    def pair(where: str) -> tuple[float, float]:
-        return ours[f"{verb}_small_{where}_us"], ours[f"{verb}_large_{where}_us"]
-
-    server, client = pair("server"), pair("client")
-    ratios = server[1] / server[0], client[1] / client[0]
-    return Row(
-        f"{verb} one message at a backlog of {SMALL:,} and of {ours['large']:,.0f}: "
-        "in the server, for the client",
-        f"ratio ≤ {LIMIT}",
-        NOTHING,
-        f"{server[0]:.0f} and {server[1]:.0f} µs, {client[0]:.0f} and {client[1]:.0f} µs",
-        f"{ratios[0]:.2f}, {ratios[1]:.2f}",
-        max(ratios) <= LIMIT,
-    )
-
-
-BENCHMARKS = [Benchmark("backlog", measure, rows, sides=("ours",), rounds=1)]
+def fill_day(store: Store, queue: str, count: int) -> None:
+    """Messages that are evenly due within the coming day: all are in some count."""
+    step_ms = DAY_MS / count
+    for first in range(0, count, 1_000):
+        numbers = range(first, min(first + 1_000, count))
+        store.schedule(
+            queue, [Entry(f"{n}", 0, TEMPLATE[1], f"{1_000 + n * step_ms:.0f}") for n in numbers]
+        )

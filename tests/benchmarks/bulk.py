@@ -12,56 +12,44 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import redis
+
 from celery_ext import Delayed
 from celery_ext.control.backup.transfer import restore
+from kombu_delayed.store.store import Store
 from tests.benchmarks.app import QUEUE, create_app
-from tests.benchmarks.report import NOTHING, Benchmark, Figures, Row, percentile
+from tests.benchmarks.report import NOTHING, Figures, Line, benchmark, percentile
 from tests.benchmarks.rig import Rig
+from tests.benchmarks.workers import singly
+from tests.kit.state import message
 
-ARGUMENTS = ("x" * 300,)
-COUNTDOWN_SECONDS = 3600
-WARM_UP = 200
+TEXT = "x" * 300
 CALLS = 2_000
 #: A tenth of the backlog has this name.
 RARE = "mail.send"
-MEGABYTE = 2**20
 MONTH_SECONDS = 30 * 86_400
 PROBE_SECONDS = 0.001
+DEAD = "box:1:dead"
 
 
 @contextmanager
 def delayed_of(url: str) -> Iterator[Delayed]:
-    app = create_app(url)
-    delayed = Delayed(app)
-    yield delayed
-    delayed.close()
-    app.close()
-
-
-# Scheduling in bulk.
-
-
-def one_by_one(url: str, count: int) -> float:
-    """Tasks per second, one call of `apply_async` each."""
-    work = create_app(url).tasks["work"]
-    for _ in range(WARM_UP):
-        work.apply_async(ARGUMENTS, countdown=COUNTDOWN_SECONDS)
-    began = perf_counter()
-    for _ in range(count):
-        work.apply_async(ARGUMENTS, countdown=COUNTDOWN_SECONDS)
-    return count / (perf_counter() - began)
+    with create_app(url) as app:
+        delayed = Delayed(app)
+        yield delayed
+        delayed.close()
 
 
 def in_bulk(url: str, count: int) -> float:
     """Tasks per second in one call of `schedule_many`."""
     with delayed_of(url) as delayed:
         work = delayed.app.tasks["work"]
-        options = {"countdown": COUNTDOWN_SECONDS}
-        rows = ((work, ARGUMENTS, {}, None, options) for _ in range(count))
+        rows = ((work, (TEXT,), {}, None, {"countdown": 3600}) for _ in range(count))
         began = perf_counter()
         report = delayed.schedule_many(rows, progress=None)
         seconds = perf_counter() - began
@@ -70,28 +58,25 @@ def in_bulk(url: str, count: int) -> float:
         return count / seconds
 
 
-def measure_schedule(rig: Rig) -> Figures:
+@benchmark(
+    "schedule-many",
+    Line(
+        "`schedule_many` of 100,000 tasks with 300-byte arguments, and `apply_async` in a loop",
+        "{bulk:,.0f}/s, {loop:,.0f}/s",
+        "ratio ≥ 12",
+        lambda f: f"{f['bulk'] / f['loop']:.1f}",
+        lambda f: f["bulk"] / f["loop"] >= 12,
+    ),
+    rounds=1,
+)
+def schedule_many(rig: Rig) -> Figures:
     """In turn, so that whatever else the machine does falls on both."""
     loops, bulks = [], []
     for _ in range(rig.scaled(3, 1)):
-        loops.append(rig.apart(one_by_one, rig.url(), rig.scaled(8_000, 1_000)))
+        loops.append(rig.apart(singly, rig.url(), rig.scaled(8_000, 1_000), TEXT))
         bulks.append(rig.apart(in_bulk, rig.url(), rig.scaled(100_000, 10_000)))
         rig.redis.flushall()
     return {"loop": statistics.median(loops), "bulk": statistics.median(bulks)}
-
-
-def schedule_rows(ours: Figures) -> list[Row]:
-    ratio = ours["bulk"] / ours["loop"]
-    return [
-        Row(
-            "`schedule_many` of 100,000 tasks with 300-byte arguments, and `apply_async` in a loop",
-            "ratio ≥ 12",
-            NOTHING,
-            f"{ours['bulk']:,.0f}/s, {ours['loop']:,.0f}/s",
-            f"{ratio:.1f}",
-            ratio >= 12,
-        )
-    ]
 
 
 # A backlog of a million.
@@ -111,34 +96,29 @@ def filling(url: str, count: int) -> int:
         return delayed.schedule_many(rows(), progress=None).delayed
 
 
-def measured(work: Callable[[], Any]) -> tuple[Any, float, float]:
+def measured(url: str, work: Callable[..., int], *arguments: Any) -> tuple[int, float, float]:
     """What a call returns, its seconds, and the megabytes by which the process has grown."""
-    gc.collect()
-    before = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    began = perf_counter()
-    found = work()
-    seconds = perf_counter() - began
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return found, seconds, max(most - before, 0) / MEGABYTE
-
-
-def finding(url: str, pattern: str | None) -> tuple[int, float, float]:
     with delayed_of(url) as delayed:
         delayed.queues()
-        criteria = {"task": pattern} if pattern else {}
-        return measured(lambda: sum(1 for _ in delayed.find(**criteria)))
+        gc.collect()
+        before = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        began = perf_counter()
+        found = work(delayed, *arguments)
+        seconds = perf_counter() - began
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return found, seconds, max(most - before, 0) / 2**20
 
 
-def backing_up(url: str, path: Path) -> tuple[int, float, float]:
-    with delayed_of(url) as delayed:
-        delayed.queues()
-        return measured(lambda: delayed.backup(path).messages)
+def finding(delayed: Delayed, **criteria: Any) -> int:
+    return sum(1 for _ in delayed.find(**criteria))
 
 
-def restoring(url: str, path: Path) -> tuple[int, float, float]:
-    with delayed_of(url) as delayed:
-        delayed.queues()
-        return measured(lambda: restore(delayed, path).messages)
+def backing_up(delayed: Delayed, path: Path) -> int:
+    return delayed.backup(path).messages
+
+
+def restoring(delayed: Delayed, path: Path) -> int:
+    return restore(delayed, path).messages
 
 
 def probed(rig: Rig, function: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
@@ -182,91 +162,108 @@ def measure_cancel(rig: Rig) -> Figures:
 
 
 def measure_forecast(rig: Rig) -> float:
+    times = []
     with delayed_of(rig.url()) as delayed:
         delayed.queues()
-        times = []
         for _ in range(5):
             began = perf_counter()
             delayed.forecast(hours=24 * 30, buckets=48)
             times.append((perf_counter() - began) * 1000)
-        return statistics.median(times)
+    return statistics.median(times)
 
 
-def measure(rig: Rig) -> Figures:
-    count = rig.scaled(1_000_000, 30_000)
-    rig.apart(filling, rig.url(), count, seconds=600)
-    figures = {"count": float(count), **measure_cancel(rig)}
-    figures["forecast_ms"] = measure_forecast(rig)
-    for name, pattern in (("find", "mail.*"), ("read", None)):
-        (_, seconds, grown), p99 = probed(rig, finding, rig.url(), pattern)
-        figures |= {f"{name}_rate": count / seconds, f"{name}_mb": grown, f"{name}_p99_ms": p99}
-    path = rig.directory / "backlog.backup"
-    (saved, seconds, grown), p99 = probed(rig, backing_up, rig.url(), path)
-    figures |= {"backup_rate": saved / seconds, "backup_mb": grown, "backup_p99_ms": p99}
-    figures["file_bytes"] = path.stat().st_size / saved
-    rig.redis.flushall()
-    (restored, seconds, grown), p99 = probed(rig, restoring, rig.url(), path)
-    if restored != saved:
-        raise RuntimeError(f"{restored} of {saved} messages are restored")
-    figures |= {"restore_rate": restored / seconds, "restore_mb": grown, "restore_p99_ms": p99}
-    return figures
+def _reading(name: str, what: str, least: int | None = None) -> Line:
+    def reached(f: Figures) -> bool:
+        rate, grown, p99 = (f[f"{name}_{figure}"] for figure in ("rate", "mb", "p99_ms"))
+        return rate >= (least or 0) and grown <= 50 and p99 <= 10
 
-
-def rows(ours: Figures) -> list[Row]:
-    count = f"{ours['count']:,.0f}"
-    return [
-        *_cancelling(ours, count),
-        _reading(ours, "find", f"`find` by task name, a tenth of {count}", 100_000),
-        _reading(ours, "read", f"`find` of all {count}", None),
-        Row(
-            f"`forecast` of {count} in 48 parts",
-            "≤ 100 ms",
-            NOTHING,
-            f"{ours['forecast_ms']:.0f} ms",
-            reached=ours["forecast_ms"] <= 100,
-        ),
-        _reading(ours, "backup", f"`backup` of {count}, {ours['file_bytes']:.0f} B each", 50_000),
-        _reading(ours, "restore", f"`restore` of {count}", 50_000),
-    ]
-
-
-def _cancelling(ours: Figures, count: str) -> list[Row]:
-    """To be reached is a small multiple of the trip that everybody's client makes."""
-    trip, bare = ours["redis_py_trip_us"], ours["trip_us"]
-    cancel, inner = ours["cancel_us"], ours["backlog_cancel_us"]
-    return [
-        Row(
-            f"`Delayed.cancel` at a backlog of {count}, in an app that keeps no results, and a "
-            "round trip of redis-py with one small script",
-            "ratio ≤ 1.5",
-            NOTHING,
-            f"{cancel:.0f} µs, {trip:.0f} µs",
-            f"{cancel / trip:.2f}",
-            cancel / trip <= 1.5,
-        ),
-        Row(
-            "`Delayed.cancel`, `Backlog.cancel`, and the same trip by their connection, without "
-            "redis-py's client",
-            NOTHING,
-            NOTHING,
-            f"{cancel:.0f} µs, {inner:.0f} µs, {bare:.0f} µs",
-            f"{cancel / bare:.2f}, {inner / bare:.2f}",
-        ),
-    ]
-
-
-def _reading(ours: Figures, name: str, what: str, least: int | None) -> Row:
-    rate, grown, p99 = ours[f"{name}_rate"], ours[f"{name}_mb"], ours[f"{name}_p99_ms"]
-    return Row(
+    return Line(
         f"{what}: rate, growth of the process, p99 of another client's PING",
+        f"{{{name}_rate:,.0f}}/s, {{{name}_mb:.0f}} MB, {{{name}_p99_ms:.1f}} ms",
         f"≥ {least:,}/s, ≤ 50 MB, ≤ 10 ms" if least else NOTHING,
-        NOTHING,
-        f"{rate:,.0f}/s, {grown:.0f} MB, {p99:.1f} ms",
-        reached=rate >= least and grown <= 50 and p99 <= 10 if least else None,
+        reached=reached if least else None,
     )
 
 
-BENCHMARKS = [
-    Benchmark("schedule-many", measure_schedule, schedule_rows, sides=("ours",), rounds=1),
-    Benchmark("million", measure, rows, sides=("ours",), rounds=1),
-]
+@benchmark(
+    "million",
+    Line(  # to be reached is a small multiple of the trip that everybody's client makes
+        "`Delayed.cancel` at a backlog of {count:,.0f}, in an app that keeps no results, and a "
+        "round trip of redis-py with one small script",
+        "{cancel_us:.0f} µs, {redis_py_trip_us:.0f} µs",
+        "ratio ≤ 1.5",
+        ("cancel_us", "redis_py_trip_us"),
+        lambda f: f["cancel_us"] / f["redis_py_trip_us"] <= 1.5,
+    ),
+    Line(
+        "`Delayed.cancel`, `Backlog.cancel`, and the same trip by their connection, without "
+        "redis-py's client",
+        "{cancel_us:.0f} µs, {backlog_cancel_us:.0f} µs, {trip_us:.0f} µs",
+        ratio=lambda f: (
+            f"{f['cancel_us'] / f['trip_us']:.2f}, {f['backlog_cancel_us'] / f['trip_us']:.2f}"
+        ),
+    ),
+    _reading("find", "`find` by task name, a tenth of {count:,.0f}", 100_000),
+    _reading("read", "`find` of all {count:,.0f}"),
+    Line(
+        "`forecast` of {count:,.0f} in 48 parts",
+        "{forecast_ms:.0f} ms",
+        "≤ 100 ms",
+        reached=lambda f: f["forecast_ms"] <= 100,
+    ),
+    _reading("backup", "`backup` of {count:,.0f}, {file_bytes:.0f} B each", 50_000),
+    _reading("restore", "`restore` of {count:,.0f}", 50_000),
+    rounds=1,
+)
+def million(rig: Rig) -> Figures:
+    count, path = rig.scaled(1_000_000, 30_000), rig.directory / "backlog.backup"
+    rig.apart(filling, rig.url(), count, seconds=600)
+    figures = {"count": float(count), **measure_cancel(rig)}
+    figures["forecast_ms"] = measure_forecast(rig)
+
+    def measure(name: str, work: Callable[..., int], *arguments: Any, of: int = 0) -> int:
+        (found, seconds, mb), p99 = probed(rig, measured, rig.url(), work, *arguments)
+        rate = (of or found) / seconds
+        figures.update({f"{name}_rate": rate, f"{name}_mb": mb, f"{name}_p99_ms": p99})
+        return int(found)
+
+    measure("find", partial(finding, task="mail.*"), of=count)
+    measure("read", finding, of=count)
+    saved = measure("backup", backing_up, path)
+    figures["file_bytes"] = path.stat().st_size / saved
+    rig.redis.flushall()
+    restored = measure("restore", restoring, path)
+    if restored != saved:
+        raise RuntimeError(f"{restored} of {saved} messages are restored")
+    return figures
+
+
+def reclaiming(port: int) -> tuple[int, float]:
+    """How many messages of a dead consumer went back to their list, and in how many seconds."""
+    with redis.Redis(port=port) as client:
+        began = perf_counter()
+        return Store(client).reclaim(QUEUE, DEAD), perf_counter() - began
+
+
+@benchmark(
+    "reclaim",
+    Line(
+        "{count:,.0f} unacked messages of a dead consumer back in their queue, and the p99 of "
+        "another client's PING meanwhile",
+        "{seconds:.1f} s, {p99_ms:.1f} ms",
+        "≤ 10 ms",
+        reached=lambda f: f["p99_ms"] <= 10,
+    ),
+)
+def reclaim(rig: Rig) -> Figures:
+    count = rig.scaled(100_000, 10_000)
+    keys = Store(rig.redis).keys(QUEUE)
+    record = "0" + message("x" * 600)
+    for tag in range(0, count, 1000):
+        held = {f"{n + 1}": record for n in range(tag, tag + 1000)}
+        rig.redis.hset(keys.unacked(DEAD), mapping=held)
+    rig.redis.zadd(keys.consumers, {DEAD: 1})
+    (back, seconds), p99 = probed(rig, reclaiming, rig.server.port)
+    if back != count or rig.redis.llen(QUEUE) != count:
+        raise RuntimeError(f"{back} of {count} messages are back")
+    return {"count": count, "seconds": seconds, "p99_ms": p99}

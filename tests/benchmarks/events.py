@@ -8,9 +8,8 @@ from time import perf_counter
 from kombu_delayed.connection.options import Options
 from kombu_delayed.store.store import CALL_LIMIT, Entry, Store
 from tests.benchmarks.app import OPTIONS, QUEUE
-from tests.benchmarks.report import NOTHING, Benchmark, Figures, Row
+from tests.benchmarks.report import Figures, Line, benchmark
 from tests.benchmarks.rig import Rig
-from tests.benchmarks.throughput import WARM_UP, publish
 from tests.kit.state import message
 
 DEFAULT = Options().events
@@ -20,12 +19,8 @@ PAYLOAD = "x" * 400
 def through_a_worker(rig: Rig, count: int, limit: int) -> float:
     """Tasks per second that one worker gets through."""
     rig.redis.flushall()
-    publish(rig, count)
-    worker = rig.start_worker(environment={OPTIONS: json.dumps({"delayed_events": limit})})
-    rig.await_done(count, 120, [worker])
-    starts = worker.starts()
-    worker.kill()
-    return (count - WARM_UP) / (starts[-1].at - starts[WARM_UP - 1].at)
+    rig.send(((), {}) for _ in range(count))
+    return rig.drain(count, environment={OPTIONS: json.dumps({"delayed_events": limit})})
 
 
 def in_the_server(rig: Rig, count: int, limit: int) -> float:
@@ -42,45 +37,32 @@ def in_the_server(rig: Rig, count: int, limit: int) -> float:
     store.now = "3000"
     for tag in range(1, count + 1, CALL_LIMIT):
         store.deliver(QUEUE, "me", CALL_LIMIT, tag, lease_ms=30_000, waits=False)
-        tags = range(tag, tag + CALL_LIMIT)
-        store.ack(QUEUE, "me", tags, lambda: None)
+        store.ack(QUEUE, "me", range(tag, tag + CALL_LIMIT), lambda: None)
     store.run("PING")
     return count / (perf_counter() - began)
 
 
-def measure(rig: Rig) -> Figures:
+@benchmark(
+    "events",
+    Line(
+        f"tasks through one worker with the {DEFAULT:,} newest lifecycle events kept; without",
+        "{worker on:,.0f}/s; {worker off:,.0f}/s",
+        "≥ 0.95 × without",  # noqa: RUF001
+        ("worker on", "worker off"),
+        lambda f: f["worker on"] / f["worker off"] >= 0.95,
+    ),
+    Line(
+        "messages scheduled, delivered and acked by scripts alone, with events; without",
+        "{server on:,.0f}/s; {server off:,.0f}/s",
+        ratio=("server on", "server off"),
+    ),
+)
+def events(rig: Rig) -> Figures:
     """Alternating, so that what else the machine does meets both."""
     tasks, messages = rig.scaled(6_000, 1_000), rig.scaled(50_000, 5_000)
-    limits = {"off": 0, "on": DEFAULT}
-    figures: Figures = {}
+    figures: Figures = dict.fromkeys(("worker off", "worker on", "server off", "server on"), 0.0)
     for name in ("off", "on", "on", "off"):
-        rate = through_a_worker(rig, tasks, limits[name])
-        figures[f"worker {name}"] = figures.get(f"worker {name}", 0) + rate / 2
-        rate = in_the_server(rig, messages, limits[name])
-        figures[f"server {name}"] = figures.get(f"server {name}", 0) + rate / 2
+        limit = DEFAULT if name == "on" else 0
+        figures[f"worker {name}"] += through_a_worker(rig, tasks, limit) / 2
+        figures[f"server {name}"] += in_the_server(rig, messages, limit) / 2
     return figures
-
-
-def rows(ours: Figures) -> list[Row]:
-    worker = ours["worker on"] / ours["worker off"]
-    server = ours["server on"] / ours["server off"]
-    return [
-        Row(
-            f"tasks through one worker with the {DEFAULT:,} newest lifecycle events kept; without",
-            "≥ 0.95 × without",  # noqa: RUF001
-            NOTHING,
-            f"{ours['worker on']:,.0f}/s; {ours['worker off']:,.0f}/s",
-            f"{worker:.2f}",
-            worker >= 0.95,
-        ),
-        Row(
-            "messages scheduled, delivered and acked by scripts alone, with events; without",
-            NOTHING,
-            NOTHING,
-            f"{ours['server on']:,.0f}/s; {ours['server off']:,.0f}/s",
-            f"{server:.2f}",
-        ),
-    ]
-
-
-BENCHMARKS = [Benchmark("events", measure, rows, sides=("ours",))]

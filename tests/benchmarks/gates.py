@@ -5,28 +5,25 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
+
+from celery import Celery
 
 from kombu_delayed.message.ticket import Gate, LimitNumbers, Ticket, Use, put_ticket
 from kombu_delayed.store.store import Entry, Store
-from tests.benchmarks.app import GATE, batch, create_app
+from tests.benchmarks.app import GATE, create_app
 from tests.benchmarks.backlog import CALLS, TEMPLATE
-from tests.benchmarks.fill import store_of
-from tests.benchmarks.report import NOTHING, Benchmark, Figures, Row, percentile
-from tests.benchmarks.rig import Rig
-from tests.benchmarks.throughput import WARM_UP
+from tests.benchmarks.report import Figures, Line, benchmark, percentile
+from tests.benchmarks.rig import Rig, send_all, store_of
 from tests.kit.wait import wait_until
 
-SIZES = (1_000, 1_000_000)
-QUICK_SIZES = (1_000, 20_000)
 MOST_RATIO = 1.3
-BESIDE = "beside"
 #: Messages that are measured together.
 ROUND = 50
 
 TENANTS, KEYS = 1_000, 10_000
-LEAST = {"fair": 0.85, "keys": 0.8}
 
 #: Of the tenant beside the flood: tasks a second, and for how long.
 RATE, SECONDS = 10, 60
@@ -34,11 +31,13 @@ FLOOD = 100_000
 
 
 @contextmanager
-def gate(name: str) -> Iterator[None]:
-    """Let apps that are made meanwhile, also in workers, have these policies."""
+def gated(rig: Rig, name: str) -> Iterator[Celery]:
+    """An app with these policies; workers that are started meanwhile have them, too."""
+    rig.redis.flushall()
     os.environ[GATE] = name
     try:
-        yield
+        with create_app(rig.url()) as app:
+            yield app
     finally:
         del os.environ[GATE]
 
@@ -69,12 +68,31 @@ def serve(rig: Rig, store: Store, queue: str, limited: Gate, tags: range) -> flo
     return used / len(tags)
 
 
-def measure_waiting(rig: Rig) -> Figures:
+@benchmark(
+    "gate-waiting",
+    Line(
+        "the server's time for each message delivered from a queue at its limit, with {few:,.0f} "
+        "and {many:,.0f} waiting, on a Redis with jemalloc",
+        "{few_us:,.0f}, {many_us:,.0f} µs",
+        f"≤ {MOST_RATIO} × with {{few:,.0f}}",  # noqa: RUF001
+        ("many_us", "few_us"),
+        lambda f: f["many_us"] / f["few_us"] <= MOST_RATIO,
+    ),
+    Line(
+        "the same, with {few:,.0f} on a server that has {many:,.0f} waiting in another queue",
+        "{beside_us:,.0f}, {many_us:,.0f} µs",
+        ratio=("many_us", "beside_us"),
+    ),
+    rounds=3,
+    server="redis",
+)
+def gate_waiting(rig: Rig) -> Figures:
     """The last one is as small as the first, on a server that has had the large one to store."""
     check_allocator(rig)
-    few, many = rig.scaled(SIZES, QUICK_SIZES)
-    sizes = {f"{few:,}": few, f"{many:,}": many, BESIDE: few}
-    return {name: _waiting_us(rig, f"of-{name}", size) for name, size in sizes.items()}
+    few, many = rig.scaled((1_000, 1_000_000), (1_000, 20_000))
+    sizes = {"few": few, "many": many, "beside": few}
+    found = {f"{name}_us": _waiting_us(rig, f"of-{name}", size) for name, size in sizes.items()}
+    return {**found, "few": few, "many": many}
 
 
 def _waiting_us(rig: Rig, queue: str, size: int) -> float:
@@ -103,76 +121,43 @@ def _entry(id: str, ticket: Ticket, due_ms: int) -> Entry:
     return Entry(id, 0, put_ticket(TEMPLATE[1], ticket.text("v", id)), str(due_ms))
 
 
-def rows_waiting(ours: Figures) -> list[Row]:
-    few, many, _ = ours
-    ratio, own = ours[many] / ours[few], ours[many] / ours[BESIDE]
-    return [
-        Row(
-            f"the server's time for each message delivered from a queue at its limit, with {few} "
-            f"and {many} waiting, on a Redis with jemalloc",
-            f"≤ {MOST_RATIO} × with {few}",  # noqa: RUF001
-            NOTHING,
-            f"{ours[few]:,.0f}, {ours[many]:,.0f} µs",
-            f"{ratio:.2f}",
-            ratio <= MOST_RATIO,
-        ),
-        Row(
-            f"the same, with {few} on a server that has {many} waiting in another queue",
-            NOTHING,
-            NOTHING,
-            f"{ours[BESIDE]:,.0f}, {ours[many]:,.0f} µs",
-            f"{own:.2f}",
-        ),
-    ]
-
-
 # Throughput.
 
 
 def drain(rig: Rig, name: str, count: int, keys: int) -> float:
-    """Tasks a second through a worker with these policies; all are there before it starts."""
-    rig.redis.flushall()
-    with gate(name):
-        app = create_app(rig.url())
-        with batch(app) as options:
-            for n in range(count):
-                headers = {"tenant": str(n % keys)}
-                app.tasks["work"].apply_async(headers=headers, **options)
-        app.close()
-        worker = rig.start_worker()
-    rig.await_done(count, 120, [worker])
-    starts = worker.starts()
-    worker.kill()
-    return (count - WARM_UP) / (starts[-1].at - starts[WARM_UP - 1].at)
+    """Tasks a second through a worker with these policies."""
+    with gated(rig, name) as app:
+        send_all(app, (((), {"headers": {"tenant": str(n % keys)}}) for n in range(count)))
+        return rig.drain(count)
 
 
-def measure_throughput(rig: Rig) -> Figures:
+def _throughput(name: str, what: str, least: float) -> Line:
+    return Line(
+        what,
+        f"{{{name}:,.0f}}/s",
+        f"≥ {least} × without",  # noqa: RUF001
+        (name, "none"),
+        lambda f: f[name] >= least * f["none"],
+        "{none:,.0f}/s without",
+    )
+
+
+@benchmark(
+    "gate-throughput",
+    _throughput(
+        "fair",
+        f"tasks through one worker, with turns between {TENANTS:,} tenants, on a Redis with "
+        "jemalloc",
+        0.85,
+    ),
+    _throughput("keys", f"the same with a limit for each of {KEYS:,} keys", 0.8),
+    server="redis",
+)
+def gate_throughput(rig: Rig) -> Figures:
     check_allocator(rig)
     count = rig.scaled(10_000, 3_000)
-    return {
-        "none": drain(rig, "", count, TENANTS),
-        "fair": drain(rig, "fair", count, TENANTS),
-        "keys": drain(rig, "keys", count, KEYS),
-    }
-
-
-def rows_throughput(ours: Figures) -> list[Row]:
-    whats = {
-        "fair": f"tasks through one worker, with turns between {TENANTS:,} tenants, on a Redis "
-        "with jemalloc",
-        "keys": f"the same with a limit for each of {KEYS:,} keys",
-    }
-    return [
-        Row(
-            what,
-            f"≥ {LEAST[name]} × without",  # noqa: RUF001
-            f"{ours['none']:,.0f}/s without",
-            f"{ours[name]:,.0f}/s",
-            f"{ours[name] / ours['none']:.2f}",
-            ours[name] >= LEAST[name] * ours["none"],
-        )
-        for name, what in whats.items()
-    ]
+    keys = {"none": TENANTS, "fair": TENANTS, "keys": KEYS}
+    return {name: drain(rig, name, count, keys[name]) for name in keys}
 
 
 # A flood.
@@ -180,21 +165,13 @@ def rows_throughput(ours: Figures) -> list[Row]:
 
 def lateness_ms(rig: Rig, flood: int) -> float:
     """The 99th percentile of the lateness of a tenant's tasks, beside so many of another one's."""
-    rig.redis.flushall()
     seconds = rig.scaled(SECONDS, 10)
-    with gate("fair"):
-        app = create_app(rig.url())
-        worker = rig.start_worker()
-    worker.await_ready()
-    begin = time.time() + 3 + flood / 5_000
-    send: Callable[..., object] = app.tasks["work"].apply_async
-    with batch(app) as options:
-        for _ in range(flood):
-            send((-1, begin), headers={"tenant": "flood"}, countdown=begin - time.time(), **options)
-        for n in range(seconds * RATE):
-            due = begin + 0.5 + n / RATE
-            send((n, due), headers={"tenant": "ada"}, countdown=due - time.time(), **options)
-    app.close()
+    with gated(rig, "fair") as app:
+        worker = rig.start_worker().await_ready()
+        begin = time.time() + 3 + flood / 5_000
+        dues = (begin + 0.5 + n / RATE for n in range(seconds * RATE))
+        send_all(app, (_of("flood", -1, begin) for _ in range(flood)))
+        send_all(app, (_of("ada", n, due) for n, due in enumerate(dues)))
     time.sleep(max(begin + seconds + 3 - time.time(), 0))
     found = [1000 * (each.at - each.due) for each in worker.starts() if each.number >= 0]
     worker.kill()
@@ -202,30 +179,21 @@ def lateness_ms(rig: Rig, flood: int) -> float:
     return percentile(found, 0.99)
 
 
-def measure_flood(rig: Rig) -> Figures:
+def _of(tenant: str, number: int, due: float) -> tuple[Any, Any]:
+    return (number, due), {"headers": {"tenant": tenant}, "countdown": due - time.time()}
+
+
+@benchmark(
+    "gate-flood",
+    Line(
+        f"p99 lateness of a tenant's {RATE} tasks a second while another one has {FLOOD:,} due",
+        "{flooded:.1f} ms",
+        "≤ 2 × alone",  # noqa: RUF001
+        ("flooded", "alone"),
+        lambda f: f["flooded"] / f["alone"] <= 2,
+        "{alone:.1f} ms alone",
+    ),
+    rounds=1,
+)
+def gate_flood(rig: Rig) -> Figures:
     return {"alone": lateness_ms(rig, 0), "flooded": lateness_ms(rig, rig.scaled(FLOOD, 10_000))}
-
-
-def rows_flood(ours: Figures) -> list[Row]:
-    ratio = ours["flooded"] / ours["alone"]
-    return [
-        Row(
-            f"p99 lateness of a tenant's {RATE} tasks a second while another one has {FLOOD:,} due",
-            "≤ 2 × alone",  # noqa: RUF001
-            f"{ours['alone']:.1f} ms alone",
-            f"{ours['flooded']:.1f} ms",
-            f"{ratio:.2f}",
-            ratio <= 2,
-        )
-    ]
-
-
-BENCHMARKS = [
-    Benchmark(
-        "gate-waiting", measure_waiting, rows_waiting, sides=("ours",), rounds=3, server="redis"
-    ),
-    Benchmark(
-        "gate-throughput", measure_throughput, rows_throughput, sides=("ours",), server="redis"
-    ),
-    Benchmark("gate-flood", measure_flood, rows_flood, sides=("ours",), rounds=1),
-]

@@ -1,4 +1,4 @@
-"""How many tasks the HTTP API takes, and how soon it answers.
+"""How many tasks the HTTP API takes, and how soon it and the pages answer.
 
 The server, Redis and the program that asks share the machine: the latter is one thread that waits
 on all its connections at once, sends the same bytes again and looks at little of each answer.
@@ -9,22 +9,32 @@ from __future__ import annotations
 import json
 import selectors
 import socket
+import time
+from contextlib import closing
 from time import perf_counter
+from typing import Any
 
 from tests.benchmarks.app import BROKER, QUEUE
-from tests.benchmarks.fill import fill, sample, store_of
-from tests.benchmarks.report import NOTHING, Benchmark, Figures, Row
-from tests.benchmarks.rig import Rig
+from tests.benchmarks.report import Figures, Line, benchmark
+from tests.benchmarks.rig import Rig, fill, sample, store_of
 from tests.kit.servers import free_port
 from tests.kit.wait import wait_until
 
 CONNECTIONS = 32
 LINES = 5_000
+#: What is read for all visitors is kept for less than this, or 20 times what reading takes.
+APART_SECONDS = 3.0
 
 
-def _request(method: str, path: str, kind: str, body: bytes) -> bytes:
-    head = f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: {kind}\r\n"
+def _post(path: str, *tasks: Any) -> bytes:
+    body = "\n".join(map(json.dumps, tasks)).encode()
+    kind = "application/json" if len(tasks) == 1 else "application/x-ndjson"
+    head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: {kind}\r\n"
     return head.encode() + b"content-length: %d\r\n\r\n" % len(body) + body
+
+
+def _get(path: str) -> bytes:
+    return f"GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n".encode()
 
 
 class Connection:
@@ -34,55 +44,47 @@ class Connection:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=60)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._rest = b""
+        self.send, self.fileno = self._socket.sendall, self._socket.fileno
+        self.close = self._socket.close
 
-    def ask(self, request: bytes) -> bytes:
-        """The body of the answer."""
+    def ask(self, request: bytes) -> float:
+        """The seconds until the answer was there."""
+        began = perf_counter()
         self.send(request)
-        while (body := self.receive()) is None:
+        while not self.receive():
             pass
-        return body
+        return perf_counter() - began
 
-    def send(self, request: bytes) -> None:
-        self._socket.sendall(request)
-
-    def receive(self) -> bytes | None:
-        """Read what has come; the body of the answer where that is all of it."""
+    def receive(self) -> bool:
+        """Read what has come; returns whether that is all of the answer."""
         part = self._socket.recv(1 << 20)
         if not part:
             raise RuntimeError("the server has closed the connection")
         self._rest += part
         head, end, body = self._rest.partition(b"\r\n\r\n")
         if not end:
-            return None
+            return False
         if not head.startswith(b"HTTP/1.1 20"):
             raise RuntimeError(self._rest.decode())
         if len(body) < int(head.partition(b"content-length: ")[2].split(b"\r\n")[0]):
-            return None
+            return False
         self._rest = b""
-        return body
-
-    def fileno(self) -> int:
-        return self._socket.fileno()
-
-    def close(self) -> None:
-        self._socket.close()
+        return True
 
 
 def create_singly(port: int, count: int) -> float:
     """Tasks per second, one request each, over several connections."""
-    task = {"task": "work", "delay": "1h"}
-    request = _request("POST", "/v1/tasks", "application/json", json.dumps(task).encode())
+    request = _post("/v1/tasks", {"task": "work", "delay": "1h"})
     connections = [Connection(port) for _ in range(CONNECTIONS)]
     selector = selectors.DefaultSelector()
-    for connection in connections:
-        selector.register(connection, selectors.EVENT_READ, connection)
     began = perf_counter()
     for connection in connections:
+        selector.register(connection, selectors.EVENT_READ, connection)
         connection.send(request)
     sent, answered = len(connections), 0
     while answered < count:
         for key, _ in selector.select():
-            if key.data.receive() is not None:
+            if key.data.receive():
                 answered += 1
                 if sent < count:
                     sent += 1
@@ -95,29 +97,29 @@ def create_singly(port: int, count: int) -> float:
 
 def create_in_bulk(port: int, count: int) -> float:
     """Tasks per second, many a request."""
-    line = json.dumps({"task": "work", "args": [1], "delay": "1h"}) + "\n"
-    request = _request("POST", "/v1/bulk", "application/x-ndjson", (line * LINES).encode())
-    connection = Connection(port)
-    began = perf_counter()
-    for _ in range(count // LINES):
-        connection.ask(request)
-    return count // LINES * LINES / (perf_counter() - began)
+    request = _post("/v1/bulk", *[{"task": "work", "args": [1], "delay": "1h"}] * LINES)
+    with closing(Connection(port)) as connection:
+        return count / sum(connection.ask(request) for _ in range(count // LINES))
 
 
 def look_up(port: int, count: int) -> float:
     """The 99th percentile of `GET /v1/tasks/{id}`, in ms."""
-    connection = Connection(port)
-    task = {"task": "work", "id": "known", "delay": "1h"}
-    body = json.dumps(task).encode()
-    connection.ask(_request("POST", "/v1/tasks", "application/json", body))
-    request = _request("GET", "/v1/tasks/known", "application/json", b"")
+    with closing(Connection(port)) as connection:
+        connection.ask(_post("/v1/tasks", {"task": "work", "id": "known", "delay": "1h"}))
+        took = [connection.ask(_get("/v1/tasks/known")) for _ in range(count)]
+    return 1000 * sorted(took)[int(count * 0.99)]
+
+
+def open_pages(port: int, path: str, count: int) -> float:
+    """The time of the slowest of some visits, in ms, each of which reads anew."""
     took = []
     for _ in range(count):
         began = perf_counter()
-        connection.ask(request)
-        took.append(perf_counter() - began)
-    connection.close()
-    return 1000 * sorted(took)[int(count * 0.99)]
+        with closing(Connection(port)) as connection:
+            connection.ask(_get(path))
+            took.append(perf_counter() - began)
+        time.sleep(max(APART_SECONDS, 21 * took[-1]))
+    return 1000 * max(took)
 
 
 def serve(rig: Rig) -> int:
@@ -140,7 +142,23 @@ def serve(rig: Rig) -> int:
     return port
 
 
-def measure(rig: Rig) -> Figures:
+def _rate(what: str, name: str, least: int) -> Line:
+    reached = lambda f: f[name] >= least  # noqa: E731
+    return Line(what, f"{{{name}:,.0f}}/s", f"≥ {least:,}/s", reached=reached)
+
+
+def _time(what: str, name: str, most: int) -> Line:
+    reached = lambda f: f[name] <= most  # noqa: E731
+    return Line(what, f"{{{name}:.1f}} ms", f"≤ {most} ms", reached=reached)
+
+
+@benchmark(
+    "http",
+    _rate("create over HTTP, one a request", "single", 1_500),
+    _rate("the same as NDJSON", "bulk", 20_000),
+    _time("p99 of `GET /v1/tasks/{{id}}`, 1,000,000 delayed", "p99_ms", 10),
+)
+def http(rig: Rig) -> Figures:
     port = serve(rig)
     create_singly(port, 200)
     create_in_bulk(port, LINES)
@@ -148,32 +166,21 @@ def measure(rig: Rig) -> Figures:
         "single": rig.apart(create_singly, port, rig.scaled(20_000, 4_000)),
         "bulk": rig.apart(create_in_bulk, port, rig.scaled(200_000, 20_000)),
     }
-    template = sample(rig)
-    fill(store_of(rig), QUEUE, rig.scaled(1_000_000, 20_000), template)
+    fill(store_of(rig), QUEUE, rig.scaled(1_000_000, 20_000), sample(rig))
     return {**figures, "p99_ms": rig.apart(look_up, port, rig.scaled(5_000, 500))}
 
 
-def rows(ours: Figures) -> list[Row]:
-    single, bulk, p99_ms = ours["single"], ours["bulk"], ours["p99_ms"]
-    return [
-        Row(
-            "create over HTTP, one a request",
-            "≥ 1,500/s",
-            NOTHING,
-            f"{single:,.0f}/s",
-            NOTHING,
-            single >= 1_500,
-        ),
-        Row("the same as NDJSON", "≥ 20,000/s", NOTHING, f"{bulk:,.0f}/s", NOTHING, bulk >= 20_000),
-        Row(
-            "p99 of `GET /v1/tasks/{id}`, 1,000,000 delayed",
-            "≤ 10 ms",
-            NOTHING,
-            f"{p99_ms:.1f} ms",
-            NOTHING,
-            p99_ms <= 10,
-        ),
-    ]
-
-
-BENCHMARKS = [Benchmark("http", measure, rows, sides=("ours",))]
+@benchmark(
+    "pages",
+    _time("the slowest of some visits to the overview, with {count:,.0f} delayed", "overview", 200),
+    _time("the same of the backlog's first page, with {count:,.0f} delayed", "backlog", 200),
+)
+def pages(rig: Rig) -> Figures:
+    count = rig.scaled(1_000_000, 50_000)
+    fill(store_of(rig), QUEUE, count, sample(rig))
+    port, visits = serve(rig), rig.scaled(6, 2)
+    return {
+        "count": float(count),
+        "overview": rig.apart(open_pages, port, "/?ahead=month", visits, seconds=300),
+        "backlog": rig.apart(open_pages, port, "/backlog", visits, seconds=300),
+    }

@@ -1,4 +1,4 @@
-"""Rows of results: on the terminal and as a page of the documentation."""
+"""Benchmarks and their rows: on the terminal and as a page of the documentation."""
 
 from __future__ import annotations
 
@@ -6,15 +6,20 @@ import os
 import platform
 import statistics
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
+from typing import TypeVar
 
 from rich.table import Table
 
 #: What one measurement found, by name; and the medians of several.
 Figures = dict[str, float]
+#: With figures in braces, or made of them.
+Text = str | Callable[[Figures], str]
+Measure = TypeVar("Measure", bound=Callable[..., Figures])
 
 NOTHING = "-"
 
@@ -25,41 +30,85 @@ class Row:
     target: str
     stock: str
     ours: str
-    ratio: str = NOTHING
-    reached: bool | None = None
+    ratio: str
+    reached: bool | None
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row whose figures are to be found yet. Those of the stock transport begin with `stock_`.
+
+    `ratio`: two figures, of which the first is divided by the second.
+    """
+
+    what: Text
+    ours: Text
+    target: Text = NOTHING
+    ratio: Text | tuple[str, str] = NOTHING
+    reached: Callable[[Figures], bool] | None = None
+    stock: Text = NOTHING
+
+    def row(self, found: Figures) -> Row:
+        def made(text: Text) -> str:
+            return text.format_map(found) if isinstance(text, str) else text(found)
+
+        ratio = self.ratio
+        if isinstance(ratio, tuple):
+            ratio = f"{found[ratio[0]] / found[ratio[1]]:.2f}"
+        texts = map(made, (self.what, self.target, self.stock, self.ours, ratio))
+        return Row(*texts, None if self.reached is None else self.reached(found))
+
+
+def at_least(what: str, factor: float) -> Line:
+    """The figure `rate` is to be `factor` times stock's."""
+    return Line(
+        what,
+        "{rate:,.0f}/s",
+        f"≥ {factor:.1f} × stock",  # noqa: RUF001
+        ("rate", "stock_rate"),
+        lambda f: f["rate"] / f["stock_rate"] >= factor,
+        "{stock_rate:,.0f}/s",
+    )
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """`measure` is called with a rig; `rows` with the medians of each side that was measured."""
+    """`measure` is called with a rig."""
 
     name: str
     measure: Callable[..., Figures]
-    rows: Callable[..., list[Row]]
-    sides: tuple[str, ...] = ("stock", "ours")
+    lines: tuple[Line, ...]
+    sides: tuple[str, ...]
     #: Rounds at most, for what is long and does not vary.
-    rounds: int | None = None
+    rounds: int | None
     #: The kind of server, as `tests.kit.servers` knows them.
-    server: str = "valkey"
+    server: str
+
+    def rows(self, found: dict[str, Sequence[Figures]]) -> list[Row]:
+        figures = medians(found["ours"])
+        if "stock" in found:
+            figures |= {f"stock_{name}": each for name, each in medians(found["stock"]).items()}
+        return [line.row(figures) for line in self.lines]
 
 
-def at_least(what: str, figure: str, factor: float, unit: str = "/s") -> Callable[..., list[Row]]:
-    """Rows for a rate that is to be `factor` times stock's."""
+BENCHMARKS: dict[str, Benchmark] = {}
 
-    def rows(stock: Figures, ours: Figures) -> list[Row]:
-        ratio = ours[figure] / stock[figure]
-        return [
-            Row(
-                what,
-                f"≥ {factor:.1f} × stock",  # noqa: RUF001
-                f"{stock[figure]:,.0f}{unit}",
-                f"{ours[figure]:,.0f}{unit}",
-                f"{ratio:.2f}",
-                ratio >= factor,
-            )
-        ]
 
-    return rows
+def benchmark(
+    name: str,
+    *lines: Line,
+    stock: bool = False,
+    rounds: int | None = None,
+    server: str = "valkey",
+) -> Callable[[Measure], Measure]:
+    """Make a function a benchmark; `stock`: of the stock transport, too."""
+    sides = ("stock", "ours") if stock else ("ours",)
+
+    def register(measure: Measure) -> Measure:
+        BENCHMARKS[name] = Benchmark(name, measure, lines, sides, rounds, server)
+        return measure
+
+    return register
 
 
 def medians(rounds: Sequence[Figures]) -> Figures:
@@ -89,58 +138,55 @@ def _word(row: Row) -> str:
     return {True: "reached", False: "missed", None: ""}[row.reached]
 
 
+PAGE = """\
+# Benchmarks
+
+Measured on one machine, server and clients together, over loopback TCP. *Stock* is \
+Kombu's `redis://`, *ours* is `delayed+redis://`,
+in turn on fresh servers of the same kind. Each figure is the median of {rounds} (one, where a run \
+is long).
+{scale}
+| what | to reach | stock | ours | ratio | |
+|---|---|---|---|---|---|
+{rows}
+
+{circumstances}
+
+To measure again:
+
+```
+{command}
+```
+"""
+
+
 def as_page(rows: Sequence[Row], server: str, rounds: int, command: str, quick: bool) -> str:
     """The page docs/benchmarks.md."""
     scale = "\nTaken at the small scale of `--quick`: for trying the tool, not for comparing.\n"
-    lines = [
-        "# Benchmarks",
-        "",
-        "Measured on one machine, server and clients together, over loopback TCP. *Stock* is "
-        "Kombu's `redis://`, *ours* is `delayed+redis://`,",
-        f"in turn on fresh servers of the same kind. Each figure is the median of {rounds} "
-        f"round{'s' * (rounds > 1)} (one, where a run is long).",
-        scale if quick else "",
-        "| what | to reach | stock | ours | ratio | |",
-        "|---|---|---|---|---|---|",
-        *(
-            f"| {row.what} | {row.target} | {row.stock} | {row.ours} | {row.ratio} | {_word(row)} |"
-            for row in rows
-        ),
-        "",
-        *(f"- {line}" for line in _circumstances(server)),
-        "",
-        "To measure again:",
-        "",
-        "```",
-        command,
-        "```",
-        "",
-    ]
-    return "\n".join(lines)
+    cells = ((r.what, r.target, r.stock, r.ours, r.ratio, _word(r)) for r in rows)
+    return PAGE.format(
+        rounds=f"{rounds} round{'s' * (rounds > 1)}",
+        scale=scale if quick else "",
+        rows="\n".join(f"| {' | '.join(each)} |" for each in cells),
+        circumstances=circumstances(server),
+        command=command,
+    )
 
 
-def _circumstances(server: str) -> list[str]:
-    names = ("kombu-delayed", "celery", "kombu", "redis", "hiredis")
-    versions = ", ".join(f"{name} {found}" for name in names if (found := _version(name)))
-    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return [
-        f"Date: {date.today().isoformat()}",
-        f"Machine: {_processor()}, {os.cpu_count()} cores, {memory_bytes / 2**30:.0f} GiB, "
-        f"{platform.system()} {platform.release().split('-')[0]}",
-        f"Server: {server}",
-        f"Python {platform.python_version()}, {versions}",
-    ]
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except ImportError:
-        return None
-
-
-def _processor() -> str:
+def circumstances(server: str) -> str:
+    """A list of what a measurement depends on."""
+    versions = ""
+    for name in ("kombu-delayed", "celery", "kombu", "redis", "hiredis"):
+        with suppress(ImportError):
+            versions += f", {name} {version(name)}"
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.processor() or platform.machine()
+    processor = named[0] if named else platform.processor() or platform.machine()
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return f"""\
+- Date: {date.today().isoformat()}
+- Machine: {processor}, {os.cpu_count()} cores, {memory_bytes / 2**30:.0f} GiB, \
+{platform.system()} {platform.release().split("-")[0]}
+- Server: {server}
+- Python {platform.python_version()}{versions}"""

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import random
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,12 +22,17 @@ from typing import Any, TypeVar
 import redis
 from celery import Celery
 
-from tests.benchmarks.app import BROKER, LEDGER, Start, count_ledger, create_app, read_ledger
+from kombu_delayed.message.envelope import open_kept
+from kombu_delayed.store.store import CALL_LIMIT, Entry, Store
+from kombu_delayed.transport.server_checks import inspect
+from tests.benchmarks.app import BROKER, LEDGER, LINE, QUEUE, Start, batch, create_app
 from tests.kit.servers import Server, start_server
 from tests.kit.wait import wait_until
+from tests.kit.workers import ROOT
 
-REPOSITORY = Path(__file__).parents[2]
-START_SECONDS = 30
+#: The first tasks pay for starting the worker and filling its prefetch buffer.
+WARM_UP = 200
+MONTH_MS = 30 * 86_400_000
 T = TypeVar("T")
 
 
@@ -38,8 +46,9 @@ class Worker:
     def pid(self) -> int:
         return self.process.pid
 
-    def await_ready(self) -> None:
-        wait_until(self._is_ready, f"the worker of {self.log} is ready", START_SECONDS)
+    def await_ready(self, seconds: float = 30) -> Worker:
+        wait_until(self._is_ready, f"the worker of {self.log} is ready", seconds)
+        return self
 
     def _is_ready(self) -> bool:
         if self.process.poll() is not None:
@@ -47,10 +56,14 @@ class Worker:
         return self.ledger.with_suffix(".ready").exists()
 
     def count(self) -> int:
-        return count_ledger(self.ledger)
+        """How many tasks it has begun, without reading them."""
+        return self.ledger.stat().st_size // LINE.size if self.ledger.exists() else 0
 
     def starts(self) -> list[Start]:
-        return read_ledger(self.ledger)
+        """What it has begun, in order of time."""
+        whole = self.ledger.read_bytes() if self.ledger.exists() else b""
+        lines = LINE.iter_unpack(whole[: len(whole) // LINE.size * LINE.size])
+        return sorted((Start(*line) for line in lines), key=lambda start: start.at)
 
     def kill(self) -> None:
         """SIGKILL for the worker and its pool."""
@@ -67,7 +80,6 @@ class Rig:
     server: Server
     stack: contextlib.ExitStack
     workers: list[Worker] = field(default_factory=list)
-    helpers: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def scaled(self, full: T, quick: T) -> T:
         return quick if self.quick else full
@@ -78,17 +90,14 @@ class Rig:
 
     @cached_property
     def app(self) -> Celery:
-        return create_app(self.url())
+        return self.stack.enter_context(create_app(self.url()))
 
     @cached_property
     def redis(self) -> redis.Redis:
-        return self.server.client()
+        return self.stack.enter_context(self.server.client())
 
     def start_worker(
-        self,
-        *arguments: str,
-        url: str | None = None,
-        environment: dict[str, str] | None = None,
+        self, *arguments: str, url: str | None = None, environment: dict[str, str] | None = None
     ) -> Worker:
         """Start a prefork worker with two processes; it is not ready yet."""
         ledger = self.directory / f"worker-{len(self.workers) + 1}.ledger"
@@ -108,7 +117,7 @@ class Rig:
             output: Any = opened.enter_context(log.open("wb")) if log else subprocess.PIPE
             process = subprocess.Popen(
                 [sys.executable, "-m", *module],
-                cwd=REPOSITORY,
+                cwd=ROOT,
                 env={**os.environ, **(environment or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -124,22 +133,38 @@ class Rig:
         with ProcessPoolExecutor(1, mp_context=spawn) as pool:
             return pool.submit(function, *arguments).result(seconds)
 
-    def await_done(self, count: int, seconds: float, workers: Sequence[Worker] = ()) -> None:
-        """Wait until workers, all by default, have started `count` tasks."""
-        watched = workers or self.workers
-        wait_until(
-            lambda: sum(worker.count() for worker in watched) >= count,
-            f"{count} tasks have started",
-            seconds,
-            interval_seconds=0.05,
-        )
+    def send(self, tasks: Iterable[tuple[tuple[Any, ...], dict[str, Any]]]) -> None:
+        """Send tasks in a batch: arguments and options of each."""
+        send_all(self.app, tasks)
 
-    def done(self) -> int:
-        return sum(worker.count() for worker in self.workers)
+    def await_done(self, count: int, seconds: float, workers: Sequence[Worker] = ()) -> None:
+        watched = workers or self.workers
+        started = lambda: sum(worker.count() for worker in watched) >= count  # noqa: E731
+        wait_until(started, f"{count} tasks have started", seconds, interval_seconds=0.05)
+
+    def drain(self, count: int, **options: Any) -> float:
+        """Tasks a second that a new worker gets through; all are there before it starts."""
+        worker = self.start_worker(**options)
+        self.await_done(count, 120, [worker])
+        starts = worker.starts()
+        worker.kill()
+        return (count - WARM_UP) / (starts[-1].at - starts[WARM_UP - 1].at)
 
     def starts(self) -> list[Start]:
         found = [start for worker in self.workers for start in worker.starts()]
         return sorted(found, key=lambda start: start.at)
+
+
+def send_all(app: Celery, tasks: Iterable[tuple[tuple[Any, ...], dict[str, Any]]]) -> None:
+    with batch(app) as options:
+        for arguments, own in tasks:
+            app.tasks["work"].apply_async(arguments, **own, **options)
+
+
+def cpu_seconds(client: redis.Redis) -> float:
+    """The processor time that a server has taken."""
+    found: Any = client.info("cpu")
+    return float(found["used_cpu_user"] + found["used_cpu_sys"])
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
@@ -158,9 +183,46 @@ def rig(side: str, quick: bool, kind: str = "valkey") -> Iterator[Rig]:
         temporary = tempfile.TemporaryDirectory(prefix="kombu-delayed-benchmark-")
         directory = Path(stack.enter_context(temporary))
         server = stack.enter_context(start_server(kind, directory / "server", port=0))
-        made = Rig(side, quick, directory, server, stack)
-        yield made
-        if "redis" in made.__dict__:
-            made.redis.close()
-        if "app" in made.__dict__:
-            made.app.close()
+        yield Rig(side, quick, directory, server, stack)
+
+
+# Backlogs that are too large to be sent one task at a time.
+
+
+def store_of(rig: Rig) -> Store:
+    """A store like the one of a channel on this rig."""
+    return Store(rig.redis, partition_size=inspect(rig.redis).partition_size)
+
+
+def sample(rig: Rig, payload: int | None = None) -> tuple[str, str]:
+    """Id and text of a message as Celery makes it, with so many bytes of arguments as JSON.
+
+    Nothing is left in the backlog.
+    """
+    # Of which a list of one text needs four.
+    argument = 1 if payload is None else "x" * (payload - 4)
+    sent = rig.app.tasks["work"].apply_async((argument,), countdown=3600)
+    stored: Any = rig.redis.hget(f"{{{QUEUE}}}:messages", sent.id)
+    store_of(rig).purge(QUEUE)
+    return sent.id, open_kept(stored).message.decode()
+
+
+def fill(store: Store, queue: str, count: int, template: tuple[str, str]) -> None:
+    """Schedule messages with new ids and due times of the coming month but its first hour."""
+    now_ms = int(time.time() * 1000)
+    chance = random.Random(1)
+    left = count
+    while left:
+        size = min(left, CALL_LIMIT)
+        store.schedule(queue, list(entries(size, template, chance, now_ms)))
+        left -= size
+
+
+def entries(
+    count: int, template: tuple[str, str], chance: random.Random, now_ms: int
+) -> Iterator[Entry]:
+    template_id, text = template
+    for _ in range(count):
+        id = str(uuid.uuid4())
+        due_ms = now_ms + chance.randrange(3_600_000, MONTH_MS)
+        yield Entry(id, 0, text.replace(template_id, id), str(due_ms))

@@ -5,18 +5,16 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from functools import partial
 
-from kombu_delayed import sizing
+from kombu_delayed import sizing as planned
 from kombu_delayed.connection.options import Options
 from kombu_delayed.inspection.backlog import Backlog
 from kombu_delayed.store.store import CALL_LIMIT, Store
 from kombu_delayed.transport.server_checks import inspect
 from tests.benchmarks.app import QUEUE
-from tests.benchmarks.fill import entries, fill, sample
-from tests.benchmarks.load import Load, OneNode
-from tests.benchmarks.report import NOTHING, Benchmark, Figures, Row
-from tests.benchmarks.rig import Rig
+from tests.benchmarks.report import Figures, Line, benchmark
+from tests.benchmarks.rig import Rig, entries, fill, sample
+from tests.benchmarks.shards import one_node, server_us
 from tests.kit.servers import available_kinds, start_server
 
 PAYLOADS = (100, 300, 1_000, 10_000)
@@ -30,10 +28,9 @@ def memory(rig: Rig, payload: int, template: tuple[str, str]) -> Figures:
     On a fresh server, of the first kind in $KOMBU_DELAYED_TEST_SERVERS: what counts is how the
     allocator rounds.
     """
-    count = rig.scaled(100_000, 10_000)
-    kind = available_kinds()[0]
+    count, directory = rig.scaled(100_000, 10_000), rig.directory / f"memory-{payload}"
     with (
-        start_server(kind, rig.directory / f"memory-{payload}", port=0) as server,
+        start_server(available_kinds()[0], directory, port=0) as server,
         server.client() as client,
     ):
         store = Store(client, partition_size=inspect(client).partition_size)
@@ -43,13 +40,12 @@ def memory(rig: Rig, payload: int, template: tuple[str, str]) -> Figures:
         churn(store, count, template)
         after = client.info("memory")
         resident = after["used_memory_rss"] - before["used_memory_rss"]
-        record_bytes = 1 + len(template[1])
         jemalloc = str(after["mem_allocator"]).startswith("jemalloc")
         return {
-            "record": record_bytes,
-            "used": used / count,
-            "resident": resident / (after["used_memory"] - before["used_memory"]),
-            "planned": sizing.message_bytes(sizing.record_bytes(payload), jemalloc),
+            f"{payload} record": 1 + len(template[1]),
+            f"{payload} used": used / count,
+            f"{payload} resident": resident / (after["used_memory"] - before["used_memory"]),
+            f"{payload} planned": planned.message_bytes(planned.record_bytes(payload), jemalloc),
         }
 
 
@@ -63,64 +59,41 @@ def churn(store: Store, count: int, template: tuple[str, str]) -> None:
         backlog.cancel([member.decode() for member in members], members=True)
 
 
-def cpu_us(rig: Rig, count: int, text: str, events: int) -> float:
-    nodes = OneNode(rig, events)
-    return sum(Load(nodes, nodes.shards(1), count, text).run())
+def _memory(payload: int) -> Line:
+    def ratio(f: Figures) -> float:
+        return f[f"{payload} planned"] / f[f"{payload} used"]
+
+    return Line(
+        f"a delayed task with {payload:,} B of arguments, a message of {{{payload} record:,.0f}} "
+        "B: memory of the server, as planned (resident after churn)",
+        f"{{{payload} used:,.0f}} B, {{{payload} planned:,.0f}} B (x {{{payload} resident:.2f}})",
+        f"planned within {NEAR:.0%}",
+        lambda f: f"{ratio(f):.2f}",
+        lambda f: abs(ratio(f) - 1) <= NEAR,
+    )
 
 
-def measure(rig: Rig) -> Figures:
+def _cpu(payload: int) -> Line:
+    record, names = planned.record_bytes(payload), ("events", "none")
+    us = {name: 1e6 / planned.node_rate(name == "events", record) for name in names}
+    return Line(
+        "the same through its life: processor time of the server, as planned; without events",
+        "; ".join(f"{{{payload} {name}:.1f}} µs, {us[name]:.1f} µs" for name in names),
+        ratio=lambda f: f"{max(us[name] / f[f'{payload} {name}'] for name in names):.2f}",
+    )
+
+
+@benchmark("sizing", *(make(payload) for payload in PAYLOADS for make in (_memory, _cpu)))
+def sizing(rig: Rig) -> Figures:
     """The processor time is the median of turns: what else the machine does meets all in turn."""
-    moved, turns = rig.scaled(5_000, 1_000), rig.scaled(TURNS, 1)
+    moved, figures, spent = rig.scaled(5_000, 1_000), Figures(), dict[str, list[float]]()
     templates = {payload: sample(rig, payload) for payload in PAYLOADS}
-    figures: Figures = {}
     for payload, template in templates.items():
-        found = memory(rig, payload, template)
-        figures |= {f"{payload} {name}": value for name, value in found.items()}
-    spent: dict[str, list[float]] = {}
-    for _ in range(turns):
+        figures |= memory(rig, payload, template)
+    for _ in range(rig.scaled(TURNS, 1)):
         for payload, (_, text) in templates.items():
             for name, events in (("events", Options().events), ("none", 0)):
-                us = cpu_us(rig, moved, text, events)
+                nodes = one_node(rig, events)
+                us = sum(server_us(nodes, nodes.shards(1), moved, text))
                 spent.setdefault(f"{payload} {name}", []).append(us)
     return figures | {name: statistics.median(found) for name, found in spent.items()}
-
-
-def memory_row(payload: int, ours: Figures) -> list[Row]:
-    record, used, resident, planned = (
-        ours[f"{payload} {name}"] for name in ("record", "used", "resident", "planned")
-    )
-    return [
-        Row(
-            f"a delayed task with {payload:,} B of arguments, a message of {record:,.0f} B: "
-            "memory of the server, as planned (resident after churn)",
-            f"planned within {NEAR:.0%}",
-            NOTHING,
-            f"{used:,.0f} B, {planned:,.0f} B (x {resident:.2f})",
-            f"{planned / used:.2f}",
-            abs(planned / used - 1) <= NEAR,
-        )
-    ]
-
-
-def cpu_row(payload: int, ours: Figures) -> list[Row]:
-    record = sizing.record_bytes(payload)
-    us = {name: ours[f"{payload} {name}"] for name in ("events", "none")}
-    planned = {name: 1e6 / sizing.node_rate(name == "events", record) for name in us}
-    ratio = max(planned[name] / us[name] for name in us)
-    return [
-        Row(
-            "the same through its life: processor time of the server, as planned; without events",
-            NOTHING,
-            NOTHING,
-            "; ".join(f"{us[name]:.1f} µs, {planned[name]:.1f} µs" for name in us),
-            f"{ratio:.2f}",
-        )
-    ]
-
-
-def rows(ours: Figures) -> list[Row]:
-    makers = [partial(make, payload) for payload in PAYLOADS for make in (memory_row, cpu_row)]
-    return [row for make in makers for row in make(ours)]
-
-
-BENCHMARKS = [Benchmark("sizing", measure, rows, sides=("ours",))]

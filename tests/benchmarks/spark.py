@@ -13,15 +13,16 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from importlib.util import find_spec
+from itertools import pairwise
 from time import perf_counter
 from typing import Any
 
 from redis import Redis
 
-from celery_ext import Delayed
-from tests.benchmarks.app import create_app
-from tests.benchmarks.report import NOTHING, Benchmark, Figures, Row
-from tests.benchmarks.rig import Rig
+from tests.benchmarks.bulk import delayed_of
+from tests.benchmarks.report import Figures, Line, benchmark, medians
+from tests.benchmarks.rig import Rig, cpu_seconds
+from tests.kit.told import told
 
 CLIENTS = 2
 START = datetime(2100, 1, 1, tzinfo=timezone.utc)
@@ -30,27 +31,31 @@ WARM_UP = 2_000
 PAYLOADS = ("id", "task", "queue", "due", "payload")
 NO_MESSAGES = ("id", "queue", "due")
 
+PARTS = 4
+TEN_MILLION = 10_000_000
+EVENTS_WARM_UP, EVENTS_BATCH = 20_000, 1_000
+
 
 def check_parser() -> None:
     if find_spec("hiredis") is None:
         raise RuntimeError("hiredis is not installed: pip install 'kombu-delayed[spark]'")
 
 
+def client_of(url: str) -> Redis:
+    return Redis.from_url(url.removeprefix("delayed+"))
+
+
 def plain_write(url: str, first: int, count: int) -> tuple[float, float]:
     """Schedule rows as one process; returns when it began and ended."""
-    app = create_app(url)
-    delayed = Delayed(app)
-    for numbers in (range(-WARM_UP - first, -first), range(first, first + count)):
-        rows = (
-            ("work", (n, TEXT), {}, START + timedelta(seconds=n), {"task_id": f"{n}"})
-            for n in numbers
-        )
-        began = perf_counter()
-        delayed.schedule_many(rows, progress=None)
-    ended = perf_counter()
-    delayed.close()
-    app.close()
-    return began, ended
+    with delayed_of(url) as delayed:
+        for numbers in (range(-WARM_UP - first, -first), range(first, first + count)):
+            rows = (
+                ("work", (n, TEXT), {}, START + timedelta(seconds=n), {"task_id": f"{n}"})
+                for n in numbers
+            )
+            began = perf_counter()
+            delayed.schedule_many(rows, progress=None)
+        return began, perf_counter()
 
 
 def plain_rate(url: str, count: int) -> float:
@@ -103,13 +108,6 @@ def write_rate(spark: Any, url: str, first: int, last: int) -> float:
     return (last - first) / seconds
 
 
-def server_seconds(url: str) -> float:
-    """The processor time that the server has taken."""
-    with Redis.from_url(url.removeprefix("delayed+")) as client:
-        used: Any = client.info("cpu")
-    return float(used["used_cpu_user"] + used["used_cpu_sys"])
-
-
 def read_rate(spark: Any, url: str, columns: tuple[str, ...], count: int) -> float:
     """Rows per second."""
     from celery_ext.spark import backlog
@@ -122,11 +120,11 @@ def read_rate(spark: Any, url: str, columns: tuple[str, ...], count: int) -> flo
 
 def spark_rates(url: str, count: int) -> Figures:
     """Rows per second of Spark on as many cores, when it is warm; and of the same job again."""
-    with spark_session() as spark:
+    with spark_session() as spark, client_of(url) as client:
         write_rate(spark, url, count, 2 * count)
-        before = server_seconds(url)
+        before = cpu_seconds(client)
         figures = {"spark": write_rate(spark, url, 0, count)}
-        figures["server_us"] = (server_seconds(url) - before) / count * 1e6
+        figures["server_us"] = (cpu_seconds(client) - before) / count * 1e6
         figures["again"] = write_rate(spark, url, 0, count)
         for name, columns in (("payloads", PAYLOADS), ("index", NO_MESSAGES)):
             read_rate(spark, url, columns, 2 * count)
@@ -134,7 +132,28 @@ def spark_rates(url: str, count: int) -> Figures:
         return figures
 
 
-def measure(rig: Rig) -> Figures:
+def _rate(what: str, name: str, least: int) -> Line:
+    reached = lambda f: f[name] >= least  # noqa: E731
+    return Line(what, f"{{{name}:,.0f}}/s", f"≥ {least:,}/s", reached=reached)
+
+
+@benchmark(
+    "spark",
+    Line(
+        "Spark's `schedule` of {count:,.0f} rows with a ledger on `local[2]`, and `schedule_many` "
+        "in two processes without one",
+        "{spark:,.0f}/s, {plain:,.0f}/s",
+        "≥ 60,000/s, ratio ≥ 0.9",
+        ("spark", "plain"),
+        lambda f: f["spark"] >= 60_000 and f["spark"] / f["plain"] >= 0.9,
+    ),
+    Line("the server's processor time for each of these rows", "{server_us:.1f} µs"),
+    Line("the same job again, which schedules nothing", "{again:,.0f}/s"),
+    _rate("Spark's `backlog` of {read:,.0f} with payloads", "payloads", 90_000),
+    _rate("`backlog` without any message", "index", 250_000),
+    rounds=1,
+)
+def spark(rig: Rig) -> Figures:
     """In turn, so that whatever else the machine does falls on both."""
     check_parser()
     count, found = rig.scaled(400_000, 10_000), []
@@ -143,39 +162,123 @@ def measure(rig: Rig) -> Figures:
         rig.redis.flushall()
         found.append({"plain": plain, **rig.apart(spark_rates, rig.url(), count, seconds=600)})
         rig.redis.flushall()
-    medians = {name: statistics.median(each[name] for each in found) for name in found[0]}
-    return {"count": float(count), **medians}
+    return {"count": count, "read": 2 * count, **medians(found)}
 
 
-def rows(ours: Figures) -> list[Row]:
-    count, ratio = f"{ours['count']:,.0f}", ours["spark"] / ours["plain"]
-    read = f"{2 * ours['count']:,.0f}"
-    return [
-        Row(
-            f"Spark's `schedule` of {count} rows with a ledger on `local[2]`, and `schedule_many` "
-            "in two processes without one",
-            "≥ 60,000/s, ratio ≥ 0.9",
-            NOTHING,
-            f"{ours['spark']:,.0f}/s, {ours['plain']:,.0f}/s",
-            f"{ratio:.2f}",
-            ours["spark"] >= 60_000 and ratio >= 0.9,
+# A million rows through Spark and back, and what ten million would take.
+
+
+def fingerprint(frame: Any, due: str) -> tuple[Any, ...]:
+    """How many rows, and a sum over the hashes of their ids and due times."""
+    from pyspark.sql import functions as F
+
+    hashed = F.xxhash64("id", F.unix_millis(due)).cast("decimal(38,0)")
+    return tuple(frame.agg(F.count("*"), F.sum(hashed)).first())
+
+
+def round_trip(url: str, count: int) -> Figures:
+    """Rows are written in parts one after the other, and read together."""
+    from celery_ext.spark import backlog
+
+    with spark_session() as spark, client_of(url) as client:
+        used_bytes = lambda: client.info("memory")["used_memory"]  # type: ignore[index]  # noqa: E731
+        warm_up = count // 10
+        write_rate(spark, url, count, count + warm_up)
+        before = used_bytes()
+        edges = [count * part // PARTS for part in range(PARTS + 1)]
+        rates = [write_rate(spark, url, *pair) for pair in pairwise(edges)]
+        figures = {
+            "write": PARTS / sum(1 / rate for rate in rates),
+            "write_first": rates[0],
+            "write_last": rates[-1],
+            "bytes": (used_bytes() - before) / count,
+            "read": read_rate(spark, url, PAYLOADS, count + warm_up),
+            "index": read_rate(spark, url, NO_MESSAGES, count + warm_up),
+        }
+        written = fingerprint(reminders(spark, 0, count + warm_up), "eta")
+        found = fingerprint(backlog(spark, columns=["id", "due"], broker=url), "due")
+        if written != found:
+            raise RuntimeError(f"written {written}, read {found}")
+    return figures
+
+
+@benchmark(
+    "spark-million",
+    Line(
+        "Spark's `schedule` of {count:,.0f} rows with a ledger and `backlog` of them with payloads "
+        "on `local[2]`: both, each",
+        lambda f: (
+            f"{f['count'] / f['write'] + f['count'] / f['read']:,.0f} s, {f['write']:,.0f}/s, "
+            f"{f['read']:,.0f}/s"
         ),
-        Row(
-            "the server's processor time for each of these rows",
-            NOTHING,
-            NOTHING,
-            f"{ours['server_us']:.1f} µs",
+    ),
+    Line("`backlog` of them without any message", "{index:,.0f}/s"),
+    Line(
+        f"its last {1 / PARTS:.0%} beside its first when writing",
+        "{write_last:,.0f}/s, {write_first:,.0f}/s",
+        ratio=("write_last", "write_first"),
+    ),
+    Line("the server's memory for each row, its ledger and events included", "{bytes:,.0f} B"),
+    Line(
+        f"*extrapolated* to {TEN_MILLION:,.0f} rows: writing at the rate of the last "
+        f"{1 / PARTS:.0%}, reading at the rate above, memory in proportion",
+        lambda f: (
+            f"{TEN_MILLION / f['write_last']:,.0f} s, {TEN_MILLION / f['read']:,.0f} s, "
+            f"{TEN_MILLION * f['bytes'] / 2**30:.1f} GiB"
         ),
-        _rate("the same job again, which schedules nothing", ours["again"], None),
-        _rate(f"Spark's `backlog` of {read} with payloads", ours["payloads"], 90_000),
-        _rate("`backlog` without any message", ours["index"], 250_000),
-    ]
+    ),
+    rounds=1,
+)
+def spark_million(rig: Rig) -> Figures:
+    check_parser()
+    count = rig.scaled(1_000_000, 20_000)
+    return {"count": float(count), **rig.apart(round_trip, rig.url(), count, seconds=900)}
 
 
-def _rate(what: str, rate: float, least: int | None) -> Row:
-    target = f"≥ {least:,}/s" if least else NOTHING
-    reached = rate >= least if least else None
-    return Row(what, target, NOTHING, f"{rate:,.0f}/s", reached=reached)
+# Lifecycle events from the broker into Parquet.
 
 
-BENCHMARKS = [Benchmark("spark", measure, rows, sides=("ours",), rounds=1)]
+def write_events(url: str, count: int) -> None:
+    """Events as a worker's acks leave them, in two queues."""
+    with client_of(url) as client:
+        for first in range(0, count, EVENTS_BATCH):
+            pipeline = client.pipeline(transaction=False)
+            for number in range(first, min(first + EVENTS_BATCH, count)):
+                fields = told(f"{number:036}", task="shop.remind", due_ms=number)
+                pipeline.xadd(f"{{{('mail', 'far')[number % 2]}}}:events", fields)
+            pipeline.execute()
+
+
+def archive_rate(spark: Any, url: str, path: str, count: int) -> float:
+    """Events per second that are new and come into an archive."""
+    from celery_ext.spark.events.archive import log_events, watch
+
+    write_events(url, count)
+    began = perf_counter()
+    found = watch(log_events(spark, url, path=path), lambda more: None)
+    seconds = perf_counter() - began
+    if found != count:
+        raise RuntimeError(f"of {count} new events {found} are archived")
+    return count / seconds
+
+
+def archive_rates(url: str, path: str, count: int, rounds: int) -> list[float]:
+    with spark_session() as spark:
+        archive_rate(spark, url, path, EVENTS_WARM_UP)
+        return [archive_rate(spark, url, path, count) for _ in range(rounds)]
+
+
+@benchmark(
+    "spark-archive",
+    _rate(
+        "Spark's `archive` of {count:,.0f} new lifecycle events to Parquet on `local[2]`",
+        "archive",
+        55_000,
+    ),
+    rounds=1,
+)
+def spark_archive(rig: Rig) -> Figures:
+    check_parser()
+    count, path = rig.scaled(400_000, 10_000), str(rig.directory / "archive")
+    rates = rig.apart(archive_rates, rig.url(), path, count, rig.scaled(3, 1), seconds=300)
+    return {"count": count, "archive": statistics.median(rates)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from typing import NamedTuple
 
@@ -13,8 +13,8 @@ from celery_ext.spark.simulation.model import Fleet
 from celery_ext.spark.simulation.queue import Crash, Queue
 from celery_ext.spark.simulation.result import PERCENTILES, mark
 from kombu_delayed import sizing
-from tests.benchmarks.app import OPTIONS, batch
-from tests.benchmarks.report import NOTHING, Benchmark, Figures, Row, percentile
+from tests.benchmarks.app import OPTIONS
+from tests.benchmarks.report import Figures, Line, Measure, benchmark, percentile
 from tests.benchmarks.rig import Rig
 
 WORKERS, SLOTS = 2, 2
@@ -40,30 +40,6 @@ def random_tasks(load: float, mean_seconds: float, seconds: float) -> list[Task]
     while (due := due + dice.expovariate(rate)) < seconds:
         tasks.append(Task(due, min(dice.expovariate(1 / mean_seconds), 10 * mean_seconds)))
     return tasks
-
-
-def steady(rig: Rig) -> list[Task]:
-    return random_tasks(0.7, 0.03, rig.scaled(25, 5))
-
-
-def burst(rig: Rig) -> list[Task]:
-    """Many at one instant, into half a load."""
-    tasks = random_tasks(0.5, 0.03, rig.scaled(25, 5))
-    return sorted([*tasks, *[Task(2.0, 0.02)] * rig.scaled(1500, 300)])
-
-
-def long_ones(rig: Rig) -> list[Task]:
-    """Of which workers hold many, though others may be idle."""
-    return random_tasks(0.85, 0.25, rig.scaled(40, 8))
-
-
-def publish(rig: Rig, tasks: Sequence[Task], begin: float) -> None:
-    work = rig.app.tasks["work"]
-    with batch(rig.app) as options:
-        for number, task in enumerate(tasks):
-            due = begin + task.due
-            eta = datetime.fromtimestamp(due, timezone.utc)
-            work.apply_async((number, due, task.seconds), eta=eta, **options)
 
 
 def simulated(tasks: Sequence[Task], *died: Crash) -> Figures:
@@ -92,7 +68,11 @@ def play(rig: Rig, tasks: Sequence[Task], dies_at: float | None = None) -> Figur
     for worker in workers:
         worker.await_ready()
     begin = time.time() + AHEAD_SECONDS
-    publish(rig, tasks, begin)
+    dues = (datetime.fromtimestamp(begin + task.due, timezone.utc) for task in tasks)
+    rig.send(
+        ((number, begin + task.due, task.seconds), {"eta": eta})
+        for number, (task, eta) in enumerate(zip(tasks, dues, strict=True))
+    )
     if time.time() > begin - 0.5:
         raise RuntimeError("the machine is too slow: the tasks were not sent in time")
     if dies_at is not None:
@@ -108,70 +88,44 @@ def play(rig: Rig, tasks: Sequence[Task], dies_at: float | None = None) -> Figur
     return {"count": float(len(tasks)), **figures}
 
 
-def measure_steady(rig: Rig) -> Figures:
-    return play(rig, steady(rig))
+def _near(f: Figures) -> bool:
+    pairs = ((f[f"simulated {name[:3]}"], f[f"measured {name[:3]}"]) for name in PERCENTILES)
+    return all(abs(said - found) <= NEAR * found + NEAR_MS for said, found in pairs)
 
 
-def measure_burst(rig: Rig) -> Figures:
-    return play(rig, burst(rig))
+def _told(side: str) -> str:
+    marks = ", ".join(f"{{{side} {name[:3]}:,.0f}}" for name in PERCENTILES)
+    return f"{marks} ({{{side} max:,.0f}}) ms"
 
 
-def measure_long(rig: Rig) -> Figures:
-    return play(rig, long_ones(rig))
-
-
-def measure_death(rig: Rig) -> Figures:
-    return play(rig, random_tasks(0.4, 0.1, rig.scaled(25, 6)), dies_at=2.0)
-
-
-def row(what: str, ours: Figures) -> list[Row]:
-    names = [name[:3] for name in PERCENTILES]
-    near = all(
-        abs(ours[f"simulated {name}"] - ours[f"measured {name}"])
-        <= NEAR * ours[f"measured {name}"] + NEAR_MS
-        for name in names
+def simulation(name: str, what: str) -> Callable[[Measure], Measure]:
+    line = Line(
+        f"lateness of {{count:,.0f}} tasks {what}: p50, p95, p99 (max), measured; simulated",
+        f"{_told('measured')}; {_told('simulated')}",
+        f"within {NEAR:.0%} and {NEAR_MS} ms",
+        ("simulated p95", "measured p95"),
+        _near,
     )
-    return [
-        Row(
-            f"lateness of {ours['count']:,.0f} tasks {what}: p50, p95, p99 (max), measured; "
-            "simulated",
-            f"within {NEAR:.0%} and {NEAR_MS} ms",
-            NOTHING,
-            f"{_text(ours, 'measured')}; {_text(ours, 'simulated')}",
-            f"{ours['simulated p95'] / ours['measured p95']:.2f}",
-            near,
-        )
-    ]
+    return benchmark(name, line)
 
 
-def _text(ours: Figures, side: str) -> str:
-    marks = ", ".join(f"{ours[f'{side} {name[:3]}']:,.0f}" for name in PERCENTILES)
-    return f"{marks} ({ours[f'{side} max']:,.0f}) ms"
+@simulation("simulate-steady", "of 30 ms at 70 % load")
+def steady(rig: Rig) -> Figures:
+    return play(rig, random_tasks(0.7, 0.03, rig.scaled(25, 5)))
 
 
-BENCHMARKS = [
-    Benchmark(
-        "simulate-steady",
-        measure_steady,
-        lambda ours: row("of 30 ms at 70 % load", ours),
-        sides=("ours",),
-    ),
-    Benchmark(
-        "simulate-burst",
-        measure_burst,
-        lambda ours: row("of which 1,500 of 20 ms are due at one instant", ours),
-        sides=("ours",),
-    ),
-    Benchmark(
-        "simulate-long",
-        measure_long,
-        lambda ours: row("of 250 ms at 85 % load", ours),
-        sides=("ours",),
-    ),
-    Benchmark(
-        "simulate-death",
-        measure_death,
-        lambda ours: row("of 100 ms at 40 % load, one of two workers killed", ours),
-        sides=("ours",),
-    ),
-]
+@simulation("simulate-burst", "of which 1,500 of 20 ms are due at one instant")
+def burst(rig: Rig) -> Figures:
+    tasks = random_tasks(0.5, 0.03, rig.scaled(25, 5))
+    return play(rig, sorted([*tasks, *[Task(2.0, 0.02)] * rig.scaled(1500, 300)]))
+
+
+@simulation("simulate-long", "of 250 ms at 85 % load")
+def long_ones(rig: Rig) -> Figures:
+    """Of which workers hold many, though others may be idle."""
+    return play(rig, random_tasks(0.85, 0.25, rig.scaled(40, 8)))
+
+
+@simulation("simulate-death", "of 100 ms at 40 % load, one of two workers killed")
+def death(rig: Rig) -> Figures:
+    return play(rig, random_tasks(0.4, 0.1, rig.scaled(25, 6)), dies_at=2.0)

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import redis
 
-from tests.benchmarks.report import NOTHING, Benchmark, Figures, Row
-from tests.benchmarks.rig import Rig
+from tests.benchmarks.report import Figures, Line, benchmark
+from tests.benchmarks.rig import Rig, cpu_seconds
 from tests.kit.clusters import PASSWORD, start_cluster
 
 KEYS = ("{waking}", "{waking}:wake")
@@ -44,33 +44,18 @@ class Ears(NamedTuple):
     commands: redis.Connection
     number: int
 
-    def wait(self, *command: Any) -> None:
+    def hear(self, *command: Any) -> Any:
         self.waits.send_command(*command)
+        return self.waits.read_response()
 
     def ask(self, *command: Any) -> Any:
         self.commands.send_command(*command)
         return self.commands.read_response()
 
 
-def _block(ears: Ears) -> None:
-    ears.wait("BZPOPMIN", KEYS[1], 0)
-
-
-def _hear_own(ears: Ears) -> None:
-    ears.wait("SSUBSCRIBE", f"{KEYS[1]}>{ears.number}")
-    ears.waits.read_response()
-
-
-def _hear_all(ears: Ears) -> None:
-    ears.wait("SSUBSCRIBE", KEYS[1])
-    ears.waits.read_response()
-
-
 def _track(ears: Ears) -> None:
-    ears.wait("CLIENT", "ID")
-    id = ears.waits.read_response()
-    ears.wait("SUBSCRIBE", "__redis__:invalidate")
-    ears.waits.read_response()
+    id = ears.hear("CLIENT", "ID")
+    ears.hear("SUBSCRIBE", "__redis__:invalidate")
     ears.ask("CLIENT", "TRACKING", "ON", "REDIRECT", id)
     _look(ears)
 
@@ -79,8 +64,8 @@ def _look(ears: Ears) -> None:
     ears.ask("EXISTS", KEYS[1])
 
 
-def _nothing(ears: Ears) -> None:
-    """It hears on."""
+def _block(ears: Ears) -> None:
+    ears.waits.send_command("BZPOPMIN", KEYS[1], 0)
 
 
 @dataclass(frozen=True)
@@ -90,15 +75,26 @@ class Way:
     what: str
     put: str
     take: str
-    listen: Callable[[Ears], None]
-    again: Callable[[Ears], None] = _nothing
+    listen: Callable[[Ears], Any]
+    again: Callable[[Ears], None] = lambda ears: None
     wakes_all: bool = False
 
 
 WAYS = {
     "blocked": Way("`BZPOPMIN`", PUT + TOKEN, TAKE + FOUND, _block, _block),
-    "told": Way("told in turn (ours)", PUT + TELL_ONE, TAKE + WAIT + FOUND, _hear_own),
-    "all": Way("all are told", PUT + TELL_ALL, TAKE + FOUND, _hear_all, wakes_all=True),
+    "told": Way(
+        "told in turn (ours)",
+        PUT + TELL_ONE,
+        TAKE + WAIT + FOUND,
+        lambda ears: ears.hear("SSUBSCRIBE", f"{KEYS[1]}>{ears.number}"),
+    ),
+    "all": Way(
+        "all are told",
+        PUT + TELL_ALL,
+        TAKE + FOUND,
+        lambda ears: ears.hear("SSUBSCRIBE", KEYS[1]),
+        wakes_all=True,
+    ),
     "cached": Way("client-side caching", PUT + TOKEN, TAKE + FOUND, _track, _look, True),
 }
 
@@ -127,9 +123,9 @@ class Waking:
 
     def run(self, rounds: int) -> tuple[float, float]:
         """µs of the server for a message, and until a consumer has it."""
-        began = _cpu_seconds(self._client)
+        began = cpu_seconds(self._client)
         took = [self._wake_one(n) for n in range(rounds)]
-        return (_cpu_seconds(self._client) - began) / rounds * 1e6, median(took) * 1e6
+        return (cpu_seconds(self._client) - began) / rounds * 1e6, median(took) * 1e6
 
     def _wake_one(self, n: int) -> float:
         sent_at = time.perf_counter()
@@ -157,41 +153,29 @@ def _connect(port: int) -> redis.Connection:
     return connection
 
 
-def _cpu_seconds(client: redis.Redis) -> float:
-    found = client.info("cpu")
-    return float(found["used_cpu_user"] + found["used_cpu_sys"])
+def _line(name: str, way: Way) -> Line:
+    def shown(figure: str) -> str:
+        return ", ".join(f"{{{name}_{consumers}_{figure}:.0f}}" for consumers in ROUNDS)
+
+    return Line(
+        f"one of {', '.join(map(str, ROUNDS))} idle consumers is woken, {way.what}: processor "
+        "time of the server; until it has the message",
+        f"{shown('us')}; {shown('took_us')} µs",
+    )
 
 
-def measure(rig: Rig) -> Figures:
+@benchmark("waking", *(_line(name, way) for name, way in WAYS.items()), rounds=1)
+def waking(rig: Rig) -> Figures:
     """On a Cluster of one node."""
     figures: Figures = {}
-    with start_cluster("valkey", rig.directory / "node", 1, 0, append_only=False) as cluster:
-        server = cluster.servers[0]
-        with cluster.client(server) as client:
-            for consumers, rounds in ROUNDS.items():
-                for name, way in WAYS.items():
-                    waking = Waking(client, server.port or 0, way, consumers)
-                    cost, took = waking.run(rig.scaled(rounds, rounds // 10))
-                    waking.close()
-                    figures |= {f"{name}_{consumers}_us": cost, f"{name}_{consumers}_took_us": took}
+    with (
+        start_cluster("valkey", rig.directory / "node", 1, 0, append_only=False) as cluster,
+        cluster.client(cluster.servers[0]) as client,
+    ):
+        for consumers, rounds in ROUNDS.items():
+            for name, way in WAYS.items():
+                found = Waking(client, cluster.servers[0].port or 0, way, consumers)
+                cost, took = found.run(rig.scaled(rounds, rounds // 10))
+                found.close()
+                figures |= {f"{name}_{consumers}_us": cost, f"{name}_{consumers}_took_us": took}
     return figures
-
-
-def rows(ours: Figures) -> list[Row]:
-    return [
-        Row(
-            f"one of {', '.join(map(str, ROUNDS))} idle consumers is woken, {way.what}: processor "
-            "time of the server; until it has the message",
-            NOTHING,
-            NOTHING,
-            f"{_shown(ours, name, '_us')}; {_shown(ours, name, '_took_us')} µs",
-        )
-        for name, way in WAYS.items()
-    ]
-
-
-def _shown(ours: Figures, name: str, unit: str) -> str:
-    return ", ".join(f"{ours[f'{name}_{consumers}{unit}']:.0f}" for consumers in ROUNDS)
-
-
-BENCHMARKS = [Benchmark("waking", measure, rows, sides=("ours",), rounds=1)]

@@ -25,8 +25,9 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 PATCHES = Path(__file__).parent
 ROOT = PATCHES.parent.parent
@@ -34,26 +35,12 @@ COPIED = ("kombu_delayed", "celery_ext", "tests")  # a patch may change the pack
 CAUGHT, PASSED = "caught", "passed"
 
 
-@dataclass(frozen=True)
-class Breakage:
+class Breakage(NamedTuple):
     """A patch, what a user would see of it, and the tests that have to catch it."""
 
     patch: Path
     symptom: str
     tests: tuple[str, ...]
-
-    @property
-    def name(self) -> str:
-        return self.patch.stem
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How the tests ended, and the first failing test or what went wrong."""
-
-    breakage: Breakage
-    result: str
-    detail: str
 
 
 def read(patch: Path) -> Breakage:
@@ -113,31 +100,24 @@ def _end(process: subprocess.Popen[str]) -> None:
             continue
 
 
-def try_out(breakage: Breakage, seconds: float, is_unbroken: bool) -> Outcome:
+def try_out(breakage: Breakage, seconds: float, is_unbroken: bool) -> tuple[str, str]:
+    """Return how the tests ended, and the first failing test or what went wrong."""
     with tempfile.TemporaryDirectory(prefix="breakage-", ignore_cleanup_errors=True) as name:
         directory = Path(name)
         copy_to(directory)
-        error = "" if is_unbroken else apply(breakage.patch, directory)
-        if error:
-            return Outcome(breakage, "does not apply", error)
+        if not is_unbroken and (error := apply(breakage.patch, directory)):
+            return "does not apply", error
         result, detail = run_tests(breakage.tests, directory, seconds)
-    if result == PASSED and not is_unbroken:
-        return Outcome(breakage, "missed", breakage.symptom)
-    return Outcome(
-        breakage, "fails unbroken" if is_unbroken and result == CAUGHT else result, detail
-    )
+    if is_unbroken:
+        return ("fails unbroken" if result == CAUGHT else result), detail
+    return ("missed", breakage.symptom) if result == PASSED else (result, detail)
 
 
 def chosen(names: Sequence[str] | None) -> list[Breakage]:
     patches = {patch.stem: patch for patch in sorted(PATCHES.glob("*.patch"))}
-    unknown = set(names or ()) - set(patches)
-    if unknown:
+    if unknown := set(names or ()) - set(patches):
         raise SystemExit(f"no breakage is named {', '.join(sorted(unknown))}")
     return [read(patches[name]) for name in names or patches]
-
-
-def with_different_tests(breakages: Sequence[Breakage]) -> list[Breakage]:
-    return list({each.tests: each for each in breakages}.values())
 
 
 def main() -> int:
@@ -148,18 +128,15 @@ def main() -> int:
     parser.add_argument("--unbroken", action="store_true", help="the same tests, no patch")
     options = parser.parse_args()
     breakages = chosen(options.only)
-    if options.unbroken:
-        breakages = with_different_tests(breakages)
-    wanted = PASSED if options.unbroken else CAUGHT
-
-    def try_one(breakage: Breakage) -> Outcome:
-        return try_out(breakage, options.seconds, options.unbroken)
-
-    count = 0
+    if options.unbroken:  # the same tests once
+        breakages = list({each.tests: each for each in breakages}.values())
+    wanted, count = PASSED if options.unbroken else CAUGHT, 0
+    try_one = partial(try_out, seconds=options.seconds, is_unbroken=options.unbroken)
     with ThreadPoolExecutor(options.jobs) as pool:
-        for outcome in pool.map(try_one, breakages):
-            count += outcome.result == wanted
-            print(f"{outcome.result:15} {outcome.breakage.name:50} {outcome.detail}", flush=True)
+        outcomes = zip(breakages, pool.map(try_one, breakages), strict=True)
+        for breakage, (result, detail) in outcomes:
+            count += result == wanted
+            print(f"{result:15} {breakage.patch.stem:50} {detail}", flush=True)
     print(f"{count} of {len(breakages)} {wanted}")
     return 0 if count == len(breakages) else 1
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from tests.crash import report
-from tests.crash.broker import KINDS
 from tests.crash.page import as_page
 from tests.crash.run import Order, Result, run
+from tests.crash.schedule import SERVERS
 from tests.kit.workers import heed_signals
+
+TRANSPORTS = ["delayed", "stock"]
 
 
 def run_shown(console: Console, order: Order) -> Result:
@@ -27,85 +30,82 @@ def run_shown(console: Console, order: Order) -> Result:
         return run(order, show)
 
 
+def option(name: str, **options: Any) -> Any:
+    return click.option(name, show_default="default" in options, **options)
+
+
 @click.command()
-@click.option("--minutes", type=click.FloatRange(0.1), default=5, show_default=True)
-@click.option("--stock-minutes", type=click.FloatRange(0.1), help="If not as many as ours.")
-@click.option("--seed", type=int, default=1, show_default=True)
-@click.option(
+@option("--minutes", type=click.FloatRange(0.1), default=5)
+@option("--stock-minutes", type=click.FloatRange(0.1), help="If not as many as ours.")
+@option("--seed", type=int, default=1)
+@option(
     "--transport",
-    "transports",
-    type=click.Choice(["delayed", "stock"]),
+    type=click.Choice(TRANSPORTS),
     multiple=True,
-    default=["delayed", "stock"],
-    show_default=True,
+    default=TRANSPORTS,
     help="Repeatable.",
 )
-@click.option(
+@option(
     "--server",
-    type=click.Choice([*KINDS, "all"]),
+    type=click.Choice([*SERVERS, "all"]),
     default="single",
-    show_default=True,
     help="sentinel: a master with two replicas, whose failovers are faults too; cluster: three "
     "masters with a replica each, whose failovers and moves of slots are; all: each in turn, for "
     "a third of the minutes.",
 )
-@click.option("--rate", type=float, default=40, show_default=True, help="Tasks sent per second.")
-@click.option("--every", type=float, default=1.2, show_default=True, help="Seconds between faults.")
-@click.option(
+@option("--rate", type=float, default=40, help="Tasks sent per second.")
+@option("--every", type=float, default=1.2, help="Seconds between faults.")
+@option(
     "--reshard",
     type=click.IntRange(0),
     default=20_000,
-    show_default=True,
     help="Messages of the queue whose slot moves at once, on a Cluster; 0: none moves. All of them "
     "are one key, and the node stalls while it moves.",
 )
-@click.option("--policyless", is_flag=True, help="Let workers join that do not know the policies.")
-@click.option("--keep", type=click.Path(path_type=Path), help="Keep logs and journals there.")
-@click.option("--write", type=click.Path(path_type=Path), help="Write a page of the results.")
+@option("--policyless", is_flag=True, help="Let workers join that do not know the policies.")
+@option("--keep", type=click.Path(path_type=Path), help="Keep logs and journals there.")
+@option("--write", type=click.Path(path_type=Path), help="Write a page of the results.")
 def main(
-    minutes: float,
-    stock_minutes: float | None,
-    seed: int,
-    transports: tuple[str, ...],
-    server: str,
-    rate: float,
-    every: float,
-    reshard: int,
-    policyless: bool,
-    keep: Path | None,
-    write: Path | None,
+    minutes: float, server: str, keep: Path | None, write: Path | None, **options: Any
 ) -> None:
     """Kill workers and the server at random, and count what is lost, late, or run twice."""
     heed_signals()
     console = Console()
-    kinds = KINDS if server == "all" else (server,)
+    kinds = SERVERS if server == "all" else (server,)
     runs = []
     for kind in kinds:
         results = []
-        for name in transports:
+        for name in options["transport"]:
             if (kind, name) == ("cluster", "stock"):
                 continue  # Kombu has no such transport
-            kept = keep / kind / name if keep else None
-            whole = stock_minutes or minutes if name == "stock" else minutes
-            seconds = whole * 60 / len(kinds)
-            order = Order(seconds, seed, name, rate, every, kept, kind, reshard, policyless)
-            result = run_shown(console, order)
-            results.append(result)
-            console.print(report.findings(result), markup=False, highlight=False, soft_wrap=True)
+            whole = options["stock_minutes"] or minutes if name == "stock" else minutes
+            order = Order(
+                *(whole * 60 / len(kinds), options["seed"], name),
+                *(options["rate"], options["every"], keep / kind / name if keep else None),
+                *(kind, options["reshard"], options["policyless"]),
+            )
+            results.append(run_shown(console, order))
+            found = report.findings(results[-1])
+            console.print(found, markup=False, highlight=False, soft_wrap=True)
         if results:
             console.print(report.as_table(results))
             runs.append(results)
     if write:
-        command = f"python -m tests.crash --minutes {minutes:g} "
-        command += f"--stock-minutes {stock_minutes:g} " if stock_minutes else ""
-        command += f"--seed {seed} --rate {rate:g} "
-        command += f"--every {every:g} --server {server} --reshard {reshard} "
-        command += "--policyless " * policyless
-        if len(transports) == 1:
-            command += f"--transport {transports[0]} "
-        command += f"--write {write}"
-        write.write_text(as_page(runs, command))
+        write.write_text(as_page(runs, command(minutes, server, write, **options)))
     sys.exit(0 if all(results[0].verdict.good for results in runs) else 1)
+
+
+def command(minutes: float, server: str, write: Path, **options: Any) -> str:
+    """By which the same can be done again."""
+    given = {"minutes": minutes, "stock-minutes": options["stock_minutes"]}
+    given |= {name: options[name] for name in ("seed", "rate", "every")}
+    given |= {"server": server, "reshard": options["reshard"]}
+    given["transport"] = options["transport"][0] if len(options["transport"]) == 1 else None
+    given["write"] = write
+    texts = {k: f"{v:g}" if isinstance(v, float) else v for k, v in given.items()}
+    shown = (f"--{name} {text}" for name, text in texts.items() if text is not None)
+    flag = " --policyless" * options["policyless"]
+    return f"python -m tests.crash {' '.join(shown)}{flag}"
 
 
 if __name__ == "__main__":

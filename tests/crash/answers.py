@@ -42,7 +42,6 @@ class Question:
 
     @property
     def followers(self) -> list[str]:
-        """The ids of the tasks that have followed."""
         return [id for id, _, _ in self.ends]
 
     def describe(self) -> str:

@@ -16,16 +16,16 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from celery import Celery, signals
 from celery.worker.request import Request
 from kombu import Producer
 
-from tests.crash.journal import Journal
-from tests.crash.writing import WORKER, running, write, write_end, write_start, written_to
+from tests.crash.journal import WORKER, Journal, running, write, write_end, write_start, written_to
 from tests.kit.tasks_app import Settings
 
 POLICYLESS = "KOMBU_DELAYED_TEST_POLICYLESS"
@@ -42,53 +42,38 @@ def _write(request: Request, event: str, **facts: Any) -> None:
     write(event, request.id, request.request_dict.get("retries") or 0, **facts)
 
 
-@contextmanager
-def _watched_requests() -> Iterator[None]:
-    """What a worker does with a message is written down, whatever class its requests are of."""
-    stock = {name: vars(Request)[name] for name in ("on_accepted", "acknowledge", "reject")}
+# What a worker does with a message is written down, whatever class its requests are of.
 
-    def on_accepted(self: Request, pid: int, time_accepted: float) -> None:
-        _write(self, "accepted", child=pid)
-        stock["on_accepted"](self, pid, time_accepted)
-
-    def acknowledge(self: Request) -> None:
-        if not self.acknowledged:
-            _write(self, "ack")
-        stock["acknowledge"](self)
-
-    def reject(self: Request, requeue: bool = False) -> None:
-        if not self.acknowledged:
-            _write(self, "reject", requeue=requeue)
-        stock["reject"](self, requeue=requeue)
-
-    for method in (on_accepted, acknowledge, reject):
-        setattr(Request, method.__name__, method)
-    try:
-        yield
-    finally:
-        for name, method in stock.items():
-            setattr(Request, name, method)
+_STOCK = {name: vars(Request)[name] for name in ("on_accepted", "acknowledge", "reject")}
 
 
-def _execute(task: Any, seconds: float, retries: int, countdown: float) -> None:
-    with running(task):
+def _on_accepted(self: Request, pid: int, time_accepted: float) -> None:
+    _write(self, "accepted", child=pid)
+    _STOCK["on_accepted"](self, pid, time_accepted)
+
+
+def _acknowledge(self: Request) -> None:
+    if not self.acknowledged:
+        _write(self, "ack")
+    _STOCK["acknowledge"](self)
+
+
+def _reject(self: Request, requeue: bool = False) -> None:
+    if not self.acknowledged:
+        _write(self, "reject", requeue=requeue)
+    _STOCK["reject"](self, requeue=requeue)
+
+
+def _run(self: Any, seconds: float = 0, retries: int = 0, countdown: float = 0, **_: Any) -> None:
+    """Limits may read what else it is given."""
+    with running(self):
         time.sleep(seconds)
-        if task.request.retries < retries:
-            raise task.retry(countdown=countdown)
-
-
-def _early(self: Any, seconds: float = 0, retries: int = 0, countdown: float = 0, **_: Any) -> None:
-    """Is acked when it starts; limits may read what else it is given."""
-    _execute(self, seconds, retries, countdown)
-
-
-def _late(self: Any, seconds: float = 0, retries: int = 0, countdown: float = 0, **_: Any) -> None:
-    """Is acked when it is done; limits may read what else it is given."""
-    _execute(self, seconds, retries, countdown)
+        if self.request.retries < retries:
+            raise self.retry(countdown=countdown)
 
 
 def _busy(self: Any, seconds: float) -> None:
-    """Lets no other greenlet of its worker run, and is acked when it is done."""
+    """Lets no other greenlet of its worker run."""
     with running(self):
         end = time.monotonic() + seconds
         while time.monotonic() < end:
@@ -114,8 +99,8 @@ def make_app(settings: Settings) -> Celery:
         **settings.config,
     )
     options = {"bind": True, "shared": False, "max_retries": None}
-    app.task(name="run_early", **options)(_early)
-    app.task(name="run_late", acks_late=True, **options)(_late)
+    app.task(name="run_early", **options)(_run)
+    app.task(name="run_late", acks_late=True, **options)(_run)
     app.task(name="keep_busy", acks_late=True, **options)(_busy)
     if settings.broker_url and settings.broker_url.startswith("delayed+"):
         _extend(app)
@@ -134,24 +119,25 @@ def _extend(app: Celery) -> None:
     asking.add_tasks(app)
 
 
+def _execution(headers: dict[str, Any]) -> tuple[str, int]:
+    return headers.get("id") or "", headers.get("retries") or 0
+
+
 def _before_publish(headers: dict[str, Any] | None = None, **_: Any) -> None:
     headers = headers or {}
-    _publishing.what = headers.get("id") or "", headers.get("retries") or 0
+    _publishing.what = _execution(headers)
     write("publish", *_publishing.what, eta=headers.get("eta"))
 
 
 def _after_publish(headers: dict[str, Any] | None = None, **_: Any) -> None:
     headers = headers or {}
-    write("published", headers.get("id") or "", headers.get("retries") or 0, eta=headers.get("eta"))
+    write("published", *_execution(headers), eta=headers.get("eta"))
 
 
 def _received(request: Any, **_: Any) -> None:
-    _write(
-        request,
-        "received",
-        redelivered=bool((request.delivery_info or {}).get("redelivered")),
-        tag=str(request.message.delivery_tag),
-    )
+    redelivered = bool((request.delivery_info or {}).get("redelivered"))
+    tag = str(request.message.delivery_tag)
+    _write(request, "received", redelivered=redelivered, tag=tag)
 
 
 def _ready(**_: Any) -> None:
@@ -180,30 +166,31 @@ _HOOKS = (
 )
 
 
+_publish = Producer._publish
+
+
+def _watched_publish(self: Producer, *args: Any, **options: Any) -> Any:
+    # The server may have done what failed here all the same.
+    try:
+        return _publish(self, *args, **options)
+    except Exception as error:
+        id, retries = getattr(_publishing, "what", ("", 0))
+        write("publish failed", id, retries, error=repr(error))
+        raise
+
+
 @contextmanager
 def writing(directory: Path, name: str) -> Iterator[None]:
     """What this process publishes, receives and runs is written down until this ends."""
-    publish = Producer._publish
-
-    def watched(self: Producer, *args: Any, **options: Any) -> Any:
-        # The server may have done what failed here all the same.
-        try:
-            return publish(self, *args, **options)
-        except Exception as error:
-            id, retries = getattr(_publishing, "what", ("", 0))
-            write("publish failed", id, retries, error=repr(error))
-            raise
-
-    Producer._publish = watched
-    for hook, receiver in _HOOKS:
-        hook.connect(receiver)
-    try:
-        with written_to(Journal(directory, name)), _watched_requests():
-            yield
-    finally:
+    watched = {"on_accepted": _on_accepted, "acknowledge": _acknowledge, "reject": _reject}
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(Producer, "_publish", _watched_publish))
+        stack.enter_context(patch.multiple(Request, **watched))
         for hook, receiver in _HOOKS:
-            hook.disconnect(receiver)
-        Producer._publish = publish
+            hook.connect(receiver)
+            stack.callback(hook.disconnect, receiver)
+        stack.enter_context(written_to(Journal(directory, name)))
+        yield
 
 
 def _show_greenlets(signum: int, frame: Any) -> None:

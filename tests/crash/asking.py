@@ -14,10 +14,9 @@ from kombu.exceptions import OperationalError
 
 from celery_ext import expect, fail, respond
 from kombu_delayed.errors import UNREACHABLE, NotReplicated
-from tests.crash.writing import running, write
+from tests.crash.journal import running, write
 
-PAUSE_SECONDS = 0.1
-
+PAUSE_SECONDS, TURN_SECONDS = 0.1, 0.01
 
 #: As the extension has it, which is elsewhere in its previous version.
 NOT_NOW = (OperationalError, NotReplicated, *UNREACHABLE)
@@ -75,48 +74,35 @@ def draw(rng: random.Random) -> tuple[float, float, tuple[Answer, ...]]:
     return countdown, timeout, answers
 
 
-class Answerer:
-    """A thread that gives answers at their times, each until it is told what became of it."""
+class Answerer(threading.Thread):
+    """Gives answers at their times, each until it is told what became of it."""
 
     def __init__(self, app: Celery) -> None:
+        super().__init__(daemon=True)
         self._app = app
         self._order = itertools.count()
         self._due: list[tuple[float, int, str, str | None, Answer]] = []
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._ends = False
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
 
     def give(self, question: str, tenant: str | None, answers: tuple[Answer, ...]) -> None:
-        with self._changed:
-            for answer in answers:
-                at = time.monotonic() + answer.after_seconds
+        for answer in answers:
+            at = time.monotonic() + answer.after_seconds
+            with self._lock:
                 heapq.heappush(self._due, (at, next(self._order), question, tenant, answer))
-            self._changed.notify()
 
     def stop(self) -> None:
-        """When all are given: then it is not `busy` any more."""
-        with self._changed:
-            self._ends = True
-            self._changed.notify()
+        """When all are given: then it is not alive any more."""
+        self._ends = True
 
-    @property
-    def busy(self) -> bool:
-        return self._thread.is_alive()
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                if not self._due and self._ends:
-                    return
-                wait_seconds = self._due[0][0] - time.monotonic() if self._due else None
-                if wait_seconds is None or wait_seconds > 0:
-                    self._changed.wait(wait_seconds)
-                    continue
-                _, number, question, tenant, answer = heapq.heappop(self._due)
-            self._give(number, question, tenant, answer)
+    def run(self) -> None:
+        while self._due or not self._ends:
+            if self._due and self._due[0][0] <= time.monotonic():
+                with self._lock:
+                    _, *given = heapq.heappop(self._due)
+                self._give(*given)
+            else:
+                time.sleep(TURN_SECONDS)
 
     def _give(self, number: int, question: str, tenant: str | None, answer: Answer) -> None:
         facts = {"what": answer.what, "content": str(number)}

@@ -8,21 +8,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.crash import clock
-from tests.crash.clock import Clock, steppable
-from tests.crash.clock_faults import ClockFaults
-from tests.crash.cluster_faults import CLUSTER_SHARES, QUEUE, SHARDS, ClusterFaults, Routed
+from tests.crash.clock import Clock
 from tests.crash.crew import SLOTS
-from tests.crash.failovers import DOWN_AFTER_MS, SENTINEL_SHARES, Failovers, Master
+from tests.crash.faults import Faults
 from tests.crash.network import Network
-from tests.crash.schedule import CLOCK_SHARES, SHARES
-from tests.crash.single_faults import SingleFaults
+from tests.crash.replicated import (
+    DOWN_AFTER_MS,
+    QUEUE,
+    SHARDS,
+    ClusterFaults,
+    Failovers,
+    Replicated,
+)
+from tests.crash.schedule import CLOCKS, shares
+from tests.kit.clock_steps import LIBRARY
 from tests.kit.clusters import Cluster, start_cluster
 from tests.kit.sentinels import start_group
 from tests.kit.servers import start_server
 from tests.kit.tasks_app import Settings
 
-KINDS = ("single", "sentinel", "cluster")
 LEASE_SECONDS = 2.5
 
 _REPLICATED = {"delayed_replicas_to_wait": 1, "delayed_replica_timeout_seconds": 4}
@@ -30,20 +34,32 @@ _REPLICATED = {"delayed_replicas_to_wait": 1, "delayed_replica_timeout_seconds":
 
 @dataclass
 class Broker:
-    """`settings` takes a worker's slot, or None for what sends."""
+    """`url` takes a worker's slot, or None for what sends. `own`: options of this transport."""
 
     server: Any
-    settings: Callable[[int | None], Settings]
+    url: Callable[[int | None], str]
     safety: str
-    faults: type[ClockFaults]
-    shares: Mapping[str, int]
+    faults: type[Faults]
+    options: dict[str, Any] = field(default_factory=dict)
+    own: dict[str, Any] = field(default_factory=dict)
     network: Network | None = None
-    clock: Clock | None = None
     more: dict[str, Any] = field(default_factory=dict)
+
+    journals = transport = ""
+    clock: Clock | None = None
+    shares: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def cluster(self) -> Cluster | None:
-        return getattr(self.server, "cluster", None)
+        found = getattr(self.server, "all", None)
+        return found if isinstance(found, Cluster) else None
+
+    def settings(self, slot: int | None) -> Settings:
+        url = self.url(slot)
+        if self.transport == "stock":
+            return Settings(url.replace("delayed+", ""), None, self.options, self.journals)
+        options = {**self.options, **self.own, "delayed_lease_seconds": LEASE_SECONDS}
+        return Settings(f"delayed+{url}", None, options, self.journals)
 
 
 @contextlib.contextmanager
@@ -51,59 +67,35 @@ def start_broker(kind: str, transport: str, directory: Path) -> Iterator[Broker]
     """Servers of a kind, for a transport; their clock can be stepped where libfaketime is."""
     journals = directory / "journals"
     journals.mkdir(parents=True)
+    clock = Clock(directory / "clock") if LIBRARY else None
     with contextlib.ExitStack() as stack:
-        server_kind, stepped = "valkey", None
-        if library := clock.find_library():
-            server_kind, stepped = clock.KIND, stack.enter_context(steppable(directory, library))
-        broker = _START[kind](stack, server_kind, transport, directory)
-        broker.clock = stepped
-        if stepped is None:
-            broker.shares = {k: n for k, n in broker.shares.items() if k not in CLOCK_SHARES}
+        broker = _START[kind](stack, directory, clock.environment if clock else {})
+        broker.journals, broker.transport, broker.clock = str(journals), transport, clock
+        broker.shares = {k: n for k, n in shares(kind).items() if clock or k not in CLOCKS}
         yield broker
 
 
-def _single(stack: contextlib.ExitStack, kind: str, transport: str, directory: Path) -> Broker:
+def _single(stack: contextlib.ExitStack, directory: Path, environment: dict[str, str]) -> Broker:
     config = {"appendfsync": "always", "enable-debug-command": "yes"}
-    server = stack.enter_context(
-        start_server(kind, directory / "server", port=0, append_only=True, config=config)
-    )
-    network = stack.enter_context(Network(server.port or 0, len(SLOTS)))
-
-    def settings(slot: int | None) -> Settings:
-        port = network.port if slot is None else network.port_of(slot)
-        return _settings(transport, f"redis://127.0.0.1:{port}/0", directory)
-
-    return Broker(server, settings, "appendfsync always", SingleFaults, SHARES, network)
+    options: dict[str, Any] = {"append_only": True, "config": config, "environment": environment}
+    server = stack.enter_context(start_server("valkey", directory / "server", port=0, **options))
+    network = stack.enter_context(contextlib.closing(Network(server.port or 0, len(SLOTS))))
+    url = lambda slot: f"redis://127.0.0.1:{network.port(slot)}/0"  # noqa: E731
+    return Broker(server, url, "appendfsync always", Faults, network=network)
 
 
-def _sentinel(stack: contextlib.ExitStack, kind: str, transport: str, directory: Path) -> Broker:
-    group = stack.enter_context(start_group(kind, directory / "group", DOWN_AFTER_MS))
-    settings = _settings(transport, group.url, directory, group.options, _REPLICATED)
-    safety = "two replicas, delayed_replicas_to_wait 1"
-    return Broker(Master(group), lambda slot: settings, safety, Failovers, SENTINEL_SHARES)
+def _sentinel(stack: contextlib.ExitStack, directory: Path, environment: dict[str, str]) -> Broker:
+    started = start_group("valkey", directory / "group", DOWN_AFTER_MS, environment)
+    group, safety = stack.enter_context(started), "two replicas, delayed_replicas_to_wait 1"
+    url, options = lambda slot: group.url, group.options
+    return Broker(Replicated(group), url, safety, Failovers, options, _REPLICATED)
 
 
-def _cluster(stack: contextlib.ExitStack, kind: str, transport: str, directory: Path) -> Broker:
-    cluster = stack.enter_context(start_cluster(kind, directory / "cluster"))
-    own = {"delayed_shards": {QUEUE: SHARDS}, **_REPLICATED}
-    settings = _settings(transport, cluster.url, directory, {}, own)
+def _cluster(stack: contextlib.ExitStack, directory: Path, environment: dict[str, str]) -> Broker:
+    started = start_cluster("valkey", directory / "cluster", environment=environment)
+    cluster, own = stack.enter_context(started), {"delayed_shards": {QUEUE: SHARDS}, **_REPLICATED}
     safety = "three masters with a replica each, delayed_replicas_to_wait 1"
-    return Broker(Routed(cluster), lambda slot: settings, safety, ClusterFaults, CLUSTER_SHARES)
+    return Broker(Replicated(cluster), lambda slot: cluster.url, safety, ClusterFaults, {}, own)
 
 
 _START = {"single": _single, "sentinel": _sentinel, "cluster": _cluster}
-
-
-def _settings(
-    transport: str,
-    url: str,
-    directory: Path,
-    options: Mapping[str, Any] | None = None,
-    own: Mapping[str, Any] | None = None,
-) -> Settings:
-    """`own` are options that the stock transport does not know."""
-    journals = str(directory / "journals")
-    if transport == "stock":
-        return Settings(url.replace("delayed+", ""), None, dict(options or {}), journals)
-    found = {**(options or {}), **(own or {}), "delayed_lease_seconds": LEASE_SECONDS}
-    return Settings(f"delayed+{url}", None, found, journals)

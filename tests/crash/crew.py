@@ -13,8 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.crash.journal import WORKER
 from tests.crash.load import GREENLETS, LONG, PREFORK
-from tests.crash.writing import WORKER
 from tests.kit.epolls import ghosts
 from tests.kit.previous import install_previous
 from tests.kit.tasks_app import Settings
@@ -82,6 +82,11 @@ class Life:
     @property
     def stopped(self) -> bool:
         return bool(self.stops) and self.stops[-1][1] == float("inf")
+
+    @property
+    def is_told(self) -> bool:
+        """Whether it was told to end in the middle of the run."""
+        return self.fate in ("terminated", "quit")
 
     @property
     def log(self) -> str:
@@ -199,7 +204,9 @@ class Crew:
                 os.kill(life.pid, signal.SIGKILL)
             else:
                 os.killpg(life.pid, signal.SIGKILL)
-        self._replace(life)
+        self._wait_for_end(life)
+        if self.current[life.slot] is life:
+            self._ended(life)
 
     def end(self, life: Life, number: int, fate: str) -> None:
         """Ask it to end; `look_after` replaces it when it has."""
@@ -207,7 +214,6 @@ class Crew:
         os.kill(life.pid, number)
 
     def stop(self, life: Life) -> None:
-        """SIGSTOP for it and its children."""
         life.stops.append([time.time(), float("inf")])
         os.killpg(life.pid, signal.SIGSTOP)
 
@@ -219,17 +225,15 @@ class Crew:
     @property
     def is_ending(self) -> bool:
         """Whether one was told to end and has not yet: it may hold messages."""
-        return any(life.fate in ("terminated", "quit") for life in self.current.values())
+        return any(life.is_told for life in self.current.values())
 
     def look_after(self) -> None:
         """Replace what has ended, and end what does not."""
-        for slot, life in list(self.current.items()):
-            waited = time.time() - life.fated_at
-            if life.fate in ("terminated", "quit") and waited > TERM_SECONDS:
+        for life in list(self.current.values()):
+            if life.is_told and time.time() - life.fated_at > TERM_SECONDS:
                 self._hung(life)
-                continue
-            if not life.worker.running:
-                self._ended(slot, life)
+            elif not life.worker.running:
+                self._ended(life)
 
     def _hung(self, life: Life) -> None:
         """It did not end: have it log the stacks of its threads, then kill it."""
@@ -239,25 +243,19 @@ class Crew:
         self.kill(life, fate="hung")
         life.fated_at = told_at  # it may have done nothing from then on
 
-    def _replace(self, life: Life) -> None:
+    def _wait_for_end(self, *lives: Life) -> None:
         deadline = time.monotonic() + TERM_SECONDS
-        while life.worker.running and time.monotonic() < deadline:
+        while any(each.worker.running for each in lives) and time.monotonic() < deadline:
             time.sleep(0.002)
-        for slot, current in list(self.current.items()):
-            if current is life:
-                self._ended(slot, life)
 
-    def _ended(self, slot: int, life: Life) -> None:
+    def _ended(self, life: Life) -> None:
         life.ended_at = self.changed_at = time.time()
         if not life.fate:
             life.fate, life.fated_at = "by itself", life.ended_at
-        self._hear_out(life)
-        if self._replaces:
-            self._start(slot)
-
-    def _hear_out(self, life: Life) -> None:
         if life.fate in ("by itself", "hung"):
             life.last_words = life.log[-3000:]
+        if self._replaces:
+            self._start(life.slot)
 
     def finish(self) -> None:
         """A warm shutdown of all; what does not end is killed and counted as hung."""
@@ -266,17 +264,14 @@ class Crew:
             self.resume(life)
             if not life.fate:
                 self.end(life, signal.SIGTERM, "end of the run")
-        deadline = time.monotonic() + TERM_SECONDS
-        for life in list(self.current.values()):
-            while life.worker.running and time.monotonic() < deadline:
-                time.sleep(0.05)
+        self._wait_for_end(*self.current.values())
+        for life in self.current.values():
             if life.worker.running:
                 self._hung(life)
-            life.ended_at = time.time()
-            self._hear_out(life)
+            else:
+                self._ended(life)
         self.close()
 
     def close(self) -> None:
-        """Leave no process behind."""
         for life in self.lives:
             life.worker.kill()

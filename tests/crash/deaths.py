@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import pytest
 import redis
 
-from kombu_delayed.store.store import Store
+from kombu_delayed.store.store import Entry, Store
 from tests.crash.dying import CUTS, Killed, dying_store
-from tests.kit.state import entry
+from tests.kit.state import message
 
 NOW_MS = 1_000_000
 DUE_MS = NOW_MS + 5_000
@@ -32,12 +32,17 @@ class Case:
     event_limit: int = 0
 
 
+def task(id: str, due: int | str = "") -> Entry:
+    """A message whose events have its id."""
+    return Entry(id, 0, message(id, headers={"id": id}), str(due))
+
+
 def publish(store: Store) -> None:
-    store.publish("q", [entry(id) for id in MANY])
+    store.publish("q", [task(id) for id in MANY])
 
 
 def schedule(store: Store) -> None:
-    store.schedule("q", [entry(id, DUE_MS) for id in MANY])
+    store.schedule("q", [task(id, DUE_MS) for id in MANY])
 
 
 def deliver(store: Store, consumer: str = "A", want: int = 9) -> list[str]:
@@ -51,8 +56,26 @@ def held(store: Store) -> None:
     deliver(store)
 
 
-def ack(store: Store, tag: int) -> None:
-    store.ack("q", "A", [tag], on_error=lambda: pytest.fail("an ack was refused"))
+def ack(store: Store, *tags: int) -> None:
+    for tag in tags:
+        store.ack("q", "A", [tag], on_error=lambda: pytest.fail("an ack was refused"))
+
+
+def park(store: Store) -> None:
+    store.park("q", "A", [(1, "0", DUE_MS), (2, "1", DUE_MS)])
+    store.park("q", "A", [(3, "2", DUE_MS)])
+
+
+def bury(store: Store) -> None:
+    for tag in (1, 2, 3):
+        store.bury("q", "A", [(tag, MANY[tag - 1], "{}", b"")])
+
+
+def buried(store: Store) -> None:
+    """All are dead letters, and their consumer has left."""
+    held(store)
+    store.bury("q", "A", [(tag, id, "{}", b"") for tag, id in enumerate(MANY, 1)])
+    store.leave("q", "A")
 
 
 def living_store(client: redis.Redis, case: Case) -> Store:

@@ -1,7 +1,8 @@
-"""What is known of a run beside the journals."""
+"""What is known of a run beside the journals, and when nothing was wrong."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -9,9 +10,10 @@ from typing import TYPE_CHECKING
 from tests.crash.clock import Readings
 from tests.crash.crew import Life
 from tests.crash.faults import Window
-from tests.crash.history import Key
-from tests.crash.journal import Line
-from tests.crash.writing import SENDER
+from tests.crash.history import NEVER, Execution, Key
+from tests.crash.journal import SENDER, Line
+from tests.crash.load import Plan
+from tests.crash.schedule import SHORT
 
 if TYPE_CHECKING:
     from tests.crash.pings import Ping
@@ -27,6 +29,23 @@ STALL = "stall"
 OCCUPIED = "occupied"
 #: A server that takes longer than this to answer is held up, by a fault or by its machine.
 STALL_SECONDS = 0.3
+
+#: What a connection loses is there again after so long.
+RECOVERY_SECONDS = 1.5
+#: A consumer looks by itself so often (`delayed_poll_seconds`): that heals what else was lost.
+POLL_SECONDS = 5.0
+
+#: What is no longer in the way when it has recovered.
+_SHORT = SHORT | {STALL, OCCUPIED}
+#: A worker that begins or ends: the machine has more to do meanwhile.
+CHANGE = "worker begins or ends"
+#: A worker that takes longer than this for that is no excuse any more.
+CHANGE_SECONDS = 20.0
+
+#: So late the latest of a hundred tasks may be.
+LATE_MS = 100.0
+#: A machine that makes its control task wait delays what takes several hops by so much more.
+HOPS = 4
 
 
 @dataclass
@@ -74,3 +93,63 @@ def stalls(lines: Iterable[Line]) -> Iterator[Window]:
             since = began.pop(key)
             if line["at"] - since > STALL_SECONDS:
                 yield Window(STALL, since, line["at"])
+
+
+# When it was calm: outside of faults and of the recovery from them.
+
+
+def recovered(window: Window, lease_seconds: float) -> float:
+    """Until when a fault excuses that something waits."""
+    if window.kind in _SHORT or window.kind == CHANGE:
+        return window.ended + RECOVERY_SECONDS
+    return window.ended + RECOVERY_SECONDS + max(lease_seconds, POLL_SECONDS)
+
+
+class Calm:
+    """All the time in which no fault and no recovery was."""
+
+    def __init__(self, windows: Iterable[Window], lease_seconds: float) -> None:
+        self._spans: list[list[float]] = []
+        for window in sorted(windows, key=lambda window: window.began):
+            until = recovered(window, lease_seconds)
+            if self._spans and window.began <= self._spans[-1][1]:
+                self._spans[-1][1] = max(self._spans[-1][1], until)
+            else:
+                self._spans.append([window.began, until])
+        self._began = [began for began, _ in self._spans]
+
+    def covers(self, since: float, until: float) -> bool:
+        """Whether it was calm all the time between two moments."""
+        before = bisect_right(self._began, until)
+        return before == 0 or self._spans[before - 1][1] < since
+
+
+def changes(lives: Iterable[Life]) -> Iterator[Window]:
+    """When workers began, until they were ready, and ended."""
+    for life in lives:
+        ready_at = min(life.ready_at, life.ended_at, life.started_at + CHANGE_SECONDS)
+        yield Window(CHANGE, life.started_at, ready_at, life.name)
+        if life.fated_at < NEVER:
+            ended_at = min(life.ended_at, life.fated_at + CHANGE_SECONDS)
+            yield Window(CHANGE, life.fated_at, ended_at, life.name)
+
+
+def occupied(executions: Mapping[Key, Execution], plans: Sequence[Plan]) -> Iterator[Window]:
+    """When workers were kept busy on purpose."""
+    for plan in plans:
+        execution = executions.get((plan.id, 0))
+        for run in execution.runs if plan.seconds and execution else ():
+            hold = next((hold for hold in execution.holds if hold.run is run), None)
+            acked = hold.done if hold and run.late else NEVER
+            ended = min(run.end, acked, run.start + plan.seconds)
+            yield Window(OCCUPIED, run.start, ended, run.owner)
+
+
+def percentile_99(values: Iterable[float]) -> float:
+    found = sorted(values)
+    return found[min(len(found) * 99 // 100, len(found) - 1)] if found else 0.0
+
+
+def allowed_ms(control_ms: Iterable[float]) -> float:
+    """How late the latest of a hundred tasks may be, on a machine with such a control task."""
+    return max(LATE_MS, HOPS * percentile_99(control_ms))

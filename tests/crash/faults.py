@@ -1,4 +1,4 @@
-"""What all faults have in common; each subject has a file of its own."""
+"""The faults of workers, their pools, a server, its clock and the way to it."""
 
 from __future__ import annotations
 
@@ -6,30 +6,38 @@ import contextlib
 import heapq
 import itertools
 import random
+import signal
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
 from tests.crash.clock import Clock
-from tests.crash.crew import Crew
-from tests.crash.load import Senders
+from tests.crash.crew import Crew, Life
+from tests.crash.load import LIMIT_SECONDS, Senders
 from tests.crash.network import Network
-from tests.crash.schedule import CALM_SECONDS, QUIET_SECONDS, TRYING
+from tests.crash.schedule import CALM_SECONDS, CLOCKS, LASTING, QUIET_SECONDS, TRYING
 from tests.kit.servers import Server
-
-#: They end later than they strike.
-LASTING = frozenset(
-    {"stop", "pause", "cut", "outage", "outage of one", "clock minute", "clock hour", "redeploy"}
-    | {"policyless"}
-)
 
 #: What finds no victim, or something in its way, strikes again so often, so much later.
 TRIES, AGAIN_SECONDS = 40, 1.5
+#: So long workers of two versions, or with other policies, are there together.
+MIXED_SECONDS = 8.0
+TERMINATE_SECONDS, TERMINATE_EVERY_SECONDS = 25.0, 1.0
+#: A pool of one process grows by that.
+BURST, BURST_TASK_SECONDS = 12, 0.5
+#: So many leases, at least and at most, a greenlet does not yield, and an outage lasts.
+NO_YIELD_LEASES, OUTAGE_LEASES = (1.3, 2.0), (1.5, 3.0)
+#: Tasks that are to run while nobody reaches the server are sent so long before.
+AHEAD_SECONDS, RUNNING = 1.0, 6
+#: So long each step of the clock lasts, in leases.
+HOLD_LEASES = 1.2
 
 
 @dataclass
@@ -59,13 +67,19 @@ class Field:
 
 @dataclass
 class Faults:
-    """Does what the schedule says; `step` is called often."""
+    """Does what the schedule says; `step` is called often.
+
+    What strikes is a method by its name. It returns its victim, or None: it finds none now.
+    """
 
     field: Field
     rng: random.Random
     plan: list[tuple[float, str]]
     counts: Counter[str] = field(default_factory=Counter)
     windows: list[Window] = field(default_factory=list)
+
+    #: What the servers ask for.
+    password = ""
 
     def __post_init__(self) -> None:
         self.crew, self.lease_seconds = self.field.crew, self.field.lease_seconds
@@ -84,11 +98,7 @@ class Faults:
 
     @property
     def servers(self) -> list[Server]:
-        """All that run."""
         return [self.field.server]
-
-    #: What the servers ask for.
-    password = ""
 
     @property
     def owed(self) -> bool:
@@ -116,6 +126,11 @@ class Faults:
             window.ended = min(window.ended, now)
         for life in self.crew.current.values():
             self.crew.resume(life)
+        if self.field.network is not None:
+            self.field.network.restore()
+        self._step_clock(0)
+        self.crew.changed.clear()
+        self._deploy(self.crew.unlike)
 
     def _strike(self, kind: str, tries: int = TRIES) -> None:
         began = time.time()
@@ -142,6 +157,104 @@ class Faults:
     def _is_on(self, *kinds: str) -> bool:
         return any(w.kind in kinds and w.ended == float("inf") for w in self.windows)
 
+    # Workers.
+
+    def _on_one(self, strike: Callable[[Life], object], *pools: str) -> str | None:
+        """Strike a worker of some pools, or of any if there is none."""
+        life = self.crew.choose(self.rng, *pools) or self.crew.choose(self.rng)
+        if life:
+            strike(life)
+        return life and life.name
+
+    def _kill(self) -> str | None:
+        return self._on_one(self.crew.kill)
+
+    def _kill_main(self) -> str | None:
+        kill = lambda life: self.crew.kill(life, "main killed", main_only=True)  # noqa: E731
+        return self._on_one(kill, "prefork")
+
+    def _stop(self) -> str | None:
+        def stop(life: Life) -> None:
+            self.crew.stop(life)
+            seconds = self.lease_seconds + self.rng.uniform(0.5, 2.5)
+            self._lasts("stop", seconds, lambda: self.crew.resume(life), life.name)
+
+        return self._on_one(stop)
+
+    def _term(self) -> str | None:
+        return self._on_one(lambda life: self.crew.end(life, signal.SIGTERM, "terminated"))
+
+    def _quit(self) -> str | None:
+        return self._on_one(lambda life: self.crew.end(life, signal.SIGQUIT, "quit"))
+
+    def _redeploy(self) -> str | None:
+        """Half of the slots run the previous version for a while."""
+        slots = range(self.rng.randrange(2), len(self.crew.slots), 2)
+        return self._changed("redeploy", slots, "previous")
+
+    def _policyless(self) -> str | None:
+        return self._changed("policyless", [self.rng.randrange(len(self.crew.slots))], "policyless")
+
+    def _changed(self, kind: str, slots: Collection[int], how: str) -> str | None:
+        if self.crew.is_mixed or self._is_on(*TRYING):
+            return None
+
+        def undo() -> None:
+            for slot in slots:
+                self.crew.changed.pop(slot, None)
+            self._deploy(slots)
+
+        self.crew.changed.update(dict.fromkeys(slots, how))
+        self._deploy(slots)
+        self._lasts(kind, MIXED_SECONDS, undo)
+        return "half"
+
+    def _deploy(self, slots: Collection[int]) -> None:
+        for slot in slots:
+            life = self.crew.current[slot]
+            self.crew.resume(life)
+            if not life.fate:
+                self.crew.end(life, signal.SIGTERM, "terminated")
+
+    # Pools.
+
+    def _time_limit(self) -> str:
+        for late in (True, False):
+            self.field.senders.send_overrun(late, limit_seconds=LIMIT_SECONDS)
+        return "child"
+
+    def _terminate(self) -> str:
+        """Begin a task that would take long, then revoke it until it has ended."""
+        id = self.field.senders.send_overrun(late=self.rng.random() < 0.5)
+        self._revoke_later(id, time.monotonic() + TERMINATE_SECONDS)
+        return "child"
+
+    def _revoke_later(self, id: str, until: float) -> None:
+        def revoke() -> None:
+            if self.field.ended(id) or time.monotonic() > until:
+                return
+            if self.field.started(id):  # in a thread: it waits where the network stands still
+                threading.Thread(target=self._revoke, args=(id,), daemon=True).start()
+            self._revoke_later(id, until)
+
+        self._in(TERMINATE_EVERY_SECONDS, revoke)
+
+    def _revoke(self, id: str) -> None:
+        with contextlib.suppress(OperationalError, RedisError, OSError):
+            self.field.senders.app.control.revoke(id, terminate=True)
+
+    def _autoscale(self) -> str:
+        for _ in range(BURST):
+            self.field.senders.send_long(BURST_TASK_SECONDS, "prefork")
+        return "pool"
+
+    def _no_yield(self) -> str:
+        leases = self.rng.uniform(*NO_YIELD_LEASES)
+        self.field.senders.send_busy(leases * self.lease_seconds)
+        return "greenlets"
+
+    # The server and the way to it.
+
     def _command(self, *command: str) -> str:
         options = {"password": self.password} if self.password else {}
         for server in self.servers:
@@ -151,3 +264,116 @@ class Faults:
             ):
                 client.execute_command(*command)
         return "server"
+
+    def _server_kill(self) -> str:
+        self.field.server.kill()
+        time.sleep(self.rng.uniform(0, 0.8))
+        self.field.server.start()
+        return "server"
+
+    def _clients_killed(self) -> str:
+        return self._command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+
+    def _script_flush(self) -> str:
+        return self._command("SCRIPT", "FLUSH")
+
+    def _server_sleep(self) -> str:
+        return self._command("DEBUG", "SLEEP", f"{self.rng.uniform(0.3, 1.2):.2f}")
+
+    def _pause(self) -> str | None:
+        network = self.field.network
+        if network is None or network.held:
+            return None
+        network.pause()
+        self._lasts("pause", self.rng.uniform(0.3, 1.2), network.resume)
+        return "network"
+
+    def _cut(self) -> str | None:
+        network = self.field.network
+        if network is None or network.is_cut:
+            return None
+        network.cut()
+        self._lasts("cut", self.rng.uniform(0.3, 1.2), network.heal)
+        return "network"
+
+    def _outage(self) -> str | None:
+        """Nobody reaches the server, while tasks run that began before."""
+        seconds = self._outage_seconds()
+        if self._is_on("outage") or not self._can_cut():
+            return None
+
+        def begin() -> None:
+            if self._can_cut():
+                self._cut_all(seconds)
+            else:
+                self.counts["outage"] -= 1
+                self._in(AGAIN_SECONDS, lambda: self._strike("outage"))
+
+        self._running(seconds)
+        self._in(AHEAD_SECONDS, begin)
+        return "network"
+
+    def _outage_of_one(self) -> str | None:
+        network, life = self.field.network, self.crew.choose(self.rng)
+        if network is None or life is None or network.is_alone(life.slot):
+            return None
+        seconds = self._outage_seconds()
+
+        def begin() -> None:
+            network.cut_off(life.slot)
+            undo = lambda: network.connect_again(life.slot)  # noqa: E731
+            self._lasts("outage of one", seconds, undo, life.name)
+
+        self._running(seconds)
+        self._in(AHEAD_SECONDS, begin)
+        return life.name
+
+    def _outage_seconds(self) -> float:
+        return self.lease_seconds * self.rng.uniform(*OUTAGE_LEASES)
+
+    def _running(self, seconds: float) -> None:
+        """Have tasks begin that run for longer than what comes."""
+        for _ in range(RUNNING):
+            self.field.senders.send_long(seconds + 2 * AHEAD_SECONDS)
+
+    def _can_cut(self) -> bool:
+        return self.field.network is not None and not self.field.network.is_cut
+
+    def _cut_all(self, seconds: float) -> None:
+        assert self.field.network
+        self.field.network.cut()
+        self._lasts("outage", seconds, self.field.network.heal)
+
+    # The clock: it steps ahead, back beyond the right time, and to the right time again.
+
+    def go_to_latest(self) -> None:
+        """Show the latest time that was ever shown: what was to wait from then on falls due."""
+        if self.field.clock is not None:
+            began = time.time()
+            self._step_clock(max(span.ahead_seconds for span in self.field.clock.readings.spans))
+            self.windows.append(Window("clock hour", began, time.time()))
+
+    def _clock_minute(self) -> str | None:
+        return self._clock("clock minute", 60)
+
+    def _clock_hour(self) -> str | None:
+        return self._clock("clock hour", 3600)
+
+    def _clock(self, kind: str, seconds: float) -> str | None:
+        if self.field.clock is None or self._is_on(*CLOCKS):
+            return None
+        hold = HOLD_LEASES * self.lease_seconds
+        self._running(2 * hold)
+
+        def begin() -> None:
+            self._step_clock(seconds)
+            self._in(hold, lambda: self._step_clock(-seconds))
+
+        self._in(AHEAD_SECONDS, begin)
+        self._lasts(kind, AHEAD_SECONDS + 2 * hold, lambda: self._step_clock(0))
+        return "clock"
+
+    def _step_clock(self, ahead_seconds: float) -> None:
+        clock = self.field.clock
+        if clock is not None and clock.readings.ahead_seconds != ahead_seconds:
+            clock.show(ahead_seconds, self.servers, self.password)

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
 from tests.crash.clock import Readings
-from tests.crash.journal import REJECTED, Line
+from tests.crash.journal import REJECTED, SENDER, Line
 from tests.crash.limits import Uses
 from tests.crash.load import Plan
-from tests.crash.writing import SENDER
 
 #: A task id and a retry number.
 Key = tuple[str, int]
@@ -60,11 +59,9 @@ class Execution:
     cut_short: bool = False
 
     def at(self, event: str) -> float:
-        """When something happened first."""
         return min((line["at"] for line in self.lines if line["event"] == event), default=NEVER)
 
     def latest(self, event: str) -> float:
-        """When something happened last."""
         return max((line["at"] for line in self.lines if line["event"] == event), default=-NEVER)
 
     @property

@@ -15,8 +15,8 @@ from kombu.utils.uuid import uuid
 
 from tests.crash import asking, limits
 from tests.crash.asking import Answerer
+from tests.crash.journal import write
 from tests.crash.limits import Uses
-from tests.crash.writing import write
 
 #: Shares of the kinds of tasks, and of those that other brokers do not have.
 KINDS = {"now": 40, "countdown": 35, "retry": 13, "chain": 12}
@@ -95,8 +95,7 @@ class Senders:
 
     @property
     def busy(self) -> bool:
-        """Whether there are answers to be given."""
-        return self._answerer is not None and self._answerer.busy
+        return self._answerer is not None and self._answerer.is_alive()
 
     def send_long(self, seconds: float, queue: str = LONG) -> str:
         """Have a task sent that is acked late and takes so long."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-
 from tests.kit.proxy import Proxy
 
 
@@ -13,25 +11,18 @@ class Network:
     def __init__(self, target_port: int, slots: int) -> None:
         self._main = Proxy(target_port)
         self._slots = [Proxy(target_port) for _ in range(slots)]
+        self._all = [self._main, *self._slots]
         self._alone: set[int] = set()
         #: Whether all are cut.
         self.is_cut = False
 
-    @property
-    def port(self) -> int:
-        """For what is no worker."""
-        return self._main.port
-
-    def port_of(self, slot: int) -> int:
-        return self._slots[slot].port
+    def port(self, slot: int | None) -> int:
+        """Of a worker's slot; None: for what is no worker."""
+        return (self._main if slot is None else self._slots[slot]).port
 
     @property
     def held(self) -> bool:
         return self._main.held
-
-    @property
-    def _all(self) -> list[Proxy]:
-        return [self._main, *self._slots]
 
     def cut(self) -> None:
         self.is_cut = True
@@ -66,14 +57,11 @@ class Network:
     def is_alone(self, slot: int) -> bool:
         return slot in self._alone
 
-    def __enter__(self) -> Network:
-        return self
+    def restore(self) -> None:
+        self.resume()
+        self._alone.clear()
+        self.heal()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         for proxy in self._all:
             proxy.close()

@@ -1,4 +1,4 @@
-"""Whether workers answer pings, outside of faults."""
+"""What is asked all the time: whether workers answer pings, and how soon a control task runs."""
 
 from __future__ import annotations
 
@@ -7,15 +7,23 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from celery import Celery
 from kombu.exceptions import OperationalError
+from kombu.utils.uuid import uuid
 from redis.exceptions import RedisError
 
-from tests.crash.calm import RECOVERY_SECONDS, Calm
+from tests.crash.app import make_app
 from tests.crash.crew import Life
+from tests.crash.evidence import RECOVERY_SECONDS, Calm
+from tests.crash.journal import WORKER, Reader
+from tests.kit.servers import Server, start_server
+from tests.kit.tasks_app import Settings
+from tests.kit.workers import Worker
 
-EVERY_SECONDS = 2.0
+CONTROL = "control"
 #: A solo worker answers when its task has ended.
 ANSWER_SECONDS = 3.0
 
@@ -45,37 +53,95 @@ class Pings:
         return not self.unanswered
 
 
-class Pinger:
-    """A thread that pings all workers that are ready, at intervals."""
+class Repeated(threading.Thread):
+    """Does something at intervals until it is told to stop."""
 
-    def __init__(self, app: Celery, ready: Callable[[], Iterable[str]]) -> None:
-        self._app = app
-        self._ready = ready
-        self.pings: list[Ping] = []
+    every_seconds: float
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def start(self) -> None:
-        self._thread.start()
+    def run(self) -> None:
+        while not self._over.wait(self.every_seconds):
+            self.step()
+
+    def step(self) -> None:
+        raise NotImplementedError
 
     def stop(self) -> None:
         self._over.set()
-        self._thread.join(60)
+        if self.is_alive():
+            self.join(60)
 
-    def _run(self) -> None:
-        while not self._over.wait(EVERY_SECONDS):
-            # What could not be sent says nothing of the workers.
-            with contextlib.suppress(OperationalError, RedisError, OSError):
-                self._ping(frozenset(self._ready()))
+
+class Pinger(Repeated):
+    """Pings all workers that are ready."""
+
+    every_seconds = 2.0
+
+    def __init__(self, app: Celery, ready: Callable[[], Iterable[str]]) -> None:
+        super().__init__()
+        self._app = app
+        self._ready = ready
+        self.pings: list[Ping] = []
+
+    def step(self) -> None:
+        asked = frozenset(self._ready())
+        # What could not be sent says nothing of the workers.
+        with contextlib.suppress(OperationalError, RedisError, OSError):
+            if asked:
+                self._ping(asked)
 
     def _ping(self, asked: frozenset[str]) -> None:
-        if not asked:
-            return
         at, destination = time.time(), [f"{name}@test" for name in asked]
         answers = self._app.control.ping(destination, ANSWER_SECONDS, limit=len(asked))
         answered = frozenset(name.partition("@")[0] for answer in answers for name in answer)
         # Where all have answered, nobody was waited for.
         self.pings.append(Ping(at, time.time(), asked, answered))
+
+
+class Control(Repeated):
+    """Sends a task to a server and a worker of the stock transport that no fault strikes.
+
+    How late it starts is how long this machine makes a process wait.
+    """
+
+    every_seconds = 0.2
+
+    def __init__(self, server: Server, journals: Path) -> None:
+        super().__init__()
+        journals.mkdir()
+        url = server.url.replace("socket:", "redis+socket:")
+        self.settings = Settings(url, None, {}, str(journals))
+        self._sent: dict[str, float] = {}
+        self._reader = Reader(journals)
+        self._app = make_app(self.settings)
+
+    def late(self) -> list[tuple[float, float]]:
+        """When each was sent and when it started."""
+        lines = self._reader.new_lines()
+        started = {line["id"]: line["at"] for line in lines if line["event"] == "start"}
+        return [(at, started[id]) for id, at in self._sent.items() if id in started]
+
+    def step(self) -> None:
+        self._sent[id := uuid()] = time.time()
+        self._app.send_task("run_early", task_id=id, queue=CONTROL)
+
+
+@contextlib.contextmanager
+def control_task(directory: Path) -> Iterator[Control]:
+    with start_server("valkey", directory / "server") as server:
+        control = Control(server, directory / "journals")
+        options: Any = {"module": "tests.crash.app", "pool": "prefork", "queues": (CONTROL,)}
+        env = {WORKER: CONTROL}
+        worker = Worker(control.settings, directory, name=CONTROL, env=env, **options)
+        worker.start()
+        try:
+            yield control
+        finally:
+            control.stop()
+            worker.kill()
 
 
 def judge_pings(pings: Iterable[Ping], lives: Mapping[str, Life], calm: Calm) -> Pings:

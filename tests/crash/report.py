@@ -12,7 +12,7 @@ from tests.crash.answers import ENDS, SAID
 from tests.crash.history import Key
 from tests.crash.limits import SLOTS
 from tests.crash.run import Result
-from tests.crash.schedule import MEANINGS
+from tests.crash.schedule import FAULTS
 from tests.crash.verdict import CAUSES
 
 #: So many of the latest executions are shown.
@@ -20,12 +20,14 @@ SHOWN = 6
 
 TITLES = {"delayed": "`delayed+redis://`", "stock": "`redis://`"}
 
+Rows = list[tuple[str, str]]
 
-def rows(result: Result) -> list[tuple[str, str]]:
+
+def rows(result: Result) -> Rows:
     verdict = result.verdict
-    ended = sum(life.fate == "by itself" for life in result.crew.lives)
-    hung = sum(life.fate == "hung" for life in result.crew.lives)
-    figures = [
+    fates = [life.fate for life in result.crew.lives]
+    unanswered, asked = len(verdict.pings.unanswered), verdict.pings.asked
+    found = [
         ("faults", sum(result.faults.values())),
         ("sent", result.sent),
         ("accepted", result.sent - result.refused),
@@ -40,73 +42,73 @@ def rows(result: Result) -> list[tuple[str, str]]:
         *((f"— {cause}", verdict.repeats[cause]) for cause in CAUSES),
         ("task failed", len(verdict.failed)),
         ("messages on the server at the end", sum(map(len, verdict.left.values()))),
-        ("workers that ended by themselves", ended),
-        ("workers that did not end when asked", hung),
+        ("workers that ended by themselves", fates.count("by itself")),
+        ("workers that did not end when asked", fates.count("hung")),
+        ("earliest", f"{verdict.earliest_ms:.1f} ms" if verdict.early else "-"),
+        _lateness("late", verdict.late_ms),
+        _lateness(
+            "late at a worker, outside of faults and recovery", [*verdict.calm_late_ms.values()]
+        ),
+        ("— so late one in a hundred may be", f"{verdict.allowed_ms:,.0f} ms"),
+        _lateness("— a task that no fault strikes", verdict.control_ms),
+        ("**pings without an answer**, outside of faults", f"{unanswered} of {asked:,}"),
+        ("**leaked keys** at the end", len(verdict.leaked)),
+        ("**polled in vain** by workers at the end", len(verdict.ghosts)),
+        *((f"fault: {fault.meaning}", result.faults[kind]) for kind, fault in FAULTS.items()),
     ]
-    found = [(what, f"{figure:,}") for what, figure in figures]
-    found.append(("earliest", f"{verdict.earliest_ms:.1f} ms" if verdict.early else "-"))
-    found += _lateness("late", verdict.late_ms)
-    found += _lateness(
-        "late at a worker, outside of faults and recovery", list(verdict.calm_late_ms.values())
-    )
-    found.append(("— so late one in a hundred may be", f"{verdict.allowed_ms:,.0f} ms"))
-    found += _lateness("— a task that no fault strikes", verdict.control_ms)
-    unanswered, asked = len(verdict.pings.unanswered), verdict.pings.asked
-    found.append(("**pings without an answer**, outside of faults", f"{unanswered} of {asked:,}"))
-    found.append(("**leaked keys** at the end", f"{len(verdict.leaked)}"))
-    found.append(("**polled in vain** by workers at the end", f"{len(verdict.ghosts)}"))
-    found += [(f"fault: {MEANINGS[kind]}", f"{result.faults[kind]}") for kind in MEANINGS]
     if result.stalls_ms:
         stall = f"{max(result.stalls_ms):,.0f} ms, {result.given_up} given up"
         what = f"longest wait while {result.order.reshard:,} messages moved at once"
         found.append((what, stall))
-    return found
+    return _shown(found)
 
 
-def limit_rows(result: Result) -> list[tuple[str, str]]:
-    """What became of the limits of the load."""
+def limit_rows(result: Result) -> Rows:
     limits = result.verdict.limits
     most = dict.fromkeys(SLOTS, 0)
     for limit, count in limits.most.items():
         name = limit.partition(" ")[0]
         most[name] = max(most[name], count)
-    figures = [
-        ("tasks with limits that began", limits.runs),
-        *(
-            (f"— most in use at once, of {SLOTS[name]} slots of {name}", most[name])
-            for name in most
-        ),
-        ("**over a limit**: at some instant more ran than may", len(limits.over)),
-        ("— counting what went on without its slots", len(limits.over_with_zombies)),
-        ("**over a rate**: more began within some time than may", len(limits.too_fast)),
-        ("**leaked**: slots in use and tasks at the gates at the end", len(limits.held)),
-    ]
-    lateness = _lateness("late", result.verdict.limited_late_ms)
-    return [(what, f"{figure:,}") for what, figure in figures] + lateness
+    slots = ((f"— most in use at once, of {SLOTS[n]} slots of {n}", most[n]) for n in most)
+    return _shown(
+        [
+            ("tasks with limits that began", limits.runs),
+            *slots,
+            ("**over a limit**: at some instant more ran than may", len(limits.over)),
+            ("— counting what went on without its slots", len(limits.over_with_zombies)),
+            ("**over a rate**: more began within some time than may", len(limits.too_fast)),
+            ("**leaked**: slots in use and tasks at the gates at the end", len(limits.held)),
+            _lateness("late", result.verdict.limited_late_ms),
+        ]
+    )
 
 
-def answer_rows(result: Result) -> list[tuple[str, str]]:
-    """What became of questions and answers."""
+def answer_rows(result: Result) -> Rows:
     answers = result.verdict.answers
-    figures = [
-        ("questions", answers.asked),
-        *((f"— ended with {what}", answers.ended[what]) for what in ENDS),
-        ("answers", sum(answers.told.values())),
-        *((f"— {said}", answers.told[said]) for said in SAID),
-        ("**no end**", len(answers.lost)),
-        ("**more than one end**", len(answers.twice)),
-        ("**another end** than was told who answered", len(answers.contrary)),
-        ("answers that raised an error", len(answers.unheard)),
-    ]
-    return [(what, f"{figure:,}") for what, figure in figures]
+    return _shown(
+        [
+            ("questions", answers.asked),
+            *((f"— ended with {what}", answers.ended[what]) for what in ENDS),
+            ("answers", sum(answers.told.values())),
+            *((f"— {said}", answers.told[said]) for said in SAID),
+            ("**no end**", len(answers.lost)),
+            ("**more than one end**", len(answers.twice)),
+            ("**another end** than was told who answered", len(answers.contrary)),
+            ("answers that raised an error", len(answers.unheard)),
+        ]
+    )
 
 
-def _lateness(what: str, values: Sequence[float]) -> list[tuple[str, str]]:
+def _shown(rows: Sequence[tuple[str, int | str]]) -> Rows:
+    return [(what, it if isinstance(it, str) else f"{it:,}") for what, it in rows]
+
+
+def _lateness(what: str, values: Sequence[float]) -> tuple[str, str]:
     if not values:
-        return [(f"{what}: p50 / p99 / max", "-")]
+        return f"{what}: p50 / p99 / max", "-"
     figures = percentile(values, 0.5), percentile(values, 0.99), max(values)
     text = " / ".join(f"{figure:,.0f}" for figure in figures)
-    return [(f"{what}: p50 / p99 / max", f"{text} ms ({len(values):,})")]
+    return f"{what}: p50 / p99 / max", f"{text} ms ({len(values):,})"
 
 
 def as_table(results: Sequence[Result]) -> Table:
@@ -129,21 +131,27 @@ def title(result: Result) -> str:
 
 
 def heading(result: Result) -> str:
-    """Of the column of a run."""
     return f"{TITLES[result.order.transport]}, {result.order.seconds / 60:.3g} min"
 
 
 def findings(result: Result) -> str:
     """The history of each execution that went wrong, and of the workers that it met."""
-    verdict = result.verdict
+    verdict, lives = result.verdict, {life.name: life for life in result.crew.lives}
+
+    def history(key: Key) -> str:
+        found = result.executions.get(key)
+        if found is None:
+            return f"  {key[0]} retry {key[1]}"
+        met = {line["owner"] for line in found.lines}
+        workers = (f"    worker {life.describe()}" for name, life in lives.items() if name in met)
+        return "\n".join([found.describe(), *workers])
+
     parts = []
     for what in ("lost", "stuck", "early", "unexplained", "failed", "dropped"):
-        parts += [
-            f"{what}:\n{_history(result, execution.key)}" for execution in getattr(verdict, what)
-        ]
+        parts += [f"{what}:\n{history(each.key)}" for each in getattr(verdict, what)]
     for excess in verdict.limits.over:
         parts.append(f"over a limit: {excess.describe()}")
-        parts += [_history(result, key) for key in excess.keys]
+        parts += map(history, excess.keys)
     parts += [
         f"over a rate: {count} began within {seconds:.3f} s from {since:.3f}"
         for since, count, seconds in verdict.limits.too_fast
@@ -152,28 +160,18 @@ def findings(result: Result) -> str:
     for what in ("lost", "twice", "contrary", "unheard"):
         for question in getattr(verdict.answers, what):
             parts.append(f"questions, {what}: {question.describe()}")
-            parts += [_history(result, (id, 0)) for id in (question.id, *question.followers)]
+            parts += [history((id, 0)) for id in (question.id, *question.followers)]
     for key in heapq.nlargest(SHOWN, verdict.calm_late_ms, key=verdict.calm_late_ms.__getitem__):
         late_ms = verdict.calm_late_ms[key]
         if late_ms > verdict.allowed_ms:
-            parts.append(f"{late_ms:,.0f} ms late with no fault:\n{_history(result, key)}")
+            parts.append(f"{late_ms:,.0f} ms late with no fault:\n{history(key)}")
     for key, places in verdict.left.items():
-        parts.append(f"left on the server, in {', '.join(places)}:\n{_history(result, key)}")
+        parts.append(f"left on the server, in {', '.join(places)}:\n{history(key)}")
     for at, name in verdict.pings.unanswered:
-        life = next(life for life in result.crew.lives if life.name == name)
-        parts.append(f"no answer to a ping at {at:.3f}: worker {life.describe()}")
+        parts.append(f"no answer to a ping at {at:.3f}: worker {lives[name].describe()}")
     parts += [f"leaked key: {key}" for key in verdict.leaked]
     parts += [f"polled in vain by {ghost}" for ghost in verdict.ghosts]
-    for life in result.crew.lives:
+    for life in lives.values():
         if life.last_words:
             parts.append(f"worker {life.describe()}\n{life.last_words}")
     return "\n".join(parts)
-
-
-def _history(result: Result, key: Key) -> str:
-    found = result.executions.get(key)
-    if found is None:
-        return f"  {key[0]} retry {key[1]}"
-    met = {line["owner"] for line in found.lines}
-    lives = [life for life in result.crew.lives if life.name in met]
-    return "\n".join([found.describe(), *(f"    worker {life.describe()}" for life in lives)])

@@ -17,21 +17,17 @@ from tests.crash import app as crash_app
 from tests.crash import limits, remains
 from tests.crash.asking import Answerer
 from tests.crash.broker import LEASE_SECONDS, Broker, start_broker
-from tests.crash.calm import changes, occupied
-from tests.crash.clock_faults import ClockFaults
-from tests.crash.cluster_faults import QUEUE
-from tests.crash.control import Control, control_task
 from tests.crash.crew import Crew
-from tests.crash.evidence import Evidence, stalls
-from tests.crash.faults import Field
+from tests.crash.evidence import Evidence, changes, occupied, stalls
+from tests.crash.faults import Faults, Field
 from tests.crash.history import Execution, Key, collect
-from tests.crash.journal import Line, Reader
+from tests.crash.journal import SENDER, Line, Reader
 from tests.crash.load import Senders
-from tests.crash.pings import Pinger
+from tests.crash.pings import Control, Pinger, control_task
+from tests.crash.replicated import QUEUE
 from tests.crash.reshard import Reshard
 from tests.crash.schedule import CALM_SECONDS, QUIET_SECONDS, schedule
 from tests.crash.verdict import Verdict, judge
-from tests.crash.writing import SENDER
 
 SETTLE_SECONDS = 10
 READY_SECONDS = 60
@@ -56,7 +52,6 @@ class Order:
     every_seconds: float = 5
     keep: Path | None = None
     server: str = "single"
-
     #: Messages of the queue whose slot moves at once, on a Cluster.
     reshard: int = 20_000
     #: Whether workers join that do not know the policies.
@@ -78,7 +73,6 @@ class Result:
     faults: Counter[str]
     crew: Crew
     server: str
-    evidence: Evidence
     #: The longest waits in moves of large slots, and how many of these were given up.
     stalls_ms: list[float] = field(default_factory=list)
     given_up: int = 0
@@ -96,16 +90,13 @@ def run(order: Order, report: Report = lambda stage, share, text: None) -> Resul
             directory = Path(stack.enter_context(made))
         broker = stack.enter_context(start_broker(order.server, order.transport, directory))
         control = stack.enter_context(control_task(directory / "control"))
-        crew = Crew(
-            broker.settings,
-            directory,
-            (QUEUE, *(limits.QUEUES if order.has_policies else ())),
-        )
+        queues = (QUEUE, *limits.QUEUES) if order.has_policies else (QUEUE,)
+        crew = Crew(broker.settings, directory, queues)
         stack.callback(crew.close)
-        settings = broker.settings(None)
-        app = crash_app.make_app(settings)
-        answerer = Answerer(app) if order.has_policies else None
-        senders = Senders(app, order.seed, order.rate, answerer)
+        app = crash_app.make_app(broker.settings(None))
+        senders = Senders(
+            app, order.seed, order.rate, Answerer(app) if order.has_policies else None
+        )
         if broker.cluster and order.reshard:
             reshard = broker.more["reshard"] = Reshard(app, broker.cluster, order.reshard)
             reshard.fill()
@@ -114,33 +105,25 @@ def run(order: Order, report: Report = lambda stage, share, text: None) -> Resul
             return _Run(order, broker, crew, senders, control, reader, report).run()
 
 
+@dataclass
 class _Run:
-    def __init__(
-        self,
-        order: Order,
-        broker: Broker,
-        crew: Crew,
-        senders: Senders,
-        control: Control,
-        reader: Reader,
-        report: Report,
-    ) -> None:
-        self.order = order
-        self.broker = broker
-        self.crew = crew
-        self.senders = senders
-        self.control = control
-        self.report = report
-        self.pinger = Pinger(crash_app.make_app(broker.settings(None)), crew.ready_names)
-        self._reader = reader
-        self.lines: list[Line] = []
+    order: Order
+    broker: Broker
+    crew: Crew
+    senders: Senders
+    control: Control
+    reader: Reader
+    report: Report
+    lines: list[Line] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.pinger = Pinger(crash_app.make_app(self.broker.settings(None)), self.crew.ready_names)
         self._missing: set[Key] = set()
         self._started: set[Key] = set()
         self._acked: set[str] = set()
-        self._last_due = 0.0
-        self._last_start = 0.0
+        self._last_due = self._last_start = 0.0
 
-    def _make_faults(self) -> ClockFaults:
+    def _make_faults(self) -> Faults:
         order, broker = self.order, self.broker
         shares = dict(broker.shares)
         if order.policyless:
@@ -159,44 +142,39 @@ class _Run:
         return broker.faults(field, random.Random(order.seed), plan, **broker.more)
 
     def run(self) -> Result:
+        whole, look_after = lambda: self.crew.is_whole, self.crew.look_after
         self.crew.start()
-        self._until("workers start", READY_SECONDS, lambda: self.crew.is_whole)
+        self._until("workers start", READY_SECONDS, whole)
         faults = self._make_faults()
-        self.senders.start()
-        self.control.start()
-        self.pinger.start()
-        self._until("faults", self.order.seconds, lambda: False, faults.step)
+        for each in (self.senders, self.control, self.pinger):
+            each.start()
+        self._until("faults", self.order.seconds, step=faults.step)
         self._until("last faults", OWED_SECONDS, lambda: not faults.owed, faults.step)
         faults.finish()
-        self._until(
-            "workers start again", READY_SECONDS, lambda: self.crew.is_whole, self.crew.look_after
-        )
+        self._until("workers start again", READY_SECONDS, whole, look_after)
         for quiet, seconds in (False, CALM_SECONDS - QUIET_SECONDS), (True, QUIET_SECONDS):
             self.senders.quiet = quiet
-            self._until("calm", seconds, lambda: False, self.crew.look_after)
-        self._until("last sends", 0.5, lambda: False, self.crew.look_after)
-        self.control.stop()
-        self.pinger.stop()
-        self.senders.stop()
+            self._until("calm", seconds, step=look_after)
+        self._until("last sends", 0.5, step=look_after)
+        for each in (self.control, self.pinger, self.senders):
+            each.stop()
         self._settle()
-        if (
-            self._remains() and self.order.has_policies
-        ):  # a question asked while the clock was ahead
-            faults.go_to_latest()
+        if self._remains() and self.order.has_policies:
+            faults.go_to_latest()  # a question was asked while the clock was ahead
             self._settle()
         ghosts = self._ghosts()
         held = remains.held(self.broker.server)
         self.crew.finish()
-        self.lines.extend(self._reader.new_lines())
+        self.lines.extend(self.reader.new_lines())
         return self._result(faults, held, ghosts)
 
-    def _result(self, faults: ClockFaults, held: dict[str, int], ghosts: list[str]) -> Result:
-        plans = list(self.senders.plans.values())
+    def _result(self, faults: Faults, held: dict[str, int], ghosts: list[str]) -> Result:
+        plans, server = list(self.senders.plans.values()), self.broker.server
         executions = collect(self.lines, plans)
         windows = [*faults.windows, *stalls(self.lines), *changes(self.crew.lives)]
         windows += occupied(executions, plans)
         reshard: Reshard | None = self.broker.more.get("reshard")
-        left = remains.messages(self.broker.server)
+        left = remains.messages(server)
         if reshard:
             reshard.empty()
         evidence = Evidence(
@@ -206,14 +184,14 @@ class _Run:
             left,
             held,
             pings=self.pinger.pings,
-            leaked=remains.leaks(remains.all_keys(self.broker.server)),
+            leaked=remains.leaks(remains.all_keys(server)),
             ghosts=ghosts,
             control=self.control.late(),
         )
         if self.broker.clock and self.order.has_policies:  # others go by the worker's clock
             evidence.clock = self.broker.clock.readings
-        with self.broker.server.client() as client:
-            info = client.info("server")
+        with server.client() as client:
+            version = client.info("server")["valkey_version"]
         return Result(
             self.order,
             judge(executions, evidence),
@@ -222,8 +200,7 @@ class _Run:
             self.senders.refused,
             faults.counts,
             self.crew,
-            f"Valkey {info['valkey_version']}, appendonly yes, {self.broker.safety}",
-            evidence,
+            f"Valkey {version}, appendonly yes, {self.broker.safety}",
             reshard.stalls_ms if reshard else [],
             reshard.failed if reshard else 0,
         )
@@ -232,41 +209,37 @@ class _Run:
         self,
         stage: str,
         seconds: float,
-        done: Callable[[], bool],
+        done: Callable[[], bool] = lambda: False,
         step: Callable[[], Any] = lambda: None,
     ) -> None:
-        began = time.monotonic()
-        read_at = 0.0
+        began, read_at = time.monotonic(), 0.0
         while not done() and (passed := time.monotonic() - began) < seconds:
             step()
             if time.monotonic() - read_at > 0.5:
                 self._read()
                 read_at = time.monotonic()
-                self.report(stage, passed / seconds, self._figures())
+                figures = f"{self.senders.sent} sent, {len(self._started)} run"
+                self.report(stage, passed / seconds, figures)
             time.sleep(0.02)
 
-    def _figures(self) -> str:
-        return f"{self.senders.sent} sent, {len(self._started)} run"
-
     def _read(self) -> None:
-        for line in self._reader.new_lines():
+        for line in self.reader.new_lines():
             self.lines.append(line)
-            key = line["id"], line["retries"]
-            if line["event"] == "ready":
+            key, event = (line["id"], line["retries"]), line["event"]
+            if event == "ready":
                 self.crew.is_ready(line["owner"], line["at"])
-            elif line["event"] == "start":
+            elif event == "start":
                 self._started.add(key)
                 self._last_start = max(self._last_start, line["at"])
                 self._missing.discard(key)
-            elif line["event"] in ("ack", "end"):
+            elif event in ("ack", "end"):
                 self._acked.add(line["id"])
-            elif line["event"] in ("taken", "published"):
-                if (key not in self._started and line["owner"] != SENDER) or (
-                    key not in self._started and line["event"] == "taken"
-                ):
+            elif event in ("taken", "published"):
+                if key not in self._started and (event == "taken" or line["owner"] != SENDER):
                     self._missing.add(key)
                 if line.get("eta"):
-                    self._last_due = max(self._last_due, _seconds(line["eta"]))
+                    due = datetime.fromisoformat(line["eta"]).timestamp()
+                    self._last_due = max(self._last_due, due)
 
     def _settle(self) -> None:
         """Until all is run and gone, or nothing has run for so long that it never will be."""
@@ -276,8 +249,7 @@ class _Run:
             last = max(self._last_due, self._last_start, self.crew.changed_at, ended)
             quiet = time.time() > last + LEASE_SECONDS + SETTLE_SECONDS
             late = quiet and not self.crew.is_ending
-            busy = self.senders.busy or self._missing
-            return late or not (busy or self._remains())
+            return late or not (self.senders.busy or self._missing or self._remains())
 
         self._until("settling", 120, over, self.crew.look_after)
 
@@ -290,7 +262,3 @@ class _Run:
     def _remains(self) -> bool:
         server = self.broker.server
         return bool(remains.messages(server) or remains.held(server))
-
-
-def _seconds(eta: str) -> float:
-    return datetime.fromisoformat(eta).timestamp()

@@ -4,68 +4,70 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
-#: Fault -> its share.
-WORKER_SHARES = {"kill": 24, "kill main": 10, "stop": 8, "term": 10, "quit": 6, "redeploy": 3}
-POOL_SHARES = {"time limit": 8, "terminate": 8, "autoscale": 5, "no yield": 6}
-CLOCK_SHARES = {"clock minute": 3, "clock hour": 3}
-#: What strikes every kind of server.
-COMMON_SHARES = {
-    **WORKER_SHARES,
-    **POOL_SHARES,
-    **CLOCK_SHARES,
-    "clients killed": 10,
-    "script flush": 5,
-    "outage": 6,
+#: The kinds of servers, in the order of the shares below.
+SERVERS = "single", "sentinel", "cluster"
+
+
+class Fault(NamedTuple):
+    """`shares`: on each kind of server; one number: on all. Its traits are some of these.
+
+    lasting    It ends later than it strikes.
+    trying     The previous version does not stand it, and is spared.
+    short      It is short, and makes nobody lose a lease.
+    away       The server hears of no ack meanwhile.
+    gentle     It ends no worker, nor does what is replacing a process of a pool or breaking
+               connections. Some of these precede each calm.
+    """
+
+    meaning: str
+    shares: int | tuple[int, int, int]
+    traits: str = ""
+
+    def share(self, server: str) -> int:
+        return self.shares if isinstance(self.shares, int) else self.shares[SERVERS.index(server)]
+
+
+FAULTS = {
+    "kill": Fault("SIGKILL of a worker and its pool", 24),
+    "kill main": Fault("SIGKILL of a prefork worker's main process alone", 10),
+    "stop": Fault("SIGSTOP for longer than the lease, then SIGCONT", 8, "lasting"),
+    "term": Fault("SIGTERM of a worker (warm shutdown)", 10),
+    "quit": Fault("SIGQUIT of a worker (cold shutdown)", 6),
+    "redeploy": Fault("half of the workers go to the previous version, and back", 3, "lasting"),
+    "policyless": Fault("a worker that does not know the policies", 0, "lasting"),
+    "time limit": Fault("a hard time limit ends a process of a pool", 8, "trying replacing"),
+    "terminate": Fault("`revoke(terminate=True)` ends a process of a pool", 8, "trying replacing"),
+    "autoscale": Fault("tasks at once make a pool grow, and it shrinks", 5, "trying replacing"),
+    "no yield": Fault("a greenlet does not yield for longer than the lease", 6, "trying gentle"),
+    "clock minute": Fault(
+        "the server's clock steps by +60, -120 and +60 s", 3, "lasting trying gentle"
+    ),
+    "clock hour": Fault("the server's clock steps by +1, -2 and +1 h", 3, "lasting trying gentle"),
+    "server kill": Fault("SIGKILL and restart of the server", (8, 0, 0), "short away"),
+    "clients killed": Fault("CLIENT KILL TYPE normal", 10, "short away breaking"),
+    "script flush": Fault("SCRIPT FLUSH", 5, "short gentle"),
+    "server sleep": Fault("DEBUG SLEEP, 0.3 to 1.2 s", (5, 0, 0), "short away"),
+    "pause": Fault("network stands still, 0.3 to 1.2 s", (5, 0, 0), "lasting short away"),
+    "cut": Fault("network cut, 0.3 to 1.2 s", (9, 0, 0), "lasting short away"),
+    "outage": Fault(
+        "nobody reaches the server for 1.5 to 3 leases", 6, "lasting trying away breaking"
+    ),
+    "outage of one": Fault(
+        "one worker does not reach the server for 1.5 to 3 leases",
+        (6, 0, 0),
+        "lasting trying breaking",
+    ),
+    "failover": Fault("SIGKILL of the master, a replica takes over", (0, 14, 12), "short away"),
+    "planned failover": Fault(
+        "a replica takes over while the master is well", (0, 8, 8), "trying short away breaking"
+    ),
+    "slot moved": Fault("the slot of a shard moves to another master", (0, 0, 12), "short away"),
+    "large slot moved": Fault(
+        "a slot with many messages moves to another master", (0, 0, 3), "trying short away"
+    ),
 }
-SHARES = {
-    **COMMON_SHARES,
-    "outage of one": 6,
-    "server kill": 8,
-    "server sleep": 5,
-    "pause": 5,
-    "cut": 9,
-}
-
-MEANINGS = {
-    "kill": "SIGKILL of a worker and its pool",
-    "kill main": "SIGKILL of a prefork worker's main process alone",
-    "stop": "SIGSTOP for longer than the lease, then SIGCONT",
-    "term": "SIGTERM of a worker (warm shutdown)",
-    "quit": "SIGQUIT of a worker (cold shutdown)",
-    "redeploy": "half of the workers go to the previous version, and back",
-    "policyless": "a worker that does not know the policies",
-    "time limit": "a hard time limit ends a process of a pool",
-    "terminate": "`revoke(terminate=True)` ends a process of a pool",
-    "autoscale": "tasks at once make a pool grow, and it shrinks",
-    "no yield": "a greenlet does not yield for longer than the lease",
-    "clock minute": "the server's clock steps by +60, -120 and +60 s",
-    "clock hour": "the server's clock steps by +1, -2 and +1 h",
-    "server kill": "SIGKILL and restart of the server",
-    "clients killed": "CLIENT KILL TYPE normal",
-    "script flush": "SCRIPT FLUSH",
-    "server sleep": "DEBUG SLEEP, 0.3 to 1.2 s",
-    "pause": "network stands still, 0.3 to 1.2 s",
-    "cut": "network cut, 0.3 to 1.2 s",
-    "outage": "nobody reaches the server for 1.5 to 3 leases",
-    "outage of one": "one worker does not reach the server for 1.5 to 3 leases",
-    "failover": "SIGKILL of the master, a replica takes over",
-    "planned failover": "a replica takes over while the master is well",
-    "slot moved": "the slot of a shard moves to another master",
-    "large slot moved": "a slot with many messages moves to another master",
-}
-
-#: What ends no worker: some of it precedes each calm. First what replaces a process of a pool, then
-#: what breaks connections, then the rest.
-REPLACING = ("time limit", "terminate", "autoscale")
-BREAKING = ("clients killed", "outage", "outage of one", "planned failover")
-GENTLE = (*REPLACING, *BREAKING, *CLOCK_SHARES, "no yield", "script flush")
-
-#: What the previous version does not stand: it is spared that.
-TRYING = frozenset(
-    {"time limit", "terminate", "autoscale", "no yield", *CLOCK_SHARES}
-    | {"outage", "outage of one", "planned failover", "large slot moved"}
-)
 
 FIRST_AT_SECONDS = 2.0
 STORM_SECONDS = 24.0
@@ -74,8 +76,22 @@ CALM_SECONDS = 24.0
 QUIET_SECONDS = 12.0
 
 
+def kinds(trait: str) -> frozenset[str]:
+    """Those with a trait."""
+    return frozenset(kind for kind, fault in FAULTS.items() if trait in fault.traits.split())
+
+
+LASTING, TRYING, SHORT, AWAY = map(kinds, ("lasting", "trying", "short", "away"))
+CLOCKS = frozenset({"clock minute", "clock hour"})
+
+
+def shares(server: str) -> dict[str, int]:
+    """How often each fault strikes a kind of server, beside the others."""
+    return {kind: share for kind, fault in FAULTS.items() if (share := fault.share(server))}
+
+
 def schedule(
-    seed: int, seconds: float, interval_seconds: float, shares: Mapping[str, int] = SHARES
+    seed: int, seconds: float, interval_seconds: float, shares: Mapping[str, int]
 ) -> list[tuple[float, str]]:
     """When which fault strikes, in seconds from the start.
 
@@ -97,8 +113,8 @@ def schedule(
 
 def _gentle(rng: random.Random, shares: Collection[str]) -> list[str]:
     """One that replaces, one that breaks and any one, in any order."""
-    kinds = [
-        rng.choice([kind for kind in group if kind in shares])
-        for group in (REPLACING, BREAKING, GENTLE)
-    ]
-    return rng.sample(kinds, len(kinds))
+    replacing, breaking, others = (
+        sorted(kinds(trait) & {*shares}) for trait in ("replacing", "breaking", "gentle")
+    )
+    found = [rng.choice(each) for each in (replacing, breaking, replacing + breaking + others)]
+    return rng.sample(found, len(found))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -13,18 +13,24 @@ from kombu_delayed.inspection import doctor, events
 from kombu_delayed.inspection.backlog import Backlog
 from kombu_delayed.inspection.doctor import Doctor
 from kombu_delayed.store import store as store_module
-from kombu_delayed.store.store import Entry, Store
+from kombu_delayed.store.store import Store
 from tests.crash.deaths import (
     DUE_MS,
     MANY,
     NOW_MS,
     Case,
     ack,
+    buried,
+    bury,
     dead_letters,
     deliver,
     every_death,
+    held,
     inherit,
     living_store,
+    park,
+    publish,
+    schedule,
     unacked,
 )
 from tests.kit.backlog import check_backlog
@@ -45,6 +51,10 @@ def _small_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "PAGE_SIZE", 2)
 
 
+def nothing(store: Store) -> None:
+    pass
+
+
 # Unique tasks.
 
 
@@ -57,9 +67,6 @@ def second_with_the_key(conflict: str, due: str = str(LATE_DUE_MS)) -> Case:
         store.schedule_unique("q", entry("1", due), "k", conflict)
 
     return Case(move, first_with_the_key)
-
-
-BEFORE = {"0": DUE_MS}
 
 
 @pytest.mark.parametrize(
@@ -81,7 +88,8 @@ def test_a_unique_task_that_is_sent_again(
         assert check_backlog(client) == after, f"{conflict} at {death}"
         assert client.hgetall("{q}:unique") == {b"k": holder}, f"{conflict} at {death}"
         assert inherit(client) == Counter(after.keys()), f"{conflict} at {death}"
-    assert found == [BEFORE, BEFORE, after, after]  # the first command is answered NOSCRIPT
+    before = {"0": DUE_MS}
+    assert found == [before, before, after, after]  # the first command is answered NOSCRIPT
 
 
 @pytest.mark.parametrize(("conflict", "runs"), [("replace", "1"), ("debounce", "0")])
@@ -116,7 +124,7 @@ def some_are_there(store: Store) -> None:
 
 @pytest.mark.parametrize(
     ("setup", "others", "expected"),
-    [(lambda store: None, [], {0, 2, 4, 6, 7}), (some_are_there, ["other"], {3, 5, 7, 8})],
+    [(nothing, [], {0, 2, 4, 6, 7}), (some_are_there, ["other"], {3, 5, 7, 8})],
     ids=["empty", "some are there"],
 )
 def test_a_restore_that_is_repeated(
@@ -232,97 +240,35 @@ def test_a_purge_that_is_repeated(verb: str, client: redis.Redis) -> None:
 # Events.
 
 
-def task(id: str, due: int | str = "") -> Entry:
-    return Entry(id, 0, message(id, headers={"id": id}), str(due))
-
-
-def tasks_sent(store: Store) -> None:
-    store.publish("q", [task(id) for id in MANY])
-
-
-def tasks_held(store: Store) -> None:
-    tasks_sent(store)
-    deliver(store)
-
-
-def tasks_delayed(store: Store) -> None:
-    store.schedule("q", [task(id, DUE_MS) for id in MANY])
-
-
-def tasks_buried(store: Store) -> None:
-    tasks_held(store)
-    store.bury("q", "A", [(tag, id, "{}", b"") for tag, id in enumerate(MANY, 1)])
-
-
-def acks(store: Store) -> None:
-    for tag in (1, 2, 3):
-        ack(store, tag)
-
-
-def buries(store: Store) -> None:
-    for tag in (1, 2, 3):
-        store.bury("q", "A", [(tag, MANY[tag - 1], "{}", b"")])
-
-
-def parks(store: Store) -> None:
-    store.park("q", "A", [(1, "0", DUE_MS), (2, "1", DUE_MS)])
-    store.park("q", "A", [(3, "2", DUE_MS)])
-
-
-def in_backlog(client: redis.Redis) -> set[str]:
-    return set(check_backlog(client))
-
-
-def not_in_backlog(client: redis.Redis) -> set[str]:
-    return set(MANY) - in_backlog(client)
-
-
-def is_held(client: redis.Redis) -> set[str]:
-    return set(unacked(client))
-
-
-def is_held_no_more(client: redis.Redis) -> set[str]:
-    return set(MANY) - is_held(client)
-
-
-def is_dead(client: redis.Redis) -> set[str]:
-    return set(dead_letters(client))
-
-
-def is_dead_no_more(client: redis.Redis) -> set[str]:
-    return set(MANY) - is_dead(client)
-
-
-def nothing(store: Store) -> None:
-    pass
-
-
 @pytest.mark.parametrize(
-    ("event", "move", "setup", "moved"),
+    ("event", "move", "setup", "where", "goes"),
     [
-        ("scheduled", tasks_delayed, nothing, in_backlog),
-        ("scheduled", put_back, nothing, in_backlog),
-        ("scheduled", parks, tasks_held, in_backlog),
-        ("delivered", deliver, tasks_sent, is_held),
-        ("acked", acks, tasks_held, is_held_no_more),
-        ("buried", buries, tasks_held, is_dead),
-        ("released", lambda s: s.release("q", "A", range(1, 6)), tasks_held, is_held_no_more),
-        ("released", lambda s: s.leave("q", "A"), tasks_held, is_held_no_more),
-        ("cancelled", lambda s: Backlog(s, "q").cancel(MANY), tasks_delayed, not_in_backlog),
-        ("replayed", lambda s: s.replay("q", MANY), tasks_buried, is_dead_no_more),
+        ("scheduled", schedule, nothing, check_backlog, False),
+        ("scheduled", put_back, nothing, check_backlog, False),
+        ("scheduled", park, held, check_backlog, False),
+        ("delivered", deliver, publish, unacked, False),
+        ("acked", lambda s: ack(s, 1, 2, 3), held, unacked, True),
+        ("buried", bury, held, dead_letters, False),
+        ("released", lambda s: s.release("q", "A", range(1, 6)), held, unacked, True),
+        ("released", lambda s: s.leave("q", "A"), held, unacked, True),
+        ("cancelled", lambda s: Backlog(s, "q").cancel(MANY), schedule, check_backlog, True),
+        ("replayed", lambda s: s.replay("q", MANY), buried, dead_letters, True),
     ],
 )
 def test_what_has_happened_is_told_and_nothing_else(
     event: str,
     move: Callable[[Store], Any],
     setup: Callable[[Store], None],
-    moved: Callable[[redis.Redis], set[str]],
+    where: Callable[[redis.Redis], Iterable[str]],
+    goes: bool,
     client: redis.Redis,
 ) -> None:
+    """`where` the messages are that it happened to, or no more, if it `goes`."""
     case, found = Case(move, setup, event_limit=1000), set()
     for death in every_death(client, case):
         told = events.read(living_store(client, case), "q")
         ids = [each.id for each in told if each.event == event]
-        assert Counter(ids) == Counter(moved(client)), f"{event} at {death}"
+        there = set(where(client))
+        assert Counter(ids) == Counter(set(MANY) - there if goes else there), f"{event} at {death}"
         found.add(len(ids))
     assert len(found) > 1

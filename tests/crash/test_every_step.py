@@ -20,11 +20,14 @@ from tests.crash.deaths import (
     NOW_MS,
     Case,
     ack,
+    buried,
+    bury,
     dead_letters,
     deliver,
     every_death,
     held,
     inherit,
+    park,
     publish,
     schedule,
     unacked,
@@ -62,26 +65,9 @@ def reclaim(store: Store) -> None:
     store.reclaim("q", "dead")
 
 
-def park(store: Store) -> None:
-    store.park("q", "A", [(1, "0", DUE_MS), (2, "1", DUE_MS)])
-    store.park("q", "A", [(3, "2", DUE_MS)])
-
-
-def bury(store: Store) -> None:
-    for tag in (1, 2, 3):
-        store.bury("q", "A", [(tag, MANY[tag - 1], "{}", b"")])
-
-
 def recover(store: Store) -> None:
     """As a consumer does whose answer was lost with its connection, before it leaves."""
     assert len(store.recover("q", "A", 0)) == len(MANY)
-    store.leave("q", "A")
-
-
-def buried(store: Store) -> None:
-    """All are dead letters, and their consumer has left."""
-    held(store)
-    store.bury("q", "A", [(tag, id, "{}", b"") for tag, id in enumerate(MANY, 1)])
     store.leave("q", "A")
 
 
@@ -108,7 +94,7 @@ CASES = {
     "schedule": Case(schedule, publishes=True),
     "deliver": Case(lambda store: deliver(store, want=3) and None, publish),
     "deliver what is due": Case(deliver_due, schedule),
-    "ack": Case(lambda store: [ack(store, tag) for tag in (1, 2, 3)] and None, held),
+    "ack": Case(lambda store: ack(store, 1, 2, 3), held),
     "release": Case(lambda store: store.release("q", "A", range(1, 6)) and None, held),
     "reclaim": Case(reclaim, held_by_the_dead),
     "park": Case(park, held),
@@ -121,71 +107,59 @@ CASES = {
     "replay later": Case(lambda store: store.replay("q", MANY[:5], DUE_MS) and None, buried),
     "announce": Case(lambda store: store.announce("q"), unannounced),
 }
-ACKS = {
-    "ack": CASES["ack"],
-    "ack with events": replace(CASES["ack"], event_limit=1000),
-}
-
-
 FORGETTING = ("ack", "cancel")
 HOLDING = [name for name, case in CASES.items() if not case.publishes and name not in FORGETTING]
 
 
 @pytest.mark.parametrize("name", HOLDING)
-def test_each_message_is_delivered_once_more(name: str, client: redis.Redis) -> None:
+def test_each_message_is_delivered_once_more_and_nothing_is_left(
+    name: str, client: redis.Redis
+) -> None:
     for death in every_death(client, CASES[name]):
         found = inherit(client) + dead_letters(client)
         assert found == Counter(MANY), f"{name} at {death}"
-
-
-@pytest.mark.parametrize("name", HOLDING)
-def test_nothing_is_left_behind(name: str, client: redis.Redis) -> None:
-    for death in every_death(client, CASES[name]):
-        inherit(client)
         left = {key.decode() for key in client.keys("*")} - {"{q}:wake", "{q}:moved"}  # hints
         left -= {"{q}:dead", "{q}:dead-messages", "{q}:dead-reasons"}
         assert left == {"{q}:consumers"}, f"{name} at {death}"
         assert client.zrange("{q}:consumers", 0, -1) == [b"B"], f"{name} at {death}"
 
 
-@pytest.mark.parametrize("name", ACKS)
-def test_acked_never_comes_back(name: str, client: redis.Redis) -> None:
-    acked = set()
-    for death in every_death(client, ACKS[name]):
-        gone = set(MANY) - set(unacked(client))
-        acked.add(len(gone))
-        assert inherit(client) == Counter(set(MANY) - gone), f"{name} at {death}"
-    assert acked - {0} == {1, 2, 3}
+@pytest.mark.parametrize(
+    ("name", "event_limit", "counts"),
+    [("ack", 0, {1, 2, 3}), ("ack", 1000, {1, 2, 3}), ("cancel", 0, {2, 4, 5})],
+)
+def test_acked_or_cancelled_never_comes_back(
+    name: str, event_limit: int, counts: set[int], client: redis.Redis
+) -> None:
+    gone = set()
+    for death in every_death(client, replace(CASES[name], event_limit=event_limit)):
+        left = {*unacked(client), *check_backlog(client)}
+        gone.add(len(MANY) - len(left))
+        assert inherit(client) == Counter(left), f"{name} at {death}"
+    assert gone - {0} == counts
 
 
-def test_cancelled_never_comes_back(client: redis.Redis) -> None:
-    cancelled = set()
-    for death in every_death(client, CASES["cancel"]):
-        left = check_backlog(client)
-        cancelled.add(len(MANY) - len(left))
-        assert inherit(client) == Counter(left.keys()), f"cancel at {death}"
-    assert cancelled == {0, 2, 4, 5}
-
-
-def test_rescheduled_is_not_early(client: redis.Redis) -> None:
-    moved = set()
-    for death in every_death(client, CASES["reschedule"]):
-        later = {id for id, at_ms in check_backlog(client).items() if at_ms > DUE_MS}
-        moved.add(len(later))
-        assert set(inherit(client, now_ms=DUE_MS)) == set(MANY) - later, f"at {death}"
-    assert moved == {0, 1, 2, 4}
-
-
-def test_replayed_later_is_not_early(client: redis.Redis) -> None:
-    replayed = set()
-    for death in every_death(client, CASES["replay later"]):
-        later = set(check_backlog(client))
-        replayed.add(len(later))
-        assert set(MANY) - later == set(dead_letters(client)), f"at {death}"
-        names = {id.decode() for id in client.zrange("{q}:dead", 0, -1)}
-        assert set(MANY) - later == names, f"at {death}"
-        assert inherit(client, now_ms=DUE_MS - 1) == Counter(), f"at {death}"
-    assert replayed == {0, 2, 4, 5}
+@pytest.mark.parametrize(
+    ("name", "now_ms", "counts"),
+    [
+        ("reschedule", DUE_MS, {0, 1, 2, 4}),
+        ("replay later", DUE_MS - 1, {0, 2, 4, 5}),
+        ("park", DUE_MS - 1, {0, 2, 3}),
+    ],
+)
+def test_what_waits_is_not_early(
+    name: str, now_ms: int, counts: set[int], client: redis.Redis
+) -> None:
+    found = set()
+    for death in every_death(client, CASES[name]):
+        later = {id for id, at_ms in check_backlog(client).items() if at_ms > now_ms}
+        found.add(len(later))
+        assert dead_letters(client).keys() == {
+            id.decode() for id in client.zrange("{q}:dead", 0, -1)
+        }, f"{name} at {death}"
+        others = {*inherit(client, now_ms=now_ms), *dead_letters(client), *unacked(client)}
+        assert others == set(MANY) - later, f"{name} at {death}"
+    assert found == counts
 
 
 def test_announced_or_not_and_then_announced_again(client: redis.Redis) -> None:
@@ -198,33 +172,21 @@ def test_announced_or_not_and_then_announced_again(client: redis.Redis) -> None:
     assert found == [{}, {}, tokens, tokens]  # the first command is answered NOSCRIPT
 
 
-def test_parked_is_not_early(client: redis.Redis) -> None:
-    for death in every_death(client, CASES["park"]):
-        parked = {id.decode() for id in client.hkeys("{q}:messages")}
-        assert set(inherit(client, now_ms=DUE_MS - 1)).isdisjoint(parked), f"park at {death}"
-
-
-def test_unread_answer_of_a_schedule_that_is_sent_again(client: redis.Redis) -> None:
-    """The producer's successor, or its retry, sends all: each is delivered once."""
-    for death in every_death(client, CASES["schedule"]):
-        schedule(Store(client, now=str(NOW_MS)))
-        assert inherit(client) == Counter(MANY), f"schedule at {death}"
-
-
-def test_unread_answer_of_a_publish_that_is_sent_again(client: redis.Redis) -> None:
-    """At least once: a list does not know its members, so what had arrived is there twice."""
-    for death in every_death(client, CASES["publish"]):
+@pytest.mark.parametrize("name", ["publish", "schedule"])
+def test_sent_again_by_a_successor_or_a_retry(name: str, client: redis.Redis) -> None:
+    """At least once: a list does not know its members, what had arrived there is there twice."""
+    for death in every_death(client, CASES[name]):
         arrived = Counter(json.loads(text)["body"] for text in client.lrange("q", 0, -1))
-        publish(Store(client, now=str(NOW_MS)))
-        assert inherit(client) == arrived + Counter(MANY), f"publish at {death}"
+        CASES[name].move(Store(client, now=str(NOW_MS)))
+        assert inherit(client) == arrived + Counter(MANY), f"{name} at {death}"
 
 
-def test_published_and_died_is_delivered_once(client: redis.Redis) -> None:
-    for name in ("publish", "schedule"):
-        for at, cut in every_death(client, CASES[name]):
-            found = inherit(client)
-            assert set(found.values()) <= {1}, f"{name} at {at}, {cut}"
-            assert list(found) == MANY[: len(found)], f"{name} at {at}, {cut}"
+@pytest.mark.parametrize("name", ["publish", "schedule"])
+def test_published_and_died_is_delivered_once(name: str, client: redis.Redis) -> None:
+    for death in every_death(client, CASES[name]):
+        found = inherit(client)
+        assert set(found.values()) <= {1}, f"{name} at {death}"
+        assert list(found) == MANY[: len(found)], f"{name} at {death}"
 
 
 # A whole consumer: what it does from its first claim to its end.

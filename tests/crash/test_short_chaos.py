@@ -8,23 +8,16 @@ import pytest
 
 from tests.crash import report
 from tests.crash.answers import ENDS
-from tests.crash.clock import find_library
-from tests.crash.cluster_faults import CLUSTER_SHARES
-from tests.crash.failovers import SENTINEL_SHARES
 from tests.crash.page import as_page
 from tests.crash.run import Order, Result, run
-from tests.crash.schedule import CLOCK_SHARES, SHARES
+from tests.crash.schedule import CLOCKS, shares
+from tests.kit.clock_steps import LIBRARY
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow]
 
-#: The shares of each kind of server; a kind of fault strikes once at least.
-SHARES_OF = {"single": SHARES, "sentinel": SENTINEL_SHARES, "cluster": CLUSTER_SHARES}
-
 
 def check(result: Result) -> None:
-    kinds = set(SHARES_OF[result.order.server])
-    if not find_library():
-        kinds -= {*CLOCK_SHARES}
+    kinds = {*shares(result.order.server)} - (set() if LIBRARY else CLOCKS)
     missing = {kind for kind in kinds if not result.faults[kind]}
     assert not missing, f"did not strike: {missing}"
     assert result.verdict.ran > 500

@@ -15,11 +15,10 @@ from tests.crash.evidence import ALONE, STALL_SECONDS, Evidence, stalls
 from tests.crash.faults import Window
 from tests.crash.history import NEVER, collect
 from tests.crash.in_use import Limits
-from tests.crash.journal import REJECTED
+from tests.crash.journal import REJECTED, SENDER
 from tests.crash.limits import PACE_BURST, PACE_SECONDS, SLOTS, Uses
 from tests.crash.load import Plan
 from tests.crash.verdict import ACK_SECONDS, Verdict, judge
-from tests.crash.writing import SENDER
 
 LEASE_SECONDS = 2.5
 PID = 7
@@ -78,37 +77,54 @@ def events(received: float, end: float | None, ack: float | None) -> list[dict[s
     return lines("first", *found)
 
 
+def cut_off(since: float, seconds: float, victim: str = "first") -> Window:
+    return Window(ALONE, since, since + seconds, victim)
+
+
+def away(since: float, seconds: float, kind: str = "server kill") -> Window:
+    return Window(kind, since, since + seconds)
+
+
+def stopped(seconds: float) -> Any:
+    return life("first", stops=[[96.0, 96.0 + seconds]])
+
+
+ALIVE, CUT_AT = life("first"), AGAIN_AT - 4
+
+
 @pytest.mark.parametrize(
-    ("pool", "end", "ack", "cause"),
+    ("first", "end", "ack", "window", "cause"),
     [
-        ("threads", None, None, verdict.EXECUTING),
-        ("threads", JUST_BEFORE, None, verdict.NOT_ACKED),
-        ("threads", JUST_BEFORE, JUST_BEFORE, verdict.NOT_ACKED),
-        ("threads", LONG_BEFORE, LONG_BEFORE, verdict.UNEXPLAINED),
+        (killed(), None, None, None, verdict.EXECUTING),
+        (killed(), JUST_BEFORE, None, None, verdict.NOT_ACKED),
+        (killed(), JUST_BEFORE, JUST_BEFORE, None, verdict.NOT_ACKED),
+        (killed(), LONG_BEFORE, LONG_BEFORE, None, verdict.UNEXPLAINED),
         # Acked when it started, and still at work.
-        ("threads", None, JUST_BEFORE, verdict.NOT_ACKED),
-        ("threads", None, LONG_BEFORE, verdict.UNEXPLAINED),
-        ("solo", None, LONG_BEFORE, verdict.EXECUTING),
-        ("solo", LONG_BEFORE, LONG_BEFORE, verdict.UNEXPLAINED),
+        (killed(), None, JUST_BEFORE, None, verdict.NOT_ACKED),
+        (killed(), None, LONG_BEFORE, None, verdict.UNEXPLAINED),
+        (killed("solo"), None, LONG_BEFORE, None, verdict.EXECUTING),
+        (killed("solo"), LONG_BEFORE, LONG_BEFORE, None, verdict.UNEXPLAINED),
+        # After an outage.
+        (killed(), LONG_BEFORE, LONG_BEFORE, away(LONG_BEFORE - 0.1, 0.2), verdict.NOT_ACKED),
+        (killed(), LONG_BEFORE, LONG_BEFORE, away(LONG_BEFORE - 3, 1), verdict.UNEXPLAINED),
+        (killed(), LONG_BEFORE, LONG_BEFORE, away(KILLED_AT - 9, 3), verdict.UNEXPLAINED),
+        (stopped(LEASE_SECONDS + 0.5), AGAIN_AT + 1, AGAIN_AT + 1, None, verdict.ZOMBIE),
+        (stopped(LEASE_SECONDS / 2), AGAIN_AT + 1, AGAIN_AT + 1, None, verdict.UNEXPLAINED),
+        # Cut off alone, before or after it was acked; others or for less than a lease.
+        (ALIVE, AGAIN_AT + 1, AGAIN_AT + 1, cut_off(CUT_AT, 5), verdict.CUT_OFF),
+        (ALIVE, AGAIN_AT - 5, AGAIN_AT - 5, cut_off(CUT_AT, 5), verdict.UNEXPLAINED),
+        (ALIVE, AGAIN_AT + 1, AGAIN_AT + 1, cut_off(CUT_AT, 5, "third"), verdict.UNEXPLAINED),
+        (ALIVE, AGAIN_AT + 1, AGAIN_AT + 1, cut_off(CUT_AT, 1.25), verdict.UNEXPLAINED),
+        # Who was cut off as all others were keeps what it has, however long that took.
+        (ALIVE, AGAIN_AT + 1, AGAIN_AT + 1, away(CUT_AT, 5, "outage"), verdict.UNEXPLAINED),
+        (ALIVE, AGAIN_AT + 1, AGAIN_AT + 1, away(CUT_AT, 5, "clock hour"), verdict.UNEXPLAINED),
     ],
 )
-def test_a_worker_is_killed(pool: str, end: float | None, ack: float | None, cause: str) -> None:
+def test_why_a_task_runs_again(
+    first: Any, end: float | None, ack: float | None, window: Window | None, cause: str
+) -> None:
     journal = sent(), events(95, end, ack), ran("other", AGAIN_AT)
-    assert causes(killed(pool), *journal) == {cause: 1}
-
-
-@pytest.mark.parametrize(
-    ("began", "ended", "cause"),
-    [
-        (LONG_BEFORE - 0.1, LONG_BEFORE + 0.1, verdict.NOT_ACKED),
-        (LONG_BEFORE - 3, LONG_BEFORE - 2, verdict.UNEXPLAINED),
-        (KILLED_AT - 9, KILLED_AT - 6, verdict.UNEXPLAINED),
-    ],
-)
-def test_a_worker_is_killed_after_an_outage(began: float, ended: float, cause: str) -> None:
-    journal = sent(), events(95, LONG_BEFORE, LONG_BEFORE), ran("other", AGAIN_AT)
-    window = Window("server kill", began, ended)
-    assert causes(killed(), *journal, windows=[window]) == {cause: 1}
+    assert causes(first, *journal, windows=[window] if window else []) == {cause: 1}
 
 
 def test_a_server_that_is_slow_with_no_fault_is_away() -> None:
@@ -121,37 +137,6 @@ def test_a_server_that_is_slow_with_no_fault_is_away() -> None:
     killed_later = sent(), events(95, LONG_BEFORE + 0.3, LONG_BEFORE + 0.3), ran("other", AGAIN_AT)
     assert causes(killed(), *killed_later, windows=windows) == {verdict.NOT_ACKED: 1}
     assert causes(killed(), *killed_later) == {verdict.UNEXPLAINED: 1}
-
-
-@pytest.mark.parametrize(
-    ("seconds", "cause"),
-    [(LEASE_SECONDS + 0.5, verdict.ZOMBIE), (LEASE_SECONDS / 2, verdict.UNEXPLAINED)],
-)
-def test_a_worker_is_stopped(seconds: float, cause: str) -> None:
-    stopped = life("first", stops=[[96.0, 96.0 + seconds]])
-    journal = sent(), events(95, AGAIN_AT + 1, AGAIN_AT + 1), ran("other", AGAIN_AT)
-    assert causes(stopped, *journal) == {cause: 1}
-
-
-def cut_off(since: float, seconds: float, victim: str = "first", kind: str = ALONE) -> Window:
-    return Window(kind, since, since + seconds, victim)
-
-
-@pytest.mark.parametrize(
-    ("window", "acked", "cause"),
-    [
-        (cut_off(AGAIN_AT - 4, 5), AGAIN_AT + 1, verdict.CUT_OFF),
-        (cut_off(AGAIN_AT - 4, 5), AGAIN_AT - 5, verdict.UNEXPLAINED),
-        (cut_off(AGAIN_AT - 4, 5, "third"), AGAIN_AT + 1, verdict.UNEXPLAINED),
-        (cut_off(AGAIN_AT - 4, LEASE_SECONDS / 2), AGAIN_AT + 1, verdict.UNEXPLAINED),
-        # Who was cut off as all others were keeps what it has, however long that took.
-        (cut_off(AGAIN_AT - 4, 5, "", "outage"), AGAIN_AT + 1, verdict.UNEXPLAINED),
-        (cut_off(AGAIN_AT - 4, 5, "", "clock hour"), AGAIN_AT + 1, verdict.UNEXPLAINED),
-    ],
-)
-def test_a_worker_is_cut_off(window: Window, acked: float, cause: str) -> None:
-    journal = sent(), events(95, acked, acked), ran("other", AGAIN_AT)
-    assert causes(life("first"), *journal, windows=[window]) == {cause: 1}
 
 
 def test_each_failure_to_publish_explains_one_run() -> None:
@@ -266,7 +251,7 @@ def test_slots_of_what_died_or_was_stopped_are_free(
 
 @pytest.mark.parametrize(
     ("window", "over"),
-    [(cut_off(94, 5), 0), (cut_off(94, 5, "third"), 1), (cut_off(94, 5, "", "outage"), 1)],
+    [(cut_off(94, 5), 0), (cut_off(94, 5, "third"), 1), (away(94, 5, "outage"), 1)],
 )
 def test_slots_of_what_was_cut_off_alone_are_free(window: Window, over: int) -> None:
     journal = [task(f"t{n}", "first", 90, 99) for n in range(SLOTS["customer"])]
@@ -295,11 +280,6 @@ def test_so_many_begin_in_a_time(last_seconds: float, too_fast: bool) -> None:
     for n, part in enumerate(journal):  # as their workers were slow to tell
         part[0]["at"] = 80 + n
     assert limits_of(life("first"), *journal, uses=turns).good
-
-
-def test_gates_are_empty_at_the_end() -> None:
-    assert judged(life("first")).good
-    assert not judged(life("first"), held={"{turns}:gate:slots turns:": 1}).good
 
 
 def question(

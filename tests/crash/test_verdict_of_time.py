@@ -8,18 +8,25 @@ from typing import Any
 import pytest
 
 from tests.crash import verdict
-from tests.crash.calm import HOPS, LATE_MS, POLL_SECONDS, RECOVERY_SECONDS, changes, occupied
 from tests.crash.clock import Readings
-from tests.crash.evidence import OCCUPIED
+from tests.crash.evidence import (
+    HOPS,
+    LATE_MS,
+    OCCUPIED,
+    POLL_SECONDS,
+    RECOVERY_SECONDS,
+    changes,
+    occupied,
+)
 from tests.crash.faults import Window
 from tests.crash.history import NEVER, collect
+from tests.crash.journal import SENDER
 from tests.crash.load import Plan
 from tests.crash.pings import Ping
 from tests.crash.remains import leaks
-from tests.crash.schedule import CALM_SECONDS, SHARES, schedule
+from tests.crash.schedule import CALM_SECONDS, schedule, shares
 from tests.crash.test_verdict import causes, judged, life, lines, ran, sent, task
 from tests.crash.verdict import Verdict
-from tests.crash.writing import SENDER
 
 Lines = list[dict[str, Any]]
 
@@ -127,11 +134,19 @@ def test_workers_answer_pings(
 )
 def test_few_keys_may_stay(key: str, leaked: bool) -> None:
     assert leaks([key]) == [key] * leaked
-    assert judged(life("first"), leaked=leaks([key])).good != leaked
 
 
-def test_workers_poll_nothing_in_vain() -> None:
-    assert not judged(life("first"), ghosts=["first: epoll 7: descriptor 9 is closed"]).good
+@pytest.mark.parametrize(
+    "left",
+    [
+        {"leaked": ["celery"]},
+        {"held": {"{turns}:gate:slots turns:": 1}},
+        {"ghosts": ["first: epoll 7: descriptor 9 is closed"]},
+    ],
+)
+def test_what_is_left_is_a_fault(left: dict[str, Any]) -> None:
+    assert judged(life("first")).good
+    assert not judged(life("first"), **left).good
 
 
 ETA = {"eta": "1970-01-01T00:01:40+00:00"}  # 100 s
@@ -201,11 +216,10 @@ def test_what_its_pool_ends_runs_again_where_its_worker_gives_it_back() -> None:
 
 
 def test_the_first_storm_has_each_kind_once() -> None:
-    interval_seconds = 1.5
-    plan = schedule(7, 200, interval_seconds)
-    assert plan == schedule(7, 200, interval_seconds)
-    first = [kind for _, kind in plan[: len(SHARES)]]
-    assert sorted(first) == sorted(SHARES)
+    kinds = shares("single")
+    plan = schedule(7, 200, 1.5, kinds)
+    assert plan == schedule(7, 200, 1.5, kinds)
+    assert sorted(kind for _, kind in plan[: len(kinds)]) == sorted(kinds)
     times = [at for at, _ in plan]
     assert times == sorted(times)
     pauses = [b - a for a, b in pairwise(times)]

@@ -7,13 +7,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tests.crash.answers import Answers, judge_answers
-from tests.crash.calm import RECOVERY_SECONDS, Calm, allowed_ms, percentile_99
 from tests.crash.crew import Life
-from tests.crash.evidence import DEATHS, STALL, Evidence
+from tests.crash.evidence import (
+    DEATHS,
+    RECOVERY_SECONDS,
+    STALL,
+    Calm,
+    Evidence,
+    allowed_ms,
+    percentile_99,
+)
 from tests.crash.history import NEVER, Execution, Hold, Key, Run
 from tests.crash.in_use import Limits, judge_limits
 from tests.crash.journal import REJECTED
 from tests.crash.pings import Pings, judge_pings
+from tests.crash.schedule import AWAY
 
 EXECUTING = "was executing when its process died"
 NOT_ACKED = "its ack had not reached the server when its process died or was stopped"
@@ -33,11 +41,6 @@ CAUSES = (
 ACK_SECONDS = 0.5
 #: So long after an outage those that it held up have arrived.
 ACK_RECOVERY_SECONDS = 1.0
-
-OUTAGES = frozenset(
-    {"server kill", "clients killed", "server sleep", "pause", "cut", "failover", "slot moved"}
-    | {"outage", "planned failover", "large slot moved", STALL}
-)
 
 
 @dataclass
@@ -226,7 +229,7 @@ class _Judge:
         """Until when an ack may not have reached the server, at least while that was away."""
         arrived = sent + ACK_SECONDS
         for window in sorted(self.evidence.windows, key=lambda window: window.began):
-            if window.kind in OUTAGES and window.began <= arrived and sent <= window.ended:
+            if window.kind in (*AWAY, STALL) and window.began <= arrived and sent <= window.ended:
                 arrived = max(arrived, window.ended + ACK_RECOVERY_SECONDS)
         return arrived
 

@@ -28,14 +28,12 @@ def die_once(where: str) -> None:
 
 @app.task(bind=True, name="note", acks_late=True, reject_on_worker_lost=True)
 def note(self: Any, *args: Any) -> list[Any]:
-    """Writes down what it was given."""
     write_down(self, args=args, tenant=(self.request.headers or {}).get("tenant"))
     return [*args]
 
 
 @app.task(bind=True, name="ask")
 def ask(self: Any, key: str, timeout: float = 3600, shape: str = "task") -> str:
-    """Asks an outside system, and ends."""
     shapes = {
         "task": note.s("response"),
         "chain": chain(note.s("first"), note.s("second")),

@@ -14,7 +14,6 @@ Partition = tuple[int, list[tuple[str, int]]]
 
 
 def partitions(client: redis.Redis, queue: str = "q") -> list[Partition]:
-    """Return the partitions of a queue's backlog in the order of their bounds."""
     keys = QueueKeys(queue)
     found = []
     for name, bound in client.zrange(keys.partitions, 0, -1, withscores=True):
@@ -24,7 +23,6 @@ def partitions(client: redis.Redis, queue: str = "q") -> list[Partition]:
 
 
 def due_times(client: redis.Redis, queue: str = "q") -> list[list[int]]:
-    """Return the due times in each partition."""
     return [[due for _, due in own] for _, own in partitions(client, queue)]
 
 

@@ -1,4 +1,4 @@
-"""A server whose clock can be stepped while it runs, by libfaketime."""
+"""Servers whose clock can be stepped while they run, by libfaketime."""
 
 from __future__ import annotations
 
@@ -8,27 +8,26 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
+from tests.kit.servers import Server, missing, start_server
 
-from tests.kit.servers import Server, start_server
-
-_LIBRARIES = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
+#: Where Debian's package libfaketime has it.
+LIBRARY = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
 
 
 class Clock:
-    """The clock of one server: `step` moves it, forwards or backwards, at once and for good."""
+    """The clock of servers: `step` moves it, forwards or backwards, at once and for good."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._ahead_seconds = 0.0
         self._steps = 0
-        self.step(0)
+        self.set(0)
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the server has to be started with."""
+        """What the servers have to be started with."""
         return {
-            "LD_PRELOAD": str(_LIBRARIES[0]),
+            "LD_PRELOAD": str(LIBRARY),
             "FAKETIME_TIMESTAMP_FILE": str(self._path),
             "FAKETIME_NO_CACHE": "1",
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
@@ -36,9 +35,13 @@ class Clock:
 
     def step(self, seconds: float) -> None:
         """Set the clock forward, or back where the number is negative."""
-        self._ahead_seconds += seconds
+        self.set(self._ahead_seconds + seconds)
+
+    def set(self, ahead_seconds: float) -> None:
+        """Let it be so far ahead of this machine's."""
+        self._ahead_seconds = ahead_seconds
         temporary = self._path.with_suffix(".new")
-        temporary.write_text(f"{self._ahead_seconds:+.3f}\n")
+        temporary.write_text(f"{ahead_seconds:+.3f}\n")
         self._steps += 1
         os.utime(temporary, (self._steps * 10, self._steps * 10))  # it compares whole seconds
         os.replace(temporary, self._path)  # the server reads it at any moment
@@ -53,10 +56,8 @@ def stepped_server(
     Debian's Redis does not start under libfaketime (its jemalloc asks for the time too early).
     Without libfaketime the test is skipped, and fails when CI=true.
     """
-    if not _LIBRARIES:
-        if os.environ.get("CI", "").lower() == "true":
-            raise RuntimeError("libfaketime is not installed")
-        pytest.skip("libfaketime is not installed (Debian: apt install faketime)")
+    if not LIBRARY:
+        missing("libfaketime is not installed (Debian: apt install faketime)")
     directory.mkdir(parents=True, exist_ok=True)
     clock = Clock(directory / "clock")
     options.setdefault("port", 0)

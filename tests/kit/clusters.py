@@ -7,9 +7,10 @@ import random
 import re
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import redis
 from redis.crc import key_slot
@@ -34,6 +35,7 @@ class Cluster:
     #: Of each master: one or none.
     replicas: int = 1
     append_only: bool = True
+    environment: dict[str, str] | None = None
 
     @property
     def url(self) -> str:
@@ -45,24 +47,19 @@ class Cluster:
         return server.client(password=PASSWORD, socket_timeout=5)
 
     def routed(self) -> redis.RedisCluster:
-        """A client of the whole Cluster."""
-        node = next(server for server in self.servers if server._process is not None)
+        node = next(server for server in self.servers if server.running)
         return redis.RedisCluster(
             host="127.0.0.1", port=node.port or 0, password=PASSWORD, require_full_coverage=False
         )
 
     def nodes(self, server: Server | None = None) -> list[list[str]]:
         """The lines of CLUSTER NODES, as a server sees them."""
-        servers = [server] if server else [s for s in self.servers if s._process is not None]
+        servers = [server] if server else [s for s in self.servers if s.running]
         with self.client(servers[0]) as client:
-            raw = client.connection_pool.get_connection()
-            raw.send_command("CLUSTER", "NODES")
-            text = raw.read_response()
-            client.connection_pool.release(raw)
+            text = _bytes(client, "CLUSTER", "NODES")
         return [line.split() for line in text.decode().splitlines()]
 
     def master_of(self, key: str) -> Server:
-        """The server that has a key's slot."""
         slot = key_slot(key.encode())
         for fields in self.nodes():
             for part in fields[8:]:
@@ -86,10 +83,9 @@ class Cluster:
 
     def id_of(self, server: Server) -> str:
         with self.client(server) as client:
-            return _text(client.execute_command("CLUSTER MYID"))
+            return _bytes(client, "CLUSTER", "MYID").decode()
 
     def queues_apart(self, count: int = 3) -> list[str]:
-        """Names of queues, each on another master."""
         names = (f"queue{n}" for n in range(1000))
         found: dict[int, str] = {}
         while len(found) < count:
@@ -110,38 +106,49 @@ class Cluster:
         wait_until(has_moved, f"another node has {key!r}", timeout_seconds)
         return self.master_of(key)
 
-    def move(self, key: str, target: Server, *, on_half: object = None) -> None:
+    def move(self, key: str, target: Server, *, on_half: Callable[[], Any] | None = None) -> None:
         """Move a key's slot to another master, as `redis-cli --cluster reshard` does."""
         source, slot = self.master_of(key), key_slot(key.encode())
         source_id, target_id = self.id_of(source), self.id_of(target)
         with self.client(source) as old, self.client(target) as new:
             wait_until(lambda: _imports(new, slot, source_id), f"{target.port} takes slot {slot}")
             old.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", target_id)
-            self.move_keys(old, target, slot)
-            if callable(on_half):
+            self._move_keys(old, target, slot)
+            if on_half:
                 on_half()
-                self.move_keys(old, target, slot)
+                self._move_keys(old, target, slot)
             new.execute_command("CLUSTER SETSLOT", slot, "NODE", target_id)
             with contextlib.suppress(ResponseError):  # without a slot it may be a replica by now
                 old.execute_command("CLUSTER SETSLOT", slot, "NODE", target_id)
 
-    def move_keys(self, old: redis.Redis, target: Server, slot: int, limit: int = 0) -> None:
-        """Move keys of a slot that is on its way, all or so many."""
-        moved = 0
-        while not limit or moved < limit:
-            keys = old.execute_command("CLUSTER GETKEYSINSLOT", slot, limit or 10)
-            if not keys:
-                return
-            where = "127.0.0.1", target.port, "", 0, 5000
+    def _move_keys(self, old: redis.Redis, target: Server, slot: int) -> None:
+        where = "127.0.0.1", target.port, "", 0, 5000
+        while keys := old.execute_command("CLUSTER GETKEYSINSLOT", slot, 10):
             old.execute_command("MIGRATE", *where, "AUTH", PASSWORD, "KEYS", *keys)
-            moved += len(keys)
 
     def start_node(self) -> Server:
         """A new server that knows no other."""
         self.directory.mkdir(exist_ok=True)
         # Never that of one before, which would take itself for that one.
         directory = tempfile.mkdtemp(prefix="node", dir=self.directory)
-        server = _start(self.kind, Path(directory), self.append_only)
+        config = {
+            "requirepass": PASSWORD,
+            "masterauth": PASSWORD,
+            "cluster-enabled": "yes",
+            "cluster-node-timeout": str(NODE_TIMEOUT_MS),
+            "cluster-require-full-coverage": "no",
+            "cluster-replica-validity-factor": "0",
+            "repl-diskless-sync": "yes",
+            "repl-diskless-sync-delay": "0",
+        }
+        server = start_server(
+            self.kind,
+            Path(directory),
+            port=free_cluster_port(),
+            append_only=self.append_only,
+            config=config,
+            environment=self.environment,
+        )
         self.servers.append(server)
         return server
 
@@ -173,7 +180,7 @@ class Cluster:
     def heal(self) -> None:
         """Start what is down, and wait until each master has its replica and all is covered."""
         for server in self.servers:
-            if server._process is None:
+            if not server.running:
                 server.start()
         wait_until(self.is_whole, "the Cluster is whole", HEAL_SECONDS, 0.05)
 
@@ -209,7 +216,7 @@ class Cluster:
             with self.client(master) as client:
                 client.flushall()
 
-    def stop(self) -> None:
+    def close(self) -> None:
         for server in self.servers:
             server.stop()
 
@@ -228,18 +235,12 @@ def _bytes(client: redis.Redis, *command: str) -> bytes:
         client.connection_pool.release(connection)
 
 
-def _text(value: object) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
-
-
 @contextlib.contextmanager
 def start_cluster(
-    kind: str, directory: Path, masters: int = 3, replicas: int = 1, append_only: bool = True
+    kind: str, directory: Path, masters: int = 3, replicas: int = 1, **options: Any
 ) -> Iterator[Cluster]:
     """Start masters with one replica each, or none; the slots are spread evenly."""
-    with contextlib.ExitStack() as stack:
-        cluster = Cluster(kind, directory, [], replicas, append_only)
-        stack.callback(cluster.stop)
+    with contextlib.closing(Cluster(kind, directory, [], replicas, **options)) as cluster:
         for _ in range(masters * (1 + replicas)):
             cluster.start_node()
         _join(cluster, masters)
@@ -254,7 +255,8 @@ def _join(cluster: Cluster, masters: int) -> None:
     for n, client in enumerate(clients[:masters]):
         # Rounded as redis-cli does.
         first, last = round(SLOTS * n / masters), round(SLOTS * (n + 1) / masters) - 1
-        _add_slots(client, first, last)
+        # Redis 6.2 has no ADDSLOTSRANGE.
+        client.execute_command("CLUSTER ADDSLOTS", *range(first, last + 1))
     for server in cluster.servers[1:]:
         clients[0].execute_command("CLUSTER MEET", "127.0.0.1", server.port)
     wait_until(lambda: cluster._all_know(len(clients)), "all nodes know one another", 20)
@@ -262,26 +264,6 @@ def _join(cluster: Cluster, masters: int) -> None:
         client.execute_command("CLUSTER REPLICATE", cluster.id_of(cluster.servers[n]))
     for client in clients:
         client.close()
-
-
-def _add_slots(client: redis.Redis, first: int, last: int) -> None:
-    # Redis 6.2 has no ADDSLOTSRANGE.
-    client.execute_command("CLUSTER ADDSLOTS", *range(first, last + 1))
-
-
-def _start(kind: str, directory: Path, append_only: bool) -> Server:
-    config = {
-        "requirepass": PASSWORD,
-        "masterauth": PASSWORD,
-        "cluster-enabled": "yes",
-        "cluster-node-timeout": str(NODE_TIMEOUT_MS),
-        "cluster-require-full-coverage": "no",
-        "cluster-replica-validity-factor": "0",
-        "repl-diskless-sync": "yes",
-        "repl-diskless-sync-delay": "0",
-    }
-    port = free_cluster_port()
-    return start_server(kind, directory, port=port, append_only=append_only, config=config)
 
 
 def free_cluster_port() -> int:

@@ -29,7 +29,6 @@ def mail_policies() -> list[Policy]:
 
 
 def send(app: Celery, tenant: str, count: int = 1, *, queue: str = "mail", **kwargs: Any) -> None:
-    """Send tasks of a tenant that are for now."""
     headers = {"tenant": tenant}
     for _ in range(count):
         app.send_task("till.send_mail", [], kwargs, queue=queue, headers=headers)

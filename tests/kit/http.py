@@ -58,7 +58,6 @@ def serving(api: Any) -> Iterator[str]:
 
 @contextmanager
 def api_client(app: Celery, *, needs_token: bool = False, **options: Any) -> Iterator[httpx.Client]:
-    """A client of the API of an app."""
     api = Api(app, HttpOptions.parse(options), needs_token=needs_token)
     with serving(api) as url, httpx.Client(base_url=url, timeout=15) as client:
         client.api = api  # type: ignore[attr-defined]

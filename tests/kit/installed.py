@@ -20,12 +20,9 @@ class Installed:
         self.python = str(directory / "bin" / "python")
         (self.site,) = directory.glob("lib/python*/site-packages")
         _link_dependencies(self.site)
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
-        command += ["--no-build-isolation", "--disable-pip-version-check", "--target"]
-        subprocess.run([*command, self.site, ROOT], check=True, stdin=subprocess.DEVNULL)
+        pip("install", "--no-index", "--target", self.site, ROOT)
 
     def run(self, *arguments: str, cwd: Path) -> str:
-        """Run Python in a directory; returns what it prints."""
         done = subprocess.run(
             [self.python, *arguments],
             cwd=cwd,
@@ -37,6 +34,13 @@ class Installed:
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
+
+
+def pip(command: str, *arguments: str | Path) -> None:
+    """Build or install a tree, without looking for anything else."""
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--disable-pip-version-check"]
+    whole = [sys.executable, "-m", "pip", command, *options, *arguments]
+    subprocess.run(whole, check=True, stdin=subprocess.DEVNULL)
 
 
 def _link_dependencies(site: Path) -> None:

@@ -11,5 +11,4 @@ install(app)
 
 @app.task(name="revoke_from_task")
 def revoke_from_task(task_id: str) -> None:
-    """Revokes another task, as tasks do."""
     app.control.revoke(task_id)

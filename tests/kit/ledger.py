@@ -38,7 +38,6 @@ class Ledger:
         return [entry["id"] for entry in self.entries()]
 
     def runs(self) -> Counter[str]:
-        """How often each task ran."""
         return Counter(self.ids())
 
     def of(self, task_id: str) -> list[Entry]:
@@ -54,13 +53,11 @@ class Ledger:
         return self.entries()
 
     def wait_for(self, count: int, timeout_seconds: float = 60) -> list[Entry]:
-        """Wait until at least `count` runs are written down."""
         return self.wait(
             lambda entries: len(entries) >= count, f"{count} runs in the ledger", timeout_seconds
         )
 
     def wait_for_all(self, ids: list[str], timeout_seconds: float = 60) -> list[Entry]:
-        """Wait until each of these tasks has run at least once."""
         wanted = set(ids)
         return self.wait(
             lambda entries: wanted <= {entry["id"] for entry in entries},

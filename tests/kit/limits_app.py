@@ -17,7 +17,6 @@ from tests.kit.tasks_app import Settings, make_app
 
 
 def make_limited_app(settings: Settings) -> Celery:
-    """Make an app with the tasks below."""
     app = make_app(settings)
     app.conf.update(worker_prefetch_multiplier=1, worker_lost_wait=0.5)
     options = {"delayed_lease_seconds": 1, "delayed_policies": {"celery": [Limit(concurrency=1)]}}
@@ -26,7 +25,6 @@ def make_limited_app(settings: Settings) -> Celery:
 
     @app.task(bind=True, name="hold", shared=False)
     def hold(self: Any, seconds: float, how: str = "") -> None:
-        """Tell when it begins and ends, and end in some way."""
         ledger = Ledger(Path(settings.ledger))
         ledger.append(id=self.request.id, at="begin", when=time.time())
         time.sleep(seconds)

@@ -79,7 +79,6 @@ class Visitor:
 
     @property
     def cookie(self) -> str:
-        """The name of the cookie that says who visits."""
         return cookie_name(self.client.base_url.netloc.decode(), "")
 
     def get(self, path: str, status: int = 200) -> Page:

@@ -16,19 +16,16 @@ install(app)
 
 @app.task(bind=True, policies=[Backoff([0.05, 0.05])])
 def hopeless(self: Any, secret: str) -> None:
-    """Fails whenever it runs."""
     write_down(self)
     raise ValueError("no hope")
 
 
 @app.task(bind=True, acks_late=True, policies=[Backoff([0.05, 0.05])])
 def hopeless_late(self: Any, secret: str) -> None:
-    """As `hopeless`, acked when it is done."""
     write_down(self)
     raise ValueError("no hope")
 
 
 @app.task
 def endless() -> None:
-    """Takes longer than its queue allows."""
     time.sleep(60)

@@ -1,4 +1,4 @@
-"""Threads that send without a pause while something else goes wrong."""
+"""Threads that send all the time while something else goes wrong."""
 
 from __future__ import annotations
 
@@ -13,22 +13,26 @@ from tests.kit.wait import wait_until
 
 
 class Producers:
-    """Threads that publish without a pause and remember what was accepted."""
+    """They remember what was accepted; what raised an error does not count."""
 
-    def __init__(self, send: Callable[[int], Any], count: int = 2) -> None:
+    def __init__(
+        self, send: Callable[[int], Any], count: int = 2, pause_seconds: float = 0.01
+    ) -> None:
         self.sent: list[Any] = []
+        self.errors = 0
         self._send = send
+        self._pause_seconds = pause_seconds
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._run) for _ in range(count)]
 
     def _run(self) -> None:
         n = 0
-        while not self._stop.wait(0.01):
+        while not self._stop.wait(self._pause_seconds):
             n += 1
             try:
                 self.sent.append(self._send(n))
             except (OperationalError, OSError, DelayedError):  # it may be stored, and may not
-                continue
+                self.errors += 1
 
     def __enter__(self) -> Producers:
         for thread in self._threads:

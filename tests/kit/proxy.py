@@ -8,17 +8,14 @@ import selectors
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Future
-from types import TracebackType
-from typing import TypeVar, cast
+from collections.abc import Coroutine
+from typing import Any, cast
 
 import click
 
 HOST = "127.0.0.1"
 CONTROL_SECONDS = 10
 _CLOSE = b""
-T = TypeVar("T")
 
 
 class Proxy:
@@ -52,19 +49,19 @@ class Proxy:
 
     def cut(self) -> None:
         """Close every connection and refuse new ones until `heal`."""
-        self._call(self._cut)
+        self._do(self._cut())
 
     def heal(self) -> None:
         """Accept connections again on the same port."""
-        asyncio.run_coroutine_threadsafe(self._listen(), self.loop).result(CONTROL_SECONDS)
+        self._do(self._listen())
 
     def pause(self) -> None:
         """Hold all bytes back, connections stay open, until `resume`."""
-        self._call(lambda: setattr(self, "held", True))
+        self._do(self._hold(True))
 
     def resume(self) -> None:
         """Deliver what was held back, then go on."""
-        self._call(self._release)
+        self._do(self._hold(False))
 
     def close(self) -> None:
         """Cut all connections and end the thread; a second call does nothing."""
@@ -77,7 +74,6 @@ class Proxy:
         self.loop.close()
 
     def connect(self, client_side: _Side) -> None:
-        """Open the connection to the target that belongs to an accepted one."""
         task = self.loop.create_task(self._connect(client_side))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -85,9 +81,8 @@ class Proxy:
     async def _connect(self, client_side: _Side) -> None:
         target_side = _Side(self, client_side)
         try:
-            await self.loop.create_connection(
-                lambda: target_side, self.target_host, self.target_port
-            )
+            target = self.target_host, self.target_port
+            await self.loop.create_connection(lambda: target_side, *target)
         except OSError:
             client_side.abort()
         else:
@@ -95,11 +90,10 @@ class Proxy:
 
     async def _listen(self) -> None:
         if self._server is None:
-            self._server = await self.loop.create_server(
-                lambda: _Side(self, None), sock=self._listener
-            )
+            accept = lambda: _Side(self, None)  # noqa: E731
+            self._server = await self.loop.create_server(accept, sock=self._listener)
 
-    def _cut(self) -> None:
+    async def _cut(self) -> None:
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -110,32 +104,18 @@ class Proxy:
         for side in list(self.sides):
             side.abort()
 
-    def _release(self) -> None:
-        self.held = False
+    async def _hold(self, held: bool) -> None:
+        self.held = held
         for side in list(self.sides):
             side.flush()
 
-    def _call(self, action: Callable[[], T]) -> T:
-        done: Future[T] = Future()
-
-        def run() -> None:
-            try:
-                done.set_result(action())
-            except BaseException as error:
-                done.set_exception(error)
-
-        self.loop.call_soon_threadsafe(run)
-        return done.result(CONTROL_SECONDS)
+    def _do(self, action: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(action, self.loop).result(CONTROL_SECONDS)
 
     def __enter__(self) -> Proxy:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -152,9 +132,8 @@ class _Side(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
-        self.transport.get_extra_info("socket").setsockopt(
-            socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
-        )
+        own = self.transport.get_extra_info("socket")
+        own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.proxy.sides.add(self)
         if self.accepted:
             self.proxy.connect(self)
@@ -211,12 +190,8 @@ def _bound(port: int) -> socket.socket:
 def main(listen_port: int, target: str, delay_ms: float) -> None:
     """Forward a local port to HOST:PORT until interrupted."""
     host, _, port = target.rpartition(":")
-    proxy = Proxy(
-        int(port),
-        target_host=host or HOST,
-        listen_port=listen_port,
-        delay_seconds=delay_ms / 1000,
-    )
+    own: Any = {"target_host": host or HOST, "listen_port": listen_port}
+    proxy = Proxy(int(port), **own, delay_seconds=delay_ms / 1000)
     click.echo(f"listening on {HOST}:{proxy.port}")
     with proxy, contextlib.suppress(KeyboardInterrupt):
         threading.Event().wait()

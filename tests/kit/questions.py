@@ -15,13 +15,11 @@ EARLY = Early(kept_ms=5_000, limit=3)
 
 
 def question(id: str, name: str = "n", step: int = 0) -> Entry:
-    """A message that has no answer yet."""
     headers = {"id": id, ANSWER_HEADER: None, "delayed_unique": name}
     return Entry(id, step, message(id, headers=headers))
 
 
 def answer_in(text: bytes) -> str | None:
-    """The text of the answer that a message has."""
     found: dict[str, Any] = json.loads(text)["headers"]
     return found[ANSWER_HEADER]
 

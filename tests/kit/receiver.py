@@ -24,7 +24,6 @@ class Receiver:
         return f"http://127.0.0.1:{self.port}{path}"
 
     def at(self, path: str) -> list[Any]:
-        """The bodies that came to a path."""
         return [json.loads(body) for where, _, body in self.got if where == path]
 
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import redis
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
-from redis.retry import Retry
 
-from tests.kit.servers import STOP_SECONDS, Server, free_port, start_server
+from tests.kit.servers import Server, free_port, start_server
 from tests.kit.wait import wait_until
 
 MASTER = "mymaster"
@@ -26,62 +23,28 @@ HEAL_SECONDS = 30
 HURRY = ("info-period", "500", "publish-period", "300", "ping-period", "500", "ask-period", "200")
 
 
-@dataclass
-class SentinelProcess:
+class SentinelProcess(Server):
     """One Sentinel; started again it goes on from the configuration that it has written."""
 
-    binary: Path
-    directory: Path
-    port: int
-    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    def __init__(self, binary: Path, directory: Path, port: int) -> None:
+        super().__init__("sentinel", binary, directory, {}, port, None, None)
 
     def configure(self, lines: dict[str, str]) -> None:
         self.directory.mkdir(parents=True)
-        text = "".join(f"{name} {value}\n" for name, value in lines.items())
-        (self.directory / "sentinel.conf").write_text(text)
+        self.options = lines
+        self._config = self._write_options()
+
+    def _command(self) -> list[Path | str]:
+        return [self.binary, self._config, "--sentinel"]
 
     def start(self) -> None:
-        with open(self.directory / "sentinel.log", "ab") as log:
-            self._process = subprocess.Popen(
-                [self.binary, self.directory / "sentinel.conf", "--sentinel"],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
-        wait_until(self._answers, f"the Sentinel of port {self.port} answers")
+        super().start()
         with self.client() as client, contextlib.suppress(RedisError):
             client.execute_command("SENTINEL", "DEBUG", *HURRY)
 
-    def _answers(self) -> bool:
-        try:
-            with self.client() as client:
-                return bool(client.ping())
-        except RedisError:
-            return False
-
-    @property
-    def running(self) -> bool:
-        return self._process is not None
-
-    def stop(self) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        process.terminate()
-        try:
-            process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-    def client(self) -> redis.Redis:
-        return redis.Redis(
-            port=self.port,
-            password=SENTINEL_PASSWORD,
-            socket_timeout=1,
-            retry=Retry(NoBackoff(), 0),
-            decode_responses=True,
-        )
+    def client(self, **options: Any) -> redis.Redis:
+        own = {"password": SENTINEL_PASSWORD, "socket_timeout": 1, "decode_responses": True}
+        return super().client(**{**own, **options})
 
     def master(self) -> dict[str, Any]:
         """What it knows of the master."""
@@ -106,7 +69,6 @@ class Group:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The transport options that belong to the URL."""
         return {"master_name": MASTER, "sentinel_kwargs": {"password": SENTINEL_PASSWORD}}
 
     @property
@@ -151,12 +113,11 @@ class Group:
     def heal(self) -> None:
         """Start what is down, and wait until all know one another and no replica lags."""
         for each in (*self.servers, *self.sentinels):
-            if each._process is None:
+            if not each.running:
                 each.start()
         wait_until(self.is_whole, "all servers and Sentinels are in touch", HEAL_SECONDS, 0.05)
 
     def is_whole(self) -> bool:
-        """Whether all are in touch and no replica lags."""
         try:
             views = [each.master() for each in self.sentinels]
             if len({view["port"] for view in views}) > 1 or not all(map(_is_complete, views)):
@@ -185,46 +146,46 @@ def _is_complete(view: dict[str, Any]) -> bool:
 
 
 @contextlib.contextmanager
-def start_group(kind: str, directory: Path, down_after_ms: int = DOWN_AFTER_MS) -> Iterator[Group]:
+def start_group(
+    kind: str,
+    directory: Path,
+    down_after_ms: int = DOWN_AFTER_MS,
+    environment: dict[str, str] | None = None,
+) -> Iterator[Group]:
     """Start it all, every server with a password and every Sentinel with another one."""
     with contextlib.ExitStack() as stack:
-        servers = []
+        servers: list[Server] = []
         for n in range(3):
             replicates = {"replicaof": f"127.0.0.1 {servers[0].port}"} if servers else {}
-            servers.append(_start_server(kind, directory / f"server{n}", replicates))
-            stack.enter_context(servers[-1])
+            config = {
+                "requirepass": PASSWORD,
+                "masterauth": PASSWORD,
+                "repl-diskless-sync": "yes",
+                "repl-diskless-sync-delay": "0",
+                **replicates,
+            }
+            options: Any = {"append_only": True, "config": config, "environment": environment}
+            server = start_server(kind, directory / f"server{n}", port=0, **options)
+            servers.append(stack.enter_context(server))
         group = Group(servers, [])
         stack.callback(group.stop)
         for n in range(3):
             port = free_port()
             sentinel = SentinelProcess(servers[0].binary, directory / f"sentinel{n}", port)
-            sentinel.configure(_lines(sentinel, servers[0].port or 0, down_after_ms))
+            sentinel.configure(
+                {
+                    "port": str(port),
+                    "bind": "127.0.0.1",
+                    "dir": f'"{sentinel.directory}"',
+                    "requirepass": f'"{SENTINEL_PASSWORD}"',
+                    "sentinel sentinel-pass": f'"{SENTINEL_PASSWORD}"',
+                    f"sentinel monitor {MASTER}": f"127.0.0.1 {servers[0].port} 2",
+                    f"sentinel auth-pass {MASTER}": PASSWORD,
+                    f"sentinel down-after-milliseconds {MASTER}": str(down_after_ms),
+                    f"sentinel failover-timeout {MASTER}": "1500",
+                    f"sentinel parallel-syncs {MASTER}": "2",
+                }
+            )
             group.sentinels.append(sentinel)
         group.heal()
         yield group
-
-
-def _start_server(kind: str, directory: Path, more: dict[str, str]) -> Server:
-    config = {
-        "requirepass": PASSWORD,
-        "masterauth": PASSWORD,
-        "repl-diskless-sync": "yes",
-        "repl-diskless-sync-delay": "0",
-        **more,
-    }
-    return start_server(kind, directory, port=0, append_only=True, config=config)
-
-
-def _lines(sentinel: SentinelProcess, master_port: int, down_after_ms: int) -> dict[str, str]:
-    return {
-        "port": str(sentinel.port),
-        "bind": "127.0.0.1",
-        "dir": f'"{sentinel.directory}"',
-        "requirepass": f'"{SENTINEL_PASSWORD}"',
-        "sentinel sentinel-pass": f'"{SENTINEL_PASSWORD}"',
-        f"sentinel monitor {MASTER}": f"127.0.0.1 {master_port} 2",
-        f"sentinel auth-pass {MASTER}": PASSWORD,
-        f"sentinel down-after-milliseconds {MASTER}": str(down_after_ms),
-        f"sentinel failover-timeout {MASTER}": "1500",
-        f"sentinel parallel-syncs {MASTER}": "2",
-    }

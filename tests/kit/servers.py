@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NoReturn
 
 import pytest
@@ -71,6 +70,10 @@ class Server:
     environment: dict[str, str] = field(default_factory=dict, repr=False)
 
     @property
+    def running(self) -> bool:
+        return self._process is not None
+
+    @property
     def url(self) -> str:
         if self.socket_path:
             return f"socket://{self.socket_path}?virtual_host=0"
@@ -95,11 +98,9 @@ class Server:
     def start(self) -> None:
         if self._process is not None:
             raise RuntimeError(f"the {self.kind} server in {self.directory} is already running")
-        config = self.directory / "server.conf"
-        config.write_text("".join(f"{name} {value}\n" for name, value in self.options.items()))
         with open(self.directory / "server.log", "ab") as log:
             self._process = subprocess.Popen(
-                [self.binary, config],
+                self._command(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -110,6 +111,14 @@ class Server:
         except BaseException:
             self.kill()
             raise
+
+    def _command(self) -> list[Path | str]:
+        return [self.binary, self._write_options()]
+
+    def _write_options(self) -> Path:
+        config = self.directory / "server.conf"
+        config.write_text("".join(f"{name} {value}\n" for name, value in self.options.items()))
+        return config
 
     def stop(self) -> None:
         """End the server as an operator would: what it has written is on disk."""
@@ -152,12 +161,7 @@ class Server:
     def __enter__(self) -> Server:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
 
@@ -179,9 +183,9 @@ def start_server(
     """
     binary = _BINARIES[kind]()
     if binary is None or not os.access(binary, os.X_OK):
-        _missing(f"server {kind!r} is not installed (looked for {binary})")
+        missing(f"server {kind!r} is not installed (looked for {binary})")
     if tls and kind not in TLS_KINDS:
-        _missing(f"server {kind!r} is built without TLS: use one of {', '.join(TLS_KINDS)}")
+        missing(f"server {kind!r} is built without TLS: use one of {', '.join(TLS_KINDS)}")
     directory.mkdir(parents=True, exist_ok=True)
     temporary = None
     socket_path = None
@@ -230,7 +234,7 @@ def _options(
 def make_certificate(directory: Path) -> Path:
     """Make a self-signed certificate for 127.0.0.1, its own authority."""
     if shutil.which("openssl") is None:
-        _missing("openssl is not installed: no certificate for a TLS server")
+        missing("openssl is not installed: no certificate for a TLS server")
     certificate = directory / "server.crt"
     key = certificate.with_suffix(".key")
     subject = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
@@ -241,7 +245,8 @@ def make_certificate(directory: Path) -> Path:
     return certificate
 
 
-def _missing(reason: str) -> NoReturn:
+def missing(reason: str) -> NoReturn:
+    """Skip the test for what is not installed, and fail it when CI=true."""
     if os.environ.get("CI", "").lower() == "true":
         raise RuntimeError(reason)
     pytest.skip(reason)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import time
@@ -18,6 +17,7 @@ from celery_ext.tasks.failures import Failure, write
 from kombu_delayed.message.envelope import open_envelope
 from kombu_delayed.store.store import Store
 from tests.kit.pages import Visitor
+from tests.kit.told import told
 
 #: Opens a shop; returns its app, a client of Redis and a visitor of its pages.
 OpenShop = Callable[[], tuple[Celery, redis.Redis, Visitor]]
@@ -50,7 +50,6 @@ GATED = {"exports": "exports.write", "imports": "imports.read"}
 
 
 def make_shop(url: str) -> Celery:
-    """An app with the shop's tasks."""
     app = Celery("shop", broker=f"delayed+{url}", set_as_current=False)
     app.conf.task_default_queue = "default"
     app.conf.task_routes = {}
@@ -103,17 +102,12 @@ def _row(chance: random.Random) -> tuple[Any, ...]:
     peak = chance.choice((chance.gauss(11, 2.5), chance.gauss(18, 1.5), chance.uniform(0, 24)))
     days = chance.choice((0, 0, 0, 1, 2, 5, 12))
     countdown = ((peak - hour) % 24 + 24 * days) * 3_600 + 5
-    options = {
-        "countdown": countdown,
-        "queue": queue,
-        "priority": chance.choice((0, 3, 6)),
-        "headers": {"tenant": chance.choice(TENANTS)},
-    }
+    options: dict[str, Any] = {"queue": queue, "priority": chance.choice((0, 3, 6))}
+    options |= {"countdown": countdown, "headers": {"tenant": chance.choice(TENANTS)}}
     return name, [chance.randrange(10_000, 99_999)], {}, None, options
 
 
 def _history(client: redis.Redis, store: Store, queue: str, chance: random.Random) -> None:
-    """Ten minutes of events."""
     now_ms, key = int(time.time() * 1000), store.keys(queue).events
     at_ms = now_ms - 600_000
     while at_ms < now_ms - 2_000:
@@ -121,19 +115,13 @@ def _history(client: redis.Redis, store: Store, queue: str, chance: random.Rando
         at_ms += int(chance.expovariate(1 / (900 + 500 * math.sin(ago))) + 100)
         name, tenant, id = chance.choice(TASKS[queue]), chance.choice(TENANTS), f"e{at_ms}"
         late_ms = int(chance.lognormvariate(1.5, 0.9))
+        known = {"task": name, "tenant": tenant, "due_ms": at_ms - late_ms, "consumer": WORKERS[0]}
         for event, after in (("delivered", 0), ("acked", 40)):
-            facts = [event, id, name, tenant, at_ms - late_ms, WORKERS[0], 0]
-            client.xadd(
-                key, {"v": 2, "event": json.dumps(facts)}, id=f"{min(at_ms + after, now_ms)}-*"
-            )
+            client.xadd(key, told(id, event=event, **known), id=f"{min(at_ms + after, now_ms)}-*")
 
 
 def _in_flight(app: Celery, store: Store) -> None:
-    for queue, worker, count in (
-        ("mail", WORKERS[0], 6),
-        ("mail", WORKERS[1], 4),
-        ("billing", WORKERS[2], 3),
-    ):
+    for queue, worker, count in zip(("mail", "mail", "billing"), WORKERS, (6, 4, 3), strict=True):
         for n in range(count + 2):
             app.send_task(TASKS[queue][0], [n], queue=queue, headers={"tenant": "acme"})
         store.deliver(queue, worker, count, 1, lease_ms=LEASE_MS)
@@ -164,15 +152,8 @@ def _attempts(error: str) -> str:
 
 def _known(app: Celery) -> str:
     delayed, id = Delayed(app), "order-20931"
-    app.send_task(
-        "billing.renew",
-        [20931],
-        {"plan": "team", "seats": 12},
-        task_id=id,
-        queue="billing",
-        countdown=86_400,
-        headers={"tenant": "globex"},
-    )
+    options = {"queue": "billing", "countdown": 86_400, "headers": {"tenant": "globex"}}
+    app.send_task("billing.renew", [20931], {"plan": "team", "seats": 12}, task_id=id, **options)
     delayed.reschedule(id, countdown=3 * 86_400, queue="billing")
     delayed.reschedule(id, countdown=5 * 86_400 + 7_260, queue="billing")
     delayed.close()

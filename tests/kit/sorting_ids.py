@@ -18,7 +18,7 @@ import celery_ext
 from celery_ext.app import ids
 from kombu_delayed.inspection.backlog import Backlog
 
-COUNTDOWN = 3600
+LATER = {"countdown": 3600}
 COUNT = 5
 
 
@@ -44,20 +44,10 @@ def make_app(url: str) -> Celery:
     return app
 
 
-def apply_async(app: Celery) -> list[str]:
-    return [app.tasks["add"].apply_async((n,), countdown=COUNTDOWN).id for n in range(COUNT)]
-
-
-def send_task(app: Celery) -> list[str]:
-    return [app.send_task("add", (n,), countdown=COUNTDOWN).id for n in range(COUNT)]
-
-
 def groups(app: Celery) -> list[str]:
-    found = []
-    for _ in range(2):
-        header = group([app.tasks["add"].s(n) for n in range(COUNT)], app=app)
-        found += [each.id for each in header.apply_async(countdown=COUNTDOWN)]
-    return found
+    add = app.tasks["add"]
+    both = [group([add.s(n) for n in range(COUNT)], app=app) for _ in range(2)]
+    return [each.id for header in both for each in header.apply_async(**LATER)]
 
 
 def chains(app: Celery) -> list[str]:
@@ -65,7 +55,7 @@ def chains(app: Celery) -> list[str]:
     found = []
     for _ in range(2):
         steps = chain([app.tasks["add"].si(n) for n in range(COUNT)], app=app)
-        result = steps.apply_async(countdown=COUNTDOWN)
+        result = steps.apply_async(**LATER)
         while result:
             found.append(result.id)
             result = result.parent
@@ -74,34 +64,35 @@ def chains(app: Celery) -> list[str]:
 
 def chords(app: Celery) -> list[str]:
     """The ids of the bodies."""
-    add, found = app.tasks["add"], []
-    for _ in range(2):
-        header = [add.s(n).set(countdown=COUNTDOWN) for n in range(COUNT)]
-        found.append(chord(header, app=app)(add.s()).id)
-    return found
+    add = app.tasks["add"]
+    headers = [[add.s(n).set(**LATER) for n in range(COUNT)] for _ in range(2)]
+    return [chord(header, app=app)(add.s()).id for header in headers]
 
 
 def schedule_many(app: Celery) -> list[str]:
     """As they are in the backlog, by the number that each task was given."""
-    rows = [("add", (n,), {}, None, {"countdown": COUNTDOWN}) for n in range(COUNT)]
+    rows = [("add", (n,), {}, None, LATER) for n in range(COUNT)]
     report = app.delayed.schedule_many(rows)
     assert report.delayed == COUNT, report
-    found = {}
-    for page in Backlog(app.delayed.store, "celery").pages():
-        for each in page:
-            headers = json.loads(each.kept.message)["headers"]
-            found[headers["argsrepr"]] = each.member
+    pages = Backlog(app.delayed.store, "celery").pages()
+    kept = ((json.loads(each.kept.message), each.member) for page in pages for each in page)
+    found = {message["headers"]["argsrepr"]: id for message, id in kept}
     return [found[name] for name in sorted(found)]
 
 
-def given(app: Celery) -> list[str]:
-    """Who names an id has it."""
-    return [app.send_task("add", task_id="mine", countdown=COUNTDOWN).id]
+def _each(send: Callable[[int], Any]) -> list[str]:
+    return [send(n).id for n in range(COUNT)]
 
 
 WAYS: dict[str, Callable[[Celery], list[str]]] = {
-    way.__name__: way
-    for way in (apply_async, send_task, groups, chains, chords, schedule_many, given)
+    "apply_async": lambda app: _each(lambda n: app.tasks["add"].apply_async((n,), **LATER)),
+    "send_task": lambda app: _each(lambda n: app.send_task("add", (n,), **LATER)),
+    "groups": groups,
+    "chains": chains,
+    "chords": chords,
+    "schedule_many": schedule_many,
+    # Who names an id has it.
+    "given": lambda app: [app.send_task("add", task_id="mine", **LATER).id],
 }
 
 if __name__ == "__main__":

@@ -59,7 +59,6 @@ def task(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def make_app(settings: Settings) -> Celery:
-    """An app with all the tasks below, each under its function's name."""
     app = Celery("tests", set_as_current=False)
     app.conf.update(
         broker_transport_options=settings.transport_options,
@@ -80,7 +79,6 @@ def make_app(settings: Settings) -> Celery:
 
 
 def write_down(task: Any, **more: Any) -> None:
-    """Append this run of a task to the ledger."""
     request = task.request
     info = request.delivery_info or {}
     Ledger(Path(task.app.conf.ledger)).append(
@@ -114,14 +112,12 @@ def noop() -> None:
 
 @task(bind=True)
 def record(self: Any, *args: Any) -> str | None:
-    """Writes down that it ran; returns its ETA."""
     write_down(self, args=args)
     return self.request.eta
 
 
 @task(bind=True)
 def sleep(self: Any, seconds: float) -> None:
-    """Writes down that it began, then takes its time."""
     write_down(self)
     time.sleep(seconds)
 
@@ -156,7 +152,6 @@ def fill_memory(self: Any, mebibytes: int) -> None:
 
 @task(bind=True, max_retries=5)
 def retry(self: Any, countdown: float, times: int = 1) -> str | None:
-    """Retries so many times; returns the ETA of the last run."""
     write_down(self)
     if self.request.retries < times:
         raise self.retry(countdown=countdown)
@@ -165,14 +160,12 @@ def retry(self: Any, countdown: float, times: int = 1) -> str | None:
 
 @task(bind=True, acks_late=True)
 def die(self: Any) -> None:
-    """Ends its process as the kernel does when memory runs out."""
     write_down(self)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 @task(bind=True)
 def retry_at(self: Any, eta: str) -> None:
-    """Retries once, at a time."""
     write_down(self)
     if not self.request.retries:
         raise self.retry(eta=datetime.fromisoformat(eta))
@@ -227,7 +220,6 @@ class _Unsendable:
 
 @task(bind=True)
 def send_from_task(self: Any, task_id: str, countdown: float) -> None:
-    """Sends another task, as tasks do."""
     self.app.send_task("record", task_id=task_id, countdown=countdown)
 
 

@@ -17,6 +17,5 @@ def told(
     deliveries: int = 0,
     reason: str = "",
 ) -> dict[Any, Any]:
-    """The fields of an entry."""
     facts = [event, id, task, tenant, due_ms, consumer, deliveries, *filter(None, [reason])]
     return {"v": 2, "event": json.dumps(facts, ensure_ascii=False)}

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
 from tests.kit.tasks_app import Settings
 from tests.kit.wait import wait_until
@@ -137,7 +137,6 @@ class Worker:
         return self.wait(timeout_seconds)
 
     def wait(self, timeout_seconds: float = STOP_SECONDS) -> int:
-        """Wait for the end."""
         process = self._process
         if process is None:
             raise RuntimeError(f"worker {self.name} is not running")
@@ -167,7 +166,6 @@ class Worker:
             os.killpg(group, signal.SIGKILL)
 
     def rss_bytes(self) -> int:
-        """Memory of the main process."""
         pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
 
@@ -175,17 +173,10 @@ class Worker:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: object) -> None:
         if error is not None and self.log_path.exists():
             print(f"--- log of {self.name}\n{self.log[-5000:]}")
-        if not self.running:
-            self.kill()
-        elif error is None:
+        if self.running and error is None:
             self.stop()
         else:
             self.kill()
