@@ -6,14 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import click
-from kombu.exceptions import OperationalError
-from redis.exceptions import RedisError
 
-from kombu_delayed.errors import UNREACHABLE, DelayedError
-
-from ..errors import QueryError
-
-FAILURES = (DelayedError, OperationalError, RedisError, *UNREACHABLE)
+from ..errors import BROKER_FAILS, QueryError
 
 
 @contextmanager
@@ -25,5 +19,5 @@ def expected_failures() -> Iterator[None]:
         raise click.UsageError(str(error)) from error
     except BrokenPipeError:
         raise
-    except FAILURES as error:
+    except BROKER_FAILS as error:
         raise click.ClickException(" ".join(str(error).split())) from error

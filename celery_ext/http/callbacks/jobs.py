@@ -13,13 +13,11 @@ from weakref import WeakKeyDictionary
 from celery import Celery, Task
 from celery.exceptions import Ignore, Reject
 from celery.utils.log import get_task_logger
-from kombu.exceptions import OperationalError
-from redis.exceptions import RedisError
 
 from celery_ext.control.delayed import Delayed
+from celery_ext.errors import BROKER_FAILS
 from celery_ext.tasks.body import read_body
 from celery_ext.tasks.task_info import TaskInfo
-from kombu_delayed.errors import UNREACHABLE, DelayedError
 from kombu_delayed.store.keys import http_host
 from kombu_delayed.store.scripts import script
 
@@ -42,8 +40,6 @@ PLACE_SECONDS, FAILED_SECONDS = 2.0, 10.0
 
 #: How long a worker keeps a job that it can only give back: not to get it again at once.
 GIVE_BACK_SECONDS = 5.0
-
-_BROKER_FAILS = (DelayedError, OperationalError, RedisError, *UNREACHABLE)
 
 logger = get_task_logger(__name__)
 
@@ -102,7 +98,7 @@ def _run(
         raise _dead(f"the callback is refused: {error}") from None
     except CallbackFailed as error:
         _again(task, retry, error)
-    except _BROKER_FAILS as error:
+    except BROKER_FAILS as error:
         logger.warning("HTTP job %s waits, the broker has failed: %s", task.request.id, error)
         _postpone(task, FAILED_SECONDS * random.uniform(0.5, 1.5), postponed)
     if answer is None:
@@ -153,7 +149,7 @@ def _post_in_place(
             limit_bytes=options.callback_bytes,
         )
     finally:
-        with suppress(*_BROKER_FAILS):  # it is free again by itself, and the callback was made
+        with suppress(*BROKER_FAILS):  # it is free again by itself, and the callback was made
             store.run("ZREM", key, task.request.id)
 
 
@@ -183,7 +179,7 @@ def _postpone(task: Task, seconds: float, postponed: int) -> None:
     )
     try:
         again.apply_async()
-    except _BROKER_FAILS as error:
+    except BROKER_FAILS as error:
         logger.warning("HTTP job %s goes back, the broker has failed: %s", request.id, error)
         time.sleep(GIVE_BACK_SECONDS)
         raise Reject(str(error), requeue=True) from None

@@ -14,12 +14,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from celery_ext.errors import QueryError
-
 from ..auth.identity import ANYBODY, Identity
 from ..auth.rate_limit import Rates
 from ..auth.sessions import Sessions, csrf_of, is_secret, new_secret
-from ..problems import BROKER_FAILS, Problem, broker_away
+from ..problems import Problem, problem_of
 from ..service.service import Service
 from .render import Renderer
 from .views import (
@@ -182,16 +180,11 @@ class Site:
             visit = self._visit(request)
             try:
                 return await endpoint(visit)
-            except Problem as problem:
+            except Exception as error:
+                problem = problem_of(error)
+                if problem.status_code == 500:
+                    logger.exception("The page %s has failed", path)
                 return self._failed(visit, problem)
-            except QueryError as error:
-                return self._failed(visit, Problem(422, str(error)))
-            except BROKER_FAILS:
-                return self._failed(visit, broker_away())
-            except Exception:
-                logger.exception("The page %s has failed", path)
-                mistake = Problem(500, "the server made a mistake; its log has more")
-                return self._failed(visit, mistake)
 
         made = Route(path, answer, methods=[method])
         if path.startswith("/live/") and made.methods is not None:

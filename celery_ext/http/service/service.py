@@ -87,6 +87,11 @@ class Service:
             return [queue]
         return [name for name in self._known(NAMES_SECONDS) if identity.sees_queue(name)]
 
+    def shards(self, identity: Identity, queue: str | None = None) -> list[str]:
+        """The shards of these."""
+        shards = self.delayed.store.shards
+        return [shard for name in self.queues(identity, queue) for shard in shards.all(name)]
+
     def _measured_queues(self) -> list[str]:
         names = self._known(METRICS_NAMES_SECONDS)
         return [*dict.fromkeys([*self.own_queues(), *names])]

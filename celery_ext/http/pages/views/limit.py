@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
-from celery_ext.control.limits import keys_page, limit
-from celery_ext.http.api import cursors
-from celery_ext.http.api.endpoints.limits import standing_of, waiting_tasks
+from celery_ext.control.limits import limit
+from celery_ext.http.api.endpoints.limits import keys_of, standing_of, waiting_tasks
 from celery_ext.http.api.limit_models import Cursor
 from celery_ext.http.api.models import Name
 
@@ -34,14 +33,12 @@ def look(visit: Visit) -> Shown:
     info = limit(delayed, standing, query.name)
     if info is None:
         return {**shown, "limit": None, "status": 404}
-    place = cursors.read(query.cursor, int, int, str) if query.cursor else None
-    after = None if place is None else (place[0], place[1], place[2])
-    page, following = keys_page(delayed, standing, query.name, PAGE_SIZE, query.key or "", after)
+    page, following = keys_of(visit, standing, info, query.key, query.cursor, PAGE_SIZE)
     return {
         **shown,
         "limit": info,
-        "page": info.shares or (page if info.keys is not None else []),
-        "next": cursors.write(*following) if following else None,
+        "page": info.shares or page,
+        "next": following,
         "tasks": waiting_tasks(visit, standing, query.name),
     }
 
