@@ -33,7 +33,7 @@ operations = Operations("delayedqueue", PATH, read=read_any, problems=(404, 409,
 class _Given(BaseModel):
     """Its clients may send more than is read, and numbers for ids."""
 
-    model_config = ConfigDict(extra="ignore", coerce_numbers_to_str=True)
+    model_config = ConfigDict(coerce_numbers_to_str=True)
 
 
 class QueuedPayload(_Given):

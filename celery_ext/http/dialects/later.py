@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from starlette.requests import Request
 
 from ..api import create_once
@@ -16,14 +16,8 @@ from ..callbacks.jobs import is_job, job_of
 from ..problems import Problem
 
 
-class _Given(BaseModel):
-    """Its clients may send more than is read."""
-
-    model_config = ConfigDict(extra="ignore")
-
-
-class LaterTask(_Given):
-    """A job; `delay` is in seconds."""
+class LaterTask(BaseModel):
+    """A job; `delay` is in seconds. Clients may send more than is read."""
 
     topic: str = Field(min_length=1, max_length=300)
     delay: int = Field(0, ge=0, le=30_000_000_000)
@@ -32,7 +26,7 @@ class LaterTask(_Given):
     content: str = ""
 
 
-class LaterId(_Given):
+class LaterId(BaseModel):
     """Which job is meant."""
 
     id: str = Field(min_length=1, max_length=300)

@@ -74,7 +74,6 @@ class Site:
     def __init__(self, service: Service, needs_login: bool, rates: Rates) -> None:
         self._service, self._needs_login = service, needs_login
         self.sessions = Sessions(service.delayed, service.options.session_seconds)
-        self._recent = service.recent
         folder = files(__package__).joinpath("assets")
         self._assets = {name: folder.joinpath(name).read_bytes() for name in _ASSETS}
         version = sha256(b"".join(self._assets.values())).hexdigest()[:12]
@@ -127,13 +126,8 @@ class Site:
         await self._failed(visit, problem)(scope, receive, send)
 
     def _visit(self, request: Request) -> Visit:
-        visit = Visit(
-            self._service,
-            request.scope.get("delayed.identity", ANYBODY),
-            request,
-            recent=self._recent,
-            pages=self,
-        )
+        identity = request.scope.get("delayed.identity", ANYBODY)
+        visit = Visit(self._service, identity, request, pages=self)
         secret = request.cookies.get(visit.cookie, "")
         if not is_secret(secret):
             secret = new_secret()

@@ -68,7 +68,6 @@ def look(visit: Visit) -> Shown:
     groups, looked_at, total = _groups(visit, given.get("queue"))
     shown: dict[str, Any] = {
         "filter": given,
-        "fields": FIELDS,
         "groups": groups[:GROUPS],
         "group_count": len(groups),
         "looked_at": looked_at,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from celery_ext.control.limits import limit
 from celery_ext.http.api.endpoints.limits import keys_of, standing_of, waiting_tasks
@@ -17,8 +17,6 @@ PAGE_SIZE = 50
 
 
 class _Asked(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-
     queue: Name
     name: Name
     key: Name | None = None

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, StringConstraints
+from pydantic import BaseModel, StringConstraints
 
 from celery_ext.http.api.status import EVENTS_LIMIT, State, find, message_of
 from celery_ext.tasks import failures
@@ -47,8 +47,6 @@ _Text = Annotated[str, StringConstraints(max_length=2_000)]
 
 
 class _Asked(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-
     id: _Text | None = None
     queue: _Text | None = None
     more: bool = False
@@ -88,10 +86,8 @@ def look(visit: Visit) -> Shown:
         "task": state,
         "info": info,
         "headers": _headers(info),
-        "failures": attempts,
         "steps": sorted((*_told(visit, id, state, limit), *_failed(attempts)), key=_at_ms),
         "limit": limit,
-        "events_limit": EVENTS_LIMIT,
         "is_told": bool(visit.service.delayed.store.event_limit),
         "name": name_of(info) if info and info.state == "delayed" else "",
         "letter_name": letter_name(letter) if letter else "",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from glob import escape
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from celery_ext.control.limits import LimitInfo, limits
 from celery_ext.http.api.endpoints.limits import standing_of
@@ -33,8 +33,6 @@ SECONDS = 5.0
 
 
 class _Asked(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-
     queue: Name | None = None
     tenant: Name | None = None
     cursor: Cursor | None = None
