@@ -14,11 +14,20 @@ import click
 from click_didyoumean import DYMGroup  # type: ignore[import-untyped]
 from rich.table import Table
 
+from celery_ext.app.commands import all_of
 from celery_ext.tasks.dead_task import DeadTask
-from celery_ext.tasks.formatting import call, moment, one_line, plain, table, tasks_word
+from celery_ext.tasks.formatting import (
+    call,
+    facts_table,
+    moment,
+    one_line,
+    plain,
+    table,
+    tasks_word,
+)
 from celery_ext.tasks.progress import Progress
 
-from ..criteria import queue_option, task_option
+from ..criteria import asking_options, ids_argument, queue_option, task_option
 from ..session import Session, command
 from ..times import TIME
 from .listing import limit_option
@@ -47,7 +56,7 @@ def _letters(
         advance(1)
 
 
-@command("list")
+@command("list", dead)
 @queue_option
 @task_option
 @limit_option(20)
@@ -68,7 +77,7 @@ def list_(session: Session, queue: str | None, task: str | None, limit: int) -> 
         session.print(f"The first {count}; there are more, --limit 0 shows all.")
 
 
-@command("show")
+@command("show", dead)
 @click.argument("id")
 @queue_option
 def show(session: Session, id: str, queue: str | None) -> None:
@@ -77,9 +86,7 @@ def show(session: Session, id: str, queue: str | None) -> None:
     session.emit(_data(letter) if letter else None)
     if letter is None:
         session.nothing(f"There is no dead letter {id}.")
-    made = Table.grid(padding=(0, 2))
-    made.add_column(style="dim", justify="right")
-    made.add_column(overflow="fold")
+    made = facts_table()
     for name, value in _data(letter).items():
         if name != "failures" and value not in (None, "", 0):
             made.add_row(name.replace("_", " "), plain(value))
@@ -126,20 +133,16 @@ class Choice:
             advance(1)
 
 
-def _choosing(function: Any) -> Any:
-    for option in (
-        click.option("--dry-run", is_flag=True, help="Show what would change; change nothing."),
-        click.option("-y", "--yes", is_flag=True, help="Do not ask."),
-        queue_option,
-        task_option,
-        click.option("--all", "whole", is_flag=True, help="All that there are."),
-        click.argument("ids", nargs=-1, metavar="[ID]..."),
-    ):
-        function = option(function)
-    return function
+_choosing = all_of(
+    ids_argument,
+    click.option("--all", "whole", is_flag=True, help="All that there are."),
+    task_option,
+    queue_option,
+    asking_options,
+)
 
 
-@command("replay")
+@command("replay", dead)
 @click.option("--at", type=TIME, help="When, such as +2h; without it, now.")
 @_choosing
 def replay(session: Session, at: datetime | None, **given: Any) -> None:
@@ -154,7 +157,7 @@ def replay(session: Session, at: datetime | None, **given: Any) -> None:
     _run(session, "Replay", "replayed", change, Choice(**given))
 
 
-@command("purge")
+@command("purge", dead)
 @_choosing
 def purge(session: Session, **given: Any) -> None:
     """Drop dead letters for good."""
@@ -237,7 +240,3 @@ def _data(letter: DeadTask) -> dict[str, Any]:
         "deliveries": letter.letter.deliveries,
         "failures": [asdict(failure) for failure in letter.failures],
     }
-
-
-for _command in (list_, show, replay, purge):
-    dead.add_command(_command)

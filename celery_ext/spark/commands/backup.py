@@ -11,6 +11,7 @@ from uuid import uuid4
 import click
 from rich.console import Console
 
+from celery_ext.cli.criteria import yes_option
 from celery_ext.spark.backup import transfer as backups
 from celery_ext.spark.options import names
 from celery_ext.tasks.formatting import tasks_word
@@ -25,8 +26,6 @@ from .group import (
     spark_of,
 )
 from .progress import ask, following, show, table, watching
-
-yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 
 
 @main.command("backup")

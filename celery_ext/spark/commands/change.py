@@ -8,11 +8,12 @@ from uuid import uuid4
 
 import click
 
+from celery_ext.app.commands import all_of
 from celery_ext.spark import cancel, reschedule, schedule
 from celery_ext.spark.commands.files import FORMATS, read_rows
 from celery_ext.spark.sink.job_ledger import JobReport
 
-from .group import all_of, connection_options, job_options, main, run_again, spark_of
+from .group import connection_options, job_options, main, run_again, spark_of
 from .progress import show, watching
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ calls the function of its module in `celery_ext.spark` and prints what came of i
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
@@ -18,16 +18,11 @@ from kombu.exceptions import OperationalError
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException, PySparkException
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.progress import Progress, SpinnerColumn
 
+from celery_ext.app.commands import all_of
 from celery_ext.spark.java import session
+from celery_ext.tasks.formatting import progress_bars
 from kombu_delayed.errors import DelayedError
 
 if TYPE_CHECKING:
@@ -94,20 +89,6 @@ def spark_of(ctx: click.Context) -> SparkSession:
         return session(**ctx.obj)
 
 
-Command = Callable[..., Any]
-
-
-def all_of(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    """Several options as one decorator, in the order of the help page."""
-
-    def decorate(command: Command) -> Command:
-        for each in reversed(options):
-            command = each(command)
-        return command
-
-    return decorate
-
-
 #: Which broker a job talks to.
 connection_options = all_of(
     click.option("-b", "--broker", help="The broker's URL."),
@@ -169,11 +150,4 @@ def run_again(job_id: str) -> Iterator[None]:
 
 def progress_bar() -> Progress:
     """Counts done and, where it is known, their total."""
-    return Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-    )
+    return progress_bars(SpinnerColumn(), console=console)

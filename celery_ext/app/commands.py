@@ -1,13 +1,27 @@
-"""Which errors of a command are the user's to put right, and how they are told."""
+"""What commands share: several options as one, and errors that are told in a line."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import click
 
 from ..errors import BROKER_FAILS, QueryError
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def all_of(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
+    """Several options as one decorator, in the order of the help page."""
+
+    def decorate(command: Any) -> Any:
+        for each in reversed(options):
+            command = each(command)
+        return command
+
+    return decorate
 
 
 @contextmanager
