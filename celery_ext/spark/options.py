@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -13,6 +12,7 @@ from uuid import uuid4
 
 from kombu.utils.url import maybe_sanitize_url
 
+from celery_ext.app.settings import suggestion
 from kombu_delayed.errors import OptionError
 from kombu_delayed.inspection.backlog import NEVER_MS
 from kombu_delayed.message.envelope import eta_to_ms
@@ -123,7 +123,9 @@ class BrokerOptions:
         values = {}
         for name, value in given.items():
             if name.lower() not in known:
-                raise OptionError(f"unknown option {name!r}{_suggestion(name, list(known))}")
+                raise OptionError(
+                    f"unknown option {name!r}{suggestion(name, sorted(known), 'there are')}"
+                )
             if value is not None:
                 values[name.lower()] = _read(known[name.lower()], value)
         return cls(**values)
@@ -178,11 +180,6 @@ def _read(known: Any, value: Any) -> Any:
         raise OptionError(
             f"option {known.name} takes {known.metadata['allowed']}, not {shown}"
         ) from None
-
-
-def _suggestion(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name.lower(), known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(sorted(known))}"
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
-import threading
 import time
 from collections import Counter
 from fnmatch import fnmatchcase
@@ -28,9 +26,6 @@ from .writer import Writer
 #: How long the names of the queues in the broker are believed, and for metrics.
 NAMES_SECONDS, METRICS_NAMES_SECONDS = 5.0, 60.0
 
-#: Where it takes long to find them out among all keys, they are believed for so many times as long.
-NAMES_SHARE = 20
-
 
 class Service:
     """An app's backlog over HTTP. `close` ends its threads and connections."""
@@ -50,10 +45,8 @@ class Service:
         self.gauges = registry_of(self.delayed, self._measured_queues)
         self.closing = False
         self._streams: Counter[str] = Counter()
-        self._names: list[str] = []
-        self._named_at = -math.inf
-        self._naming_took = 0.0
-        self._naming = threading.Lock()
+        #: The names of the queues, which take long to find out among all keys.
+        self._names = Recent()
 
     def close(self) -> None:
         """End: what was accepted is sent first."""
@@ -97,18 +90,11 @@ class Service:
         return [*dict.fromkeys([*self.own_queues(), *names])]
 
     def _known(self, seconds: float) -> list[str]:
-        """The names of all queues, found out so long ago at the most; by one thread for all."""
-        with self._naming:
-            began = time.monotonic()
-            if began - self._named_at > max(seconds, NAMES_SHARE * self._naming_took):
-                self._names = self.delayed.queues()
-                self._named_at = time.monotonic()
-                self._naming_took = self._named_at - began
-            return self._names
+        return self._names.get("names", seconds, self.delayed.queues)
 
     def forget_names(self) -> None:
         """Read the names of the queues anew with the next request."""
-        self._named_at = -math.inf
+        self._names.forget()
 
     def routed_queue(self, name: str, args: Any, kwargs: Any, queue: str | None) -> str:
         """The queue that Celery sends a task to; empty for an exchange of its own."""
