@@ -10,12 +10,7 @@ from redis.exceptions import RedisError
 from kombu_delayed.errors import UNREACHABLE, DelayedError
 
 #: What a call raises while the broker does not answer, or for what it cannot do.
-BROKER_FAILS: tuple[type[BaseException], ...] = (
-    DelayedError,
-    OperationalError,
-    RedisError,
-    *UNREACHABLE,
-)
+BROKER_FAILS = (DelayedError, OperationalError, RedisError, *UNREACHABLE)
 
 
 class Stored(Protocol):

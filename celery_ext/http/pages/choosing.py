@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from kombu_delayed.store.store import CALL_LIMIT, chunks
+from kombu_delayed.store.store import CALL_LIMIT
 
 from ..api import cursors
 from ..auth.sessions import new_secret
@@ -50,10 +50,11 @@ def choose_all(search: Search[T]) -> tuple[Chosen[T], bool]:
             return chosen, False
 
 
-def parts(chosen: Chosen[T]) -> Iterator[tuple[str, Sequence[T]]]:
+def parts(chosen: Chosen[T]) -> Iterator[tuple[str, list[T]]]:
     """As many of a shard as one call takes."""
     for shard, found in chosen.items():
-        yield from ((shard, part) for part in chunks(found, CALL_LIMIT))
+        for at in range(0, len(found), CALL_LIMIT):
+            yield shard, found[at : at + CALL_LIMIT]
 
 
 def audited(form: Form, what: str, given: Mapping[str, str], count: int) -> str:

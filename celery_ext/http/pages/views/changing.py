@@ -112,7 +112,7 @@ def apply(visit: Visit, form: Form) -> Response:
     given = filter_of(form)
     visit.note(verb, choosing.audited(form, "tasks", given, count))
     change = _CHANGES[verb]
-    changed = sum(change(visit, *part, target) for part in choosing.parts(chosen))
+    changed = sum(change(visit, shard, infos, target) for shard, infos in choosing.parts(chosen))
     visit.recent.forget()
     return visit.redirect("/backlog", **given, done=verb, count=changed, of=count)
 
