@@ -386,7 +386,7 @@ class Delayed(Queues):
     @property
     def dead(self) -> Dead:
         """The dead letters of all queues."""
-        return Dead(self._broker, self.queues)
+        return Dead(self)
 
     @property
     def expectations(self) -> Expectations:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from fnmatch import fnmatchcase
+from functools import partial
 from itertools import groupby, islice
 from operator import itemgetter
 from typing import Any
@@ -150,10 +151,7 @@ def replay(session: Session, at: datetime | None, **given: Any) -> None:
 
     Their deliveries are counted anew.
     """
-
-    def change(queue: str, ids: list[str]) -> int:
-        return session.delayed.dead.replay(ids, at, queue)
-
+    change = partial(session.delayed.dead.replay, at=at)
     _run(session, "Replay", "replayed", change, Choice(**given))
 
 
@@ -161,18 +159,14 @@ def replay(session: Session, at: datetime | None, **given: Any) -> None:
 @_choosing
 def purge(session: Session, **given: Any) -> None:
     """Drop dead letters for good."""
-
-    def change(queue: str, ids: list[str]) -> int:
-        return session.delayed.dead.purge(ids, queue)
-
-    _run(session, "Purge", "purged", change, Choice(**given))
+    _run(session, "Purge", "purged", session.delayed.dead.purge, Choice(**given))
 
 
 def _run(
     session: Session,
     verb: str,
     past: str,
-    change: Callable[[str, list[str]], int],
+    change: Callable[..., int],
     choice: Choice,
 ) -> None:
     # By now: what is buried meanwhile is not meant.
@@ -186,7 +180,7 @@ def _run(
     if not choice.dry_run:
         with session.progress(verb, len(chosen)) as advance:
             for queue, ids in _parts(chosen):
-                changed += change(queue, ids)
+                changed += change(ids, queue=queue)
                 advance(len(ids))
     session.emit({"dry_run": choice.dry_run, "matched": len(chosen), "changed": changed})
     if changed:

@@ -6,11 +6,9 @@ import asyncio
 import time
 from collections import Counter
 from fnmatch import fnmatchcase
-from typing import Any
 
 from celery import Celery
 
-from celery_ext.app.routing import routed_queue
 from celery_ext.control.delayed import Delayed
 from celery_ext.metrics.measuring import measure
 from celery_ext.metrics.queues import registry_of
@@ -95,10 +93,6 @@ class Service:
     def forget_names(self) -> None:
         """Read the names of the queues anew with the next request."""
         self._names.forget()
-
-    def routed_queue(self, name: str, args: Any, kwargs: Any, queue: str | None) -> str:
-        """The queue that Celery sends a task to; empty for an exchange of its own."""
-        return routed_queue(self.app, name, args, kwargs, queue)
 
     # Tasks.
 

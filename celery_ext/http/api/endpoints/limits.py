@@ -8,7 +8,6 @@ from celery_ext.control.limit_usage import Standing
 from celery_ext.control.limits import (
     KeyInfo,
     LimitInfo,
-    info_data,
     keys_page,
     limit,
     limits,
@@ -17,6 +16,7 @@ from celery_ext.control.limits import (
 )
 from celery_ext.http.problems import Problem
 from celery_ext.tasks.task_info import TaskInfo
+from celery_ext.tasks.times import info_data
 from kombu_delayed.inspection.lookup import lookup_by_id
 
 from .. import cursors

@@ -12,6 +12,7 @@ from typing import Any
 import celery.app.base
 from starlette.responses import Response
 
+from celery_ext.app.routing import routed_queue
 from celery_ext.http.callbacks.jobs import JOB_TASK, is_job
 from celery_ext.http.callbacks.ssrf_guard import CallbackRefused, check_form
 from celery_ext.http.problems import Problem
@@ -57,7 +58,7 @@ def row_of(call: Call, new: NewTask, id: str, due: datetime | None) -> Row:
     else:
         service.check_task(name)
     if call.identity.queues:
-        call.identity.check_queue(service.routed_queue(name, args, kwargs, queue))
+        call.identity.check_queue(routed_queue(service.app, name, args, kwargs, queue))
     options: dict[str, Any] = {"task_id": id}
     if due is not None:
         options["eta"] = due

@@ -10,7 +10,8 @@ from itertools import islice
 from typing import Any
 
 from celery_ext.control.limit_usage import Standing
-from celery_ext.control.limits import TenantInfo, info_data, stand, tenants
+from celery_ext.control.limits import TenantInfo, stand, tenants
+from celery_ext.tasks.times import info_data
 from kombu_delayed.inspection.backlog import NEVER_MS
 from kombu_delayed.inspection.gate_usage import known_as
 
