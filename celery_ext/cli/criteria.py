@@ -17,7 +17,6 @@ class GivenText(click.ParamType):  # type: ignore[type-arg]
     name = "text"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> str:
-        """Take it as it is, or fail as click does."""
         if not value:
             self.fail("it is empty; leave the option out where any is meant", param, ctx)
         return str(value)

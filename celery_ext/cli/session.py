@@ -82,7 +82,6 @@ class Session:
         self._ctx.exit(1)
 
     def exit(self, code: int) -> NoReturn:
-        """End with an exit code."""
         self._ctx.exit(code)
 
     def confirm(self, question: str) -> None:

@@ -115,7 +115,6 @@ class Choice:
             raise click.UsageError("Give ids, --task or --all.")
 
     def count(self, session: Session) -> int:
-        """How many letters are looked at."""
         if self.ids:
             return len(set(self.ids))
         store = session.delayed.store
@@ -124,7 +123,6 @@ class Choice:
     def letters(
         self, session: Session, advance: Progress = lambda count: None
     ) -> Iterator[DeadTask]:
-        """The letters that are meant."""
         if not self.ids:
             yield from _letters(session, self.queue, self.task, advance)
             return

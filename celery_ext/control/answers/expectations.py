@@ -47,7 +47,6 @@ class ExpectationInfo:
         return cls(key, tenant, state, note.id or None, at, until, due)
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it, in types that JSON knows."""
         return info_data(self)
 
 

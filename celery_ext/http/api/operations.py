@@ -101,7 +101,6 @@ class Operation:
 
     @property
     def summary(self) -> str:
-        """What it does."""
         return self.handler.__doc__ or ""
 
 
@@ -158,7 +157,6 @@ class Json(Response):
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        """As bytes."""
         return _encode(content).encode()
 
 

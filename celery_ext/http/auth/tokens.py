@@ -48,7 +48,6 @@ class Token:
 
     @property
     def identity(self) -> Identity:
-        """What it stands for."""
         return Identity(
             f"{self.id} {self.name}",
             frozenset(self.scopes),
@@ -58,7 +57,6 @@ class Token:
 
     @property
     def has_expired(self) -> bool:
-        """Whether its time is over."""
         return bool(self.expires) and time.time() >= self.expires
 
 

@@ -98,11 +98,9 @@ class Renderer:
         self._environment = _environment()
 
     def page(self, visit: Visit, template: str, shown: Mapping[str, Any]) -> str:
-        """A whole page."""
         return self._environment.get_template(template).render(self._context(visit, shown))
 
     def live(self, visit: Visit, template: str, shown: Mapping[str, Any]) -> str:
-        """The part of a page that changes."""
         found = self._environment.get_template(template)
         context = found.new_context(self._context(visit, shown))
         return "".join(found.blocks["live"](context))

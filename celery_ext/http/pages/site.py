@@ -138,7 +138,6 @@ class Site:
     def make(
         self, visit: Visit, template: str, shown: Mapping[str, Any], status: int = 200
     ) -> Response:
-        """A page."""
         text = self._renderer.page(visit, template, shown)
         # Without a referrer at all, browsers hide the origin of the pages' own forms as well.
         headers = {"Content-Security-Policy": _POLICY, "Referrer-Policy": "same-origin"}
@@ -148,11 +147,9 @@ class Site:
         return made
 
     def make_live(self, visit: Visit, template: str, shown: Mapping[str, Any]) -> str:
-        """The part of a page that changes."""
         return self._renderer.live(visit, template, shown)
 
     def take_form(self, id: str) -> bool:
-        """Whether a form was not sent before."""
         return self.sessions.take_form(id)
 
     def _failed(self, visit: Visit, problem: Problem) -> Response:

@@ -39,7 +39,6 @@ class Form:
         return self._values.get(name, [""])[0]
 
     def all(self, name: str) -> list[str]:
-        """All values of a field."""
         return self._values.get(name, [])
 
     def verb(self, verbs: Mapping[str, str]) -> str:
@@ -99,11 +98,9 @@ class Visit(Call):
         return {name: value for name, value in self.request.query_params.items() if value}
 
     def render(self, template: str, shown: Mapping[str, Any], status: int = 200) -> Response:
-        """A page."""
         return self.pages.make(self, template, shown, status)
 
     def render_live(self, template: str, shown: Mapping[str, Any]) -> str:
-        """The part of a page that changes."""
         return self.pages.make_live(self, template, shown)
 
     def take(self, form: Form) -> None:
@@ -157,7 +154,6 @@ class View:
     scope: str = "read"
 
     def may(self, visit: Visit) -> bool:
-        """Whether the visitor may see it."""
         return visit.identity.has(self.scope) and not (self.is_whole and visit.identity.tenants)
 
 

@@ -91,7 +91,6 @@ class Service:
         return self._names.get("names", seconds, self.delayed.queues)
 
     def forget_names(self) -> None:
-        """Read the names of the queues anew with the next request."""
         self._names.forget()
 
     # Tasks.
@@ -104,7 +103,6 @@ class Service:
             raise Problem.of_field("task", f"{name[:100]!r} is not a task that may be scheduled")
 
     def may_schedule(self, name: str) -> bool:
-        """Whether a name is allowed."""
         if name.startswith(("celery.", "celery_ext.")):
             return False
         if self.options.tasks:
@@ -123,7 +121,6 @@ class Service:
         self._streams[identity.name] += 1
 
     def stream_ends(self, identity: Identity) -> None:
-        """One has ended."""
         self._streams[identity.name] -= 1
         self._streams += Counter()  # without those of no stream
 

@@ -112,7 +112,6 @@ class EventSource(DataSource):
         return NAME
 
     def schema(self) -> StructType:
-        """All columns there are."""
         return SCHEMA
 
     def streamReader(self, schema: StructType) -> EventReader:

@@ -38,7 +38,6 @@ class Target:
     to_ms: int | None = None
 
     def due_ms(self, info: TaskInfo) -> int:
-        """The new due time of a task."""
         if self.to_ms is not None:
             return self.to_ms
         moved = (info.due_ms or 0) + (self.by or timedelta()) // timedelta(milliseconds=1)

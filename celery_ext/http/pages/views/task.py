@@ -65,7 +65,6 @@ class Step:
 
     @property
     def text(self) -> str:
-        """In words."""
         return WORDS.get(self.kind, self.kind)
 
 
