@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import random
-import threading
 import time
 from contextlib import suppress
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from celery import Celery, Task
 from celery.exceptions import Ignore, Reject
 from celery.utils.log import get_task_logger
 
-from celery_ext.control.delayed import Delayed
+from celery_ext.app.broker import own_broker
 from celery_ext.errors import BROKER_FAILS
 from celery_ext.tasks.body import read_body
 from celery_ext.tasks.task_info import TaskInfo
@@ -42,9 +40,6 @@ PLACE_SECONDS, FAILED_SECONDS = 2.0, 10.0
 GIVE_BACK_SECONDS = 5.0
 
 logger = get_task_logger(__name__)
-
-_brokers: WeakKeyDictionary[Celery, Delayed] = WeakKeyDictionary()
-_lock = threading.Lock()
 
 
 def register(app: Celery) -> None:
@@ -122,7 +117,7 @@ def _post_in_place(
     task: Task, options: HttpOptions, target: Target, addresses: Any, body: bytes
 ) -> Any:
     """The answer; None: its host gets as many callbacks as it may."""
-    store = _delayed(task.app).store
+    store = own_broker(task.app).store
     key = http_host(target.host.rstrip("."), store.keys("").prefix)
     taken = script("place")(
         store.run,
@@ -151,13 +146,6 @@ def _post_in_place(
     finally:
         with suppress(*BROKER_FAILS):  # it is free again by itself, and the callback was made
             store.run("ZREM", key, task.request.id)
-
-
-def _delayed(app: Celery) -> Delayed:
-    with _lock:
-        if app not in _brokers:
-            _brokers[app] = Delayed(app)
-        return _brokers[app]
 
 
 def _again(task: Task, retry: int, error: Exception) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -90,15 +90,16 @@ def _changed(call: Call, action: str, change: Callable[..., int]) -> dict[str, A
     """Of each shard those that are there and the caller's."""
     choice: DeadChoice = call.body
     call.note(action, ",".join(choice.ids))
+    ids, store = list(dict.fromkeys(choice.ids)), call.service.delayed.store
+    queues = call.service.queues(call.identity, choice.queue)
+    parts = (part for queue in queues for part in own_letters(call, queue, ids))
+    return {"changed": sum(change(store, s, [each.letter.id for each in of]) for s, of in parts)}
+
+
+def own_letters(call: Call, queue: str, ids: list[str]) -> Iterator[tuple[str, list[DeadTask]]]:
+    """The dead letters with some ids that are the caller's, by shard where there are any."""
     store = call.service.delayed.store
-    count = 0
-    for name in call.service.queues(call.identity, choice.queue):
-        for shard in store.shards.all(name):
-            letters = store.dead_letters(shard, list(dict.fromkeys(choice.ids)))
-            mine = [
-                letter.id
-                for letter in letters
-                if call.identity.sees(name, DeadTask(name, letter).info.tenant)
-            ]
-            count += change(store, shard, mine) if mine else 0
-    return {"changed": count}
+    for shard in store.shards.all(queue):
+        letters = (DeadTask(queue, letter) for letter in store.dead_letters(shard, ids))
+        if found := [each for each in letters if call.identity.sees(queue, each.info.tenant)]:
+            yield shard, found

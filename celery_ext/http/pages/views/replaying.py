@@ -6,7 +6,7 @@ from collections import Counter
 
 from starlette.responses import Response
 
-from celery_ext.http.api.endpoints.dead_letters import letters_page
+from celery_ext.http.api.endpoints.dead_letters import letters_page, own_letters
 from celery_ext.tasks.dead_task import DeadTask
 
 from .. import choosing
@@ -29,14 +29,10 @@ def choose(visit: Visit, form: Form) -> tuple[Chosen[DeadTask], bool]:
     if form.one("all"):
         return choosing.choose_all(search)
     chosen: Chosen[DeadTask] = {}
-    store = visit.service.delayed.store
     for queue, id in choosing.ticked(form):
         visit.identity.check_queue(queue)
-        for shard in store.shards.all(queue):
-            for letter in store.dead_letters(shard, [id]):
-                found = DeadTask(queue, letter)
-                if visit.identity.sees(queue, found.info.tenant):
-                    chosen.setdefault(shard, []).append(found)
+        for shard, found in own_letters(visit, queue, [id]):
+            chosen.setdefault(shard, []).extend(found)
     return chosen, True
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, StringConstraints
 
+from celery_ext.http.api.endpoints.dead_letters import own_letters
 from celery_ext.http.api.status import EVENTS_LIMIT, State, find, message_of
 from celery_ext.tasks import failures
 from celery_ext.tasks.dead_task import DeadTask
@@ -98,21 +99,12 @@ def look(visit: Visit) -> Shown:
 def _message(visit: Visit, id: str, state: State) -> tuple[TaskInfo | None, DeadTask | None]:
     """The task's message as far as the broker has it, and its dead letter."""
     if state["status"] == "dead":
-        letter = _letter(visit, id, state["queue"])
+        found = (each for _, part in own_letters(visit, state["queue"], [id]) for each in part)
+        letter = next(found, None)
         return (letter.info if letter else None), letter
     if state["status"] in ("done", "cancelled"):
         return None, None
     return message_of(visit.service, visit.identity, id, state["queue"]), None
-
-
-def _letter(visit: Visit, id: str, queue: str) -> DeadTask | None:
-    store = visit.service.delayed.store
-    for shard in store.shards.nearest(queue, id):
-        for letter in store.dead_letters(shard, [id]):
-            found = DeadTask(queue, letter)
-            if visit.identity.sees(queue, found.info.tenant):
-                return found
-    return None
 
 
 def _attempts(info: TaskInfo | None, letter: DeadTask | None) -> list[Failure]:
