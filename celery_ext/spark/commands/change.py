@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 import click
 
@@ -69,7 +68,6 @@ def _run(
     as_json: bool,
     **options: Any,
 ) -> None:
-    options["job_id"] = options["job_id"] or str(uuid4())
     spark = spark_of(ctx)
     with run_again(options["job_id"]), watching(spark, done):
         rows: DataFrame = read_rows(spark, path, format)

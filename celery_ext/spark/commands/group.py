@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import click
 from click_didyoumean import DYMGroup  # type: ignore[import-untyped]
@@ -105,7 +106,11 @@ broker_options = all_of(
 
 #: For jobs that write to a broker.
 job_options = all_of(
-    click.option("--job-id", help="A run again under the same name does nothing twice."),
+    click.option(
+        "--job-id",
+        default=lambda: str(uuid4()),
+        help="A run again under the same name does nothing twice.",
+    ),
     click.option("--rejects", help="A directory for refused rows. Default: they stop the job."),
     click.option("--ledger-seconds", help="How long the broker remembers what the job has done."),
     click.option("--json", "as_json", is_flag=True, help="The counts as a line of JSON."),

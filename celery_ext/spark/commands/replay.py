@@ -7,7 +7,6 @@ import re
 from datetime import datetime, timedelta
 from functools import reduce
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 import click
 from pyspark.sql import functions as F
@@ -100,7 +99,6 @@ def replay_command(
     if dry_run:
         return
     ask("Schedule what was missed again?", yes)
-    options["job_id"] = options["job_id"] or str(uuid4())
     with run_again(options["job_id"]), watching(spark, "replay"):
         report = _replay(rows, kept, states, **options)
     show(report, "replayed", as_json, options["rejects"])
