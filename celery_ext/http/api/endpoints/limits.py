@@ -101,7 +101,7 @@ def keys_of(
     size: int,
 ) -> tuple[list[KeyInfo], str | None]:
     """Some keys of a limit, those with `words` in them, and the cursor of the next ones."""
-    after = None if cursor is None else tuple(cursors.read(cursor, int, int, str))
+    after = tuple(cursors.read(cursor, int, int, str)) if cursor else None
     if info.keys is None:
         return [], None
     delayed = call.service.delayed
