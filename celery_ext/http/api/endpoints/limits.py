@@ -83,7 +83,7 @@ def get_limit(call: Call) -> dict[str, Any]:
     info = limit(delayed, standing, name)
     if info is None:
         raise Problem(404, f"queue {queue!r} has no limit {name!r}"[:300])
-    page, following = keys_of(call, standing, info, query.key, query.cursor, query.limit)
+    page, following = keys_of(call, standing, info, query, query.limit)
     return {
         **info_data(info),
         "page": [info_data(each) for each in page],
@@ -93,19 +93,14 @@ def get_limit(call: Call) -> dict[str, Any]:
 
 
 def keys_of(
-    call: Call,
-    standing: Standing,
-    info: LimitInfo,
-    words: str | None,
-    cursor: str | None,
-    size: int,
+    call: Call, standing: Standing, info: LimitInfo, query: Any, size: int
 ) -> tuple[list[KeyInfo], str | None]:
-    """Some keys of a limit, those with `words` in them, and the cursor of the next ones."""
-    after = tuple(cursors.read(cursor, int, int, str)) if cursor else None
+    """Some keys of a limit, by the `key` and `cursor` of a query, and the next cursor."""
+    after = tuple(cursors.read(query.cursor, int, int, str)) if query.cursor else None
     if info.keys is None:
         return [], None
     delayed = call.service.delayed
-    page, following = keys_page(delayed, standing, info.name, size, words or "", after)
+    page, following = keys_page(delayed, standing, info.name, size, query.key or "", after)
     return page, cursors.write(*following) if following else None
 
 

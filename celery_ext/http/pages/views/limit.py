@@ -30,7 +30,7 @@ def look(visit: Visit) -> Shown:
     info = limit(delayed, standing, query.name)
     if info is None:
         return {**shown, "limit": None, "status": 404}
-    page, following = keys_of(visit, standing, info, query.key, query.cursor, PAGE_SIZE)
+    page, following = keys_of(visit, standing, info, query, PAGE_SIZE)
     return {
         **shown,
         "limit": info,
