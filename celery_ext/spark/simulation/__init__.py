@@ -13,4 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["Arrivals", "Fleet", "Simulation", "simulate"]
 
 # Spark imports modules of this package in each of its workers: only what they use.
-__getattr__ = names_of(__name__, {"model": __all__[:2], "run": __all__[2:]})
+__getattr__ = names_of(
+    __name__,
+    {"model": ["Arrivals", "Fleet"], "run": ["Simulation", "simulate"]},
+)
