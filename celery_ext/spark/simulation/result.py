@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from kombu_delayed import sizing
 
@@ -78,8 +79,9 @@ def result(
     """
     total = sum(window.messages for window in windows)
     weights = _weights(total, found)
-    marks = _marks(classes, weights)
     errors = _errors(total, found, classes)
+    lateness: dict[str, Any] = _marks(classes, weights)
+    lateness |= {f"{name[:3]}_error": error for name, error in errors.items()}
     busiest = max(point.start_rate for point in points)
     memory = max(point.memory_bytes for point in points)
     node_bytes, has_events = fleet.node_memory_gib * 2**30, fleet.events > 0
@@ -93,8 +95,7 @@ def result(
         simulated=sum(window.messages for window in simulated),
         workers=fleet.workers,
         slots=fleet.capacity,
-        **marks,
-        **{f"{name[:3]}_error": error for name, error in errors.items()},
+        **lateness,
         max_seconds=max(each.max_seconds for each in found.values()),
         redelivered=_sum(weights, found, "redelivered"),
         lost=_sum(weights, found, "lost"),
