@@ -19,7 +19,7 @@ HOUR = timedelta(hours=1)
 
 @pytest.fixture
 def visitor(api: httpx.Client) -> Iterator[Visitor]:
-    api.api.gate._site._recent.forget()  # type: ignore[attr-defined]
+    api.api.service.recent.forget()  # type: ignore[attr-defined]
     with Visitor(api) as made:
         yield made
 

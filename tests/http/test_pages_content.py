@@ -29,7 +29,7 @@ HOSTILE = '<script>alert(1)</script><img src=x onerror="alert(2)">\'"&{{7*7}}'
 
 @pytest.fixture
 def visitor(api: httpx.Client) -> Iterator[Visitor]:
-    api.api.gate._site._recent.forget()  # type: ignore[attr-defined]
+    api.api.service.recent.forget()  # type: ignore[attr-defined]
     with Visitor(api) as made:
         yield made
 
