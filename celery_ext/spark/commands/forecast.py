@@ -10,9 +10,15 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from celery_ext.tasks.formatting import table
-
-from .group import archive_option, broker_options, console, main, spark_of, target_option
+from .group import (
+    archive_option,
+    broker_options,
+    console,
+    empty_table,
+    main,
+    spark_of,
+    target_option,
+)
 
 
 @main.command()
@@ -64,7 +70,7 @@ def forecast(
 def table_of(rows: list[dict[str, Any]], confidence: float) -> Table:
     """A forecast for the terminal."""
     numbers = ("known", "expected", f"{confidence:.0%} of the time", "slots")
-    made = table("queue", "hour (UTC)", numbers=numbers)
+    made = empty_table("queue", "hour (UTC)", numbers=numbers)
     for row in rows:
         made.add_row(
             row["queue"],

@@ -7,7 +7,7 @@ calls the function of its module in `celery_ext.spark` and prints what came of i
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException, PySparkException
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn
+from rich.table import Table
 
 from celery_ext.app.commands import all_of
 from celery_ext.spark.java import session
@@ -151,6 +152,14 @@ def run_again(job_id: str) -> Iterator[None]:
     except (OperationalError, PySparkException, Py4JJavaError):
         click.echo(f"Some may be done. To go on, run it again with --job-id {job_id}", err=True)
         raise
+
+
+def empty_table(*columns: str, numbers: Iterable[str] = ()) -> Table:
+    """A table with these headings and no lines."""
+    made = Table(*columns, box=None, header_style="dim")
+    for name in numbers:
+        made.add_column(name, justify="right")
+    return made
 
 
 def progress_bar() -> Progress:

@@ -19,12 +19,13 @@ from celery_ext.spark.backup.transfer import read_backup
 from celery_ext.spark.events.archive import read_archive
 from celery_ext.spark.options import names
 from celery_ext.spark.sink.job_ledger import JobReport
-from celery_ext.tasks.formatting import number, plain, table
+from celery_ext.tasks.formatting import number, plain
 
 from .group import (
     archive_option,
     connection_options,
     console,
+    empty_table,
     job_options,
     main,
     run_again,
@@ -151,7 +152,7 @@ def _tell(found: list[dict[str, Any]], dry_run: bool, as_json: bool) -> None:
     if dry_run and as_json:
         click.echo(json.dumps(found))
         return
-    made = table("queue", "state", numbers=("missed", "in a backup"))
+    made = empty_table("queue", "state", numbers=("missed", "in a backup"))
     for row in found:
         shown = number(row["missed"]), number(row["kept"])
         made.add_row(plain(row["queue"]), row["state"], *shown)
