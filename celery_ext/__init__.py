@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from .lazy import names_of
 
 if TYPE_CHECKING:
     from .app import signals
@@ -16,29 +18,6 @@ if TYPE_CHECKING:
     from .tasks.task_info import TaskInfo
     from .worker import tracing
     from .worker.install import install
-
-_HOMES = {
-    "AlreadyDelayed": "control.unique",
-    "BackupError": "errors",
-    "BrokerError": "errors",
-    "BulkError": "errors",
-    "BulkReport": "control.bulk.schedule",
-    "Delayed": "control.delayed",
-    "Expectation": "control.answers.asking",
-    "Outcome": "control.delayed",
-    "Query": "tasks.query",
-    "QueryError": "errors",
-    "TaskInfo": "tasks.task_info",
-    "UniqueTask": "control.unique",
-    "expect": "control.answers.asking",
-    "fail": "control.answers.answering",
-    "install": "worker.install",
-    "respond": "control.answers.answering",
-    "unique_headers": "control.unique",
-}
-
-#: Modules that are known by a short name.
-_MODULES = {"signals": "app.signals", "tracing": "worker.tracing"}
 
 __all__ = [
     "AlreadyDelayed",
@@ -62,13 +41,20 @@ __all__ = [
     "unique_headers",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    # The command line and every pytest run import this package: nothing heavy before it is used.
-    if name not in _HOMES and name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    if name in _MODULES:
-        return import_module(f".{_MODULES[name]}", __name__)
-    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+# The command line and every pytest run import this package: nothing heavy before it is used.
+__getattr__ = names_of(
+    __name__,
+    {
+        "app.signals": ["signals"],
+        "control.answers.answering": ["fail", "respond"],
+        "control.answers.asking": ["Expectation", "expect"],
+        "control.bulk.schedule": ["BulkReport"],
+        "control.delayed": ["Delayed", "Outcome"],
+        "control.unique": ["AlreadyDelayed", "UniqueTask", "unique_headers"],
+        "errors": ["BackupError", "BrokerError", "BulkError", "QueryError"],
+        "tasks.query": ["Query"],
+        "tasks.task_info": ["TaskInfo"],
+        "worker.install": ["install"],
+        "worker.tracing": ["tracing"],
+    },
+)

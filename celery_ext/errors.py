@@ -5,8 +5,12 @@ from __future__ import annotations
 from typing import Protocol
 
 from kombu.exceptions import OperationalError
+from redis.exceptions import RedisError
 
-from kombu_delayed.errors import DelayedError
+from kombu_delayed.errors import UNREACHABLE, DelayedError
+
+#: What a call raises while the broker does not answer, or for what it cannot do.
+BROKER_FAILS = (DelayedError, OperationalError, RedisError, *UNREACHABLE)
 
 
 class Stored(Protocol):

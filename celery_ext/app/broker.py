@@ -132,7 +132,6 @@ class _ToldWire:
             raise self._lost(error) from error
 
     def everywhere(self) -> list[_ToldWire]:
-        """As the wire's."""
         return [_ToldWire(wire, self._on_lost) for wire in self._wire.everywhere()]
 
     def insist(self, *command: Any, replicas: Replicas | None = None) -> Any:

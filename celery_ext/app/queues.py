@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from celery import Celery
-from kombu import Connection
-
-from kombu_delayed.consumer.policy.decisions import Rules
 from kombu_delayed.inspection import backlog as backlogs
 from kombu_delayed.inspection.backlog import Backlog
 from kombu_delayed.store.shards import queue_of
-from kombu_delayed.store.store import Store
 
 from ..tasks.results import store_revoked
 from ..tasks.task_info import TaskInfo
@@ -19,34 +14,8 @@ from . import signals
 from .broker import Broker
 
 
-class Queues:
-    """What the verbs on delayed tasks share: the connection, the queues and their shards.
-
-    Connects when it is used first. Raises as Broker does.
-    """
-
-    def __init__(self, app: Celery) -> None:
-        self.app = app
-        self._broker = Broker(app)
-
-    @property
-    def connection(self) -> Connection:
-        """The connection that all calls share; it may not be connected yet."""
-        return self._broker.connection
-
-    @property
-    def store(self) -> Store:
-        """The moves of the broker's messages."""
-        return self._broker.store
-
-    @property
-    def rules(self) -> Rules | None:
-        """Who decides of its messages, as the app declares it; None: nobody."""
-        return self._broker.rules
-
-    def close(self) -> None:
-        """Disconnect; the next call connects again."""
-        self._broker.close()
+class Queues(Broker):
+    """What the verbs on delayed tasks share: the broker, its queues and their shards."""
 
     def queues(self) -> list[str]:
         """The app's queues, and all in the broker that have or had something.

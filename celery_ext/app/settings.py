@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import field, fields
 from typing import Any, TypeVar
 
@@ -25,10 +25,15 @@ def parse(kind: type[T], setting: str, given: Any) -> T:
     known = {each.name: each for each in fields(kind)}  # type: ignore[arg-type]
     for name in given:
         if name not in known:
-            close = difflib.get_close_matches(str(name), known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
-            raise OptionError(f"unknown option {name!r} in {setting}; {hint}")
+            hint = suggestion(str(name), known, "there are")
+            raise OptionError(f"unknown option {name!r} in {setting}{hint}")
     return kind(**{name: _checked(setting, known[name], value) for name, value in given.items()})
+
+
+def suggestion(name: str, known: Collection[str], all_are: str) -> str:
+    """What may be meant by a name that is not known, for the end of an error."""
+    close = difflib.get_close_matches(name.lower(), known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; {all_are} {', '.join(known)}"
 
 
 def _checked(setting: str, option: Any, value: Any) -> Any:

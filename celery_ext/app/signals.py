@@ -27,14 +27,13 @@ from typing import Any
 from celery.signals import after_task_publish
 from celery.utils.dispatch import Signal
 from celery.utils.log import get_logger
-from redis.exceptions import RedisError
 
-from kombu_delayed.errors import UNREACHABLE, DelayedError
 from kombu_delayed.message.envelope import eta_to_ms
 from kombu_delayed.store import dead_letter_listeners
 from kombu_delayed.store.shards import queue_of
 from kombu_delayed.store.store import Store
 
+from ..errors import BROKER_FAILS
 from ..tasks.dead_task import DeadTask
 from .unique_outcomes import was_pushed
 
@@ -53,8 +52,6 @@ expectation_ended = Signal(
 )
 
 logger = get_logger(__name__)
-
-_FAILURES: tuple[type[BaseException], ...] = (DelayedError, RedisError, *UNREACHABLE)
 
 _UID = f"{__name__}.task_scheduled"
 
@@ -80,7 +77,7 @@ def _on_burial(store: Store, queue: str, ids: list[str]) -> None:
         return
     try:
         letters = store.dead_letters(queue, ids)
-    except _FAILURES as error:
+    except BROKER_FAILS as error:
         logger.warning("Cannot tell of dead letters in queue %r: %s", queue, error)
         return
     for letter in letters:

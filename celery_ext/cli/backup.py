@@ -10,7 +10,7 @@ import click
 
 from ..control.backup import transfer as backups
 from ..tasks.formatting import letters_word, number, plain, table, tasks_word
-from .criteria import queue_option
+from .criteria import queue_option, yes_option
 from .session import Session, command
 
 Counts: TypeAlias = dict[str, dict[str, int]]
@@ -35,7 +35,7 @@ def backup(session: Session, file: str, queue: str | None) -> None:
 @command("restore")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
 @queue_option
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @click.option("--dry-run", is_flag=True, help="Check the file and show it; change nothing.")
 def restore(session: Session, file: str, queue: str | None, yes: bool, dry_run: bool) -> None:
     """Put back what a file has; what is there already stays as it is."""

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 from celery.app.utils import find_app
 
-from ..tasks.query import Query
+from ..app.commands import all_of
 from .times import TIME
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 class GivenText(click.ParamType):  # type: ignore[type-arg]
@@ -20,7 +17,6 @@ class GivenText(click.ParamType):  # type: ignore[type-arg]
     name = "text"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> str:
-        """Take it as it is, or fail as click does."""
         if not value:
             self.fail("it is empty; leave the option out where any is meant", param, ctx)
         return str(value)
@@ -55,7 +51,8 @@ def _header(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
     return {name: value for name, _, value in pairs}
 
 
-_OPTIONS = (
+#: The options of a query; the function of a command takes them as `**criteria`.
+criteria = all_of(
     task_option,
     queue_option,
     click.option("--tenant", type=TEXT, help="Value of the header tenant."),
@@ -68,14 +65,12 @@ _OPTIONS = (
     click.option("--root", "root_id", type=TEXT, help="Id of the first task of their canvas."),
 )
 
+yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 
-def criteria(function: F) -> F:
-    """Give a command the options of a query; its function takes them as `**criteria`."""
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
+#: What to do before a change.
+asking_options = all_of(
+    yes_option,
+    click.option("--dry-run", is_flag=True, help="Show what would change; change nothing."),
+)
 
-
-def query_of(given: dict[str, Any]) -> Query:
-    """The query that options mean."""
-    return Query(**given)
+ids_argument = click.argument("ids", nargs=-1, metavar="[ID]...")

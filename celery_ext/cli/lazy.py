@@ -18,7 +18,6 @@ class LazyGroup(DYMGroup):
         self._modules = modules
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order of the mapping."""
         return list(self._modules)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:

@@ -11,10 +11,10 @@ from typing import Any, NoReturn
 import click
 from celery.bin.base import CeleryCommand
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ..app.command_errors import expected_failures
+from ..app.commands import expected_failures
 from ..control.delayed import Delayed
+from ..tasks.formatting import progress_bars
 
 #: What is printed into a file or a pipe may be as wide.
 WIDE = 200
@@ -82,7 +82,6 @@ class Session:
         self._ctx.exit(1)
 
     def exit(self, code: int) -> NoReturn:
-        """End with an exit code."""
         self._ctx.exit(code)
 
     def confirm(self, question: str) -> None:
@@ -95,8 +94,7 @@ class Session:
         if self._ctx.obj.quiet or not self.err.is_terminal:
             yield lambda count: None
             return
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-        with Progress(*columns, TimeElapsedColumn(), console=self.err, transient=True) as bars:
+        with progress_bars(console=self.err, transient=True) as bars:
             bar = bars.add_task(what, total=total)
             yield lambda count: bars.advance(bar, count)
 
@@ -108,8 +106,10 @@ def _console(ctx: click.Context, stderr: bool) -> Console:
     return console
 
 
-def command(name: str, **attributes: Any) -> Callable[[Callable[..., None]], click.Command]:
-    """A command with `--json`, whose function is given the session first."""
+def command(
+    name: str, group: click.Group | None = None
+) -> Callable[[Callable[..., None]], click.Command]:
+    """A command with `--json`, whose function is given the session first; of a group, if any."""
 
     def decorate(function: Callable[..., None]) -> click.Command:
         def run(ctx: click.Context, /, as_json: bool, **given: Any) -> None:
@@ -119,6 +119,9 @@ def command(name: str, **attributes: Any) -> Callable[[Callable[..., None]], cli
         json_option = click.option(
             "--json", "as_json", is_flag=True, help="Print JSON, and nothing else."
         )
-        return click.command(name, cls=Command, **attributes)(json_option(click.pass_context(run)))
+        made = click.command(name, cls=Command)(json_option(click.pass_context(run)))
+        if group is not None:
+            group.add_command(made)
+        return made
 
     return decorate

@@ -17,7 +17,6 @@ class Span(click.ParamType):  # type: ignore[type-arg]
     name = "span"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> timedelta:
-        """Read it, or fail as click does."""
         try:
             return parse_length(value)
         except ValueError as error:
@@ -30,7 +29,6 @@ class Time(click.ParamType):  # type: ignore[type-arg]
     name = "time"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> datetime:
-        """Read it, or fail as click does."""
         if isinstance(value, datetime):
             return value
         now = datetime.now(timezone.utc)

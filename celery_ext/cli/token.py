@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from datetime import timedelta
-from typing import Any
 
 import click
 from click_didyoumean import DYMGroup  # type: ignore[import-untyped]
 
 from ..http.auth.identity import SCOPES
-from ..http.auth.tokens import Token, Tokens
+from ..http.auth.tokens import Tokens
 from ..tasks.formatting import moment, plain, table
 from ..tasks.times import from_ms
 from .criteria import TEXT
@@ -23,7 +22,7 @@ def token() -> None:
     """Make and revoke tokens of the HTTP API."""
 
 
-@command("create")
+@command("create", token)
 @click.argument("name")
 @click.option(
     "--scope",
@@ -49,15 +48,15 @@ def create(
     """Make a token and print it, this once: Redis has only its hash."""
     seconds = int(expires.total_seconds()) if expires else 0
     made, text = Tokens(session.delayed).create(name, scopes, tenants, queues, seconds)
-    session.emit({**_data(made), "token": text})
+    session.emit({**asdict(made), "token": text})
     session.print(plain(text))
 
 
-@command("list")
+@command("list", token)
 def list_(session: Session) -> None:
     """Show the tokens that there are."""
     found = Tokens(session.delayed).list()
-    session.emit([_data(each) for each in found])
+    session.emit([asdict(each) for each in found])
     if not found:
         session.nothing("There are no tokens.")
     made = table("id", "name", "scopes", "tenants", "queues", "created (UTC)", "expires (UTC)")
@@ -74,7 +73,7 @@ def list_(session: Session) -> None:
     session.print(made)
 
 
-@command("revoke")
+@command("revoke", token)
 @click.argument("id")
 def revoke(session: Session, id: str) -> None:
     """Let a token, given by its id, be worth nothing; servers know within 5 s."""
@@ -83,11 +82,3 @@ def revoke(session: Session, id: str) -> None:
     if not gone:
         session.nothing(f"There is no token {id}.")
     session.print(plain(f"{id} is revoked."))
-
-
-def _data(token: Token) -> dict[str, Any]:
-    return asdict(token)
-
-
-for _command in (create, list_, revoke):
-    token.add_command(_command)

@@ -27,7 +27,6 @@ class Counts:
 
     @classmethod
     def of(cls, store: Store, shards: Sequence[str]) -> Counts:
-        """Count those of all shards of a queue."""
         found = fold(map(store.metrics, shards))
         return cls(found.delayed, found.due, found.ready, found.unacked, found.dead)
 

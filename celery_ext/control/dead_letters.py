@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 
 from kombu_delayed.inspection.dead_letters import DeadLetters
 from kombu_delayed.store.store import Store
 
 from ..app.broker import Broker
+from ..app.queues import Queues
 from ..tasks.dead_task import DeadTask
 from ..tasks.times import to_ms
 
@@ -28,13 +29,12 @@ class _Letters(DeadLetters):
 class Dead:
     """Look at dead letters, give them another try, drop them; in one queue or in all."""
 
-    def __init__(self, broker: Broker, queues: Callable[[], list[str]]) -> None:
-        self._broker = broker
+    def __init__(self, queues: Queues) -> None:
         self._queues = queues
 
     def _each(self, queue: str | None) -> Iterator[DeadLetters]:
-        for name in [queue] if queue else self._queues():
-            yield _Letters(self._broker, name)
+        for name in [queue] if queue else self._queues.queues():
+            yield _Letters(self._queues, name)
 
     def list(self, queue: str | None = None) -> Iterator[DeadTask]:
         """All of them, by queue, the oldest first, as they are read."""

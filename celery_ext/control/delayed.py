@@ -56,7 +56,6 @@ class Outcome:
     sample: list[TaskInfo] = field(default_factory=list)
 
     def add(self, queue: str, matched: list[TaskInfo], changed: int) -> None:
-        """Count a page of one queue."""
         self.matched += len(matched)
         self.changed += changed
         self.queues[queue] = self.queues.get(queue, 0) + len(matched)
@@ -386,7 +385,7 @@ class Delayed(Queues):
     @property
     def dead(self) -> Dead:
         """The dead letters of all queues."""
-        return Dead(self._broker, self.queues)
+        return Dead(self)
 
     @property
     def expectations(self) -> Expectations:

@@ -110,7 +110,6 @@ class Line:
     in_use: int = 0
 
     def add(self, lane: Lane) -> None:
-        """Count the messages of a lane."""
         self.waiting += lane.size
         self.first_due_ms = min(self.first_due_ms or lane.first_due_ms, lane.first_due_ms)
 

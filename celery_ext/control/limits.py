@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kombu_delayed.inspection.gate_usage import Room, known_as, parts_of, room, turns
 from kombu_delayed.message.ticket import slot_name
@@ -313,16 +313,3 @@ def _wait(standing: Standing, name: str, count: int) -> WaitInfo:
 
 def _moment(at_ms: int) -> datetime | None:
     return from_ms(at_ms) if at_ms else None
-
-
-def info_data(info: Any) -> dict[str, Any]:
-    """All of it, in types that JSON knows."""
-    return {name: _plain(value) for name, value in vars(info).items()}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, datetime):
-        return value.isoformat()
-    if isinstance(value, tuple):
-        return [info_data(each) for each in value]
-    return value

@@ -12,7 +12,7 @@ from typing import Any
 import click
 from celery.utils.log import get_logger
 
-from ..app.command_errors import expected_failures
+from ..app.commands import expected_failures
 from .options import HttpOptions
 from .serving.command import run, serve_options
 from .serving.standalone import BROKER, OPTIONS, make_app

@@ -47,7 +47,6 @@ class JsonFormatter(logging.Formatter):
     """A JSON object a line: time, level, logger, and what a record tells."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """As JSON."""
         at = datetime.fromtimestamp(record.created, timezone.utc)
         line: dict[str, Any] = {
             "at": at.isoformat(timespec="milliseconds"),

@@ -17,7 +17,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from ..errors import QueryError
+from ..errors import BROKER_FAILS, QueryError
 from .api.endpoints import (
     answers,
     bulk,
@@ -39,23 +39,23 @@ from .dialects import delayedqueue, later
 from .middleware import Gate
 from .options import HttpOptions
 from .pages.site import Site
-from .problems import BROKER_FAILS, Problem, answer, broker_away
+from .problems import Problem, answer, problem_of
 from .service.service import Service
 
 OPERATIONS: list[Operation] = [
-    *tasks.OPERATIONS,
-    *search.OPERATIONS,
-    *bulk.OPERATIONS,
-    *queues.OPERATIONS,
-    *limits.OPERATIONS,
-    *tenants.OPERATIONS,
-    *dead_letters.OPERATIONS,
-    *event_stream.OPERATIONS,
-    *answers.OPERATIONS,
-    *export.OPERATIONS,
-    *metrics_page.OPERATIONS,
-    *later.OPERATIONS,
-    *delayedqueue.OPERATIONS,
+    *tasks.operations,
+    *search.operations,
+    *bulk.operations,
+    *queues.operations,
+    *limits.operations,
+    *tenants.operations,
+    *dead_letters.operations,
+    *event_stream.operations,
+    *answers.operations,
+    *export.operations,
+    *metrics_page.operations,
+    *later.operations,
+    *delayedqueue.operations,
 ]
 
 
@@ -137,9 +137,11 @@ async def _file(request: Request, name: str, kind: str) -> Response:
     return Response(files(__package__).joinpath(name).read_bytes(), media_type=kind)
 
 
-async def _problem(request: Request, error: Any) -> Response:
-    if isinstance(error, Problem):
-        return answer(error)
+async def _failed(request: Request, error: Exception) -> Response:
+    return answer(problem_of(error))
+
+
+async def _not_routed(request: Request, error: Any) -> Response:
     if error.status_code == 405:
         error.headers = {"Allow": ", ".join(_methods(request))}
     return answer(Problem(error.status_code, error.detail, headers=error.headers))
@@ -159,22 +161,7 @@ def _methods(request: Request) -> list[str]:
     )
 
 
-async def _wrong(request: Request, error: Any) -> Response:
-    name, _, detail = str(error).partition("=")
-    return answer(Problem.of_field(name, str(error)) if detail else Problem(422, str(error)))
-
-
-async def _unavailable(request: Request, error: Any) -> Response:
-    return answer(broker_away())
-
-
-async def _failed(request: Request, error: Any) -> Response:
-    return answer(Problem(500, "the server made a mistake; its log has more"))
-
-
 _HANDLERS: dict[Any, Any] = {
-    HTTPException: _problem,
-    QueryError: _wrong,
-    **dict.fromkeys(BROKER_FAILS, _unavailable),
-    Exception: _failed,
+    **dict.fromkeys((Problem, QueryError, *BROKER_FAILS, Exception), _failed),
+    HTTPException: _not_routed,
 }

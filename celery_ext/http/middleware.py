@@ -11,12 +11,13 @@ import anyio
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..errors import BROKER_FAILS
 from . import access_log
 from .auth.identity import ANYBODY, Identity
 from .auth.rate_limit import Rates
 from .auth.tokens import Tokens
 from .pages.site import Site
-from .problems import BROKER_FAILS, Problem, answer, broker_away
+from .problems import Problem, answer, problem_of
 from .service.service import Service
 
 #: So long a body that is too large is read, for its sender to see the answer.
@@ -76,12 +77,10 @@ class Gate:
         seen, began = _Seen(send), time.perf_counter()
         try:
             await self._pass(scope, receive, seen)
-        except Problem as problem:
-            await self._answer(problem, scope, receive, seen)
-        except BROKER_FAILS:
-            if seen.status:
+        except (Problem, *BROKER_FAILS) as error:
+            if seen.status and not isinstance(error, Problem):
                 raise
-            await self._answer(broker_away(), scope, receive, seen)
+            await self._answer(problem_of(error), scope, receive, seen)
         finally:
             seconds = time.perf_counter() - began
             method = scope["method"] if scope["method"] in METHODS else OTHER

@@ -64,7 +64,6 @@ class HttpOptions:
 
     @classmethod
     def of(cls, app: Celery) -> HttpOptions:
-        """Those of an app."""
         return cls.parse(app.conf.get(SETTING) or {})
 
     @classmethod

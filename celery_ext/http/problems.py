@@ -7,17 +7,12 @@ from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
-from kombu.exceptions import OperationalError
-from redis.exceptions import RedisError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from kombu_delayed.errors import UNREACHABLE, DelayedError
+from ..errors import BROKER_FAILS, QueryError
 
 MEDIA_TYPE = "application/problem+json"
-
-#: What a call raises while the broker does not answer.
-BROKER_FAILS = (DelayedError, OperationalError, RedisError, *UNREACHABLE)
 
 #: Characters of what somebody sent that are shown in a problem.
 SHOWN = 200
@@ -60,9 +55,21 @@ def busy(detail: str, status: int = 503, seconds: int = 1) -> Problem:
     return Problem(status, detail, headers={"Retry-After": str(seconds)})
 
 
-def broker_away() -> Problem:
-    """Redis does not answer."""
-    return busy("the broker cannot be asked now", 503, 5)
+def refused(reason: str) -> Problem:
+    """A task that Celery or the broker did not take."""
+    return Problem(422, f"the task cannot be sent: {reason}"[:400])
+
+
+def problem_of(error: Exception) -> Problem:
+    """What an error means for who asks."""
+    if isinstance(error, Problem):
+        return error
+    if isinstance(error, QueryError):
+        name, _, detail = str(error).partition("=")
+        return Problem.of_field(name, str(error)) if detail else Problem(422, str(error))
+    if isinstance(error, BROKER_FAILS):
+        return busy("the broker cannot be asked now", 503, 5)
+    return Problem(500, "the server made a mistake; its log has more")
 
 
 def answer(problem: Problem) -> Response:

@@ -130,12 +130,10 @@ class PrometheusMeter(instrumentation.Meter):
 
     @_safely
     def scheduled(self, queue: str, count: int) -> None:
-        """Count messages put into the backlog."""
         self._of("scheduled_total", queue_of(queue)).inc(count)
 
     @_safely
     def delivered(self, queue: str, late_seconds: float | None, deliveries: int) -> None:
-        """Count a delivery."""
         name = queue_of(queue)
         self._of("delivered_total", name).inc()
         if deliveries:
@@ -145,22 +143,18 @@ class PrometheusMeter(instrumentation.Meter):
 
     @_safely
     def reclaimed(self, queue: str, count: int) -> None:
-        """Count messages taken back."""
         self._of("reclaimed_total", queue_of(queue)).inc(count)
 
     @_safely
     def buried(self, queue: str, count: int) -> None:
-        """Count dead letters."""
         self._of("buried_total", queue_of(queue)).inc(count)
 
     @_safely
     def lease_lost(self) -> None:
-        """Count a lost lease."""
         self._leases_lost.inc()
 
     @_safely
     def script_took(self, name: str, seconds: float) -> None:
-        """Count a call of a script."""
         self._of("script_seconds", name).observe(seconds)
 
     @_safely
@@ -172,7 +166,6 @@ class PrometheusMeter(instrumentation.Meter):
 
     @_safely
     def finished(self, queue: str, task: str, state: str) -> None:
-        """Count a task that has ended."""
         self._of("finished_total", queue, self._shown(task), state).inc()
 
     def _shown(self, task: str) -> str:

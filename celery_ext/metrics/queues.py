@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from kombu.exceptions import OperationalError
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
-from redis.exceptions import RedisError
 
-from kombu_delayed.errors import UNREACHABLE, DelayedError
 from kombu_delayed.store.queue_metrics import Metrics
 
 from ..control.delayed import Delayed
+from ..errors import BROKER_FAILS
 from .names import BROKER, METRICS, PREFIX
 
 #: Queues that are told of.
 LIMIT = 1_000
-
-_FAILURES = (DelayedError, OperationalError, RedisError, *UNREACHABLE)
 
 Families = dict[str, GaugeMetricFamily]
 
@@ -37,7 +33,7 @@ class QueueCollector(Collector):
             for queue in [*self._names()][:LIMIT]:
                 _add(families, queue, self._delayed.metrics(queue)[queue])
             families["broker_up"].add_metric([], 1)
-        except _FAILURES:
+        except BROKER_FAILS:
             families = {"broker_up": _families()["broker_up"]}
             families["broker_up"].add_metric([], 0)
         yield from families.values()

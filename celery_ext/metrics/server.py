@@ -43,13 +43,11 @@ class MetricsServer(ThreadingHTTPServer):
         TCPServer.server_bind(self)
 
     def start(self) -> None:
-        """Serve from a thread of its own."""
         name = "delayed-metrics"
         self._thread = threading.Thread(target=self.serve_forever, name=name, daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Serve no more."""
         self.shutdown()
         self.server_close()
         self._thread.join(REQUEST_SECONDS)

@@ -19,7 +19,6 @@ class DefaultSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What `format` takes."""
         return "kombu_delayed"
 
     def schema(self) -> str:

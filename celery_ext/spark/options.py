@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import date, datetime, timezone
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from uuid import uuid4
 
 from kombu.utils.url import maybe_sanitize_url
 
+from celery_ext.app.settings import suggestion
 from kombu_delayed.errors import OptionError
 from kombu_delayed.inspection.backlog import NEVER_MS
 from kombu_delayed.message.envelope import eta_to_ms
@@ -52,29 +52,38 @@ def _members(value: str) -> dict[str, Any]:
     return found
 
 
-def whole_number(least: int, most: int) -> Callable[[str], int]:
+class Taken(NamedTuple):
+    """What an option takes: `read` raises an error for what is not as `allowed` says."""
+
+    read: Callable[[str], Any]
+    allowed: str
+
+
+NAMES = Taken(names, "names with commas between them, or a JSON list of names")
+TIME = Taken(eta_to_ms, "a time in ISO 8601")
+
+
+def whole_number(least: int, most: int, allowed: str = "") -> Taken:
     def read(value: str) -> int:
         if not least <= int(value) <= most:
             raise ValueError
         return int(value)
 
-    return read
+    return Taken(read, allowed or f"a number from {least:,} to {most:,}")
 
 
-def one_of(*names: str) -> Callable[[str], str]:
+def one_of(*names: str) -> Taken:
     def read(value: str) -> str:
         if value not in names:
             raise ValueError
         return value
 
-    return read
+    return Taken(read, " or ".join(names))
 
 
-def option(
-    default: Any, read: Callable[[str], Any], allowed: str, meaning: str, **more: Any
-) -> Any:
-    """A field of an options class; `read` raises an error for what is not as `allowed` says."""
-    metadata = {"read": read, "allowed": allowed, "meaning": meaning}
+def option(default: Any, taken: Taken, meaning: str, **more: Any) -> Any:
+    """A field of an options class."""
+    metadata = {**taken._asdict(), "meaning": meaning}
     if callable(default):
         return field(default_factory=default, metadata=metadata, **more)
     return field(default=default, metadata=metadata, **more)
@@ -86,29 +95,25 @@ class BrokerOptions:
 
     broker: str = option(
         "",
-        _text,
-        "a broker URL such as delayed+redis://localhost:6379/0",
+        Taken(_text, "a broker URL such as delayed+redis://localhost:6379/0"),
         "The URL of the broker. A password in it is masked wherever it is shown; `broker_env` "
         "keeps it out of the job altogether.",
         repr=False,
     )
     broker_env: str = option(
         "",
-        _text,
-        "the name of an environment variable",
+        Taken(_text, "the name of an environment variable"),
         "The environment variable that has the URL, on the driver and on each executor.",
     )
     app: str = option(
         "",
-        _text,
-        "a Celery app as for `celery -A`, such as proj.celery:app",
+        Taken(_text, "a Celery app as for `celery -A`, such as proj.celery:app"),
         "The Celery app to send as, with its broker, routes and serializers, where executors can "
         "import it.",
     )
     transport_options: dict[str, Any] = option(  # noqa: RUF009
         dict,
-        _members,
-        "a JSON object",
+        Taken(_members, "a JSON object"),
         "The transport options, as in `broker_transport_options`.",
         repr=False,
     )
@@ -123,7 +128,9 @@ class BrokerOptions:
         values = {}
         for name, value in given.items():
             if name.lower() not in known:
-                raise OptionError(f"unknown option {name!r}{_suggestion(name, list(known))}")
+                raise OptionError(
+                    f"unknown option {name!r}{suggestion(name, sorted(known), 'there are')}"
+                )
             if value is not None:
                 values[name.lower()] = _read(known[name.lower()], value)
         return cls(**values)
@@ -180,44 +187,31 @@ def _read(known: Any, value: Any) -> Any:
         ) from None
 
 
-def _suggestion(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name.lower(), known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(sorted(known))}"
-
-
 @dataclass(frozen=True)
 class ReadOptions(BrokerOptions):
     """What is read of the backlog."""
 
     queues: tuple[str, ...] = option(
         (),
-        names,
-        "names with commas between them, or a JSON list of names",
+        NAMES,
         "The queues to read. Default: all that have delayed messages, found by looking at all "
         "keys of the broker.",
     )
-    due_from: int = option(
-        0, eta_to_ms, "a time in ISO 8601", "Only what is due at this time (UTC) or later."
-    )
-    due_to: int = option(
-        NEVER_MS, eta_to_ms, "a time in ISO 8601", "Only what is due before this time (UTC)."
-    )
+    due_from: int = option(0, TIME, "Only what is due at this time (UTC) or later.")
+    due_to: int = option(NEVER_MS, TIME, "Only what is due before this time (UTC).")
     tasks: tuple[str, ...] = option(
         (),
-        names,
-        "names or patterns with commas between them, or a JSON list of them",
+        Taken(names, "names or patterns with commas between them, or a JSON list of them"),
         "Only tasks with these names; `*`, `?` and `[…]` stand for what they do in file names.",
     )
     rows_per_task: int = option(
         50_000,
         whole_number(1, 10_000_000),
-        "a number from 1 to 10,000,000",
         "About how many messages one task of Spark reads.",
     )
     page_size: int = option(
         500,
         whole_number(1, 10_000),
-        "a number from 1 to 10,000",
         "About how many messages one call reads. More in a call means a longer pause for the "
         "broker's other clients.",
     )
@@ -232,54 +226,47 @@ class ReadOptions(BrokerOptions):
 class WriteOptions(BrokerOptions):
     """What is done with the rows of a DataFrame, and how."""
 
-    operation: str = option(
-        SCHEDULE, one_of(*OPERATIONS), " or ".join(OPERATIONS), "What to do with each row."
-    )
+    operation: str = option(SCHEDULE, one_of(*OPERATIONS), "What to do with each row.")
     job_id: str = option(
         lambda: str(uuid4()),
-        _text,
-        "a text that is not empty",
+        Taken(_text, "a text that is not empty"),
         "The name of the job. What a job has scheduled, rescheduled or restored it leaves alone "
         "when it is run again under the same name. Default: a name of its own for each run, and "
         "of a stream for each batch.",
     )
     ledger_seconds: int = option(
         86_400,
-        whole_number(60, 366 * 86_400),
-        "a number of seconds from 60 to a year",
+        whole_number(60, 366 * 86_400, "a number of seconds from 60 to a year"),
         "How long after its last row the broker remembers what a job has done.",
     )
     key_columns: tuple[str, ...] = option(
         (),
-        names,
-        "names of columns with commas between them, or a JSON list of them",
+        Taken(names, "names of columns with commas between them, or a JSON list of them"),
         "The columns that the id is made from, where there is no column `id`: the same values "
         "make the same id each time.",
     )
-    queue: str = option("", _text, "the name of a queue", "The queue of rows that name none.")
+    queue: str = option(
+        "", Taken(_text, "the name of a queue"), "The queue of rows that name none."
+    )
     queues: tuple[str, ...] = option(
         (),
-        names,
-        "names with commas between them, or a JSON list of names",
+        NAMES,
         "The queues that rows may name. Default: any.",
     )
     rejects: str = option(
         "",
-        _directory,
-        "the path of a directory",
+        Taken(_directory, "the path of a directory"),
         "Where refused rows are written as JSON lines with the reason; on a cluster, a directory "
         "that driver and executors share. With it, refused rows stop nothing.",
     )
     max_rejects: int = option(
         0,
-        whole_number(0, 1_000_000_000),
-        "a number from 0 on",
+        whole_number(0, 1_000_000_000, "a number from 0 on"),
         "Without `rejects`, so many rows of a task of Spark may be refused before it fails.",
     )
     batch_size: int = option(
         1_000,
         whole_number(1, 100_000),
-        "a number from 1 to 100,000",
         "Rows that are sent together, at most 250 of them in one call of a script.",
     )
 

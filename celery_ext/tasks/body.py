@@ -11,6 +11,15 @@ from kombu.transport.virtual import Channel, Message
 
 from .task_info import TaskInfo
 
+#: The headers that Celery gives every task.
+CELERY_HEADERS = frozenset(
+    {
+        *("lang", "id", "shadow", "eta", "expires", "group", "group_index", "retries", "timelimit"),
+        *("root_id", "parent_id", "argsrepr", "kwargsrepr", "origin", "ignore_result"),
+        *("replaced_task_nesting", "stamped_headers", "stamps"),
+    }
+)
+
 
 class _Decoder:
     """As much of a channel as a message needs."""

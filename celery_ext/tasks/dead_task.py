@@ -22,7 +22,6 @@ class DeadTask:
 
     @property
     def info(self) -> TaskInfo:
-        """What is known of the task."""
         letter = self.letter
         return TaskInfo(
             "dead",

@@ -30,7 +30,6 @@ class Failure:
 
     @property
     def at(self) -> datetime:
-        """When, in UTC."""
         return from_ms(self.at_ms)
 
     @classmethod

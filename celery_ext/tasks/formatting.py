@@ -7,6 +7,14 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from rich import box
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
@@ -103,6 +111,20 @@ def table(*columns: str, numbers: Iterable[str] = (), title: str | None = None) 
     for column in numbers:
         made.add_column(column, justify="right", no_wrap=True)
     return made
+
+
+def facts_table() -> Table:
+    """An empty table for names and what they stand for."""
+    made = Table.grid(padding=(0, 2))
+    made.add_column(style="dim", justify="right")
+    made.add_column(overflow="fold")
+    return made
+
+
+def progress_bars(*before: ProgressColumn, **options: Any) -> Progress:
+    """Bars of what is done and, where it is known, of how much."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    return Progress(*before, *columns, TimeElapsedColumn(), **options)
 
 
 def tasks_table(infos: Iterable[TaskInfo], title: str | None = None) -> Table:

@@ -65,12 +65,10 @@ class Query:
 
     @property
     def due_after_ms(self) -> int:
-        """In ms since the epoch."""
         return 0 if self.due_after is None else to_ms("due_after", self.due_after)
 
     @property
     def due_before_ms(self) -> int:
-        """In ms since the epoch."""
         return NEVER_MS if self.due_before is None else to_ms("due_before", self.due_before)
 
     @property

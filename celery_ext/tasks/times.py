@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
+from typing import Any
 
 from kombu_delayed.message.durations import parse_ms
 from kombu_delayed.message.envelope import eta_to_ms
@@ -47,3 +48,16 @@ def length_ms(name: str, given: float | str | timedelta) -> int:
 def from_ms(due_ms: int) -> datetime:
     """A time in UTC; one that no datetime can show is the nearest."""
     return EPOCH + timedelta(milliseconds=min(max(due_ms, 0), LATEST_MS))
+
+
+def info_data(info: Any) -> dict[str, Any]:
+    """All of what a dataclass has, in types that JSON knows."""
+    return {name: _plain(value) for name, value in vars(info).items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, tuple):
+        return [info_data(each) for each in value]
+    return value

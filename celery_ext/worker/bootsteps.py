@@ -54,12 +54,10 @@ class Lateness(bootsteps.StartStopStep):
     """Lets `task_late` be sent."""
 
     def start(self, parent: Any) -> None:
-        """Listen to what this worker receives."""
         self._late_seconds = parent.app.delayed.late_seconds
         task_received.connect(self._on_received, sender=parent, weak=False)
 
     def stop(self, parent: Any) -> None:
-        """Listen no more."""
         task_received.disconnect(self._on_received, sender=parent)
 
     def _on_received(self, request: Any, **_: Any) -> None:
@@ -121,7 +119,6 @@ class GiveBack(bootsteps.StartStopStep):
     _must_wait = False
 
     def start(self, parent: Any) -> None:
-        """Listen to the worker's signals."""
         self._parent = parent
         worker_shutting_down.connect(self._on_signal, sender=parent.hostname, weak=False)
         # A cold shutdown sends that signal last. It begins with this.
@@ -131,7 +128,6 @@ class GiveBack(bootsteps.StartStopStep):
         Draining.install(parent)
 
     def stop(self, parent: Any) -> None:
-        """Listen no more."""
         worker_shutting_down.disconnect(self._on_signal, sender=parent.hostname)
         vars(parent.controller).pop("wait_for_soft_shutdown", None)
 

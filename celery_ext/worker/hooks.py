@@ -18,18 +18,15 @@ def watch_workers() -> None:
     worker_init.connect(_on_init, weak=False, dispatch_uid=_UID)
 
 
-def give_back_early(app: Celery) -> None:
-    """Let workers of an app give back what they have not begun when they end; twice is safe."""
-    from .bootsteps import GiveBack, OwnRequests
+def extend_workers(app: Celery) -> None:
+    """Let workers of an app give back early, and run HTTP jobs and expectations; twice is safe."""
+    from ..control.answers.expecting import register as run_expectations
+    from ..http.callbacks.jobs import register as run_http_jobs
+    from .bootsteps import Events, GiveBack, OwnRequests
 
-    app.steps["consumer"].update({GiveBack, OwnRequests})
-
-
-def never_wait_for_events(app: Celery) -> None:
-    """Let the event loops of an app's workers go on while the broker is away; twice is safe."""
-    from .bootsteps import Events
-
-    app.steps["consumer"].add(Events)
+    app.steps["consumer"].update({Events, GiveBack, OwnRequests})
+    run_http_jobs(app)
+    run_expectations(app)
 
 
 def show_metrics(app: Celery) -> None:
@@ -41,20 +38,6 @@ def show_metrics(app: Celery) -> None:
 
         app.steps["worker"].add(Exporter)
         app.steps["consumer"].add(MeasuredRequests)
-
-
-def run_http_jobs(app: Celery) -> None:
-    """Let workers of an app run HTTP jobs; twice is safe."""
-    from ..http.callbacks.jobs import register
-
-    register(app)
-
-
-def run_expectations(app: Celery) -> None:
-    """Let workers of an app do what follows from answers; twice is safe."""
-    from ..control.answers.expecting import register
-
-    register(app)
 
 
 def let_late_results_expire(app: Celery) -> None:
@@ -69,10 +52,7 @@ def _on_init(sender: Any, **_: Any) -> None:
     from kombu_delayed.transport.transport import Transport
 
     if issubclass(sender.app.connection_for_read().get_transport_cls(), Transport):
-        give_back_early(sender.app)
-        never_wait_for_events(sender.app)
-        run_http_jobs(sender.app)
-        run_expectations(sender.app)
+        extend_workers(sender.app)
         show_metrics(sender.app)
         let_late_results_expire(sender.app)
 

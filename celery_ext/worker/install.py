@@ -9,7 +9,7 @@ from ..app.signals import watch_burials, watch_publishing
 from ..control.delayed import Delayed
 from ..control.unique_signals import watch_sending
 from .bootsteps import Inspection, Lateness, Names
-from .hooks import give_back_early, never_wait_for_events, run_expectations, run_http_jobs
+from .hooks import extend_workers
 
 
 def install(app: Celery, *, task_ids: str | None = None, late_seconds: float = 60) -> Delayed:
@@ -31,10 +31,7 @@ def install(app: Celery, *, task_ids: str | None = None, late_seconds: float = 6
     app.control_cls = "celery_ext.worker.remote_control:Control"
     app.__dict__.pop("control", None)
     app.steps["consumer"].update({Inspection, Lateness, Names})
-    give_back_early(app)
-    never_wait_for_events(app)
-    run_http_jobs(app)
-    run_expectations(app)
+    extend_workers(app)
     watch_publishing()
     watch_burials()
     return app.delayed

@@ -52,7 +52,6 @@ class _Measured(Request):
             cls.on_success = _counted(cls.on_success)
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
-        """The pool has begun."""
         super().on_accepted(pid, time_accepted)
         due_ms = getattr(self.message.headers, "due_ms", None)
         late_seconds = None if due_ms is None else self.time_start - due_ms / 1000

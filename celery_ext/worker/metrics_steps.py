@@ -38,7 +38,6 @@ class Exporter(bootsteps.StartStopStep):
         return self
 
     def start(self, parent: Any) -> None:
-        """Listen."""
         from ..metrics.server import first_free
 
         options = self._options
@@ -56,7 +55,6 @@ class Exporter(bootsteps.StartStopStep):
         return lambda: shown(self._meter.registry, *others)
 
     def stop(self, parent: Any) -> None:
-        """Listen no more."""
         server, self._server = self._server, None
         if server is not None:
             server.stop()
@@ -71,6 +69,5 @@ class MeasuredRequests(bootsteps.Step):
     requires = (OwnRequests,)
 
     def create(self, parent: Any) -> None:
-        """Replace them."""
         for task in parent.app.tasks.values():
             task.Request = _MEASURED.get(task.Request, task.Request)

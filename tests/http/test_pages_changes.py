@@ -9,7 +9,7 @@ import pytest
 from celery import Celery
 
 from celery_ext import Delayed
-from celery_ext.http.pages.views import changing, replaying
+from celery_ext.http.pages import choosing
 from tests.kit.http import bury
 from tests.kit.pages import Page, Visitor, sent
 
@@ -138,7 +138,7 @@ def test_what_is_gone_meanwhile(visitor: Visitor, due: datetime, delayed: Delaye
 def test_a_part_at_a_time(
     visitor: Visitor, due: datetime, delayed: Delayed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(changing, "MOST", 4)
+    monkeypatch.setattr(choosing, "MOST", 4)
     page = preview(visitor, "cancel", **EVERYTHING)
     assert "More tasks match. The first 4 of them are meant" in page.text
     confirm(visitor, page)
@@ -206,7 +206,7 @@ def test_drop_one(visitor: Visitor, dead: list[str], delayed: Delayed) -> None:
 def test_a_part_of_the_letters(
     visitor: Visitor, dead: list[str], delayed: Delayed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replaying, "MOST", 2)
+    monkeypatch.setattr(choosing, "MOST", 2)
     form = group(visitor).form("/dead/preview")
     page = visitor.post(form.action, sent(form, verb="purge", **EVERYTHING))
     assert "More letters match. The first 2 of them are meant" in page.text

@@ -8,8 +8,9 @@ from datetime import datetime, timezone
 from rich.table import Table
 from rich.text import Text
 
-from celery_ext.control.limits import KeyInfo, LimitInfo, info_data
+from celery_ext.control.limits import KeyInfo, LimitInfo
 from celery_ext.tasks.formatting import number, plain, remaining, table
+from celery_ext.tasks.times import info_data
 
 from ..criteria import queue_option
 from ..session import Session, command

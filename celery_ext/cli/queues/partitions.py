@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
 from itertools import islice
 
 from celery_ext.tasks.formatting import moment, number, plain, queue_data, table
+from celery_ext.tasks.times import from_ms
 from kombu_delayed.inspection.doctor import Partition
 from kombu_delayed.inspection.doctor import partition_count as count_of
 from kombu_delayed.inspection.doctor import partitions as partitions_of
@@ -14,8 +14,6 @@ from kombu_delayed.store.shards import label
 from ..criteria import queue_option
 from ..session import Session, command
 from ..tasks.listing import limit_option
-
-_EPOCH = datetime.fromtimestamp(0, timezone.utc)
 
 
 @command("partitions")
@@ -37,7 +35,7 @@ def partitions(session: Session, queue: str | None, limit: int) -> None:
         for name, each in found:
             made.add_row(
                 plain(label(name)),
-                moment(_at(each)),
+                moment(from_ms(each.bound_ms)),
                 plain(each.name, style="dim"),
                 number(each.count),
             )
@@ -51,9 +49,9 @@ def partitions(session: Session, queue: str | None, limit: int) -> None:
             session.print(plain(shown))
 
 
-def _at(each: Partition) -> datetime:
-    return _EPOCH + timedelta(milliseconds=each.bound_ms)
-
-
 def _data(each: Partition) -> dict[str, object]:
-    return {"partition": each.name, "from": _at(each).isoformat(), "messages": each.count}
+    return {
+        "partition": each.name,
+        "from": from_ms(each.bound_ms).isoformat(),
+        "messages": each.count,
+    }

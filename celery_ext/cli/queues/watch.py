@@ -42,7 +42,6 @@ class Look(NamedTuple):
 
     @classmethod
     def take(cls, session: Session, queue: str | None) -> Look:
-        """Ask the broker."""
         delayed = session.delayed
         return cls(
             datetime.now(timezone.utc),
@@ -54,7 +53,6 @@ class Look(NamedTuple):
 
     @property
     def data(self) -> dict[str, Any]:
-        """All of it, in types that JSON knows."""
         return {
             "at": self.at.isoformat(),
             "counts": {name: asdict(each) for name, each in self.counts.items()},
@@ -64,7 +62,6 @@ class Look(NamedTuple):
         }
 
     def render(self) -> RenderableType:
-        """All of it for the eye."""
         parts: list[RenderableType] = [
             Text(f"{moment(self.at)} UTC\n", style="bold"),
             counts_table(self.counts),

@@ -9,10 +9,12 @@ from typing import Any
 
 import click
 
+from celery_ext.app.commands import all_of
 from celery_ext.control.delayed import Delayed, Outcome
 from celery_ext.tasks.formatting import MOVABLE, plain, tasks_table, tasks_word
+from celery_ext.tasks.query import Query
 
-from ..criteria import criteria, query_of
+from ..criteria import asking_options, criteria, ids_argument
 from ..session import Session, command
 from ..times import SPAN, TIME
 from .listing import queues_table
@@ -28,16 +30,7 @@ class Change:
     many: Callable[..., Outcome]
 
 
-def _asking(function: Any) -> Any:
-    """Ids or criteria, and what to do before a change."""
-    for option in (
-        click.option("--dry-run", is_flag=True, help="Show what would change; change nothing."),
-        click.option("-y", "--yes", is_flag=True, help="Do not ask."),
-        criteria,
-        click.argument("ids", nargs=-1, metavar="[ID]..."),
-    ):
-        function = option(function)
-    return function
+_asking = all_of(ids_argument, criteria, asking_options)
 
 
 @command("cancel")
@@ -95,12 +88,12 @@ def reschedule(
 
 def _run(session: Session, change: Change, given: dict[str, Any]) -> None:
     ids, yes, dry_run = dict.fromkeys(given.pop("ids")), given.pop("yes"), given.pop("dry_run")
-    query, queue = query_of(given), given.pop("queue")
+    query, queue = Query(**given), given.pop("queue")
     if not ids and query.is_empty:
         raise click.UsageError("Give ids or criteria; --task '*' means all.")
     if not ids:
         _change_found(session, change, query, yes, dry_run)
-    elif query_of(given).is_empty:
+    elif Query(**given).is_empty:
         _change_ids(session, change, ids, queue, dry_run)
     else:
         raise click.UsageError("Give either ids or criteria; --queue goes with both.")
@@ -125,14 +118,9 @@ def _change_ids(
                     found.add(id)
                 advance(1)
     missing = [id for id in ids if id not in found]
-    session.emit(
-        {
-            "dry_run": dry_run,
-            "matched": len(found),
-            "changed": 0 if dry_run else len(found),
-            "missing": missing,
-        }
-    )
+    changed = 0 if dry_run else len(found)
+    told = {"dry_run": dry_run, "matched": len(found), "changed": changed, "missing": missing}
+    session.emit(told)
     for id in ids:
         if id in found and not dry_run:
             session.print(plain(f"{id} is {change.past}."))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from fnmatch import fnmatchcase
+from functools import partial
 from itertools import groupby, islice
 from operator import itemgetter
 from typing import Any
@@ -14,11 +15,20 @@ import click
 from click_didyoumean import DYMGroup  # type: ignore[import-untyped]
 from rich.table import Table
 
+from celery_ext.app.commands import all_of
 from celery_ext.tasks.dead_task import DeadTask
-from celery_ext.tasks.formatting import call, moment, one_line, plain, table, tasks_word
+from celery_ext.tasks.formatting import (
+    call,
+    facts_table,
+    moment,
+    one_line,
+    plain,
+    table,
+    tasks_word,
+)
 from celery_ext.tasks.progress import Progress
 
-from ..criteria import queue_option, task_option
+from ..criteria import asking_options, ids_argument, queue_option, task_option
 from ..session import Session, command
 from ..times import TIME
 from .listing import limit_option
@@ -47,7 +57,7 @@ def _letters(
         advance(1)
 
 
-@command("list")
+@command("list", dead)
 @queue_option
 @task_option
 @limit_option(20)
@@ -68,7 +78,7 @@ def list_(session: Session, queue: str | None, task: str | None, limit: int) -> 
         session.print(f"The first {count}; there are more, --limit 0 shows all.")
 
 
-@command("show")
+@command("show", dead)
 @click.argument("id")
 @queue_option
 def show(session: Session, id: str, queue: str | None) -> None:
@@ -77,9 +87,7 @@ def show(session: Session, id: str, queue: str | None) -> None:
     session.emit(_data(letter) if letter else None)
     if letter is None:
         session.nothing(f"There is no dead letter {id}.")
-    made = Table.grid(padding=(0, 2))
-    made.add_column(style="dim", justify="right")
-    made.add_column(overflow="fold")
+    made = facts_table()
     for name, value in _data(letter).items():
         if name != "failures" and value not in (None, "", 0):
             made.add_row(name.replace("_", " "), plain(value))
@@ -107,7 +115,6 @@ class Choice:
             raise click.UsageError("Give ids, --task or --all.")
 
     def count(self, session: Session) -> int:
-        """How many letters are looked at."""
         if self.ids:
             return len(set(self.ids))
         store = session.delayed.store
@@ -116,7 +123,6 @@ class Choice:
     def letters(
         self, session: Session, advance: Progress = lambda count: None
     ) -> Iterator[DeadTask]:
-        """The letters that are meant."""
         if not self.ids:
             yield from _letters(session, self.queue, self.task, advance)
             return
@@ -126,20 +132,16 @@ class Choice:
             advance(1)
 
 
-def _choosing(function: Any) -> Any:
-    for option in (
-        click.option("--dry-run", is_flag=True, help="Show what would change; change nothing."),
-        click.option("-y", "--yes", is_flag=True, help="Do not ask."),
-        queue_option,
-        task_option,
-        click.option("--all", "whole", is_flag=True, help="All that there are."),
-        click.argument("ids", nargs=-1, metavar="[ID]..."),
-    ):
-        function = option(function)
-    return function
+_choosing = all_of(
+    ids_argument,
+    click.option("--all", "whole", is_flag=True, help="All that there are."),
+    task_option,
+    queue_option,
+    asking_options,
+)
 
 
-@command("replay")
+@command("replay", dead)
 @click.option("--at", type=TIME, help="When, such as +2h; without it, now.")
 @_choosing
 def replay(session: Session, at: datetime | None, **given: Any) -> None:
@@ -147,29 +149,22 @@ def replay(session: Session, at: datetime | None, **given: Any) -> None:
 
     Their deliveries are counted anew.
     """
-
-    def change(queue: str, ids: list[str]) -> int:
-        return session.delayed.dead.replay(ids, at, queue)
-
+    change = partial(session.delayed.dead.replay, at=at)
     _run(session, "Replay", "replayed", change, Choice(**given))
 
 
-@command("purge")
+@command("purge", dead)
 @_choosing
 def purge(session: Session, **given: Any) -> None:
     """Drop dead letters for good."""
-
-    def change(queue: str, ids: list[str]) -> int:
-        return session.delayed.dead.purge(ids, queue)
-
-    _run(session, "Purge", "purged", change, Choice(**given))
+    _run(session, "Purge", "purged", session.delayed.dead.purge, Choice(**given))
 
 
 def _run(
     session: Session,
     verb: str,
     past: str,
-    change: Callable[[str, list[str]], int],
+    change: Callable[..., int],
     choice: Choice,
 ) -> None:
     # By now: what is buried meanwhile is not meant.
@@ -183,7 +178,7 @@ def _run(
     if not choice.dry_run:
         with session.progress(verb, len(chosen)) as advance:
             for queue, ids in _parts(chosen):
-                changed += change(queue, ids)
+                changed += change(ids, queue=queue)
                 advance(len(ids))
     session.emit({"dry_run": choice.dry_run, "matched": len(chosen), "changed": changed})
     if changed:
@@ -237,7 +232,3 @@ def _data(letter: DeadTask) -> dict[str, Any]:
         "deliveries": letter.letter.deliveries,
         "failures": [asdict(failure) for failure in letter.failures],
     }
-
-
-for _command in (list_, show, replay, purge):
-    dead.add_command(_command)

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from celery_ext.control.answers.answering import LATE, UNKNOWN
 from celery_ext.control.answers.expectations import ExpectationInfo
-from celery_ext.tasks.formatting import moment, number, plain, table
+from celery_ext.tasks.formatting import facts_table, moment, number, plain, table
 
 from ..criteria import TEXT
 from ..session import Session, command
@@ -38,7 +38,7 @@ def expectations() -> None:
     """Look at the answers that tasks wait for; answer in place of others."""
 
 
-@command("list")
+@command("list", expectations)
 @tenant_option
 @click.option("--state", type=click.Choice([*STATE_STYLES]), help="Only those of one state.")
 @limit_option(20)
@@ -79,7 +79,7 @@ def _table(infos: list[ExpectationInfo]) -> Table:
     return made
 
 
-@command("show")
+@command("show", expectations)
 @click.argument("key")
 @tenant_option
 def show(session: Session, key: str, tenant: str | None) -> None:
@@ -88,16 +88,14 @@ def show(session: Session, key: str, tenant: str | None) -> None:
     session.emit(info.as_dict() if info else None)
     if info is None:
         session.nothing(f"Nothing is known of the key {key}.")
-    made = Table.grid(padding=(0, 2))
-    made.add_column(style="dim", justify="right")
-    made.add_column(overflow="fold")
+    made = facts_table()
     for name, value in info.as_dict().items():
         if value is not None:
             made.add_row(name, plain(value))
     session.print(made)
 
 
-@command("respond")
+@command("respond", expectations)
 @click.argument("key")
 @click.argument("payload", default="null")
 @tenant_option
@@ -111,7 +109,7 @@ def respond(session: Session, key: str, payload: str, **named: Any) -> None:
     _tell(session, key, session.delayed.expectations.respond(key, content, **named))
 
 
-@command("fail")
+@command("fail", expectations)
 @click.argument("key")
 @click.argument("error")
 @tenant_option
@@ -130,7 +128,7 @@ def _tell(session: Session, key: str, outcome: str) -> None:
     session.print(f"The answer for {key} is {outcome}.")
 
 
-@command("cancel")
+@command("cancel", expectations)
 @click.argument("key")
 @tenant_option
 def cancel(session: Session, key: str, tenant: str | None) -> None:
@@ -140,7 +138,3 @@ def cancel(session: Session, key: str, tenant: str | None) -> None:
     if not done:
         session.nothing(f"Nothing is expected under {key}.")
     session.print(f"Nothing is expected under {key} any more.")
-
-
-for _command in (list_, show, respond, fail, cancel):
-    expectations.add_command(_command)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import islice
 from typing import Any
 
@@ -14,6 +14,7 @@ from rich.table import Table
 from celery_ext.control.counts import Counts
 from celery_ext.tasks.formatting import (
     STATE_STYLES,
+    facts_table,
     number,
     plain,
     remaining,
@@ -21,9 +22,10 @@ from celery_ext.tasks.formatting import (
     tasks_table,
     tasks_word,
 )
+from celery_ext.tasks.query import Query
 from celery_ext.tasks.task_info import TaskInfo
 
-from ..criteria import criteria, query_of, queue_option
+from ..criteria import criteria, queue_option
 from ..session import Session, command
 
 
@@ -100,9 +102,7 @@ def show(session: Session, id: str, queue: str | None) -> None:
 
 
 def _facts(info: TaskInfo) -> Table:
-    made = Table.grid(padding=(0, 2))
-    made.add_column(style="dim", justify="right")
-    made.add_column(overflow="fold")
+    made = facts_table()
     for name, value in info.as_dict().items():
         if name == "state":
             shown = plain(value, style=STATE_STYLES.get(value, ""))
@@ -125,18 +125,18 @@ def count(session: Session, **given: Any) -> None:
 
     With criteria: the delayed tasks that meet all of them.
     """
-    query = query_of(given)
-    if not query_of({**given, "queue": None}).is_empty:
-        _count_found(session, given)
+    query = Query(**given)
+    if not replace(query, queue=None).is_empty:
+        _count_found(session, query)
         return
     counts = session.delayed.counts(query.queue)
     session.emit({name: asdict(each) for name, each in counts.items()})
     session.print(counts_table(counts))
 
 
-def _count_found(session: Session, given: dict[str, Any]) -> None:
+def _count_found(session: Session, query: Query) -> None:
     with session.progress("Searching") as advance:
-        found = session.delayed.cancel_many(query_of(given), dry_run=True, progress=advance)
+        found = session.delayed.cancel_many(query, dry_run=True, progress=advance)
     queues = {name: count for name, count in found.queues.items() if count}
     session.emit({"delayed": found.matched, "queues": queues})
     session.print(queues_table(queues))

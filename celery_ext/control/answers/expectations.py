@@ -10,7 +10,7 @@ from typing import Any
 
 from celery_ext.app.queues import Queues
 from celery_ext.tasks.task_info import TaskInfo
-from celery_ext.tasks.times import from_ms
+from celery_ext.tasks.times import from_ms, info_data
 from kombu_delayed.inspection.expectations import Note
 
 from .answering import answer, error_text
@@ -47,16 +47,7 @@ class ExpectationInfo:
         return cls(key, tenant, state, note.id or None, at, until, due)
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it, in types that JSON knows."""
-        return {
-            "key": self.key,
-            "tenant": self.tenant,
-            "state": self.state,
-            "id": self.id,
-            "at": self.at.isoformat(),
-            "due": self.due.isoformat() if self.due else None,
-            "until": self.until.isoformat(),
-        }
+        return info_data(self)
 
 
 class Expectations:
@@ -64,7 +55,7 @@ class Expectations:
 
     def __init__(self, delayed: Queues) -> None:
         self._delayed = delayed
-        self._place = Place(delayed.app, delayed._broker)
+        self._place = Place(delayed.app, delayed)
 
     @property
     def queue(self) -> str:

@@ -49,7 +49,6 @@ class ExpectationOptions:
 
     @classmethod
     def of(cls, app: Celery) -> ExpectationOptions:
-        """Those of an app."""
         found = parse(cls, SETTING, app.conf.get(SETTING) or {})
         if found.queue:
             return found
@@ -57,5 +56,4 @@ class ExpectationOptions:
 
     @property
     def remember_ms(self) -> int:
-        """`remember_seconds` in ms."""
         return int(self.remember_seconds * 1000)

@@ -65,7 +65,6 @@ class Block:
             at += length
 
     def facts(self) -> dict[str, Any]:
-        """What a header or an end says."""
         found: dict[str, Any] = json.loads(self.content)
         return found
 

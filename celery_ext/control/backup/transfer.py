@@ -43,7 +43,6 @@ class BackupReport:
     queues: dict[str, int] = field(default_factory=dict)
 
     def add(self, kind: bytes, queue: str, count: int) -> None:
-        """Count a block."""
         if kind == MESSAGES:
             self.messages += count
         else:

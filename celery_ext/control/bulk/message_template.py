@@ -37,17 +37,8 @@ _MORE = ', "<gap:more>": 0'
 
 #: What has gaps in a message, in the order in which `Template.fill` gives the values.
 _GAPS = (
-    "body",
-    "id",
-    "eta",
-    "group",
-    "group_index",
-    "root_id",
-    "parent_id",
-    "argsrepr",
-    "kwargsrepr",
-    "tag",
-    "more",
+    *("body", "id", "eta", "group", "group_index", "root_id", "parent_id"),
+    *("argsrepr", "kwargsrepr", "tag", "more"),
 )
 _GAP = re.compile(r'"<gap:(\w+)>"')
 

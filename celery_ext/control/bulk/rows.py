@@ -17,30 +17,15 @@ from kombu_delayed.message.envelope import eta_to_ms
 #: Options that are the same in every message that is filled in from one template.
 _PLAIN = frozenset(
     {
-        "delivery_mode",
-        "ignore_result",
-        "priority",
-        "queue",
-        "reply_to",
-        "retries",
-        "routing_key",
-        "serializer",
-        "shadow",
-        "soft_time_limit",
-        "time_limit",
+        *("delivery_mode", "ignore_result", "priority", "queue", "reply_to", "retries"),
+        *("routing_key", "serializer", "shadow", "soft_time_limit", "time_limit"),
     }
 )
 
 #: Options that a template has gaps for.
 _FILLED = frozenset(
     {
-        "countdown",
-        "eta",
-        "group_id",
-        "group_index",
-        "headers",
-        "parent_id",
-        "root_id",
+        *("countdown", "eta", "group_id", "group_index", "headers", "parent_id", "root_id"),
         "task_id",
     }
 )

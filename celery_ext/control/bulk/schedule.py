@@ -92,7 +92,7 @@ def schedule_many(
     """
     if batch < 1:
         raise ValueError(f"schedule_many takes a batch of at least 1 row, not {batch!r}")
-    bulk = _Bulk(delayed, batch, store, on_refused, templates)
+    bulk = _Bulk(delayed, batch, store or delayed.store, on_refused, templates)
     with reporting(progress, rows, "scheduling") as done:
         return bulk.run(rows, done)
 
@@ -102,20 +102,20 @@ class _Bulk:
         self,
         delayed: Queues,
         batch: int,
-        store: Store | None = None,
-        on_refused: Callable[[Refused], None] | None = None,
-        templates: Templates | None = None,
+        store: Store,
+        on_refused: Callable[[Refused], None] | None,
+        templates: Templates | None,
     ) -> None:
         self.app: Celery = delayed.app
         self.batch = batch
         self.report = BulkReport()
         self._sent = 0
         self._on_refused = on_refused
-        own, channel = delayed.store, delayed.connection.default_channel
-        self._outbox = Outbox(store or own, channel.global_keyprefix, self._count)
+        channel = delayed.connection.default_channel
+        self._outbox = Outbox(store, channel.global_keyprefix, self._count)
         self._gathering = Gathering(self.app, channel)
         self._rules = channel.rules
-        self._store = store or own
+        self._store = store
         self._templates: Templates = {} if templates is None else templates
         self._is_stock = _is_stock(self.app)
         self._at_once = self._send_now if _is_watched() else None

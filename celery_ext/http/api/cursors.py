@@ -6,6 +6,10 @@ import json
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from typing import Any
 
+from kombu_delayed.inspection.backlog import NEVER_MS
+from kombu_delayed.store.shards import queue_of
+
+from ..auth.identity import Identity
 from ..problems import Problem
 
 
@@ -24,4 +28,18 @@ def read(text: str, *kinds: type) -> list[Any]:
             return list(parts)
     except (ValueError, TypeError, RecursionError):
         pass
-    raise Problem.of_field("cursor", "it is not one that this server has given")
+    raise _unknown()
+
+
+def read_place(text: str, identity: Identity) -> tuple[str, int, str]:
+    """A place in a shard: its name, a time in ms and what is there. Raises a Problem as `read`."""
+    shard, at_ms, name = read(text, str, int, str)
+    if not identity.sees_queue(queue_of(shard)):
+        raise Problem.of_field("cursor", "it is of another queue", 403)
+    if not 0 <= at_ms <= NEVER_MS:
+        raise _unknown()
+    return shard, at_ms, name
+
+
+def _unknown() -> Problem:
+    return Problem.of_field("cursor", "it is not one that this server has given")

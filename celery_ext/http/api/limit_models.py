@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import BaseModel, Field, StringConstraints
+from pydantic import BaseModel, Field
 
-from .models import Given, Name, OneQueue, TaskState
-
-Cursor = Annotated[str, StringConstraints(max_length=2_000)]
+from .models import Cursor, Given, Name, OneQueue, TaskState
 
 
 class KeyState(BaseModel):

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from pydantic.functional_validators import AfterValidator, BeforeValidator
 
+from celery_ext.tasks.body import CELERY_HEADERS
 from celery_ext.tasks.times import from_ms
 from kombu_delayed.message.durations import parse_length
 from kombu_delayed.message.envelope import eta_to_ms, parse_iso8601
@@ -19,33 +20,7 @@ LONGEST = timedelta(days=365_000)
 
 #: Headers that are Celery's or the transport's: who sets them could send another task, or to
 #: another queue. So are all that begin with `delayed_`.
-RESERVED = frozenset(
-    [
-        "argsrepr",
-        "compression",
-        "eta",
-        "expires",
-        "group",
-        "group_index",
-        "id",
-        "ignore_result",
-        "kwargsrepr",
-        "lang",
-        "origin",
-        "parent_id",
-        "redelivered",
-        "replaced_task_nesting",
-        "retries",
-        "root_id",
-        "shadow",
-        "stamped_headers",
-        "stamps",
-        "task",
-        "tenant",
-        "timelimit",
-        "x-delay",
-    ]
-)
+RESERVED = CELERY_HEADERS | {"compression", "redelivered", "task", "tenant", "x-delay"}
 
 _TYPED = {"__type__", "__value__"}
 
@@ -100,6 +75,7 @@ Span = Annotated[
     BeforeValidator(_span),  # before True is taken for 1
     Field(json_schema_extra=SPAN_SCHEMA),
 ]
+Cursor = Annotated[str, StringConstraints(max_length=2_000)]
 Priority = Annotated[int, Field(ge=0, le=255, strict=True)]
 HeaderValue = str | int | float | bool | None
 
@@ -275,7 +251,7 @@ class Filter(Given):
     tenant: Name | None = None
     due_after: Moment | None = None
     due_before: Moment | None = None
-    cursor: Annotated[str, StringConstraints(max_length=2_000)] | None = None
+    cursor: Cursor | None = None
 
 
 class Search(Filter):
@@ -369,7 +345,7 @@ class DeadQuery(OneQueue):
         None, description="With * and ? for any text and character."
     )
     limit: int = Field(100, ge=1, le=1_000)
-    cursor: Annotated[str, StringConstraints(max_length=2_000)] | None = None
+    cursor: Cursor | None = None
 
 
 class DeadState(BaseModel):

@@ -7,7 +7,8 @@ import re
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NoReturn
+from inspect import iscoroutinefunction
+from typing import Any, NoReturn, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
@@ -43,10 +44,21 @@ class Call:
         more = {"tracestate": state} if 0 < len(state) <= TRACE_SIZE else {}
         return {"traceparent": parent, **more}
 
+    def named(self, name: str) -> str:
+        """A part of the path."""
+        return str(self.request.path_params[name])
+
     @property
     def id(self) -> str:
         """The id in the path."""
-        return str(self.request.path_params["id"])
+        return self.named("id")
+
+    @property
+    def queue(self) -> str:
+        """The queue in the path. Raises a Problem for one that is not the caller's."""
+        queue = self.named("queue")
+        self.identity.check_queue(queue)
+        return queue
 
     async def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function that waits for Redis."""
@@ -61,7 +73,7 @@ class Call:
         self.request.scope["delayed.audit"] = (action, target[:SHOWN])
 
 
-Handler = Callable[[Call], Awaitable[Response]]
+Handler = TypeVar("Handler", bound=Callable[[Call], Any])
 
 
 @dataclass(frozen=True)
@@ -70,9 +82,8 @@ class Operation:
 
     method: str
     path: str
-    handler: Handler
+    handler: Callable[[Call], Any]
     scope: str
-    summary: str
     tag: str
     answers: dict[int, Any]
     query: type[BaseModel] | None = None
@@ -80,13 +91,43 @@ class Operation:
     body_type: str = "application/json"
     answer_type: str = "application/json"
     problems: tuple[int, ...] = ()
-    #: The handler reads the body itself.
-    is_raw: bool = False
+    #: Reads the body; None: the handler does.
+    read: Callable[[Request, type[BaseModel]], Awaitable[Any]] | None = None
 
     @property
     def name(self) -> str:
         """A name for the operation, unique among all."""
         return self.handler.__name__
+
+    @property
+    def summary(self) -> str:
+        return self.handler.__doc__ or ""
+
+
+class Operations(list[Operation]):
+    """The operations of a subject, below a path. What is `common` holds for each of them."""
+
+    def __init__(self, tag: str, path: str = "", **common: Any) -> None:
+        super().__init__()
+        self._tag, self._path, self._common = tag, path, common
+
+    def add(
+        self, method: str, path: str, scope: str, answers: Any, **more: Any
+    ) -> Callable[[Handler], Handler]:
+        """Let a handler, whose docstring is the summary, do this; it gives a response or JSON.
+
+        One that is no coroutine is called in a thread. `answers` is a model, or one by status.
+        """
+        if not isinstance(answers, dict):
+            answers = {200: answers}
+        given = {"read": read_json, **self._common, **more}
+
+        def decorate(handler: Handler) -> Handler:
+            whole = self._path + path
+            self.append(Operation(method, whole, handler, scope, self._tag, answers, **given))
+            return handler
+
+        return decorate
 
 
 def endpoint(service: Service, operation: Operation) -> Callable[[Request], Awaitable[Response]]:
@@ -99,9 +140,13 @@ def endpoint(service: Service, operation: Operation) -> Callable[[Request], Awai
         call = Call(service, identity, request)
         if operation.query is not None:
             call.query = _query(request, operation.query)
-        if operation.body is not None and not operation.is_raw:
-            call.body = await read_json(request, operation.body)
-        return await operation.handler(call)
+        if operation.body is not None and operation.read is not None:
+            call.body = await operation.read(request, operation.body)
+        if iscoroutinefunction(operation.handler):
+            found = await operation.handler(call)
+        else:
+            found = await call.run(operation.handler, call)
+        return found if isinstance(found, Response) else Json(found)
 
     return answer
 
@@ -112,7 +157,6 @@ class Json(Response):
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        """As bytes."""
         return _encode(content).encode()
 
 
@@ -125,14 +169,18 @@ def _query(request: Request, model: type[BaseModel]) -> Any:
     return validated(model, given)
 
 
-async def read_json(request: Request, model: type[BaseModel] | None) -> Any:
+async def read_json(request: Request, model: type[BaseModel]) -> Any:
     """The body. Raises a Problem where it is not what the model takes."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     # A page of another site can send a form without asking, but no JSON.
     if kind != "application/json" and not kind.endswith("+json"):
         raise Problem(415, "the content type is to be application/json")
-    found = parsed(await request.body())
-    return found if model is None else validated(model, found)
+    return await read_any(request, model)
+
+
+async def read_any(request: Request, model: type[BaseModel]) -> Any:
+    """The same of clients that name all sorts of content types, or none."""
+    return validated(model, parsed(await request.body()))
 
 
 def parsed(raw: bytes) -> Any:

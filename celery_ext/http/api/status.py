@@ -83,7 +83,10 @@ def find(service: Service, identity: Identity, id: str, queue: str | None = None
                 if identity.sees(info.queue, info.tenant):
                     return state_of(service, info, found.at_ms)
             shards.append(shard)
-    return _by_event(store, shards, identity, id) or _by_reading(service, shards, identity, id)
+    if state := _by_event(store, shards, identity, id):
+        return state
+    held = _held(service, shards, identity, id)
+    return None if held is None else state_of(service, held)
 
 
 def _names(service: Service, identity: Identity, queue: str | None) -> Iterator[str]:
@@ -121,11 +124,6 @@ def _by_event(store: Store, shards: list[str], identity: Identity, id: str) -> S
         "deliveries": newest.deliveries,
         "at": from_ms(newest.at_ms).isoformat() if is_end else None,
     }
-
-
-def _by_reading(service: Service, shards: list[str], identity: Identity, id: str) -> State | None:
-    info = _held(service, shards, identity, id)
-    return None if info is None else state_of(service, info)
 
 
 def _held(service: Service, shards: list[str], identity: Identity, id: str) -> TaskInfo | None:

@@ -18,7 +18,6 @@ class Identity:
     queues: frozenset[str] = frozenset()
 
     def has(self, scope: str) -> bool:
-        """Whether it has a scope."""
         return scope in self.scopes or "admin" in self.scopes
 
     def require(self, scope: str) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
+from typing import Any
+
+from kombu.utils.functional import LRUCache
 
 from ..problems import busy
 
@@ -17,19 +19,17 @@ class Rates:
     def __init__(self, per_second: float) -> None:
         self._per_second = per_second
         self._most = max(2 * per_second, 1)
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._buckets: Any = LRUCache(REMEMBERED)
 
     def check(self, name: str) -> None:
         """Raises a Problem where it is too often."""
         if not self._per_second:
             return
         now = time.monotonic()
-        at, left = self._buckets.pop(name, (now, self._most))
+        at, left = self._buckets.get(name, (now, self._most))
         left = min(self._most, left + (now - at) * self._per_second)
         allowed = left >= 1
         self._buckets[name] = (now, left - 1 if allowed else left)
-        while len(self._buckets) > REMEMBERED:
-            self._buckets.popitem(last=False)
         if not allowed:
             wait = max(1, round((1 - left) / self._per_second + 0.5))
             raise busy("too many requests", 429, wait)

@@ -7,13 +7,13 @@ import hmac
 import json
 import re
 import secrets
-import threading
 import time
 from abc import ABC, abstractmethod
-from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
+
+from kombu.utils.functional import LRUCache
 
 from celery_ext.control.delayed import Delayed
 from celery_ext.errors import QueryError
@@ -48,7 +48,6 @@ class Token:
 
     @property
     def identity(self) -> Identity:
-        """What it stands for."""
         return Identity(
             f"{self.id} {self.name}",
             frozenset(self.scopes),
@@ -58,7 +57,6 @@ class Token:
 
     @property
     def has_expired(self) -> bool:
-        """Whether its time is over."""
         return bool(self.expires) and time.time() >= self.expires
 
 
@@ -66,13 +64,11 @@ class Secrets(ABC):
     """Texts that stand for tokens; what was looked up is believed for a while."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._known: OrderedDict[str, tuple[float, Token | None]] = OrderedDict()
+        self._known: Any = LRUCache(REMEMBERED)
 
     def known(self, text: str) -> tuple[bool, Token | None]:
         """Whether this process has looked at a text lately, and what it is worth."""
-        with self._lock:
-            at, token = self._known.get(hash_of(text), (-BELIEVED_SECONDS, None))
+        at, token = self._known.get(hash_of(text), (-BELIEVED_SECONDS, None))
         return time.monotonic() - at < BELIEVED_SECONDS, _valid(token)
 
     def look(self, text: str) -> Token | None:
@@ -82,11 +78,7 @@ class Secrets(ABC):
         return _valid(token)
 
     def _believe(self, text: str, token: Token | None) -> None:
-        with self._lock:
-            self._known[hash_of(text)] = (time.monotonic(), token)
-            self._known.move_to_end(hash_of(text))
-            while len(self._known) > REMEMBERED:
-                self._known.popitem(last=False)
+        self._known[hash_of(text)] = (time.monotonic(), token)
 
     @abstractmethod
     def _looked_up(self, text: str) -> Token | None: ...

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import json
 import random
-import threading
 import time
 from contextlib import suppress
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from celery import Celery, Task
 from celery.exceptions import Ignore, Reject
 from celery.utils.log import get_task_logger
-from kombu.exceptions import OperationalError
-from redis.exceptions import RedisError
 
-from celery_ext.control.delayed import Delayed
+from celery_ext.app.broker import own_broker
+from celery_ext.errors import BROKER_FAILS
 from celery_ext.tasks.body import read_body
 from celery_ext.tasks.task_info import TaskInfo
-from kombu_delayed.errors import UNREACHABLE, DelayedError
 from kombu_delayed.store.keys import http_host
 from kombu_delayed.store.scripts import script
 
@@ -43,12 +39,7 @@ PLACE_SECONDS, FAILED_SECONDS = 2.0, 10.0
 #: How long a worker keeps a job that it can only give back: not to get it again at once.
 GIVE_BACK_SECONDS = 5.0
 
-_BROKER_FAILS = (DelayedError, OperationalError, RedisError, *UNREACHABLE)
-
 logger = get_task_logger(__name__)
-
-_brokers: WeakKeyDictionary[Celery, Delayed] = WeakKeyDictionary()
-_lock = threading.Lock()
 
 
 def register(app: Celery) -> None:
@@ -102,7 +93,7 @@ def _run(
         raise _dead(f"the callback is refused: {error}") from None
     except CallbackFailed as error:
         _again(task, retry, error)
-    except _BROKER_FAILS as error:
+    except BROKER_FAILS as error:
         logger.warning("HTTP job %s waits, the broker has failed: %s", task.request.id, error)
         _postpone(task, FAILED_SECONDS * random.uniform(0.5, 1.5), postponed)
     if answer is None:
@@ -126,7 +117,7 @@ def _post_in_place(
     task: Task, options: HttpOptions, target: Target, addresses: Any, body: bytes
 ) -> Any:
     """The answer; None: its host gets as many callbacks as it may."""
-    store = _delayed(task.app).store
+    store = own_broker(task.app).store
     key = http_host(target.host.rstrip("."), store.keys("").prefix)
     taken = script("place")(
         store.run,
@@ -153,15 +144,8 @@ def _post_in_place(
             limit_bytes=options.callback_bytes,
         )
     finally:
-        with suppress(*_BROKER_FAILS):  # it is free again by itself, and the callback was made
+        with suppress(*BROKER_FAILS):  # it is free again by itself, and the callback was made
             store.run("ZREM", key, task.request.id)
-
-
-def _delayed(app: Celery) -> Delayed:
-    with _lock:
-        if app not in _brokers:
-            _brokers[app] = Delayed(app)
-        return _brokers[app]
 
 
 def _again(task: Task, retry: int, error: Exception) -> None:
@@ -183,7 +167,7 @@ def _postpone(task: Task, seconds: float, postponed: int) -> None:
     )
     try:
         again.apply_async()
-    except _BROKER_FAILS as error:
+    except BROKER_FAILS as error:
         logger.warning("HTTP job %s goes back, the broker has failed: %s", request.id, error)
         time.sleep(GIVE_BACK_SECONDS)
         raise Reject(str(error), requeue=True) from None

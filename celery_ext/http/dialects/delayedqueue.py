@@ -7,15 +7,13 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from starlette.responses import Response
 
-from celery_ext.errors import BulkError
 from celery_ext.tasks.task_info import TaskInfo
 from kombu_delayed.store.keys import http_topics
 
-from ..api.endpoints.tasks import Row, broker_failed, refused
+from ..api.endpoints.tasks import Row
 from ..api.models import Id, Name, Span, check_plain, span_of
-from ..api.operations import Call, Json, Operation, parsed, validated
+from ..api.operations import Call, Json, Operations, parsed, read_any, validated
 from ..api.status import delayed_infos, find, first_info
 from ..callbacks.jobs import job_of
 from ..problems import Problem
@@ -29,11 +27,13 @@ PULL_TASK = "celery_ext.http.pull"
 #: How often a long poll looks, and how long it waits at the most.
 INTERVAL_SECONDS, LONGEST_WAIT = 0.25, timedelta(seconds=60)
 
+operations = Operations("delayedqueue", PATH, read=read_any, problems=(404, 409, 422))
+
 
 class _Given(BaseModel):
     """Its clients may send more than is read, and numbers for ids."""
 
-    model_config = ConfigDict(extra="ignore", coerce_numbers_to_str=True)
+    model_config = ConfigDict(coerce_numbers_to_str=True)
 
 
 class QueuedPayload(_Given):
@@ -117,10 +117,6 @@ class Acked(BaseModel):
     acked: int
 
 
-async def _body(call: Call, model: type[BaseModel]) -> Any:
-    return validated(model, parsed(await call.request.body()))
-
-
 def _queue(call: Call, namespace: str, topic: str) -> str:
     name = f"http.{namespace}.{topic}"
     call.identity.check_queue(name)
@@ -149,18 +145,16 @@ def _infos(call: Call, given: QueuedId, queue: str) -> dict[str, list[TaskInfo]]
     return {shard: infos for shard, infos in pulled.items() if infos}
 
 
-async def queued_put(call: Call) -> Response:
-    task: QueuedTask = await _body(call, QueuedTask)
+@operations.add("PUT", "", "schedule", {200: QueuedId, 201: QueuedId}, body=QueuedTask)
+async def queued_put(call: Call) -> Any:
+    """Create a task."""
+    task: QueuedTask = call.body
     call.note("put", task.id)
     if await call.run(_change, call, QueuedChange(**task.model_dump())):
-        return Json({"id": task.id})
+        return {"id": task.id}
     queue = _queue(call, task.namespace, task.payload.topics)
     await call.run(_remember, call, task)
-    try:
-        if refusals := await call.service.writer.send([_row(call, task, queue)]):
-            raise refused(refusals[0])
-    except BulkError as error:
-        raise broker_failed(error) from error
+    await call.service.writer.send_one(_row(call, task, queue))
     return Json({"id": task.id}, 201)
 
 
@@ -183,12 +177,17 @@ def _kwargs(score: int, payload: QueuedPayload) -> dict[str, Any]:
     return {"score": score, "payload": payload.model_dump()}
 
 
-async def queued_change(call: Call) -> Response:
-    change: QueuedChange = await _body(call, QueuedChange)
-    call.note("change", change.id)
-    if not await call.run(_change, call, change):
-        raise Problem(404, "there is no such task, or it is not delayed any more")
-    return Json({"id": change.id})
+@operations.add("POST", "", "schedule", QueuedId, body=QueuedChange)
+def queued_change(call: Call) -> dict[str, str]:
+    """Change a delayed task."""
+    call.note("change", call.body.id)
+    if not _change(call, call.body):
+        raise _not_delayed()
+    return {"id": call.body.id}
+
+
+def _not_delayed() -> Problem:
+    return Problem(404, "there is no such task, or it is not delayed any more")
 
 
 def _change(call: Call, change: QueuedChange) -> bool:
@@ -211,42 +210,36 @@ def _change(call: Call, change: QueuedChange) -> bool:
     )
 
 
-async def queued_delete(call: Call) -> Response:
-    given: QueuedId = await _body(call, QueuedId)
+@operations.add("DELETE", "", "schedule", QueuedId, body=QueuedId)
+def queued_delete(call: Call) -> dict[str, str]:
+    """Cancel a delayed task."""
+    given, delayed = call.body, call.service.delayed
     call.note("delete", given.id)
-    if not await call.run(_delete, call, given):
-        raise Problem(404, "there is no such task, or it is not delayed any more")
-    return Json({"id": given.id})
-
-
-def _delete(call: Call, given: QueuedId) -> bool:
-    delayed = call.service.delayed
     for queue in _queues(call, given.namespace):
         found = _infos(call, given, queue)
         dropped = [delayed.drop(shard, infos) for shard, infos in found.items()]
         if any(dropped):
-            return True
-    return False
+            return {"id": given.id}
+    raise _not_delayed()
 
 
-async def queued_status(call: Call) -> Response:
+@operations.add("GET", "/status", "read", QueuedState)
+async def queued_status(call: Call) -> Any:
+    """A task; the fields may be in the body as well."""
     # Its documentation has the fields in the body of a GET.
     raw = await call.request.body()
     given = parsed(raw) if raw.strip() else dict(call.request.query_params)
-    found = await call.run(_status, call, validated(QueuedId, given))
-    if found is None:
-        raise Problem(404, "there is no such task")
-    return Json(found)
+    return await call.run(_status, call, validated(QueuedId, given))
 
 
-def _status(call: Call, given: QueuedId) -> dict[str, Any] | None:
+def _status(call: Call, given: QueuedId) -> dict[str, Any]:
     info = _delayed(call, given)
     if info is not None:
         return _state(call, info, given.namespace, "scheduled")
     for queue in _queues(call, given.namespace):
         if found := find(call.service, call.identity, given.id, queue):
             return {"id": given.id, "namespace": given.namespace, "status": found["status"]}
-    return None
+    raise Problem(404, "there is no such task")
 
 
 def _state(call: Call, info: TaskInfo, namespace: str, status: str) -> dict[str, Any]:
@@ -262,7 +255,9 @@ def _state(call: Call, info: TaskInfo, namespace: str, status: str) -> dict[str,
     }
 
 
-async def queued_poll(call: Call) -> Response:
+@operations.add("GET", "/poll", "schedule", Polled, query=PollQuery)
+async def queued_poll(call: Call) -> dict[str, Any]:
+    """Wait for tasks of some topics."""
     call.identity.require_whole()
     query: PollQuery = call.query
     queues = [
@@ -284,89 +279,17 @@ async def queued_poll(call: Call) -> Response:
     finally:
         call.service.stream_ends(call.identity)
     tasks = [{**_state(call, info, query.namespace, "running"), "ack": ack} for info, ack in found]
-    return Json({"tasks": tasks})
+    return {"tasks": tasks}
 
 
-async def queued_ack(call: Call) -> Response:
-    given: Acks = await _body(call, Acks)
-    held = [long_poll.read_ack(ack) for ack in given.acks]
+@operations.add("POST", "/ack", "schedule", Acked, body=Acks)
+def queued_ack(call: Call) -> dict[str, int]:
+    """Tasks that were polled are done."""
+    held = [long_poll.read_ack(ack) for ack in call.body.acks]
     for each in held:
         call.identity.check_queue(each.queue)
     call.identity.require_whole()
-    count = await call.run(long_poll.ack, call.service, held)
+    count = long_poll.ack(call.service, held)
     if count == 0:
         raise Problem(409, "its lease has ended, and others may have the task")
-    return Json({"acked": count})
-
-
-def _operation(method: str, path: str, handler: Any, scope: str, about: str, **more: Any) -> Any:
-    is_raw, problems = "body" in more, (404, 409, 422)
-    return Operation(
-        method,
-        PATH + path,
-        handler,
-        scope,
-        about,
-        "delayedqueue",
-        problems=problems,
-        is_raw=is_raw,
-        **more,
-    )
-
-
-OPERATIONS = [
-    _operation(
-        "PUT",
-        "",
-        queued_put,
-        "schedule",
-        "Create a task.",
-        body=QueuedTask,
-        answers={200: QueuedId, 201: QueuedId},
-    ),
-    _operation(
-        "POST",
-        "",
-        queued_change,
-        "schedule",
-        "Change a delayed task.",
-        body=QueuedChange,
-        answers={200: QueuedId},
-    ),
-    _operation(
-        "DELETE",
-        "",
-        queued_delete,
-        "schedule",
-        "Cancel a delayed task.",
-        body=QueuedId,
-        answers={200: QueuedId},
-    ),
-    _operation(
-        "GET",
-        "/status",
-        queued_status,
-        "read",
-        "A task; the fields may be in the body as well.",
-        query=None,
-        answers={200: QueuedState},
-    ),
-    _operation(
-        "GET",
-        "/poll",
-        queued_poll,
-        "schedule",
-        "Wait for tasks of some topics.",
-        query=PollQuery,
-        answers={200: Polled},
-    ),
-    _operation(
-        "POST",
-        "/ack",
-        queued_ack,
-        "schedule",
-        "Tasks that were polled are done.",
-        body=Acks,
-        answers={200: Acked},
-    ),
-]
+    return {"acked": count}

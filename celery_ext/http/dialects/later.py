@@ -4,28 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
-from starlette.responses import Response
-
-from celery_ext.errors import BulkError
+from pydantic import BaseModel, Field
+from starlette.requests import Request
 
 from ..api import create_once
-from ..api.endpoints.tasks import broker_failed, new_id, refused, row_of
+from ..api.endpoints.tasks import new_id, row_of
 from ..api.models import NewTask
-from ..api.operations import Call, Json, Operation, parsed, validated
+from ..api.operations import Call, Operations, read_any, validated
 from ..api.status import delayed_infos, message_of
 from ..callbacks.jobs import is_job, job_of
 from ..problems import Problem
 
 
-class _Given(BaseModel):
-    """Its clients may send more than is read."""
-
-    model_config = ConfigDict(extra="ignore")
-
-
-class LaterTask(_Given):
-    """A job; `delay` is in seconds."""
+class LaterTask(BaseModel):
+    """A job; `delay` is in seconds. Clients may send more than is read."""
 
     topic: str = Field(min_length=1, max_length=300)
     delay: int = Field(0, ge=0, le=30_000_000_000)
@@ -34,7 +26,7 @@ class LaterTask(_Given):
     content: str = ""
 
 
-class LaterId(_Given):
+class LaterId(BaseModel):
     """Which job is meant."""
 
     id: str = Field(min_length=1, max_length=300)
@@ -53,10 +45,15 @@ class LaterState(BaseModel):
     creat_time: int
 
 
-async def _body(call: Call, model: type[BaseModel]) -> Any:
-    # Its clients name all sorts of content types, or none.
+class LaterCreated(BaseModel):
+    """The id of a job that Redis has."""
+
+    id: str
+
+
+async def _read(request: Request, model: type[BaseModel]) -> Any:
     try:
-        return validated(model, parsed(await call.request.body()))
+        return await read_any(request, model)
     except Problem as problem:
         raise _as_400(problem) from None
 
@@ -67,52 +64,43 @@ def _as_400(problem: Problem) -> Problem:
     return Problem(status, problem.detail, errors=problem.errors, headers=problem.headers)
 
 
-async def later_create(call: Call) -> Response:
-    given: LaterTask = await _body(call, LaterTask)
+operations = Operations("Later", read=_read, problems=(404,))
+
+
+@operations.add("POST", "/create", "schedule", LaterCreated, body=LaterTask)
+async def later_create(call: Call) -> dict[str, str]:
+    """Create a job."""
     id = new_id()
     call.note("create", id)
     try:
-        new = validated(NewTask, given.model_dump())
-        row = row_of(call, new, id, new.due_at)
-        if refusals := await call.service.writer.send([row]):
-            raise refused(refusals[0])
+        new = validated(NewTask, call.body.model_dump())
+        await call.service.writer.send_one(row_of(call, new, id, new.due_at))
     except Problem as problem:
         raise _as_400(problem) from None
-    except BulkError as error:
-        raise broker_failed(error) from error
-    return Json({"id": id})
+    return {"id": id}
 
 
-async def later_delete(call: Call) -> Response:
-    given: LaterId = await _body(call, LaterId)
-    call.note("delete", given.id)
-    if not await call.run(_delete, call, given.id):
-        raise Problem(404, "there is no such task, or it is not delayed any more")
-    return Json({})
-
-
-def _delete(call: Call, id: str) -> bool:
-    delayed = call.service.delayed
+@operations.add("POST", "/delete", "schedule", None, body=LaterId)
+def later_delete(call: Call) -> dict[str, str]:
+    """Cancel a job."""
+    delayed, id = call.service.delayed, call.body.id
+    call.note("delete", id)
     dropped = []
     for shard, infos in delayed_infos(call.service, call.identity, id).items():
         dropped += delayed.drop(shard, [info for info in infos if is_job(info)])
     for info in dropped:
         create_once.forget(delayed.store, info)
-    return bool(dropped)
+    if not dropped:
+        raise Problem(404, "there is no such task, or it is not delayed any more")
+    return {}
 
 
-async def later_query(call: Call) -> Response:
-    given: LaterId = await _body(call, LaterId)
-    found = await call.run(_query, call, given.id)
-    if found is None:
-        raise Problem(404, "there is no such task")
-    return Json(found)
-
-
-def _query(call: Call, id: str) -> dict[str, Any] | None:
-    info = message_of(call.service, call.identity, id)
+@operations.add("POST", "/query", "read", LaterState, body=LaterId)
+def later_query(call: Call) -> dict[str, Any]:
+    """A job that has not ended."""
+    info = message_of(call.service, call.identity, call.body.id)
     if info is None or not is_job(info):
-        return None
+        raise Problem(404, "there is no such task")
     job = job_of(call.service.app, info)
     created = int(job.get("created") or 0)
     return {
@@ -125,38 +113,3 @@ def _query(call: Call, id: str) -> dict[str, Any] | None:
         "content": job.get("content"),
         "creat_time": created,
     }
-
-
-class LaterCreated(BaseModel):
-    """The id of a job that Redis has."""
-
-    id: str
-
-
-def _operation(path: str, handler: Any, scope: str, summary: str, **more: Any) -> Operation:
-    return Operation(
-        "POST", path, handler, scope, summary, "Later", is_raw=True, problems=(404,), **more
-    )
-
-
-OPERATIONS = [
-    _operation(
-        "/create",
-        later_create,
-        "schedule",
-        "Create a job.",
-        body=LaterTask,
-        answers={200: LaterCreated},
-    ),
-    _operation(
-        "/delete", later_delete, "schedule", "Cancel a job.", body=LaterId, answers={200: None}
-    ),
-    _operation(
-        "/query",
-        later_query,
-        "read",
-        "A job that has not ended.",
-        body=LaterId,
-        answers={200: LaterState},
-    ),
-]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
+from typing import Any
+
+from kombu.utils.functional import LRUCache
 
 from kombu_delayed.inspection import events as streams
 from kombu_delayed.inspection.events import Event
@@ -70,7 +73,7 @@ class Pulse:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._followed: OrderedDict[str, _Followed] = OrderedDict()
+        self._followed: Any = LRUCache(REMEMBERED)
 
     def look(self, store: Store, shards: list[str]) -> Beat:
         """The last ten minutes of some shards."""
@@ -78,8 +81,6 @@ class Pulse:
         parts = range(last - PARTS, last)  # the one that has begun would look like a standstill
         with self._lock:
             found = [self._read(store, shard, last) for shard in shards[:FOLLOWED]]
-            while len(self._followed) > REMEMBERED:
-                self._followed.popitem(last=False)
         late = sorted(s for each in found for part, s in each.lateness if part >= parts[0])
         return Beat(
             [sum(each.done[part] for each in found) for part in parts],
@@ -93,8 +94,7 @@ class Pulse:
         )
 
     def _read(self, store: Store, shard: str, last: int) -> _Followed:
-        followed = self._followed.setdefault(shard, _Followed())
-        self._followed.move_to_end(shard)
+        followed: _Followed = self._followed.setdefault(shard, _Followed())
         followed.forget_before(last - PARTS)
         if not followed.position:
             events = streams.newest(store, shard, FIRST_SIZE)

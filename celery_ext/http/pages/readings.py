@@ -7,6 +7,7 @@ from datetime import datetime, timedelta, timezone
 from functools import partial
 
 from celery_ext.control.counts import ConsumerInfo, Forecast
+from celery_ext.tasks.times import EPOCH
 from kombu_delayed.store.queue_metrics import Metrics, fold
 
 from .visit import Visit
@@ -40,8 +41,7 @@ def consumers(visit: Visit, queue: str | None = None) -> list[ConsumerInfo]:
 def forecast(visit: Visit, hours: float, buckets: int, queue: str | None = None) -> Forecast:
     """The load ahead, in parts that begin at whole multiples of their length."""
     length = timedelta(hours=hours) / buckets
-    epoch = datetime.fromtimestamp(0, timezone.utc)
-    start = epoch + (datetime.now(timezone.utc) - epoch) // length * length
+    start = EPOCH + (datetime.now(timezone.utc) - EPOCH) // length * length
     whole, delayed = Forecast.none(start, length, buckets), visit.service.delayed
     for name in visit.chosen_queues(queue):
         read = partial(delayed.forecast, hours, buckets, name, start)

@@ -98,11 +98,9 @@ class Renderer:
         self._environment = _environment()
 
     def page(self, visit: Visit, template: str, shown: Mapping[str, Any]) -> str:
-        """A whole page."""
         return self._environment.get_template(template).render(self._context(visit, shown))
 
     def live(self, visit: Visit, template: str, shown: Mapping[str, Any]) -> str:
-        """The part of a page that changes."""
         found = self._environment.get_template(template)
         context = found.new_context(self._context(visit, shown))
         return "".join(found.blocks["live"](context))
@@ -114,10 +112,8 @@ class Renderer:
             "assets": f"{visit.root}/assets/{self._version}",
             "at": datetime.now(timezone.utc),
             "csrf": Markup('<input type="hidden" name="csrf" value="{}">').format(visit.csrf),
-            "identity": visit.identity,
             "is_logged_in": self._needs_login and visit.identity is not ANYBODY,
             "menu": [each for each in self._views if each.title and each.may(visit)],
-            "needs_login": self._needs_login,
             "query": visit.params(),
             "theme": theme if theme in THEMES else "",
             "url": visit.url,

@@ -14,12 +14,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from celery_ext.errors import QueryError
-
 from ..auth.identity import ANYBODY, Identity
 from ..auth.rate_limit import Rates
 from ..auth.sessions import Sessions, csrf_of, is_secret, new_secret
-from ..problems import BROKER_FAILS, Problem, broker_away
+from ..problems import Problem, problem_of
 from ..service.service import Service
 from .render import Renderer
 from .views import (
@@ -76,7 +74,6 @@ class Site:
     def __init__(self, service: Service, needs_login: bool, rates: Rates) -> None:
         self._service, self._needs_login = service, needs_login
         self.sessions = Sessions(service.delayed, service.options.session_seconds)
-        self._recent = service.recent
         folder = files(__package__).joinpath("assets")
         self._assets = {name: folder.joinpath(name).read_bytes() for name in _ASSETS}
         version = sha256(b"".join(self._assets.values())).hexdigest()[:12]
@@ -129,13 +126,8 @@ class Site:
         await self._failed(visit, problem)(scope, receive, send)
 
     def _visit(self, request: Request) -> Visit:
-        visit = Visit(
-            self._service,
-            request.scope.get("delayed.identity", ANYBODY),
-            request,
-            recent=self._recent,
-            pages=self,
-        )
+        identity = request.scope.get("delayed.identity", ANYBODY)
+        visit = Visit(self._service, identity, request, pages=self)
         secret = request.cookies.get(visit.cookie, "")
         if not is_secret(secret):
             secret = new_secret()
@@ -146,7 +138,6 @@ class Site:
     def make(
         self, visit: Visit, template: str, shown: Mapping[str, Any], status: int = 200
     ) -> Response:
-        """A page."""
         text = self._renderer.page(visit, template, shown)
         # Without a referrer at all, browsers hide the origin of the pages' own forms as well.
         headers = {"Content-Security-Policy": _POLICY, "Referrer-Policy": "same-origin"}
@@ -156,11 +147,9 @@ class Site:
         return made
 
     def make_live(self, visit: Visit, template: str, shown: Mapping[str, Any]) -> str:
-        """The part of a page that changes."""
         return self._renderer.live(visit, template, shown)
 
     def take_form(self, id: str) -> bool:
-        """Whether a form was not sent before."""
         return self.sessions.take_form(id)
 
     def _failed(self, visit: Visit, problem: Problem) -> Response:
@@ -182,16 +171,11 @@ class Site:
             visit = self._visit(request)
             try:
                 return await endpoint(visit)
-            except Problem as problem:
+            except Exception as error:
+                problem = problem_of(error)
+                if problem.status_code == 500:
+                    logger.exception("The page %s has failed", path)
                 return self._failed(visit, problem)
-            except QueryError as error:
-                return self._failed(visit, Problem(422, str(error)))
-            except BROKER_FAILS:
-                return self._failed(visit, broker_away())
-            except Exception:
-                logger.exception("The page %s has failed", path)
-                mistake = Problem(500, "the server made a mistake; its log has more")
-                return self._failed(visit, mistake)
 
         made = Route(path, answer, methods=[method])
         if path.startswith("/live/") and made.methods is not None:

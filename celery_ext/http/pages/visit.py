@@ -39,7 +39,6 @@ class Form:
         return self._values.get(name, [""])[0]
 
     def all(self, name: str) -> list[str]:
-        """All values of a field."""
         return self._values.get(name, [])
 
     def verb(self, verbs: Mapping[str, str]) -> str:
@@ -70,9 +69,13 @@ class Pages(Protocol):
 class Visit(Call):
     """A request of a page. `csrf` is what its forms must have."""
 
-    recent: Recent = field(default_factory=Recent)
+    pages: Pages = field(kw_only=True)
     csrf: str = ""
-    pages: Pages | None = None
+
+    @property
+    def recent(self) -> Recent:
+        """What was read a moment ago, for all who look."""
+        return self.service.recent
 
     @property
     def root(self) -> str:
@@ -95,18 +98,13 @@ class Visit(Call):
         return {name: value for name, value in self.request.query_params.items() if value}
 
     def render(self, template: str, shown: Mapping[str, Any], status: int = 200) -> Response:
-        """A page."""
-        assert self.pages is not None
         return self.pages.make(self, template, shown, status)
 
     def render_live(self, template: str, shown: Mapping[str, Any]) -> str:
-        """The part of a page that changes."""
-        assert self.pages is not None
         return self.pages.make_live(self, template, shown)
 
     def take(self, form: Form) -> None:
         """Raises a Problem for a form that was sent before: twice would move tasks twice."""
-        assert self.pages is not None
         if (id := form.one("once")) and not self.pages.take_form(id):
             raise Problem(409, "this form was sent before, and done: look at the result")
 
@@ -156,7 +154,6 @@ class View:
     scope: str = "read"
 
     def may(self, visit: Visit) -> bool:
-        """Whether the visitor may see it."""
         return visit.identity.has(self.scope) and not (self.is_whole and visit.identity.tenants)
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from math import inf
 from typing import Any, TypeVar
+
+from kombu.utils.functional import LRUCache
 
 T = TypeVar("T")
 
@@ -21,7 +22,9 @@ SHARE = 20
 class _Reading:
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.until = 0.0
+        self.at = -inf
+        self.took = 0.0
+        self.lasts = False
         self.value: Any = None
 
 
@@ -30,30 +33,27 @@ class Recent:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._readings: OrderedDict[Hashable, _Reading] = OrderedDict()
+        self._readings: Any = LRUCache(KEPT)
 
     def get(self, key: Hashable, seconds: float, read: Callable[[], T]) -> T:
         """A reading that is no older than so many seconds, or 20 times what it takes."""
         reading = self._of(key)
         with reading.lock:
             began = time.monotonic()
-            if began >= reading.until:
-                reading.value = read()
-                ended = time.monotonic()
-                reading.until = ended + max(seconds, SHARE * (ended - began))
+            if began - reading.at >= max(seconds, SHARE * reading.took):
+                reading.value, reading.lasts = read(), seconds == inf
+                reading.at = time.monotonic()
+                reading.took = reading.at - began
             value: T = reading.value
             return value
 
     def forget(self) -> None:
         """Read anew what does not last: something was changed."""
         with self._lock:
-            for key in [key for key, each in self._readings.items() if each.until != inf]:
+            for key in [key for key, each in self._readings.items() if not each.lasts]:
                 del self._readings[key]
 
     def _of(self, key: Hashable) -> _Reading:
         with self._lock:
-            reading = self._readings.setdefault(key, _Reading())
-            self._readings.move_to_end(key)
-            while len(self._readings) > KEPT:
-                self._readings.popitem(last=False)
+            reading: _Reading = self._readings.setdefault(key, _Reading())
             return reading

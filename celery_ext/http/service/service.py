@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import math
-import threading
 import time
 from collections import Counter
 from fnmatch import fnmatchcase
-from typing import Any
 
 from celery import Celery
 
-from celery_ext.app.routing import routed_queue
 from celery_ext.control.delayed import Delayed
 from celery_ext.metrics.measuring import measure
 from celery_ext.metrics.queues import registry_of
@@ -27,9 +23,6 @@ from .writer import Writer
 
 #: How long the names of the queues in the broker are believed, and for metrics.
 NAMES_SECONDS, METRICS_NAMES_SECONDS = 5.0, 60.0
-
-#: Where it takes long to find them out among all keys, they are believed for so many times as long.
-NAMES_SHARE = 20
 
 
 class Service:
@@ -50,10 +43,8 @@ class Service:
         self.gauges = registry_of(self.delayed, self._measured_queues)
         self.closing = False
         self._streams: Counter[str] = Counter()
-        self._names: list[str] = []
-        self._named_at = -math.inf
-        self._naming_took = 0.0
-        self._naming = threading.Lock()
+        #: The names of the queues, which take long to find out among all keys.
+        self._names = Recent()
 
     def close(self) -> None:
         """End: what was accepted is sent first."""
@@ -87,27 +78,20 @@ class Service:
             return [queue]
         return [name for name in self._known(NAMES_SECONDS) if identity.sees_queue(name)]
 
+    def shards(self, identity: Identity, queue: str | None = None) -> list[str]:
+        """The shards of these."""
+        shards = self.delayed.store.shards
+        return [shard for name in self.queues(identity, queue) for shard in shards.all(name)]
+
     def _measured_queues(self) -> list[str]:
         names = self._known(METRICS_NAMES_SECONDS)
         return [*dict.fromkeys([*self.own_queues(), *names])]
 
     def _known(self, seconds: float) -> list[str]:
-        """The names of all queues, found out so long ago at the most; by one thread for all."""
-        with self._naming:
-            began = time.monotonic()
-            if began - self._named_at > max(seconds, NAMES_SHARE * self._naming_took):
-                self._names = self.delayed.queues()
-                self._named_at = time.monotonic()
-                self._naming_took = self._named_at - began
-            return self._names
+        return self._names.get("names", seconds, self.delayed.queues)
 
     def forget_names(self) -> None:
-        """Read the names of the queues anew with the next request."""
-        self._named_at = -math.inf
-
-    def routed_queue(self, name: str, args: Any, kwargs: Any, queue: str | None) -> str:
-        """The queue that Celery sends a task to; empty for an exchange of its own."""
-        return routed_queue(self.app, name, args, kwargs, queue)
+        self._names.forget()
 
     # Tasks.
 
@@ -119,7 +103,6 @@ class Service:
             raise Problem.of_field("task", f"{name[:100]!r} is not a task that may be scheduled")
 
     def may_schedule(self, name: str) -> bool:
-        """Whether a name is allowed."""
         if name.startswith(("celery.", "celery_ext.")):
             return False
         if self.options.tasks:
@@ -138,7 +121,6 @@ class Service:
         self._streams[identity.name] += 1
 
     def stream_ends(self, identity: Identity) -> None:
-        """One has ended."""
         self._streams[identity.name] -= 1
         self._streams += Counter()  # without those of no stream
 

@@ -43,5 +43,4 @@ class Threads:
             future.exception()
 
     def close(self) -> None:
-        """Begin nothing more."""
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -12,9 +12,10 @@ from typing import Any
 
 from celery_ext.control.bulk.schedule import Refused, Templates, schedule_many
 from celery_ext.control.delayed import Delayed
+from celery_ext.errors import BulkError
 from kombu_delayed.store.store import Store
 
-from ..problems import busy
+from ..problems import busy, refused
 
 #: Tasks in one call.
 BATCH = 1_000
@@ -47,20 +48,21 @@ class Writer:
         self._templates: Templates = {}
 
     async def send(self, rows: Sequence[Any]) -> Refusals:
-        """Send rows; returns those that were refused. Raises BulkError where the broker fails."""
+        """Send rows; returns those that were refused. Raises a Problem where the broker fails."""
         refusals: Refusals = await self._put(rows, None)
         return refusals
 
-    async def send_once(self, row: Any, store: Store) -> tuple[str, bool]:
-        """Send one row to another store; returns why it was refused, and whether it was there."""
+    async def send_one(self, row: Any) -> None:
+        """Send a row. Raises a Problem where it is refused as well."""
+        for reason in (await self.send([row])).values():
+            raise refused(reason)
 
-        def call() -> tuple[str, bool]:
-            report = schedule_many(self._delayed, [row], store=store)
-            refused = report.refusals[0].reason if report.refusals else ""
-            return refused, bool(report.already)
-
-        found: tuple[str, bool] = await self._put([row], call)
-        return found
+    async def send_once(self, row: Any, store: Store) -> bool:
+        """Send a row to another store; returns whether it was there. Raises as `send_one`."""
+        report = await self._put([row], lambda: schedule_many(self._delayed, [row], store=store))
+        for _, reason in report.refusals:
+            raise refused(reason)
+        return bool(report.already)
 
     async def _put(self, rows: Sequence[Any], call: Callable[[], Any] | None) -> Any:
         loop = asyncio.get_running_loop()
@@ -77,6 +79,9 @@ class Writer:
             self._changed.notify()
         try:
             return await asyncio.wait_for(future, self._seconds)
+        except BulkError as error:
+            detail = "the broker failed; it is not known whether the task is stored"
+            raise busy(detail, 503, 5) from error
         except (TimeoutError, asyncio.TimeoutError):
             problem = busy(f"the broker has not answered within {self._seconds:g} s", 503, 5)
             problem.detail += "; the tasks may be stored, and can be sent again with the same ids"

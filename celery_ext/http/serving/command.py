@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from celery_ext.app.commands import all_of
+
 
 def _root_path(ctx: click.Context, parameter: click.Parameter, value: str) -> str:
     if value and not re.fullmatch(r"(/[\w.~-]+)+", value):
@@ -15,45 +17,43 @@ def _root_path(ctx: click.Context, parameter: click.Parameter, value: str) -> st
     return value
 
 
-def serve_options(function: Any) -> Any:
-    """Where to listen, and to whom."""
-    path = click.Path(exists=True, dir_okay=False, path_type=Path)
-    for option in (
-        click.option("--keyfile", type=path, help="Private key of the certificate."),
-        click.option("--certfile", type=path, help="Certificate for https."),
-        click.option(
-            "--token/--no-token",
-            "needs_token",
-            default=None,
-            help="Whether a token is needed; beyond this machine it always is.",
-        ),
-        click.option(
-            "--log-format",
-            type=click.Choice(("text", "json")),
-            default="text",
-            show_default=True,
-            help="How logs are written; json: one object a line.",
-        ),
-        click.option("--access-log/--no-access-log", help="Whether each request is logged."),
-        click.option(
-            "--root-path",
-            default="",
-            metavar="PATH",
-            callback=_root_path,
-            help="The path at which a proxy shows it, which the proxy takes away.",
-        ),
-        click.option(
-            "--name",
-            "names",
-            multiple=True,
-            metavar="HOST",
-            help="A name that a proxy shows it under; repeatable. A token is needed then.",
-        ),
-        click.option("--port", type=click.IntRange(0, 65_535), default=8080, show_default=True),
-        click.option("--host", default="127.0.0.1", show_default=True),
-    ):
-        function = option(function)
-    return function
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+#: Where to listen, and to whom.
+serve_options = all_of(
+    click.option("--host", default="127.0.0.1", show_default=True),
+    click.option("--port", type=click.IntRange(0, 65_535), default=8080, show_default=True),
+    click.option(
+        "--name",
+        "names",
+        multiple=True,
+        metavar="HOST",
+        help="A name that a proxy shows it under; repeatable. A token is needed then.",
+    ),
+    click.option(
+        "--root-path",
+        default="",
+        metavar="PATH",
+        callback=_root_path,
+        help="The path at which a proxy shows it, which the proxy takes away.",
+    ),
+    click.option("--access-log/--no-access-log", help="Whether each request is logged."),
+    click.option(
+        "--log-format",
+        type=click.Choice(("text", "json")),
+        default="text",
+        show_default=True,
+        help="How logs are written; json: one object a line.",
+    ),
+    click.option(
+        "--token/--no-token",
+        "needs_token",
+        default=None,
+        help="Whether a token is needed; beyond this machine it always is.",
+    ),
+    click.option("--certfile", type=_FILE, help="Certificate for https."),
+    click.option("--keyfile", type=_FILE, help="Private key of the certificate."),
+)
 
 
 def run(

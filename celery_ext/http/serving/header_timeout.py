@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
 #: Bytes of a head: more is nothing that a client of this API sends.
 HEAD_BYTES = 65_536
 
 
 def patient(header_seconds: float) -> type[asyncio.Protocol]:
     """Uvicorn's protocol, with a time-out for the head of each request."""
-    kind = _fastest()
 
-    class Patient(kind):  # type: ignore[misc, valid-type]
+    class Patient(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         _head_timer: Any = None
         _head_bytes = 0
 
@@ -54,14 +55,3 @@ def patient(header_seconds: float) -> type[asyncio.Protocol]:
                 self.transport.close()
 
     return Patient
-
-
-def _fastest() -> Any:
-    try:
-        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
-        return HttpToolsProtocol
-    except ImportError:
-        from uvicorn.protocols.http.h11_impl import H11Protocol
-
-        return H11Protocol

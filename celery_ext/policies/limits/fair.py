@@ -47,7 +47,6 @@ class Fair(Gated):
             raise PolicyError(f"{self}: a queue has one Fair, or Shares that borrow")
 
     def stamp(self, ticket: Ticket, message: Message, owner: str) -> Ticket:
-        """Name the key whose turn it needs."""
         key = key_of(self.by, message)
         return replace(ticket, key=key, weight=self._weight(key))
 
@@ -91,12 +90,10 @@ class Order(Gated):
         return f"Order({parts}, by={by_text(self.by)!r}, urgent={self._urgent!r})"
 
     def check(self, others: tuple[Policy, ...]) -> None:
-        """Raises PolicyError for a second one."""
         if any(isinstance(each, Order) and each is not self for each in others):
             raise PolicyError(f"{self}: a queue has one Order")
 
     def stamp(self, ticket: Ticket, message: Message, owner: str) -> Ticket:
-        """Say how urgent it is."""
         value = message.info.priority if self.by is None else value_of(self.by, message)
         urgency = self._sign * int(value or 0)
         if self.parts[0] == "priority":

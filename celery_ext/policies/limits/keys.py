@@ -5,15 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ...tasks.body import CELERY_HEADERS
 from ..message import Message
 from ..policy import PolicyError
-
-#: Headers of every task, which an argument of the same name goes before.
-_CELERY = {
-    *("lang", "id", "shadow", "eta", "expires", "group", "group_index", "retries", "timelimit"),
-    *("root_id", "parent_id", "argsrepr", "kwargsrepr", "origin", "ignore_result"),
-    *("replaced_task_nesting", "stamped_headers", "stamps"),
-}
 
 #: The name of a header or a keyword argument, or a function of the message.
 By = str | Callable[[Message], Any]
@@ -36,10 +30,13 @@ def by_text(by: str | Callable[..., Any] | None) -> str:
 
 
 def value_of(by: By, message: Message) -> Any:
-    """The header or keyword argument, or what the function says; None where there is none."""
+    """The header or keyword argument, or what the function says; None where there is none.
+
+    An argument goes before a header of the same name that every task has.
+    """
     if callable(by):
         return by(message)
-    if by in message.headers and by not in _CELERY:
+    if by in message.headers and by not in CELERY_HEADERS:
         return message.headers[by]
     return message.kwargs.get(by, message.headers.get(by))
 

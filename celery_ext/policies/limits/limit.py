@@ -66,12 +66,10 @@ class Limit(Gated):
             raise PolicyError(f"{self}: another Limit is called {self.name!r} too: give it a name")
 
     def limits(self, owner: str) -> Iterable[LimitNumbers]:
-        """What each key has of it."""
         name = owned(owner, self.name)
         yield LimitNumbers(name, self.concurrency, self.every_ms, self.burst)
 
     def declared(self, owner: str) -> Iterable[Declared]:
-        """The same, for who looks at it."""
         yield Declared(
             owned(owner, self.name),
             "limit",
@@ -86,7 +84,6 @@ class Limit(Gated):
         )
 
     def stamp(self, ticket: Ticket, message: Message, owner: str) -> Ticket:
-        """Name what it takes."""
         name, key = owned(owner, self.name), key_of(self.by, message)
         passes = self.critical is not None and bool(value_of(self.critical, message))
         return with_uses(ticket, Use(name, key, self._cost(message), passes))
@@ -115,16 +112,13 @@ class Drain(Gated):
         return f"Drain({self._given!r}, after={exact_text(self.after_ms)!r}, burst={self.burst})"
 
     def check(self, others: tuple[Policy, ...]) -> None:
-        """Raises PolicyError for a second one."""
         if any(isinstance(each, Drain) and each is not self for each in others):
             raise PolicyError(f"{self}: one Drain is enough")
 
     def limits(self, owner: str) -> Iterable[LimitNumbers]:
-        """What there is of it."""
         yield LimitNumbers(owned(owner, "late"), 0, self.every_ms, self.burst, self.after_ms)
 
     def declared(self, owner: str) -> Iterable[Declared]:
-        """The same, for who looks at it."""
         yield Declared(
             owned(owner, "late"),
             "drain",
@@ -136,7 +130,6 @@ class Drain(Gated):
         )
 
     def stamp(self, ticket: Ticket, message: Message, owner: str) -> Ticket:
-        """Name what it takes if it is late then."""
         return with_uses(ticket, Use(owned(owner, "late")))
 
 
@@ -180,7 +173,6 @@ class Shares(Gated):
                 yield LimitNumbers(owned(owner, share_name(key)), self._slots(key))
 
     def declared(self, owner: str) -> Iterable[Declared]:
-        """The same, for who looks at it."""
         yield Declared(
             owned(owner, "shares"),
             "shares",
@@ -192,7 +184,6 @@ class Shares(Gated):
         )
 
     def stamp(self, ticket: Ticket, message: Message, owner: str) -> Ticket:
-        """Name whose slot it needs."""
         key = key_of(self.by, message)
         key = key if key in self.shares else ""
         ticket = with_uses(ticket, Use(owned(owner, "shares")))

@@ -57,11 +57,9 @@ class Throttler(Gated):
         return self.decide(message, Running(message.running(), message.own_slots()))
 
     def limits(self, owner: str) -> Iterable[LimitNumbers]:
-        """What is counted."""
         return LimitNumbers(_TASK, -1), LimitNumbers(_TENANT, -1)
 
     def declared(self, owner: str) -> Iterable[Declared]:
-        """The same, for who looks at it."""
         yield Declared(_TASK, "throttler", owner, "task")
         yield Declared(_TENANT, "throttler", owner, "tenant", is_of_tenants=True)
 

@@ -25,7 +25,6 @@ class DropOlder(Policy):
         return f"DropOlder({exact_text(self.than_ms)!r})"
 
     def decide(self, message: Message) -> Decision:
-        """Drop or Run."""
         if message.late_ms > self.than_ms:
             return Drop(f"older than {exact_text(self.than_ms)}")
         return RUN

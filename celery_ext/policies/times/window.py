@@ -9,7 +9,9 @@ from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
 from kombu_delayed.consumer.policy.decisions import Decision, Delay
+from kombu_delayed.message.envelope import eta_to_ms
 
+from ...tasks.times import EPOCH
 from ..message import Message
 from ..policy import RUN, Policy, PolicyError
 
@@ -18,7 +20,6 @@ DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _RANGE = re.compile(r"(\d\d?):(\d\d)-(\d\d?):(\d\d)")
 _DAY_MINUTES = 24 * 60
 _DAY = timedelta(days=1)
-_EPOCH = datetime.fromtimestamp(0, timezone.utc)
 
 #: Windows that are never open together for so long never are.
 LOOK_AHEAD = timedelta(days=400)
@@ -76,12 +77,12 @@ class Window(Policy):
 
     def next_open_ms(self, at_ms: int) -> int:
         """The first time from then on at which it is open; both in ms since the epoch."""
-        at = _EPOCH + timedelta(milliseconds=at_ms)
+        at = EPOCH + timedelta(milliseconds=at_ms)
         if self._is_open(at):
             return at_ms
         closed_ms, opens_ms = self._closed
         if not closed_ms <= at_ms < opens_ms:
-            opens_ms = _to_ms(self._next_opening(at))
+            opens_ms = eta_to_ms(self._next_opening(at))
             self._closed = at_ms, opens_ms
         return opens_ms
 
@@ -136,7 +137,7 @@ class Window(Policy):
                 self._meet(other)
 
     def _meet(self, other: Window) -> None:
-        at_ms = _to_ms(datetime.now(timezone.utc))
+        at_ms = eta_to_ms(datetime.now(timezone.utc))
         end_ms = at_ms + LOOK_AHEAD // timedelta(milliseconds=1)
         while at_ms < end_ms:
             opens_ms = other.next_open_ms(self.next_open_ms(at_ms))
@@ -144,10 +145,6 @@ class Window(Policy):
                 return
             at_ms = opens_ms
         raise PolicyError(f"{self} and {other} are never open together: leave one of them out")
-
-
-def _to_ms(at: datetime) -> int:
-    return -((_EPOCH - at) // timedelta(milliseconds=1))
 
 
 def _offsets(

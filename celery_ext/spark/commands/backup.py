@@ -6,11 +6,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
-from uuid import uuid4
 
 import click
 from rich.console import Console
 
+from celery_ext.cli.criteria import yes_option
 from celery_ext.spark.backup import transfer as backups
 from celery_ext.spark.options import names
 from celery_ext.tasks.formatting import tasks_word
@@ -25,8 +25,6 @@ from .group import (
     spark_of,
 )
 from .progress import ask, following, show, table, watching
-
-yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 
 
 @main.command("backup")
@@ -77,7 +75,6 @@ def restore_command(
     **options: Any,
 ) -> None:
     """Put back what a backup has; what is there already stays as it is."""
-    options["job_id"] = options["job_id"] or str(uuid4())
     spark = spark_of(ctx)
     with console.status("Checking the backup"):
         rows = backups.read_backup(spark, path)
@@ -124,7 +121,6 @@ def copy_command(
     **options: Any,
 ) -> None:
     """Restore the backlog of one broker in another one; in the first it stays."""
-    options["job_id"] = options["job_id"] or str(uuid4())
     source = {"broker": broker, "broker_env": broker_env, "app": app, "queues": queues}
     source["transport_options"] = transport_options
     target = {name.removeprefix("to_"): value for name, value in options.items()}

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 import click
 
+from celery_ext.app.commands import all_of
 from celery_ext.spark import cancel, reschedule, schedule
 from celery_ext.spark.commands.files import FORMATS, read_rows
 from celery_ext.spark.sink.job_ledger import JobReport
 
-from .group import all_of, connection_options, job_options, main, run_again, spark_of
+from .group import connection_options, job_options, main, run_again, spark_of
 from .progress import show, watching
 
 if TYPE_CHECKING:
@@ -68,7 +68,6 @@ def _run(
     as_json: bool,
     **options: Any,
 ) -> None:
-    options["job_id"] = options["job_id"] or str(uuid4())
     spark = spark_of(ctx)
     with run_again(options["job_id"]), watching(spark, done):
         rows: DataFrame = read_rows(spark, path, format)

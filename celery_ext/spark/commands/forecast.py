@@ -10,7 +10,15 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from .group import archive_option, broker_options, console, main, spark_of, target_option
+from .group import (
+    archive_option,
+    broker_options,
+    console,
+    empty_table,
+    main,
+    spark_of,
+    target_option,
+)
 
 
 @main.command()
@@ -61,13 +69,10 @@ def forecast(
 
 def table_of(rows: list[dict[str, Any]], confidence: float) -> Table:
     """A forecast for the terminal."""
-    table = Table(box=None, header_style="dim")
-    table.add_column("queue")
-    table.add_column("hour (UTC)")
-    for name in ("known", "expected", f"{confidence:.0%} of the time", "slots"):
-        table.add_column(name, justify="right")
+    numbers = ("known", "expected", f"{confidence:.0%} of the time", "slots")
+    made = empty_table("queue", "hour (UTC)", numbers=numbers)
     for row in rows:
-        table.add_row(
+        made.add_row(
             row["queue"],
             f"{row['hour']:%m-%d %H:%M}",
             f"{row['known']:,}",
@@ -75,4 +80,4 @@ def table_of(rows: list[dict[str, Any]], confidence: float) -> Table:
             f"{row['low']:,.0f} to {row['high']:,.0f}",
             "?" if row["workers"] is None else f"{row['workers']:,}",
         )
-    return table
+    return made

@@ -7,10 +7,11 @@ calls the function of its module in `celery_ext.spark` and prints what came of i
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import click
 from click_didyoumean import DYMGroup  # type: ignore[import-untyped]
@@ -18,16 +19,12 @@ from kombu.exceptions import OperationalError
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException, PySparkException
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.progress import Progress, SpinnerColumn
+from rich.table import Table
 
+from celery_ext.app.commands import all_of
 from celery_ext.spark.java import session
+from celery_ext.tasks.formatting import progress_bars
 from kombu_delayed.errors import DelayedError
 
 if TYPE_CHECKING:
@@ -94,20 +91,6 @@ def spark_of(ctx: click.Context) -> SparkSession:
         return session(**ctx.obj)
 
 
-Command = Callable[..., Any]
-
-
-def all_of(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    """Several options as one decorator, in the order of the help page."""
-
-    def decorate(command: Command) -> Command:
-        for each in reversed(options):
-            command = each(command)
-        return command
-
-    return decorate
-
-
 #: Which broker a job talks to.
 connection_options = all_of(
     click.option("-b", "--broker", help="The broker's URL."),
@@ -124,7 +107,11 @@ broker_options = all_of(
 
 #: For jobs that write to a broker.
 job_options = all_of(
-    click.option("--job-id", help="A run again under the same name does nothing twice."),
+    click.option(
+        "--job-id",
+        default=lambda: str(uuid4()),
+        help="A run again under the same name does nothing twice.",
+    ),
     click.option("--rejects", help="A directory for refused rows. Default: they stop the job."),
     click.option("--ledger-seconds", help="How long the broker remembers what the job has done."),
     click.option("--json", "as_json", is_flag=True, help="The counts as a line of JSON."),
@@ -167,13 +154,14 @@ def run_again(job_id: str) -> Iterator[None]:
         raise
 
 
+def empty_table(*columns: str, numbers: Iterable[str] = ()) -> Table:
+    """A table with these headings and no lines."""
+    made = Table(*columns, box=None, header_style="dim")
+    for name in numbers:
+        made.add_column(name, justify="right")
+    return made
+
+
 def progress_bar() -> Progress:
     """Counts done and, where it is known, their total."""
-    return Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-    )
+    return progress_bars(SpinnerColumn(), console=console)

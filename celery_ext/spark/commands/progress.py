@@ -16,7 +16,7 @@ from rich.table import Table
 from celery_ext.spark.sink.job_ledger import JobReport
 from celery_ext.tasks.formatting import number, plain
 
-from .group import progress_bar
+from .group import empty_table, progress_bar
 
 if TYPE_CHECKING:
     from pyspark import StatusTracker
@@ -87,10 +87,7 @@ def _repeating(step: Callable[[], None]) -> Iterator[None]:
 
 def table(counts: Mapping[str, Mapping[str, int]]) -> Table:
     """Numbers by queue, each a mapping with the same names."""
-    made = Table(box=None, header_style="dim")
-    made.add_column("queue")
-    for name in next(iter(counts.values()), {}):
-        made.add_column(name, justify="right")
+    made = empty_table("queue", numbers=next(iter(counts.values()), {}))
     for queue, numbers in counts.items():
         made.add_row(plain(queue), *map(number, numbers.values()))
     return made

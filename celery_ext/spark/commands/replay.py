@@ -7,13 +7,12 @@ import re
 from datetime import datetime, timedelta
 from functools import reduce
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 import click
 from pyspark.sql import functions as F
 from rich.console import Console
-from rich.table import Table
 
+from celery_ext.cli.criteria import yes_option
 from celery_ext.cli.times import SPAN, TIME
 from celery_ext.spark.backup import replaying as replays
 from celery_ext.spark.backup.transfer import read_backup
@@ -22,11 +21,11 @@ from celery_ext.spark.options import names
 from celery_ext.spark.sink.job_ledger import JobReport
 from celery_ext.tasks.formatting import number, plain
 
-from .backup import yes_option
 from .group import (
     archive_option,
     connection_options,
     console,
+    empty_table,
     job_options,
     main,
     run_again,
@@ -101,7 +100,6 @@ def replay_command(
     if dry_run:
         return
     ask("Schedule what was missed again?", yes)
-    options["job_id"] = options["job_id"] or str(uuid4())
     with run_again(options["job_id"]), watching(spark, "replay"):
         report = _replay(rows, kept, states, **options)
     show(report, "replayed", as_json, options["rejects"])
@@ -154,12 +152,8 @@ def _tell(found: list[dict[str, Any]], dry_run: bool, as_json: bool) -> None:
     if dry_run and as_json:
         click.echo(json.dumps(found))
         return
-    table = Table(box=None, header_style="dim")
-    for name in ("queue", "state"):
-        table.add_column(name)
-    for name in ("missed", "in a backup"):
-        table.add_column(name, justify="right")
+    made = empty_table("queue", "state", numbers=("missed", "in a backup"))
     for row in found:
         shown = number(row["missed"]), number(row["kept"])
-        table.add_row(plain(row["queue"]), row["state"], *shown)
-    (Console() if dry_run else console).print(table, "")
+        made.add_row(plain(row["queue"]), row["state"], *shown)
+    (Console() if dry_run else console).print(made, "")

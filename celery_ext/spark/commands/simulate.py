@@ -13,10 +13,12 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from celery_ext.app.commands import all_of
 from celery_ext.spark.reports.words import duration, number, share
 from celery_ext.spark.simulation.model import MOST_MESSAGES, SPREADS, Arrivals, Fleet
+from celery_ext.tasks.formatting import facts_table
 
-from .group import Command, broker_options, console, main, spark_of
+from .group import broker_options, console, main, spark_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -25,18 +27,12 @@ if TYPE_CHECKING:
     from celery_ext.spark.simulation.run import Simulation
 
 
-def options_of(given: type, but: tuple[str, ...] = ()) -> Callable[[Command], Command]:
+def options_of(given: type, but: tuple[str, ...] = ()) -> Callable[[Any], Any]:
     """An option for each field of a class of parameters, as its metadata describe it."""
-
-    def decorate(command: Command) -> Command:
-        for each in reversed([each for each in fields(given) if each.name not in but]):
-            command = _option(each)(command)
-        return command
-
-    return decorate
+    return all_of(*(_option(each) for each in fields(given) if each.name not in but))
 
 
-def _option(field: Any) -> Callable[[Command], Command]:
+def _option(field: Any) -> Callable[[Any], Any]:
     name, meaning = f"--{field.name.replace('_', '-')}", field.metadata["meaning"]
     default = None if field.default is MISSING else field.default
     more: dict[str, Any] = {"default": default, "show_default": default is not None}
@@ -139,12 +135,10 @@ def _drawing(plot: Path) -> Callable[[Simulation], None]:
 
 def table_of(result: Result) -> Table:
     """The figures for the terminal."""
-    table = Table(box=None, show_header=False)
-    table.add_column(style="dim")
-    table.add_column()
+    made = facts_table()
     for row in _rows(result):
-        table.add_row(*row)
-    return table
+        made.add_row(*row)
+    return made
 
 
 def _rows(result: Result) -> list[tuple[str, str]]:

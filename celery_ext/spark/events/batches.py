@@ -67,13 +67,6 @@ def to_batch(queue: str, rows: Sequence[Row], schema: pa.Schema) -> pa.RecordBat
 Given = dict[str, tuple[Any, ...]]
 
 
-def _text(name: str) -> Callable[[str, Given], pa.Array]:
-    def column(queue: str, given: Given) -> pa.Array:
-        return pa.array(given[name], pa.string())
-
-    return column
-
-
 def _queue(queue: str, given: Given) -> pa.Array:
     return pa.repeat(pa.scalar(queue_of(queue), pa.string()), len(given["stream_id"]))
 
@@ -97,21 +90,16 @@ def _worker(queue: str, given: Given) -> pa.Array:
     return pa.array([workers[each] for each in consumers], pa.string())
 
 
-def _deliveries(queue: str, given: Given) -> pa.Array:
-    return pa.array(given["deliveries"], pa.int32())
+def _given(name: str, type_: pa.DataType) -> Callable[[str, Given], pa.Array]:
+    return lambda queue, given: pa.array(given[name], type_)
 
 
+_TEXTS = ("stream_id", "event", "id", "task", "tenant", "consumer", "reason")
 _COLUMNS: dict[str, Callable[[str, Given], pa.Array]] = {
-    "stream_id": _text("stream_id"),
-    "event": _text("event"),
-    "id": _text("id"),
-    "task": _text("task"),
-    "tenant": _text("tenant"),
+    **{name: _given(name, pa.string()) for name in _TEXTS},
     "queue": _queue,
     "due": _due,
     "at": _at,
-    "consumer": _text("consumer"),
     "worker": _worker,
-    "deliveries": _deliveries,
-    "reason": _text("reason"),
+    "deliveries": _given("deliveries", pa.int32()),
 }

@@ -6,12 +6,13 @@ position that counts along tells how much went unread.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from redis.exceptions import ResponseError
 
+from kombu_delayed.connection.connection import pairs
 from kombu_delayed.errors import DelayedError
 from kombu_delayed.inspection.events import KEPT_MS
 from kombu_delayed.store.scripts import script
@@ -83,18 +84,13 @@ def look(store: Store, queue: str) -> Stream | None:
         if "no such key" in str(error):
             return None
         raise
-    pairs = answer.items() if isinstance(answer, dict) else _pairs(answer)
-    told = {name.decode(): value for name, value in pairs}
+    told: dict[str, Any] = {name.decode(): value for name, value in pairs(answer)}
     first = told.get("first-entry")
     return Stream(
         told["length"],
         first[0].decode() if first else "",
         Position(told["last-generated-id"].decode(), told.get("entries-added", UNKNOWN)),
     )
-
-
-def _pairs(flat: list[Any]) -> Iterator[tuple[Any, Any]]:
-    return zip(flat[::2], flat[1::2], strict=True)
 
 
 @dataclass(frozen=True)

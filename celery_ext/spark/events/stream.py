@@ -26,7 +26,7 @@ from kombu_delayed.store.shards import CELERY_OWN
 from kombu_delayed.store.store import Store
 
 from ..connect import connected
-from ..options import BrokerOptions, names, one_of, option, whole_number
+from ..options import NAMES, BrokerOptions, one_of, option, whole_number
 from .batches import SCHEMA, batches
 from .positions import (
     GONE,
@@ -67,34 +67,29 @@ class EventOptions(BrokerOptions):
 
     queues: tuple[str, ...] = option(
         (),
-        names,
-        "names with commas between them, or a JSON list of names",
+        NAMES,
         "The queues to read. Default: all that have events, but for those of Celery's remote "
         "control; found by looking at all keys of the broker, once a minute.",
     )
     starting_offsets: str = option(
         "earliest",
         one_of("earliest", "latest"),
-        "earliest or latest",
         "Where a query without a checkpoint begins: at the oldest event that is kept, or behind "
         "the newest.",
     )
     max_rows_per_trigger: int = option(
         100_000,
-        whole_number(1, 1_000_000_000),
-        "a number from 1 on",
+        whole_number(1, 1_000_000_000, "a number from 1 on"),
         "How many events a batch has at the most, over all queues.",
     )
     rows_per_task: int = option(
         50_000,
         whole_number(1, 10_000_000),
-        "a number from 1 to 10,000,000",
         "How many events one task of Spark reads.",
     )
     fail_on_data_loss: str = option(
         "true",
-        one_of("true", "True", "false", "False"),
-        "true or false",
+        one_of("true", "True", "false", "False")._replace(allowed="true or false"),
         "Whether to stop where events were trimmed before they were read, or to warn and go on.",
     )
 
@@ -112,7 +107,6 @@ class EventSource(DataSource):
         return NAME
 
     def schema(self) -> StructType:
-        """All columns there are."""
         return SCHEMA
 
     def streamReader(self, schema: StructType) -> EventReader:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from celery_ext.lazy import names_of
 
 if TYPE_CHECKING:
     from .queries import (
@@ -18,19 +20,6 @@ if TYPE_CHECKING:
         worst,
     )
 
-_HOMES = {
-    "deliveries": "queries",
-    "evenness": "queries",
-    "histogram": "queries",
-    "lateness": "queries",
-    "later_than": "queries",
-    "never_delivered": "queries",
-    "per_worker": "queries",
-    "rates": "queries",
-    "throughput": "queries",
-    "worst": "queries",
-}
-
 __all__ = [
     "deliveries",
     "evenness",
@@ -44,11 +33,5 @@ __all__ = [
     "worst",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    # Spark imports modules of this package in each of its workers: only what they use.
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+# Spark imports modules of this package in each of its workers: only what they use.
+__getattr__ = names_of(__name__, {"queries": __all__})

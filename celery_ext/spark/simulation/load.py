@@ -66,12 +66,10 @@ class Window:
 
     @property
     def counted(self) -> tuple[Slice, ...]:
-        """Slices that do count."""
         return self.slices[self.warm_up :]
 
     @property
     def messages(self) -> int:
-        """How many messages count."""
         return sum(each.messages for each in self.counted)
 
 

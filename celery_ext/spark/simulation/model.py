@@ -161,7 +161,6 @@ class Fleet:
 
     @property
     def runs(self) -> Spread:
-        """Run times."""
         return Spread.of("run", self.run_spread, self.run_seconds, self.run_p95_seconds)
 
     @property

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from kombu_delayed import sizing
 
@@ -78,34 +79,26 @@ def result(
     """
     total = sum(window.messages for window in windows)
     weights = _weights(total, found)
-    marks = _marks(classes, weights)
     errors = _errors(total, found, classes)
+    lateness: dict[str, Any] = _marks(classes, weights)
+    lateness |= {f"{name[:3]}_error": error for name, error in errors.items()}
     busiest = max(point.start_rate for point in points)
     memory = max(point.memory_bytes for point in points)
+    node_bytes, has_events = fleet.node_memory_gib * 2**30, fleet.events > 0
     servers = sizing.servers_for(
-        busiest,
-        memory,
-        fleet.node_memory_gib * 2**30,
-        fleet.events > 0,
-        fleet.use,
-        fleet.record_bytes,
+        busiest, memory, node_bytes, has_events, fleet.use, fleet.record_bytes
     )
     ends = max(point.at_seconds for point in points) + points[1].at_seconds
-    busy = _sum(weights, {group: each.busy_seconds for group, each in found.items()})
+    busy = _sum(weights, found, "busy_seconds")
     return Result(
         messages=total,
         simulated=sum(window.messages for window in simulated),
         workers=fleet.workers,
         slots=fleet.capacity,
-        p50_seconds=marks["p50_seconds"],
-        p50_error=errors["p50_seconds"],
-        p95_seconds=marks["p95_seconds"],
-        p95_error=errors["p95_seconds"],
-        p99_seconds=marks["p99_seconds"],
-        p99_error=errors["p99_seconds"],
+        **lateness,
         max_seconds=max(each.max_seconds for each in found.values()),
-        redelivered=_sum(weights, {group: each.redelivered for group, each in found.items()}),
-        lost=_sum(weights, {group: each.lost for group, each in found.items()}),
+        redelivered=_sum(weights, found, "redelivered"),
+        lost=_sum(weights, found, "lost"),
         utilisation=busy / (fleet.capacity * ends),
         ends_seconds=ends,
         busiest_rate=busiest,
@@ -125,8 +118,8 @@ def _weights(total: int, found: Mapping[int, Found]) -> dict[int, float]:
     return {group: 1.0 if group == ALWAYS else weight for group in sorted(found)}
 
 
-def _sum(weights: Mapping[int, float], values: Mapping[int, float]) -> float:
-    return math.fsum(weight * values[group] for group, weight in weights.items())
+def _sum(weights: Mapping[int, float], found: Mapping[int, Found], name: str) -> float:
+    return math.fsum(weight * getattr(found[group], name) for group, weight in weights.items())
 
 
 def _marks(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from uuid import UUID
 
 import pyarrow
 
+from celery_ext.app.settings import suggestion
 from celery_ext.control.bulk.rows import Call, Pattern, RowError, Timed, check_time
 from celery_ext.tasks.times import from_ms, from_now_ms
 from kombu_delayed.errors import OptionError
@@ -66,11 +66,9 @@ def check_columns(types: Mapping[str, str], options: WriteOptions) -> None:
     known = COLUMNS[operation]
     unknown = [name for name in types if name not in known and name not in keys]
     if unknown:
-        close = difflib.get_close_matches(unknown[0].lower(), known, n=1)
-        raise OptionError(
-            f"{operation} knows no column {', '.join(map(repr, unknown))}"
-            + (f"; did you mean {close[0]!r}?" if close else f"; it takes {', '.join(known)}")
-        )
+        shown = ", ".join(map(repr, unknown))
+        hint = suggestion(unknown[0], known, "it takes")
+        raise OptionError(f"{operation} knows no column {shown}{hint}")
     for name in set(types) & set(known) - set(keys):
         if not re.fullmatch(_TYPES[name], types[name]):
             raise OptionError(f"column {name} cannot be of type {types[name]}{_hint(name)}")

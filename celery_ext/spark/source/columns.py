@@ -42,7 +42,6 @@ class Rows:
 
     @cached_property
     def ids(self) -> list[str]:
-        """The task ids."""
         members = [place.member for place in self.page.places]
         return [_readable(member.partition(b"\x1f")[0]) for member in members]
 

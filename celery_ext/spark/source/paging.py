@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, compress, pairwise
 from typing import Any, NamedTuple
 
+from kombu_delayed.connection.connection import scored
 from kombu_delayed.errors import MessageError
 from kombu_delayed.inspection.backlog import NEVER_MS
 from kombu_delayed.message.envelope import Kept, open_kept
@@ -275,7 +276,4 @@ def _places(answer: Any) -> list[Place]:
 
 
 def _scored(answer: Any) -> list[tuple[bytes, int]]:
-    """Members with scores, as either version of Redis' protocol has them."""
-    if answer and isinstance(answer[0], list):
-        return [(member, int(score)) for member, score in answer]
-    return [(m, int(score)) for m, score in zip(answer[::2], answer[1::2], strict=True)]
+    return [(member, int(score)) for member, score in scored(answer)]

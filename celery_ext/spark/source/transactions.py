@@ -67,7 +67,6 @@ class Transactions:
         return self._connection
 
     def close(self) -> None:
-        """Give the connection back to its pool."""
         if self._wire is not None:
             self._wire.pool.release(self._connection)
             self._wire = None

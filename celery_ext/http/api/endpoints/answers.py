@@ -13,15 +13,26 @@ from celery_ext.errors import AnswersFull, ExpectationError
 from celery_ext.http.problems import Problem, busy
 
 from ..models import AnswerOutcome, NewAnswer
-from ..operations import Call, Json, Operation
+from ..operations import Call, Json, Operations
+
+operations = Operations("responses")
 
 
-async def give_answer(call: Call) -> Response:
-    key = str(call.request.path_params["key"])
+@operations.add(
+    "POST",
+    "/v1/responses/{key}",
+    "schedule",
+    {200: AnswerOutcome, 202: AnswerOutcome},
+    body=NewAnswer,
+    problems=(404, 409),
+)
+def give_answer(call: Call) -> Response:
+    """Answer what a task has asked under a key; 202: nobody has yet, and the answer is kept."""
+    key = call.named("key")
     if not 1 <= len(key) <= KEY_LENGTH:
         raise Problem.of_field("key", f"a key has 1 to {KEY_LENGTH:,} characters")
     call.note("respond", key)
-    outcome = await call.run(_give, call, key, call.body)
+    outcome = _give(call, key, call.body)
     if outcome == LATE:
         raise Problem(409, "another answer, or the timeout, was first")
     if outcome == UNKNOWN:
@@ -50,18 +61,3 @@ def _check_plain(payload: Any, limit_bytes: int) -> None:
     content = {"payload": payload}
     if loads(written(content, limit_bytes)) != content:
         raise ExpectationError("objects with the member __type__ are not taken")
-
-
-OPERATIONS = [
-    Operation(
-        "POST",
-        "/v1/responses/{key}",
-        give_answer,
-        "schedule",
-        "Answer what a task has asked under a key; 202: nobody has yet, and the answer is kept.",
-        "responses",
-        body=NewAnswer,
-        answers={200: AnswerOutcome, 202: AnswerOutcome},
-        problems=(404, 409),
-    ),
-]

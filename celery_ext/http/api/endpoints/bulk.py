@@ -11,12 +11,11 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from celery_ext.errors import BulkError
-from celery_ext.http.problems import Problem
+from celery_ext.http.problems import Problem, refused
 
 from ..models import NewTaskWithId
-from ..operations import Call, Operation, parsed, validated
-from .tasks import Row, broker_failed, created, new_id, refused, row_of
+from ..operations import Call, Operations, parsed, validated
+from .tasks import Row, created, new_id, row_of
 
 MEDIA_TYPE = "application/x-ndjson"
 
@@ -31,8 +30,22 @@ ANSWER_SHARE = 2
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
+operations = Operations("tasks")
 
+
+@operations.add(
+    "POST",
+    "/v1/bulk",
+    "schedule",
+    None,
+    body=NewTaskWithId,
+    body_type=MEDIA_TYPE,
+    read=None,
+    answer_type=MEDIA_TYPE,
+    problems=(413, 415),
+)
 async def create_tasks(call: Call) -> Response:
+    """Create many tasks: a JSON object a line, and a line of answer for each, in this order."""
     kind = call.request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in (MEDIA_TYPE, "application/ndjson", "application/jsonl"):
         raise Problem(415, f"the content type is to be {MEDIA_TYPE}")
@@ -91,22 +104,18 @@ async def _lines(request: Request, line_bytes: int) -> AsyncIterator[list[bytes]
 async def _deal_with(call: Call, lines: list[bytes], start: int) -> tuple[bytes, int]:
     """The answers to some lines, and how many tasks were accepted."""
     answers, rows, places = await call.run(_read, call, lines, start)
+    problems: dict[int, Problem] = {}
     if rows:
         try:
             refusals = await call.service.writer.send(rows)
             problems = {n: refused(reason) for n, reason in refusals.items()}
-        except BulkError as error:
-            problems = dict.fromkeys(range(len(rows)), broker_failed(error))
         except Problem as problem:
             problems = dict.fromkeys(range(len(rows)), problem)
-        for n, each in problems.items():
-            number = answers[places[n]]["line"]
-            answers[places[n]] = {"line": number, "problem": each.as_dict()}
-        count = len(rows) - len(problems)
-    else:
-        count = 0
+    for n, each in problems.items():
+        number = answers[places[n]]["line"]
+        answers[places[n]] = {"line": number, "problem": each.as_dict()}
     text = "".join(_encode(answer) + "\n" for answer in answers)
-    return text.encode(), count
+    return text.encode(), len(rows) - len(problems)
 
 
 def _read(
@@ -129,21 +138,3 @@ def _read(
         places.append(len(answers))
         answers.append({"line": number, **created(id, due)})
     return answers, rows, places
-
-
-OPERATIONS = [
-    Operation(
-        "POST",
-        "/v1/bulk",
-        create_tasks,
-        "schedule",
-        "Create many tasks: a JSON object a line, and a line of answer for each, in this order.",
-        "tasks",
-        body=NewTaskWithId,
-        body_type=MEDIA_TYPE,
-        is_raw=True,
-        answer_type=MEDIA_TYPE,
-        answers={200: None},
-        problems=(413, 415),
-    )
-]

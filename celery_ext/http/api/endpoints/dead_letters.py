@@ -2,45 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
-from starlette.responses import Response
-
-from celery_ext.http.problems import Problem
 from celery_ext.tasks.dead_task import DeadTask
-from kombu_delayed.inspection.backlog import NEVER_MS
 from kombu_delayed.store.shards import queue_of
-from kombu_delayed.store.store import CALL_LIMIT
+from kombu_delayed.store.store import CALL_LIMIT, Store
 
 from .. import cursors
 from ..models import Changed, DeadChoice, DeadPage, DeadQuery, ReplayChoice
-from ..operations import Call, Json, Operation
+from ..operations import Call, Operations
 
 #: Letters that one call looks at before it answers with what it has found.
 LOOKED_AT = 10_000
 
-
-async def list_dead(call: Call) -> Response:
-    return Json(await call.run(_list, call, call.query))
+operations = Operations("dead", "/v1/dead")
 
 
-def _list(call: Call, query: DeadQuery) -> dict[str, Any]:
-    found, following = letters_page(call, query)
+@operations.add("GET", "", "read", DeadPage, query=DeadQuery)
+def list_dead(call: Call) -> dict[str, Any]:
+    """Dead letters, by queue, the oldest first."""
+    found, following = letters_page(call, call.query)
     return {"letters": [_state(task) for _, task in found], "next": following}
 
 
 def letters_page(call: Call, query: DeadQuery) -> tuple[list[tuple[str, DeadTask]], str | None]:
     """Dead letters with their shards, and the cursor of the next ones; None: no more."""
-    service, identity = call.service, call.identity
-    store = service.delayed.store
-    names = service.queues(identity, query.queue)
-    shards = sorted(shard for name in names for shard in store.shards.all(name))
-    shard, place = _begin(call, query.cursor)
+    store = call.service.delayed.store
+    shards = sorted(call.service.shards(call.identity, query.queue))
+    cursor = query.cursor
+    place = ("", 0, "") if cursor is None else cursors.read_place(cursor, call.identity)
     found: list[tuple[str, DeadTask]] = []
     left = LOOKED_AT
-    for name in (each for each in shards if each >= shard):
-        after = place if name == shard else None
+    for name in (each for each in shards if each >= place[0]):
+        after = place[1:] if name == place[0] else None
         while page := store.dead_page(name, after, CALL_LIMIT):
             letters = {each.id: each for each in store.dead_letters(name, [id for _, id in page])}
             for after in page:
@@ -52,17 +49,6 @@ def letters_page(call: Call, query: DeadQuery) -> tuple[list[tuple[str, DeadTask
                 if len(found) == query.limit or left == 0:
                     return found, cursors.write(name, *after)
     return found, None
-
-
-def _begin(call: Call, cursor: str | None) -> tuple[str, tuple[int, str] | None]:
-    if cursor is None:
-        return "", None
-    shard, at_ms, id = cursors.read(cursor, str, int, str)
-    if not call.identity.sees_queue(queue_of(shard)):
-        raise Problem.of_field("cursor", "it is of another queue", 403)
-    if not 0 <= at_ms <= NEVER_MS:
-        raise Problem.of_field("cursor", "it is not one that this server has given")
-    return shard, (at_ms, id)
 
 
 def _is_meant(call: Call, query: DeadQuery, task: DeadTask) -> bool:
@@ -87,73 +73,34 @@ def _state(task: DeadTask) -> dict[str, Any]:
     }
 
 
-async def replay_dead(call: Call) -> Response:
-    choice: ReplayChoice = call.body
-    call.note("dead-replay", ",".join(choice.ids))
-    at = choice.due_at
-
-    def replay(shard: str, ids: list[str]) -> int:
-        due_ms = 0 if at is None else int(at.timestamp() * 1000)
-        return call.service.delayed.store.replay(shard, ids, due_ms)
-
-    return Json({"changed": await call.run(_change, call, choice, replay)})
+@operations.add("POST", "/replay", "admin", Changed, body=ReplayChoice)
+def replay_dead(call: Call) -> dict[str, Any]:
+    """Give dead letters another try."""
+    at = call.body.due_at
+    due_ms = 0 if at is None else int(at.timestamp() * 1000)
+    return _changed(call, "dead-replay", partial(Store.replay, due_ms=due_ms))
 
 
-async def purge_dead(call: Call) -> Response:
-    choice: DeadChoice = call.body
-    call.note("dead-purge", ",".join(choice.ids))
-
-    def purge(shard: str, ids: list[str]) -> int:
-        return call.service.delayed.store.purge_dead(shard, ids)
-
-    return Json({"changed": await call.run(_change, call, choice, purge)})
+@operations.add("POST", "/purge", "admin", Changed, body=DeadChoice)
+def purge_dead(call: Call) -> dict[str, Any]:
+    """Drop dead letters for good."""
+    return _changed(call, "dead-purge", Store.purge_dead)
 
 
-def _change(call: Call, choice: DeadChoice, change: Any) -> int:
+def _changed(call: Call, action: str, change: Callable[..., int]) -> dict[str, Any]:
     """Of each shard those that are there and the caller's."""
+    choice: DeadChoice = call.body
+    call.note(action, ",".join(choice.ids))
+    ids, store = list(dict.fromkeys(choice.ids)), call.service.delayed.store
+    queues = call.service.queues(call.identity, choice.queue)
+    parts = (part for queue in queues for part in own_letters(call, queue, ids))
+    return {"changed": sum(change(store, s, [each.letter.id for each in of]) for s, of in parts)}
+
+
+def own_letters(call: Call, queue: str, ids: list[str]) -> Iterator[tuple[str, list[DeadTask]]]:
+    """The dead letters with some ids that are the caller's, by shard where there are any."""
     store = call.service.delayed.store
-    count = 0
-    for name in call.service.queues(call.identity, choice.queue):
-        for shard in store.shards.all(name):
-            letters = store.dead_letters(shard, list(dict.fromkeys(choice.ids)))
-            mine = [
-                letter.id
-                for letter in letters
-                if call.identity.sees(name, DeadTask(name, letter).info.tenant)
-            ]
-            count += change(shard, mine) if mine else 0
-    return count
-
-
-OPERATIONS = [
-    Operation(
-        "GET",
-        "/v1/dead",
-        list_dead,
-        "read",
-        "Dead letters, by queue, the oldest first.",
-        "dead",
-        query=DeadQuery,
-        answers={200: DeadPage},
-    ),
-    Operation(
-        "POST",
-        "/v1/dead/replay",
-        replay_dead,
-        "admin",
-        "Give dead letters another try.",
-        "dead",
-        body=ReplayChoice,
-        answers={200: Changed},
-    ),
-    Operation(
-        "POST",
-        "/v1/dead/purge",
-        purge_dead,
-        "admin",
-        "Drop dead letters for good.",
-        "dead",
-        body=DeadChoice,
-        answers={200: Changed},
-    ),
-]
+    for shard in store.shards.all(queue):
+        letters = (DeadTask(queue, letter) for letter in store.dead_letters(shard, ids))
+        if found := [each for each in letters if call.identity.sees(queue, each.info.tenant)]:
+            yield shard, found

@@ -18,7 +18,7 @@ from kombu_delayed.inspection import events as streams
 from kombu_delayed.inspection.events import Event
 
 from ..models import EventQuery
-from ..operations import Call, Operation
+from ..operations import Call, Operations
 
 #: How often the streams are looked at, the names of the queues, and how often nothing is said.
 INTERVAL_SECONDS, NAMES_SECONDS, BEAT_SECONDS = 0.5, 30.0, 15.0
@@ -30,8 +30,20 @@ logger = logging.getLogger(__name__)
 
 _STREAM_ID = re.compile(r"(\d{1,15})-\d{1,20}")
 
+operations = Operations("events")
 
+
+@operations.add(
+    "GET",
+    "/v1/events",
+    "read",
+    None,
+    query=EventQuery,
+    answer_type="text/event-stream",
+    problems=(503,),
+)
 async def stream_events(call: Call) -> Response:
+    """Lifecycle events as they happen; Last-Event-ID goes on where a stream has ended."""
     last = call.request.headers.get("last-event-id")
     after = None if last is None else _before(last)
     positions = await call.run(_positions, call, after)
@@ -79,8 +91,7 @@ def _before(stream_id: str) -> str:
 def _positions(call: Call, after: str | None) -> dict[str, str]:
     """Each stream that there is, and from where on to read it."""
     store = call.service.delayed.store
-    names = call.service.queues(call.identity, call.query.queue)
-    shards = [shard for name in names for shard in store.shards.all(name)]
+    shards = call.service.shards(call.identity, call.query.queue)
     if after is not None:
         return dict.fromkeys(shards, after)
     newest = {shard: streams.newest(store, shard) for shard in shards}
@@ -140,19 +151,3 @@ def _text(event: Event) -> str:
         "reason": event.reason or None,
     }
     return f"id: {event.stream_id}\nevent: {event.event}\ndata: {json.dumps(data)}\n\n"
-
-
-OPERATIONS = [
-    Operation(
-        "GET",
-        "/v1/events",
-        stream_events,
-        "read",
-        "Lifecycle events as they happen; Last-Event-ID goes on where a stream has ended.",
-        "events",
-        query=EventQuery,
-        answers={200: None},
-        answer_type="text/event-stream",
-        problems=(503,),
-    )
-]

@@ -6,15 +6,13 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-from kombu.exceptions import OperationalError
-from redis.exceptions import RedisError
 from starlette.responses import Response
 
+from celery_ext.errors import BROKER_FAILS
 from celery_ext.http.problems import Problem, busy
-from kombu_delayed.errors import UNREACHABLE, DelayedError
 
 from ..models import Filter, Search
-from ..operations import Call, Operation
+from ..operations import Call, Operations
 from .bulk import MEDIA_TYPE
 from .event_stream import Streamed
 from .search import page_of
@@ -22,12 +20,16 @@ from .search import page_of
 #: Tasks of one step, after which it says where to go on.
 STEP = 1_000
 
-_FAILURES = (DelayedError, OperationalError, RedisError, *UNREACHABLE)
-
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
+operations = Operations("tasks")
 
+
+@operations.add(
+    "GET", "/v1/bulk", "read", None, query=Filter, answer_type=MEDIA_TYPE, problems=(503,)
+)
 async def export_tasks(call: Call) -> Response:
+    """Export delayed tasks: a JSON object a line, at times a line with a cursor; null ends it."""
     given: Filter = call.query
     first = await call.run(page_of, call, _search(given, given.cursor))
     call.service.stream_begins(call.identity)
@@ -49,24 +51,7 @@ async def _lines(call: Call, given: Filter, page: dict[str, Any]) -> AsyncIterat
         try:
             await call.check()
             page = await call.run(page_of, call, _search(given, cursor))
-        except (*_FAILURES, Problem) as error:
+        except (*BROKER_FAILS, Problem) as error:
             problem = error if isinstance(error, Problem) else busy("the broker failed", 503, 5)
             yield _encode({"cursor": cursor, "problem": problem.as_dict()}) + "\n"
             return
-
-
-OPERATIONS = [
-    Operation(
-        "GET",
-        "/v1/bulk",
-        export_tasks,
-        "read",
-        "Export delayed tasks: a JSON object a line, and now and then a line with a cursor; "
-        "null at the end.",
-        "tasks",
-        query=Filter,
-        answer_type=MEDIA_TYPE,
-        answers={200: None},
-        problems=(503,),
-    )
-]

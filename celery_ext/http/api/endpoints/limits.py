@@ -4,21 +4,30 @@ from __future__ import annotations
 
 from typing import Any
 
-from starlette.responses import Response
-
 from celery_ext.control.limit_usage import Standing
-from celery_ext.control.limits import KeyInfo, info_data, keys_page, limit, limits, names_of, stand
+from celery_ext.control.limits import (
+    KeyInfo,
+    LimitInfo,
+    keys_page,
+    limit,
+    limits,
+    names_of,
+    stand,
+)
 from celery_ext.http.problems import Problem
 from celery_ext.tasks.task_info import TaskInfo
+from celery_ext.tasks.times import info_data
 from kombu_delayed.inspection.lookup import lookup_by_id
 
 from .. import cursors
 from ..limit_models import KeysQuery, LimitDetail, Limits, LimitsQuery, QueueLimits
-from ..operations import Call, Json, Operation
+from ..operations import Call, Operations
 from ..status import state_of
 
 #: How old a reading may be.
 SECONDS = 2.0
+
+operations = Operations("limits", "/v1")
 
 
 def standing_of(call: Call, queue: str) -> Standing:
@@ -29,11 +38,10 @@ def standing_of(call: Call, queue: str) -> Standing:
     )
 
 
-async def list_limits(call: Call) -> Response:
-    return Json(await call.run(_list, call, call.query))
-
-
-def _list(call: Call, query: LimitsQuery) -> dict[str, Any]:
+@operations.add("GET", "/limits", "read", Limits, query=LimitsQuery)
+def list_limits(call: Call) -> dict[str, Any]:
+    """Limits: how much there is, in use, and waits for it; by queue and name."""
+    query: LimitsQuery = call.query
     place = tuple(cursors.read(query.cursor, str, str)) if query.cursor else ("", "")
     found: list[dict[str, Any]] = []
     for queue in sorted(call.service.queues(call.identity, query.queue)):
@@ -49,17 +57,10 @@ def _list(call: Call, query: LimitsQuery) -> dict[str, Any]:
     return {"limits": found, "next": None}
 
 
-async def get_queue_limits(call: Call) -> Response:
-    return Json(await call.run(_of_queue, call, _queue(call)))
-
-
-def _queue(call: Call) -> str:
-    queue = str(call.request.path_params["queue"])
-    call.identity.check_queue(queue)
-    return queue
-
-
-def _of_queue(call: Call, queue: str) -> dict[str, Any]:
+@operations.add("GET", "/queues/{queue}/limits", "read", QueueLimits)
+def get_queue_limits(call: Call) -> dict[str, Any]:
+    """The limits of a queue, and how much waits for its turn."""
+    queue = call.queue
     standing, delayed = standing_of(call, queue), call.service.delayed
     own = sum(each.waiting for each in standing.tenants.values())
     return {
@@ -72,28 +73,35 @@ def _of_queue(call: Call, queue: str) -> dict[str, Any]:
     }
 
 
-async def get_limit(call: Call) -> Response:
-    return Json(await call.run(_one, call, _queue(call), call.query))
-
-
-def _one(call: Call, queue: str, query: KeysQuery) -> dict[str, Any]:
+@operations.add(
+    "GET", "/queues/{queue}/limits/{name}", "read", LimitDetail, query=KeysQuery, problems=(404,)
+)
+def get_limit(call: Call) -> dict[str, Any]:
+    """A limit with its keys, and who waits for it."""
+    query, queue, name = call.query, call.queue, call.named("name")
     delayed, standing = call.service.delayed, standing_of(call, queue)
-    name = str(call.request.path_params["name"])
     info = limit(delayed, standing, name)
     if info is None:
         raise Problem(404, f"queue {queue!r} has no limit {name!r}"[:300])
-    place = cursors.read(query.cursor, int, int, str) if query.cursor else None
-    page: list[KeyInfo] = []
-    following = None
-    if info.keys is not None:
-        after = None if place is None else (place[0], place[1], place[2])
-        page, following = keys_page(delayed, standing, name, query.limit, query.key or "", after)
+    page, following = keys_of(call, standing, info, query, query.limit)
     return {
         **info_data(info),
         "page": [info_data(each) for each in page],
         "tasks": [state_of(call.service, each) for each in waiting_tasks(call, standing, name)],
-        "next": cursors.write(*following) if following else None,
+        "next": following,
     }
+
+
+def keys_of(
+    call: Call, standing: Standing, info: LimitInfo, query: Any, size: int
+) -> tuple[list[KeyInfo], str | None]:
+    """Some keys of a limit, by the `key` and `cursor` of a query, and the next cursor."""
+    after = tuple(cursors.read(query.cursor, int, int, str)) if query.cursor else None
+    if info.keys is None:
+        return [], None
+    delayed = call.service.delayed
+    page, following = keys_page(delayed, standing, info.name, size, query.key or "", after)
+    return page, cursors.write(*following) if following else None
 
 
 def waiting_tasks(call: Call, standing: Standing, name: str) -> list[TaskInfo]:
@@ -107,37 +115,3 @@ def waiting_tasks(call: Call, standing: Standing, name: str) -> list[TaskInfo]:
                 found.append(info)
                 break
     return found
-
-
-OPERATIONS = [
-    Operation(
-        "GET",
-        "/v1/limits",
-        list_limits,
-        "read",
-        "Limits: how much there is, in use, and waits for it; by queue and name.",
-        "limits",
-        query=LimitsQuery,
-        answers={200: Limits},
-    ),
-    Operation(
-        "GET",
-        "/v1/queues/{queue}/limits",
-        get_queue_limits,
-        "read",
-        "The limits of a queue, and how much waits for its turn.",
-        "limits",
-        answers={200: QueueLimits},
-    ),
-    Operation(
-        "GET",
-        "/v1/queues/{queue}/limits/{name}",
-        get_limit,
-        "read",
-        "A limit with its keys, and who waits for it.",
-        "limits",
-        query=KeysQuery,
-        answers={200: LimitDetail},
-        problems=(404,),
-    ),
-]

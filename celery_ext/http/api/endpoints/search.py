@@ -5,25 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from starlette.responses import Response
-
-from celery_ext.http.problems import Problem
 from celery_ext.tasks.query import Query
 from celery_ext.tasks.task_info import TaskInfo
-from kombu_delayed.inspection.backlog import NEVER_MS, PAGE_SIZE, Place
-from kombu_delayed.store.shards import queue_of
+from kombu_delayed.inspection.backlog import PAGE_SIZE, Place
 
 from .. import cursors
 from ..models import Page, Search
-from ..operations import Call, Json, Operation
+from ..operations import Call, Operations
 from ..status import state_of
 
 #: Messages that one search looks at before it answers with what it has found.
 LOOKED_AT = 20_000
 
+operations = Operations("tasks")
 
-async def search_tasks(call: Call) -> Response:
-    return Json(await call.run(page_of, call, call.query))
+
+@operations.add("GET", "/v1/tasks", "read", Page, query=Search)
+def search_tasks(call: Call) -> dict[str, Any]:
+    """Search delayed tasks, by queue and due time."""
+    return page_of(call, call.query)
 
 
 def page_of(call: Call, search: Search) -> dict[str, Any]:
@@ -56,16 +56,8 @@ def search_page(call: Call, search: Search) -> tuple[list[tuple[str, TaskInfo]],
 
     Pages of one shard after the other are read, until there is enough or enough was looked at.
     """
-    service = call.service
-    query = Query(
-        task=search.task,
-        queue=search.queue,
-        tenant=search.tenant,
-        due_after=search.due_after,
-        due_before=search.due_before,
-    )
-    names = service.queues(call.identity, search.queue)
-    shards = sorted(shard for name in names for shard in service.delayed.store.shards.all(name))
+    query = Query(**search.model_dump(exclude={"limit", "cursor"}))
+    shards = sorted(call.service.shards(call.identity, search.queue))
     shard, place = _begin(call, search.cursor)
     found = _Found(search.limit)
     for name in (each for each in shards if each >= shard):
@@ -78,11 +70,7 @@ def search_page(call: Call, search: Search) -> tuple[list[tuple[str, TaskInfo]],
 def _begin(call: Call, cursor: str | None) -> tuple[str, Place | None]:
     if cursor is None:
         return "", None
-    shard, due_ms, member = cursors.read(cursor, str, int, str)
-    if not call.identity.sees_queue(queue_of(shard)):
-        raise Problem.of_field("cursor", "it is of another queue", 403)
-    if not 0 <= due_ms <= NEVER_MS:
-        raise Problem.of_field("cursor", "it is not one that this server has given")
+    shard, due_ms, member = cursors.read_place(cursor, call.identity)
     return shard, Place(due_ms, member.encode(errors="surrogateescape")) if member else None
 
 
@@ -116,17 +104,3 @@ def _following(shard: str, place: Place | None, shards: list[str]) -> str | None
         return cursors.write(shard, place.due_ms, member)
     later = next((each for each in shards if each > shard), None)
     return None if later is None else cursors.write(later, 0, "")
-
-
-OPERATIONS = [
-    Operation(
-        "GET",
-        "/v1/tasks",
-        search_tasks,
-        "read",
-        "Search delayed tasks, by queue and due time.",
-        "tasks",
-        query=Search,
-        answers={200: Page},
-    )
-]

@@ -12,10 +12,10 @@ from typing import Any
 import celery.app.base
 from starlette.responses import Response
 
-from celery_ext.errors import BulkError
+from celery_ext.app.routing import routed_queue
 from celery_ext.http.callbacks.jobs import JOB_TASK, is_job
 from celery_ext.http.callbacks.ssrf_guard import CallbackRefused, check_form
-from celery_ext.http.problems import Problem, busy
+from celery_ext.http.problems import Problem
 from celery_ext.http.service.service import Service
 from celery_ext.tasks.task_info import TaskInfo
 
@@ -30,12 +30,14 @@ from ..models import (
     TaskState,
     aware,
 )
-from ..operations import Call, Json, Operation
-from ..status import delayed_infos, find, first_info
+from ..operations import Call, Json, Operations
+from ..status import State, delayed_infos, find, first_info
 
 PREFIX = "/v1/tasks"
 
 Row = tuple[Any, Any, Any, Any, dict[str, Any]]
+
+operations = Operations("tasks", PREFIX)
 
 
 def row_of(call: Call, new: NewTask, id: str, due: datetime | None) -> Row:
@@ -56,7 +58,7 @@ def row_of(call: Call, new: NewTask, id: str, due: datetime | None) -> Row:
     else:
         service.check_task(name)
     if call.identity.queues:
-        call.identity.check_queue(service.routed_queue(name, args, kwargs, queue))
+        call.identity.check_queue(routed_queue(service.app, name, args, kwargs, queue))
     options: dict[str, Any] = {"task_id": id}
     if due is not None:
         options["eta"] = due
@@ -93,62 +95,40 @@ def created(id: str, due: datetime | None) -> dict[str, Any]:
     return {"id": id, "status": "scheduled" if ahead else "waiting", "due": shown}
 
 
-def refused(reason: str) -> Problem:
-    """A row that Celery or the broker did not take."""
-    return Problem(422, f"the task cannot be sent: {reason}"[:400])
-
-
-def broker_failed(error: BulkError) -> Problem:
-    """Whether it was stored is not known."""
-    problem = busy("the broker failed; it is not known whether the task is stored", 503, 5)
-    problem.__cause__ = error
-    return problem
-
-
+@operations.add("POST", "", "schedule", {201: Created}, body=NewTaskWithId)
 async def create_task(call: Call) -> Response:
+    """Create a task or an HTTP job."""
     new: NewTaskWithId = call.body
     id, due = new.id or new_id(), new.due_at
     call.note("create", id)
-    row = row_of(call, new, id, due)
-    try:
-        refusals = await call.service.writer.send([row])
-    except BulkError as error:
-        raise broker_failed(error) from error
-    if refusals:
-        raise refused(refusals[0])
-    return Json(
-        created(id, due),
-        201,
-        {"Location": f"{call.request.scope.get('root_path', '')}{PREFIX}/{id}"},
-    )
+    await call.service.writer.send_one(row_of(call, new, id, due))
+    location = f"{call.request.scope.get('root_path', '')}{PREFIX}/{id}"
+    return Json(created(id, due), 201, {"Location": location})
 
 
+@operations.add(
+    "PUT", "/{id}", "schedule", {200: Created, 201: Created}, body=NewTask, problems=(409,)
+)
 async def put_task(call: Call) -> Response:
+    """Create a task under an id, once however often; while it is delayed, make it like this."""
     new: NewTask = call.body
     id, due, service = _checked_id(call), new.due_at, call.service
     call.note("put", id)
-    task, args, kwargs, _, options = row_of(call, new, id, due)
+    *row, options = row_of(call, new, id, due)
     digest = hashlib.sha256(
         json.dumps(new.model_dump(mode="json", exclude_unset=True), sort_keys=True).encode()
     ).hexdigest()[:16]
     headers = {**options.get("headers", {}), "delayed_request": digest}
-    row = (task, args, kwargs, None, {**options, "headers": headers})
-    there = await call.run(_elsewhere, call, id)
-    if not there:
+    if not await call.run(_elsewhere, call, id):
         delay = (due - datetime.now(timezone.utc)).total_seconds() if due else 0
         tenant = headers.get("tenant")
         store = await call.run(
             lambda: create_once.OnceStore(service.delayed.store, id, tenant, delay)
         )
-        try:
-            reason, was_there = await service.writer.send_once(row, store)
-        except BulkError as error:
-            raise broker_failed(error) from error
-        if reason:
-            raise refused(reason)
-        if not was_there:
+        if not await service.writer.send_once((*row, {**options, "headers": headers}), store):
             return Json(created(id, due), 201)
-    return Json(await call.run(_put_again, call, id, new, kwargs, digest, headers, due))
+    changes = {"kwargs": row[2], "headers": headers, "eta": due or datetime.now(timezone.utc)}
+    return Json(await call.run(_put_again, call, id, new, changes))
 
 
 def _elsewhere(call: Call, id: str) -> bool:
@@ -163,33 +143,18 @@ def _elsewhere(call: Call, id: str) -> bool:
     return False
 
 
-def _put_again(
-    call: Call,
-    id: str,
-    new: NewTask,
-    kwargs: dict[str, Any],
-    digest: str,
-    headers: dict[str, Any],
-    due: datetime | None,
-) -> dict[str, Any]:
-    service = call.service
+def _put_again(call: Call, id: str, new: NewTask, changes: dict[str, Any]) -> State:
+    service, digest = call.service, changes["headers"]["delayed_request"]
     info = first_info(delayed_infos(service, call.identity, id))
     if info and info.headers.get("delayed_request") != digest:
-        _replace(call, info, new, kwargs, headers, due)
+        _replace(call, info, new, changes)
     found = find(service, call.identity, id)
     if found is None:
         return {"id": id, "status": "done", "due": None}
     return {name: found[name] for name in ("id", "status", "due")}
 
 
-def _replace(
-    call: Call,
-    info: TaskInfo,
-    new: NewTask,
-    kwargs: dict[str, Any],
-    headers: dict[str, Any],
-    due: datetime | None,
-) -> None:
+def _replace(call: Call, info: TaskInfo, new: NewTask, changes: dict[str, Any]) -> None:
     if info.task != (new.task or JOB_TASK):
         raise Problem.of_field("task", f"{info.id} is another task; delete it first", 409)
     if new.queue is not None and new.queue != info.queue:
@@ -198,11 +163,9 @@ def _replace(
         info.id,
         queue=info.queue,
         accepts=lambda each: call.identity.sees(each.queue, each.tenant),
-        eta=due or datetime.now(timezone.utc),
         priority=new.priority,
         args=new.args,
-        kwargs=kwargs,
-        headers=headers,
+        **changes,
     )
 
 
@@ -212,21 +175,23 @@ def _checked_id(call: Call) -> str:
     return call.id
 
 
-async def get_task(call: Call) -> Response:
-    found = await call.run(find, call.service, call.identity, call.id, call.query.queue)
+@operations.add("GET", "/{id}", "read", TaskState, query=OneQueue, problems=(404,))
+def get_task(call: Call) -> State:
+    """A task with its status."""
+    found = find(call.service, call.identity, call.id, call.query.queue)
     if found is None:
         raise Problem(404, "there is no such task")
-    return Json(found)
+    return found
 
 
-async def change_task(call: Call) -> Response:
+@operations.add(
+    "PATCH", "/{id}", "schedule", TaskState, body=TaskChange, query=OneQueue, problems=(404, 409)
+)
+def change_task(call: Call) -> State:
+    """Change a delayed task."""
     change: TaskChange = call.body
-    call.note("change", call.id)
-    return Json(await call.run(_change, call, change))
-
-
-def _change(call: Call, change: TaskChange) -> dict[str, Any]:
     service, id = call.service, call.id
+    call.note("change", id)
     (info, *_), *_ = _delayed_or_problem(call).values()
     if is_job(info) and (change.args is not None or change.kwargs is not None):
         raise Problem.of_field("args", "an HTTP job has none; PUT it with another content")
@@ -253,94 +218,22 @@ def _delayed_or_problem(call: Call) -> dict[str, list[TaskInfo]]:
     raise Problem(409, f"the task is not delayed any more: {found['status']}")
 
 
-async def delete_task(call: Call) -> Response:
+@operations.add("DELETE", "/{id}", "schedule", {204: None}, query=OneQueue, problems=(404, 409))
+def delete_task(call: Call) -> Response:
+    """Cancel a delayed task."""
     call.note("delete", call.id)
-    await call.run(_delete, call)
-    return Response(status_code=204)
-
-
-def _delete(call: Call) -> None:
     delayed = call.service.delayed
     for shard, infos in _delayed_or_problem(call).items():
         for info in delayed.drop(shard, infos):
             create_once.forget(delayed.store, info)
+    return Response(status_code=204)
 
 
-async def run_task_now(call: Call) -> Response:
+@operations.add("POST", "/{id}/run-now", "schedule", Created, query=OneQueue, problems=(404, 409))
+def run_task_now(call: Call) -> dict[str, Any]:
+    """Let a delayed task run now."""
     call.note("run-now", call.id)
-    return Json(await call.run(_run_now, call))
-
-
-def _run_now(call: Call) -> dict[str, Any]:
     delayed = call.service.delayed
     for shard, infos in _delayed_or_problem(call).items():
         delayed.move_all(shard, infos, [("+0", "")] * len(infos))
     return {"id": call.id, "status": "waiting", "due": datetime.now(timezone.utc).isoformat()}
-
-
-def _operation(method: str, path: str, handler: Any, scope: str, summary: str, **more: Any) -> Any:
-    return Operation(method, PREFIX + path, handler, scope, summary, "tasks", **more)
-
-
-OPERATIONS = [
-    _operation(
-        "POST",
-        "",
-        create_task,
-        "schedule",
-        "Create a task or an HTTP job.",
-        body=NewTaskWithId,
-        answers={201: Created},
-    ),
-    _operation(
-        "PUT",
-        "/{id}",
-        put_task,
-        "schedule",
-        "Create a task under an id, once however often; while it is delayed, make it like this.",
-        body=NewTask,
-        answers={200: Created, 201: Created},
-        problems=(409,),
-    ),
-    _operation(
-        "GET",
-        "/{id}",
-        get_task,
-        "read",
-        "A task with its status.",
-        query=OneQueue,
-        answers={200: TaskState},
-        problems=(404,),
-    ),
-    _operation(
-        "PATCH",
-        "/{id}",
-        change_task,
-        "schedule",
-        "Change a delayed task.",
-        body=TaskChange,
-        query=OneQueue,
-        answers={200: TaskState},
-        problems=(404, 409),
-    ),
-    _operation(
-        "DELETE",
-        "/{id}",
-        delete_task,
-        "schedule",
-        "Cancel a delayed task.",
-        query=OneQueue,
-        answers={204: None},
-        problems=(404, 409),
-    ),
-    _operation(
-        "POST",
-        "/{id}/run-now",
-        run_task_now,
-        "schedule",
-        "Let a delayed task run now.",
-        query=OneQueue,
-        answers={200: Created},
-        problems=(404, 409),
-    ),
-]

@@ -9,28 +9,27 @@ from fnmatch import fnmatchcase
 from itertools import islice
 from typing import Any
 
-from starlette.responses import Response
-
 from celery_ext.control.limit_usage import Standing
-from celery_ext.control.limits import TenantInfo, info_data, stand, tenants
+from celery_ext.control.limits import TenantInfo, stand, tenants
+from celery_ext.tasks.times import info_data
 from kombu_delayed.inspection.backlog import NEVER_MS
 from kombu_delayed.inspection.gate_usage import known_as
 
 from .. import cursors
 from ..limit_models import OneTenant, Tenants, TenantsQuery
-from ..operations import Call, Json, Operation
+from ..operations import Call, Operations
 from .limits import standing_of
 
 #: How many wait (negative, so that the busiest lead), tenant, queue.
 Place = tuple[int, str, str]
 
-
-async def list_tenants(call: Call) -> Response:
-    return Json(await call.run(_list, call, call.query))
+operations = Operations("limits", "/v1/tenants")
 
 
-def _list(call: Call, query: TenantsQuery) -> dict[str, Any]:
-    found, following, is_complete = tenants_page(call, query)
+@operations.add("GET", "", "read", Tenants, query=TenantsQuery)
+def list_tenants(call: Call) -> dict[str, Any]:
+    """Tenants that wait for their turn or for limits, those of whom most waits in front."""
+    found, following, is_complete = tenants_page(call, call.query)
     return {
         "tenants": [info_data(each) for each in found],
         "is_complete": is_complete,
@@ -71,13 +70,11 @@ def _behind(standing: Standing, place: Place) -> Iterator[Place]:
     return (at for at in each if at > place)
 
 
-async def get_tenant(call: Call) -> Response:
-    name = str(call.request.path_params["tenant"])
+@operations.add("GET", "/{tenant}", "read", OneTenant)
+def get_tenant(call: Call) -> dict[str, Any]:
+    """What of a tenant waits for what, in each queue."""
+    name = call.named("tenant")
     call.identity.check_tenant(name)
-    return Json(await call.run(_one, call, name))
-
-
-def _one(call: Call, name: str) -> dict[str, Any]:
     delayed, found = call.service.delayed, []
     for queue in call.service.queues(call.identity):
         standing = stand(delayed, queue, [name])
@@ -88,26 +85,3 @@ def _one(call: Call, name: str) -> dict[str, Any]:
         "waiting": sum(each.waiting for each in found),
         "queues": [info_data(each) for each in found],
     }
-
-
-OPERATIONS = [
-    Operation(
-        "GET",
-        "/v1/tenants",
-        list_tenants,
-        "read",
-        "Tenants that wait for their turn or for limits, those of whom most waits in front.",
-        "limits",
-        query=TenantsQuery,
-        answers={200: Tenants},
-    ),
-    Operation(
-        "GET",
-        "/v1/tenants/{tenant}",
-        get_tenant,
-        "read",
-        "What of a tenant waits for what, in each queue.",
-        "limits",
-        answers={200: OneTenant},
-    ),
-]

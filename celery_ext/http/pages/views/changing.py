@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,31 +11,23 @@ from typing import Any
 from starlette.responses import Response
 
 from celery_ext.errors import QueryError
-from celery_ext.http.api import create_once, cursors
+from celery_ext.http.api import create_once
 from celery_ext.http.api.endpoints.search import search_page
 from celery_ext.http.api.models import span_of
 from celery_ext.http.api.status import delayed_infos
-from celery_ext.http.auth.sessions import new_secret
 from celery_ext.http.problems import Problem
 from celery_ext.tasks.task_info import TaskInfo
 from celery_ext.tasks.times import LATEST_MS, from_ms, to_ms
-from kombu_delayed.store.store import CALL_LIMIT
 
+from .. import choosing
+from ..choosing import Chosen
 from ..visit import Action, Form, Visit
-from .backlog import FIELDS, filter_of, name_of, search_of
-
-#: Tasks that one form changes.
-MOST = 10_000
-
-#: How long one form looks for what is meant.
-LOOK_SECONDS = 10.0
+from .backlog import filter_of, name_of, search_of
 
 #: Tasks of which a preview shows what would become.
 SAMPLE_SIZE = 20
 
 VERBS = {"cancel": "Cancel", "move": "Move", "run-now": "Run now"}
-
-Chosen = dict[str, list[TaskInfo]]
 
 
 @dataclass(frozen=True)
@@ -47,7 +38,6 @@ class Target:
     to_ms: int | None = None
 
     def due_ms(self, info: TaskInfo) -> int:
-        """The new due time of a task."""
         if self.to_ms is not None:
             return self.to_ms
         moved = (info.due_ms or 0) + (self.by or timedelta()) // timedelta(milliseconds=1)
@@ -71,31 +61,19 @@ def target_of(form: Form) -> Target | None:
     return None
 
 
-def choose(visit: Visit, form: Form) -> tuple[Chosen, bool]:
+def choose(visit: Visit, form: Form) -> tuple[Chosen[TaskInfo], bool]:
     """The tasks that a form means, by shard, and whether these are all of them."""
-    chosen: Chosen = {}
+
+    def search(limit: int, cursor: str | None) -> tuple[list[tuple[str, TaskInfo]], str | None]:
+        return search_page(visit, search_of(filter_of(form), limit=limit, cursor=cursor))
+
     if form.one("all"):
-        return chosen, _choose_all(visit, form, chosen)
-    for name in form.all("chosen")[:MOST]:
-        queue, id = cursors.read(name, str, str)
-        found = delayed_infos(visit.service, visit.identity, id, queue)
-        for shard, infos in found.items():
+        return choosing.choose_all(search)
+    chosen: Chosen[TaskInfo] = {}
+    for queue, id in choosing.ticked(form):
+        for shard, infos in delayed_infos(visit.service, visit.identity, id, queue).items():
             chosen.setdefault(shard, []).extend(infos)
     return chosen, True
-
-
-def _choose_all(visit: Visit, form: Form, chosen: Chosen) -> bool:
-    until, cursor, count = time.monotonic() + LOOK_SECONDS, None, 0
-    while True:
-        limit = min(1_000, MOST - count)
-        found, cursor = search_page(visit, search_of(filter_of(form), limit=limit, cursor=cursor))
-        for shard, info in found:
-            chosen.setdefault(shard, []).append(info)
-        count += len(found)
-        if cursor is None:
-            return True
-        if count >= MOST or time.monotonic() > until:
-            return False
 
 
 def preview(visit: Visit, form: Form) -> Response:
@@ -108,23 +86,15 @@ def preview(visit: Visit, form: Form) -> Response:
             wrong = dict(problem.errors)
     chosen, is_all = choose(visit, form)
     infos = sorted((each for part in chosen.values() for each in part), key=_due_ms)
+    kinds = Counter((each.queue, each.task) for each in infos)
     shown = {
-        "verb": verb,
-        "word": VERBS[verb],
-        "form": form,
-        "fields": FIELDS,
+        **choosing.preview(form, VERBS, map(name_of, infos), kinds, is_all),
         "filter": filter_of(form),
-        "names": [name_of(each) for each in infos] if not form.one("all") else [],
         "infos": infos[:SAMPLE_SIZE],
-        "count": len(infos),
-        "is_all": is_all,
-        "most": MOST,
         "target": target,
         "wrong": wrong,
-        "kinds": Counter((each.queue, each.task) for each in infos).most_common(10),
-        "kind_count": len({(each.queue, each.task) for each in infos}),
+        "kind_count": len(kinds),
         "due": (infos[0].due_ms, infos[-1].due_ms) if infos else None,
-        "once": new_secret(),
     }
     return visit.render("change.html", shown, 422 if wrong else 200)
 
@@ -138,22 +108,12 @@ def apply(visit: Visit, form: Form) -> Response:
     chosen, _ = choose(visit, form)
     count = sum(map(len, chosen.values()))
     visit.take(form)
-    visit.note(verb, _target(form, count))
-    changed = sum(
-        _CHANGES[verb](visit, shard, infos[at : at + CALL_LIMIT], target)
-        for shard, infos in chosen.items()
-        for at in range(0, len(infos), CALL_LIMIT)
-    )
-    visit.recent.forget()
     given = filter_of(form)
+    visit.note(verb, choosing.audited(form, "tasks", given, count))
+    change = _CHANGES[verb]
+    changed = sum(change(visit, shard, infos, target) for shard, infos in choosing.parts(chosen))
+    visit.recent.forget()
     return visit.redirect("/backlog", **given, done=verb, count=changed, of=count)
-
-
-def _target(form: Form, count: int) -> str:
-    """For the audit log."""
-    if form.one("all"):
-        return f"{count} tasks with {filter_of(form)}"
-    return ",".join(cursors.read(name, str, str)[1] for name in form.all("chosen")[:MOST])
 
 
 def _due_ms(info: TaskInfo) -> int:

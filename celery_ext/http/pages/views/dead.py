@@ -68,7 +68,6 @@ def look(visit: Visit) -> Shown:
     groups, looked_at, total = _groups(visit, given.get("queue"))
     shown: dict[str, Any] = {
         "filter": given,
-        "fields": FIELDS,
         "groups": groups[:GROUPS],
         "group_count": len(groups),
         "looked_at": looked_at,
@@ -102,7 +101,9 @@ def _groups(visit: Visit, queue: str | None) -> tuple[list[Group], int, int | No
     store, shards = visit.service.delayed.store, visit.shards(queue)
 
     def read() -> tuple[list[Group], int]:
-        letters = [each for each in newest(visit, shards) if _sees(visit, each)]
+        sees, tenants = visit.identity.sees, visit.identity.tenants
+        found = newest(visit, shards)
+        letters = [each for each in found if not tenants or sees(each.queue, each.info.tenant)]
         return group(letters), len(letters)
 
     key = ("groups", queue, visit.identity.tenants, visit.identity.queues)
@@ -122,12 +123,6 @@ def newest(visit: Visit, shards: list[str]) -> Iterator[DeadTask]:
                 yield DeadTask(queue_of(shard), letter)
             if len(ids) < CALL_LIMIT:
                 break
-
-
-def _sees(visit: Visit, task: DeadTask) -> bool:
-    if not visit.identity.tenants:
-        return True
-    return visit.identity.sees(task.queue, task.info.tenant)
 
 
 def group(letters: Iterable[DeadTask]) -> list[Group]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
-from celery_ext.control.limits import keys_page, limit
-from celery_ext.http.api import cursors
-from celery_ext.http.api.endpoints.limits import standing_of, waiting_tasks
-from celery_ext.http.api.limit_models import Cursor
-from celery_ext.http.api.models import Name
+from celery_ext.control.limits import limit
+from celery_ext.http.api.endpoints.limits import keys_of, standing_of, waiting_tasks
+from celery_ext.http.api.models import Cursor, Name
 
 from ..visit import Shown, View, Visit, asked
 from .tenants import words_of
@@ -18,8 +16,6 @@ PAGE_SIZE = 50
 
 
 class _Asked(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-
     queue: Name
     name: Name
     key: Name | None = None
@@ -34,14 +30,12 @@ def look(visit: Visit) -> Shown:
     info = limit(delayed, standing, query.name)
     if info is None:
         return {**shown, "limit": None, "status": 404}
-    place = cursors.read(query.cursor, int, int, str) if query.cursor else None
-    after = None if place is None else (place[0], place[1], place[2])
-    page, following = keys_page(delayed, standing, query.name, PAGE_SIZE, query.key or "", after)
+    page, following = keys_of(visit, standing, info, query, PAGE_SIZE)
     return {
         **shown,
         "limit": info,
-        "page": info.shares or (page if info.keys is not None else []),
-        "next": cursors.write(*following) if following else None,
+        "page": info.shares or page,
+        "next": following,
         "tasks": waiting_tasks(visit, standing, query.name),
     }
 

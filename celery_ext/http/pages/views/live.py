@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator
 
 from starlette.responses import Response
 
+from celery_ext.errors import BROKER_FAILS
 from celery_ext.http.api.endpoints.event_stream import BEAT_SECONDS, Streamed
-from celery_ext.http.problems import BROKER_FAILS, Problem
+from celery_ext.http.problems import Problem
 
 from ..visit import View, Visit
 

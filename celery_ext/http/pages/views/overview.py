@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 from math import inf
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from celery_ext.http.api.models import Name
 from kombu_delayed.store.queue_metrics import Metrics, fold
@@ -30,8 +30,6 @@ NOTHING = Metrics(0, 0, 0, 0, 0, 0, 0.0, None, 0, 0, 0, False)
 
 
 class _Asked(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-
     ahead: str = "day"
     queue: Name | None = None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from celery_ext.http.api.models import Name
 from kombu_delayed.inspection.doctor import partition_count, partitions
@@ -16,8 +16,6 @@ PAGE_SIZE = 100
 
 
 class _Asked(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-
     queue: Name | None = None
     shard: int = Field(0, ge=0, le=100_000)
     start: int = Field(0, ge=0, le=2**31)

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, StringConstraints
+from pydantic import BaseModel, StringConstraints
 
+from celery_ext.http.api.endpoints.dead_letters import own_letters
 from celery_ext.http.api.status import EVENTS_LIMIT, State, find, message_of
 from celery_ext.tasks import failures
 from celery_ext.tasks.dead_task import DeadTask
@@ -47,8 +48,6 @@ _Text = Annotated[str, StringConstraints(max_length=2_000)]
 
 
 class _Asked(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-
     id: _Text | None = None
     queue: _Text | None = None
     more: bool = False
@@ -67,7 +66,6 @@ class Step:
 
     @property
     def text(self) -> str:
-        """In words."""
         return WORDS.get(self.kind, self.kind)
 
 
@@ -88,10 +86,8 @@ def look(visit: Visit) -> Shown:
         "task": state,
         "info": info,
         "headers": _headers(info),
-        "failures": attempts,
         "steps": sorted((*_told(visit, id, state, limit), *_failed(attempts)), key=_at_ms),
         "limit": limit,
-        "events_limit": EVENTS_LIMIT,
         "is_told": bool(visit.service.delayed.store.event_limit),
         "name": name_of(info) if info and info.state == "delayed" else "",
         "letter_name": letter_name(letter) if letter else "",
@@ -103,21 +99,12 @@ def look(visit: Visit) -> Shown:
 def _message(visit: Visit, id: str, state: State) -> tuple[TaskInfo | None, DeadTask | None]:
     """The task's message as far as the broker has it, and its dead letter."""
     if state["status"] == "dead":
-        letter = _letter(visit, id, state["queue"])
+        found = (each for _, part in own_letters(visit, state["queue"], [id]) for each in part)
+        letter = next(found, None)
         return (letter.info if letter else None), letter
     if state["status"] in ("done", "cancelled"):
         return None, None
     return message_of(visit.service, visit.identity, id, state["queue"]), None
-
-
-def _letter(visit: Visit, id: str, queue: str) -> DeadTask | None:
-    store = visit.service.delayed.store
-    for shard in store.shards.nearest(queue, id):
-        for letter in store.dead_letters(shard, [id]):
-            found = DeadTask(queue, letter)
-            if visit.identity.sees(queue, found.info.tenant):
-                return found
-    return None
 
 
 def _attempts(info: TaskInfo | None, letter: DeadTask | None) -> list[Failure]:

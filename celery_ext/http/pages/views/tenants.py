@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from glob import escape
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from celery_ext.control.limits import LimitInfo, limits
 from celery_ext.http.api.endpoints.limits import standing_of
 from celery_ext.http.api.endpoints.tenants import tenants_page
-from celery_ext.http.api.limit_models import Cursor, TenantsQuery
-from celery_ext.http.api.models import Name
+from celery_ext.http.api.limit_models import TenantsQuery
+from celery_ext.http.api.models import Cursor, Name
 from celery_ext.http.api.operations import validated
 from celery_ext.http.api.status import EVENTS_LIMIT
 from celery_ext.tasks.task_info import TaskInfo
@@ -33,8 +33,6 @@ SECONDS = 5.0
 
 
 class _Asked(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-
     queue: Name | None = None
     tenant: Name | None = None
     cursor: Cursor | None = None

@@ -1,0 +1,83 @@
+"""What a form of several tasks or letters means: those that were ticked, or all of a search."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from kombu_delayed.store.store import CALL_LIMIT
+
+from ..api import cursors
+from ..auth.sessions import new_secret
+from .visit import Form, Shown
+
+T = TypeVar("T")
+
+#: How many one form changes.
+MOST = 10_000
+
+#: How long one form looks for what is meant.
+LOOK_SECONDS = 10.0
+
+#: By shard.
+Chosen = dict[str, list[T]]
+
+#: A page of a search: how many at the most, from which cursor on.
+Search = Callable[[int, str | None], tuple[Sequence[tuple[str, T]], str | None]]
+
+
+def ticked(form: Form) -> Iterator[tuple[str, str]]:
+    """Queue and id of each that was chosen by itself."""
+    for name in form.all("chosen")[:MOST]:
+        queue, id = cursors.read(name, str, str)
+        yield queue, id
+
+
+def choose_all(search: Search[T]) -> tuple[Chosen[T], bool]:
+    """What a search finds, and whether that is all."""
+    chosen: Chosen[T] = {}
+    until, cursor, count = time.monotonic() + LOOK_SECONDS, None, 0
+    while True:
+        found, cursor = search(min(1_000, MOST - count), cursor)
+        for shard, each in found:
+            chosen.setdefault(shard, []).append(each)
+        count += len(found)
+        if cursor is None:
+            return chosen, True
+        if count >= MOST or time.monotonic() > until:
+            return chosen, False
+
+
+def parts(chosen: Chosen[T]) -> Iterator[tuple[str, list[T]]]:
+    """As many of a shard as one call takes."""
+    for shard, found in chosen.items():
+        for at in range(0, len(found), CALL_LIMIT):
+            yield shard, found[at : at + CALL_LIMIT]
+
+
+def audited(form: Form, what: str, given: Mapping[str, str], count: int) -> str:
+    """What a form means, for the audit log."""
+    return (
+        f"{count} {what} with {given}"
+        if form.one("all")
+        else ",".join(id for _, id in ticked(form))
+    )
+
+
+def preview(
+    form: Form, verbs: Mapping[str, str], names: Iterable[str], kinds: Counter[Any], is_all: bool
+) -> Shown:
+    """What previews have in common: of each that is meant its name in forms, and its kind."""
+    verb = form.verb(verbs)
+    return {
+        "verb": verb,
+        "word": verbs[verb],
+        "form": form,
+        "names": [] if form.one("all") else list(names),
+        "count": kinds.total(),
+        "is_all": is_all,
+        "kinds": kinds.most_common(10),
+        "once": new_secret(),
+    }
