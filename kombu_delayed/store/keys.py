@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 SEPARATOR = "\x06\x16"
 
@@ -105,17 +104,6 @@ class QueueKeys:
     def wake(self) -> str:
         """Sorted set of wake tokens -> when to claim; on a Cluster also of who waits for one."""
         return self._tagged("wake")
-
-    @cached_property
-    def backlog(self) -> dict[str, Any]:
-        """Those of the backlog, by their names in scripts."""
-        return {
-            "partitions": self.partitions,
-            "delayed": self.delayed,
-            "messages": self.messages,
-            "duplicates": self.duplicates,
-            "wake": self.wake,
-        }
 
     @cached_property
     def armed(self) -> str:

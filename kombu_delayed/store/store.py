@@ -186,6 +186,31 @@ class Store:
         self.keys = lru_cache(maxsize=1024)(
             lambda queue: QueueKeys(queue, prefix, steps, separator, self._hash_tag(queue))
         )
+        self._known = lru_cache(maxsize=4096)(self._find_known)
+
+    def _find_known(
+        self,
+        name: str,
+        queue: str,
+        owner: str | None,
+        now: str,
+        partition_size: int,
+        limits: Limits,
+    ) -> dict[str, Any]:
+        keys, takes = self.keys(queue), script(name)
+        known = {
+            **takes.keys_among(keys, owner),
+            "steps": keys.steps,
+            "now": now,
+            "partition_size": partition_size,
+            "event_limit": 0,
+            "max_deliveries": limits.max_deliveries,
+            "dead_limit": limits.dead_limit,
+            "dead_age_ms": int(limits.dead_seconds * 1000),
+        }
+        if owner is not None:
+            known["consumer"] = owner
+        return {name: value for name, value in known.items() if name in takes.names}
 
     def over(self, client: Any) -> Store:
         """The same store over other connections."""
@@ -216,6 +241,22 @@ class Store:
         """What sends messages: it waits for replicas, and for a slot that moves."""
         return self.run.insist(*command, replicas=self.replicas)
 
+    def call(self, name: str, queue: str, owner: str | None = None, /, **given: Any) -> Call:
+        """A script and all that it takes: what is given, and what is known by the same names.
+
+        Known are the keys of the queue and what this store was made with. `owner` is the consumer
+        or the job that some of the keys are of.
+        """
+        known = self._known(name, queue, owner, self.now, self.partition_size, self.limits)
+        if self.event_limit and "event_limit" in known:
+            given["event_limit"] = self._upkeep.bound(known["events"], self.event_limit)
+        return script(name), {**known, **given}
+
+    def ask(self, name: str, queue: str, owner: str | None = None, /, **given: Any) -> Any:
+        """Run a script, with what it takes as in `call`."""
+        move, all_given = self.call(name, queue, owner, **given)
+        return move(self.run, **all_given)
+
     def schedule(self, queue: str, entries: Sequence[Entry], expires_ms: int = 0) -> Scheduled:
         """Keep messages until they are due. The same message with the same id is kept once."""
         counts = [0, 0, 0]
@@ -227,22 +268,10 @@ class Store:
             told.scheduled(queue, counts[0])
         return Scheduled(*counts)
 
-    def schedule_call(
-        self, queue: str, entries: Sequence[Entry], expires_ms: int = 0
-    ) -> tuple[Script, dict[str, Any]]:
+    def schedule_call(self, queue: str, entries: Sequence[Entry], expires_ms: int = 0) -> Call:
         """The script that schedules and its arguments, for who sends it in a pipeline."""
-        keys = self.keys(queue)
-        return script("schedule"), {
-            **keys.backlog,
-            "moved": keys.moved,
-            **self.event_keys(keys),
-            "ready": keys.ready,
-            "now": self.now,
-            "partition_size": self.partition_size,
-            "steps": keys.steps,
-            "expires_ms": expires_ms,
-            "entries": [part for e in entries for part in (e.id, e.due, e.kept)],
-        }
+        given = [part for e in entries for part in (e.id, e.due, e.kept)]
+        return self.call("schedule", queue, expires_ms=expires_ms, entries=given)
 
     def schedule_unique(
         self, queue: str, entry: Entry, key: str, conflict: str, expires_ms: int = 0
@@ -253,18 +282,9 @@ class Store:
         same, and refuses none because of it. Returns what was done ("stored", "refused", "replaced"
         or "pushed") and the id of the other one, or "".
         """
-        keys = self.keys(queue)
-        done, other, state, due_ms, replaced = script("unique")(
-            self.send,
-            **keys.backlog,
-            moved=keys.moved,
-            **self.event_keys(keys),
-            unique=keys.unique,
-            unique_due=keys.unique_due,
-            ready=keys.ready,
-            now=self.now,
-            partition_size=self.partition_size,
-            steps=keys.steps,
+        move, given = self.call(
+            "unique",
+            queue,
             expires_ms=expires_ms,
             conflict=conflict,
             key=key,
@@ -272,6 +292,7 @@ class Store:
             due=entry.due or "0",
             record=entry.record,
         )
+        done, other, state, due_ms, replaced = move(self.send, **given)
         outcome = UniqueOutcome(
             done.decode(),
             other.decode(errors="surrogateescape"),
@@ -293,52 +314,19 @@ class Store:
             count += move(self.send, **given)
         return count
 
-    def publish_call(
-        self, queue: str, entries: Sequence[Entry], expires_ms: int = 0
-    ) -> tuple[Script, dict[str, Any]]:
+    def publish_call(self, queue: str, entries: Sequence[Entry], expires_ms: int = 0) -> Call:
         """The script that publishes and its arguments, for who sends it in a pipeline."""
-        keys = self.keys(queue)
-        return script("publish"), {
-            "wake": keys.wake,
-            "ready": keys.ready,
-            "steps": keys.steps,
-            "expires_ms": expires_ms,
-            "records": [entry.record for entry in entries],
-        }
+        records = [entry.record for entry in entries]
+        return self.call("publish", queue, expires_ms=expires_ms, records=records)
 
-    def cancel_call(
-        self, queue: str, ids: Sequence[str], how: str = "all"
-    ) -> tuple[Script, dict[str, Any]]:
+    def cancel_call(self, queue: str, ids: Sequence[str], how: str = "all") -> Call:
         """The script that cancels and its arguments, for who sends it in a pipeline."""
-        keys = self.keys(queue)
-        return script("cancel"), {
-            "partitions": keys.partitions,
-            "delayed": keys.delayed,
-            "messages": keys.messages,
-            "duplicates": keys.duplicates,
-            **self.event_keys(keys),
-            "how": how,
-            "ids": ids,
-        }
+        return self.call("cancel", queue, how=how, ids=ids)
 
-    def restore_call(
-        self, queue: str, entries: Sequence[tuple[bytes, ...]]
-    ) -> tuple[Script, dict[str, Any]]:
+    def restore_call(self, queue: str, entries: Sequence[tuple[bytes, ...]]) -> Call:
         """The script that restores messages, given as (member, record), and its arguments."""
-        keys = self.keys(queue)
-        return script("restore"), {
-            **keys.backlog,
-            **self.event_keys(keys),
-            "unique": keys.unique,
-            "unique_due": keys.unique_due,
-            "job": keys.job(""),
-            "ledgers_until": keys.ledgers_until,
-            "partition_size": self.partition_size,
-            "now": self.now,
-            "run": "",
-            "ledger_seconds": 0,
-            "entries": [part for entry in entries for part in entry],
-        }
+        parts = [part for entry in entries for part in entry]
+        return self.call("restore", queue, "", run="", ledger_seconds=0, entries=parts)
 
     def deliver(
         self,
@@ -392,25 +380,20 @@ class Store:
         gate: Gate | None = None,
     ) -> Call:
         """The script that delivers and its arguments; `delivered` reads its answer."""
-        keys = self.keys(queue)
-        given: dict[str, Any] = {}
-        if gate is not None:
-            given = {"gate": keys.gate, "version": gate.version, "limits": gate.numbers}
-        return script("deliver_gated" if gate is not None else "deliver"), {
-            **self._holding(keys, consumer),
-            **given,
-            **self.event_keys(keys),
-            "now": self.now,
-            "consumer": consumer,
-            "leased": int(leased),
-            "lease_ms": lease_ms,
-            "want": want,
-            "tag": tag,
-            "promotions": promotions,
-            "waits": 2 if listens else int(waits),
-            "expires_ms": expires_ms,
-            "steps": keys.steps,
-        }
+        gated = {} if gate is None else {"version": gate.version, "limits": gate.numbers}
+        return self.call(
+            "deliver" if gate is None else "deliver_gated",
+            queue,
+            consumer,
+            leased=int(leased),
+            lease_ms=lease_ms,
+            want=want,
+            tag=tag,
+            promotions=promotions,
+            waits=2 if listens else int(waits),
+            expires_ms=expires_ms,
+            **gated,
+        )
 
     def count_keys(
         self, parts: Sequence[Sequence[tuple[str, bool]]], counted: Sequence[str]
@@ -421,10 +404,7 @@ class Store:
         """
         commands = [("EXISTS", *self._signs(part)) for part in parts]
         commands += [("ZCARD", self.keys(queue).consumers) for queue in counted]
-        answers = self.run.many(commands)
-        for error in answers:
-            if isinstance(error, BaseException):
-                raise error
+        answers = without_errors(self.run.many(commands))
         return answers[: len(parts)], answers[len(parts) :]
 
     def _signs(self, part: Sequence[tuple[str, bool]]) -> Iterator[str]:
@@ -440,22 +420,20 @@ class Store:
 
         Else in how many ms its next message is due, for which a consumer has promised to come.
         """
-        answers = self.together([self._look_call([*map(self.keys, part)]) for part in parts])
-        for error in answers:
-            if isinstance(error, BaseException):
-                raise error
-        return [*map(numbers, answers)]
+        return [*map(numbers, self._all_of(map(self._look_call, parts)))]
 
-    def _look_call(self, keys: Sequence[QueueKeys]) -> Call:
-        return script("look"), {
-            "queues": [key for q in keys for key in (q.partitions, q.delayed, q.armed, *q.ready)],
-            "now": self.now,
-            "lists": len(keys[0].ready),
-        }
+    def _look_call(self, queues: Sequence[str]) -> Call:
+        keys = [*map(self.keys, queues)]
+        names = [name for q in keys for name in (q.partitions, q.delayed, q.armed, *q.ready)]
+        return self.call("look", queues[0], queues=names, lists=len(keys[0].ready))
 
     def together(self, calls: Sequence[Call]) -> list[Any]:
         """Run scripts of many queues in one go; where one was refused, its error is its answer."""
         return send_together(self.run.many, calls)
+
+    def _all_of(self, calls: Iterable[Call]) -> list[Any]:
+        """As `together`. Raises the first error."""
+        return without_errors(self.together([*calls]))
 
     def admit(
         self, queue: str, consumer: str, entries: Sequence[tuple[int, str, bytes]], gate: Gate
@@ -464,20 +442,8 @@ class Store:
 
         An empty record stands for the one that is held under the tag. The tickets are of the gate.
         """
-        keys = self.keys(queue)
-        return script("admit")(
-            self.run,
-            **keys.backlog,
-            **self.event_keys(keys),
-            unacked=keys.unacked(consumer),
-            gate=keys.gate,
-            ready=keys.ready,
-            now=self.now,
-            consumer=consumer,
-            steps=keys.steps,
-            limits=gate.numbers,
-            entries=[part for entry in entries for part in entry],
-        )
+        parts = [part for entry in entries for part in entry]
+        return self.ask("admit", queue, consumer, limits=gate.numbers, entries=parts)
 
     def free(
         self, queue: str, consumer: str, tags: Sequence[int], on_error: Callable[[], None]
@@ -486,8 +452,7 @@ class Store:
 
         It does not wait: `on_error` is called later where the server did not do it.
         """
-        given = {**self._gate_keys(self.keys(queue)), "consumer": consumer, "tags": tags}
-        self._post(script("free"), given, on_error)
+        self._post(*self.call("free", queue, consumer, tags=tags), on_error)
 
     def waiting(self, queue: str) -> int:
         """How many messages wait at the gate of a queue."""
@@ -511,12 +476,8 @@ class Store:
                 return sorted(found.items())
 
     def _recover_call(self, queue: str, consumer: str, seen_tag: int, cursor: bytes) -> Call:
-        return script("recover"), {
-            "unacked": self.keys(queue).unacked(consumer),
-            "seen_tag": seen_tag,
-            "cursor": cursor,
-            "count": CALL_LIMIT,
-        }
+        given = {"seen_tag": seen_tag, "cursor": cursor, "count": CALL_LIMIT}
+        return self.call("recover", queue, consumer, **given)
 
     def recover_all(
         self, seen_tags: Mapping[str, int], consumer: str
@@ -544,19 +505,13 @@ class Store:
         The slots of those that are `freed` come back with it, as by `free`. It does not wait:
         `on_error` is called later where the server did not do it.
         """
-        keys = self.keys(queue)
-        if not self.event_limit and not freed:
-            self.run.post("HDEL", keys.unacked(consumer), *tags, on_error=on_error)
-            return
-        given = {
-            "unacked": keys.unacked(consumer),
-            **self.event_keys(keys),
-            "consumer": consumer,
-            "tags": tags,
-        }
         if freed:
-            given |= {**self._gate_keys(keys), "freed": " ".join(map(str, freed))}
-        self._post(script("ack_gated" if freed else "ack"), given, on_error)
+            given = {"freed": " ".join(map(str, freed)), "tags": tags}
+            self._post(*self.call("ack_gated", queue, consumer, **given), on_error)
+        elif self.event_limit:
+            self._post(*self.call("ack", queue, consumer, tags=tags), on_error)
+        else:
+            self.run.post("HDEL", self.keys(queue).unacked(consumer), *tags, on_error=on_error)
 
     def _post(self, move: Script, given: dict[str, Any], on_error: Callable[[], None]) -> None:
         """Send a script and do not wait for its answer, over connections that are known to work."""
@@ -587,26 +542,9 @@ class Store:
 
         `behind` puts them behind what waits, in the order given.
         """
-        keys = self.keys(queue)
-        total = 0
+        total, how = 0, {"counted": int(counted), "behind": int(behind)}
         for part in chunks([*tags] if behind else sorted(tags, reverse=True)):
-            count, *buried = script("release")(
-                self.run,
-                wake=keys.wake,
-                unacked=keys.unacked(consumer),
-                held=keys.held(consumer),
-                **self._dead(keys),
-                **self.event_keys(keys),
-                ready=keys.ready,
-                now=self.now,
-                consumer=consumer,
-                steps=keys.steps,
-                counted=int(counted),
-                behind=int(behind),
-                max_deliveries=self.limits.max_deliveries,
-                **self._dead_bounds(),
-                tags=part,
-            )
+            count, *buried = self.ask("release", queue, consumer, **how, tags=part)
             total += count
             self._tell_of_burials(queue, buried)
         return total
@@ -621,24 +559,13 @@ class Store:
 
         While there are slots of `running` messages, given by their tags, these and the lease stay.
         """
-        self._sort_held(self.keys(queue), consumer)
+        self._sort_held(queue, consumer)
         move, given = self._leave_call(queue, consumer, running)
         while move(self.run, **given):
             pass
 
     def _leave_call(self, queue: str, consumer: str, running: Collection[int]) -> Call:
-        keys = self.keys(queue)
-        return script("leave"), {
-            **self._holding(keys, consumer),
-            **self.event_keys(keys),
-            "held": keys.held(consumer),
-            "gate": keys.gate,
-            "granted_by": keys.granted_by,
-            "consumer": consumer,
-            "steps": keys.steps,
-            "limit": CALL_LIMIT,
-            "running": running,
-        }
+        return self.call("leave", queue, consumer, limit=CALL_LIMIT, running=running)
 
     def leave_all(
         self, queues: Sequence[str], consumer: str, running: Callable[[str], Collection[int]]
@@ -656,29 +583,20 @@ class Store:
                 self.leave(queue, consumer, running(queue))
         return errors
 
-    def _sort_held(self, keys: QueueKeys, consumer: str) -> None:
+    def _sort_held(self, queue: str, consumer: str) -> None:
         """Sort what one call cannot: a consumer without a prefetch limit may hold any number."""
-        if self.run("HLEN", keys.unacked(consumer)) <= SORT_LIMIT:
+        if self.run("HLEN", self.keys(queue).unacked(consumer)) <= SORT_LIMIT:
             return
-        cursor = b"0"
-        while True:
-            cursor = script("sort_held")(
-                self.run,
-                unacked=keys.unacked(consumer),
-                held=keys.held(consumer),
-                cursor=cursor,
-                count=SORT_LIMIT,
-            )
-            if int(cursor) == 0:
-                return
+        cursor = self.ask("sort_held", queue, consumer, cursor=b"0", count=SORT_LIMIT)
+        while int(cursor):
+            cursor = self.ask("sort_held", queue, consumer, cursor=cursor, count=SORT_LIMIT)
 
     def consumers(self, queue: str) -> list[tuple[str, int, int]]:
         """Who consumes: name, ms until its lease ends, unacked messages; who ends first leads.
 
         Bytes of a name that are no UTF-8 are surrogates, as all that takes one expects them.
         """
-        keys = self.keys(queue)
-        found = script("consumers")(self.run, consumers=keys.consumers, now=self.now)
+        keys, found = self.keys(queue), self.ask("consumers", queue)
         names = [name.decode(errors="surrogateescape") for name in found[::2]]
         return [
             (name, int(left_ms), self.run("HLEN", keys.unacked(name)))
@@ -710,17 +628,15 @@ class Store:
         They last for `idle_ms` where it holds nothing. One round trip for many queues.
         """
         parts = [*chunks(queues, self.renewals_at_once)]
-        calls: list[Call] = [
-            (
-                script("renew"),
-                {
-                    "keys": self._keys_to_renew(part, consumer),
-                    "now": self.now,
-                    "consumer": consumer,
-                    "lease_ms": lease_ms,
-                    "idle_ms": idle_ms,
-                    "renewed": [n for n, queue in enumerate(part, 1) if queue in renewed],
-                },
+        lengths = {"lease_ms": lease_ms, "idle_ms": idle_ms}
+        calls = [
+            self.call(
+                "renew",
+                part[0],
+                consumer,
+                keys=self._keys_to_renew(part, consumer),
+                renewed=[n for n, queue in enumerate(part, 1) if queue in renewed],
+                **lengths,
             )
             for part in parts
         ]
@@ -749,25 +665,11 @@ class Store:
 
         With `ended_ms` only if its lease still ends then: who has renewed it since is not dead.
         """
-        keys = self.keys(queue)
-        self._sort_held(keys, consumer)
+        self._sort_held(queue, consumer)
+        given = {"limit": CALL_LIMIT, "ended_ms": "" if ended_ms is None else ended_ms}
         total, left = 0, 1
         while left:
-            returned, left, *buried = script("reclaim")(
-                self.run,
-                **self._holding(keys, consumer),
-                **self.event_keys(keys),
-                held=keys.held(consumer),
-                gate=keys.gate,
-                **self._dead(keys),
-                now=self.now,
-                consumer=consumer,
-                steps=keys.steps,
-                limit=CALL_LIMIT,
-                max_deliveries=self.limits.max_deliveries,
-                **self._dead_bounds(),
-                ended_ms="" if ended_ms is None else ended_ms,
-            )
+            returned, left, *buried = self.ask("reclaim", queue, consumer, **given)
             total += returned
             self._tell_of_burials(queue, buried)
         if total and (told := instrumentation.current) is not None:
@@ -786,15 +688,10 @@ class Store:
         Without a wait they were never due; with one, each is moved, also where it looks like one
         that is delayed already.
         """
-        keys = self.keys(queue)
-        return script("park")(
-            self.run,
-            **keys.backlog,
-            moved=keys.moved,
-            **self.event_keys(keys),
-            unacked=keys.unacked(consumer),
-            consumer=consumer,
-            partition_size=self.partition_size,
+        return self.ask(
+            "park",
+            queue,
+            consumer,
             wait="" if wait is NO_WAIT else wait.member,
             reason=wait.reason,
             entries=[part for entry in entries for part in entry],
@@ -805,23 +702,11 @@ class Store:
 
         Give the record of one that is not held: then only an event tells of it.
         """
-        keys = self.keys(queue)
-        return script("drop")(
-            self.run,
-            unacked=keys.unacked(consumer),
-            **self.event_keys(keys),
-            consumer=consumer,
-            reason=reason,
-            tag=tag,
-            record=record,
-        )
+        return self.ask("drop", queue, consumer, reason=reason, tag=tag, record=record)
 
     def latest(self, queue: str, key: str, due_ms: int) -> int:
         """Remember a due time of a key; returns the latest one that was given in thirty days."""
-        found = script("latest")(
-            self.run, latest=self.keys(queue).latest, now=self.now, key=key, due_ms=due_ms
-        )
-        return int(found)
+        return int(self.ask("latest", queue, key=key, due_ms=due_ms))
 
     def bury(
         self,
@@ -835,18 +720,8 @@ class Store:
         An empty record stands for the one that is held under the tag. `failures` is what is known
         of attempts that have failed, as text that is kept with the reason.
         """
-        keys = self.keys(queue)
-        buried = script("bury")(
-            self.run,
-            unacked=keys.unacked(consumer),
-            **self._dead(keys),
-            **self.event_keys(keys),
-            now=self.now,
-            consumer=consumer,
-            **self._dead_bounds(),
-            failures=failures,
-            entries=[part for entry in entries for part in entry],
-        )
+        parts = [part for entry in entries for part in entry]
+        buried = self.ask("bury", queue, consumer, failures=failures, entries=parts)
         self._tell_of_burials(queue, buried)
         return len(buried)
 
@@ -867,13 +742,8 @@ class Store:
         Which need not be there any more.
         """
         at_ms, id = after or (0, "")
-        found = script("dead_page")(
-            self.run,
-            dead=self.keys(queue).dead,
-            from_ms=at_ms,
-            after=b"" if after is None else b"=" + id.encode(errors="surrogateescape"),
-            limit=count,
-        )
+        behind = b"" if after is None else b"=" + id.encode(errors="surrogateescape")
+        found = self.ask("dead_page", queue, from_ms=at_ms, after=behind, limit=count)
         each = zip(found[::2], found[1::2], strict=True)
         return [(int(at), id.decode(errors="surrogateescape")) for id, at in each]
 
@@ -893,161 +763,57 @@ class Store:
 
     def replay(self, queue: str, ids: Sequence[str], due_ms: int = 0) -> int:
         """Give dead letters another try, now or at a time; returns how many there were."""
-        keys = self.keys(queue)
-        return sum(
-            script("replay")(
-                self.run,
-                **keys.backlog,
-                moved=keys.moved,
-                **self._dead(keys),
-                **self.event_keys(keys),
-                ready=keys.ready,
-                due_ms=due_ms,
-                partition_size=self.partition_size,
-                steps=keys.steps,
-                wait=Wait(due_ms or int(time.time() * 1000)).member,
-                ids=part,
-            )
-            for part in chunks(ids)
-        )
+        wait = Wait(due_ms or int(time.time() * 1000)).member
+        given = {"due_ms": due_ms, "wait": wait}
+        return sum(self.ask("replay", queue, **given, ids=part) for part in chunks(ids))
 
     def purge_dead(self, queue: str, ids: Sequence[str]) -> int:
         """Drop dead letters for good; returns how many there were."""
-        keys = self.keys(queue)
-        return sum(script("forget")(self.run, **self._dead(keys), ids=part) for part in chunks(ids))
+        return sum(self.ask("forget", queue, ids=part) for part in chunks(ids))
 
     def size(self, queue: str) -> Size:
         """Count a queue's messages by state."""
-        keys = self.keys(queue)
-        return Size(
-            *script("size")(
-                self.run,
-                partitions=keys.partitions,
-                delayed=keys.delayed,
-                messages=keys.messages,
-                ready=keys.ready,
-                now=self.now,
-            )
-        )
+        return Size(*self.ask("size", queue))
 
     def metrics(self, queue: str) -> Metrics:
         """What a control plane needs to know of a queue, in one call that changes nothing."""
-        keys = self.keys(queue)
-        found = script("metrics")(
-            self.run,
-            partitions=keys.partitions,
-            delayed=keys.delayed,
-            messages=keys.messages,
-            unacked=keys.unacked(""),
-            consumers=keys.consumers,
-            dead=keys.dead,
-            ready=keys.ready,
-            now=self.now,
-            limit=METRICS_LIMIT,
-            spans=SPANS_MS,
-        )
-        return Metrics.of(*found)
+        return Metrics.of(*self.ask("metrics", queue, "", limit=METRICS_LIMIT, spans=SPANS_MS))
 
     def purge(self, queue: str) -> int:
         """Drop what is ready and what is delayed; returns how many messages that was."""
-        keys = self.keys(queue)
-        total, gone = 0, 1
-        while gone:
-            gone = script("purge")(self.run, **keys.backlog, ready=keys.ready, limit=PURGE_LIMIT)
+        total = 0
+        while gone := self.ask("purge", queue, limit=PURGE_LIMIT):
             total += gone
         self.clear(queue)
         return total
 
     def clear(self, queue: str) -> None:
         """Remove the lanes of a gate at which nothing waits any more."""
-        keys, left = self.keys(queue), 1
-        while left:
-            left = script("clear")(self.run, waiting=keys.waiting, gate=keys.gate, limit=CALL_LIMIT)
+        while self.ask("clear", queue, limit=CALL_LIMIT):
+            pass
 
     def delete(self, queue: str) -> int:
         """Purge a queue and forget it; returns how many messages that was."""
-        keys = self.keys(queue)
         count = self.purge(queue)
-        self._delete(keys)
+        self.ask("delete", queue)
         return count
 
     def forget_unused(self, queue: str) -> None:
         """Forget a queue without messages and consumers."""
-        keys = self.keys(queue)
-        if not self.run("EXISTS", keys.consumers):
-            self._delete(keys)
-
-    def _delete(self, keys: QueueKeys) -> None:
-        script("delete")(
-            self.run,
-            partitions=keys.partitions,
-            wake=keys.wake,
-            armed=keys.armed,
-            events=keys.events,
-            waiting=keys.waiting,
-            ready=keys.ready,
-        )
+        if not self.run("EXISTS", self.keys(queue).consumers):
+            self.ask("delete", queue)
 
     def announce(self, queue: str) -> None:
         """Put wake tokens for all that can be claimed, now or later."""
-        move, given = self._announce_call(queue)
-        move(self.run, **given)
-
-    def _announce_call(self, queue: str) -> Call:
-        keys = self.keys(queue)
-        return script("announce"), {
-            **keys.backlog,
-            "armed": keys.armed,
-            "gate": keys.gate,
-            "ready": keys.ready,
-            "steps": keys.steps,
-        }
+        self.ask("announce", queue)
 
     def announce_all(self, queues: Sequence[str]) -> None:
         """As `announce` on each queue, in few round trips. Raises the first error."""
-        answers = self.together([self._announce_call(queue) for queue in queues])
-        for error in answers:
-            if isinstance(error, BaseException):
-                raise error
+        self._all_of(self.call("announce", queue) for queue in queues)
 
     def announce_soon(self, queue: str) -> None:
         """As `announce`, without waiting for the answer; where it fails, others look themselves."""
-        self._post(*self._announce_call(queue), on_error=lambda: None)
-
-    def _gate_keys(self, keys: QueueKeys) -> dict[str, Any]:
-        return {
-            "delayed": keys.delayed,
-            "wake": keys.wake,
-            "gate": keys.gate,
-            "ready": keys.ready,
-            "steps": keys.steps,
-        }
-
-    def event_keys(self, keys: QueueKeys) -> dict[str, Any]:
-        bound = self.event_limit and self._upkeep.bound(keys.events, self.event_limit)
-        return {"events": keys.events, "event_limit": bound}
-
-    def _holding(self, keys: QueueKeys, consumer: str) -> dict[str, Any]:
-        return {
-            **keys.backlog,
-            "armed": keys.armed,
-            "consumers": keys.consumers,
-            "unacked": keys.unacked(consumer),
-            "ready": keys.ready,
-        }
-
-    def _dead(self, keys: QueueKeys) -> dict[str, Any]:
-        return {
-            "dead": keys.dead,
-            "dead_messages": keys.dead_messages,
-            "dead_reasons": keys.dead_reasons,
-        }
-
-    def _dead_bounds(self) -> dict[str, Any]:
-        return {
-            "dead_limit": self.limits.dead_limit,
-            "dead_age_ms": int(self.limits.dead_seconds * 1000),
-        }
+        self._post(*self.call("announce", queue), on_error=lambda: None)
 
 
 def delivered(answer: Any, gate: Gate | None) -> Delivered | None:
@@ -1057,6 +823,14 @@ def delivered(answer: Any, gate: Gate | None) -> Delivered | None:
     now_ms, next_due_ms, more, consumers, *records = answer
     has_more = bool(more % 2) or (gate is None and more > 1)
     return Delivered(now_ms, next_due_ms, has_more, consumers, records, more > 1)
+
+
+def without_errors(answers: list[Any]) -> list[Any]:
+    """The answers. Raises the first error among them."""
+    for error in answers:
+        if isinstance(error, BaseException):
+            raise error
+    return answers
 
 
 def _is_over(count: Any, limit: int) -> bool:

@@ -7,7 +7,6 @@ from kombu_delayed.inspection.backlog import Backlog
 from kombu_delayed.inspection.doctor import Doctor
 from kombu_delayed.message.envelope import open_envelope
 from kombu_delayed.message.ticket import OPEN_GATE, Gate, LimitNumbers, Ticket, Use, put_ticket
-from kombu_delayed.store.scripts import script
 from kombu_delayed.store.store import Delivered, Entry, Store
 from tests.kit.state import message
 
@@ -273,8 +272,8 @@ def test_purge_may_be_killed_half_way(store: Store, full: bool) -> None:
         store.publish("q", [entry(str(n), Ticket(f"k{n}", uses=uses)) for n in some])
         deliver(store, 1, gate=gate, tag=first + 1)
     keys = store.keys("q")
-    script("purge")(store.run, **keys.backlog, ready=keys.ready, limit=5_000)
-    script("clear")(store.run, waiting=keys.waiting, gate=keys.gate, limit=100)
+    store.ask("purge", "q", limit=5_000)
+    store.ask("clear", "q", limit=100)
     left = [lane.decode() for lane in store.run("HKEYS", keys.gate + "lanes")]
     assert 0 < len(left) < 597
     keys_left = [lane.split("|")[1].split("*")[0] for lane in left]

@@ -15,7 +15,6 @@ from kombu_delayed.consumer.lease.lease import Lease
 from kombu_delayed.message.ticket import Gate
 from kombu_delayed.store.keys import SEPARATOR
 from kombu_delayed.store.renewal import Renewal
-from kombu_delayed.store.scripts import script
 from kombu_delayed.store.store import CALL_LIMIT, Limits, Store
 from tests.kit.state import entry, message, returned, seed, state
 
@@ -31,38 +30,8 @@ def _time_stands_still(store: Store) -> None:
 
 def call(store: Store, name: str, consumer: str, limit: int = 250) -> Any:
     """Run leave or reclaim once, where the store goes on until nothing is left."""
-    keys = store.keys("q")
-    given = {
-        "partitions": keys.partitions,
-        "delayed": keys.delayed,
-        "messages": keys.messages,
-        "duplicates": keys.duplicates,
-        "wake": keys.wake,
-        "armed": keys.armed,
-        "consumers": keys.consumers,
-        "unacked": keys.unacked(consumer),
-        "held": keys.held(consumer),
-        "gate": keys.gate,
-        **store.event_keys(keys),
-        "ready": keys.ready,
-        "consumer": consumer,
-        "steps": keys.steps,
-        "limit": limit,
-    }
-    if name == "leave":
-        given |= {"granted_by": keys.granted_by, "running": []}
-    if name == "reclaim":
-        given |= {
-            "dead": keys.dead,
-            "dead_messages": keys.dead_messages,
-            "dead_reasons": keys.dead_reasons,
-            "now": store.now,
-            "max_deliveries": 20,
-            "dead_limit": 100,
-            "dead_age_ms": 1000,
-            "ended_ms": "",
-        }
-    return script(name)(store.client.execute_command, **given)
+    more = {"running": []} if name == "leave" else {"ended_ms": ""}
+    return store.ask(name, "q", consumer, limit=limit, **more)
 
 
 # ack
@@ -154,28 +123,7 @@ def test_release_counts_attempts(store: Store, client: redis.Redis) -> None:
 
 def test_script_sorts_the_tags_itself(store: Store, client: redis.Redis) -> None:
     seed(client, {"{q}:unacked:A": HELD})
-    keys = store.keys("q")
-    script("release")(
-        client.execute_command,
-        wake=keys.wake,
-        unacked=keys.unacked("A"),
-        held=keys.held("A"),
-        dead=keys.dead,
-        dead_messages=keys.dead_messages,
-        dead_reasons=keys.dead_reasons,
-        events=keys.events,
-        event_limit=0,
-        ready=keys.ready,
-        now=store.now,
-        consumer="A",
-        steps=keys.steps,
-        counted=0,
-        behind=0,
-        max_deliveries=20,
-        dead_limit=100,
-        dead_age_ms=1000,
-        tags=[1, 3],
-    )
+    store.ask("release", "q", "A", counted=0, behind=0, tags=[1, 3])
     assert state(client)["q"] == [returned(A, 0), returned(C, 0)]
 
 
@@ -572,14 +520,7 @@ def much(client: redis.Redis) -> None:
 
 
 def sort_held(store: Store, cursor: Any = 0) -> bytes:
-    keys = store.keys("q")
-    return script("sort_held")(
-        store.client.execute_command,
-        unacked=keys.unacked("A"),
-        held=keys.held("A"),
-        cursor=cursor,
-        count=1000,
-    )
+    return store.ask("sort_held", "q", "A", cursor=cursor, count=1000)
 
 
 def all_sorted(store: Store) -> int:

@@ -158,21 +158,7 @@ def test_one_that_was_given_another_time_is_still_urgent(store: Store) -> None:
 
 
 def reschedule(store: Store, id: str, due_ms: int) -> None:
-    from kombu_delayed.store.scripts import script
-
-    keys = store.keys("q")
-    script("reschedule")(
-        store.run,
-        **keys.backlog,
-        moved=keys.moved,
-        **store.event_keys(keys),
-        ready=keys.ready,
-        now=store.now,
-        partition_size=store.partition_size,
-        steps=keys.steps,
-        whole="1",
-        entries=[id, str(due_ms), ""],
-    )
+    store.ask("reschedule", "q", whole="1", entries=[id, str(due_ms), ""])
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,8 @@
 -- repair_dead: look through a part of the dead letters for those that are not whole, and put them right.
 -- Twice is safe: what is whole stays as it is.
-local dead          = KEYS[1]            -- ZSET id -> time of burial
-local dead_messages = KEYS[2]            -- HASH id -> priority step + message
-local dead_reasons  = KEYS[3]            -- HASH id -> JSON: why, by whom
-local now           = ARGV[1]
-local part          = ARGV[2]            -- whose ids are looked at: dead, messages or reasons
-local cursor        = ARGV[3]            -- 0 at first
-local count         = tonumber(ARGV[4])  -- look at so many, about
-local fixes         = ARGV[5]            -- 1: put it right, 0: only say what is wrong
+-- keys: dead dead_messages dead_reasons
+-- arguments: now part cursor count:number fixes
+--   part: whose ids are looked at: dead, messages or reasons
 -- include: clock
 -- returns {the next cursor, '0' at the end, ids looked at, bytes read, id, fault, …}, where a fault is dead-lost (a
 --   letter without its message) or dead-orphan (a message without its time or its note); O(count · log n)

@@ -1,10 +1,8 @@
 -- repair_duplicates: look for ids that several messages are said to share, and none does; forget them.
 -- Twice is safe: what is shared stays as it is.
-local messages   = KEYS[1]            -- HASH id -> priority step + due_ms + message
-local duplicates = KEYS[2]            -- HASH id -> how many messages share it
-local cursor     = ARGV[1]            -- 0 at first
-local count      = tonumber(ARGV[2])  -- look at so many, about
-local fixes      = ARGV[3]            -- 1: forget them, 0: only say which
+-- keys: messages duplicates
+-- arguments: cursor count:number fixes
+--   fixes: 1: forget them, 0: only say which
 -- returns {the next cursor, '0' at the end, ids looked at, bytes read, id, 'duplicate', …}; O(messages that share them)
 local function is_shared(id, highest)
   for n = 2, highest do
