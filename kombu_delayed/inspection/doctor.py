@@ -246,7 +246,7 @@ class Doctor:
     def _leases(self) -> None:
         if self._is_another_server():
             return
-        known = self.store.consumers(self.queue)
+        known = self.store.leases.consumers(self.queue)
         ended = {name: unacked for name, left_ms, unacked in known if left_ms <= 0}
         for name in self._silent(ended) if self.fix else ended:
             self._reclaim("lease", name, ended[name])
@@ -279,7 +279,7 @@ class Doctor:
         shown = _text(consumer.encode(errors="surrogateescape"))
         self._add(kind, f"{shown} ({unacked} messages)")
         if self.fix:
-            self.store.reclaim(self.queue, consumer)
+            self.store.leases.reclaim(self.queue, consumer)
 
     def _is_another_server(self) -> bool:
         """Consumers had no chance yet to renew their leases since a restart or a failover."""
@@ -301,7 +301,7 @@ class Doctor:
             time.sleep(0.05)
         self._add("silent", silent)
         if self.fix:
-            self.store.announce(self.queue)
+            self.store.claimable.announce(self.queue)
 
     def _tokens(self) -> None:
         """Who holds nothing waits for tokens, so that one which stays has nobody who listens."""
@@ -310,7 +310,7 @@ class Doctor:
             return
         if self.fix:
             self.store.run("ZREM", self._keys.wake, "now", "due")
-            self.store.announce(self.queue)
+            self.store.claimable.announce(self.queue)
         still = self._deaf() if self.fix else consumers
         for name in consumers:
             self._add("untaken", name, fixed=name not in still)
@@ -325,7 +325,7 @@ class Doctor:
         return idle if tokens else set()
 
     def _idle(self) -> set[str]:
-        consumers = self.store.consumers(self.queue)
+        consumers = self.store.leases.consumers(self.queue)
         return {name for name, left_ms, unacked in consumers if left_ms > 0 and not unacked}
 
     def _tokens_now(self) -> set[tuple[Any, Any]]:
@@ -338,7 +338,8 @@ class Doctor:
         # Moves put message and token at once, so who looks at messages first misses none.
         tokens = {name for name, _ in _tokens(self.store, keys.wake)}
         holder = (run("GET", keys.armed) or b"").partition(b" ")[2].decode(errors="replace")
-        living = {name for name, left_ms, _ in self.store.consumers(self.queue) if left_ms > 0}
+        consumers = self.store.leases.consumers(self.queue)
+        living = {name for name, left_ms, _ in consumers if left_ms > 0}
         missing = []
         if size.ready and b"now" not in tokens:
             missing.append(f"{size.ready} ready")

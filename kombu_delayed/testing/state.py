@@ -47,7 +47,7 @@ def dump(store: Store, queue: str) -> QueueState:
     """
     # In the order in which a message moves, so that none is passed over.
     living = _dump_living(store, queue)
-    ids = store.dead_ids(queue, 0, max(store.dead_count(queue), 1))
+    ids = store.dead.ids(queue, 0, max(store.dead.count(queue), 1))
     dead = [
         {
             "id": letter.id,
@@ -59,7 +59,7 @@ def dump(store: Store, queue: str) -> QueueState:
             "message": text(letter.message),
         }
         for letter, step in zip(
-            store.dead_letters(queue, ids), _dead_steps(store, queue, ids), strict=True
+            store.dead.letters(queue, ids), _dead_steps(store, queue, ids), strict=True
         )
     ]
     return {**living, "dead": dead}  # type: ignore[typeddict-item]
@@ -139,7 +139,7 @@ def seed(
     leases = {each["consumer"]: lease_end_ms for each in held} | dict(consumers or {})
     _hold(store, queue, held, leases)
     if wake is None:
-        store.announce(queue)
+        store.claimable.announce(queue)
     else:
         _tell(store, queue, dict(wake), armed)
 

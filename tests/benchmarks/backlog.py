@@ -47,7 +47,7 @@ def measure_queue(rig: Rig, store: Store, queue: str, seed: int) -> Figures:
     )
     rig.redis.delete(store.keys(queue).unacked(CONSUMER))
     store.now = ""
-    store.leave(queue, CONSUMER)
+    store.leases.leave(queue, CONSUMER)
     return {
         f"schedule_{queue}_server_us": schedule[0],
         f"schedule_{queue}_client_us": schedule[1],

@@ -65,7 +65,7 @@ def reclaiming(port: int) -> tuple[int, float]:
     """How many messages of a dead consumer went back to their list, and in how many seconds."""
     with redis.Redis(port=port) as client:
         began = time.perf_counter()
-        return Store(client).reclaim(QUEUE, DEAD), time.perf_counter() - began
+        return Store(client).leases.reclaim(QUEUE, DEAD), time.perf_counter() - began
 
 
 def measure_reclaim(rig: Rig) -> Figures:

@@ -95,8 +95,8 @@ def inherit(client: redis.Redis, consumer: str = "B", now_ms: int = 10 * LATER_M
     """Another consumer takes over when every lease has ended: what it is delivered, by body."""
     store = Store(client, now=str(now_ms))
     bodies = deliver(store, consumer, 0)
-    for dead in store.renew("q", consumer, LEASE_MS) or []:
-        store.reclaim("q", dead)
+    for dead in store.leases.renew("q", consumer, LEASE_MS) or []:
+        store.leases.reclaim("q", dead)
     while found := deliver(store, consumer):
         bodies += found
         store.client.delete(store.keys("q").unacked(consumer))

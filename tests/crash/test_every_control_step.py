@@ -12,6 +12,7 @@ import redis
 from kombu_delayed.inspection import doctor, events
 from kombu_delayed.inspection.backlog import Backlog
 from kombu_delayed.inspection.doctor import Doctor
+from kombu_delayed.store import leases, values
 from kombu_delayed.store import store as store_module
 from kombu_delayed.store.store import Entry, Store
 from tests.crash.deaths import (
@@ -39,7 +40,8 @@ LATE_DUE_MS = DUE_MS + 1_000
 @pytest.fixture(autouse=True)
 def _small_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Moves of several messages take several commands."""
-    monkeypatch.setattr(store_module, "CALL_LIMIT", 2)
+    for module in (leases, store_module, values):
+        monkeypatch.setattr(module, "CALL_LIMIT", 2)
     monkeypatch.setattr(store_module, "PURGE_LIMIT", 2)
     monkeypatch.setattr(doctor, "CALL_LIMIT", 2)
     monkeypatch.setattr(doctor, "PAGE_SIZE", 2)
@@ -145,7 +147,7 @@ def test_a_restore_of_dead_letters_that_is_repeated(client: redis.Redis) -> None
         put_back_dead(living_store(client, case))
         assert dead_letters(client) == Counter(MANY), f"at {death}"
         store = living_store(client, case)
-        assert store.replay("q", store.dead_ids("q")) == len(MANY), f"at {death}"
+        assert store.dead.replay("q", store.dead.ids("q")) == len(MANY), f"at {death}"
         assert inherit(client) == Counter(MANY), f"at {death}"
     assert found == {0, 2, 4, 6, 7}
 
@@ -307,9 +309,9 @@ def nothing(store: Store) -> None:
         ("acked", acks, tasks_held, is_held_no_more),
         ("buried", buries, tasks_held, is_dead),
         ("released", lambda s: s.release("q", "A", range(1, 6)), tasks_held, is_held_no_more),
-        ("released", lambda s: s.leave("q", "A"), tasks_held, is_held_no_more),
+        ("released", lambda s: s.leases.leave("q", "A"), tasks_held, is_held_no_more),
         ("cancelled", lambda s: Backlog(s, "q").cancel(MANY), tasks_delayed, not_in_backlog),
-        ("replayed", lambda s: s.replay("q", MANY), tasks_buried, is_dead_no_more),
+        ("replayed", lambda s: s.dead.replay("q", MANY), tasks_buried, is_dead_no_more),
     ],
 )
 def test_what_has_happened_is_told_and_nothing_else(

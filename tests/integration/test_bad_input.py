@@ -365,7 +365,7 @@ def die_with_all(store: Store, count: int) -> int:
     assert answer is not None
     assert len(answer.records) == count
     store.now = "1100"
-    return store.reclaim("q", "A")
+    return store.leases.reclaim("q", "A")
 
 
 @named(DELIVERED | {name: bad for name, (bad, _) in UNREADABLE.items()})
@@ -387,8 +387,8 @@ def test_what_counts_as_tried_too_often_is_buried(
     push(client, case, GOOD)
     assert die_with_all(store, 2) == 2
     assert left(client) == {"ready": 1, "dead": 1}
-    (id,) = store.dead_ids("q")
-    (letter,) = store.dead_letters("q", [id])
+    (id,) = store.dead.ids("q")
+    (letter,) = store.dead.letters("q", [id])
     assert "times without success" in letter.reason
     assert letter.message == case
 

@@ -304,7 +304,7 @@ def test_a_rejected_message_is_buried(connect: Connect, queues: list[Queue]) -> 
     inbox.receive(1)
     inbox.messages[0].reject()
     store = connection.default_channel.store
-    wait_until(lambda: store.dead_count(queues[1].name) == 1, "it is dead")
+    wait_until(lambda: store.dead.count(queues[1].name) == 1, "it is dead")
 
 
 @pytest.mark.skipif(not hasattr(stock.Channel, "_binding_ttl"), reason="new in Kombu 5.7")

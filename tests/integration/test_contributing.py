@@ -118,7 +118,7 @@ def test_a_test_of_ones_own(store: Store) -> None:
 def test_a_script(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     found = examples("lua-script.md")
     example = scripts.Script("first_due", found["lua"])
-    monkeypatch.setattr("kombu_delayed.store.store.script", {"first_due": example}.__getitem__)
+    monkeypatch.setattr("kombu_delayed.store.caller.script", {"first_due": example}.__getitem__)
     method = execute(found["the method"])
     monkeypatch.setattr(Store, "first_due_ms", method["first_due_ms"], raising=False)
     execute(found["the test"])["test_first_due"](store)

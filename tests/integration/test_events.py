@@ -18,6 +18,7 @@ from kombu import Connection
 from celery_ext import install
 from celery_ext.app.signals import task_buried, task_late
 from kombu_delayed.inspection.events import Event
+from kombu_delayed.store.dead_letters import DeadLetters
 from kombu_delayed.store.store import Limits, Store
 from tests.kit.extended import Bench, extended
 from tests.kit.servers import Server
@@ -207,7 +208,7 @@ def test_a_broken_connection_when_telling_of_a_burial_stops_nothing(
     def broken(*_: Any) -> Any:
         raise redis.ConnectionError("gone")
 
-    monkeypatch.setattr(Store, "dead_letters", broken)
+    monkeypatch.setattr(DeadLetters, "letters", broken)
     heard: list[Any] = []
 
     def listen(**given: Any) -> None:

@@ -55,7 +55,7 @@ def test_a_task_that_runs_on_keeps_its_slot(
         may_end.wait(30)
 
     def consumers() -> set[str]:
-        return {name for name, _, _ in store.consumers("celery")}
+        return {name for name, _, _ in store.leases.consumers("celery")}
 
     with app, ExitStack() as stack:
         stack.callback(install(app).close)
@@ -102,7 +102,7 @@ def test_what_has_not_begun_is_no_task_that_runs_on(
         return int(client.hlen(f"{{celery}}:gate:slots:{consumer}"))
 
     def all_slots() -> int:
-        return sum(slots(name) for name, _, _ in store.consumers("celery"))
+        return sum(slots(name) for name, _, _ in store.leases.consumers("celery"))
 
     with app, ExitStack() as stack:
         stack.callback(install(app).close)
@@ -112,7 +112,7 @@ def test_what_has_not_begun_is_no_task_that_runs_on(
         with worker, ExitStack() as tasks:
             tasks.callback(may_end.set)
             wait_until(lambda: begun == ["first"], "it runs")
-            ((old, _, _),) = store.consumers("celery")
+            ((old, _, _),) = store.leases.consumers("celery")
             wait_until(lambda: slots(old) == 2, "the second one is in the pool")
             unacked = f"{{celery}}:unacked:{old}"
             wait_until(lambda: client.hlen(unacked) == 1, "the first one's ack was heard")
@@ -137,13 +137,13 @@ def test_its_lease_lasts_until_the_last_task_has_ended(store: Store) -> None:
         store.now = str(now_ms)
         assert remaining.step() == 10
     assert store.running("q") == {"all:": 2}
-    assert store.consumers("q") == [(lease.consumer, 30_000, 0)]
+    assert store.leases.consumers("q") == [(lease.consumer, 30_000, 0)]
     running.remove(1)
     remaining.step()
     assert store.running("q") == {"all:": 1}
     running.clear()
     remaining.step()
-    assert (store.running("q"), store.consumers("q")) == ({}, [])
+    assert (store.running("q"), store.leases.consumers("q")) == ({}, [])
 
 
 def test_a_lease_that_was_lost_does_not_come_back(store: Store) -> None:
@@ -154,9 +154,9 @@ def test_a_lease_that_was_lost_does_not_come_back(store: Store) -> None:
     store.deliver("q", lease.consumer, 2, 1, lease_ms=lease.ms, gate=gate)
     remaining = Remaining(lease, ["q"], lambda queue: [1])
     store.now = "31001"
-    store.reclaim("q", lease.consumer)
+    store.leases.reclaim("q", lease.consumer)
     remaining.step()
-    assert (store.running("q"), store.consumers("q")) == ({}, [])
+    assert (store.running("q"), store.leases.consumers("q")) == ({}, [])
 
 
 def gated(id: str) -> Entry:

@@ -22,6 +22,7 @@ from celery import Celery
 from kombu import Connection, Queue
 
 from kombu_delayed.connection import connection as wire
+from kombu_delayed.store.claimable import Claimable
 from tests.kit.extended import MODULE as EXTENDED
 from tests.kit.inbox import Inbox
 from tests.kit.ledger import Ledger
@@ -398,7 +399,7 @@ def test_giving_back_that_was_interrupted_is_done_again(
     moves = [
         (channel.qos, "give_back_waiting"),
         (channel.store, "release"),
-        (channel.store, "announce_soon"),
+        (Claimable, "announce_soon"),
     ]
     with monkeypatch.context() as patch:
         patch.setattr(*moves[command - 1], raising)

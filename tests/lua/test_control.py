@@ -389,15 +389,15 @@ def test_consumers(backlog: Backlog, client: redis.Redis) -> None:
     store.publish("q", [entry(name) for name in "abc"])
     for name, want, lease_ms in (("late", 2, 500), ("early", 1, 200), ("idle", 0, 300)):
         store.deliver("q", name, want, 1, lease_ms=lease_ms)
-    assert store.consumers("q") == [("early", 200, 1), ("idle", 300, 0), ("late", 500, 2)]
+    assert store.leases.consumers("q") == [("early", 200, 1), ("idle", 300, 0), ("late", 500, 2)]
     store.now = "1250"
-    assert store.consumers("q") == [("early", -1, 1), ("idle", 50, 0), ("late", 250, 2)]
+    assert store.leases.consumers("q") == [("early", -1, 1), ("idle", 50, 0), ("late", 250, 2)]
     store.now = "1200"
-    assert store.consumers("q")[0] == ("early", 0, 1)
+    assert store.leases.consumers("q")[0] == ("early", 0, 1)
     before = state(client)
-    store.consumers("q")
+    store.leases.consumers("q")
     assert state(client) == before
 
 
 def test_no_consumers(store: Store) -> None:
-    assert store.consumers("q") == []
+    assert store.leases.consumers("q") == []

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import redis
 
+from kombu_delayed.store.dead_letters import DeadLetter
 from kombu_delayed.store.keys import SEPARATOR
-from kombu_delayed.store.store import DeadLetter, Limits, Store
+from kombu_delayed.store.store import Limits, Store
 from tests.kit.state import (
     dead_state,
     entry,
@@ -97,7 +98,7 @@ def test_reclaim_at_the_limit(
     text = A if before is None else returned(A, before)
     consumers = {"{q}:consumers": {"A": 1000, "B": 9000}}
     seed(client, {**consumers, "q": [D], "{q}:unacked:A": {"7": "3" + text}})
-    assert store.reclaim("q", "A") == 1
+    assert store.leases.reclaim("q", "A") == 1
     count = (before or 0) + 1
     if is_buried:
         expected = {**dead_keys({"a": "3" + text}), "{q}:dead-reasons": {"a": poisoned(count)}}
@@ -114,7 +115,7 @@ def test_reclaim_at_the_limit(
 def test_leave_buries_nothing(store: Store, client: redis.Redis) -> None:
     store.limits = Limits(max_deliveries=1)
     seed(client, {"{q}:unacked:A": {"1": "0" + returned(A, 9)}})
-    store.leave("q", "A")
+    store.leases.leave("q", "A")
     assert state(client) == {**NOW_TOKEN, "q": [returned(A, 9)]}
 
 
@@ -130,7 +131,7 @@ def test_some_are_poison(way: str, store: Store, client: redis.Redis) -> None:
     if way == "release":
         assert store.release("q", "host ü:1", [1, 2, 3, 4, 9], counted=True) == 4
     else:
-        assert store.reclaim("q", "host ü:1") == 4
+        assert store.leases.reclaim("q", "host ü:1") == 4
     assert dead_state(client) == {
         **NOW_TOKEN,
         "q": [returned(A, 1), returned(C, 1), returned(promoted(D, 500), 1), D],
@@ -143,8 +144,8 @@ def test_poison_twice(store: Store, client: redis.Redis) -> None:
     store.limits = Limits(max_deliveries=1)
     seed(client, {"{q}:unacked:A": {"1": "0" + A}})
     assert [store.release("q", "A", [1], counted=True) for _ in range(2)] == [1, 0]
-    assert store.reclaim("q", "A") == 0
-    assert store.dead_ids("q") == ["a"]
+    assert store.leases.reclaim("q", "A") == 0
+    assert store.dead.ids("q") == ["a"]
 
 
 def sha1(text: str) -> str:
@@ -256,9 +257,9 @@ def test_bury_under_one_id(store: Store, client: redis.Redis) -> None:
 def test_id_that_is_free_again(store: Store, client: redis.Redis) -> None:
     for reason in ("1", "2", "3"):
         store.bury("q", "A", [(1, "a", reason, b"0{}")])
-    store.purge_dead("q", ["a"])
+    store.dead.purge("q", ["a"])
     store.bury("q", "A", [(1, "a", "4", b"0{}")])
-    assert {each.id: each.reason for each in store.dead_letters("q", store.dead_ids("q"))} == {
+    assert {each.id: each.reason for each in store.dead.letters("q", store.dead.ids("q"))} == {
         "a": "4",
         "a\x1f2": "2",
         "a\x1f3": "3",
@@ -288,7 +289,7 @@ def test_time_of_burial_is_the_server_s(store: Store, client: redis.Redis) -> No
     store.now = ""
     seconds, microseconds = client.time()
     store.bury("q", "A", [(1, "a", "rejected", b"0{}")])
-    (letter,) = store.dead_letters("q", ["a"])
+    (letter,) = store.dead.letters("q", ["a"])
     assert 0 <= letter.at_ms - (seconds * 1000 + microseconds // 1000) < 5000
     assert state(client)["{q}:dead"] == {"a": letter.at_ms}
 
@@ -317,12 +318,12 @@ def left(client: redis.Redis) -> list[str]:
 
 
 def test_the_oldest_comes_first(store: Store, client: redis.Redis) -> None:
-    assert (store.dead_count("q"), store.dead_ids("q"), store.dead_letters("q", [])) == (0, [], [])
+    assert (store.dead.count("q"), store.dead.ids("q"), store.dead.letters("q", [])) == (0, [], [])
     buried_before(client, {"b": 1000, "a": 1002, "c": 1001})
-    assert store.dead_count("q") == 3
-    pages = [store.dead_ids("q", start, 2) for start in range(4)]
+    assert store.dead.count("q") == 3
+    pages = [store.dead.ids("q", start, 2) for start in range(4)]
     assert pages == [["b", "c"], ["c", "a"], ["a"], []]
-    assert store.dead_letters("q", ["c", "missing", "b"]) == [
+    assert store.dead.letters("q", ["c", "missing", "b"]) == [
         DeadLetter(id, f'{{"id":"{id}"}}'.encode(), id, "A", at_ms, 1)
         for id, at_ms in [("c", 1001), ("b", 1000)]
     ]
@@ -332,13 +333,13 @@ def test_pages_behind_a_place(store: Store, client: redis.Redis) -> None:
     """What the place stands for may have gone."""
     order = [(1000, "b"), (1001, "Z"), (1001, "c"), (1001, "d"), (1002, "a")]
     buried_before(client, {id: at_ms for at_ms, id in order})
-    assert store.dead_page("q") == order
+    assert store.dead.page("q") == order
     for n, place in enumerate(order):
-        assert store.dead_page("q", place, 2) == order[n + 1 : n + 3]
-    store.purge_dead("q", ["c", "b"])
-    assert store.dead_page("q", (1001, "c")) == [(1001, "d"), (1002, "a")]
-    assert store.dead_page("q", (1000, "b"), 1) == [(1001, "Z")]
-    assert store.dead_page("other") == []
+        assert store.dead.page("q", place, 2) == order[n + 1 : n + 3]
+    store.dead.purge("q", ["c", "b"])
+    assert store.dead.page("q", (1001, "c")) == [(1001, "d"), (1002, "a")]
+    assert store.dead.page("q", (1000, "b"), 1) == [(1001, "Z")]
+    assert store.dead.page("other") == []
 
 
 # How many are kept, and how long.
@@ -358,7 +359,7 @@ def test_the_oldest_go(way: str, limit: int, kept: str, store: Store, client: re
     elif way == "release":
         store.release("q", "A", [1], counted=True)
     else:
-        store.reclaim("q", "A")
+        store.leases.reclaim("q", "A")
     assert left(client) == list(kept)
 
 
@@ -404,7 +405,7 @@ def test_bounds_are_of_one_queue(store: Store, client: redis.Redis) -> None:
     store.limits = Limits(dead_limit=1)
     for queue in ("q", "other", "q"):
         store.bury(queue, "A", [(1, "a", "rejected", b"0{}")])
-    assert [store.dead_count(queue) for queue in ("q", "other")] == [1, 1]
+    assert [store.dead.count(queue) for queue in ("q", "other")] == [1, 1]
 
 
 # replay
@@ -414,7 +415,7 @@ def test_replay_now(store: Store, client: redis.Redis) -> None:
     """At the tails of their lists, in the order that was asked for."""
     letters = {"a": "0" + returned(A, 19), "b": "3" + B, "c": "0" + promoted(C, 500), "d": "0" + D}
     seed(client, {"q": ["first"], **dead_keys(letters)})
-    assert store.replay("q", ["c", "missing", "b", "a", "a"]) == 3
+    assert store.dead.replay("q", ["c", "missing", "b", "a", "a"]) == 3
     assert dead_state(client) == {
         **NOW_TOKEN,
         "q": ["first", promoted(C, 500), A],
@@ -427,7 +428,7 @@ def test_replay_now(store: Store, client: redis.Redis) -> None:
 def test_replay_at_a_time(due_ms: int, store: Store, client: redis.Redis) -> None:
     letters = {"a": "0" + returned(A, 19), "b": "3" + promoted(B, 500), "c": "0" + C}
     seed(client, dead_keys(letters))
-    assert store.replay("q", ["a", "b", "missing"], due_ms) == 2
+    assert store.dead.replay("q", ["a", "b", "missing"], due_ms) == 2
     assert dead_state(client) == {
         "{q}:partitions": {str(due_ms): due_ms},
         f"{{q}}:delayed:{due_ms}": {"a": due_ms, "b": due_ms},
@@ -448,13 +449,13 @@ def test_replayed_message_is_promoted_with_its_new_due_time_once(
 ) -> None:
     seed(client, dead_keys({"a": f"{step}{text}"}))
     for n, due_ms in enumerate((2000, 3000)):
-        assert store.replay("q", ["a"], due_ms) == 1
+        assert store.dead.replay("q", ["a"], due_ms) == 1
         store.now = str(due_ms)
         answer = store.deliver("q", "A", 1, 1, lease_ms=9000)
         assert answer is not None
         assert answer.records == [f"{step}{promoted(A, due_ms)}".encode()]
         assert store.bury("q", "A", [(1, "a", "rejected", b"")]) == 1
-        assert store.dead_letters("q", ["a"])[0].deliveries == 1, n
+        assert store.dead.letters("q", ["a"])[0].deliveries == 1, n
 
 
 def test_what_looks_like_a_prefix_inside_stays(store: Store, client: redis.Redis) -> None:
@@ -463,27 +464,27 @@ def test_what_looks_like_a_prefix_inside_stays(store: Store, client: redis.Redis
     assert '{"due_ms":6,' in text
     assert text.endswith(',\\"deliveries\\":8}"}')
     seed(client, dead_keys({"a": "0" + text}))
-    store.replay("q", ["a"], 2000)
+    store.dead.replay("q", ["a"], 2000)
     assert state(client)["{q}:messages"] == {"a": "0" + text}
 
 
 def test_replayed_starts_to_count_anew(store: Store, client: redis.Redis) -> None:
     store.limits = Limits(max_deliveries=2)
     seed(client, dead_keys({"a": "0" + returned(A, 1)}))
-    store.replay("q", ["a"])
+    store.dead.replay("q", ["a"])
     for tag, ids in ((1, []), (2, ["a"])):
         store.deliver("q", "A", 1, tag, lease_ms=9000)
         store.release("q", "A", [tag], counted=True)
-        assert store.dead_ids("q") == ids
-    assert store.dead_letters("q", ["a"])[0].deliveries == 2
+        assert store.dead.ids("q") == ids
+    assert store.dead.letters("q", ["a"])[0].deliveries == 2
 
 
 def test_replay_of_one_id_s_letters(store: Store, client: redis.Redis) -> None:
     """What follows the id in a dead letter's name belongs to the dead letters alone."""
     letters = {"a": "0" + A, "a\x1f2": "0" + B, "a\x1f3": "3" + C}
     seed(client, dead_keys(letters))
-    assert store.replay("q", ["a\x1f3"]) == 1
-    assert store.replay("q", ["a\x1f2"], 2000) == 1
+    assert store.dead.replay("q", ["a\x1f3"]) == 1
+    assert store.dead.replay("q", ["a\x1f2"], 2000) == 1
     assert dead_state(client) == {
         MID: [C],
         "{q}:partitions": {"2000": 2000},
@@ -492,7 +493,7 @@ def test_replay_of_one_id_s_letters(store: Store, client: redis.Redis) -> None:
         "{q}:wake": {"now": 0, "due": 2000},
         **dead_keys({"a": "0" + A}),
     }
-    assert store.replay("q", ["a"], 3000) == 1
+    assert store.dead.replay("q", ["a"], 3000) == 1
     assert dead_state(client) == {
         MID: [C],
         "{q}:partitions": {"2000": 2000},
@@ -521,9 +522,9 @@ def test_replay_tells_of_it(
     store.schedule("q", [entry(str(due), due) for due in waiting])
     client.delete("{q}:wake")
     seed(client, dead_keys({"a": "0" + A}))
-    assert store.replay("q", ["missing"], due_ms) == 0
+    assert store.dead.replay("q", ["missing"], due_ms) == 0
     assert "{q}:wake" not in state(client)
-    assert store.replay("q", ["a"], due_ms) == 1
+    assert store.dead.replay("q", ["a"], due_ms) == 1
     assert state(client).get("{q}:wake", {}) == wake
 
 
@@ -534,16 +535,16 @@ def test_replay_of_what_is_not_there(
 ) -> None:
     before = dead_keys({"a": "0" + A})
     seed(client, before)
-    assert store.replay("q", ids, due_ms) == 0
+    assert store.dead.replay("q", ids, due_ms) == 0
     assert dead_state(client) == before
 
 
 @pytest.mark.parametrize("due_ms", [0, 2000])
 def test_replay_twice(due_ms: int, store: Store, client: redis.Redis) -> None:
     seed(client, dead_keys({"a": "0" + A}))
-    assert store.replay("q", ["a"], due_ms) == 1
+    assert store.dead.replay("q", ["a"], due_ms) == 1
     before = state(client)
-    assert store.replay("q", ["a"], due_ms) == 0
+    assert store.dead.replay("q", ["a"], due_ms) == 0
     assert state(client) == before
 
 
@@ -552,7 +553,7 @@ def test_replay_of_much_at_a_time_splits(client: redis.Redis) -> None:
     ids = [str(n) for n in range(600)]
     store.schedule("q", [entry(f"w{n}", 2000 + n) for n in range(20)])
     buried_before(client, dict.fromkeys(ids, 900))
-    assert store.replay("q", ids, 2010) == 600
+    assert store.dead.replay("q", ids, 2010) == 600
     assert store.size("q") == (0, 0, 620)
     assert left(client) == []
 
@@ -560,7 +561,7 @@ def test_replay_of_much_at_a_time_splits(client: redis.Redis) -> None:
 def test_replay_of_what_is_no_message(store: Store, client: redis.Redis) -> None:
     record = b"6\xff is not text"
     store.bury("q", "A", [(1, "a", "rejected", record)])
-    assert store.replay("q", ["a"]) == 1
+    assert store.dead.replay("q", ["a"]) == 1
     answer = store.deliver("q", "A", 1, 1, lease_ms=0)
     assert answer is not None
     assert answer.records == [record]
@@ -571,15 +572,15 @@ def test_replay_of_what_is_no_message(store: Store, client: redis.Redis) -> None
 
 def test_purge_dead(store: Store, client: redis.Redis) -> None:
     seed(client, {"q": [D], **dead_keys({"a": "0" + A, "b": "0" + B, "a\x1f2": "0" + C})})
-    assert store.purge_dead("q", ["a", "missing", "a"]) == 1
+    assert store.dead.purge("q", ["a", "missing", "a"]) == 1
     assert dead_state(client) == {"q": [D], **dead_keys({"b": "0" + B, "a\x1f2": "0" + C})}
-    assert store.purge_dead("q", ["a", "a\x1f2", "b"]) == 2
-    assert store.purge_dead("q", []) == 0
+    assert store.dead.purge("q", ["a", "a\x1f2", "b"]) == 2
+    assert store.dead.purge("q", []) == 0
     assert state(client) == {"q": [D]}
 
 
 def test_purge_of_many_dead_letters(store: Store, client: redis.Redis) -> None:
     ids = [str(n) for n in range(600)]
     buried_before(client, dict.fromkeys(ids, 900))
-    assert store.purge_dead("q", ids) == 600
+    assert store.dead.purge("q", ids) == 600
     assert left(client) == []

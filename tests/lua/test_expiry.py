@@ -21,7 +21,7 @@ DEAD = {
 
 
 def reclaim(store: Store) -> None:
-    assert store.reclaim("q", "A") == 2
+    assert store.leases.reclaim("q", "A") == 2
 
 
 MOVES: dict[str, Callable[[Store], object]] = {
@@ -30,10 +30,10 @@ MOVES: dict[str, Callable[[Store], object]] = {
     "unique": lambda s: s.schedule_unique("q", entry("c", 500), "key", "refuse"),
     "release": lambda s: s.release("q", "A", [1, 2]),
     "release behind": lambda s: s.release("q", "A", [1, 2], counted=True, behind=True),
-    "leave": lambda s: s.leave("q", "A"),
+    "leave": lambda s: s.leases.leave("q", "A"),
     "reclaim": reclaim,
-    "replay": lambda s: s.replay("q", ["d"]),
-    "announce": lambda s: s.announce("q"),
+    "replay": lambda s: s.dead.replay("q", ["d"]),
+    "announce": lambda s: s.claimable.announce("q"),
 }
 
 

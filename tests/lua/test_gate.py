@@ -64,7 +64,7 @@ def test_slots_of_the_dead_come_back(store: Store) -> None:
     store.publish("q", [entry(id) for id in "ab"])
     deliver(store)
     store.now = "40000"
-    assert store.reclaim("q", "A") == 1
+    assert store.leases.reclaim("q", "A") == 1
     assert store.running("q") == {}
 
 
@@ -157,7 +157,7 @@ def test_purge_leaves_nothing(store: Store, client: redis.Redis) -> None:
     store.publish("q", [entry(f"{n}", Ticket(f"k{n}", uses=(Use("all"),))) for n in range(600)])
     for tag in range(1, 5):
         deliver(store, tag=tag * 10)
-    store.leave("q", "A")
+    store.leases.leave("q", "A")
     assert store.waiting("q") > 300
     assert store.purge("q") == 600
     store.delete("q")
@@ -333,16 +333,16 @@ def test_slots_of_running_tasks_outlast_their_consumer(store: Store) -> None:
     store.publish("q", [entry(id) for id in "abcd"])
     deliver(store, gate=gate)
     store.ack("q", "A", [1], on_error=lambda: pytest.fail("refused"))
-    store.leave("q", "A", [1, 2])
-    store.leave("q", "A", [1, 2])
+    store.leases.leave("q", "A", [1, 2])
+    store.leases.leave("q", "A", [1, 2])
     assert store.running("q") == {"all:": 2}
-    assert [name for name, _, _ in store.consumers("q")] == ["A"]
-    assert store.renew("q", "A", 30_000) == []
-    store.leave("q", "A", [2])
+    assert [name for name, _, _ in store.leases.consumers("q")] == ["A"]
+    assert store.leases.renew("q", "A", 30_000) == []
+    store.leases.leave("q", "A", [2])
     assert store.running("q") == {"all:": 1}
-    store.leave("q", "A")
-    assert (store.running("q"), store.consumers("q")) == ({}, [])
-    assert store.renew("q", "A", 30_000) is None
+    store.leases.leave("q", "A")
+    assert (store.running("q"), store.leases.consumers("q")) == ({}, [])
+    assert store.leases.renew("q", "A", 30_000) is None
 
 
 # The doctor.

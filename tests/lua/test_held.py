@@ -185,7 +185,7 @@ def test_leave(store: Store, client: redis.Redis) -> None:
         },
     )
     client.delete("{q}:wake")
-    store.leave("q", "A")
+    store.leases.leave("q", "A")
     assert state(client) == {
         **backlog,
         "q": [returned(A, 0), returned(C, 0)],
@@ -197,21 +197,21 @@ def test_leave(store: Store, client: redis.Redis) -> None:
 
 def test_leave_passes_on_what_it_was_told(store: Store, client: redis.Redis) -> None:
     seed(client, {"q": [A], "{q}:consumers": {"A": 9000}})
-    store.leave("q", "A")
+    store.leases.leave("q", "A")
     assert state(client) == {"q": [A], "{q}:wake": {"now": 0}}
 
 
 def test_leave_keeps_another_s_promise(store: Store, client: redis.Redis) -> None:
     seed(client, {"{q}:armed": "2000 B"})
-    store.leave("q", "A")
+    store.leases.leave("q", "A")
     assert state(client) == {"{q}:armed": "2000 B"}
 
 
 def test_leave_twice(store: Store, client: redis.Redis) -> None:
     seed(client, {"{q}:unacked:A": HELD, "{q}:consumers": {"A": 9000}})
-    store.leave("q", "A")
+    store.leases.leave("q", "A")
     before = state(client)
-    store.leave("q", "A")
+    store.leases.leave("q", "A")
     assert state(client) == before
 
 
@@ -224,7 +224,7 @@ def test_leave_is_bounded(store: Store, client: redis.Redis) -> None:
 
 def test_leave_with_much(store: Store, client: redis.Redis) -> None:
     client.hset("{q}:unacked:A", mapping={str(tag): f"0{tag}" for tag in range(2000)})
-    store.leave("q", "A")
+    store.leases.leave("q", "A")
     assert state(client)["q"] == [str(tag) for tag in range(2000)]
 
 
@@ -236,7 +236,7 @@ def test_leave_with_much(store: Store, client: redis.Redis) -> None:
 )
 def test_reclaim(lease: dict[str, Any], store: Store, client: redis.Redis) -> None:
     seed(client, {"q": [D], "{q}:unacked:A": HELD, **lease})
-    assert store.reclaim("q", "A") == 3
+    assert store.leases.reclaim("q", "A") == 3
     assert state(client) == {
         "q": [returned(A, 1), returned(C, 1), D],
         MID: [returned(B, 1)],
@@ -247,7 +247,7 @@ def test_reclaim(lease: dict[str, Any], store: Store, client: redis.Redis) -> No
 def test_lease_that_lasts_is_left_alone(store: Store, client: redis.Redis) -> None:
     before = {"{q}:unacked:A": HELD, "{q}:consumers": {"A": 1001}, "{q}:armed": "2000 A"}
     seed(client, before)
-    assert store.reclaim("q", "A") == 0
+    assert store.leases.reclaim("q", "A") == 0
     assert state(client) == before
 
 
@@ -263,7 +263,7 @@ def test_reclaim_is_bounded(store: Store, client: redis.Redis) -> None:
 
 def test_reclaim_with_much(store: Store, client: redis.Redis) -> None:
     client.hset("{q}:unacked:A", mapping={str(tag): f"0{tag}" for tag in range(2000)})
-    assert store.reclaim("q", "A") == 2000
+    assert store.leases.reclaim("q", "A") == 2000
     assert state(client)["q"] == [str(tag) for tag in range(2000)]
 
 
@@ -271,7 +271,7 @@ def test_reclaim_hands_the_promise_back(store: Store, client: redis.Redis) -> No
     store.schedule("q", [entry("d", 2000)])
     seed(client, {"{q}:armed": "2000 A", "{q}:consumers": {"A": 500}})
     client.delete("{q}:wake")
-    assert store.reclaim("q", "A") == 0
+    assert store.leases.reclaim("q", "A") == 0
     after = state(client)
     assert after["{q}:wake"] == {"due": 2000}
     assert "{q}:armed" not in after
@@ -280,14 +280,14 @@ def test_reclaim_hands_the_promise_back(store: Store, client: redis.Redis) -> No
 
 def test_reclaim_keeps_another_s_promise(store: Store, client: redis.Redis) -> None:
     seed(client, {"{q}:armed": "2000 B", "{q}:consumers": {"A": 500}})
-    store.reclaim("q", "A")
+    store.leases.reclaim("q", "A")
     assert state(client) == {"{q}:armed": "2000 B"}
 
 
 def test_reclaim_tells_of_what_the_dead_was_told(store: Store, client: redis.Redis) -> None:
     """It may have died between taking the token and claiming."""
     seed(client, {"q": [A], "{q}:consumers": {"A": 500}})
-    store.reclaim("q", "A")
+    store.leases.reclaim("q", "A")
     assert state(client) == {"q": [A], "{q}:wake": {"now": 0}}
 
 
@@ -295,13 +295,13 @@ def test_reclaimed_consumer_finds_nothing_of_its_own(store: Store, client: redis
     seed(client, {"q": [A]})
     store.deliver("q", "A", 1, 1, lease_ms=100)
     store.now = "1100"
-    store.reclaim("q", "A")
+    store.leases.reclaim("q", "A")
     before = state(client)
     ack(store, "A", [1])
     assert store.release("q", "A", [1]) == 0
     assert store.bury("q", "A", [(1, "a", "rejected", b"")]) == 0
     assert store.park("q", "A", [(1, "a", 5000)]) == 0
-    assert store.renew("q", "A", 100) is None
+    assert store.leases.renew("q", "A", 100) is None
     assert store.deliver("q", "A", 1, 2, lease_ms=100, leased=True) is None
     assert state(client) == before
 
@@ -311,25 +311,25 @@ def test_reclaimed_consumer_finds_nothing_of_its_own(store: Store, client: redis
 
 def test_renew(store: Store, client: redis.Redis) -> None:
     seed(client, {"{q}:consumers": {"A": 1500, "B": 1001}})
-    assert store.renew("q", "A", 30_000) == []
+    assert store.leases.renew("q", "A", 30_000) == []
     assert state(client) == {"{q}:consumers": {"A": 31_000, "B": 1001}}
 
 
 def test_renew_names_the_dead(store: Store, client: redis.Redis) -> None:
     seed(client, {"{q}:consumers": {"A": 500, "B": 1000, "C": 999, "D": 1001}})
-    assert store.renew("q", "A", 30_000) == ["C", "B"]
+    assert store.leases.renew("q", "A", 30_000) == ["C", "B"]
     assert state(client)["{q}:consumers"] == {"A": 31_000, "B": 1000, "C": 999, "D": 1001}
 
 
 def test_lost_lease_is_not_renewed(store: Store, client: redis.Redis) -> None:
     seed(client, {"{q}:consumers": {"B": 500}})
-    assert store.renew("q", "A", 30_000) is None
+    assert store.leases.renew("q", "A", 30_000) is None
     assert state(client) == {"{q}:consumers": {"B": 500}}
 
 
 def test_the_dead_are_named_in_portions(store: Store, client: redis.Redis) -> None:
     seed(client, {"{q}:consumers": {"A": 5000, **{f"dead{n}": 1 for n in range(150)}}})
-    assert len(store.renew("q", "A", 30_000) or ()) == 100
+    assert len(store.leases.renew("q", "A", 30_000) or ()) == 100
 
 
 def test_the_last_one_to_leave_forgets_what_older_workers_have_kept(
@@ -338,9 +338,9 @@ def test_the_last_one_to_leave_forgets_what_older_workers_have_kept(
     for consumer in ("A", "B"):
         store.deliver("q", consumer, 1, 1, lease_ms=30_000)
     seed(client, {"{q}:granted-by": "a run id"})
-    store.leave("q", "A")
+    store.leases.leave("q", "A")
     assert state(client)["{q}:granted-by"] == "a run id"
-    store.leave("q", "B")
+    store.leases.leave("q", "B")
     assert state(client) == {}
 
 
@@ -348,7 +348,7 @@ def test_the_last_one_to_leave_forgets_what_older_workers_have_kept(
 
 
 def renew_all(store: Store, *renewed: str, queues: Sequence[str] = ("p", "q", "r")) -> Renewal:
-    return store.renew_all(queues, renewed, "A", 30_000, 90_000)
+    return store.leases.renew_all(queues, renewed, "A", 30_000, 90_000)
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 250])
@@ -470,9 +470,9 @@ def test_a_lease_of_an_expiring_queue_outlasts_who_leaves(
     store.publish("q", [entry("a")], 1_000)
     for consumer in (ours, other):
         store.deliver("q", consumer, 1, 1, lease_ms=300, expires_ms=1_000)
-    store.leave("q", other)
+    store.leases.leave("q", other)
     client.pexpire(store.keys("q").unacked(ours), 500)
-    assert store.renew("q", ours, 300) is not None
+    assert store.leases.renew("q", ours, 300) is not None
     assert client.pttl(store.keys("q").unacked(ours)) > 500
 
 
@@ -481,11 +481,11 @@ def test_names_that_are_no_text(store: Store) -> None:
     store.publish("q", [entry("a")])
     store.deliver("q", name, 1, 1, lease_ms=500)
     store.deliver("q", "B", 1, 1, lease_ms=500)
-    assert store.consumers("q") == [("B", 500, 0), (name, 500, 1)]
+    assert store.leases.consumers("q") == [("B", 500, 0), (name, 500, 1)]
     store.now = "1500"
-    assert store.renew("q", "B", 500) == [name]
-    assert store.reclaim("q", name) == 1
-    assert store.consumers("q") == [("B", 500, 0)]
+    assert store.leases.renew("q", "B", 500) == [name]
+    assert store.leases.reclaim("q", name) == 1
+    assert store.leases.consumers("q") == [("B", 500, 0)]
 
 
 # A reclaim is of the lease that was found dead.
@@ -496,14 +496,14 @@ def test_reclaim_only_what_was_not_renewed_since(
     ended_ms: int | None, count: int, store: Store, client: redis.Redis
 ) -> None:
     seed(client, {"{q}:unacked:A": {"1": "0" + A}, "{q}:consumers": {"A": 900}})
-    assert store.reclaim("q", "A", ended_ms) == count
+    assert store.leases.reclaim("q", "A", ended_ms) == count
 
 
 def test_reclaim_of_a_lease_that_ends_too_late(store: Store, client: redis.Redis) -> None:
     """The clock that granted it was ahead."""
     seed(client, {"{q}:unacked:A": {"1": "0" + A}, "{q}:consumers": {"A": 10**9}})
-    assert store.reclaim("q", "A") == 0
-    assert store.reclaim("q", "A", 10**9) == 1
+    assert store.leases.reclaim("q", "A") == 0
+    assert store.leases.reclaim("q", "A", 10**9) == 1
 
 
 # sort_held: much at once
@@ -532,8 +532,8 @@ def all_sorted(store: Store) -> int:
 
 
 ENDINGS: dict[str, Callable[[Store], Any]] = {
-    "reclaim": lambda store: store.reclaim("q", "A"),
-    "leave": lambda store: store.leave("q", "A"),
+    "reclaim": lambda store: store.leases.reclaim("q", "A"),
+    "leave": lambda store: store.leases.leave("q", "A"),
 }
 
 
@@ -608,7 +608,7 @@ def test_two_reclaim_at_once(store: Store, client: redis.Redis) -> None:
     while int(cursor):
         cursor = sort_held(store, cursor)
         assert call(store, "reclaim", "A")[0] == 250
-    assert store.reclaim("q", "A") > 0
+    assert store.leases.reclaim("q", "A") > 0
     assert state(client) == {"q": ALL, "{q}:wake": {"now": 0}}
 
 
@@ -633,10 +633,10 @@ def test_consumer_that_wakes_up_in_the_middle(
     seed(client, {"{q}:consumers": {"A": 9, "B": 1e9}})
     all_sorted(store)
     call(store, "reclaim", "A")
-    assert store.renew("q", "A", 100) is None
+    assert store.leases.renew("q", "A", 100) is None
     for leased in (True, False):
         assert store.deliver("q", "A", 5, MUCH, lease_ms=100, leased=leased) is None
-    assert store.renew("q", "B", 100) == ["A"]
+    assert store.leases.renew("q", "B", 100) == ["A"]
     ack(store, "A", list(range(acked)))
     ending(store)
     assert state(client) == {
@@ -649,12 +649,12 @@ def test_consumer_that_wakes_up_in_the_middle(
 @pytest.mark.usefixtures("much")
 def test_lease_that_lasts_is_left_alone_with_much(store: Store, client: redis.Redis) -> None:
     client.zadd("{q}:consumers", {"A": 1001})
-    assert store.reclaim("q", "A") == 0
+    assert store.leases.reclaim("q", "A") == 0
     after = state(client)
     assert after["{q}:unacked:A"] == {tag: "0" + tag for tag in ALL}
     assert "q" not in after
     ack(store, "A", list(range(MUCH)))
-    store.leave("q", "A")
+    store.leases.leave("q", "A")
     assert state(client) == {}
 
 
@@ -664,7 +664,7 @@ def test_much_of_which_some_is_poison(store: Store, client: redis.Redis) -> None
     tried = [tag for tag in ALL if tag.endswith("7")]
     texts = {tag: returned(message(tag, headers={"id": tag}), 1) for tag in tried}
     client.hset("{q}:unacked:A", mapping={tag: "0" + text for tag, text in texts.items()})
-    assert store.reclaim("q", "A") == MUCH
+    assert store.leases.reclaim("q", "A") == MUCH
     after = state(client)
     assert after["q"] == [tag for tag in ALL if tag not in texts]
     assert after["{q}:dead-messages"] == {tag: "0" + text for tag, text in texts.items()}
@@ -680,7 +680,7 @@ def test_recover(seen: int, tags: list[int], store: Store, client: redis.Redis) 
     before = {"{q}:unacked:A": {"10": "0" + D, **HELD}}
     seed(client, before)
     records = {1: "0" + A, 2: "3" + B, 3: "0" + C, 10: "0" + D}
-    assert store.recover("q", "A", seen) == [(tag, records[tag].encode()) for tag in tags]
+    assert store.leases.recover("q", "A", seen) == [(tag, records[tag].encode()) for tag in tags]
     assert state(client) == before
 
 
@@ -695,7 +695,7 @@ def test_recover_many_in_bounded_calls(
         return pages[-1]
 
     monkeypatch.setattr(store, "run", running)
-    assert [tag for tag, _ in store.recover("q", "A", 99)] == list(range(100, 10_000))
+    assert [tag for tag, _ in store.leases.recover("q", "A", 99)] == list(range(100, 10_000))
     assert max(map(len, pages)) < 4 * CALL_LIMIT
 
 

@@ -208,14 +208,14 @@ def test_announce(
     client.delete("{q}:wake")
     before = state(client)
     for _ in range(2):
-        store.announce("q")
+        store.claimable.announce("q")
         assert state(client) == {**before, **wake}
 
 
 def test_token_is_never_put_off(store: Store, client: redis.Redis) -> None:
     seed(client, {"{q}:wake": {"due": 1500}})
     store.schedule("q", [entry("a", 2000)])
-    store.announce("q")
+    store.claimable.announce("q")
     assert state(client)["{q}:wake"] == {"due": 1500}
 
 
@@ -225,7 +225,7 @@ def test_announced_due_time_is_one_that_another_consumer_is_told(
     """Who announces is about to stop: a promise of his must not keep others from claiming."""
     store.schedule("q", [entry("a", 5000)])
     store.deliver("q", "A", 1, 1, lease_ms=30_000)
-    store.announce("q")
+    store.claimable.announce("q")
     assert client.bzpopmin("{q}:wake", 1) == (b"{q}:wake", b"due", 5000.0)
     answer = store.deliver("q", "B", 1, 1, lease_ms=30_000)
     assert answer is not None

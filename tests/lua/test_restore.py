@@ -421,15 +421,15 @@ def test_restored_dead_letters_last_until_a_burial(
     assert all(client.exists(key) for key in keys)
     assert [client.pttl(key) for key in keys] == [-1] * 3
     store.bury("q", "A", [(1, "b", "rejected", b"0{}")])
-    assert store.dead_ids("q") == ["b"]
+    assert store.dead.ids("q") == ["b"]
 
 
 def test_restored_dead_letters_are_read_and_replayed(store: Store, client: redis.Redis) -> None:
     restore_dead(store, [letter("a", "0" + A, "r", 700), letter("b", "3" + B, "s", 600)])
-    assert store.dead_ids("q") == ["b", "a"]
-    (found,) = store.dead_letters("q", ["a"])
+    assert store.dead.ids("q") == ["b", "a"]
+    (found,) = store.dead.letters("q", ["a"])
     assert (found.message, found.reason, found.at_ms) == (A.encode(), "r", 700)
-    assert store.replay("q", ["a"]) == 1
+    assert store.dead.replay("q", ["a"]) == 1
     assert state(client)["q"] == [A]
-    assert store.purge_dead("q", ["b"]) == 1
+    assert store.dead.purge("q", ["b"]) == 1
     assert set(state(client)) == {"q", "{q}:wake"}

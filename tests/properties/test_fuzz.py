@@ -242,14 +242,14 @@ def take(store: Store, queue: str, consumer: str = "A", lease_ms: int = 100) -> 
     assert answer is not None
     held = dict(enumerate(answer.records, 1))
     if lease_ms:
-        assert store.recover(queue, consumer, 0) == list(held.items())
+        assert store.leases.recover(queue, consumer, 0) == list(held.items())
     return held
 
 
 def finish(store: Store, queue: str, held: dict[int, bytes], spares: str = "wake") -> None:
     """All is acked and nothing stays behind, but for wake tokens and keys with `spares` in them."""
     store.ack(queue, "A", [*held, 10**9], on_error=lambda: pytest.fail("an ack was refused"))
-    store.leave(queue, "A")
+    store.leases.leave(queue, "A")
     assert store.size(queue) == (0, 0, 0)
     left = [key.rpartition(":")[2] for key in all_keys(store.client)]
     assert [name for name in left if name != "wake" and spares not in name] == []
@@ -309,7 +309,10 @@ def test_returned_messages_are_the_same(
     for n in range(times):
         held = take(store, queue)
         store.now = str(int(store.now) + 100)
-        back = store.reclaim(queue, "A") if dies else store.release(queue, "A", held, counted=True)
+        if dies:
+            back = store.leases.reclaim(queue, "A")
+        else:
+            back = store.release(queue, "A", held, counted=True)
         assert back == len(sent), n
     held = take(store, queue)
     by_step = sorted(sent, key=lambda each: each[1])
@@ -333,7 +336,7 @@ def test_parked_messages_come_back(
     assert store.park(queue, "A", [*parked, *parked, (10**9, "x", 5)]) == len(sent)
     assert sorted(check_backlog(store.client, queue).values()) == sorted(at for *_, at in parked)
     store.now = str(max(at for *_, at in parked))
-    store.leave(queue, "A")
+    store.leases.leave(queue, "A")
     again = take(store, queue)
     expected = [
         (held[tag][:1].decode(), promoted(held[tag][1:].decode(), at)) for tag, _, at in parked
@@ -354,15 +357,15 @@ def test_dead_letters_come_back(
     held = take(store, queue)
     graves = [(tag, data.draw(ids), data.draw(unicode), b"") for tag in held]
     assert store.bury(queue, "A", [*graves, *graves, (10**9, "x", "y", b"")]) == len(sent)
-    found = store.dead_letters(queue, store.dead_ids(queue))
+    found = store.dead.letters(queue, store.dead.ids(queue))
     assert Counter(letter.message for letter in found) == Counter(r[1:] for r in held.values())
     assert sorted(letter.reason for letter in found) == sorted(why for _, _, why, _ in graves)
     assert all(letter.deliveries == 2 for letter in found)
     at_ms = data.draw(st.just(0) | st.integers(1001, LONGEST_MS))
     names = [letter.id for letter in found]
-    assert store.replay(queue, [*names, *names, "\x1f" * 9], at_ms) == len(sent)
+    assert store.dead.replay(queue, [*names, *names, "\x1f" * 9], at_ms) == len(sent)
     assert len(check_backlog(store.client, queue)) == (len(sent) if at_ms else 0)
-    store.leave(queue, "A")
+    store.leases.leave(queue, "A")
     store.now = str(at_ms or store.now)
     again = take(store, queue)
     expected = [(step, promoted(text, at_ms) if at_ms else text) for _, step, text in sent]

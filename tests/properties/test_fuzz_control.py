@@ -293,11 +293,11 @@ def test_restore_dead(
     ]
     assert restore_dead(store, rows, queue) == (len(rows), 0)
     assert restore_dead(store, data.draw(st.permutations(rows)), queue) == (0, len(rows))
-    names = store.dead_ids(queue)
-    found = store.dead_letters(queue, names)
+    names = store.dead.ids(queue)
+    found = store.dead.letters(queue, names)
     assert sorted(each.message for each in found) == sorted(text.encode() for *_, text in sent)
     assert {each.reason for each in found} == {reason}
-    assert store.replay(queue, names) == len(sent)
+    assert store.dead.replay(queue, names) == len(sent)
     held = take(store, queue)
     assert sorted(held.values()) == sorted(record.encode() for _, _, record, _ in rows)
     finish(store, queue, held)

@@ -91,7 +91,7 @@ def backup(
 
 
 def _count(store: Store, names: list[str]) -> int:
-    return sum(store.run("HLEN", store.keys(n).messages) + store.dead_count(n) for n in names)
+    return sum(store.run("HLEN", store.keys(n).messages) + store.dead.count(n) for n in names)
 
 
 def _facts(delayed: Queues, store: Store, names: list[str]) -> dict[str, Any]:

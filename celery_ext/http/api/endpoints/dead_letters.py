@@ -41,8 +41,8 @@ def letters_page(call: Call, query: DeadQuery) -> tuple[list[tuple[str, DeadTask
     left = LOOKED_AT
     for name in (each for each in shards if each >= shard):
         after = place if name == shard else None
-        while page := store.dead_page(name, after, CALL_LIMIT):
-            letters = {each.id: each for each in store.dead_letters(name, [id for _, id in page])}
+        while page := store.dead.page(name, after, CALL_LIMIT):
+            letters = {each.id: each for each in store.dead.letters(name, [id for _, id in page])}
             for after in page:
                 left -= 1
                 letter = letters.get(after[1])
@@ -94,7 +94,7 @@ async def replay_dead(call: Call) -> Response:
 
     def replay(shard: str, ids: list[str]) -> int:
         due_ms = 0 if at is None else int(at.timestamp() * 1000)
-        return call.service.delayed.store.replay(shard, ids, due_ms)
+        return call.service.delayed.store.dead.replay(shard, ids, due_ms)
 
     return Json({"changed": await call.run(_change, call, choice, replay)})
 
@@ -104,7 +104,7 @@ async def purge_dead(call: Call) -> Response:
     call.note("dead-purge", ",".join(choice.ids))
 
     def purge(shard: str, ids: list[str]) -> int:
-        return call.service.delayed.store.purge_dead(shard, ids)
+        return call.service.delayed.store.dead.purge(shard, ids)
 
     return Json({"changed": await call.run(_change, call, choice, purge)})
 
@@ -115,7 +115,7 @@ def _change(call: Call, choice: DeadChoice, change: Any) -> int:
     count = 0
     for name in call.service.queues(call.identity, choice.queue):
         for shard in store.shards.all(name):
-            letters = store.dead_letters(shard, list(dict.fromkeys(choice.ids)))
+            letters = store.dead.letters(shard, list(dict.fromkeys(choice.ids)))
             mine = [
                 letter.id
                 for letter in letters

@@ -36,7 +36,7 @@ def choose(visit: Visit, form: Form) -> tuple[Chosen, bool]:
         queue, id = cursors.read(name, str, str)
         visit.identity.check_queue(queue)
         for shard in store.shards.all(queue):
-            for letter in store.dead_letters(shard, [id]):
+            for letter in store.dead.letters(shard, [id]):
                 found = DeadTask(queue, letter)
                 if visit.identity.sees(queue, found.info.tenant):
                     chosen.setdefault(shard, []).append(found)
@@ -87,7 +87,7 @@ def apply(visit: Visit, form: Form) -> Response:
     visit.take(form)
     visit.note(f"dead-{verb}", _target(form, count))
     store = visit.service.delayed.store
-    change = store.replay if verb == "replay" else store.purge_dead
+    change = store.dead.replay if verb == "replay" else store.dead.purge
     changed = sum(
         change(shard, [each.letter.id for each in letters[at : at + CALL_LIMIT]])
         for shard, letters in chosen.items()

@@ -113,7 +113,7 @@ def _message(visit: Visit, id: str, state: State) -> tuple[TaskInfo | None, Dead
 def _letter(visit: Visit, id: str, queue: str) -> DeadTask | None:
     store = visit.service.delayed.store
     for shard in store.shards.nearest(queue, id):
-        for letter in store.dead_letters(shard, [id]):
+        for letter in store.dead.letters(shard, [id]):
             found = DeadTask(queue, letter)
             if visit.identity.sees(queue, found.info.tenant):
                 return found
