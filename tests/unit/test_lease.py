@@ -98,6 +98,7 @@ class Wired:
     def __init__(self, world: World) -> None:
         self._world = world
         self.renewed: list[tuple[int, int]] = []
+        self.leases = self
 
     def renew_all(self, queues: Any, renewed: Any, *args: Any) -> Renewal:
         self._check()

@@ -3,7 +3,7 @@
 -- keys: dead dead_messages dead_reasons
 -- arguments: now part cursor count:number fixes
 --   part: whose ids are looked at: dead, messages or reasons
--- include: clock
+-- include: clock repair
 -- returns {the next cursor, '0' at the end, ids looked at, bytes read, id, fault, …}, where a fault is dead-lost (a
 --   letter without its message) or dead-orphan (a message without its time or its note); O(count · log n)
 local function note_of(id)
@@ -19,7 +19,7 @@ local function fault_of(id)
   return not (redis.call('ZSCORE', dead, id) and note_of(id)) and 'dead-orphan'
 end
 
-local function put_right(fault, id)
+local function put_right(id, fault)
   if fault == 'dead-lost' then
     redis.call('ZREM', dead, id)
     redis.call('HDEL', dead_reasons, id)
@@ -35,20 +35,5 @@ local function put_right(fault, id)
   end
 end
 
-local page
-if part == 'dead' then
-  page = redis.call('ZSCAN', dead, cursor, 'COUNT', count)
-else
-  page = redis.call('HSCAN', part == 'messages' and dead_messages or dead_reasons, cursor, 'COUNT', count)
-end
-local answer = {page[1], #page[2] / 2, 0}
-for i = 1, #page[2], 2 do
-  local id = page[2][i]
-  answer[3] = answer[3] + #page[2][i + 1]
-  local fault = fault_of(id)
-  if fault then
-    if fixes == '1' then put_right(fault, id) end
-    answer[#answer + 1], answer[#answer + 2] = id, fault
-  end
-end
-return answer
+if part == 'dead' then return looked_through('ZSCAN', dead, fault_of, put_right) end
+return looked_through('HSCAN', part == 'messages' and dead_messages or dead_reasons, fault_of, put_right)

@@ -3,7 +3,7 @@
 -- keys: ledgers_until
 -- arguments: now cursor count:number fixes
 -- include: clock repair past_ledgers
--- returns {the next cursor, '0' at the end, ledgers looked at, 0, ledger, fault, …}, where the fault is past; O(count · log n)
+-- returns {the next cursor, '0' at the end, ledgers looked at, bytes read, ledger, fault, …}, where the fault is past; O(count · log n)
 local function fault_of(job)
   return tonumber(redis.call('ZSCORE', ledgers_until, job)) <= now_ms and 'past'
 end
@@ -12,4 +12,4 @@ local function put_right(job)
   forget_ledger(ledgers_until, job)
 end
 
-return looked_through(redis.call('ZSCAN', ledgers_until, cursor, 'COUNT', count), fault_of, put_right)
+return looked_through('ZSCAN', ledgers_until, fault_of, put_right)

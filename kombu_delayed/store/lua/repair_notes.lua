@@ -39,10 +39,5 @@ local function put_right(name)
   if due_ms and redis.call('HSETNX', unique, name, note.id) == 1 then redis.call('ZADD', unique_due, due_ms, name) end
 end
 
-local page
-if part == 'until' then
-  page = redis.call('ZSCAN', notes_until, cursor, 'COUNT', count)
-else
-  page = redis.call('HSCAN', notes, cursor, 'COUNT', count)
-end
-return looked_through(page, fault_of, put_right)
+if part == 'until' then return looked_through('ZSCAN', notes_until, fault_of, put_right) end
+return looked_through('HSCAN', notes, fault_of, put_right)

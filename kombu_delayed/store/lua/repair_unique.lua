@@ -26,10 +26,5 @@ local function put_right(key)
   end
 end
 
-local page
-if part == 'due' then
-  page = redis.call('ZSCAN', unique_due, cursor, 'COUNT', count)
-else
-  page = redis.call('HSCAN', unique, cursor, 'COUNT', count)
-end
-return looked_through(page, fault_of, put_right)
+if part == 'due' then return looked_through('ZSCAN', unique_due, fault_of, put_right) end
+return looked_through('HSCAN', unique, fault_of, put_right)
