@@ -8,9 +8,9 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ..connection.connection import numbers
-from ..message.envelope import Kept, open_kept
+from ..message.envelope import Kept, open_kept, step_char
 from ..message.ticket import lane_in, reason_of
-from ..store.keys import literal, step_char
+from ..store.keys import literal
 from ..store.scripts import Call
 from ..store.store import CALL_LIMIT, Store, chunks
 

@@ -189,7 +189,7 @@ class Doctor:
         answer: list[bytes] = self._ask("repair", fixes=int(self.fix), entries=parts)
         return answer
 
-    def _ask(self, name: str, **given: Any) -> Any:
+    def _ask(self, name: str, /, **given: Any) -> Any:
         return self.store.ask(name, self.queue, **given)
 
     # What is kept beside the messages.

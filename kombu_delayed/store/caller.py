@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ..connection.connection import Replicas, Wire
 from ..connection.format import Format
@@ -14,11 +14,22 @@ from .event_trimming import Upkeep
 from .keys import SEPARATOR, QueueKeys
 from .scripts import Call, Script, script, send_together
 from .shards import Shards
-from .values import Limits
 
 DEFAULT_PARTITION_SIZE = 128
 
+#: Messages in one call of a script: a call stays below a few milliseconds, and below Lua's stack.
+CALL_LIMIT = 250
+
+T = TypeVar("T")
 Self = TypeVar("Self", bound="Caller")
+
+
+class Limits(NamedTuple):
+    """When a message counts as poison (0: never), and how many dead letters are kept how long."""
+
+    max_deliveries: int = 20
+    dead_limit: int = 100_000
+    dead_seconds: float = 90 * 86_400
 
 
 class Caller:
@@ -183,3 +194,10 @@ def without_errors(answers: list[Any]) -> list[Any]:
         if isinstance(error, BaseException):
             raise error
     return answers
+
+
+def chunks(entries: Sequence[T], limit: int | None = None) -> Iterable[Sequence[T]]:
+    size = limit or CALL_LIMIT
+    if 0 < len(entries) <= size:
+        return (entries,)
+    return (entries[at : at + size] for at in range(0, len(entries), size))

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..message.wait import Wait
-from .caller import Caller
-from .values import chunks
+from .caller import Caller, chunks
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
+from ..message.envelope import step_char
+
 SEPARATOR = "\x06\x16"
 
 
@@ -250,11 +252,6 @@ def http_host(host: str, prefix: str = "") -> str:
 def http_topics(namespace: str, prefix: str = "") -> str:
     """Set of the topics that tasks of a namespace were sent to over HTTP."""
     return f"{prefix}kombu-delayed-http:topics:{namespace}"
-
-
-def step_char(step: int) -> str:
-    """A priority step as the one character that stands in front of a stored message."""
-    return chr(48 + step)
 
 
 def literal(text: str) -> str:

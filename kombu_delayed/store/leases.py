@@ -7,10 +7,10 @@ from typing import Any
 
 from ..errors import NodeDown
 from . import instrumentation
-from .caller import Caller
+from .caller import CALL_LIMIT, Caller, chunks
 from .renewal import Renewal, merged
 from .scripts import Call
-from .values import CALL_LIMIT, chunks
+from .scripts import Call
 
 #: Tags of a consumer's messages that one call sorts.
 SORT_LIMIT = 1_000

@@ -94,21 +94,16 @@ class Script:
             raise TypeError(
                 f"{self.name}.lua takes {[*self.keys, *self.arguments]}, not {sorted(given)}"
             )
-        parts = []
-        for names in (self.keys, self.arguments):
-            values = [given[name] for name in names]
+        keys = [given[name] for name in self.keys]
+        arguments = [given[name] for name in self.arguments]
+        for names, values in ((self.keys, keys), (self.arguments, arguments)):
             if names and names[-1] in self.variadic:
                 values[-1:] = values[-1]
-            parts.append(values)
-        keys, arguments = parts
         return (len(keys), *keys, *arguments)
 
     def __call__(self, run: Callable[..., Any], /, **given: Any) -> Any:
         """Run it. A server that has lost its scripts is given this one again."""
-        return self.send(run, self.pack(given))
-
-    def send(self, run: Callable[..., Any], packed: tuple[Any, ...]) -> Any:
-        """As a call, with what `pack` has made of its arguments."""
+        packed = self.pack(given)
         told = instrumentation.current
         began = perf_counter() if told is not None else 0.0
         try:

@@ -3,42 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from ..connection.connection import numbers, pairs
+from ..message.envelope import Entry
 from ..message.ticket import Gate
 from ..message.wait import NO_WAIT, Wait
 from . import instrumentation
-from .caller import Caller
+from .caller import CALL_LIMIT, Caller, Limits, chunks
 from .claimable import Claimable
 from .dead_letters import DeadLetters
 from .leases import Leases
 from .queue_metrics import SPANS_MS, Metrics
 from .scripts import Call
-from .values import (
-    CALL_LIMIT,
-    Delivered,
-    Entry,
-    Limits,
-    Scheduled,
-    Size,
-    UniqueOutcome,
-    chunks,
-    delivered,
-)
 
-__all__ = [
-    "CALL_LIMIT",
-    "Delivered",
-    "Entry",
-    "Limits",
-    "Scheduled",
-    "Size",
-    "Store",
-    "UniqueOutcome",
-    "chunks",
-    "delivered",
-    "unique_listeners",
-]
+__all__ = ["CALL_LIMIT", "Delivered", "Entry", "Limits", "Scheduled", "Size", "Store"]
+__all__ += ["UniqueOutcome", "chunks", "delivered", "unique_listeners"]
 
 #: Delayed messages that one call drops.
 PURGE_LIMIT = 5_000
@@ -46,8 +27,57 @@ PURGE_LIMIT = 5_000
 #: Partitions in which `Store.metrics` counts what is due.
 METRICS_LIMIT = 1_000
 
+
+class UniqueOutcome(NamedTuple):
+    """What became of a message with a unique key, and of the one that was delayed with that key.
+
+    `done` is "stored", "refused", "replaced" or "pushed", `other` the other one's name in the
+    backlog, or "". `state` is what the message is now: "delayed", "ready", or "already" where it
+    was not stored. It is, or was to be, due at `due_ms`. `replaced` is the record of the one whose
+    place it took, or empty.
+    """
+
+    done: str
+    other: str
+    state: str
+    due_ms: int
+    replaced: bytes
+
+
 #: Called with queue, id and outcome when this process has sent a message with a unique key.
 unique_listeners: list[Callable[[str, str, UniqueOutcome], None]] = []
+
+
+class Scheduled(NamedTuple):
+    """How many messages went where: into the backlog, to ready at once, or were there already."""
+
+    delayed: int
+    ready: int
+    already: int
+
+
+class Size(NamedTuple):
+    """A queue's messages by state; `due` are those of `delayed` whose time has come."""
+
+    ready: int
+    due: int
+    delayed: int
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """The answer of a deliver: records (priority step + message) and when to come back.
+
+    `next_due_ms` is 0 unless this consumer is the one that shall claim then.
+    """
+
+    now_ms: int
+    next_due_ms: int
+    more: bool
+    consumers: int
+    records: Sequence[bytes]
+    #: Whether messages wait at a gate, where the caller goes by none.
+    gated: bool = False
 
 
 class Store(Caller):
@@ -356,3 +386,12 @@ class Store(Caller):
         """Forget a queue without messages and consumers."""
         if not self.run("EXISTS", self.keys(queue).consumers):
             self.ask("delete", queue)
+
+
+def delivered(answer: Any, gate: Gate | None) -> Delivered | None:
+    """What the script that delivers has answered; None: the caller's lease was lost."""
+    if len(answer) == 1:
+        return None
+    now_ms, next_due_ms, more, consumers, *records = answer
+    has_more = bool(more % 2) or (gate is None and more > 1)
+    return Delivered(now_ms, next_due_ms, has_more, consumers, records, more > 1)

@@ -7,8 +7,7 @@ from copy import copy
 from typing import Any, TypedDict
 
 from ..inspection.backlog import Backlog
-from ..message.envelope import Kept
-from ..store.keys import step_char
+from ..message.envelope import Kept, step_char
 from ..store.store import Entry, Store
 from .keyspace import raw, read_key, text, write_key
 

@@ -12,7 +12,7 @@ import redis
 from kombu_delayed.inspection import doctor, events
 from kombu_delayed.inspection.backlog import Backlog
 from kombu_delayed.inspection.doctor import Doctor
-from kombu_delayed.store import leases, values
+from kombu_delayed.store import caller, leases
 from kombu_delayed.store import store as store_module
 from kombu_delayed.store.store import Entry, Store
 from tests.crash.deaths import (
@@ -40,7 +40,7 @@ LATE_DUE_MS = DUE_MS + 1_000
 @pytest.fixture(autouse=True)
 def _small_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Moves of several messages take several commands."""
-    for module in (leases, store_module, values):
+    for module in (caller, leases, store_module):
         monkeypatch.setattr(module, "CALL_LIMIT", 2)
     monkeypatch.setattr(store_module, "PURGE_LIMIT", 2)
     monkeypatch.setattr(doctor, "CALL_LIMIT", 2)

@@ -6,7 +6,7 @@ import pytest
 import redis
 
 from kombu_delayed.message.ticket import Gate, LimitNumbers, Ticket, Use, put_ticket
-from kombu_delayed.store import leases, values
+from kombu_delayed.store import caller, leases
 from kombu_delayed.store import store as store_module
 from kombu_delayed.store.store import Entry, Store
 from tests.crash.deaths import (
@@ -30,7 +30,7 @@ OTHER = Gate("w", (LimitNumbers("all", 3),))
 @pytest.fixture(autouse=True)
 def _small_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Moves of several messages take several commands."""
-    for module in (leases, store_module, values):
+    for module in (caller, leases, store_module):
         monkeypatch.setattr(module, "CALL_LIMIT", 2)
 
 

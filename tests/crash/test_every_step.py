@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from kombu_delayed.inspection import backlog
-from kombu_delayed.store import leases, values
+from kombu_delayed.store import caller, leases
 from kombu_delayed.store import store as store_module
 from kombu_delayed.store.store import Store
 from tests.crash.deaths import (
@@ -42,7 +42,7 @@ ETA = "1970-01-01T00:16:45+00:00"  # DUE_MS
 @pytest.fixture(autouse=True)
 def _small_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Moves of several messages take several commands."""
-    for module in (leases, store_module, values):
+    for module in (caller, leases, store_module):
         monkeypatch.setattr(module, "CALL_LIMIT", 2)
 
 

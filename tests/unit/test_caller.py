@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kombu_delayed.store import scripts
 from kombu_delayed.store.keys import QueueKeys
 from kombu_delayed.store.scripts import script
 from kombu_delayed.store.store import Limits, Store
-from tests.unit.test_scripts import NAMES
+
+NAMES = sorted(path.stem for path in Path(scripts.__file__).with_name("lua").glob("*.lua"))
 
 #: Keys that are not of one queue, or of which the caller chooses one; callers give them by name.
 GIVEN = {"counts", "hash", "keys", "notes", "notes_until", "places", "queues"}

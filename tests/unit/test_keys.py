@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from kombu_delayed.message.envelope import step_char
 from kombu_delayed.store.keys import (
     QueueKeys,
     format_version,
@@ -11,7 +12,6 @@ from kombu_delayed.store.keys import (
     http_tokens,
     http_topics,
     job_report,
-    step_char,
 )
 
 NAMES = {
@@ -81,7 +81,7 @@ def test_every_key_is_pinned() -> None:
     public = {name for name in vars(QueueKeys) if not name.startswith("_")}
     fields = set(QueueKeys.__dataclass_fields__)
     assert public - fields == {
-        *(*NAMES, "unacked", "held", "slots", "job", "ready", "ready_list", "steps", "backlog"),
+        *(*NAMES, "unacked", "held", "slots", "job", "ready", "ready_list", "steps"),
     }
 
 
