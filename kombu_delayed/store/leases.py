@@ -10,7 +10,6 @@ from . import instrumentation
 from .caller import CALL_LIMIT, Caller, chunks
 from .renewal import Renewal, merged
 from .scripts import Call
-from .scripts import Call
 
 #: Tags of a consumer's messages that one call sorts.
 SORT_LIMIT = 1_000

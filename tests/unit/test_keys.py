@@ -67,7 +67,7 @@ def test_keys_of_the_http_api() -> None:
     assert http_topics("default", "app:") == "app:kombu-delayed-http:topics:default"
 
 
-@pytest.mark.parametrize("name", ["unacked", "held"])
+@pytest.mark.parametrize("name", ["unacked", "held", "reclaimed"])
 def test_keys_of_one_consumer_name_it(name: str) -> None:
     assert getattr(QueueKeys("q"), name)("host:1:ab") == f"{{q}}:{name}:host:1:ab"
     assert getattr(QueueKeys("q", "app:"), name)("host:1:ab") == f"app:{{q}}:{name}:host:1:ab"
@@ -81,7 +81,7 @@ def test_every_key_is_pinned() -> None:
     public = {name for name in vars(QueueKeys) if not name.startswith("_")}
     fields = set(QueueKeys.__dataclass_fields__)
     assert public - fields == {
-        *(*NAMES, "unacked", "held", "slots", "job", "ready", "ready_list", "steps"),
+        *(*NAMES, "unacked", "held", "reclaimed", "slots", "job", "ready", "ready_list", "steps"),
     }
 
 

@@ -115,7 +115,7 @@ class Wired:
 
     def was_reclaimed(self, *args: Any) -> bool:
         self._check()
-        return self._world.store.was_reclaimed(*args)
+        return self._world.store.leases.was_reclaimed(*args)
 
     def _check(self) -> None:
         if self._world.is_cut:
