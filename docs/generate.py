@@ -78,7 +78,7 @@ def settings_table(kind: type) -> list[str]:
 
 
 #: What `QueueKeys` keeps beside the keys, or of several of them.
-NO_KEYS = {"_start", "backlog", "steps"}
+NO_KEYS = {"_start", "steps"}
 
 
 def keys_page() -> str:
@@ -133,7 +133,7 @@ def scripts_page() -> str:
     ]
     for path in sorted(LUA.glob("*.lua")):
         text = path.read_text(encoding="utf-8")
-        head = re.match(r"((?:-- .*\n)+)", text)
+        head = re.match(r"((?:-- (?!keys: ).*\n)+)", text)
         returns = re.search(r"^(-- returns .*\n(?:--   .*\n)*)", text, re.MULTILINE)
         if head is None or returns is None:
             raise SystemExit(f"{path.name} does not say what it does and returns")

@@ -76,7 +76,7 @@ def _on_burial(store: Store, queue: str, ids: list[str]) -> None:
     if not task_buried.receivers:
         return
     try:
-        letters = store.dead_letters(queue, ids)
+        letters = store.dead.letters(queue, ids)
     except BROKER_FAILS as error:
         logger.warning("Cannot tell of dead letters in queue %r: %s", queue, error)
         return

@@ -45,7 +45,7 @@ class ConsumerInfo:
         """The consumers of a queue, given as its shards, whose lease ends first in front."""
         found: dict[str, ConsumerInfo] = {}
         for shard in shards:
-            for name, lease_ms, unacked in store.consumers(shard):
+            for name, lease_ms, unacked in store.leases.consumers(shard):
                 seconds, before = lease_ms / 1000, found.get(name)
                 if before is not None:
                     seconds, unacked = min(seconds, before.lease_seconds), unacked + before.unacked

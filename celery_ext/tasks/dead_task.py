@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from kombu_delayed.store.store import DeadLetter
+from kombu_delayed.store.dead_letters import DeadLetter
 
 from .failures import Failure, read
 from .task_info import TaskInfo

@@ -118,7 +118,7 @@ class ClusterConsumer(Consumer):
             self.qos.give_back_waiting(queue)  # what has begun goes on
         self.qos.release_failed()
         self.qos.settle(self.store, self.lease)
-        errors = self.store.leave_all([*queues], self.lease.consumer, self.qos.running)
+        errors = self.store.leases.leave_all([*queues], self.lease.consumer, self.qos.running)
         for queue, error in errors.items():
             if not isinstance(error, UNREACHABLE):
                 raise error

@@ -222,10 +222,10 @@ class Consumer:
         try:
             if queue in self._unsure:  # of the others the claim under way may have answers
                 seen_tag = self._unsure[queue]
-                found = self.store.recover(queue, self.lease.consumer, seen_tag)
+                found = self.store.leases.recover(queue, self.lease.consumer, seen_tag)
                 self._recovered(queue, found)
             self._qos.flush(self.store, self.lease)
-            self.store.announce_soon(queue)
+            self.store.claimable.announce_soon(queue)
         except UNREACHABLE as error:
             logger.info("Other consumers of queue %r look by themselves: %s", queue, error)
 
@@ -263,7 +263,7 @@ class Consumer:
     def _leave(self, queues: set[str]) -> None:
         self._qos.release_failed()
         self._qos.settle(self.store, self.lease)  # leaving would give back what is not acked yet
-        errors = self.store.leave_all([*queues], self.lease.consumer, self._qos.running)
+        errors = self.store.leases.leave_all([*queues], self.lease.consumer, self._qos.running)
         for error in errors.values():
             raise error
 
@@ -436,7 +436,7 @@ class Consumer:
     def _pass_on(self) -> None:
         """Let others follow the tokens for which this consumer has no room."""
         owing = [*self._agenda.owing.values()]
-        self.store.announce_all([source.queue for source in owing])
+        self.store.claimable.announce_all([source.queue for source in owing])
         for source in owing:
             source.passed_on()
 
@@ -585,7 +585,7 @@ class Consumer:
         """Take what was in answers that were lost with their connection."""
         if self._unsure:
             unsure = dict(self._unsure)
-            for queue, found in self.store.recover_all(unsure, self.lease.consumer).items():
+            for queue, found in self.store.leases.recover_all(unsure, self.lease.consumer).items():
                 self._recovered(queue, found)
 
     def _recovered(self, queue: str, found: list[tuple[int, bytes]]) -> None:
@@ -713,7 +713,7 @@ class Consumer:
 
     def announce_all(self) -> None:
         """Let others claim whatever there is in its queues."""
-        self.store.announce_all(tuple(self.sources))
+        self.store.claimable.announce_all(tuple(self.sources))
 
     def get(self, queue: str, no_ack: bool) -> tuple[dict[str, Any], bytes] | None:
         """Claim one message of a queue without waiting, with its record; None: there is none."""

@@ -51,8 +51,8 @@ class Remaining:
         """
         for queue in tuple(self._queues):
             tags = self._running(queue)
-            self._store.leave(queue, self.consumer, tags)
-            if not tags or self._store.renew(queue, self.consumer, self._lease_ms) is None:
+            self._store.leases.leave(queue, self.consumer, tags)
+            if not tags or self._store.leases.renew(queue, self.consumer, self._lease_ms) is None:
                 self._queues.discard(queue)
         if not self._queues:
             self._keeper.forget(self)
@@ -69,7 +69,7 @@ class Remaining:
             store = self._store.over(self._store.client)  # the other connection is the keeper's
             with suppress(*UNREACHABLE):  # it ends with the lease
                 for queue in tuple(self._queues):
-                    store.leave(queue, self.consumer)
+                    store.leases.leave(queue, self.consumer)
 
 
 def remain(lease: Lease, queues: Collection[str], qos: QoS) -> Remaining | None:

@@ -27,13 +27,13 @@ def look(store: Store, sources: Sequence[Source], now: float) -> set[str]:
     counted = _some(sources, COUNTED_LIMIT)
     promised = [source for source in sources if _is_promised(source, now)]
     wanted = [[(source.queue, not _is_promised(source, now)) for source in part] for part in parts]
-    counts, consumers = store.count_keys(wanted, [source.queue for source in counted])
+    counts, consumers = store.claimable.count_keys(wanted, [source.queue for source in counted])
     for source, count in zip(counted, consumers, strict=True):
         source.consumers = max(count, 1)
     doubtful = [part for part, count in zip(parts, counts, strict=True) if count]
     checked = [*doubtful, *chunks(_some(promised, PROMISED_LIMIT), store.look_limit)]
     found: set[str] = set()
-    answers = store.look([[source.queue for source in part] for part in checked])
+    answers = store.claimable.look([[source.queue for source in part] for part in checked])
     for part, answer in zip(checked, answers, strict=True):
         for source, left_ms in zip(part, answer, strict=True):
             if left_ms == 0:

@@ -112,4 +112,4 @@ class Progress:
     def _pass_promises_on(self, store: Store) -> None:
         # The first token may go to the very loop that stands still, as it waits for one.
         for _ in range(2):
-            store.announce_all([*self._queues()])
+            store.claimable.announce_all([*self._queues()])

@@ -8,10 +8,10 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ..connection.connection import numbers
-from ..message.envelope import Kept, open_kept
+from ..message.envelope import Kept, open_kept, step_char
 from ..message.ticket import lane_in, reason_of
-from ..store.keys import literal, step_char
-from ..store.scripts import script
+from ..store.keys import literal
+from ..store.scripts import Call
 from ..store.store import CALL_LIMIT, Store, chunks
 
 #: Messages that one call looks at.
@@ -108,12 +108,9 @@ class Backlog:
         size: int | None = None,
     ) -> tuple[list[Waiting], Place | None]:
         """One page, as of `pages`, and where the next one begins; None: this was the last."""
-        keys = self._keys
-        more, due_ms, last, *found = script("page")(
-            self.store.run,
-            partitions=keys.partitions,
-            delayed=keys.delayed,
-            messages=keys.messages,
+        more, due_ms, last, *found = self.store.ask(
+            "page",
+            self.queue,
             from_ms=after.due_ms if after else due_after_ms,
             after=b"=" + after.member if after else b"",
             until_ms=due_before_ms,
@@ -140,15 +137,7 @@ class Backlog:
         return counts
 
     def _cancel(self, ids: Sequence[str], how: str) -> Any:
-        return script("cancel").send(self.store.run, self.cancel_arguments(ids, how))
-
-    def cancel_arguments(self, ids: Sequence[str], how: str) -> tuple[Any, ...]:
-        """What follows the script in a command; `how` is as `cancel.lua` has it."""
-        keys, store = self._keys, self.store
-        # As `Store.cancel_call` packs it: a cancel shall cost little more than its round trip.
-        events, limit = store.event_keys(keys).values()
-        head = 5, keys.partitions, keys.delayed, keys.messages, keys.duplicates, events
-        return *head, how, limit, *ids
+        return self.store.ask("cancel", self.queue, how=how, ids=ids)
 
     def reschedule(self, moves: Iterable[Move], *, members: bool = False) -> list[int]:
         """Give messages another due time; returns how many there were, for each.
@@ -157,24 +146,14 @@ class Backlog:
         """
         counts: list[int] = []
         for part in chunks(list(moves)):
-            packed = self.reschedule_arguments(part, members)
-            counts += numbers(script("reschedule").send(self.store.run, packed))
+            move, given = self.reschedule_call(part, members)
+            counts += numbers(move(self.store.run, **given))
         return counts
 
-    def reschedule_arguments(self, moves: Sequence[Move], members: bool = False) -> tuple[Any, ...]:
-        """What follows the script in a command."""
-        given = {
-            **self._keys.backlog,
-            **self.store.event_keys(self._keys),
-            "moved": self._keys.moved,
-            "ready": self._keys.ready,
-            "now": self.store.now,
-            "partition_size": self.store.partition_size,
-            "steps": self._keys.steps,
-            "whole": int(not members),
-            "entries": [text for move in moves for text in move],
-        }
-        return script("reschedule").pack(given)
+    def reschedule_call(self, moves: Sequence[Move], members: bool = False) -> Call:
+        """The script that reschedules and its arguments."""
+        entries = [text for move in moves for text in move]
+        return self.store.call("reschedule", self.queue, whole=int(not members), entries=entries)
 
     def revise(self, waiting: Waiting, step: int, message: bytes, due_ms: int) -> bool:
         """Give a message another text, priority step and due time.
@@ -184,15 +163,9 @@ class Backlog:
         """
         kept = waiting.kept
         return bool(
-            script("revise")(
-                self.store.run,
-                **self._keys.backlog,
-                **self.store.event_keys(self._keys),
-                moved=self._keys.moved,
-                ready=self._keys.ready,
-                now=self.store.now,
-                partition_size=self.store.partition_size,
-                steps=self._keys.steps,
+            self.store.ask(
+                "revise",
+                self.queue,
                 member=waiting.member.encode(errors="surrogateescape"),
                 expected=f"{step_char(kept.step)}{kept.due_ms}".encode() + kept.message,
                 due_ms=due_ms,
@@ -212,13 +185,9 @@ class Backlog:
         counts = self._waiting_between(edges_ms)
         last = run("ZCOUNT", keys.partitions, "-inf", f"({edges_ms[-1]}") if edges_ms else 0
         for start in range(0, last, FORECAST_LIMIT):
-            more, *found = script("forecast")(
-                run,
-                partitions=keys.partitions,
-                delayed=keys.delayed,
-                start=start,
-                limit=min(FORECAST_LIMIT, last - start),
-                edges=edges_ms,
+            limit = min(FORECAST_LIMIT, last - start)
+            more, *found = self.store.ask(
+                "forecast", self.queue, start=start, limit=limit, edges=edges_ms
             )
             counts = [a + b for a, b in zip(counts, found, strict=True)]
             if not more:

@@ -12,13 +12,11 @@ from typing import Any
 from ..connection.connection import numbers
 from ..connection.native import get_logger
 from ..errors import UNREACHABLE
-from ..store.scripts import script
+from ..store.scripts import Call, whole
 from ..store.store import Store, chunks
 from .backlog import Backlog, Move, Waiting, waiting_in
 
 logger = get_logger(__name__)
-
-Command = tuple[Any, ...]
 
 
 class Copies:
@@ -38,8 +36,8 @@ class Copies:
             return self._backlogs[0].cancel(ids)
         counts: list[int] = []
         for part in chunks(list(ids)):
-            given = [each.cancel_arguments(part, "all") for each in self._backlogs]
-            counts += self._counts("cancel", given, len(part))
+            calls = [self._store.cancel_call(each.queue, part) for each in self._backlogs]
+            counts += self._counts(calls, len(part))
         return counts
 
     def reschedule(self, moves: Sequence[Move]) -> list[int]:
@@ -48,8 +46,8 @@ class Copies:
             return self._backlogs[0].reschedule(moves)
         counts: list[int] = []
         for part in chunks(list(moves)):
-            given = [each.reschedule_arguments(part) for each in self._backlogs]
-            counts += self._counts("reschedule", given, len(part))
+            calls = [each.reschedule_call(part) for each in self._backlogs]
+            counts += self._counts(calls, len(part))
         return counts
 
     def take(self, ids: Sequence[str]) -> Iterator[tuple[str, Waiting]]:
@@ -59,8 +57,8 @@ class Copies:
             yield from ((backlog.queue, each) for each in backlog.take(ids))
             return
         for part in chunks(list(ids)):
-            given = [each.cancel_arguments(part, "read") for each in self._backlogs]
-            answers, error = self._ask("cancel", given)
+            calls = [self._store.cancel_call(each.queue, part, "read") for each in self._backlogs]
+            answers, error = self._ask(calls)
             missing = set(part)
             for backlog, answer in zip(self._backlogs, answers, strict=True):
                 for waiting in waiting_in(answer or ()):
@@ -68,17 +66,16 @@ class Copies:
                     yield backlog.queue, waiting
             _check(error, bool(missing))
 
-    def _counts(self, verb: str, given: Sequence[Command], size: int) -> list[int]:
-        answers, error = self._ask(verb, given)
+    def _counts(self, calls: Sequence[Call], size: int) -> list[int]:
+        answers, error = self._ask(calls)
         each = [numbers(answer) for answer in answers if answer is not None]
         found = [sum(counts) for counts in zip([0] * size, *each, strict=True)]
         _check(error, 0 in found)
         return found
 
-    def _ask(self, verb: str, given: Sequence[Command]) -> tuple[list[Any], Exception | None]:
+    def _ask(self, calls: Sequence[Call]) -> tuple[list[Any], Exception | None]:
         """What each shard answers; None, and the error, where its node cannot be reached."""
-        commands = [("EVAL", script(verb).source, *arguments) for arguments in given]
-        answers = self._store.run.many(commands)
+        answers = self._store.run.many([whole(*call) for call in calls])
         failed = next((each for each in answers if isinstance(each, Exception)), None)
         if failed is not None and not isinstance(failed, UNREACHABLE):
             raise failed

@@ -8,7 +8,8 @@ from datetime import datetime
 from kombu import Connection
 
 from ..message.envelope import eta_to_ms
-from ..store.store import CALL_LIMIT, DeadLetter, Store
+from ..store.dead_letters import DeadLetter
+from ..store.store import CALL_LIMIT, Store
 
 
 class DeadLetters:
@@ -31,19 +32,19 @@ class DeadLetters:
         return self._store.shards.all(self.queue)
 
     def __len__(self) -> int:
-        return sum(map(self._store.dead_count, self._shards))
+        return sum(map(self._store.dead.count, self._shards))
 
     def __iter__(self) -> Iterator[DeadLetter]:
         """All of them, the oldest of each shard first, fetched page by page."""
         for shard in self._shards:
             start = 0
-            while ids := self._store.dead_ids(shard, start, CALL_LIMIT):
-                yield from self._store.dead_letters(shard, ids)
+            while ids := self._store.dead.ids(shard, start, CALL_LIMIT):
+                yield from self._store.dead.letters(shard, ids)
                 start += len(ids)
 
     def get(self, id: str) -> DeadLetter | None:
         """The dead letter of a task id, or of an id as `DeadLetter` shows it."""
-        found = (self._store.dead_letters(shard, [id]) for shard in self._shards)
+        found = (self._store.dead.letters(shard, [id]) for shard in self._shards)
         return next((letter for letters in found for letter in letters), None)
 
     def replay(self, ids: Iterable[str] | None = None, at: datetime | str | None = None) -> int:
@@ -52,11 +53,11 @@ class DeadLetters:
         `at` is a datetime or ISO 8601, UTC where it names no zone. Returns how many there were.
         """
         due_ms = 0 if at is None else eta_to_ms(at)
-        return sum(self._store.replay(*page, due_ms) for page in self._pages(ids))
+        return sum(self._store.dead.replay(*page, due_ms) for page in self._pages(ids))
 
     def purge(self, ids: Iterable[str] | None = None) -> int:
         """Drop some, or all, for good; returns how many there were."""
-        return sum(self._store.purge_dead(*page) for page in self._pages(ids))
+        return sum(self._store.dead.purge(*page) for page in self._pages(ids))
 
     def _pages(self, ids: Iterable[str] | None) -> Iterator[tuple[str, list[str]]]:
         given = None if ids is None else list(ids)
@@ -64,5 +65,5 @@ class DeadLetters:
             if given is not None:
                 yield shard, given
                 continue
-            for _ in range(-(-self._store.dead_count(shard) // CALL_LIMIT)):
-                yield shard, self._store.dead_ids(shard, 0, CALL_LIMIT)
+            for _ in range(-(-self._store.dead.count(shard) // CALL_LIMIT)):
+                yield shard, self._store.dead.ids(shard, 0, CALL_LIMIT)

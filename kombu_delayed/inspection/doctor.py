@@ -17,7 +17,6 @@ from redis import Redis
 
 from ..connection.connection import pairs, scored
 from ..consumer.lease.lease import lease_seconds_of
-from ..store.scripts import script
 from ..store.store import CALL_LIMIT, Store, chunks
 from ..transport.server_checks import check, inspect
 from ..transport.server_checks import logger as server_logger
@@ -120,8 +119,8 @@ class Doctor:
         self._messages()
         self._names()
         self._notes()
-        self._dead_letters()
-        self._ledgers()
+        self._sweep_parts("repair_dead", ("dead", "messages", "reasons"))
+        self._sweep("repair_ledgers")
         self._leases()
         self._gate()
         self._wake()
@@ -137,17 +136,11 @@ class Doctor:
     def _index(self) -> int:
         """Returns how many faults there were."""
         faults = 0
-        keys, limit, more = self._keys, PAGE_SIZE, 1
+        limit, more = PAGE_SIZE, 1
         place: list[Any] = [b"", b"-inf", -1]
         while more:
-            more, *found = script("audit_index")(
-                self.store.run,
-                partitions=keys.partitions,
-                delayed=keys.delayed,
-                messages=keys.messages,
-                **dict(zip(("name", "bound", "offset"), place, strict=True)),
-                limit=limit,
-            )
+            looked_at = dict(zip(("name", "bound", "offset"), place, strict=True))
+            more, *found = self._ask("audit_index", **looked_at, limit=limit)
             place, (count, size), suspects = found[:3], found[3:5], found[5:]
             limit = _next_page(count, size)
             self._progress(count)
@@ -170,16 +163,9 @@ class Doctor:
                 start += len(members) - (faults if self.fix else 0)
 
     def _messages(self) -> None:
-        keys, cursor, limit = self._keys, b"0", PAGE_SIZE
+        cursor, limit = b"0", PAGE_SIZE
         while True:
-            cursor, count, size, *members = script("audit_messages")(
-                self.store.run,
-                partitions=keys.partitions,
-                delayed=keys.delayed,
-                messages=keys.messages,
-                cursor=cursor,
-                count=limit,
-            )
+            cursor, count, size, *members = self._ask("audit_messages", cursor=cursor, count=limit)
             limit = _next_page(count, size)
             self._progress(count)
             self._judge([(b"", member) for member in members if member not in self._known])
@@ -199,56 +185,29 @@ class Doctor:
         return count
 
     def _repair(self, entries: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
-        keys, limits = self._keys, self.store.limits
-        answer: list[bytes] = script("repair")(
-            self.store.run,
-            **keys.backlog,
-            dead=keys.dead,
-            dead_messages=keys.dead_messages,
-            dead_reasons=keys.dead_reasons,
-            now=self.store.now,
-            partition_size=self.store.partition_size,
-            dead_limit=limits.dead_limit,
-            dead_age_ms=int(limits.dead_seconds * 1000),
-            fixes=int(self.fix),
-            entries=[part for entry in entries for part in entry],
-        )
+        parts = [part for entry in entries for part in entry]
+        answer: list[bytes] = self._ask("repair", fixes=int(self.fix), entries=parts)
         return answer
+
+    def _ask(self, name: str, /, **given: Any) -> Any:
+        return self.store.ask(name, self.queue, **given)
 
     # What is kept beside the messages.
 
     def _names(self) -> None:
         """Names that other messages are held off by."""
-        keys = self._keys
-        self._sweep("repair_duplicates", messages=keys.messages, duplicates=keys.duplicates)
-        given = {"messages": keys.messages, "unique": keys.unique, "unique_due": keys.unique_due}
-        self._sweep_parts("repair_unique", ("unique", "due"), **given)
+        self._sweep("repair_duplicates")
+        self._sweep_parts("repair_unique", ("unique", "due"))
 
     def _notes(self) -> None:
         """What is known of expectations, and early answers."""
         keys = self._keys
-        given = {"messages": keys.messages, "unique": keys.unique, "unique_due": keys.unique_due}
         for notes, until in (
             (keys.expectations, keys.expectations_until),
             (keys.answers, keys.answers_until),
         ):
-            each = {"notes": notes, "notes_until": until, **given}
-            self._sweep_parts("repair_notes", ("notes", "until"), **each)
-
-    def _dead_letters(self) -> None:
-        keys = self._keys
-        given = {
-            "dead": keys.dead,
-            "dead_messages": keys.dead_messages,
-            "dead_reasons": keys.dead_reasons,
-            "now": self.store.now,
-        }
-        self._sweep_parts("repair_dead", ("dead", "messages", "reasons"), **given)
-
-    def _ledgers(self) -> None:
-        """What jobs have done, and nobody has dropped yet."""
-        until = self._keys.ledgers_until
-        self._sweep("repair_ledgers", ledgers_until=until, now=self.store.now)
+            given = {"notes": notes, "notes_until": until}
+            self._sweep_parts("repair_notes", ("notes", "until"), **given)
 
     def _sweep_parts(self, name: str, parts: Iterable[str], **given: Any) -> None:
         seen: set[bytes] = set()
@@ -259,8 +218,8 @@ class Doctor:
         """Look at all of a kind, page by page; returns what was found wrong, now or before."""
         known, cursor, limit = {*seen}, b"0", PAGE_SIZE
         while True:
-            cursor, count, size, *found = script(name)(
-                self.store.run, cursor=cursor, count=limit, fixes=int(self.fix), **given
+            cursor, count, size, *found = self._ask(
+                name, cursor=cursor, count=limit, fixes=int(self.fix), **given
             )
             limit = _next_page(count, size)
             for id, fault in pairs(found):
@@ -280,22 +239,14 @@ class Doctor:
                 self._add("slots", name)
                 if self.fix:
                     run("UNLINK", key)
-        given = {
-            **keys.backlog,
-            "consumers": keys.consumers,
-            "gate": keys.gate,
-            "ready": keys.ready,
-            "now": self.store.now,
-            "steps": keys.steps,
-        }
-        self._sweep("repair_gate", **given)
+        self._sweep("repair_gate")
 
     # Who consumes.
 
     def _leases(self) -> None:
         if self._is_another_server():
             return
-        known = self.store.consumers(self.queue)
+        known = self.store.leases.consumers(self.queue)
         ended = {name: unacked for name, left_ms, unacked in known if left_ms <= 0}
         for name in self._silent(ended) if self.fix else ended:
             self._reclaim("lease", name, ended[name])
@@ -328,7 +279,7 @@ class Doctor:
         shown = _text(consumer.encode(errors="surrogateescape"))
         self._add(kind, f"{shown} ({unacked} messages)")
         if self.fix:
-            self.store.reclaim(self.queue, consumer)
+            self.store.leases.reclaim(self.queue, consumer)
 
     def _is_another_server(self) -> bool:
         """Consumers had no chance yet to renew their leases since a restart or a failover."""
@@ -350,7 +301,7 @@ class Doctor:
             time.sleep(0.05)
         self._add("silent", silent)
         if self.fix:
-            self.store.announce(self.queue)
+            self.store.claimable.announce(self.queue)
 
     def _tokens(self) -> None:
         """Who holds nothing waits for tokens, so that one which stays has nobody who listens."""
@@ -359,7 +310,7 @@ class Doctor:
             return
         if self.fix:
             self.store.run("ZREM", self._keys.wake, "now", "due")
-            self.store.announce(self.queue)
+            self.store.claimable.announce(self.queue)
         still = self._deaf() if self.fix else consumers
         for name in consumers:
             self._add("untaken", name, fixed=name not in still)
@@ -374,7 +325,7 @@ class Doctor:
         return idle if tokens else set()
 
     def _idle(self) -> set[str]:
-        consumers = self.store.consumers(self.queue)
+        consumers = self.store.leases.consumers(self.queue)
         return {name for name, left_ms, unacked in consumers if left_ms > 0 and not unacked}
 
     def _tokens_now(self) -> set[tuple[Any, Any]]:
@@ -387,7 +338,8 @@ class Doctor:
         # Moves put message and token at once, so who looks at messages first misses none.
         tokens = {name for name, _ in _tokens(self.store, keys.wake)}
         holder = (run("GET", keys.armed) or b"").partition(b" ")[2].decode(errors="replace")
-        living = {name for name, left_ms, _ in self.store.consumers(self.queue) if left_ms > 0}
+        consumers = self.store.leases.consumers(self.queue)
+        living = {name for name, left_ms, _ in consumers if left_ms > 0}
         missing = []
         if size.ready and b"now" not in tokens:
             missing.append(f"{size.ready} ready")

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from ..connection.connection import pairs
 from ..message.envelope import open_kept
-from ..store.scripts import script
 from ..store.store import Entry, Store
 from .backlog import Waiting
 
@@ -86,23 +85,16 @@ class Correlation:
         ready; "refused" where another one is open under the name, whose id it gives; or how this
         very id has ended.
         """
-        keys, store = self._keys, self.store
-        answer = script("expect")(
-            store.send,
-            **self._awaited(),
-            **self._early_keys(),
-            wake=keys.wake,
-            ready=keys.ready,
-            now=store.now,
-            partition_size=store.partition_size,
-            steps=keys.steps,
+        move, given = self.store.call(
+            "expect",
+            self.queue,
             name=name,
             id=entry.id,
             record=entry.record,
             timeout_ms=timeout_ms,
             kept_ms=kept_ms,
         )
-        return _reply(answer)
+        return _reply(move(self.store.send, **given))
 
     def respond(self, name: str, answer: Answer, kept_ms: int, early: Early) -> Reply:
         """Give what is expected under a name its answer.
@@ -111,15 +103,9 @@ class Correlation:
         where it is not; "late" where another answer or the timeout was first. The same answer is
         told the same again.
         """
-        keys, store = self._keys, self.store
-        found = script("respond")(
-            store.send,
-            **self._awaited(),
-            **self._early_keys(),
-            wake=keys.wake,
-            ready=keys.ready,
-            now=store.now,
-            steps=keys.steps,
+        move, given = self.store.call(
+            "respond",
+            self.queue,
             name=name,
             answer_id=answer.id,
             state=answer.state,
@@ -128,7 +114,7 @@ class Correlation:
             early_ms=early.kept_ms,
             early_limit=early.limit,
         )
-        return _reply(found)
+        return _reply(move(self.store.send, **given))
 
     def settle(self, name: str, id: str, state: str, kept_ms: int) -> bool:
         """Note how a message has ended, before anything follows from it.
@@ -136,11 +122,9 @@ class Correlation:
         False: it has ended otherwise before, so that this one is a copy and nothing may follow.
         """
         return bool(
-            script("settle")(
-                self.store.run,
-                expectations=self._keys.expectations,
-                expectations_until=self._keys.expectations_until,
-                now=self.store.now,
+            self.store.ask(
+                "settle",
+                self.queue,
                 name=name,
                 id=id,
                 state=state,
@@ -150,9 +134,7 @@ class Correlation:
 
     def cancel(self, name: str, kept_ms: int) -> Waiting | None:
         """Expect nothing any more; returns the message that waited, or None."""
-        found = script("cancel_expected")(
-            self.store.run, **self._awaited(), now=self.store.now, name=name, kept_ms=kept_ms
-        )
+        found = self.store.ask("cancel_expected", self.queue, name=name, kept_ms=kept_ms)
         if not found:
             return None
         return Waiting(found[0].decode(errors="surrogateescape"), open_kept(found[1]))
@@ -203,23 +185,6 @@ class Correlation:
             for id, record in zip(ids, records, strict=True)
             if record is not None
         }
-
-    def _awaited(self) -> dict[str, Any]:
-        keys = self._keys
-        return {
-            "partitions": keys.partitions,
-            "delayed": keys.delayed,
-            "messages": keys.messages,
-            "duplicates": keys.duplicates,
-            "unique": keys.unique,
-            "unique_due": keys.unique_due,
-            "expectations": keys.expectations,
-            "expectations_until": keys.expectations_until,
-            **self.store.event_keys(keys),
-        }
-
-    def _early_keys(self) -> dict[str, str]:
-        return {"answers": self._keys.answers, "answers_until": self._keys.answers_until}
 
 
 def _read(text: bytes | None) -> dict[str, Any] | None:

@@ -9,7 +9,6 @@ from urllib.parse import unquote
 
 from ..connection.connection import pairs, scored
 from ..message.ticket import Use, plain, slot_name
-from ..store.scripts import script
 from ..store.store import Store, chunks
 
 #: Lanes and limits that one call looks at, and lanes of which few are meant.
@@ -68,12 +67,9 @@ def lanes(store: Store, queue: str, pattern: str = "") -> Iterator[list[Lane]]:
     """
     cursor = b"0"
     while True:
-        cursor, *found = script("lanes")(
-            store.run,
-            gate=store.keys(queue).gate,
-            cursor=cursor,
-            count=FEW_SIZE if pattern else PAGE_SIZE,
-            pattern=pattern or "*",
+        size = FEW_SIZE if pattern else PAGE_SIZE
+        cursor, *found = store.ask(
+            "lanes", queue, cursor=cursor, count=size, pattern=pattern or "*"
         )
         each = zip(*[iter(found)] * 4, strict=True)
         yield [lane for parts in each if (lane := _lane(*parts))]
@@ -128,9 +124,7 @@ def room(store: Store, queue: str, limits: Iterable[str]) -> tuple[int, dict[str
     """The server's time in ms, and what is in use of some limits, as slots name them."""
     now_ms, found = 0, dict[str, Room]()
     for part in chunks(list(limits)):
-        now_ms, *answer = script("room")(
-            store.run, gate=store.keys(queue).gate, now=store.now, limits=part
-        )
+        now_ms, *answer = store.ask("room", queue, limits=part)
         each = zip(part, answer[::2], answer[1::2], strict=True)
         found |= {name: Room(int(used), float(until)) for name, used, until in each}
     return now_ms, found
@@ -140,7 +134,6 @@ def turns(store: Store, queue: str, keys: Sequence[str]) -> dict[str, int]:
     """How many keys have their turns before each of these; those that have none are left out."""
     found: dict[str, int] = {}
     for part in chunks(keys):
-        gate = store.keys(queue).gate
-        ranks = script("turns")(store.run, gate=gate, keys=[plain(key) for key in part])
+        ranks = store.ask("turns", queue, keys=[plain(key) for key in part])
         found |= {key: rank for key, rank in zip(part, ranks, strict=True) if rank >= 0}
     return found

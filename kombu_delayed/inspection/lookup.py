@@ -46,7 +46,7 @@ def lookup_by_id(store: Store, queue: str, id: str) -> Iterator[Found]:
         kept, reason = waiting.kept, backlog.reason(waiting.member)
         state = "delayed" if reason is None else "waiting"
         yield Found(state, queue, kept.step, kept.message, kept.due_ms, reason=reason or "")
-    for letter in store.dead_letters(queue, [id]):
+    for letter in store.dead.letters(queue, [id]):
         yield Found(
             "dead",
             queue,

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterable, Iterator
 
 from ..message.envelope import open_kept, unique_key
-from ..store.scripts import script
 from ..store.store import Store
 
 #: Ids that one call looks for.
@@ -45,4 +44,4 @@ def _there(store: Store, shard: str, items: list[Item]) -> Iterator[int]:
     hash = keys.messages if len(items[0]) == 2 else keys.dead_messages
     for at in range(0, len(items), LOOK_LIMIT):
         ids = [item[0] for item in items[at : at + LOOK_LIMIT]]
-        yield from (at + n for n in script("present")(store.run, hash=hash, ids=ids))
+        yield from (at + n for n in store.ask("present", shard, hash=hash, ids=ids))

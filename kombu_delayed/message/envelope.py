@@ -275,3 +275,31 @@ def _decode(text: bytes) -> Payload:
     if not isinstance(payload["headers"], dict):
         raise MessageError("the message's headers are not an object")
     return payload
+
+
+def step_char(step: int) -> str:
+    """A priority step as the one character that stands in front of a stored message."""
+    return chr(48 + step)
+
+
+class Entry(NamedTuple):
+    """One message on its way into a queue.
+
+    `due` is milliseconds since the epoch, or `+` and milliseconds from the server's now.
+    """
+
+    id: str
+    step: int
+    message: str
+    due: str = ""
+
+    @property
+    def record(self) -> str:
+        """The form in which Redis keeps it, but in the backlog."""
+        return step_char(self.step) + self.message
+
+    @property
+    def kept(self) -> str:
+        """The form in which the backlog keeps it, as far as the due time is known."""
+        due = "" if self.due.startswith("+") else self.due
+        return f"{step_char(self.step)}{due}{self.message}"

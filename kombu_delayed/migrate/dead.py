@@ -8,7 +8,8 @@ from kombu.utils.json import loads
 
 from ..errors import MessageError
 from ..message.envelope import UNREADABLE_BODY, check_task, open_envelope
-from ..store.store import CALL_LIMIT, DeadLetter
+from ..store.dead_letters import DeadLetter
+from ..store.store import CALL_LIMIT
 from .migration import Migration
 
 
@@ -18,15 +19,15 @@ def dead_steps(migration: Migration, queue: str, *, force: bool) -> Iterator[int
     With `force` also those that a stock worker would drop.
     """
     store, stays = migration.store, 0
-    while ids := store.dead_ids(queue, stays, CALL_LIMIT):
+    while ids := store.dead.ids(queue, stays, CALL_LIMIT):
         going = []
-        for letter in store.dead_letters(queue, ids):
+        for letter in store.dead.letters(queue, ids):
             reason = _refusal(migration, letter, force)
             if reason:
                 migration.report.leave(store.keys(queue).dead, letter.id, reason)
             else:
                 going.append(letter.id)
-        moved = len(going) if migration.dry else store.replay(queue, going)
+        moved = len(going) if migration.dry else store.dead.replay(queue, going)
         migration.report.count(queue, "dead", "ready", moved)
         stays += len(ids) - (0 if migration.dry else moved)
         yield len(ids)

@@ -75,7 +75,7 @@ class ToStock(Migration):
         if self.dry:
             count = self.client.hlen(self.store.keys(queue).unacked(consumer))
         else:
-            count = self.store.reclaim(queue, consumer)
+            count = self.store.leases.reclaim(queue, consumer)
         self.report.count(queue, "unacked", "ready", count)
         return int(count)
 

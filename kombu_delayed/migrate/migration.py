@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ..errors import UrlError
 from ..store.keys import literal
-from ..store.scripts import script
+from ..store.scripts import whole
 from ..store.shards import label
 from ..store.store import Store
 
@@ -132,32 +132,24 @@ class Migration:
         return server_ms + int(given or 0)
 
     def _call(self, queue: str, source: str, entries: Sequence[Entry], **more: Any) -> Any:
-        """Arguments of migrate.lua."""
-        keys, prefix = self.store.keys(queue), self.channel.global_keyprefix
-        return script("migrate").pack(
-            {
-                "partitions": keys.partitions,
-                "delayed": keys.delayed,
-                "messages": keys.messages,
-                "duplicates": keys.duplicates,
-                "wake": keys.wake,
-                "stock_unacked": prefix + self.channel.unacked_key,
-                "stock_index": prefix + self.channel.unacked_index_key,
-                "ready": keys.ready,
-                "now": self.store.now,
-                "partition_size": self.store.partition_size,
-                "steps": keys.steps,
-                "source": source,
-                "entries": [part for entry in entries for part in entry],
-                **{"until_seconds": 0, "keep": 0, "start": 0, "stop": 0, **more},
-            }
+        """The command that runs migrate.lua."""
+        prefix = self.channel.global_keyprefix
+        call = self.store.call(
+            "migrate",
+            queue,
+            stock_unacked=prefix + self.channel.unacked_key,
+            stock_index=prefix + self.channel.unacked_index_key,
+            source=source,
+            entries=[part for entry in entries for part in entry],
+            **{"until_seconds": 0, "keep": 0, "start": 0, "stop": 0, **more},
         )
+        return whole(*call)
 
     def _transaction(self, calls: Iterable[Any]) -> list[tuple[int, int]]:
-        """Run migrate.lua with each of these arguments, all or none; returns (delayed, ready)."""
+        """Run these calls of migrate.lua, all or none; returns (delayed, ready)."""
         with self.client.pipeline(transaction=True) as pipeline:
             for call in calls:
-                pipeline.execute_command("EVAL", script("migrate").source, *call)
+                pipeline.execute_command(*call)
             return [(delayed, ready) for delayed, ready in pipeline.execute()]
 
 

@@ -61,11 +61,11 @@ class ClusterStore(Store):
         """The node that has a queue. Raises NodeDown where none has."""
         return self.cluster.node(slot_of(("", self.keys(queue).wake)))
 
-    def _heard(self, answer: Any) -> Any:
+    def heard(self, answer: Any) -> Any:
         if isinstance(answer, UNREACHABLE):
             logger.info("Cannot renew the lease on a queue now: %s", answer)
             return None
-        return super()._heard(answer)
+        return super().heard(answer)
 
     def _hash_tag(self, queue: str) -> str:
         return hash_tag(queue)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+
+from ..message.envelope import step_char
 
 SEPARATOR = "\x06\x16"
 
@@ -105,17 +106,6 @@ class QueueKeys:
     def wake(self) -> str:
         """Sorted set of wake tokens -> when to claim; on a Cluster also of who waits for one."""
         return self._tagged("wake")
-
-    @cached_property
-    def backlog(self) -> dict[str, Any]:
-        """Those of the backlog, by their names in scripts."""
-        return {
-            "partitions": self.partitions,
-            "delayed": self.delayed,
-            "messages": self.messages,
-            "duplicates": self.duplicates,
-            "wake": self.wake,
-        }
 
     @cached_property
     def armed(self) -> str:
@@ -262,11 +252,6 @@ def http_host(host: str, prefix: str = "") -> str:
 def http_topics(namespace: str, prefix: str = "") -> str:
     """Set of the topics that tasks of a namespace were sent to over HTTP."""
     return f"{prefix}kombu-delayed-http:topics:{namespace}"
-
-
-def step_char(step: int) -> str:
-    """A priority step as the one character that stands in front of a stored message."""
-    return chr(48 + step)
 
 
 def literal(text: str) -> str:

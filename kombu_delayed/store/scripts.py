@@ -1,4 +1,4 @@
-"""Loads the Lua scripts and checks the names of their arguments."""
+"""Loads the Lua scripts, and gives them their keys and arguments by name."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from redis.exceptions import NoScriptError
 
 from . import instrumentation
 
-_SIGNATURE = re.compile(r"^local (\w+)(?:, first)? += (.*?)(KEYS|ARGV)(\[|, )(\d+)(.*)$")
+_SIGNATURE = re.compile(r"^-- (keys|arguments): (.*)$")
+_PARAMETER = re.compile(r"([a-z]\w*)(\.\.\.|:number)?")
 _INCLUDE = re.compile(r"^( *)-- include: (.*)$")
 _NEEDS = re.compile(r"^-- needs: (?!nothing$)(.*)$", re.MULTILINE)
 _FUNCTION = re.compile(r"^local function (\w+)\([^\n]*\)\n.*?^end\n", re.MULTILINE | re.DOTALL)
 
 
 class Script:
-    """One Lua file. Its first locals are its signature; a call gives all of them by name."""
+    """One Lua file. Its header names its keys and arguments; a call gives all of them by name."""
 
     def __init__(self, name: str, source: str) -> None:
         self.name = name
@@ -30,16 +31,35 @@ class Script:
         self.arguments: list[str] = []
         self.variadic: set[str] = set()
         self.source = self._assemble(source)
-        self._names = {*self.keys, *self.arguments}
+        self.names = {*self.keys, *self.arguments}
         self.sha = hashlib.sha1(self.source.encode()).hexdigest()
 
     def _assemble(self, source: str) -> str:
         lines: list[str] = []
         for line in source.splitlines():
             if signature := _SIGNATURE.match(line):
-                self._declare(*signature.group(1, 3, 4, 5))
-            lines.extend(self._with_included(line))
+                declared = self._declared(signature[1], signature[2].split())
+                lines.append("local {} = {}".format(*map(", ".join, zip(*declared, strict=True))))
+            else:
+                lines.extend(self._with_included(line))
         return _without_unused("\n".join(lines) + "\n")
+
+    def _declared(self, kind: str, words: Sequence[str]) -> Iterator[tuple[str, str]]:
+        """The local of each key or argument, and where it gets its value."""
+        names, table = (self.keys, "KEYS") if kind == "keys" else (self.arguments, "ARGV")
+        for word in words:
+            parameter = _PARAMETER.fullmatch(word)
+            if parameter is None or {*names} & self.variadic:
+                raise SyntaxError(f"{self.name}.lua: {word!r} cannot stand in its {kind}")
+            name, form = parameter.groups()
+            if name in {*self.keys, *self.arguments}:
+                raise SyntaxError(f"{self.name}.lua names {name} twice")
+            names.append(name)
+            value = f"{table}[{len(names)}]"
+            if form == "...":
+                self.variadic.add(name)
+                value = f"{{unpack({table}, {len(names)})}}"
+            yield name, f"tonumber({value})" if form == ":number" else value
 
     def _with_included(self, line: str) -> Iterator[str]:
         """A line, behind what it includes, which stands where the line does: in a branch or not."""
@@ -49,14 +69,6 @@ class Script:
                     yield from self._with_included(each and include[1] + each)
         yield line
 
-    def _declare(self, name: str, table: str, bracket: str, position: str) -> None:
-        names = self.keys if table == "KEYS" else self.arguments
-        if int(position) != len(names) + 1 or self.variadic & set(names):
-            raise SyntaxError(f"{self.name}.lua: {name} is not {table}[{len(names) + 1}]")
-        names.append(name)
-        if bracket != "[":
-            self.variadic.add(name)
-
     def _included(self, name: str) -> str:
         text = _read(f"include/{name}.lua")
         needed = _NEEDS.search(text)
@@ -65,27 +77,33 @@ class Script:
             raise SyntaxError(f"{self.name}.lua includes {name}, which needs {sorted(missing)}")
         return text
 
+    def keys_among(self, keys: object, owner: str | None = None) -> dict[str, Any]:
+        """Of its keys those that `keys` has under the same names; some are of an owner."""
+        found = {}
+        for name in self.keys:
+            key = getattr(keys, name, None)
+            if callable(key):
+                key = None if owner is None else key(owner)
+            if key is not None:
+                found[name] = key
+        return found
+
     def pack(self, given: dict[str, Any]) -> tuple[Any, ...]:
         """What follows the SHA in EVALSHA: number of keys, keys, arguments."""
-        if given.keys() != self._names:
+        if given.keys() != self.names:
             raise TypeError(
                 f"{self.name}.lua takes {[*self.keys, *self.arguments]}, not {sorted(given)}"
             )
-        parts = []
-        for names in (self.keys, self.arguments):
-            values = [given[name] for name in names]
+        keys = [given[name] for name in self.keys]
+        arguments = [given[name] for name in self.arguments]
+        for names, values in ((self.keys, keys), (self.arguments, arguments)):
             if names and names[-1] in self.variadic:
                 values[-1:] = values[-1]
-            parts.append(values)
-        keys, arguments = parts
         return (len(keys), *keys, *arguments)
 
     def __call__(self, run: Callable[..., Any], /, **given: Any) -> Any:
         """Run it. A server that has lost its scripts is given this one again."""
-        return self.send(run, self.pack(given))
-
-    def send(self, run: Callable[..., Any], packed: tuple[Any, ...]) -> Any:
-        """As a call, with what `pack` has made of its arguments."""
+        packed = self.pack(given)
         told = instrumentation.current
         began = perf_counter() if told is not None else 0.0
         try:
@@ -99,6 +117,14 @@ class Script:
 
 #: A script and its arguments.
 Call = tuple[Script, dict[str, Any]]
+
+#: Where `whole` has it: behind the name of the command, the source and the number of keys.
+FIRST_KEY = 3
+
+
+def whole(move: Script, given: dict[str, Any]) -> tuple[Any, ...]:
+    """The command that runs a script, whole: nobody waits for a server that has lost it."""
+    return ("EVAL", move.source, *move.pack(given))
 
 
 def send_together(many: Callable[[list[Any]], list[Any]], calls: Sequence[Call]) -> list[Any]:

@@ -1,37 +1,25 @@
-"""What can happen to messages, one short method a move; the only module that talks to Redis."""
+"""What can happen to messages, one short method a move."""
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from copy import copy
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-from ..connection.connection import Replicas, Wire, numbers, pairs
-from ..connection.format import Format
-from ..errors import NodeDown
+from ..connection.connection import numbers, pairs
+from ..message.envelope import Entry
 from ..message.ticket import Gate
 from ..message.wait import NO_WAIT, Wait
-from . import dead_letter_listeners, instrumentation
-from .event_trimming import Upkeep
-from .keys import SEPARATOR, QueueKeys, step_char
+from . import instrumentation
+from .caller import CALL_LIMIT, Caller, Limits, chunks
+from .claimable import Claimable
+from .dead_letters import DeadLetters
+from .leases import Leases
 from .queue_metrics import SPANS_MS, Metrics
-from .renewal import Renewal, merged
-from .scripts import Call, Script, script, send_together
-from .shards import Shards
+from .scripts import Call
 
-T = TypeVar("T")
-
-DEFAULT_PARTITION_SIZE = 128
-
-#: Messages in one call of a script: a call stays below a few milliseconds, and below Lua's stack.
-CALL_LIMIT = 250
-
-#: Tags of a consumer's messages that one call sorts.
-SORT_LIMIT = 1_000
+__all__ = ["CALL_LIMIT", "Delivered", "Entry", "Limits", "Scheduled", "Size", "Store"]
+__all__ += ["UniqueOutcome", "chunks", "delivered", "unique_listeners"]
 
 #: Delayed messages that one call drops.
 PURGE_LIMIT = 5_000
@@ -76,28 +64,6 @@ class Size(NamedTuple):
     delayed: int
 
 
-class Limits(NamedTuple):
-    """When a message counts as poison (0: never), and how many dead letters are kept how long."""
-
-    max_deliveries: int = 20
-    dead_limit: int = 100_000
-    dead_seconds: float = 90 * 86_400
-
-
-@dataclass(frozen=True)
-class DeadLetter:
-    """A message that was buried. `message` is its JSON text as it was delivered."""
-
-    id: str
-    message: bytes
-    reason: str
-    consumer: str
-    at_ms: int
-    deliveries: int
-    #: The attempts that have failed, as whoever buried it has written them.
-    failures: str = ""
-
-
 @dataclass(frozen=True)
 class Delivered:
     """The answer of a deliver: records (priority step + message) and when to come back.
@@ -114,107 +80,23 @@ class Delivered:
     gated: bool = False
 
 
-class Entry(NamedTuple):
-    """One message on its way into a queue.
-
-    `due` is milliseconds since the epoch, or `+` and milliseconds from the server's now.
-    """
-
-    id: str
-    step: int
-    message: str
-    due: str = ""
+class Store(Caller):
+    """The moves of the messages of one Redis database. `Caller` says what it is made with."""
 
     @property
-    def record(self) -> str:
-        """The form in which Redis keeps it, but in the backlog."""
-        return step_char(self.step) + self.message
+    def dead(self) -> DeadLetters:
+        """Its dead letters."""
+        return DeadLetters(self)
 
     @property
-    def kept(self) -> str:
-        """The form in which the backlog keeps it, as far as the due time is known."""
-        due = "" if self.due.startswith("+") else self.due
-        return f"{step_char(self.step)}{due}{self.message}"
+    def leases(self) -> Leases:
+        """Its consumers and what they hold."""
+        return Leases(self)
 
-
-class Store:
-    """The moves of the messages of one Redis database. A queue is one shard: see `shards`.
-
-    `now` is "" for the server's clock, `+ms` for that clock set forward, or a time in milliseconds
-    since the epoch; tests move it. About `event_limit` lifecycle events are kept of each queue; 0:
-    none are written. What sends messages waits for `replicas`, and raises NotReplicated where too
-    few have them in time. With a `format`, it raises FormatError for data of a newer one.
-    """
-
-    #: Queues that one call renews: all their keys have to be in one slot of a Cluster.
-    renewals_at_once = 250
-
-    #: Whether also the ready lists carry the hash tag of their queue.
-    tagged = False
-
-    #: Of so many queues one command can tell.
-    look_limit = 100
-
-    def __init__(
-        self,
-        client: Any,
-        *,
-        prefix: str = "",
-        priority_steps: Iterable[int] = (0, 3, 6, 9),
-        separator: str = SEPARATOR,
-        partition_size: int = DEFAULT_PARTITION_SIZE,
-        limits: Limits | None = None,
-        event_limit: int = 0,
-        shards: int | Mapping[str, int] = 1,
-        replicas: Replicas | None = None,
-        format: Format | None = None,
-        now: str = "",
-    ) -> None:
-        self.client = client
-        self.format = format
-        self.run = self._wire(client)
-        self.shards = self._new_shards(prefix, shards)
-        self.replicas = replicas
-        self.partition_size = partition_size
-        self.limits = limits or Limits()
-        self.event_limit = event_limit
-        self._upkeep = Upkeep()
-        self.now = now
-        #: Where scripts are known to work that nobody waits for: a server may have lost them.
-        self._posted_over: dict[tuple[Wire, str], int] = {}
-        steps = tuple(sorted(priority_steps))
-        self.keys = lru_cache(maxsize=1024)(
-            lambda queue: QueueKeys(queue, prefix, steps, separator, self._hash_tag(queue))
-        )
-
-    def over(self, client: Any) -> Store:
-        """The same store over other connections."""
-        other = copy(self)
-        other.client, other.run = client, self._wire(client)
-        other._posted_over = {}
-        return other
-
-    def hang_up(self) -> None:
-        """Close its connections; what needs one opens it again."""
-        self.client.connection_pool.disconnect()
-
-    def _wire(self, client: Any) -> Wire:
-        return Wire(client.connection_pool, self.format)
-
-    def _hash_tag(self, queue: str) -> str:
-        """What is in braces in all keys of a queue; "" where that is its name, and not in all."""
-        return ""
-
-    def queue_with(self, tag: str) -> str:
-        """The queue whose keys have this in braces."""
-        return tag
-
-    def _new_shards(self, prefix: str, configured: int | Mapping[str, int]) -> Shards:
-        return Shards(self.run, prefix, configured)
-
-    def send(self, *command: Any) -> Any:
-        """What sends messages: it waits for replicas, and for a slot that moves."""
-        return self.run.insist(*command, replicas=self.replicas)
+    @property
+    def claimable(self) -> Claimable:
+        """Whether there is something to claim."""
+        return Claimable(self)
 
     def schedule(self, queue: str, entries: Sequence[Entry], expires_ms: int = 0) -> Scheduled:
         """Keep messages until they are due. The same message with the same id is kept once."""
@@ -227,22 +109,10 @@ class Store:
             told.scheduled(queue, counts[0])
         return Scheduled(*counts)
 
-    def schedule_call(
-        self, queue: str, entries: Sequence[Entry], expires_ms: int = 0
-    ) -> tuple[Script, dict[str, Any]]:
+    def schedule_call(self, queue: str, entries: Sequence[Entry], expires_ms: int = 0) -> Call:
         """The script that schedules and its arguments, for who sends it in a pipeline."""
-        keys = self.keys(queue)
-        return script("schedule"), {
-            **keys.backlog,
-            "moved": keys.moved,
-            **self.event_keys(keys),
-            "ready": keys.ready,
-            "now": self.now,
-            "partition_size": self.partition_size,
-            "steps": keys.steps,
-            "expires_ms": expires_ms,
-            "entries": [part for e in entries for part in (e.id, e.due, e.kept)],
-        }
+        given = [part for e in entries for part in (e.id, e.due, e.kept)]
+        return self.call("schedule", queue, expires_ms=expires_ms, entries=given)
 
     def schedule_unique(
         self, queue: str, entry: Entry, key: str, conflict: str, expires_ms: int = 0
@@ -253,18 +123,9 @@ class Store:
         same, and refuses none because of it. Returns what was done ("stored", "refused", "replaced"
         or "pushed") and the id of the other one, or "".
         """
-        keys = self.keys(queue)
-        done, other, state, due_ms, replaced = script("unique")(
-            self.send,
-            **keys.backlog,
-            moved=keys.moved,
-            **self.event_keys(keys),
-            unique=keys.unique,
-            unique_due=keys.unique_due,
-            ready=keys.ready,
-            now=self.now,
-            partition_size=self.partition_size,
-            steps=keys.steps,
+        move, given = self.call(
+            "unique",
+            queue,
             expires_ms=expires_ms,
             conflict=conflict,
             key=key,
@@ -272,6 +133,7 @@ class Store:
             due=entry.due or "0",
             record=entry.record,
         )
+        done, other, state, due_ms, replaced = move(self.send, **given)
         outcome = UniqueOutcome(
             done.decode(),
             other.decode(errors="surrogateescape"),
@@ -293,52 +155,19 @@ class Store:
             count += move(self.send, **given)
         return count
 
-    def publish_call(
-        self, queue: str, entries: Sequence[Entry], expires_ms: int = 0
-    ) -> tuple[Script, dict[str, Any]]:
+    def publish_call(self, queue: str, entries: Sequence[Entry], expires_ms: int = 0) -> Call:
         """The script that publishes and its arguments, for who sends it in a pipeline."""
-        keys = self.keys(queue)
-        return script("publish"), {
-            "wake": keys.wake,
-            "ready": keys.ready,
-            "steps": keys.steps,
-            "expires_ms": expires_ms,
-            "records": [entry.record for entry in entries],
-        }
+        records = [entry.record for entry in entries]
+        return self.call("publish", queue, expires_ms=expires_ms, records=records)
 
-    def cancel_call(
-        self, queue: str, ids: Sequence[str], how: str = "all"
-    ) -> tuple[Script, dict[str, Any]]:
+    def cancel_call(self, queue: str, ids: Sequence[str], how: str = "all") -> Call:
         """The script that cancels and its arguments, for who sends it in a pipeline."""
-        keys = self.keys(queue)
-        return script("cancel"), {
-            "partitions": keys.partitions,
-            "delayed": keys.delayed,
-            "messages": keys.messages,
-            "duplicates": keys.duplicates,
-            **self.event_keys(keys),
-            "how": how,
-            "ids": ids,
-        }
+        return self.call("cancel", queue, how=how, ids=ids)
 
-    def restore_call(
-        self, queue: str, entries: Sequence[tuple[bytes, ...]]
-    ) -> tuple[Script, dict[str, Any]]:
+    def restore_call(self, queue: str, entries: Sequence[tuple[bytes, ...]]) -> Call:
         """The script that restores messages, given as (member, record), and its arguments."""
-        keys = self.keys(queue)
-        return script("restore"), {
-            **keys.backlog,
-            **self.event_keys(keys),
-            "unique": keys.unique,
-            "unique_due": keys.unique_due,
-            "job": keys.job(""),
-            "ledgers_until": keys.ledgers_until,
-            "partition_size": self.partition_size,
-            "now": self.now,
-            "run": "",
-            "ledger_seconds": 0,
-            "entries": [part for entry in entries for part in entry],
-        }
+        parts = [part for entry in entries for part in entry]
+        return self.call("restore", queue, "", run="", ledger_seconds=0, entries=parts)
 
     def deliver(
         self,
@@ -392,70 +221,20 @@ class Store:
         gate: Gate | None = None,
     ) -> Call:
         """The script that delivers and its arguments; `delivered` reads its answer."""
-        keys = self.keys(queue)
-        given: dict[str, Any] = {}
-        if gate is not None:
-            given = {"gate": keys.gate, "version": gate.version, "limits": gate.numbers}
-        return script("deliver_gated" if gate is not None else "deliver"), {
-            **self._holding(keys, consumer),
-            **given,
-            **self.event_keys(keys),
-            "now": self.now,
-            "consumer": consumer,
-            "leased": int(leased),
-            "lease_ms": lease_ms,
-            "want": want,
-            "tag": tag,
-            "promotions": promotions,
-            "waits": 2 if listens else int(waits),
-            "expires_ms": expires_ms,
-            "steps": keys.steps,
-        }
-
-    def count_keys(
-        self, parts: Sequence[Sequence[tuple[str, bool]]], counted: Sequence[str]
-    ) -> tuple[list[int], list[int]]:
-        """How many keys say that there are messages in queues, and how many consumers some have.
-
-        Of each queue in a part what is ready or waits at a gate counts, and its backlog if True.
-        """
-        commands = [("EXISTS", *self._signs(part)) for part in parts]
-        commands += [("ZCARD", self.keys(queue).consumers) for queue in counted]
-        answers = self.run.many(commands)
-        for error in answers:
-            if isinstance(error, BaseException):
-                raise error
-        return answers[: len(parts)], answers[len(parts) :]
-
-    def _signs(self, part: Sequence[tuple[str, bool]]) -> Iterator[str]:
-        for queue, with_backlog in part:
-            keys = self.keys(queue)
-            yield from keys.ready
-            yield keys.waiting
-            if with_backlog:
-                yield keys.partitions
-
-    def look(self, parts: Sequence[Sequence[str]]) -> list[list[int]]:
-        """For each queue of each part 0 where there is something to claim, or -1 for nothing.
-
-        Else in how many ms its next message is due, for which a consumer has promised to come.
-        """
-        answers = self.together([self._look_call([*map(self.keys, part)]) for part in parts])
-        for error in answers:
-            if isinstance(error, BaseException):
-                raise error
-        return [*map(numbers, answers)]
-
-    def _look_call(self, keys: Sequence[QueueKeys]) -> Call:
-        return script("look"), {
-            "queues": [key for q in keys for key in (q.partitions, q.delayed, q.armed, *q.ready)],
-            "now": self.now,
-            "lists": len(keys[0].ready),
-        }
-
-    def together(self, calls: Sequence[Call]) -> list[Any]:
-        """Run scripts of many queues in one go; where one was refused, its error is its answer."""
-        return send_together(self.run.many, calls)
+        gated = {} if gate is None else {"version": gate.version, "limits": gate.numbers}
+        return self.call(
+            "deliver" if gate is None else "deliver_gated",
+            queue,
+            consumer,
+            leased=int(leased),
+            lease_ms=lease_ms,
+            want=want,
+            tag=tag,
+            promotions=promotions,
+            waits=2 if listens else int(waits),
+            expires_ms=expires_ms,
+            **gated,
+        )
 
     def admit(
         self, queue: str, consumer: str, entries: Sequence[tuple[int, str, bytes]], gate: Gate
@@ -464,20 +243,8 @@ class Store:
 
         An empty record stands for the one that is held under the tag. The tickets are of the gate.
         """
-        keys = self.keys(queue)
-        return script("admit")(
-            self.run,
-            **keys.backlog,
-            **self.event_keys(keys),
-            unacked=keys.unacked(consumer),
-            gate=keys.gate,
-            ready=keys.ready,
-            now=self.now,
-            consumer=consumer,
-            steps=keys.steps,
-            limits=gate.numbers,
-            entries=[part for entry in entries for part in entry],
-        )
+        parts = [part for entry in entries for part in entry]
+        return self.ask("admit", queue, consumer, limits=gate.numbers, entries=parts)
 
     def free(
         self, queue: str, consumer: str, tags: Sequence[int], on_error: Callable[[], None]
@@ -486,8 +253,7 @@ class Store:
 
         It does not wait: `on_error` is called later where the server did not do it.
         """
-        given = {**self._gate_keys(self.keys(queue)), "consumer": consumer, "tags": tags}
-        self._post(script("free"), given, on_error)
+        self.post(*self.call("free", queue, consumer, tags=tags), on_error)
 
     def waiting(self, queue: str) -> int:
         """How many messages wait at the gate of a queue."""
@@ -498,38 +264,6 @@ class Store:
         """The slots in use in a queue, by limit and key as tickets name them."""
         found = self.run("HGETALL", self.keys(queue).gate + "slots")
         return {name.decode(): int(count) for name, count in pairs(found)}
-
-    def recover(self, queue: str, consumer: str, seen_tag: int) -> list[tuple[int, bytes]]:
-        """Messages that were handed to `consumer` in an answer that never arrived."""
-        cursor = b"0"
-        found: dict[int, bytes] = {}
-        while True:
-            move, given = self._recover_call(queue, consumer, seen_tag, cursor)
-            cursor, *page = move(self.run, **given)
-            found.update(zip(map(int, page[::2]), page[1::2], strict=True))
-            if int(cursor) == 0:
-                return sorted(found.items())
-
-    def _recover_call(self, queue: str, consumer: str, seen_tag: int, cursor: bytes) -> Call:
-        return script("recover"), {
-            "unacked": self.keys(queue).unacked(consumer),
-            "seen_tag": seen_tag,
-            "cursor": cursor,
-            "count": CALL_LIMIT,
-        }
-
-    def recover_all(
-        self, seen_tags: Mapping[str, int], consumer: str
-    ) -> dict[str, list[tuple[int, bytes]]]:
-        """As `recover` of each queue in few round trips, each with the last tag that did arrive."""
-        calls = [self._recover_call(queue, consumer, tag, b"0") for queue, tag in seen_tags.items()]
-        found = {}
-        for queue, answer in zip(tuple(seen_tags), self.together(calls), strict=True):
-            if isinstance(answer, list) and int(answer[0]) == 0:
-                found[queue] = sorted(zip(map(int, answer[1::2]), answer[2::2], strict=True))
-            else:
-                found[queue] = self.recover(queue, consumer, seen_tags[queue])
-        return found
 
     def ack(
         self,
@@ -544,35 +278,13 @@ class Store:
         The slots of those that are `freed` come back with it, as by `free`. It does not wait:
         `on_error` is called later where the server did not do it.
         """
-        keys = self.keys(queue)
-        if not self.event_limit and not freed:
-            self.run.post("HDEL", keys.unacked(consumer), *tags, on_error=on_error)
-            return
-        given = {
-            "unacked": keys.unacked(consumer),
-            **self.event_keys(keys),
-            "consumer": consumer,
-            "tags": tags,
-        }
         if freed:
-            given |= {**self._gate_keys(keys), "freed": " ".join(map(str, freed))}
-        self._post(script("ack_gated" if freed else "ack"), given, on_error)
-
-    def _post(self, move: Script, given: dict[str, Any], on_error: Callable[[], None]) -> None:
-        """Send a script and do not wait for its answer, over connections that are known to work."""
-        command = ("EVALSHA", move.sha, *move.pack(given))
-        wire = self.run.to(command)
-        known = wire, move.name
-        if self._posted_over.get(known) != (generation := wire.generation):
-            move(self.run, **given)
-            self._posted_over[known] = generation
-            return
-
-        def failed() -> None:
-            self._posted_over.pop(known, None)
-            on_error()
-
-        wire.post(*command, on_error=failed)
+            given = {"freed": " ".join(map(str, freed)), "tags": tags}
+            self.post(*self.call("ack_gated", queue, consumer, **given), on_error)
+        elif self.event_limit:
+            self.post(*self.call("ack", queue, consumer, tags=tags), on_error)
+        else:
+            self.run.post("HDEL", self.keys(queue).unacked(consumer), *tags, on_error=on_error)
 
     def release(
         self,
@@ -587,191 +299,11 @@ class Store:
 
         `behind` puts them behind what waits, in the order given.
         """
-        keys = self.keys(queue)
-        total = 0
+        total, how = 0, {"counted": int(counted), "behind": int(behind)}
         for part in chunks([*tags] if behind else sorted(tags, reverse=True)):
-            count, *buried = script("release")(
-                self.run,
-                wake=keys.wake,
-                unacked=keys.unacked(consumer),
-                held=keys.held(consumer),
-                **self._dead(keys),
-                **self.event_keys(keys),
-                ready=keys.ready,
-                now=self.now,
-                consumer=consumer,
-                steps=keys.steps,
-                counted=int(counted),
-                behind=int(behind),
-                max_deliveries=self.limits.max_deliveries,
-                **self._dead_bounds(),
-                tags=part,
-            )
+            count, *buried = self.ask("release", queue, consumer, **how, tags=part)
             total += count
-            self._tell_of_burials(queue, buried)
-        return total
-
-    def _tell_of_burials(self, queue: str, ids: Sequence[bytes]) -> None:
-        if ids and (told := instrumentation.current) is not None:
-            told.buried(queue, len(ids))
-        dead_letter_listeners.tell(self, queue, [id.decode(errors="surrogateescape") for id in ids])
-
-    def leave(self, queue: str, consumer: str, running: Collection[int] = ()) -> None:
-        """Release all that `consumer` holds, pass its promise on and end its lease.
-
-        While there are slots of `running` messages, given by their tags, these and the lease stay.
-        """
-        self._sort_held(self.keys(queue), consumer)
-        move, given = self._leave_call(queue, consumer, running)
-        while move(self.run, **given):
-            pass
-
-    def _leave_call(self, queue: str, consumer: str, running: Collection[int]) -> Call:
-        keys = self.keys(queue)
-        return script("leave"), {
-            **self._holding(keys, consumer),
-            **self.event_keys(keys),
-            "held": keys.held(consumer),
-            "gate": keys.gate,
-            "granted_by": keys.granted_by,
-            "consumer": consumer,
-            "steps": keys.steps,
-            "limit": CALL_LIMIT,
-            "running": running,
-        }
-
-    def leave_all(
-        self, queues: Sequence[str], consumer: str, running: Callable[[str], Collection[int]]
-    ) -> dict[str, BaseException]:
-        """As `leave` on each queue, in few round trips; returns the errors, by queue."""
-        held = self.run.many([("HLEN", self.keys(queue).unacked(consumer)) for queue in queues])
-        few = [q for q, count in zip(queues, held, strict=True) if not _is_over(count, SORT_LIMIT)]
-        calls = [self._leave_call(queue, consumer, running(queue)) for queue in few]
-        found = dict.fromkeys(queues, 1) | dict(zip(few, self.together(calls), strict=True))
-        errors: dict[str, BaseException] = {}
-        for queue, left in found.items():
-            if isinstance(left, BaseException):
-                errors[queue] = left
-            elif left:
-                self.leave(queue, consumer, running(queue))
-        return errors
-
-    def _sort_held(self, keys: QueueKeys, consumer: str) -> None:
-        """Sort what one call cannot: a consumer without a prefetch limit may hold any number."""
-        if self.run("HLEN", keys.unacked(consumer)) <= SORT_LIMIT:
-            return
-        cursor = b"0"
-        while True:
-            cursor = script("sort_held")(
-                self.run,
-                unacked=keys.unacked(consumer),
-                held=keys.held(consumer),
-                cursor=cursor,
-                count=SORT_LIMIT,
-            )
-            if int(cursor) == 0:
-                return
-
-    def consumers(self, queue: str) -> list[tuple[str, int, int]]:
-        """Who consumes: name, ms until its lease ends, unacked messages; who ends first leads.
-
-        Bytes of a name that are no UTF-8 are surrogates, as all that takes one expects them.
-        """
-        keys = self.keys(queue)
-        found = script("consumers")(self.run, consumers=keys.consumers, now=self.now)
-        names = [name.decode(errors="surrogateescape") for name in found[::2]]
-        return [
-            (name, int(left_ms), self.run("HLEN", keys.unacked(name)))
-            for name, left_ms in zip(names, found[1::2], strict=True)
-        ]
-
-    def renew(self, queue: str, consumer: str, lease_ms: int) -> list[str] | None:
-        """Make the lease last in one queue; returns None where it was lost.
-
-        Else those whose lease there is over by the server's clock, which need not be dead. Raises
-        connection errors, NodeDown where the queue's node could not be asked.
-        """
-        renewal = self.renew_all([queue], [queue], consumer, lease_ms, lease_ms)
-        if renewal.failed:
-            raise NodeDown(f"the node that has queue {queue!r} cannot be asked now")
-        ended = (other for other in renewal.others if other.end_ms <= renewal.now_ms)
-        return None if renewal.lost else [other.consumer for other in ended]
-
-    def renew_all(
-        self,
-        queues: Sequence[str],
-        renewed: Collection[str],
-        consumer: str,
-        lease_ms: int,
-        idle_ms: int,
-    ) -> Renewal:
-        """Look at the leases in all `queues`, and make those of `consumer` last in `renewed` ones.
-
-        They last for `idle_ms` where it holds nothing. One round trip for many queues.
-        """
-        parts = [*chunks(queues, self.renewals_at_once)]
-        calls: list[Call] = [
-            (
-                script("renew"),
-                {
-                    "keys": self._keys_to_renew(part, consumer),
-                    "now": self.now,
-                    "consumer": consumer,
-                    "lease_ms": lease_ms,
-                    "idle_ms": idle_ms,
-                    "renewed": [n for n, queue in enumerate(part, 1) if queue in renewed],
-                },
-            )
-            for part in parts
-        ]
-        return merged(zip(parts, map(self._heard, self.together(calls)), strict=True))
-
-    def _heard(self, answer: Any) -> Any:
-        """What was said of some leases; None: they could not be asked. Raises what was refused."""
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def _keys_to_renew(self, queues: Sequence[str], consumer: str) -> list[str]:
-        keys = [self.keys(queue) for queue in queues]
-        return [
-            *(each.consumers for each in keys),
-            *(each.unacked(consumer) for each in keys),
-            *(each.slots(consumer) for each in keys),
-        ]
-
-    def was_reclaimed(self, queue: str, consumer: str) -> bool:
-        """Whether others were given messages of this consumer, within a day."""
-        return bool(self.run("EXISTS", self.keys(queue).reclaimed(consumer)))
-
-    def reclaim(self, queue: str, consumer: str, ended_ms: float | None = None) -> int:
-        """Put back the messages of a consumer whose lease has ended; returns how many.
-
-        With `ended_ms` only if its lease still ends then: who has renewed it since is not dead.
-        """
-        keys = self.keys(queue)
-        self._sort_held(keys, consumer)
-        total, left = 0, 1
-        while left:
-            returned, left, *buried = script("reclaim")(
-                self.run,
-                **self._holding(keys, consumer),
-                **self.event_keys(keys),
-                held=keys.held(consumer),
-                gate=keys.gate,
-                **self._dead(keys),
-                now=self.now,
-                consumer=consumer,
-                steps=keys.steps,
-                limit=CALL_LIMIT,
-                max_deliveries=self.limits.max_deliveries,
-                **self._dead_bounds(),
-                ended_ms="" if ended_ms is None else ended_ms,
-            )
-            total += returned
-            self._tell_of_burials(queue, buried)
-        if total and (told := instrumentation.current) is not None:
-            told.reclaimed(queue, total)
+            self.tell_of_burials(queue, buried)
         return total
 
     def park(
@@ -786,15 +318,10 @@ class Store:
         Without a wait they were never due; with one, each is moved, also where it looks like one
         that is delayed already.
         """
-        keys = self.keys(queue)
-        return script("park")(
-            self.run,
-            **keys.backlog,
-            moved=keys.moved,
-            **self.event_keys(keys),
-            unacked=keys.unacked(consumer),
-            consumer=consumer,
-            partition_size=self.partition_size,
+        return self.ask(
+            "park",
+            queue,
+            consumer,
             wait="" if wait is NO_WAIT else wait.member,
             reason=wait.reason,
             entries=[part for entry in entries for part in entry],
@@ -805,23 +332,11 @@ class Store:
 
         Give the record of one that is not held: then only an event tells of it.
         """
-        keys = self.keys(queue)
-        return script("drop")(
-            self.run,
-            unacked=keys.unacked(consumer),
-            **self.event_keys(keys),
-            consumer=consumer,
-            reason=reason,
-            tag=tag,
-            record=record,
-        )
+        return self.ask("drop", queue, consumer, reason=reason, tag=tag, record=record)
 
     def latest(self, queue: str, key: str, due_ms: int) -> int:
         """Remember a due time of a key; returns the latest one that was given in thirty days."""
-        found = script("latest")(
-            self.run, latest=self.keys(queue).latest, now=self.now, key=key, due_ms=due_ms
-        )
-        return int(found)
+        return int(self.ask("latest", queue, key=key, due_ms=due_ms))
 
     def bury(
         self,
@@ -835,219 +350,42 @@ class Store:
         An empty record stands for the one that is held under the tag. `failures` is what is known
         of attempts that have failed, as text that is kept with the reason.
         """
-        keys = self.keys(queue)
-        buried = script("bury")(
-            self.run,
-            unacked=keys.unacked(consumer),
-            **self._dead(keys),
-            **self.event_keys(keys),
-            now=self.now,
-            consumer=consumer,
-            **self._dead_bounds(),
-            failures=failures,
-            entries=[part for entry in entries for part in entry],
-        )
-        self._tell_of_burials(queue, buried)
+        parts = [part for entry in entries for part in entry]
+        buried = self.ask("bury", queue, consumer, failures=failures, entries=parts)
+        self.tell_of_burials(queue, buried)
         return len(buried)
-
-    def dead_count(self, queue: str) -> int:
-        """How many dead letters a queue has."""
-        return self.run("ZCARD", self.keys(queue).dead)
-
-    def dead_ids(self, queue: str, start: int = 0, count: int = 100) -> list[str]:
-        """A page of the ids of a queue's dead letters, the oldest first."""
-        found = self.run("ZRANGE", self.keys(queue).dead, start, start + count - 1)
-        return [id.decode(errors="surrogateescape") for id in found]
-
-    def dead_page(
-        self, queue: str, after: tuple[int, str] | None = None, count: int = 100
-    ) -> list[tuple[int, str]]:
-        """Burial times in ms and ids of dead letters, the oldest first, behind one of these.
-
-        Which need not be there any more.
-        """
-        at_ms, id = after or (0, "")
-        found = script("dead_page")(
-            self.run,
-            dead=self.keys(queue).dead,
-            from_ms=at_ms,
-            after=b"" if after is None else b"=" + id.encode(errors="surrogateescape"),
-            limit=count,
-        )
-        each = zip(found[::2], found[1::2], strict=True)
-        return [(int(at), id.decode(errors="surrogateescape")) for id, at in each]
-
-    def dead_letters(self, queue: str, ids: Sequence[str]) -> list[DeadLetter]:
-        """The dead letters with these ids, without those that are there no more."""
-        if not ids:
-            return []
-        keys = self.keys(queue)
-        raw = [id.encode(errors="surrogateescape") for id in ids]
-        records = self.run("HMGET", keys.dead_messages, *raw)
-        notes = self.run("HMGET", keys.dead_reasons, *raw)
-        return [
-            DeadLetter(id, record[1:], **json.loads(note.decode(errors="replace")))
-            for id, record, note in zip(ids, records, notes, strict=True)
-            if record is not None and note is not None
-        ]
-
-    def replay(self, queue: str, ids: Sequence[str], due_ms: int = 0) -> int:
-        """Give dead letters another try, now or at a time; returns how many there were."""
-        keys = self.keys(queue)
-        return sum(
-            script("replay")(
-                self.run,
-                **keys.backlog,
-                moved=keys.moved,
-                **self._dead(keys),
-                **self.event_keys(keys),
-                ready=keys.ready,
-                due_ms=due_ms,
-                partition_size=self.partition_size,
-                steps=keys.steps,
-                wait=Wait(due_ms or int(time.time() * 1000)).member,
-                ids=part,
-            )
-            for part in chunks(ids)
-        )
-
-    def purge_dead(self, queue: str, ids: Sequence[str]) -> int:
-        """Drop dead letters for good; returns how many there were."""
-        keys = self.keys(queue)
-        return sum(script("forget")(self.run, **self._dead(keys), ids=part) for part in chunks(ids))
 
     def size(self, queue: str) -> Size:
         """Count a queue's messages by state."""
-        keys = self.keys(queue)
-        return Size(
-            *script("size")(
-                self.run,
-                partitions=keys.partitions,
-                delayed=keys.delayed,
-                messages=keys.messages,
-                ready=keys.ready,
-                now=self.now,
-            )
-        )
+        return Size(*self.ask("size", queue))
 
     def metrics(self, queue: str) -> Metrics:
         """What a control plane needs to know of a queue, in one call that changes nothing."""
-        keys = self.keys(queue)
-        found = script("metrics")(
-            self.run,
-            partitions=keys.partitions,
-            delayed=keys.delayed,
-            messages=keys.messages,
-            unacked=keys.unacked(""),
-            consumers=keys.consumers,
-            dead=keys.dead,
-            ready=keys.ready,
-            now=self.now,
-            limit=METRICS_LIMIT,
-            spans=SPANS_MS,
-        )
-        return Metrics.of(*found)
+        return Metrics.of(*self.ask("metrics", queue, "", limit=METRICS_LIMIT, spans=SPANS_MS))
 
     def purge(self, queue: str) -> int:
         """Drop what is ready and what is delayed; returns how many messages that was."""
-        keys = self.keys(queue)
-        total, gone = 0, 1
-        while gone:
-            gone = script("purge")(self.run, **keys.backlog, ready=keys.ready, limit=PURGE_LIMIT)
+        total = 0
+        while gone := self.ask("purge", queue, limit=PURGE_LIMIT):
             total += gone
         self.clear(queue)
         return total
 
     def clear(self, queue: str) -> None:
         """Remove the lanes of a gate at which nothing waits any more."""
-        keys, left = self.keys(queue), 1
-        while left:
-            left = script("clear")(self.run, waiting=keys.waiting, gate=keys.gate, limit=CALL_LIMIT)
+        while self.ask("clear", queue, limit=CALL_LIMIT):
+            pass
 
     def delete(self, queue: str) -> int:
         """Purge a queue and forget it; returns how many messages that was."""
-        keys = self.keys(queue)
         count = self.purge(queue)
-        self._delete(keys)
+        self.ask("delete", queue)
         return count
 
     def forget_unused(self, queue: str) -> None:
         """Forget a queue without messages and consumers."""
-        keys = self.keys(queue)
-        if not self.run("EXISTS", keys.consumers):
-            self._delete(keys)
-
-    def _delete(self, keys: QueueKeys) -> None:
-        script("delete")(
-            self.run,
-            partitions=keys.partitions,
-            wake=keys.wake,
-            armed=keys.armed,
-            events=keys.events,
-            waiting=keys.waiting,
-            ready=keys.ready,
-        )
-
-    def announce(self, queue: str) -> None:
-        """Put wake tokens for all that can be claimed, now or later."""
-        move, given = self._announce_call(queue)
-        move(self.run, **given)
-
-    def _announce_call(self, queue: str) -> Call:
-        keys = self.keys(queue)
-        return script("announce"), {
-            **keys.backlog,
-            "armed": keys.armed,
-            "gate": keys.gate,
-            "ready": keys.ready,
-            "steps": keys.steps,
-        }
-
-    def announce_all(self, queues: Sequence[str]) -> None:
-        """As `announce` on each queue, in few round trips. Raises the first error."""
-        answers = self.together([self._announce_call(queue) for queue in queues])
-        for error in answers:
-            if isinstance(error, BaseException):
-                raise error
-
-    def announce_soon(self, queue: str) -> None:
-        """As `announce`, without waiting for the answer; where it fails, others look themselves."""
-        self._post(*self._announce_call(queue), on_error=lambda: None)
-
-    def _gate_keys(self, keys: QueueKeys) -> dict[str, Any]:
-        return {
-            "delayed": keys.delayed,
-            "wake": keys.wake,
-            "gate": keys.gate,
-            "ready": keys.ready,
-            "steps": keys.steps,
-        }
-
-    def event_keys(self, keys: QueueKeys) -> dict[str, Any]:
-        bound = self.event_limit and self._upkeep.bound(keys.events, self.event_limit)
-        return {"events": keys.events, "event_limit": bound}
-
-    def _holding(self, keys: QueueKeys, consumer: str) -> dict[str, Any]:
-        return {
-            **keys.backlog,
-            "armed": keys.armed,
-            "consumers": keys.consumers,
-            "unacked": keys.unacked(consumer),
-            "ready": keys.ready,
-        }
-
-    def _dead(self, keys: QueueKeys) -> dict[str, Any]:
-        return {
-            "dead": keys.dead,
-            "dead_messages": keys.dead_messages,
-            "dead_reasons": keys.dead_reasons,
-        }
-
-    def _dead_bounds(self) -> dict[str, Any]:
-        return {
-            "dead_limit": self.limits.dead_limit,
-            "dead_age_ms": int(self.limits.dead_seconds * 1000),
-        }
+        if not self.run("EXISTS", self.keys(queue).consumers):
+            self.ask("delete", queue)
 
 
 def delivered(answer: Any, gate: Gate | None) -> Delivered | None:
@@ -1057,14 +395,3 @@ def delivered(answer: Any, gate: Gate | None) -> Delivered | None:
     now_ms, next_due_ms, more, consumers, *records = answer
     has_more = bool(more % 2) or (gate is None and more > 1)
     return Delivered(now_ms, next_due_ms, has_more, consumers, records, more > 1)
-
-
-def _is_over(count: Any, limit: int) -> bool:
-    return isinstance(count, int) and count > limit
-
-
-def chunks(entries: Sequence[T], limit: int | None = None) -> Iterable[Sequence[T]]:
-    size = limit or CALL_LIMIT
-    if 0 < len(entries) <= size:
-        return (entries,)
-    return (entries[at : at + size] for at in range(0, len(entries), size))

@@ -12,7 +12,6 @@ from __future__ import annotations
 from datetime import datetime, timedelta, timezone
 from functools import cache
 from importlib.resources import files
-from typing import Any
 
 from ..message.envelope import eta_to_ms
 from ..store.scripts import Script
@@ -90,8 +89,7 @@ class Clock:
 
     def _shift(self, prefix: str, queue: str, by_ms: int) -> int:
         store = self.broker.store(prefix)
-        given: dict[str, Any] = {**store.keys(queue).backlog}
-        fell_due: int = _shift()(
-            store.run, **given, now="", by_ms=-by_ms, partition_size=store.partition_size
-        )
+        given = _shift().keys_among(store.keys(queue))
+        given |= {"now": "", "by_ms": -by_ms, "partition_size": store.partition_size}
+        fell_due: int = _shift()(store.run, **given)
         return fell_due

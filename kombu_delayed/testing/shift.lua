@@ -1,13 +1,8 @@
 -- shift: move all due times of a queue by so much, and tell a consumer.
 -- Twice moves them twice.
-local partitions     = KEYS[1]            -- ZSET partition -> lower bound of its due times
-local delayed        = KEYS[2]            -- what the partitions' keys begin with
-local messages       = KEYS[3]            -- HASH id -> priority step + due_ms + message
-local duplicates     = KEYS[4]            -- HASH id -> how many messages share it
-local wake           = KEYS[5]            -- ZSET token -> when to claim
-local now            = ARGV[1]
-local by_ms          = tonumber(ARGV[2])  -- below 0: they are due sooner
-local partition_size = tonumber(ARGV[3])
+-- keys: partitions delayed messages duplicates wake
+-- arguments: now by_ms:number partition_size:number
+--   by_ms: below 0: they are due sooner
 -- include: clock waiting backlog
 -- returns how many are due by it that were not; O(n log n) for all that is delayed
 local members = {}

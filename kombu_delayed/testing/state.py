@@ -7,8 +7,7 @@ from copy import copy
 from typing import Any, TypedDict
 
 from ..inspection.backlog import Backlog
-from ..message.envelope import Kept
-from ..store.keys import step_char
+from ..message.envelope import Kept, step_char
 from ..store.store import Entry, Store
 from .keyspace import raw, read_key, text, write_key
 
@@ -47,7 +46,7 @@ def dump(store: Store, queue: str) -> QueueState:
     """
     # In the order in which a message moves, so that none is passed over.
     living = _dump_living(store, queue)
-    ids = store.dead_ids(queue, 0, max(store.dead_count(queue), 1))
+    ids = store.dead.ids(queue, 0, max(store.dead.count(queue), 1))
     dead = [
         {
             "id": letter.id,
@@ -59,7 +58,7 @@ def dump(store: Store, queue: str) -> QueueState:
             "message": text(letter.message),
         }
         for letter, step in zip(
-            store.dead_letters(queue, ids), _dead_steps(store, queue, ids), strict=True
+            store.dead.letters(queue, ids), _dead_steps(store, queue, ids), strict=True
         )
     ]
     return {**living, "dead": dead}  # type: ignore[typeddict-item]
@@ -139,7 +138,7 @@ def seed(
     leases = {each["consumer"]: lease_end_ms for each in held} | dict(consumers or {})
     _hold(store, queue, held, leases)
     if wake is None:
-        store.announce(queue)
+        store.claimable.announce(queue)
     else:
         _tell(store, queue, dict(wake), armed)
 

@@ -12,7 +12,7 @@ from redis.exceptions import AskError, ResponseError, TryAgainError
 from ..connection.connection import Wire, numbers, pack
 from ..errors import NotReplicated
 from ..store import instrumentation
-from ..store.scripts import Script
+from ..store.scripts import FIRST_KEY, whole
 from ..store.store import CALL_LIMIT, Entry, Store, chunks
 
 #: The verb of the command that waits for replicas.
@@ -127,15 +127,6 @@ class Pipeline:
         for lane in self._lanes.values():
             lane.close()
         self._lanes.clear()
-
-
-#: Where `whole` has it: behind the name of the command, the source and the number of keys.
-FIRST_KEY = 3
-
-
-def whole(move: Script, given: dict[str, Any]) -> tuple[Any, ...]:
-    """The command that runs a script, whole: nobody waits for a server that has lost it."""
-    return ("EVAL", move.source, *move.pack(given))
 
 
 class Outbox(Pipeline):

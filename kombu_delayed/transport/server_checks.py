@@ -14,7 +14,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from ..connection import format
 from ..connection.native import get_logger
 from ..errors import ReplicaError, ServerError, UrlError, translate
-from ..store.store import DEFAULT_PARTITION_SIZE
+from ..store.caller import DEFAULT_PARTITION_SIZE
 
 logger = get_logger(__name__)
 

@@ -68,7 +68,7 @@ def measure_queue(rig: Rig, store: Store, queue: str, seed: int) -> Figures:
     )
     rig.redis.delete(store.keys(queue).unacked(CONSUMER))
     store.now = ""
-    store.leave(queue, CONSUMER)
+    store.leases.leave(queue, CONSUMER)
     found = {"schedule": schedule, "deliver": deliver}
     return {
         f"{verb}_{queue}_{where}_us": us

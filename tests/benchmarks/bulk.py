@@ -242,7 +242,7 @@ def reclaiming(port: int) -> tuple[int, float]:
     """How many messages of a dead consumer went back to their list, and in how many seconds."""
     with redis.Redis(port=port) as client:
         began = perf_counter()
-        return Store(client).reclaim(QUEUE, DEAD), perf_counter() - began
+        return Store(client).leases.reclaim(QUEUE, DEAD), perf_counter() - began
 
 
 @benchmark(

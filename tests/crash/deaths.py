@@ -75,7 +75,7 @@ def buried(store: Store) -> None:
     """All are dead letters, and their consumer has left."""
     held(store)
     store.bury("q", "A", [(tag, id, "{}", b"") for tag, id in enumerate(MANY, 1)])
-    store.leave("q", "A")
+    store.leases.leave("q", "A")
 
 
 def living_store(client: redis.Redis, case: Case) -> Store:
@@ -118,8 +118,8 @@ def inherit(client: redis.Redis, consumer: str = "B", now_ms: int = 10 * LATER_M
     """Another consumer takes over when every lease has ended: what it is delivered, by body."""
     store = Store(client, now=str(now_ms))
     bodies = deliver(store, consumer, 0)
-    for dead in store.renew("q", consumer, LEASE_MS) or []:
-        store.reclaim("q", dead)
+    for dead in store.leases.renew("q", consumer, LEASE_MS) or []:
+        store.leases.reclaim("q", dead)
     while found := deliver(store, consumer):
         bodies += found
         store.client.delete(store.keys("q").unacked(consumer))

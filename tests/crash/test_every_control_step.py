@@ -12,6 +12,7 @@ import redis
 from kombu_delayed.inspection import doctor, events
 from kombu_delayed.inspection.backlog import Backlog
 from kombu_delayed.inspection.doctor import Doctor
+from kombu_delayed.store import caller, leases
 from kombu_delayed.store import store as store_module
 from kombu_delayed.store.store import Store
 from tests.crash.deaths import (
@@ -45,7 +46,8 @@ LATE_DUE_MS = DUE_MS + 1_000
 @pytest.fixture(autouse=True)
 def _small_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Moves of several messages take several commands."""
-    monkeypatch.setattr(store_module, "CALL_LIMIT", 2)
+    for module in (caller, leases, store_module):
+        monkeypatch.setattr(module, "CALL_LIMIT", 2)
     monkeypatch.setattr(store_module, "PURGE_LIMIT", 2)
     monkeypatch.setattr(doctor, "CALL_LIMIT", 2)
     monkeypatch.setattr(doctor, "PAGE_SIZE", 2)
@@ -153,7 +155,7 @@ def test_a_restore_of_dead_letters_that_is_repeated(client: redis.Redis) -> None
         put_back_dead(living_store(client, case))
         assert dead_letters(client) == Counter(MANY), f"at {death}"
         store = living_store(client, case)
-        assert store.replay("q", store.dead_ids("q")) == len(MANY), f"at {death}"
+        assert store.dead.replay("q", store.dead.ids("q")) == len(MANY), f"at {death}"
         assert inherit(client) == Counter(MANY), f"at {death}"
     assert found == {0, 2, 4, 6, 7}
 
@@ -250,9 +252,9 @@ def test_a_purge_that_is_repeated(verb: str, client: redis.Redis) -> None:
         ("acked", lambda s: ack(s, 1, 2, 3), held, unacked, True),
         ("buried", bury, held, dead_letters, False),
         ("released", lambda s: s.release("q", "A", range(1, 6)), held, unacked, True),
-        ("released", lambda s: s.leave("q", "A"), held, unacked, True),
+        ("released", lambda s: s.leases.leave("q", "A"), held, unacked, True),
         ("cancelled", lambda s: Backlog(s, "q").cancel(MANY), schedule, check_backlog, True),
-        ("replayed", lambda s: s.replay("q", MANY), buried, dead_letters, True),
+        ("replayed", lambda s: s.dead.replay("q", MANY), buried, dead_letters, True),
     ],
 )
 def test_what_has_happened_is_told_and_nothing_else(

@@ -6,6 +6,7 @@ import pytest
 import redis
 
 from kombu_delayed.message.ticket import Gate, LimitNumbers, Ticket, Use, put_ticket
+from kombu_delayed.store import caller, leases
 from kombu_delayed.store import store as store_module
 from kombu_delayed.store.store import Entry, Store
 from tests.crash.deaths import (
@@ -29,7 +30,8 @@ OTHER = Gate("w", (LimitNumbers("all", 3),))
 @pytest.fixture(autouse=True)
 def _small_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Moves of several messages take several commands."""
-    monkeypatch.setattr(store_module, "CALL_LIMIT", 2)
+    for module in (caller, leases, store_module):
+        monkeypatch.setattr(module, "CALL_LIMIT", 2)
 
 
 def ticket(id: str, gate: Gate = GATE) -> str:
@@ -91,8 +93,8 @@ CASES = {
     "tickets of producers": Case(work, with_tickets),
     "no tickets": Case(work, publish),
     "delayed": Case(work_when_due, lambda store: with_tickets(store, DUE_MS)),
-    "leave": Case(lambda store: store.leave("q", "A"), held),
-    "leave with a task that runs": Case(lambda store: store.leave("q", "A", [1]), held),
+    "leave": Case(lambda store: store.leases.leave("q", "A"), held),
+    "leave with a task that runs": Case(lambda store: store.leases.leave("q", "A", [1]), held),
     "purge": Case(purge, held),
 }
 
@@ -104,8 +106,8 @@ def finish(client: redis.Redis, gate: Gate) -> list[str]:
     idle, tag = 0, 100
     while idle < 5:
         ids = claim(store, "B", tag, gate)
-        for dead in store.renew("q", "B", LEASE_MS) or ():
-            store.reclaim("q", dead)
+        for dead in store.leases.renew("q", "B", LEASE_MS) or ():
+            store.leases.reclaim("q", dead)
         assert store.running("q").get("all:", 0) <= gate.limits[0].slots
         tags = range(tag, tag + len(ids))
         store.ack("q", "B", tags, on_error=lambda: pytest.fail("refused")) if ids else None

@@ -10,6 +10,7 @@ import pytest
 import redis
 
 from kombu_delayed.inspection import backlog
+from kombu_delayed.store import caller, leases
 from kombu_delayed.store import store as store_module
 from kombu_delayed.store.store import Store
 from tests.crash.deaths import (
@@ -44,7 +45,8 @@ ETA = "1970-01-01T00:16:45+00:00"  # DUE_MS
 @pytest.fixture(autouse=True)
 def _small_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Moves of several messages take several commands."""
-    monkeypatch.setattr(store_module, "CALL_LIMIT", 2)
+    for module in (caller, leases, store_module):
+        monkeypatch.setattr(module, "CALL_LIMIT", 2)
 
 
 def deliver_due(store: Store) -> None:
@@ -61,14 +63,14 @@ def held_by_the_dead(store: Store) -> None:
 
 def reclaim(store: Store) -> None:
     store.now = str(LATER_MS)
-    store.renew("q", "A", LEASE_MS)
-    store.reclaim("q", "dead")
+    store.leases.renew("q", "A", LEASE_MS)
+    store.leases.reclaim("q", "dead")
 
 
 def recover(store: Store) -> None:
     """As a consumer does whose answer was lost with its connection, before it leaves."""
-    assert len(store.recover("q", "A", 0)) == len(MANY)
-    store.leave("q", "A")
+    assert len(store.leases.recover("q", "A", 0)) == len(MANY)
+    store.leases.leave("q", "A")
 
 
 def unannounced(store: Store) -> None:
@@ -99,13 +101,13 @@ CASES = {
     "reclaim": Case(reclaim, held_by_the_dead),
     "park": Case(park, held),
     "bury": Case(bury, held),
-    "leave": Case(lambda store: store.leave("q", "A"), held),
+    "leave": Case(lambda store: store.leases.leave("q", "A"), held),
     "recover": Case(recover, held),
     "cancel": Case(cancel, schedule),
     "reschedule": Case(reschedule, schedule),
-    "replay": Case(lambda store: store.replay("q", MANY[:5]) and None, buried),
-    "replay later": Case(lambda store: store.replay("q", MANY[:5], DUE_MS) and None, buried),
-    "announce": Case(lambda store: store.announce("q"), unannounced),
+    "replay": Case(lambda store: store.dead.replay("q", MANY[:5]) and None, buried),
+    "replay later": Case(lambda store: store.dead.replay("q", MANY[:5], DUE_MS) and None, buried),
+    "announce": Case(lambda store: store.claimable.announce("q"), unannounced),
 }
 FORGETTING = ("ack", "cancel")
 HOLDING = [name for name, case in CASES.items() if not case.publishes and name not in FORGETTING]
@@ -167,7 +169,7 @@ def test_announced_or_not_and_then_announced_again(client: redis.Redis) -> None:
     found = []
     for death in every_death(client, CASES["announce"]):
         found.append(dict(client.zrange("{q}:wake", 0, -1, withscores=True)))
-        Store(client, now=str(NOW_MS)).announce("q")
+        Store(client, now=str(NOW_MS)).claimable.announce("q")
         assert dict(client.zrange("{q}:wake", 0, -1, withscores=True)) == tokens, f"at {death}"
     assert found == [{}, {}, tokens, tokens]  # the first command is answered NOSCRIPT
 
@@ -242,8 +244,8 @@ def test_a_second_consumer_that_dies_while_it_takes_over(client: redis.Redis) ->
     def take_over(store: Store) -> None:
         store.now = str(LATER_MS)
         deliver(store, "second", 0)
-        for dead in store.renew("q", "second", LEASE_MS) or []:
-            store.reclaim("q", dead)
+        for dead in store.leases.renew("q", "second", LEASE_MS) or []:
+            store.leases.reclaim("q", dead)
         deliver(store, "second")
 
     for death in every_death(client, Case(take_over, first_dies)):

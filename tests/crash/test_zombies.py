@@ -44,8 +44,8 @@ def test_what_it_had_claimed_is_not_delivered(
     other = store.deliver("q", "other", 9, 1, lease_ms=LEASE_MS)
     assert other is not None
     assert not other.records
-    assert store.renew("q", "other", LEASE_MS) == [name]
-    assert store.reclaim("q", name) == 3
+    assert store.leases.renew("q", "other", LEASE_MS) == [name]
+    assert store.leases.reclaim("q", name) == 3
     with pytest.raises(LeaseLost):
         reader.consumer.hand_out()
     assert len(reader.got) == 1

@@ -73,7 +73,7 @@ def bury(store: Store, queue: str = "q", count: int = 5) -> None:
     record = b"3" + message("dead").encode()
     store.deliver(queue, "A", 1, 1, lease_ms=60_000)
     store.bury(queue, "A", [(n, f"{n % (count - 1)}", f"reason {n}", record) for n in range(count)])
-    store.leave(queue, "A")
+    store.leases.leave(queue, "A")
 
 
 def everything(client: redis.Redis) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def test_another_server_prefix_and_steps(
         assert target.restore(path).messages == 45
         assert all(key.startswith(b"p:") for key in client.keys("*"))
         assert {each.id for each in target.find()} == {each.id for each in delayed.find()}
-        assert target.store.dead_count("q") == 5
+        assert target.store.dead.count("q") == 5
         moved = Backlog(target.store, "q").reschedule([Move(f"{n}", "+0") for n in range(40)])
         assert sum(moved) == 40
         ready = [target.store.client.llen(key) for key in target.store.keys("q").ready]
@@ -309,5 +309,5 @@ def test_another_letter_under_the_same_id(
     store.bury("q", "A", [(1, "a", "second", b"0" + message("second").encode())])
     for restored in (1, 0):
         assert delayed.restore(path).dead == restored
-        letters = store.dead_letters("q", store.dead_ids("q"))
+        letters = store.dead.letters("q", store.dead.ids("q"))
         assert sorted(letter.reason for letter in letters) == ["first", "second"]

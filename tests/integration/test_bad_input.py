@@ -294,7 +294,7 @@ def die_with_all(store: Store, count: int) -> int:
     assert answer is not None
     assert len(answer.records) == count
     store.now = "1100"
-    return store.reclaim("q", "A")
+    return store.leases.reclaim("q", "A")
 
 
 def test_what_kills_its_consumers_is_counted_and_buried(store: Store, client: redis.Redis) -> None:
@@ -314,7 +314,7 @@ def test_what_counts_as_tried_too_often_is_buried(store: Store, client: redis.Re
     push(client, *OVERDONE.values(), GOOD)
     assert die_with_all(store, 3) == 3
     assert left(client) == {"ready": 1, "dead": 2}
-    letters = store.dead_letters("q", store.dead_ids("q"))
+    letters = store.dead.letters("q", store.dead.ids("q"))
     assert all("times without success" in letter.reason for letter in letters)
     assert {letter.message for letter in letters} == {*OVERDONE.values()}
 

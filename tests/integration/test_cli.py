@@ -321,7 +321,7 @@ def test_events_of_a_worker(cli: Cli) -> None:
     store.now = "+90000000"
     store.deliver("celery", "w1@box:1:ab", 9, 1, lease_ms=1000)
     store.now = "+95000000"
-    store.reclaim("celery", "w1@box:1:ab")
+    store.leases.reclaim("celery", "w1@box:1:ab")
     assert cli.text("events", "--limit", "1").rstrip().endswith("by w1@box, 1 in vain")
 
 

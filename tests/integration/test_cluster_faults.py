@@ -246,7 +246,7 @@ def test_a_consumer_of_plain_kombu(connect: Connect, cluster: Cluster, names: li
 
 def _unacked(store: Any, name: str) -> int:
     with contextlib.suppress(*UNREACHABLE):
-        return sum(count for _, _, count in store.consumers(name))
+        return sum(count for _, _, count in store.leases.consumers(name))
     return -1
 
 

@@ -39,7 +39,7 @@ def test_consumers_follow_policies(
     assert sorted(found) == sorted(f"{v} {q.name}" for v in ("delay", "run") for q in queues)
     store = connection.default_channel.store
     for queue in queues:
-        (letter,) = store.dead_letters(queue.name, store.dead_ids(queue.name))
+        (letter,) = store.dead.letters(queue.name, store.dead.ids(queue.name))
         assert letter.reason == "never"
         told = {(event.event, event.reason) for event in read(store, queue.name)}
         assert {("scheduled", "not yet"), ("buried", "never")} <= told

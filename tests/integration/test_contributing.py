@@ -18,6 +18,7 @@ import kombu_delayed.store.scripts as scripts
 from celery_ext import Delayed
 from celery_ext.http.pages import render, site, views
 from celery_ext.policies import Policy, PolicyError
+from kombu_delayed.store import caller
 from kombu_delayed.store.store import Store
 from tests.kit.http import api_client, make_app
 from tests.kit.pages import Visitor
@@ -109,7 +110,9 @@ def test_a_test_of_ones_own(store: Store) -> None:
 def test_a_script(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     found = examples("lua-script.md")
     example = scripts.Script("first_due", found["lua"])
-    method = execute(found["the method"], script={"first_due": example}.__getitem__)
+    known = {"first_due": example}
+    monkeypatch.setattr(caller, "script", lambda name: known.get(name) or scripts.script(name))
+    method = execute(found["the method"])
     monkeypatch.setattr(Store, "first_due_ms", method["first_due_ms"], raising=False)
     execute(found["the test"])["test_first_due"](store)
     assert found["lua"].startswith("-- first_due: ")

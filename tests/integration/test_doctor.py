@@ -14,6 +14,7 @@ from kombu import Consumer, Queue
 from celery_ext.http.api.create_once import KEPT_SECONDS, OnceStore
 from kombu_delayed.inspection import doctor as doctor_module
 from kombu_delayed.inspection.doctor import Doctor
+from kombu_delayed.store.claimable import Claimable
 from kombu_delayed.store.store import Store
 from tests.kit.inbox import Connect
 from tests.kit.state import dead_state, entry, note, state
@@ -80,8 +81,8 @@ def test_dead_letters_that_are_not_whole(
     assert state(client) == before
     assert examine(store, fix=True) == {fault: (count, count)}
     assert examine(store) == {}
-    assert store.dead_ids("q") == [*left]
-    assert [each.reason for each in store.dead_letters("q", [*left])] == ["because"] * len(left)
+    assert store.dead.ids("q") == [*left]
+    assert [each.reason for each in store.dead.letters("q", [*left])] == ["because"] * len(left)
 
 
 @pytest.mark.parametrize("text", [None, "", "{", "5", '{"reason": "x"}', note("x", at_ms=5)[:-1]])
@@ -222,13 +223,13 @@ def test_a_token_that_is_taken_once_it_is_put_anew(
 ) -> None:
     store.schedule("q", [entry("a", 2000)])
     lease(store)
-    announce = store.announce
+    announce = store.claimable.announce
 
-    def announce_and_take(queue: str) -> None:
+    def announce_and_take(_: Claimable, queue: str) -> None:
         announce(queue)
         assert client.zpopmin("{q}:wake") == [(b"due", 2000.0)]
 
-    monkeypatch.setattr(store, "announce", announce_and_take)
+    monkeypatch.setattr(Claimable, "announce", announce_and_take)
     assert examine(store, fix=True) == {"untaken": (1, 1)}
 
 

@@ -61,7 +61,7 @@ def test_nothing_that_counts_is_evicted(full: redis.Redis) -> None:
     assert with_an_expiry(full) <= {b"{q}:events", b"{q}:moved"}
     fill(full)
     assert before <= set(full.keys("*"))
-    assert store.dead_count("q") == LETTERS
+    assert store.dead.count("q") == LETTERS
     full.config_set("maxmemory", 0)
     assert (
         store.schedule_unique("q", entry("v", 9_999_999_999_999), "key", "refuse")[0] == "refused"

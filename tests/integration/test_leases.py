@@ -197,10 +197,10 @@ def test_who_pulls_over_http_takes_nothing_from_workers_by_the_clock(
         store.deliver("q", name, 1, 1, lease_ms=30_000)
     store.now = str(3_600_000)
     long_poll._reclaim(store, "q")
-    assert [name for name, _, _ in store.consumers("q")] == [worker]
+    assert [name for name, _, _ in store.leases.consumers("q")] == [worker]
     for _ in range(3):
         at += 10
         assert store.size("q").ready == 1
         long_poll._reclaim(store, "q")
     assert store.size("q").ready == 2
-    assert not store.consumers("q")
+    assert not store.leases.consumers("q")

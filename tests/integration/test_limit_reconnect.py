@@ -55,7 +55,7 @@ def test_a_task_that_runs_on_keeps_its_slot(
         may_end.wait(30)
 
     def consumers() -> set[str]:
-        return {name for name, _, _ in store.consumers("celery")}
+        return {name for name, _, _ in store.leases.consumers("celery")}
 
     with app, ExitStack() as stack:
         stack.callback(install(app).close)
@@ -92,13 +92,13 @@ def test_its_lease_lasts_until_the_last_task_has_ended(store: Store) -> None:
         store.now = str(now_ms)
         assert remaining.step() == 10
     assert store.running("q") == {"all:": 2}
-    assert store.consumers("q") == [(lease.consumer, 30_000, 0)]
+    assert store.leases.consumers("q") == [(lease.consumer, 30_000, 0)]
     running.remove(1)
     remaining.step()
     assert store.running("q") == {"all:": 1}
     running.clear()
     remaining.step()
-    assert (store.running("q"), store.consumers("q")) == ({}, [])
+    assert (store.running("q"), store.leases.consumers("q")) == ({}, [])
 
 
 def gated(id: str) -> Entry:

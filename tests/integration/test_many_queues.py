@@ -304,7 +304,7 @@ def test_it_never_claims_more_than_it_has_room_for(
         store.publish(queue, [sent(f"{queue}-{n}") for n in range(3)])
     for _ in range(5):
         many.consumer.step()
-        held = sum(unacked for q in QUEUES for _, _, unacked in store.consumers(q))
+        held = sum(unacked for q in QUEUES for _, _, unacked in store.leases.consumers(q))
         assert 0 < held <= prefetch_count
 
 

@@ -31,7 +31,7 @@ def channel(server: Server) -> Iterator[Any]:
 def bury(channel: Any, text: str, id: str, reason: str = "rejected", step: int = 0) -> None:
     """One in each millisecond of their own."""
     store = channel.store
-    store.now = str(1000 + store.dead_count("mail"))
+    store.now = str(1000 + store.dead.count("mail"))
     store.bury("mail", "A", [(1, id, reason, f"{step}{text}".encode())])
     store.now = ""
 
@@ -99,9 +99,9 @@ def test_those_on_which_a_stock_worker_would_stop_stay(channel: Any, client: red
         assert report.moves == {Move("mail", "dead", "ready"): 1}
         assert {left.id for left in report.left} == set(STAY)
         assert all(left.reason.startswith("a stock worker would ") for left in report.left)
-    assert set(channel.store.dead_ids("mail")) == set(STAY)
+    assert set(channel.store.dead.ids("mail")) == set(STAY)
     assert migrate.to_stock(channel, dead=True, force=True).moved == 1
-    assert set(channel.store.dead_ids("mail")) == set(STAY) - {"cannot be decoded"}
+    assert set(channel.store.dead.ids("mail")) == set(STAY) - {"cannot be decoded"}
 
 
 @pytest.mark.parametrize("killed_after", range(4))
@@ -112,7 +112,7 @@ def test_killed_in_between(channel: Any, client: redis.Redis, killed_after: int)
     steps = migrate.ToStock(channel, dead=True).steps()
     for _ in range(killed_after):
         next(steps)
-        assert client.llen("mail") + channel.store.dead_count("mail") == count
+        assert client.llen("mail") + channel.store.dead.count("mail") == count
     migrate.to_stock(channel, dead=True)
     bodies = [json.loads(each)["body"] for each in reversed(client.lrange("mail", 0, -1))]
     assert bodies == [str(n) for n in range(count)]

@@ -161,7 +161,7 @@ def test_transport(measured: CollectorRegistry, connect: Connect, store: Store) 
     store.now = "+10"
     store.deliver("mail", "dead", 5, 1, lease_ms=1_000)
     store.now = "+60000"
-    store.reclaim("mail", "dead")
+    store.leases.reclaim("mail", "dead")
     assert count("reclaimed_total") == 2
     with connect() as connection:
         inbox = Inbox(connection.channel(), connection.SimpleQueue("mail").queue)

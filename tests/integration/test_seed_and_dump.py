@@ -86,8 +86,8 @@ def test_seeded_messages_move(store: Store) -> None:
         unacked=[{"consumer": "A", "tag": 7, "message": C}],
         dead=[{"id": "d", "reason": "no", "consumer": "A", "at_ms": 1000, "message": D}],
     )
-    assert store.consumers("q") == [("A", 30_000, 1)]
-    assert store.replay("q", ["d"]) == 1
+    assert store.leases.consumers("q") == [("A", 30_000, 1)]
+    assert store.dead.replay("q", ["d"]) == 1
     assert store.release("q", "A", [7]) == 1
     answer = store.deliver("q", "B", 9, 1, lease_ms=100)
     assert answer

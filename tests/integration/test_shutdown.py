@@ -21,6 +21,7 @@ from celery import Celery
 from kombu import Connection, Queue
 
 from kombu_delayed.connection import connection as wire
+from kombu_delayed.store.claimable import Claimable
 from tests.kit.extended import MODULE as EXTENDED
 from tests.kit.inbox import Inbox
 from tests.kit.ledger import Ledger
@@ -347,7 +348,7 @@ def test_nothing_is_begun_whose_lease_is_heard_to_have_ended_while_that_is_asked
 
 @pytest.mark.parametrize(
     ("holder", "move"),
-    [("qos", "give_back_waiting"), ("store", "release"), ("store", "announce_soon")],
+    [("qos", "give_back_waiting"), ("store", "release"), ("announcing", "announce_soon")],
 )
 def test_giving_back_that_was_interrupted_is_done_again(
     connection: Connection,
@@ -361,7 +362,8 @@ def test_giving_back_that_was_interrupted_is_done_again(
     inbox = hold(connection, mail, *"abc")
     channel = inbox.consumer.channel
     with monkeypatch.context() as patch:
-        patch.setattr(getattr(channel, holder), move, raising)
+        owner = Claimable if holder == "announcing" else getattr(channel, holder)
+        patch.setattr(owner, move, raising)
         with pytest.raises(NotImplementedError):
             channel.retire()
     channel.retire()

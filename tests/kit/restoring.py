@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from kombu_delayed.connection.connection import numbers
-from kombu_delayed.store.scripts import script
 from kombu_delayed.store.store import Store
 
 
@@ -27,10 +25,7 @@ def restore_dead(
     store: Store, letters: Iterable[tuple[str, int, str, str]], queue: str = "q"
 ) -> tuple[int, int]:
     """Put (member, time of burial, record, note) back; returns what `restore` does."""
-    keys = store.keys(queue)
-    names = ("dead", "dead_messages", "dead_reasons")
-    given: dict[str, Any] = {name: getattr(keys, name) for name in names}
     entries = [part for letter in letters for part in letter]
-    answer = script("restore_dead")(store.run, **given, entries=entries)
+    answer = store.ask("restore_dead", queue, entries=entries)
     restored, already = numbers(answer)
     return restored, already

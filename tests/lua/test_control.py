@@ -277,14 +277,14 @@ def test_forecast_refuses(edges: Any, backlog: Backlog) -> None:
 
 
 def test_consumers(store: Store, client: redis.Redis) -> None:
-    assert store.consumers("q") == []
+    assert store.leases.consumers("q") == []
     store.publish("q", [entry(name) for name in "abc"])
     for name, want, lease_ms in (("late", 2, 500), ("early", 1, 200), ("idle", 0, 300)):
         deliver(store, name, want, lease_ms=lease_ms)
     before = state(client)
-    assert store.consumers("q") == [("early", 200, 1), ("idle", 300, 0), ("late", 500, 2)]
+    assert store.leases.consumers("q") == [("early", 200, 1), ("idle", 300, 0), ("late", 500, 2)]
     store.now = "1250"
-    assert store.consumers("q") == [("early", -1, 1), ("idle", 50, 0), ("late", 250, 2)]
+    assert store.leases.consumers("q") == [("early", -1, 1), ("idle", 50, 0), ("late", 250, 2)]
     store.now = "1200"
-    assert store.consumers("q")[0] == ("early", 0, 1)
+    assert store.leases.consumers("q")[0] == ("early", 0, 1)
     assert state(client) == before

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import redis
 
+from kombu_delayed.store.dead_letters import DeadLetter
 from kombu_delayed.store.keys import SEPARATOR
-from kombu_delayed.store.store import DeadLetter, Limits, Store
+from kombu_delayed.store.store import Limits, Store
 from tests.kit.backlog import check_backlog
 from tests.kit.claims import deliver, records
 from tests.kit.state import dead_state, entry, message, note, promoted, returned, seed, state
@@ -38,7 +39,7 @@ def poisoned(deliveries: int, consumer: str = "A") -> str:
 def fail(store: Store, way: str, *tags: int, consumer: str = "A") -> int:
     """The tasks have failed, or their worker has died."""
     if way == "reclaim":
-        return store.reclaim("q", consumer)
+        return store.leases.reclaim("q", consumer)
     return store.release("q", consumer, tags, counted=True)
 
 
@@ -77,7 +78,7 @@ def test_who_gives_back_what_it_has_not_begun_buries_nothing(
     if way == "release":
         store.release("q", "A", [1])
     else:
-        store.leave("q", "A")
+        store.leases.leave("q", "A")
     assert state(client) == {**NOW_TOKEN, "q": [returned(A, 9)]}
 
 
@@ -146,8 +147,8 @@ def test_what_was_taken_for_good_and_is_no_message(store: Store, client: redis.R
     record = b"6\xff is not text"
     assert store.bury("q", "A", [(1, "a", "rejected", record)]) == 1
     assert client.hgetall("{q}:dead-messages") == {b"a": record}
-    assert store.dead_letters("q", ["a"])[0].reason == "rejected"
-    assert store.replay("q", ["a"]) == 1
+    assert store.dead.letters("q", ["a"])[0].reason == "rejected"
+    assert store.dead.replay("q", ["a"]) == 1
     assert deliver(store).records == [record]
 
 
@@ -155,7 +156,7 @@ def test_time_of_burial_is_the_server_s(store: Store, client: redis.Redis) -> No
     store.now = ""
     seconds, microseconds = client.time()
     store.bury("q", "A", [(1, "a", "rejected", b"0{}")])
-    (letter,) = store.dead_letters("q", ["a"])
+    (letter,) = store.dead.letters("q", ["a"])
     assert 0 <= letter.at_ms - (seconds * 1000 + microseconds // 1000) < 5000
     assert state(client)["{q}:dead"] == {"a": letter.at_ms}
 
@@ -181,12 +182,12 @@ def left(client: redis.Redis) -> list[str]:
 
 
 def test_the_oldest_comes_first(store: Store, client: redis.Redis) -> None:
-    assert (store.dead_count("q"), store.dead_ids("q"), store.dead_letters("q", [])) == (0, [], [])
+    assert (store.dead.count("q"), store.dead.ids("q"), store.dead.letters("q", [])) == (0, [], [])
     buried_before(client, {"b": 1000, "a": 1002, "c": 1001})
-    assert store.dead_count("q") == 3
-    pages = [store.dead_ids("q", start, 2) for start in range(4)]
+    assert store.dead.count("q") == 3
+    pages = [store.dead.ids("q", start, 2) for start in range(4)]
     assert pages == [["b", "c"], ["c", "a"], ["a"], []]
-    assert store.dead_letters("q", ["c", "missing", "b"]) == [
+    assert store.dead.letters("q", ["c", "missing", "b"]) == [
         DeadLetter(id, f'{{"id":"{id}"}}'.encode(), id, "A", at_ms, 1)
         for id, at_ms in [("c", 1001), ("b", 1000)]
     ]
@@ -196,13 +197,13 @@ def test_pages_behind_a_place(store: Store, client: redis.Redis) -> None:
     """What the place stands for may have gone."""
     order = [(1000, "b"), (1001, "Z"), (1001, "c"), (1001, "d"), (1002, "a")]
     buried_before(client, {id: at_ms for at_ms, id in order})
-    assert store.dead_page("q") == order
+    assert store.dead.page("q") == order
     for n, place in enumerate(order):
-        assert store.dead_page("q", place, 2) == order[n + 1 : n + 3]
-    store.purge_dead("q", ["c", "b"])
-    assert store.dead_page("q", (1001, "c")) == [(1001, "d"), (1002, "a")]
-    assert store.dead_page("q", (1000, "b"), 1) == [(1001, "Z")]
-    assert store.dead_page("other") == []
+        assert store.dead.page("q", place, 2) == order[n + 1 : n + 3]
+    store.dead.purge("q", ["c", "b"])
+    assert store.dead.page("q", (1001, "c")) == [(1001, "d"), (1002, "a")]
+    assert store.dead.page("q", (1000, "b"), 1) == [(1001, "Z")]
+    assert store.dead.page("other") == []
 
 
 @pytest.mark.parametrize(("limit", "kept"), [(1, "x"), (3, "bcx"), (4, "abcx"), (8, "abcx")])
@@ -254,7 +255,7 @@ def test_replay_now(store: Store, client: redis.Redis) -> None:
     letters = {"a": "0" + returned(A, 19), "b": "3" + B, "c": "0" + promoted(C, 500), "d": "0" + D}
     seed(client, {"q": ["first"], **dead_keys(letters)})
     for count in (3, 0):
-        assert store.replay("q", ["c", "missing", "b", "a", "a"]) == count
+        assert store.dead.replay("q", ["c", "missing", "b", "a", "a"]) == count
         assert dead_state(client) == {
             **NOW_TOKEN,
             "q": ["first", promoted(C, 500), A],
@@ -268,7 +269,7 @@ def test_replay_at_a_time(due_ms: int, store: Store, client: redis.Redis) -> Non
     letters = {"a": "0" + returned(A, 19), "b": "3" + promoted(B, 500), "c": "0" + C}
     seed(client, dead_keys(letters))
     for count in (2, 0):
-        assert store.replay("q", ["a", "b", "missing"], due_ms) == count
+        assert store.dead.replay("q", ["a", "b", "missing"], due_ms) == count
         assert dead_state(client) == {
             "{q}:partitions": {str(due_ms): due_ms},
             f"{{q}}:delayed:{due_ms}": {"a": due_ms, "b": due_ms},
@@ -288,22 +289,22 @@ def test_replayed_message_is_promoted_with_its_new_due_time_once(
 ) -> None:
     seed(client, dead_keys({"a": f"6{text}"}))
     for due_ms in (2000, 3000):
-        assert store.replay("q", ["a"], due_ms) == 1
+        assert store.dead.replay("q", ["a"], due_ms) == 1
         store.now = str(due_ms)
         assert records(deliver(store)) == [f"6{promoted(A, due_ms)}"]
         assert store.bury("q", "A", [(1, "a", "rejected", b"")]) == 1
-        assert store.dead_letters("q", ["a"])[0].deliveries == 1
+        assert store.dead.letters("q", ["a"])[0].deliveries == 1
 
 
 def test_replayed_starts_to_count_anew(store: Store, client: redis.Redis) -> None:
     store.limits = Limits(max_deliveries=2)
     seed(client, dead_keys({"a": "0" + returned(A, 1)}))
-    store.replay("q", ["a"])
+    store.dead.replay("q", ["a"])
     for tag, ids in ((1, []), (2, ["a"])):
         deliver(store, tag=tag)
         fail(store, "release", tag)
-        assert store.dead_ids("q") == ids
-    assert store.dead_letters("q", ["a"])[0].deliveries == 2
+        assert store.dead.ids("q") == ids
+    assert store.dead.letters("q", ["a"])[0].deliveries == 2
 
 
 @pytest.mark.parametrize(
@@ -324,9 +325,9 @@ def test_replay_tells_of_it(
     store.schedule("q", [entry(str(due), due) for due in waiting])
     client.delete("{q}:wake")
     seed(client, dead_keys({"a": "0" + A}))
-    assert store.replay("q", ["missing"], due_ms) == 0
+    assert store.dead.replay("q", ["missing"], due_ms) == 0
     assert "{q}:wake" not in state(client)
-    assert store.replay("q", ["a"], due_ms) == 1
+    assert store.dead.replay("q", ["a"], due_ms) == 1
     assert state(client).get("{q}:wake", {}) == wake
 
 
@@ -335,7 +336,7 @@ def test_many_at_once(store: Store, client: redis.Redis) -> None:
     ids = [str(n) for n in range(600)]
     store.schedule("q", [entry(f"w{n}", 2000 + n) for n in range(20)])
     buried_before(client, dict.fromkeys(ids, 900))
-    assert store.purge_dead("q", [*ids[:300], "missing", *ids[:9]]) == 300
-    assert store.replay("q", ids[300:], 2010) == 300
+    assert store.dead.purge("q", [*ids[:300], "missing", *ids[:9]]) == 300
+    assert store.dead.replay("q", ids[300:], 2010) == 300
     assert len(check_backlog(client)) == 320
     assert left(client) == []

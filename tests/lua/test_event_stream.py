@@ -86,9 +86,9 @@ def test_attempts(store: Store) -> None:
     store.release("q", CONSUMER, [1], counted=True)
     deliver(store, tag=2)
     store.now = "40000"
-    store.reclaim("q", CONSUMER)
+    store.leases.reclaim("q", CONSUMER)
     deliver(store, "other")
-    store.leave("q", "other")
+    store.leases.leave("q", "other")
     assert told(store) == [
         ("delivered", "a", None, 0),
         ("released", "a", None, 1),
@@ -107,8 +107,8 @@ def test_ends(store: Store) -> None:
     deliver(store)
     store.bury("q", CONSUMER, [(1, "a", "rejected", b"")])
     store.release("q", CONSUMER, [2], counted=True)
-    store.replay("q", ["a"])
-    store.replay("q", ["b"], 9000)
+    store.dead.replay("q", ["a"])
+    store.dead.replay("q", ["b"], 9000)
     Backlog(store, "q").cancel(["c", "nobody"])
     assert told(store)[4:] == [
         ("delivered", "a", 2000, 0),
@@ -137,7 +137,7 @@ def test_a_message_that_cannot_be_read_is_buried_under_its_own_id(store: Store) 
     deliver(store)
     store.bury("q", CONSUMER, [(1, "chance", "bad", b""), (2, "chance2", "bad", b"")])
     assert told(store)[2:] == [("buried", "a", None, 1), ("buried", "chance2", None, 1)]
-    store.replay("q", ["chance", "chance2"])
+    store.dead.replay("q", ["chance", "chance2"])
     assert told(store)[4:] == [("replayed", "a", None, 0), ("replayed", "chance2", None, 0)]
 
 
@@ -330,10 +330,10 @@ def test_burials_are_told_to_who_listens(store: Store, monkeypatch: pytest.Monke
     store.release("q", CONSUMER, [2], counted=True)
     store.release("q", CONSUMER, [9])
     store.now = "40000"
-    store.reclaim("q", CONSUMER)
+    store.leases.reclaim("q", CONSUMER)
     wait_until(lambda: len(heard) == 3, "all is told")
     assert heard == [(store, "q", ["a"]), (store, "q", ["b"]), (store, "q", ["c", "c\x1f4"])]
-    assert len(store.dead_letters("q", ["a", "b", "c", "c\x1f4"])) == 4
+    assert len(store.dead.letters("q", ["a", "b", "c", "c\x1f4"])) == 4
 
 
 def test_an_event_of_a_later_version_is_refused() -> None:

@@ -24,9 +24,9 @@ MOVES: dict[str, Callable[[Store], object]] = {
     "unique": lambda s: s.schedule_unique("q", entry("c", 500), "key", "refuse"),
     "release": lambda s: s.release("q", "A", [1, 2]),
     "release behind": lambda s: s.release("q", "A", [1, 2], counted=True, behind=True),
-    "leave": lambda s: s.leave("q", "A"),
-    "reclaim": lambda s: s.reclaim("q", "A"),
-    "replay": lambda s: s.replay("q", ["d"]),
+    "leave": lambda s: s.leases.leave("q", "A"),
+    "reclaim": lambda s: s.leases.reclaim("q", "A"),
+    "replay": lambda s: s.dead.replay("q", ["d"]),
 }
 
 

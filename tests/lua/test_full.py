@@ -57,8 +57,8 @@ REFUSED: dict[str, Call] = {
     "publish": lambda s: s.publish("q", [entry("n"), entry("m", step=3)]),
     "publish with an expiry": lambda s: s.publish("q", [entry("n")], 60_000),
     "publish to a new queue": lambda s: s.publish("new", [entry("n")]),
-    "replay": lambda s: s.replay("q", ["x", "y"]),
-    "replay at a time": lambda s: s.replay("q", ["x", "y"], 4500),
+    "replay": lambda s: s.dead.replay("q", ["x", "y"]),
+    "replay at a time": lambda s: s.dead.replay("q", ["x", "y"], 4500),
     "schedule to a new queue": lambda s: s.schedule("new", [entry("n", 9000)]),
 }
 
@@ -100,7 +100,7 @@ def free(store: Store) -> Any:
 
 def leave_running(store: Store) -> Any:
     found = deliver_gated(store)
-    store.leave("q", "A", [10])
+    store.leases.leave("q", "A", [10])
     return found, store.running("q")
 
 
@@ -132,24 +132,24 @@ WORKS: dict[str, Call] = {
     "deliver with an expiry": lambda s: claim(s, want=1, expires_ms=60_000),
     "deliver nothing": lambda s: claim(s, want=0),
     "deliver from an empty queue": lambda s: s.deliver("new", "A", 9, 1, lease_ms=1000),
-    "recover": lambda s: s.recover("q", "A", 1),
+    "recover": lambda s: s.leases.recover("q", "A", 1),
     "ack": lambda s: claims.ack(s, 1, 3),
     "release": lambda s: s.release("q", "A", [1, 2]),
     "release poison": lambda s: s.release("q", "A", [1, 2, 3], counted=True),
-    "reclaim": lambda s: s.reclaim("q", "gone"),
-    "reclaim much": lambda s: s.reclaim("q", "gone too"),
+    "reclaim": lambda s: s.leases.reclaim("q", "gone"),
+    "reclaim much": lambda s: s.leases.reclaim("q", "gone too"),
     "park": lambda s: s.park("q", "A", [(1, "n", 9000), (2, "d", 4500)]),
     "park and split": lambda s: s.park("q", "A", [(n, f"n{n}", 4000 + n) for n in range(4)]),
     "bury": lambda s: s.bury("q", "A", [(1, "x", "rejected", b""), (2, "n", "rejected", b"")]),
     "bury what was taken for good": lambda s: s.bury("q", "A", [(9, "x", "rejected", b"0{}")]),
-    "leave": lambda s: s.leave("q", "A"),
-    "leave with much": lambda s: s.leave("q", "B"),
-    "renew": lambda s: s.renew("q", "A", 30_000),
-    "announce": lambda s: s.announce("q"),
+    "leave": lambda s: s.leases.leave("q", "A"),
+    "leave with much": lambda s: s.leases.leave("q", "B"),
+    "renew": lambda s: s.leases.renew("q", "A", 30_000),
+    "announce": lambda s: s.claimable.announce("q"),
     "purge": lambda s: s.purge("q"),
     "delete": lambda s: s.delete("q"),
-    "purge_dead": lambda s: s.purge_dead("q", ["x"]),
-    "dead_letters": lambda s: s.dead_letters("q", s.dead_ids("q")),
+    "purge_dead": lambda s: s.dead.purge("q", ["x"]),
+    "dead_letters": lambda s: s.dead.letters("q", s.dead.ids("q")),
     "size": lambda s: s.size("q"),
 }
 

@@ -9,7 +9,6 @@ from kombu_delayed.inspection.backlog import Backlog
 from kombu_delayed.inspection.doctor import Doctor
 from kombu_delayed.message.envelope import open_envelope
 from kombu_delayed.message.ticket import OPEN_GATE, Gate, LimitNumbers, Ticket, Use, put_ticket
-from kombu_delayed.store.scripts import script
 from kombu_delayed.store.store import Delivered, Entry, Store
 from tests.kit.claims import ack, bodies, deliver, free
 from tests.kit.state import message
@@ -62,7 +61,7 @@ def test_slots_of_the_dead_come_back(store: Store) -> None:
     store.publish("q", [entry(id) for id in "ab"])
     claim(store)
     store.now = "40000"
-    assert store.reclaim("q", "A") == 1
+    assert store.leases.reclaim("q", "A") == 1
     assert store.running("q") == {}
 
 
@@ -150,7 +149,7 @@ def test_purge_leaves_nothing(store: Store, client: redis.Redis) -> None:
     store.publish("q", [entry(f"{n}", Ticket(f"k{n}", uses=(Use("all"),))) for n in range(600)])
     for tag in range(1, 5):
         claim(store, tag=tag * 10)
-    store.leave("q", "A")
+    store.leases.leave("q", "A")
     assert store.waiting("q") > 300
     assert store.purge("q") == 600
     store.delete("q")
@@ -252,8 +251,8 @@ def test_purge_may_be_killed_half_way(store: Store, full: bool) -> None:
         store.publish("q", [entry(str(n), Ticket(f"k{n}", uses=uses)) for n in some])
         claim(store, 1, gate=gate, tag=first + 1)
     keys = store.keys("q")
-    script("purge")(store.run, **keys.backlog, ready=keys.ready, limit=5_000)
-    script("clear")(store.run, waiting=keys.waiting, gate=keys.gate, limit=100)
+    store.ask("purge", "q", limit=5_000)
+    store.ask("clear", "q", limit=100)
     left = [lane.decode() for lane in store.run("HKEYS", keys.gate + "lanes")]
     assert 0 < len(left) < 597
     keys_left = [lane.split("|")[1].split("*")[0] for lane in left]
@@ -309,16 +308,16 @@ def test_slots_of_running_tasks_outlast_their_consumer(store: Store) -> None:
     store.publish("q", [entry(id) for id in "abcd"])
     claim(store, gate=gate)
     ack(store, 1)
-    store.leave("q", "A", [1, 2])
-    store.leave("q", "A", [1, 2])
+    store.leases.leave("q", "A", [1, 2])
+    store.leases.leave("q", "A", [1, 2])
     assert store.running("q") == {"all:": 2}
-    assert [name for name, _, _ in store.consumers("q")] == ["A"]
-    assert store.renew("q", "A", 30_000) == []
-    store.leave("q", "A", [2])
+    assert [name for name, _, _ in store.leases.consumers("q")] == ["A"]
+    assert store.leases.renew("q", "A", 30_000) == []
+    store.leases.leave("q", "A", [2])
     assert store.running("q") == {"all:": 1}
-    store.leave("q", "A")
-    assert (store.running("q"), store.consumers("q")) == ({}, [])
-    assert store.renew("q", "A", 30_000) is None
+    store.leases.leave("q", "A")
+    assert (store.running("q"), store.leases.consumers("q")) == ({}, [])
+    assert store.leases.renew("q", "A", 30_000) is None
 
 
 def test_doctor_counts_slots_anew(store: Store, client: redis.Redis) -> None:

@@ -14,7 +14,6 @@ from kombu_delayed.consumer.lease.lease import Lease
 from kombu_delayed.message.ticket import Gate
 from kombu_delayed.store.keys import SEPARATOR
 from kombu_delayed.store.renewal import Renewal
-from kombu_delayed.store.scripts import script
 from kombu_delayed.store.store import CALL_LIMIT, Limits, Store
 from tests.kit.claims import ack, deliver
 from tests.kit.state import entry, message, returned, seed, state
@@ -27,22 +26,7 @@ NOW_TOKEN = {"{q}:wake": {"now": 0}}
 
 def reclaim_once(store: Store, limit: int = CALL_LIMIT) -> list[int]:
     """One call, where the store goes on until nothing is left; returns how many went and stay."""
-    keys = store.keys("q")
-    found: list[int] = script("reclaim")(
-        store.run,
-        **store._holding(keys, "A"),
-        **store.event_keys(keys),
-        **store._dead(keys),
-        **store._dead_bounds(),
-        held=keys.held("A"),
-        gate=keys.gate,
-        now=store.now,
-        consumer="A",
-        steps=keys.steps,
-        limit=limit,
-        max_deliveries=20,
-        ended_ms="",
-    )
+    found: list[int] = store.ask("reclaim", "q", "A", limit=limit, ended_ms="")
     return found
 
 
@@ -115,7 +99,7 @@ def test_leave(store: Store, client: redis.Redis) -> None:
     seed(client, {"{q}:unacked:A": HELD, "{q}:consumers": ends, "{q}:armed": "2000 A"})
     client.delete("{q}:wake")
     for _ in range(2):
-        store.leave("q", "A")
+        store.leases.leave("q", "A")
         assert state(client) == {
             **backlog,
             "q": [returned(A, 0), returned(C, 0)],
@@ -127,7 +111,7 @@ def test_leave(store: Store, client: redis.Redis) -> None:
 
 def test_leave_is_bounded(store: Store, client: redis.Redis) -> None:
     seed(client, {"{q}:unacked:A": {str(n): f"0{n}" for n in range(25)}, "{q}:consumers": {"A": 9}})
-    move, given = store._leave_call("q", "A", ())
+    move, given = store.leases._leave_call("q", "A", ())
     assert [move(store.run, **{**given, "limit": 10}) for _ in range(3)] == [15, 5, 0]
     assert state(client) == {**NOW_TOKEN, "q": [str(n) for n in range(25)]}
 
@@ -137,7 +121,7 @@ def test_leave_is_bounded(store: Store, client: redis.Redis) -> None:
 )
 def test_reclaim(lease: dict[str, Any], store: Store, client: redis.Redis) -> None:
     seed(client, {"q": [D], "{q}:unacked:A": HELD, **lease})
-    assert store.reclaim("q", "A") == 3
+    assert store.leases.reclaim("q", "A") == 3
     assert state(client) == {
         **NOW_TOKEN,
         "q": [returned(A, 1), returned(C, 1), D],
@@ -148,7 +132,7 @@ def test_reclaim(lease: dict[str, Any], store: Store, client: redis.Redis) -> No
 def test_lease_that_lasts_is_left_alone(store: Store, client: redis.Redis) -> None:
     before = {"{q}:unacked:A": HELD, "{q}:consumers": {"A": 1001}, "{q}:armed": "2000 A"}
     seed(client, before)
-    assert store.reclaim("q", "A") == 0
+    assert store.leases.reclaim("q", "A") == 0
     assert state(client) == before
 
 
@@ -165,7 +149,7 @@ def test_reclaim_hands_the_promise_back(store: Store, client: redis.Redis) -> No
     backlog = state(client)
     seed(client, {"{q}:armed": "2000 A", "{q}:consumers": {"A": 500}})
     client.delete("{q}:wake")
-    assert store.reclaim("q", "A") == 0
+    assert store.leases.reclaim("q", "A") == 0
     assert state(client) == backlog
 
 
@@ -174,9 +158,9 @@ def test_end_of_a_consumer_beside_others(end: str, store: Store, client: redis.R
     """It may have ended between taking a token and claiming; another's promise stays."""
     seed(client, {"q": [A], "{q}:armed": "2000 B", "{q}:consumers": {"A": 500}})
     if end == "leave":
-        store.leave("q", "A")
+        store.leases.leave("q", "A")
     else:
-        store.reclaim("q", "A")
+        store.leases.reclaim("q", "A")
     assert state(client) == {**NOW_TOKEN, "q": [A], "{q}:armed": "2000 B"}
 
 
@@ -185,31 +169,31 @@ def test_reclaim_only_what_was_not_renewed_since(
     ended_ms: int | None, count: int, store: Store, client: redis.Redis
 ) -> None:
     seed(client, {"{q}:unacked:A": {"1": "0" + A}, "{q}:consumers": {"A": 900}})
-    assert store.reclaim("q", "A", ended_ms) == count
+    assert store.leases.reclaim("q", "A", ended_ms) == count
 
 
 def test_reclaim_of_a_lease_that_ends_too_late(store: Store, client: redis.Redis) -> None:
     """The clock that granted it was ahead."""
     seed(client, {"{q}:unacked:A": {"1": "0" + A}, "{q}:consumers": {"A": 10**9}})
-    assert store.reclaim("q", "A") == 0
-    assert store.reclaim("q", "A", 10**9) == 1
+    assert store.leases.reclaim("q", "A") == 0
+    assert store.leases.reclaim("q", "A", 10**9) == 1
 
 
 def test_renew_names_the_dead(store: Store, client: redis.Redis) -> None:
     seed(client, {"{q}:consumers": {"A": 1500, "B": 1000, "C": 999, "D": 1001}})
-    assert store.renew("q", "A", 30_000) == ["C", "B"]
+    assert store.leases.renew("q", "A", 30_000) == ["C", "B"]
     assert state(client) == {"{q}:consumers": {"A": 31_000, "B": 1000, "C": 999, "D": 1001}}
 
 
 def test_lost_lease_is_not_renewed(store: Store, client: redis.Redis) -> None:
     seed(client, {"{q}:consumers": {"B": 500}})
-    assert store.renew("q", "A", 30_000) is None
+    assert store.leases.renew("q", "A", 30_000) is None
     assert state(client) == {"{q}:consumers": {"B": 500}}
 
 
 def test_the_dead_are_named_in_portions(store: Store, client: redis.Redis) -> None:
     seed(client, {"{q}:consumers": {"A": 5000, **{f"dead{n}": 1 for n in range(150)}}})
-    assert len(store.renew("q", "A", 30_000) or ()) == 100
+    assert len(store.leases.renew("q", "A", 30_000) or ()) == 100
 
 
 def test_the_last_one_to_leave_forgets_what_older_workers_have_kept(
@@ -218,14 +202,14 @@ def test_the_last_one_to_leave_forgets_what_older_workers_have_kept(
     for consumer in ("A", "B"):
         deliver(store, consumer)
     seed(client, {"{q}:granted-by": "a run id"})
-    store.leave("q", "A")
+    store.leases.leave("q", "A")
     assert state(client)["{q}:granted-by"] == "a run id"
-    store.leave("q", "B")
+    store.leases.leave("q", "B")
     assert state(client) == {}
 
 
 def renew_all(store: Store, *renewed: str, queues: Sequence[str] = ("p", "q", "r")) -> Renewal:
-    return store.renew_all(queues, renewed, "A", 30_000, 90_000)
+    return store.leases.renew_all(queues, renewed, "A", 30_000, 90_000)
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 250])
@@ -356,9 +340,9 @@ def test_a_lease_of_an_expiring_queue_outlasts_who_leaves(
     store.publish("q", [entry("a")], 1_000)
     for consumer in (ours, other):
         deliver(store, consumer, lease_ms=300, expires_ms=1_000)
-    store.leave("q", other)
+    store.leases.leave("q", other)
     client.pexpire(store.keys("q").unacked(ours), 500)
-    assert store.renew("q", ours, 300) is not None
+    assert store.leases.renew("q", ours, 300) is not None
     assert client.pttl(store.keys("q").unacked(ours)) > 500
 
 
@@ -367,11 +351,11 @@ def test_names_that_are_no_text(store: Store) -> None:
     store.publish("q", [entry("a")])
     for consumer in (name, "B"):
         deliver(store, consumer, lease_ms=500)
-    assert store.consumers("q") == [("B", 500, 0), (name, 500, 1)]
+    assert store.leases.consumers("q") == [("B", 500, 0), (name, 500, 1)]
     store.now = "1500"
-    assert store.renew("q", "B", 500) == [name]
-    assert store.reclaim("q", name) == 1
-    assert store.consumers("q") == [("B", 500, 0)]
+    assert store.leases.renew("q", "B", 500) == [name]
+    assert store.leases.reclaim("q", name) == 1
+    assert store.leases.consumers("q") == [("B", 500, 0)]
 
 
 # sort_held: much at once
@@ -379,8 +363,8 @@ def test_names_that_are_no_text(store: Store) -> None:
 MUCH = 5000
 ALL = [str(tag) for tag in range(MUCH)]
 ENDINGS: dict[str, Callable[[Store], Any]] = {
-    "reclaim": lambda store: store.reclaim("q", "A"),
-    "leave": lambda store: store.leave("q", "A"),
+    "reclaim": lambda store: store.leases.reclaim("q", "A"),
+    "leave": lambda store: store.leases.leave("q", "A"),
 }
 Ending = Callable[[Store], Any]
 
@@ -399,9 +383,7 @@ def ending(request: pytest.FixtureRequest) -> Ending:
 
 
 def sort_held(store: Store, cursor: Any = 0) -> bytes:
-    keys = store.keys("q")
-    given = {"unacked": keys.unacked("A"), "held": keys.held("A")}
-    return script("sort_held")(store.run, **given, cursor=cursor, count=1000)
+    return store.ask("sort_held", "q", "A", cursor=cursor, count=1000)
 
 
 def all_sorted(store: Store) -> int:
@@ -457,7 +439,7 @@ def test_two_reclaim_at_once(much: Store, client: redis.Redis) -> None:
     while int(cursor):
         cursor = sort_held(much, cursor)
         assert reclaim_once(much)[0] == 250
-    assert much.reclaim("q", "A") > 0
+    assert much.leases.reclaim("q", "A") > 0
     assert state(client) == {**NOW_TOKEN, "q": ALL}
 
 
@@ -491,12 +473,12 @@ def test_consumer_that_wakes_up_in_the_middle(
 
 def test_lease_that_lasts_is_left_alone_with_much(much: Store, client: redis.Redis) -> None:
     client.zadd("{q}:consumers", {"A": 1001})
-    assert much.reclaim("q", "A") == 0
+    assert much.leases.reclaim("q", "A") == 0
     after = state(client)
     assert after["{q}:unacked:A"] == {tag: "0" + tag for tag in ALL}
     assert "q" not in after
     ack(much, *range(MUCH))
-    much.leave("q", "A")
+    much.leases.leave("q", "A")
     assert state(client) == {}
 
 
@@ -505,7 +487,7 @@ def test_much_of_which_some_is_poison(much: Store, client: redis.Redis) -> None:
     texts = {tag: returned(message(tag, headers={"id": tag}), 1) for tag in ALL if tag[-1] == "7"}
     poison = {tag: "0" + text for tag, text in texts.items()}
     client.hset("{q}:unacked:A", mapping=poison)
-    assert much.reclaim("q", "A") == MUCH
+    assert much.leases.reclaim("q", "A") == MUCH
     after = state(client)
     assert after["q"] == [tag for tag in ALL if tag not in poison]
     assert after["{q}:dead-messages"] == poison
@@ -517,7 +499,7 @@ def test_much_of_which_some_is_poison(much: Store, client: redis.Redis) -> None:
 def test_recover(seen: int, tags: list[int], store: Store, client: redis.Redis) -> None:
     held = {**HELD, "10": "0" + D}
     seed(client, {"{q}:unacked:A": held})
-    assert store.recover("q", "A", seen) == [(tag, held[str(tag)].encode()) for tag in tags]
+    assert store.leases.recover("q", "A", seen) == [(tag, held[str(tag)].encode()) for tag in tags]
     assert state(client) == {"{q}:unacked:A": held}
 
 

@@ -91,10 +91,10 @@ def test_consumers_drop_those_that_are_past(store: Store, client: redis.Redis) -
     LedgerStore(store, job()).schedule("p", [entry("a", LATER)])
     seed(client, {f"{{{name}}}:consumers": {"A": 500_000} for name in "pqr"})
     store.now = "100999"
-    store.renew_all(["p", "q", "r"], ["p", "q", "r"], "A", 30_000, 30_000)
+    store.leases.renew_all(["p", "q", "r"], ["p", "q", "r"], "A", 30_000, 30_000)
     assert ledgers(client) == ["{p}:job:j", "{q}:job:j"]
     store.now = "101000"
-    store.renew_all(["p", "q", "r"], ["q", "r"], "A", 30_000, 30_000)
+    store.leases.renew_all(["p", "q", "r"], ["q", "r"], "A", 30_000, 30_000)
     assert ledgers(client) == ["{p}:job:j"]
     assert not client.exists(UNTIL)
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import redis
 
-from kombu_delayed.store.scripts import script
 from kombu_delayed.store.store import Store
 from tests.kit.backlog import check_backlog
 from tests.kit.state import entry, message, promoted, seed, state
@@ -29,16 +28,11 @@ def row(id: str, due_ms: int = 2000, step: int = 0, *, tag: str | None = None) -
 
 def migrate(store: Store, source: str, rows: list[Row], **more: int) -> list[int]:
     """Returns how many are delayed now, and how many ready."""
-    keys = store.keys("q")
-    counts: list[int] = script("migrate")(
-        store.run,
-        **keys.backlog,
+    counts: list[int] = store.ask(
+        "migrate",
+        "q",
         stock_unacked="unacked",
         stock_index="unacked_index",
-        ready=keys.ready,
-        now=store.now,
-        partition_size=store.partition_size,
-        steps=keys.steps,
         source=source,
         entries=[part for row in rows for part in row],
         **{"until_seconds": 10, "keep": 0, "start": 0, "stop": -1, **more},

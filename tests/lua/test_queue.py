@@ -8,7 +8,6 @@ import pytest
 import redis
 
 from kombu_delayed.store.keys import SEPARATOR
-from kombu_delayed.store.scripts import script
 from kombu_delayed.store.store import Size, Store
 from tests.kit.claims import bodies, deliver
 from tests.kit.state import entry, message, seed, state
@@ -111,11 +110,10 @@ def test_purge_leaves_other_queues(store: Store, client: redis.Redis) -> None:
 def test_purge_is_bounded(store: Store, client: redis.Redis) -> None:
     store.partition_size = 2
     store.schedule("q", [entry(str(n), 2000 + n) for n in range(20)])
-    keys = store.keys("q")
     for left in (20, 17, 14, 11, 8, 5, 2):
         assert store.size("q").delayed == left
         assert "{q}:wake" in state(client)
-        assert script("purge")(store.run, **keys.backlog, ready=keys.ready, limit=3) == min(3, left)
+        assert store.ask("purge", "q", limit=3) == min(3, left)
     assert state(client) == {}
 
 
@@ -147,14 +145,14 @@ def test_announce(
     client.delete("{q}:wake")
     before = state(client)
     for _ in range(2):
-        store.announce("q")
+        store.claimable.announce("q")
         assert state(client) == {**before, **({"{q}:wake": wake} if wake else {})}
 
 
 def test_token_is_never_put_off(store: Store, client: redis.Redis) -> None:
     seed(client, {"{q}:wake": {"due": 1500}})
     store.schedule("q", [entry("a", 2000)])
-    store.announce("q")
+    store.claimable.announce("q")
     assert state(client)["{q}:wake"] == {"due": 1500}
 
 
@@ -164,6 +162,6 @@ def test_announced_due_time_is_one_that_another_consumer_is_told(
     """Who announces is about to stop: a promise of his must not keep others from claiming."""
     store.schedule("q", [entry("a", 5000)])
     deliver(store, "A")
-    store.announce("q")
+    store.claimable.announce("q")
     assert client.bzpopmin("{q}:wake", 1) == (b"{q}:wake", b"due", 5000.0)
     assert deliver(store, "B").next_due_ms == 5000

@@ -145,7 +145,7 @@ def test_record_that_cannot_be_read(indexed: bool, store: Store, client: redis.R
     assert examine(store) == {"unreadable": (1, 0)}
     assert examine(store, fix=True) == {"unreadable": (1, 1)}
     assert check_backlog(client) == {id: at_ms for id, at_ms in due.items() if id != "m1"}
-    (letter,) = store.dead_letters("q", store.dead_ids("q"))
+    (letter,) = store.dead.letters("q", store.dead.ids("q"))
     assert (letter.id, letter.message) == ("m1", b"what?")
     assert letter.reason == "its record in the backlog cannot be read"
 

@@ -280,4 +280,4 @@ def test_restored_dead_letters_last_until_a_burial(
     assert all(client.exists(key) for key in keys)
     assert [client.pttl(key) for key in keys] == [-1] * 3
     store.bury("q", "A", [(1, "b", "rejected", b"0{}")])
-    assert store.dead_ids("q") == ["b"]
+    assert store.dead.ids("q") == ["b"]

@@ -85,7 +85,7 @@ def test_a_replay_begins_anew(store: Store, due_ms: int) -> None:
     (record,) = claim(store)
     text = WAIT.put_into(record[1:].decode())
     store.bury("q", "A", [(1, "a", "no good", record[:1] + text.encode())])
-    store.replay("q", ["a"], due_ms)
+    store.dead.replay("q", ["a"], due_ms)
     if due_ms:
         store.now = str(due_ms)
     (again,) = claim(store, 2)

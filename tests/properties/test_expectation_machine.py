@@ -110,7 +110,7 @@ class World:
 
     def crash(self) -> None:
         self.wait(2)
-        self.store.reclaim("q", self.consumer)
+        self.store.leases.reclaim("q", self.consumer)
         self.held.clear()
         self.consumers += 1
 

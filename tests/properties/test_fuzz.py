@@ -244,14 +244,14 @@ def take(store: Store, queue: str) -> dict[int, bytes]:
     answer = store.deliver(queue, "A", 1000, 1, lease_ms=100)
     assert answer is not None
     held = dict(enumerate(answer.records, 1))
-    assert store.recover(queue, "A", 0) == list(held.items())
+    assert store.leases.recover(queue, "A", 0) == list(held.items())
     return held
 
 
 def finish(store: Store, queue: str, held: dict[int, bytes], spares: str = "wake") -> None:
     """All is acked and nothing stays behind, but for wake tokens and keys with `spares` in them."""
     store.ack(queue, "A", [*held, 10**9], on_error=lambda: pytest.fail("an ack was refused"))
-    store.leave(queue, "A")
+    store.leases.leave(queue, "A")
     assert store.size(queue) == (0, 0, 0)
     left = [key.rpartition(":")[2] for key in all_keys(store.client)]
     assert [name for name in left if name != "wake" and spares not in name] == []
@@ -314,7 +314,7 @@ def test_messages_survive_whatever_happens_to_them(
         held = take(store, queue)
         store.now = str(int(store.now) + 100)
         if data.draw(st.booleans()):
-            assert store.reclaim(queue, "A") == len(sent), n
+            assert store.leases.reclaim(queue, "A") == len(sent), n
         else:
             assert store.release(queue, "A", held, counted=True) == len(sent), n
     held = take(store, queue)
@@ -335,13 +335,13 @@ def test_messages_survive_whatever_happens_to_them(
 
     graves = [(tag, data.draw(ids), data.draw(unicode), b"") for tag in again]
     assert store.bury(queue, "A", [*graves, *graves, (10**9, "x", "y", b"")]) == len(sent)
-    found = store.dead_letters(queue, store.dead_ids(queue))
+    found = store.dead.letters(queue, store.dead.ids(queue))
     assert Counter(letter.message for letter in found) == Counter(r[1:] for r in again.values())
     assert sorted(letter.reason for letter in found) == sorted(why for _, _, why, _ in graves)
     assert all(letter.deliveries == times + 1 for letter in found)
     at_ms = data.draw(st.just(0) | ahead)
     names = [letter.id for letter in found]
-    assert store.replay(queue, [*names, *names, "\x1f" * 9], at_ms) == len(sent)
+    assert store.dead.replay(queue, [*names, *names, "\x1f" * 9], at_ms) == len(sent)
     assert len(check_backlog(store.client, queue)) == (len(sent) if at_ms else 0)
     store.now = str(LONGEST_MS)
     last = take(store, queue)

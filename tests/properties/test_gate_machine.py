@@ -184,25 +184,25 @@ class Machine(RuleBasedStateMachine):
 
     @rule(name=consumers)
     def leave(self, name: str) -> None:
-        self.store.leave("q", name)
+        self.store.leases.leave("q", name)
         self._forget(name)
 
     @rule(name=consumers)
     def die(self, name: str) -> None:
         """Its lease ends, and another one finds out."""
         self._tick(LEASE_MS + 1)
-        self.store.reclaim("q", name)
+        self.store.leases.reclaim("q", name)
         self._forget(name)
 
     @rule(name=consumers)
     def others_renew(self, name: str) -> None:
-        found = self.store.renew("q", name, LEASE_MS)
+        found = self.store.leases.renew("q", name, LEASE_MS)
         if found is None:
             self._forget(name)
             return
         self.leases[name] = self.now_ms + LEASE_MS
         for dead in found:
-            self.store.reclaim("q", dead)
+            self.store.leases.reclaim("q", dead)
             self._forget(dead)
 
     @rule(data=st.data())
@@ -249,7 +249,7 @@ class Machine(RuleBasedStateMachine):
         if not hasattr(self, "slots"):
             return
         for name in CONSUMERS:
-            self.store.leave("q", name)
+            self.store.leases.leave("q", name)
             self._forget(name)
         left = set(self.tickets) - self.gone
         idle = 0
@@ -263,7 +263,7 @@ class Machine(RuleBasedStateMachine):
             self._tick(50)
         assert set(self.tickets) - self.gone == set()
         assert self.store.size("q") == (0, 0, 0)
-        self.store.leave("q", "A")
+        self.store.leases.leave("q", "A")
         self.store.purge("q")
         rest = re.compile(r"\{q\}:(moved|reclaimed:.*|gate:rate:.*)")
         assert not [key for key in self.client.keys("*") if not rest.fullmatch(key.decode())]

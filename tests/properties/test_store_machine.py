@@ -27,7 +27,8 @@ from hypothesis.stateful import (
 
 from kombu_delayed.inspection.backlog import Backlog, Move
 from kombu_delayed.message.envelope import open_kept
-from kombu_delayed.store.store import DeadLetter, Delivered, Entry, Limits, Store
+from kombu_delayed.store.dead_letters import DeadLetter
+from kombu_delayed.store.store import Delivered, Entry, Limits, Store
 from tests.kit.backlog import check_backlog
 from tests.kit.state import all_keys, message, state
 
@@ -388,7 +389,7 @@ class StoreMachine(RuleBasedStateMachine):
             due_ms = self.now_ms + 1
             assert self.store.park("q", name, [(tag, "a", due_ms) for tag in tags]) == 0
         elif verb == "recover":
-            found = {tag for tag, _ in self.store.recover("q", name, 0)}
+            found = {tag for tag, _ in self.store.leases.recover("q", name, 0)}
             assert found == set(self.model.held[name])
         else:
             assert self.store.release("q", name, tags, counted=verb == "count") == 0
@@ -418,7 +419,7 @@ class StoreMachine(RuleBasedStateMachine):
         chosen = data.draw(st.lists(st.sampled_from(sorted(self.model.dead)), unique=True))
         due_ms = 0 if delay is None else self.now_ms + delay
         names = [*chosen, "missing", *chosen[:1]]
-        assert self.store.replay("q", names, due_ms) == len(chosen)
+        assert self.store.dead.replay("q", names, due_ms) == len(chosen)
         for name in chosen:
             each = self.model.dead.pop(name).message
             each.deliveries = each.entry = None
@@ -433,7 +434,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def purge_dead(self, data: st.DataObject) -> None:
         chosen = data.draw(st.lists(st.sampled_from(sorted(self.model.dead)), unique=True))
-        assert self.store.purge_dead("q", [*chosen, "missing"]) == len(chosen)
+        assert self.store.dead.purge("q", [*chosen, "missing"]) == len(chosen)
         for name in chosen:
             del self.model.dead[name]
 
@@ -513,14 +514,14 @@ class StoreMachine(RuleBasedStateMachine):
     def stop_consumer(self, name: str, leaves: bool) -> None:
         """Stop in good order, or stop consuming this queue and no other."""
         if leaves:
-            self.store.leave("q", name)
+            self.store.leases.leave("q", name)
             self.model.to_heads([each for _, each in sorted(self.model.held[name].items())])
             self.past[name].update(self.model.held[name])
             self.model.held[name] = {}
             self.model.leases.pop(name, None)
             self.told[name].leased = False
         else:
-            self.store.announce("q")
+            self.store.claimable.announce("q")
         self.told[name].now, self.told[name].due_at = False, math.inf
 
     @rule(first=consumers, second=consumers, how=st.sampled_from(["leave", "announce", "die"]))
@@ -543,7 +544,7 @@ class StoreMachine(RuleBasedStateMachine):
         """And reclaim what others left behind, at the very end of their leases."""
         if late:
             self.advance(max(min(self.model.leases.values()) - self.now_ms, 0))
-        dead = self.store.renew("q", name, LEASE_MS)
+        dead = self.store.leases.renew("q", name, LEASE_MS)
         if name not in self.model.leases:
             assert dead is None
             return
@@ -555,10 +556,10 @@ class StoreMachine(RuleBasedStateMachine):
 
     def reclaim(self, name: str, lasts: bool) -> None:
         if lasts:
-            assert self.store.reclaim("q", name) == 0
+            assert self.store.leases.reclaim("q", name) == 0
             return
         held, self.model.held[name] = self.model.held[name], {}
-        assert self.store.reclaim("q", name) == len(held)
+        assert self.store.leases.reclaim("q", name) == len(held)
         in_order = [each for _, each in sorted(held.items())]
         self.model.after_an_attempt(in_order, name, self.now_ms)
         self.past[name].update(held)
@@ -614,16 +615,16 @@ class StoreMachine(RuleBasedStateMachine):
         self.check_records(self.server_ready(), ready)
         for name, held in self.model.held.items():
             tags = sorted(held)
-            found = self.store.recover("q", name, 0)
+            found = self.store.leases.recover("q", name, 0)
             assert [tag for tag, _ in found] == tags
             self.check_records([record.decode() for _, record in found], [held[t] for t in tags])
 
     @invariant()
     def dead_letters_are_known(self) -> None:
         ids = self.model.dead_ids
-        assert self.store.dead_ids("q", 0, 1000) == ids
-        assert self.store.dead_count("q") == len(ids)
-        letters = self.store.dead_letters("q", ids)
+        assert self.store.dead.ids("q", 0, 1000) == ids
+        assert self.store.dead.count("q") == len(ids)
+        letters = self.store.dead.letters("q", ids)
         expected = [self.model.dead[id] for id in ids]
         assert letters == [
             DeadLetter(id, letter.message, b.reason, b.consumer, b.at_ms, b.deliveries)

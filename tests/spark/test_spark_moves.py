@@ -98,7 +98,7 @@ def parked(store: Store, due: int) -> None:
 def replayed(store: Store, due: int) -> None:
     deliver(store)
     assert store.bury("q", "A", [(1, "mover", "why", b"")]) == 1
-    assert store.replay("q", ["mover"], due) == 1
+    assert store.dead.replay("q", ["mover"], due) == 1
 
 
 MOVES = [

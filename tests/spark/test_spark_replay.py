@@ -164,13 +164,13 @@ def test_dead_letters(spark: SparkSession, store: Store, client: redis.Redis, ur
     store.publish("q", [Entry(id, 0, task(id)) for id in "abc"])
     store.deliver("q", "w", 3, 1, lease_ms=30_000)
     store.bury("q", "w", [(n + 1, id, "why", b"") for n, id in enumerate("abc")])
-    assert store.dead_count("q") == 3
+    assert store.dead.count("q") == 3
     dead = lost(spark, "a", "c", "x", state="dead")
     report = replay_dead(dead, broker=url)
     assert (counts(report), report.queues) == ((2, 1, 0), {"q": 2})
     assert counts(replay_dead(dead, broker=url)) == (0, 3, 0)
     assert sorted(held_ids(store, "q")) == ["a", "c"]
-    assert store.dead_ids("q") == ["b"]
+    assert store.dead.ids("q") == ["b"]
     assert replay_dead(lost(spark, "b"), at=at(1e9), broker=url).accepted == 1
     assert check_backlog(client) == {"b": ms(1e9)}
 

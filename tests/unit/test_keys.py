@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from kombu_delayed.message.envelope import step_char
 from kombu_delayed.store.keys import (
     QueueKeys,
     format_version,
@@ -11,7 +12,6 @@ from kombu_delayed.store.keys import (
     http_tokens,
     http_topics,
     job_report,
-    step_char,
 )
 
 NAMES = {
@@ -43,23 +43,23 @@ NAMES = {
 }
 
 
-def test_tagged_keys() -> None:
-    for prefix in ("", "app:"):
-        keys = QueueKeys("q", prefix)
-        assert {name: getattr(keys, name) for name in NAMES} == {
-            name: prefix + key for name, key in NAMES.items()
-        }
-        assert keys.unacked("host:1:ab") == prefix + "{q}:unacked:host:1:ab"
-        assert keys.held("host:1:ab") == prefix + "{q}:held:host:1:ab"
-        assert keys.reclaimed("host:1:ab") == prefix + "{q}:reclaimed:host:1:ab"
-        assert keys.slots("host:1:ab") == prefix + "{q}:gate:slots:host:1:ab"
-        assert keys.job("mine") == prefix + "{q}:job:mine"
+@pytest.mark.parametrize(("name", "key"), NAMES.items())
+def test_tagged_keys(name: str, key: str) -> None:
+    assert getattr(QueueKeys("q"), name) == key
+    assert getattr(QueueKeys("q", "app:"), name) == "app:" + key
 
 
-def test_keys_beside_the_queues() -> None:
+def test_keys_of_a_job() -> None:
+    assert QueueKeys("q", "app:").job("mine") == "app:{q}:job:mine"
+    assert job_report("mine", "app:") == "app:kombu-delayed-job:mine"
+
+
+def test_the_version_of_the_format() -> None:
     assert format_version() == "kombu-delayed:format"
     assert format_version("app:") == "app:kombu-delayed:format"
-    assert job_report("mine", "app:") == "app:kombu-delayed-job:mine"
+
+
+def test_keys_of_the_http_api() -> None:
     assert http_tokens("app:") == "app:kombu-delayed-http:tokens"
     assert http_session("ab", "app:") == "app:kombu-delayed-http:session:ab"
     assert http_form("ab", "app:") == "app:kombu-delayed-http:form:ab"
@@ -67,16 +67,32 @@ def test_keys_beside_the_queues() -> None:
     assert http_topics("default", "app:") == "app:kombu-delayed-http:topics:default"
 
 
+@pytest.mark.parametrize("name", ["unacked", "held", "reclaimed"])
+def test_keys_of_one_consumer_name_it(name: str) -> None:
+    assert getattr(QueueKeys("q"), name)("host:1:ab") == f"{{q}}:{name}:host:1:ab"
+    assert getattr(QueueKeys("q", "app:"), name)("host:1:ab") == f"app:{{q}}:{name}:host:1:ab"
+
+
+def test_keys_of_the_gate() -> None:
+    assert QueueKeys("q", "app:").slots("host:1:ab") == "app:{q}:gate:slots:host:1:ab"
+
+
 def test_every_key_is_pinned() -> None:
     public = {name for name in vars(QueueKeys) if not name.startswith("_")}
-    others = {"unacked", "held", "reclaimed", "slots", "job", "ready", "ready_list"}
-    assert public - {*QueueKeys.__dataclass_fields__} == {*NAMES, *others, "steps", "backlog"}
+    fields = set(QueueKeys.__dataclass_fields__)
+    assert public - fields == {
+        *(*NAMES, "unacked", "held", "reclaimed", "slots", "job", "ready", "ready_list", "steps"),
+    }
 
 
 def test_ready_lists_are_kombu_s_own() -> None:
     assert QueueKeys("q").ready == ("q", "q\x06\x163", "q\x06\x166", "q\x06\x169")
-    assert QueueKeys("q", "app:").ready[:2] == ("app:q", "app:q\x06\x163")
-    assert QueueKeys("q", priority_steps=(2, 4)).ready == ("q\x06\x162", "q\x06\x164")
+    assert QueueKeys("q", "app:").ready == (
+        "app:q",
+        "app:q\x06\x163",
+        "app:q\x06\x166",
+        "app:q\x06\x169",
+    )
 
 
 def test_ready_lists_follow_steps_and_separator() -> None:
@@ -86,17 +102,42 @@ def test_ready_lists_follow_steps_and_separator() -> None:
     assert keys.ready_list(5) == "q:5"
 
 
-@pytest.mark.parametrize("queue", ["{tag}", "a{b}c", "}", "ü 1", "celery@host.celery.pidbox"])
-def test_queue_names_are_taken_as_they_are(queue: str) -> None:
+def test_lowest_step_other_than_zero_has_a_suffix() -> None:
+    assert QueueKeys("q", priority_steps=(2, 4)).ready == ("q\x06\x162", "q\x06\x164")
+
+
+@pytest.mark.parametrize(
+    ("queue", "key"),
+    [
+        ("{tag}", "{{tag}}:wake"),
+        ("a{b}c", "{a{b}c}:wake"),
+        ("}", "{}}:wake"),
+        ("ü 1", "{ü 1}:wake"),
+        ("celery@host.celery.pidbox", "{celery@host.celery.pidbox}:wake"),
+    ],
+)
+def test_queue_names_are_taken_as_they_are(queue: str, key: str) -> None:
     keys = QueueKeys(queue)
-    assert keys.wake == f"{{{queue}}}:wake"
+    assert keys.wake == key
     assert keys.ready[0] == queue
+
+
+def test_queues_share_no_key() -> None:
+    def keys(queue: str) -> set[str]:
+        named = QueueKeys(queue)
+        own = {named.unacked("c"), named.held("c")}
+        return {*named.ready, *own, *(str(getattr(named, name)) for name in NAMES)}
+
+    assert not keys("a") & keys("b")
+    assert not keys("a") & keys("{a}")
 
 
 def test_step_is_one_character() -> None:
     assert [step_char(step) for step in range(10)] == list("0123456789")
     assert QueueKeys("q").steps == "0369"
-    assert QueueKeys("q", priority_steps=(9, 10, 78)).steps == "9:~"
+    assert QueueKeys("q", priority_steps=tuple(range(79))).steps == "".join(
+        map(chr, range(48, 127))
+    )
 
 
 def test_on_a_cluster_all_have_the_tag() -> None:

@@ -89,7 +89,7 @@ class World:
         return all(lease.consumer in self.names() and not lease.lost for lease in leases)
 
     def names(self, queue: str = "q") -> set[str]:
-        return {name for name, _, _ in self.store.consumers(queue)}
+        return {name for name, _, _ in self.store.leases.consumers(queue)}
 
 
 class Wired:
@@ -98,15 +98,16 @@ class Wired:
     def __init__(self, world: World) -> None:
         self._world = world
         self.renewed: list[tuple[int, int]] = []
+        self.leases = self
 
     def renew_all(self, queues: Any, renewed: Any, *args: Any) -> Renewal:
         self._check()
         self.renewed.append((len(queues), len(renewed)))
-        return self._world.store.renew_all(queues, renewed, *args)
+        return self._world.store.leases.renew_all(queues, renewed, *args)
 
     def reclaim(self, *args: Any) -> int:
         self._check()
-        return self._world.store.reclaim(*args)
+        return self._world.store.leases.reclaim(*args)
 
     def deliver(self, *args: Any, **options: Any) -> Any:
         self._check()
@@ -114,7 +115,7 @@ class Wired:
 
     def was_reclaimed(self, *args: Any) -> bool:
         self._check()
-        return self._world.store.was_reclaimed(*args)
+        return self._world.store.leases.was_reclaimed(*args)
 
     def _check(self) -> None:
         if self._world.is_cut:
@@ -141,7 +142,7 @@ def test_a_dead_one_is_reclaimed_when_its_lease_ends(world: World) -> None:
     lease, dead = world.consumer("q", "other"), world.consumer()
     world.run(SECONDS * 2)
     world.dies(dead)
-    (left_ms,) = (ms for name, ms, _ in world.store.consumers("q") if name == dead.consumer)
+    (left_ms,) = (ms for name, ms, _ in world.store.leases.consumers("q") if name == dead.consumer)
     world.run(left_ms / 1000 - JUST_AFTER_SECONDS)
     assert dead.consumer in world.names()
     world.run(3 * JUST_AFTER_SECONDS)

@@ -164,7 +164,7 @@ def test_worker_in_another_process(project: pytest.Pytester) -> None:
                 env={**os.environ, "CELERY_BROKER_URL": delayed_broker.url},
             )
             try:
-                while not delayed_broker.store().consumers("celery"):
+                while not delayed_broker.store().leases.consumers("celery"):
                     assert worker.poll() is None
                     time.sleep(0.01)
                 assert delayed_clock.advance(days=1) == 1

@@ -20,10 +20,10 @@ from kombu_delayed.connection.connection import numbers, pairs
 from kombu_delayed.errors import translate
 from kombu_delayed.inspection import backlog as backlogs
 from kombu_delayed.inspection.restore_placement import Item, by_shard
-from kombu_delayed.store.scripts import script
+from kombu_delayed.store.scripts import whole
 from kombu_delayed.store.shards import queue_of
 from kombu_delayed.store.store import CALL_LIMIT, Store, chunks
-from kombu_delayed.transport.batch import Pipeline, whole
+from kombu_delayed.transport.batch import Pipeline
 
 from .file import DEAD, MAGIC, MESSAGES, VERSION, Block, Writer, blocks, writing
 
@@ -90,7 +90,7 @@ def backup(
 
 
 def _count(store: Store, names: list[str]) -> int:
-    return sum(store.run("HLEN", store.keys(n).messages) + store.dead_count(n) for n in names)
+    return sum(store.run("HLEN", store.keys(n).messages) + store.dead.count(n) for n in names)
 
 
 def _facts(delayed: Queues, store: Store, names: list[str]) -> dict[str, Any]:
@@ -217,16 +217,13 @@ class _Restore:
             yield whole(*self._store.restore_call(queue, part))
 
     def _letters(self, queue: str, items: list[Item]) -> Iterator[tuple[Any, ...]]:
-        keys, move = self._store.keys(queue), script("restore_dead")
-        names = ("dead", "dead_messages", "dead_reasons")
-        given: dict[str, Any] = {name: getattr(keys, name) for name in names}
         for part in chunks(items, RESTORE_LIMIT):
             entries = [
                 each
                 for id, record, note in part
                 for each in (id, json.loads(note)["at_ms"], record, note)
             ]
-            yield whole(move, {**given, "entries": entries})
+            yield whole(*self._store.call("restore_dead", queue, entries=entries))
 
     def _count(self, verb: str, answer: Any) -> None:
         restored, already = numbers(answer)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from copy import copy
 from typing import Any
 
 from celery_ext.tasks.task_info import TaskInfo
-from kombu_delayed.store.scripts import Script, script
-from kombu_delayed.store.store import Entry, Store
+from kombu_delayed.store.scripts import Call
+from kombu_delayed.store.store import Store
 
 #: How long after its due time an id is remembered.
 KEPT_SECONDS = 86_400
@@ -27,19 +26,12 @@ class OnceStore(Store):
         self._ledger = ledger(id, tenant)
         self._seconds = int(max(delay_seconds, 0)) + KEPT_SECONDS
 
-    def schedule_call(
-        self, queue: str, entries: Sequence[Entry], expires_ms: int = 0
-    ) -> tuple[Script, dict[str, Any]]:
-        """As of any store, for what was not there before."""
-        _, given = super().schedule_call(queue, entries, expires_ms)
-        keys = self.keys(queue)
-        return script("schedule_once"), {
-            **given,
-            "job": keys.job(self._ledger),
-            "ledgers_until": keys.ledgers_until,
-            "run": "\x1frun",
-            "ledger_seconds": self._seconds,
-        }
+    def call(self, name: str, queue: str, owner: str | None = None, /, **given: Any) -> Call:
+        """As of any store; what schedules does it for what was not there before."""
+        if name != "schedule":
+            return super().call(name, queue, owner, **given)
+        given |= {"run": "\x1frun", "ledger_seconds": self._seconds}
+        return super().call("schedule_once", queue, self._ledger, **given)
 
 
 def forget(store: Store, info: TaskInfo) -> None:

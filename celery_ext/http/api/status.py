@@ -131,7 +131,7 @@ def _held(service: Service, shards: list[str], identity: Identity, id: str) -> T
     store = service.delayed.store
     for shard in shards:
         size = store.size(shard)
-        held = sum(unacked for _, _, unacked in store.consumers(shard))
+        held = sum(unacked for _, _, unacked in store.leases.consumers(shard))
         if size.ready + held > READING_LIMIT:
             continue
         for found in lookup_by_reading(store, shard, id):

@@ -65,7 +65,7 @@ def claim(
         consumer = f"http:{os.getpid()}:{secrets.token_hex(16)}"
         got = store.deliver(shard, consumer, most, 1, lease_ms=lease_ms, waits=False)
         if got is None or not got.records:
-            store.leave(shard, consumer)
+            store.leases.leave(shard, consumer)
             continue
         return _opened(store, shard, consumer, got)
     return []
@@ -84,14 +84,14 @@ _ended: dict[tuple[str, str], Ended] = {}
 
 
 def _reclaim(store: Store, shard: str) -> None:
-    for name, left_ms, _ in store.consumers(shard):
+    for name, left_ms, _ in store.leases.consumers(shard):
         seconds = lease_seconds_of(name)
         if left_ms > 0:
             _ended.pop((shard, name), None)
         elif seconds is None:
-            store.reclaim(shard, name)
+            store.leases.reclaim(shard, name)
         elif (end := _silent_since_its_end(store, shard, name, seconds)) is not None:
-            store.reclaim(shard, name, end)
+            store.leases.reclaim(shard, name, end)
 
 
 def _silent_since_its_end(store: Store, shard: str, name: str, seconds: float) -> int | None:
@@ -132,7 +132,7 @@ def ack(service: Service, held: Iterable[Held]) -> int:
     for shard, consumer, tag in held:
         unacked = store.keys(shard).unacked(consumer)
         is_leased = any(
-            name == consumer and left_ms > 0 for name, left_ms, _ in store.consumers(shard)
+            name == consumer and left_ms > 0 for name, left_ms, _ in store.leases.consumers(shard)
         )
         if not is_leased or not store.run("HEXISTS", unacked, tag):
             continue
@@ -141,5 +141,5 @@ def ack(service: Service, held: Iterable[Held]) -> int:
         store.run.settle()
         count += not failed
         if not store.run("EXISTS", unacked):
-            store.leave(shard, consumer)
+            store.leases.leave(shard, consumer)
     return count

@@ -9,7 +9,7 @@ import pyarrow
 
 from kombu_delayed.errors import DelayedError, OptionError
 from kombu_delayed.inspection.backlog import NEVER_MS
-from kombu_delayed.store.keys import step_char
+from kombu_delayed.message.envelope import step_char
 
 from ..options import WriteOptions
 

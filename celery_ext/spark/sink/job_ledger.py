@@ -13,11 +13,14 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from kombu_delayed.store.keys import job_report, job_shards
-from kombu_delayed.store.scripts import Script, script
+from kombu_delayed.store.scripts import Call
 from kombu_delayed.store.shards import Shards
-from kombu_delayed.store.store import Entry, Store
+from kombu_delayed.store.store import Store
 
 from ..options import SCHEDULE
+
+#: The scripts that write to a ledger, by what they do.
+ONCE = {"schedule": "schedule_once", "reschedule": "reschedule_once", "restore": "restore"}
 
 
 @dataclass(frozen=True)
@@ -42,15 +45,6 @@ class Job:
     def counter(self) -> str:
         """The ledger's field with what this run has done; no id begins like that."""
         return f"\x1f{self.run}"
-
-    def ledger_of(self, store: Store, queue: str) -> dict[str, Any]:
-        """The ledger of a queue, for scripts that write to it."""
-        keys = store.keys(queue)
-        return {
-            "job": keys.job(self.ledger),
-            "ledgers_until": keys.ledgers_until,
-            "ledger_seconds": self.seconds,
-        }
 
 
 @dataclass
@@ -82,8 +76,8 @@ class JobShards(Shards):
         if queue not in self._begun:
             run, older = self._store.run, job_shards(self._job.ledger, self._store.keys("").prefix)
             count = int(run("HGET", older, queue) or super().count(queue))
-            ledger = self._job.ledger_of(self._store, queue)
-            self._begun[queue] = script("spread")(run, **ledger, now=self._store.now, count=count)
+            given = {"ledger_seconds": self._job.seconds, "count": count}
+            self._begun[queue] = self._store.ask("spread", queue, self._job.ledger, **given)
         return self._begun[queue]
 
 
@@ -96,48 +90,23 @@ class LedgerStore(Store):
         self.shards = JobShards(store, job)
         self.queues: set[str] = set()
 
-    def schedule_call(
-        self, queue: str, entries: Sequence[Entry], expires_ms: int = 0
-    ) -> tuple[Script, dict[str, Any]]:
-        """As of any store, for what the job has not dealt with before."""
-        _, given = super().schedule_call(queue, entries, expires_ms)
-        return script("schedule_once"), {**given, **self._ledger(queue)}
+    def call(self, name: str, queue: str, owner: str | None = None, /, **given: Any) -> Call:
+        """As of any store; what a ledger is for it does for what the job has not dealt with."""
+        if name not in ONCE:
+            return super().call(name, queue, owner, **given)
+        self.queues.add(queue)
+        given |= {"run": self.job.counter, "ledger_seconds": self.job.seconds}
+        return super().call(ONCE[name], queue, self.job.ledger, **given)
 
-    def reschedule_call(
-        self, queue: str, moves: Sequence[tuple[str, str, str]]
-    ) -> tuple[Script, dict[str, Any]]:
+    def reschedule_call(self, queue: str, moves: Sequence[tuple[str, str, str]]) -> Call:
         """Moves, given as (id, due, eta), for ids that the job has not dealt with before."""
-        keys = self.keys(queue)
-        return script("reschedule_once"), {
-            **keys.backlog,
-            **self.event_keys(keys),
-            **self._ledger(queue),
-            "moved": keys.moved,
-            "ready": keys.ready,
-            "now": self.now,
-            "partition_size": self.partition_size,
-            "steps": keys.steps,
-            "whole": 1,
-            "entries": [text for move in moves for text in move],
-        }
+        entries = [text for move in moves for text in move]
+        return self.call("reschedule", queue, whole=1, entries=entries)
 
-    def restore_call(
-        self, queue: str, entries: Sequence[tuple[bytes, ...]]
-    ) -> tuple[Script, dict[str, Any]]:
-        """As of any store, for what the job has not dealt with before."""
-        move, given = super().restore_call(queue, entries)
-        return move, {**given, **self._ledger(queue)}
-
-    def cancel_call(
-        self, queue: str, ids: Sequence[str], how: str = "all"
-    ) -> tuple[Script, dict[str, Any]]:
+    def cancel_call(self, queue: str, ids: Sequence[str], how: str = "all") -> Call:
         """As of any store; that they are gone is ledger enough."""
         self.queues.add(queue)
         return super().cancel_call(queue, ids, how)
-
-    def _ledger(self, queue: str) -> dict[str, Any]:
-        self.queues.add(queue)
-        return {**self.job.ledger_of(self, queue), "run": self.job.counter}
 
 
 def done_by_run(store: Store, job: Job, queue: str) -> int:

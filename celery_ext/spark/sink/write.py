@@ -19,10 +19,10 @@ from celery_ext import Delayed
 from celery_ext.control.bulk.schedule import schedule_many
 from kombu_delayed.connection.connection import numbers
 from kombu_delayed.inspection.restore_placement import by_shard
-from kombu_delayed.store.scripts import Script
+from kombu_delayed.store.scripts import Call, whole
 from kombu_delayed.store.shards import is_shard, queue_of
 from kombu_delayed.store.store import Store, chunks
-from kombu_delayed.transport.batch import Pipeline, whole
+from kombu_delayed.transport.batch import Pipeline
 
 from ..connect import connected
 from ..options import CANCEL, RESTORE, SCHEDULE, WriteOptions
@@ -152,7 +152,7 @@ class BacklogWriter(DataSourceArrowWriter):
             written.rows += already
             yield shard, part
 
-    def _call(self, store: LedgerStore, queue: str, part: Any) -> tuple[Script, dict[str, Any]]:
+    def _call(self, store: LedgerStore, queue: str, part: Any) -> Call:
         if self.options.operation == CANCEL:
             return store.cancel_call(queue, [id for id, _, _ in part])
         if self.options.operation == RESTORE:

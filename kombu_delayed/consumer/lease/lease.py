@@ -143,7 +143,7 @@ class Lease:
     def renew(self, queue: str, store: Store) -> bool:
         """Make it last in one queue; returns whether it has lasted."""
         asked_at = self.clock()
-        lasts = not self.lost and store.renew(queue, self.consumer, self.ms) is not None
+        lasts = not self.lost and store.leases.renew(queue, self.consumer, self.ms) is not None
         if self.lost or not (lasts or self._register_again(queue, store)):
             self.lost = True
             return False
@@ -158,7 +158,7 @@ class Lease:
         The server has lost its data if the lease has not ended by this process's clock, which a
         virtual machine's pause may have stopped, and nobody has reclaimed it.
         """
-        if self.may_have_ended(queue) or store.was_reclaimed(queue, self.consumer):
+        if self.may_have_ended(queue) or store.leases.was_reclaimed(queue, self.consumer):
             return None
         answer = register()
         if answer is not None:
@@ -257,7 +257,7 @@ class Lease:
 
     def _renew_all(self, queues: list[str], renewed: dict[str, float], asked_at: float) -> Renewal:
         idle_seconds = self.seconds * (IDLE_LEASES if len(queues) > FEW_QUEUES else 1)
-        renewal = self.store.renew_all(
+        renewal = self.store.leases.renew_all(
             queues, renewed.keys(), self.consumer, self.ms, int(idle_seconds * 1000)
         )
         unknown = {*renewal.lost, *renewal.failed}
@@ -316,7 +316,7 @@ class Lease:
         """
         if seconds > 0:
             return seconds + JUST_AFTER_SECONDS
-        count = self.store.reclaim(other.queue, other.consumer, other.end_ms)
+        count = self.store.leases.reclaim(other.queue, other.consumer, other.end_ms)
         if count:
             logger.warning(
                 "Consumer %s has stopped answering: its %d unacknowledged messages are back in "

@@ -1,20 +1,9 @@
 -- admit: give messages that a consumer holds a ticket and let them wait at the gate, without what slots they had.
 -- Twice is safe: what is not held any more stays where it is.
-local partitions  = KEYS[1]            -- ZSET partition -> lower bound of its due times
-local delayed     = KEYS[2]            -- what the partitions' keys begin with
-local messages    = KEYS[3]            -- HASH id -> priority step + due_ms + message
-local duplicates  = KEYS[4]            -- HASH id -> how many messages share it
-local wake        = KEYS[5]            -- ZSET token -> when to claim
-local unacked     = KEYS[6]            -- HASH tag -> priority step + message, of this consumer
-local events      = KEYS[7]            -- STREAM of lifecycle events
-local gate        = KEYS[8]            -- what the keys of the gate begin with
-local ready       = {unpack(KEYS, 9)}  -- LIST per priority step
-local now         = ARGV[1]
-local consumer    = ARGV[2]
-local steps       = ARGV[3]
-local event_limit = tonumber(ARGV[4])  -- about so many are kept; 0: none
-local limits      = ARGV[5]            -- as of deliver_gated
-local entries     = {unpack(ARGV, 6)}  -- tag, ticket, record (empty: the one that is held); …
+-- keys: partitions delayed messages duplicates wake unacked events gate ready...
+-- arguments: now consumer steps event_limit:number limits entries...
+--   limits: as of deliver_gated
+--   entries: tag, ticket, record (empty: the one that is held); …
 -- include: clock waiting ready backlog events gate limits slots waits
 -- returns how many; O(log n) a message
 redis.call('HDEL', unacked, '')        -- a full server lets a script write that has freed memory first

@@ -1,12 +1,11 @@
 -- audit_index: look through the partition index for entries that may contradict the messages.
 -- Twice is safe: it only reads.
-local partitions = KEYS[1]            -- ZSET partition -> lower bound of its due times
-local delayed    = KEYS[2]            -- what the partitions' keys begin with
-local messages   = KEYS[3]            -- HASH id -> priority step + due_ms + message
-local name       = ARGV[1]            -- the partition looked at last (or empty) …
-local bound      = ARGV[2]            -- … its bound …
-local offset     = tonumber(ARGV[3])  -- … and how many of its members were looked at; -1: all of them
-local limit      = tonumber(ARGV[4])  -- look at so many, 1,000 at the most
+-- keys: partitions delayed messages
+-- arguments: name bound offset:number limit:number
+--   name: the partition looked at last (or empty) …
+--   bound: … its bound …
+--   offset: … and how many of its members were looked at; -1: all of them
+--   limit: look at so many, 1,000 at the most
 -- returns {1 if there is more, name, bound, offset, members looked at, bytes read, partition, member, …};
 --   a partition without members comes with an empty one; O(limit)
 local function place()

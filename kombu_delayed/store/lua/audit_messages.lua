@@ -1,10 +1,7 @@
 -- audit_messages: look through the delayed messages for those that may have no entry in the index.
 -- Twice is safe: it only reads.
-local partitions = KEYS[1]            -- ZSET partition -> lower bound of its due times
-local delayed    = KEYS[2]            -- what the partitions' keys begin with
-local messages   = KEYS[3]            -- HASH id -> priority step + due_ms + message
-local cursor     = ARGV[1]            -- 0 at first
-local count      = tonumber(ARGV[2])  -- look at so many, about
+-- keys: partitions delayed messages
+-- arguments: cursor count:number
 -- returns {the next cursor, '0' at the end, messages looked at, bytes read, member, …}; O(count · log n)
 local page = redis.call('HSCAN', messages, cursor, 'COUNT', count)
 local answer = {page[1], #page[2] / 2, 0}

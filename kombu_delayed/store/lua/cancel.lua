@@ -1,18 +1,13 @@
 -- cancel: drop delayed messages.
 -- Twice is safe: what is not delayed any more stays where it is.
-local partitions  = KEYS[1]            -- ZSET partition -> lower bound of its due times
-local delayed     = KEYS[2]            -- what the partitions' keys begin with
-local messages    = KEYS[3]            -- HASH id -> priority step + due_ms + message
-local duplicates  = KEYS[4]            -- HASH id -> how many messages share it
-local events      = KEYS[5]            -- STREAM of lifecycle events
-local how         = ARGV[1]            -- all: an id stands for all that share it; one: for one member; read: as all, and return them
-local event_limit = tonumber(ARGV[2])  -- about so many are kept; 0: none
-local ids, first  = ARGV, 3            -- from there on
+-- keys: partitions delayed messages duplicates events
+-- arguments: how event_limit:number ids...
+--   how: all: an id stands for all that share it; one: for one member; read: as all, and return them
 -- include: backlog events
 -- returns as text how many were there, for each id; or all of {member, priority step + due_ms + message, …};
 --   O(log n) a message
 local dropped, counts = how == 'read' and {}
-for i = first, #ids do
+for i = 1, #ids do
   local id, count = ids[i], 0
   local highest = how ~= 'one' and tonumber(redis.call('HGET', duplicates, id) or 1) or 1
   for n = highest, 1, -1 do  -- in this order the others that share an id are found at once

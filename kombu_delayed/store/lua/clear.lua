@@ -1,8 +1,8 @@
 -- clear: remove the lanes of a gate at which nothing waits. What comes meanwhile finds all that is left in order.
 -- Twice is safe; call it until it returns 0.
-local waiting = KEYS[1]            -- ZSET id -> due_ms, of what waits there
-local gate    = KEYS[2]            -- what the keys of the gate begin with
-local limit   = tonumber(ARGV[1])  -- lanes a call, about
+-- keys: waiting gate
+-- arguments: limit:number
+--   limit: lanes a call, about
 -- returns how many lanes are gone; slots stay with the tasks that have them
 if redis.call('EXISTS', waiting) == 1 then return 0 end
 local cursor, lanes = '0', {}

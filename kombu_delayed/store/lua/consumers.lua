@@ -1,6 +1,6 @@
 -- consumers: who consumes a queue, and how long yet.
-local consumers = KEYS[1]            -- ZSET consumer -> end of its lease
-local now       = ARGV[1]
+-- keys: consumers
+-- arguments: now
 -- include: clock
 -- returns {consumer, ms until its lease ends, …}, who ends first in front; 0 and less: it has ended
 local found = redis.call('ZRANGE', consumers, 0, -1, 'WITHSCORES')

@@ -1,27 +1,15 @@
 -- deliver: promote what is due, then hand ready messages to one consumer, the most urgent first.
 -- Popping and recording are one step: whoever is killed, a message is in one place.
 -- Twice is safe: what the first call handed out is found again by recover.
-local partitions  = KEYS[1]             -- ZSET partition -> lower bound of its due times
-local delayed     = KEYS[2]             -- what the partitions' keys begin with
-local messages    = KEYS[3]             -- HASH id -> priority step + due_ms + message
-local duplicates  = KEYS[4]             -- HASH id -> how many messages share it
-local wake        = KEYS[5]             -- ZSET token -> when to claim
-local armed       = KEYS[6]             -- STRING "due_ms consumer": who has promised to claim then
-local consumers   = KEYS[7]             -- ZSET consumer -> end of its lease
-local unacked     = KEYS[8]             -- HASH tag -> priority step + message, of this consumer
-local events      = KEYS[9]             -- STREAM of lifecycle events
-local ready       = {unpack(KEYS, 10)}  -- LIST per priority step
-local now         = ARGV[1]
-local consumer    = ARGV[2]
-local leased      = ARGV[3]             -- 1: the caller believes that its lease lasts
-local lease_ms    = tonumber(ARGV[4])   -- 0: take without a lease, nothing will be acked
-local want        = tonumber(ARGV[5])   -- at most so many
-local tag         = tonumber(ARGV[6])   -- the first one's; the others count up
-local promotions  = tonumber(ARGV[7])   -- promote at most so many
-local waits       = ARGV[8]             -- 1: the caller can come back when the next one is due; 2: and listens for tokens
-local expires_ms  = tonumber(ARGV[9])   -- of the ready lists; 0: never
-local steps       = ARGV[10]
-local event_limit = tonumber(ARGV[11])  -- about so many are kept; 0: none
+-- keys: partitions delayed messages duplicates wake armed consumers unacked events ready...
+-- arguments: now consumer leased lease_ms:number want:number tag:number promotions:number waits expires_ms:number
+-- arguments: steps event_limit:number
+--   leased: 1: the caller believes that its lease lasts
+--   lease_ms: 0: take without a lease, nothing will be acked
+--   want: at most so many
+--   tag: the first one's; the others count up
+--   promotions: promote at most so many
+--   waits: 1: the caller can come back when the next one is due; 2: and listens for tokens
 -- include: clock waiting ready backlog events promise expiry
 -- returns {now_ms, next due_ms if the caller shall claim then or 0, 1 if more is ready (+ 2 if messages wait at a gate), consumers,
 --   step + message, …}, or {0} where the lease was lost

@@ -2,30 +2,17 @@
 -- a gate, and leaves it when it is its turn and there is room. What has no ticket of this version goes to the
 -- consumer, which gives it one.
 -- Twice is safe: what the first call handed out is found again by recover.
-local partitions  = KEYS[1]              -- ZSET partition -> lower bound of its due times
-local delayed     = KEYS[2]              -- what the partitions' keys begin with
-local messages    = KEYS[3]              -- HASH id -> priority step + due_ms + message
-local duplicates  = KEYS[4]              -- HASH id -> how many messages share it
-local wake        = KEYS[5]              -- ZSET token -> when to claim
-local armed       = KEYS[6]              -- STRING "due_ms consumer": who has promised to claim then
-local consumers   = KEYS[7]              -- ZSET consumer -> end of its lease
-local unacked     = KEYS[8]              -- HASH tag -> priority step + message, of this consumer
-local events      = KEYS[9]              -- STREAM of lifecycle events
-local gate        = KEYS[10]             -- what the keys of the gate begin with
-local ready       = {unpack(KEYS, 11)}   -- LIST per priority step
-local now         = ARGV[1]
-local consumer    = ARGV[2]
-local leased      = ARGV[3]              -- 1: the caller believes that its lease lasts
-local lease_ms    = tonumber(ARGV[4])    -- 0: take without a lease, nothing will be acked: and no slots
-local want        = tonumber(ARGV[5])    -- at most so many
-local tag         = tonumber(ARGV[6])    -- the first one's; the others count up
-local promotions  = tonumber(ARGV[7])    -- bring at most so many to the gate
-local waits       = ARGV[8]              -- 1: the caller can come back when the next one is due; 2: and listens for tokens
-local expires_ms  = tonumber(ARGV[9])    -- of the ready lists; 0: never
-local steps       = ARGV[10]
-local event_limit = tonumber(ARGV[11])   -- about so many are kept; 0: none
-local version     = ARGV[12]             -- of the tickets; empty: there are no policies any more, let out what waits
-local limits      = ARGV[13]             -- name, slots (0: no limit, -1: counted only), ms a token (0: no limit), burst, ms late that need none; …
+-- keys: partitions delayed messages duplicates wake armed consumers unacked events gate ready...
+-- arguments: now consumer leased lease_ms:number want:number tag:number promotions:number waits expires_ms:number
+-- arguments: steps event_limit:number version limits
+--   leased: 1: the caller believes that its lease lasts
+--   lease_ms: 0: take without a lease, nothing will be acked: and no slots
+--   want: at most so many
+--   tag: the first one's; the others count up
+--   promotions: bring at most so many to the gate
+--   waits: 1: the caller can come back when the next one is due; 2: and listens for tokens
+--   version: of the tickets; empty: there are no policies any more, let out what waits
+--   limits: name, slots (0: no limit, -1: counted only), ms a token (0: no limit), burst, ms late that need none; …
 -- include: clock waiting ready backlog forget_duplicate events promise gate limits waits expiry
 -- returns as deliver; O(log n) a message
 redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first

@@ -1,8 +1,9 @@
 -- events_step: how far so many lifecycle events reach, without returning them.
-local events = KEYS[1]  -- STREAM of lifecycle events
-local after  = ARGV[1]  -- those behind this id …
-local upto   = ARGV[2]  -- … and not behind this one
-local limit  = ARGV[3]  -- look at so many
+-- keys: events
+-- arguments: after upto limit
+--   after: those behind this id …
+--   upto: … and not behind this one
+--   limit: look at so many
 -- returns {how many, id of the last one or `after`, how many were ever trimmed or -1 before Redis 7}; O(limit)
 local function trimmed()
   if redis.call('EXISTS', events) == 0 then return -1 end

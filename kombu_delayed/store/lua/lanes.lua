@@ -1,8 +1,8 @@
 -- lanes: read the lines at a gate, some a call. It changes nothing.
-local gate    = KEYS[1]            -- what the keys of the gate begin with
-local cursor  = ARGV[1]            -- 0 at first
-local count   = tonumber(ARGV[2])  -- look at so many lanes, about
-local pattern = ARGV[3]            -- those whose names match, as HSCAN takes it
+-- keys: gate
+-- arguments: cursor count:number pattern
+--   count: look at so many lanes, about
+--   pattern: those whose names match, as HSCAN takes it
 -- returns {the next cursor, '0' at the end, lane, the limit that it waits for or empty, messages in it, the first one's due time, …};
 --   O(count · log n)
 local page = redis.call('HSCAN', gate .. 'lanes', cursor, 'MATCH', pattern, 'COUNT', count)

@@ -1,9 +1,7 @@
 -- latest: remember the latest due time that was seen of a key.
 -- Twice is safe.
-local latest = KEYS[1]            -- ZSET key -> the latest due_ms
-local now    = ARGV[1]
-local key    = ARGV[2]
-local due_ms = tonumber(ARGV[3])
+-- keys: latest
+-- arguments: now key due_ms:number
 -- include: clock
 -- returns that time as text; O(log n)
 local KEPT_MS = 30 * 86400000

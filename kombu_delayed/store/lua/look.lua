@@ -1,8 +1,9 @@
 -- look: which of many queues have messages for which no consumer has promised to come.
 -- Twice is safe: it only reads.
-local queues = {unpack(KEYS, 1)}  -- of each queue: ZSET partitions, what the partitions' keys begin with, STRING armed, LIST per priority step
-local now    = ARGV[1]
-local lists  = tonumber(ARGV[2])  -- how many lists each queue has
+-- keys: queues...
+-- arguments: now lists:number
+--   queues: of each queue: ZSET partitions, what the partitions' keys begin with, STRING armed, LIST per priority step
+--   lists: how many lists each queue has
 -- include: clock
 -- returns a number for each queue, as one text: 0 to claim from it, -1 if it is empty, else in how many ms its next
 -- message is due for which a consumer has promised to come; O(1) a queue

@@ -1,14 +1,9 @@
 -- metrics: what a control plane needs to know of a queue. It changes nothing.
-local partitions = KEYS[1]            -- ZSET partition -> lower bound of its due times
-local delayed    = KEYS[2]            -- what the partitions' keys begin with
-local messages   = KEYS[3]            -- HASH id -> priority step + due_ms + message
-local unacked    = KEYS[4]            -- what the keys of consumers' unacked hashes begin with
-local consumers  = KEYS[5]            -- ZSET consumer -> end of its lease
-local dead       = KEYS[6]            -- ZSET id -> time of burial
-local ready      = {unpack(KEYS, 7)}  -- LIST per priority step
-local now        = ARGV[1]
-local limit      = tonumber(ARGV[2])  -- count so many partitions; what is due in later ones is estimated
-local spans      = {unpack(ARGV, 3)}  -- ms from now, ascending
+-- keys: partitions delayed messages unacked consumers dead ready...
+-- arguments: now limit:number spans...
+--   unacked: what the keys of consumers' unacked hashes begin with
+--   limit: count so many partitions; what is due in later ones is estimated
+--   spans: ms from now, ascending
 -- include: clock forecast
 -- returns {delayed, due, waiting at the gate, ready, unacked, dead, consumers whose lease lasts, ms since the oldest one was due that no
 --   consumer has or -1, ms until the next one is due or -1, 1 if counts are estimated, ms since the oldest one was due that waits at

@@ -1,22 +1,14 @@
 -- migrate: move messages between the keys of the stock Redis transport and the backlog.
 -- Twice is safe: what is not in its source any more stays where it is.
-local partitions     = KEYS[1]             -- ZSET partition -> lower bound of its due times
-local delayed        = KEYS[2]             -- what the partitions' keys begin with
-local messages       = KEYS[3]             -- HASH id -> priority step + due_ms + message
-local duplicates     = KEYS[4]             -- HASH id -> how many messages share it
-local wake           = KEYS[5]             -- ZSET token -> when to claim
-local stock_unacked  = KEYS[6]             -- HASH tag -> JSON [message, exchange, routing key]
-local stock_index    = KEYS[7]             -- ZSET tag -> when it was delivered, in s
-local ready          = {unpack(KEYS, 8)}   -- LIST per priority step
-local now            = ARGV[1]
-local partition_size = tonumber(ARGV[2])
-local steps          = ARGV[3]
-local source         = ARGV[4]             -- unacked (the stock transport's), ready or delayed
-local until_seconds  = tonumber(ARGV[5])   -- unacked: take what was delivered until then
-local keep           = ARGV[6]             -- unacked: 1: leave it there, another queue gets it too
-local start          = tonumber(ARGV[7])   -- ready: the part of the list to look at, from its left end
-local stop           = tonumber(ARGV[8])
-local entries        = {unpack(ARGV, 9)}   -- tag (or member of the backlog), id, due_ms, step + message; …
+-- keys: partitions delayed messages duplicates wake stock_unacked stock_index ready...
+-- arguments: now partition_size:number steps source until_seconds:number keep start:number stop:number entries...
+--   stock_unacked: HASH tag -> JSON [message, exchange, routing key]
+--   stock_index: ZSET tag -> when it was delivered, in s
+--   source: unacked (the stock transport's), ready or delayed
+--   until_seconds: unacked: take what was delivered until then
+--   keep: unacked: 1: leave it there, another queue gets it too
+--   start: ready: the part of the list to look at, from its left end
+--   entries: tag (or member of the backlog), id, due_ms, step + message; …
 -- include: clock waiting ready backlog expiry
 -- returns {messages that are delayed now, messages that are ready now}
 local PLACEHOLDER = '\0moved'

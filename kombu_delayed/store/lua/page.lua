@@ -1,13 +1,12 @@
 -- page: read delayed messages, also those that wait at a gate, in the order of their due times.
-local partitions  = KEYS[1]            -- ZSET partition -> lower bound of its due times
-local delayed     = KEYS[2]            -- what the partitions' keys begin with
-local messages    = KEYS[3]            -- HASH id -> priority step + due_ms + message
-local from_ms     = ARGV[1]            -- due from then on …
-local after       = ARGV[2]            -- … and, of those due at that very time, behind = and a member (or empty)
-local until_ms    = tonumber(ARGV[3])  -- due before then
-local limit       = tonumber(ARGV[4])  -- look at so many
-local limit_bytes = tonumber(ARGV[5])  -- and at no more when so much is to be returned
-local needle      = ARGV[6]            -- return only messages with this text in them (or empty)
+-- keys: partitions delayed messages
+-- arguments: from_ms after until_ms:number limit:number limit_bytes:number needle
+--   from_ms: due from then on …
+--   after: … and, of those due at that very time, behind = and a member (or empty)
+--   until_ms: due before then
+--   limit: look at so many
+--   limit_bytes: and at no more when so much is to be returned
+--   needle: return only messages with this text in them (or empty)
 -- include: start
 -- returns {0 at the end or 1, due_ms and = and member of the last one looked at, id, priority step + due_ms + message, …};
 --   O(limit)

@@ -1,20 +1,11 @@
 -- park: move messages from unacked to the backlog: a producer that knows no backlog made them ready
 -- before they were due, or a policy lets them wait.
 -- Twice is safe: what is not held any more stays where it is.
-local partitions     = KEYS[1]            -- ZSET partition -> lower bound of its due times
-local delayed        = KEYS[2]            -- what the partitions' keys begin with
-local messages       = KEYS[3]            -- HASH id -> priority step + due_ms + message
-local duplicates     = KEYS[4]            -- HASH id -> how many messages share it
-local wake           = KEYS[5]            -- ZSET token -> when to claim
-local unacked        = KEYS[6]            -- HASH tag -> priority step + message, of this consumer
-local events         = KEYS[7]            -- STREAM of lifecycle events
-local moved          = KEYS[8]            -- ZSET member -> when it came to another place
-local partition_size = tonumber(ARGV[1])
-local event_limit    = tonumber(ARGV[2])  -- about so many are kept; 0: none
-local consumer       = ARGV[3]
-local wait           = ARGV[4]            -- member of the message that remembers the wait (or empty)
-local reason         = ARGV[5]            -- of a policy (or empty)
-local entries        = {unpack(ARGV, 6)}  -- tag, id, due_ms; …
+-- keys: partitions delayed messages duplicates wake unacked events moved
+-- arguments: partition_size:number event_limit:number consumer wait reason entries...
+--   wait: member of the message that remembers the wait (or empty)
+--   reason: of a policy (or empty)
+--   entries: tag, id, due_ms; …
 -- include: waiting backlog events moved
 -- returns how many; O(log n) a message
 redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first

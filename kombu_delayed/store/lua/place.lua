@@ -1,10 +1,8 @@
 -- place: take one of a bounded number of places, for a time.
 -- Twice is safe: a holder has one place.
-local places  = KEYS[1]            -- ZSET holder -> when its place is free again
-local now     = ARGV[1]
-local holder  = ARGV[2]
-local limit   = tonumber(ARGV[3])
-local kept_ms = tonumber(ARGV[4])
+-- keys: places
+-- arguments: now holder limit:number kept_ms:number
+--   places: ZSET holder -> when its place is free again
 -- include: clock
 -- returns 1, or 0 where all are taken; O(log n)
 redis.call('ZREMRANGEBYSCORE', places, '-inf', now_ms)

@@ -1,6 +1,6 @@
 -- present: which of some ids are in a hash.
-local hash = KEYS[1]
-local ids  = {unpack(ARGV, 1)}
+-- keys: hash
+-- arguments: ids...
 -- returns their numbers, from 0 on; O(ids)
 local found = {}
 for i, id in ipairs(ids) do

@@ -1,10 +1,8 @@
 -- publish: put messages at the tails of their ready lists.
 -- Twice is not safe: a list does not know its members.
-local wake       = KEYS[1]            -- ZSET token -> when to claim
-local ready      = {unpack(KEYS, 2)}  -- LIST per priority step
-local expires_ms = tonumber(ARGV[1])  -- of the ready lists; 0: never
-local steps      = ARGV[2]
-local records    = {unpack(ARGV, 3)}  -- priority step + message; …
+-- keys: wake ready...
+-- arguments: expires_ms:number steps records...
+--   records: priority step + message; …
 -- include: waiting ready expiry
 -- returns how many; O(1) a message
 local is_new = false

@@ -1,12 +1,8 @@
 -- purge: drop what is ready and what is delayed, a bounded part of the backlog a call.
 -- Twice is safe; call it until it returns 0.
-local partitions = KEYS[1]            -- ZSET partition -> lower bound of its due times
-local delayed    = KEYS[2]            -- what the partitions' keys begin with
-local messages   = KEYS[3]            -- HASH id -> priority step + due_ms + message
-local duplicates = KEYS[4]            -- HASH id -> how many messages share it
-local wake       = KEYS[5]            -- ZSET token -> when to claim
-local ready      = {unpack(KEYS, 6)}  -- LIST per priority step
-local limit      = tonumber(ARGV[1])  -- delayed messages a call
+-- keys: partitions delayed messages duplicates wake ready...
+-- arguments: limit:number
+--   limit: delayed messages a call
 -- returns how many messages are gone; O(messages that go)
 local count = 0
 for _, list in ipairs(ready) do

@@ -1,29 +1,12 @@
 -- reclaim: put messages of a consumer whose lease has ended back to the heads of their ready lists.
 -- Twice is safe; call it until nothing is left.
-local partitions     = KEYS[1]             -- ZSET partition -> lower bound of its due times
-local delayed        = KEYS[2]             -- what the partitions' keys begin with
-local messages       = KEYS[3]             -- HASH id -> priority step + due_ms + message
-local duplicates     = KEYS[4]             -- HASH id -> how many messages share it
-local wake           = KEYS[5]             -- ZSET token -> when to claim
-local armed          = KEYS[6]             -- STRING "due_ms consumer": who has promised to claim then
-local consumers      = KEYS[7]             -- ZSET consumer -> end of its lease
-local unacked        = KEYS[8]             -- HASH tag -> priority step + message, of the dead consumer
-local held           = KEYS[9]             -- ZSET tag -> tag, while they are given back
-local dead           = KEYS[10]            -- ZSET id -> time of burial
-local dead_messages  = KEYS[11]            -- HASH id -> priority step + message
-local dead_reasons   = KEYS[12]            -- HASH id -> JSON: why, by whom
-local events         = KEYS[13]            -- STREAM of lifecycle events
-local gate           = KEYS[14]            -- what the keys of the gate begin with
-local ready          = {unpack(KEYS, 15)}  -- LIST per priority step
-local now            = ARGV[1]
-local consumer       = ARGV[2]             -- the dead one
-local steps          = ARGV[3]
-local limit          = tonumber(ARGV[4])
-local max_deliveries = tonumber(ARGV[5])   -- 0: any number
-local dead_limit     = tonumber(ARGV[6])
-local dead_age_ms    = tonumber(ARGV[7])
-local event_limit    = tonumber(ARGV[8])   -- about so many are kept; 0: none
-local ended_ms       = ARGV[9]             -- the end of the lease that the caller found dead; empty: any that has passed
+-- keys: partitions delayed messages duplicates wake armed consumers unacked held dead dead_messages dead_reasons
+-- keys: events gate ready...
+-- arguments: now consumer steps limit:number max_deliveries:number dead_limit:number dead_age_ms:number
+-- arguments: event_limit:number ended_ms
+--   consumer: the dead one
+--   max_deliveries: 0: any number
+--   ended_ms: the end of the lease that the caller found dead; empty: any that has passed
 -- include: clock waiting ready events unacked backlog announce dead poison gate slots expiry
 -- returns {messages put back or buried, messages it still holds, the dead letters that some became …};
 --   {0, 0} where the lease lasts, or was renewed since

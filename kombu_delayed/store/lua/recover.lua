@@ -1,9 +1,9 @@
 -- recover: messages that were delivered to a consumer whose connection broke before it saw them.
 -- Twice is safe: it only reads.
-local unacked  = KEYS[1]            -- HASH tag -> priority step + message, of this consumer
-local seen_tag = tonumber(ARGV[1])  -- the last one that did arrive
-local cursor   = ARGV[2]
-local count    = tonumber(ARGV[3])  -- tags a call, about
+-- keys: unacked
+-- arguments: seen_tag:number cursor count:number
+--   seen_tag: the last one that did arrive
+--   count: tags a call, about
 -- returns {the next cursor ('0': that was all), tag, step + message, …} in no order; a tag may come again
 local page = redis.call('HSCAN', unacked, cursor, 'COUNT', count)
 local answer = {page[1]}

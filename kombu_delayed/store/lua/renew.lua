@@ -1,11 +1,11 @@
 -- renew: make a consumer's lease last longer in some of its queues, and look at the leases of others in all of them.
 -- Twice is safe.
-local keys     = {unpack(KEYS, 1)}    -- of each queue: ZSET consumer -> end of its lease; then of each: HASH unacked; then of each: HASH of slots
-local now      = ARGV[1]
-local consumer = ARGV[2]
-local lease_ms = tonumber(ARGV[3])    -- how long the lease lasts from now on where the consumer holds something …
-local idle_ms  = tonumber(ARGV[4])    -- … and where it holds nothing
-local renewed  = {unpack(ARGV, 5)}    -- the queues in which to renew it, counted from 1
+-- keys: keys...
+-- arguments: now consumer lease_ms:number idle_ms:number renewed...
+--   keys: of each queue: ZSET consumer -> end of its lease; then of each: HASH unacked; then of each: HASH of slots
+--   lease_ms: how long the lease lasts from now on where the consumer holds something …
+--   idle_ms: … and where it holds nothing
+--   renewed: the queues in which to renew it, counted from 1
 -- include: clock
 -- returns {now_ms, end of the first of its leases to end (before this call), or 0; end of the first of others' to end, or 0;
 --   {queues where it was lost}, {queues where it holds nothing}, {queue, consumer, end, … of leases that have ended, or end late}}

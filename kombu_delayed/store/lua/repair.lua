@@ -1,19 +1,8 @@
 -- repair: say what is wrong with entries of the backlog, and put it right.
 -- Twice is safe: what is right stays as it is.
-local partitions     = KEYS[1]            -- ZSET partition -> lower bound of its due times
-local delayed        = KEYS[2]            -- what the partitions' keys begin with
-local messages       = KEYS[3]            -- HASH id -> priority step + due_ms + message
-local duplicates     = KEYS[4]            -- HASH id -> how many messages share it
-local wake           = KEYS[5]            -- ZSET token -> when to claim
-local dead           = KEYS[6]            -- ZSET id -> time of burial
-local dead_messages  = KEYS[7]            -- HASH id -> priority step + message
-local dead_reasons   = KEYS[8]            -- HASH id -> JSON: why, by whom
-local now            = ARGV[1]
-local partition_size = tonumber(ARGV[2])
-local dead_limit     = tonumber(ARGV[3])
-local dead_age_ms    = tonumber(ARGV[4])
-local fixes          = ARGV[5]            -- 1: put it right, 0: only say what is wrong
-local entries        = {unpack(ARGV, 6)}  -- partition (or empty: in none), member (or empty: the partition itself); …
+-- keys: partitions delayed messages duplicates wake dead dead_messages dead_reasons
+-- arguments: now partition_size:number dead_limit:number dead_age_ms:number fixes entries...
+--   entries: partition (or empty: in none), member (or empty: the partition itself); …
 -- include: clock waiting backlog dead
 -- returns for each entry '' where nothing is wrong, or: empty (a partition without members), lost (an entry
 --   without its message), unreadable, time (the entry has another due time than the message), misplaced (in

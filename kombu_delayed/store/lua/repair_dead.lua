@@ -1,14 +1,9 @@
 -- repair_dead: look through a part of the dead letters for those that are not whole, and put them right.
 -- Twice is safe: what is whole stays as it is.
-local dead          = KEYS[1]            -- ZSET id -> time of burial
-local dead_messages = KEYS[2]            -- HASH id -> priority step + message
-local dead_reasons  = KEYS[3]            -- HASH id -> JSON: why, by whom
-local now           = ARGV[1]
-local part          = ARGV[2]            -- whose ids are looked at: dead, messages or reasons
-local cursor        = ARGV[3]            -- 0 at first
-local count         = tonumber(ARGV[4])  -- look at so many, about
-local fixes         = ARGV[5]            -- 1: put it right, 0: only say what is wrong
--- include: clock
+-- keys: dead dead_messages dead_reasons
+-- arguments: now part cursor count:number fixes
+--   part: whose ids are looked at: dead, messages or reasons
+-- include: clock repair
 -- returns {the next cursor, '0' at the end, ids looked at, bytes read, id, fault, …}, where a fault is dead-lost (a
 --   letter without its message) or dead-orphan (a message without its time or its note); O(count · log n)
 local function note_of(id)
@@ -24,7 +19,7 @@ local function fault_of(id)
   return not (redis.call('ZSCORE', dead, id) and note_of(id)) and 'dead-orphan'
 end
 
-local function put_right(fault, id)
+local function put_right(id, fault)
   if fault == 'dead-lost' then
     redis.call('ZREM', dead, id)
     redis.call('HDEL', dead_reasons, id)
@@ -40,20 +35,5 @@ local function put_right(fault, id)
   end
 end
 
-local page
-if part == 'dead' then
-  page = redis.call('ZSCAN', dead, cursor, 'COUNT', count)
-else
-  page = redis.call('HSCAN', part == 'messages' and dead_messages or dead_reasons, cursor, 'COUNT', count)
-end
-local answer = {page[1], #page[2] / 2, 0}
-for i = 1, #page[2], 2 do
-  local id = page[2][i]
-  answer[3] = answer[3] + #page[2][i + 1]
-  local fault = fault_of(id)
-  if fault then
-    if fixes == '1' then put_right(fault, id) end
-    answer[#answer + 1], answer[#answer + 2] = id, fault
-  end
-end
-return answer
+if part == 'dead' then return looked_through('ZSCAN', dead, fault_of, put_right) end
+return looked_through('HSCAN', part == 'messages' and dead_messages or dead_reasons, fault_of, put_right)

@@ -1,25 +1,18 @@
 -- repair_duplicates: look for ids that several messages are said to share, and none does; forget them.
 -- Twice is safe: what is shared stays as it is.
-local messages   = KEYS[1]            -- HASH id -> priority step + due_ms + message
-local duplicates = KEYS[2]            -- HASH id -> how many messages share it
-local cursor     = ARGV[1]            -- 0 at first
-local count      = tonumber(ARGV[2])  -- look at so many, about
-local fixes      = ARGV[3]            -- 1: forget them, 0: only say which
+-- keys: messages duplicates
+-- arguments: cursor count:number fixes
+-- include: repair
 -- returns {the next cursor, '0' at the end, ids looked at, bytes read, id, 'duplicate', …}; O(messages that share them)
-local function is_shared(id, highest)
-  for n = 2, highest do
-    if redis.call('HEXISTS', messages, id .. '\31' .. n) == 1 then return true end
+local function fault_of(id)
+  for n = 2, tonumber(redis.call('HGET', duplicates, id)) or 1 do
+    if redis.call('HEXISTS', messages, id .. '\31' .. n) == 1 then return false end
   end
-  return false
+  return 'duplicate'
 end
 
-local page = redis.call('HSCAN', duplicates, cursor, 'COUNT', count)
-local answer = {page[1], #page[2] / 2, 0}
-for i = 1, #page[2], 2 do
-  local id = page[2][i]
-  if not is_shared(id, tonumber(page[2][i + 1]) or 1) then
-    if fixes == '1' then redis.call('HDEL', duplicates, id) end
-    answer[#answer + 1], answer[#answer + 2] = id, 'duplicate'
-  end
+local function put_right(id)
+  redis.call('HDEL', duplicates, id)
 end
-return answer
+
+return looked_through('HSCAN', duplicates, fault_of, put_right)

@@ -1,19 +1,9 @@
 -- repair_gate: say what is wrong at a gate, and put it right: slots that are not those of consumers, and messages that
 -- wait in no line. All slots are counted by the first call, and a page of messages by each.
 -- Twice is safe: what is right stays as it is.
-local partitions = KEYS[1]            -- ZSET partition -> lower bound of its due times
-local delayed    = KEYS[2]            -- what the partitions' keys begin with
-local messages   = KEYS[3]            -- HASH id -> priority step + due_ms + message
-local duplicates = KEYS[4]            -- HASH id -> how many messages share it
-local wake       = KEYS[5]            -- ZSET token -> when to claim
-local consumers  = KEYS[6]            -- ZSET consumer -> end of its lease
-local gate       = KEYS[7]            -- what the keys of the gate begin with
-local ready      = {unpack(KEYS, 8)}  -- LIST per priority step
-local now        = ARGV[1]
-local steps      = ARGV[2]
-local cursor     = ARGV[3]            -- 0 at first
-local count      = tonumber(ARGV[4])  -- look at so many messages, about
-local fixes      = ARGV[5]            -- 1: put it right, 0: only say what is wrong
+-- keys: partitions delayed messages duplicates wake consumers gate ready...
+-- arguments: now steps cursor count:number fixes
+--   count: look at so many messages, about
 -- include: clock waiting ready backlog gate
 -- returns {the next cursor, '0' at the end, messages looked at, bytes read, limit or id, fault, …};
 --   O(count · log n + slots in use)

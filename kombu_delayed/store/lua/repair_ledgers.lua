@@ -1,12 +1,9 @@
 -- repair_ledgers: look through a part of the ledgers for those that are past their time, and drop them.
 -- Twice is safe: what is kept stays as it is.
-local ledgers_until = KEYS[1]            -- ZSET key of a job's ledger -> when it may go
-local now           = ARGV[1]
-local cursor        = ARGV[2]            -- 0 at first
-local count         = tonumber(ARGV[3])  -- look at so many, about
-local fixes         = ARGV[4]            -- 1: put it right, 0: only say what is wrong
+-- keys: ledgers_until
+-- arguments: now cursor count:number fixes
 -- include: clock repair past_ledgers
--- returns {the next cursor, '0' at the end, ledgers looked at, 0, ledger, fault, …}, where the fault is past; O(count · log n)
+-- returns {the next cursor, '0' at the end, ledgers looked at, bytes read, ledger, fault, …}, where the fault is past; O(count · log n)
 local function fault_of(job)
   return tonumber(redis.call('ZSCORE', ledgers_until, job)) <= now_ms and 'past'
 end
@@ -15,4 +12,4 @@ local function put_right(job)
   forget_ledger(ledgers_until, job)
 end
 
-return looked_through(redis.call('ZSCAN', ledgers_until, cursor, 'COUNT', count), fault_of, put_right)
+return looked_through('ZSCAN', ledgers_until, fault_of, put_right)

@@ -1,14 +1,10 @@
 -- repair_notes: look through a part of what is noted of expectations, or of the early answers, and put it right.
 -- Twice is safe: what is whole stays as it is.
-local notes       = KEYS[1]            -- HASH name -> JSON: expectations, or answers
-local notes_until = KEYS[2]            -- ZSET name -> when that is forgotten
-local messages    = KEYS[3]            -- HASH id -> priority step + due_ms + message
-local unique      = KEYS[4]            -- HASH key -> id of the delayed message with it
-local unique_due  = KEYS[5]            -- ZSET key -> when that one was due last
-local part        = ARGV[1]            -- whose names are looked at: notes or until
-local cursor      = ARGV[2]            -- 0 at first
-local count       = tonumber(ARGV[3])  -- look at so many, about
-local fixes       = ARGV[4]            -- 1: put it right, 0: only say what is wrong
+-- keys: notes notes_until messages unique unique_due
+-- arguments: part cursor count:number fixes
+--   notes: HASH name -> JSON: expectations, or answers
+--   notes_until: ZSET name -> when that is forgotten
+--   part: whose names are looked at: notes or until
 -- include: repair
 -- returns {the next cursor, '0' at the end, names looked at, bytes read, name, fault, …}, where a fault is note (one
 --   that cannot be read, or has no time, or a time of none) or unheard (the message waits, and no answer would find
@@ -43,10 +39,5 @@ local function put_right(name)
   if due_ms and redis.call('HSETNX', unique, name, note.id) == 1 then redis.call('ZADD', unique_due, due_ms, name) end
 end
 
-local page
-if part == 'until' then
-  page = redis.call('ZSCAN', notes_until, cursor, 'COUNT', count)
-else
-  page = redis.call('HSCAN', notes, cursor, 'COUNT', count)
-end
-return looked_through(page, fault_of, put_right)
+if part == 'until' then return looked_through('ZSCAN', notes_until, fault_of, put_right) end
+return looked_through('HSCAN', notes, fault_of, put_right)

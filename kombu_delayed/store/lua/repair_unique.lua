@@ -1,12 +1,8 @@
 -- repair_unique: look through a part of the unique keys for those that no message has, and forget them.
 -- Twice is safe: a key that a message has stays as it is.
-local messages   = KEYS[1]            -- HASH id -> priority step + due_ms + message
-local unique     = KEYS[2]            -- HASH key -> id of the delayed message with it
-local unique_due = KEYS[3]            -- ZSET key -> when that one was due last
-local part       = ARGV[1]            -- whose keys are looked at: unique or due
-local cursor     = ARGV[2]            -- 0 at first
-local count      = tonumber(ARGV[3])  -- look at so many, about
-local fixes      = ARGV[4]            -- 1: put it right, 0: only say what is wrong
+-- keys: messages unique unique_due
+-- arguments: part cursor count:number fixes
+--   part: whose keys are looked at: unique or due
 -- include: repair
 -- returns {the next cursor, '0' at the end, keys looked at, bytes read, key, fault, …}, where a fault is key (one
 --   without its id or its time) or leftover (the message is gone, as moves leave it); O(count · log n)
@@ -30,10 +26,5 @@ local function put_right(key)
   end
 end
 
-local page
-if part == 'due' then
-  page = redis.call('ZSCAN', unique_due, cursor, 'COUNT', count)
-else
-  page = redis.call('HSCAN', unique, cursor, 'COUNT', count)
-end
-return looked_through(page, fault_of, put_right)
+if part == 'due' then return looked_through('ZSCAN', unique_due, fault_of, put_right) end
+return looked_through('HSCAN', unique, fault_of, put_right)

@@ -1,22 +1,9 @@
 -- replay: give dead letters another try, with their deliveries counted anew.
 -- Twice is safe: what is not dead any more stays where it is.
-local partitions     = KEYS[1]             -- ZSET partition -> lower bound of its due times
-local delayed        = KEYS[2]             -- what the partitions' keys begin with
-local messages       = KEYS[3]             -- HASH id -> priority step + due_ms + message
-local duplicates     = KEYS[4]             -- HASH id -> how many messages share it
-local wake           = KEYS[5]             -- ZSET token -> when to claim
-local dead           = KEYS[6]             -- ZSET id -> time of burial
-local dead_messages  = KEYS[7]             -- HASH id -> priority step + message
-local dead_reasons   = KEYS[8]             -- HASH id -> JSON: why, by whom
-local events         = KEYS[9]             -- STREAM of lifecycle events
-local moved          = KEYS[10]            -- ZSET member -> when it came to another place
-local ready          = {unpack(KEYS, 11)}  -- LIST per priority step
-local due_ms         = tonumber(ARGV[1])   -- 0: now
-local partition_size = tonumber(ARGV[2])
-local steps          = ARGV[3]
-local event_limit    = tonumber(ARGV[4])   -- about so many are kept; 0: none
-local wait           = ARGV[5]             -- what one that a policy has buried remembers from now on
-local ids            = {unpack(ARGV, 6)}
+-- keys: partitions delayed messages duplicates wake dead dead_messages dead_reasons events moved ready...
+-- arguments: due_ms:number partition_size:number steps event_limit:number wait ids...
+--   due_ms: 0: now
+--   wait: what one that a policy has buried remembers from now on
 -- include: waiting ready backlog events moved expiry
 -- returns how many; O(log n) a message
 local before = earliest()

@@ -1,28 +1,14 @@
 -- respond: give the message that waits for it its answer, which makes it ready; or keep an answer whose question has
 -- yet to come. Twice is safe: the same answer is told the same again.
-local partitions         = KEYS[1]             -- ZSET partition -> lower bound of its due times
-local delayed            = KEYS[2]             -- what the partitions' keys begin with
-local messages           = KEYS[3]             -- HASH id -> priority step + due_ms + message
-local duplicates         = KEYS[4]             -- HASH id -> how many messages share it
-local wake               = KEYS[5]             -- ZSET token -> when to claim
-local unique             = KEYS[6]             -- HASH key -> id of the delayed message with it
-local unique_due         = KEYS[7]             -- ZSET key -> when that one was due last
-local expectations       = KEYS[8]             -- HASH name -> JSON: what is expected, or how that has ended
-local expectations_until = KEYS[9]             -- ZSET name -> when that is forgotten
-local answers            = KEYS[10]            -- HASH name -> JSON: an answer whose question has yet to come
-local answers_until      = KEYS[11]            -- ZSET name -> when that is forgotten
-local events             = KEYS[12]            -- STREAM of lifecycle events
-local ready              = {unpack(KEYS, 13)}  -- LIST per priority step
-local now                = ARGV[1]
-local steps              = ARGV[2]
-local event_limit        = tonumber(ARGV[3])   -- about so many are kept; 0: none
-local name               = ARGV[4]
-local answer_id          = ARGV[5]
-local state              = ARGV[6]             -- answered or failed
-local answer             = ARGV[7]             -- a string of JSON
-local kept_ms            = tonumber(ARGV[8])   -- how long it is known afterwards how it ended
-local early_ms           = tonumber(ARGV[9])   -- how long an early answer is kept; 0: not at all
-local early_limit        = tonumber(ARGV[10])  -- how many are
+-- keys: partitions delayed messages duplicates wake unique unique_due expectations expectations_until answers
+-- keys: answers_until events ready...
+-- arguments: now steps event_limit:number name answer_id state answer kept_ms:number early_ms:number
+-- arguments: early_limit:number
+--   state: answered or failed
+--   answer: a string of JSON
+--   kept_ms: how long it is known afterwards how it ended
+--   early_ms: how long an early answer is kept; 0: not at all
+--   early_limit: how many are
 -- include: clock waiting ready backlog events notes awaited expiry
 -- returns {'accepted', 'early', 'late', 'unknown' or 'full', as it is not kept, id of the message or ''}; O(log n)
 clear_past(expectations, expectations_until)

@@ -2,22 +2,12 @@
 -- Twice is safe: a message that is there, whatever its due time is now, is kept once. But one that had to take
 -- another name, as its own was taken, comes again when that is free. With a ledger a job restores each once, also
 -- where it has run since.
-local partitions     = KEYS[1]            -- ZSET partition -> lower bound of its due times
-local delayed        = KEYS[2]            -- what the partitions' keys begin with
-local messages       = KEYS[3]            -- HASH id -> priority step + due_ms + message
-local duplicates     = KEYS[4]            -- HASH id -> how many messages share it
-local wake           = KEYS[5]            -- ZSET token -> when to claim
-local events         = KEYS[6]            -- STREAM of lifecycle events
-local unique         = KEYS[7]            -- HASH key -> id of the delayed message with it
-local unique_due     = KEYS[8]            -- ZSET key -> when that one was due last
-local job            = KEYS[9]            -- HASH member -> 1: the job has restored it, 0: it was there; run -> how many it restored
-local ledgers_until  = KEYS[10]           -- ZSET key of a job's ledger -> when it may go
-local partition_size = tonumber(ARGV[1])
-local event_limit    = tonumber(ARGV[2])  -- about so many are kept; 0: none
-local now            = ARGV[3]
-local run            = ARGV[4]            -- field of the ledger that counts what this run has restored
-local ledger_seconds = tonumber(ARGV[5])  -- 0: no ledger
-local entries        = {unpack(ARGV, 6)}  -- member, priority step + due_ms + message; …
+-- keys: partitions delayed messages duplicates wake events unique unique_due job ledgers_until
+-- arguments: partition_size:number event_limit:number now run ledger_seconds:number entries...
+--   job: HASH member -> 1: the job has restored it, 0: it was there; run -> how many it restored
+--   run: field of the ledger that counts what this run has restored
+--   ledger_seconds: 0: no ledger
+--   entries: member, priority step + due_ms + message; …
 -- include: clock waiting backlog gather events unique past_ledgers ledger
 -- returns as text: restored, already there or dealt with before; O(log n) a message
 local before = earliest()

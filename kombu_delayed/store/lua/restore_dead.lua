@@ -1,10 +1,9 @@
 -- restore_dead: put dead letters back as a backup has them.
 -- Twice is safe: a letter that is there is kept once.
 -- What is older than the bound is put back all the same, as it is looked for; the next burial in the queue drops it.
-local dead          = KEYS[1]            -- ZSET id -> time of burial
-local dead_messages = KEYS[2]            -- HASH id -> priority step + message
-local dead_reasons  = KEYS[3]            -- HASH id -> JSON: why, by whom
-local entries       = {unpack(ARGV, 1)}  -- id, time of burial in ms, priority step + message, JSON: why, by whom; …
+-- keys: dead dead_messages dead_reasons
+-- arguments: entries...
+--   entries: id, time of burial in ms, priority step + message, JSON: why, by whom; …
 -- returns as text: restored, already there; O(log n) a letter
 local counts = {0, 0}
 

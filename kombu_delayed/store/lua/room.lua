@@ -1,7 +1,7 @@
 -- room: read how much of some limits is in use. It changes nothing.
-local gate   = KEYS[1]            -- what the keys of the gate begin with
-local now    = ARGV[1]
-local limits = {unpack(ARGV, 2)}  -- as slots name them
+-- keys: gate
+-- arguments: now limits...
+--   limits: as slots name them
 -- include: clock
 -- returns {now in ms, slots in use, until when tokens are spent, …}; O(1) a limit
 local answer = {now_ms}

@@ -1,23 +1,11 @@
 -- schedule_once: schedule messages that a job has not dealt with before.
 -- Twice is safe for as long as the ledger is kept, also where the first copy has run since.
-local partitions     = KEYS[1]             -- ZSET partition -> lower bound of its due times
-local delayed        = KEYS[2]             -- what the partitions' keys begin with
-local messages       = KEYS[3]             -- HASH id -> priority step + due_ms + message
-local duplicates     = KEYS[4]             -- HASH id -> how many messages share it
-local wake           = KEYS[5]             -- ZSET token -> when to claim
-local events         = KEYS[6]             -- STREAM of lifecycle events
-local job            = KEYS[7]             -- HASH id -> 1: the job has made it, 0: it was there; run -> how many it made
-local ledgers_until  = KEYS[8]             -- ZSET key of a job's ledger -> when it may go
-local moved          = KEYS[9]             -- ZSET member -> when it came to another place
-local ready          = {unpack(KEYS, 10)}  -- LIST per priority step
-local now            = ARGV[1]
-local partition_size = tonumber(ARGV[2])
-local steps          = ARGV[3]
-local expires_ms     = tonumber(ARGV[4])   -- of the ready lists; 0: never
-local event_limit    = tonumber(ARGV[5])   -- about so many are kept; 0: none
-local run            = ARGV[6]             -- field of the ledger that counts what this run has made
-local ledger_seconds = tonumber(ARGV[7])
-local entries        = {unpack(ARGV, 8)}   -- id, due_ms, priority step + due_ms + message (or +delay_ms, priority step + message); …
+-- keys: partitions delayed messages duplicates wake events job ledgers_until moved ready...
+-- arguments: now partition_size:number steps expires_ms:number event_limit:number run ledger_seconds:number
+-- arguments: entries...
+--   job: HASH id -> 1: the job has made it, 0: it was there; run -> how many it made
+--   run: field of the ledger that counts what this run has made
+--   entries: id, due_ms, priority step + due_ms + message (or +delay_ms, priority step + message); …
 -- include: clock waiting ready backlog gather events moved expiry schedule past_ledgers ledger
 -- returns as text: delayed, ready, already there or dealt with before; O(log n) a message
 local ids, ledger, known = {}, {}, {}

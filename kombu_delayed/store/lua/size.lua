@@ -1,9 +1,6 @@
 -- size: count a queue's messages by state.
-local partitions = KEYS[1]            -- ZSET partition -> lower bound of its due times
-local delayed    = KEYS[2]            -- what the partitions' keys begin with
-local messages   = KEYS[3]            -- HASH id -> priority step + due_ms + message
-local ready      = {unpack(KEYS, 4)}  -- LIST per priority step
-local now        = ARGV[1]
+-- keys: partitions delayed messages ready...
+-- arguments: now
 -- include: clock
 -- returns {ready, due (also at a gate), delayed (due or not)}; O(partitions that are due)
 local count = 0

@@ -1,9 +1,8 @@
 -- sort_held: put the tags of a large unacked hash in order, a bounded part a call.
 -- Twice is safe.
-local unacked = KEYS[1]            -- HASH tag -> priority step + message, of one consumer
-local held    = KEYS[2]            -- ZSET tag -> tag, while they are given back
-local cursor  = ARGV[1]
-local count   = tonumber(ARGV[2])  -- tags a call, about
+-- keys: unacked held
+-- arguments: cursor count:number
+--   count: tags a call, about
 -- returns the next cursor; '0' when all are in order
 redis.call('ZREM', held, '')       -- a full server lets a script write that has freed memory first
 local page = redis.call('HSCAN', unacked, cursor, 'COUNT', count)

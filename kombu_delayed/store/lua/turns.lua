@@ -1,6 +1,7 @@
 -- turns: read when it is whose turn. It changes nothing.
-local gate = KEYS[1]            -- what the keys of the gate begin with
-local keys = {unpack(ARGV, 1)}  -- fairness keys
+-- keys: gate
+-- arguments: keys...
+--   keys: fairness keys
 -- returns for each how many have their turns before it, or -1 where it has none; O(log n) a key
 for i, key in ipairs(keys) do keys[i] = redis.call('ZRANK', gate .. 'turns', key) or -1 end
 return keys

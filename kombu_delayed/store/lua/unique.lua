@@ -1,26 +1,11 @@
 -- unique: schedule a message unless one with the same key is delayed: then it is refused, takes the other's
 -- place, or pushes the other's due time.
 -- Twice is safe for a due time: the message that is there already counts as stored.
-local partitions     = KEYS[1]             -- ZSET partition -> lower bound of its due times
-local delayed        = KEYS[2]             -- what the partitions' keys begin with
-local messages       = KEYS[3]             -- HASH id -> priority step + due_ms + message
-local duplicates     = KEYS[4]             -- HASH id -> how many messages share it
-local wake           = KEYS[5]             -- ZSET token -> when to claim
-local unique         = KEYS[6]             -- HASH key -> id of the delayed message with it
-local unique_due     = KEYS[7]             -- ZSET key -> when that one was due last
-local events         = KEYS[8]             -- STREAM of lifecycle events
-local moved          = KEYS[9]             -- ZSET member -> when it came to another place
-local ready          = {unpack(KEYS, 10)}  -- LIST per priority step
-local now            = ARGV[1]
-local partition_size = tonumber(ARGV[2])
-local steps          = ARGV[3]
-local expires_ms     = tonumber(ARGV[4])   -- of the ready lists; 0: never
-local conflict       = ARGV[5]             -- refuse, replace or debounce; retry: keep it, and nothing against it
-local key            = ARGV[6]
-local id             = ARGV[7]
-local due            = ARGV[8]             -- ms since the epoch, or + and ms from now
-local record         = ARGV[9]             -- priority step + message
-local event_limit    = tonumber(ARGV[10])  -- about so many are kept; 0: none
+-- keys: partitions delayed messages duplicates wake unique unique_due events moved ready...
+-- arguments: now partition_size:number steps expires_ms:number conflict key id due record event_limit:number
+--   conflict: refuse, replace or debounce; retry: keep it, and nothing against it
+--   due: ms since the epoch, or + and ms from now
+--   record: priority step + message
 -- include: clock waiting ready backlog events moved unique expiry
 -- returns {'stored', 'refused', 'replaced' or 'pushed', id of the other one or '', 'delayed', 'ready' or (not
 --   stored, or there before) 'already', when what was sent is due, step + due_ms + message of the one replaced or ''};

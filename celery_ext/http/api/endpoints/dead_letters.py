@@ -8,8 +8,9 @@ from functools import partial
 from typing import Any
 
 from celery_ext.tasks.dead_task import DeadTask
+from kombu_delayed.store.dead_letters import DeadLetters
 from kombu_delayed.store.shards import queue_of
-from kombu_delayed.store.store import CALL_LIMIT, Store
+from kombu_delayed.store.store import CALL_LIMIT
 
 from .. import cursors
 from ..models import Changed, DeadChoice, DeadPage, DeadQuery, ReplayChoice
@@ -38,8 +39,8 @@ def letters_page(call: Call, query: DeadQuery) -> tuple[list[tuple[str, DeadTask
     left = LOOKED_AT
     for name in (each for each in shards if each >= place[0]):
         after = place[1:] if name == place[0] else None
-        while page := store.dead_page(name, after, CALL_LIMIT):
-            letters = {each.id: each for each in store.dead_letters(name, [id for _, id in page])}
+        while page := store.dead.page(name, after, CALL_LIMIT):
+            letters = {each.id: each for each in store.dead.letters(name, [id for _, id in page])}
             for after in page:
                 left -= 1
                 letter = letters.get(after[1])
@@ -78,29 +79,29 @@ def replay_dead(call: Call) -> dict[str, Any]:
     """Give dead letters another try."""
     at = call.body.due_at
     due_ms = 0 if at is None else int(at.timestamp() * 1000)
-    return _changed(call, "dead-replay", partial(Store.replay, due_ms=due_ms))
+    return _changed(call, "dead-replay", partial(DeadLetters.replay, due_ms=due_ms))
 
 
 @operations.add("POST", "/purge", "admin", Changed, body=DeadChoice)
 def purge_dead(call: Call) -> dict[str, Any]:
     """Drop dead letters for good."""
-    return _changed(call, "dead-purge", Store.purge_dead)
+    return _changed(call, "dead-purge", DeadLetters.purge)
 
 
 def _changed(call: Call, action: str, change: Callable[..., int]) -> dict[str, Any]:
     """Of each shard those that are there and the caller's."""
     choice: DeadChoice = call.body
     call.note(action, ",".join(choice.ids))
-    ids, store = list(dict.fromkeys(choice.ids)), call.service.delayed.store
+    ids, dead = list(dict.fromkeys(choice.ids)), call.service.delayed.store.dead
     queues = call.service.queues(call.identity, choice.queue)
     parts = (part for queue in queues for part in own_letters(call, queue, ids))
-    return {"changed": sum(change(store, s, [each.letter.id for each in of]) for s, of in parts)}
+    return {"changed": sum(change(dead, s, [each.letter.id for each in of]) for s, of in parts)}
 
 
 def own_letters(call: Call, queue: str, ids: list[str]) -> Iterator[tuple[str, list[DeadTask]]]:
     """The dead letters with some ids that are the caller's, by shard where there are any."""
     store = call.service.delayed.store
     for shard in store.shards.all(queue):
-        letters = (DeadTask(queue, letter) for letter in store.dead_letters(shard, ids))
+        letters = (DeadTask(queue, letter) for letter in store.dead.letters(shard, ids))
         if found := [each for each in letters if call.identity.sees(queue, each.info.tenant)]:
             yield shard, found

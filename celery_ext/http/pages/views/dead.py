@@ -108,7 +108,7 @@ def _groups(visit: Visit, queue: str | None) -> tuple[list[Group], int, int | No
 
     key = ("groups", queue, visit.identity.tenants, visit.identity.queues)
     found, looked_at = visit.recent.get(key, GROUP_SECONDS, read)
-    total = None if visit.identity.tenants else sum(map(store.dead_count, shards))
+    total = None if visit.identity.tenants else sum(map(store.dead.count, shards))
     return found, looked_at, total
 
 
@@ -117,9 +117,9 @@ def newest(visit: Visit, shards: list[str]) -> Iterator[DeadTask]:
     store = visit.service.delayed.store
     each = max(GROUPED // max(len(shards), 1), CALL_LIMIT)
     for shard in shards:
-        for at in range(max(store.dead_count(shard) - each, 0), 2**31, CALL_LIMIT):
-            ids = store.dead_ids(shard, at, CALL_LIMIT)
-            for letter in store.dead_letters(shard, ids):
+        for at in range(max(store.dead.count(shard) - each, 0), 2**31, CALL_LIMIT):
+            ids = store.dead.ids(shard, at, CALL_LIMIT)
+            for letter in store.dead.letters(shard, ids):
                 yield DeadTask(queue_of(shard), letter)
             if len(ids) < CALL_LIMIT:
                 break

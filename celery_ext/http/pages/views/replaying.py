@@ -59,7 +59,7 @@ def apply(visit: Visit, form: Form) -> Response:
     given = filter_of(form)
     visit.note(f"dead-{verb}", choosing.audited(form, "dead letters", given, count))
     store = visit.service.delayed.store
-    change = store.replay if verb == "replay" else store.purge_dead
+    change = store.dead.replay if verb == "replay" else store.dead.purge
     changed = sum(
         change(shard, [each.letter.id for each in part]) for shard, part in choosing.parts(chosen)
     )

@@ -1,0 +1,203 @@
+"""Runs the scripts with the keys of a queue, over the connections of one database."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeVar
+
+from ..connection.connection import Replicas, Wire
+from ..connection.format import Format
+from . import dead_letter_listeners, instrumentation
+from .event_trimming import Upkeep
+from .keys import SEPARATOR, QueueKeys
+from .scripts import Call, Script, script, send_together
+from .shards import Shards
+
+DEFAULT_PARTITION_SIZE = 128
+
+#: Messages in one call of a script: a call stays below a few milliseconds, and below Lua's stack.
+CALL_LIMIT = 250
+
+T = TypeVar("T")
+Self = TypeVar("Self", bound="Caller")
+
+
+class Limits(NamedTuple):
+    """When a message counts as poison (0: never), and how many dead letters are kept how long."""
+
+    max_deliveries: int = 20
+    dead_limit: int = 100_000
+    dead_seconds: float = 90 * 86_400
+
+
+class Caller:
+    """Runs scripts, each with the keys of a queue. A queue is one shard: see `shards`.
+
+    `now` is "" for the server's clock, `+ms` for that clock set forward, or a time in milliseconds
+    since the epoch; tests move it. About `event_limit` lifecycle events are kept of each queue; 0:
+    none are written. What sends messages waits for `replicas`, and raises NotReplicated where too
+    few have them in time. With a `format`, it raises FormatError for data of a newer one.
+    """
+
+    #: Queues that one call renews: all their keys have to be in one slot of a Cluster.
+    renewals_at_once = 250
+
+    #: Whether also the ready lists carry the hash tag of their queue.
+    tagged = False
+
+    #: Of so many queues one command can tell.
+    look_limit = 100
+
+    def __init__(
+        self,
+        client: Any,
+        *,
+        prefix: str = "",
+        priority_steps: Iterable[int] = (0, 3, 6, 9),
+        separator: str = SEPARATOR,
+        partition_size: int = DEFAULT_PARTITION_SIZE,
+        limits: Limits | None = None,
+        event_limit: int = 0,
+        shards: int | Mapping[str, int] = 1,
+        replicas: Replicas | None = None,
+        format: Format | None = None,
+        now: str = "",
+    ) -> None:
+        self.client = client
+        self.format = format
+        self.run = self._wire(client)
+        self.shards = self._new_shards(prefix, shards)
+        self.replicas = replicas
+        self.partition_size = partition_size
+        self.limits = limits or Limits()
+        self.event_limit = event_limit
+        self._upkeep = Upkeep()
+        self.now = now
+        #: Where scripts are known to work that nobody waits for: a server may have lost them.
+        self._posted_over: dict[tuple[Wire, str], int] = {}
+        steps = tuple(sorted(priority_steps))
+        self.keys = lru_cache(maxsize=1024)(
+            lambda queue: QueueKeys(queue, prefix, steps, separator, self._hash_tag(queue))
+        )
+        self._known = lru_cache(maxsize=4096)(self._find_known)
+
+    def _find_known(
+        self,
+        name: str,
+        queue: str,
+        owner: str | None,
+        now: str,
+        partition_size: int,
+        limits: Limits,
+    ) -> dict[str, Any]:
+        keys, takes = self.keys(queue), script(name)
+        known = {
+            **takes.keys_among(keys, owner),
+            "steps": keys.steps,
+            "now": now,
+            "partition_size": partition_size,
+            "event_limit": 0,
+            "max_deliveries": limits.max_deliveries,
+            "dead_limit": limits.dead_limit,
+            "dead_age_ms": int(limits.dead_seconds * 1000),
+        }
+        if owner is not None:
+            known["consumer"] = owner
+        return {name: value for name, value in known.items() if name in takes.names}
+
+    def over(self: Self, client: Any) -> Self:
+        """The same store over other connections."""
+        other = copy(self)
+        other.client, other.run = client, self._wire(client)
+        other._posted_over = {}
+        return other
+
+    def hang_up(self) -> None:
+        """Close its connections; what needs one opens it again."""
+        self.client.connection_pool.disconnect()
+
+    def _wire(self, client: Any) -> Wire:
+        return Wire(client.connection_pool, self.format)
+
+    def _hash_tag(self, queue: str) -> str:
+        """What is in braces in all keys of a queue; "" where that is its name, and not in all."""
+        return ""
+
+    def queue_with(self, tag: str) -> str:
+        """The queue whose keys have this in braces."""
+        return tag
+
+    def _new_shards(self, prefix: str, configured: int | Mapping[str, int]) -> Shards:
+        return Shards(self.run, prefix, configured)
+
+    def heard(self, answer: Any) -> Any:
+        """What was said of some leases; None: they could not be asked. Raises what was refused."""
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def send(self, *command: Any) -> Any:
+        """What sends messages: it waits for replicas, and for a slot that moves."""
+        return self.run.insist(*command, replicas=self.replicas)
+
+    def call(self, name: str, queue: str, owner: str | None = None, /, **given: Any) -> Call:
+        """A script and all that it takes: what is given, and what is known by the same names.
+
+        Known are the keys of the queue and what this store was made with. `owner` is the consumer
+        or the job that some of the keys are of.
+        """
+        known = self._known(name, queue, owner, self.now, self.partition_size, self.limits)
+        if self.event_limit and "event_limit" in known:
+            given["event_limit"] = self._upkeep.bound(known["events"], self.event_limit)
+        return script(name), {**known, **given}
+
+    def ask(self, name: str, queue: str, owner: str | None = None, /, **given: Any) -> Any:
+        """Run a script, with what it takes as in `call`."""
+        move, all_given = self.call(name, queue, owner, **given)
+        return move(self.run, **all_given)
+
+    def together(self, calls: Sequence[Call]) -> list[Any]:
+        """Run scripts of many queues in one go; where one was refused, its error is its answer."""
+        return send_together(self.run.many, calls)
+
+    def all_of(self, calls: Iterable[Call]) -> list[Any]:
+        """As `together`. Raises the first error."""
+        return without_errors(self.together([*calls]))
+
+    def post(self, move: Script, given: dict[str, Any], on_error: Callable[[], None]) -> None:
+        """Send a script and do not wait for its answer, over connections that are known to work."""
+        command = ("EVALSHA", move.sha, *move.pack(given))
+        wire = self.run.to(command)
+        known = wire, move.name
+        if self._posted_over.get(known) != (generation := wire.generation):
+            move(self.run, **given)
+            self._posted_over[known] = generation
+            return
+
+        def failed() -> None:
+            self._posted_over.pop(known, None)
+            on_error()
+
+        wire.post(*command, on_error=failed)
+
+    def tell_of_burials(self, queue: str, ids: Sequence[bytes]) -> None:
+        if ids and (told := instrumentation.current) is not None:
+            told.buried(queue, len(ids))
+        dead_letter_listeners.tell(self, queue, [id.decode(errors="surrogateescape") for id in ids])
+
+
+def without_errors(answers: list[Any]) -> list[Any]:
+    """The answers. Raises the first error among them."""
+    for error in answers:
+        if isinstance(error, BaseException):
+            raise error
+    return answers
+
+
+def chunks(entries: Sequence[T], limit: int | None = None) -> Iterable[Sequence[T]]:
+    size = limit or CALL_LIMIT
+    if 0 < len(entries) <= size:
+        return (entries,)
+    return (entries[at : at + size] for at in range(0, len(entries), size))

@@ -1,0 +1,78 @@
+"""The messages that were buried: looked at, given another try, dropped."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..message.wait import Wait
+from .caller import Caller, chunks
+
+
+@dataclass(frozen=True)
+class DeadLetter:
+    """A message that was buried. `message` is its JSON text as it was delivered."""
+
+    id: str
+    message: bytes
+    reason: str
+    consumer: str
+    at_ms: int
+    deliveries: int
+    #: The attempts that have failed, as whoever buried it has written them.
+    failures: str = ""
+
+
+class DeadLetters:
+    """The dead letters of the queues of a store."""
+
+    def __init__(self, store: Caller) -> None:
+        self._store = store
+
+    def count(self, queue: str) -> int:
+        """How many dead letters a queue has."""
+        return self._store.run("ZCARD", self._store.keys(queue).dead)
+
+    def ids(self, queue: str, start: int = 0, count: int = 100) -> list[str]:
+        """A page of the ids of a queue's dead letters, the oldest first."""
+        found = self._store.run("ZRANGE", self._store.keys(queue).dead, start, start + count - 1)
+        return [id.decode(errors="surrogateescape") for id in found]
+
+    def page(
+        self, queue: str, after: tuple[int, str] | None = None, count: int = 100
+    ) -> list[tuple[int, str]]:
+        """Burial times in ms and ids of dead letters, the oldest first, behind one of these.
+
+        Which need not be there any more.
+        """
+        at_ms, id = after or (0, "")
+        behind = b"" if after is None else b"=" + id.encode(errors="surrogateescape")
+        found = self._store.ask("dead_page", queue, from_ms=at_ms, after=behind, limit=count)
+        each = zip(found[::2], found[1::2], strict=True)
+        return [(int(at), id.decode(errors="surrogateescape")) for id, at in each]
+
+    def letters(self, queue: str, ids: Sequence[str]) -> list[DeadLetter]:
+        """The dead letters with these ids, without those that are there no more."""
+        if not ids:
+            return []
+        keys = self._store.keys(queue)
+        raw = [id.encode(errors="surrogateescape") for id in ids]
+        records = self._store.run("HMGET", keys.dead_messages, *raw)
+        notes = self._store.run("HMGET", keys.dead_reasons, *raw)
+        return [
+            DeadLetter(id, record[1:], **json.loads(note.decode(errors="replace")))
+            for id, record, note in zip(ids, records, notes, strict=True)
+            if record is not None and note is not None
+        ]
+
+    def replay(self, queue: str, ids: Sequence[str], due_ms: int = 0) -> int:
+        """Give dead letters another try, now or at a time; returns how many there were."""
+        wait = Wait(due_ms or int(time.time() * 1000)).member
+        given = {"due_ms": due_ms, "wait": wait}
+        return sum(self._store.ask("replay", queue, **given, ids=part) for part in chunks(ids))
+
+    def purge(self, queue: str, ids: Sequence[str]) -> int:
+        """Drop dead letters for good; returns how many there were."""
+        return sum(self._store.ask("forget", queue, ids=part) for part in chunks(ids))

@@ -1,0 +1,172 @@
+"""Consumers and what they hold: renew their leases, take over from the dead, leave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from ..errors import NodeDown
+from . import instrumentation
+from .caller import CALL_LIMIT, Caller, chunks
+from .renewal import Renewal, merged
+from .scripts import Call
+
+#: Tags of a consumer's messages that one call sorts.
+SORT_LIMIT = 1_000
+
+
+class Leases:
+    """The consumers of the queues of a store."""
+
+    def __init__(self, store: Caller) -> None:
+        self._store = store
+
+    def consumers(self, queue: str) -> list[tuple[str, int, int]]:
+        """Who consumes: name, ms until its lease ends, unacked messages; who ends first leads.
+
+        Bytes of a name that are no UTF-8 are surrogates, as all that takes one expects them.
+        """
+        keys, found = self._store.keys(queue), self._store.ask("consumers", queue)
+        names = [name.decode(errors="surrogateescape") for name in found[::2]]
+        return [
+            (name, int(left_ms), self._store.run("HLEN", keys.unacked(name)))
+            for name, left_ms in zip(names, found[1::2], strict=True)
+        ]
+
+    def renew(self, queue: str, consumer: str, lease_ms: int) -> list[str] | None:
+        """Make the lease last in one queue; returns None where it was lost.
+
+        Else those whose lease there is over by the server's clock, which need not be dead. Raises
+        connection errors, NodeDown where the queue's node could not be asked.
+        """
+        renewal = self.renew_all([queue], [queue], consumer, lease_ms, lease_ms)
+        if renewal.failed:
+            raise NodeDown(f"the node that has queue {queue!r} cannot be asked now")
+        ended = (other for other in renewal.others if other.end_ms <= renewal.now_ms)
+        return None if renewal.lost else [other.consumer for other in ended]
+
+    def renew_all(
+        self,
+        queues: Sequence[str],
+        renewed: Collection[str],
+        consumer: str,
+        lease_ms: int,
+        idle_ms: int,
+    ) -> Renewal:
+        """Look at the leases in all `queues`, and make those of `consumer` last in `renewed` ones.
+
+        They last for `idle_ms` where it holds nothing. One round trip for many queues.
+        """
+        parts = [*chunks(queues, self._store.renewals_at_once)]
+        calls = [
+            self._store.call(
+                "renew",
+                part[0],
+                consumer,
+                keys=self._keys_to_renew(part, consumer),
+                lease_ms=lease_ms,
+                idle_ms=idle_ms,
+                renewed=[n for n, queue in enumerate(part, 1) if queue in renewed],
+            )
+            for part in parts
+        ]
+        return merged(zip(parts, map(self._store.heard, self._store.together(calls)), strict=True))
+
+    def _keys_to_renew(self, queues: Sequence[str], consumer: str) -> list[str]:
+        keys = [self._store.keys(queue) for queue in queues]
+        return [
+            *(each.consumers for each in keys),
+            *(each.unacked(consumer) for each in keys),
+            *(each.slots(consumer) for each in keys),
+        ]
+
+    def was_reclaimed(self, queue: str, consumer: str) -> bool:
+        """Whether others were given messages of this consumer, within a day."""
+        return bool(self._store.run("EXISTS", self._store.keys(queue).reclaimed(consumer)))
+
+    def reclaim(self, queue: str, consumer: str, ended_ms: float | None = None) -> int:
+        """Put back the messages of a consumer whose lease has ended; returns how many.
+
+        With `ended_ms` only if its lease still ends then: who has renewed it since is not dead.
+        """
+        self._sort_held(queue, consumer)
+        given = {"limit": CALL_LIMIT, "ended_ms": "" if ended_ms is None else ended_ms}
+        total, left = 0, 1
+        while left:
+            returned, left, *buried = self._store.ask("reclaim", queue, consumer, **given)
+            total += returned
+            self._store.tell_of_burials(queue, buried)
+        if total and (told := instrumentation.current) is not None:
+            told.reclaimed(queue, total)
+        return total
+
+    def recover(self, queue: str, consumer: str, seen_tag: int) -> list[tuple[int, bytes]]:
+        """Messages that were handed to `consumer` in an answer that never arrived."""
+        cursor = b"0"
+        found: dict[int, bytes] = {}
+        while True:
+            move, given = self._recover_call(queue, consumer, seen_tag, cursor)
+            cursor, *page = move(self._store.run, **given)
+            found.update(zip(map(int, page[::2]), page[1::2], strict=True))
+            if int(cursor) == 0:
+                return sorted(found.items())
+
+    def _recover_call(self, queue: str, consumer: str, seen_tag: int, cursor: bytes) -> Call:
+        given = {"seen_tag": seen_tag, "cursor": cursor, "count": CALL_LIMIT}
+        return self._store.call("recover", queue, consumer, **given)
+
+    def recover_all(
+        self, seen_tags: Mapping[str, int], consumer: str
+    ) -> dict[str, list[tuple[int, bytes]]]:
+        """As `recover` of each queue in few round trips, each with the last tag that did arrive."""
+        calls = [self._recover_call(queue, consumer, tag, b"0") for queue, tag in seen_tags.items()]
+        found = {}
+        for queue, answer in zip(tuple(seen_tags), self._store.together(calls), strict=True):
+            if isinstance(answer, list) and int(answer[0]) == 0:
+                found[queue] = sorted(zip(map(int, answer[1::2]), answer[2::2], strict=True))
+            else:
+                found[queue] = self.recover(queue, consumer, seen_tags[queue])
+        return found
+
+    def leave(self, queue: str, consumer: str, running: Collection[int] = ()) -> None:
+        """Release all that `consumer` holds, pass its promise on and end its lease.
+
+        While there are slots of `running` messages, given by their tags, these and the lease stay.
+        """
+        self._sort_held(queue, consumer)
+        move, given = self._leave_call(queue, consumer, running)
+        while move(self._store.run, **given):
+            pass
+
+    def _leave_call(self, queue: str, consumer: str, running: Collection[int]) -> Call:
+        return self._store.call("leave", queue, consumer, limit=CALL_LIMIT, running=running)
+
+    def leave_all(
+        self, queues: Sequence[str], consumer: str, running: Callable[[str], Collection[int]]
+    ) -> dict[str, BaseException]:
+        """As `leave` on each queue, in few round trips; returns the errors, by queue."""
+        held = self._store.run.many(
+            [("HLEN", self._store.keys(queue).unacked(consumer)) for queue in queues]
+        )
+        few = [q for q, count in zip(queues, held, strict=True) if not _is_over(count, SORT_LIMIT)]
+        calls = [self._leave_call(queue, consumer, running(queue)) for queue in few]
+        found = dict.fromkeys(queues, 1) | dict(zip(few, self._store.together(calls), strict=True))
+        errors: dict[str, BaseException] = {}
+        for queue, left in found.items():
+            if isinstance(left, BaseException):
+                errors[queue] = left
+            elif left:
+                self.leave(queue, consumer, running(queue))
+        return errors
+
+    def _sort_held(self, queue: str, consumer: str) -> None:
+        """Sort what one call cannot: a consumer without a prefetch limit may hold any number."""
+        if self._store.run("HLEN", self._store.keys(queue).unacked(consumer)) <= SORT_LIMIT:
+            return
+        cursor = self._store.ask("sort_held", queue, consumer, cursor=b"0", count=SORT_LIMIT)
+        while int(cursor):
+            cursor = self._store.ask("sort_held", queue, consumer, cursor=cursor, count=SORT_LIMIT)
+
+
+def _is_over(count: Any, limit: int) -> bool:
+    return isinstance(count, int) and count > limit
