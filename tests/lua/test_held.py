@@ -462,10 +462,10 @@ def test_consumer_that_wakes_up_in_the_middle(
     seed(client, {"{q}:consumers": {"A": 9, "B": 1e9}})
     all_sorted(much)
     reclaim_once(much)
-    assert much.renew("q", "A", 100) is None
+    assert much.leases.renew("q", "A", 100) is None
     for leased in (True, False):
         assert much.deliver("q", "A", 5, MUCH, lease_ms=100, leased=leased) is None
-    assert much.renew("q", "B", 100) == ["A"]
+    assert much.leases.renew("q", "B", 100) == ["A"]
     ack(much, *range(acked))
     ending(much)
     assert state(client) == {**NOW_TOKEN, "q": ALL[acked:], "{q}:consumers": {"B": 1100}}
@@ -511,7 +511,7 @@ def test_recover_many_in_bounded_calls(much: Store, monkeypatch: pytest.MonkeyPa
         return pages[-1]
 
     monkeypatch.setattr(much, "run", running)
-    assert [tag for tag, _ in much.recover("q", "A", 99)] == list(range(100, MUCH))
+    assert [tag for tag, _ in much.leases.recover("q", "A", 99)] == list(range(100, MUCH))
     assert max(map(len, pages)) < 4 * CALL_LIMIT
 
 
