@@ -31,7 +31,7 @@ Event = tuple[float, str, dict[str, Any]]
 
 
 def life(name: str, pool: str = "threads", **facts: Any) -> Any:
-    known = {"pid": PID, "stops": [], "fate": "", "fated_at": NEVER, "ready_at": 0.0}
+    known = {"pid": PID, "stops": [], "fate": "", "fated_at": NEVER, "ready_at": 0.0, "unlike": ""}
     ended = facts.get("fated_at", NEVER)
     return SimpleNamespace(name=name, pool=pool, ended_at=ended, **{**known, **facts})
 
@@ -89,6 +89,10 @@ def stopped(seconds: float) -> Any:
     return life("first", stops=[[96.0, 96.0 + seconds]])
 
 
+def told_to_end(unlike: str) -> Any:
+    return life("first", "prefork", fate="terminated", fated_at=KILLED_AT, unlike=unlike)
+
+
 ALIVE, CUT_AT = life("first"), AGAIN_AT - 4
 
 
@@ -115,6 +119,10 @@ ALIVE, CUT_AT = life("first"), AGAIN_AT - 4
         (ALIVE, AGAIN_AT - 5, AGAIN_AT - 5, cut_off(CUT_AT, 5), verdict.UNEXPLAINED),
         (ALIVE, AGAIN_AT + 1, AGAIN_AT + 1, cut_off(CUT_AT, 5, "third"), verdict.UNEXPLAINED),
         (ALIVE, AGAIN_AT + 1, AGAIN_AT + 1, cut_off(CUT_AT, 1.25), verdict.UNEXPLAINED),
+        # Version 0.1.0 forgot in a warm shutdown what a process had been given and not begun.
+        (told_to_end("previous"), AGAIN_AT, None, None, verdict.PREVIOUS),
+        (told_to_end("previous"), LONG_BEFORE, LONG_BEFORE, None, verdict.UNEXPLAINED),
+        (told_to_end(""), AGAIN_AT, None, None, verdict.UNEXPLAINED),
         # Who was cut off as all others were keeps what it has, however long that took.
         (ALIVE, AGAIN_AT + 1, AGAIN_AT + 1, away(CUT_AT, 5, "outage"), verdict.UNEXPLAINED),
         (ALIVE, AGAIN_AT + 1, AGAIN_AT + 1, away(CUT_AT, 5, "clock hour"), verdict.UNEXPLAINED),

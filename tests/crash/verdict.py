@@ -31,10 +31,11 @@ CUT_OFF = "zombie: its lease was lost while it alone was cut off"
 SENT_AGAIN = "sent again by a task that ran again"
 GIVEN_BACK = "it gave itself back, as it could not send what follows"
 NOT_REPLICATED = "its delivery or ack had not reached the replica that became the master"
+PREVIOUS = "a worker of version 0.1.0 gave it back in its warm shutdown, and ran it"
 UNEXPLAINED = "unexplained"
 CAUSES = (
     *(EXECUTING, NOT_ACKED, AMBIGUOUS, ZOMBIE, CUT_OFF, SENT_AGAIN, GIVEN_BACK, NOT_REPLICATED),
-    UNEXPLAINED,
+    *(PREVIOUS, UNEXPLAINED),
 )
 
 #: An ack leaves with the next turn of the event loop, on a machine that is busy.
@@ -214,6 +215,9 @@ class _Judge:
         if life.fate in DEATHS and arrived > life.fated_at and hold.at <= life.ended_at:
             finished = hold.run is not None and hold.run.end < life.fated_at
             return NOT_ACKED if finished or sent < life.fated_at else EXECUTING
+        is_told = life.fate == "terminated" and hold.at <= life.ended_at
+        if life.unlike == "previous" and is_told and arrived > life.fated_at:
+            return PREVIOUS
         for began, ended in self.evidence.cut_off(life):
             if arrived > began and hold.at < ended:
                 return CUT_OFF
