@@ -41,6 +41,7 @@ ROOMS = {
         "app": "one app's broker, queues, settings and signals",
         "tasks": "what is known of one task, and how it is shown",
         "errors": "its errors",
+        "lazy": "names that load late",
         "testing": "the pytest plugin",
     },
 }
