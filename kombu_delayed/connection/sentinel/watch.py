@@ -49,6 +49,9 @@ RETRY_SECONDS = 1.0
 #: So long a process that has just come waits for what each Sentinel has to say of a failover.
 ASK_SECONDS = 1.0
 
+#: What a user of the Sentinels with an ACL needs, to listen to them.
+RIGHTS = "+subscribe +psubscribe +ping &*"
+
 #: How often a thread that may not send looks whether it may.
 LOOK_SECONDS = 0.01
 
@@ -90,6 +93,9 @@ class MasterWatch:
         self._pid = os.getpid()
         self._lock = native.lock()  # the keepers of leases take it, too
         self._listening: set[Address] = set()
+        #: Why a Sentinel cannot be listened to, and whether a warning has said so of them all.
+        self._unheard: dict[Address, str] = {}
+        self._has_warned = False
         #: Those that have yet to say whether a failover is under way, and until when they may.
         self._asked: set[Address] = set()
         self._asked_until = -math.inf
@@ -112,6 +118,8 @@ class MasterWatch:
                 self._asked.update(silent)
                 self._asked_until = monotonic() + ASK_SECONDS
             self._listening.update(silent)
+            for each in silent:
+                self._unheard.pop(each, None)
         for sentinel in silent:
             threading.Thread(
                 target=self._run,
@@ -166,9 +174,30 @@ class MasterWatch:
                 with closing(redis.Redis(*sentinel, **self._parameters)) as client:
                     self._listen(sentinel, client)
             except Exception as error:  # whatever it is, this Sentinel may be back later
-                logger.debug("Cannot listen to Sentinel %s:%d: %s", *sentinel, error)
                 self._asked.discard(sentinel)
+                self._cannot_hear(sentinel, error)
                 time.sleep(RETRY_SECONDS)
+
+    def _cannot_hear(self, sentinel: Address, error: Exception) -> None:
+        logger.debug("Cannot listen to Sentinel %s:%d: %s", *sentinel, error)
+        with self._lock:
+            self._unheard[sentinel] = f"{sentinel[0]}:{sentinel[1]}: {error}"
+            if self._has_warned or len(self._unheard) < len(self._sentinels):
+                return
+            self._has_warned, errors = True, "; ".join(self._unheard.values())
+        logger.warning(
+            "None of the Sentinels of %r can be listened to. Until one can, messages may be lost "
+            "in a planned failover. A user of the Sentinels needs %s. (%s)",
+            self.name,
+            RIGHTS,
+            errors,
+        )
+
+    def _can_hear(self, sentinel: Address, kind: str) -> None:
+        with self._lock:
+            self._unheard.pop(sentinel, None)
+            if kind != "psubscribe":  # that it may subscribe does not say that it may stay
+                self._has_warned = False
 
     def _is_followed(self, sentinel: Address) -> bool:
         with self._lock:
@@ -188,7 +217,9 @@ class MasterWatch:
                     raise ConnectionError("it does not answer")
                 if was_asked := message is None:
                     channel.ping()
-                elif message["type"] == "pmessage":
+                    continue
+                self._can_hear(sentinel, message["type"])
+                if message["type"] == "pmessage":
                     self._hear(sentinel, _text(message["channel"]), _text(message["data"]))
 
     def _compare(self, sentinel: Address, client: redis.Redis) -> None:
