@@ -16,12 +16,12 @@ from typing import Any
 from redis import Redis
 
 from ..connection.connection import pairs, scored
-from ..consumer.lease.lease import lease_seconds_of
 from ..store.store import CALL_LIMIT, Store, chunks
 from ..transport.server_checks import check, inspect
 from ..transport.server_checks import logger as server_logger
 from .backlog import NEVER_MS, scan
 from .faults import Finding
+from .silence import silence_seconds
 
 #: Messages that one call looks at, and about how much it reads of them.
 PAGE_SIZE = 200
@@ -261,7 +261,7 @@ class Doctor:
     def _silent(self, consumers: Collection[str]) -> list[str]:
         """Those that renew no lease for as long as it is: the server's clock may have been set."""
         ends = {name: self._end_of(name) for name in consumers}
-        seconds = [lease_seconds_of(name) or 0.0 for name in consumers]
+        seconds = [silence_seconds(name) for name in consumers]
         deadline = time.monotonic() + max(seconds, default=0.0)
         while time.monotonic() < deadline and ends:
             time.sleep(0.05)

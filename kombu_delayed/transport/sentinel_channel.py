@@ -42,6 +42,7 @@ class Sentinels(sentinel.Sentinel):
         there never was one of this name.
         """
         silent: list[str] = []
+        behind: list[tuple[int, tuple[str, int]]] = []
         known: set[str] = set()
         for node in sorted(self.sentinels, key=lambda each: _where(each) != self.watch.told_by):
             try:
@@ -54,9 +55,15 @@ class Sentinels(sentinel.Sentinel):
             except _NO_ANSWER as error:
                 silent.append(f"{_name(node)}: {error}")
                 continue
-            self.sentinels = [node, *(other for other in self.sentinels if other is not node)]
             self.has_found = True
-            self.watch.found(address, int(state.get("config-epoch", 0)))
+            if not self.watch.found(address, epoch := int(state.get("config-epoch", 0))):
+                behind.append((epoch, address))
+                continue
+            self.sentinels = [node, *(other for other in self.sentinels if other is not node)]
+            return address
+        if behind:
+            epoch, address = max(behind)
+            self.watch.found_no_newer(address, epoch)
             return address
         is_unknown = service_name not in known and 2 * len(silent) < len(self.sentinels)
         if is_unknown and not self.has_found:

@@ -135,6 +135,25 @@ def test_why_a_task_runs_again(
     assert causes(first, *journal, windows=[window] if window else []) == {cause: 1}
 
 
+@pytest.mark.parametrize(
+    ("kind", "received", "acked", "cause"),
+    [
+        # What was not acked before it: its ack may have been on its way.
+        ("planned failover", KILLED_AT + 0.1, NEVER, verdict.NOT_REPLICATED),
+        ("planned failover", LONG_BEFORE, JUST_BEFORE, verdict.NOT_REPLICATED),
+        ("planned failover", JUST_BEFORE, NEVER, verdict.UNEXPLAINED),
+        ("planned failover", LONG_BEFORE - 1, LONG_BEFORE, verdict.UNEXPLAINED),
+        ("failover", JUST_BEFORE, NEVER, verdict.NOT_REPLICATED),
+        ("failover", LONG_BEFORE - 1, LONG_BEFORE, verdict.UNEXPLAINED),
+    ],
+)
+def test_another_server_is_the_master(kind: str, received: float, acked: float, cause: str) -> None:
+    ack = None if acked == NEVER else acked
+    journal = sent(), events(received, ack, ack), ran("other", AGAIN_AT)
+    window = Window(kind, KILLED_AT, KILLED_AT + 1)
+    assert causes(life("first"), *journal, windows=[window]) == {cause: 1}
+
+
 def test_a_server_that_is_slow_with_no_fault_is_away() -> None:
     slow = STALL_SECONDS * 1.1
     journal = lines(SENDER, (JUST_BEFORE, "publish", {}), (JUST_BEFORE + slow, "published", {}))

@@ -164,11 +164,15 @@ class _Judge:
         return first or second or self._not_replicated(execution, run) or UNEXPLAINED
 
     def _not_replicated(self, execution: Execution, run: Run) -> str | None:
-        moments = [m for h in execution.holds if h.run is not run for m in (h.at, h.done)]
+        earlier = [hold for hold in execution.holds if hold.run is not run]
         for window in self.evidence.windows:
-            if window.kind in ("failover", "planned failover"):
-                since, until = window.began - ACK_SECONDS, window.ended + RECOVERY_SECONDS
-                if any(since <= moment <= until for moment in moments):
+            if window.kind not in ("failover", "planned failover"):
+                continue
+            since, until = window.began - ACK_SECONDS, window.ended + RECOVERY_SECONDS
+            # A replica that takes over by plan has what the master had answered before.
+            delivered_since = window.began if window.kind == "planned failover" else since
+            for hold in earlier:
+                if delivered_since <= hold.at <= until or since <= hold.done <= until:
                     return NOT_REPLICATED
         return None
 

@@ -16,7 +16,7 @@ from celery_ext.cli import delayed
 from tests.kit.clusters import Cluster
 from tests.kit.http import api_client
 from tests.kit.ledger import Ledger
-from tests.kit.limited import OPTIONS, PASSWORD, USER, limited
+from tests.kit.limited import FINDER, FINDER_PASSWORD, OPTIONS, PASSWORD, USER, limited
 from tests.kit.sentinels import start_group
 from tests.kit.servers import Server, available_kinds
 from tests.kit.tasks_app import Settings, make_app
@@ -96,5 +96,8 @@ def test_the_master_of_sentinels(tmp_path: Path) -> None:
         client = stack.enter_context(group.client())
         hosts = group.url.partition("@")[2]
         url = f"delayed+sentinel://{USER}:{PASSWORD}@{hosts}"
-        with limited([client]):
-            use_all(url, group.options, tmp_path)
+        finders = [stack.enter_context(each.client()) for each in group.sentinels]
+        own = {"username": FINDER, "password": FINDER_PASSWORD}
+        # redis-py tells a server its version, and goes on where it may not.
+        with limited([client]), limited(finders, FINDER, "client|setinfo"):
+            use_all(url, {**group.options, "sentinel_kwargs": own}, tmp_path)

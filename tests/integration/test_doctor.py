@@ -182,6 +182,41 @@ def test_ledgers_that_are_past(store: Store, client: redis.Redis) -> None:
     assert examine(store) == {}
 
 
+# Who consumes.
+
+
+class Watched:
+    """A time that passes when the doctor sleeps, in which a consumer renews its lease."""
+
+    def __init__(self, renew: Callable[[], Any], renews_at: float) -> None:
+        self._at, self._renew, self._renews_at = 0.0, renew, renews_at
+
+    def monotonic(self) -> float:
+        return self._at
+
+    def sleep(self, seconds: float) -> None:
+        self._at += seconds
+        if self._at >= self._renews_at:
+            self._renew()
+
+
+@pytest.mark.parametrize(
+    ("name", "lives"),
+    [("w:1:0123abcd", True), ("w:1:0123abcd-30000", True), ("http:1:" + "a" * 32, False)],
+)
+def test_a_living_consumer_after_the_clock_was_set_forward(
+    store: Store, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, name: str, lives: bool
+) -> None:
+    """Also one of version 0.1.0, whose name has no length."""
+    store.publish("q", [entry("a")])
+    store.deliver("q", name, 1, 1, lease_ms=30_000, waits=False)
+    store.now = "3600000"
+    renew = lambda: client.zadd("{q}:consumers", {name: 3_630_000})  # noqa: E731
+    monkeypatch.setattr(doctor_module, "time", Watched(renew, 10))
+    examine(store, fix=True)
+    assert bool(store.leases.consumers("q")) == lives
+
+
 # Tokens.
 
 
@@ -193,17 +228,18 @@ def lease(store: Store, name: str = "w1", want: int = 0) -> None:
 def test_a_consumer_whose_name_is_no_text(
     store: Store, client: redis.Redis, is_known: bool
 ) -> None:
+    raw = b"w\xff:1:0123abcd-1"
     store.publish("q", [entry("a")])
-    lease(store, "w\udcff", 1)
-    assert client.hlen(b"{q}:unacked:w\xff") == 1
+    lease(store, "w\udcff:1:0123abcd-1", 1)
+    assert client.hlen(b"{q}:unacked:" + raw) == 1
     assert examine(store) == {}
     if is_known:
-        client.zadd("{q}:consumers", {b"w\xff": 1})
+        client.zadd("{q}:consumers", {raw: 1})
     else:
-        client.zrem("{q}:consumers", b"w\xff")
+        client.zrem("{q}:consumers", raw)
     kind = "lease" if is_known else "unregistered"
     assert examine(store, fix=True)[kind] == (1, 1)
-    assert not client.exists(b"{q}:unacked:w\xff")
+    assert not client.exists(b"{q}:unacked:" + raw)
     assert store.size("q").ready == 1
 
 

@@ -185,22 +185,60 @@ def test_others_get_what_a_stuck_worker_has_not_begun(
 # Programs that pull tasks over HTTP reclaim, too.
 
 
+NEW, OLD = "w:1:0123abcd-30000", "w:1:0123abcd"  # version 0.1.0 names no length
+
+
+class Pulling:
+    """A worker's lease has ended by the server's clock, and a program pulls every so often."""
+
+    def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch, worker: str) -> None:
+        monkeypatch.setattr(long_poll, "monotonic", lambda: self.at)
+        monkeypatch.setattr(long_poll, "_ended", {})
+        self.store, self.at, self.ahead = store, 1000.0, 0.0
+        store.now = "1000"
+        store.publish("q", [entry("a"), entry("b")])
+        for name in (worker, "http:1:" + "a" * 32):
+            store.deliver("q", name, 1, 1, lease_ms=30_000)
+        self.ahead = 2600.0
+        self.pull(0)
+        assert [name for name, _, _ in store.leases.consumers("q")] == [worker]
+
+    def pull(self, after_seconds: float) -> bool:
+        """Returns whether it has taken over."""
+        self.at += after_seconds
+        self.store.now = str(int((self.at + self.ahead) * 1000))
+        long_poll._reclaim(self.store, "q")
+        return not self.store.leases.consumers("q")
+
+
+@pytest.mark.parametrize("worker", [NEW, OLD])
 def test_who_pulls_over_http_takes_nothing_from_workers_by_the_clock(
+    store: Store, monkeypatch: pytest.MonkeyPatch, worker: str
+) -> None:
+    pulling = Pulling(store, monkeypatch, worker)
+    assert [pulling.pull(10) for _ in range(3)] == [False, False, True]
+    assert store.size("q").ready == 2
+
+
+def test_who_seldom_pulls_over_http_takes_over_too(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at = 1000.0
-    monkeypatch.setattr(long_poll, "monotonic", lambda: at)
-    worker, puller = "w:1:0123abcd-30000", "http:1:" + "a" * 32
-    store.now = "1000"
-    store.publish("q", [entry("a"), entry("b")])
-    for name in (worker, puller):
-        store.deliver("q", name, 1, 1, lease_ms=30_000)
-    store.now = str(3_600_000)
-    long_poll._reclaim(store, "q")
-    assert [name for name, _, _ in store.leases.consumers("q")] == [worker]
-    for _ in range(3):
-        at += 10
-        assert store.size("q").ready == 1
-        long_poll._reclaim(store, "q")
-    assert store.size("q").ready == 2
-    assert not store.leases.consumers("q")
+    pulling = Pulling(store, monkeypatch, NEW)
+    assert [pulling.pull(20) for _ in range(2)] == [False, True]
+
+
+def test_one_long_gap_between_pulls_is_not_enough(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server may have been out of reach for all."""
+    pulling = Pulling(store, monkeypatch, NEW)
+    assert [pulling.pull(3600) for _ in range(2)] == [False, True]
+
+
+def test_who_pulls_over_http_begins_anew_when_the_clock_is_set(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pulling = Pulling(store, monkeypatch, NEW)
+    pulling.pull(15)
+    pulling.ahead += 60
+    assert [pulling.pull(15) for _ in range(3)] == [False, False, True]

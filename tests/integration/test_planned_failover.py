@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 from kombu_delayed.connection.sentinel import watch as sentinel_watch
 from tests.kit import mail
@@ -174,6 +176,39 @@ def test_a_sentinel_that_comes_back_is_heard(
     group.sentinels[0].stop()
     group.sentinels[0].start()
     wait_until(lambda: subscribers(group) == 3, "all Sentinels are listened to again")
+
+
+@pytest.mark.parametrize("rule", ["+psubscribe", "&*"])
+def test_a_user_that_cannot_listen_is_told_of_once(
+    group: Group,
+    connect: Connect,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    rule: str,
+) -> None:
+    monkeypatch.setattr(sentinel_watch, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(sentinel_watch, "_watches", {})  # as in a new process
+    with ExitStack() as stack:
+        clients = [stack.enter_context(each.client()) for each in group.sentinels]
+        for client in clients:
+            rules = ("resetchannels", "+sentinel", "+client", rule)
+            client.execute_command("ACL", "SETUSER", "deaf", "reset", "on", ">x", *rules)
+            client.execute_command("ACL", "LOG", "RESET")
+        connection = connect(sentinel_kwargs={"username": "deaf", "password": "x"})
+        publish(connection, "x")
+        wait_until(lambda: all(_denied(each) > 3 for each in clients), "all were tried again")
+        connection.release()
+        warnings = [each for each in caplog.records if each.levelname == "WARNING"]
+        (text,) = [each.getMessage() for each in warnings if "listened to" in each.getMessage()]
+        assert "needs +subscribe +psubscribe +ping &*" in text
+        assert text.count("127.0.0.1:") == 3
+        for client in clients:
+            client.execute_command("ACL", "DELUSER", "deaf")
+
+
+def _denied(client: redis.Redis) -> int:
+    log: Any = client.acl_log()
+    return sum(int(each["count"]) for each in log if each["username"] == "deaf")
 
 
 def test_threads_end_with_the_last_connection(

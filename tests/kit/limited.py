@@ -1,4 +1,4 @@
-"""A Redis user with the rights that docs/operations.md names."""
+"""Users of Redis and of Sentinels with the rights that docs/operations.md names."""
 
 from __future__ import annotations
 
@@ -11,23 +11,30 @@ from tests.kit.workers import ROOT
 
 USER, PASSWORD = "shop", "secret"
 PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
-#: What the page gives its user.
-RULES = PAGE.partition(f"ACL SETUSER {USER} ")[2].partition("```")[0].split()
+#: The user of the Sentinels.
+FINDER, FINDER_PASSWORD = "finder", "another"
 #: The transport options that they go with.
 OPTIONS = {"global_keyprefix": "shop:"}
 
 
+def rules_of(user: str) -> list[str]:
+    """What the page gives a user."""
+    return PAGE.partition(f"ACL SETUSER {user} ")[2].partition("```")[0].split()
+
+
 @contextmanager
-def limited(clients: Iterable[redis.Redis]) -> Iterator[None]:
-    """A user on each server; at the end nothing was denied but CONFIG GET."""
+def limited(
+    clients: Iterable[redis.Redis], user: str = USER, denied_to_it: str = "config"
+) -> Iterator[None]:
+    """A user on each server; at the end nothing was denied but CONFIG GET, or what is named."""
     clients = list(clients)
     for client in clients:
-        client.execute_command("ACL", "SETUSER", USER, "reset", *RULES)
+        client.execute_command("ACL", "SETUSER", user, "reset", *rules_of(user))
         client.execute_command("ACL", "LOG", "RESET")
     try:
         yield
         denied = [entry for client in clients for entry in client.acl_log()]
-        assert [e for e in denied if not str(e["object"]).startswith("config")] == []
+        assert [e for e in denied if not str(e["object"]).startswith(denied_to_it)] == []
     finally:
         for client in clients:
-            client.execute_command("ACL", "DELUSER", USER)
+            client.execute_command("ACL", "DELUSER", user)

@@ -195,7 +195,7 @@ def test_messages_of_a_consumer_without_a_lease(
     kind: str, store: Store, client: redis.Redis
 ) -> None:
     store.publish("q", [entry("a")])
-    deliver(store, lease_ms=1000)
+    deliver(store, "A:1:0123abcd-1", lease_ms=1000)
     assert examine(store) == {}
     if kind == "lease":
         store.now = "2000"
@@ -238,7 +238,7 @@ def test_lost_tokens(ready: bool, example: str, store: Store, client: redis.Redi
 
 def test_a_promise_counts_while_its_consumer_lives(store: Store) -> None:
     store.schedule("q", [entry("a", 9000)])
-    deliver(store, lease_ms=1000)
+    deliver(store, "A:1:0123abcd-1", lease_ms=1000)
     store.run("DEL", "{q}:wake")
     assert examine(store) == {}
     store.now = "3000"

@@ -20,7 +20,7 @@ from kombu_delayed.connection.sentinel.watch import (
 from kombu_delayed.errors import ServerNotReady
 
 LEADER, OTHER = ("s1", 1), ("s2", 2)
-OLD, NEW = ("10.0.0.1", 6379), ("10.0.0.2", 6380)
+OLD, NEW, NEWEST = ("10.0.0.1", 6379), ("10.0.0.2", 6380), ("10.0.0.3", 6381)
 MASTER = "master mymaster 10.0.0.1 6379"
 PROMOTED = "slave 10.0.0.2:6380 10.0.0.2 6380 @ mymaster 10.0.0.1 6379"
 SWITCHED = "mymaster 10.0.0.1 6379 10.0.0.2 6380"
@@ -50,23 +50,23 @@ def watch(follower: Follower) -> MasterWatch:
 def test_nothing_is_sent_from_the_announcement_to_the_promotion(
     watch: MasterWatch, follower: Follower
 ) -> None:
-    watch._hear(LEADER, "+failover-state-select-slave", MASTER)
+    hear(watch, LEADER, "+failover-state-select-slave", MASTER)
     assert watch.is_held
-    watch._hear(LEADER, "+failover-state-send-slaveof-noone", PROMOTED)
-    watch._hear(LEADER, "+failover-state-wait-promotion", PROMOTED)
+    hear(watch, LEADER, "+failover-state-send-slaveof-noone", PROMOTED)
+    hear(watch, LEADER, "+failover-state-wait-promotion", PROMOTED)
     assert watch.is_held
     assert (watch.address, follower.count) == (OLD, 0)
-    watch._hear(LEADER, "+promoted-slave", PROMOTED)
+    hear(watch, LEADER, "+promoted-slave", PROMOTED)
     assert not watch.is_held
     assert (watch.address, watch.told_by, follower.count) == (NEW, LEADER, 1)
-    watch._hear(OTHER, "+switch-master", SWITCHED)
+    hear(watch, OTHER, "+switch-master", SWITCHED)
     assert (watch.address, follower.count) == (NEW, 1)
 
 
 @pytest.mark.parametrize("event", ["-failover-abort-no-good-slave", "-failover-abort-not-elected"])
 def test_a_failover_that_is_given_up(watch: MasterWatch, follower: Follower, event: str) -> None:
-    watch._hear(LEADER, "+failover-state-select-slave", MASTER)
-    watch._hear(LEADER, event, MASTER)
+    hear(watch, LEADER, "+failover-state-select-slave", MASTER)
+    hear(watch, LEADER, event, MASTER)
     assert not watch.is_held
     assert (watch.address, follower.count) == (OLD, 1)
 
@@ -85,7 +85,7 @@ def test_a_failover_that_is_given_up(watch: MasterWatch, follower: Follower, eve
 def test_what_is_of_no_concern(
     watch: MasterWatch, follower: Follower, event: str, text: str
 ) -> None:
-    watch._hear(LEADER, event, text)
+    hear(watch, LEADER, event, text)
     assert (watch.address, watch.is_held, follower.count) == (OLD, False, 0)
 
 
@@ -115,6 +115,34 @@ class Client:
         assert not inuse_connections
 
 
+def hear(watch: MasterWatch, sentinel: Address, event: str, text: str, epoch: int = 2) -> None:
+    """A Sentinel publishes it, and names the new master since the failover of a number."""
+    watch._hear(sentinel, Client(NEW, epoch), event, text)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("event", "text"), [("+switch-master", SWITCHED), ("+promoted-slave", PROMOTED)]
+)
+def test_a_sentinel_that_is_behind_tells_of_the_failover_before_last(
+    watch: MasterWatch, follower: Follower, event: str, text: str
+) -> None:
+    watch.found(NEWEST, 3)
+    hear(watch, LEADER, "+failover-state-select-slave", MASTER)
+    hear(watch, OTHER, event, text, epoch=2)
+    assert (watch.address, watch.is_held, follower.count) == (NEWEST, True, 1)
+    hear(watch, OTHER, event, text, epoch=4)
+    assert (watch.address, watch.is_held, follower.count) == (NEW, False, 2)
+
+
+def test_a_sentinel_that_is_behind_is_asked(watch: MasterWatch, follower: Follower) -> None:
+    assert watch.found(NEWEST, 3)
+    assert not watch.found(NEW, 2)
+    assert (watch.address, follower.count) == (NEWEST, 1)
+    watch.found_no_newer(OLD, 1)  # all Sentinels were set up anew
+    assert watch.address == OLD
+    assert watch.found(NEW, 2)
+
+
 @pytest.mark.parametrize(("epoch", "count"), [(0, 0), (1, 0), (2, 1)])
 def test_a_sentinel_that_is_behind_is_not_believed(
     watch: MasterWatch, follower: Follower, epoch: int, count: int
@@ -132,7 +160,7 @@ def test_who_comes_before_a_promotion_waits_for_it(watch: MasterWatch) -> None:
     assert not watch.is_held
     watch._compare(LEADER, Client(OLD, 1, LEADING))  # type: ignore[arg-type]
     assert watch.is_held
-    watch._hear(LEADER, "+promoted-slave", PROMOTED)
+    hear(watch, LEADER, "+promoted-slave", PROMOTED)
     assert (watch.is_held, watch.address) == (False, NEW)
 
 
@@ -232,7 +260,7 @@ def wire_over(watch: MasterWatch, connection: Connection) -> MasterWire:
 def test_what_nobody_waits_for_is_not_sent_while_the_master_changes(watch: MasterWatch) -> None:
     connection = Connection(1)
     wire = wire_over(watch, connection)
-    watch._hear(LEADER, "+failover-state-select-slave", MASTER)
+    hear(watch, LEADER, "+failover-state-select-slave", MASTER)
     with pytest.raises(MasterChanges):
         wire.post("PING", on_error=lambda: None)
     assert connection.sent == []
@@ -247,7 +275,7 @@ def test_a_command_waits_for_the_next_master(watch: MasterWatch, how: str) -> No
     thread = threading.Thread(target=sends[how])
     thread.start()
     held = len(connection.sent)
-    watch._hear(LEADER, "+promoted-slave", PROMOTED)
+    hear(watch, LEADER, "+promoted-slave", PROMOTED)
     thread.join(30)
     assert (held, len(connection.sent)) == (0, 1)
 

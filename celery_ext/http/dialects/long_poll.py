@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import secrets
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -11,9 +10,13 @@ from time import monotonic
 from typing import NamedTuple
 
 from celery_ext.tasks.task_info import TaskInfo
-from kombu_delayed.consumer.lease.contact import LONGEST_SILENCE
-from kombu_delayed.consumer.lease.lease import lease_seconds_of
+from kombu_delayed.consumer.lease.contact import (
+    CLOCK_TOLERANCE,
+    CLOCK_TOLERANCE_SECONDS,
+    LONGEST_SILENCE,
+)
 from kombu_delayed.errors import MessageError
+from kombu_delayed.inspection.silence import HTTP_CONSUMER, silence_seconds
 from kombu_delayed.message.envelope import open_envelope
 from kombu_delayed.store import instrumentation
 from kombu_delayed.store.shards import queue_of
@@ -37,17 +40,17 @@ class Held(NamedTuple):
         return queue_of(self.shard)
 
 
-#: What the consumers are called that tasks are handed out to.
-_CONSUMER = re.compile(r"http:\d+:[0-9a-f]{32}")
-
-
 def read_ack(text: str) -> Held:
     """What `claim` gave, and nothing of a worker's. Raises a Problem."""
     try:
         held = Held(*cursors.read(text, str, str, int))
     except Problem:
         held = None
-    if held is None or not held.queue.startswith("http.") or not _CONSUMER.fullmatch(held.consumer):
+    if (
+        held is None
+        or not held.queue.startswith("http.")
+        or not HTTP_CONSUMER.fullmatch(held.consumer)
+    ):
         raise Problem.of_field("acks", "it is not one that this server has given")
     return held
 
@@ -72,11 +75,14 @@ def claim(
 
 
 class Ended(NamedTuple):
-    """A worker's lease that has ended by the server's clock: since when it has not changed."""
+    """A worker's lease that has ended by the server's clock, and was not renewed since."""
 
     end: bytes
-    since: float
+    #: For how long it was watched: between two looks half a lease at the most.
+    watched_seconds: float
     looked_at: float
+    #: How far the server's clock was ahead of ours.
+    ahead_seconds: float
 
 
 #: By shard and worker. Its end alone says nothing: the clock may have been set.
@@ -85,10 +91,10 @@ _ended: dict[tuple[str, str], Ended] = {}
 
 def _reclaim(store: Store, shard: str) -> None:
     for name, left_ms, _ in store.leases.consumers(shard):
-        seconds = lease_seconds_of(name)
+        seconds = silence_seconds(name)
         if left_ms > 0:
             _ended.pop((shard, name), None)
-        elif seconds is None:
+        elif not seconds:
             store.leases.reclaim(shard, name)
         elif (end := _silent_since_its_end(store, shard, name, seconds)) is not None:
             store.leases.reclaim(shard, name, end)
@@ -100,13 +106,24 @@ def _silent_since_its_end(store: Store, shard: str, name: str, seconds: float) -
     known = _ended.get((shard, name))
     if end is None or float(end) == 0:
         return 0
-    if known is None or known.end != end or now - known.looked_at > seconds * LONGEST_SILENCE:
-        known = Ended(end, now, now)
-    _ended[shard, name] = known._replace(looked_at=now)
-    if now - known.since < seconds:
+    ahead = _server_seconds(store, shard) - now
+    tolerance = max(CLOCK_TOLERANCE_SECONDS, seconds * CLOCK_TOLERANCE)
+    if known is None or known.end != end or abs(ahead - known.ahead_seconds) > tolerance:
+        known = Ended(end, 0.0, now, ahead)
+    # Nobody may have reached the server between two looks: a long gap says little of the worker.
+    watched = known.watched_seconds + min(now - known.looked_at, seconds * LONGEST_SILENCE)
+    _ended[shard, name] = known._replace(watched_seconds=watched, looked_at=now)
+    if watched < seconds:
         return None
     del _ended[shard, name]
     return int(float(end))
+
+
+def _server_seconds(store: Store, shard: str) -> float:
+    if store.now:
+        return int(store.now) / 1000
+    seconds, microseconds = store.run.to(("GET", store.keys(shard).consumers))("TIME")
+    return int(seconds) + int(microseconds) / 1_000_000
 
 
 def _opened(store: Store, shard: str, consumer: str, got: Delivered) -> list[tuple[TaskInfo, str]]:

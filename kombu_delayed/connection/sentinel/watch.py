@@ -49,6 +49,9 @@ RETRY_SECONDS = 1.0
 #: So long a process that has just come waits for what each Sentinel has to say of a failover.
 ASK_SECONDS = 1.0
 
+#: What a user of the Sentinels with an ACL needs, to listen to them.
+RIGHTS = "+subscribe +psubscribe +ping &*"
+
 #: How often a thread that may not send looks whether it may.
 LOOK_SECONDS = 0.01
 
@@ -90,6 +93,9 @@ class MasterWatch:
         self._pid = os.getpid()
         self._lock = native.lock()  # the keepers of leases take it, too
         self._listening: set[Address] = set()
+        #: Why a Sentinel cannot be listened to, and whether a warning has said so of them all.
+        self._unheard: dict[Address, str] = {}
+        self._has_warned = False
         #: Those that have yet to say whether a failover is under way, and until when they may.
         self._asked: set[Address] = set()
         self._asked_until = -math.inf
@@ -112,6 +118,8 @@ class MasterWatch:
                 self._asked.update(silent)
                 self._asked_until = monotonic() + ASK_SECONDS
             self._listening.update(silent)
+            for each in silent:
+                self._unheard.pop(each, None)
         for sentinel in silent:
             threading.Thread(
                 target=self._run,
@@ -125,11 +133,24 @@ class MasterWatch:
         with self._locked():
             self._followers.discard(follower)
 
-    def found(self, address: Address, epoch: int) -> None:
-        """A Sentinel was asked: this is the master, since the failover of that number."""
-        self._epoch = max(self._epoch, epoch)
-        if self._is_another(address):
+    def found(self, address: Address, epoch: int) -> bool:
+        """A Sentinel was asked: this is the master, since the failover of that number.
+
+        Returns False where it lags behind what is known, and is not believed.
+        """
+        with self._locked():
+            if epoch < self._epoch:
+                return False
+            is_news = self._take(address, epoch)
+        if is_news:
             self._tell()
+        return True
+
+    def found_no_newer(self, address: Address, epoch: int) -> None:
+        """All Sentinels that answer lag: they were set up anew, or nobody else has heard yet."""
+        with self._locked():
+            self._epoch = epoch
+        self.found(address, epoch)
 
     @property
     def is_held(self) -> bool:
@@ -142,16 +163,20 @@ class MasterWatch:
         while self.is_held:
             time.sleep(LOOK_SECONDS)
 
-    def _is_another(self, address: Address) -> bool:
+    def _take(self, address: Address, epoch: int) -> bool:
+        """Returns whether the followers are to be told. Who calls has the lock."""
         before, self.address = self.address, address
-        if before is None or before == address:
-            return False
-        logger.info("The master of %r is %s:%d now", self.name, *address)
-        return True
+        was_held = False
+        if epoch > self._epoch:
+            was_held, self.held_until = monotonic() < self.held_until, -math.inf
+        self._epoch = epoch
+        return before not in (None, address) or was_held
 
     def _tell(self) -> None:
         with self._lock:
-            followers = list(self._followers)
+            followers, address = list(self._followers), self.address
+        if address is not None:
+            logger.info("The master of %r is %s:%d", self.name, *address)
         for follower in followers:
             try:
                 follower.master_changed()
@@ -166,9 +191,30 @@ class MasterWatch:
                 with closing(redis.Redis(*sentinel, **self._parameters)) as client:
                     self._listen(sentinel, client)
             except Exception as error:  # whatever it is, this Sentinel may be back later
-                logger.debug("Cannot listen to Sentinel %s:%d: %s", *sentinel, error)
                 self._asked.discard(sentinel)
+                self._cannot_hear(sentinel, error)
                 time.sleep(RETRY_SECONDS)
+
+    def _cannot_hear(self, sentinel: Address, error: Exception) -> None:
+        logger.debug("Cannot listen to Sentinel %s:%d: %s", *sentinel, error)
+        with self._lock:
+            self._unheard[sentinel] = f"{sentinel[0]}:{sentinel[1]}: {error}"
+            if self._has_warned or len(self._unheard) < len(self._sentinels):
+                return
+            self._has_warned, errors = True, "; ".join(self._unheard.values())
+        logger.warning(
+            "None of the Sentinels of %r can be listened to. Until one can, messages may be lost "
+            "in a planned failover. A user of the Sentinels needs %s. (%s)",
+            self.name,
+            RIGHTS,
+            errors,
+        )
+
+    def _can_hear(self, sentinel: Address, kind: str) -> None:
+        with self._lock:
+            self._unheard.pop(sentinel, None)
+            if kind != "psubscribe":  # that it may subscribe does not say that it may stay
+                self._has_warned = False
 
     def _is_followed(self, sentinel: Address) -> bool:
         with self._lock:
@@ -188,11 +234,17 @@ class MasterWatch:
                     raise ConnectionError("it does not answer")
                 if was_asked := message is None:
                     channel.ping()
-                elif message["type"] == "pmessage":
-                    self._hear(sentinel, _text(message["channel"]), _text(message["data"]))
+                    continue
+                self._can_hear(sentinel, message["type"])
+                if message["type"] == "pmessage":
+                    event, text = _text(message["channel"]), _text(message["data"])
+                    self._hear(sentinel, client, event, text)
 
     def _compare(self, sentinel: Address, client: redis.Redis) -> None:
-        """There may have been a failover that nobody here has heard of, or there is one now."""
+        """There may have been a failover that nobody here has heard of, or there is one now.
+
+        What a Sentinel publishes has no number: one that lags tells of the failover before last.
+        """
         masters: Any = client.sentinel_masters()
         state = masters.get(self.name)
         address = state and present(client, self.name, state)
@@ -200,9 +252,12 @@ class MasterWatch:
         if not state:
             return
         with self._lock:  # each failover is told once: later it might end the wait for the next
-            known, self._epoch = self._epoch, max(self._epoch, int(state.get("config-epoch", 0)))
-        if self._epoch > known and self.address:
-            self._promoted(address, sentinel)
+            is_newer = (epoch := int(state.get("config-epoch", 0))) > self._epoch
+            if is_newer:
+                self.told_by = sentinel
+            is_news = is_newer and self._take(address, epoch)
+        if is_news:
+            self._tell()
         if not _is_failing_over(state):
             return
         if address == (state["ip"], state["port"]):
@@ -210,22 +265,15 @@ class MasterWatch:
         else:
             self.told_by = sentinel  # the others may name the old one for a moment yet
 
-    def _hear(self, sentinel: Address, event: str, text: str) -> None:
+    def _hear(self, sentinel: Address, client: redis.Redis, event: str, text: str) -> None:
         parts = text.split()
-        if event == _SWITCHED and parts[0] == self.name:
-            self._promoted((parts[3], int(parts[4])), sentinel)
-        elif event == _PROMOTED and self.name in parts[5:6]:
-            self._promoted((parts[2], int(parts[3])), sentinel)
+        is_switched = event == _SWITCHED and parts[0] == self.name
+        if is_switched or (event == _PROMOTED and self.name in parts[5:6]):
+            self._compare(sentinel, client)
         elif event in _BEFORE and parts[1] == self.name:
             self.held_until = monotonic() + HOLD_SECONDS
         elif event.startswith(_ABORTED[:-1]) and parts[1] == self.name:
             self.held_until = -math.inf
-            self._tell()
-
-    def _promoted(self, address: Address, told_by: Address) -> None:
-        self.told_by = told_by
-        was_held, self.held_until = monotonic() < self.held_until, -math.inf
-        if self._is_another(address) or was_held:
             self._tell()
 
 
