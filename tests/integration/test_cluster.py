@@ -205,20 +205,29 @@ def test_prefetch_is_of_the_whole_consumer(connect: Connect, queues: list[Queue]
     }
 
 
+def test_nothing_is_left_of_a_consumer(
+    connect: Connect, cluster: Cluster, queues: list[Queue]
+) -> None:
+    source, connection = connect(delayed_events=0), connect(delayed_events=0)
+    inbox = Inbox(connection, *queues)
+    for queue in queues:
+        publish(source, "x", queue)
+    inbox.receive(3)
+    connection.release()
+    assert {key for key in keys_of(cluster) if not key.startswith("_kombu.")} == set()
+
+
 def test_size_purge_and_delete(connect: Connect, cluster: Cluster, queues: list[Queue]) -> None:
-    spread = {"delayed_shards": 4, "delayed_events": 0}
-    connection, source = connect(**spread), connect(**spread)
-    channel = connection.default_channel
+    channel = connect(delayed_shards=4).channel()
     queues[0](channel).declare()
+    source = connect(delayed_shards=4, delayed_events=0)
     for n in range(20):
         publish(source, n, queues[0], correlation_id=str(n))
         publish(source, n, queues[0], 60_000)
-    Inbox(connection, queues[0], prefetch_count=5).receive(5)
-    assert channel.queue_declare(queues[0].name, passive=True).message_count == 15
-    assert channel.queue_purge(queues[0].name) == 35
+    assert channel.queue_declare(queues[0].name, passive=True).message_count == 20
+    assert channel.queue_purge(queues[0].name) == 40
     assert channel.queue_declare(queues[0].name).message_count == 0
     channel.queue_delete(queues[0].name)
-    connection.release()
     assert keys_of(cluster) == set()
 
 
