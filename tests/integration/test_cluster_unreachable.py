@@ -102,7 +102,9 @@ def test_other_shards_are_consumed(
     source, connection = connect(**spread), connect(**spread)
     home = cluster.master_of(names[0])
     for n in range(30):
-        publish(source, n, mail, correlation_id=str(n))
+        source.Producer().publish(
+            n, exchange=mail.exchange, routing_key=names[0], declare=[mail], correlation_id=str(n)
+        )
     store = source.default_channel.store
     there = {shard: store.size(shard).ready for shard in store.shards.all(names[0])}
     with monkeypatch.context() as patch:
