@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -81,6 +82,7 @@ class Channel(stock.Channel):
         self._rules: Rules | None = None
         self._ask_pool: Any = None
         self._asking: Store | None = None
+        self._ask_lock = threading.RLock()
         self._pid = os.getpid()
         self._sync_client: Any = None
         self._handlers: dict[str, Callable[[dict[str, Any]], None]] = {}
@@ -270,7 +272,7 @@ class Channel(stock.Channel):
         # The parent's messages and leases stay the parent's.
         self._pid = os.getpid()
         self.consumer, self._qos, self._sync_client = None, None, None
-        self._ask_pool, self._asking = None, None
+        self._ask_pool, self._asking, self._ask_lock = None, None, threading.RLock()
         for name in ("store", "client"):
             self.__dict__.pop(name, None)
         super()._after_fork()
@@ -391,17 +393,20 @@ class Channel(stock.Channel):
 
     def _impatient(self, pool: Any) -> Any:
         limit = self.options.lease_seconds / 4
-        given = pool.connection_kwargs.get("socket_timeout")
-        pool.connection_kwargs["socket_timeout"] = min(given or limit, limit)
+        parameters = pool.connection_kwargs
+        for name in ("socket_timeout", "socket_connect_timeout"):
+            if name in parameters:  # a socket of the file system has no limit for connecting
+                parameters[name] = min(parameters[name] or limit, limit)
         return pool
 
     @property
     def _asking_store(self) -> Store:
         """As the lease's; that one's connection is the keeper's alone, whose thread is native."""
-        if self._asking is None:
-            self._ask_pool = self._impatient_pool()
-            self._asking = self.store.over(self._client_of(self._ask_pool))
-        return self._asking
+        with self._ask_lock:
+            if self._asking is None:
+                self._ask_pool = self._impatient_pool()
+                self._asking = self.store.over(self._client_of(self._ask_pool))
+            return self._asking
 
     @property
     def patience_seconds(self) -> float:
