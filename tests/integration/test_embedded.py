@@ -30,6 +30,7 @@ ROOT = Path(__file__).parents[2]
 STARTER = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and what nohup has started ignores this
 from kombu_delayed import embedded
 print("ready", flush=True)
 start = float(sys.stdin.readline())

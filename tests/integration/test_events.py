@@ -17,6 +17,7 @@ from celery.signals import setup_logging, task_received
 from celery_ext import install
 from celery_ext.app.signals import task_buried, task_late
 from kombu_delayed.inspection.events import Event
+from kombu_delayed.store.dead_letters import DeadLetters
 from kombu_delayed.store.store import Limits, Store
 from tests.kit.extended import Bench, extended
 from tests.kit.heard import heard
@@ -144,7 +145,7 @@ def test_a_broken_connection_when_telling_of_a_burial_stops_nothing(
     def broken(*_: Any) -> Any:
         raise redis.ConnectionError("gone")
 
-    monkeypatch.setattr(Store, "dead_letters", broken)
+    monkeypatch.setattr(DeadLetters, "letters", broken)
     with heard(task_buried) as buried:
         assert real.release("celery", "me", [1], counted=True) == 1
         text = "Cannot tell of dead letters in queue 'celery': gone"
