@@ -67,6 +67,10 @@ def test_a_task_that_runs_on_keeps_its_slot(
         (old,) = consumers()
         unacked = f"{{celery}}:unacked:{old}"
         wait_until(lambda: client.hlen(unacked) == acks_late, "an early ack was heard")
+        wait_until(
+            lambda: any("b" in each["flags"] for each in client.client_list()),
+            "it waits for more, and so has a connection to lose",
+        )
         proxy.cut()
         proxy.heal()
         wait_until(lambda: len(consumers()) == 2, "it consumes again", 30)

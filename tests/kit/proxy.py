@@ -40,7 +40,7 @@ class Proxy:
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener = _bound(listen_port)
         self.port = int(self._listener.getsockname()[1])
-        self._server: asyncio.Server | None = None
+        self._accepting: asyncio.Task[None] | None = None
         # epoll rounds timers to whole milliseconds, select does not.
         self.loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
         self._thread = threading.Thread(target=self.loop.run_forever, name="proxy", daemon=True)
@@ -89,14 +89,22 @@ class Proxy:
             client_side.joined(target_side)
 
     async def _listen(self) -> None:
-        if self._server is None:
-            accept = lambda: _Side(self, None)  # noqa: E731
-            self._server = await self.loop.create_server(accept, sock=self._listener)
+        if self._accepting is None:
+            self._listener.listen(100)
+            self._accepting = self.loop.create_task(self._accept())
+
+    async def _accept(self) -> None:
+        """An `asyncio.Server` that is closed as it accepts leaves the client without an end."""
+        while True:
+            own, _ = await self.loop.sock_accept(self._listener)
+            await self.loop.connect_accepted_socket(lambda: _Side(self, None), own)
 
     async def _cut(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        if self._accepting is not None:
+            self._accepting.cancel()
+            await asyncio.wait([self._accepting])
+            self._accepting = None
+            self._listener.close()
             # Bound but not listening: connecting is refused and nobody else gets the port.
             self._listener = _bound(self.port)
         for task in self._tasks:
@@ -180,6 +188,7 @@ def _bound(port: int) -> socket.socket:
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind((HOST, port))
+    listener.setblocking(False)
     return listener
 
 
