@@ -299,7 +299,7 @@ class Channel(stock.Channel):
         step = self.priority(self._get_message_priority(message, reverse=False))
         when = due(message)
         entry = Entry(message_id(message), step, to_json(message), when.argument if when else "")
-        expires_ms = self._expires.get(queue) or lifetimes[queue]
+        expires_ms = self._expires.get(queue) or -lifetimes[queue]
         unique = unique_key(message)
         plans_later = unique is None and getattr(batch, "plans_later", False)
         if (rules := self.rules) is not None and not plans_later:

@@ -16,6 +16,7 @@ from kombu.transport import redis as stock
 
 from kombu_delayed import DeadLetters
 from kombu_delayed.store.keys import format_version
+from kombu_delayed.transport.replies import lifetimes
 from tests.kit.inbox import Connect, Inbox
 from tests.kit.servers import Server
 from tests.kit.tasks_app import Settings
@@ -245,3 +246,13 @@ def test_an_auto_delete_queue_keeps_messages_as_in_the_stock_transport(
         left[name] = client.lrange("reply", 0, -1)
         client.flushall()
     assert len(left["ours"]) == len(left["stock"]) == 2
+
+
+def test_a_result_does_not_outlast_the_queue_that_its_client_has_declared(
+    connect: Connect, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection, queue = connect(), brief()
+    monkeypatch.setitem(lifetimes, queue.name, 3_600_000)
+    send(connection, queue, "question")
+    connect().Producer().publish("result", routing_key=queue.name)
+    all_expire(client)

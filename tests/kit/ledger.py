@@ -32,7 +32,8 @@ class Ledger:
     def entries(self) -> list[Entry]:
         if not self.path.exists():
             return []
-        return [json.loads(line) for line in self.path.read_bytes().splitlines()]
+        written = self.path.read_bytes().rpartition(b"\n")[0]  # the last line may not be whole yet
+        return [json.loads(line) for line in written.splitlines()]
 
     def ids(self) -> list[str]:
         return [entry["id"] for entry in self.entries()]

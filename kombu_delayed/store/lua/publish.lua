@@ -2,6 +2,7 @@
 -- Twice is not safe: a list does not know its members.
 -- keys: wake ready...
 -- arguments: expires_ms:number steps records...
+--   expires_ms: 0: none is known; below 0: unless the queue has another one
 --   records: priority step + message; …
 -- include: waiting ready expiry
 -- returns how many; O(1) a message
@@ -13,6 +14,8 @@ end
 announce_ready()
 if expires_ms > 0 then
   expire_as_declared(expires_ms, 0)
+elseif expires_ms < 0 and redis.call('EXISTS', of_queue('expires')) == 0 then
+  expire_as_declared(-expires_ms, 0)
 elseif is_new then
   expire_as_noted()
 end
