@@ -191,6 +191,8 @@ class _Reader:
     def _check_magic(self) -> None:
         found = self._file.read(len(MAGIC))
         if found != MAGIC:
+            if MAGIC.startswith(found):
+                raise BackupError(f"{self._name} is cut short: it ends within its first line")
             known, _, version = found.strip().rpartition(b" ")
             if known == MAGIC.strip().rpartition(b" ")[0] and version.isdigit():
                 raise BackupError(
