@@ -253,6 +253,7 @@ def test_a_result_does_not_outlast_the_queue_that_its_client_has_declared(
 ) -> None:
     connection, queue = connect(), brief()
     monkeypatch.setitem(lifetimes, queue.name, 3_600_000)
+    connect().Producer().publish("result that came first", routing_key=queue.name)
     send(connection, queue, "question")
     connect().Producer().publish("result", routing_key=queue.name)
     all_expire(client)

@@ -15,7 +15,7 @@ announce_ready()
 if expires_ms > 0 then
   expire_as_declared(expires_ms, 0)
 elseif expires_ms < 0 and redis.call('EXISTS', of_queue('expires')) == 0 then
-  expire_as_declared(-expires_ms, 0)
+  expire_in(-expires_ms)  -- with no note: who waits for it may declare another one yet
 elseif is_new then
   expire_as_noted()
 end
