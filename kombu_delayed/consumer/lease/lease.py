@@ -283,8 +283,7 @@ class Lease:
                 continue
             wait = min(wait, self._reclaim_after(other, self._seconds_to_live(other, renewal)))
         for other, since in [*self._late.items()]:
-            needed = lease_seconds_of(other.consumer) or self.seconds
-            left = needed - min(self._steady_seconds, self.clock() - since)
+            left = self._length_of(other) - min(self._steady_seconds, self.clock() - since)
             if left <= 0:
                 del self._late[other]
             wait = min(wait, self._reclaim_after(other, left))
@@ -294,10 +293,13 @@ class Lease:
         """How long a consumer counts as alive yet that this one has not seen renew its lease."""
         if other.end_ms == 0:  # somebody has found it dead before
             return 0
-        needed = lease_seconds_of(other.consumer) or self.seconds
+        needed = self._length_of(other)
         if self._has_just_started and renewal.now_ms - other.end_ms >= needed * 1000:
             needed /= 2
         return needed - self._steady_seconds
+
+    def _length_of(self, other: Other) -> float:
+        return lease_seconds_of(other.consumer) or self.seconds
 
     @property
     def _steady_seconds(self) -> float:
