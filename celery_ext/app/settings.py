@@ -31,7 +31,7 @@ def parse(kind: type[T], setting: str, given: Any) -> T:
 
 
 def suggestion(name: str, known: Collection[str], all_are: str) -> str:
-    """What may be meant by a name that is not known, for the end of an error."""
+    """The known names that are most like an unknown one, for the end of an error."""
     close = difflib.get_close_matches(name.lower(), known, n=1)
     return f"; did you mean {close[0]!r}?" if close else f"; {all_are} {', '.join(known)}"
 

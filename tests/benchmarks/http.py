@@ -22,7 +22,7 @@ from tests.kit.wait import wait_until
 
 CONNECTIONS = 32
 LINES = 5_000
-#: What is read for all visitors is kept for less than this, or 20 times what reading takes.
+#: A page's shared readings are kept for less than this, or for 20 times as long as reading took.
 APART_SECONDS = 3.0
 
 

@@ -42,7 +42,7 @@ TEXT = message("x" * 900)
 
 @dataclass
 class OneNode:
-    """All shards on one server. Stores go by the time `now` that they are given."""
+    """All shards on one server. Stores use the time `now` that they are given."""
 
     clients: list[redis.Redis]
     new: Callable[[], Any]
@@ -78,7 +78,7 @@ class OneNode:
 class ClusterNodes(OneNode):
     """Masters without replicas, which keep nothing on disk, as the one node does.
 
-    Nodes of a Cluster talk to one another, however little there is to do. What that takes is
+    Nodes of a Cluster talk to one another even when they have nothing to do. That cost is
     measured for `idle_seconds` in the beginning, and taken off as the time goes by.
     """
 

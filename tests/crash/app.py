@@ -170,7 +170,7 @@ _publish = Producer._publish
 
 
 def _watched_publish(self: Producer, *args: Any, **options: Any) -> Any:
-    # The server may have done what failed here all the same.
+    # It failed here, but the server may have done it.
     try:
         return _publish(self, *args, **options)
     except Exception as error:

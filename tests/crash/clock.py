@@ -58,7 +58,7 @@ class Readings:
 
 
 class Clock(clock_steps.Clock):
-    """One clock for all servers of a run; Sentinels go by the real one."""
+    """One clock for all servers of a run; Sentinels use the real one."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)

@@ -18,7 +18,7 @@ T = TypeVar("T")
 #: How many one form changes.
 MOST = 10_000
 
-#: How long one form looks for what is meant.
+#: How long one form searches for the items that match.
 LOOK_SECONDS = 10.0
 
 #: By shard.
@@ -69,7 +69,7 @@ def audited(form: Form, what: str, given: Mapping[str, str], count: int) -> str:
 def preview(
     form: Form, verbs: Mapping[str, str], names: Iterable[str], kinds: Counter[Any], is_all: bool
 ) -> Shown:
-    """What previews have in common: of each that is meant its name in forms, and its kind."""
+    """What all previews show: the name of each chosen item in forms, and its kind."""
     verb = form.verb(verbs)
     return {
         "verb": verb,

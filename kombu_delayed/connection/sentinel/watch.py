@@ -164,7 +164,7 @@ class MasterWatch:
             time.sleep(LOOK_SECONDS)
 
     def _take(self, address: Address, epoch: int) -> bool:
-        """Returns whether the followers are to be told. Who calls has the lock."""
+        """Returns whether the followers have to be told. The caller holds the lock."""
         before, self.address = self.address, address
         was_held = False
         if epoch > self._epoch:
@@ -243,7 +243,7 @@ class MasterWatch:
     def _compare(self, sentinel: Address, client: redis.Redis) -> None:
         """There may have been a failover that nobody here has heard of, or there is one now.
 
-        What a Sentinel publishes has no number: one that lags tells of the failover before last.
+        A Sentinel's announcement has no number, and one that lags may announce an older failover.
         """
         masters: Any = client.sentinel_masters()
         state = masters.get(self.name)
