@@ -34,7 +34,7 @@ from .policy.admission import Claimed, Gatekeeper
 from .policy.apply import rule
 from .policy.decisions import Arrival, Rules
 from .slow_poll import look
-from .sources import POLL_JITTER, Agenda, Source
+from .sources import AUTO_DELETE, POLL_JITTER, Agenda, Source
 from .standstill import Progress, Unbegun
 
 if TYPE_CHECKING:
@@ -163,6 +163,8 @@ class Consumer:
     def add(self, queue: str, no_ack: bool, expires_ms: int) -> None:
         """Consume a queue from now on."""
         source = Source(queue, no_ack, expires_ms)
+        if expires_ms == AUTO_DELETE:
+            self.lease.auto_delete.add(queue)
         self.take_over(source)
         source.claim_anew()
         if self.wake.waiting:

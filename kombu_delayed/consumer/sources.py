@@ -34,6 +34,10 @@ POLL_EARLY = 0.5
 CLOCK_GRAIN_MS = 0.3
 
 
+#: In place of an expiry: the queue deletes itself when nobody consumes it.
+AUTO_DELETE = -1
+
+
 class Source:
     """What one consumer knows of one queue. Times are of the monotonic clock."""
 
@@ -104,7 +108,7 @@ class Source:
     @poll_at.setter
     def poll_at(self, at: float) -> None:
         self._poll_at = at
-        (self._agenda.kept if self.expires_ms else self._agenda.polls).put(self, at)
+        (self._agenda.kept if self.expires_ms > 0 else self._agenda.polls).put(self, at)
 
     def claim_anew(self) -> None:
         """A token may have been lost: claim, or let others."""
@@ -140,7 +144,7 @@ class Source:
 
     def _plan_poll(self, unexpected: bool, now: float, poll_seconds: float) -> None:
         longest = max(poll_seconds, SHARED_POLL_SECONDS * self.consumers)
-        if self.expires_ms:
+        if self.expires_ms > 0:
             longest = min(longest, self.expires_ms / 3000)
         eager = EAGER_POLL_SECONDS if unexpected else self.poll_seconds * 2
         self.poll_seconds = min(eager, longest)
@@ -153,7 +157,7 @@ class Source:
 
     def must_keep(self, now: float) -> bool:
         """Whether the queue would expire without a call, though this consumer has no room."""
-        return bool(self.expires_ms) and self.poll_at <= now
+        return self.expires_ms > 0 and self.poll_at <= now
 
 
 class Times:

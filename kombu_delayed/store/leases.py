@@ -52,10 +52,12 @@ class Leases:
         consumer: str,
         lease_ms: int,
         idle_ms: int,
+        auto_delete: Collection[str] = (),
     ) -> Renewal:
         """Look at the leases in all `queues`, and make those of `consumer` last in `renewed` ones.
 
-        They last for `idle_ms` where it holds nothing. One round trip for many queues.
+        They last for `idle_ms` where it holds nothing. Of queues that delete themselves nothing
+        stays where it was the only one and does not call again. One round trip for many queues.
         """
         parts = [*chunks(queues, self._store.renewals_at_once)]
         calls = [
@@ -66,7 +68,11 @@ class Leases:
                 keys=self._keys_to_renew(part, consumer),
                 lease_ms=lease_ms,
                 idle_ms=idle_ms,
-                renewed=[n for n, queue in enumerate(part, 1) if queue in renewed],
+                renewed=[
+                    -n if queue in auto_delete else n
+                    for n, queue in enumerate(part, 1)
+                    if queue in renewed
+                ],
             )
             for part in parts
         ]

@@ -28,6 +28,7 @@ from ..connection.wakeup import WakeConnection
 from ..consumer.consumer import Consumer
 from ..consumer.lease.lease import Lease
 from ..consumer.policy.decisions import Rules, planned, rules_of
+from ..consumer.sources import AUTO_DELETE
 from ..consumer.unacked import Message, QoS
 from ..embedded import server as embedded
 from ..embedded.connection import EmbeddedConnection
@@ -432,8 +433,9 @@ class Channel(stock.Channel):
             shards = self.store.shards.all(queue)
             if self.rules is not None:
                 _check_one_shard(queue, len(shards), self.rules)
+            unused = AUTO_DELETE if queue in self.auto_delete_queues else 0
             for shard in shards:
-                consumer.add(shard, takes, self._expires.get(queue, 0))
+                consumer.add(shard, takes, self._expires.get(queue, unused))
             self.connection.cycle.wake_up()
         return result
 

@@ -235,6 +235,35 @@ def test_an_auto_delete_queue_that_is_empty(connect: Connect, client: redis.Redi
     assert not keys(client)
 
 
+def die_as_its_only_consumer(url: str, is_idle: bool) -> None:
+    connection = Connection(f"delayed+{url}", transport_options={"delayed_lease_seconds": 1})
+    send(connection, auto_delete(), 0)
+    Inbox(connection, auto_delete(), ack=is_idle).receive(1)
+    client = redis.Redis.from_url(url)
+    if is_idle:
+        wait_until(lambda: client.pttl("{reply}:consumers") > 0, "the lease expires by itself")
+    os._exit(9)
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("is_idle", [True, False])
+def test_the_only_consumer_of_an_auto_delete_queue_is_killed(
+    is_idle: bool, server: Server, connect: Connect, client: redis.Redis
+) -> None:
+    process = get_context("spawn").Process(
+        target=die_as_its_only_consumer, args=(server.url, is_idle)
+    )
+    process.start()
+    process.join()
+    assert process.exitcode == 9
+    if not is_idle:
+        assert client.pttl("{reply}:consumers") == -1
+        connection = connect(delayed_lease_seconds=1)
+        Inbox(connection, auto_delete()).receive(1)
+        connection.close()
+    wait_until(lambda: not everlasting(client), "every key expires", 60)
+
+
 def test_an_auto_delete_queue_keeps_messages_as_in_the_stock_transport(
     server: Server, connect: Connect, client: redis.Redis
 ) -> None:

@@ -88,6 +88,8 @@ class Lease:
         self.next_step_at = 0.0
         #: Queue -> until when it lasts at least, by `clock`.
         self._until: dict[str, float] = {}
+        #: Queues that delete themselves.
+        self.auto_delete: set[str] = set()
         self._lock = native.lock()
         self._begin_contact()
 
@@ -182,7 +184,7 @@ class Lease:
     def successor(self) -> Lease:
         """A lease for the same consumer under a new name."""
         lease = Lease(self.store, self.seconds, self.server, self._name)
-        lease.progress = self.progress
+        lease.progress, lease.auto_delete = self.progress, self.auto_delete
         return lease
 
     # What the keeper's thread does.
@@ -258,7 +260,12 @@ class Lease:
     def _renew_all(self, queues: list[str], renewed: dict[str, float], asked_at: float) -> Renewal:
         idle_seconds = self.seconds * (IDLE_LEASES if len(queues) > FEW_QUEUES else 1)
         renewal = self.store.leases.renew_all(
-            queues, renewed.keys(), self.consumer, self.ms, int(idle_seconds * 1000)
+            queues,
+            renewed.keys(),
+            self.consumer,
+            self.ms,
+            int(idle_seconds * 1000),
+            self.auto_delete,
         )
         unknown = {*renewal.lost, *renewal.failed}
         with self._lock:

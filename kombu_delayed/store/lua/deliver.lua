@@ -10,7 +10,8 @@
 --   tag: the first one's; the others count up
 --   promotions: promote at most so many
 --   waits: 1: the caller can come back when the next one is due; 2: and listens for tokens
--- include: clock waiting ready backlog events promise expiry
+--   expires_ms: 0: never; -1: never, and it deletes itself
+-- include: clock waiting ready backlog events promise expiry auto_delete
 -- returns {now_ms, next due_ms if the caller shall claim then or 0, 1 if more is ready (+ 2 if messages wait at a gate), consumers,
 --   step + message, …}, or {0} where the lease was lost
 redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
@@ -76,6 +77,8 @@ if expires_ms > 0 then
     leases_last_for(consumers, kept_ms)
     last_for(unacked, kept_ms)
   end
+elseif expires_ms < 0 and lease_ms > 0 then
+  last_while_used(consumers, redis.call('EXISTS', unacked) > 0, lease_ms)
 end
 if found > math.min(urgent, 1) then answer[3] = answer[3] + 2 end
 return answer

@@ -13,7 +13,8 @@
 --   waits: 1: the caller can come back when the next one is due; 2: and listens for tokens
 --   version: of the tickets; empty: there are no policies any more, let out what waits
 --   limits: name, slots (0: no limit, -1: counted only), ms a token (0: no limit), burst, ms late that need none; …
--- include: clock waiting ready backlog forget_duplicate events promise gate limits waits expiry
+--   expires_ms: 0: never; -1: never, and it deletes itself
+-- include: clock waiting ready backlog forget_duplicate events promise gate limits waits expiry auto_delete
 -- returns as deliver; O(log n) a message
 redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
 local lease_end_ms = redis.call('ZSCORE', consumers, consumer)
@@ -237,6 +238,8 @@ if expires_ms > 0 then
     leases_last_for(consumers, kept_ms)
     for _, key in ipairs({unacked, gate .. 'slots', gate .. 'slots:' .. consumer}) do last_for(key, kept_ms) end
   end
+elseif expires_ms < 0 and lease_ms > 0 then
+  last_while_used(consumers, redis.call('EXISTS', unacked, gate .. 'slots:' .. consumer) > 0, lease_ms)
 end
 if version == '' and redis.call('EXISTS', waiting) == 1 then answer[3] = answer[3] + 2 end
 return answer

@@ -5,8 +5,8 @@
 --   keys: of each queue: ZSET consumer -> end of its lease; then of each: HASH unacked; then of each: HASH of slots
 --   lease_ms: how long the lease lasts from now on where the consumer holds something …
 --   idle_ms: … and where it holds nothing
---   renewed: the queues in which to renew it, counted from 1
--- include: clock
+--   renewed: the queues in which to renew it, counted from 1; negative: it deletes itself
+-- include: clock auto_delete
 -- returns {now_ms, end of the first of its leases to end (before this call), or 0; end of the first of others' to end, or 0;
 --   {queues where it was lost}, {queues where it holds nothing}, {queue, consumer, end, … of leases that have ended, or end late}}
 local count = #keys / 3
@@ -34,7 +34,12 @@ for i = 1, #found, 2 do
   end
 end
 
-local lost, idle, odd = {}, {}, {}
+local lost, idle, odd, deletes_itself = {}, {}, {}, {}
+
+for n, i in ipairs(renewed) do
+  renewed[n] = math.abs(i)
+  deletes_itself[renewed[n]] = tonumber(i) < 0
+end
 
 local function holds(queues)
   local held = {}
@@ -48,7 +53,7 @@ end
 
 local function some_have(queues, name)
   local some = {}
-  for n, i in ipairs(queues) do some[n] = of_queue(tonumber(i), name) end
+  for n, i in ipairs(queues) do some[n] = of_queue(i, name) end
   return redis.call('EXISTS', unpack(some)) > 0
 end
 
@@ -72,19 +77,20 @@ local function renew(i, holds_some)
     lost[#lost + 1] = i
     return
   end
+  if deletes_itself[i] then last_while_used(keys[i], not is_idle, lease_ms) end
   if is_idle then idle[#idle + 1] = i end
 end
 
 if #renewed > 0 then
   redis.call('ZREM', keys[1], '')  -- a full server lets a script write that has freed memory first
   local holds_some = holds(renewed)
-  for _, i in ipairs(renewed) do renew(tonumber(i), holds_some) end
+  for _, i in ipairs(renewed) do renew(i, holds_some) end
   if some_have(renewed, 'expires') then
-    for _, i in ipairs(renewed) do keep_expiring(tonumber(i)) end
+    for _, i in ipairs(renewed) do keep_expiring(i) end
   end
   if some_have(renewed, 'ledgers-until') then
     -- include: past_ledgers
-    for _, i in ipairs(renewed) do drop_past_ledgers(of_queue(tonumber(i), 'ledgers-until')) end
+    for _, i in ipairs(renewed) do drop_past_ledgers(of_queue(i, 'ledgers-until')) end
   end
 end
 

@@ -1,0 +1,9 @@
+-- auto_delete: a queue that deletes itself keeps no lease of its only consumer, once that was killed. Where it holds
+-- something the lease has to stay, for those who reclaim it.
+-- needs: nothing
+local function last_while_used(consumers, holds_some, lease_ms)
+  local can_go = not holds_some and redis.call('ZCARD', consumers) == 1
+  for _, key in ipairs({consumers, (consumers:gsub('consumers$', 'granted-by'))}) do
+    if can_go then redis.call('PEXPIRE', key, 10 * lease_ms) else redis.call('PERSIST', key) end
+  end
+end
