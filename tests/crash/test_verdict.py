@@ -120,6 +120,9 @@ ALIVE, CUT_AT = life("first"), AGAIN_AT - 4
         (ALIVE, AGAIN_AT + 1, AGAIN_AT + 1, cut_off(CUT_AT, 5, "third"), verdict.UNEXPLAINED),
         (ALIVE, AGAIN_AT + 1, AGAIN_AT + 1, cut_off(CUT_AT, 1.25), verdict.UNEXPLAINED),
         # Version 0.1.0 forgot in a warm shutdown what a process had been given and not begun.
+        # It could not say so, as the server was out of reach when it ended.
+        (told_to_end(""), LONG_BEFORE, LONG_BEFORE, away(LONG_BEFORE, 9), verdict.NOT_ACKED),
+        (told_to_end(""), LONG_BEFORE, LONG_BEFORE, away(LONG_BEFORE, 0.2), verdict.UNEXPLAINED),
         (told_to_end("previous"), AGAIN_AT, None, None, verdict.PREVIOUS),
         (told_to_end("previous"), LONG_BEFORE, LONG_BEFORE, None, verdict.UNEXPLAINED),
         (told_to_end(""), AGAIN_AT, None, None, verdict.UNEXPLAINED),

@@ -24,7 +24,7 @@ from tests.crash.pings import Pings, judge_pings
 from tests.crash.schedule import AWAY
 
 EXECUTING = "was executing when its process died"
-NOT_ACKED = "its ack had not reached the server when its process died or was stopped"
+NOT_ACKED = "its ack had not reached the server when its process died, ended or was stopped"
 AMBIGUOUS = "publisher was not told (ambiguous publish retry)"
 ZOMBIE = "zombie: its lease was lost while it was stopped"
 CUT_OFF = "zombie: its lease was lost while it alone was cut off"
@@ -222,10 +222,17 @@ class _Judge:
         is_told = life.fate == "terminated" and hold.at <= life.ended_at
         if life.unlike == "previous" and is_told and arrived > life.fated_at:
             return PREVIOUS
+        if is_told and arrived > life.ended_at and self._is_away(life.ended_at):
+            return NOT_ACKED
         for began, ended in self.evidence.cut_off(life):
             if arrived > began and hold.at < ended:
                 return CUT_OFF
         return None
+
+    def _is_away(self, at: float) -> bool:
+        """Whether nobody reached the server then."""
+        away = (window for window in self.evidence.windows if window.kind in AWAY)
+        return any(window.began <= at <= window.ended for window in away)
 
     def _sent(self, hold: Hold, life: Life) -> float:
         """When its ack was sent: of a solo worker not before its only thread was free."""
