@@ -19,7 +19,7 @@ from celery.worker.request import Request as CeleryRequest
 from celery.worker.state import task_ready
 from kombu.exceptions import OperationalError
 
-from kombu_delayed.errors import LeaseLost, ServerFull
+from kombu_delayed.errors import LeaseLost, NotReplicated, ServerFull
 
 from .cold_shutdown import CancelledGreenlets, CancelledProcesses
 
@@ -121,7 +121,9 @@ class Request(CeleryRequest):
 
 
 def _is_out_of_reach(reason: Any) -> bool:
-    return isinstance(reason, OperationalError) and not isinstance(reason, ServerFull)
+    # Sent again, a retry that the master has already is kept once.
+    out_of_reach = isinstance(reason, (OperationalError, NotReplicated))
+    return out_of_reach and not isinstance(reason, ServerFull)
 
 
 class PooledRequest(Request):

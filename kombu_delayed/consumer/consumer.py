@@ -67,8 +67,8 @@ CLOCK_DRIFT_MS = 0.2
 #: Who takes a message for longer runs its tasks in the thread that waits for messages …
 BLOCKING_SECONDS = 0.1
 
-#: … and who has not done so this many times in a row does not.
-QUICK_RUNS = 3
+#: … and who has not done so this many times in a row does not, or as many times more after one.
+QUICK_RUNS, QUICK_AGAIN = 3, 50
 
 FIRST_RETRY_SECONDS = 0.05
 LONGEST_RETRY_SECONDS = 1.0
@@ -701,7 +701,8 @@ class Consumer:
             self.refuse(queue, tag, record, error, no_ack)
             return False
         self._runs_here = self._runs_here or self._qos.ends != ends
-        self._quick_runs = self._quick_runs + 1 if monotonic() - began < BLOCKING_SECONDS else 0
+        is_quick = monotonic() - began < BLOCKING_SECONDS
+        self._quick_runs = self._quick_runs + 1 if is_quick else -QUICK_AGAIN
         return True
 
     def _mind_blocking(self) -> None:

@@ -16,6 +16,7 @@ from tests.crash.schedule import CLOCKS
 from tests.kit import clusters, sentinels
 from tests.kit.clusters import Cluster
 from tests.kit.servers import Server
+from tests.kit.wait import wait_until
 
 QUEUE, SHARDS = "celery", 6
 
@@ -110,9 +111,15 @@ class Failovers(PausingFaults):
 
     def _be_patient(self, patient: bool) -> None:
         option = "down-after-milliseconds", str(PATIENT_MS if patient else DOWN_AFTER_MS)
+        if not patient:  # they would take one that they have not heard since for dead at once
+            wait_until(self._is_heard, "all Sentinels hear the master again")
         for sentinel in self.all.sentinels:
             with sentinel.client() as client:
                 client.execute_command("SENTINEL", "SET", sentinels.MASTER, *option)
+
+    def _is_heard(self) -> bool:
+        views = [sentinel.master() for sentinel in self.all.sentinels]
+        return all(int(view["last-ok-ping-reply"]) < DOWN_AFTER_MS / 2 for view in views)
 
     def _failover(self) -> str | None:
         if not self._is_well:

@@ -116,6 +116,26 @@ def test_it_is_known_before_a_task_may_block(own_server: Server) -> None:
         assert seen == ["cde"]
 
 
+def test_one_long_task_among_quick_ones(
+    own_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker in whose thread tasks run: the next long one must not find it unprepared."""
+    with own_server.client() as client:
+        reader = reader_of(client)
+        consumer, prepared, found = reader.consumer, [], []
+        consumer.store.publish("q", [entry(f"e{n}") for n in range(60)])
+        consumer._hand_over = lambda payload, queue: None
+        consumer._quick_runs, consumer.sources["q"].ready = 0, True
+        consumer.step()
+        monkeypatch.setattr(reader.qos, "settle", lambda *_: prepared.append(True))
+        for blocking_seconds in (*[60] * 5, 0, *[60] * 20):
+            monkeypatch.setattr(consumer_module, "BLOCKING_SECONDS", blocking_seconds)
+            prepared.clear()
+            assert consumer.hand_out()
+            found.append(bool(prepared))
+        assert found == [*[True] * 3, False, False, False, *[True] * 20]
+
+
 def test_it_cuts_a_pause_short(own_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that was away for a while is asked less and less often."""
     with own_server.client() as client:

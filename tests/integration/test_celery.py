@@ -269,8 +269,9 @@ def test_reject_in_a_task(bench: Bench) -> None:
     assert [run["redelivered"] for run in bench.ledger.of(again)] == [False, True]
 
 
-def test_a_task_whose_retry_cannot_be_sent_returns_to_its_queue(bench: Bench) -> None:
-    sent = bench.send("retry_unsent").id
+@pytest.mark.parametrize("error", ["gone", "too few replicas"])
+def test_a_task_whose_retry_cannot_be_sent_returns_to_its_queue(error: str, bench: Bench) -> None:
+    sent = bench.send("retry_unsent", error).id
     bench.ledger.wait(lambda all: sum(e["id"] == sent for e in all) == 2, "it has run again")
     assert [run["redelivered"] for run in bench.ledger.of(sent)] == [False, True]
     with bench.client() as client:

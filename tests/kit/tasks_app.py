@@ -20,6 +20,7 @@ from celery import Celery
 from celery.exceptions import Reject
 from kombu.exceptions import OperationalError
 
+from kombu_delayed.errors import NotReplicated
 from tests.kit.ledger import Ledger
 
 VARIABLE = "KOMBU_DELAYED_TEST_APP"
@@ -195,9 +196,9 @@ def reject(self: Any, requeue_first: bool = False) -> None:
 
 
 @task(bind=True, acks_late=True)
-def retry_unsent(self: Any) -> None:
+def retry_unsent(self: Any, error: str) -> None:
     """Its first retry fails to be sent, as in an outage."""
-    _retry_unsent(self)
+    _retry_unsent(self, error)
 
 
 @task(bind=True)
@@ -206,16 +207,19 @@ def retry_unsent_early(self: Any) -> None:
     _retry_unsent(self)
 
 
-def _retry_unsent(self: Any) -> None:
+def _retry_unsent(self: Any, error: str = "gone") -> None:
     write_down(self)
     if not (self.request.delivery_info or {}).get("redelivered"):
-        self.signature_from_request = lambda *args, **options: _Unsendable()
+        self.signature_from_request = lambda *args, **options: _Unsendable(error)
         self.retry(countdown=0)
 
 
 class _Unsendable:
+    def __init__(self, error: str) -> None:
+        self.error = {"gone": OperationalError, "too few replicas": NotReplicated}[error]
+
     def apply_async(self) -> None:
-        raise OperationalError("Error 111 connecting to the broker. Connection refused.")
+        raise self.error("it cannot be sent")
 
 
 @task(bind=True)
