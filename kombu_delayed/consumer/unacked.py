@@ -28,8 +28,6 @@ class Message(virtual.Message):
 class QoS(virtual.QoS):
     """Counts what is outstanding, and puts acks and rejects into its outbox."""
 
-    restore_at_shutdown = True
-
     def __init__(self, channel: Any, prefetch_count: int = 0) -> None:
         super().__init__(channel, prefetch_count)
         self.outbox = Outbox()
