@@ -70,7 +70,7 @@ class ClusterLease(Lease):
         lease = ClusterLease(
             self.store, self.seconds, self.server, self._name, self._node_of, self.new_store
         )
-        lease.progress = self.progress
+        lease.progress, lease.auto_delete = self.progress, self.auto_delete
         return lease
 
 
@@ -86,7 +86,7 @@ class Share(Lease):
         run.format = None  # the loop looks at it: it may be on another node
         run.may_rest = False  # its thread has nothing to do but to try
         self.consumer = whole.consumer
-        self.progress = whole.progress
+        self.progress, self.auto_delete = whole.progress, whole.auto_delete
         self.next_step_at = monotonic()
         self._until, self._lock = whole._until, whole._lock
         self._begin_contact()
