@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from kombu_delayed.consumer import unacked as qos_module
+from kombu_delayed.consumer import outbox as outbox_module
 from kombu_delayed.errors import LeaseLost
 from tests.crash.dying import Reader, dying_store
 from tests.kit.state import entry
@@ -128,7 +128,7 @@ def test_what_is_claimed_while_its_queue_is_cancelled_goes_back_at_once(
 def test_what_waits_goes_back_in_its_order(
     reader: Reader, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
-    monkeypatch.setattr(qos_module, "CALL_LIMIT", limit)
+    monkeypatch.setattr(outbox_module, "CALL_LIMIT", limit)
     reader.read()
     tags = [reader.take() for _ in "abc"]
     for tag in tags:
