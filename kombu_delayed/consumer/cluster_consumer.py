@@ -114,11 +114,11 @@ class ClusterConsumer(Consumer):
         for part in self.parts:
             part.stop()
         self._parts.clear()
-        for queue in filter(self.qos.running, queues):
-            self.qos.give_back_waiting(queue)  # what has begun goes on
+        for queue in filter(self.qos.slots.running, queues):
+            self.qos.give_back_reserved(queue)  # what has begun goes on
         self.qos.release_failed()
-        self.qos.settle(self.store, self.lease)
-        errors = self.store.leases.leave_all([*queues], self.lease.consumer, self.qos.running)
+        self.qos.outbox.settle(self.store, self.lease)
+        errors = self.store.leases.leave_all([*queues], self.lease.consumer, self.qos.slots.running)
         for queue, error in errors.items():
             if not isinstance(error, UNREACHABLE):
                 raise error
@@ -129,7 +129,7 @@ class ClusterConsumer(Consumer):
                 queue,
                 error,
             )
-        self.remaining = remain(self.lease, queues, self.qos) or self.remaining
+        self.remaining = remain(self.lease, queues, self.qos.slots) or self.remaining
 
     def step(self) -> float:
         """Do what is due on all nodes; returns when to come back, by the monotonic clock."""
@@ -142,7 +142,7 @@ class ClusterConsumer(Consumer):
             self.wanting = sum(each.wants(now) for each in parts[n:])
             next_at = min(next_at, part.step())
         self._give_up_on_all()
-        if self.qos.has_unsent:
+        if self.qos.outbox.has_any:
             next_at = min(next_at, monotonic() + ACK_RETRY_SECONDS)
         return min(next_at, self._look_at)
 
@@ -220,7 +220,7 @@ class ClusterConsumer(Consumer):
         """If tasks run in this very thread, others have to keep its promises meanwhile."""
         if self.quick_runs >= QUICK_RUNS:
             return
-        self.qos.settle(self.store, self.lease)  # nobody would hear of an ack that is refused
+        self.qos.outbox.settle(self.store, self.lease)  # nobody would hear of an ack's refusal
         for part in self.parts:
             if part.wake.waiting:
                 part.step_aside()

@@ -135,7 +135,7 @@ class Consumer:
         self._cycle = cycle
         self._hand_over = hand_over
         self._rules = rules
-        self._gates = Gatekeeper(store, rules, qos)
+        self._gates = Gatekeeper(store, rules, qos.slots)
         self._buffer: deque[Claimed] = deque()
         self._tag = 0
         self._last_claim_at = -math.inf
@@ -190,7 +190,7 @@ class Consumer:
             return
         if not source.no_ack:
             self._qos.give_back(queue, [tag for _, tag, _ in self._taken_out_of(queue)])
-            self._qos.give_back_waiting(queue)
+            self._qos.give_back_reserved(queue)
         self._taken_out_of(queue)
         self.let_go(queue)  # last: a signal handler may have ended this half way
         self._announce(queue)
@@ -206,7 +206,7 @@ class Consumer:
 
     def take_back(self) -> list[Unbegun]:
         """Take what was claimed and not begun away from this consumer. From any thread."""
-        found, stay = self._qos.take_waiting(), []
+        found, stay = self._qos.take_reserved(), []
         with suppress(IndexError):  # the loop's thread takes from the other end
             while True:
                 entry = self._buffer.pop()
@@ -214,7 +214,7 @@ class Consumer:
                 if source is not None and source.no_ack:
                     stay.append(entry)
                 else:
-                    has_slots = self._qos.take_slots(entry.tag)
+                    has_slots = self._qos.slots.take_over(entry.tag)
                     found.append(Unbegun(entry.queue, entry.tag, has_slots))
         self._buffer.extend(reversed(stay))
         return found
@@ -226,7 +226,7 @@ class Consumer:
                 seen_tag = self._unsure[queue]
                 found = self.store.leases.recover(queue, self.lease.consumer, seen_tag)
                 self._recovered(queue, found)
-            self._qos.flush(self.store, self.lease)
+            self._qos.outbox.flush(self.store, self.lease)
             self.store.claimable.announce_soon(queue)
         except UNREACHABLE as error:
             logger.info("Other consumers of queue %r look by themselves: %s", queue, error)
@@ -249,13 +249,13 @@ class Consumer:
         self.lease.end()
         self.wake.close()
         self._buffer.clear()
-        for queue in filter(self._qos.running, queues):
-            self._qos.give_back_waiting(queue)  # what has begun goes on
+        for queue in filter(self._qos.slots.running, queues):
+            self._qos.give_back_reserved(queue)  # what has begun goes on
         try:
             self._leave(queues)
         except _CANNOT_LEAVE:
             self._leave_late(queues)
-        self.remaining = remain(self.lease, queues, self._qos) or self.remaining
+        self.remaining = remain(self.lease, queues, self._qos.slots) or self.remaining
 
     def drop_all(self) -> None:
         """Look after no queue any longer."""
@@ -264,8 +264,10 @@ class Consumer:
 
     def _leave(self, queues: set[str]) -> None:
         self._qos.release_failed()
-        self._qos.settle(self.store, self.lease)  # leaving would give back what is not acked yet
-        errors = self.store.leases.leave_all([*queues], self.lease.consumer, self._qos.running)
+        self._qos.outbox.settle(self.store, self.lease)  # leaving gives back what is not acked yet
+        errors = self.store.leases.leave_all(
+            [*queues], self.lease.consumer, self._qos.slots.running
+        )
         for error in errors.values():
             raise error
 
@@ -304,12 +306,12 @@ class Consumer:
             self._stop_waiting()
         self._agenda.spread = random.uniform(POLL_JITTER, 1.0)
         self._look(now)
-        if self._qos.has_rejects or (self._qos.has_freed and self._gates.was_short):
-            self._qos.flush(self.store, self.lease)
+        if self._qos.outbox.has_rejects or (self._qos.outbox.freed and self._gates.was_short):
+            self._qos.outbox.flush(self.store, self.lease)
         self._recover_all()
         self._claim_wanted(now)
         # Acks are not waited for: behind the claim they do not hold up its answer.
-        self._qos.flush(self.store, self.lease, slots_wait=not self._runs_here)
+        self._qos.outbox.flush(self.store, self.lease, slots_wait=not self._runs_here)
         if not self._buffer and self._room() and len(self._agenda.ready) < len(self.sources):
             self.wake.start(self.sources)
 
@@ -324,7 +326,7 @@ class Consumer:
 
     def _next_step_at(self) -> float:
         agenda, room = self._agenda, self._room()
-        times = [self.wake.overdue_at, self._look_at, self._qos.free_at]
+        times = [self.wake.overdue_at, self._look_at, self._qos.outbox.free_at]
         times += [agenda.due.first_at, agenda.kept.first_at]
         if room:
             times.append(agenda.polls.first_at)
@@ -353,7 +355,7 @@ class Consumer:
 
     @property
     def _try_again_at(self) -> float:
-        return self._ack_retry_at if self._qos.has_unsent else self._retry_at
+        return self._ack_retry_at if self._qos.outbox.has_any else self._retry_at
 
     def _start_anew(self) -> None:
         """Others have what this consumer held: it goes on as a new one, and lets Kombu know."""
@@ -598,13 +600,13 @@ class Consumer:
             self._buffer.extend(self._let_in(queue, claimed, False))
         else:
             self._give_back(queue, [tag for tag, _ in found])
-            self._qos.flush(self.store, self.lease)
+            self._qos.outbox.flush(self.store, self.lease)
         self._unsure.pop(queue, None)
 
     def _give_back(self, queue: str, tags: Sequence[int]) -> None:
         """What was claimed of a queue that it does not consume any more; with its slots."""
         if self._gates.gate(queue) is not None:
-            self._qos.free_unheard(queue, tags)
+            self._qos.slots.free_unheard(queue, tags)
         self._qos.give_back(queue, tags)
 
     def take_token(self, connection: Any = None) -> None:
@@ -686,9 +688,9 @@ class Consumer:
     def _give(
         self, payload: dict[str, Any], queue: str, tag: int, record: bytes, no_ack: bool
     ) -> bool:
-        began, ends = monotonic(), self._qos.ends
+        began, ends = monotonic(), self._qos.slots.ends
         try:
-            with self._qos.in_hand(tag):
+            with self._qos.reserved.in_hand(tag):
                 self._hand_over(payload, queue)
         except Exception as error:
             if self._qos.took(tag) or (no_ack and self._qos.can_read(payload)):
@@ -700,7 +702,7 @@ class Consumer:
                 raise
             self.refuse(queue, tag, record, error, no_ack)
             return False
-        self._runs_here = self._runs_here or self._qos.ends != ends
+        self._runs_here = self._runs_here or self._qos.slots.ends != ends
         is_quick = monotonic() - began < BLOCKING_SECONDS
         self._quick_runs = self._quick_runs + 1 if is_quick else -QUICK_AGAIN
         return True
@@ -709,7 +711,7 @@ class Consumer:
         """If tasks run in this very thread, others have to keep its promises meanwhile."""
         if self._quick_runs >= QUICK_RUNS:
             return
-        self._qos.settle(self.store, self.lease)  # nobody would hear of an ack that is refused
+        self._qos.outbox.settle(self.store, self.lease)  # nobody would hear of an ack's refusal
         if self.wake.waiting:
             self._stop_waiting()
             self.announce_all()
@@ -747,13 +749,13 @@ class Consumer:
         is_known = isinstance(error, MessageError)
         reason = str(error) if is_known else f"its body cannot be read: {error}"
         self._bury(queue, tag, record, reason, no_ack)
-        self._qos.free(tag)
+        self._qos.slots.free(tag)
 
     def _open(self, queue: str, tag: int, record: bytes, no_ack: bool) -> dict[str, Any] | None:
         """The message for its consumer, or None where it went elsewhere."""
         payload = self._checked(queue, tag, record, no_ack)
         if payload is None:
-            self._qos.free(tag)
+            self._qos.slots.free(tag)
         return payload
 
     def _checked(self, queue: str, tag: int, record: bytes, no_ack: bool) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ from .lease.keeper import keeper
 from .lease.lease import Lease
 
 if TYPE_CHECKING:
-    from .unacked import QoS
+    from .policy.slots import Slots
 
 
 class Remaining:
@@ -72,11 +72,11 @@ class Remaining:
                     store.leases.leave(queue, self.consumer)
 
 
-def remain(lease: Lease, queues: Collection[str], qos: QoS) -> Remaining | None:
+def remain(lease: Lease, queues: Collection[str], slots: Slots) -> Remaining | None:
     """Keep the lease for tasks that have not ended; None: there are none."""
-    left = [queue for queue in queues if qos.running(queue)]
+    left = [queue for queue in queues if slots.running(queue)]
     if not left:
         return None
-    remaining = Remaining(lease, left, qos.running)
+    remaining = Remaining(lease, left, slots.running)
     remaining.start()
     return remaining

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ..connection.options import Options
-from ..consumer.lease.lease import lease_seconds_of
+from ..consumer.lease.consumer_id import lease_seconds_of
 
 #: What the consumers are called that tasks are handed out to over HTTP. They renew no lease.
 HTTP_CONSUMER = re.compile(r"http:\d+:[0-9a-f]{32}")

@@ -50,6 +50,9 @@ class Caller:
     #: Of so many queues one command can tell.
     look_limit = 100
 
+    #: Errors of one queue's node, which other queues do not share.
+    errors_of_one_queue: tuple[type[BaseException], ...] = ()
+
     def __init__(
         self,
         client: Any,

@@ -50,6 +50,7 @@ class ClusterStore(Store):
     tagged = True
     renewals_at_once = 1
     look_limit = 1
+    errors_of_one_queue = UNREACHABLE
     run: ClusterWire
 
     @property

@@ -551,18 +551,18 @@ class Channel(stock.Channel):
 
         Returns whether it is to call `has_ended` when it has ended, whenever the message is acked.
         """
-        self.qos.wait(tag)
-        has_slots = self.qos.keep_slots(tag)
+        self.qos.reserved.add(tag)
+        has_slots = self.qos.slots.keep(tag)
         queue = self.qos.queue_of(tag)
         if queue and self.consumer is not None and queue not in self.consumer.sources:
             # It was being handed over when a signal handler cancelled its queue.
-            self.qos.give_back_waiting(queue)
+            self.qos.give_back_reserved(queue)
             self._flush()
         return has_slots
 
     def has_ended(self, tag: int) -> None:
         """What its program did with a message has ended; from any thread. Twice is safe."""
-        if self.qos.task_ended(tag):
+        if self.qos.slots.task_ended(tag):
             remaining = self.consumer and self.consumer.remaining
             if remaining:
                 remaining.hurry()
@@ -574,12 +574,12 @@ class Channel(stock.Channel):
 
         False: it has gone back to its queue, or the lease has ended.
         """
-        return self.qos.begin(tag) and self.holds(tag)
+        return self.qos.reserved.begin(tag) and self.holds(tag)
 
     def give_back(self, tags: Iterable[int]) -> None:
         """Put messages back at once, as what was at work on them was ended. No attempt counts."""
         for tag in tags:
-            self.qos.ended(tag)
+            self.qos.give_back_held(tag)
         self._flush()
 
     def because(self, tag: int, reason: str) -> None:
@@ -615,7 +615,7 @@ class Channel(stock.Channel):
         if self.consumer is None:
             return
         try:
-            self.qos.flush(self.consumer.store, self.consumer.lease)
+            self.qos.outbox.flush(self.consumer.store, self.consumer.lease)
         except UNREACHABLE:
             if self.closed:
                 raise

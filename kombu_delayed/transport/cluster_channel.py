@@ -15,7 +15,6 @@ from ..connection.cluster.nodes import Cluster, Node
 from ..connection.cluster.wakeup import NodeWake
 from ..connection.native import get_logger
 from ..consumer.cluster_consumer import ClusterConsumer
-from ..consumer.cluster_unacked import ClusterQoS
 from ..consumer.consumer import Consumer
 from ..consumer.lease.cluster_lease import ClusterLease
 from ..errors import UNREACHABLE, NodeDown, OptionError, ReplicaError, ServerError
@@ -38,7 +37,6 @@ BIND_SECONDS = 1.0
 class ClusterChannel(Channel):
     """A channel whose scripts and bindings go to the node that has them."""
 
-    QoS = ClusterQoS
     store_class = ClusterStore
 
     # A node that has vanished closes no connection, so silence has to be short.

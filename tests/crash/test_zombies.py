@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from kombu_delayed.consumer import unacked as qos_module
+from kombu_delayed.consumer import outbox as outbox_module
 from kombu_delayed.errors import LeaseLost
 from tests.crash.dying import Reader, dying_store
 from tests.kit.state import entry
@@ -128,15 +128,15 @@ def test_what_is_claimed_while_its_queue_is_cancelled_goes_back_at_once(
 def test_what_waits_goes_back_in_its_order(
     reader: Reader, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
-    monkeypatch.setattr(qos_module, "CALL_LIMIT", limit)
+    monkeypatch.setattr(outbox_module, "CALL_LIMIT", limit)
     reader.read()
     tags = [reader.take() for _ in "abc"]
     for tag in tags:
-        reader.qos.wait(tag)
-    assert reader.qos.begin(tags[1])
+        reader.qos.reserved.add(tag)
+    assert reader.qos.reserved.begin(tags[1])
     reader.consumer.remove("q")
     assert [json.loads(text)["body"] for text in client.lrange("q", 0, -1)] == ["c", "a"]
-    assert [reader.qos.begin(tag) for tag in tags] == [False] * 3
+    assert [reader.qos.reserved.begin(tag) for tag in tags] == [False] * 3
     assert reader.qos.queue_of(tags[1]) == "q"
 
 
@@ -144,24 +144,24 @@ def test_what_was_given_up_is_not_begun(reader: Reader) -> None:
     reader.read()
     acked, requeued, forgotten = (reader.take() for _ in "abc")
     for tag in (acked, requeued, forgotten):
-        reader.qos.wait(tag)
+        reader.qos.reserved.add(tag)
     reader.qos.ack(acked)
     reader.qos.reject(requeued, requeue=True)
-    assert not any(reader.qos.begin(tag) for tag in (acked, requeued))
+    assert not any(reader.qos.reserved.begin(tag) for tag in (acked, requeued))
     reader.qos.forget()
-    assert not reader.qos.begin(forgotten)
+    assert not reader.qos.reserved.begin(forgotten)
 
 
 def test_a_signal_handler_meets_no_lock_of_its_own_thread(reader: Reader) -> None:
     """It may come just before a flush, or a command, says that it has begun."""
     store, qos = reader.consumer.store, reader.qos
     reader.qos.ack(reader.take())
-    for lock in (qos._flushing, store.run._lock):
+    for lock in (qos.outbox._flushing, store.run._lock):
         with lock:
             assert lock.acquire(blocking=False)
             lock.release()
-            qos.flush(store, reader.consumer.lease)
-    assert not qos._done
+            qos.outbox.flush(store, reader.consumer.lease)
+    assert not qos.outbox.done
 
 
 def _unreachable(*command: object, **options: object) -> None:

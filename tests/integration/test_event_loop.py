@@ -211,7 +211,7 @@ def test_scripts_and_kombus_commands_share_a_connection(
 def test_a_short_connection_warns_of_no_lease(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.WARNING, "kombu_delayed.consumer.lease.lease")
+    caplog.set_level(logging.WARNING, "kombu_delayed.consumer.lease")
     others = {lease.consumer for each in _keepers.values() for lease in each._leases}
     for _ in range(30):
         with Connection(f"delayed+{server.url}") as connection:

@@ -338,7 +338,7 @@ def test_a_queue_is_cancelled_while_many_are_claimed(
     many.consumer.step()
     many.hand_out()
     assert sorted(many.queues) == sorted(QUEUES[:7] * 3)
-    many.consumer._qos.flush(many.channel.store, many.consumer.lease)
+    many.consumer._qos.outbox.flush(many.channel.store, many.consumer.lease)
     assert store.size(QUEUES[7]).ready == 3
 
 

@@ -348,7 +348,7 @@ def test_nothing_is_begun_whose_lease_is_heard_to_have_ended_while_that_is_asked
 
 @pytest.mark.parametrize(
     ("holder", "move"),
-    [("qos", "give_back_waiting"), ("store", "release"), ("announcing", "announce_soon")],
+    [("qos", "give_back_reserved"), ("store", "release"), ("announcing", "announce_soon")],
 )
 def test_giving_back_that_was_interrupted_is_done_again(
     connection: Connection,
@@ -389,7 +389,7 @@ def test_a_signal_handler_gives_back_what_it_has_interrupted_the_giving_back_of(
     channel.retire()
     assert found == [0, 2], "in the handler, which may take its time afterwards"
     assert client.llen("mail") == 2
-    assert not channel.qos._done
+    assert not channel.qos.outbox.done
 
 
 def test_nobody_waits_for_a_thread_that_tells_the_server(

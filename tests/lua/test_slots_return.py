@@ -20,7 +20,7 @@ Told = list[tuple[Any, ...]]
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     clock = [1000.0]
-    monkeypatch.setattr("kombu_delayed.consumer.unacked.monotonic", lambda: clock[0])
+    monkeypatch.setattr("kombu_delayed.consumer.outbox.monotonic", lambda: clock[0])
     return clock
 
 
@@ -48,10 +48,10 @@ def reader_of(store: Store, *, ends_here: bool = False) -> Reader:
     def hand_over(payload: dict[str, Any], queue: str) -> None:
         reader.got.append(payload)
         tag = next(tags)
-        reader.qos.has_slots(tag, "q")
-        reader.qos.keep_slots(tag)
+        reader.qos.slots.occupy(tag, "q")
+        reader.qos.slots.keep(tag)
         if ends_here:
-            reader.qos.task_ended(tag)
+            reader.qos.slots.task_ended(tag)
 
     reader.consumer._hand_over = hand_over
     reader.read()
@@ -61,7 +61,7 @@ def reader_of(store: Store, *, ends_here: bool = False) -> Reader:
 
 def test_slots_go_with_the_next_acks(store: Store, clock: list[float], told: Told) -> None:
     reader = reader_of(store)
-    reader.qos.task_ended(1)
+    reader.qos.slots.task_ended(1)
     reader.consumer.step()
     assert told == []
     reader.qos.ack(2)
@@ -73,10 +73,10 @@ def test_slots_go_with_the_next_acks(store: Store, clock: list[float], told: Tol
 
 def test_slots_do_not_wait_for_long(store: Store, clock: list[float], told: Told) -> None:
     reader = reader_of(store)
-    reader.qos.task_ended(1)
+    reader.qos.slots.task_ended(1)
     assert reader.consumer.step() <= clock[0] + 0.003
     clock[0] += 0.002
-    reader.qos.task_ended(2)
+    reader.qos.slots.task_ended(2)
     reader.consumer.step()
     assert told == []
     clock[0] += 0.0011

@@ -9,15 +9,10 @@ from typing import Any
 
 import pytest
 
+from kombu_delayed.consumer.lease.consumer_id import consumer_id, lease_seconds_of
 from kombu_delayed.consumer.lease.keeper import Keeper, keeper
-from kombu_delayed.consumer.lease.lease import (
-    FEW_QUEUES,
-    IDLE_LEASES,
-    JUST_AFTER_SECONDS,
-    Lease,
-    consumer_id,
-    lease_seconds_of,
-)
+from kombu_delayed.consumer.lease.lease import FEW_QUEUES, IDLE_LEASES, Lease
+from kombu_delayed.consumer.lease.reclaim import JUST_AFTER_SECONDS
 from kombu_delayed.errors import UNREACHABLE
 from kombu_delayed.store.renewal import Renewal
 from kombu_delayed.store.store import Store

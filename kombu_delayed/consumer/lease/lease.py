@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import re
-import secrets
-import socket
 import time
 from collections.abc import Callable, Hashable
 from functools import cached_property, partial
@@ -14,11 +10,13 @@ from typing import Protocol, TypeVar
 
 from kombu_delayed.connection import native
 from kombu_delayed.errors import UNREACHABLE
-from kombu_delayed.store.renewal import Other, Renewal
+from kombu_delayed.store.renewal import Renewal
 from kombu_delayed.store.store import Store
 
+from .consumer_id import consumer_id
 from .contact import Contact
 from .keeper import keeper
+from .reclaim import Reclaimer
 
 logger = native.get_logger(__name__)
 
@@ -26,9 +24,6 @@ T = TypeVar("T")
 
 #: A clock that also goes on while the machine sleeps, where there is one.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-
-#: Who looks for a lease that ends looks so long afterwards.
-JUST_AFTER_SECONDS = 0.01
 
 #: A lease is renewed when less than this part of it is left.
 RENEW_BELOW = 0.7
@@ -41,20 +36,6 @@ IDLE_LEASES = 4
 
 #: So much less than a consumer believes to have, as part of a lease, and it renews everything.
 DOUBT = 0.2
-
-_LENGTH = re.compile(r":[0-9a-f]{8}-(\d+)$")
-
-
-def consumer_id(name: str | None = None, lease_seconds: float | None = None) -> str:
-    """A name that no other consumer has, with the length of its lease in milliseconds."""
-    length = "" if lease_seconds is None else f"-{int(lease_seconds * 1000)}"
-    return f"{name or socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}{length}"
-
-
-def lease_seconds_of(consumer: str) -> float | None:
-    """How long the lease of a consumer is; None: an older version has named it."""
-    found = _LENGTH.search(consumer)
-    return int(found[1]) / 1000 if found else None
 
 
 class Progress(Protocol):
@@ -95,10 +76,9 @@ class Lease:
 
     def _begin_contact(self) -> None:
         self._contact = Contact(self.seconds)
+        self._others = Reclaimer(self.store, self.seconds, self.server, self._contact)
         #: What a renewal says may differ from what is known here: renew in all queues.
         self._is_in_doubt = False
-        #: Leases that a clock has granted which was ahead -> when they were first seen, by `clock`.
-        self._late: dict[Other, float] = {}
 
     @cached_property
     def ms(self) -> int:
@@ -229,7 +209,8 @@ class Lease:
             return self._lost_contact()
         if self._is_certain(renewal, known, asked_at) or len(renewed) == len(queues):
             self._is_in_doubt = False
-            return self._look_after_others(renewal)
+            wait = self._retry_seconds if renewal.failed else self.seconds / 3
+            return min(wait, self._others.step(renewal, self.clock))
         self._is_in_doubt = True
         return 0
 
@@ -275,63 +256,3 @@ class Lease:
                     seconds = idle_seconds if queue in renewal.idle else self.seconds
                     self._until[queue] = asked_at + seconds
         return renewal
-
-    # Others.
-
-    def _look_after_others(self, renewal: Renewal) -> float:
-        """Reclaim what the dead have left; returns seconds until the next look."""
-        wait = self._retry_seconds if renewal.failed else self.seconds / 3
-        if renewal.next_end_ms is not None:
-            until_end = (renewal.next_end_ms - renewal.now_ms) / 1000
-            wait = min(wait, until_end + JUST_AFTER_SECONDS)
-        for other in renewal.others:
-            if other.end_ms > renewal.now_ms:
-                self._late.setdefault(other, self.clock())
-                continue
-            wait = min(wait, self._reclaim_after(other, self._seconds_to_live(other, renewal)))
-        for other, since in [*self._late.items()]:
-            left = self._length_of(other) - min(self._steady_seconds, self.clock() - since)
-            if left <= 0:
-                del self._late[other]
-            wait = min(wait, self._reclaim_after(other, left))
-        return wait
-
-    def _seconds_to_live(self, other: Other, renewal: Renewal) -> float:
-        """How long a consumer counts as alive yet that this one has not seen renew its lease."""
-        if other.end_ms == 0:  # somebody has found it dead before
-            return 0
-        needed = self._length_of(other)
-        if self._has_just_started and renewal.now_ms - other.end_ms >= needed * 1000:
-            needed /= 2
-        return needed - self._steady_seconds
-
-    def _length_of(self, other: Other) -> float:
-        return lease_seconds_of(other.consumer) or self.seconds
-
-    @property
-    def _steady_seconds(self) -> float:
-        return self._contact.steady_seconds(self.clock())
-
-    @property
-    def _has_just_started(self) -> bool:
-        """Whether this contact is the first that its process has had with the server."""
-        began_at, since = keeper(self.server).began_at, self._contact.since
-        return began_at is not None and since is not None and since <= began_at + self.seconds / 3
-
-    def _reclaim_after(self, other: Other, seconds: float) -> float:
-        """Reclaim what one has left that counts as dead; returns seconds until the next look.
-
-        Nothing is reclaimed where its lease was renewed since.
-        """
-        if seconds > 0:
-            return seconds + JUST_AFTER_SECONDS
-        count = self.store.leases.reclaim(other.queue, other.consumer, other.end_ms)
-        if count:
-            logger.warning(
-                "Consumer %s has stopped answering: its %d unacknowledged messages are back in "
-                "queue %r",
-                other.consumer.encode(errors="surrogateescape").decode(errors="backslashreplace"),
-                count,
-                other.queue,
-            )
-        return math.inf

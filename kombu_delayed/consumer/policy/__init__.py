@@ -1,1 +1,1 @@
-"""What may be decided of a message, and the moves that carry it out."""
+"""What may be decided of a message, the moves that carry it out, and the slots it occupies."""

@@ -17,7 +17,7 @@ from .decisions import Arrival, Rules
 
 if TYPE_CHECKING:
     from ..lease.lease import Lease
-    from ..unacked import QoS
+    from .slots import Slots
 
 
 class Claimed(NamedTuple):
@@ -31,10 +31,10 @@ class Claimed(NamedTuple):
 class Gatekeeper:
     """Knows the gates of queues, and sends back to them what came without a ticket."""
 
-    def __init__(self, store: Store, rules: Rules | None, qos: QoS) -> None:
+    def __init__(self, store: Store, rules: Rules | None, slots: Slots) -> None:
         self._store = store
         self._rules = rules
-        self._qos = qos
+        self._slots = slots
         #: Queues without a gate at which messages wait, from when they had one.
         self._left: set[str] = set()
         #: Whether the last claim has brought less than was wanted: limits may be why.
@@ -73,7 +73,7 @@ class Gatekeeper:
             if gate.has_ticket(each.record):
                 stay.append(each)
                 if gate.has_slots and not no_ack:
-                    self._qos.has_slots(each.tag, queue)
+                    self._slots.occupy(each.tag, queue)
                 continue
             try:
                 envelope = open_envelope(each.record[1:], each.tag)

@@ -1,0 +1,195 @@
+"""What the server has yet to be told: acks in batches, rejects, and slots that come back."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from collections.abc import Callable
+from itertools import groupby, islice
+from operator import itemgetter
+from time import monotonic
+from typing import Any, NamedTuple, TypeVar
+
+from ..connection.native import get_logger
+from ..store.store import CALL_LIMIT, Store
+from .lease.lease import Lease
+
+logger = get_logger(__name__)
+
+#: So many of the last ones are told again to a server that may not have heard of them.
+RECENT_LIMIT = 1_000
+
+#: Slots that come back wait so long for acks to go with: a call less for each task.
+FREE_SECONDS = 0.003
+
+#: What to do with a held message that its consumer is done with.
+ACK, REQUEUE, RELEASE, GIVE_BACK, BURY = "ack", "requeue", "release", "give back", "bury"
+
+
+class Done(NamedTuple):
+    """A message that its consumer is done with, and what is to become of it."""
+
+    verb: str
+    queue: str
+    tag: int
+    id: str
+    reason: str = ""
+
+
+class Freed(NamedTuple):
+    """A message whose slots come back."""
+
+    queue: str
+    tag: int
+
+
+T = TypeVar("T", Done, Freed)
+
+_verb_and_queue, _queue = itemgetter(0, 1), itemgetter(0)
+
+
+def _first_alike(waiting: deque[T], key: Callable[[T], Any]) -> list[T]:
+    """The first ones that have the same key, as many as one call takes."""
+    for _, alike in groupby(tuple(waiting), key):
+        return list(islice(alike, CALL_LIMIT))
+    return []
+
+
+def _move(batch: list[T], waiting: deque[T], to: deque[T]) -> None:
+    for each in batch:
+        if waiting and waiting[0] is each:  # else a signal handler has flushed it
+            to.append(waiting.popleft())
+
+
+class Outbox:
+    """What a channel has to tell the server. What cannot be told now is kept for the next time."""
+
+    def __init__(self) -> None:
+        self.done: deque[Done] = deque()
+        self.freed: deque[Freed] = deque()
+        self._done_lately: deque[Done] = deque(maxlen=RECENT_LIMIT)
+        self._freed_lately: deque[Freed] = deque(maxlen=RECENT_LIMIT)
+        self._told_over = 0
+        self._free_at = 0.0
+        self._flushing = threading.RLock()  # a signal handler may interrupt a flush with another
+        self._flush_asked = False
+
+    @property
+    def has_any(self) -> bool:
+        """Whether anything waits for the next flush."""
+        return bool(self.done or self.freed)
+
+    @property
+    def has_rejects(self) -> bool:
+        """Whether what waits for the next flush is not all acks."""
+        return any(done.verb != ACK for done in tuple(self.done))
+
+    @property
+    def free_at(self) -> float:
+        """When slots are to be given back without acks, by the monotonic clock."""
+        return self._free_at if self.freed else math.inf
+
+    def free(self, queue: str, tag: int) -> None:
+        """The slots of a message come back with the next ack, or soon without one."""
+        if not self.freed:
+            self._free_at = monotonic() + FREE_SECONDS
+        self.freed.append(Freed(queue, tag))
+
+    def forget(self) -> None:
+        """The server has given to others what this is about."""
+        self.done.clear()
+        self._done_lately.clear()
+        self.freed.clear()
+        self._freed_lately.clear()
+
+    def flush(self, store: Store, lease: Lease, slots_wait: bool = False) -> None:
+        """Tell the server of acks, rejects and slots. What fails stays for the next time.
+
+        With `slots_wait` slots go with acks, and without any at `free_at`.
+        Where another thread is at it, that one does it: a signal handler may have interrupted that
+        to wait for this one.
+        """
+        self._flush_asked = True
+        while self._flush_asked and self._flushing.acquire(blocking=False):
+            try:
+                self._flush_asked = False
+                if (generation := store.run.generation) != self._told_over:
+                    self._tell_again(generation)
+                if self.done:
+                    self._tell_all(self.done, _verb_and_queue, self._tell_done, store, lease)
+                if self.freed and (not slots_wait or monotonic() >= self._free_at):
+                    self._tell_all(self.freed, _queue, self._tell_freed, store, lease)
+            finally:
+                self._flushing.release()
+
+    def settle(self, store: Store, lease: Lease) -> None:
+        """Flush and wait for the answers; what the server has refused once is tried once more."""
+        for _ in range(2):
+            with self._flushing:
+                self.flush(store, lease)
+            store.run.settle()
+
+    def _tell_again(self, generation: int) -> None:
+        """A new connection may be to a replica that has become the master before it heard all."""
+        self._told_over = generation
+        self.done.extendleft(reversed(self._done_lately))
+        self._done_lately.clear()
+        self.freed.extendleft(reversed(self._freed_lately))
+        self._freed_lately.clear()
+
+    def _tell_all(
+        self,
+        waiting: deque[T],
+        key: Callable[[T], Any],
+        tell: Callable[[Store, Lease, list[T]], None],
+        store: Store,
+        lease: Lease,
+    ) -> None:
+        """Tell of the first ones again and again; keep those of queues whose node is down."""
+        kept: deque[T] = deque()
+        down: set[str] = set()
+        try:
+            while waiting and (batch := _first_alike(waiting, key)):
+                queue = batch[0].queue
+                if queue in down:
+                    _move(batch, waiting, kept)
+                    continue
+                try:
+                    tell(store, lease, batch)
+                except store.errors_of_one_queue as error:
+                    logger.info("Cannot tell of what was done in queue %r now: %s", queue, error)
+                    down.add(queue)
+        finally:
+            waiting.extendleft(reversed(kept))
+
+    def _tell_done(self, store: Store, lease: Lease, batch: list[Done]) -> None:
+        verb, queue = batch[0][:2]
+        if verb == ACK:
+            self._ack(store, lease, batch)
+        elif verb == BURY:
+            rejected = [(done.tag, done.id, done.reason, b"") for done in batch]
+            store.bury(queue, lease.consumer, rejected)
+        else:
+            tags, counted = [done.tag for done in batch], verb != GIVE_BACK
+            store.release(queue, lease.consumer, tags, counted=counted, behind=verb == REQUEUE)
+        _move(batch, self.done, self._done_lately)
+
+    def _ack(self, store: Store, lease: Lease, batch: list[Done]) -> None:
+        # An ack may be sent twice: what is not held any more stays as it is.
+        queue, tags = batch[0].queue, [done.tag for done in batch]
+        alike = _first_alike(self.freed, _queue) if self.freed else []
+        freed = [each for each in alike if each.queue == queue]
+
+        def again() -> None:
+            self.done.extend(batch)
+            self.freed.extend(freed)
+
+        store.ack(queue, lease.consumer, tags, again, [tag for _, tag in freed])
+        _move(freed, self.freed, self._freed_lately)
+
+    def _tell_freed(self, store: Store, lease: Lease, batch: list[Freed]) -> None:
+        queue, again = batch[0].queue, self.freed.extend
+        tags = [tag for _, tag in batch]
+        store.free(queue, lease.consumer, tags, on_error=lambda: again(batch))
+        _move(batch, self.freed, self._freed_lately)

@@ -1,0 +1,67 @@
+"""Which messages of a channel occupy slots of limits, and until when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..outbox import Freed, Outbox
+
+
+class Slots:
+    """A message occupies its slots until it is acked or, if its task says so, until that ends."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        #: Tags of messages with slots -> their queues.
+        self.of_messages: dict[int, str] = {}
+        #: Those of them whose slots are their tasks', which say when they end.
+        self.of_tasks: set[int] = set()
+        #: How many of `task_ended` have given slots back.
+        self.ends = 0
+        self._outbox = outbox
+
+    def occupy(self, tag: int, queue: str) -> None:
+        """A message was claimed that has slots until it was dealt with."""
+        self.of_messages[tag] = queue
+
+    def keep(self, tag: int) -> bool:
+        """Until `task_ended`, whenever it is acked; returns whether it has slots."""
+        if tag not in self.of_messages:
+            return False
+        self.of_tasks.add(tag)
+        return True
+
+    def task_ended(self, tag: int) -> bool:
+        """The task of a message has ended; returns whether there are slots to be given back."""
+        if tag not in self.of_tasks or not self.free(tag):
+            return False
+        self.ends += 1
+        return True
+
+    def running(self, queue: str) -> list[int]:
+        """Tags of messages of a queue whose tasks have not ended and have slots."""
+        return [tag for tag in tuple(self.of_tasks) if self.of_messages.get(tag) == queue]
+
+    def free(self, tag: int) -> bool:
+        """A message's slots return with the next flush; returns whether it had some."""
+        queue = self.of_messages.pop(tag, None)
+        self.of_tasks.discard(tag)
+        if queue is None:
+            return False
+        self._outbox.free(queue, tag)
+        return True
+
+    def free_unheard(self, queue: str, tags: Iterable[int]) -> None:
+        """What was claimed in an answer that was lost goes back, with slots it may have."""
+        for tag in tags:
+            self.of_messages.pop(tag, None)
+            self._outbox.freed.append(Freed(queue, tag))
+
+    def take_over(self, tag: int) -> bool:
+        """Whoever calls this gives back the slots of a message; returns whether it has some."""
+        self.of_tasks.discard(tag)
+        return self.of_messages.pop(tag, None) is not None
+
+    def forget(self) -> None:
+        """All of them belong to others now."""
+        self.of_messages.clear()
+        self.of_tasks.clear()

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kombu_delayed.consumer.outbox import ACK, BURY, Done, Outbox
+from kombu_delayed.errors import NodeDown
+from kombu_delayed.store.cluster_store import ClusterStore
+
+
+class Stub:
+    """A store of which one node is down, and another refuses."""
+
+    errors_of_one_queue = ClusterStore.errors_of_one_queue
+
+    def __init__(self) -> None:
+        self.run = SimpleNamespace(generation=0)
+        self.buried: list[Any] = []
+
+    def ack(self, queue: str, *_: Any, **__: Any) -> None:
+        if queue == "down":
+            raise NodeDown
+        if queue == "refused":
+            raise RuntimeError
+
+    def bury(self, queue: str, consumer: str, entries: Any) -> None:
+        self.buried.append(entries)
+
+
+def test_what_waits_for_a_node_is_kept_whatever_comes_up_behind_it() -> None:
+    """Else it would run again."""
+    store: Any = Stub()
+    lease: Any = SimpleNamespace(consumer="C")
+    outbox = Outbox()
+    acks = [Done(ACK, queue, n, "") for n, queue in enumerate(("down", "up", "down", "refused"))]
+    outbox.done.extend(acks)
+    with pytest.raises(RuntimeError):
+        outbox.flush(store, lease)
+    assert [*outbox.done] == [acks[0], acks[2], acks[3]]
+
+
+def test_a_new_master_is_told_why_a_message_was_buried() -> None:
+    store: Any = Stub()
+    lease: Any = SimpleNamespace(consumer="C")
+    outbox = Outbox()
+    outbox.done.append(Done(BURY, "up", 1, "id", "too large"))
+    outbox.flush(store, lease)
+    store.run.generation += 1
+    outbox.flush(store, lease)
+    assert store.buried == [[(1, "id", "too large", b"")]] * 2
