@@ -208,7 +208,7 @@ class Loop:
         if (consumer := getattr(self._channel, "consumer", None)) is None:
             return bool(self._channel._in_poll)
         has_more = self._receiver.transport.cycle._due or consumer.store.run._unread
-        return consumer.wake.waiting and not has_more
+        return consumer.wakes[0].waiting and not has_more
 
 
 @contextmanager

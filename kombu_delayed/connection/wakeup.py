@@ -48,6 +48,10 @@ class WakeConnection:
         """The socket to poll, or None."""
         return getattr(self.connection, "_sock", None)
 
+    def listens(self, queue: str) -> bool:
+        """Whether tokens of a queue are sent to this consumer, rather than taken by it."""
+        return False
+
     @property
     def waiting(self) -> bool:
         """Whether an answer is on its way."""

@@ -25,10 +25,11 @@ from ..connection.options import Options
 from ..connection.reading import watched
 from ..connection.tls import TlsConnection
 from ..connection.wakeup import WakeConnection
+from ..consumer.claiming.sources import AUTO_DELETE
 from ..consumer.consumer import Consumer
 from ..consumer.lease.lease import Lease
 from ..consumer.policy.decisions import Rules, planned, rules_of
-from ..consumer.sources import AUTO_DELETE
+from ..consumer.session import Session
 from ..consumer.unacked import Message, QoS
 from ..embedded import server as embedded
 from ..embedded.connection import EmbeddedConnection
@@ -361,24 +362,27 @@ class Channel(stock.Channel):
         if self.consumer is None:
             self.resume()
             self.consumer = self._new_consumer()
-            self.consumer.patience_seconds = self.patience_seconds
         return self.consumer
 
     def _new_consumer(self) -> Consumer:
-        return Consumer(
+        lease = Lease(
+            self._lease_store(),
+            self.options.lease_seconds,
+            self._server(),
+            self.options.consumer_name,
+        )
+        return Consumer(self._new_session(lease), self._new_wake())
+
+    def _new_session(self, lease: Lease) -> Session:
+        return Session(
             self.store,
             self.options,
             self.qos,
-            self._new_wake(),
             self._queue_cycle,
             self._hand_over,
-            Lease(
-                self._lease_store(),
-                self.options.lease_seconds,
-                self._server(),
-                self.options.consumer_name,
-            ),
+            lease,
             self.rules,
+            self.patience_seconds,
         )
 
     def _lease_store(self) -> Store:

@@ -162,16 +162,7 @@ class ClusterChannel(Channel):
             store.node_of,
             self._lease_store,
         )
-        return ClusterConsumer(
-            store,
-            self.options,
-            self.qos,
-            self._new_node_wake,
-            self._queue_cycle,
-            self._hand_over,
-            lease,
-            self.rules,
-        )
+        return ClusterConsumer(self._new_session(lease), self._new_node_wake)
 
     def _impatient_pool(self) -> Nodes:
         where = urls.address(self.connection.client)

@@ -14,6 +14,7 @@ from kombu.utils.scheduling import round_robin_cycle
 from kombu_delayed.connection.connection import Replicas, Wire
 from kombu_delayed.connection.options import Options
 from kombu_delayed.consumer.consumer import Consumer
+from kombu_delayed.consumer.session import Session
 from kombu_delayed.consumer.unacked import QoS
 from kombu_delayed.store.store import Store
 
@@ -86,6 +87,9 @@ class NoWake:
     def start(self, queues: Any) -> None:
         pass
 
+    def listens(self, queue: str) -> bool:
+        return False
+
     def check(self, now: float) -> None:
         pass
 
@@ -107,9 +111,10 @@ class Reader:
         self.qos = QoS(StubChannel(), prefetch_count)
         cycle = round_robin_cycle()
         cycle.update(["q"])
-        self.consumer = Consumer(
-            store, Options(), self.qos, NoWake(), cycle, lambda payload, _: self.got.append(payload)
+        session = Session(
+            store, Options(), self.qos, cycle, lambda payload, _: self.got.append(payload)
         )
+        self.consumer = Consumer(session, NoWake())
         self.consumer.add("q", False, 0)
 
     def read(self) -> None:

@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from kombu_delayed.connection import connection as wire_module
-from kombu_delayed.consumer import consumer as consumer_module
+from kombu_delayed.consumer.retrying import ACK_RETRY_SECONDS, LONGEST_RETRY_SECONDS
 from tests.crash.deaths import unacked
 from tests.crash.dying import Reader, dying_store
 from tests.kit.servers import Server, available_kinds, start_server
@@ -73,7 +73,7 @@ def come_back(reader: Reader, done: Callable[[], bool]) -> None:
         nonlocal at
         if not done() and monotonic() >= at:
             at = reader.consumer.step()
-        assert done() or at <= monotonic() + consumer_module.ACK_RETRY_SECONDS
+        assert done() or at <= monotonic() + ACK_RETRY_SECONDS
         return done()
 
     wait_until(turn, "the ack has come")
@@ -103,8 +103,9 @@ def test_it_is_known_before_a_task_may_block(own_server: Server) -> None:
     with own_server.client() as client:
         reader = reader_of(client)
         consumer, seen = reader.consumer, []
-        consumer._hand_over = lambda payload, queue: seen.append(held(own_server, reader))
-        consumer._quick_runs = 0
+        session = consumer.session
+        session.hand_over = lambda payload, queue: seen.append(held(own_server, reader))
+        session.quick_runs = 0
         consumer.store.publish("q", [entry("e")])
         consumer.sources["q"].ready = True
         consumer.step()
@@ -143,12 +144,12 @@ def test_it_cuts_a_pause_short(own_server: Server, monkeypatch: pytest.MonkeyPat
         consumer = reader.consumer
         with monkeypatch.context() as patch:
             patch.setattr(consumer.store, "deliver", _unreachable)
-            patch.setattr(consumer, "_retry_seconds", consumer_module.LONGEST_RETRY_SECONDS)
+            patch.setattr(consumer.parts[0].retry, "_seconds", LONGEST_RETRY_SECONDS)
             consumer.sources["q"].ready = True
             late = consumer.step()
             assert consumer.step() == late
             reader.qos.ack(reader.take())
-            sooner = consumer_module.LONGEST_RETRY_SECONDS - consumer_module.ACK_RETRY_SECONDS
+            sooner = LONGEST_RETRY_SECONDS - ACK_RETRY_SECONDS
             assert late - consumer.step() == pytest.approx(sooner)
         come_back(reader, lambda: held(own_server, reader) == "cd")
 

@@ -93,7 +93,7 @@ def test_a_claim_that_is_carried_out_late_overwrites_nothing(
         consumer.step()
     store.publish("q", [entry(id) for id in "abcdef"])
     reader.qos.prefetch_count = 3
-    monkeypatch.setattr(consumer, "_retry_at", 0)
+    monkeypatch.setattr(consumer.parts[0].retry, "at", 0)
     reader.read()
     name = consumer.lease.consumer
     late = store.deliver("q", name, 3, 1, lease_ms=LEASE_MS)

@@ -94,7 +94,7 @@ def test_a_silent_connection_is_replaced(
         with Connection(url, transport_options=options) as connection:
             inbox = Inbox(connection, MAIL)
             inbox.drain(0.1)
-            wake = connection.default_channel.consumer.wake
+            wake = connection.default_channel.consumer.wakes[0]
             address = wake.socket.getsockname()
             (half_open,) = (
                 side for side in proxy.sides if side.transport.get_extra_info("peername") == address

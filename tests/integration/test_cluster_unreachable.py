@@ -203,9 +203,9 @@ def test_a_message_whose_answer_was_lost_is_found_on_the_next_node(
     publish(source, "x", queue)
     consumer = channel.consumer
     (part,) = consumer.parts
-    part._unsure[names[0]] = part._tag
+    tag = part.claims.unsure[names[0]] = consumer.session.tag
     name = consumer.lease.consumer
-    assert channel.store.deliver(names[0], name, 1, part._tag + 1, lease_ms=30_000).records
+    assert channel.store.deliver(names[0], name, 1, tag + 1, lease_ms=30_000).records
     home = cluster.master_of(names[0])
     other = cluster.master_of(names[1])
     cluster.move(names[0], other)

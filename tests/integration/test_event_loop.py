@@ -49,7 +49,7 @@ class Loop:
 @pytest.fixture
 def loop(connection: Connection, mail: Queue) -> Iterator[Loop]:
     loop = Loop(connection, mail, Queue("reader", NEWS))
-    loop.turn_until(lambda: loop.channel.consumer.wake.waiting, "it waits for tokens")
+    loop.turn_until(lambda: loop.channel.consumer.wakes[0].waiting, "it waits for tokens")
     loop.turn_idle()
     yield loop
     connection.close()
@@ -129,7 +129,7 @@ def test_a_connection_that_a_child_has_open_leaves_no_ghost(
 ) -> None:
     channel = loop.channel
     connection = (
-        channel.consumer.wake.connection if kind == "wake" else channel.subclient.connection
+        channel.consumer.wakes[0].connection if kind == "wake" else channel.subclient.connection
     )
     with held_open(connection):
         connection.disconnect()
@@ -148,7 +148,7 @@ def test_an_event_of_a_ghost_neither_blocks_nor_spins(
     epoll = loop.poller.poller._selector._selector
     ours, other = socket.socketpair()
     if is_watched:  # the number belongs to the waiting connection again
-        number = loop.channel.consumer.wake.connection._sock.fileno()
+        number = loop.channel.consumer.wakes[0].connection._sock.fileno()
         keep = os.dup(number)
         os.dup2(ours.fileno(), number)
         epoll.register(number, select.EPOLLIN)
@@ -175,8 +175,8 @@ def test_it_is_woken_after_its_connection_was_closed_or_its_loop_reset(
         loop.hub.reset()
         loop.hub._loop = None
     else:
-        loop.channel.consumer.wake.connection.disconnect()
-        assert not loop.channel.consumer.wake.waiting
+        loop.channel.consumer.wakes[0].connection.disconnect()
+        assert not loop.channel.consumer.wakes[0].waiting
     loop.inbox.stop_polling()
     connect().Producer().publish("x", exchange="mail", routing_key="mail", declare=[mail])
     loop.turn_until(lambda: loop.inbox.bodies == ["x"], "it was woken")

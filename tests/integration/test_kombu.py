@@ -16,9 +16,10 @@ import redis
 from kombu import VERSION, Connection, Exchange, Producer, Queue
 
 from kombu_delayed.connection.connection import Wire
-from kombu_delayed.consumer.consumer import Request
+from kombu_delayed.consumer.claiming.claims import Request
 from kombu_delayed.store.keys import QueueKeys
 from kombu_delayed.store.scripts import script
+from kombu_delayed.store.store import Store
 from tests.kit.inbox import Connect, Inbox
 from tests.kit.mail import publish, unacked
 from tests.kit.wait import wait_until
@@ -208,20 +209,21 @@ def test_a_small_claim_waits_for_room(
 ) -> None:
     """Unless there is never room for more: Celery's worker_disable_prefetch sees to that."""
     clock = 1_000.0
-    monkeypatch.setattr("kombu_delayed.consumer.consumer.monotonic", lambda: clock)
+    for module in ("part", "claiming.claims"):
+        monkeypatch.setattr(f"kombu_delayed.consumer.{module}.monotonic", lambda: clock)
     inbox = Inbox(connection, mail, prefetch_count=8, ack=False)
     channel = connection.default_channel
     if singly:
         channel.qos.can_consume = lambda: True
     publish(connection, *range(20))
     claimed: list[int] = []
-    deliver = channel.consumer._deliver
+    send = Request.send
 
-    def count(request: Request) -> Any:
+    def count(request: Request, store: Store) -> Any:
         claimed.append(request.want)
-        return deliver(request)
+        return send(request, store)
 
-    monkeypatch.setattr(channel.consumer, "_deliver", count)
+    monkeypatch.setattr(Request, "send", count)
     for _ in range(3):
         channel.consumer.step()
         while channel.consumer.hand_out():

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -14,7 +15,6 @@ from kombu import Connection
 from kombu.utils.scheduling import priority_cycle
 from redis.connection import Connection as RedisConnection
 
-from kombu_delayed.consumer import consumer as consumer_module
 from kombu_delayed.consumer.consumer import Consumer
 from kombu_delayed.store.store import Entry, Store
 from kombu_delayed.transport.channel import Channel
@@ -87,16 +87,19 @@ class Many:
         assert self.channel.consumer is not None
         return self.channel.consumer
 
+    def now(self) -> float:
+        return monotonic() + self.ahead_seconds
+
     def step_for(self, seconds: float) -> None:
         """Step whenever the consumer has asked for it; between the steps the clock jumps."""
-        end = consumer_module.monotonic() + seconds
+        end = self.now() + seconds
         while True:
             at = self.consumer.step()
             if self.hand_out():
                 continue
             if at >= end:
                 return
-            self.ahead_seconds += max(at - consumer_module.monotonic(), 0.001)
+            self.ahead_seconds += max(at - self.now(), 0.001)
 
     def step_until(self, count: int) -> None:
         """Step until so many messages have come."""
@@ -152,6 +155,9 @@ class NoWake:
 
     close = reset
 
+    def listens(self, queue: str) -> bool:
+        return False
+
     def check(self, now: float) -> None:
         pass
 
@@ -161,10 +167,8 @@ def many(server: Any, client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> I
     with Connection(f"delayed+{server.url}") as connection:
         channel = connection.default_channel
         found = Many(channel, client)
-        true_clock = consumer_module.monotonic
-        monkeypatch.setattr(
-            consumer_module, "monotonic", lambda: true_clock() + found.ahead_seconds
-        )
+        for module in ("consumer", "part", "retrying", "claiming.claims"):
+            monkeypatch.setattr(f"kombu_delayed.consumer.{module}.monotonic", found.now)
         monkeypatch.setattr(channel, "_new_wake", NoWake)
         for queue in QUEUES:
             channel.basic_consume(queue, False, found.take, queue)
@@ -250,10 +254,10 @@ def test_it_reconnects_in_few_round_trips(
     many.settle()
     for queue in QUEUES:
         store.publish(queue, [sent(queue)])
-    many.consumer._stop_waiting()
+    many.consumer.parts[0]._stop_waiting()
     many.lose_answers(monkeypatch)
     many.consumer.step()
-    assert many.consumer._unsure.keys() == {*QUEUES}
+    assert many.consumer.parts[0].claims.unsure.keys() == {*QUEUES}
     assert round_trips.of(many.settle) < 60
     assert sorted(many.queues) == QUEUES
 
@@ -288,7 +292,7 @@ def test_others_are_told_in_few_round_trips(
     for queue in QUEUES:
         delayed(store, queue, HOUR_MS)
     many.settle()
-    assert round_trips.of(many.consumer.announce_all) < 5
+    assert round_trips.of(many.consumer.parts[0].announce_all) < 5
     assert all(client.zscore(store.keys(queue).wake, "due") for queue in QUEUES)
 
 
@@ -309,7 +313,7 @@ def test_it_never_claims_more_than_it_has_room_for(
 
 
 def test_strict_priority_holds_among_many(many: Many, store: Store) -> None:
-    many.channel._queue_cycle = many.consumer._cycle = priority_cycle()
+    many.channel._queue_cycle = many.consumer.session.cycle = priority_cycle()
     many.channel._update_queue_cycle()
     many.channel.basic_qos(0, 10)
     for queue in reversed(QUEUES[:20]):
@@ -338,7 +342,7 @@ def test_a_queue_is_cancelled_while_many_are_claimed(
     many.consumer.step()
     many.hand_out()
     assert sorted(many.queues) == sorted(QUEUES[:7] * 3)
-    many.consumer._qos.outbox.flush(many.channel.store, many.consumer.lease)
+    many.channel.qos.outbox.flush(many.channel.store, many.consumer.lease)
     assert store.size(QUEUES[7]).ready == 3
 
 
@@ -348,7 +352,7 @@ def test_an_expiring_queue_is_kept_after_a_broken_connection(
     """Also by a consumer that has no room."""
     many.consumer.add(QUEUES[0], False, 60_000)
     many.settle()
-    monkeypatch.setattr(many.consumer, "_room", lambda: 0)
+    monkeypatch.setattr(many.consumer.parts[0].claims, "room", lambda: 0)
     many.ahead_seconds += 30
     deliver = many.channel.store.deliver
 
@@ -358,4 +362,4 @@ def test_an_expiring_queue_is_kept_after_a_broken_connection(
 
     monkeypatch.setattr(many.channel.store, "deliver", broken)
     many.settle()
-    assert many.consumer._agenda.kept.first_at < math.inf
+    assert many.consumer.parts[0].claims.agenda.kept.first_at < math.inf

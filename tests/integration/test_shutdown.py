@@ -261,14 +261,15 @@ def test_what_is_being_handed_over_goes_back_with_the_others(
     """In their order, where its program says when it begins."""
     inbox = Inbox(connection, mail, prefetch_count=5, ack=False)
     channel, handed = inbox.consumer.channel, []
-    opened = channel.consumer._open
+    opener = channel.consumer.parts[0].opener
+    opened = opener.open
 
     def open_some(*given: Any) -> Any:
         if handed and when == "opened":
             channel.retire()
         return opened(*given)
 
-    monkeypatch.setattr(channel.consumer, "_open", open_some)
+    monkeypatch.setattr(opener, "open", open_some)
 
     def take(message: Any) -> None:
         if message.payload == "b":
@@ -338,7 +339,7 @@ def test_nothing_is_begun_whose_lease_is_heard_to_have_ended_while_that_is_asked
         if hears == "the keeper":
             lease.lost = True
         elif hears == "the consumer":
-            channel.consumer._start_anew()
+            channel.consumer.session.start_anew()
         raise redis.ConnectionError("closed")
 
     monkeypatch.setattr(lease, "may_have_ended", lambda queue: True)

@@ -53,7 +53,7 @@ def reader_of(store: Store, *, ends_here: bool = False) -> Reader:
         if ends_here:
             reader.qos.slots.task_ended(tag)
 
-    reader.consumer._hand_over = hand_over
+    reader.consumer.session.hand_over = hand_over
     reader.read()
     assert len(reader.got) == 2
     return reader

@@ -17,8 +17,8 @@ from heapq import heapify, heappop, heappush, heapreplace
 from typing import NamedTuple
 
 from kombu_delayed import sizing
+from kombu_delayed.consumer.claiming.sources import SHARED_POLL_SECONDS
 from kombu_delayed.consumer.lease.reclaim import JUST_AFTER_SECONDS
-from kombu_delayed.consumer.sources import SHARED_POLL_SECONDS
 
 from .model import Fleet
 

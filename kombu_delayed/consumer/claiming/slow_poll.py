@@ -10,7 +10,8 @@ import math
 import random
 from collections.abc import Sequence
 
-from ..store.store import Store, chunks
+from kombu_delayed.store.store import Store, chunks
+
 from .sources import Source
 
 #: So many queues with a promise are looked at more closely each time, in case an earlier message

@@ -10,12 +10,15 @@ import math
 from collections.abc import Callable
 from itertools import count
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from sys import maxsize
+from typing import TYPE_CHECKING, Any
 
-from ..store.shards import queue_of
+from kombu.utils.scheduling import priority_cycle
+
+from kombu_delayed.store.shards import queue_of
 
 if TYPE_CHECKING:
-    from ..store.store import Delivered
+    from kombu_delayed.store.store import Delivered
 
 #: A consumer that meets messages without a token, from a stock producer, looks this often.
 EAGER_POLL_SECONDS = 0.1
@@ -30,12 +33,17 @@ POLL_JITTER = 0.7
 #: that all come to travel together.
 POLL_EARLY = 0.5
 
+#: A queue that is on its way to another node is asked again after so long.
+MOVING_SECONDS = 0.05
+
 #: Who comes so little too early comes again after this time.
 CLOCK_GRAIN_MS = 0.3
 
 
 #: In place of an expiry: the queue deletes itself when nobody consumes it.
 AUTO_DELETE = -1
+
+_claimed_at = attrgetter("claimed_at")
 
 
 class Source:
@@ -155,6 +163,11 @@ class Source:
         self.ready, self.owes = True, False
         self.due_at = math.inf
 
+    def moves(self, now: float) -> None:
+        """The queue is on its way to another node."""
+        self.ready = self.owes = False
+        self.due_at = self.poll_at = now + MOVING_SECONDS
+
     def must_keep(self, now: float) -> bool:
         """Whether the queue would expire without a call, though this consumer has no room."""
         return self.expires_ms > 0 and self.poll_at <= now
@@ -231,7 +244,50 @@ class Agenda:
         for names in (self.ready, self.owing):
             names.pop(source.queue, None)
 
+    def come(
+        self,
+        now: float,
+        has_room: bool,
+        poll: Callable[[list[Source], float], set[str]],
+        poll_seconds: float,
+    ) -> list[Source]:
+        """Find out what is ready; returns those that expire without a call.
+
+        `poll` says which of some queues have something. Without room there is no poll.
+        """
+        for source in self.due.come(now):
+            source.ready = source.owes = True
+        kept = self.kept.come(now)
+        polled = self.polls.come_early(now) if has_room else []
+        found = poll(polled, now) if polled else set()
+        for source in polled:
+            if source.queue not in found:
+                source.looked(now, poll_seconds)
+        for source in [*kept, *(each for each in polled if each.queue in found)]:
+            source.found = source.found or not source.ready
+            source.ready = True
+        return kept
+
+    def wanted(self, cycle: Any) -> list[list[Source]]:
+        """The shards to claim from: of each queue in its turn, and each shard in its turn."""
+        shards: dict[str, list[Source]] = {}
+        for source in sorted(self.ready.values(), key=_claimed_at):
+            shards.setdefault(source.whole, []).append(source)
+        return [shards[queue] for queue in cycle.consume(maxsize) if queue in shards]
+
     def wants(self, now: float) -> bool:
         """Whether there may be something to claim."""
         times = self.due.first_at, self.polls.first_at, self.kept.first_at
         return bool(self.ready) or min(times) <= now
+
+
+def share_out(
+    wanted: list[list[Source]], room: int, cycle: Any, claim: Callable[[Source, int], int]
+) -> None:
+    """Claim for each its share of the room, and for the next ones what it has left."""
+    is_strict = isinstance(cycle, priority_cycle)
+    for queues, shards in zip(range(len(wanted), 0, -1), wanted, strict=True):
+        part = room if is_strict else -(-room // queues)
+        for left, source in zip(range(len(shards), 0, -1), shards, strict=True):
+            claimed = claim(source, share) if (share := -(-part // left)) > 0 else 0
+            room, part = room - claimed, part - claimed

@@ -1,0 +1,1 @@
+"""Which messages a consumer claims: of which queues, when, and how many."""

@@ -1,0 +1,397 @@
+"""Claims messages of the queues of one server, and finds what was in answers that were lost."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import chain
+from time import monotonic, time
+from typing import Any, NamedTuple
+
+from kombu_delayed.connection.cluster.connection import SlotMoves
+from kombu_delayed.connection.native import get_logger
+from kombu_delayed.connection.wakeup import WakeConnection
+from kombu_delayed.errors import UNREACHABLE, LeaseLost
+from kombu_delayed.message.ticket import Gate
+from kombu_delayed.store.scripts import Call
+from kombu_delayed.store.store import Delivered, Store, delivered
+
+from ..policy.admission import Claimed, Gatekeeper
+from ..session import Session
+from ..standstill import Unbegun
+from .slow_poll import look
+from .sources import Agenda, Source, share_out
+
+logger = get_logger(__name__)
+
+#: Messages claimed at once by a consumer without a prefetch limit.
+UNLIMITED_CLAIM = 50
+
+LARGEST_CLAIM = 250
+
+#: A claim for less than half of the prefetch limit waits so long for more room.
+SMALL_CLAIM_SECONDS = 0.003
+
+#: Claims from more queues than these travel together. One by one the room that one queue leaves is
+#: the next one's at once.
+FEW_QUEUES = 4
+
+#: More between the server's clock and ours means that one of them was set.
+CLOCK_JUMP_MS = 20
+
+#: How far the two clocks run apart in a second.
+CLOCK_DRIFT_MS = 0.2
+
+
+class Request(NamedTuple):
+    """A claim of one queue, on its way: for so many messages, under tags behind `seen_tag`."""
+
+    queue: str
+    consumer: str
+    want: int
+    seen_tag: int
+    no_ack: bool
+    asked: tuple[float, float]
+    gate: Gate | None
+    options: dict[str, Any]
+
+    def send(self, store: Store) -> Delivered | None:
+        """Send it alone and wait for its answer."""
+        first_tag = self.seen_tag + 1
+        return store.deliver(
+            self.queue, self.consumer, self.want, first_tag, gate=self.gate, **self.options
+        )
+
+    def call(self, store: Store) -> Call:
+        """What to send with others."""
+        first_tag = self.seen_tag + 1
+        return store.deliver_call(
+            self.queue, self.consumer, self.want, first_tag, gate=self.gate, **self.options
+        )
+
+
+class ServerClock:
+    """The server's time, by what its answers say."""
+
+    def __init__(self) -> None:
+        self._ahead_ms = -math.inf
+        self._compared_at = 0.0
+
+    def now_ms(self) -> float:
+        """The server's time; before the first answer it is this machine's."""
+        # There may be messages then: those of a lost answer, or from where their queue was.
+        found = monotonic() * 1000 + self._ahead_ms
+        return found if math.isfinite(found) else time() * 1000
+
+    def compare(self, server_ms: int) -> None:
+        """The server's time comes late and in whole milliseconds: the most advanced is nearest."""
+        now = monotonic()
+        ahead_ms = server_ms - now * 1000
+        known_ms = self._ahead_ms - (now - self._compared_at) * CLOCK_DRIFT_MS
+        set_back = known_ms - ahead_ms > CLOCK_JUMP_MS
+        self._ahead_ms = ahead_ms if set_back else max(known_ms, ahead_ms)
+        self._compared_at = now
+
+
+class Buffer(deque[Claimed]):
+    """What was claimed and not handed out.
+
+    A signal handler may take from it at any time, and the keeper's thread from its end.
+    """
+
+    def first(self) -> Claimed | None:
+        """The one that is to be handed out next."""
+        try:
+            return self[0]
+        except IndexError:
+            return None
+
+    def take_out(self, entry: Claimed) -> bool:
+        """Whether the first of what was claimed was still there, and not given back meanwhile."""
+        try:
+            is_there = self[0] is entry
+            if is_there:
+                self.popleft()
+        except IndexError:  # the keeper's thread has taken it meanwhile
+            return False
+        return is_there
+
+    def take_out_of(self, queue: str) -> list[Claimed]:
+        """What was claimed of a queue, which is not in the buffer any more."""
+        taken: list[Claimed] = []
+        with suppress(IndexError):  # another thread takes from its end
+            for _ in range(len(self)):
+                entry = self.popleft()
+                (taken if entry.queue == queue else self).append(entry)
+        return taken
+
+
+class Claims:
+    """The queues on one server: claims their messages in batches, into a buffer."""
+
+    def __init__(self, session: Session, wake: WakeConnection) -> None:
+        self.sources: dict[str, Source] = {}
+        self.agenda = Agenda()
+        self.buffer = Buffer()
+        self.clock = ServerClock()
+        #: Queues of which an answer was lost, each with the last tag before those of that answer.
+        self.unsure: dict[str, int] = {}
+        self.gates = Gatekeeper(session.store, session.rules, session.qos.slots)
+        self._session = session
+        self._store = session.store
+        self._qos = session.qos
+        self._wake = wake
+        self._last_at = -math.inf
+
+    def take_over(self, source: Source) -> None:
+        """Look after a queue from now on."""
+        self.let_go(source.queue)
+        self.sources[source.queue] = source
+        source.file_in(self.agenda)
+
+    def let_go(self, queue: str) -> Source | None:
+        """Look after a queue no longer."""
+        source = self.sources.pop(queue, None)
+        if source is not None:
+            self.agenda.forget(source)
+        return source
+
+    def drop_all(self) -> None:
+        """Look after no queue any longer."""
+        self.sources = {}
+        self.agenda = Agenda()
+
+    def announce(self, queue: str) -> None:
+        """This consumer took a token that it does not follow."""
+        try:
+            if queue in self.unsure:  # of the others the claim under way may have answers
+                consumer, seen_tag = self._session.lease.consumer, self.unsure[queue]
+                self._recovered(queue, self._store.leases.recover(queue, consumer, seen_tag))
+            self._qos.outbox.flush(self._store, self._session.lease)
+            self._store.claimable.announce_soon(queue)
+        except UNREACHABLE as error:
+            logger.info("Other consumers of queue %r look by themselves: %s", queue, error)
+
+    def take_back(self) -> list[Unbegun]:
+        """Take what was claimed and not handed out away from this consumer. From any thread."""
+        found: list[Unbegun] = []
+        stay: list[Claimed] = []
+        with suppress(IndexError):  # the loop's thread takes from the other end
+            while True:
+                entry = self.buffer.pop()
+                source = self.sources.get(entry.queue)
+                if source is not None and source.no_ack:
+                    stay.append(entry)
+                else:
+                    has_slots = self._qos.slots.take_over(entry.tag)
+                    found.append(Unbegun(entry.queue, entry.tag, has_slots))
+        self.buffer.extend(reversed(stay))
+        return found
+
+    # How many, and of which queues.
+
+    def room(self) -> int:
+        """How many messages may be claimed."""
+        if "can_consume" in self._qos.__dict__:  # by Celery's worker_disable_prefetch: one by one
+            room = int(not self.buffer and self._qos.can_consume())
+        elif not self._qos.prefetch_count:
+            room = 0 if self.buffer else UNLIMITED_CLAIM
+        else:
+            room = self._qos.prefetch_count - self._qos.outstanding - len(self.buffer)
+            room = min(room, LARGEST_CLAIM)
+        return max(room - self._session.elsewhere, 0)
+
+    def _worth_claiming(self, room: int, now: float) -> int:
+        most = min(self._qos.prefetch_count, LARGEST_CLAIM)
+        is_small = room < most // 2 and "can_consume" not in self._qos.__dict__
+        if is_small and now - self._last_at < SMALL_CLAIM_SECONDS:
+            return 0
+        return -(-room // max(self._session.wanting, 1))
+
+    def next_at(self, latest: float) -> float:
+        """When to look after the queues again, at the `latest` then; by the monotonic clock."""
+        agenda, room = self.agenda, self.room()
+        times = [latest, agenda.due.first_at, agenda.kept.first_at]
+        if room:
+            times.append(agenda.polls.first_at)
+        if room and agenda.ready:
+            times.append(self._last_at)
+        if room and not self._worth_claiming(room, monotonic()):
+            return max(min(times), self._last_at + SMALL_CLAIM_SECONDS)
+        return min(times)
+
+    def claim_wanted(self, now: float) -> None:
+        """Claim of the queues that have something to do, and keep the promises of the others."""
+        cycle, room = self._session.cycle, self.room()
+        poll = partial(look, self._store)
+        kept = self.agenda.come(now, room > 0, poll, self._session.options.poll_seconds)
+        if (room := self._worth_claiming(room, now)) and (wanted := self.agenda.wanted(cycle)):
+            if sum(map(len, wanted)) > FEW_QUEUES:
+                self._claim_together(wanted, room, now)
+            else:
+                share_out(wanted, room, cycle, partial(self._claim, now=now))
+            # The first may have had one more than the others: it is the last one next time.
+            cycle.rotate(wanted[0][0].whole)
+        for source in kept:
+            if source.must_keep(now):
+                self._claim(source, 0, now)
+        if self.agenda.owing and not self.room():
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Let others follow the tokens for which this consumer has no room."""
+        owing = [*self.agenda.owing.values()]
+        with suppress(SlotMoves):  # then somebody else finds out
+            self._store.claimable.announce_all([source.queue for source in owing])
+            for source in owing:
+                source.passed_on()
+
+    # Claiming.
+
+    def _claim_together(self, wanted: list[list[Source]], room: int, now: float) -> None:
+        """Claim of many queues in few round trips; of those that owe it, also without room."""
+        wants: dict[str, int] = {}
+
+        def note(source: Source, want: int) -> int:
+            wants[source.queue] = want = 1 if source.no_ack else want
+            return want
+
+        share_out(wanted, room, self._session.cycle, note)
+        asked = [
+            (source, self._request(source.queue, want, source.no_ack, True))
+            for source in chain.from_iterable(wanted)
+            if (want := wants.get(source.queue, 0)) or source.owes or source.must_keep(now)
+        ]
+        answers = self._store.together([request.call(self._store) for _, request in asked])
+        errors = []
+        for (source, request), answer in zip(asked, answers, strict=True):
+            if isinstance(answer, SlotMoves):
+                self._ask_later(source, now)
+            elif isinstance(answer, BaseException):
+                errors.append(answer)
+            else:
+                found = delivered(answer, request.gate)
+                self._take_in(source, request, self._heard(request, found), now)
+        for error in errors:
+            raise error
+
+    def _claim(self, source: Source, want: int, now: float) -> int:
+        want = 1 if source.no_ack else want
+        request = self._request(source.queue, want, source.no_ack, True)
+        try:
+            answer = self._heard(request, request.send(self._store))
+        except SlotMoves:
+            self._ask_later(source, now)
+            return 0
+        return self._take_in(source, request, answer, now)
+
+    def _ask_later(self, source: Source, now: float) -> None:
+        """The queue is on its way to another node."""
+        self.unsure.pop(source.queue, None)  # nothing was done
+        source.moves(now)
+
+    def claim_one(self, queue: str, no_ack: bool) -> list[Claimed] | None:
+        """Claim one message without waiting; those that may be handed out. None: there is none."""
+        request = self._request(queue, 1, no_ack, False)
+        records = self._heard(request, request.send(self._store)).records
+        kept = self._let_in(queue, self._numbered(request, records), no_ack)
+        self.unsure.pop(queue, None)
+        return kept if records else None
+
+    def _request(self, queue: str, want: int, no_ack: bool, waits: bool) -> Request:
+        """A claim that is about to be sent. Its tags are its own, whenever it is carried out."""
+        session = self._session
+        lease, source = session.lease, self.sources.get(queue)
+        seen_tag = self.unsure[queue] = session.tag
+        session.tag = seen_tag + want
+        asked, gate = lease.ask(queue), self.gates.gate(queue)
+        options = {
+            "lease_ms": 0 if no_ack else lease.ms,
+            "leased": lease.holds(queue) and not no_ack,
+            "waits": waits,
+            "listens": waits and self._wake.listens(queue),
+            "promotions": session.options.promote_batch,
+            "expires_ms": source.expires_ms if source else 0,
+        }
+        return Request(queue, lease.consumer, want, seen_tag, no_ack, asked, gate, options)
+
+    def _heard(self, request: Request, answer: Delivered | None) -> Delivered:
+        lease = self._session.lease
+        if answer is None:
+            anew = request._replace(options={**request.options, "leased": False})
+            answer = lease.outlast_data(request.queue, self._store, lambda: anew.send(self._store))
+        if answer is None:
+            lease.lost = True
+            raise LeaseLost
+        self.gates.answered(request.queue, answer.gated)
+        if not request.no_ack:
+            lease.grant(request.queue, request.asked, bool(answer.records))
+        self.clock.compare(answer.now_ms)
+        return answer
+
+    def _take_in(self, source: Source, request: Request, answer: Delivered, now: float) -> int:
+        queue, count = source.queue, len(answer.records)
+        if self.sources.get(queue) is not source and not source.no_ack:
+            # A signal handler has cancelled it meanwhile, maybe before the server claimed these.
+            self._give_back(queue, range(request.seen_tag + 1, request.seen_tag + 1 + count))
+            self.unsure.pop(queue, None)
+            self.announce(queue)
+            return 0
+        poll_seconds = self._session.options.poll_seconds
+        source.answered(answer, monotonic(), self.clock.now_ms(), poll_seconds)
+        self._last_at = now
+        claimed = self._numbered(request, answer.records)
+        kept = self._let_in(queue, claimed, source.no_ack)
+        self.gates.was_short = len(claimed) < request.want
+        self.buffer.extend(kept)
+        if len(kept) < len(claimed):
+            source.ready = True
+        self.unsure.pop(queue, None)
+        if answer.records:
+            source.claimed_at = now
+            self._session.cycle.rotate(source.whole)
+        return count
+
+    def _numbered(self, request: Request, records: Sequence[bytes]) -> list[Claimed]:
+        first, session = request.seen_tag + 1, self._session
+        if session.tag == request.seen_tag + request.want:  # nobody has asked for more since
+            session.tag = request.seen_tag + len(records)
+        return [Claimed(request.queue, tag, record) for tag, record in enumerate(records, first)]
+
+    def _let_in(self, queue: str, claimed: Sequence[Claimed], no_ack: bool) -> list[Claimed]:
+        try:
+            return self.gates.let_in(claimed, self._session.lease, no_ack, self.clock.now_ms())
+        except UNREACHABLE:
+            if no_ack:  # nobody else has them
+                return [*claimed]
+            raise
+
+    # What was in answers that were lost with their connection.
+
+    def recover_all(self) -> None:
+        """Take it now."""
+        if self.unsure:
+            unsure, consumer = dict(self.unsure), self._session.lease.consumer
+            for queue, found in self._store.leases.recover_all(unsure, consumer).items():
+                self._recovered(queue, found)
+
+    def _recovered(self, queue: str, found: list[tuple[int, bytes]]) -> None:
+        lease = self._session.lease
+        if found and not lease.holds(queue):
+            lease.suspect(queue)
+        if queue in self.sources:
+            claimed = [Claimed(queue, tag, record) for tag, record in found]
+            self.buffer.extend(self._let_in(queue, claimed, False))
+        else:
+            self._give_back(queue, [tag for tag, _ in found])
+            self._qos.outbox.flush(self._store, lease)
+        self.unsure.pop(queue, None)
+
+    def _give_back(self, queue: str, tags: Sequence[int]) -> None:
+        """What was claimed of a queue that it does not consume any more; with its slots."""
+        if self.gates.gate(queue) is not None:
+            self._qos.slots.free_unheard(queue, tags)
+        self._qos.give_back(queue, tags)

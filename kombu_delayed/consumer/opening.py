@@ -1,0 +1,98 @@
+"""Opens a claimed message for its consumer, or sends it elsewhere."""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from typing import Any
+
+from kombu.utils.uuid import uuid
+
+from ..connection.native import get_logger
+from ..errors import MessageError, NotReplicated
+from ..message.envelope import Envelope, due, hide_eta, open_envelope
+from ..store import instrumentation
+from ..store.store import Entry
+from .claiming.claims import ServerClock
+from .policy.admission import Claimed
+from .policy.apply import rule
+from .policy.decisions import Arrival
+from .session import Session
+
+logger = get_logger(__name__)
+
+
+class Opener:
+    """What is not due waits on, what policies refuse is gone, what cannot be read is buried."""
+
+    def __init__(self, session: Session, clock: ServerClock) -> None:
+        self._session = session
+        self._store = session.store
+        self._qos = session.qos
+        self._rules = session.rules
+        self._clock = clock
+
+    def open(self, claimed: Claimed, no_ack: bool) -> dict[str, Any] | None:
+        """The message for its consumer, or None where it went elsewhere."""
+        payload = self._checked(claimed, no_ack)
+        if payload is None:
+            self._qos.slots.free(claimed.tag)
+        return payload
+
+    def _checked(self, claimed: Claimed, no_ack: bool) -> dict[str, Any] | None:
+        queue, tag, record = claimed
+        try:
+            envelope = open_envelope(record[1:], tag)
+        except MessageError as error:
+            self._bury(claimed, str(error), no_ack)
+            return None
+        if envelope.due_ms is None and (at_ms := self._not_yet_due(envelope)):
+            self._park(claimed, envelope, at_ms, no_ack)
+            return None
+        if self._rules is not None:
+            now_ms = math.ceil(self._clock.now_ms())
+            arrival = Arrival(queue, envelope, record, now_ms, self._store)
+            if not rule(self._rules, arrival, self._session.lease.consumer, no_ack):
+                return None
+        if not no_ack:
+            self._qos.received(tag, queue, envelope.id)
+        if (told := instrumentation.current) is not None:
+            due_ms = envelope.due_ms
+            late_seconds = None if due_ms is None else (self._clock.now_ms() - due_ms) / 1000
+            told.delivered(queue, late_seconds, envelope.deliveries)
+        return envelope.payload
+
+    def _not_yet_due(self, envelope: Envelope) -> int | None:
+        """A stock producer makes messages ready before they are due; returns when they are."""
+        when = due(envelope.payload)
+        if when is None:
+            return None
+        server_ms = math.ceil(self._clock.now_ms())
+        at_ms = server_ms + (when.delay_ms or 0) if when.at_ms is None else when.at_ms
+        if at_ms > server_ms:
+            return at_ms
+        hide_eta(envelope.payload, at_ms)
+        return None
+
+    def _park(self, claimed: Claimed, envelope: Envelope, at_ms: int, no_ack: bool) -> None:
+        queue, tag, record = claimed
+        if no_ack:
+            entry = Entry(envelope.id, record[0] - 48, record[1:].decode(), str(at_ms))
+            with suppress(NotReplicated):  # that is for its producer to know
+                self._store.schedule(queue, [entry])
+        else:
+            consumer = self._session.lease.consumer
+            self._store.park(queue, consumer, [(tag, envelope.id, at_ms)])
+
+    def refuse(self, claimed: Claimed, error: Exception, no_ack: bool) -> None:
+        """Bury a message whose body cannot be read, or which is none for its consumer."""
+        is_known = isinstance(error, MessageError)
+        reason = str(error) if is_known else f"its body cannot be read: {error}"
+        self._bury(claimed, reason, no_ack)
+        self._qos.slots.free(claimed.tag)
+
+    def _bury(self, claimed: Claimed, reason: str, no_ack: bool) -> None:
+        queue, tag, record = claimed
+        logger.error("A message in queue %r is buried: %s: %.200r", queue, reason, record)
+        entry = tag, uuid(), reason, record if no_ack else b""
+        self._store.bury(queue, self._session.lease.consumer, [entry])

@@ -1,0 +1,235 @@
+"""What a consumer does with one server: waits for wake tokens, claims, hands out."""
+
+from __future__ import annotations
+
+import random
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UNREACHABLE, LeaseLost
+from .claiming.claims import Claims
+from .claiming.sources import AUTO_DELETE, POLL_JITTER, Source
+from .opening import Opener
+from .policy.admission import Claimed
+from .retrying import Retry
+from .session import Session
+
+if TYPE_CHECKING:
+    from ..connection.wakeup import WakeConnection
+
+#: Who takes a message for longer runs its tasks in the thread that waits for messages …
+BLOCKING_SECONDS = 0.1
+
+#: … and who has not done so this many times in a row does not, or as many times more after one.
+QUICK_RUNS, QUICK_AGAIN = 3, 50
+
+
+class Part:
+    """Claims messages of its queues in batches and hands them out one by one."""
+
+    def __init__(self, session: Session, wake: WakeConnection) -> None:
+        self.session = session
+        self.wake = wake
+        self.claims = Claims(session, wake)
+        self.opener = Opener(session, self.claims.clock)
+        self.retry = Retry(session.qos)
+        self.patience_seconds = session.patience_seconds
+        self._qos = session.qos
+
+    def add(self, queue: str, no_ack: bool, expires_ms: int) -> None:
+        """Consume a queue from now on."""
+        source = Source(queue, no_ack, expires_ms)
+        if expires_ms == AUTO_DELETE:
+            self.session.lease.auto_delete.add(queue)
+        self.claims.take_over(source)
+        source.claim_anew()
+        if self.wake.waiting:
+            self._stop_waiting()
+
+    def remove(self, queue: str) -> None:
+        """Consume a queue no more: what was claimed and not handed out, or not begun, goes back."""
+        claims = self.claims
+        source = claims.sources.get(queue)
+        if source is None:
+            return
+        if not source.no_ack:
+            self._qos.give_back(queue, [tag for _, tag, _ in claims.buffer.take_out_of(queue)])
+            self._qos.give_back_reserved(queue)
+        claims.buffer.take_out_of(queue)
+        claims.let_go(queue)  # last: a signal handler may have ended this half way
+        claims.announce(queue)
+
+    def stop(self) -> None:
+        """Claim and wait no more."""
+        self.claims.drop_all()
+        self.wake.close()
+        self.claims.buffer.clear()
+
+    def forget(self) -> None:
+        """What was claimed belongs to others."""
+        self.claims.buffer.clear()
+        self.claims.unsure.clear()
+        self._stop_waiting()
+
+    def _stop_waiting(self) -> None:
+        """A token may be on its way and get lost: claim, or let others, whatever it was for."""
+        self.wake.reset()
+        for source in tuple(self.claims.sources.values()):
+            source.claim_anew()
+
+    @property
+    def idle(self) -> bool:
+        """Whether it neither claims nor waits, as it had no room when it could have."""
+        if not self.claims.sources:
+            return False
+        return not self.wake.waiting or bool(self.claims.agenda.ready)
+
+    # The step: what is due now, and when to come back.
+
+    def step(self) -> float:
+        """Do what is due; returns when to come back, by the monotonic clock."""
+        self.session.progress.stamp()
+        now, retry = monotonic(), self.retry
+        if now < retry.at and now < (retry_at := retry.next_at):
+            return retry_at
+        try:
+            self._step(now)
+        except UNREACHABLE as error:
+            return self._broken(error)
+        if retry.broken_since is not None:
+            self._mended()
+        return self.claims.next_at(min(self.wake.overdue_at, self._qos.outbox.free_at))
+
+    def _step(self, now: float) -> None:
+        session, claims = self.session, self.claims
+        if session.lease.lost:
+            raise LeaseLost
+        if self.wake.check(now):
+            self._stop_waiting()
+        claims.agenda.spread = random.uniform(POLL_JITTER, 1.0)
+        if self._qos.outbox.has_rejects or (self._qos.outbox.freed and claims.gates.was_short):
+            self._qos.outbox.flush(session.store, session.lease)
+        claims.recover_all()
+        claims.claim_wanted(now)
+        # Acks are not waited for: behind the claim they do not hold up its answer.
+        self._qos.outbox.flush(session.store, session.lease, slots_wait=not session.runs_here)
+        if not claims.buffer and claims.room() and len(claims.agenda.ready) < len(claims.sources):
+            self.wake.start(claims.sources)
+
+    def _broken(self, error: BaseException) -> float:
+        self._stop_waiting()
+        if isinstance(error, LeaseLost):
+            self.session.start_anew()
+            raise error
+        return self.retry.failed(error, self.patience_seconds)
+
+    def _mended(self) -> None:
+        self.retry.mended()
+
+    def take_token(self) -> None:
+        """Read the wake token that has come."""
+        if not self.wake.waiting:
+            self.wake.reset()  # an idle connection was closed by the server
+            return
+        try:
+            token = self.wake.read()
+        except UNREACHABLE as error:
+            self._broken(error)
+            return
+        if token is None:
+            return
+        queue, at_ms = token
+        if queue in self.claims.sources:
+            in_ms = at_ms - self.claims.clock.now_ms()
+            self.claims.sources[queue].token(in_ms, monotonic())
+        else:
+            self.claims.announce(queue)
+
+    # Handing out.
+
+    def hand_out(self) -> bool:
+        """Give one claimed message to its consumer; returns whether there was one."""
+        self.session.progress.stamp()
+        buffer = self.claims.buffer
+        while (entry := buffer.first()) is not None:
+            queue, tag, _ = entry
+            source = self.claims.sources.get(queue)
+            if source is None:  # cancelled by a signal handler in the middle of a claim
+                if not buffer.take_out(entry):
+                    continue
+                self._qos.give_back(queue, [tag])
+                self.claims.announce(queue)
+                continue
+            no_ack = source.no_ack
+            try:
+                payload = self._opened(entry, no_ack)
+            except UNREACHABLE as error:
+                self.retry.hold_until = self._broken(error)
+                return False
+            except BaseException:
+                buffer.take_out(entry)
+                raise
+            if not buffer.take_out(entry):
+                self._qos.withdraw(tag)
+            elif payload is not None and self._give(payload, entry, no_ack):
+                return True
+        return False
+
+    def _opened(self, entry: Claimed, no_ack: bool) -> dict[str, Any] | None:
+        session, queue = self.session, entry.queue
+        ended = not no_ack and session.lease.may_have_ended(queue)
+        if ended and not session.lease.renew(queue, session.store):
+            raise LeaseLost
+        payload = self.opener.open(entry, no_ack)
+        if payload is not None and session.quick_runs < QUICK_RUNS:
+            session.mind_blocking()
+        return payload
+
+    def _give(self, payload: dict[str, Any], entry: Claimed, no_ack: bool) -> bool:
+        session, (queue, tag, _) = self.session, entry
+        began, ends = monotonic(), self._qos.slots.ends
+        try:
+            with self._qos.reserved.in_hand(tag):
+                session.hand_over(payload, queue)
+        except Exception as error:
+            sources = self.claims.sources
+            if self._qos.took(tag) or (no_ack and self._qos.can_read(payload)):
+                if queue in sources:  # else a signal handler has raised: it may have begun
+                    self._qos.failed(tag)
+                raise
+            if queue not in sources:  # the error of a signal handler that has cancelled it
+                self._qos.give_back(queue, [] if no_ack else [tag])
+                raise
+            self.opener.refuse(entry, error, no_ack)
+            return False
+        session.runs_here = session.runs_here or self._qos.slots.ends != ends
+        is_quick = monotonic() - began < BLOCKING_SECONDS
+        session.quick_runs = session.quick_runs + 1 if is_quick else -QUICK_AGAIN
+        return True
+
+    def step_aside(self) -> None:
+        """Have others claim, for as long as this thread is busy."""
+        if self.wake.waiting:
+            self._stop_waiting()
+            self.announce_all()
+
+    def announce_all(self) -> None:
+        """Let others claim whatever there is in its queues."""
+        self.session.store.claimable.announce_all(tuple(self.claims.sources))
+
+    def get(self, queue: str, no_ack: bool) -> tuple[dict[str, Any], bytes] | None:
+        """Claim one message of a queue without waiting, with its record; None: there is none."""
+        self.session.progress.stamp()
+        if self.session.lease.lost:
+            raise LeaseLost
+        self.claims.recover_all()
+        while (kept := self.claims.claim_one(queue, no_ack)) is not None:
+            for claimed in kept:
+                try:
+                    payload = self.opener.open(claimed, no_ack)
+                except UNREACHABLE:
+                    self._qos.give_back(queue, [] if no_ack else [claimed.tag])
+                    raise
+                if payload is not None:
+                    return payload, claimed.record
+        return None
