@@ -307,7 +307,8 @@ class Claims:
         lease, source = session.lease, self.sources.get(queue)
         seen_tag = self.unsure[queue] = session.tag
         session.tag = seen_tag + want
-        asked, gate = lease.ask(queue), self.gates.gate(queue)
+        asked = lease.ask(queue)
+        gate = self.gates.gate(queue) if self.gates.in_use else None
         options = {
             "lease_ms": 0 if no_ack else lease.ms,
             "leased": lease.holds(queue) and not no_ack,
@@ -326,7 +327,8 @@ class Claims:
         if answer is None:
             lease.lost = True
             raise LeaseLost
-        self.gates.answered(request.queue, answer.gated)
+        if self.gates.in_use or answer.gated:
+            self.gates.answered(request.queue, answer.gated)
         if not request.no_ack:
             lease.grant(request.queue, request.asked, bool(answer.records))
         self.clock.compare(answer.now_ms)
@@ -362,6 +364,8 @@ class Claims:
         return [Claimed(request.queue, tag, record) for tag, record in enumerate(records, first)]
 
     def _let_in(self, queue: str, claimed: Sequence[Claimed], no_ack: bool) -> list[Claimed]:
+        if not self.gates.in_use:
+            return [*claimed]
         try:
             return self.gates.let_in(claimed, self._session.lease, no_ack, self.clock.now_ms())
         except UNREACHABLE:

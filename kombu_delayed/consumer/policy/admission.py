@@ -37,6 +37,8 @@ class Gatekeeper:
         self._slots = slots
         #: Queues without a gate at which messages wait, from when they had one.
         self._left: set[str] = set()
+        #: Whether any queue may have a gate or such messages: else nobody need ask.
+        self.in_use = rules is not None
         #: Whether the last claim has brought less than was wanted: limits may be why.
         self.was_short = True
 
@@ -49,6 +51,7 @@ class Gatekeeper:
         """What a claim has said of messages that wait at a gate which nobody declares."""
         if gated:
             self._left.add(queue)
+            self.in_use = True
         elif queue in self._left:
             self._left.discard(queue)
             with suppress(*UNREACHABLE):  # the doctor does not mind empty lanes
