@@ -11,6 +11,7 @@ import pytest
 import redis
 
 from kombu_delayed.connection import connection as wire_module
+from kombu_delayed.consumer import part as part_module
 from kombu_delayed.consumer.retrying import ACK_RETRY_SECONDS, LONGEST_RETRY_SECONDS
 from tests.crash.deaths import unacked
 from tests.crash.dying import Reader, dying_store
@@ -125,12 +126,12 @@ def test_one_long_task_among_quick_ones(
         reader = reader_of(client)
         consumer, prepared, found = reader.consumer, [], []
         consumer.store.publish("q", [entry(f"e{n}") for n in range(60)])
-        consumer._hand_over = lambda payload, queue: None
-        consumer._quick_runs, consumer.sources["q"].ready = 0, True
+        consumer.session.hand_over = lambda payload, queue: None
+        consumer.session.quick_runs, consumer.sources["q"].ready = 0, True
         consumer.step()
-        monkeypatch.setattr(reader.qos, "settle", lambda *_: prepared.append(True))
+        monkeypatch.setattr(reader.qos.outbox, "settle", lambda *_: prepared.append(True))
         for blocking_seconds in (*[60] * 5, 0, *[60] * 20):
-            monkeypatch.setattr(consumer_module, "BLOCKING_SECONDS", blocking_seconds)
+            monkeypatch.setattr(part_module, "BLOCKING_SECONDS", blocking_seconds)
             prepared.clear()
             assert consumer.hand_out()
             found.append(bool(prepared))
