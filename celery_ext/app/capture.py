@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from celery import Celery
 
-from kombu_delayed.transport.channel import Channel
+from kombu_delayed.transport.channel.channel import Channel
 
 from .unique_outcomes import hearing
 

@@ -91,7 +91,7 @@ def give_back(requests: Iterable[Any]) -> None:
     tags: dict[Any, list[int]] = {}
     for request in requests:
         channel = request.message.channel
-        if hasattr(channel, "give_back") and not (request.acknowledged or channel.closed):
+        if hasattr(channel, "handed_out") and not (request.acknowledged or channel.closed):
             tags.setdefault(channel, []).append(request.message.delivery_tag)
     for channel in tags:
-        channel.give_back(tags[channel])
+        channel.handed_out.give_back(tags[channel])

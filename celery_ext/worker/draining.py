@@ -116,8 +116,8 @@ class Draining:
             else:
                 hub.call_soon(callback)
         channel: Any = getattr(self._consumer.task_consumer, "channel", None)
-        if hasattr(channel, "give_back"):
-            channel.give_back(())  # flushes the acks
+        if hasattr(channel, "handed_out"):
+            channel.flush()  # the acks
 
     def _call(self, callback: Any) -> None:
         try:

@@ -50,9 +50,9 @@ class Request(CeleryRequest):
 
     def __init__(self, message: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(message, *args, **kwargs)
-        waits = getattr(message.channel, "waits", None)
-        if waits is not None and waits(message.delivery_tag):
-            end = weakref.finalize(self, message.channel.has_ended, message.delivery_tag)
+        handed_out = getattr(message.channel, "handed_out", None)
+        if handed_out is not None and handed_out.waits(message.delivery_tag):
+            end = weakref.finalize(self, handed_out.has_ended, message.delivery_tag)
             end.atexit = False
             self._end = end
 
@@ -98,13 +98,12 @@ class Request(CeleryRequest):
         Celery rejects a task whose retry could not be sent. It returns to its queue here: that the
         broker was out of reach is no fault of the task.
         """
-        because = getattr(self.message.channel, "because", None)
         error = getattr(exc_info.exception, "exc", exc_info.exception)  # billiard wraps it
-        if isinstance(error, Reject) and because is not None:
+        if isinstance(error, Reject) and hasattr(self.message.channel, "handed_out"):
             if not self.acknowledged and _is_out_of_reach(error.reason):
                 error.requeue = True
             if error.reason and not error.requeue:
-                because(self.message.delivery_tag, str(error.reason))
+                self.message.channel.qos.because(self.message.delivery_tag, str(error.reason))
         try:
             return super().on_failure(exc_info, *args, **kwargs)
         finally:
@@ -112,8 +111,8 @@ class Request(CeleryRequest):
 
     def _may_begin(self) -> bool:
         if self._begins is None:
-            begins: Any = getattr(self.message.channel, "begins", None)
-            self._begins = begins is None or bool(begins(self.message.delivery_tag))
+            handed_out: Any = getattr(self.message.channel, "handed_out", None)
+            self._begins = handed_out is None or bool(handed_out.begins(self.message.delivery_tag))
             if not self._begins:
                 logger.info("Task %s[%s] is not run: it is in its queue again", self.name, self.id)
                 task_ready(self)

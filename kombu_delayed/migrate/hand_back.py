@@ -14,7 +14,7 @@ from .gather import gather_steps
 from .migration import Entry, Migration, text_of
 
 if TYPE_CHECKING:
-    from ..transport.channel import Channel
+    from ..transport.channel.channel import Channel
 
 
 class ToStock(Migration):

@@ -14,7 +14,7 @@ from ..store.shards import label
 from ..store.store import Store
 
 if TYPE_CHECKING:
-    from ..transport.channel import Channel
+    from ..transport.channel.channel import Channel
 
 Progress: TypeAlias = Callable[[int], Any]
 

@@ -15,7 +15,7 @@ from .migration import Migration, Progress, Report
 from .take_over import ToDelayed
 
 if TYPE_CHECKING:
-    from ..transport.channel import Channel
+    from ..transport.channel.channel import Channel
 
 Direction: TypeAlias = Literal["to-delayed", "to-stock"]
 

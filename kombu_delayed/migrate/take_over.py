@@ -17,7 +17,7 @@ from ..store.store import CALL_LIMIT
 from .migration import Entry, Migration, text_of
 
 if TYPE_CHECKING:
-    from ..transport.channel import Channel
+    from ..transport.channel.channel import Channel
 
 #: Deep in a list one call takes fewer messages, as each costs a walk there.
 LIST_WALK = 1_000_000

@@ -2,177 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any
 
 from kombu.transport import redis as stock
 from redis import sentinel
 from redis.backoff import NoBackoff
-from redis.exceptions import ResponseError
 from redis.retry import Retry
 
 from ..connection import urls
 from ..connection.connection import Wire
 from ..connection.sentinel.connection import MasterWire
-from ..connection.sentinel.watch import MasterChanges, MasterWatch, present, watch_of
+from ..connection.sentinel.pool import MasterConnection, MasterPool, MasterTLSConnection
+from ..connection.sentinel.sentinels import Sentinels
+from ..connection.sentinel.wakeup import MasterWake
+from ..connection.sentinel.watch import watch_of
 from ..connection.wakeup import WakeConnection
-from ..errors import UNREACHABLE, OptionError
 from ..store.store import Store
-from .channel import Channel
+from .channel.channel import Channel
 
 #: A Sentinel that has not answered for so long is passed over.
 SENTINEL_SECONDS = 1.0
-
-_NO_ANSWER: tuple[type[BaseException], ...] = (*UNREACHABLE, ResponseError)
-
-
-class Sentinels(sentinel.Sentinel):
-    """Asks one Sentinel after the other for the master; who knew it last is asked first."""
-
-    has_found = False
-    watch: MasterWatch
-    #: Whether its connections have the process listen to the Sentinels.
-    listens = True
-
-    def discover_master(self, service_name: str) -> tuple[str, int]:
-        """The master's host and port.
-
-        Raises MasterNotFoundError, a connection error, while there is none, and OptionError where
-        there never was one of this name.
-        """
-        silent: list[str] = []
-        behind: list[tuple[int, tuple[str, int]]] = []
-        known: set[str] = set()
-        for node in sorted(self.sentinels, key=lambda each: _where(each) != self.watch.told_by):
-            try:
-                masters: Any = _asked(node, node.sentinel_masters)
-                known.update(masters)
-                state = masters.get(service_name)
-                if not state or not self.check_master_state(state, service_name):
-                    continue
-                address = _asked(node, partial(present, node, service_name, state))
-            except _NO_ANSWER as error:
-                silent.append(f"{_name(node)}: {error}")
-                continue
-            self.has_found = True
-            if not self.watch.found(address, epoch := int(state.get("config-epoch", 0))):
-                behind.append((epoch, address))
-                continue
-            self.sentinels = [node, *(other for other in self.sentinels if other is not node)]
-            return address
-        if behind:
-            epoch, address = max(behind)
-            self.watch.found_no_newer(address, epoch)
-            return address
-        is_unknown = service_name not in known and 2 * len(silent) < len(self.sentinels)
-        if is_unknown and not self.has_found:
-            raise OptionError(_unknown(service_name, known))
-        raise sentinel.MasterNotFoundError(
-            "; ".join([f"no Sentinel names a master {service_name!r} that is up", *silent])
-        )
-
-
-def _unknown(service_name: str, known: Iterable[str]) -> str:
-    names = ", ".join(repr(name) for name in sorted(known)) or "none at all"
-    if not service_name:
-        return f"delayed+sentinel:// takes the transport option master_name; there is {names}"
-    return (
-        f"the Sentinels know no master {service_name!r}, which the transport option master_name "
-        f"names; there is {names}"
-    )
-
-
-def _asked(node: Any, ask: Callable[[], Any]) -> Any:
-    """Keep no connection: whoever asks next may be another thread, under gevent or eventlet."""
-    try:
-        return ask()
-    finally:
-        node.connection_pool.disconnect(inuse_connections=False)
-
-
-def _hang_up(manager: Sentinels) -> None:
-    for node in manager.sentinels:
-        node.connection_pool.disconnect()
-
-
-def _where(node: Any) -> tuple[str, int]:
-    parameters = node.connection_pool.connection_kwargs
-    return parameters["host"], parameters["port"]
-
-
-def _name(node: Any) -> str:
-    return "{}:{}".format(*_where(node))
-
-
-class _Rediscovers:
-    """Whoever reconnects asks for the master; redis-py's goes back to where it was."""
-
-    _sock: Any
-    host: str
-    port: int
-    connection_pool: Any
-
-    @property
-    def has_left(self) -> bool:
-        """Whether it is open, and to a server that is the master no more."""
-        master = self.connection_pool.sentinel_manager.watch.address
-        return self._sock is not None and master not in (None, (self.host, self.port))
-
-    def connect(self, *args: Any, **kwargs: Any) -> None:
-        """Connect to the master, and be told from now on when there is another one."""
-        manager = self.connection_pool.sentinel_manager
-        if self._sock is None and manager.listens:
-            manager.watch.start()
-            manager.watch.wait()  # it may have come in the middle of a failover
-        super().connect(*args, **kwargs)  # type: ignore[misc]
-
-    def move(self) -> None:
-        """Reconnect where this has left the master."""
-        if self.has_left:
-            self.disconnect()  # type: ignore[attr-defined]
-        self.connect()
-
-    def send_packed_command(self, command: Any, check_health: bool = True) -> None:
-        if self._sock is None:
-            self.connect()
-        super().send_packed_command(command, check_health)  # type: ignore[misc]
-
-
-class MasterConnection(_Rediscovers, sentinel.SentinelManagedConnection):
-    """A connection to whichever server is the master when it is made."""
-
-
-class MasterTLSConnection(_Rediscovers, stock.SentinelManagedSSLConnection):
-    """The same with TLS."""
-
-
-class MasterPool(sentinel.SentinelConnectionPool):
-    """Gives out connections to the present master."""
-
-    def get_connection(self, *args: Any, **kwargs: Any) -> Any:
-        """One that is connected."""
-        connection: Any = super().get_connection(*args, **kwargs)
-        try:
-            connection.move()
-        except BaseException:
-            self.release(connection)
-            raise
-        return connection
-
-
-class MasterWake(WakeConnection):
-    """Waits for tokens of the master, and of no server that has been one."""
-
-    watch: MasterWatch
-
-    def check(self, now: float) -> bool:
-        """As any. Raises MasterChanges where it has left the master, or a failover is under way."""
-        if self.watch.is_held:
-            raise MasterChanges("the Sentinels are about to name another master")
-        if self.connection is not None and self.connection.has_left:
-            raise MasterChanges("the Sentinels name another master")
-        return super().check(now)
 
 
 class SentinelStore(Store):
@@ -181,7 +30,7 @@ class SentinelStore(Store):
     def hang_up(self) -> None:
         """Close its connections, also those to the Sentinels."""
         super().hang_up()
-        _hang_up(self.client.connection_pool.sentinel_manager)
+        self.client.connection_pool.sentinel_manager.hang_up()
 
     def _wire(self, client: Any) -> Wire:
         pool = client.connection_pool
@@ -237,7 +86,9 @@ class SentinelChannel(Channel, stock.SentinelChannel):
         # Under gevent and eventlet what the keeper's thread starts would stand still with it.
         manager = self._new_sentinels()
         manager.listens = False
-        return self._impatient(MasterPool(self.master_name, manager, **self._connparams()))
+        pool = MasterPool(self.master_name, manager, **self._connparams())
+        self._be_impatient(pool.connection_kwargs)
+        return pool
 
     def _new_sentinels(self) -> Sentinels:
         where = urls.address(self.connection.client)
@@ -264,7 +115,7 @@ class SentinelChannel(Channel, stock.SentinelChannel):
         super()._disconnect_pools()
         if manager is not None:
             manager.watch.leave(self)
-            _hang_up(manager)
+            manager.hang_up()
 
     def _tcp_parameters(self, where: urls.Address) -> dict[str, Any]:
         parameters = super()._tcp_parameters(where)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from time import time
 from typing import Any
@@ -13,12 +14,16 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..connection import format
 from ..connection.native import get_logger
+from ..connection.options import Options
 from ..errors import ReplicaError, ServerError, UrlError, translate
 from ..store.caller import DEFAULT_PARTITION_SIZE
 
 logger = get_logger(__name__)
 
 OLDEST = (6, 2)
+
+#: What suits the servers that this process has looked at, by address.
+_partition_sizes: dict[Hashable, int] = {}
 
 
 @dataclass(frozen=True)
@@ -46,31 +51,7 @@ class Server:
 
 def inspect(client: Redis, format_key: str = "") -> Server:
     """Ask the server, in one round trip. Raises redis-py's connection errors."""
-    with client.pipeline(transaction=False) as pipeline:
-        pipeline.execute_command("INFO", "server")
-        pipeline.execute_command("INFO", "memory")
-        pipeline.execute_command("INFO", "replication")
-        pipeline.execute_command("INFO", "persistence")
-        pipeline.execute_command("EVAL", "return 1", 0)
-        pipeline.config_get("*-max-*")
-        pipeline.config_get("save")
-        pipeline.execute_command("TIME")
-        pipeline.config_get("cluster-require-full-coverage")
-        pipeline.execute_command("EVALSHA", "0" * 40, 0)
-        if format_key:
-            pipeline.execute_command("GET", format_key)
-        answers = pipeline.execute(raise_on_error=False)
-    for answer in answers:
-        if isinstance(answer, (RedisConnectionError, RedisTimeoutError)):
-            raise answer
-    without_scripts = None
-    for answer in (answers[9], answers[4]):  # of EVALSHA and of EVAL
-        if isinstance(answer, ResponseError):
-            meaning = translate(answer)
-            if isinstance(meaning, RedisConnectionError):
-                raise meaning
-            if isinstance(meaning, ServerError):
-                without_scripts = meaning
+    answers = _ask(client, format_key)
     general, memory, replication, persistence, _, sizes, save, _, whole = map(
         _settings, answers[:9]
     )
@@ -88,8 +69,41 @@ def inspect(client: Redis, format_key: str = "") -> Server:
         stops_with_others=mode == "cluster" and whole.get("cluster-require-full-coverage") == "yes",
         mode=mode,
         format=next((each for each in answers[10:] if isinstance(each, bytes)), None),
-        without_scripts=without_scripts,
+        without_scripts=_why_without_scripts(answers[9], answers[4]),  # of EVALSHA and of EVAL
     )
+
+
+def _ask(client: Redis, format_key: str) -> list[Any]:
+    with client.pipeline(transaction=False) as pipeline:
+        pipeline.execute_command("INFO", "server")
+        pipeline.execute_command("INFO", "memory")
+        pipeline.execute_command("INFO", "replication")
+        pipeline.execute_command("INFO", "persistence")
+        pipeline.execute_command("EVAL", "return 1", 0)
+        pipeline.config_get("*-max-*")
+        pipeline.config_get("save")
+        pipeline.execute_command("TIME")
+        pipeline.config_get("cluster-require-full-coverage")
+        pipeline.execute_command("EVALSHA", "0" * 40, 0)
+        if format_key:
+            pipeline.execute_command("GET", format_key)
+        answers: list[Any] = pipeline.execute(raise_on_error=False)
+    for answer in answers:
+        if isinstance(answer, (RedisConnectionError, RedisTimeoutError)):
+            raise answer
+    return answers
+
+
+def _why_without_scripts(*answers: Any) -> ServerError | None:
+    found = None
+    for answer in answers:
+        if isinstance(answer, ResponseError):
+            meaning = translate(answer)
+            if isinstance(meaning, RedisConnectionError):
+                raise meaning
+            if isinstance(meaning, ServerError):
+                found = meaning
+    return found
 
 
 def _ahead_seconds(server_time: Any) -> float:
@@ -123,11 +137,7 @@ def check(
     _check_mode(server.mode, mode)
     if server.without_scripts is not None:
         raise server.without_scripts
-    version = tuple(int(part) for part in server.version.split(".")[:2] if part.isdigit())
-    if version and version < OLDEST:
-        raise ServerError(
-            f"the server is Redis {server.version}; delayed messages need Redis 6.2 or Valkey 8"
-        )
+    _check_version(server.version)
     if server.format is not None:
         format.check(server.format)
     if not server.may_run_scripts:
@@ -153,6 +163,31 @@ def check(
         )
 
 
+def looked_at(client: Redis, mode: str, options: Options, format_key: str) -> Server:
+    """A server that was asked and checked. Raises what these raise."""
+    found = inspect(client, format_key)
+    check(
+        found,
+        mode=mode,
+        unsafe_server=options.unsafe_server,
+        clock_skew_warning_seconds=options.clock_skew_warning_seconds,
+    )
+    return found
+
+
+def partition_size(server: Hashable, client: Redis, options: Options, format_key: str) -> int:
+    """What suits a single server, or a master, which is looked at once."""
+    if server not in _partition_sizes:
+        found = looked_at(client, "standalone", options, format_key)
+        _partition_sizes[server] = found.partition_size
+    return _partition_sizes[server]
+
+
+def look_again() -> None:
+    """A server was not ready: look at each before it is used again."""
+    _partition_sizes.clear()
+
+
 #: What a broker URL has to look like for a server of a mode.
 _URLS = {
     "standalone": "it is a single server: use a URL that begins with delayed+redis://",
@@ -165,6 +200,14 @@ _URLS = {
 def _check_mode(mode: str, expected: str) -> None:
     if expected and mode != expected and mode in _URLS:
         raise UrlError(f"the broker URL does not fit the server that it leads to; {_URLS[mode]}")
+
+
+def _check_version(version: str) -> None:
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    if numbers and numbers < OLDEST:
+        raise ServerError(
+            f"the server is Redis {version}; delayed messages need Redis 6.2 or Valkey 8"
+        )
 
 
 def _check_clock(ahead_seconds: float, limit_seconds: float) -> None:

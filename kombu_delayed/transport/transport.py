@@ -15,9 +15,10 @@ from ..connection.native import get_logger
 from ..connection.options import Options
 from ..consumer.policy.decisions import rules_of
 from ..registration import watch_workers
-from .channel import Channel
-from .cluster_channel import ClusterChannel
-from .event_loop import Poller
+from .channel.channel import Channel
+from .cluster.channel import ClusterChannel
+from .cluster.masters import ClusterMasters
+from .polling.poller import Poller
 from .sentinel_channel import SentinelChannel
 
 logger = get_logger(__name__)
@@ -50,9 +51,9 @@ class Transport(stock.Transport):
             self.Channel = SentinelChannel
         elif urls.scheme_of(client) in urls.CLUSTERS:
             self.Channel = ClusterChannel
-        #: Of a Cluster: what is known of its nodes, and what those were found to be.
+        #: Of a Cluster: what is known of its nodes, and what its masters were found to be.
         self.cluster: Cluster | None = None
-        self.known_nodes: dict[Any, tuple[int, int]] = {}
+        self.cluster_masters = ClusterMasters()
         self.cycle = Poller()
 
     def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:

@@ -144,7 +144,7 @@ def test_the_number_goes_up_and_down(
 ) -> None:
     """While messages wait and others come: each of them comes, and once."""
     monkeypatch.setattr("kombu_delayed.store.shards.LOOK_SECONDS", 0)
-    monkeypatch.setattr("kombu_delayed.transport.channel.LOOK_SECONDS", 0)
+    monkeypatch.setattr("kombu_delayed.transport.channel.consuming.LOOK_SECONDS", 0)
     inbox = Inbox(connect_cluster(), MAIL, prefetch_count=10)
     sent = 0
     for number in (1, 6, 12, 4, 1, 3):

@@ -225,7 +225,7 @@ def test_a_channel_opens_by_a_map_from_before_a_planned_failover(
     old = Node("127.0.0.1", cluster.replicas_of(cluster.master_of(names[0]))[0].port or 0)
     found._map = found._known()._replace(masters=found._known().masters | {old})
     found._looked_at = -math.inf
-    connection.transport.known_nodes.clear()
+    connection.transport.cluster_masters._known.clear()
     connection.channel().close()
     assert old not in found.masters()
 

@@ -115,12 +115,12 @@ def test_a_lost_pubsub_connection_is_opened_at_once(loop: Loop, client: redis.Re
     loop.turn_until(lambda: subscribed(client), "it has subscribed")
     began = monotonic()
     client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
-    loop.turn_until(lambda: loop.channel.listen_broken_since, "it has heard of it")
-    assert loop.channel.listen_retry_at <= monotonic()
+    loop.turn_until(lambda: loop.channel.subscription.broken_since, "it has heard of it")
+    assert loop.channel.subscription.retry_at <= monotonic()
     loop.turn_until(lambda: subscribed(client), "it has subscribed again")
     client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
-    loop.turn_until(lambda: loop.channel.listen_broken_since, "it has heard of it")
-    assert loop.channel.listen_retry_at >= began + 0.5, "but not again and again"
+    loop.turn_until(lambda: loop.channel.subscription.broken_since, "it has heard of it")
+    assert loop.channel.subscription.retry_at >= began + 0.5, "but not again and again"
 
 
 @pytest.mark.parametrize("kind", ["wake", "pubsub"])
@@ -145,7 +145,7 @@ def test_a_connection_that_a_child_has_open_leaves_no_ghost(
 def test_an_event_of_a_ghost_neither_blocks_nor_spins(
     is_watched: bool, loop: Loop, connect: Connect, mail: Queue
 ) -> None:
-    epoll = loop.poller.poller._selector._selector
+    epoll = loop.poller.sockets.poller._selector._selector
     ours, other = socket.socketpair()
     if is_watched:  # the number belongs to the waiting connection again
         number = loop.channel.consumer.wakes[0].connection._sock.fileno()

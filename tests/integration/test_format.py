@@ -40,7 +40,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _unknown_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a new process."""
-    monkeypatch.setattr("kombu_delayed.transport.channel._servers", {})
+    monkeypatch.setattr("kombu_delayed.transport.server_checks._partition_sizes", {})
 
 
 def publish(connection: Connection) -> None:

@@ -41,10 +41,10 @@ def test_two_threads_ask_over_one_pool(
     connect: Callable[..., Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     channel: Any = connect().channel()
-    lock = channel._ask_lock = Asked()
+    lock = channel.handed_out._lock = Asked()
     made: list[Any] = []
     stores: list[Any] = []
-    other = threading.Thread(target=lambda: stores.append(channel._asking_store))
+    other = threading.Thread(target=lambda: stores.append(channel.handed_out.store))
     make = channel._impatient_pool
 
     def make_while_another_asks() -> Any:
@@ -57,7 +57,7 @@ def test_two_threads_ask_over_one_pool(
         return made[-1]
 
     monkeypatch.setattr(channel, "_impatient_pool", make_while_another_asks)
-    stores.append(channel._asking_store)
+    stores.append(channel.handed_out.store)
     other.join(30)
     assert len(made) == 1
     assert stores[0] is stores[1]

@@ -17,7 +17,7 @@ from redis.connection import Connection as RedisConnection
 
 from kombu_delayed.consumer.consumer import Consumer
 from kombu_delayed.store.store import Entry, Store
-from kombu_delayed.transport.channel import Channel
+from kombu_delayed.transport.channel.channel import Channel
 
 COUNT = 300
 QUEUES = [f"q{n:03}" for n in range(COUNT)]

@@ -135,7 +135,7 @@ def test_a_consumer_follows_when_there_are_more(
     send(connect(delayed_shards={"mail": 12}), *range(40))
     assert len(inbox.drain(0.3)) < 41
     monkeypatch.setattr(shards_module, "LOOK_SECONDS", 0)
-    monkeypatch.setattr("kombu_delayed.transport.channel.LOOK_SECONDS", 0)
+    monkeypatch.setattr("kombu_delayed.transport.channel.consuming.LOOK_SECONDS", 0)
     inbox.connection.default_channel._shards_at = 0
     assert sorted(map(str, inbox.receive(41))) == sorted(["before", *map(str, range(40))])
 
@@ -149,7 +149,7 @@ def test_a_queue_with_limits_is_not_spread_by_another_process(
     inbox.drain(0.01)
     send(connect(delayed_shards=4), *range(40))
     monkeypatch.setattr(shards_module, "LOOK_SECONDS", 0)
-    monkeypatch.setattr("kombu_delayed.transport.channel.LOOK_SECONDS", 0)
+    monkeypatch.setattr("kombu_delayed.transport.channel.consuming.LOOK_SECONDS", 0)
     channel = inbox.connection.default_channel
     channel._shards_at = 0
     for _ in range(5):

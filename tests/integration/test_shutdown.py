@@ -236,8 +236,8 @@ def test_an_error_of_a_signal_handler_is_no_attempt(
     channel = inbox.consumer.channel
 
     def begin(message: Any) -> None:
-        channel.waits(message.delivery_tag)
-        assert channel.begins(message.delivery_tag)
+        channel.handed_out.waits(message.delivery_tag)
+        assert channel.handed_out.begins(message.delivery_tag)
         channel.retire()
         raise NotImplementedError
 
@@ -274,7 +274,7 @@ def test_what_is_being_handed_over_goes_back_with_the_others(
     def take(message: Any) -> None:
         if message.payload == "b":
             channel.retire()
-        channel.waits(message.delivery_tag)
+        channel.handed_out.waits(message.delivery_tag)
         handed.append(message.delivery_tag)
         assert handed[1:] == [] or when == "handed over"
 
@@ -283,7 +283,7 @@ def test_what_is_being_handed_over_goes_back_with_the_others(
     while client.llen("mail") < 3:
         with contextlib.suppress(TimeoutError):
             connection.drain_events(timeout=0.05)
-    assert not any(map(channel.begins, handed))
+    assert not any(map(channel.handed_out.begins, handed))
     assert client.llen("mail") == 3
     with connection.clone() as other:
         assert Inbox(other, mail).receive(3) == ["a", "b", "c"]
@@ -332,7 +332,7 @@ def test_nothing_is_begun_whose_lease_is_heard_to_have_ended_while_that_is_asked
     """By another thread, which closes the connection that the question went out on."""
     inbox = hold(connection, mail, "x")
     channel, tag = inbox.consumer.channel, inbox.messages[0].delivery_tag
-    channel.waits(tag)
+    channel.handed_out.waits(tag)
     lease = channel.consumer.lease
 
     def renew(*_: Any) -> None:
@@ -344,7 +344,7 @@ def test_nothing_is_begun_whose_lease_is_heard_to_have_ended_while_that_is_asked
 
     monkeypatch.setattr(lease, "may_have_ended", lambda queue: True)
     monkeypatch.setattr(lease, "renew", renew)
-    assert channel.begins(tag) is (hears == "nobody")
+    assert channel.handed_out.begins(tag) is (hears == "nobody")
 
 
 @pytest.mark.parametrize(

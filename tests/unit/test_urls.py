@@ -14,7 +14,7 @@ from kombu import Connection
 
 from kombu_delayed.connection.urls import Address, address, check_alternates
 from kombu_delayed.errors import UrlError
-from kombu_delayed.transport.event_loop import Poller
+from kombu_delayed.transport.polling.poller import Poller
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,94 @@
+"""Which server is the master, by what the Sentinels say when they are asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from redis import sentinel
+from redis.exceptions import ResponseError
+
+from kombu_delayed.errors import UNREACHABLE, OptionError
+
+from .watch import MasterWatch, present
+
+_NO_ANSWER: tuple[type[BaseException], ...] = (*UNREACHABLE, ResponseError)
+
+
+class Sentinels(sentinel.Sentinel):
+    """Asks one Sentinel after the other for the master; who knew it last is asked first."""
+
+    has_found = False
+    watch: MasterWatch
+    #: Whether its connections have the process listen to the Sentinels.
+    listens = True
+
+    def discover_master(self, service_name: str) -> tuple[str, int]:
+        """The master's host and port.
+
+        Raises MasterNotFoundError, a connection error, while there is none, and OptionError where
+        there never was one of this name.
+        """
+        silent: list[str] = []
+        behind: list[tuple[int, tuple[str, int]]] = []
+        known: set[str] = set()
+        for node in sorted(self.sentinels, key=lambda each: _where(each) != self.watch.told_by):
+            try:
+                masters: Any = _asked(node, node.sentinel_masters)
+                known.update(masters)
+                state = masters.get(service_name)
+                if not state or not self.check_master_state(state, service_name):
+                    continue
+                address = _asked(node, partial(present, node, service_name, state))
+            except _NO_ANSWER as error:
+                silent.append(f"{_name(node)}: {error}")
+                continue
+            self.has_found = True
+            if not self.watch.found(address, epoch := int(state.get("config-epoch", 0))):
+                behind.append((epoch, address))
+                continue
+            self.sentinels = [node, *(other for other in self.sentinels if other is not node)]
+            return address
+        if behind:
+            epoch, address = max(behind)
+            self.watch.found_no_newer(address, epoch)
+            return address
+        is_unknown = service_name not in known and 2 * len(silent) < len(self.sentinels)
+        if is_unknown and not self.has_found:
+            raise OptionError(_unknown(service_name, known))
+        raise sentinel.MasterNotFoundError(
+            "; ".join([f"no Sentinel names a master {service_name!r} that is up", *silent])
+        )
+
+    def hang_up(self) -> None:
+        """Close the connections to them."""
+        for node in self.sentinels:
+            node.connection_pool.disconnect()
+
+
+def _unknown(service_name: str, known: Iterable[str]) -> str:
+    names = ", ".join(repr(name) for name in sorted(known)) or "none at all"
+    if not service_name:
+        return f"delayed+sentinel:// takes the transport option master_name; there is {names}"
+    return (
+        f"the Sentinels know no master {service_name!r}, which the transport option master_name "
+        f"names; there is {names}"
+    )
+
+
+def _asked(node: Any, ask: Callable[[], Any]) -> Any:
+    """Keep no connection: whoever asks next may be another thread, under gevent or eventlet."""
+    try:
+        return ask()
+    finally:
+        node.connection_pool.disconnect(inuse_connections=False)
+
+
+def _where(node: Any) -> tuple[str, int]:
+    parameters = node.connection_pool.connection_kwargs
+    return parameters["host"], parameters["port"]
+
+
+def _name(node: Any) -> str:
+    return "{}:{}".format(*_where(node))

@@ -1,0 +1,240 @@
+"""How a channel reaches its server: connection parameters, pools, clients, the store over them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+import redis
+from kombu.transport import redis as stock
+from redis.exceptions import ResponseError
+
+from ...connection import urls
+from ...connection.connection import Replicas
+from ...connection.format import Format
+from ...connection.options import Options
+from ...connection.reading import watched
+from ...connection.tls import TlsConnection
+from ...consumer.policy.decisions import Rules, rules_of
+from ...embedded import server as embedded
+from ...embedded.connection import EmbeddedConnection
+from ...errors import OptionError, ServerNotReady, UrlError, translate
+from ...store.keys import format_version
+from ...store.store import Limits, Store
+from .. import server_checks
+
+
+class ConnectingChannel(stock.Channel):
+    """A channel of Kombu's Redis transport with our options and connections."""
+
+    store_class = Store
+    connection_class_ssl = TlsConnection
+
+    #: Commands that wait longer than this for an answer count as a lost connection.
+    socket_timeout = 30.0
+
+    # Older Kombu has neither of these.
+    client_name: str | None = None
+    _expires: dict[str, int] = {}  # noqa: RUF012
+
+    _rules: Rules | None = None
+    _sync_client: Any = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._pid = os.getpid()
+        with self._told_apart():
+            super().__init__(*args, **kwargs)
+
+    @cached_property
+    def options(self) -> Options:
+        """The `delayed_*` transport options."""
+        return Options.parse(self.connection.client.transport_options)
+
+    @property
+    def rules(self) -> Rules | None:
+        """Who decides of messages that are sent and delivered here; None: nobody."""
+        if self._rules is None and (found := rules_of(self.options.policies)) is not None:
+            for queue in self.options.policies or {}:
+                check_one_shard(queue, self.options.shards_of(queue), found)
+            self._rules = found
+        return self._rules
+
+    @property
+    def patience_seconds(self) -> float:
+        """How long a lost connection is mended here before Kombu is told."""
+        return 0 if len(self.connection.client.alt) > 1 else self.options.reconnect_seconds
+
+    # The store.
+
+    @cached_property
+    def store(self) -> Store:
+        """The moves of messages, over this channel's connection pool."""
+        client, options = self._client_for_store(), self.options
+        return self.store_class(
+            client,
+            prefix=self.global_keyprefix,
+            priority_steps=self.priority_steps,
+            separator=self.sep,
+            partition_size=options.partition_size or self._partition_size(client),
+            limits=Limits(options.max_deliveries, options.dead_limit, options.dead_seconds),
+            event_limit=options.events,
+            shards=options.shards,
+            replicas=self._replicas(),
+            format=Format(format_version(self.global_keyprefix)),
+        )
+
+    def _client_for_store(self) -> Any:
+        return self._client_of(self.pool)
+
+    def _replicas(self) -> Replicas | None:
+        count, seconds = self.options.replicas_to_wait, self.options.replica_timeout_seconds
+        return Replicas(count, int(seconds * 1000)) if count else None
+
+    def _client_of(self, pool: Any) -> redis.Redis:
+        # The provider of streamed credentials tells the pools of those clients that name it.
+        provider = pool.connection_kwargs.get("credential_provider")
+        return redis.Redis(connection_pool=pool, credential_provider=provider)
+
+    def _server(self) -> tuple[Any, ...]:
+        parameters = self.pool.connection_kwargs
+        return tuple(parameters.get(name) for name in ("host", "port", "path", "db"))
+
+    def _partition_size(self, client: redis.Redis) -> int:
+        key = format_version(self.global_keyprefix)
+        return server_checks.partition_size(self._server(), client, self.options, key)
+
+    # What gives up long before a lease has ended.
+
+    def _lease_store(self) -> Store:
+        """The store for a lease."""
+        return self.store.over(self._client_of(self._keepers_pool()))
+
+    def _keepers_pool(self) -> Any:
+        """Connections that a thread of the operating system opens, uses and closes."""
+        return self._impatient_pool()
+
+    def _impatient_pool(self) -> Any:
+        pool = self._get_pool()
+        self._be_impatient(pool.connection_kwargs)
+        return pool
+
+    def _be_impatient(self, parameters: dict[str, Any]) -> None:
+        limit = self.options.lease_seconds / 4
+        for name in ("socket_timeout", "socket_connect_timeout"):
+            if name in parameters:  # a socket of the file system has no limit for connecting
+                parameters[name] = min(parameters[name] or limit, limit)
+
+    # What Kombu asks for.
+
+    def _create_client(self, asynchronous: bool = False) -> Any:
+        if asynchronous:
+            return super()._create_client(asynchronous=True)
+        if self._sync_client is None or self._sync_client.connection_pool is not self.pool:
+            self._sync_client = super()._create_client()
+        return self._sync_client
+
+    @cached_property
+    def client(self) -> Any:
+        """What Kombu looks at the server with; it has no connection of its own."""
+        return self._create_client()
+
+    def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
+        where = urls.address(self.connection.client)
+        parameters: dict[str, Any] = {
+            "db": self._database(where),
+            "username": where.username,
+            "password": where.password,
+            # One more for the moment in which a signal handler or a batch needs its own.
+            "max_connections": self.max_connections + 1,
+            "socket_timeout": self.socket_timeout,
+            "health_check_interval": self.health_check_interval,
+            "retry_on_timeout": self.retry_on_timeout,
+            "client_name": self.client_name,
+        }
+        if where.credential_provider:
+            self._process_credential_provider(where.credential_provider, parameters)
+        connection_class: Any
+        if where.scheme == "embedded":
+            parameters |= {"directory": where.path, "path": str(embedded.ensure(where.path))}
+            connection_class = EmbeddedConnection
+        elif where.scheme == "socket":
+            parameters["path"] = where.path
+            connection_class = redis.UnixDomainSocketConnection
+        else:
+            parameters.update(self._tcp_parameters(where))
+            connection_class = (
+                self.connection_class if where.ssl is None else self.connection_class_ssl
+            )
+        if asynchronous:
+            connection_class = self._watched(connection_class)
+        return {**parameters, "connection_class": connection_class}
+
+    def _database(self, where: urls.Address) -> int:
+        try:
+            number = int(self._prepare_virtual_host(where.virtual_host))
+        except ValueError:
+            number = -1
+        if number < 0:
+            raise UrlError(
+                f"the database in the broker URL is a number from 0 on, not {where.virtual_host!r}"
+            )
+        return number
+
+    def _tcp_parameters(self, where: urls.Address) -> dict[str, Any]:
+        return {
+            "host": where.host or "127.0.0.1",
+            "port": where.port or self.connection.default_port,
+            "socket_connect_timeout": self.socket_connect_timeout,
+            "socket_keepalive": self.socket_keepalive,
+            "socket_keepalive_options": self.socket_keepalive_options,
+            **(where.ssl or {}),
+        }
+
+    def _watched(self, connection_class: type) -> type:
+        return watched(connection_class, self._before_closing)
+
+    def _before_closing(self, connection: Any) -> None:
+        if self._registered:
+            self._on_connection_disconnect(connection)
+
+    @contextmanager
+    def conn_or_acquire(self, client: Any = None) -> Iterator[Any]:
+        """A client for Kombu's own commands, whose refusals are told apart as ours are."""
+        if (store := self.__dict__.get("store")) is not None:
+            store.run.lend()
+        with self._told_apart(), super().conn_or_acquire(client) as client:
+            yield client
+
+    @contextmanager
+    def _told_apart(self) -> Iterator[None]:
+        """Errors with their meaning; a server that is not ready is looked at again."""
+        try:
+            yield
+        except (ResponseError, ServerNotReady) as error:
+            meaning = translate(error) if isinstance(error, ResponseError) else error
+            if isinstance(meaning, ServerNotReady):
+                server_checks.look_again()
+            if meaning is error:
+                raise
+            raise meaning from error
+
+    def _after_fork(self) -> None:
+        if self._pid == os.getpid():
+            return
+        self._pid = os.getpid()
+        self._sync_client = None
+        for name in ("store", "client"):
+            self.__dict__.pop(name, None)
+        super()._after_fork()
+
+
+def check_one_shard(queue: str, count: int, rules: Rules) -> None:
+    """Raise OptionError for a queue whose messages take turns or have limits, and many shards."""
+    if count > 1 and rules.gate(queue) is not None:
+        raise OptionError(
+            f"queue {queue!r} has policies by which its messages take turns or have limits, and "
+            f"{count} shards: such a queue has one"
+        )

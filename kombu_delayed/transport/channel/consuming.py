@@ -1,0 +1,272 @@
+"""What a channel consumes: queues and their shards, one message by hand, the end of it all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from time import monotonic
+from typing import Any
+
+from kombu.transport import redis as stock
+
+from ...connection.native import get_logger
+from ...connection.wakeup import WakeConnection
+from ...consumer.claiming.sources import AUTO_DELETE
+from ...consumer.consumer import Consumer
+from ...consumer.lease.lease import Lease
+from ...consumer.session import Session
+from ...consumer.unacked import Message, QoS
+from ...errors import UNREACHABLE, FormatError
+from ...message.envelope import check_task
+from ...store.shards import LOOK_SECONDS, is_shard, queue_of
+from .connecting import ConnectingChannel, check_one_shard
+from .handed_out import HandedOut
+
+logger = get_logger(__name__)
+
+
+class ConsumingChannel(ConnectingChannel):
+    """Has a consumer from the first queue on that it consumes or gets a message from."""
+
+    QoS = QoS
+    Message = Message
+    wake_class = WakeConnection
+
+    consumer: Consumer | None = None
+    _shards_at = 0.0
+    _shard_turn = 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.handed_out = HandedOut(self)
+        self._handlers: dict[str, Callable[[dict[str, Any]], None]] = {}
+        self._receivers: dict[str, Any] = {}
+        super().__init__(*args, **kwargs)
+        self.QoS = type(self).QoS
+
+    def _ensure_consumer(self) -> Consumer:
+        if self.consumer is None:
+            self.resume()
+            self.consumer = self._new_consumer()
+        return self.consumer
+
+    def _new_consumer(self) -> Consumer:
+        lease = Lease(
+            self._lease_store(),
+            self.options.lease_seconds,
+            self._server(),
+            self.options.consumer_name,
+        )
+        return Consumer(self._new_session(lease), self._new_wake())
+
+    def _new_session(self, lease: Lease) -> Session:
+        return Session(
+            self.store,
+            self.options,
+            self.qos,
+            self._queue_cycle,
+            self._hand_over,
+            lease,
+            self.rules,
+            self.patience_seconds,
+        )
+
+    def _new_wake(self) -> WakeConnection:
+        self._create_client(asynchronous=True)  # has its pool told of new credentials
+        return self.wake_class(
+            lambda: self.async_pool.get_connection(),
+            lambda queue: self.store.keys(queue).wake,
+            self.health_check_interval or stock.DEFAULT_HEALTH_CHECK_INTERVAL,
+        )
+
+    def _flush_brpop_reauth(self) -> None:
+        """New streaming credentials: the waiting connection reconnects with them."""
+        for wake in self.consumer.wakes if self.consumer else ():
+            if getattr(wake.connection, "_re_auth_token", None) is not None:
+                wake.connection.set_re_auth_token(None)
+                wake.reset()
+                self.connection.cycle.wake_up()
+
+    def _after_fork(self) -> None:
+        if self._pid == os.getpid():
+            return
+        # The parent's messages and leases stay the parent's.
+        self.consumer, self._qos, self.handed_out = None, None, HandedOut(self)
+        super()._after_fork()
+
+    def resume(self) -> None:
+        """In a forked child: go on consuming, as a consumer of its own."""
+        if self._pid == os.getpid():
+            return
+        had = self.consumer.sources if self.consumer is not None else {}
+        self._after_fork()
+        for source in had.values():
+            self._ensure_consumer().add(source.queue, source.no_ack, source.expires_ms)
+
+    # Queues and their shards.
+
+    def basic_consume(self, queue: str, no_ack: bool, *args: Any, **kwargs: Any) -> Any:
+        """Consume from `queue`."""
+        result = super().basic_consume(queue, no_ack, *args, **kwargs)
+        if queue not in self.active_fanout_queues:
+            self._receivers[queue] = args[0] if args else kwargs.get("callback")
+            self._handlers[queue] = self.connection._callbacks[queue]
+            takes = no_ack or not self.ack_emulation
+            consumer = self._ensure_consumer()
+            unused = AUTO_DELETE if queue in self.auto_delete_queues else 0
+            for shard in self._shards(queue):
+                consumer.add(shard, takes, self._expires.get(queue, unused))
+            self.connection.cycle.wake_up()
+        return result
+
+    def _shards(self, queue: str) -> tuple[str, ...]:
+        shards = self.store.shards.all(queue)
+        if self.rules is not None:
+            check_one_shard(queue, len(shards), self.rules)
+        return shards
+
+    def follow_shards(self) -> None:
+        """Consume also the shards over which another process has begun to spread a queue."""
+        now = monotonic()
+        if self.consumer is None or now < self._shards_at:
+            return
+        self._shards_at = now + LOOK_SECONDS
+        with suppress(*UNREACHABLE):
+            sources = self.consumer.sources
+            spread = [each for each in sources.values() if not is_shard(each.queue)]
+            # Somebody else may have looked just before there were more.
+            self.store.shards.look_at_all(source.queue for source in spread)
+            for source in spread:
+                shards = self.store.shards.all(source.queue)
+                if self._must_stay_whole(source.queue, shards):
+                    continue
+                for shard in shards:
+                    if source.queue in sources and shard not in sources:
+                        self.consumer.add(shard, source.no_ack, source.expires_ms)
+
+    def _must_stay_whole(self, queue: str, shards: Sequence[str]) -> bool:
+        """Whether another process has spread a queue over shards that has turns or limits here."""
+        if len(shards) == 1 or self.rules is None or self.rules.gate(queue) is None:
+            return False
+        logger.error(
+            "Another process spreads queue %r over %d shards, but the queue has policies by which "
+            "its messages take turns or have limits. This worker does not take the messages in "
+            "the other shards, as they would exceed the limits. Set delayed_shards to 1 for "
+            "this queue everywhere.",
+            queue,
+            len(shards),
+        )
+        return True
+
+    def basic_cancel(self, consumer_tag: str) -> Any:
+        """Consume no more; while `drain_events` waits in another greenlet, when it has ended."""
+        result = super().basic_cancel(consumer_tag)
+        if self.connection is not None:
+            self.connection.cycle.wake_up()
+        return result
+
+    def _basic_cancel(self, consumer_tag: str) -> Any:
+        queue = self._tag_to_queue.get(consumer_tag)
+        result = super()._basic_cancel(consumer_tag)
+        if queue and queue not in self._active_queues and self.consumer is not None:
+            # Its handler stays: a signal handler may do this while a message is handed over.
+            for shard in [each for each in self.consumer.sources if queue_of(each) == queue]:
+                self.consumer.remove(shard)
+        return result
+
+    # Messages.
+
+    def basic_qos(self, *args: Any, **kwargs: Any) -> None:
+        """Change the prefetch limit."""
+        super().basic_qos(*args, **kwargs)
+        self.connection.cycle.wake_up()
+
+    def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
+        """Take one message, if there is one."""
+        takes = no_ack or not self.ack_emulation
+        found, shard = None, queue
+        for shard in self._in_turn(queue):
+            if found := self._ensure_consumer().get(shard, takes):
+                break
+        if queue in self._expires:
+            self._maybe_update_queues_expire(self._create_client(), queue)
+        if found is None:
+            return None
+        payload, record = found
+        try:
+            message = self.Message(payload, channel=self)
+        except Exception as error:
+            tag = payload["properties"]["delivery_tag"]
+            self._ensure_consumer().refuse(shard, tag, record, error, takes)
+            raise
+        if not no_ack:
+            self.qos.append(message, message.delivery_tag)
+        return message
+
+    def _in_turn(self, queue: str) -> tuple[str, ...]:
+        """The shards of a queue, another one in front each time."""
+        shards = self._shards(queue)
+        self._shard_turn += 1
+        at = self._shard_turn % len(shards)
+        return shards[at:] + shards[:at]
+
+    def _hand_over(self, payload: dict[str, Any], shard: str) -> None:
+        queue = shard if shard in self._handlers else queue_of(shard)
+        if self._takes_tasks(queue):
+            check_task(payload)
+        self._handlers[queue](payload)
+
+    def _takes_tasks(self, queue: str) -> bool:
+        """Whether who consumes a queue is a Celery worker."""
+        receiver = getattr(self._receivers.get(queue), "__self__", None)
+        taker = getattr(receiver, "on_message", None)
+        return str(getattr(taker, "__module__", "")).startswith("celery.worker.")
+
+    def on_done(self) -> None:
+        """A message was acked or rejected."""
+        cycle = self.connection and self.connection.cycle
+        if cycle is None or not cycle.defers_acks():
+            self.flush()
+        if cycle is not None:
+            cycle.wake_up()
+
+    def flush(self) -> None:
+        """Tell the server of acks, rejects and slots; what fails stays for the next time."""
+        if self.consumer is None:
+            return
+        try:
+            self.qos.outbox.flush(self.consumer.store, self.consumer.lease)
+        except UNREACHABLE:
+            if self.closed:
+                raise
+
+    # The end.
+
+    def retire(self) -> None:
+        """Claim no more, and give back at once what its program has not begun. Twice is safe."""
+        if self.consumer is not None and self._pid == os.getpid():
+            for queue in tuple(self.consumer.sources):
+                self.consumer.remove(queue)
+            self.flush()
+            if self.connection is not None:  # a greenlet may do this when it has been closed
+                self.connection.cycle.interrupt()
+
+    def leave(self) -> None:
+        """Give everything back and end the lease."""
+        if self.consumer is not None and self._pid == os.getpid():
+            self.consumer.close()
+            with suppress(*UNREACHABLE, FormatError):
+                self._forget_unused()
+            self.handed_out.hang_up()
+
+    def _forget_unused(self) -> None:
+        """Of queues that delete themselves, and are empty, nothing stays; their bindings do."""
+        for queue in self.auto_delete_queues & self._receivers.keys():
+            for shard in self.store.shards.all(queue):
+                self.store.forget_unused(shard)
+
+    def close(self) -> None:
+        """Give everything back and close."""
+        if not self.closed:
+            self.leave()
+        super().close()

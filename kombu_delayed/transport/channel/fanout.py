@@ -1,0 +1,159 @@
+"""Fanout exchanges: what comes over the pub/sub connection of a channel."""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from functools import cached_property, partial
+from queue import Empty
+from time import monotonic
+from typing import Any
+
+from ...connection.native import get_logger
+from ...errors import UNREACHABLE
+from .connecting import ConnectingChannel
+
+logger = get_logger(__name__)
+
+LISTEN_RETRY_SECONDS = 0.5
+
+
+class FanoutChannel(ConnectingChannel):
+    """Subscribes to fanout exchanges as Kombu does, and goes on when the connection was lost."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.subscription = Subscription(self)
+        super().__init__(*args, **kwargs)
+
+    def hears_over(self, connection: Any) -> bool:
+        """Whether what is sent to a fanout exchange comes over a pub/sub connection."""
+        return True
+
+    @cached_property
+    def subclient(self) -> Any:
+        """The pub/sub client, which waits for nothing."""
+        client = super().subclient
+        client.parse_response = partial(client.parse_response, block=False)
+        return client
+
+    def _receive(self) -> bool:
+        """Deliver what has come over the pub/sub connection; returns whether it was a message."""
+        client, has_delivered, told = self.subclient, False, True
+        while self._reads_ahead(client.connection, told):
+            with suppress(Empty):
+                has_delivered = bool(self._receive_one(client)) or has_delivered
+            told = False
+        return has_delivered
+
+    def _reads_ahead(self, connection: Any, told: bool) -> bool:
+        try:
+            return connection is not None and connection.read_ahead(told, push_request=True)
+        except UNREACHABLE:
+            self._in_listen = None  # what `_receive_one` raises may be the program's own
+            raise
+
+    def _basic_cancel(self, consumer_tag: str) -> Any:
+        result = super()._basic_cancel(consumer_tag)
+        self.subscription.queues &= self.active_fanout_queues
+        return result
+
+    def _unsubscribe_from(self, queue: str) -> None:
+        # Kombu 5.5 sends UNSUBSCRIBE for what it has subscribed to with PSUBSCRIBE.
+        client = self.subclient
+        if client.connection is not None and client.connection._sock is not None:
+            topics = getattr(
+                self, "_get_subscribe_topics", lambda q: [self._get_subscribe_topic(q)]
+            )
+            client.punsubscribe(*topics(queue))
+
+    @staticmethod
+    def _pubsub_reauth_handled_by_redis(connection: Any) -> bool:
+        # Only for connections of its own PubSub, and this one was taken from the pool by hand.
+        return False
+
+
+class Subscription:
+    """Keeps the pub/sub connection of a channel subscribed to all of its fanout exchanges."""
+
+    def __init__(self, channel: FanoutChannel) -> None:
+        self._channel = channel
+        self.queues: frozenset[str] = frozenset()
+        #: The socket over which it has subscribed: redis-py may open another one by itself.
+        self._over: Any = None
+        self.broken_since: float | None = None
+        self.retry_at = -math.inf
+
+    @property
+    def lasts(self) -> bool:
+        """Whether it is to all of the fanout exchanges, over the present connection."""
+        sock = getattr(self._channel.subclient.connection, "_sock", None)
+        is_same = sock is not None and sock is self._over
+        return is_same and self.queues == self._channel.active_fanout_queues
+
+    @property
+    def needs_care(self) -> bool:
+        """Whether `keep` has something to do."""
+        return (
+            bool(self._channel.active_fanout_queues)
+            and not self.lasts
+            and monotonic() >= self.retry_at
+        )
+
+    def keep(self) -> float:
+        """Subscribe again where that was lost; returns when to try again, never if it lasts."""
+        if monotonic() < self.retry_at:
+            return self.retry_at
+        try:
+            self._subscribe()
+        except UNREACHABLE as error:
+            self._broken(error)
+            return self.retry_at
+        self.broken_since = None
+        return math.inf
+
+    def _subscribe(self) -> None:
+        channel, client = self._channel, self._channel.subclient
+        if client.connection is None:
+            client.connection = client.connection_pool.get_connection()
+        if not channel.hears_over(client.connection):
+            client.connection.disconnect()
+        if client.connection._sock is None:
+            client.connection.connect()
+        if not self.lasts:
+            client.health_check_response_counter = 0  # what was asked over another connection
+            channel._subscribe()
+            self.queues = frozenset(channel.active_fanout_queues)
+            self._over = client.connection._sock
+
+    def _broken(self, error: BaseException) -> None:
+        now, channel = monotonic(), self._channel
+        channel._in_listen = None
+        if channel.subclient.connection is not None:
+            channel.subclient.connection.disconnect()
+        if self.broken_since is None:
+            self.broken_since = now
+        if now - self.broken_since >= channel.patience_seconds:
+            raise error
+        logger.debug("Lost the pub/sub connection, trying again: %s", error)
+        self.retry_at = max(now, self.retry_at + LISTEN_RETRY_SECONDS)
+
+    def read(self) -> bool:
+        """Deliver what has come; returns whether it was a message."""
+        try:
+            return self._channel._receive()
+        except UNREACHABLE as error:
+            if self._channel._in_listen and _is_open(self._channel.subclient.connection):
+                raise  # not the connection's: the program's own
+            self._broken(error)
+            return False
+
+
+def _is_open(connection: Any) -> bool:
+    """Whether the server has not closed a connection."""
+    if connection is None or connection._sock is None:
+        return False
+    try:
+        connection.can_read(timeout=0)
+    except UNREACHABLE:
+        return False
+    return True

@@ -1,0 +1,88 @@
+"""What a channel sends, and the queues that an exchange leads to."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from ...consumer.policy.decisions import planned
+from ...errors import AlreadyDelayed, NodeDown, ServerNotReady
+from ...message.envelope import Unique, due, message_id, to_json, unique_key
+from ...store.store import Entry
+from .. import server_checks
+from ..replies import lifetimes
+from .connecting import ConnectingChannel
+
+
+class PublishingChannel(ConnectingChannel):
+    """Schedules messages, or publishes them for now."""
+
+    def create_publish_batch(self, max_size: int) -> Any:
+        """A batch for `Producer.batch()`."""
+        from ..batch import PublishBatch
+
+        return PublishBatch(self, max_size)
+
+    def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
+        batch = kwargs.pop("_publish_batch", None)
+        step = self.priority(self._get_message_priority(message, reverse=False))
+        when = due(message)
+        entry = Entry(message_id(message), step, to_json(message), when.argument if when else "")
+        expires_ms = self._expires.get(queue) or -lifetimes[queue]
+        unique = unique_key(message)
+        plans_later = unique is None and getattr(batch, "plans_later", False)
+        if (rules := self.rules) is not None and not plans_later:
+            entry = planned(rules, queue, _task_of(message), entry, self.store)
+        if batch is not None and unique is None:
+            batch.add("schedule" if entry.due else "put", queue, entry, expires_ms)
+            return
+        try:
+            if unique is not None:
+                self._put_unique(
+                    self.store.shards.home(queue, unique.key), entry, unique, expires_ms
+                )
+            else:
+                self._put_in_shard(queue, entry, expires_ms)
+        except ServerNotReady:
+            server_checks.look_again()  # when it reconnects, and it waits
+            raise
+
+    def _put_in_shard(self, queue: str, entry: Entry, expires_ms: int) -> None:
+        put = self.store.schedule if entry.due else self.store.publish
+        shard = self.store.shards.place(queue, entry.id)
+        try:
+            put(shard, [entry], expires_ms)
+        except NodeDown:  # nothing was sent: another shard may be on a node that is up
+            other = self.store.shards.place(queue, entry.id)
+            if other == shard:
+                raise
+            put(other, [entry], expires_ms)
+
+    def _put_unique(self, queue: str, entry: Entry, unique: Unique, expires_ms: int) -> None:
+        done, other = self.store.schedule_unique(queue, entry, *unique, expires_ms)
+        if done == "refused":
+            raise AlreadyDelayed(unique.key, other)
+
+    def _lookup(self, exchange: str, routing_key: str, default: str | None = None) -> list[str]:
+        found = super()._lookup(exchange, routing_key, default)
+        return found or self._rebind(exchange, routing_key)
+
+    def _rebind(self, exchange: str, routing_key: str) -> list[str]:
+        """The server has lost bindings that this connection has declared: declare them again."""
+        table = self.state.exchanges.get(exchange, {}).get("table", [])
+        if not table:
+            return []
+        found = list(self.typeof(exchange).lookup(table, exchange, routing_key, None))
+        for binding in table:
+            if found and binding[2] in found:
+                self._queue_bind(exchange, *binding)
+                warnings.warn(
+                    f"the broker had lost the binding of queue {binding[2]!r} to exchange "
+                    f"{exchange!r}; it is declared again",
+                    stacklevel=2,
+                )
+        return found
+
+
+def _task_of(message: dict[str, Any]) -> str:
+    return str((message.get("headers") or {}).get("task") or "")

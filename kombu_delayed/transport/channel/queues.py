@@ -1,0 +1,58 @@
+"""The queues of a channel: declare, count, purge and delete them, each over its shards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...errors import OptionError
+from ...store.shards import is_shard, number_of, queue_of
+from ...store.store import Size
+from .connecting import ConnectingChannel
+
+
+class QueueChannel(ConnectingChannel):
+    """Declares queues and deletes them. What is due counts as ready, what is delayed does not."""
+
+    def _new_queue(self, queue: str, *args: Any, **kwargs: Any) -> None:
+        if is_shard(queue):
+            raise OptionError(
+                f"a queue cannot be named {queue!r}: so is shard {number_of(queue)} of queue "
+                f"{queue_of(queue)!r}"
+            )
+        if self.sep in queue:
+            raise OptionError(
+                f"a queue cannot be named {queue!r}: {self.sep!r} stands between the name and the "
+                "priority in the names of lists (transport option sep)"
+            )
+        super()._new_queue(queue, *args, **kwargs)
+
+    def _sizes(self, queue: str) -> list[Size]:
+        return [self.store.size(shard) for shard in self.store.shards.all(queue)]
+
+    def _size(self, queue: str) -> int:
+        return sum(size.ready + size.due for size in self._sizes(queue))
+
+    def _has_queue(self, queue: str, **kwargs: Any) -> bool:
+        return any(map(any, self._sizes(queue)))
+
+    def _purge(self, queue: str) -> int:
+        self.store.shards.look_again()
+        return sum(map(self.store.purge, self.store.shards.all(queue)))
+
+    def _drop_queue(self, queue: str, *args: Any, **kwargs: Any) -> None:
+        super()._delete(queue, *args, **kwargs)
+
+    def _delete(self, queue: str, *args: Any, **kwargs: Any) -> None:
+        self._drop_queue(queue, *args, **kwargs)
+        for shard in self.store.shards.all(queue):
+            self.store.delete(shard)
+        self.store.shards.forget(queue)
+
+    def queue_delete(
+        self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any
+    ) -> Any:
+        """Delete a queue; with `if_empty` only when nothing is ready or delayed in it."""
+        self.store.shards.look_again()
+        if if_empty and self._has_queue(queue):
+            return None
+        return super().queue_delete(queue, if_unused=if_unused, **kwargs)

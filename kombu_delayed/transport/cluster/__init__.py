@@ -1,0 +1,1 @@
+"""`delayed+rediscluster://`: a channel whose queues are spread over the nodes of a Cluster."""

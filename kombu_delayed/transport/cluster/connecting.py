@@ -1,0 +1,131 @@
+"""How a channel reaches the nodes of a Cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import redis
+
+from ...connection import urls
+from ...connection.cluster.nodes import Cluster, Node
+from ...store.cluster_store import ClusterStore, Nodes
+from ...store.keys import format_version
+from ..channel.connecting import ConnectingChannel
+
+
+class ClusterConnectingChannel(ConnectingChannel):
+    """Connections to each node for commands, and to any one of them for pub/sub."""
+
+    store_class = ClusterStore
+
+    # A node that has vanished closes no connection, so silence has to be short.
+    socket_timeout = 5.0
+    socket_connect_timeout = 2.0
+    health_check_interval = 5
+
+    _nodes: Nodes | None = None
+
+    @property
+    def patience_seconds(self) -> float:
+        """How long a lost connection is mended here: all URLs lead to the same nodes."""
+        return self.options.reconnect_seconds
+
+    @property
+    def cluster(self) -> Cluster:
+        """What all channels of this connection know of the Cluster."""
+        transport = self.connection
+        if transport.cluster is None:
+            where = urls.address(transport.client)
+            transport.cluster = Cluster(where.nodes, _for_client(self._node_parameters()))
+        found: Cluster = transport.cluster
+        return found
+
+    def _node_parameters(self) -> dict[str, Any]:
+        parameters = super()._connparams()
+        return {name: parameters[name] for name in parameters if name not in ("host", "port")}
+
+    @property
+    def nodes(self) -> Nodes:
+        """The connections for commands."""
+        if self._nodes is None:
+            self._nodes = self._new_nodes()
+        return self._nodes
+
+    def _new_nodes(self) -> Nodes:
+        return Nodes(self.cluster, self._node_parameters())
+
+    def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
+        """Of connections to whichever node: for pub/sub, and to find out whether one answers."""
+        parameters = super()._connparams(asynchronous)
+        return {**parameters, "connection_class": _to_any(parameters["connection_class"], self)}
+
+    def _client_for_store(self) -> Any:
+        return self.nodes
+
+    def _server(self) -> tuple[Any, ...]:
+        return tuple(urls.address(self.connection.client).nodes)
+
+    def _partition_size(self, client: Any) -> int:
+        key = format_version(self.global_keyprefix)
+        size: int = self.connection.cluster_masters.partition_size(client, self.options, key)
+        return size
+
+    def _disconnect_pools(self) -> None:
+        super()._disconnect_pools()
+        if self._nodes is not None:
+            self._nodes.disconnect()
+
+    def _after_fork(self) -> None:
+        self._nodes = None
+        self.connection.cluster = None
+        super()._after_fork()
+
+    def hears_over(self, connection: Any) -> bool:
+        """Whether the node at its other end has not been taken out of the Cluster."""
+        return self.cluster.has(Node(connection.host, connection.port))
+
+    def _impatient_pool(self) -> Nodes:
+        nodes = self._new_nodes()
+        self._be_impatient(nodes.parameters)
+        return nodes
+
+    def _client_of(self, pool: Any) -> Any:
+        return pool if isinstance(pool, Nodes) else super()._client_of(pool)
+
+
+def _for_client(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters of a connection as redis-py's client takes them."""
+    unknown = ("db", "connection_class", "max_connections", "retry_on_timeout")
+    uses_tls = issubclass(parameters["connection_class"], redis.SSLConnection)
+    return {
+        **{name: value for name, value in parameters.items() if name not in unknown},
+        **({"ssl": True} if uses_tls else {}),
+    }
+
+
+def _to_any(connection_class: type, channel: ClusterConnectingChannel) -> type:
+    """A class of connections to whichever master answers, chosen whenever one is opened."""
+
+    class AnyNodeConnection(connection_class):
+        _is_connected = False
+
+        def connect(self, *args: Any, **kwargs: Any) -> None:
+            if self._sock is None:
+                self._is_connected = False
+                channel.cluster.reach_any(self._connect_to)
+            super().connect(*args, **kwargs)
+
+        def send_packed_command(self, *args: Any, **kwargs: Any) -> None:
+            if self._is_connected and not channel.hears_over(self):
+                self.disconnect()  # what is said there nobody else hears
+            if self._sock is None:  # redis-py goes back to where it was
+                self.connect()
+            super().send_packed_command(*args, **kwargs)
+
+        def _connect_to(self, node: Node) -> None:
+            self.host, self.port = node
+            super().connect()
+            self._is_connected = True
+
+    return AnyNodeConnection

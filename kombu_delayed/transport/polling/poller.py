@@ -1,0 +1,280 @@
+"""Runs the consumers of all channels of one connection, and reads what has come for them."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Callable
+from queue import Empty
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from kombu.transport.redis import MultiChannelPoller
+from kombu.utils.eventio import poll
+
+from .alarm import Timer
+from .sockets import LISTEN, WAKE, Sockets, Watch
+
+if TYPE_CHECKING:
+    from ...consumer.consumer import Consumer
+    from ..channel.channel import Channel
+
+#: How long messages are handed out before the event loop has its turn.
+HAND_OUT_SECONDS = 0.005
+
+#: A signal for the worker is seen between two polls of its event loop: none lasts longer.
+LONGEST_POLL_SECONDS = 0.25
+
+#: `drain_events` without a timeout looks after its connections this often.
+LONGEST_WAIT_SECONDS = 5.0
+
+
+class Poller(MultiChannelPoller):
+    """Runs the consumers of its channels, and their pub/sub connections as Kombu does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sockets = Sockets(vars(self).pop("poller"))
+        self._turn = 0
+        self._due = True
+        self._interrupted = False
+        self._thread: int | None = None
+        self._loop: Any = None
+        self._ticking = False
+        self._timer: Timer | None = None
+        self._duties: list[Any] = []
+
+    def close(self) -> None:
+        """Stop polling for good."""
+        if self._loop is not None:
+            self._loop.on_tick.discard(self.on_tick)
+        if self._timer is not None:
+            self._timer.cancel()
+            for duty in self._duties:
+                duty.cancel()
+        self.sockets.close()
+        self._channels.clear()
+
+    def discard(self, channel: Channel) -> None:
+        """Poll for a channel no more."""
+        self._channels.discard(channel)
+        self.sockets.forget(lambda watch: watch.channel is channel)
+
+    def wake_up(self) -> None:
+        """Something has changed: look after the channels soon."""
+        self._due = True
+        if self.sockets.alarm is not None and threading.get_ident() != self._thread:
+            self.sockets.alarm.ring()
+
+    def interrupt(self) -> None:
+        """Let the program look around: `drain_events` ends as if its time was over, once."""
+        self._interrupted = True
+        self.wake_up()
+
+    def take_interrupt(self) -> bool:
+        """Whether `drain_events` was interrupted; asking ends that."""
+        interrupted, self._interrupted = self._interrupted, False
+        return interrupted
+
+    def defers_acks(self) -> bool:
+        """Whether an ack of this thread can wait for the end of the event loop's turn."""
+        return self._loop is not None and threading.get_ident() == self._thread
+
+    def _on_connection_disconnect(self, connection: Any) -> None:
+        """A connection is about to be closed."""
+        if self.sockets.forget(lambda watch: watch.connection is connection):
+            self.wake_up()
+
+    def _watch(self, channel: Channel) -> float:
+        """Poll what a channel waits on; returns when to subscribe again."""
+        if channel.consumer is not None:
+            for wake in channel.consumer.wakes:
+                self.sockets.watch(channel, WAKE, wake.connection)
+        if not channel.active_fanout_queues:
+            return math.inf
+        retry_at = channel.subscription.keep()
+        if retry_at == math.inf:
+            self.sockets.watch(channel, LISTEN, channel.subclient.connection)
+        return retry_at
+
+    def on_readable(self, fileno: int) -> bool:
+        """Read what has come on a connection; returns whether it was a message."""
+        alarm = self.sockets.alarm
+        if alarm is not None and fileno == alarm.fd:
+            alarm.answer()
+            self._due = True
+            return False
+        watch = self.sockets.watched.get(fileno)
+        if watch is None or not watch.is_open:
+            self.sockets.poll_anew()
+            return False
+        is_message = self._read(watch)
+        if watch.connection.told_in_vain:
+            self.sockets.poll_anew()
+        return is_message
+
+    def _read(self, watch: Watch) -> bool:
+        channel = watch.channel
+        if watch.kind == LISTEN:
+            is_message = channel.subscription.read()
+            self._due = self._due or channel.subscription.broken_since is not None
+            return is_message
+        if channel.consumer is not None:
+            channel.consumer.take_token(watch.connection)
+        self._due = True
+        return False
+
+    # In Kombu's event loop.
+
+    def attach(self, loop: Any) -> None:
+        """Move to an event loop."""
+        self._loop, self._timer = loop, Timer(loop, self._on_timer)
+        self._due = True
+        self.sockets.move_to(loop, self._on_events)
+        loop.on_tick.add(self.on_tick)
+        self.repeat(LONGEST_POLL_SECONDS, self._look_up)
+
+    def repeat(self, interval_seconds: float, duty: Callable[[], None]) -> None:
+        """Do a duty again and again for as long as this poller lives."""
+        self._duties.append(self._loop.call_repeatedly(interval_seconds, duty))
+
+    def _look_up(self) -> None:
+        """A timer ends a poll; besides, it shows that the loop goes on."""
+        for channel in tuple(self._channels):
+            if channel.consumer is not None:
+                channel.consumer.progress.stamp()
+
+    def _on_timer(self) -> None:
+        # The tick that follows does it: what fails there surfaces, what fails in a timer does not.
+        self._due = True
+
+    def _on_events(self) -> None:
+        events = self.sockets.poller.poll(0)
+        for fd, _ in events:
+            self.on_readable(fd)
+        if not events:
+            self.sockets.poll_anew()
+
+    def on_tick(self) -> None:
+        """Before the loop polls."""
+        self._thread = threading.get_ident()
+        self.sockets.join_loop()
+        if not self._due and not any(map(_needs_care, self._channels)):
+            return
+        self._ticking = True
+        try:
+            self._serve_all()
+        finally:
+            self._ticking = False
+
+    def _serve_all(self) -> None:
+        self._due = False
+        end = monotonic() + HAND_OUT_SECONDS
+        next_at = math.inf
+        for channel in tuple(self._channels):
+            if channel.consumer is not None:
+                channel.follow_shards()
+                next_at = min(next_at, self._serve(channel.consumer, end))
+            next_at = min(next_at, self._watch(channel))
+        if self._timer is not None and self._timer.set(next_at) and self._ticking:
+            self.sockets.set_alarm().ring()  # this turn's poll has its timeout already
+
+    def _serve(self, consumer: Consumer, end: float) -> float:
+        """Claim and hand out until nothing is left or the turn is over."""
+        while True:
+            at = consumer.step()
+            if not consumer.has_messages and at > monotonic():
+                return at
+            is_over = self._hand_out(consumer, end)
+            if self._ticking:
+                # Celery's pool may have had its turn in this tick: it needs another one.
+                self.sockets.set_alarm().ring()
+            if is_over:
+                self._due = True
+                self.sockets.set_alarm().ring()
+                return at
+
+    def _hand_out(self, consumer: Consumer, end: float) -> bool:
+        """Hand out until nothing is left; returns whether the event loop has to have its turn."""
+        while consumer.has_messages:
+            consumer.hand_out()
+            # A task that ran in this very thread has left its ack there, for before the next one.
+            if monotonic() >= end or getattr(self._loop, "_ready", None):
+                return True
+        return monotonic() >= end
+
+    # In drain_events.
+
+    def _after_fork(self) -> None:
+        """A child that goes on with its parent's connection must not touch the parent's epoll."""
+        self.sockets = Sockets(poll())
+        self._loop, self._timer = None, None
+
+    def get(self, callback: Any, timeout: float | None = None) -> None:
+        """Hand out one message or raise Empty when `timeout` seconds are over."""
+        if os.getpid() != self.sockets.pid:
+            self._after_fork()
+        self.sockets.set_alarm()
+        self._thread = threading.get_ident()
+        self._in_protected_read = True
+        try:
+            self._get(math.inf if timeout is None else monotonic() + timeout)
+        finally:
+            self._in_protected_read = False
+            while self.after_read:
+                self.after_read.pop()()
+
+    def _get(self, end: float) -> None:
+        if refresh := getattr(self, "maybe_refresh_binding_expiry", None):  # Kombu 5.7
+            refresh()
+        if reauth := getattr(self, "maybe_reauth", None):
+            reauth()
+        if self._read_all(0):  # however many messages are at hand, what else has come gets its turn
+            return
+        while True:
+            next_at = self._step_all()
+            consumers = [c.consumer for c in tuple(self._channels) if c.consumer is not None]
+            claimed = any(consumer.has_messages for consumer in consumers)
+            self._turn += 1
+            turn = self._turn % max(len(consumers), 1)
+            if any(consumer.hand_out() for consumer in consumers[turn:] + consumers[:turn]):
+                return
+            if claimed:  # and none of it for this program: there may be more
+                continue
+            wait_seconds = min(end, next_at) - monotonic()
+            if self._read_all(min(max(wait_seconds, 0), LONGEST_WAIT_SECONDS)):
+                return
+            if self.after_read or self._interrupted or monotonic() >= end:
+                raise Empty
+
+    def _read_all(self, wait_seconds: float) -> bool:
+        """Read what comes within the time; returns whether a message was handed out."""
+        consumers = [c.consumer for c in tuple(self._channels) if c.consumer is not None]
+        for consumer in consumers:
+            consumer.progress.waits(wait_seconds)
+        try:
+            events = self.sockets.poller.poll(wait_seconds)
+        finally:
+            for consumer in consumers:
+                consumer.progress.stamp()
+        messages = [self.on_readable(fd) for fd, _ in events or ()]
+        return any(messages)
+
+    def _step_all(self) -> float:
+        next_at = math.inf
+        for channel in tuple(self._channels):
+            channel.resume()
+            if channel.consumer is not None:
+                channel.follow_shards()
+                next_at = min(next_at, channel.consumer.step())
+            next_at = min(next_at, self._watch(channel))
+        return next_at
+
+
+def _needs_care(channel: Channel) -> bool:
+    return _can_claim(channel) or channel.subscription.needs_care
+
+
+def _can_claim(channel: Channel) -> bool:
+    return channel.consumer is not None and channel.consumer.idle and channel.qos.can_consume()

@@ -1,0 +1,154 @@
+"""What is polled: the connections on which channels wait, and an alarm."""
+
+from __future__ import annotations
+
+import os
+import selectors
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kombu.utils.eventio import ERR, READ, poll
+
+from .alarm import Alarm
+
+if TYPE_CHECKING:
+    from ..channel.channel import Channel
+
+EVENTS = READ | ERR
+
+WAKE, LISTEN = "WAKE", "LISTEN"
+
+
+class Watch(NamedTuple):
+    """What is known of a descriptor that is polled."""
+
+    channel: Channel
+    kind: str
+    connection: Any
+    socket: Any
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the connection has still this socket, and nobody has closed that."""
+        return self.connection._sock is self.socket and self.socket.fileno() >= 0
+
+
+class PollSet:
+    """Polls many descriptors and has one for an event loop, with the interface of Kombu's pollers.
+
+    A descriptor that is closed while a forked child has its file open stays in an epoll, and its
+    events with it. The event loop's epoll is there to stay, but one like this can be replaced.
+    """
+
+    def __init__(self) -> None:
+        self._selector: Any = selectors.DefaultSelector()
+
+    def fileno(self) -> int:
+        """The descriptor that is readable when one of them is."""
+        return int(self._selector.fileno())
+
+    def register(self, fd: int, flags: int) -> None:
+        """Poll a descriptor from now on."""
+        self.unregister(fd)
+        self._selector.register(fd, selectors.EVENT_READ)
+
+    def unregister(self, fd: int) -> None:
+        """Poll a descriptor no more."""
+        with suppress(KeyError):
+            self._selector.unregister(fd)
+
+    def poll(self, timeout: float | None) -> list[tuple[int, int]]:
+        """Those that are readable, each as (descriptor, flags)."""
+        return [(key.fd, events) for key, events in self._selector.select(timeout)]
+
+    def close(self) -> None:
+        """Poll nothing any more."""
+        self._selector.close()
+
+
+class Sockets:
+    """Polls them with one of Kombu's pollers or, in an event loop, with a poll set."""
+
+    def __init__(self, poller: Any) -> None:
+        self.poller = poller
+        self.alarm: Alarm | None = None
+        #: Descriptor -> the connection that is polled. The alarm's is not in it.
+        self.watched: dict[int, Watch] = {}
+        self.pid = os.getpid()
+        self._loop: Any = None
+        self._on_events: Callable[[], None] | None = None
+
+    def set_alarm(self) -> Alarm:
+        """Poll an alarm, too."""
+        if self.alarm is None:
+            self.alarm = Alarm()
+            self.poller.register(self.alarm.fd, EVENTS)
+        return self.alarm
+
+    def watch(self, channel: Channel, kind: str, connection: Any) -> None:
+        """Poll a connection, if it is open."""
+        sock = getattr(connection, "_sock", None)
+        if sock is None:
+            return
+        fd = sock.fileno()
+        watch = self.watched.get(fd)
+        if watch is not None and watch.socket is sock:
+            return
+        if watch is not None:
+            self._unwatch(fd)
+        self.watched[fd] = Watch(channel, kind, connection, sock)
+        self.poller.register(fd, EVENTS)
+
+    def forget(self, condition: Callable[[Watch], bool]) -> bool:
+        """Poll some connections no more; returns whether there were any."""
+        found = [fd for fd, watch in tuple(self.watched.items()) if condition(watch)]
+        for fd in found:
+            self._unwatch(fd)
+        return bool(found)
+
+    def _unwatch(self, fd: int) -> None:
+        self.watched.pop(fd, None)
+        if os.getpid() != self.pid:
+            return  # a forked child shares the parent's epoll
+        try:
+            self.poller.unregister(fd)
+        except (KeyError, ValueError, OSError):  # closed by the other side already
+            return
+
+    def poll_anew(self) -> None:
+        """An event was of nothing that is watched: poll what is, and not what it came from."""
+        self._leave_loop()
+        self.poller.close()
+        self.poller = poll() if self._loop is None else PollSet()
+        self.watched = {fd: watch for fd, watch in self.watched.items() if watch.is_open}
+        alarm = () if self.alarm is None else (self.alarm.fd,)
+        for fd in (*self.watched, *alarm):
+            self.poller.register(fd, EVENTS)
+
+    def move_to(self, loop: Any, on_events: Callable[[], None]) -> None:
+        """Have an event loop poll them."""
+        self._loop, self._on_events = loop, on_events
+        self.poll_anew()
+        self.set_alarm()
+        self.join_loop()
+
+    def join_loop(self) -> None:
+        """Be in the event loop, also after that was reset."""
+        fd = self.poller.fileno()
+        if fd not in self._loop.readers:
+            self._loop.add_reader(fd, self._on_events)
+
+    def _leave_loop(self) -> None:
+        is_in = isinstance(self.poller, PollSet) and os.getpid() == self.pid
+        if is_in and self._loop is not None:
+            self._loop.remove_reader(self.poller.fileno())
+
+    def close(self) -> None:
+        """Poll nothing any more."""
+        self.forget(lambda watch: True)
+        self._leave_loop()
+        if self.alarm is not None:
+            self.alarm.close()
+        if os.getpid() == self.pid:
+            self.poller.close()
