@@ -44,7 +44,7 @@ class PublishingChannel(ConnectingChannel):
             else:
                 self._put_in_shard(queue, entry, expires_ms)
         except ServerNotReady:
-            server_checks.look_again()  # when it reconnects, and it waits
+            server_checks.look_again()  # who reconnects looks at it again, and waits
             raise
 
     def _put_in_shard(self, queue: str, entry: Entry, expires_ms: int) -> None:

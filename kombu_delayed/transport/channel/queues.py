@@ -11,7 +11,7 @@ from .connecting import ConnectingChannel
 
 
 class QueueChannel(ConnectingChannel):
-    """Declares queues and deletes them. What is due counts as ready, what is delayed does not."""
+    """Declares queues and deletes them. The size of one is what is ready or due in it."""
 
     def _new_queue(self, queue: str, *args: Any, **kwargs: Any) -> None:
         if is_shard(queue):
