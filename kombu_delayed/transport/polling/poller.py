@@ -35,7 +35,7 @@ class Poller(MultiChannelPoller):
 
     def __init__(self) -> None:
         super().__init__()
-        self.sockets = Sockets(vars(self).pop("poller"))
+        self.sockets = Sockets(self.__dict__.pop("poller"))
         self._turn = 0
         self._due = True
         self._interrupted = False
