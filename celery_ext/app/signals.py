@@ -29,7 +29,7 @@ from celery.utils.dispatch import Signal
 from celery.utils.log import get_logger
 
 from kombu_delayed.message.envelope import eta_to_ms
-from kombu_delayed.store import dead_letter_listeners
+from kombu_delayed.store import instrumentation
 from kombu_delayed.store.shards import queue_of
 from kombu_delayed.store.store import Store
 
@@ -68,8 +68,8 @@ def watch_publishing() -> None:
 
 def watch_burials() -> None:
     """Let `task_buried` be sent in this process; twice is safe."""
-    if _on_burial not in dead_letter_listeners.listeners:
-        dead_letter_listeners.listeners.append(_on_burial)
+    if _on_burial not in instrumentation.burial_listeners:
+        instrumentation.burial_listeners.append(_on_burial)
 
 
 def _on_burial(store: Store, queue: str, ids: list[str]) -> None:

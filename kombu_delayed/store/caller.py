@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from functools import lru_cache
+from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 
 from ..connection.connection import Replicas, Wire
 from ..connection.format import Format
-from . import dead_letter_listeners, instrumentation
-from .event_trimming import Upkeep
+from . import instrumentation
 from .keys import SEPARATOR, QueueKeys
 from .scripts import Call, Script, script, send_together
 from .shards import Shards
@@ -19,6 +19,17 @@ DEFAULT_PARTITION_SIZE = 128
 
 #: Messages in one call of a script: a call stays below a few milliseconds, and below Lua's stack.
 CALL_LIMIT = 250
+
+#: One call in so many trims the stream of events that it writes to, and lets it live on. Each tells
+#: of a few hundred messages at the most: far fewer in all than the ten thousand that the server
+#: cuts off at once.
+TRIM_CALLS = 10
+
+#: So does the first one after so long, for a queue of which little is told.
+TRIM_SECONDS = 1.0
+
+#: So many streams are remembered.
+TRIM_STREAMS = 4096
 
 T = TypeVar("T")
 Self = TypeVar("Self", bound="Caller")
@@ -30,6 +41,25 @@ class Limits(NamedTuple):
     max_deliveries: int = 20
     dead_limit: int = 100_000
     dead_seconds: float = 90 * 86_400
+
+
+class Trimming:
+    """Which calls trim the streams of events. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._rests: dict[str, tuple[int, float]] = {}
+
+    def bound(self, stream: str, limit: int) -> int:
+        """The limit of a stream for the next script: below 0 where that need not trim it."""
+        calls, until = self._rests.get(stream, (0, 0.0))
+        now = monotonic()
+        if calls and now < until:
+            self._rests[stream] = calls - 1, until
+            return -limit
+        if len(self._rests) >= TRIM_STREAMS:
+            self._rests.clear()
+        self._rests[stream] = TRIM_CALLS - 1, now + TRIM_SECONDS
+        return limit
 
 
 class Caller:
@@ -76,7 +106,7 @@ class Caller:
         self.partition_size = partition_size
         self.limits = limits or Limits()
         self.event_limit = event_limit
-        self._upkeep = Upkeep()
+        self._trimming = Trimming()
         self.now = now
         #: Where scripts are known to work that nobody waits for: a server may have lost them.
         self._posted_over: dict[tuple[Wire, str], int] = {}
@@ -153,7 +183,7 @@ class Caller:
         """
         known = self._known(name, queue, owner, self.now, self.partition_size, self.limits)
         if self.event_limit and "event_limit" in known:
-            given["event_limit"] = self._upkeep.bound(known["events"], self.event_limit)
+            given["event_limit"] = self._trimming.bound(known["events"], self.event_limit)
         return script(name), {**known, **given}
 
     def ask(self, name: str, queue: str, owner: str | None = None, /, **given: Any) -> Any:
@@ -186,9 +216,10 @@ class Caller:
         wire.post(*command, on_error=failed)
 
     def tell_of_burials(self, queue: str, ids: Sequence[bytes]) -> None:
-        if ids and (told := instrumentation.current) is not None:
-            told.buried(queue, len(ids))
-        dead_letter_listeners.tell(self, queue, [id.decode(errors="surrogateescape") for id in ids])
+        """Tell who wants to know of messages that a script has buried."""
+        instrumentation.tell_of_burials(
+            self, queue, [id.decode(errors="surrogateescape") for id in ids]
+        )
 
 
 def without_errors(answers: list[Any]) -> list[Any]:

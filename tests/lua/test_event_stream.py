@@ -15,8 +15,8 @@ from kombu_delayed.inspection.backlog import Backlog, Move
 from kombu_delayed.inspection.events import Event, newest, read
 from kombu_delayed.message.envelope import to_json
 from kombu_delayed.message.wait import Wait
-from kombu_delayed.store import dead_letter_listeners, event_trimming
-from kombu_delayed.store.event_trimming import CALLS
+from kombu_delayed.store import caller, instrumentation
+from kombu_delayed.store.caller import TRIM_CALLS
 from kombu_delayed.store.store import Entry, Limits, Store
 from tests.kit import claims
 from tests.kit.state import all_keys
@@ -280,15 +280,15 @@ def test_events_of_a_queue_that_nobody_uses_go(
     store: Store, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A call in many lets the stream live on, and each that makes it anew."""
-    monkeypatch.setattr(event_trimming, "SECONDS", math.inf)
+    monkeypatch.setattr(caller, "TRIM_SECONDS", math.inf)
     store.schedule("q", [task("0", 2000), task("1", 2000)])
     days = client.pttl("{q}:events") / 86_400_000  # type: ignore[operator]
     assert 6.9 < days <= 7
     client.persist("{q}:events")
-    for n in range(1, CALLS):
+    for n in range(1, TRIM_CALLS):
         store.schedule("q", [task(f"{n}", 3000)])
     assert client.pttl("{q}:events") == -1
-    store.schedule("q", [task(f"{CALLS}", 2000)])
+    store.schedule("q", [task(f"{TRIM_CALLS}", 2000)])
     assert client.pttl("{q}:events") > 0  # type: ignore[operator]
     client.delete("{q}:events")
     Backlog(store, "q").cancel(["0"])
@@ -325,7 +325,7 @@ def test_burials_are_told_to_who_listens(store: Store, monkeypatch: pytest.Monke
     store.publish("q", [task("a"), task("b"), task("c"), task("c")])
     deliver(store)
     heard: list[Any] = []
-    monkeypatch.setattr(dead_letter_listeners, "listeners", [lambda *given: heard.append(given)])
+    monkeypatch.setattr(instrumentation, "burial_listeners", [lambda *given: heard.append(given)])
     store.bury("q", CONSUMER, [(1, "a", "rejected", b""), (9, "z", "rejected", b"")])
     store.release("q", CONSUMER, [2], counted=True)
     store.release("q", CONSUMER, [9])

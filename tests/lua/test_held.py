@@ -13,7 +13,7 @@ import redis
 from kombu_delayed.consumer.lease.lease import Lease
 from kombu_delayed.message.ticket import Gate
 from kombu_delayed.store.keys import SEPARATOR
-from kombu_delayed.store.renewal import Renewal
+from kombu_delayed.store.leases import Renewal
 from kombu_delayed.store.store import CALL_LIMIT, Limits, Store
 from tests.kit.claims import ack, deliver
 from tests.kit.state import entry, message, returned, seed, state

@@ -14,7 +14,7 @@ from kombu_delayed.consumer.lease.keeper import Keeper, keeper
 from kombu_delayed.consumer.lease.lease import FEW_QUEUES, IDLE_LEASES, Lease
 from kombu_delayed.consumer.lease.reclaim import JUST_AFTER_SECONDS
 from kombu_delayed.errors import UNREACHABLE
-from kombu_delayed.store.renewal import Renewal
+from kombu_delayed.store.leases import Renewal
 from kombu_delayed.store.store import Store
 from tests.kit.state import entry
 from tests.kit.wait import wait_until

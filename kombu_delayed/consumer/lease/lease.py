@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 
 from kombu_delayed.connection import native
 from kombu_delayed.errors import UNREACHABLE
-from kombu_delayed.store.renewal import Renewal
+from kombu_delayed.store.leases import Renewal
 from kombu_delayed.store.store import Store
 
 from .consumer_id import consumer_id

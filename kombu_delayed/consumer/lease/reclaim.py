@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Hashable
 
 from kombu_delayed.connection.native import get_logger
-from kombu_delayed.store.renewal import Other, Renewal
+from kombu_delayed.store.leases import Other, Renewal
 from kombu_delayed.store.store import Store
 
 from .consumer_id import lease_seconds_of
