@@ -103,7 +103,26 @@ class Plan:
 
 
 def plan(load: Load) -> Plan:
-    """The fewest nodes for a load. Raises OptionError where there is no sense in so many."""
+    """What the fewest nodes for a load take. Raises OptionError where there is no sense in them."""
+    nodes, because_of = fewest_nodes(load)
+    node = node_of(load, nodes)
+    return Plan(
+        messages=load.messages,
+        message_bytes=message_bytes(load.record_bytes),
+        memory_bytes=node.data_bytes * nodes,
+        nodes=nodes,
+        shards=shards_for(nodes),
+        servers=nodes * (1 + load.replicas),
+        because_of=because_of,
+        node=node,
+        node_rate_per_second=load.node_rate,
+        capacity_per_second=load.node_rate * nodes,
+        headroom=load.node_rate * nodes / load.rate_per_second,
+    )
+
+
+def fewest_nodes(load: Load) -> tuple[int, str]:
+    """How many a load takes, and what for: rate or memory. Raises as `plan`."""
     if load.replicas * REPLICA_BYTES > load.node_memory_bytes / 2:
         raise OptionError(
             f"the buffers of {load.replicas} replicas, {REPLICA_BYTES // 2**20} MiB each, take "
@@ -128,19 +147,7 @@ def plan(load: Load) -> Plan:
         return node_of(load, nodes).total_bytes <= load.node_memory_bytes
 
     nodes = bisect_left(range(8 * found.nodes), True, lo=found.nodes, key=fits)
-    return Plan(
-        messages=load.messages,
-        message_bytes=message_bytes(load.record_bytes),
-        memory_bytes=node_of(load, nodes).data_bytes * nodes,
-        nodes=nodes,
-        shards=shards_for(nodes),
-        servers=nodes * (1 + load.replicas),
-        because_of=found.because_of if nodes == found.nodes else "memory",
-        node=node_of(load, nodes),
-        node_rate_per_second=load.node_rate,
-        capacity_per_second=load.node_rate * nodes,
-        headroom=load.node_rate * nodes / load.rate_per_second,
-    )
+    return nodes, found.because_of if nodes == found.nodes else "memory"
 
 
 def node_of(load: Load, nodes: int) -> Node:
