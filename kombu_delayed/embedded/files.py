@@ -1,0 +1,124 @@
+"""The directory of a server.
+
+Files in it (mode 0700, on a local file system):
+
+    lock         held while a process starts or stops the server
+    alive        held by the server itself as long as it lives
+    broker.sock  unix socket (elsewhere when the path is too long for a socket)
+    server.pid   written by the server
+    server.log   output of the server
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import stat
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from ..errors import EmbeddedServerError
+
+WAIT_SECONDS = 60.0
+POLL_SECONDS = 0.01
+LOG_TAIL_LINES = 10
+# sun_path holds 108 bytes on Linux and 104 on macOS.
+SOCKET_PATH_MAX_BYTES = 100
+
+
+def resolved(directory: str | Path) -> Path:
+    return Path(directory).expanduser().resolve()
+
+
+def make_private(path: Path) -> None:
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = path.lstat()
+    if found.st_uid != os.geteuid():
+        raise EmbeddedServerError(
+            f"{path} belongs to user id {found.st_uid}, not to {os.geteuid()}: name a directory "
+            "of your own (a new subdirectory will do)."
+        )
+    if not stat.S_IMODE(found.st_mode) & 0o077:
+        return
+    # Closing a home directory or / because somebody named it by mistake would do harm.
+    if any(path.iterdir()) and not (path / "lock").exists():
+        raise EmbeddedServerError(
+            f"{path} is open to other users and holds other files: name an empty directory, "
+            f"or run: chmod 700 {path}"
+        )
+    path.chmod(0o700)
+
+
+def socket_path(directory: Path) -> Path:
+    socket = directory / "broker.sock"
+    if len(os.fsencode(socket)) <= SOCKET_PATH_MAX_BYTES:
+        return socket
+    digest = hashlib.sha256(os.fsencode(directory)).hexdigest()[:16]
+    private = Path(tempfile.gettempdir()) / f"kombu-delayed-{os.geteuid()}-{digest}"
+    make_private(private)
+    return private / "broker.sock"
+
+
+def held(directory: Path) -> bool:
+    try:
+        with open(directory / "alive") as alive:
+            return not try_lock(alive.fileno(), fcntl.LOCK_SH)
+    except FileNotFoundError:
+        return False
+
+
+def try_lock(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def locked(directory: Path, deadline: float) -> Iterator[None]:
+    with open(directory / "lock", "a") as lock:
+        while not try_lock(lock.fileno(), fcntl.LOCK_EX):
+            pause(deadline, lambda: f"another process holds {directory / 'lock'}.")
+        try:
+            yield
+        finally:
+            # A child forked meanwhile shares the descriptor: closing alone would not unlock.
+            fcntl.flock(lock.fileno(), fcntl.LOCK_UN)
+
+
+def pause(deadline: float, reason: Callable[[], str]) -> None:
+    if time.monotonic() >= deadline:
+        raise EmbeddedServerError(f"Gave up after {WAIT_SECONDS:g} seconds: {reason()}")
+    time.sleep(POLL_SECONDS)
+
+
+@contextlib.contextmanager
+def explained(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, subprocess.SubprocessError) as error:
+        raise EmbeddedServerError(
+            f"The server directory {directory} is not usable: {error}{log_tail(directory)}"
+        ) from error
+
+
+def pid_text(directory: Path) -> str:
+    try:
+        return (directory / "server.pid").read_text().strip() or "unknown"
+    except OSError:
+        return "unknown"
+
+
+def log_tail(directory: Path) -> str:
+    try:
+        text = (directory / "server.log").read_text(errors="replace")
+    except OSError:
+        return ""
+    lines = text.splitlines()[-LOG_TAIL_LINES:]
+    return "".join(f"\n  {line}" for line in [f"last lines of {directory / 'server.log'}:", *lines])
