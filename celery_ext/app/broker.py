@@ -13,7 +13,8 @@ from celery import Celery
 from kombu import Connection
 from kombu.exceptions import OperationalError
 
-from kombu_delayed.connection.connection import Replicas, Wire
+from kombu_delayed.connection.commands import Replicas
+from kombu_delayed.connection.connection import ServerConnection
 from kombu_delayed.consumer.policy.decisions import Rules
 from kombu_delayed.errors import UNREACHABLE
 from kombu_delayed.store.store import Store
@@ -86,7 +87,7 @@ class Broker:
             connection.ensure_connection(**options)
             self._channel = connection.default_channel
             store = copy(self._channel.store)
-        store.run = _ToldWire(store.over(store.client).run, self._was_lost)
+        store.run = _ToldConnection(store.over(store.client).run, self._was_lost)
         return store
 
     def _was_lost(self) -> None:
@@ -114,30 +115,30 @@ def _broker(app: Celery, pid: int) -> Broker:
     return Broker(app)
 
 
-class _ToldWire:
-    """A wire that raises what Celery users know from `apply_async`."""
+class _ToldConnection:
+    """A connection that raises what Celery users know from `apply_async`."""
 
-    def __init__(self, wire: Wire, on_lost: Callable[[], None]) -> None:
-        self._wire = wire
+    def __init__(self, connection: ServerConnection, on_lost: Callable[[], None]) -> None:
+        self._connection = connection
         self._on_lost = on_lost
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._wire, name)
+        return getattr(self._connection, name)
 
     def __call__(self, *command: Any, replicas: Replicas | None = None) -> Any:
-        """As the wire's; raises OperationalError where the broker cannot be reached."""
+        """As the connection's; raises OperationalError where the broker cannot be reached."""
         try:
-            return self._wire(*command, replicas=replicas)
+            return self._connection(*command, replicas=replicas)
         except UNREACHABLE as error:
             raise self._lost(error) from error
 
-    def everywhere(self) -> list[_ToldWire]:
-        return [_ToldWire(wire, self._on_lost) for wire in self._wire.everywhere()]
+    def everywhere(self) -> list[_ToldConnection]:
+        return [_ToldConnection(each, self._on_lost) for each in self._connection.everywhere()]
 
     def insist(self, *command: Any, replicas: Replicas | None = None) -> Any:
-        """As the wire's; raises OperationalError where the broker cannot be reached."""
+        """As the connection's; raises OperationalError where the broker cannot be reached."""
         try:
-            return self._wire.insist(*command, replicas=replicas)
+            return self._connection.insist(*command, replicas=replicas)
         except UNREACHABLE as error:
             raise self._lost(error) from error
 

@@ -10,10 +10,8 @@ import math
 import os
 import selectors
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -21,16 +19,11 @@ from typing import Any
 from redis import ConnectionPool
 from redis.exceptions import ConnectionError, ResponseError
 
-from ..errors import UNREACHABLE, NotReplicated, ServerFull, ServerNotReady, translate
+from ..errors import UNREACHABLE, NotReplicated, ServerFull, ServerNotReady
+from .commands import Replicas, or_error, pack, packed, read, read_both
 from .format import LOOK_SECONDS as FORMAT_SECONDS
 from .format import Format
-from .reading import NotYet, can_read, read_now
-
-_pack_in_c: Callable[[tuple[Any, ...]], bytes] | None
-try:
-    from hiredis import pack_command as _pack_in_c
-except ImportError:  # it comes with the extra `spark` only
-    _pack_in_c = None
+from .reading import NotYet, Unread, can_read, read_now
 
 #: Answers that nobody has waited for are read at the latest when so many are on their way.
 UNREAD_LIMIT = 64
@@ -48,74 +41,11 @@ ASIDE_SECONDS = 0.5
 IDLE_SECONDS = 0.1
 
 
-#: What is in front of a part, by its length: most are short.
-_LENGTHS = [b"$%d" % length for length in range(256)]
-
-
-def pack(command: Sequence[Any]) -> bytes:
-    """A command for the wire. redis-py checks each part of it, and cuts it into small ones."""
-    if _pack_in_c is not None:
-        try:
-            return _pack_in_c(tuple(command))
-        except (TypeError, UnicodeEncodeError):  # it takes text, bytes and plain numbers
-            pass
-    raws = [
-        each
-        if isinstance(each, bytes)
-        else str(each).encode(errors="surrogateescape")  # names that a server has need not be text
-        for each in command
-    ]
-    known = len(_LENGTHS)
-    parts = [b""] * (2 * len(raws) + 2)
-    parts[0] = b"*%d" % len(raws)
-    parts[1:-1:2] = [_LENGTHS[n] if (n := len(raw)) < known else b"$%d" % n for raw in raws]
-    parts[2:-1:2] = raws
-    return b"\r\n".join(parts)
-
-
-def pairs(answer: Any) -> list[tuple[bytes, bytes]]:
-    """The fields and values of a hash, which newer versions of redis-py give as a dict."""
-    if isinstance(answer, dict):
-        return list(answer.items())
-    return list(zip(answer[::2], answer[1::2], strict=True))
-
-
-def scored(answer: list[Any]) -> list[tuple[Any, Any]]:
-    """Members with scores, which RESP3 has in pairs already."""
-    if answer and isinstance(answer[0], list):
-        return [(member, score) for member, score in answer]
-    return pairs(answer)
-
-
-def numbers(answer: bytes) -> list[int]:
-    """What a script has counted, which it returns as text."""
-    return list(map(int, answer.split()))
-
-
-@dataclass(frozen=True)
-class Replicas:
-    """How many replicas are to have what was written, and how long that may take."""
-
-    count: int
-    timeout_ms: int
-
-    @property
-    def command(self) -> tuple[str, int, int]:
-        """What asks for it, after a write on the same connection."""
-        return ("WAIT", self.count, self.timeout_ms)
-
-    def check(self, reached: int) -> None:
-        """Raise NotReplicated where these were too few."""
-        if reached < self.count:
-            raise NotReplicated(
-                f"the message is stored on the master, but only {reached} of {self.count} replicas "
-                f"have it after {self.timeout_ms / 1000:g} s (delayed_replicas_to_wait); a delayed "
-                "one with a task id may be sent again"
-            )
-
-
-class Wire:
+class ServerConnection:
     """Sends commands in order, from any thread, each once: who retries must know what it did."""
+
+    #: Which node of a Cluster has what, where it leads to one.
+    cluster: Any = None
 
     #: Whether the server's data has a version that this package knows; None: it does not ask.
     format: Format | None = None
@@ -125,19 +55,16 @@ class Wire:
         self.format = format
         self._start()
 
-    def to(self, command: Sequence[Any]) -> Wire:
-        """The wire that a command goes over, where there is one for each node of a Cluster."""
+    def to(self, command: Sequence[Any]) -> ServerConnection:
+        """The one that a command goes over, where there is one for each node of a Cluster."""
         return self
 
-    def everywhere(self) -> Sequence[Wire]:
+    def everywhere(self) -> Sequence[ServerConnection]:
         """One for each server."""
         return [self]
 
     def connect(self) -> Any:
         """Another connection, for who gives it back to the pool."""
-        return self._open()
-
-    def _open(self) -> Any:
         try:
             return self.pool.get_connection()
         except (TypeError, ValueError) as error:  # another thread has closed it meanwhile
@@ -163,7 +90,7 @@ class Wire:
         self._format_at = -math.inf
         self._format_over: Any = None
         self._looked_at = 0.0
-        self._unread: deque[Callable[[], None]] = deque()
+        self._unread = Unread()
         #: Of the connections so far: another one may be to a server that knows no script of ours.
         self.generation = 0
 
@@ -182,8 +109,8 @@ class Wire:
                 self._send(command, replicas)
                 self._is_sent = True
                 if self._unread:
-                    self._read_posted()
-                return _read_both(self._connection, replicas)
+                    self._unread.read(self._connection, self._refused)
+                return read_both(self._connection, replicas)
             except (ResponseError, ServerFull, NotReplicated):
                 raise
             except BaseException:
@@ -206,13 +133,13 @@ class Wire:
         if self._pid != os.getpid():
             self._start()
         if self._owner == threading.get_ident():
-            return [_or_error(partial(self._aside, tuple(each))) for each in commands]
+            return [or_error(partial(self._aside, tuple(each))) for each in commands]
         with self._held():
             try:
                 self._send_packed([b"".join(map(pack, commands))])
                 self._is_sent = True
-                self._read_posted()
-                answers = [_or_error(partial(_read, self._connection)) for _ in commands]
+                self._unread.read(self._connection, self._refused)
+                answers = [or_error(partial(read, self._connection)) for _ in commands]
             except BaseException:
                 self._fail_posted()
                 raise
@@ -229,7 +156,10 @@ class Wire:
         if self._pid != os.getpid():
             self._start()
         if self._owner == threading.get_ident():
-            self._post_aside(command, on_error)
+            try:
+                self._aside(command)
+            except (ResponseError, ServerFull):
+                on_error()
             return
         with self._held():
             try:
@@ -267,7 +197,7 @@ class Wire:
             return
         with self._held():
             try:
-                self._read_posted()
+                self._unread.read(self._connection, self._refused)
             except BaseException:
                 self._fail_posted()
                 raise
@@ -283,18 +213,6 @@ class Wire:
             connection, self._connection = self._connection, None
             self._lent = connection._sock
             self.pool.release(connection)
-
-    def _take(self) -> None:
-        self._connection = self.connect()
-        if self._lent is not None and self._connection._sock is not self._lent:
-            self.generation += 1
-        self._lent = None
-
-    def _post_aside(self, command: tuple[Any, ...], on_error: Callable[[], None]) -> None:
-        try:
-            self._aside(command)
-        except (ResponseError, ServerFull):
-            on_error()
 
     @contextmanager
     def _held(self) -> Iterator[None]:
@@ -318,15 +236,14 @@ class Wire:
                 with selectors.DefaultSelector() as selector:
                     selector.register(interrupted, selectors.EVENT_READ)
                     selector.select(ASIDE_SECONDS)
-            connection.send_packed_command(_packed(command, replicas))
-            return _read_both(connection, replicas)
+            connection.send_packed_command(packed(command, replicas))
+            return read_both(connection, replicas)
         finally:
             self.pool.release(connection)
 
-    def _read_in_passing(self, read: Callable[[Any], Any] | None = None) -> None:
+    def _read_in_passing(self, reader: Callable[[Any], Any] | None = None) -> None:
         try:
-            while self._unread:
-                self._read_next(read)
+            self._unread.read(self._connection, self._refused, reader)
         except NotYet:
             return
         except UNREACHABLE:
@@ -340,19 +257,22 @@ class Wire:
 
         def send(*command: Any) -> Any:
             self._connection.send_packed_command([pack(command)])
-            return _read(self._connection)
+            return read(self._connection)
 
-        self._read_posted()
+        self._unread.read(self._connection, self._refused)
         format.look(send)
         self._format_at = self._used_at + FORMAT_SECONDS
         self._format_over = self._connection._sock
 
     def _send(self, command: tuple[Any, ...], replicas: Replicas | None = None) -> None:
-        self._send_packed(_packed(command, replicas))
+        self._send_packed(packed(command, replicas))
 
     def _send_packed(self, packed: list[bytes]) -> None:
         if self._connection is None:
-            self._take()
+            self._connection = self.connect()
+            if self._lent is not None and self._connection._sock is not self._lent:
+                self.generation += 1
+            self._lent = None
         elif self._unread:
             if self._connection._sock is None:  # somebody has emptied the pool
                 self._fail_posted()
@@ -377,62 +297,14 @@ class Wire:
         if closed:
             self._disconnect()
 
-    def _read_posted(self) -> None:
-        while self._unread:
-            self._read_next()
-
-    def _read_next(self, read: Callable[[Any], Any] | None = None) -> None:
-        try:
-            _read(self._connection, read)
-        except (ResponseError, ServerFull) as error:
-            self._refused(error)
-            self._unread[0]()
-        self._unread.popleft()
-
     def _refused(self, error: Exception) -> None:
         """What the server says to a posted command."""
 
     def _fail_posted(self) -> None:
         if self._connection is not None:
             self._disconnect()
-        while self._unread:
-            self._unread.popleft()()
+        self._unread.fail()
 
     def _disconnect(self) -> None:
         self._connection.disconnect()
         self.generation += 1
-
-
-def _packed(command: tuple[Any, ...], replicas: Replicas | None) -> list[bytes]:
-    # In one go: another connection would know nothing of the write.
-    return [pack(command) + pack(replicas.command) if replicas else pack(command)]
-
-
-def _or_error(read: Callable[[], Any]) -> Any:
-    try:
-        return read()
-    except (ResponseError, ServerFull, ServerNotReady) as error:
-        return error
-
-
-def _read_both(connection: Any, replicas: Replicas | None) -> Any:
-    if replicas is None:
-        return _read(connection)
-    try:
-        answer = _read(connection)
-    except (ResponseError, ServerFull, ServerNotReady):
-        with suppress(ResponseError):
-            connection.read_response()
-        raise
-    replicas.check(_read(connection))
-    return answer
-
-
-def _read(connection: Any, read: Callable[[Any], Any] | None = None) -> Any:
-    try:
-        return connection.read_response() if read is None else read(connection)
-    except ResponseError as error:
-        meaning = translate(error)
-        if meaning is error:
-            raise
-        raise meaning from error

@@ -5,15 +5,17 @@ redis-py waits for the rest of a reply that has begun to come, for as long as th
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from redis.exceptions import ConnectionError, ResponseError, TimeoutError
 
+from ..errors import ServerFull
+from .commands import read
+
 #: The shortest time a socket can wait for: the rest of a reply that has begun to come.
 REST_SECONDS = 0.001
-
-_NOTHING: Any = object()
 
 
 class NotYet(Exception):
@@ -51,43 +53,28 @@ def read_now(connection: Any, told: bool = False, **options: Any) -> Any:
             sock.settimeout(before)
 
 
-def watched(connection_class: type, before_closing: Callable[[Any], None]) -> type:
-    """A class of connections that a poller watches."""
+class Unread(deque[Callable[[], None]]):
+    """For each answer that nobody waits for, in order, what to call where the command has failed.
 
-    class Watched(connection_class):
-        _ahead: Any = _NOTHING
-        #: Whether the poller has told of something that was not there.
-        told_in_vain = False
+    Whoever has the connection reads them.
+    """
 
-        def disconnect(self, *args: Any, **kwargs: Any) -> None:
-            # A closed socket cannot be taken out of an epoll, and a forked child keeps it there.
-            if self._sock is not None:
-                before_closing(self)
-            self._ahead = _NOTHING
-            super().disconnect(*args, **kwargs)
+    def read(
+        self,
+        connection: Any,
+        on_refusal: Callable[[Exception], None],
+        reader: Callable[[Any], Any] | None = None,
+    ) -> None:
+        """Read all of them. Raises redis-py's connection errors, and what the `reader` raises."""
+        while self:
+            try:
+                read(connection, reader)
+            except (ResponseError, ServerFull) as error:
+                on_refusal(error)
+                self[0]()
+            self.popleft()
 
-        def read_ahead(self, told: bool = False, **options: Any) -> bool:
-            """Read the next reply for `read_response`, if all of it has come."""
-            self.told_in_vain = False
-            if self._ahead is _NOTHING:
-                try:
-                    self._ahead = read_now(self, told, **options)
-                except NotYet:
-                    self.told_in_vain = told
-                    return False
-                except ResponseError as error:
-                    self._ahead = error
-            return True
-
-        def can_read(self, *args: Any, **kwargs: Any) -> bool:
-            return self._ahead is not _NOTHING or bool(super().can_read(*args, **kwargs))
-
-        def read_response(self, *args: Any, **kwargs: Any) -> Any:
-            ahead, self._ahead = self._ahead, _NOTHING
-            if ahead is _NOTHING:
-                return super().read_response(*args, **kwargs)
-            if isinstance(ahead, ResponseError):
-                raise ahead
-            return ahead
-
-    return Watched
+    def fail(self) -> None:
+        """Nobody will read them any more."""
+        while self:
+            self.popleft()()

@@ -10,7 +10,7 @@ from typing import Any
 from kombu.utils.eventio import READ, poll
 from redis import exceptions
 
-from .connection import pack
+from .commands import pack
 from .native import get_logger
 
 logger = get_logger(__name__)

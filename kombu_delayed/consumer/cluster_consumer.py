@@ -18,7 +18,6 @@ from .retrying import ACK_RETRY_SECONDS
 
 if TYPE_CHECKING:
     from ..connection.cluster.wakeup import NodeWake
-    from ..store.cluster_store import ClusterStore
     from .session import Session
 
 logger = get_logger(__name__)
@@ -110,7 +109,6 @@ class NodePart(Part):
 class ClusterConsumer(Consumer):
     """Has a part for each node that has queues of it."""
 
-    store: ClusterStore
     parts: list[NodePart]  # type: ignore[assignment]
 
     def __init__(self, session: Session, new_wake: Callable[[Node], NodeWake]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from ..connection.connection import numbers
+from ..connection.commands import numbers
 from ..message.envelope import Kept, open_kept, step_char
 from ..message.ticket import lane_in, reason_of
 from ..store.keys import literal

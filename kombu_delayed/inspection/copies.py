@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..connection.connection import numbers
+from ..connection.commands import numbers
 from ..connection.native import get_logger
 from ..errors import UNREACHABLE
 from ..store.scripts import Call, whole

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ..connection.connection import pairs
+from ..connection.commands import pairs
 from ..message.envelope import open_kept
 from ..store.store import Entry, Store
 from .backlog import Waiting

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from ..connection.connection import pairs, scored
+from ..connection.commands import pairs, scored
 from ..message.ticket import Use, plain, slot_name
 from ..store.store import Store, chunks
 

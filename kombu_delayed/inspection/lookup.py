@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
-from ..connection.connection import pairs
+from ..connection.commands import pairs
 from ..errors import MessageError
 from ..message.envelope import open_envelope
 from ..store.store import Store

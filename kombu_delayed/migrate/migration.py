@@ -82,7 +82,7 @@ class Migration:
     """One direction. Its `steps` move a page each; between any two of them it may be killed."""
 
     def __init__(self, channel: Channel, queues: Iterable[str] = (), *, dry: bool = False) -> None:
-        if channel.store.tagged:
+        if channel.store.cluster:
             raise UrlError("a Cluster has no stock transport to move messages from, or back to")
         self.channel = channel
         self.store: Store = channel.store

@@ -8,12 +8,17 @@ from functools import lru_cache
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 
-from ..connection.connection import Replicas, Wire
+from ..connection.cluster.connection import Nodes, slot_of
+from ..connection.cluster.nodes import Node
+from ..connection.commands import Replicas
+from ..connection.connection import ServerConnection
 from ..connection.format import Format
+from ..errors import UNREACHABLE, NodeDown
 from . import instrumentation
 from .keys import SEPARATOR, QueueKeys
 from .scripts import Call, Script, script, send_together
-from .shards import Shards
+from .shard_placement import hash_tag, queue_with
+from .shards import QueueShards, Shards
 
 DEFAULT_PARTITION_SIZE = 128
 
@@ -65,17 +70,16 @@ class Trimming:
 class Caller:
     """Runs scripts, each with the keys of a queue. A queue is one shard: see `shards`.
 
+    On a Cluster, whose `client` are `Nodes`, each queue is in one slot, and so on one node.
+
     `now` is "" for the server's clock, `+ms` for that clock set forward, or a time in milliseconds
     since the epoch; tests move it. About `event_limit` lifecycle events are kept of each queue; 0:
     none are written. What sends messages waits for `replicas`, and raises NotReplicated where too
     few have them in time. With a `format`, it raises FormatError for data of a newer one.
     """
 
-    #: Queues that one call renews: all their keys have to be in one slot of a Cluster.
+    #: Of so many queues one call renews the leases.
     renewals_at_once = 250
-
-    #: Whether also the ready lists carry the hash tag of their queue.
-    tagged = False
 
     #: Of so many queues one command can tell.
     look_limit = 100
@@ -100,7 +104,12 @@ class Caller:
     ) -> None:
         self.client = client
         self.format = format
-        self.run = self._wire(client)
+        self.run = self._connect(client)
+        #: Which node of a Cluster has what; None: there is one server.
+        self.cluster = self.run.cluster
+        if self.cluster:  # where all keys of a command have to be in one slot
+            self.renewals_at_once = self.look_limit = 1
+            self.errors_of_one_queue = UNREACHABLE
         self.shards = self._new_shards(prefix, shards)
         self.replicas = replicas
         self.partition_size = partition_size
@@ -109,10 +118,12 @@ class Caller:
         self._trimming = Trimming()
         self.now = now
         #: Where scripts are known to work that nobody waits for: a server may have lost them.
-        self._posted_over: dict[tuple[Wire, str], int] = {}
+        self._posted_over: dict[tuple[ServerConnection, str], int] = {}
         steps = tuple(sorted(priority_steps))
         self.keys = lru_cache(maxsize=1024)(
-            lambda queue: QueueKeys(queue, prefix, steps, separator, self._hash_tag(queue))
+            lambda queue: QueueKeys(
+                queue, prefix, steps, separator, hash_tag(queue) if self.cluster else ""
+            )
         )
         self._known = lru_cache(maxsize=4096)(self._find_known)
 
@@ -143,33 +154,38 @@ class Caller:
     def over(self: Self, client: Any) -> Self:
         """The same store over other connections."""
         other = copy(self)
-        other.client, other.run = client, self._wire(client)
+        other.client, other.run = client, self._connect(client)
         other._posted_over = {}
         return other
 
     def hang_up(self) -> None:
         """Close its connections; what needs one opens it again."""
-        self.client.connection_pool.disconnect()
+        (self.client if self.cluster else self.client.connection_pool).disconnect()
 
-    def _wire(self, client: Any) -> Wire:
-        return Wire(client.connection_pool, self.format)
+    def _connect(self, client: Any) -> ServerConnection:
+        if isinstance(client, Nodes):
+            return client.new_connection(self.format)
+        return ServerConnection(client.connection_pool, self.format)
 
-    def _hash_tag(self, queue: str) -> str:
-        """What is in braces in all keys of a queue; "" where that is its name, and not in all."""
-        return ""
+    def _new_shards(self, prefix: str, configured: int | Mapping[str, int]) -> Shards:
+        if self.cluster:
+            return QueueShards(self.run, prefix, configured, self._is_down)
+        return Shards(self.run, prefix, configured)
 
     def queue_with(self, tag: str) -> str:
         """The queue whose keys have this in braces."""
-        return tag
+        return queue_with(tag) if self.cluster else tag
 
-    def _new_shards(self, prefix: str, configured: int | Mapping[str, int]) -> Shards:
-        return Shards(self.run, prefix, configured)
+    def node_of(self, queue: str) -> Node:
+        """The node of a Cluster that has a queue. Raises NodeDown where none has."""
+        node: Node = self.cluster.node(slot_of(("", self.keys(queue).wake)))
+        return node
 
-    def heard(self, answer: Any) -> Any:
-        """What was said of some leases; None: they could not be asked. Raises what was refused."""
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+    def _is_down(self, queue: str) -> bool:
+        try:
+            return bool(self.cluster.is_down(self.node_of(queue)))
+        except NodeDown:
+            return True
 
     def send(self, *command: Any) -> Any:
         """What sends messages: it waits for replicas, and for a slot that moves."""
@@ -202,9 +218,9 @@ class Caller:
     def post(self, move: Script, given: dict[str, Any], on_error: Callable[[], None]) -> None:
         """Send a script and do not wait for its answer, over connections that are known to work."""
         command = ("EVALSHA", move.sha, *move.pack(given))
-        wire = self.run.to(command)
-        known = wire, move.name
-        if self._posted_over.get(known) != (generation := wire.generation):
+        connection = self.run.to(command)
+        known = connection, move.name
+        if self._posted_over.get(known) != (generation := connection.generation):
             move(self.run, **given)
             self._posted_over[known] = generation
             return
@@ -213,7 +229,7 @@ class Caller:
             self._posted_over.pop(known, None)
             on_error()
 
-        wire.post(*command, on_error=failed)
+        connection.post(*command, on_error=failed)
 
     def tell_of_burials(self, queue: str, ids: Sequence[bytes]) -> None:
         """Tell who wants to know of messages that a script has buried."""

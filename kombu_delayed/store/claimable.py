@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ..connection.connection import numbers
+from ..connection.commands import numbers
 from .caller import Caller, without_errors
 from .scripts import Call
 

@@ -6,10 +6,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ..errors import NodeDown
+from ..connection.native import get_logger
+from ..errors import UNREACHABLE, NodeDown
 from . import instrumentation
 from .caller import CALL_LIMIT, Caller, chunks
 from .scripts import Call
+
+logger = get_logger(__name__)
 
 #: Tags of a consumer's messages that one call sorts.
 SORT_LIMIT = 1_000
@@ -120,7 +123,16 @@ class Leases:
             )
             for part in parts
         ]
-        return _merged(zip(parts, map(self._store.heard, self._store.together(calls)), strict=True))
+        return _merged(zip(parts, map(self._heard, self._store.together(calls)), strict=True))
+
+    def _heard(self, answer: Any) -> Any:
+        """What was said of some leases; None: their node cannot be asked. Raises other errors."""
+        if self._store.cluster and isinstance(answer, UNREACHABLE):
+            logger.info("Cannot renew the lease on a queue now: %s", answer)
+            return None
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     def _keys_to_renew(self, queues: Sequence[str], consumer: str) -> list[str]:
         keys = [self._store.keys(queue) for queue in queues]

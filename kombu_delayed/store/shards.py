@@ -13,7 +13,8 @@ from time import monotonic
 from typing import Any
 from zlib import crc32
 
-from ..connection.connection import Wire, pairs
+from ..connection.commands import pairs
+from ..connection.connection import ServerConnection
 from ..connection.native import get_logger
 from ..errors import UNREACHABLE
 from .keys import shard_count, shard_counts
@@ -154,7 +155,7 @@ class QueueShards(Shards):
 
     def __init__(
         self,
-        run: Wire,
+        run: ServerConnection,
         prefix: str = "",
         configured: int | Mapping[str, int] = 1,
         is_down: Callable[[str], bool] = lambda shard: False,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ..connection.connection import numbers, pairs
+from ..connection.commands import numbers, pairs
 from ..message.envelope import Entry
 from ..message.ticket import Gate
 from ..message.wait import NO_WAIT, Wait

@@ -9,7 +9,8 @@ from typing import Any
 from kombu.transport import redis as stock
 from redis.exceptions import AskError, ResponseError, TryAgainError
 
-from ..connection.connection import Wire, numbers, pack
+from ..connection.commands import numbers, pack
+from ..connection.connection import ServerConnection
 from ..errors import NotReplicated
 from ..store import instrumentation
 from ..store.scripts import FIRST_KEY, whole
@@ -25,7 +26,9 @@ Sent = tuple[str, tuple[Any, ...]]
 class Lane:
     """One connection of a pipeline. Where it is not redirected it does each command once."""
 
-    def __init__(self, wire: Wire, store: Store, on_answer: Callable[[Sent, Any], None]) -> None:
+    def __init__(
+        self, wire: ServerConnection, store: Store, on_answer: Callable[[Sent, Any], None]
+    ) -> None:
         self._wire = wire
         self._store = store
         self._on_answer = on_answer
@@ -89,7 +92,7 @@ class Pipeline:
     ) -> None:
         self._store = store
         self._on_answer = on_answer
-        self._lanes: dict[Wire, Lane] = {}
+        self._lanes: dict[ServerConnection, Lane] = {}
 
     def send(self, commands: list[Sent], waits_for: str = "") -> None:
         """Send commands, each under a verb, and read the answers to what was sent before.
@@ -107,8 +110,8 @@ class Pipeline:
     def _answered(self, sent: Sent, answer: Any) -> None:
         self._on_answer(sent[0], answer)
 
-    def _by_wire(self, commands: list[Sent]) -> dict[Wire, list[Sent]]:
-        found: dict[Wire, list[Sent]] = {}
+    def _by_wire(self, commands: list[Sent]) -> dict[ServerConnection, list[Sent]]:
+        found: dict[ServerConnection, list[Sent]] = {}
         for verb, command in commands:
             found.setdefault(self._store.run.to(command), []).append((verb, command))
         return found

@@ -10,8 +10,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from ..connection import urls
-from ..connection.connection import Wire
-from ..connection.sentinel.connection import MasterWire
+from ..connection.connection import ServerConnection
+from ..connection.sentinel.connection import SentinelConnection
 from ..connection.sentinel.pool import MasterConnection, MasterPool, MasterTLSConnection
 from ..connection.sentinel.sentinels import Sentinels
 from ..connection.sentinel.wakeup import MasterWake
@@ -32,9 +32,9 @@ class SentinelStore(Store):
         super().hang_up()
         self.client.connection_pool.sentinel_manager.hang_up()
 
-    def _wire(self, client: Any) -> Wire:
+    def _connect(self, client: Any) -> ServerConnection:
         pool = client.connection_pool
-        return MasterWire(pool, pool.sentinel_manager.watch, self.format)
+        return SentinelConnection(pool, pool.sentinel_manager.watch, self.format)
 
 
 class SentinelChannel(Channel, stock.SentinelChannel):

@@ -14,10 +14,9 @@ from typing import Any
 
 import redis
 
+from kombu_delayed.connection.cluster.connection import Nodes as Connections
 from kombu_delayed.connection.cluster.nodes import Cluster, Node
 from kombu_delayed.connection.options import Options
-from kombu_delayed.store.cluster_store import ClusterStore
-from kombu_delayed.store.cluster_store import Nodes as Connections
 from kombu_delayed.store.store import Entry, Store
 from tests.benchmarks.report import Figures, Line, benchmark
 from tests.benchmarks.rig import Rig, cpu_seconds, store_of
@@ -49,10 +48,8 @@ class OneNode:
     options: dict[str, Any]
     open: list[Any] = field(default_factory=list)
 
-    kind = Store
-
     def connect(self) -> Any:
-        self.open.append(self.kind(self.new(), **self.options))
+        self.open.append(Store(self.new(), **self.options))
         return self.open[-1]
 
     def cpu_seconds(self) -> list[float]:
@@ -83,8 +80,6 @@ class ClusterNodes(OneNode):
     """
 
     idle_seconds: float = 0
-
-    kind = ClusterStore
 
     def __post_init__(self) -> None:
         self._idle = [0.0] * len(self.clients)

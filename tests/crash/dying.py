@@ -11,7 +11,8 @@ from typing import Any
 import redis
 from kombu.utils.scheduling import round_robin_cycle
 
-from kombu_delayed.connection.connection import Replicas, Wire
+from kombu_delayed.connection.commands import Replicas
+from kombu_delayed.connection.connection import ServerConnection
 from kombu_delayed.connection.options import Options
 from kombu_delayed.consumer.consumer import Consumer
 from kombu_delayed.consumer.session import Session
@@ -29,7 +30,7 @@ class Killed(BaseException):
     """The process is gone: nothing of it runs any more."""
 
 
-class DyingWire(Wire):
+class DyingConnection(ServerConnection):
     """Sends commands as any other, until the one at which its process dies."""
 
     def __init__(self, pool: redis.ConnectionPool, at: float, cut: str) -> None:
@@ -73,7 +74,7 @@ class DyingWire(Wire):
 def dying_store(client: redis.Redis, now: int, at: float = math.inf, cut: str = UNREAD) -> Store:
     """A store whose process dies at its `at`-th command."""
     store = Store(client, now=str(now))
-    store.run = DyingWire(client.connection_pool, at, cut)
+    store.run = DyingConnection(client.connection_pool, at, cut)
     return store
 
 

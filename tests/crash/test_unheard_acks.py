@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-from kombu_delayed.connection import connection as wire_module
+from kombu_delayed.connection import connection as connection_module
 from kombu_delayed.consumer import part as part_module
 from kombu_delayed.consumer.retrying import ACK_RETRY_SECONDS, LONGEST_RETRY_SECONDS
 from tests.crash.deaths import unacked
@@ -92,7 +92,7 @@ def test_it_is_sent_again_though_nothing_else_is_said(
     with own_server.client() as client:
         reader = reader_of(client)
         assert held(own_server, reader) == "bcd"
-        monkeypatch.setattr(wire_module, "IDLE_SECONDS", idle_seconds)
+        monkeypatch.setattr(connection_module, "IDLE_SECONDS", idle_seconds)
         monkeypatch.setattr(reader.consumer.store, "deliver", _must_not_claim)
         harm(own_server)
         reader.qos.ack(reader.take())

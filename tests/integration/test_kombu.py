@@ -15,7 +15,7 @@ import pytest
 import redis
 from kombu import VERSION, Connection, Exchange, Producer, Queue
 
-from kombu_delayed.connection.connection import Wire
+from kombu_delayed.connection.connection import ServerConnection
 from kombu_delayed.consumer.claiming.claims import Request
 from kombu_delayed.store.keys import QueueKeys
 from kombu_delayed.store.scripts import script
@@ -278,13 +278,13 @@ def test_the_event_loop_sends_acks_behind_its_claim(
     inbox.receive(1)
     monkeypatch.setattr(connection.transport.cycle, "defers_acks", lambda: True)
     sent: list[str] = []
-    real = Wire._send
+    real = ServerConnection._send
 
-    def send(wire: Wire, command: tuple[Any, ...], *given: Any) -> None:
+    def send(wire: ServerConnection, command: tuple[Any, ...], *given: Any) -> None:
         sent.extend(name for name in order if script(name).sha in command)
         real(wire, command, *given)
 
-    monkeypatch.setattr(Wire, "_send", send)
+    monkeypatch.setattr(ServerConnection, "_send", send)
     getattr(inbox.messages[0], verb)()
     assert sent == []
     connection.default_channel.consumer.step()

@@ -13,7 +13,7 @@ import pytest
 import redis
 from kombu import Connection, Producer
 
-from kombu_delayed.connection.connection import Replicas
+from kombu_delayed.connection.commands import Replicas
 from kombu_delayed.errors import NotReplicated
 from kombu_delayed.store.store import Store
 from tests.kit.inbox import Connect, Inbox

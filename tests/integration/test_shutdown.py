@@ -20,7 +20,7 @@ import redis
 from celery import Celery
 from kombu import Connection, Queue
 
-from kombu_delayed.connection import connection as wire
+from kombu_delayed.connection import commands
 from kombu_delayed.store.claimable import Claimable
 from tests.kit.extended import MODULE as EXTENDED
 from tests.kit.inbox import Inbox
@@ -289,7 +289,7 @@ def test_what_is_being_handed_over_goes_back_with_the_others(
         assert Inbox(other, mail).receive(3) == ["a", "b", "c"]
 
 
-@pytest.mark.parametrize("when", ["_send", "_read"])
+@pytest.mark.parametrize("when", ["_send", "read"])
 def test_what_a_claim_brings_goes_back_when_its_queue_is_cancelled_meanwhile(
     connection: Connection,
     mail: Queue,
@@ -301,7 +301,7 @@ def test_what_a_claim_brings_goes_back_when_its_queue_is_cancelled_meanwhile(
     inbox = Inbox(connection, mail, prefetch_count=5, ack=False)
     channel = inbox.consumer.channel
     store, ends = channel.store, []
-    deliver, place = store.deliver, store.run if when == "_send" else wire
+    deliver, place = store.deliver, store.run if when == "_send" else commands
     publish(connection, mail, *"abc")
 
     def claim(*given: Any, **options: Any) -> Any:

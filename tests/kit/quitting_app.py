@@ -8,10 +8,10 @@ from typing import Any
 
 from celery.worker.request import Request
 
-from kombu_delayed.connection.connection import Wire
+from kombu_delayed.connection.connection import ServerConnection
 from tests.kit.tasks_app import app as app
 
-_acknowledge, _send = Request.acknowledge, Wire._send
+_acknowledge, _send = Request.acknowledge, ServerConnection._send
 _acking: list[Request] = []
 
 
@@ -20,7 +20,7 @@ def _watched_acknowledge(self: Request) -> None:
     _acknowledge(self)
 
 
-def _watched_send(self: Wire, *args: Any, **options: Any) -> None:
+def _watched_send(self: ServerConnection, *args: Any, **options: Any) -> None:
     _send(self, *args, **options)
     if _acking:
         _acking.clear()
@@ -28,4 +28,4 @@ def _watched_send(self: Wire, *args: Any, **options: Any) -> None:
 
 
 Request.acknowledge = _watched_acknowledge
-setattr(Wire, _send.__name__, _watched_send)
+setattr(ServerConnection, _send.__name__, _watched_send)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kombu_delayed.connection.connection import numbers
+from kombu_delayed.connection.commands import numbers
 from kombu_delayed.store.store import Store
 
 

@@ -17,7 +17,7 @@ from celery_ext.spark.sink.job_ledger import (
     keep_report,
     read_report,
 )
-from kombu_delayed.connection.connection import numbers
+from kombu_delayed.connection.commands import numbers
 from kombu_delayed.inspection.backlog import Backlog
 from kombu_delayed.store.keys import job_report
 from kombu_delayed.store.store import Scheduled, Store

@@ -6,14 +6,13 @@ from typing import Any
 import pytest
 
 from kombu_delayed.consumer.outbox import ACK, BURY, Done, Outbox
-from kombu_delayed.errors import NodeDown
-from kombu_delayed.store.cluster_store import ClusterStore
+from kombu_delayed.errors import UNREACHABLE, NodeDown
 
 
 class Stub:
     """A store of which one node is down, and another refuses."""
 
-    errors_of_one_queue = ClusterStore.errors_of_one_queue
+    errors_of_one_queue = UNREACHABLE
 
     def __init__(self) -> None:
         self.run = SimpleNamespace(generation=0)

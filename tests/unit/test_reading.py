@@ -10,8 +10,8 @@ import pytest
 import redis
 from redis._parsers import _HiredisParser, _RESP2Parser
 
-from kombu_delayed.connection.connection import Wire
-from kombu_delayed.connection.reading import watched
+from kombu_delayed.connection.connection import ServerConnection
+from kombu_delayed.connection.watched import watched
 
 PARSERS = [_RESP2Parser, _HiredisParser]
 REPLY = b"*3\r\n$4\r\nwake\r\n$1\r\nq\r\n$1\r\n0\r\n"
@@ -102,7 +102,7 @@ def test_a_look_for_answers_does_not_wait_for_the_rest_of_one(
     failed: list[str] = []
     pool = redis.ConnectionPool()
     pool.get_connection = lambda *given: connection  # type: ignore[method-assign]
-    wire = Wire(pool)
+    wire = ServerConnection(pool)
     wire.post("SET", "a", "b", on_error=lambda: failed.append("a"))
     wire.post("SET", "c", "d", on_error=lambda: failed.append("c"))
     server.send(b"+OK\r\n-ER")

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from kombu_delayed.connection.connection import Replicas
-from kombu_delayed.connection.sentinel.connection import MasterWire
+from kombu_delayed.connection.commands import Replicas
+from kombu_delayed.connection.sentinel.connection import SentinelConnection
 from kombu_delayed.connection.sentinel.watch import (
     Address,
     MasterChanges,
@@ -253,8 +253,8 @@ class Pool:
         return self._connection
 
 
-def wire_over(watch: MasterWatch, connection: Connection) -> MasterWire:
-    return MasterWire(Pool(connection), watch)  # type: ignore[arg-type]
+def wire_over(watch: MasterWatch, connection: Connection) -> SentinelConnection:
+    return SentinelConnection(Pool(connection), watch)  # type: ignore[arg-type]
 
 
 def test_what_nobody_waits_for_is_not_sent_while_the_master_changes(watch: MasterWatch) -> None:

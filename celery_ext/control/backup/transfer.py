@@ -16,7 +16,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from celery_ext.app.queues import Queues
 from celery_ext.tasks.progress import Progress, reporting
-from kombu_delayed.connection.connection import numbers, pairs
+from kombu_delayed.connection.commands import numbers, pairs
 from kombu_delayed.errors import translate
 from kombu_delayed.inspection import backlog as backlogs
 from kombu_delayed.inspection.restore_placement import Item, by_shard

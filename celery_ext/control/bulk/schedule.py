@@ -20,7 +20,7 @@ from celery_ext.app.signals import others_listen, task_scheduled
 from celery_ext.errors import BulkError
 from celery_ext.tasks.progress import Progress, reporting
 from celery_ext.tasks.task_info import task_in
-from kombu_delayed.connection.connection import numbers
+from kombu_delayed.connection.commands import numbers
 from kombu_delayed.consumer.policy.decisions import planned
 from kombu_delayed.errors import NotReplicated, translate
 from kombu_delayed.store.store import Entry, Store, UniqueOutcome

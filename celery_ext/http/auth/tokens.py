@@ -17,7 +17,7 @@ from kombu.utils.functional import LRUCache
 
 from celery_ext.control.delayed import Delayed
 from celery_ext.errors import QueryError
-from kombu_delayed.connection.connection import pairs
+from kombu_delayed.connection.commands import pairs
 from kombu_delayed.store.keys import http_tokens
 
 from .identity import SCOPES, Identity

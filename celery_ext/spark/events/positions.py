@@ -12,7 +12,7 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
-from kombu_delayed.connection.connection import pairs
+from kombu_delayed.connection.commands import pairs
 from kombu_delayed.errors import DelayedError
 from kombu_delayed.inspection.events import KEPT_MS
 from kombu_delayed.store.scripts import script

@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 
 from celery_ext import Delayed
 from celery_ext.control.bulk.schedule import schedule_many
-from kombu_delayed.connection.connection import numbers
+from kombu_delayed.connection.commands import numbers
 from kombu_delayed.inspection.restore_placement import by_shard
 from kombu_delayed.store.scripts import Call, whole
 from kombu_delayed.store.shards import is_shard, queue_of

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, compress, pairwise
 from typing import Any, NamedTuple
 
-from kombu_delayed.connection.connection import scored
+from kombu_delayed.connection.commands import scored
 from kombu_delayed.errors import MessageError
 from kombu_delayed.inspection.backlog import NEVER_MS
 from kombu_delayed.message.envelope import Kept, open_kept

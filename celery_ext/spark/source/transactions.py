@@ -10,7 +10,8 @@ from typing import Any
 from redis.exceptions import AskError, MovedError, ResponseError, TryAgainError
 
 from kombu_delayed.connection.cluster.connection import MOVING_SECONDS
-from kombu_delayed.connection.connection import Wire, pack
+from kombu_delayed.connection.commands import pack
+from kombu_delayed.connection.connection import ServerConnection
 from kombu_delayed.store.store import Store
 
 Command = tuple[Any, ...]
@@ -24,7 +25,7 @@ class Transactions:
 
     def __init__(self, store: Store) -> None:
         self._run: Any = store.run
-        self._wire: Any = None
+        self._server: Any = None
         self._connection: Any = None
 
     def __call__(self, commands: Sequence[Command]) -> list[Any]:
@@ -43,7 +44,7 @@ class Transactions:
             if not is_elsewhere or monotonic() > deadline:
                 raise errors[0]
             if isinstance(errors[0], MovedError):
-                self._run.cluster.redirected(errors[0], self._wire.node)
+                self._run.cluster.redirected(errors[0], self._server.node)
             time.sleep(RETRY_SECONDS)
         found: list[Any] = answers[-1]
         for each in found:
@@ -60,16 +61,16 @@ class Transactions:
             connection.disconnect()
             raise
 
-    def _connected(self, wire: Wire) -> Any:
-        if wire is not self._wire:
+    def _connected(self, server: ServerConnection) -> Any:
+        if server is not self._server:
             self.close()
-            self._wire, self._connection = wire, wire.pool.get_connection()
+            self._server, self._connection = server, server.pool.get_connection()
         return self._connection
 
     def close(self) -> None:
-        if self._wire is not None:
-            self._wire.pool.release(self._connection)
-            self._wire = None
+        if self._server is not None:
+            self._server.pool.release(self._connection)
+            self._server = None
 
 
 def _read(connection: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from time import monotonic
 from typing import Any
@@ -16,7 +16,8 @@ from redis.exceptions import AskError, MovedError, ResponseError, TryAgainError
 
 from kombu_delayed.errors import UNREACHABLE, ServerFull, ServerNotReady
 
-from ..connection import Replicas, Wire, _packed, _read, _read_both, pack
+from ..commands import Replicas, pack, packed, read, read_both
+from ..connection import ServerConnection
 from ..format import LOOK_SECONDS as FORMAT_SECONDS
 from ..format import Format
 from .nodes import Cluster, Node, named_by
@@ -44,7 +45,7 @@ def slot_of(command: Sequence[Any]) -> int:
     return key_slot(key if isinstance(key, bytes) else str(key).encode(errors="surrogateescape"))
 
 
-class NodeWire(Wire):
+class NodeConnection(ServerConnection):
     """One connection to one node."""
 
     def __init__(
@@ -67,15 +68,15 @@ class NodeWire(Wire):
 
     def connect(self) -> Any:
         """Another connection, for who gives it back to the pool. Raises NodeDown."""
-        return self._reach(self._open)
+        return self._reach(super().connect)
 
     def ask(self, *command: Any, replicas: Replicas | None = None) -> Any:
         """Send a command for a slot that is on its way to this node."""
         connection = self.connect()
         try:
-            connection.send_packed_command([pack(("ASKING",)), *_packed(command, replicas)])
-            _read(connection)
-            return _read_both(connection, replicas)
+            connection.send_packed_command([pack(("ASKING",)), *packed(command, replicas)])
+            read(connection)
+            return read_both(connection, replicas)
         finally:
             self.pool.release(connection)
 
@@ -100,8 +101,8 @@ class NodeWire(Wire):
         self._on_disconnect()
 
 
-class ClusterWire(Wire):
-    """A wire for each node, made when it is first needed."""
+class ClusterConnection(ServerConnection):
+    """A connection for each node, made when it is first needed."""
 
     #: Whether a node that was out of reach is left alone for a while: others need the caller, too.
     may_rest = True
@@ -119,7 +120,7 @@ class ClusterWire(Wire):
 
     def _start(self) -> None:
         self._pid = os.getpid()
-        self._wires: dict[Node, NodeWire] = {}
+        self._connections: dict[Node, NodeConnection] = {}
         self._format_at = -math.inf
 
     def look_again(self) -> None:
@@ -141,18 +142,18 @@ class ClusterWire(Wire):
     @property
     def generation(self) -> int:  # type: ignore[override]
         """Changes with each connection, and when a slot has got another node."""
-        wires = list(self._wires.values())
-        return self.cluster.generation + sum(wire.generation for wire in wires)
+        connections = list(self._connections.values())
+        return self.cluster.generation + sum(connection.generation for connection in connections)
 
-    def over(self, node: Node) -> NodeWire:
-        """The wire of one node."""
+    def over(self, node: Node) -> NodeConnection:
+        """The connection of one node."""
         if self._pid != os.getpid():
             self.cluster.forget()  # a thread of the parent may have been at work on it
             self._start()
-        found = self._wires.get(node)
-        return found or self._wires.setdefault(
+        found = self._connections.get(node)
+        return found or self._connections.setdefault(
             node,
-            NodeWire(
+            NodeConnection(
                 self.cluster,
                 node,
                 self._new_pool(node),
@@ -161,20 +162,20 @@ class ClusterWire(Wire):
             ),
         )
 
-    def to(self, command: Sequence[Any]) -> NodeWire:
-        """The wire of the node that has the keys of a command; to publish, any will do."""
+    def to(self, command: Sequence[Any]) -> NodeConnection:
+        """The connection of the node that has the keys of a command; to publish, any will do."""
         if command[0] == "PUBLISH":
             return self.over(self.cluster.any_master())
         return self.over(self.cluster.node(slot_of(command)))
 
-    def everywhere(self) -> Sequence[NodeWire]:
+    def everywhere(self) -> Sequence[NodeConnection]:
         """Those of all masters."""
         return [self.over(node) for node in self.cluster.masters()]
 
     def __call__(self, *command: Any, replicas: Replicas | None = None) -> Any:
-        """Send one command to wherever its keys are. Raises as `Wire`, NodeDown and ServerNotReady.
+        """Send one command to wherever its keys are, as a connection to one server.
 
-        What comes for a slot that is on its way to another node meets ServerNotReady.
+        Raises NodeDown, too, and ServerNotReady for a slot that is on its way to another node.
         """
         if monotonic() >= self._format_at:
             self.look_at_format()
@@ -182,15 +183,15 @@ class ClusterWire(Wire):
 
     def _route(self, *command: Any, replicas: Replicas | None = None) -> Any:
         slot = slot_of(command)
-        wire, asks = self.over(self.cluster.node(slot)), False
+        connection, asks = self.over(self.cluster.node(slot)), False
         for _ in range(REDIRECTS):
             try:
-                return (wire.ask if asks else wire)(*command, replicas=replicas)
+                return (connection.ask if asks else connection)(*command, replicas=replicas)
             except AskError as error:
                 asks = not isinstance(error, MovedError)  # which is an AskError too
                 if not asks:
-                    self.cluster.redirected(error, wire.node)
-                wire = self.over(named_by(error, wire.node))
+                    self.cluster.redirected(error, connection.node)
+                connection = self.over(named_by(error, connection.node))
             except TryAgainError as error:
                 raise SlotMoves(
                     f"slot {slot} is on its way to another node of the Cluster"
@@ -198,17 +199,17 @@ class ClusterWire(Wire):
             except UNREACHABLE as error:
                 self.cluster.look()
                 refused = isinstance(error, ServerNotReady)  # and so it did nothing
-                if not refused or (node := self.cluster.node(slot)) == wire.node:
+                if not refused or (node := self.cluster.node(slot)) == connection.node:
                     raise
-                wire, asks = self.over(node), False
+                connection, asks = self.over(node), False
         raise ServerNotReady(f"the nodes of the Cluster do not agree on who has slot {slot}")
 
     def many(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """As `Wire.many`, with one write for each node; where one is down, its error."""
+        """As that of any, with one write for each node; where one is down, its error."""
         answers: list[Any] = [None] * len(commands)
-        for wire, places in self._by_wire(commands, answers).items():
+        for connection, places in self._by_connection(commands, answers).items():
             try:
-                found = wire.many([commands[n] for n in places])
+                found = connection.many([commands[n] for n in places])
             except UNREACHABLE as error:
                 self.cluster.look()
                 found = [error] * len(places)
@@ -218,10 +219,10 @@ class ClusterWire(Wire):
                     answers[n] = self._one(commands[n])
         return answers
 
-    def _by_wire(
+    def _by_connection(
         self, commands: Sequence[Sequence[Any]], answers: list[Any]
-    ) -> dict[NodeWire, list[int]]:
-        found: dict[NodeWire, list[int]] = {}
+    ) -> dict[NodeConnection, list[int]]:
+        found: dict[NodeConnection, list[int]] = {}
         for n, command in enumerate(commands):
             try:
                 found.setdefault(self.to(command), []).append(n)
@@ -250,7 +251,7 @@ class ClusterWire(Wire):
             seconds = min(seconds * 2, 0.1)
 
     def post(self, *command: Any, on_error: Callable[[], None]) -> None:
-        """Send one command and do not wait for its answer, as `Wire` does."""
+        """Send one command and do not wait for its answer, as `ServerConnection` does."""
         self.to(command).post(*command, on_error=on_error)
 
     def lend(self) -> None:
@@ -259,15 +260,42 @@ class ClusterWire(Wire):
     @property
     def look_at(self) -> float:
         """When to `look`, by the monotonic clock."""
-        return min((wire.look_at for wire in list(self._wires.values())), default=math.inf)
+        return min(
+            (connection.look_at for connection in list(self._connections.values())),
+            default=math.inf,
+        )
 
     def look(self) -> None:
-        """Read what has come of answers to what was posted, as `Wire` does."""
-        for wire in list(self._wires.values()):
-            wire.look()
+        """Read what has come of answers to what was posted, as `ServerConnection` does."""
+        for connection in list(self._connections.values()):
+            connection.look()
 
     def settle(self) -> None:
         """Read the answers of all that was posted; what a broken connection had is failed."""
-        for wire in list(self._wires.values()):
+        for connection in list(self._connections.values()):
             with suppress(*UNREACHABLE):
-                wire.settle()
+                connection.settle()
+
+
+class Nodes:
+    """The connections of one channel: a pool for each node, all with the same parameters."""
+
+    def __init__(self, cluster: Cluster, parameters: Mapping[str, Any]) -> None:
+        self.cluster = cluster
+        self.parameters = dict(parameters)
+        self._pools: list[ConnectionPool] = []
+
+    def pool(self, node: Node) -> ConnectionPool:
+        """A new pool of connections to one node."""
+        pool = ConnectionPool(**{**self.parameters, "host": node.host, "port": node.port})
+        self._pools.append(pool)
+        return pool
+
+    def disconnect(self) -> None:
+        """Close all connections; what needs one opens it again."""
+        for pool in self._pools:
+            pool.disconnect()
+
+    def new_connection(self, format: Format | None = None) -> ClusterConnection:
+        """A connection over pools of its own."""
+        return ClusterConnection(self.cluster, self.pool, format)

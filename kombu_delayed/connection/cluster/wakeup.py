@@ -14,7 +14,7 @@ from typing import Any
 from redis import exceptions
 from redis.crc import key_slot
 
-from ..connection import pack
+from ..commands import pack
 from ..native import get_logger
 from ..wakeup import WakeConnection
 

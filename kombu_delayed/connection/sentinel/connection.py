@@ -9,13 +9,14 @@ from redis import ConnectionPool
 
 from kombu_delayed.errors import ServerNotReady
 
-from ..connection import Replicas, Wire, _read
+from ..commands import Replicas, read
+from ..connection import ServerConnection
 from ..format import Format
 from .watch import MasterChanges, MasterWatch
 
 
-class MasterWire(Wire):
-    """As `Wire`; what it sends waits while a failover is under way."""
+class SentinelConnection(ServerConnection):
+    """As `ServerConnection`; what it sends waits while a failover is under way."""
 
     def __init__(
         self, pool: ConnectionPool, watch: MasterWatch, format: Format | None = None
@@ -29,17 +30,17 @@ class MasterWire(Wire):
         self._replicated_over = -1
 
     def __call__(self, *command: Any, replicas: Replicas | None = None) -> Any:
-        """As `Wire`; to the next master where the present one is being replaced."""
+        """As `ServerConnection`; to the next master where the present one is being replaced."""
         self._watch.wait()
         return super().__call__(*command, replicas=replicas)
 
     def many(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """As `Wire`; to the next master where the present one is being replaced."""
+        """As `ServerConnection`; to the next master where the present one is being replaced."""
         self._watch.wait()
         return super().many(commands)
 
     def post(self, *command: Any, on_error: Callable[[], None]) -> None:
-        """As `Wire`. Raises MasterChanges while the master is being replaced."""
+        """As `ServerConnection`. Raises MasterChanges while the master is being replaced."""
         if self._watch.is_held:
             raise MasterChanges("the Sentinels are about to name another master")
         super().post(*command, on_error=on_error)
@@ -58,9 +59,9 @@ class MasterWire(Wire):
 
     def _await_replicas(self, replicas: Replicas) -> None:
         """A new master has none at first. Better to store nothing than what may be sent again."""
-        self._read_posted()
+        self._unread.read(self._connection, self._refused)
         super()._send(replicas.command)
-        found = _read(self._connection)
+        found = read(self._connection)
         if found < replicas.count:
             raise ServerNotReady(
                 f"the master has {found} of {replicas.count} replicas after "

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 from time import monotonic
 from typing import Any
 
-from kombu_delayed.connection.cluster.connection import ClusterWire
+from kombu_delayed.connection.cluster.connection import ClusterConnection
 from kombu_delayed.connection.native import get_logger
 from kombu_delayed.errors import UNREACHABLE, NodeDown
 from kombu_delayed.store.store import Store
@@ -82,7 +82,7 @@ class Share(Lease):
         self._node = node
         self.store, self.seconds, self.server = whole.new_store(), whole.seconds, whole.server
         run = self.store.run
-        assert isinstance(run, ClusterWire)
+        assert isinstance(run, ClusterConnection)
         run.format = None  # the loop looks at it: it may be on another node
         run.may_rest = False  # its thread has nothing to do but to try
         self.consumer = whole.consumer

@@ -13,11 +13,11 @@ from kombu.transport import redis as stock
 from redis.exceptions import ResponseError
 
 from ...connection import urls
-from ...connection.connection import Replicas
+from ...connection.commands import Replicas
 from ...connection.format import Format
 from ...connection.options import Options
-from ...connection.reading import watched
 from ...connection.tls import TlsConnection
+from ...connection.watched import watched
 from ...consumer.policy.decisions import Rules, rules_of
 from ...embedded import server as embedded
 from ...embedded.connection import EmbeddedConnection

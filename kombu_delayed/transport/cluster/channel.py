@@ -14,7 +14,6 @@ from ...consumer.cluster_consumer import ClusterConsumer
 from ...consumer.consumer import Consumer
 from ...consumer.lease.cluster_lease import ClusterLease
 from ...errors import UNREACHABLE, OptionError
-from ...store.cluster_store import ClusterStore
 from ...store.shard_placement import queue_with
 from ...store.shards import queue_of
 from ..channel.channel import Channel
@@ -34,14 +33,12 @@ class ClusterChannel(ClusterConnectingChannel, Channel):
     # Consuming.
 
     def _new_consumer(self) -> Consumer:
-        store = self.store
-        assert isinstance(store, ClusterStore)
         lease = ClusterLease(
             self._lease_store(),
             self.options.lease_seconds,
             self._server(),
             self.options.consumer_name,
-            store.node_of,
+            self.store.node_of,
             self._lease_store,
         )
         return ClusterConsumer(self._new_session(lease), self._new_node_wake)

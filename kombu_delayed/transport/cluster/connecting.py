@@ -8,16 +8,14 @@ from typing import Any
 import redis
 
 from ...connection import urls
+from ...connection.cluster.connection import Nodes
 from ...connection.cluster.nodes import Cluster, Node
-from ...store.cluster_store import ClusterStore, Nodes
 from ...store.keys import format_version
 from ..channel.connecting import ConnectingChannel
 
 
 class ClusterConnectingChannel(ConnectingChannel):
     """Connections to each node for commands, and to any one of them for pub/sub."""
-
-    store_class = ClusterStore
 
     # A node that has vanished closes no connection, so silence has to be short.
     socket_timeout = 5.0

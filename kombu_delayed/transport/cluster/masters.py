@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import redis
 
+from ...connection.cluster.connection import Nodes
 from ...connection.cluster.nodes import Node
 from ...connection.native import get_logger
 from ...connection.options import Options
 from ...errors import UNREACHABLE, ReplicaError, ServerError
-from ...store.cluster_store import Nodes
 from .. import server_checks
 
 logger = get_logger(__name__)

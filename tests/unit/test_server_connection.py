@@ -12,7 +12,8 @@ import pytest
 import redis
 from redis.connection import Connection
 
-from kombu_delayed.connection.connection import LOOK_SECONDS, Wire, pack
+from kombu_delayed.connection.commands import pack
+from kombu_delayed.connection.connection import LOOK_SECONDS, ServerConnection
 from kombu_delayed.errors import ServerNotReady
 from tests.kit.proxy import Proxy
 from tests.kit.servers import Server
@@ -22,7 +23,7 @@ from tests.kit.wait import wait_until
 @pytest.fixture(params=["with hiredis", "without"])
 def packer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "without":
-        monkeypatch.setattr("kombu_delayed.connection.connection._pack_in_c", None)
+        monkeypatch.setattr("kombu_delayed.connection.commands._pack_in_c", None)
     else:
         pytest.importorskip("hiredis")
 
@@ -50,7 +51,7 @@ def test_a_connection_that_another_thread_closes_as_it_is_opened(error: Exceptio
             raise error
 
     with pytest.raises(redis.exceptions.ConnectionError, match="closed as it was opened"):
-        Wire(Pool())("PING")
+        ServerConnection(Pool())("PING")
 
 
 @pytest.mark.usefixtures("packer")
@@ -70,7 +71,7 @@ def test_names_that_are_no_text_are_sent_back_as_they_came() -> None:
     assert pack(("HLEN", name, 1, b"\xff")) == pack(("HLEN", b"w\xff", 1, b"\xff"))
 
 
-class Posting(Wire):
+class Posting(ServerConnection):
     """Keeps the names of the commands that it was told to have failed."""
 
     def __init__(self, pool: redis.ConnectionPool) -> None:
@@ -216,7 +217,7 @@ def test_many_commands_leave_a_server_that_is_not_ready(
     server: Server, client: redis.Redis
 ) -> None:
     """Behind an address that leads to the master, another connection may lead to the new one."""
-    wire = Wire(client.connection_pool)
+    wire = ServerConnection(client.connection_pool)
     assert wire.many([("ECHO", "a"), ("ECHO", "b")]) == [b"a", b"b"]
     before = wire.generation
     with server.client() as admin:

@@ -1,0 +1,122 @@
+"""How commands are written, and what their answers say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from redis.exceptions import ResponseError
+
+from ..errors import NotReplicated, ServerFull, ServerNotReady, translate
+
+_pack_in_c: Callable[[tuple[Any, ...]], bytes] | None
+try:
+    from hiredis import pack_command as _pack_in_c
+except ImportError:  # it comes with the extra `spark` only
+    _pack_in_c = None
+
+#: What is in front of a part, by its length: most are short.
+_LENGTHS = [b"$%d" % length for length in range(256)]
+
+
+def pack(command: Sequence[Any]) -> bytes:
+    """A command for the wire. redis-py checks each part of it, and cuts it into small ones."""
+    if _pack_in_c is not None:
+        try:
+            return _pack_in_c(tuple(command))
+        except (TypeError, UnicodeEncodeError):  # it takes text, bytes and plain numbers
+            pass
+    raws = [
+        each
+        if isinstance(each, bytes)
+        else str(each).encode(errors="surrogateescape")  # names that a server has need not be text
+        for each in command
+    ]
+    known = len(_LENGTHS)
+    parts = [b""] * (2 * len(raws) + 2)
+    parts[0] = b"*%d" % len(raws)
+    parts[1:-1:2] = [_LENGTHS[n] if (n := len(raw)) < known else b"$%d" % n for raw in raws]
+    parts[2:-1:2] = raws
+    return b"\r\n".join(parts)
+
+
+def pairs(answer: Any) -> list[tuple[bytes, bytes]]:
+    """The fields and values of a hash, which newer versions of redis-py give as a dict."""
+    if isinstance(answer, dict):
+        return list(answer.items())
+    return list(zip(answer[::2], answer[1::2], strict=True))
+
+
+def scored(answer: list[Any]) -> list[tuple[Any, Any]]:
+    """Members with scores, which RESP3 has in pairs already."""
+    if answer and isinstance(answer[0], list):
+        return [(member, score) for member, score in answer]
+    return pairs(answer)
+
+
+def numbers(answer: bytes) -> list[int]:
+    """What a script has counted, which it returns as text."""
+    return list(map(int, answer.split()))
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """How many replicas are to have what was written, and how long that may take."""
+
+    count: int
+    timeout_ms: int
+
+    @property
+    def command(self) -> tuple[str, int, int]:
+        """What asks for it, after a write on the same connection."""
+        return ("WAIT", self.count, self.timeout_ms)
+
+    def check(self, reached: int) -> None:
+        """Raise NotReplicated where these were too few."""
+        if reached < self.count:
+            raise NotReplicated(
+                f"the message is stored on the master, but only {reached} of {self.count} replicas "
+                f"have it after {self.timeout_ms / 1000:g} s (delayed_replicas_to_wait); a delayed "
+                "one with a task id may be sent again"
+            )
+
+
+def packed(command: tuple[Any, ...], replicas: Replicas | None) -> list[bytes]:
+    """A command for the wire, and what asks for the replicas that are to have what it writes."""
+    # In one go: another connection would know nothing of the write.
+    return [pack(command) + pack(replicas.command) if replicas else pack(command)]
+
+
+def or_error(read: Callable[[], Any]) -> Any:
+    """The answer, or the error that the server has refused the command with."""
+    try:
+        return read()
+    except (ResponseError, ServerFull, ServerNotReady) as error:
+        return error
+
+
+def read_both(connection: Any, replicas: Replicas | None) -> Any:
+    """The answer to a command. Raises NotReplicated where too few `replicas` have what it wrote."""
+    if replicas is None:
+        return read(connection)
+    try:
+        answer = read(connection)
+    except (ResponseError, ServerFull, ServerNotReady):
+        with suppress(ResponseError):
+            connection.read_response()
+        raise
+    replicas.check(read(connection))
+    return answer
+
+
+def read(connection: Any, reader: Callable[[Any], Any] | None = None) -> Any:
+    """The next answer, by `reader` where one is given. Raises the server's complaint as meant."""
+    try:
+        return connection.read_response() if reader is None else reader(connection)
+    except ResponseError as error:
+        meaning = translate(error)
+        if meaning is error:
+            raise
+        raise meaning from error

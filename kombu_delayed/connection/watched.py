@@ -1,0 +1,61 @@
+"""Connections of redis-py that a poller watches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from redis.exceptions import ResponseError
+
+from .reading import NotYet, read_now
+
+_NOTHING: Any = object()
+
+
+class Watched:
+    """In front of a class of connections: knows what was read before somebody asked for it."""
+
+    _before_closing: Callable[[Any], None]
+    _sock: Any
+    _ahead: Any = _NOTHING
+    #: Whether the poller has told of something that was not there.
+    told_in_vain = False
+
+    def disconnect(self, *args: Any, **kwargs: Any) -> None:
+        # A closed socket cannot be taken out of an epoll, and a forked child keeps it there.
+        if self._sock is not None:
+            self._before_closing(self)
+        self._ahead = _NOTHING
+        super().disconnect(*args, **kwargs)  # type: ignore[misc]
+
+    def read_ahead(self, told: bool = False, **options: Any) -> bool:
+        """Read the next reply for `read_response`, if all of it has come."""
+        self.told_in_vain = False
+        if self._ahead is _NOTHING:
+            try:
+                self._ahead = read_now(self, told, **options)
+            except NotYet:
+                self.told_in_vain = told
+                return False
+            except ResponseError as error:
+                self._ahead = error
+        return True
+
+    def can_read(self, *args: Any, **kwargs: Any) -> bool:
+        return self._ahead is not _NOTHING or bool(
+            super().can_read(*args, **kwargs)  # type: ignore[misc]
+        )
+
+    def read_response(self, *args: Any, **kwargs: Any) -> Any:
+        ahead, self._ahead = self._ahead, _NOTHING
+        if ahead is _NOTHING:
+            return super().read_response(*args, **kwargs)  # type: ignore[misc]
+        if isinstance(ahead, ResponseError):
+            raise ahead
+        return ahead
+
+
+def watched(connection_class: type, before_closing: Callable[[Any], None]) -> type:
+    """A class of connections that a poller watches; it is told `before_closing` one."""
+    given = {"_before_closing": staticmethod(before_closing)}
+    return type("Watched", (Watched, connection_class), given)
