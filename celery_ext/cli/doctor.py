@@ -7,8 +7,7 @@ from typing import Any
 import click
 from rich.text import Text
 
-from kombu_delayed.inspection.doctor import Doctor, examine_server
-from kombu_delayed.inspection.faults import Finding
+from kombu_delayed.inspection.doctor import Doctor, Finding, examine_server
 from kombu_delayed.store.shards import label, queue_of
 
 from ..tasks.formatting import number, plain, queue_data, table

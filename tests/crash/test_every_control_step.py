@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import redis
 
-from kombu_delayed.inspection import doctor, events
+from kombu_delayed.inspection import events
 from kombu_delayed.inspection.backlog import Backlog
-from kombu_delayed.inspection.doctor import Doctor
+from kombu_delayed.inspection.doctor import Doctor, examination, messages
 from kombu_delayed.store import caller, leases
 from kombu_delayed.store import store as store_module
 from kombu_delayed.store.store import Store
@@ -49,8 +49,8 @@ def _small_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (caller, leases, store_module):
         monkeypatch.setattr(module, "CALL_LIMIT", 2)
     monkeypatch.setattr(store_module, "PURGE_LIMIT", 2)
-    monkeypatch.setattr(doctor, "CALL_LIMIT", 2)
-    monkeypatch.setattr(doctor, "PAGE_SIZE", 2)
+    monkeypatch.setattr(messages, "CALL_LIMIT", 2)
+    monkeypatch.setattr(examination, "PAGE_SIZE", 2)
 
 
 def nothing(store: Store) -> None:

@@ -12,8 +12,7 @@ import redis
 from kombu import Consumer, Queue
 
 from celery_ext.http.api.create_once import KEPT_SECONDS, OnceStore
-from kombu_delayed.inspection import doctor as doctor_module
-from kombu_delayed.inspection.doctor import Doctor
+from kombu_delayed.inspection.doctor import Doctor, consumers, examination
 from kombu_delayed.store.claimable import Claimable
 from kombu_delayed.store.store import Store
 from tests.kit.inbox import Connect
@@ -70,7 +69,7 @@ def test_dead_letters_that_are_not_whole(
     client: redis.Redis,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(doctor_module, "PAGE_SIZE", page)
+    monkeypatch.setattr(examination, "PAGE_SIZE", page)
     bury(store, *"abc")
     assert examine(store) == {}
     damage(client)
@@ -212,7 +211,7 @@ def test_a_living_consumer_after_the_clock_was_set_forward(
     store.deliver("q", name, 1, 1, lease_ms=30_000, waits=False)
     store.now = "3600000"
     renew = lambda: client.zadd("{q}:consumers", {name: 3_630_000})  # noqa: E731
-    monkeypatch.setattr(doctor_module, "time", Watched(renew, 10))
+    monkeypatch.setattr(consumers, "time", Watched(renew, 10))
     examine(store, fix=True)
     assert bool(store.leases.consumers("q")) == lives
 
@@ -291,7 +290,7 @@ def test_a_token_that_is_taken_in_time(
 
     # Not in the module itself: other threads of this process sleep, too.
     own_time = SimpleNamespace(sleep=sleep, monotonic=time.monotonic)
-    monkeypatch.setattr(doctor_module, "time", own_time)
+    monkeypatch.setattr(consumers, "time", own_time)
     assert Doctor(store, "q").examine() == []
     assert next(looks, None) is None
 

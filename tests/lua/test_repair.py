@@ -10,8 +10,9 @@ import pytest
 import redis
 
 from kombu_delayed.errors import ServerError
-from kombu_delayed.inspection import doctor as doctor_module
-from kombu_delayed.inspection.doctor import Doctor, examine_server, partition_count, partitions
+from kombu_delayed.inspection import partitions as partitions_module
+from kombu_delayed.inspection.doctor import Doctor, examination, examine_server, messages, server
+from kombu_delayed.inspection.partitions import partition_count, partitions
 from kombu_delayed.store.store import Store
 from kombu_delayed.transport.server_checks import inspect
 from tests.kit.backlog import check_backlog, due_times
@@ -93,8 +94,8 @@ DAMAGES: dict[str, tuple[Damage, dict[str, int]]] = {
 def test_damaged_backlog(
     name: str, page: int, store: Store, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor_module, "PAGE_SIZE", page)
-    monkeypatch.setattr(doctor_module, "CALL_LIMIT", page)
+    monkeypatch.setattr(examination, "PAGE_SIZE", page)
+    monkeypatch.setattr(messages, "CALL_LIMIT", page)
     due = fill(store)
     damage, found = DAMAGES[name]
     damage(client)
@@ -153,7 +154,7 @@ def test_record_that_cannot_be_read(indexed: bool, store: Store, client: redis.R
 def test_everything_at_once(
     store: Store, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor_module, "PAGE_SIZE", 20)
+    monkeypatch.setattr(examination, "PAGE_SIZE", 20)
     chance = random.Random(1)
     due = {f"m{n}": 2000 + chance.randrange(300) for n in range(200)}
     store.schedule("q", [entry(id, at_ms) for id, at_ms in due.items()])
@@ -248,7 +249,7 @@ def test_a_promise_counts_while_its_consumer_lives(store: Store) -> None:
 
 
 def test_partitions(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_module, "CALL_LIMIT", 2)
+    monkeypatch.setattr(partitions_module, "CALL_LIMIT", 2)
     due = fill(store)
     found = list(partitions(store, "q"))
     assert len(found) == partition_count(store, "q") > 3
@@ -270,12 +271,12 @@ def test_server(
     changes: dict[str, Any], texts: list[str], store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = replace(inspect(store.client), persistent=True)
-    monkeypatch.setattr(doctor_module, "inspect", lambda client: replace(known, **changes))
+    monkeypatch.setattr(server, "inspect", lambda client: replace(known, **changes))
     finding = examine_server(store)
     found = sorted(finding.examples) if finding else []
     assert len(found) == len(texts)
     for text in texts:
         assert any(text in each for each in found)
-    monkeypatch.setattr(doctor_module, "inspect", lambda client: replace(known, version="5.0"))
+    monkeypatch.setattr(server, "inspect", lambda client: replace(known, version="5.0"))
     with pytest.raises(ServerError, match=r"Redis 5\.0"):
         examine_server(store)

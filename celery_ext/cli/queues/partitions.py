@@ -6,9 +6,9 @@ from itertools import islice
 
 from celery_ext.tasks.formatting import moment, number, plain, queue_data, table
 from celery_ext.tasks.times import from_ms
-from kombu_delayed.inspection.doctor import Partition
-from kombu_delayed.inspection.doctor import partition_count as count_of
-from kombu_delayed.inspection.doctor import partitions as partitions_of
+from kombu_delayed.inspection.partitions import Partition
+from kombu_delayed.inspection.partitions import partition_count as count_of
+from kombu_delayed.inspection.partitions import partitions as partitions_of
 from kombu_delayed.store.shards import label
 
 from ..criteria import queue_option

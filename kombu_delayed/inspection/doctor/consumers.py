@@ -1,0 +1,149 @@
+"""Examines who consumes: their leases, their slots at the gate, and whether they are told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from typing import Any
+
+from ...connection.commands import scored
+from ..backlog import NEVER_MS, scan
+from ..silence import silence_seconds
+from .examination import Examination, text
+
+#: A consumer that has taken a wake token puts it back or claims within this time.
+PATIENCE_SECONDS = 1.0
+
+
+class Consumers:
+    """The consumers of a queue, and the wake tokens for them."""
+
+    def __init__(self, case: Examination, patience_seconds: float = PATIENCE_SECONDS) -> None:
+        self._case = case
+        self._store, self._queue, self._keys = case.store, case.queue, case.keys
+        self._patience_seconds = patience_seconds
+
+    def examine(self) -> None:
+        """Look at all of them."""
+        self._leases()
+        self._gate()
+        self._wake()
+        self._tokens()
+
+    def _leases(self) -> None:
+        if self._is_another_server():
+            return
+        known = self._store.leases.consumers(self._queue)
+        ended = {name: unacked for name, left_ms, unacked in known if left_ms <= 0}
+        for name in self._silent(ended) if self._case.fix else ended:
+            self._reclaim("lease", name, ended[name])
+        registered = {name for name, _, _ in known}
+        prefix = self._keys.unacked("")
+        for key in scan(self._store, prefix):
+            name = key[len(prefix.encode()) :].decode(errors="surrogateescape")
+            # It may have come since.
+            if name not in registered and not self._is_registered(name):
+                self._reclaim("unregistered", name, self._store.run("HLEN", key))
+
+    def _silent(self, consumers: Collection[str]) -> list[str]:
+        """Those that renew no lease for as long as it is: the server's clock may have been set."""
+        ends = {name: self._end_of(name) for name in consumers}
+        seconds = [silence_seconds(name) for name in consumers]
+        deadline = time.monotonic() + max(seconds, default=0.0)
+        while time.monotonic() < deadline and ends:
+            time.sleep(0.05)
+            ends = {name: end for name, end in ends.items() if self._end_of(name) == end}
+        return [*ends]
+
+    def _end_of(self, consumer: str) -> bytes | None:
+        end: bytes | None = self._store.run("ZSCORE", self._keys.consumers, consumer)
+        return end
+
+    def _is_registered(self, consumer: str) -> bool:
+        return self._store.run("ZSCORE", self._keys.consumers, consumer) is not None
+
+    def _reclaim(self, kind: str, consumer: str, unacked: int) -> None:
+        shown = text(consumer.encode(errors="surrogateescape"))
+        self._case.add(kind, f"{shown} ({unacked} messages)")
+        if self._case.fix:
+            self._store.leases.reclaim(self._queue, consumer)
+
+    def _is_another_server(self) -> bool:
+        """Consumers had no chance yet to renew their leases since a restart or a failover."""
+        granted_by: bytes | None = self._store.run("GET", self._keys.granted_by)
+        if granted_by is None or self._store.now:
+            return False
+        info: bytes = self._store.run.to(("GET", self._keys.granted_by))("INFO", "server")
+        return b"run_id:" in info and b"run_id:" + granted_by not in info
+
+    def _gate(self) -> None:
+        """After the leases: who had slots and is dead has none then."""
+        keys, run = self._keys, self._store.run
+        prefix = keys.slots("")
+        for key in scan(self._store, prefix):
+            name = text(key[len(prefix.encode()) :])
+            if not self._is_registered(name) and run("EXISTS", key):
+                self._case.add("slots", name)
+                if self._case.fix:
+                    run("UNLINK", key)
+        self._case.sweep("repair_gate")
+
+    def _wake(self) -> None:
+        """Looks several times where a consumer may have a token in its hands."""
+        deadline = time.monotonic() + self._patience_seconds
+        while True:
+            silent, watched = self._silence()
+            if not silent:
+                return
+            if not watched or time.monotonic() >= deadline:
+                break
+            time.sleep(0.05)
+        self._case.add("silent", silent)
+        if self._case.fix:
+            self._store.claimable.announce(self._queue)
+
+    def _tokens(self) -> None:
+        """Who holds nothing waits for tokens, so that one which stays has nobody who listens."""
+        consumers = self._deaf()
+        if not consumers:
+            return
+        if self._case.fix:
+            self._store.run("ZREM", self._keys.wake, "now", "due")
+            self._store.claimable.announce(self._queue)
+        still = self._deaf() if self._case.fix else consumers
+        for name in consumers:
+            self._case.add("untaken", name, fixed=name not in still)
+
+    def _deaf(self) -> set[str]:
+        """Idle consumers beside which a token stays for longer than it takes them to meet."""
+        idle, tokens = self._idle(), self._tokens_now()
+        deadline = time.monotonic() + self._patience_seconds
+        while idle and tokens and time.monotonic() < deadline:
+            time.sleep(0.05)
+            idle, tokens = idle & self._idle(), tokens & self._tokens_now()
+        return idle if tokens else set()
+
+    def _idle(self) -> set[str]:
+        consumers = self._store.leases.consumers(self._queue)
+        return {name for name, left_ms, unacked in consumers if left_ms > 0 and not unacked}
+
+    def _tokens_now(self) -> set[tuple[Any, Any]]:
+        """Each with when to claim; who waits for one, on a Cluster, has a higher score."""
+        found = self._store.run("ZRANGEBYSCORE", self._keys.wake, "-inf", NEVER_MS, "WITHSCORES")
+        return {*scored(found)}
+
+    def _silence(self) -> tuple[str, bool]:
+        """What nobody has been told of (or empty), and whether somebody consumes."""
+        keys, run = self._keys, self._store.run
+        size = self._store.size(self._queue)
+        # Moves put message and token at once, so who looks at messages first misses none.
+        tokens = {name for name, _ in self._tokens_now()}
+        holder = (run("GET", keys.armed) or b"").partition(b" ")[2].decode(errors="replace")
+        consumers = self._store.leases.consumers(self._queue)
+        living = {name for name, left_ms, _ in consumers if left_ms > 0}
+        missing = []
+        if size.ready and b"now" not in tokens:
+            missing.append(f"{size.ready} ready")
+        if size.delayed and not tokens and holder not in living:
+            missing.append(f"{size.delayed} delayed")
+        return ", ".join(missing), bool(living)

@@ -1,0 +1,110 @@
+"""Examines the backlog, and what is kept beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ...connection.commands import pairs
+from ...store.store import CALL_LIMIT, chunks
+from ..backlog import scan
+from .examination import Examination, next_page, text
+
+#: So often the index is repaired in a row until nothing is wrong.
+PASSES = 10
+
+
+class Messages:
+    """The messages of a queue, the index of their due times, and names and notes of them."""
+
+    def __init__(self, case: Examination) -> None:
+        self._case = case
+        self._store, self._keys = case.store, case.keys
+        #: Members with a fault of their entry: the pass over the messages meets them again.
+        self._known: set[bytes] = set()
+
+    def examine(self) -> None:
+        """Look at all of it, and at the dead letters and what jobs have noted."""
+        # A partition that splits before all of it is right may put what is wrong behind the reader.
+        for _ in range(PASSES if self._case.fix else 1):
+            if not self._index():
+                break
+        self._strays()
+        self._messages()
+        self._names()
+        self._notes()
+        self._case.sweep_parts("repair_dead", ("dead", "messages", "reasons"))
+        self._case.sweep("repair_ledgers")
+
+    def _index(self) -> int:
+        """Returns how many faults there were."""
+        faults = 0
+        limit, more = next_page(), 1
+        place: list[Any] = [b"", b"-inf", -1]
+        while more:
+            looked_at = dict(zip(("name", "bound", "offset"), place, strict=True))
+            more, *found = self._case.ask("audit_index", **looked_at, limit=limit)
+            place, (count, size), suspects = found[:3], found[3:5], found[5:]
+            limit = next_page(count, size)
+            self._case.progress(count)
+            faults += self._judge(pairs(suspects))
+        return faults
+
+    def _strays(self) -> None:
+        """Partitions that the index has forgotten."""
+        prefix = self._keys.delayed
+        for key in scan(self._store, prefix):
+            name = key[len(prefix.encode()) :]
+            if key == self._keys.waiting.encode():
+                continue
+            if self._store.run("ZSCORE", self._keys.partitions, name) is not None:
+                continue
+            start = 0
+            while members := self._store.run("ZRANGE", key, start, start + CALL_LIMIT - 1):
+                faults = self._judge([(name, member) for member in members])
+                # A repair takes members away, so the next ones are in front again.
+                start += len(members) - (faults if self._case.fix else 0)
+
+    def _messages(self) -> None:
+        cursor, limit = b"0", next_page()
+        while True:
+            cursor, count, size, *members = self._case.ask(
+                "audit_messages", cursor=cursor, count=limit
+            )
+            limit = next_page(count, size)
+            self._case.progress(count)
+            self._judge([(b"", member) for member in members if member not in self._known])
+            if int(cursor) == 0:
+                return
+
+    def _judge(self, suspects: list[tuple[bytes, bytes]]) -> int:
+        """Repair them where that is wanted; returns how many had a fault."""
+        count = 0
+        for part in chunks(suspects):
+            for (name, member), fault in zip(part, self._repair(part), strict=True):
+                if fault:
+                    count += 1
+                    self._case.add(fault.decode(), text(member or name))
+                    if name and not self._case.fix:
+                        self._known.add(member)
+        return count
+
+    def _repair(self, entries: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
+        parts = [part for entry in entries for part in entry]
+        answer: list[bytes] = self._case.ask("repair", fixes=int(self._case.fix), entries=parts)
+        return answer
+
+    def _names(self) -> None:
+        """Names that other messages are held off by."""
+        self._case.sweep("repair_duplicates")
+        self._case.sweep_parts("repair_unique", ("unique", "due"))
+
+    def _notes(self) -> None:
+        """What is known of expectations, and early answers."""
+        keys = self._keys
+        for notes, until in (
+            (keys.expectations, keys.expectations_until),
+            (keys.answers, keys.answers_until),
+        ):
+            given = {"notes": notes, "notes_until": until}
+            self._case.sweep_parts("repair_notes", ("notes", "until"), **given)
