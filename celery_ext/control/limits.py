@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from kombu_delayed.inspection.gate_usage import Room, known_as, parts_of, room, turns
+from kombu_delayed.inspection.gate_usage import Room, known_as, parts_of, room, turns, waiting_count
 from kombu_delayed.message.ticket import slot_name
 
 from ..app.queues import Queues
@@ -104,7 +104,7 @@ class TenantInfo:
 def stand(delayed: Queues, queue: str, tenants: Collection[str] = ()) -> Standing:
     """How it stands at the gate of a queue, for some tenants or for all."""
     declarations = Declarations.of(delayed, queue)
-    if declarations.is_empty and not delayed.store.waiting(queue):
+    if declarations.is_empty and not waiting_count(delayed.store, queue):
         return Standing(queue, declarations)
     return Standing.read(delayed.store, queue, declarations, tenants)
 

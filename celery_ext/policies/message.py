@@ -9,6 +9,7 @@ from typing import Any
 from celery import Celery
 
 from kombu_delayed.consumer.policy.decisions import Arrival
+from kombu_delayed.inspection.gate_usage import slots_in_use
 from kombu_delayed.message.ticket import slots_in
 from kombu_delayed.store.shards import queue_of
 
@@ -100,12 +101,12 @@ class Message:
         return max(self.now_ms - self.due_ms, 0) if self.due_ms is not None else 0
 
     def note_latest(self, key: str, due_ms: int) -> int:
-        """Remember a due time of a key for the queue; returns the latest one that was noted."""
-        return self._arrival.store.latest(self.queue, key, due_ms)
+        """Remember a due time of a key; returns the latest one that was noted in thirty days."""
+        return int(self._arrival.store.ask("latest", self.queue, key=key, due_ms=due_ms))
 
     def running(self) -> Mapping[str, int]:
         """The slots of its queue that are in use, by limit and key."""
-        return self._arrival.store.running(self.queue)
+        return slots_in_use(self._arrival.store, self.queue)
 
     def own_slots(self) -> Mapping[str, int]:
         """Those of them that are its own."""

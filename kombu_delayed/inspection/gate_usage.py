@@ -109,6 +109,18 @@ def _text(part: str) -> str:
     return unquote(part, errors="replace") if "%" in part else part
 
 
+def waiting_count(store: Store, queue: str) -> int:
+    """How many messages wait at the gate of a queue."""
+    count: int = store.run("ZCARD", store.keys(queue).waiting)
+    return count
+
+
+def slots_in_use(store: Store, queue: str) -> dict[str, int]:
+    """The slots in use in a queue, by limit and key as tickets name them."""
+    found = store.run("HGETALL", store.keys(queue).gate + "slots")
+    return {name.decode(): int(count) for name, count in pairs(found)}
+
+
 def slots(store: Store, queue: str) -> Iterator[dict[str, int]]:
     """How much of each limit and key is in use, as slots name them, a page a call."""
     cursor = b"0"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ..connection.commands import numbers, pairs
+from ..connection.commands import numbers
 from ..message.envelope import Entry
 from ..message.ticket import Gate
 from ..message.wait import NO_WAIT, Wait
@@ -255,16 +255,6 @@ class Store(Caller):
         """
         self.post(*self.call("free", queue, consumer, tags=tags), on_error)
 
-    def waiting(self, queue: str) -> int:
-        """How many messages wait at the gate of a queue."""
-        count: int = self.run("ZCARD", self.keys(queue).waiting)
-        return count
-
-    def running(self, queue: str) -> dict[str, int]:
-        """The slots in use in a queue, by limit and key as tickets name them."""
-        found = self.run("HGETALL", self.keys(queue).gate + "slots")
-        return {name.decode(): int(count) for name, count in pairs(found)}
-
     def ack(
         self,
         queue: str,
@@ -333,10 +323,6 @@ class Store(Caller):
         Give the record of one that is not held: then only an event tells of it.
         """
         return self.ask("drop", queue, consumer, reason=reason, tag=tag, record=record)
-
-    def latest(self, queue: str, key: str, due_ms: int) -> int:
-        """Remember a due time of a key; returns the latest one that was given in thirty days."""
-        return int(self.ask("latest", queue, key=key, due_ms=due_ms))
 
     def bury(
         self,

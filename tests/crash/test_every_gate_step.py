@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import redis
 
+from kombu_delayed.inspection.gate_usage import slots_in_use
 from kombu_delayed.message.ticket import Gate, LimitNumbers, Ticket, Use, put_ticket
 from kombu_delayed.store import caller, leases
 from kombu_delayed.store import store as store_module
@@ -108,7 +109,7 @@ def finish(client: redis.Redis, gate: Gate) -> list[str]:
         ids = claim(store, "B", tag, gate)
         for dead in store.leases.renew("q", "B", LEASE_MS) or ():
             store.leases.reclaim("q", dead)
-        assert store.running("q").get("all:", 0) <= gate.limits[0].slots
+        assert slots_in_use(store, "q").get("all:", 0) <= gate.limits[0].slots
         tags = range(tag, tag + len(ids))
         store.ack("q", "B", tags, on_error=lambda: pytest.fail("refused")) if ids else None
         store.free("q", "B", range(tag, tag + 10), on_error=lambda: pytest.fail("refused"))

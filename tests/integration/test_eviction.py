@@ -56,7 +56,7 @@ def test_nothing_that_counts_is_evicted(full: redis.Redis) -> None:
     store.deliver("q", "A", 1, 1, lease_ms=30_000)
     store.schedule("q", [entry("later", 9_999_999_999_999)])
     assert store.schedule_unique("q", entry("u", 9_999_999_999_999), "key", "refuse")[0] == "stored"
-    store.latest("q", "key", 5)
+    store.ask("latest", "q", key="key", due_ms=5)
     before = {key for key in full.keys("*") if not key.endswith((b":events", b":moved"))}
     assert with_an_expiry(full) <= {b"{q}:events", b"{q}:moved"}
     fill(full)

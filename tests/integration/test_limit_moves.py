@@ -16,6 +16,7 @@ from kombu import Connection, Exchange, Queue
 from celery_ext import Query
 from celery_ext.policies import Limit
 from kombu_delayed import migrate
+from kombu_delayed.inspection.gate_usage import waiting_count
 from kombu_delayed.migrate import ToDelayed, ToStock
 from tests.kit.policed import OpenApp
 from tests.kit.servers import Server
@@ -48,7 +49,7 @@ def held(app: Celery) -> Iterator[Any]:
 
         def all_wait() -> bool:
             assert channel.basic_get("celery") is None
-            return app.delayed.store.waiting("celery") == len(WAITING)
+            return waiting_count(app.delayed.store, "celery") == len(WAITING)
 
         wait_until(all_wait, "those with a countdown are due")
         yield message
@@ -102,7 +103,7 @@ def test_a_backup_has_them_once(app: Celery, held: Any, tmp_path: Path, purged: 
     assert app.delayed.backup(path).messages == len(WAITING)
     if purged:
         held.channel.queue_purge("celery")
-        assert app.delayed.store.waiting("celery") == 0
+        assert waiting_count(app.delayed.store, "celery") == 0
     report = app.delayed.restore(path)
     assert report.messages == (len(WAITING) if purged else 0)
     assert Counter(rest(app, held)) == Counter(WAITING)

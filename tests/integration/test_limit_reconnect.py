@@ -15,6 +15,7 @@ from celery_ext import install
 from celery_ext.policies import Limit
 from kombu_delayed.consumer.lease.lease import Lease
 from kombu_delayed.consumer.outliving_tasks import Remaining
+from kombu_delayed.inspection.gate_usage import slots_in_use, waiting_count
 from kombu_delayed.message.ticket import Gate, LimitNumbers, Ticket, Use, put_ticket
 from kombu_delayed.store.store import Entry, Store
 from tests.kit.proxy import Proxy
@@ -74,7 +75,7 @@ def test_a_task_that_runs_on_keeps_its_slot(
         proxy.cut()
         proxy.heal()
         wait_until(lambda: len(consumers()) == 2, "it consumes again", 30)
-        wait_until(lambda: store.waiting("celery") == 1 + acks_late, "the others wait", 30)
+        wait_until(lambda: waiting_count(store, "celery") == 1 + acks_late, "the others wait", 30)
         assert client.hgetall(SLOTS) == {b"queue:": b"1"}
         assert client.hlen(f"{{celery}}:gate:slots:{old}") == 1
         assert begun == ["first"]
@@ -95,14 +96,14 @@ def test_its_lease_lasts_until_the_last_task_has_ended(store: Store) -> None:
     for now_ms in (1_000, 21_000, 41_000):
         store.now = str(now_ms)
         assert remaining.step() == 10
-    assert store.running("q") == {"all:": 2}
+    assert slots_in_use(store, "q") == {"all:": 2}
     assert store.leases.consumers("q") == [(lease.consumer, 30_000, 0)]
     running.remove(1)
     remaining.step()
-    assert store.running("q") == {"all:": 1}
+    assert slots_in_use(store, "q") == {"all:": 1}
     running.clear()
     remaining.step()
-    assert (store.running("q"), store.leases.consumers("q")) == ({}, [])
+    assert (slots_in_use(store, "q"), store.leases.consumers("q")) == ({}, [])
 
 
 def gated(id: str) -> Entry:

@@ -10,6 +10,7 @@ import redis
 
 from kombu_delayed.errors import ServerFull
 from kombu_delayed.inspection.backlog import Backlog, Move
+from kombu_delayed.inspection.gate_usage import slots_in_use
 from kombu_delayed.message.ticket import OPEN_GATE, Gate, LimitNumbers, Ticket, Use
 from kombu_delayed.store.store import Limits, Store
 from tests.kit import claims
@@ -95,13 +96,13 @@ def deliver_gated(store: Store) -> Any:
 def free(store: Store) -> Any:
     found = deliver_gated(store)
     claims.free(store, 10)
-    return found, store.running("q"), claim(store, tag=20, gate=GATE)
+    return found, slots_in_use(store, "q"), claim(store, tag=20, gate=GATE)
 
 
 def leave_running(store: Store) -> Any:
     found = deliver_gated(store)
     store.leases.leave("q", "A", [10])
-    return found, store.running("q")
+    return found, slots_in_use(store, "q")
 
 
 def revise(store: Store, due_ms: int) -> bool:

@@ -7,6 +7,7 @@ import redis
 
 from kombu_delayed.inspection.backlog import Backlog
 from kombu_delayed.inspection.doctor import Doctor
+from kombu_delayed.inspection.gate_usage import slots_in_use, waiting_count
 from kombu_delayed.message.envelope import open_envelope
 from kombu_delayed.message.ticket import OPEN_GATE, Gate, LimitNumbers, Ticket, Use, put_ticket
 from kombu_delayed.store.store import Delivered, Entry, Store
@@ -41,8 +42,8 @@ def test_one_slot_after_the_other(store: Store) -> None:
     assert taken(store, tag=2) == ""
     free(store, 1)
     assert taken(store, tag=2) == "b"
-    assert store.waiting("q") == 1
-    assert store.running("q") == {"all:": 1}
+    assert waiting_count(store, "q") == 1
+    assert slots_in_use(store, "q") == {"all:": 1}
 
 
 @pytest.mark.parametrize("is_acked", [False, True])
@@ -62,7 +63,7 @@ def test_slots_of_the_dead_come_back(store: Store) -> None:
     claim(store)
     store.now = "40000"
     assert store.leases.reclaim("q", "A") == 1
-    assert store.running("q") == {}
+    assert slots_in_use(store, "q") == {}
 
 
 def test_what_costs_more_than_the_limit_has_it_alone(store: Store) -> None:
@@ -107,15 +108,15 @@ def test_a_message_with_another_ticket_goes_to_its_consumer(store: Store) -> Non
     answer = claim(store, gate=other)
     assert bodies(answer) == ["a"]
     assert not other.has_ticket(answer.records[0])
-    assert store.running("q") == {}
+    assert slots_in_use(store, "q") == {}
     for count in (1, 0):
         assert store.admit("q", "A", [(1, TICKET.text("w", "a"), b"")], other) == count
     again = claim(store, gate=other, tag=2)
     assert bodies(again) == ["a"]
     assert other.has_ticket(again.records[0])
-    assert store.running("q") == {"all:": 1}
+    assert slots_in_use(store, "q") == {"all:": 1}
     store.admit("q", "A", [(2, TICKET.text("v", "a"), b"")], GATE)
-    assert store.running("q") == {}, "with another ticket it gives its slots back"
+    assert slots_in_use(store, "q") == {}, "with another ticket it gives its slots back"
 
 
 def test_what_is_released_keeps_its_place(store: Store) -> None:
@@ -132,7 +133,7 @@ def test_pages_have_what_waits_in_order_of_due_times(store: Store) -> None:
     store.now = "1100"
     for tag in range(1, 4):
         deliver(store, want=0, tag=tag, gate=GATE, promotions=50)
-    waiting = store.waiting("q")
+    waiting = waiting_count(store, "q")
     assert 0 < waiting < 306
     for size in (1000, 7):
         pages = list(Backlog(store, "q").pages(size=size))
@@ -150,7 +151,7 @@ def test_purge_leaves_nothing(store: Store, client: redis.Redis) -> None:
     for tag in range(1, 5):
         claim(store, tag=tag * 10)
     store.leases.leave("q", "A")
-    assert store.waiting("q") > 300
+    assert waiting_count(store, "q") > 300
     assert store.purge("q") == 600
     store.delete("q")
     assert [key for key in client.keys("*") if b":gate:rate" not in key] == []
@@ -164,7 +165,7 @@ def test_what_waits_when_policies_change_gets_another_ticket_and_takes_no_slots(
     other = Gate("w", GATE.limits)
     free(store, 1)
     answer = claim(store, gate=other, tag=2)
-    assert ["".join(bodies(answer)), store.running("q")] == ["bc", {}]
+    assert ["".join(bodies(answer)), slots_in_use(store, "q")] == ["bc", {}]
     assert not any(map(other.has_ticket, answer.records))
     tickets = [(tag, TICKET.text("w", id), b"") for tag, id in enumerate("bc", 2)]
     assert store.admit("q", "A", tickets, other) == 2
@@ -310,13 +311,13 @@ def test_slots_of_running_tasks_outlast_their_consumer(store: Store) -> None:
     ack(store, 1)
     store.leases.leave("q", "A", [1, 2])
     store.leases.leave("q", "A", [1, 2])
-    assert store.running("q") == {"all:": 2}
+    assert slots_in_use(store, "q") == {"all:": 2}
     assert [name for name, _, _ in store.leases.consumers("q")] == ["A"]
     assert store.leases.renew("q", "A", 30_000) == []
     store.leases.leave("q", "A", [2])
-    assert store.running("q") == {"all:": 1}
+    assert slots_in_use(store, "q") == {"all:": 1}
     store.leases.leave("q", "A")
-    assert (store.running("q"), store.leases.consumers("q")) == ({}, [])
+    assert (slots_in_use(store, "q"), store.leases.consumers("q")) == ({}, [])
     assert store.leases.renew("q", "A", 30_000) is None
 
 
@@ -329,7 +330,7 @@ def test_doctor_counts_slots_anew(store: Store, client: redis.Redis) -> None:
     client.hset("{q}:gate:slots:dead", "1", "|all:*1")
     assert faults(store) == {"slots": 3}
     assert faults(store, fix=True)["slots"] == 3
-    assert store.running("q") == {"all:": 1}
+    assert slots_in_use(store, "q") == {"all:": 1}
     assert faults(store) == {}
 
 
@@ -360,7 +361,7 @@ def test_doctor_forgets_what_is_gone(store: Store, client: redis.Redis) -> None:
     claim(store)
     client.hdel("{q}:messages", "b")
     assert faults(store, fix=True)["gone"] == 1
-    assert store.waiting("q") == 0
+    assert waiting_count(store, "q") == 0
 
 
 def test_what_is_due_last_does_not_wait_for_all_that_was_due_before(store: Store) -> None:
@@ -384,7 +385,7 @@ def test_slots_come_back_with_an_ack(store: Store, client: redis.Redis) -> None:
     for _ in range(2):  # the answer was lost: it is told again
         ack(store, 1, freed=[2])
     assert client.hkeys("{q}:unacked:A") == [b"2"]
-    assert store.running("q") == {"all:": 1}
+    assert slots_in_use(store, "q") == {"all:": 1}
     assert taken(store, gate=limits, tag=3) == "c"
 
 
@@ -392,7 +393,7 @@ def test_a_slot_that_is_given_back_twice_at_once_comes_back_once(store: Store) -
     store.publish("q", [entry(id) for id in "ab"])
     claim(store, gate=Gate("v", (LimitNumbers("all", 2),)))
     free(store, 1, 1)
-    assert store.running("q") == {"all:": 1}
+    assert slots_in_use(store, "q") == {"all:": 1}
 
 
 # The server's clock is set.

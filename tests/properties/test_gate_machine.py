@@ -24,6 +24,7 @@ from hypothesis.stateful import (
 )
 
 from kombu_delayed.inspection.backlog import Backlog, Move
+from kombu_delayed.inspection.gate_usage import slots_in_use
 from kombu_delayed.message.envelope import open_envelope
 from kombu_delayed.message.ticket import OPEN_GATE, Gate, LimitNumbers, Ticket, Use, put_ticket
 from kombu_delayed.store.store import Entry, Store
@@ -231,7 +232,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def slots_are_those_of_living_consumers(self) -> None:
-        assert self.store.running("q") == dict(self._in_use(critical=True))
+        assert slots_in_use(self.store, "q") == dict(self._in_use(critical=True))
 
     @invariant()
     def nothing_is_over_its_limit(self) -> None:

@@ -12,6 +12,7 @@ import redis
 from celery_ext.spark.source import paging
 from celery_ext.spark.source.paging import Page, Pager, Place, Span, plan
 from kombu_delayed.inspection.backlog import NEVER_MS, Backlog, Move
+from kombu_delayed.inspection.gate_usage import waiting_count
 from kombu_delayed.message.ticket import Gate, LimitNumbers, Ticket, Use, put_ticket
 from kombu_delayed.store.store import Entry, Store
 from tests.kit.backlog import check_backlog
@@ -71,7 +72,7 @@ def test_what_waits_at_a_gate_is_met_once(size: int, small: Store) -> None:
     small.now = "2004"
     answer = small.deliver("q", "A", 1, 1, lease_ms=1000, gate=gate, promotions=20)
     assert answer is not None
-    assert 9 < small.waiting("q") < 20
+    assert 9 < waiting_count(small, "q") < 20
     del dues[body_of(answer.records[0])]
     for spans in ([Span("q")], plan(small, Span("q"), 10), [Span("q", 0, 2003), Span("q", 2003)]):
         found = [place for span in spans for place in met(small, span, size)]

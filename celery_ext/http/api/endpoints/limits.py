@@ -17,6 +17,7 @@ from celery_ext.control.limits import (
 from celery_ext.http.problems import Problem
 from celery_ext.tasks.task_info import TaskInfo
 from celery_ext.tasks.times import info_data
+from kombu_delayed.inspection.gate_usage import waiting_count
 from kombu_delayed.inspection.lookup import lookup_by_id
 
 from .. import cursors
@@ -66,7 +67,7 @@ def get_queue_limits(call: Call) -> dict[str, Any]:
     return {
         "queue": queue,
         "turns_by": standing.declarations.turns_by or None,
-        "waiting": own if standing.tenants_only else delayed.store.waiting(queue),
+        "waiting": own if standing.tenants_only else waiting_count(delayed.store, queue),
         "waiting_for_turn": standing.turn.waiting,
         "is_complete": standing.is_complete,
         "limits": [info_data(info) for info in limits(delayed, standing)],
