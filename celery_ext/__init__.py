@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from .control.answers.answering import fail, respond
     from .control.answers.asking import Expectation, expect
     from .control.bulk.schedule import BulkReport
-    from .control.delayed import Delayed, Outcome
+    from .control.change_many import Outcome
+    from .control.delayed import Delayed
     from .control.unique import AlreadyDelayed, UniqueTask, unique_headers
     from .errors import BackupError, BrokerError, BulkError, QueryError
     from .tasks.query import Query
@@ -49,7 +50,8 @@ __getattr__ = names_of(
         "control.answers.answering": ["fail", "respond"],
         "control.answers.asking": ["Expectation", "expect"],
         "control.bulk.schedule": ["BulkReport"],
-        "control.delayed": ["Delayed", "Outcome"],
+        "control.change_many": ["Outcome"],
+        "control.delayed": ["Delayed"],
         "control.unique": ["AlreadyDelayed", "UniqueTask", "unique_headers"],
         "errors": ["BackupError", "BrokerError", "BulkError", "QueryError"],
         "tasks.query": ["Query"],

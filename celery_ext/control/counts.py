@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
+from kombu_delayed.inspection.backlog import Backlog
 from kombu_delayed.store.queue_metrics import fold
 from kombu_delayed.store.shards import queue_of
-from kombu_delayed.store.store import Store
+from kombu_delayed.store.store import CALL_LIMIT, Store
+
+from ..errors import QueryError
+from ..tasks.times import to_ms
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,34 @@ class Forecast:
     buckets: list[Bucket]
     overdue: int
     later: int
+
+    @classmethod
+    def of(
+        cls,
+        store: Store,
+        shards: Sequence[str],
+        hours: float,
+        buckets: int,
+        start: datetime | None = None,
+    ) -> Forecast:
+        """Of some shards, from `start` or now on. Raises QueryError where it cannot be meant."""
+        start = datetime.now(timezone.utc) if start is None else start
+        try:
+            if not (hours > 0 and 0 < buckets < CALL_LIMIT):
+                raise ValueError
+            step = timedelta(hours=hours) / buckets
+            edges = [to_ms("start", start + step * n) for n in range(buckets + 1)]
+        except (OverflowError, TypeError, ValueError) as error:
+            raise QueryError(
+                f"a forecast takes a number of hours, 1 to {CALL_LIMIT - 1} buckets and a "
+                f"datetime to start from, not {hours!r}, {buckets!r} and {start!r}"
+            ) from error
+        found = cls.none(start, step, buckets)
+        for shard in shards:
+            overdue, *middle, later = Backlog(store, shard).forecast(edges)
+            parts = [Bucket(start + step * n, step, count) for n, count in enumerate(middle)]
+            found += cls(parts, overdue, later)
+        return found
 
     @property
     def total(self) -> int:

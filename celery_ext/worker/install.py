@@ -7,7 +7,7 @@ from celery import Celery
 from ..app.ids import use_ids
 from ..app.signals import watch_burials, watch_publishing
 from ..control.delayed import Delayed
-from ..control.unique_signals import watch_sending
+from ..control.unique import watch_sending
 from .bootsteps import Inspection, Lateness, Names
 from .hooks import extend_workers
 

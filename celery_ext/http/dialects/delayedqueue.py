@@ -217,7 +217,7 @@ def queued_delete(call: Call) -> dict[str, str]:
     call.note("delete", given.id)
     for queue in _queues(call, given.namespace):
         found = _infos(call, given, queue)
-        dropped = [delayed.drop(shard, infos) for shard, infos in found.items()]
+        dropped = [delayed.moves.cancel(shard, infos) for shard, infos in found.items()]
         if any(dropped):
             return {"id": given.id}
     raise _not_delayed()

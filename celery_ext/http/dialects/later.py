@@ -87,7 +87,7 @@ def later_delete(call: Call) -> dict[str, str]:
     call.note("delete", id)
     dropped = []
     for shard, infos in delayed_infos(call.service, call.identity, id).items():
-        dropped += delayed.drop(shard, [info for info in infos if is_job(info)])
+        dropped += delayed.moves.cancel(shard, [info for info in infos if is_job(info)])
     for info in dropped:
         create_once.forget(delayed.store, info)
     if not dropped:

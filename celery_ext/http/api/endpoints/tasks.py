@@ -224,7 +224,7 @@ def delete_task(call: Call) -> Response:
     call.note("delete", call.id)
     delayed = call.service.delayed
     for shard, infos in _delayed_or_problem(call).items():
-        for info in delayed.drop(shard, infos):
+        for info in delayed.moves.cancel(shard, infos):
             create_once.forget(delayed.store, info)
     return Response(status_code=204)
 
@@ -235,5 +235,5 @@ def run_task_now(call: Call) -> dict[str, Any]:
     call.note("run-now", call.id)
     delayed = call.service.delayed
     for shard, infos in _delayed_or_problem(call).items():
-        delayed.move_all(shard, infos, [("+0", "")] * len(infos))
+        delayed.moves.run_now(shard, infos)
     return {"id": call.id, "status": "waiting", "due": datetime.now(timezone.utc).isoformat()}

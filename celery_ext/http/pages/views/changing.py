@@ -10,6 +10,7 @@ from typing import Any
 
 from starlette.responses import Response
 
+from celery_ext.control.moves import due_at
 from celery_ext.errors import QueryError
 from celery_ext.http.api import create_once
 from celery_ext.http.api.endpoints.search import search_page
@@ -17,7 +18,7 @@ from celery_ext.http.api.models import span_of
 from celery_ext.http.api.status import delayed_infos
 from celery_ext.http.problems import Problem
 from celery_ext.tasks.task_info import TaskInfo
-from celery_ext.tasks.times import LATEST_MS, from_ms, to_ms
+from celery_ext.tasks.times import LATEST_MS, to_ms
 
 from .. import choosing
 from ..choosing import Chosen
@@ -122,7 +123,7 @@ def _due_ms(info: TaskInfo) -> int:
 
 def _cancel(visit: Visit, shard: str, infos: list[TaskInfo], target: Any) -> int:
     delayed = visit.service.delayed
-    dropped = delayed.drop(shard, infos)
+    dropped = delayed.moves.cancel(shard, infos)
     for info in dropped:
         if "delayed_request" in info.headers:
             create_once.forget(delayed.store, info)
@@ -130,13 +131,12 @@ def _cancel(visit: Visit, shard: str, infos: list[TaskInfo], target: Any) -> int
 
 
 def _run_now(visit: Visit, shard: str, infos: list[TaskInfo], target: Any) -> int:
-    return visit.service.delayed.move_all(shard, infos, [("+0", "")] * len(infos))
+    return visit.service.delayed.moves.run_now(shard, infos)
 
 
 def _move(visit: Visit, shard: str, infos: list[TaskInfo], target: Target) -> int:
-    times = [target.due_ms(each) for each in infos]
-    to = [(str(due_ms), from_ms(due_ms).isoformat()) for due_ms in times]
-    return visit.service.delayed.move_all(shard, infos, to)
+    dues = [due_at(target.due_ms(each)) for each in infos]
+    return visit.service.delayed.moves.reschedule(shard, infos, dues)
 
 
 _CHANGES: dict[str, Callable[[Visit, str, list[TaskInfo], Any], int]] = {

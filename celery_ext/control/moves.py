@@ -1,0 +1,96 @@
+"""Cancels and reschedules delayed tasks, and tells result backends and receivers of signals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import compress
+from math import inf
+from time import monotonic
+
+from kombu_delayed.inspection.backlog import Move
+from kombu_delayed.inspection.copies import Copies
+
+from ..app import signals
+from ..app.queues import Queues
+from ..tasks.results import keeps_results
+from ..tasks.task_info import TaskInfo
+from ..tasks.times import LATEST_MS, from_ms
+
+#: How often an app's tasks are looked at for result backends.
+LOOK_SECONDS = 1.0
+
+#: A due time for the broker, and for the header of the task: "" leaves that as it is.
+Due = tuple[str, str]
+
+NOW: Due = "+0", ""
+
+
+def due_at(due_ms: int) -> Due:
+    """A time in ms since the epoch, or the nearest that a datetime can show."""
+    due_ms = min(max(due_ms, 0), LATEST_MS)
+    return str(due_ms), from_ms(due_ms).isoformat()
+
+
+class Moves:
+    """The moves of delayed tasks, by their ids in any shard or as they were found in one."""
+
+    def __init__(self, queues: Queues) -> None:
+        self._queues = queues
+        self._keeps_results = False
+        self._look_again_at = -inf
+
+    def cancel_ids(self, ids: list[str], queue: str | None) -> set[str]:
+        """Drop the delayed tasks with these ids; returns the ids of those that were there."""
+        gone: set[str] = set()
+        for shards in self._queues.where(queue, ids, gone):
+            copies = Copies(self._queues.store, shards)
+            if not self._is_told_of_cancelling():
+                gone.update(compress(ids, copies.cancel(ids)))
+                continue
+            for shard, waiting in copies.take(ids):
+                gone.add(waiting.id)
+                self._queues.was_cancelled(TaskInfo.waiting(shard, waiting))
+        return gone
+
+    def _is_told_of_cancelling(self) -> bool:
+        """Whether anybody is; the app's tasks, which may be many, are looked at once a second."""
+        if signals.task_cancelled.receivers:
+            return True
+        if monotonic() >= self._look_again_at:
+            self._keeps_results = keeps_results(self._queues.app)
+            self._look_again_at = monotonic() + LOOK_SECONDS
+        return self._keeps_results
+
+    def cancel(self, shard: str, infos: Sequence[TaskInfo]) -> list[TaskInfo]:
+        """Drop delayed tasks of one shard; returns those that were there."""
+        counts = self._queues.backlog(shard).cancel([info.member for info in infos], members=True)
+        dropped = list(compress(infos, counts))
+        for info in dropped:
+            self._queues.was_cancelled(info)
+        return dropped
+
+    def reschedule_id(self, id: str, due: Due, queue: str | None) -> bool:
+        """Give the delayed task with this id another due time; True if it was delayed."""
+        moved: set[str] = set()
+        for shards in self._queues.where(queue, [id], moved):
+            if Copies(self._queues.store, shards).reschedule([Move(id, *due)])[0]:
+                moved.add(id)
+        if moved:
+            self._was_rescheduled(id, due)
+        return bool(moved)
+
+    def reschedule(self, shard: str, infos: Sequence[TaskInfo], dues: Iterable[Due]) -> int:
+        """Give delayed tasks of one shard other due times; returns how many were there."""
+        moves = [Move(info.member, *due) for info, due in zip(infos, dues, strict=True)]
+        counts = self._queues.backlog(shard).reschedule(moves, members=True)
+        for info, move, count in zip(infos, moves, counts, strict=True):
+            if count:
+                self._was_rescheduled(info.id, (move.due, move.eta))
+        return sum(counts)
+
+    def run_now(self, shard: str, infos: Sequence[TaskInfo]) -> int:
+        """Let delayed tasks of one shard run now; returns how many were there."""
+        return self.reschedule(shard, infos, [NOW] * len(infos))
+
+    def _was_rescheduled(self, id: str, due: Due) -> None:
+        signals.task_rescheduled.send(sender=self._queues.app, task_id=id, eta=due[1] or None)
