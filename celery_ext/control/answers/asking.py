@@ -76,16 +76,7 @@ def expect(
     where the key is another's question, and ExpectationError for what cannot be meant.
     """
     task = _asking_task()
-    app = app or (task.app if task else None)
-    if app is None:
-        raise ExpectationError("expect is called in a task; elsewhere it takes app=…")
-    if app.conf.task_always_eager:
-        raise ExpectationError(
-            "with task_always_eager nobody waits for an answer; test with a broker and a worker: "
-            "the fixtures delayed_app and delayed_worker"
-        )
-    if as_result and (task is None or task.request.is_eager):
-        raise ExpectationError("expect(as_result=True) needs a task that a worker runs")
+    app = _checked_app(app or (task.app if task else None), task, as_result)
     tenant = tenant if tenant is not None or task is None else _tenant_of(task)
     name = name_of(key, tenant)
     given = {"on_response": on_response, "on_timeout": on_timeout, "on_failure": on_failure}
@@ -106,6 +97,20 @@ def expect(
 def _asking_task() -> Task | None:
     task: Task | None = _state.get_current_task()
     return None if task is None or task.request.id is None else task
+
+
+def _checked_app(app: Celery | None, task: Task | None, as_result: bool) -> Celery:
+    """The app, where an answer can be expected there. Raises ExpectationError."""
+    if app is None:
+        raise ExpectationError("expect is called in a task; elsewhere it takes app=…")
+    if app.conf.task_always_eager:
+        raise ExpectationError(
+            "with task_always_eager nobody waits for an answer; test with a broker and a worker: "
+            "the fixtures delayed_app and delayed_worker"
+        )
+    if as_result and (task is None or task.request.is_eager):
+        raise ExpectationError("expect(as_result=True) needs a task that a worker runs")
+    return app
 
 
 def _id(task: Task | None, name: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import uvicorn
 
 from ..app import Api
-from .header_timeout import patient
+from .header_timeout import header_timeout
 
 #: Names that a server on this machine alone answers to: a page of another site cannot use them.
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
@@ -47,7 +47,7 @@ def make_server(api: Api, host: str, port: int, **more: Any) -> Server:
         api,
         host=host,
         port=port,
-        http=patient(api.service.options.header_seconds),
+        http=header_timeout(api.service.options.header_seconds),
         ws="none",
         lifespan="on",
         proxy_headers=False,

@@ -80,13 +80,7 @@ def replay_command(
     Messages come from backups; dead letters from where the broker has them.
     """
     states = states or replays.UNTOUCHED
-    if set(states) != {"dead"} and not backups and not dry_run:
-        raise click.UsageError(
-            "give a --backup that has the messages: lifecycle events do not. Only dead letters "
-            "(--state dead) need none"
-        )
-    if "dead" in states and options["spread"]:
-        raise click.UsageError("dead letters cannot be spread: replay them by themselves")
+    _check(states, bool(backups) or dry_run, options["spread"])
     narrow = {name: options.pop(name) for name in ("queues", "tasks", "where")}
     spark = spark_of(ctx)
     events = read_archive(spark, archive)
@@ -103,6 +97,16 @@ def replay_command(
     with run_again(options["job_id"]), watching(spark, "replay"):
         report = _replay(rows, kept, states, **options)
     show(report, "replayed", as_json, options["rejects"])
+
+
+def _check(states: tuple[str, ...], has_messages: bool, spread: timedelta) -> None:
+    if set(states) != {"dead"} and not has_messages:
+        raise click.UsageError(
+            "give a --backup that has the messages: lifecycle events do not. Only dead letters "
+            "(--state dead) need none"
+        )
+    if "dead" in states and spread:
+        raise click.UsageError("dead letters cannot be spread: replay them by themselves")
 
 
 def _narrowed(

@@ -79,9 +79,6 @@ def result(
     """
     total = sum(window.messages for window in windows)
     weights = _weights(total, found)
-    errors = _errors(total, found, classes)
-    lateness: dict[str, Any] = _marks(classes, weights)
-    lateness |= {f"{name[:3]}_error": error for name, error in errors.items()}
     busiest = max(point.start_rate for point in points)
     memory = max(point.memory_bytes for point in points)
     node_bytes, has_events = fleet.node_memory_gib * 2**30, fleet.events > 0
@@ -95,7 +92,7 @@ def result(
         simulated=sum(window.messages for window in simulated),
         workers=fleet.workers,
         slots=fleet.capacity,
-        **lateness,
+        **_lateness(total, found, classes, weights),
         max_seconds=max(each.max_seconds for each in found.values()),
         redelivered=_sum(weights, found, "redelivered"),
         lost=_sum(weights, found, "lost"),
@@ -108,6 +105,17 @@ def result(
         shards=servers.shards,
         nodes_because_of=servers.because_of,
     )
+
+
+def _lateness(
+    total: int,
+    found: Mapping[int, Found],
+    classes: Mapping[int, Mapping[int, int]],
+    weights: Mapping[int, float],
+) -> dict[str, Any]:
+    errors = _errors(total, found, classes)
+    own = {f"{name[:3]}_error": error for name, error in errors.items()}
+    return {**_marks(classes, weights), **own}
 
 
 def _weights(total: int, found: Mapping[int, Found]) -> dict[int, float]:
