@@ -6,7 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from .models import Cursor, Given, Name, OneQueue, TaskState
+from .fields import Cursor, Given, Name
+from .models import OneQueue, TaskState
 
 
 class KeyState(BaseModel):

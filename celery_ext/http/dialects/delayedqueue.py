@@ -12,7 +12,7 @@ from celery_ext.tasks.task_info import TaskInfo
 from kombu_delayed.store.keys import http_topics
 
 from ..api.endpoints.tasks import Row
-from ..api.models import Id, Name, Span, check_plain, span_of
+from ..api.fields import Id, Name, Span, check_plain, span_of
 from ..api.operations import Call, Json, Operations, parsed, read_any, validated
 from ..api.status import delayed_infos, find, first_info
 from ..callbacks.jobs import job_of

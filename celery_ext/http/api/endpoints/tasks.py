@@ -20,16 +20,8 @@ from celery_ext.http.service.service import Service
 from celery_ext.tasks.task_info import TaskInfo
 
 from .. import create_once
-from ..models import (
-    ID_PATTERN,
-    Created,
-    NewTask,
-    NewTaskWithId,
-    OneQueue,
-    TaskChange,
-    TaskState,
-    aware,
-)
+from ..fields import ID_PATTERN, aware
+from ..models import Created, NewTask, NewTaskWithId, OneQueue, TaskChange, TaskState
 from ..operations import Call, Json, Operations
 from ..status import State, delayed_infos, find, first_info
 

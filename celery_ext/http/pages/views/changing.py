@@ -14,7 +14,7 @@ from celery_ext.control.moves import due_at
 from celery_ext.errors import QueryError
 from celery_ext.http.api import create_once
 from celery_ext.http.api.endpoints.search import search_page
-from celery_ext.http.api.models import span_of
+from celery_ext.http.api.fields import span_of
 from celery_ext.http.api.status import delayed_infos
 from celery_ext.http.problems import Problem
 from celery_ext.tasks.task_info import TaskInfo

@@ -6,7 +6,7 @@ from pydantic import BaseModel
 
 from celery_ext.control.limits import limit
 from celery_ext.http.api.endpoints.limits import keys_of, standing_of, waiting_tasks
-from celery_ext.http.api.models import Cursor, Name
+from celery_ext.http.api.fields import Cursor, Name
 
 from ..visit import Shown, View, Visit, asked
 from .tenants import words_of

@@ -7,7 +7,7 @@ from math import inf
 
 from pydantic import BaseModel
 
-from celery_ext.http.api.models import Name
+from celery_ext.http.api.fields import Name
 from kombu_delayed.store.queue_metrics import Metrics, fold
 
 from ..alarms import alarms

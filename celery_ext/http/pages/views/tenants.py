@@ -10,8 +10,8 @@ from pydantic import BaseModel
 from celery_ext.control.limits import LimitInfo, limits
 from celery_ext.http.api.endpoints.limits import standing_of
 from celery_ext.http.api.endpoints.tenants import tenants_page
+from celery_ext.http.api.fields import Cursor, Name
 from celery_ext.http.api.limit_models import TenantsQuery
-from celery_ext.http.api.models import Cursor, Name
 from celery_ext.http.api.operations import validated
 from celery_ext.http.api.status import EVENTS_LIMIT
 from celery_ext.tasks.task_info import TaskInfo

@@ -1,0 +1,123 @@
+"""The fields of requests: what may be in them, and how it is read."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from functools import lru_cache
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic.functional_validators import AfterValidator, BeforeValidator
+
+from celery_ext.tasks.times import from_ms
+from kombu_delayed.message.durations import parse_length
+from kombu_delayed.message.envelope import eta_to_ms, parse_iso8601
+
+#: A thousand years: a mistake rather than a wish.
+LONGEST = timedelta(days=365_000)
+
+_TYPED = {"__type__", "__value__"}
+
+ID_PATTERN = r"^[A-Za-z0-9_.:@=-]{1,200}$"
+
+
+def _moment(text: str) -> str:
+    try:
+        aware(text)
+    except (ValueError, OverflowError):
+        raise ValueError(
+            "not a time: give ISO 8601, such as 2030-01-31T09:00:00Z (UTC without a zone)"
+        ) from None
+    return text
+
+
+def aware(text: str) -> datetime:
+    """A time in UTC, which it is without a zone. Raises ValueError and OverflowError."""
+    at = parse_iso8601(text)
+    return (at if at.tzinfo else at.replace(tzinfo=timezone.utc)).astimezone(timezone.utc)
+
+
+@lru_cache(maxsize=1_000, typed=True)
+def span_of(value: str | float) -> timedelta:
+    """A length of time that is not negative. Raises ValueError."""
+    return parse_length(value, (timedelta(0), LONGEST))
+
+
+def _span(value: Any) -> Any:
+    if isinstance(value, (str, int, float)):
+        span_of(value)
+    return value
+
+
+SPAN_SCHEMA: dict[str, Any] = {
+    "anyOf": [
+        {
+            "type": "string",
+            "pattern": r"^(\d{1,5}(\.\d{1,3})?(ms|[smhd])|\d{1,4}w)+$",
+            "maxLength": 20,
+        },
+        {"type": "number", "minimum": 0, "maximum": 3e10},
+    ]
+}
+MOMENT_SCHEMA: dict[str, Any] = {"type": "string", "format": "date-time"}
+
+Id = Annotated[str, StringConstraints(pattern=ID_PATTERN)]
+Name = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]{1,300}$")]
+Moment = Annotated[str, AfterValidator(_moment), Field(json_schema_extra=MOMENT_SCHEMA)]
+Span = Annotated[
+    float | str,
+    BeforeValidator(_span),  # before True is taken for 1
+    Field(json_schema_extra=SPAN_SCHEMA),
+]
+Cursor = Annotated[str, StringConstraints(max_length=2_000)]
+Priority = Annotated[int, Field(ge=0, le=255, strict=True)]
+
+
+class Given(BaseModel):
+    """What somebody sends: nothing unknown is taken."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class Timed(Given):
+    """With a due time: `due` or `delay`, or neither."""
+
+    due: Moment | None = Field(None, description="When it is due, ISO 8601.")
+    delay: Span | None = Field(None, description='How long from now: "15s", "3d", or seconds.')
+
+    @model_validator(mode="after")
+    def _either(self) -> Timed:
+        if self.due is not None and self.delay is not None:
+            raise ValueError("due: give either due or delay")
+        return self
+
+    @property
+    def due_at(self) -> datetime | None:
+        """The due time in UTC, in whole ms as the broker has it; None: none was given."""
+        if self.due is not None:
+            return from_ms(eta_to_ms(aware(self.due)))
+        if self.delay is not None:
+            return from_ms(eta_to_ms(datetime.now(timezone.utc) + span_of(self.delay)))
+        return None
+
+
+def check_plain(given: BaseModel, *names: str) -> None:
+    """Who sends JSON must not have Kombu make other objects of it. Raises ValueError."""
+    for name in names:
+        value = getattr(given, name)
+        if value and not is_plain(value):
+            raise ValueError(f"{name}: objects of __type__ and __value__ are not taken")
+
+
+def is_plain(value: Any) -> bool:
+    """Whether Kombu reads JSON as what it is."""
+    if isinstance(value, dict):
+        if value.keys() == _TYPED:
+            return False
+        value = value.values()
+    elif not isinstance(value, list):
+        return True
+    for part in value:  # noqa: SIM110 - of each line of NDJSON, and calls take most of the time
+        if isinstance(part, (dict, list)) and not is_plain(part):
+            return False
+    return True
