@@ -16,7 +16,7 @@ from .unique_outcomes import hearing
 _current: ContextVar[Any] = ContextVar("producer", default=None)
 
 
-class Gathered(NamedTuple):
+class Captured(NamedTuple):
     """What a channel would send.
 
     `verb` is "schedule" or "put" with a queue, an entry and the queue's expiry in ms as `given`, or
@@ -28,7 +28,7 @@ class Gathered(NamedTuple):
     given: tuple[Any, ...]
 
 
-class Gathering:
+class Capture:
     """Stands in for a channel: routes and declares as it does, and keeps what it would send."""
 
     #: Who sends them later has them planned by the rules.
@@ -36,8 +36,8 @@ class Gathering:
 
     def __init__(self, app: Celery, channel: Channel) -> None:
         self._channel = channel
-        self._messages: list[Gathered] = []
-        self._at_once: Callable[[list[Gathered]], None] | None = None
+        self._messages: list[Captured] = []
+        self._at_once: Callable[[list[Captured]], None] | None = None
         self._producer = app.amqp.Producer(self)
         _use_current(app)
 
@@ -49,7 +49,7 @@ class Gathering:
         kwargs["_publish_batch"] = self
         with hearing() as sent:
             found = self._channel.basic_publish(message, exchange, routing_key, **kwargs)
-        self._messages += [Gathered("sent", (each.outcome,)) for each in sent]
+        self._messages += [Captured("sent", (each.outcome,)) for each in sent]
         if self._at_once is not None:
             self._at_once(self._messages)
             self._messages = []
@@ -57,15 +57,15 @@ class Gathering:
 
     def add(self, verb: str, *given: Any) -> None:
         """What the channel says to a batch for each queue that a message goes to."""
-        self._messages.append(Gathered(verb, given))
+        self._messages.append(Captured(verb, given))
 
     def of(
         self,
         send: Callable[..., Any],
         *args: Any,
-        at_once: Callable[[list[Gathered]], None] | None = None,
+        at_once: Callable[[list[Captured]], None] | None = None,
         **options: Any,
-    ) -> list[Gathered]:
+    ) -> list[Captured]:
         """The messages of a call of Celery's; with `at_once`, that is given them instead.
 
         Raises what the call raises, and then keeps nothing.

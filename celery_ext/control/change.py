@@ -21,7 +21,7 @@ from ..app import signals
 from ..app.queues import Queues
 from ..errors import QueryError
 from ..tasks.body import read_body
-from ..tasks.reprs import short_repr
+from ..tasks.short_repr import short_repr
 from ..tasks.task_info import TaskInfo
 from ..tasks.times import LATEST_MS, from_ms, from_now_ms, to_ms
 from .bulk.message_template import repr_limits

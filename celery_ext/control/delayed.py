@@ -28,7 +28,7 @@ from .change import Change, change
 from .change_many import DuePlan, Outcome, change_many, pages
 from .counts import ConsumerInfo, Counts, Forecast
 from .dead_letters import Dead
-from .limits import LimitInfo, limits, stand
+from .limits import LimitInfo, gate_usage, limits
 from .moves import NOW, Moves, due_at
 
 
@@ -249,7 +249,9 @@ class Delayed(Queues):
 
         Of what waits some lanes a call are read, and 200,000 at the most.
         """
-        return [info for name in self._names(queue) for info in limits(self, stand(self, name))]
+        return [
+            info for name in self._names(queue) for info in limits(self, gate_usage(self, name))
+        ]
 
     @property
     def dead(self) -> Dead:

@@ -1,4 +1,4 @@
-"""How it stands at the gate of a queue: what is declared there, in use, and waits for what."""
+"""How much of a queue's gate is in use: what is declared there, in use, and waits for what."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Declarations:
 
 
 @dataclass(slots=True)
-class Line:
+class LimitUsage:
     """How many messages wait, since when the first one is due, and what they have."""
 
     waiting: int = 0
@@ -115,7 +115,7 @@ class Line:
 
 
 @dataclass(slots=True)
-class TenantLine(Line):
+class TenantUsage(LimitUsage):
     """The same of a tenant, with how many wait for which limit, as slots name it."""
 
     weight: float = 1.0
@@ -123,7 +123,7 @@ class TenantLine(Line):
 
 
 @dataclass
-class Standing:
+class GateUsage:
     """One reading. Names and keys are as `lanes` has them; `limits` are by name and then by key.
 
     Of a reading for some `tenants`, what is not theirs is left out. `is_complete` is False where
@@ -133,22 +133,22 @@ class Standing:
     queue: str
     declarations: Declarations
     tenants_only: frozenset[str] = frozenset()
-    limits: dict[str, dict[str, Line]] = field(default_factory=dict)
-    tenants: dict[str, TenantLine] = field(default_factory=dict)
-    turn: Line = field(default_factory=Line)
+    limits: dict[str, dict[str, LimitUsage]] = field(default_factory=dict)
+    tenants: dict[str, TenantUsage] = field(default_factory=dict)
+    turn: LimitUsage = field(default_factory=LimitUsage)
     first: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
     is_complete: bool = True
 
     @cached_property
     def busiest(self) -> list[tuple[int, str]]:
         """Tenants, each behind how many of its messages wait, as a negative number; in order."""
-        return sorted((-line.waiting, name) for name, line in self.tenants.items())
+        return sorted((-used.waiting, name) for name, used in self.tenants.items())
 
     @classmethod
     def read(
         cls, store: Store, queue: str, declarations: Declarations, tenants: Collection[str] = ()
-    ) -> Standing:
-        """How it stands now, read in bounded calls."""
+    ) -> GateUsage:
+        """The usage now, read in bounded calls."""
         found = cls(queue, declarations, frozenset(map(known_as, tenants)))
         if tenants:
             found._read_tenants(store, tenants)
@@ -164,8 +164,8 @@ class Standing:
             if len(seen) >= LANES_LIMIT:
                 self.is_complete = False
                 break
-        for used in slots(store, self.queue):
-            self._use(used)
+        for counts in slots(store, self.queue):
+            self._use(counts)
 
     def _read_tenants(self, store: Store, tenants: Iterable[str]) -> None:
         for tenant in tenants:
@@ -180,32 +180,32 @@ class Standing:
 
     def _add(self, found: Iterable[Lane]) -> None:
         for lane in found:
-            line = self._line(lane.limit) if lane.limit else self.turn
-            line.add(lane)
+            used = self._usage(lane.limit) if lane.limit else self.turn
+            used.add(lane)
             first = self.first.setdefault(lane.limit.partition(":")[0], [])
             heapq.heappush(first, (-lane.first_due_ms, lane.name))
             if len(first) > FIRST:
                 heapq.heappop(first)
             if tenant := self._tenant_of(lane):
-                own = self.tenants.setdefault(tenant, TenantLine())
+                own = self.tenants.setdefault(tenant, TenantUsage())
                 own.add(lane)
                 own.weight = lane.turn[1]
                 own.waits_for[lane.limit] = own.waits_for.get(lane.limit, 0) + lane.size
 
-    def _use(self, used: dict[str, int]) -> None:
-        for name, count in used.items():
-            self._line(name).in_use = count
+    def _use(self, counts: dict[str, int]) -> None:
+        for name, count in counts.items():
+            self._usage(name).in_use = count
             for each in self.declarations.of_tenants:
                 if tenant := each.key_in(*parts_of(name)):
-                    line = self.tenants.setdefault(tenant, TenantLine())
-                    line.in_use = max(line.in_use, count)
+                    used = self.tenants.setdefault(tenant, TenantUsage())
+                    used.in_use = max(used.in_use, count)
 
     def _tenant_of(self, lane: Lane) -> str:
         return self.declarations.tenant_of(lane)
 
-    def _line(self, slot: str) -> Line:
+    def _usage(self, slot: str) -> LimitUsage:
         limit, key = parts_of(slot)
-        return self.limits.setdefault(limit, {}).setdefault(key, Line())
+        return self.limits.setdefault(limit, {}).setdefault(key, LimitUsage())
 
     def first_ids(self, store: Store, limits: Iterable[str]) -> list[str]:
         """Messages that wait for limits, who is due first in front, as the backlog names them."""

@@ -12,7 +12,7 @@ from kombu_delayed.message.ticket import slot_name
 
 from ..app.queues import Queues
 from ..tasks.times import from_ms
-from .limit_usage import Declarations, Line, Standing
+from .limit_usage import Declarations, GateUsage, LimitUsage
 
 if TYPE_CHECKING:
     from ..policies.limits.gated import Declared
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 #: Keys that a limit is shown with.
 BUSIEST = 5
 
-NOTHING = Line()
+NOTHING = LimitUsage()
 
 
 @dataclass(frozen=True)
@@ -101,39 +101,39 @@ class TenantInfo:
     in_use: tuple[UseInfo, ...]
 
 
-def stand(delayed: Queues, queue: str, tenants: Collection[str] = ()) -> Standing:
-    """How it stands at the gate of a queue, for some tenants or for all."""
+def gate_usage(delayed: Queues, queue: str, tenants: Collection[str] = ()) -> GateUsage:
+    """What is in use and waited for at the gate of a queue, for some tenants or for all."""
     declarations = Declarations.of(delayed, queue)
     if declarations.is_empty and not waiting_count(delayed.store, queue):
-        return Standing(queue, declarations)
-    return Standing.read(delayed.store, queue, declarations, tenants)
+        return GateUsage(queue, declarations)
+    return GateUsage.read(delayed.store, queue, declarations, tenants)
 
 
-def limits(delayed: Queues, standing: Standing) -> list[LimitInfo]:
+def limits(delayed: Queues, usage: GateUsage) -> list[LimitInfo]:
     """The limits of a queue by name: those that are declared for it, and all that are in use."""
-    known = {each.known_as: each for each in standing.declarations.of_other_queues}
-    shown = {each.known_as: each for each in standing.declarations.limits}
+    known = {each.known_as: each for each in usage.declarations.of_other_queues}
+    shown = {each.known_as: each for each in usage.declarations.limits}
     shares = {name for each in (*shown.values(), *known.values()) for name in _share_names(each)}
-    for name in standing.limits:
+    for name in usage.limits:
         if name not in shown and name not in shares:
             shown[name] = known.get(name) or _undeclared(name)
-    found = [_limit(delayed, standing, shown[name]) for name in sorted(shown)]
+    found = [_limit(delayed, usage, shown[name]) for name in sorted(shown)]
     return [each for each in found if each.declared or each.in_use or each.waiting]
 
 
-def limit(delayed: Queues, standing: Standing, name: str) -> LimitInfo | None:
+def limit(delayed: Queues, usage: GateUsage, name: str) -> LimitInfo | None:
     """One of them; None: there is none of this name."""
-    return next((each for each in limits(delayed, standing) if each.name == name), None)
+    return next((each for each in limits(delayed, usage) if each.name == name), None)
 
 
-def names_of(standing: Standing, name: str) -> list[str]:
+def names_of(usage: GateUsage, name: str) -> list[str]:
     """What lanes call a limit, and those that it is made of."""
-    declared = _declared(standing, name)
+    declared = _declared(usage, name)
     return [declared.known_as, *_share_names(declared)]
 
 
-def _declared(standing: Standing, name: str) -> Declared:
-    of_all = (*standing.declarations.limits, *standing.declarations.of_other_queues)
+def _declared(usage: GateUsage, name: str) -> Declared:
+    of_all = (*usage.declarations.limits, *usage.declarations.of_other_queues)
     return next((each for each in of_all if each.name == name), None) or _undeclared(name)
 
 
@@ -149,16 +149,16 @@ def _share_names(declared: Declared) -> list[str]:
     return [known_as(declared.of_key(key)[0]) for key in declared.shares]
 
 
-def _limit(delayed: Queues, standing: Standing, each: Declared) -> LimitInfo:
-    lines = standing.limits.get(each.known_as, {})
-    shares = _shares(standing, each)
+def _limit(delayed: Queues, usage: GateUsage, each: Declared) -> LimitInfo:
+    by_key = usage.limits.get(each.known_as, {})
+    shares = _shares(usage, each)
     has_keys = (bool(each.by) or each.kind == "undeclared") and each.kind != "shares"
-    busiest = [key for key, _ in _busiest(lines)][:BUSIEST] if has_keys else [""]
-    found = _keys(delayed, standing, each, busiest)
-    waiting = [line for line in lines.values() if line.waiting] + _lines_of_shares(standing, each)
-    in_use = sum(line.in_use for line in lines.values())
+    busiest = [key for key, _ in _busiest(by_key)][:BUSIEST] if has_keys else [""]
+    found = _keys(delayed, usage, each, busiest)
+    waiting = [used for used in by_key.values() if used.waiting] + _waiting_for_shares(usage, each)
+    in_use = sum(used.in_use for used in by_key.values())
     return LimitInfo(
-        standing.queue,
+        usage.queue,
         each.name,
         each.kind,
         each.task or None,
@@ -169,52 +169,52 @@ def _limit(delayed: Queues, standing: Standing, each: Declared) -> LimitInfo:
         each.after_ms / 1000 if each.kind == "drain" else None,
         each.has_critical,
         each.kind != "undeclared",
-        in_use if _is_counted(standing, each) else None,
+        in_use if _is_counted(usage, each) else None,
         None if has_keys else found[0].tokens,
-        sum(line.waiting for line in waiting),
-        _moment(min((line.first_due_ms for line in waiting if line.waiting), default=0)),
-        len(lines) if has_keys else None,
+        sum(used.waiting for used in waiting),
+        _moment(min((used.first_due_ms for used in waiting if used.waiting), default=0)),
+        len(by_key) if has_keys else None,
         tuple(found) if has_keys else (),
         shares,
     )
 
 
-def _busiest(lines: dict[str, Line]) -> list[tuple[str, Line]]:
-    return sorted(lines.items(), key=lambda each: (-each[1].waiting, -each[1].in_use, each[0]))
+def _busiest(by_key: dict[str, LimitUsage]) -> list[tuple[str, LimitUsage]]:
+    return sorted(by_key.items(), key=lambda each: (-each[1].waiting, -each[1].in_use, each[0]))
 
 
-def _is_counted(standing: Standing, each: Declared) -> bool:
+def _is_counted(usage: GateUsage, each: Declared) -> bool:
     """Whether what is in use of it is known, and is for who asks."""
-    if standing.tenants_only and (not each.is_of_tenants or each.kind == "shares"):
+    if usage.tenants_only and (not each.is_of_tenants or each.kind == "shares"):
         return False
     return each.slots is not None or each.kind in ("throttler", "undeclared")
 
 
-def _lines_of_shares(standing: Standing, each: Declared) -> list[Line]:
+def _waiting_for_shares(usage: GateUsage, each: Declared) -> list[LimitUsage]:
     return [
-        line
+        used
         for name in _share_names(each)
-        if (line := standing.limits.get(name, {}).get("")) and line.waiting
+        if (used := usage.limits.get(name, {}).get("")) and used.waiting
     ]
 
 
-def _shares(standing: Standing, each: Declared) -> tuple[KeyInfo, ...]:
+def _shares(usage: GateUsage, each: Declared) -> tuple[KeyInfo, ...]:
     found = []
     for key, slots in each.shares.items():
-        if standing.tenants_only and known_as(key) not in standing.tenants_only:
+        if usage.tenants_only and known_as(key) not in usage.tenants_only:
             continue
         limit, _ = each.of_key(key)
-        lines = standing.limits.get(known_as(limit), {})
-        line = lines.get("", NOTHING)
+        by_key = usage.limits.get(known_as(limit), {})
+        used = by_key.get("", NOTHING)
         # Where keys borrow, they take turns, and are not counted by themselves.
-        in_use = None if standing.declarations.turns_by else line.in_use
-        found.append(KeyInfo(key, in_use, line.waiting, _moment(line.first_due_ms), None, slots))
+        in_use = None if usage.declarations.turns_by else used.in_use
+        found.append(KeyInfo(key, in_use, used.waiting, _moment(used.first_due_ms), None, slots))
     return tuple(found)
 
 
 def keys_page(
     delayed: Queues,
-    standing: Standing,
+    usage: GateUsage,
     name: str,
     size: int,
     words: str = "",
@@ -224,41 +224,39 @@ def keys_page(
 
     Only those with `words` in them.
     """
-    lines = standing.limits.get(known_as(name), {})
+    by_key = usage.limits.get(known_as(name), {})
     place = (-after[0], -after[1], after[2]) if after else None
     found = [
-        (key, line)
-        for key, line in _busiest(lines)
-        if words in key and (place is None or (-line.waiting, -line.in_use, key) > place)
+        (key, used)
+        for key, used in _busiest(by_key)
+        if words in key and (place is None or (-used.waiting, -used.in_use, key) > place)
     ]
     names = [key for key, _ in found[:size]]
-    shown = _keys(delayed, standing, _declared(standing, name), names)
+    shown = _keys(delayed, usage, _declared(usage, name), names)
     if len(found) <= size:
         return shown, None
-    key, line = found[size - 1]
-    return shown, (line.waiting, line.in_use, key)
+    key, used = found[size - 1]
+    return shown, (used.waiting, used.in_use, key)
 
 
-def _keys(
-    delayed: Queues, standing: Standing, each: Declared, keys: Sequence[str]
-) -> list[KeyInfo]:
-    lines = standing.limits.get(each.known_as, {})
-    is_hidden = bool(standing.tenants_only) and not each.is_of_tenants
+def _keys(delayed: Queues, usage: GateUsage, each: Declared, keys: Sequence[str]) -> list[KeyInfo]:
+    by_key = usage.limits.get(each.known_as, {})
+    is_hidden = bool(usage.tenants_only) and not each.is_of_tenants
     names = {key: slot_name(each.name, key) for key in keys}
     now_ms, found = 0, dict[str, Room]()
     if each.every_ms and not is_hidden:
-        now_ms, found = room(delayed.store, standing.queue, names.values())
-    is_counted = _is_counted(standing, each)
+        now_ms, found = room(delayed.store, usage.queue, names.values())
+    is_counted = _is_counted(usage, each)
     return [
         KeyInfo(
             key,
-            line.in_use if is_counted else None,
-            line.waiting,
-            _moment(line.first_due_ms),
+            used.in_use if is_counted else None,
+            used.waiting,
+            _moment(used.first_due_ms),
             _tokens(each, found[names[key]], now_ms) if found else None,
         )
         for key in keys
-        for line in (lines.get(key, NOTHING),)
+        for used in (by_key.get(key, NOTHING),)
     ]
 
 
@@ -268,46 +266,46 @@ def _tokens(each: Declared, found: Room, now_ms: int) -> float:
     return round(min(max(each.burst - ahead_ms / each.every_ms, 0), each.burst), 2)
 
 
-def tenants(delayed: Queues, standing: Standing, names: Iterable[str]) -> list[TenantInfo]:
+def tenants(delayed: Queues, usage: GateUsage, names: Iterable[str]) -> list[TenantInfo]:
     """Some tenants of a queue, as `lanes` has their names."""
     wanted, found = list(names), dict[str, int]()
-    if standing.declarations.turns_are_of_tenants:
-        found = turns(delayed.store, standing.queue, wanted)
-    return [_tenant(standing, name, found.get(name)) for name in wanted]
+    if usage.declarations.turns_are_of_tenants:
+        found = turns(delayed.store, usage.queue, wanted)
+    return [_tenant(usage, name, found.get(name)) for name in wanted]
 
 
-def _tenant(standing: Standing, name: str, turn: int | None) -> TenantInfo:
-    line = standing.tenants[name]
-    is_fair = standing.declarations.turns_are_of_tenants and line.waiting
+def _tenant(usage: GateUsage, name: str, turn: int | None) -> TenantInfo:
+    used = usage.tenants[name]
+    is_fair = usage.declarations.turns_are_of_tenants and used.waiting
     return TenantInfo(
         name,
-        standing.queue,
-        line.waiting,
-        _moment(line.first_due_ms),
-        line.weight if is_fair else None,
+        usage.queue,
+        used.waiting,
+        _moment(used.first_due_ms),
+        used.weight if is_fair else None,
         None if turn is None else turn + 1,
-        tuple(_wait(standing, *each) for each in sorted(line.waits_for.items(), key=_most)),
-        tuple(_uses(standing, name)),
+        tuple(_wait(usage, *each) for each in sorted(used.waits_for.items(), key=_most)),
+        tuple(_uses(usage, name)),
     )
 
 
-def _uses(standing: Standing, tenant: str) -> Iterator[UseInfo]:
-    for each in standing.declarations.of_tenants:
+def _uses(usage: GateUsage, tenant: str) -> Iterator[UseInfo]:
+    for each in usage.declarations.of_tenants:
         if each.slots is not None or each.kind == "throttler":
             limit, key = each.of_key(tenant)
-            line = standing.limits.get(known_as(limit), {}).get(key, NOTHING)
-            is_here = each in standing.declarations.limits
-            if line.in_use or (is_here and each.kind == "limit"):
+            used = usage.limits.get(known_as(limit), {}).get(key, NOTHING)
+            is_here = each in usage.declarations.limits
+            if used.in_use or (is_here and each.kind == "limit"):
                 capacity = each.shares.get(tenant, each.slots)
-                yield UseInfo(each.name, capacity, line.in_use)
+                yield UseInfo(each.name, capacity, used.in_use)
 
 
 def _most(each: tuple[str, int]) -> tuple[int, str]:
     return -each[1], each[0]
 
 
-def _wait(standing: Standing, name: str, count: int) -> WaitInfo:
-    limit, key = standing.named(*parts_of(name)) if name else ("", "")
+def _wait(usage: GateUsage, name: str, count: int) -> WaitInfo:
+    limit, key = usage.named(*parts_of(name)) if name else ("", "")
     return WaitInfo(limit or None, key or None, count)
 
 

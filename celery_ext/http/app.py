@@ -33,10 +33,10 @@ from .api.endpoints import (
 )
 from .api.openapi import document
 from .api.operations import Operation, endpoint
-from .auth.rate_limit import Rates
+from .auth.rate_limit import RateLimit
 from .callbacks.jobs import register
 from .dialects import delayedqueue, later
-from .middleware import Gate
+from .middleware import Middleware
 from .options import HttpOptions
 from .pages.site import Site
 from .problems import Problem, answer, problem_of
@@ -81,8 +81,8 @@ class Api:
         app.finalize()
         register(app)
         self.service = Service(app, options, jobs_only)
-        rates = Rates(self.service.options.rate)
-        site = Site(self.service, needs_token, rates)
+        rate_limit = RateLimit(self.service.options.rate)
+        site = Site(self.service, needs_token, rate_limit)
         inner = Starlette(
             routes=[
                 *site.routes,
@@ -95,11 +95,11 @@ class Api:
             exception_handlers=_HANDLERS,
             lifespan=self._lifespan,
         )
-        self.gate = Gate(inner, self.service, site, rates, needs_token, hosts)
+        self.middleware = Middleware(inner, self.service, site, rate_limit, needs_token, hosts)
         self._document = lru_cache(maxsize=8)(_document)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self.gate(scope, receive, send)
+        await self.middleware(scope, receive, send)
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:

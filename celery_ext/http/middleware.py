@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..errors import BROKER_FAILS
 from . import access_log
 from .auth.identity import ANYBODY, Identity
-from .auth.rate_limit import Rates
+from .auth.rate_limit import RateLimit
 from .auth.tokens import Tokens
 from .pages.site import Site
 from .problems import Problem, answer, problem_of
@@ -52,7 +52,7 @@ _HEADERS = [
 ]
 
 
-class Gate:
+class Middleware:
     """An ASGI application around the API. `hosts` are the names it answers to; none: any."""
 
     def __init__(
@@ -60,7 +60,7 @@ class Gate:
         app: ASGIApp,
         service: Service,
         site: Site,
-        rates: Rates,
+        rate_limit: RateLimit,
         needs_token: bool,
         hosts: Iterable[str] = (),
     ) -> None:
@@ -68,7 +68,7 @@ class Gate:
         self._needs_token = needs_token
         self._hosts = frozenset(name.lower() for name in hosts)
         self.tokens = Tokens(service.delayed)
-        self._rates = rates
+        self._rate_limit = rate_limit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -100,7 +100,7 @@ class Gate:
         identity = await self._identity(scope, headers)
         scope["delayed.identity"] = identity
         scope["delayed.check"] = partial(self._identity, scope, headers)
-        self._rates.check(identity.name)
+        self._rate_limit.check(identity.name)
         body = _Body(receive, self._limit(_path(scope)), self._service.options.body_seconds)
         length = headers.get(b"content-length", "0")
         if length.isdecimal() and int(length) > body.limit:
@@ -141,7 +141,7 @@ class Gate:
             token = await self._service.threads.run(self.tokens.look, text.strip())
         if token is None:
             client = scope.get("client") or ("",)
-            self._rates.check(f"wrong tokens from {client[0]}")
+            self._rate_limit.check(f"wrong tokens from {client[0]}")
             raise _unknown("this token is not known, was revoked or has expired")
         return token.identity
 

@@ -53,7 +53,7 @@ def api(server: Server, shared_api: httpx.Client) -> httpx.Client:
 @pytest.fixture
 def visitor(api: httpx.Client) -> Iterator[Visitor]:
     """A browser without scripts."""
-    api.api.service.recent.forget()  # type: ignore[attr-defined]
+    api.api.service.cache.forget()  # type: ignore[attr-defined]
     with Visitor(api) as made:
         yield made
 

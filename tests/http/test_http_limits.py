@@ -143,7 +143,7 @@ def test_limits_of_a_task(app: Celery, delayed: Delayed, serve: Serve) -> None:
     (found,) = get(api, "/v1/limits")["limits"]
     assert part(found, "queue name task") == ("pay", name, "till.charge")
     assert len(claim(delayed, queue="pay").records) == len(claim(delayed).records) == 1
-    api.api.service.recent.forget()  # type: ignore[attr-defined]
+    api.api.service.cache.forget()  # type: ignore[attr-defined]
     assert set(part(get(api, "/v1/limits")["limits"], "queue")) == {"mail", "pay"}
     for path in (name, quote(name, safe="")):
         page = get(api, f"/v1/queues/pay/limits/{path}")["page"]
@@ -152,7 +152,7 @@ def test_limits_of_a_task(app: Celery, delayed: Delayed, serve: Serve) -> None:
 
 def test_what_the_app_does_not_declare(mail: Celery, shared_api: httpx.Client) -> None:
     shared_api.api.service.forget_names()  # type: ignore[attr-defined]
-    shared_api.api.service.recent.forget()  # type: ignore[attr-defined]
+    shared_api.api.service.cache.forget()  # type: ignore[attr-defined]
     found = by_name(get(shared_api, "/v1/limits"))
     assert set(found) == {"all", "tenant"}
     expected = ("undeclared", False, None, 3, 11)

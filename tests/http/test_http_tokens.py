@@ -346,7 +346,7 @@ def test_pages_of_other_sites(api: httpx.Client) -> None:
 
 def test_a_name_that_leads_here(app: Celery, serve: Serve) -> None:
     api = serve()
-    api.api.gate._hosts = frozenset({"localhost", "127.0.0.1"})  # type: ignore[attr-defined]
+    api.api.middleware._hosts = frozenset({"localhost", "127.0.0.1"})  # type: ignore[attr-defined]
     assert api.get("/v1/tasks").status_code == 200
     assert api.get("/v1/tasks", headers={"host": "localhost:1"}).status_code == 200
     assert api.get("/v1/tasks", headers={"host": "evil.example"}).status_code == 421

@@ -11,11 +11,11 @@ import pytest
 import redis
 
 from celery_ext.control.counts import ConsumerInfo
-from celery_ext.http.pages import pulse as pulses
+from celery_ext.http.pages import activity
+from celery_ext.http.pages.activity import PART_SECONDS, PARTS, ActivityReader
 from celery_ext.http.pages.alarms import Alarm, _of_consumer, _of_queue
-from celery_ext.http.pages.pulse import PART_SECONDS, PARTS, Pulse
 from celery_ext.http.pages.views.overview import NOTHING
-from celery_ext.http.service.recent import Recent
+from celery_ext.http.service.cache import Cache
 from kombu_delayed.store.store import Store
 
 
@@ -24,7 +24,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.reads = 100.0, 0
-        monkeypatch.setattr("celery_ext.http.service.recent.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("celery_ext.http.service.cache.time.monotonic", lambda: self.now)
 
     def read(self, seconds: float = 0.0) -> int:
         self.now += seconds
@@ -33,41 +33,41 @@ class Clock:
 
 
 def test_a_reading_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, recent = Clock(monkeypatch), Recent()
+    clock, cache = Clock(monkeypatch), Cache()
     found = []
     for passed in (0.0, 0.9, 0.2, 0.9):
         clock.now += passed
-        found.append(recent.get("a", 1.0, clock.read))
+        found.append(cache.get("a", 1.0, clock.read))
     assert found == [1, 1, 2, 2]
-    recent.forget()
-    assert recent.get("a", 1.0, clock.read) == 3
+    cache.forget()
+    assert cache.get("a", 1.0, clock.read) == 3
 
 
 def test_what_takes_long_is_kept_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, recent = Clock(monkeypatch), Recent()
+    clock, cache = Clock(monkeypatch), Cache()
     found = []
     for passed in (0.0, 9.9, 0.2):
         clock.now += passed
-        found.append(recent.get("a", 1.0, lambda: clock.read(0.5)))
+        found.append(cache.get("a", 1.0, lambda: clock.read(0.5)))
     assert found == [1, 1, 2]
 
 
 def test_what_lasts_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, recent = Clock(monkeypatch), Recent()
-    recent.get("lasting", float("inf"), clock.read)
-    recent.forget()
-    assert recent.get("lasting", float("inf"), clock.read) == 1
+    clock, cache = Clock(monkeypatch), Cache()
+    cache.get("lasting", float("inf"), clock.read)
+    cache.forget()
+    assert cache.get("lasting", float("inf"), clock.read) == 1
 
 
 def test_an_error_is_not_kept() -> None:
-    recent = Recent()
+    cache = Cache()
     with pytest.raises(ZeroDivisionError):
-        recent.get("a", 1.0, lambda: 1 // 0)
-    assert recent.get("a", 1.0, lambda: 7) == 7
+        cache.get("a", 1.0, lambda: 1 // 0)
+    assert cache.get("a", 1.0, lambda: 7) == 7
 
 
 def test_threads_wait_for_one_reading() -> None:
-    recent, begun, go, reads = Recent(), threading.Event(), threading.Event(), []
+    cache, begun, go, reads = Cache(), threading.Event(), threading.Event(), []
 
     def read() -> int:
         reads.append(1)
@@ -77,7 +77,7 @@ def test_threads_wait_for_one_reading() -> None:
 
     found: list[int] = []
     threads = [
-        threading.Thread(target=lambda: found.append(recent.get("a", 60.0, read))) for _ in range(5)
+        threading.Thread(target=lambda: found.append(cache.get("a", 60.0, read))) for _ in range(5)
     ]
     for thread in threads:
         thread.start()
@@ -101,7 +101,7 @@ NOW = 1_000_000_000 * PART_SECONDS + PART_SECONDS / 2
 
 @pytest.fixture(autouse=True)
 def _now(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("celery_ext.http.pages.pulse.time.time", lambda: NOW)
+    monkeypatch.setattr("celery_ext.http.pages.activity.time.time", lambda: NOW)
 
 
 def test_a_pulse(client: redis.Redis, store: Store) -> None:
@@ -110,53 +110,53 @@ def test_a_pulse(client: redis.Redis, store: Store) -> None:
     tell(client, "delivered", 19)
     tell(client, "acked", 18)
     tell(client, "acked", 1)
-    beat = Pulse().look(store, ["q"])
-    assert (beat.delivered, beat.done) == (5, 1)
-    assert (beat.late_half, beat.late_worst) == (0.2, 0.3)
-    assert beat.parts == [0] * (PARTS - 1) + [1]
-    assert beat.is_told
-    assert not beat.is_partial
+    found = ActivityReader().look(store, ["q"])
+    assert (found.delivered, found.done) == (5, 1)
+    assert (found.late_half, found.late_worst) == (0.2, 0.3)
+    assert found.parts == [0] * (PARTS - 1) + [1]
+    assert found.is_told
+    assert not found.is_partial
 
 
 def test_a_pulse_goes_on(client: redis.Redis, store: Store) -> None:
-    pulse = Pulse()
-    beat = pulse.look(store, ["q"])
-    assert (beat.is_told, beat.late_half, beat.done) == (False, None, 0)
+    reader = ActivityReader()
+    found = reader.look(store, ["q"])
+    assert (found.is_told, found.late_half, found.done) == (False, None, 0)
     tell(client, "acked", 40)
-    assert pulse.look(store, ["q"]).done == 1
+    assert reader.look(store, ["q"]).done == 1
     tell(client, "acked", 39)
-    assert [pulse.look(store, ["q"]).done for _ in range(2)] == [2, 2]
+    assert [reader.look(store, ["q"]).done for _ in range(2)] == [2, 2]
 
 
 def test_a_pulse_forgets_what_nobody_looks_at(
     client: redis.Redis, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pulses, "REMEMBERED", 2)
-    pulse = Pulse()
+    monkeypatch.setattr(activity, "REMEMBERED", 2)
+    reader = ActivityReader()
     tell(client, "acked", 40)
     for name in ("q", "a", "q", "b", "c"):
-        pulse.look(store, [name])
-    assert [*pulse._followed] == ["b", "c"]
-    assert pulse.look(store, ["q"]).done == 1
+        reader.look(store, [name])
+    assert [*reader._followed] == ["b", "c"]
+    assert reader.look(store, ["q"]).done == 1
 
 
 def test_a_pulse_of_too_much(
     client: redis.Redis, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pulses, "FIRST_SIZE", 3)
-    monkeypatch.setattr(pulses, "LOOK_SIZE", 4)
-    pulse = Pulse()
+    monkeypatch.setattr(activity, "FIRST_SIZE", 3)
+    monkeypatch.setattr(activity, "LOOK_SIZE", 4)
+    reader = ActivityReader()
     for n in range(5):
         tell(client, "acked", 50 - n)
-    first = pulse.look(store, ["q"])
+    first = reader.look(store, ["q"])
     assert (first.done, first.is_partial) == (3, True)
     for n in range(6):
         tell(client, "acked", 40 - n)
-    more = pulse.look(store, ["q"])
+    more = reader.look(store, ["q"])
     assert more.is_partial
     assert more.done >= 3 + 4
     tell(client, "acked", 30)
-    assert pulse.look(store, ["q"]).done == more.done + 1
+    assert reader.look(store, ["q"]).done == more.done + 1
 
 
 @pytest.mark.parametrize(

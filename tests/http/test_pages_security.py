@@ -37,7 +37,7 @@ WHOLE = {"/consumers", "/partitions"}
 
 @pytest.fixture
 def visitor(locked_api: httpx.Client) -> Iterator[Visitor]:
-    locked_api.api.service.recent.forget()  # type: ignore[attr-defined]
+    locked_api.api.service.cache.forget()  # type: ignore[attr-defined]
     with Visitor(locked_api) as made:
         yield made
 

@@ -30,7 +30,7 @@ from celery_ext.control.bulk import schedule as bulk_module
 from celery_ext.control.bulk.schedule import BulkReport, Refused
 from celery_ext.control.unique import unique_headers
 from celery_ext.errors import BulkError
-from celery_ext.tasks.reprs import short_repr
+from celery_ext.tasks.short_repr import short_repr
 from kombu_delayed.errors import ServerFull
 from tests.kit.backlog import check_backlog
 from tests.kit.servers import Server, available_kinds, start_server

@@ -13,8 +13,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from celery_ext.spark.events.batches import SCHEMA
+from celery_ext.spark.reports.formatting import duration, number, share
 from celery_ext.spark.reports.page import ReportError, report
-from celery_ext.spark.reports.words import duration, number, share
 
 pytestmark = pytest.mark.thorough
 

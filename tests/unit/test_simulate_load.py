@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from celery_ext.spark.simulation import load as simulate_load
-from celery_ext.spark.simulation.course import POINTS, course
 from celery_ext.spark.simulation.load import (
     Slice,
     arriving,
@@ -23,6 +22,7 @@ from celery_ext.spark.simulation.load import (
 from celery_ext.spark.simulation.model import Arrivals, Fleet, Spread
 from celery_ext.spark.simulation.queue import Tally
 from celery_ext.spark.simulation.result import ALWAYS, Found, mark, result
+from celery_ext.spark.simulation.timeline import POINTS, timeline
 from kombu_delayed import sizing
 from kombu_delayed.errors import OptionError
 
@@ -188,7 +188,7 @@ def test_what_a_sample_says() -> None:
     found = {0: Found(100, 1, 0, 50.0, 70.0)}
     found |= {group: Found(30, 2, 1, 10.0, 5.0) for group in range(1, 11)}
     classes = {group: {100: 30 - group, 200: group} for group in found} | {0: {900: 100}}
-    points = course(slices, waits(slices, Fleet()), Fleet(), None)
+    points = timeline(slices, waits(slices, Fleet()), Fleet(), None)
     fleet = Fleet(workers=10, nodes=0)
     figures = result(windows, windows, found, classes, points, fleet)
     assert (figures.messages, figures.max_seconds) == (1000, 70.0)
@@ -203,7 +203,7 @@ def test_what_a_sample_says() -> None:
 def test_the_course_of_a_backlog() -> None:
     fleet = Fleet(workers=1, slots=10, events=0, **CONSTANT)
     slices = slices_of([(0, 0, 3000), (600, 700, 1000)])
-    points = course(slices, waits(slices, fleet), fleet, None)
+    points = timeline(slices, waits(slices, fleet), fleet, None)
     assert len(points) == POINTS
     assert points[0].delayed == pytest.approx(1000)
     assert points[0].wait_seconds == pytest.approx(300)
@@ -223,6 +223,6 @@ def test_the_course_of_a_steady_load(delay: float) -> None:
     given = Arrivals(messages=400_000, hours=24, delay_seconds=delay)
     fleet = Fleet(workers=100)
     slices = slices_of(arriving(given, fleet))
-    points = course(slices, waits(slices, fleet), fleet, given)
+    points = timeline(slices, waits(slices, fleet), fleet, given)
     mean = sum(point.delayed for point in points) / len(points)
     assert mean == pytest.approx(400_000 / 86_400 * delay, rel=0.02)

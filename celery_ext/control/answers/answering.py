@@ -12,7 +12,7 @@ from celery_ext.app import signals
 from celery_ext.errors import AnswersFull, ExpectationError
 from kombu_delayed.inspection.expectations import Answer, Early
 
-from .place import Place, name_of
+from .expectation_queue import ExpectationQueue, name_of
 
 #: What becomes of an answer: it goes where it is expected; it is kept until somebody expects it;
 #: another one or the timeout was first; or nobody expects it and early answers are not kept.
@@ -34,7 +34,7 @@ def respond(
     the first. Raises ExpectationError for what is no answer, AnswersFull where too many early ones
     are kept, and Kombu's OperationalError where the broker cannot be reached.
     """
-    return answer(Place(app), key, tenant, answer_id, {"payload": payload})
+    return answer(ExpectationQueue(app), key, tenant, answer_id, {"payload": payload})
 
 
 def fail(
@@ -46,7 +46,7 @@ def fail(
     answer_id: str | None = None,
 ) -> str:
     """As `respond`: there is no answer and will be none, for a reason."""
-    return answer(Place(app), key, tenant, answer_id, {"error": error_text(error)})
+    return answer(ExpectationQueue(app), key, tenant, answer_id, {"error": error_text(error)})
 
 
 def error_text(error: BaseException | str) -> str:
@@ -55,21 +55,25 @@ def error_text(error: BaseException | str) -> str:
 
 
 def answer(
-    place: Place, key: str, tenant: str | None, answer_id: str | None, content: dict[str, Any]
+    queue: ExpectationQueue,
+    key: str,
+    tenant: str | None,
+    answer_id: str | None,
+    content: dict[str, Any],
 ) -> str:
     """Give an answer, whose content is a `payload` or an `error`; as `respond`."""
-    name, options = name_of(key, tenant), place.options
+    name, options = name_of(key, tenant), queue.options
     state = "failed" if "error" in content else "answered"
     text = written(content, options.answer_bytes)
     given = Answer(answer_id or str(uuid.uuid4()), state, text)
     early = Early(int(options.early_seconds * 1000), options.early_limit)
-    reply = place.move(
+    reply = queue.move(
         lambda correlation: correlation.respond(name, given, options.remember_ms, early)
     )
     if reply.said == "full":
         raise AnswersFull(f"{options.early_limit:,} early answers are kept: try again later")
     signals.answer_given.send(
-        sender=place.app, key=key, tenant=tenant, id=reply.id or None, outcome=reply.said
+        sender=queue.app, key=key, tenant=tenant, id=reply.id or None, outcome=reply.said
     )
     return reply.said
 

@@ -17,14 +17,14 @@ from celery.canvas import Signature
 from celery.result import AsyncResult
 
 from celery_ext.app import signals
-from celery_ext.app.capture import Gathered, Gathering
+from celery_ext.app.capture import Capture, Captured
 from celery_ext.errors import AlreadyExpected, ExpectationError
 from celery_ext.tasks.times import length_ms
 from kombu_delayed.inspection.expectations import ANSWER_HEADER, Reply
 from kombu_delayed.message.envelope import to_json
 
+from .expectation_queue import ExpectationQueue, name_of
 from .expecting import register
-from .place import Place, name_of
 from .results import store_expecting
 
 #: The id of an expectation is made of the task that asks and the key: a second run has the same.
@@ -80,13 +80,13 @@ def expect(
     tenant = tenant if tenant is not None or task is None else _tenant_of(task)
     name = name_of(key, tenant)
     given = {"on_response": on_response, "on_timeout": on_timeout, "on_failure": on_failure}
-    place = Place(app)
+    queue = ExpectationQueue(app)
     asking = _Asking(
-        place,
+        queue,
         key,
         tenant,
         name,
-        _timeout_ms(place, task, timeout),
+        _timeout_ms(queue, task, timeout),
         {what: _checked(what, each, tenant) for what, each in given.items() if each is not None},
     )
     if as_result and task is not None:
@@ -122,11 +122,11 @@ def _tenant_of(task: Task) -> str | None:
     return None if found is None else str(found)
 
 
-def _timeout_ms(place: Place, task: Task | None, timeout: Any) -> int:
+def _timeout_ms(queue: ExpectationQueue, task: Task | None, timeout: Any) -> int:
     if timeout is not None:
         return length_ms("timeout", timeout)
     of_policy = _policy_timeout_ms(task) if task else None
-    return of_policy or int(place.options.timeout_seconds * 1000)
+    return of_policy or int(queue.options.timeout_seconds * 1000)
 
 
 def _policy_timeout_ms(task: Task) -> int | None:
@@ -154,7 +154,7 @@ def _checked(what: str, given: Any, tenant: str | None) -> Signature:
 
 @dataclass(frozen=True)
 class _Asking:
-    place: Place
+    queue: ExpectationQueue
     key: str
     tenant: str | None
     name: str
@@ -171,41 +171,42 @@ class _Asking:
 
     def _signature(self) -> Signature:
         tenant = {"tenant": self.tenant} if self.tenant is not None else {}
-        waiting = register(self.place.app)
+        waiting = register(self.queue.app)
         return waiting.si(key=self.key, tenant=self.tenant, **self.signatures).set(
-            queue=self.place.options.queue,
+            queue=self.queue.options.queue,
             countdown=self.timeout_ms / 1000,
             headers={ANSWER_HEADER: None, **tenant},
             retry=False,
         )
 
     def _expect(self, id: str, send: Callable[[], Any]) -> Expectation:
-        app, broker = self.place.app, self.place.broker
+        app, broker = self.queue.app, self.queue.broker
         replies: list[Reply] = []
         _ = broker.store  # connects as Celery's settings say
         try:
             with _making:
-                gathering = Gathering(app, broker.connection.default_channel)
-                gathering.of(send, at_once=lambda sent: replies.append(self._put(sent)))
+                capture = Capture(app, broker.connection.default_channel)
+                capture.of(send, at_once=lambda sent: replies.append(self._put(sent)))
         finally:
             if replies:
                 self._tell(replies[0])
         return Expectation(self.key, self.tenant, id, replies[0].said, app)
 
-    def _put(self, sent: list[Gathered]) -> Reply:
+    def _put(self, sent: list[Captured]) -> Reply:
         """What a channel would send. Raises AlreadyExpected."""
         if len(sent) != 1 or sent[0].verb != "schedule":
-            queue = self.place.options.queue
-            raise ExpectationError(f"the queue {queue!r} of expectations takes no delayed task")
+            raise ExpectationError(
+                f"the queue {self.queue.options.queue!r} of expectations takes no delayed task"
+            )
         _, entry, _ = sent[0].given
         payload = json.loads(entry.message)
         payload["headers"]["delayed_unique"] = self.name
         entry = entry._replace(message=to_json(payload))
         until = datetime.now(timezone.utc) + timedelta(milliseconds=self.timeout_ms)
         if not payload["headers"].get("ignore_result"):
-            store_expecting(self.place.app, entry.id, self.key, self.tenant, until, None)
-        kept_ms = self.place.options.remember_ms
-        reply = self.place.move(
+            store_expecting(self.queue.app, entry.id, self.key, self.tenant, until, None)
+        kept_ms = self.queue.options.remember_ms
+        reply = self.queue.move(
             lambda correlation: correlation.expect(self.name, entry, self.timeout_ms, kept_ms)
         )
         if reply.said == "refused":
@@ -214,5 +215,5 @@ class _Asking:
 
     def _tell(self, reply: Reply) -> None:
         signals.answer_expected.send(
-            sender=self.place.app, key=self.key, tenant=self.tenant, id=reply.id, state=reply.said
+            sender=self.queue.app, key=self.key, tenant=self.tenant, id=reply.id, state=reply.said
         )

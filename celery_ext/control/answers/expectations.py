@@ -14,7 +14,7 @@ from celery_ext.tasks.times import from_ms, info_data
 from kombu_delayed.inspection.expectations import Note
 
 from .answering import answer, error_text
-from .place import Place, key_of, name_of
+from .expectation_queue import ExpectationQueue, key_of, name_of
 
 
 @dataclass(frozen=True)
@@ -55,21 +55,21 @@ class Expectations:
 
     def __init__(self, delayed: Queues) -> None:
         self._delayed = delayed
-        self._place = Place(delayed.app, delayed)
+        self._queue = ExpectationQueue(delayed.app, delayed)
 
     @property
     def queue(self) -> str:
         """The queue in which they wait."""
-        return self._place.options.queue
+        return self._queue.options.queue
 
     @property
     def limit_bytes(self) -> int:
         """How long an answer may be as JSON."""
-        return self._place.options.answer_bytes
+        return self._queue.options.answer_bytes
 
     def list(self, tenant: str | None = None) -> Iterator[ExpectationInfo]:
         """All that are known, in no order, read lazily; of one tenant, where it is given."""
-        for page in self._place.correlation.pages():
+        for page in self._queue.correlation.pages():
             now_ms = int(time.time() * 1000)
             for note in page:
                 if note.is_waiting or note.until_ms > now_ms:
@@ -79,7 +79,7 @@ class Expectations:
 
     def get(self, key: str, tenant: str | None = None) -> ExpectationInfo | None:
         """What is known of a key; None: nothing."""
-        note, now_ms = self._place.correlation.get(name_of(key, tenant)), int(time.time() * 1000)
+        note, now_ms = self._queue.correlation.get(name_of(key, tenant)), int(time.time() * 1000)
         if note is None or not (note.is_waiting or note.until_ms > now_ms):
             return None
         return ExpectationInfo.of(note, now_ms)
@@ -93,7 +93,7 @@ class Expectations:
         answer_id: str | None = None,
     ) -> str:
         """As `celery_ext.respond`."""
-        return answer(self._place, key, tenant, answer_id, {"payload": payload})
+        return answer(self._queue, key, tenant, answer_id, {"payload": payload})
 
     def fail(
         self,
@@ -104,12 +104,12 @@ class Expectations:
         answer_id: str | None = None,
     ) -> str:
         """As `celery_ext.fail`."""
-        return answer(self._place, key, tenant, answer_id, {"error": error_text(error)})
+        return answer(self._queue, key, tenant, answer_id, {"error": error_text(error)})
 
     def cancel(self, key: str, tenant: str | None = None) -> bool:
         """Expect nothing any more; True if it was open. Its result is REVOKED."""
-        kept_ms = self._place.options.remember_ms
-        waiting = self._place.correlation.cancel(name_of(key, tenant), kept_ms)
+        kept_ms = self._queue.options.remember_ms
+        waiting = self._queue.correlation.cancel(name_of(key, tenant), kept_ms)
         if waiting is None:
             return False
         self._delayed.was_cancelled(TaskInfo.waiting(self.queue, waiting))

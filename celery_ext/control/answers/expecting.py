@@ -17,7 +17,7 @@ from celery_ext.errors import AnswerFailed, AnswerTimeout
 from kombu_delayed.errors import UNREACHABLE, NotReplicated
 from kombu_delayed.inspection.expectations import ANSWER_HEADER
 
-from .place import Place, name_of
+from .expectation_queue import ExpectationQueue, name_of
 
 #: What it is called.
 TASK = "celery_ext.expectation"
@@ -105,6 +105,6 @@ def _end(task: Task, key: str) -> tuple[str, Any]:
 
 
 def _settle(task: Task, key: str, tenant: str | None, state: str) -> bool:
-    place, id = Place(task.app), task.request.id
-    name, kept_ms = name_of(key, tenant), place.options.remember_ms
-    return place.move(lambda correlation: correlation.settle(name, id, state, kept_ms))
+    queue, id = ExpectationQueue(task.app), task.request.id
+    name, kept_ms = name_of(key, tenant), queue.options.remember_ms
+    return queue.move(lambda correlation: correlation.settle(name, id, state, kept_ms))

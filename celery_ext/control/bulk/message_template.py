@@ -22,8 +22,8 @@ from kombu.exceptions import EncodeError
 from kombu.utils.json import JSONEncoder
 from kombu.utils.json import dumps as kombu_dumps
 
-from celery_ext.app.capture import Gathered
-from celery_ext.tasks.reprs import short_repr
+from celery_ext.app.capture import Captured
+from celery_ext.tasks.short_repr import short_repr
 from kombu_delayed.message.envelope import eta_to_ms
 from kombu_delayed.store.store import Entry
 
@@ -59,7 +59,7 @@ class Unfit(Exception):
 class Template:
     """Fills in messages of one kind; `queue` and `expires_ms` are the same for all of them."""
 
-    def __init__(self, app: Celery, call: Call, sent: Gathered) -> None:
+    def __init__(self, app: Celery, call: Call, sent: Captured) -> None:
         """From a call and what Celery made of it. Raises Unfit where that cannot be repeated."""
         self.queue, self._first, self.expires_ms = sent.given
         self._app = app

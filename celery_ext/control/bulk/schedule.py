@@ -14,7 +14,7 @@ from celery.canvas import Signature
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError, ResponseError
 
-from celery_ext.app.capture import Gathered, Gathering
+from celery_ext.app.capture import Capture, Captured
 from celery_ext.app.queues import Queues
 from celery_ext.app.signals import others_listen, task_scheduled
 from celery_ext.errors import BulkError
@@ -113,7 +113,7 @@ class _Bulk:
         self._on_refused = on_refused
         channel = delayed.connection.default_channel
         self._outbox = Outbox(store, channel.global_keyprefix, self._count)
-        self._gathering = Gathering(self.app, channel)
+        self._capture = Capture(self.app, channel)
         self._rules = channel.rules
         self._store = store
         self._templates: Templates = {} if templates is None else templates
@@ -172,7 +172,7 @@ class _Bulk:
                 self._add_call(row)
             elif isinstance(row, Signature) and type(row) is not Signature:
                 refuse_others(self.app, row.app)
-                self._gather(row.apply_async)
+                self._captured(row.apply_async)
             else:
                 self._add_call(call_of(self.app, row))
         except BulkError:
@@ -223,19 +223,19 @@ class _Bulk:
         if self._is_stock and isinstance(template, Template):
             self._templates[row.pattern] = template
 
-    def _by_celery(self, call: Call) -> list[Gathered]:
+    def _by_celery(self, call: Call) -> list[Captured]:
         task = call.task
         send = partial(self.app.send_task, task) if isinstance(task, str) else task.apply_async
         own = {"add_to_parent": False, "retry": False}
-        return self._gather(send, call.args, call.kwargs, **{**call.options, **own})
+        return self._captured(send, call.args, call.kwargs, **{**call.options, **own})
 
-    def _gather(self, send: Callable[..., Any], *args: Any, **options: Any) -> list[Gathered]:
+    def _captured(self, send: Callable[..., Any], *args: Any, **options: Any) -> list[Captured]:
         with self._failing():
-            messages = self._gathering.of(send, *args, at_once=self._at_once, **options)
+            messages = self._capture.of(send, *args, at_once=self._at_once, **options)
         self._put(messages)
         return messages
 
-    def _put(self, messages: list[Gathered]) -> None:
+    def _put(self, messages: list[Captured]) -> None:
         for verb, given in messages:
             if verb == "sent":
                 self._count_unique(*given)
@@ -258,13 +258,13 @@ class _Bulk:
         entry = entry if entry.due else entry._replace(due="0")
         self._outbox.schedule(queue, entry, expires_ms)
 
-    def _send_now(self, messages: list[Gathered]) -> None:
+    def _send_now(self, messages: list[Captured]) -> None:
         self._put(messages)
         with self._failing():
             self._outbox.execute()
             self._outbox.confirm()
 
-    def _learn(self, kind: Any, call: Call, sent: list[Gathered], tries: int) -> None:
+    def _learn(self, kind: Any, call: Call, sent: list[Captured], tries: int) -> None:
         """The next rows of this kind are filled in, if they can be."""
         if len(self._templates) >= TEMPLATES:
             self._templates.clear()

@@ -13,7 +13,7 @@ from ..problems import busy
 REMEMBERED = 10_000
 
 
-class Rates:
+class RateLimit:
     """A bucket for each caller that holds two seconds' worth; 0 per second: no limit."""
 
     def __init__(self, per_second: float) -> None:

@@ -15,7 +15,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from ..auth.identity import ANYBODY, Identity
-from ..auth.rate_limit import Rates
+from ..auth.rate_limit import RateLimit
 from ..auth.sessions import Sessions, csrf_of, is_secret, new_secret
 from ..problems import Problem, problem_of
 from ..service.service import Service
@@ -71,14 +71,14 @@ Endpoint = Callable[[Visit], Awaitable[Response]]
 class Site:
     """All pages. `needs_login`: nobody sees any without a token."""
 
-    def __init__(self, service: Service, needs_login: bool, rates: Rates) -> None:
+    def __init__(self, service: Service, needs_login: bool, rate_limit: RateLimit) -> None:
         self._service, self._needs_login = service, needs_login
         self.sessions = Sessions(service.delayed, service.options.session_seconds)
         folder = files(__package__).joinpath("assets")
         self._assets = {name: folder.joinpath(name).read_bytes() for name in _ASSETS}
         version = sha256(b"".join(self._assets.values())).hexdigest()[:12]
         self._renderer = Renderer(VIEWS, needs_login, version)
-        login = Login(self.sessions, service.options.session_seconds, rates)
+        login = Login(self.sessions, service.options.session_seconds, rate_limit)
         self._pages = {
             *(each.path for each in VIEWS),
             *(each.path for each in ACTIONS),

@@ -16,7 +16,7 @@ from kombu_delayed.store.shards import CELERY_OWN
 from ..api.operations import Call, validated
 from ..auth.sessions import cookie_name
 from ..problems import Problem
-from ..service.recent import Recent
+from ..service.cache import Cache
 
 #: Fields of a form that are read.
 FIELDS = 2_000
@@ -73,9 +73,9 @@ class Visit(Call):
     csrf: str = ""
 
     @property
-    def recent(self) -> Recent:
+    def cache(self) -> Cache:
         """What was read a moment ago, for all who look."""
-        return self.service.recent
+        return self.service.cache
 
     @property
     def root(self) -> str:

@@ -17,7 +17,7 @@ from kombu_delayed.store.keys import http_tokens
 from ..auth.identity import ANYBODY, Identity
 from ..options import HttpOptions
 from ..problems import Problem, busy
-from .recent import Recent
+from .cache import Cache
 from .threads import Threads
 from .writer import Writer
 
@@ -39,12 +39,12 @@ class Service:
         self.writer = Writer(self.delayed, self.options.rows_waiting, self.options.answer_seconds)
         self.meter = measure()
         #: What was read a moment ago, for all who ask for it.
-        self.recent = Recent()
+        self.cache = Cache()
         self.gauges = registry_of(self.delayed, self._measured_queues)
         self.closing = False
         self._streams: Counter[str] = Counter()
         #: The names of the queues, which take long to find out among all keys.
-        self._names = Recent()
+        self._names = Cache()
 
     def close(self) -> None:
         """End: what was accepted is sent first."""

@@ -10,7 +10,7 @@ from celery.app.task import Task
 from celery.utils.log import get_logger
 
 from celery_ext.app.broker import own_broker
-from celery_ext.app.capture import Gathering
+from celery_ext.app.capture import Capture
 from celery_ext.tasks import failures
 from celery_ext.tasks.failures import Failure
 from kombu_delayed.message.wait import Wait
@@ -37,7 +37,7 @@ def bury(task: Task, reason: str, history: Sequence[Failure]) -> None:
         signature = task.signature_from_request(request, retries=0, headers=headers, eta=None)
         channel = broker.connection.default_channel
         store = broker.store
-        for verb, given in Gathering(task.app, channel).of(signature.apply_async):
+        for verb, given in Capture(task.app, channel).of(signature.apply_async):
             if verb in ("put", "schedule"):
                 queue, entry, _ = given
                 home = store.shards.home(queue, entry.id)

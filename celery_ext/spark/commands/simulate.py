@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from celery_ext.app.commands import all_of
-from celery_ext.spark.reports.words import duration, number, share
+from celery_ext.spark.reports.formatting import duration, number, share
 from celery_ext.spark.simulation.model import MOST_MESSAGES, SPREADS, Arrivals, Fleet
 from celery_ext.tasks.formatting import facts_table
 

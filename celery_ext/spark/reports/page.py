@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from kombu_delayed.errors import DelayedError
 
 from . import plots, queries
-from .words import duration, moment, number, share
+from .formatting import duration, moment, number, share
 
 #: Rows of a table on the page; Parquet has all.
 LIMIT = 50

@@ -11,7 +11,7 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from .words import duration
+from .formatting import duration
 
 Row = dict[str, Any]
 

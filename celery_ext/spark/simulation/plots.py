@@ -9,9 +9,9 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MultipleLocator, NullLocator
 
+from ..reports.formatting import duration
 from ..reports.plots import COLOURS, COUNTS, STYLE
-from ..reports.words import duration
-from .course import Point
+from .timeline import Point
 
 Row = dict[str, Any]
 

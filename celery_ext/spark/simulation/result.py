@@ -10,10 +10,10 @@ from typing import Any
 
 from kombu_delayed import sizing
 
-from .course import Point
 from .load import GROUPS, Window
 from .model import Fleet
 from .queue import seconds_of
+from .timeline import Point
 
 PERCENTILES = {"p50_seconds": 0.5, "p95_seconds": 0.95, "p99_seconds": 0.99}
 

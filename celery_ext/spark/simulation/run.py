@@ -16,11 +16,11 @@ from pyspark.sql import functions as F
 
 from kombu_delayed.errors import DelayedError, OptionError
 
-from .course import Point, course
 from .load import MOST_SLICES, Slice, Window, arriving, run, sample, slices_of, waits, windows_of
 from .model import MOST_MESSAGES, Arrivals, Fleet
 from .queue import Tally
 from .result import Found, Result, mark, result
+from .timeline import Point, timeline
 
 #: Messages that are simulated by default; of more, a sample is.
 MOST_SIMULATED = 10_000_000
@@ -96,7 +96,7 @@ def simulate(
     windows = windows_of(slices, wait, fleet)
     chosen = sample(windows, most_messages, fleet)
     done = simulated(spark, chosen, fleet).persist()
-    points = course(slices, wait, fleet, arrivals)
+    points = timeline(slices, wait, fleet, arrivals)
     figures = result(windows, chosen, *gathered(done), points, fleet)
     return Simulation(figures, points, done)
 

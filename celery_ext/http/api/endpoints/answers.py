@@ -8,7 +8,7 @@ from kombu.utils.json import loads
 from starlette.responses import Response
 
 from celery_ext.control.answers.answering import EARLY, LATE, UNKNOWN, written
-from celery_ext.control.answers.place import KEY_LENGTH
+from celery_ext.control.answers.expectation_queue import KEY_LENGTH
 from celery_ext.errors import AnswersFull, ExpectationError
 from celery_ext.http.problems import Problem, busy
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery_ext.control.limit_usage import Standing
+from celery_ext.control.limit_usage import GateUsage
 from celery_ext.control.limits import (
     KeyInfo,
     LimitInfo,
+    gate_usage,
     keys_page,
     limit,
     limits,
     names_of,
-    stand,
 )
 from celery_ext.http.problems import Problem
 from celery_ext.tasks.task_info import TaskInfo
@@ -31,11 +31,11 @@ SECONDS = 2.0
 operations = Operations("limits", "/v1")
 
 
-def standing_of(call: Call, queue: str) -> Standing:
-    """How it stands at a gate, for all or for the caller's tenants; read once for all callers."""
+def usage_of(call: Call, queue: str) -> GateUsage:
+    """The usage of a gate, for all or for the caller's tenants; read once for all callers."""
     delayed, tenants = call.service.delayed, call.identity.tenants
-    return call.service.recent.get(
-        ("standing", queue, tenants), SECONDS, lambda: stand(delayed, queue, tenants)
+    return call.service.cache.get(
+        ("usage", queue, tenants), SECONDS, lambda: gate_usage(delayed, queue, tenants)
     )
 
 
@@ -48,7 +48,7 @@ def list_limits(call: Call) -> dict[str, Any]:
     for queue in sorted(call.service.queues(call.identity, query.queue)):
         if queue < place[0]:
             continue
-        for info in limits(call.service.delayed, standing_of(call, queue)):
+        for info in limits(call.service.delayed, usage_of(call, queue)):
             if (info.queue, info.name) <= place:
                 continue
             if len(found) == query.limit:
@@ -62,15 +62,15 @@ def list_limits(call: Call) -> dict[str, Any]:
 def get_queue_limits(call: Call) -> dict[str, Any]:
     """The limits of a queue, and how much waits for its turn."""
     queue = call.queue
-    standing, delayed = standing_of(call, queue), call.service.delayed
-    own = sum(each.waiting for each in standing.tenants.values())
+    usage, delayed = usage_of(call, queue), call.service.delayed
+    own = sum(each.waiting for each in usage.tenants.values())
     return {
         "queue": queue,
-        "turns_by": standing.declarations.turns_by or None,
-        "waiting": own if standing.tenants_only else waiting_count(delayed.store, queue),
-        "waiting_for_turn": standing.turn.waiting,
-        "is_complete": standing.is_complete,
-        "limits": [info_data(info) for info in limits(delayed, standing)],
+        "turns_by": usage.declarations.turns_by or None,
+        "waiting": own if usage.tenants_only else waiting_count(delayed.store, queue),
+        "waiting_for_turn": usage.turn.waiting,
+        "is_complete": usage.is_complete,
+        "limits": [info_data(info) for info in limits(delayed, usage)],
     }
 
 
@@ -80,37 +80,37 @@ def get_queue_limits(call: Call) -> dict[str, Any]:
 def get_limit(call: Call) -> dict[str, Any]:
     """A limit with its keys, and who waits for it."""
     query, queue, name = call.query, call.queue, call.named("name")
-    delayed, standing = call.service.delayed, standing_of(call, queue)
-    info = limit(delayed, standing, name)
+    delayed, usage = call.service.delayed, usage_of(call, queue)
+    info = limit(delayed, usage, name)
     if info is None:
         raise Problem(404, f"queue {queue!r} has no limit {name!r}"[:300])
-    page, following = keys_of(call, standing, info, query, query.limit)
+    page, following = keys_of(call, usage, info, query, query.limit)
     return {
         **info_data(info),
         "page": [info_data(each) for each in page],
-        "tasks": [state_of(call.service, each) for each in waiting_tasks(call, standing, name)],
+        "tasks": [state_of(call.service, each) for each in waiting_tasks(call, usage, name)],
         "next": following,
     }
 
 
 def keys_of(
-    call: Call, standing: Standing, info: LimitInfo, query: Any, size: int
+    call: Call, usage: GateUsage, info: LimitInfo, query: Any, size: int
 ) -> tuple[list[KeyInfo], str | None]:
     """Some keys of a limit, by the `key` and `cursor` of a query, and the next cursor."""
     after = tuple(cursors.read(query.cursor, int, int, str)) if query.cursor else None
     if info.keys is None:
         return [], None
     delayed = call.service.delayed
-    page, following = keys_page(delayed, standing, info.name, size, query.key or "", after)
+    page, following = keys_page(delayed, usage, info.name, size, query.key or "", after)
     return page, cursors.write(*following) if following else None
 
 
-def waiting_tasks(call: Call, standing: Standing, name: str) -> list[TaskInfo]:
+def waiting_tasks(call: Call, usage: GateUsage, name: str) -> list[TaskInfo]:
     """Some tasks that wait for a limit, of those that the caller sees."""
     store = call.service.delayed.store
     found: list[TaskInfo] = []
-    for member in standing.first_ids(store, names_of(standing, name)):
-        for each in lookup_by_id(store, standing.queue, member.partition("\x1f")[0]):
+    for member in usage.first_ids(store, names_of(usage, name)):
+        for each in lookup_by_id(store, usage.queue, member.partition("\x1f")[0]):
             info = TaskInfo.of(each)
             if info.state == "waiting" and call.identity.sees(info.queue, info.tenant):
                 found.append(info)

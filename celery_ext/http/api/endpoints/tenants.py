@@ -9,8 +9,8 @@ from fnmatch import fnmatchcase
 from itertools import islice
 from typing import Any
 
-from celery_ext.control.limit_usage import Standing
-from celery_ext.control.limits import TenantInfo, stand, tenants
+from celery_ext.control.limit_usage import GateUsage
+from celery_ext.control.limits import TenantInfo, gate_usage, tenants
 from celery_ext.tasks.times import info_data
 from kombu_delayed.inspection.backlog import NEVER_MS
 from kombu_delayed.inspection.gate_usage import known_as
@@ -18,7 +18,7 @@ from kombu_delayed.inspection.gate_usage import known_as
 from .. import cursors
 from ..limit_models import OneTenant, Tenants, TenantsQuery
 from ..operations import Call, Operations
-from .limits import standing_of
+from .limits import usage_of
 
 #: How many wait (negative, so that the busiest lead), tenant, queue.
 Place = tuple[int, str, str]
@@ -44,29 +44,29 @@ def tenants_page(call: Call, query: TenantsQuery) -> tuple[list[TenantInfo], str
         waiting, name, queue = cursors.read(query.cursor, int, str, str)
         place = waiting, name, queue
     names = call.service.queues(call.identity, query.queue)
-    standings = {name: standing_of(call, name) for name in names}
-    each = heapq.merge(*(_behind(standing, place) for standing in standings.values()))
+    usages = {name: usage_of(call, name) for name in names}
+    each = heapq.merge(*(_behind(usage, place) for usage in usages.values()))
     meant = (at for at in each if query.tenant is None or fnmatchcase(at[1], query.tenant))
     first = [*islice(meant, query.limit + 1)]
     shown = first[: query.limit]
     infos = {
         (info.tenant, queue): info
-        for queue, standing in standings.items()
+        for queue, usage in usages.items()
         for info in tenants(
-            call.service.delayed, standing, [name for _, name, its in shown if its == queue]
+            call.service.delayed, usage, [name for _, name, its in shown if its == queue]
         )
     }
     return (
         [infos[name, queue] for _, name, queue in shown],
         cursors.write(*shown[-1]) if len(first) > len(shown) else None,
-        all(standing.is_complete for standing in standings.values()),
+        all(usage.is_complete for usage in usages.values()),
     )
 
 
-def _behind(standing: Standing, place: Place) -> Iterator[Place]:
-    order = standing.busiest
+def _behind(usage: GateUsage, place: Place) -> Iterator[Place]:
+    order = usage.busiest
     start = bisect_left(order, place[:2])
-    each = ((waiting, name, standing.queue) for waiting, name in islice(order, start, None))
+    each = ((waiting, name, usage.queue) for waiting, name in islice(order, start, None))
     return (at for at in each if at > place)
 
 
@@ -77,9 +77,9 @@ def get_tenant(call: Call) -> dict[str, Any]:
     call.identity.check_tenant(name)
     delayed, found = call.service.delayed, []
     for queue in call.service.queues(call.identity):
-        standing = stand(delayed, queue, [name])
-        if known_as(name) in standing.tenants:
-            found += tenants(delayed, standing, [known_as(name)])
+        usage = gate_usage(delayed, queue, [name])
+        if known_as(name) in usage.tenants:
+            found += tenants(delayed, usage, [known_as(name)])
     return {
         "tenant": name,
         "waiting": sum(each.waiting for each in found),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel
 
 from celery_ext.control.limits import limit
-from celery_ext.http.api.endpoints.limits import keys_of, standing_of, waiting_tasks
+from celery_ext.http.api.endpoints.limits import keys_of, usage_of, waiting_tasks
 from celery_ext.http.api.fields import Cursor, Name
 
 from ..visit import Shown, View, Visit, asked
@@ -25,18 +25,18 @@ class _Asked(BaseModel):
 def look(visit: Visit) -> Shown:
     query: _Asked = asked(visit, _Asked)
     visit.identity.check_queue(query.queue)
-    delayed, standing = visit.service.delayed, standing_of(visit, query.queue)
+    delayed, usage = visit.service.delayed, usage_of(visit, query.queue)
     shown = {"filter": query.model_dump(), "words_of": words_of}
-    info = limit(delayed, standing, query.name)
+    info = limit(delayed, usage, query.name)
     if info is None:
         return {**shown, "limit": None, "status": 404}
-    page, following = keys_of(visit, standing, info, query, PAGE_SIZE)
+    page, following = keys_of(visit, usage, info, query, PAGE_SIZE)
     return {
         **shown,
         "limit": info,
         "page": info.shares or page,
         "next": following,
-        "tasks": waiting_tasks(visit, standing, query.name),
+        "tasks": waiting_tasks(visit, usage, query.name),
     }
 
 

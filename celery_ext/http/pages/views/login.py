@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from celery_ext.http.auth.rate_limit import Rates
+from celery_ext.http.auth.rate_limit import RateLimit
 from celery_ext.http.auth.sessions import Sessions
 
 from ..visit import Form, Visit, set_cookie
@@ -13,8 +13,8 @@ from ..visit import Form, Visit, set_cookie
 class Login:
     """The form that takes a token, and what ends its session."""
 
-    def __init__(self, sessions: Sessions, seconds: int, rates: Rates) -> None:
-        self._sessions, self._seconds, self._rates = sessions, seconds, rates
+    def __init__(self, sessions: Sessions, seconds: int, rate_limit: RateLimit) -> None:
+        self._sessions, self._seconds, self._rate_limit = sessions, seconds, rate_limit
 
     async def ask(self, visit: Visit) -> Response:
         return visit.render("login.html", {"next": visit.params().get("next"), "wrong": ""})
@@ -24,7 +24,7 @@ class Login:
         begun = await visit.run(self._sessions.begin, form.one("token").strip())
         if begun is None:
             client = visit.request.client
-            self._rates.check(f"wrong tokens from {client.host if client else ''}")
+            self._rate_limit.check(f"wrong tokens from {client.host if client else ''}")
             visit.note("login-refused")
             wrong = "This token is not known, was revoked or has expired."
             return visit.render("login.html", {"next": form.one("next"), "wrong": wrong}, 401)

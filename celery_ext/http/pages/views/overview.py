@@ -10,8 +10,8 @@ from pydantic import BaseModel
 from celery_ext.http.api.fields import Name
 from kombu_delayed.store.queue_metrics import Metrics, fold
 
+from ..activity import PARTS, ActivityReader
 from ..alarms import alarms
-from ..pulse import PARTS, Pulse
 from ..readings import COUNT_SECONDS, consumers, forecast, metrics
 from ..visit import Shown, View, Visit, asked
 
@@ -42,7 +42,7 @@ def look(visit: Visit) -> Shown:
     hours, parts, _ = HORIZONS[ahead]
     found = metrics(visit, query.queue)
     shards = visit.shards(query.queue)
-    pulse = visit.recent.get("pulse", inf, Pulse)
+    reader = visit.cache.get("activity", inf, ActivityReader)
     return {
         "is_whole": True,
         "queue": query.queue,
@@ -53,10 +53,10 @@ def look(visit: Visit) -> Shown:
         "total": fold(found.values()) if found else NOTHING,
         "forecast": forecast(visit, hours, parts, query.queue),
         "alarms": alarms(visit, found, consumers(visit, query.queue)),
-        "beat": visit.recent.get(
-            ("beat", query.queue, *shards),
+        "activity": visit.cache.get(
+            ("activity", query.queue, *shards),
             COUNT_SECONDS,
-            lambda: pulse.look(visit.service.delayed.store, shards),
+            lambda: reader.look(visit.service.delayed.store, shards),
         ),
         "minutes": PARTS // 4,
     }

@@ -8,7 +8,7 @@ from glob import escape
 from pydantic import BaseModel
 
 from celery_ext.control.limits import LimitInfo, limits
-from celery_ext.http.api.endpoints.limits import standing_of
+from celery_ext.http.api.endpoints.limits import usage_of
 from celery_ext.http.api.endpoints.tenants import tenants_page
 from celery_ext.http.api.fields import Cursor, Name
 from celery_ext.http.api.limit_models import TenantsQuery
@@ -73,12 +73,12 @@ def look(visit: Visit) -> Shown:
     }
     waiting, following, is_complete = tenants_page(visit, validated(TenantsQuery, search))
     key = ("tenants", query.queue, visit.identity.tenants, visit.identity.queues)
-    found = visit.recent.get(key, SECONDS, lambda: _read(visit, names))
+    found = visit.cache.get(key, SECONDS, lambda: _read(visit, names))
     shown = [each for each in found if (query.tenant or "") in each.name]
     return {
         "filter": {"queue": query.queue, "tenant": query.tenant},
         "cursor": query.cursor,
-        "limits": [info for name in names for info in limits(delayed, standing_of(visit, name))],
+        "limits": [info for name in names for info in limits(delayed, usage_of(visit, name))],
         "waiting": waiting,
         "next": following,
         "is_complete": is_complete,

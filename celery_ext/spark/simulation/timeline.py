@@ -31,10 +31,10 @@ class Point(NamedTuple):
     memory_bytes: float
 
 
-def course(
+def timeline(
     slices: Sequence[Slice], waits: Sequence[float], fleet: Fleet, arrivals: Arrivals | None
 ) -> list[Point]:
-    """The course of a load until the last message has started.
+    """A load over time, until the last message has started.
 
     Without `arrivals`, or without delays in them, all messages wait from the beginning on. With
     delays, it has gone on like this before and goes on so afterwards.

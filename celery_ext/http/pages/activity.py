@@ -28,7 +28,7 @@ FOLLOWED, REMEMBERED = 1_000, 3_000
 
 
 @dataclass(frozen=True)
-class Beat:
+class Activity:
     """What the last ten minutes were like. `parts` are tasks that were done in each 15 s.
 
     Lateness is from due to delivered, in seconds, of the last deliveries; None: there was none.
@@ -68,21 +68,21 @@ class _Followed:
                 del counter[old]
 
 
-class Pulse:
+class ActivityReader:
     """Follows streams of events as long as somebody looks; each look reads what is new."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._followed: Any = LRUCache(REMEMBERED)
 
-    def look(self, store: Store, shards: list[str]) -> Beat:
+    def look(self, store: Store, shards: list[str]) -> Activity:
         """The last ten minutes of some shards."""
         last = int(time.time()) // PART_SECONDS
         parts = range(last - PARTS, last)  # the one that has begun would look like a standstill
         with self._lock:
             found = [self._read(store, shard, last) for shard in shards[:FOLLOWED]]
         late = sorted(s for each in found for part, s in each.lateness if part >= parts[0])
-        return Beat(
+        return Activity(
             [sum(each.done[part] for each in found) for part in parts],
             _lately([each.delivered for each in found], last),
             _lately([each.done for each in found], last),

@@ -28,7 +28,7 @@ class _Reading:
         self.value: Any = None
 
 
-class Recent:
+class Cache:
     """Readings by their keys. Threads that want the same one wait for one of them to read it."""
 
     def __init__(self) -> None:

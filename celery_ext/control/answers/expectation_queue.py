@@ -1,4 +1,4 @@
-"""Where an app's expectations are."""
+"""The queue of an app's expectations, and their names there."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def key_of(name: str) -> tuple[str, str | None]:
     return key, tenant or None
 
 
-class Place:
+class ExpectationQueue:
     """The queue of an app's expectations. `broker` is this process's own unless it is given."""
 
     def __init__(self, app: Celery, broker: Broker | None = None) -> None:
