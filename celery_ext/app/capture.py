@@ -45,7 +45,6 @@ class Capture:
         return getattr(self._channel, name)
 
     def basic_publish(self, message: Any, exchange: str, routing_key: str, **kwargs: Any) -> Any:
-        """Route one message."""
         kwargs["_publish_batch"] = self
         with hearing() as sent:
             found = self._channel.basic_publish(message, exchange, routing_key, **kwargs)

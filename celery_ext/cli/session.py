@@ -63,7 +63,6 @@ class Session:
             self.out.print(*what)
 
     def emit(self, data: Any) -> None:
-        """Print JSON, where it was asked for."""
         if self.as_json:
             click.echo(json.dumps(data, indent=2))
 

@@ -87,7 +87,6 @@ def find_task(path: str) -> Task:
 
 
 def error_of(error: BaseException, traceback: str) -> TaskError:
-    """A failure as Django shows it."""
     kind = type(error)
     return TaskError(
         exception_class_path=f"{kind.__module__}.{kind.__qualname__}", traceback=traceback
@@ -108,5 +107,4 @@ def _to_text(at: datetime | None) -> str | None:
 
 
 def to_time(text: str | None) -> datetime | None:
-    """A time in a record."""
     return None if text is None else datetime.fromisoformat(text)

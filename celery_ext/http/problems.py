@@ -38,7 +38,6 @@ class Problem(HTTPException):
         return cls(status, f"{field}: {detail}", errors=[(field, detail)])
 
     def as_dict(self) -> dict[str, Any]:
-        """The members of the JSON object."""
         found: dict[str, Any] = {
             "type": "about:blank",
             "title": HTTPStatus(self.status_code).phrase,
@@ -73,7 +72,6 @@ def problem_of(error: Exception) -> Problem:
 
 
 def answer(problem: Problem) -> Response:
-    """The response for a problem."""
     text = json.dumps(problem.as_dict())
     headers = dict(problem.headers or {})
     return Response(text, problem.status_code, headers, media_type=MEDIA_TYPE)

@@ -26,7 +26,6 @@ class DefaultSource(DataSource):
         return SCHEMA
 
     def reader(self, schema: StructType) -> BacklogReader:
-        """Read the backlog. Raises OptionError."""
         return BacklogReader(ReadOptions.parse(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> BacklogWriter:

@@ -40,7 +40,6 @@ class Failure:
 
 
 def describe(error: BaseException) -> str:
-    """An error in a line."""
     return f"{type(error).__name__}: {error}".strip()[:300]
 
 
@@ -53,7 +52,6 @@ def read(text: Any) -> list[Failure]:
 
 
 def write(failures: Iterable[Failure]) -> str:
-    """A history as text."""
     return json.dumps([asdict(failure) for failure in [*failures][-KEPT:]])
 
 

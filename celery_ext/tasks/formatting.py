@@ -48,17 +48,14 @@ def queue_data(shard: str | None) -> dict[str, Any]:
 
 
 def number(count: int) -> str:
-    """A count with its thousands apart."""
     return f"{count:,}"
 
 
 def tasks_word(count: int) -> str:
-    """`1 task`, `2 tasks`."""
     return f"{count:,} task{'' if count == 1 else 's'}"
 
 
 def letters_word(count: int) -> str:
-    """`1 dead letter`, `2 dead letters`."""
     return f"{count:,} dead letter{'' if count == 1 else 's'}"
 
 
@@ -84,14 +81,12 @@ def remaining(length: timedelta | None) -> Text:
 
 
 def call(info: TaskInfo) -> Text:
-    """A task's name and arguments."""
     arguments = info.args if info.kwargs in ("", "{}") else f"{info.args} {info.kwargs}"
     shown = plain(info.task or "(no task)", style="bold")
     return one_line(shown.append_text(plain(arguments, style="not bold")))
 
 
 def one_line(text: Text) -> Text:
-    """Text that is cut where a table is too wide."""
     text.no_wrap, text.overflow = True, "ellipsis"
     return text
 
@@ -114,7 +109,6 @@ def table(*columns: str, numbers: Iterable[str] = (), title: str | None = None) 
 
 
 def facts_table() -> Table:
-    """An empty table for names and what they stand for."""
     made = Table.grid(padding=(0, 2))
     made.add_column(style="dim", justify="right")
     made.add_column(overflow="fold")
@@ -128,7 +122,6 @@ def progress_bars(*before: ProgressColumn, **options: Any) -> Progress:
 
 
 def tasks_table(infos: Iterable[TaskInfo], title: str | None = None) -> Table:
-    """Tasks with their due times; ids are never cut."""
     made = table("due (UTC)", "", "queue", "task", "id", title=title)
     made.columns[4].overflow = "fold"
     for info in infos:

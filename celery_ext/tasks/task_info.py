@@ -61,7 +61,6 @@ class TaskInfo:
 
     @classmethod
     def waiting(cls, queue: str, waiting: Waiting) -> TaskInfo:
-        """A task from a page of the backlog."""
         kept = waiting.kept
         return cls(
             "delayed",

@@ -27,7 +27,6 @@ def consumers(session: Session, queue: str | None) -> None:
 
 
 def consumers_table(found: list[ConsumerInfo]) -> Table:
-    """Consumers by queue."""
     made = table("queue", "consumer", numbers=["lease", "unacked"])
     for each in found:
         ended = each.lease_seconds <= 0

@@ -28,7 +28,6 @@ def limits(session: Session, queue: str | None) -> None:
 
 
 def limits_table(found: Iterable[LimitInfo]) -> Table:
-    """A row for each limit, and for its busiest keys or its shares."""
     numbers = ["in use", "of", "waiting", "first due"]
     made = table("queue", "limit", "rate", numbers=numbers)
     for each in found:

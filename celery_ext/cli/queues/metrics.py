@@ -43,7 +43,6 @@ def metrics(session: Session, queue: str | None, by_shard: bool) -> None:
 
 
 def metrics_table(found: Mapping[str, Metrics]) -> Table:
-    """A row for each queue or shard."""
     numbers = ("delayed", "due", *_COUNTS, "late", "next", *(f"next {n}" for n in _TIMES))
     made = table("queue", numbers=numbers)
     for name, each in found.items():

@@ -145,7 +145,6 @@ def _count_found(session: Session, query: Query) -> None:
 
 
 def queues_table(queues: dict[str, int]) -> Table:
-    """How many tasks of each queue are meant."""
     made = table("queue", numbers=["tasks"])
     for name, each in queues.items():
         made.add_row(plain(name), number(each))
@@ -156,7 +155,6 @@ def queues_table(queues: dict[str, int]) -> Table:
 
 
 def counts_table(counts: dict[str, Counts]) -> Table:
-    """Queues by state."""
     states = ("delayed", "due", "ready", "unacked", "dead")
     made = table("queue", numbers=states)
     for name, each in counts.items():

@@ -50,7 +50,6 @@ def fail(
 
 
 def error_text(error: BaseException | str) -> str:
-    """What is told of an error."""
     return f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else str(error)
 
 

@@ -34,7 +34,6 @@ def name_of(key: str, tenant: str | None) -> str:
 
 
 def key_of(name: str) -> tuple[str, str | None]:
-    """The key and its tenant."""
     tenant, key = json.loads(name.removeprefix(PREFIX))
     return key, tenant or None
 
@@ -49,7 +48,6 @@ class ExpectationQueue:
 
     @property
     def correlation(self) -> Correlation:
-        """What is expected there."""
         return Correlation(self.broker.store, self.options.queue)
 
     def move(self, call: Callable[[Correlation], T]) -> T:

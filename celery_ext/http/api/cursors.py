@@ -14,7 +14,6 @@ from ..problems import Problem
 
 
 def write(*parts: Any) -> str:
-    """A cursor."""
     return urlsafe_b64encode(json.dumps(parts).encode()).decode().rstrip("=")
 
 

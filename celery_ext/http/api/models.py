@@ -52,7 +52,6 @@ class NewTask(Timed):
 
     @property
     def is_job(self) -> bool:
-        """Whether it is an HTTP job."""
         return self.task is None
 
 

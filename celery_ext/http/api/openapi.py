@@ -33,7 +33,6 @@ _ALWAYS = (400, 401, 403, 429, 503)
 
 
 def document(operations: Iterable[Operation], server: str = "") -> dict[str, Any]:
-    """The document, for a server at a path."""
     shown = list(operations)
     return {
         "openapi": "3.1.0",

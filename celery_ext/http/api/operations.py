@@ -45,12 +45,10 @@ class Call:
         return {"traceparent": parent, **more}
 
     def named(self, name: str) -> str:
-        """A part of the path."""
         return str(self.request.path_params[name])
 
     @property
     def id(self) -> str:
-        """The id in the path."""
         return self.named("id")
 
     @property
@@ -222,7 +220,6 @@ def _field_error(error: Any) -> tuple[str, str]:
 
 
 def all_paths(operations: Iterable[Operation]) -> dict[str, list[Operation]]:
-    """The operations by their paths."""
     found: dict[str, list[Operation]] = {}
     for operation in operations:
         found.setdefault(operation.path, []).append(operation)

@@ -159,7 +159,6 @@ def _waiting_for(info: TaskInfo) -> str | None:
 
 
 def state_of(service: Service, info: TaskInfo, at_ms: int | None = None) -> State:
-    """A task as the API shows it."""
     found: State = {
         "id": info.id,
         "status": _BY_STATE[info.state],

@@ -59,7 +59,6 @@ def register(app: Celery) -> None:
 
 
 def is_job(info: TaskInfo) -> bool:
-    """Whether a task is an HTTP job."""
     return info.task == JOB_TASK
 
 

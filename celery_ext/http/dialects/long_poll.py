@@ -36,7 +36,6 @@ class Held(NamedTuple):
 
     @property
     def queue(self) -> str:
-        """The queue that the shard belongs to."""
         return queue_of(self.shard)
 
 

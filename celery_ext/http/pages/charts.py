@@ -31,7 +31,6 @@ class Chart:
 
     @property
     def top(self) -> float:
-        """The value at the upper edge."""
         return self.scale[-1]
 
 
@@ -68,7 +67,6 @@ def bars(values: Sequence[float]) -> Chart:
 
 
 def line(values: Sequence[float]) -> Chart:
-    """A line from the left to the right edge."""
     scale = _scale(values)
     step = WIDTH / max(len(values) - 1, 1)
     points = (

@@ -17,7 +17,6 @@ COUNT_SECONDS, FORECAST_SECONDS = 1.0, 2.0
 
 
 def metrics(visit: Visit, queue: str | None = None) -> Mapping[str, Metrics]:
-    """The metrics of one queue, or of each."""
     return {name: _metrics(visit, name) for name in visit.chosen_queues(queue)}
 
 

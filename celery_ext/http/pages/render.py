@@ -38,7 +38,6 @@ def readable(value: Any) -> Any:
 
 
 def shortened(text: str, length: int) -> str:
-    """At most so many characters of a text."""
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
@@ -55,7 +54,6 @@ def moment(at: datetime | int | None) -> Markup:
 
 
 def absolute(at: datetime | int) -> str:
-    """A time to the second."""
     found = from_ms(at) if isinstance(at, int) else at
     return f"{found:%Y-%m-%d %H:%M:%S} UTC"
 

@@ -105,7 +105,6 @@ class Site:
         return path in self._pages or path in ("/login", "/logout")
 
     def is_open(self, path: str) -> bool:
-        """Whether a path needs no login."""
         return path.startswith("/assets/") or path in ("/login", "/logout")
 
     async def identity(self, visitor: HTTPConnection) -> Identity:
@@ -121,7 +120,6 @@ class Site:
         return token.identity
 
     async def answer(self, problem: Problem, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the page of a problem."""
         visit = self._visit(Request(scope, receive))
         await self._failed(visit, problem)(scope, receive, send)
 

@@ -79,16 +79,13 @@ class Visit(Call):
 
     @property
     def root(self) -> str:
-        """Where the application is mounted."""
         return str(self.request.scope.get("root_path", "")).rstrip("/")
 
     @property
     def cookie(self) -> str:
-        """The name of the cookie that says who visits."""
         return cookie_of(self.request)
 
     def url(self, path: str, **params: Any) -> str:
-        """A path of these pages with what is to be asked for."""
         given = {name: value for name, value in params.items() if value not in (None, "")}
         query = urlencode(given, errors="replace")
         return f"{self.root}{path}{'?' if query else ''}{query}"
@@ -109,7 +106,6 @@ class Visit(Call):
             raise Problem(409, "this form was sent before, and done: look at the result")
 
     def redirect(self, path: str, **params: Any) -> Response:
-        """To another page, by GET."""
         return RedirectResponse(self.url(path, **params), 303)
 
     def queues(self) -> list[str]:
@@ -122,7 +118,6 @@ class Visit(Call):
         return self.queues() if queue is None else self.service.queues(self.identity, queue)
 
     def shards(self, queue: str | None = None) -> list[str]:
-        """The shards of one queue, or of all."""
         shards = self.service.delayed.store.shards
         return [shard for name in self.chosen_queues(queue) for shard in shards.all(name)]
 
@@ -167,13 +162,11 @@ class Action:
 
 
 def cookie_of(visitor: HTTPConnection) -> str:
-    """The name of the cookie that says who visits."""
     root = str(visitor.scope.get("root_path", "")).rstrip("/")
     return cookie_name(visitor.headers.get("host", ""), root)
 
 
 def set_cookie(visit: Visit, response: Response, secret: str, seconds: int | None = None) -> None:
-    """Let the browser be known by a secret."""
     request = visit.request
     # Behind a proxy that speaks TLS, only the browser knows.
     is_https = "https" in (request.url.scheme, request.headers.get("origin", "").partition(":")[0])

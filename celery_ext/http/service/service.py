@@ -79,7 +79,6 @@ class Service:
         return [name for name in self._known(NAMES_SECONDS) if identity.sees_queue(name)]
 
     def shards(self, identity: Identity, queue: str | None = None) -> list[str]:
-        """The shards of these."""
         shards = self.delayed.store.shards
         return [shard for name in self.queues(identity, queue) for shard in shards.all(name)]
 

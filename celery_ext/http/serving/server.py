@@ -19,7 +19,6 @@ GRACE_SECONDS = 20
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches it."""
     if host == "localhost":
         return True
     try:

@@ -21,7 +21,6 @@ QUEUE = "http-jobs"
 
 
 def make_app(broker: str, options: Mapping[str, Any]) -> Celery:
-    """An app that knows HTTP jobs."""
     made = Celery("delayed-http", broker=broker, set_as_current=False)
     made.conf.update(
         task_default_queue=options.get("job_queue") or QUEUE,

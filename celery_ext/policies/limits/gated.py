@@ -105,7 +105,6 @@ def share_name(key: str) -> str:
 
 
 def is_tenant(by: By | None) -> bool:
-    """Whether keys that are read so are tenants."""
     return by == TENANT
 
 

@@ -23,7 +23,6 @@ def checked_by(what: str, by: Any) -> By:
 
 
 def by_text(by: str | Callable[..., Any] | None) -> str:
-    """What it is called."""
     if by is None:
         return ""
     return by if isinstance(by, str) else str(getattr(by, "__qualname__", type(by).__qualname__))
@@ -42,6 +41,5 @@ def value_of(by: By, message: Message) -> Any:
 
 
 def key_of(by: By | None, message: Message) -> str:
-    """The same as text; empty where there is none."""
     value = None if by is None else value_of(by, message)
     return "" if value is None else str(value)

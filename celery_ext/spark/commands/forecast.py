@@ -68,7 +68,6 @@ def forecast(
 
 
 def table_of(rows: list[dict[str, Any]], confidence: float) -> Table:
-    """A forecast for the terminal."""
     numbers = ("known", "expected", f"{confidence:.0%} of the time", "slots")
     made = empty_table("queue", "hour (UTC)", numbers=numbers)
     for row in rows:

@@ -155,7 +155,6 @@ def run_again(job_id: str) -> Iterator[None]:
 
 
 def empty_table(*columns: str, numbers: Iterable[str] = ()) -> Table:
-    """A table with these headings and no lines."""
     made = Table(*columns, box=None, header_style="dim")
     for name in numbers:
         made.add_column(name, justify="right")

@@ -86,7 +86,6 @@ def _repeating(step: Callable[[], None]) -> Iterator[None]:
 
 
 def table(counts: Mapping[str, Mapping[str, int]]) -> Table:
-    """Numbers by queue, each a mapping with the same names."""
     made = empty_table("queue", numbers=next(iter(counts.values()), {}))
     for queue, numbers in counts.items():
         made.add_row(plain(queue), *map(number, numbers.values()))

@@ -134,7 +134,6 @@ def _drawing(plot: Path) -> Callable[[Simulation], None]:
 
 
 def table_of(result: Result) -> Table:
-    """The figures for the terminal."""
     made = facts_table()
     for row in _rows(result):
         made.add_row(*row)

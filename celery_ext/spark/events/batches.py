@@ -58,7 +58,6 @@ def _pages(store: Store, queue: str, piece: Piece) -> Iterator[list[Any]]:
 
 
 def to_batch(queue: str, rows: Sequence[Row], schema: pa.Schema) -> pa.RecordBatch:
-    """Rows as the columns of a schema, in its order."""
     given = dict(zip(_FIELDS, zip(*rows, strict=True), strict=True))
     arrays = [_COLUMNS[field.name](queue, given) for field in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

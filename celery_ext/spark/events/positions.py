@@ -59,7 +59,6 @@ class Stream:
 
     @property
     def trimmed(self) -> int:
-        """How many events of it are gone."""
         return UNKNOWN if self.end.n == UNKNOWN else self.end.n - self.length
 
 
@@ -77,7 +76,6 @@ class Piece:
 
 
 def look(store: Store, queue: str) -> Stream | None:
-    """The stream of a queue; None where there is none."""
     try:
         answer = store.run("XINFO", "STREAM", store.keys(queue).events)
     except ResponseError as error:

@@ -276,7 +276,6 @@ def offset(found: Mapping[str, Position]) -> Offset:
 
 
 def positions(kept: Mapping[str, Any]) -> dict[str, Position]:
-    """Positions from a checkpoint."""
     return {queue: Position(at["id"], at["n"]) for queue, at in kept.items()}
 
 

@@ -27,5 +27,4 @@ def number(value: float | None) -> str:
 
 
 def moment(time: datetime | None) -> str:
-    """A time to the second."""
     return "n/a" if time is None else f"{time:%Y-%m-%d %H:%M:%S}"

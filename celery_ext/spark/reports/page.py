@@ -135,7 +135,6 @@ class _Written:
         self._spark, self._out = spark, out
 
     def table(self, name: str) -> DataFrame:
-        """A whole table."""
         return self._spark.read.parquet(f"{self._out}/{name}")
 
     def rows(self, name: str, *order: str, limit: int = LIMIT) -> list[Row]:
@@ -170,7 +169,6 @@ _MOST_WORKERS = 100_000
 
 
 def page(written: _Written, target_seconds: float, title: str) -> str:
-    """The page for written tables."""
     (total,) = written.rows("total")
     hours = written.rows("lateness_by_hour", "hour", limit=_MOST_HOURS)
     load = written.sums("throughput", "hour", "delivered", "hour", limit=_MOST_HOURS)

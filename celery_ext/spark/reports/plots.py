@@ -46,7 +46,6 @@ _numbers = FuncFormatter(lambda value, _: f"{value:,.0f}")
 
 
 def _count(axis: Any) -> None:
-    """Whole numbers only."""
     axis.set_major_locator(MaxNLocator("auto", integer=True))
     axis.set_major_formatter(_numbers)
 
@@ -58,7 +57,6 @@ def _svg(figure: Figure) -> str:
 
 
 def lateness_over_time(hours: Sequence[Row], target_seconds: float) -> str:
-    """Percentiles of lateness by the hour of the due time."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(9, 3.2), layout="constrained")
         axes = figure.subplots()
@@ -76,7 +74,6 @@ def lateness_over_time(hours: Sequence[Row], target_seconds: float) -> str:
 
 
 def load_over_time(hours: Sequence[Row]) -> str:
-    """Deliveries by the hour in which they happened."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(9, 2.2), layout="constrained")
         axes = figure.subplots()
@@ -91,7 +88,6 @@ def load_over_time(hours: Sequence[Row]) -> str:
 
 
 def histogram(buckets: Sequence[Row], edges: Sequence[float]) -> str:
-    """How many messages were how late."""
     counts = {row["at_least_seconds"]: row["messages"] for row in buckets}
     ends = [*map(duration, edges[1:]), "more"]
     labels = [f"< {end}" if end != "more" else end for end in ends]

@@ -238,7 +238,6 @@ def sample(windows: Sequence[Window], most_messages: int, fleet: Fleet) -> list[
 
 
 def run(window: Window, fleet: Fleet) -> Tally:
-    """Simulate one window."""
     begin = window.slices[0].at
     dice = dice_of(fleet, "window", window.slices[0].number)
     free_at = _busy_until(begin, window.wait_seconds, fleet, dice) if window.wait_seconds else ()

@@ -165,7 +165,6 @@ class Fleet:
 
     @property
     def capacity(self) -> int:
-        """Tasks that run at the same time."""
         return self.workers * self.slots
 
     @property

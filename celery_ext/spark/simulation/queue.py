@@ -38,7 +38,6 @@ Held = tuple[float, float, float, int]
 
 
 def class_of(seconds: float) -> int:
-    """The class of a lateness."""
     if seconds <= _LEAST_SECONDS:
         return 0
     return min(int(math.log(seconds / _LEAST_SECONDS) * _PER_CLASS) + 1, _CLASSES - 1)
@@ -61,7 +60,6 @@ NEVER = Crash(math.inf, 0, 0.0)
 
 
 def crashes(fleet: Fleet, begin: float, dice: random.Random) -> Iterator[Crash]:
-    """When workers die, at random."""
     rate = fleet.crash_rate * fleet.workers
     at = begin
     while rate:

@@ -27,7 +27,6 @@ def search_tasks(call: Call) -> dict[str, Any]:
 
 
 def page_of(call: Call, search: Search) -> dict[str, Any]:
-    """The page of a search, as it is answered."""
     found, following = search_page(call, search)
     return {"tasks": [state_of(call.service, info) for _, info in found], "next": following}
 
@@ -42,7 +41,6 @@ class _Found:
 
     @property
     def missing(self) -> int:
-        """How many more are wanted."""
         return self.limit - len(self.infos)
 
     @property

@@ -81,7 +81,6 @@ def new_id() -> str:
 
 
 def created(id: str, due: datetime | None) -> dict[str, Any]:
-    """The answer for a task that Redis has."""
     ahead = due is not None and due > datetime.now(timezone.utc)
     shown = due.isoformat() if due else None
     return {"id": id, "status": "scheduled" if ahead else "waiting", "due": shown}

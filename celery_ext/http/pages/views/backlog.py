@@ -26,7 +26,6 @@ Found = Sequence[tuple[str, TaskInfo]]
 
 
 def name_of(info: TaskInfo) -> str:
-    """What a form calls a task."""
     return cursors.write(info.queue, info.id)
 
 
@@ -37,7 +36,6 @@ def search_of(given: dict[str, Any], **more: Any) -> Search:
 
 
 def filter_of(form: Form) -> dict[str, str]:
-    """What a form has searched by."""
     return form.given(FIELDS)
 
 

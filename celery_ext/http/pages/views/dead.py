@@ -57,7 +57,6 @@ def pattern_of(reason: str) -> str:
 
 
 def letter_name(task: DeadTask) -> str:
-    """What a form calls a letter."""
     return cursors.write(task.queue, task.letter.id)
 
 
@@ -92,7 +91,6 @@ def query_of(given: dict[str, Any], **more: Any) -> DeadQuery:
 
 
 def filter_of(form: Form) -> dict[str, str]:
-    """What a form has searched by."""
     return form.given(FIELDS)
 
 
@@ -126,7 +124,6 @@ def newest(visit: Visit, shards: list[str]) -> Iterator[DeadTask]:
 
 
 def group(letters: Iterable[DeadTask]) -> list[Group]:
-    """Groups of letters, the largest first."""
     groups: dict[tuple[str, str, str], Group] = {}
     for each in letters:
         letter, name = each.letter, each.info.task

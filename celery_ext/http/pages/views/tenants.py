@@ -93,7 +93,6 @@ def look(visit: Visit) -> Shown:
 
 
 def words_of(info: LimitInfo) -> str:
-    """What a limit says."""
     parts = [f"{info.capacity:,} at once"] if info.capacity is not None else []
     if info.rate:
         burst = f", up to {info.burst:,} in a row" if (info.burst or 1) > 1 else ""
