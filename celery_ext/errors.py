@@ -44,7 +44,7 @@ class BulkError(DelayedError, OperationalError):
 
 
 class BackupError(DelayedError, ValueError):
-    """A file is no backup, or is damaged or cut short."""
+    """A file or a directory is no backup, or is damaged, cut short or of another version."""
 
 
 class ExpectationError(DelayedError, ValueError):

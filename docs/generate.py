@@ -203,15 +203,8 @@ def metrics_page() -> str:
     lines += [
         "## Options\n",
         f"Of the setting `{METRICS_SETTING}` of the app, for workers.\n",
-        "| option | default | range | meaning |",
-        "|---|---|---|---|",
+        *settings_table(MetricsOptions),
     ]
-    for option in fields(MetricsOptions):
-        least, most = option.metadata["least"], option.metadata["most"]
-        span = f"{least:g} to {most:g}" if most else ""
-        lines.append(
-            f"| `{option.name}` | `{option.default}` | {span} | {option.metadata['meaning']} |"
-        )
     return "\n".join(lines) + "\n"
 
 

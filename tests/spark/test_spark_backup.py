@@ -15,8 +15,8 @@ import redis
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
+from celery_ext import BackupError
 from celery_ext.spark.backup.transfer import (
-    BackupError,
     backup,
     copy,
     counting,

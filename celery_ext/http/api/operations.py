@@ -155,7 +155,7 @@ class Json(Response):
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        return _encode(content).encode()
+        return encode(content).encode()
 
 
 def _query(request: Request, model: type[BaseModel]) -> Any:
@@ -195,7 +195,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 # json.dumps and json.loads would make new ones for each text.
-_encode = json.JSONEncoder(separators=(",", ":")).encode
+encode = json.JSONEncoder(separators=(",", ":")).encode
 _decode = json.JSONDecoder(parse_constant=_refuse_constant).decode
 
 

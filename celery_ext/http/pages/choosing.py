@@ -35,8 +35,25 @@ def ticked(form: Form) -> Iterator[tuple[str, str]]:
         yield queue, id
 
 
-def choose_all(search: Search[T]) -> tuple[Chosen[T], bool]:
-    """What a search finds, and whether that is all."""
+def choose(
+    form: Form,
+    search: Search[T],
+    find: Callable[[str, str], Iterable[tuple[str, Sequence[T]]]],
+) -> tuple[Chosen[T], bool]:
+    """The items that a form means, by shard, and whether these are all of them.
+
+    `find` gives those with an id in a queue.
+    """
+    if form.one("all"):
+        return _choose_all(search)
+    chosen: Chosen[T] = {}
+    for queue, id in ticked(form):
+        for shard, found in find(queue, id):
+            chosen.setdefault(shard, []).extend(found)
+    return chosen, True
+
+
+def _choose_all(search: Search[T]) -> tuple[Chosen[T], bool]:
     chosen: Chosen[T] = {}
     until, cursor, count = time.monotonic() + LOOK_SECONDS, None, 0
     while True:

@@ -15,12 +15,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from celery_ext import Delayed
+from celery_ext.errors import BackupError
 
 from .. import backlog, run_job
 from ..connect import app_of, connected
 from ..events.archive import exists
 from ..options import RESTORE, ReadOptions, WriteOptions
-from ..sink.backup_rows import COLUMNS, VERSION, BackupError, check_version
+from ..sink.backup_rows import COLUMNS, VERSION, check_version
 from ..sink.job_ledger import Job, JobReport, LedgerStore
 
 SCHEMA = ", ".join(f"{name} {type_}" for name, type_ in COLUMNS.items())

@@ -7,7 +7,8 @@ from typing import Any
 
 import pyarrow
 
-from kombu_delayed.errors import DelayedError, OptionError
+from celery_ext.errors import BackupError
+from kombu_delayed.errors import OptionError
 from kombu_delayed.inspection.backlog import NEVER_MS
 from kombu_delayed.message.envelope import step_char
 
@@ -34,10 +35,6 @@ NEEDED = ("version", "queue", "member", "step", "due_ms", "payload")
 
 #: Steps are one character of ASCII.
 _STEPS = range(0, 128 - 48)
-
-
-class BackupError(DelayedError, ValueError):
-    """A directory has no backup, a part of one, or one that this version cannot read."""
 
 
 def check_backup(types: Mapping[str, str], options: WriteOptions) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any
@@ -14,7 +13,7 @@ from starlette.responses import Response
 from celery_ext.http.problems import Problem, refused
 
 from ..models import NewTaskWithId
-from ..operations import Call, Operations, parsed, validated
+from ..operations import Call, Operations, encode, parsed, validated
 from .tasks import Row, created, new_id, row_of
 
 MEDIA_TYPE = "application/x-ndjson"
@@ -27,8 +26,6 @@ UNDER_WAY = 2
 
 #: The answer is kept until all has been read: it is so many times as long as a request at the most.
 ANSWER_SHARE = 2
-
-_encode = json.JSONEncoder(separators=(",", ":")).encode
 
 operations = Operations("tasks")
 
@@ -84,7 +81,7 @@ async def create_tasks(call: Call) -> Response:
 
 def _cut_off(number: int) -> bytes:
     problem = Problem(413, "the answer is too long: this line and those behind it were not read")
-    return (_encode({"line": number, "problem": problem.as_dict()}) + "\n").encode()
+    return (encode({"line": number, "problem": problem.as_dict()}) + "\n").encode()
 
 
 async def _lines(request: Request, line_bytes: int) -> AsyncIterator[list[bytes]]:
@@ -114,7 +111,7 @@ async def _deal_with(call: Call, lines: list[bytes], start: int) -> tuple[bytes,
     for n, each in problems.items():
         number = answers[places[n]]["line"]
         answers[places[n]] = {"line": number, "problem": each.as_dict()}
-    text = "".join(_encode(answer) + "\n" for answer in answers)
+    text = "".join(encode(answer) + "\n" for answer in answers)
     return text.encode(), len(rows) - len(problems)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,15 +11,13 @@ from celery_ext.errors import BROKER_FAILS
 from celery_ext.http.problems import Problem, busy
 
 from ..models import Filter, Search
-from ..operations import Call, Operations
+from ..operations import Call, Operations, encode
 from .bulk import MEDIA_TYPE
 from .event_stream import Streamed
 from .search import page_of
 
 #: Tasks of one step, after which it says where to go on.
 STEP = 1_000
-
-_encode = json.JSONEncoder(separators=(",", ":")).encode
 
 operations = Operations("tasks")
 
@@ -45,7 +42,7 @@ async def _lines(call: Call, given: Filter, page: dict[str, Any]) -> AsyncIterat
     while True:
         cursor = page["next"]
         lines = [*page["tasks"], {"cursor": cursor}]
-        yield "".join(_encode(line) + "\n" for line in lines)
+        yield "".join(encode(line) + "\n" for line in lines)
         if cursor is None or call.service.closing:
             return
         try:
@@ -53,5 +50,5 @@ async def _lines(call: Call, given: Filter, page: dict[str, Any]) -> AsyncIterat
             page = await call.run(page_of, call, _search(given, cursor))
         except (*BROKER_FAILS, Problem) as error:
             problem = error if isinstance(error, Problem) else busy("the broker failed", 503, 5)
-            yield _encode({"cursor": cursor, "problem": problem.as_dict()}) + "\n"
+            yield encode({"cursor": cursor, "problem": problem.as_dict()}) + "\n"
             return

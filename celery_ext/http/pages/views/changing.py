@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -62,19 +62,14 @@ def target_of(form: Form) -> Target | None:
     return None
 
 
-def choose(visit: Visit, form: Form) -> tuple[Chosen[TaskInfo], bool]:
-    """The tasks that a form means, by shard, and whether these are all of them."""
-
+def _choose(visit: Visit, form: Form) -> tuple[Chosen[TaskInfo], bool]:
     def search(limit: int, cursor: str | None) -> tuple[list[tuple[str, TaskInfo]], str | None]:
         return search_page(visit, search_of(filter_of(form), limit=limit, cursor=cursor))
 
-    if form.one("all"):
-        return choosing.choose_all(search)
-    chosen: Chosen[TaskInfo] = {}
-    for queue, id in choosing.ticked(form):
-        for shard, infos in delayed_infos(visit.service, visit.identity, id, queue).items():
-            chosen.setdefault(shard, []).extend(infos)
-    return chosen, True
+    def find(queue: str, id: str) -> Iterable[tuple[str, list[TaskInfo]]]:
+        return delayed_infos(visit.service, visit.identity, id, queue).items()
+
+    return choosing.choose(form, search, find)
 
 
 def preview(visit: Visit, form: Form) -> Response:
@@ -85,7 +80,7 @@ def preview(visit: Visit, form: Form) -> Response:
             target = target_of(form)
         except Problem as problem:
             wrong = dict(problem.errors)
-    chosen, is_all = choose(visit, form)
+    chosen, is_all = _choose(visit, form)
     infos = sorted((each for part in chosen.values() for each in part), key=_due_ms)
     kinds = Counter((each.queue, each.task) for each in infos)
     shown = {
@@ -106,7 +101,7 @@ def apply(visit: Visit, form: Form) -> Response:
     target = target_of(form) if verb == "move" else None
     if verb == "move" and target is None:
         raise Problem.of_field("by", "say how far, or to what time")
-    chosen, _ = choose(visit, form)
+    chosen, _ = _choose(visit, form)
     count = sum(map(len, chosen.values()))
     visit.take(form)
     given = filter_of(form)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 from starlette.responses import Response
 
@@ -20,26 +21,21 @@ SAMPLE_SIZE = 20
 VERBS = {"replay": "Replay", "purge": "Drop for good"}
 
 
-def choose(visit: Visit, form: Form) -> tuple[Chosen[DeadTask], bool]:
-    """The letters that a form means, by shard, and whether these are all of them."""
-
+def _choose(visit: Visit, form: Form) -> tuple[Chosen[DeadTask], bool]:
     def search(limit: int, cursor: str | None) -> tuple[list[tuple[str, DeadTask]], str | None]:
         return letters_page(visit, query_of(filter_of(form), limit=limit, cursor=cursor))
 
-    if form.one("all"):
-        return choosing.choose_all(search)
-    chosen: Chosen[DeadTask] = {}
-    for queue, id in choosing.ticked(form):
+    def find(queue: str, id: str) -> Iterator[tuple[str, list[DeadTask]]]:
         visit.identity.check_queue(queue)
-        for shard, found in own_letters(visit, queue, [id]):
-            chosen.setdefault(shard, []).extend(found)
-    return chosen, True
+        return own_letters(visit, queue, [id])
+
+    return choosing.choose(form, search, find)
 
 
 def preview(visit: Visit, form: Form) -> Response:
     """What a form would change."""
     form.verb(VERBS)
-    chosen, is_all = choose(visit, form)
+    chosen, is_all = _choose(visit, form)
     letters = [each for part in chosen.values() for each in part]
     kinds = Counter((each.queue, each.info.task) for each in letters)
     shown = {
@@ -53,7 +49,7 @@ def preview(visit: Visit, form: Form) -> Response:
 def apply(visit: Visit, form: Form) -> Response:
     """Change it."""
     verb = form.verb(VERBS)
-    chosen, _ = choose(visit, form)
+    chosen, _ = _choose(visit, form)
     count = sum(map(len, chosen.values()))
     visit.take(form)
     given = filter_of(form)
