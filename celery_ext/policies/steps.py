@@ -8,7 +8,7 @@ from celery import Celery, _state, bootsteps
 from celery.signals import worker_init
 
 from .policy import checked
-from .retry.following import follow
+from .retry.apply_strategies import follow
 from .retry.strategies import RetryStrategy
 from .rules import OPTION, Rules
 

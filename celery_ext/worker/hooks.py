@@ -20,7 +20,7 @@ def watch_workers() -> None:
 
 def extend_workers(app: Celery) -> None:
     """Let workers of an app give back early, and run HTTP jobs and expectations; twice is safe."""
-    from ..control.answers.expecting import register as run_expectations
+    from ..control.answers.waiting_task import register as run_expectations
     from ..http.callbacks.jobs import register as run_http_jobs
     from .bootsteps import Events, GiveBack, OwnRequests
 

@@ -16,8 +16,8 @@ from kombu.exceptions import OperationalError
 from celery_ext import expect, fail, respond
 from celery_ext.app import signals
 from celery_ext.cli import delayed as cli
-from celery_ext.control.answers import expecting
-from celery_ext.control.answers.expecting import TASK
+from celery_ext.control.answers import waiting_task
+from celery_ext.control.answers.waiting_task import TASK
 from celery_ext.errors import (
     AlreadyExpected,
     AnswerFailed,
@@ -164,7 +164,7 @@ def test_what_cannot_be_sent_now_comes_again(
 
     follows = app.signature("record")
     id = expect("k", app=app, on_timeout=follows).id
-    monkeypatch.setattr(expecting, "PAUSE_SECONDS", 0)
+    monkeypatch.setattr(waiting_task, "PAUSE_SECONDS", 0)
     with monkeypatch.context() as patched:
         patched.setattr(Signature, "apply_async", no_broker)
         done = app.tasks[TASK].apply(kwargs={"key": "k", "on_timeout": follows}, task_id=id)

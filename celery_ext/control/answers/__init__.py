@@ -3,5 +3,5 @@
     expect(payment.id, timeout="2h", on_response=book.s(), on_timeout=remind.s())
     respond(app, payment.id, {"paid": True})
 
-The task of `expecting.py` waits in the broker in their place.
+The task of `waiting_task.py` waits in the broker in their place.
 """

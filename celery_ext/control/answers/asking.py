@@ -24,8 +24,8 @@ from kombu_delayed.inspection.expectations import ANSWER_HEADER, Reply
 from kombu_delayed.message.envelope import to_json
 
 from .expectation_queue import ExpectationQueue, name_of
-from .expecting import register
 from .results import store_expecting
+from .waiting_task import register
 
 #: The id of an expectation is made of the task that asks and the key: a second run has the same.
 _NAMESPACE = uuid.UUID("6f4ce7a2-4b8e-4d4f-9a55-2f3bb5d3c3d1")
