@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +13,8 @@ from kombu.utils.functional import maybe_list
 
 from ..control.delayed import Delayed
 from ..errors import BrokerError
-from .stamped import StampQuery
+from ..tasks.query import Query, longest_plain
+from ..tasks.task_info import TaskInfo
 
 logger = get_logger(__name__)
 
@@ -53,6 +55,34 @@ class Control(CeleryControl):
     def _delayed(self) -> Delayed:
         found = getattr(self.app, "delayed", None)
         return found if isinstance(found, Delayed) else Delayed(self.app)
+
+
+@dataclass(frozen=True)
+class StampQuery(Query):
+    """Delayed tasks that were stamped under `stamp` with one of `values`."""
+
+    stamp: str = ""
+    values: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, stamp: str, values: Any) -> StampQuery:
+        """`values` are one or several, as for `revoke_by_stamped_headers`."""
+        return cls(stamp=stamp, values=_texts(values))
+
+    @property
+    def needle(self) -> str:
+        """Text that every message has that is meant."""
+        return longest_plain([self.stamp, *(self.values if len(self.values) == 1 else ())])
+
+    def matches(self, info: TaskInfo) -> bool:
+        """Whether it has one of the stamps."""
+        stamps = info.headers.get("stamps")
+        found = stamps.get(self.stamp) if isinstance(stamps, dict) else None
+        return not self.values.isdisjoint(_texts(found))
+
+
+def _texts(values: Any) -> frozenset[str]:
+    return frozenset(str(each) for each in maybe_list(values) or ())
 
 
 def _drop_ids(delayed: Delayed, arguments: Arguments) -> None:
