@@ -29,7 +29,7 @@ def doctor(session: Session, queue: str | None, fix: bool) -> None:
     store = session.delayed.store
     server = examine_server(store)
     findings = [server] if server else []
-    names = session.shards(queue)
+    names = session.delayed.shards(queue)
     total = sum(2 * store.size(name).delayed for name in names)
     with session.progress("Repairing" if fix else "Examining", total) as advance:
         for name in names:

@@ -53,10 +53,6 @@ class Session:
         self._ctx.call_on_close(delayed.close)
         return delayed
 
-    def shards(self, queue: str | None) -> list[str]:
-        """The queue that was asked for, or all, or their shards where they are spread."""
-        return self.delayed.shards(queue)
-
     def print(self, *what: RenderableType) -> None:
         """Print on stdout, but not where JSON was asked for."""
         if not self.as_json:

@@ -21,8 +21,8 @@ from ..tasks.listing import limit_option
 @limit_option(20)
 def partitions(session: Session, queue: str | None, limit: int) -> None:
     """Show the partitions of each backlog."""
-    store = session.delayed.store
-    totals = {name: count for name in session.shards(queue) if (count := count_of(store, name))}
+    store, names = session.delayed.store, session.delayed.shards(queue)
+    totals = {name: count for name in names if (count := count_of(store, name))}
     found = (
         (name, each)
         for name in totals

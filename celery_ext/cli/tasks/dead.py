@@ -118,7 +118,7 @@ class Choice:
         if self.ids:
             return len(set(self.ids))
         store = session.delayed.store
-        return sum(store.dead.count(name) for name in session.shards(self.queue))
+        return sum(store.dead.count(name) for name in session.delayed.shards(self.queue))
 
     def letters(
         self, session: Session, advance: Progress = lambda count: None

@@ -50,7 +50,8 @@ def events(
     Kept are about as many for each queue as the transport option delayed_events says.
     With --json, each event is one line.
     """
-    positions = {name: _last_id(session, name) for name in session.shards(queue)} if follow else {}
+    names = session.delayed.shards(queue) if follow else []
+    positions = {name: _last_id(session, name) for name in names}
     found = _newest(session, queue, task_id, limit)
     for event in found:
         _show(session, event)
@@ -72,7 +73,7 @@ def _last_id(session: Session, queue: str) -> str:
 def _newest(session: Session, queue: str | None, task_id: str | None, limit: int) -> list[Event]:
     delayed = session.delayed
     if task_id is None and limit:
-        names = session.shards(queue)
+        names = session.delayed.shards(queue)
         found = [event for name in names for event in streams.newest(delayed.store, name, limit)]
     else:
         found = list(delayed.events(queue, task_id=task_id))

@@ -39,7 +39,7 @@ def alarms(
     """All of them, the worst first."""
     found = [alarm for queue, each in metrics.items() for alarm in _of_queue(queue, each)]
     found += [alarm for info in consumers for alarm in _of_consumer(info)]
-    found += visit.cache.get("server", SERVER_SECONDS, lambda: _of_server(visit))
+    found += visit.service.cache.get("server", SERVER_SECONDS, lambda: _of_server(visit))
     return sorted(found, key=lambda alarm: LEVELS.index(alarm.level))
 
 

@@ -22,7 +22,7 @@ def metrics(visit: Visit, queue: str | None = None) -> Mapping[str, Metrics]:
 
 def _metrics(visit: Visit, queue: str) -> Metrics:
     store = visit.service.delayed.store
-    return visit.cache.get(
+    return visit.service.cache.get(
         ("metrics", queue), COUNT_SECONDS, lambda: fold(map(store.metrics, store.shards.all(queue)))
     )
 
@@ -33,7 +33,7 @@ def consumers(visit: Visit, queue: str | None = None) -> list[ConsumerInfo]:
     found: list[ConsumerInfo] = []
     for name in visit.chosen_queues(queue):
         read = partial(ConsumerInfo.all_of, store, store.shards.all(name))
-        found += visit.cache.get(("consumers", name), COUNT_SECONDS, read)
+        found += visit.service.cache.get(("consumers", name), COUNT_SECONDS, read)
     return found
 
 
@@ -44,5 +44,5 @@ def forecast(visit: Visit, hours: float, buckets: int, queue: str | None = None)
     whole, delayed = Forecast.none(start, length, buckets), visit.service.delayed
     for name in visit.chosen_queues(queue):
         read = partial(delayed.forecast, hours, buckets, name, start)
-        whole += visit.cache.get(("forecast", name, hours, start), FORECAST_SECONDS, read)
+        whole += visit.service.cache.get(("forecast", name, hours, start), FORECAST_SECONDS, read)
     return whole

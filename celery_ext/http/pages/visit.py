@@ -16,7 +16,6 @@ from kombu_delayed.store.shards import CELERY_OWN
 from ..api.operations import Call, validated
 from ..auth.sessions import cookie_name
 from ..problems import Problem
-from ..service.cache import Cache
 
 #: Fields of a form that are read.
 FIELDS = 2_000
@@ -71,11 +70,6 @@ class Visit(Call):
 
     pages: Pages = field(kw_only=True)
     csrf: str = ""
-
-    @property
-    def cache(self) -> Cache:
-        """What was read a moment ago, for all who look."""
-        return self.service.cache
 
     @property
     def root(self) -> str:

@@ -108,7 +108,7 @@ def apply(visit: Visit, form: Form) -> Response:
     visit.note(verb, choosing.audited(form, "tasks", given, count))
     change = _CHANGES[verb]
     changed = sum(change(visit, shard, infos, target) for shard, infos in choosing.parts(chosen))
-    visit.cache.forget()
+    visit.service.cache.forget()
     return visit.redirect("/backlog", **given, done=verb, count=changed, of=count)
 
 

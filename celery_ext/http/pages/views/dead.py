@@ -105,7 +105,7 @@ def _groups(visit: Visit, queue: str | None) -> tuple[list[Group], int, int | No
         return group(letters), len(letters)
 
     key = ("groups", queue, visit.identity.tenants, visit.identity.queues)
-    found, looked_at = visit.cache.get(key, GROUP_SECONDS, read)
+    found, looked_at = visit.service.cache.get(key, GROUP_SECONDS, read)
     total = None if visit.identity.tenants else sum(map(store.dead.count, shards))
     return found, looked_at, total
 

@@ -42,7 +42,7 @@ def look(visit: Visit) -> Shown:
     hours, parts, _ = HORIZONS[ahead]
     found = metrics(visit, query.queue)
     shards = visit.shards(query.queue)
-    reader = visit.cache.get("activity", inf, ActivityReader)
+    reader = visit.service.cache.get("activity", inf, ActivityReader)
     return {
         "is_whole": True,
         "queue": query.queue,
@@ -53,7 +53,7 @@ def look(visit: Visit) -> Shown:
         "total": fold(found.values()) if found else NOTHING,
         "forecast": forecast(visit, hours, parts, query.queue),
         "alarms": alarms(visit, found, consumers(visit, query.queue)),
-        "activity": visit.cache.get(
+        "activity": visit.service.cache.get(
             ("activity", query.queue, *shards),
             COUNT_SECONDS,
             lambda: reader.look(visit.service.delayed.store, shards),

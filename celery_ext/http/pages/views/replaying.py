@@ -59,7 +59,7 @@ def apply(visit: Visit, form: Form) -> Response:
     changed = sum(
         change(shard, [each.letter.id for each in part]) for shard, part in choosing.parts(chosen)
     )
-    visit.cache.forget()
+    visit.service.cache.forget()
     return visit.redirect("/dead", queue=given.get("queue"), done=verb, count=changed, of=count)
 
 

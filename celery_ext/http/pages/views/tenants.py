@@ -73,7 +73,7 @@ def look(visit: Visit) -> Shown:
     }
     waiting, following, is_complete = tenants_page(visit, validated(TenantsQuery, search))
     key = ("tenants", query.queue, visit.identity.tenants, visit.identity.queues)
-    found = visit.cache.get(key, SECONDS, lambda: _read(visit, names))
+    found = visit.service.cache.get(key, SECONDS, lambda: _read(visit, names))
     shown = [each for each in found if (query.tenant or "") in each.name]
     return {
         "filter": {"queue": query.queue, "tenant": query.tenant},
