@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 import pictures
+import public
 
 from celery_ext.control.answers.options import SETTING as EXPECTATIONS
 from celery_ext.control.answers.options import ExpectationOptions
@@ -208,6 +209,17 @@ def metrics_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def python_page() -> str:
+    lines = [
+        NOTICE,
+        "# Python names\n",
+        "These are public, and so are the fixtures of [your tests](../guides/testing.md). All "
+        "other modules and names may change without notice.",
+        *public.page(),
+    ]
+    return "\n".join(lines) + "\n"
+
+
 PAGES = {
     "images/rooms.svg": pictures.rooms,
     "images/way.svg": pictures.way,
@@ -216,6 +228,7 @@ PAGES = {
     "reference/options.md": options_page,
     "reference/keys.md": keys_page,
     "reference/moves.md": scripts_page,
+    "reference/python.md": python_page,
     "reference/spark.md": spark_page,
 }
 

@@ -37,6 +37,17 @@ from ..errors import BROKER_FAILS
 from ..tasks.dead_task import DeadTask
 from .unique_outcomes import was_pushed
 
+__all__ = [
+    "answer_expected",
+    "answer_given",
+    "expectation_ended",
+    "task_buried",
+    "task_cancelled",
+    "task_late",
+    "task_rescheduled",
+    "task_scheduled",
+]
+
 task_cancelled = Signal(name="task_cancelled", providing_args={"info"})
 task_rescheduled = Signal(name="task_rescheduled", providing_args={"task_id", "eta"})
 task_scheduled = Signal(

@@ -11,6 +11,8 @@ from opentelemetry import propagate, trace
 from kombu_delayed.message.envelope import eta_to_ms
 from kombu_delayed.store.shards import queue_of
 
+__all__ = ["instrument", "uninstrument"]
+
 #: When a message was sent, in ms since the epoch by the clock of who has sent it.
 SENT = "delayed_sent_ms"
 

@@ -14,6 +14,8 @@ from ..errors import DelayedError
 from ..store.shards import number_of, queue_of, shard_name
 from ..store.store import Store
 
+__all__ = ["EVENTS", "VERSION", "Event", "newest", "pages", "read"]
+
 #: The version of the format that is read here, and that the scripts write.
 VERSION = 2
 

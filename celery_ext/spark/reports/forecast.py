@@ -21,6 +21,8 @@ from .. import FORMAT
 from ..options import ReadOptions, as_texts
 from .queries import deliveries
 
+__all__ = ["arrivals", "due_per_hour", "forecast", "forecast_of", "service", "workers"]
+
 #: Days of history from which on each hour of the week, or of the day, is looked at by itself.
 WEEKLY_DAYS, DAILY_DAYS = 14, 2
 
