@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from kombu_delayed.consumer.policy.decisions import Bury, Delay, Drop, Run
 
-from ..tasks.outcome_results import NotRun
+from ..tasks.results import NotRun
 from .hand_over import HandOver
 from .limits.fair import Fair, Order
 from .limits.limit import Drain, Limit, Shares

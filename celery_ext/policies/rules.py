@@ -13,7 +13,7 @@ from kombu_delayed.consumer.policy.decisions import Arrival, Decision, Declared,
 from kombu_delayed.message.ticket import Gate, LimitNumbers, Ticket, version_of
 from kombu_delayed.store.shards import queue_of
 
-from ..tasks.outcome_results import store_outcome
+from ..tasks.results import store_outcome
 from .limits.gated import Gated
 from .message import Message
 from .policy import RUN, Policy, PolicyError, checked

@@ -11,10 +11,17 @@ from celery.backends.base import DisabledBackend
 from celery.states import READY_STATES
 from celery.utils.log import get_logger
 
+from kombu_delayed.consumer.policy.decisions import Bury, Decision, Drop
+from kombu_delayed.errors import DelayedError
+
 from .body import read_body
 from .task_info import TaskInfo
 
 logger = get_logger(__name__)
+
+
+class NotRun(DelayedError):
+    """A policy has buried this task: it did not run."""
 
 
 def keeps_results(app: Celery) -> bool:
@@ -46,6 +53,14 @@ def store_failure(app: Celery, info: TaskInfo, error: Exception) -> None:
         backend.mark_as_failure(info.id, error, **given)
 
     _store(app, info, str(error), mark)
+
+
+def store_outcome(app: Celery, info: TaskInfo, decision: Decision) -> None:
+    """REVOKED for what was dropped, FAILURE with NotRun for what was buried, with the reason."""
+    if isinstance(decision, Drop) and decision.revoked:
+        store_revoked(app, info, decision.reason)
+    elif isinstance(decision, Bury):
+        store_failure(app, info, NotRun(decision.reason))
 
 
 def _store(app: Celery, info: TaskInfo, reason: str, mark: Callable[..., None]) -> None:

@@ -204,7 +204,7 @@ class _Asking:
         entry = entry._replace(message=to_json(payload))
         until = datetime.now(timezone.utc) + timedelta(milliseconds=self.timeout_ms)
         if not payload["headers"].get("ignore_result"):
-            store_expecting(self.queue.app, entry.id, self.key, self.tenant, until, None)
+            store_expecting(self.queue.app, entry.id, self.key, self.tenant, until)
         kept_ms = self.queue.options.remember_ms
         reply = self.queue.move(
             lambda correlation: correlation.expect(self.name, entry, self.timeout_ms, kept_ms)

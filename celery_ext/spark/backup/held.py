@@ -63,7 +63,7 @@ def _readable(id: str) -> str:
     return id.encode(errors="backslashreplace").decode()
 
 
-def there(messages: DataFrame, broker: Mapping[str, Any]) -> DataFrame:
+def in_broker(messages: DataFrame, broker: Mapping[str, Any]) -> DataFrame:
     """Those of some messages, by queue and id, that a broker has: delayed, ready or unacked.
 
     Looked for in this order, which is their way, so that what moves meanwhile is met. The first

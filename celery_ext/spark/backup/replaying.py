@@ -25,7 +25,7 @@ from ..options import BrokerOptions, WriteOptions
 from ..reports.queries import event_order
 from ..sink.backup_rows import COLUMNS
 from ..sink.job_ledger import JobReport
-from .held import there
+from .held import in_broker
 from .transfer import restore
 
 #: Where the last event of a message says that it is. After any other event it has come to an end.
@@ -157,7 +157,7 @@ def replay(
     broker = {name: each for name, each in options.items() if name in _BROKER}
     try:
         lost = _give_up(without_messages(missed, backup), missed.count(), given)
-        known = there(missed, broker).persist()
+        known = in_broker(missed, broker).persist()
         already = known.count()
         rows = with_messages(missed.join(known, [*_MESSAGE], "left_anti"), backup)
         if at is not None or over:
