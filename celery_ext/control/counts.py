@@ -109,7 +109,6 @@ class Forecast:
 
     @classmethod
     def none(cls, start: datetime, length: timedelta, count: int) -> Forecast:
-        """Nothing, in so many buckets of a length."""
         return cls([Bucket(start + length * n, length, 0) for n in range(count)], 0, 0)
 
     def __add__(self, other: Forecast) -> Forecast:

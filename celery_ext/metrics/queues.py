@@ -40,7 +40,6 @@ class QueueCollector(Collector):
 
 
 def registry_of(delayed: Delayed, names: Callable[[], Iterable[str]]) -> CollectorRegistry:
-    """A registry with nothing but the gauges of some queues."""
     found = CollectorRegistry(auto_describe=False)
     found.register(QueueCollector(delayed, names))
     return found

@@ -111,7 +111,6 @@ def _answers(delayed: Delayed) -> bool:
 
 
 def _is_retry() -> bool:
-    """Whether Spark has tried this task before."""
     from pyspark import TaskContext
 
     context = TaskContext.get()

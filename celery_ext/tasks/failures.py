@@ -34,7 +34,6 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException, attempt: int, at_ms: int, worker: str) -> Failure:
-        """From an error that was raised."""
         frames = traceback.format_tb(error.__traceback__, limit=-FRAMES)
         return cls(attempt, at_ms, worker, describe(error), "".join(frames)[-TRACEBACK_LENGTH:])
 

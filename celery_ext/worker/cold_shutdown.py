@@ -68,11 +68,9 @@ class CancelledGreenlets:
         return request in self._running
 
     def add(self, request: Any) -> None:
-        """A request is about to be cancelled."""
         self._running.add(request)
 
     def discard(self, request: Any) -> None:
-        """A request could not be cancelled."""
         self._running.discard(request)
 
     def end(self, request: Any, was_killed: bool) -> None:

@@ -46,7 +46,6 @@ def query_task(state: Any, ids: Any, **kwargs: Any) -> dict[str, Any]:
 
 
 def _backlog(state: Any) -> tuple[list[TaskInfo], int]:
-    """The tasks that are due first, and how many there are."""
     delayed = _delayed_of(state)
     if delayed is None:
         return [], 0
@@ -91,7 +90,6 @@ def _due_ms(info: TaskInfo) -> int:
 
 
 def _entry(info: TaskInfo, state: Any) -> dict[str, Any]:
-    """In the format of Celery's own."""
     return {
         "eta": info.eta.isoformat() if info.eta else None,
         "priority": info.priority,

@@ -75,7 +75,6 @@ def _on_run(task: Any, **_: Any) -> None:
 
 
 def _carried() -> set[str]:
-    """Names of the headers that a trace travels in."""
     return propagate.get_global_textmap().fields
 
 

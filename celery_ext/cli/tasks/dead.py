@@ -189,7 +189,6 @@ def _run(
 
 
 def _parts(chosen: list[tuple[str, str]]) -> Iterator[tuple[str, list[str]]]:
-    """Some ids of one queue at a time."""
     for queue, letters in groupby(chosen, key=itemgetter(0)):
         ids = [id for _, id in letters]
         for at in range(0, len(ids), PART_SIZE):

@@ -81,7 +81,6 @@ def _newest(session: Session, queue: str | None, task_id: str | None, limit: int
 
 
 def _following(session: Session, positions: dict[str, str], task_id: str | None) -> Iterator[Event]:
-    """What comes in the queues that there are now."""
     while True:
         for name in positions:
             for page in streams.pages(session.delayed.store, name, positions[name]):

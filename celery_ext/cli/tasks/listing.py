@@ -30,7 +30,6 @@ from ..session import Session, command
 
 
 def soonest(session: Session, given: dict[str, Any]) -> Iterator[TaskInfo]:
-    """Delayed tasks of all queues in the order of their due times."""
     delayed, queue = session.delayed, given.get("queue")
     found = [delayed.find(**{**given, "queue": name}) for name in delayed.shards(queue)]
     return heapq.merge(*found, key=lambda info: info.due_ms or 0)

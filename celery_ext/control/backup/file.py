@@ -52,7 +52,6 @@ class Block:
 
     @property
     def size_bytes(self) -> int:
-        """How much of the file it takes."""
         return _HEAD.size + _NUMBER.size + len(self.content)
 
     def fields(self) -> Iterator[bytes]:
@@ -95,11 +94,9 @@ class Writer:
         self._blocks += 1
 
     def header(self, facts: dict[str, Any]) -> None:
-        """What the file is a backup of."""
         self._block(HEADER, 0, _json(facts))
 
     def items(self, kind: bytes, queue: str, items: int, fields: Iterable[bytes]) -> None:
-        """Messages or dead letters of one queue."""
         parts: list[bytes] = []
         for field in (queue.encode(errors="surrogateescape"), *fields):
             parts += (_NUMBER.pack(len(field)), field)

@@ -36,7 +36,6 @@ class Alarm:
 def alarms(
     visit: Visit, metrics: Mapping[str, Metrics], consumers: Iterable[ConsumerInfo]
 ) -> list[Alarm]:
-    """All of them, the worst first."""
     found = [alarm for queue, each in metrics.items() for alarm in _of_queue(queue, each)]
     found += [alarm for info in consumers for alarm in _of_consumer(info)]
     found += visit.service.cache.get("server", SERVER_SECONDS, lambda: _of_server(visit))

@@ -104,7 +104,6 @@ def simulate(
 
 
 def _taken(options: dict[str, Any], given: type) -> dict[str, Any]:
-    """Take the parameters of a class out of the options."""
     names = [each.name for each in fields(given) if each.name in options]
     return {name: options.pop(name) for name in names}
 

@@ -44,7 +44,6 @@ class Position:
 
     @property
     def key(self) -> tuple[int, int]:
-        """What positions of a stream are compared by."""
         ms, _, number = self.id.partition("-")
         return int(ms), int(number)
 

@@ -95,7 +95,6 @@ class EventOptions(BrokerOptions):
 
     @property
     def fails(self) -> bool:
-        """Whether a loss of events is an error."""
         return self.fail_on_data_loss.lower() == "true"
 
 
@@ -271,7 +270,6 @@ def _pending(start: Position, end: Position, stream: Stream) -> int:
 
 
 def offset(found: Mapping[str, Position]) -> Offset:
-    """Positions as Spark keeps them in a checkpoint."""
     return {queue: {"id": at.id, "n": at.n} for queue, at in sorted(found.items())}
 
 

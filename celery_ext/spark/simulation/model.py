@@ -66,7 +66,6 @@ class Spread:
         return 1.0 if self.kind == EXPONENTIAL else 0.0
 
     def sampler(self, dice: random.Random) -> Callable[[], float]:
-        """Draws one length after the other."""
         if self.kind == EXPONENTIAL:
             return partial(dice.expovariate, 1 / self.mean)
         if self.kind == LOGNORMAL:
@@ -75,7 +74,6 @@ class Spread:
         return lambda: self.mean
 
     def longer_than(self, seconds: float) -> float:
-        """The share of lengths that are longer."""
         if seconds <= 0:
             return 1.0
         if self.kind == EXPONENTIAL:
@@ -174,7 +172,6 @@ class Fleet:
 
     @property
     def crash_rate(self) -> float:
-        """How often a worker dies in a second."""
         return self.crashes_per_day / DAY_SECONDS
 
     @property
@@ -185,7 +182,6 @@ class Fleet:
 
     @property
     def slot_seconds(self) -> float:
-        """How long a task takes of its slot on average."""
         return self.run_seconds + sizing.TASK_SECONDS
 
     @property
@@ -234,7 +230,6 @@ class Arrivals:
 
     @property
     def seconds(self) -> float:
-        """The time in which all falls due."""
         return self.hours * 3600
 
     @property

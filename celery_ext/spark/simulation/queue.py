@@ -162,7 +162,6 @@ class Queue:
                 return
 
     def _soonest(self) -> float:
-        """When somebody has room."""
         if self._line or any(room for _, room in self._claims.values()):
             return self._now
         self._end_claims()

@@ -131,7 +131,6 @@ def _grouped(frame: DataFrame, length_ms: int, first: str, last: str, count: Any
 
 
 def simulated(spark: SparkSession, windows: Sequence[Window], fleet: Fleet) -> DataFrame:
-    """What comes of each window, one row for each."""
     rows = [(w.number, w.group, w.wait_seconds, w.warm_up, list(w.slices)) for w in windows]
 
     def work(

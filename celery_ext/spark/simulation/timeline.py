@@ -56,7 +56,6 @@ def timeline(
 
 
 def _due(slices: Sequence[Slice]) -> Iterator[tuple[float, float]]:
-    """How many are due until when."""
     total = 0
     yield 0.0, 0.0
     for part in slices:
@@ -68,7 +67,6 @@ def _due(slices: Sequence[Slice]) -> Iterator[tuple[float, float]]:
 def _started(
     slices: Sequence[Slice], waits: Sequence[float], fleet: Fleet
 ) -> Iterator[tuple[float, float]]:
-    """How many have started until when."""
     total = 0
     yield 0.0, 0.0
     for part, wait in zip(slices, waits, strict=False):
@@ -104,7 +102,6 @@ def _longest(
 def _delayed(
     due_at: Sequence[float], delays: Spread | None, length: float, span: float
 ) -> list[float]:
-    """How many wait for their due times."""
     if delays is None:
         return [due_at[-1] - due for due in due_at[:-1]]
     period = max(round(span / length), 1)

@@ -89,6 +89,5 @@ def publish(directory: str, names: list[str], run: str) -> None:
 
 
 def discard(directory: str, run: str) -> None:
-    """Remove the hidden files of a run."""
     for path in Path(directory).glob(f".{run}-*.jsonl"):
         path.unlink(missing_ok=True)

@@ -80,5 +80,4 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return BacklogWriter(replace(options, job_id=name), self._schema, job)
 
     def _queries(self, messages: list[WriterCommitMessage | None]) -> set[str]:
-        """The query; none where no task has done anything."""
         return {each.query for each in messages if isinstance(each, BatchWritten)}

@@ -63,12 +63,10 @@ class Page:
     messages: list[bytes] = field(default_factory=list)
 
     def add(self, part: Part, places: Sequence[Place]) -> None:
-        """Places that were found in a partition."""
         self.partitions += [part.name.decode()] * len(places)
         self.places += places
 
     def only(self, wanted: Sequence[bool]) -> Page:
-        """The messages that a selection names."""
         return Page(
             self.queue,
             list(compress(self.partitions, wanted)),

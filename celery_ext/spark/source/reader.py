@@ -72,7 +72,6 @@ class BacklogReader(DataSourceReader):
                 yield self._batch(self._wanted(page), arrow)
 
     def _wanted(self, page: Page) -> Page:
-        """The part of a page whose tasks are meant."""
         if not self.options.tasks:
             return page
         infos = [TaskInfo("delayed", page.queue, 0, message) for message in page.messages]

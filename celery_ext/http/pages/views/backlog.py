@@ -68,7 +68,6 @@ def look(visit: Visit) -> Shown:
 
 
 def _counts(visit: Visit) -> Any:
-    """What the backlog has, for who may know."""
     if visit.identity.tenants:
         return None
     found = metrics(visit).values()

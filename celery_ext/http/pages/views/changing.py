@@ -73,7 +73,6 @@ def _choose(visit: Visit, form: Form) -> tuple[Chosen[TaskInfo], bool]:
 
 
 def preview(visit: Visit, form: Form) -> Response:
-    """What a form would change."""
     verb, wrong, target = form.verb(VERBS), {}, None
     if verb == "move":
         try:
@@ -96,7 +95,6 @@ def preview(visit: Visit, form: Form) -> Response:
 
 
 def apply(visit: Visit, form: Form) -> Response:
-    """Change it."""
     verb = form.verb(VERBS)
     target = target_of(form) if verb == "move" else None
     if verb == "move" and target is None:

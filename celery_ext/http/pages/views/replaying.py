@@ -33,7 +33,6 @@ def _choose(visit: Visit, form: Form) -> tuple[Chosen[DeadTask], bool]:
 
 
 def preview(visit: Visit, form: Form) -> Response:
-    """What a form would change."""
     form.verb(VERBS)
     chosen, is_all = _choose(visit, form)
     letters = [each for part in chosen.values() for each in part]
@@ -47,7 +46,6 @@ def preview(visit: Visit, form: Form) -> Response:
 
 
 def apply(visit: Visit, form: Form) -> Response:
-    """Change it."""
     verb = form.verb(VERBS)
     chosen, _ = _choose(visit, form)
     count = sum(map(len, chosen.values()))
