@@ -118,7 +118,8 @@ def test_canvases_and_results(bench: Bench) -> None:
         whole = (
             app.signature("ask_for_result", ["r"]) | app.signature("note", ["then"])
         ).apply_async()
-        wait_until(lambda: whole.parent.state == "EXPECTING", "it asks", LONG_SECONDS)
+        wait_until(lambda: state(app, "r") == "open", "it asks", LONG_SECONDS)
+        assert whole.parent.state == "EXPECTING"
         assert respond(app, "r", "yes") == "accepted"
         assert whole.get(timeout=LONG_SECONDS) == ["yes", "then"]
         assert whole.parent.get(timeout=LONG_SECONDS) == "yes"
