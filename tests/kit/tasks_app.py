@@ -12,7 +12,6 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -163,13 +162,6 @@ def retry(self: Any, countdown: float, times: int = 1) -> str | None:
 def die(self: Any) -> None:
     write_down(self)
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-@task(bind=True)
-def retry_at(self: Any, eta: str) -> None:
-    write_down(self)
-    if not self.request.retries:
-        raise self.retry(eta=datetime.fromisoformat(eta))
 
 
 @task(
