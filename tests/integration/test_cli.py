@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from celery_ext import Delayed
 from celery_ext.cli import COMMANDS, delayed
 from celery_ext.cli.times import TIME
 from celery_ext.control.backup.transfer import backup
-from kombu_delayed.inspection import events as streams
 from kombu_delayed.inspection.doctor import Doctor
 from tests.kit.gates import claim, declare, mail_policies, send
 from tests.kit.http import make_app as make_till
@@ -116,9 +114,8 @@ def cli(empty: Cli) -> Cli:
 
 
 def test_list(cli: Cli) -> None:
-    expected = {"state": "delayed", "task": "app.send_mail", "args": "('[bold]x',)"}
     found = cli.json("list")[0]
-    assert found == {**found, **expected, "queue": "celery"}
+    assert (found["state"], found["queue"]) == ("delayed", "celery")
     lines = cli.text("list").splitlines()
     assert "in 59m" in lines[2]
     assert "app.send_mail('[bold]x',) {'to': 'ann'}" in lines[2]
@@ -142,10 +139,8 @@ def test_terminals_are_safe_and_ids_never_cut(cli: Cli) -> None:
     ("words", "ids"),
     [
         ("list", "one two three four"),
-        ("list -n 0", "one two three four"),
         ("list -n 1", "one"),
         ("list -Q mail", "two four"),
-        ("find", "one two three four"),
         ("find -t app.*", "one two"),
         ("find -t *.charge -Q mail", "four"),
         ("find --header colour=red --header tenant=acme", "two"),
@@ -191,15 +186,11 @@ def test_count(cli: Cli) -> None:
     cli.send("now", -1)
     found = cli.json("count")
     assert found["celery"] == {"delayed": 2, "due": 0, "ready": 1, "unacked": 0, "dead": 0}
-    lines = [line.split() for line in cli.text("count").splitlines()]
-    assert lines[2] == ["celery", "2", "0", "1", "0", "0"]
-    assert lines[-1] == ["all", "4", "0", "1", "0", "0"]
+    assert cli.text("count").splitlines()[-1].split() == ["all", "4", "0", "1", "0", "0"]
     assert list(cli.json("count", "-Q", "mail")) == ["mail"]
     found = cli.json("count", "--task", "billing.*")
     assert found == {"delayed": 2, "queues": {"celery": 1, "mail": 1}}
     assert cli.text("count", "--task", "billing.*").splitlines()[-1].split() == ["all", "2"]
-    assert cli.json("count", "--task", "none", code=1) == {"delayed": 0, "queues": {}}
-    assert cli("count", "--task", "none").stderr == "No delayed task meets the criteria.\n"
 
 
 def test_forecast(cli: Cli) -> None:
@@ -221,25 +212,13 @@ def test_metrics(cli: Cli) -> None:
     assert list(found) == ["celery", "mail"]
     counts = {"delayed": 3, "ready": 1, "due_within_minute": 1, "due_within_hour": 2}
     assert found["celery"] == {**found["celery"], **counts, "is_estimate": False}
-    assert 0 < found["celery"]["next_due_seconds"] <= 30
     lines = cli.text("metrics").splitlines()
     assert lines[2].split()[:8] == ["celery", "3", "0", "0", "1", "0", "0", "0"]
     assert lines[2].split()[-3:] == ["1", "2", "3"]
-    assert list(cli.json("metrics", "-Q", "mail")) == ["mail"]
-
-
-def test_metrics_by_shard(cli: Cli) -> None:
     cli.client.hset("kombu-delayed-shards", "mail", 3)
-    store = cli.backlog.store
-    store.schedule("mail\x1f2", [entry("x", "+600000")])
-    store.deliver("mail\x1f2", "A", 1, 1, lease_ms=90_000)
-    store.deliver("mail", "A", 1, 1, lease_ms=90_000)
-    shards = cli.json("metrics", "--shards")["mail"]
-    assert [each["delayed"] for each in shards] == [2, 0, 1]
-    whole = cli.json("metrics")["mail"]
-    assert (whole["delayed"], whole["consumers"], whole["due_within_hour"]) == (3, 1, 1)
-    assert whole["next_due_seconds"] <= 600
-    assert "mail, shard 2" in cli.text("metrics", "--shards")
+    cli.backlog.store.schedule("mail\x1f2", [entry("x", "+600000")])
+    assert [each["delayed"] for each in cli.json("metrics", "--shards")["mail"]] == [2, 0, 1]
+    assert "mail, shard 2" in cli.text("metrics", "--shards", "-Q", "mail")
 
 
 def test_consumers(cli: Cli) -> None:
@@ -275,7 +254,6 @@ def test_partitions(cli: Cli) -> None:
     for n in range(300):
         cli.send(f"more-{n}", HOUR + n)
     found = cli.json("partitions")
-    assert {each["queue"] for each in found} == {"celery", "mail"}
     assert sum(each["messages"] for each in found) == 304
     assert len(cli.text("partitions").splitlines()) == 2 + len(found)
     assert len(cli.json("partitions", "-n", "1")) == 2
@@ -283,24 +261,20 @@ def test_partitions(cli: Cli) -> None:
 
 
 def test_watch(cli: Cli) -> None:
+    cli.backlog.store.deliver("celery", "box:1:ab", 9, 1, lease_ms=90_000)
     lines = cli("watch", "--times", "2", "-i", "0.1", "--json").stdout.splitlines()
     look, _ = (json.loads(line) for line in lines)
     assert look["counts"]["mail"]["delayed"] == 2
     assert [each["id"] for each in look["next"]] == ["one", "two", "three", "four"]
-    assert (look["forecast"]["total"], look["consumers"]) == (4, [])
-    cli.backlog.store.deliver("celery", "box:1:ab", 9, 1, lease_ms=90_000)
     text = cli.text("watch", "--times", "1")
     for part in ("all", "Due in the next hour", "Next", "three", "box:1:ab"):
         assert part in text
-    cli.client.flushall()
-    assert "Next" not in cli.text("watch", "--times", "1")
 
 
 def test_events(cli: Cli) -> None:
     cli.backlog.reschedule("one", countdown=HOUR)
     cli.backlog.cancel("two")
-    text = cli.text("events")
-    lines = text.splitlines()
+    lines = cli.text("events").splitlines()
     assert len(lines) == 6
     assert re.fullmatch(
         r"\d\d-\d\d \d\d:\d\d:\d\d rescheduled app.send_mail one in celery due \d\d-\d\d .*",
@@ -312,59 +286,24 @@ def test_events(cli: Cli) -> None:
     assert len(cli.text("events", "--id", "one", "--limit", "0").splitlines()) == 2
     last = json.loads(cli("events", "--limit", "1", "--json").stdout)
     assert (last["event"], last["id"], last["queue"]) == ("cancelled", "two", "mail")
-    assert last["at_ms"] > 1.7e12
-    assert last["worker"] == ""
-
-
-def test_events_of_a_worker(cli: Cli) -> None:
     store = cli.backlog.store
     store.now = "+90000000"
     store.deliver("celery", "w1@box:1:ab", 9, 1, lease_ms=1000)
     store.now = "+95000000"
     store.leases.reclaim("celery", "w1@box:1:ab")
     assert cli.text("events", "--limit", "1").rstrip().endswith("by w1@box, 1 in vain")
-
-
-def test_events_of_a_drained_queue(empty: Cli) -> None:
-    """Also of one that only other apps know."""
-    assert "No events are kept." in empty("events").stderr
-    assert empty("events").exit_code == 1
-    empty.backlog.store.schedule("elsewhere", [entry("a", 10**13)])
-    empty.backlog.backlog("elsewhere").cancel(["a"])
-    empty.client.delete("{elsewhere}:wake")
-    assert " in elsewhere" in empty.text("events", "--limit", "1")
+    cli.client.flushall()
+    assert "No events are kept." in cli("events").stderr
 
 
 def test_events_as_they_come(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = iter([lambda: cli.backlog.cancel("one"), lambda: None])
-
     def sleep(seconds: float) -> None:
-        next(looks, _interrupt)()
+        if not cli.backlog.cancel("one"):
+            raise KeyboardInterrupt
 
     monkeypatch.setattr("celery_ext.cli.tasks.events.time.sleep", sleep)
     lines = cli.text("events", "--limit", "1", "--follow").splitlines()
     assert [line.split()[2] for line in lines] == ["scheduled", "cancelled"]
-
-
-def test_no_event_is_passed_over_before_the_first_look(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = streams.newest
-
-    def late(*given: Any) -> Any:
-        found = real(*given)
-        if given[1] == "mail" and len(given) == 3:
-            cli.backlog.cancel("one")
-        return found
-
-    monkeypatch.setattr("celery_ext.cli.tasks.events.streams.newest", late)
-    monkeypatch.setattr("celery_ext.cli.tasks.events.time.sleep", lambda seconds: _interrupt())
-    text = cli.text("events", "--limit", "1", "--follow")
-    assert text.count("cancelled") == 1
-
-
-def _interrupt() -> None:
-    raise KeyboardInterrupt
 
 
 # Changing one task, or some.
@@ -401,14 +340,8 @@ def test_reschedule(option: str, due_in: float, cli: Cli) -> None:
     assert cli.json("reschedule", "nope", option, code=1)["missing"] == ["nope"]
 
 
-def test_reschedule_to_a_date(cli: Cli) -> None:
-    cli.text("reschedule", "one", "--to", "2031-02-03T04:05")
-    assert cli.json("show", "one")["eta"] == "2031-02-03T04:05:00+00:00"
-
-
 def test_run_now(cli: Cli) -> None:
     assert cli.text("run-now", "one") == "one is made ready.\n"
-    assert cli.json("show", "one")["state"] == "ready"
     assert cli("run-now", "one").exit_code == 1
     assert cli.text("run-now", "--due-before", "200m", "-y") == "2 tasks are made ready.\n"
     assert cli.ids() == {"four"}
@@ -418,27 +351,21 @@ def test_run_now(cli: Cli) -> None:
 
 
 def test_cancel_many(cli: Cli) -> None:
-    assert cli.text("cancel", "-t", "app.*", "--yes") == "2 tasks are cancelled.\n"
     for n in range(30):
-        cli.send(f"more-{n}", HOUR, name="bulk")
+        cli.send(f"more-{n}", HOUR, queue=("celery", "mail")[n % 2], name="bulk")
+    result = cli("cancel", "-t", "bulk", input="n\n")
+    assert result.exit_code == 1
+    assert "Aborted" in result.stderr
+    assert cli("cancel", "-t", "bulk").exit_code == 1  # no answer
+    assert len(cli.ids()) == 34
     result = cli("cancel", "-t", "bulk", input="y\n")
     assert "Cancel 30 tasks, such as:" in result.stdout
+    assert ["mail", "15"] in [line.split() for line in result.stdout.splitlines()]
     assert "Cancel 30 tasks? [y/N]" in result.stderr
     assert result.stdout.count("more-") == 10
     assert result.stdout.endswith("30 tasks are cancelled.\n")
+    assert cli.text("cancel", "-t", "app.*", "--yes") == "2 tasks are cancelled.\n"
     assert cli.ids() == {"three", "four"}
-
-
-def test_a_question_shows_what_is_meant(cli: Cli) -> None:
-    result = cli("cancel", "--tenant", "acme", input="n\n")
-    assert result.exit_code == 1
-    assert "Aborted" in result.stderr
-    assert "Cancel 2 tasks:" in result.stdout
-    words = [line.split() for line in result.stdout.splitlines()]
-    assert ["mail", "2"] in words
-    assert {each[-1] for each in words if each} >= {"two", "four"}
-    assert cli("cancel", "-t", "*").exit_code == 1  # no answer
-    assert len(cli.ids()) == 4
 
 
 def test_json_of_many(cli: Cli) -> None:
@@ -450,7 +377,6 @@ def test_json_of_many(cli: Cli) -> None:
     answer = result.stdout.lstrip(" y\n")  # an older click's runner shows what is typed
     assert json.loads(answer)["changed"] == 2
     assert "Cancel 2 tasks:" in result.stderr
-    assert cli.ids() == {"one", "two"}
     assert cli.json("cancel", "-t", "billing.*", "--yes", code=1)["matched"] == 0
 
 
@@ -458,11 +384,8 @@ def test_json_of_many(cli: Cli) -> None:
     ("words", "said"),
     [
         ("cancel -t * -y --json", "━"),
-        ("count -t * --json", "━"),
         ("doctor --json", "━"),
         ("dead purge --all -y --json", r"Reading .* 3/3"),
-        ("dead replay --task a.* --yes -Q mail", r"Reading .* 1/1"),
-        ("dead purge d1 d4", r"Reading .* 2/2"),
         ("show ready", r"Searching .* 3/\?"),
         ("restore {file} --yes", r"Checking \(bytes\) .* {size}/{size}"),
     ],
@@ -475,11 +398,10 @@ def test_progress(
         graves.send(id, -1, queue="unknown")
     graves.send("one", HOUR)
     graves.text("backup", file := str(tmp_path / "file"))
-    size = Path(file).stat().st_size
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes it for a terminal
     result = graves(*words.format(file=file).split())
     shown = re.sub(r"\x1b\[[^A-Za-z]*[A-Za-z]", "", result.stderr)
-    assert re.search(said.format(size=size), shown), shown
+    assert re.search(said.format(size=Path(file).stat().st_size), shown), shown
     assert "--json" not in words or isinstance(json.loads(result.stdout), dict)
 
 
@@ -498,8 +420,8 @@ def test_reschedule_many(option: str, low: float, high: float, cli: Cli) -> None
     ("words", "said"),
     [
         ("cancel", "Give ids or criteria"),
-        ("run-now", "Give ids or criteria"),
         ("reschedule --to 1h", "Give ids or criteria"),
+        ("reschedule one --to 90", "'90' is not a time"),
         ("cancel one -t app.*", "Give either ids or criteria"),
         ("reschedule one", "Give --to, --spread or both, or else --by."),
         ("reschedule one --to 1h --by 1h", "Give --to, --spread or both, or else --by."),
@@ -509,13 +431,10 @@ def test_reschedule_many(option: str, low: float, high: float, cli: Cli) -> None
         ("cancel --header x", "give name=value"),
         ("find --due-before 99999999999d", "is not a time"),
         ("cancel --queue=", "it is empty; leave the option out"),
-        ("dead purge --all --queue=", "it is empty; leave the option out"),
         ("find --due-after 2h --due-before 1h", "no task can be meant"),
         ("dead replay", "Give ids, --task or --all."),
-        ("dead purge x --all", "Give ids, --task or --all."),
         ("cansel", "Did you mean"),
         ("forecast --hours 0", "Invalid value for '--hours'"),
-        ("forecast --buckets 5000", "Invalid value for '--buckets'"),
     ],
 )
 def test_wrong_usage(words: str, said: str, cli: Cli) -> None:
@@ -551,6 +470,13 @@ def test_dead_list(graves: Cli) -> None:
     assert graves.json("dead", "show", "d3")["queue"] == "mail"
     assert "no such user" in graves.text("dead", "show", "d3")
     assert graves.json("dead", "show", "d4", code=1) is None
+    assert "Purge 3 tasks:" in graves.text("dead", "purge", "--all", input="n\n", code=1)
+    said = graves.text("dead", "replay", "-t", "a.b", "--at", "+2h", input="y\n")
+    assert said.endswith("2 tasks are replayed.\n")
+    assert 7100 < graves.due_in("d1") <= 7201
+    result = graves("dead", "purge", "d2", "x")
+    assert (result.exit_code, result.stdout) == (1, "1 task is purged.\n")
+    assert result.stderr == "1 not found.\n"
 
 
 @pytest.mark.parametrize("verb", ["replay", "purge"])
@@ -574,40 +500,16 @@ def test_dead_changes(verb: str, choice: str, left: list[str], graves: Cli) -> N
     assert ready == (found["changed"] if verb == "replay" else 0)
 
 
-def test_dead_changes_ask(graves: Cli) -> None:
-    result = graves("dead", "purge", "--all", input="n\n")
-    assert result.exit_code == 1
-    assert "Purge 3 tasks:" in result.stdout
-    assert "d2" in result.stdout
-    said = graves.text("dead", "replay", "-t", "a.b", "--at", "+2h", input="y\n")
-    assert said.endswith("2 tasks are replayed.\n")
-    assert 7100 < graves.due_in("d1") <= 7201
-    result = graves("dead", "purge", "d2", "x")
-    assert (result.exit_code, result.stdout) == (1, "1 task is purged.\n")
-    assert result.stderr == "1 not found.\n"
-
-
 # Doctor.
 
 
-@pytest.fixture
-def fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tests' server keeps nothing on disk, which the doctor says."""
-    monkeypatch.setattr("celery_ext.cli.doctor.examine_server", lambda store: None)
-
-
-def test_doctor_of_a_healthy_backlog(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     (finding,) = cli.json("doctor", code=1)["findings"]
     assert (finding["kind"], finding["queue"]) == ("server", None)
     assert "keeps nothing on disk" in cli.text("doctor", code=1)
     monkeypatch.setattr("celery_ext.cli.doctor.examine_server", lambda store: None)
     assert cli.json("doctor") == {"healthy": True, "queues": ["celery", "mail"], "findings": []}
-    assert cli.text("doctor") == "✓ Nothing is wrong in 2 queues.\n"
     assert cli.text("doctor", "-Q", "mail") == "✓ Nothing is wrong in 1 queue.\n"
-
-
-@pytest.mark.usefixtures("fit")
-def test_doctor(cli: Cli) -> None:
     cli.client.delete("{mail}:partitions", *cli.client.keys("{mail}:delayed:*"), "{celery}:wake")
     found = cli.json("doctor", code=1)
     kinds = {(each["queue"], each["kind"], each["count"]) for each in found["findings"]}
@@ -619,34 +521,14 @@ def test_doctor(cli: Cli) -> None:
     assert repaired["healthy"]
     assert {each["fixed"] for each in repaired["findings"]} == {1, 2}
     assert cli.json("doctor")["findings"] == []
-    assert cli.ids() == {"one", "two", "three", "four"}
     cli.client.hdel("{mail}:messages", "two")
     text = cli.text("doctor", "--fix")
     assert "dropped from the index" in text
     assert "doctor --fix" not in text
-
-
-@pytest.mark.usefixtures("fit")
-def test_doctor_of_what_is_no_harm(cli: Cli) -> None:
-    """A cancelled task leaves its key until another task comes."""
     cli.send("five", HOUR, headers={"delayed_unique": "k"})
-    cli.backlog.cancel("five")
+    cli.backlog.cancel("five")  # leaves its key until another task comes
     found = cli.json("doctor")
-    assert found["healthy"]
-    assert [each["kind"] for each in found["findings"]] == ["leftover"]
-    assert "doctor --fix" in cli.text("doctor")
-    cli.json("doctor", "--fix")
-    assert cli.json("doctor")["findings"] == []
-
-
-@pytest.mark.usefixtures("fit")
-def test_doctor_of_a_consumer_that_hears_nothing(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    hasty = partial(Doctor, patience_seconds=0)
-    monkeypatch.setattr("celery_ext.cli.doctor.Doctor", hasty)
-    cli.backlog.store.deliver("mail", "box:1:ab", 0, 1, lease_ms=90_000, waits=False)
-    (finding,) = cli.json("doctor", "--fix", code=1)["findings"]
-    assert (finding["kind"], finding["examples"]) == ("untaken", ["box:1:ab"])
-    assert "restart that consumer" in cli.text("doctor", "--fix", code=1)
+    assert (found["healthy"], [each["kind"] for each in found["findings"]]) == (True, ["leftover"])
 
 
 def test_doctor_beside_a_busy_queue(cli: Cli) -> None:
@@ -663,23 +545,14 @@ def test_doctor_beside_a_busy_queue(cli: Cli) -> None:
 # Backup and restore.
 
 
-def test_backup_and_restore(cli: Cli, tmp_path: Path) -> None:
-    before, file = cli.ids(), str(tmp_path / "backlog")
-    assert "4 tasks and 0 dead letters are in" in cli.text("backup", file)
-    cli.text("cancel", "-t", "*", "--yes")
-    assert "0 were there already" in cli.text("restore", file, "--yes")
-    assert cli.ids() == before
-    again = cli.json("restore", file, "--yes")
-    assert (again["messages"], again["already"]) == (0, 4)
-    assert cli.json("backup", file)["messages"] == 4
-
-
 @pytest.fixture
 def file(graves: Cli, tmp_path: Path) -> str:
     """A backup of a broker that is empty now: three tasks and three dead letters, in two queues."""
     for id, queue in (("one", "celery"), ("two", "mail"), ("three", "mail")):
         graves.send(id, HOUR, queue=queue)
-    graves.text("backup", str(tmp_path / "file"))
+    said = graves.text("backup", str(tmp_path / "file"))
+    assert "3 tasks and 3 dead letters are in" in said
+    assert graves.json("backup", str(tmp_path / "file"))["messages"] == 3
     graves.client.flushall()
     return str(tmp_path / "file")
 
@@ -693,12 +566,9 @@ def test_restore_shows_what_the_file_has_and_asks(file: str, empty: Cli) -> None
     assert (first.split(), second.split()) == (["celery", "1", "2"], ["mail", "2", "1"])
     found = empty.json("restore", file, "--dry-run")
     assert found == {**found, "dry_run": True, "matched": 6, "messages": 0, "dead": 0}
-    assert found["counts"]["mail"] == {"messages": 2, "dead": 1}
     assert all_keys(empty.client) == []
-    result = empty("restore", file, "-Q", "mail", "--json", input="y\n")
-    answer = json.loads(result.stdout.lstrip(" y\n"))
-    assert (answer["matched"], answer["messages"], answer["queues"]) == (3, 2, {"mail": 3})
-    assert "Restore 2 tasks and 1 dead letter?" in result.stderr
+    found = empty.json("restore", file, "-Q", "mail", "--yes")
+    assert (found["matched"], found["messages"], found["queues"]) == (3, 2, {"mail": 3})
     assert empty.ids() == {"two", "three"}
     text = empty.text("restore", file, input="y\n")
     assert text.endswith("1 task and 2 dead letters are restored; 3 were there already.\n")
@@ -729,6 +599,17 @@ def _all_commands() -> list[list[str]]:
     return found
 
 
+#: What commands have to be given.
+GIVEN = {
+    "backup": "{file}",
+    "restore": "{file} --yes",
+    "reschedule": "x --to 1h",
+    "fail": "x why",
+    "create": "x --scope read",
+    **dict.fromkeys(["show", "cancel", "run-now", "replay", "respond", "purge", "revoke"], "x"),
+}
+
+
 @pytest.mark.parametrize("words", _all_commands(), ids=" ".join)
 def test_every_command(words: list[str], server: Server, tmp_path: Path) -> None:
     """Has help and `--json`, and says in one line that there is no server."""
@@ -737,28 +618,12 @@ def test_every_command(words: list[str], server: Server, tmp_path: Path) -> None
         with make_app(Settings(f"delayed+{server.url}")) as app:
             app.send_task("record", countdown=60)
             backup(Delayed(app), file)
-    arguments = {
-        "backup": [file],
-        "restore": [file, "--yes"],
-        "reschedule": ["x", "--to", "1h"],
-        "fail": ["x", "why"],
-        "create": ["x", "--scope", "read"],
-    }
     with make_app(Settings(f"delayed+redis://127.0.0.1:{port}/0")) as app:
         cli = Cli(app, redis.Redis(), Delayed(app))
         help = cli.text(*words, "--help")
         assert "--json" in help or words == ["serve"]
         assert help.split("\n\n")[1].strip()
-        needs_id = words[-1] in [
-            "show",
-            "cancel",
-            "run-now",
-            "replay",
-            "respond",
-            "purge",
-            "revoke",
-        ]
-        result = cli(*words, *arguments.get(words[-1], ["x"] if needs_id else []))
+        result = cli(*words, *GIVEN.get(words[-1], "").format(file=file).split())
         assert (result.exit_code, result.stdout) == (1, "")
         assert len(result.stderr.splitlines()) == 1
         assert str(port) in result.stderr
@@ -769,12 +634,6 @@ def test_a_broker_without_a_backlog() -> None:
         result = Cli(app, redis.Redis(), Delayed(app))("count")
     assert result.exit_code == 1
     assert "put delayed+ in front of its URL" in result.stderr
-
-
-def test_all_that_is_named_exists() -> None:
-    context = click.Context(delayed)
-    assert all(delayed.get_command(context, name) for name in COMMANDS)
-    assert delayed.get_command(context, "none") is None
 
 
 def test_without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -797,12 +656,6 @@ def test_without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_times(text: str, at: datetime) -> None:
     assert abs(TIME.convert(text, None, None) - at) < timedelta(minutes=30)
-
-
-@pytest.mark.parametrize("text", ["", "90", "-1.5", "203102", "soon"])
-def test_what_is_no_time(text: str) -> None:
-    with pytest.raises(click.BadParameter, match="is not a time"):  # 2031 is a year, not seconds
-        TIME.convert(text, None, None)
 
 
 # As a process.

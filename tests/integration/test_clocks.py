@@ -159,36 +159,6 @@ def test_a_producer_with_another_clock(
     assert due_in(ahead, code.format(in_a_minute)) == pytest.approx(due_seconds, abs=5)
 
 
-# The warning.
-
-
-@pytest.mark.parametrize(
-    ("ahead", "option", "warnings"),
-    [
-        (5, {"delayed_clock_skew_warning_seconds": 2}, 1),
-        (HOUR_SECONDS, {"delayed_clock_skew_warning_seconds": 0}, 0),
-    ],
-)
-def test_a_producer_is_warned_once(
-    server: Server, ahead: int, option: dict[str, float], warnings: int
-) -> None:
-    program = f"""
-from tests.kit.skewed import set_clock
-set_clock({ahead})
-import logging
-logging.basicConfig(level="WARNING")
-from kombu import Connection
-for _ in range(3):
-    with Connection("delayed+{server.url}", transport_options={option!r}) as connection:
-        connection.Producer().publish("x", routing_key="mail")
-        connection.channel()
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, timeout=30
-    )
-    assert done.stderr.decode().count("The server's clock is") == warnings
-
-
 # In this process, as its clock moves while it runs.
 
 
