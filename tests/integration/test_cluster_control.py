@@ -44,11 +44,17 @@ def test_tasks_of_all_nodes(app: Celery, delayed: Delayed) -> None:
     ids = schedule(app)
     schedule(app, 3, "other")
     assert {"mail", "other"} <= {*delayed.queues()}
-    assert len({delayed.store.node_of(shard) for shard in delayed.shards("mail")}) == 3
+    shards = delayed.shards("mail")
+    assert len({delayed.store.node_of(shard) for shard in shards}) == 3
+    assert queues_with_messages(delayed.store) <= {*shards, "other"}
     assert {info.id for info in delayed.find(queue="mail")} == {*ids}
     assert delayed.counts()["mail"].delayed == 12
     assert delayed.forecast(queue="mail").total == 12
     assert delayed.get(ids[0]).queue == "mail"
+    assert {event.id for event in delayed.events(queue="mail")} == {*ids}
+    assert delayed.consumers() == []
+    assert examine_server(delayed.store) is None
+    assert [fault for each in shards for fault in Doctor(delayed.store, each).examine()] == []
     assert delayed.cancel(ids[0])
     assert delayed.reschedule(ids[1], countdown=1200)
     assert delayed.run_now(ids[2])
@@ -62,21 +68,6 @@ def test_bulk_and_backup(app: Celery, delayed: Delayed, cluster: Cluster, tmp_pa
     cluster.flush()
     assert delayed.restore(tmp_path / "backup").messages == 60
     assert delayed.counts()["mail"].delayed == 60
-
-
-def test_events_and_consumers(app: Celery, delayed: Delayed) -> None:
-    ids = schedule(app, 5)
-    assert {event.id for event in delayed.events(queue="mail")} == {*ids}
-    assert delayed.consumers() == []
-
-
-def test_the_doctor(app: Celery, delayed: Delayed) -> None:
-    schedule(app)
-    store = delayed.store
-    assert examine_server(store) is None
-    assert queues_with_messages(store) <= {*delayed.shards("mail")}
-    for shard in delayed.shards("mail"):
-        assert Doctor(store, shard).examine() == []
 
 
 def test_the_http_api(cluster: Cluster, delayed: Delayed) -> None:

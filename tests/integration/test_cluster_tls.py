@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from urllib.parse import quote
 
 import pytest
@@ -14,7 +12,8 @@ from redis import RedisError
 from tests.kit.clusters import free_cluster_port
 from tests.kit.inbox import Inbox
 from tests.kit.sending import publish, queue_of
-from tests.kit.servers import Server, start_server
+from tests.kit.servers import Server
+from tests.kit.tls import start_tls_server
 from tests.kit.wait import wait_until
 
 MAIL = queue_of("mail")
@@ -24,20 +23,9 @@ NEWS = Queue("reader", Exchange("news", type="fanout"))
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A Cluster of one."""
-    # No dependency of anything else, and the bundled servers know no TLS: a skip in CI too.
-    for program in ("redis-server", "openssl"):
-        if shutil.which(program) is None:
-            pytest.skip(f"{program} is not on PATH: no server with TLS")
     config = {"cluster-enabled": "yes", "tls-cluster": "yes", "tls-replication": "yes"}
-    directory: Path = tmp_path_factory.mktemp("guarded")
-    try:
-        port = free_cluster_port()
-        server = start_server("redis", directory, port=port, tls=True, config=config)
-    except RuntimeError as error:
-        if "tls" not in str(error).lower():
-            raise
-        pytest.skip("redis-server on PATH is built without TLS")
-    with server:
+    directory = tmp_path_factory.mktemp("guarded")
+    with start_tls_server(directory, port=free_cluster_port(), config=config) as server:
         with server.client() as client:
             client.execute_command("CLUSTER ADDSLOTS", *range(16384))
             wait_until(lambda: _takes_writes(server), "the Cluster is up")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kombu import Connection, Exchange, Queue
@@ -15,12 +16,12 @@ from tests.kit.inbox import Inbox
 from tests.kit.servers import Server, start_server
 
 
-def start_tls_server(directory: Path) -> Server:
+def start_tls_server(directory: Path, **options: Any) -> Server:
     for program in ("redis-server", "openssl"):
         if shutil.which(program) is None:
             pytest.skip(f"{program} is not on PATH: no server with TLS")
     try:
-        return start_server("redis", directory, tls=True)
+        return start_server("redis", directory, tls=True, **options)
     except RuntimeError as error:
         if "tls" not in str(error).lower():
             raise
