@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import json
 import os
-import random
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -87,10 +86,8 @@ def get(delayed: Delayed, id: str) -> TaskInfo:
 
 
 def test_get_a_delayed_task(app: Celery, delayed: Delayed) -> None:
-    eta = in_hours(2)
-    app.send_task(
-        "record", ("é", 1), {"k": 2}, task_id="a", eta=eta, priority=5, headers={"tenant": "t"}
-    )
+    eta, headers = in_hours(2), {"tenant": "t"}
+    app.send_task("record", ("é", 1), {"k": 2}, task_id="a", eta=eta, priority=5, headers=headers)
     found = get(delayed, "a")
     assert (found.id, found.state, found.queue, found.task) == ("a", "delayed", "celery", "record")
     assert (found.args, found.kwargs, found.priority) == ("('é', 1)", "{'k': 2}", 5)
@@ -104,6 +101,11 @@ def test_get_a_delayed_task(app: Celery, delayed: Delayed) -> None:
 
 def test_get_tells_where_a_task_is(app: Celery, delayed: Delayed) -> None:
     """The ETA of what has waited is still known."""
+    send(app, "dead", -1, priority=3)
+    bury(delayed.store, "dead", "because")
+    dead = get(delayed, "dead")
+    assert (dead.state, dead.reason, dead.consumer) == ("dead", "because", "C")
+    assert (dead.task, dead.priority, dead.deliveries) == ("record", 3, 1)
     app.send_task("record", task_id="now", priority=6)
     for id, hours in (("unacked", 0.4), ("ready", 0.5)):
         send(app, id, hours)
@@ -117,21 +119,7 @@ def test_get_tells_where_a_task_is(app: Celery, delayed: Delayed) -> None:
     for found in (unacked, ready):
         assert found.eta
         assert abs(found.eta - in_hours(0.45)) < HOUR / 10
-
-
-def test_get_what_is_not_there(delayed: Delayed) -> None:
-    assert delayed.get("x") is None
-    assert delayed.get("x", queue="celery") is None
-
-
-def test_get_a_dead_task(app: Celery, delayed: Delayed) -> None:
-    send(app, "a", -1, priority=3)
-    send(app, "b", -1, priority=6)
-    bury(delayed.store, "a", "because")
-    found = get(delayed, "a")
-    assert (found.id, found.state, found.reason, found.consumer) == ("a", "dead", "because", "C")
-    assert (found.task, found.priority, found.deliveries) == ("record", 3, 1)
-    assert delayed.get("b")
+    assert delayed.get("x") is delayed.get("x", queue="celery") is None
 
 
 def bury(store: Store, *names: str, queue: str = "celery") -> None:
@@ -220,17 +208,7 @@ def test_cancel(app: Celery, delayed: Delayed, told: list[Any]) -> None:
 AT = datetime(2100, 1, 2, 3, 4, 5, 678_900, tzinfo=timezone.utc)
 
 
-@pytest.mark.parametrize(
-    "eta",
-    [
-        AT,
-        AT.astimezone(timezone(timedelta(hours=-7))),
-        AT.replace(tzinfo=None),
-        "2100-01-02T03:04:05.678900Z",
-        "2100-01-02T03:04:05.6789",
-        "2100-01-02T05:04:05.6789+02:00",
-    ],
-)
+@pytest.mark.parametrize("eta", [AT, AT.replace(tzinfo=None), "2100-01-02T05:04:05.6789+02:00"])
 def test_reschedule_to_an_eta(
     eta: Any, app: Celery, delayed: Delayed, client: redis.Redis, told: list[Any]
 ) -> None:
@@ -245,7 +223,7 @@ def test_reschedule_to_an_eta(
     assert ids(delayed.find()) == ["b", "a"]
 
 
-def test_reschedule_by_countdown_and_to_the_last_time_there_is(
+def test_reschedule_by_countdown_and_to_the_first_and_last_time_there_is(
     app: Celery, delayed: Delayed
 ) -> None:
     send(app, "a")
@@ -255,22 +233,10 @@ def test_reschedule_by_countdown_and_to_the_last_time_there_is(
     assert abs(found.remaining - 2 * HOUR) < SEEN_LATE
     assert found.eta == datetime.fromisoformat(found.headers["eta"])
     assert delayed.reschedule("a", eta=datetime.max)
-    found = get(delayed, "a")
-    assert found.eta
-    assert found.eta.year == 9999
-    assert found.as_dict()["remaining_seconds"] > 0
-
-
-@pytest.mark.parametrize(
-    "to", [{"countdown": 0}, {"countdown": -5}, {"eta": "2001-01-01"}, {"eta": "0001-01-01"}]
-)
-def test_reschedule_to_a_time_that_has_come(
-    to: dict[str, Any], app: Celery, delayed: Delayed
-) -> None:
-    send(app, "a")
-    assert delayed.reschedule("a", **to)
+    assert get(delayed, "a").as_dict()["remaining_seconds"] > 0
+    assert delayed.reschedule("a", eta="0001-01-01")
     assert get(delayed, "a").state == "ready"
-    assert not delayed.reschedule("a", **to)
+    assert not delayed.reschedule("a", countdown=-5)
 
 
 @pytest.mark.parametrize(
@@ -279,10 +245,7 @@ def test_reschedule_to_a_time_that_has_come(
         ({}, "either countdown"),
         ({"countdown": 1, "eta": AT}, "either countdown"),
         ({"eta": "soon"}, "eta='soon' is not a time: give a datetime or ISO 8601, such as 20"),
-        ({"eta": ""}, "eta='' is not a time"),
-        ({"eta": 5}, "eta=5 is not a time"),
         ({"countdown": "5"}, "countdown='5' is not a time from now: give a number of seconds"),
-        ({"countdown": float("inf")}, "countdown=inf"),
         ({"countdown": float("nan")}, "countdown=nan"),
         ({"countdown": 1e12}, "countdown=1000000000000.0"),
     ],
@@ -398,31 +361,21 @@ def shop(app: Celery) -> Delayed:
     [
         ({}, "123564"),
         ({"task": "app.send_mail"}, "14"),
-        ({"task": "app.send_*"}, "124"),
-        ({"task": "app.?eport"}, "3"),
         ({"task": "app.s[em]*"}, "124"),
         ({"task": "app.[!s]*"}, "36"),
         ({"task": "app.[[]x]"}, "6"),
-        ({"task": "a[nopqrst]p*"}, "12364"),
         ({"task": "*ö?e*"}, "5"),
         ({"task": "APP.*"}, ""),
-        ({"task": "app"}, ""),
         ({"queue": "slow"}, "4"),
-        ({"queue": "missing"}, ""),
         ({"tenant": "ada"}, "134"),
         ({"tenant": "größe"}, "5"),
-        ({"tenant": "a"}, ""),
         ({"header": {"try": 2}}, "2"),
-        ({"header": {"try": "2"}}, "2"),
         ({"header": {"flag": True}}, "3"),
-        ({"header": {"flag": "True"}}, "3"),
         ({"header": {"none": None}}, "3"),
         ({"header": {"f": "0.5"}}, "4"),
         ({"header": {"x": [1, "a"]}}, "15"),
-        ({"header": {"x": "{'a': True}"}}, "2"),
         ({"header": {"missing": None}}, ""),
         ({"header": {"try": 1, "tenant": "ada"}}, "1"),
-        ({"header": {"try": 1}, "tenant": "bob"}, ""),
         ({"task": "app.send_*", "tenant": "ada", "queue": "slow"}, "4"),
         ({"task": "app.report", "header": {"tenant": "bob"}}, ""),
         ({"due_after": 1.5}, "23564"),
@@ -471,10 +424,8 @@ def test_find_is_lazy(app: Celery, delayed: Delayed, monkeypatch: pytest.MonkeyP
         ({"due_after": 5}, "due_after=5 is not a time"),
         ({"due_after": AT, "due_before": AT - HOUR}, "is later than due_before"),
         ({"task": ""}, "task='' is not a text: leave it out where any is meant"),
-        ({"tenant": ""}, "tenant=''"),
         ({"tenant": 0}, "tenant=0 is not a text"),
         ({"queue": ""}, "queue=''"),
-        ({"group_id": ""}, "group_id=''"),
         ({"root_id": 5}, "root_id=5"),
         ({"header": "x=1"}, "header takes a dict of headers, not 'x=1'"),
     ],
@@ -566,48 +517,29 @@ def test_reschedule_many_by(query: Query, minutes: float, many: Delayed, told: l
     assert many.counts()["celery"].ready == sum(at <= soon for at in moved.values())
 
 
-@pytest.mark.parametrize("minutes", [-100, 30, 300])
-def test_reschedule_many_to(minutes: float, many: Delayed) -> None:
+def test_reschedule_many_to_and_spread(many: Delayed) -> None:
     before = due_times(many)
-    to = now().replace(microsecond=0) + timedelta(minutes=minutes)
-    assert many.reschedule_many(Query(tenant="ada"), to=to).changed == 20
-    after = due_times(many)
-    assert {id: at for id, at in before.items() if id not in ADAS}.items() <= after.items()
-    assert {after.get(id) for id in ADAS} == {to.timestamp() * 1000 if minutes > 0 else None}
-    assert many.counts()["celery"].ready == (0 if minutes > 0 else 20)
-
-
-def test_reschedule_many_spread(many: Delayed) -> None:
     to = in_hours(1.25).replace(microsecond=0)
+    start_ms = round(to.timestamp() * 1000)
+    assert many.reschedule_many(Query(tenant="ada"), to=to).changed == 20
+    assert due_times(many) == {**before, **dict.fromkeys(ADAS, start_ms)}
     assert many.reschedule_many(Query(tenant="ada"), to=to, spread=10 * HOUR).changed == 20
-    after, start_ms = due_times(many), round(to.timestamp() * 1000)
-    assert [after[id] for id in ADAS] == [start_ms + n * 1_800_000 for n in range(20)]
-
-
-def test_spread_from_now(many: Delayed) -> None:
+    after = due_times(many)
+    assert sorted(after[id] for id in ADAS) == [start_ms + n * 1_800_000 for n in range(20)]
     many.reschedule_many(Query(tenant="ada"), spread=10 * HOUR)
     later = [info.eta for info in many.find(tenant="ada") if info.eta]
     assert len(later) == 19  # the first is ready
     assert {(b - a) for a, b in itertools.pairwise(later)} == {HOUR / 2}
-
-
-def test_many_over_several_queues(app: Celery, delayed: Delayed) -> None:
-    for n in range(6):
-        send(app, str(n), 1 + n, queue=f"q{n % 3}")
-    outcome = delayed.reschedule_many(Query(), by=HOUR)
-    assert (outcome.changed, outcome.queues) == (6, {"q0": 2, "q1": 2, "q2": 2})
-    assert delayed.cancel_many(Query(queue="q1")).queues == {"q1": 2}
-    assert sorted(ids(delayed.find())) == ["0", "2", "3", "5"]
+    assert many.reschedule_many(Query(), to=now() - HOUR).changed == 59
+    assert many.counts()["celery"].ready == 60
 
 
 @pytest.mark.parametrize(
     ("how", "text"),
     [
         ({}, "either by, or to and spread"),
-        ({"by": HOUR, "to": AT}, "either by"),
         ({"by": HOUR, "spread": HOUR}, "either by"),
         ({"by": 60}, "by=60 is not a length of time: give a timedelta"),
-        ({"spread": 60}, "spread=60"),
         ({"to": "soon"}, "to='soon' is not a time"),
     ],
 )
@@ -638,39 +570,21 @@ def test_counts(app: Celery, delayed: Delayed) -> None:
     assert delayed.counts("other")["other"].delayed == found["other"].delayed == 1
 
 
-@pytest.mark.parametrize("buckets", [1, 7, 48, 249])
-def test_forecast(buckets: int, app: Celery, delayed: Delayed) -> None:
-    chance = random.Random(buckets)
+def test_forecast(delayed: Delayed) -> None:
     start = in_hours(2).replace(microsecond=0)
-    due = [start + timedelta(seconds=chance.randrange(-7000, 90_000)) for _ in range(200)]
-    due += [start, start + 24 * HOUR]
-    store = delayed.store
-    store.partition_size = 16
-    for queue in ("celery", "other"):
-        entries = [
-            entry(f"{n}", round(at.timestamp() * 1000))
-            for n, at in enumerate(due)
-            if n % 2 == (queue == "other")
-        ]
-        store.schedule(queue, entries)
-    found = delayed.forecast(24, buckets, start=start)
-    length = 24 * HOUR / buckets
-    edges = [start + length * n for n in range(buckets + 1)]
-    assert found.overdue == sum(at < start for at in due)
-    assert found.later == sum(at >= edges[-1] for at in due)
-    assert [bucket.count for bucket in found.buckets] == [
-        sum(low <= at < high for at in due) for low, high in itertools.pairwise(edges)
-    ]
-    assert [bucket.start for bucket in found.buckets] == edges[:-1]
-    assert found.total == 202
-    assert delayed.forecast(24, buckets, queue="other", start=start).total == 101
+    for n, minutes in enumerate((-90, -1, 0, 29, 30, 89, 119, 120, 500)):
+        due_ms = round((start + timedelta(minutes=minutes)).timestamp() * 1000)
+        delayed.store.schedule(("celery", "other")[n % 2], [entry(f"{n}", due_ms)])
+    found = delayed.forecast(2, 4, start=start)
+    assert (found.overdue, found.later, found.total) == (2, 2, 9)
+    assert [bucket.count for bucket in found.buckets] == [2, 1, 1, 1]
+    assert [bucket.start for bucket in found.buckets] == [start + n * HOUR / 2 for n in range(4)]
+    assert delayed.forecast(2, 4, queue="other", start=start).total == 4
 
 
 @pytest.mark.parametrize(
     "how",
-    [{"hours": hours} for hours in (0, -1, float("nan"), float("inf"), 1e9, "1")]
-    + [{"buckets": buckets} for buckets in (0, 250, 10**12, 2.5)]
-    + [{"start": "now"}],
+    [*({"hours": n} for n in (0, float("nan"), 1e9, "1")), {"buckets": 250}, {"start": "now"}],
 )
 def test_forecast_refuses(how: dict[str, Any], delayed: Delayed) -> None:
     with pytest.raises(QueryError, match="a forecast takes a number of hours, 1 to 249 buckets"):
@@ -692,15 +606,12 @@ def test_dead_letters(app: Celery, delayed: Delayed) -> None:
     shown = dead.show("2")
     assert shown
     assert (shown.queue, shown.info.reason, shown.info.task) == ("celery", "reason 2", "record")
-    assert (shown.info.deliveries, abs(shown.at - now()) < SEEN_LATE) == (1, True)
-    assert dead.show("x") is None
-    assert dead.show("far", "celery") is None
+    assert abs(shown.at - now()) < SEEN_LATE
+    assert dead.show("x") is dead.show("far", "celery") is None
     assert dead.replay(["0", "x"]) == 1
     assert dead.replay("1", at=AT) == 1
     assert [get(delayed, id).state for id in "012"] == ["ready", "delayed", "dead"]
-    assert dead.purge(["2"]) == 1
-    assert dead.purge(queue="elsewhere") == 1
-    assert dead.replay() == 1
+    assert (dead.purge(["2"]), dead.purge(queue="elsewhere"), dead.replay()) == (1, 1, 1)
     assert [*dead.list()] == []
     with pytest.raises(QueryError, match="at='soon' is not a time"):
         dead.replay(at="soon")
