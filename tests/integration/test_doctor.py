@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from kombu import Consumer, Queue
 
 from celery_ext.http.api.create_once import KEPT_SECONDS, OnceStore
 from kombu_delayed.inspection.doctor import Doctor, consumers, examination
-from kombu_delayed.store.claimable import Claimable
 from kombu_delayed.store.store import Store
 from tests.kit.inbox import Connect
 from tests.kit.state import dead_state, entry, note, state
@@ -253,46 +251,12 @@ def test_a_token_that_nobody_takes(store: Store) -> None:
     assert wrong(store) == {"lease"}
 
 
-def test_a_token_that_is_taken_once_it_is_put_anew(
-    store: Store, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store.schedule("q", [entry("a", 2000)])
-    lease(store)
-    announce = store.claimable.announce
-
-    def announce_and_take(_: Claimable, queue: str) -> None:
-        announce(queue)
-        assert client.zpopmin("{q}:wake") == [(b"due", 2000.0)]
-
-    monkeypatch.setattr(Claimable, "announce", announce_and_take)
-    assert examine(store, fix=True) == {"untaken": (1, 1)}
-
-
 def test_whose_hands_are_full_need_not_take_tokens(store: Store) -> None:
     store.publish("q", [entry("a"), entry("b")])
     lease(store, want=1)
     assert examine(store) == {}
     store.now = "7000"  # its lease has ended
     assert "untaken" not in examine(store)
-
-
-def test_a_token_that_is_taken_in_time(
-    store: Store, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store.schedule("q", [entry("a", 2000)])
-    lease(store)
-    looks = iter(range(3))
-
-    def sleep(seconds: float) -> None:
-        if next(looks) == 2:
-            client.zpopmin("{q}:wake")
-            client.set("{q}:armed", "2000 w1")
-
-    # Not in the module itself: other threads of this process sleep, too.
-    own_time = SimpleNamespace(sleep=sleep, monotonic=time.monotonic)
-    monkeypatch.setattr(consumers, "time", own_time)
-    assert Doctor(store, "q").examine() == []
-    assert next(looks, None) is None
 
 
 def test_a_consumer_that_waits(connect: Connect, store: Store) -> None:

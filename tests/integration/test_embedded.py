@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import os
 import resource
+import shutil
 import signal
 import stat
 import subprocess
@@ -183,34 +184,12 @@ def test_server_survives_its_starter_and_the_signals_of_its_group(
     assert os.getsid(pid) != starter.pid
 
 
-def test_second_call_finds_the_running_server_without_the_lock(directory: Path) -> None:
+def test_data_survive_stop_and_start(directory: Path) -> None:
     socket = embedded.ensure(directory)
     pid = running_pid(directory)
-    (directory / "lock").unlink()
     assert embedded.ensure(str(directory)) == socket
-    assert running_pid(directory) == pid
-    assert not (directory / "lock").exists()
-    (directory / "lock").touch()
-
-
-def test_data_survive_stop_and_start(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    socket = embedded.ensure(directory)
-    pid = running_pid(directory)
     with client(socket) as connection:
         connection.set("key", "kept")
-    states = record_states(monkeypatch)
-    assert embedded.stop(directory) is True
-    assert states[-1] is process_module.State.ABSENT
-    assert ended(pid)
-    assert "bye bye" in (directory / "server.log").read_text()
-    assert embedded.stop(directory) is False
-    with client(embedded.ensure(directory)) as connection:
-        assert connection.get("key") == "kept"
-    assert running_pid(directory) != pid
-
-
-def test_server_keeps_data_and_never_evicts(directory: Path) -> None:
-    with client(embedded.ensure(directory)) as connection:
         config = connection.config_get("*")
     expected = {
         "port": "0",
@@ -219,18 +198,12 @@ def test_server_keeps_data_and_never_evicts(directory: Path) -> None:
         "maxmemory-policy": "noeviction",
     }
     assert {name: config[name] for name in expected} == expected
-
-
-def test_killed_server_is_replaced_and_keeps_its_data(directory: Path) -> None:
-    socket = embedded.ensure(directory)
-    with client(socket) as connection:
-        connection.set("key", "kept")
-    pid = running_pid(directory)
-    kill_server(directory)
-    assert embedded.status(directory) == embedded.Status(running=False, socket=socket)
+    assert running_pid(directory) == pid
+    assert embedded.stop(directory) is True
+    assert ended(pid)
+    assert embedded.stop(directory) is False
     with client(embedded.ensure(directory)) as connection:
         assert connection.get("key") == "kept"
-    assert running_pid(directory) != pid
 
 
 @pytest.mark.parametrize("pool", ["prefork", "gevent"])
@@ -345,31 +318,6 @@ def test_no_second_server_while_one_hangs(directory: Path, monkeypatch: pytest.M
     wait_until(lambda: embedded.status(directory).pid == pid, "the server answers again")
 
 
-def test_loading_server_is_waited_for(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow_loading(directory, monkeypatch)
-    with client(embedded.ensure(directory)) as connection:
-        connection.eval(FILL, 0, 10_000)
-    embedded.stop(directory)
-    states = record_states(monkeypatch)
-    embedded.ensure(directory)
-    assert states[0] is process_module.State.ABSENT
-    assert process_module.State.BUSY in states
-    assert states[-1] is process_module.State.READY
-    assert embedded.status(directory).keys == 10_000
-
-
-def record_states(monkeypatch: pytest.MonkeyPatch) -> list[process_module.State]:
-    states: list[process_module.State] = []
-    real = process_module.state
-
-    def recorded(path: Path, socket: Path) -> process_module.State:
-        states.append(real(path, socket))
-        return states[-1]
-
-    monkeypatch.setattr(process_module, "state", recorded)
-    return states
-
-
 def wrapper(directory: Path, script: str) -> str:
     path = directory / "server"
     path.write_text(script.format(server=binary_module.find_server()))
@@ -433,16 +381,6 @@ def test_directory_of_another_user_is_refused(
     assert list(directory.iterdir()) == []
 
 
-def test_file_in_place_of_the_directory(directory: Path) -> None:
-    directory.touch()
-    with pytest.raises(EmbeddedServerError, match=f"{directory} is not usable: .*File exists"):
-        embedded.ensure(directory)
-    command = [sys.executable, "-m", "kombu_delayed.embedded", "start", str(directory)]
-    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert found.returncode == 1
-    assert found.stderr.startswith(f"Error: The server directory {directory} is not usable")
-
-
 @pytest.mark.parametrize("verb", [embedded.ensure, embedded.status, embedded.stop])
 def test_every_verb_explains_an_unusable_directory(
     directory: Path, verb: Callable[[Path], object]
@@ -452,7 +390,12 @@ def test_every_verb_explains_an_unusable_directory(
     (directory / "alive").mkdir()
     with pytest.raises(EmbeddedServerError, match=f"{directory} is not usable: .*alive"):
         verb(directory)
-    (directory / "alive").rmdir()
+    shutil.rmtree(directory)
+    directory.touch()
+    result = CliRunner().invoke(main, ["start", str(directory)])
+    assert result.exit_code == 1
+    assert result.output.startswith(f"Error: The server directory {directory} is not usable")
+    directory.unlink()
 
 
 def test_unusable_data_are_explained_by_the_log(directory: Path) -> None:
@@ -465,29 +408,11 @@ def test_unusable_data_are_explained_by_the_log(directory: Path) -> None:
         embedded.ensure(directory)
 
 
-def limit_files(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+@pytest.fixture
+def free_space(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     monkeypatch.setenv(binary_module.SERVER_VARIABLE, wrapper(directory.parent, FULL_DISK))
     unlimited = resource.RLIM_INFINITY, resource.RLIM_INFINITY
-    yield lambda: resource.prlimit(running_pid(directory), resource.RLIMIT_FSIZE, unlimited)
-
-
-def fill_disk(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
-    directory.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "mode=0700,size=300k", "none", str(directory)]
-    if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("needs a disk of its own")
-    try:
-        more = ["mount", "-o", "remount,size=100m", str(directory)]
-        yield lambda: subprocess.run(more, check=True)
-    finally:
-        subprocess.run(["umount", "--lazy", str(directory)], check=True)
-
-
-@pytest.fixture(params=[limit_files, fill_disk])
-def free_space(
-    request: pytest.FixtureRequest, scratch: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[[], None]]:
-    yield from request.param(scratch / "data", monkeypatch)
+    return lambda: resource.prlimit(running_pid(directory), resource.RLIMIT_FSIZE, unlimited)
 
 
 def put_until_refused(url: str) -> Iterator[str]:
