@@ -64,16 +64,6 @@ def test_a_worker_tells_under_its_name(bench: Bench, pool: str) -> None:
     assert delivered.worker == acked.worker == "w1@test"
 
 
-def test_only_what_is_new(bench: Bench) -> None:
-    bench.send("a")
-    (first,) = bench.app.delayed.events()
-    bench.send("b")
-    bench.send("c", queue="mail")
-    after = {"celery": first.stream_id}
-    assert [event.id for event in bench.app.delayed.events(after=after)] == ["b", "c"]
-    assert [event.id for event in bench.app.delayed.events("mail")] == ["c"]
-
-
 def test_streams_do_not_outlive_the_queues_of_workers(bench: Bench, client: redis.Redis) -> None:
     """The queues of a worker's own replies and commands leave none behind."""
     with bench.worker():

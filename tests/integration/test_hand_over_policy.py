@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from kombu import Connection
 
@@ -62,23 +60,13 @@ def test_it_waits_for_a_broker_that_cannot_be_reached(open_app: OpenApp) -> None
         assert info.remaining.total_seconds() < 11
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({}, "either a queue or an exchange"),
-        ({"queue": "a", "exchange": "b"}, "either a queue or an exchange"),
-    ],
-)
-def test_what_cannot_be_meant(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(PolicyError, match=message):
-        HandOver("amqp://", **given)
+def test_what_cannot_be_meant() -> None:
+    for given in ({}, {"queue": "a", "exchange": "b"}):
+        with pytest.raises(PolicyError, match="either a queue or an exchange"):
+            HandOver("amqp://", **given)
 
 
 def test_it_comes_last(open_app: OpenApp) -> None:
     app = open_app(HandOver(queue="others"), Timeout("1h"))
     with pytest.raises(PolicyError, match=r"queue 'celery': HandOver.* comes last"):
         app.send_task("record")
-
-
-def test_passwords_are_masked() -> None:
-    assert "secret" not in repr(HandOver("amqp://u:secret@rabbit//", queue="q"))

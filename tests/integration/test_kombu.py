@@ -13,13 +13,8 @@ from typing import Any
 
 import pytest
 import redis
-from kombu import VERSION, Connection, Exchange, Producer, Queue
+from kombu import Connection, Exchange, Producer, Queue
 
-from kombu_delayed.connection.connection import ServerConnection
-from kombu_delayed.consumer.claiming.claims import Request
-from kombu_delayed.store.keys import QueueKeys
-from kombu_delayed.store.scripts import script
-from kombu_delayed.store.store import Store
 from tests.kit.inbox import Connect, Inbox
 from tests.kit.mail import publish, unacked
 from tests.kit.wait import wait_until
@@ -41,23 +36,6 @@ def bodies_of(channel: Any, queue: str) -> list[Any]:
 
 
 # Exchanges.
-
-
-@pytest.mark.parametrize(
-    ("headers", "delayed"),
-    [
-        ({"eta": in_seconds(3600)}, 1),
-        ({"eta": in_seconds(-3600)}, 0),
-        ({"x-delay": "60000"}, 1),
-        ({"x-delay": "soon"}, 0),
-    ],
-)
-def test_headers_that_delay(
-    connection: Connection, mail: Queue, headers: dict[str, Any], delayed: int
-) -> None:
-    publish(connection, "x", headers=headers)
-    size = connection.default_channel.store.size(mail.name)
-    assert (size.delayed, size.ready) == (delayed, 1 - delayed)
 
 
 def test_default_exchange(connection: Connection) -> None:
@@ -105,20 +83,6 @@ def test_fanout_passes_a_delayed_message_through(connect: Connect, mail: Queue) 
     )
 
 
-@pytest.mark.skipif(VERSION < (5, 7), reason="older Kombu does not end its subscription")
-def test_a_fanout_reader_may_cancel_and_come_back(connection: Connection) -> None:
-    news = Queue("reader", Exchange("news", type="fanout"))
-    inbox = Inbox(connection, news)
-    inbox.drain(0.05)
-    inbox.consumer.cancel()
-    producer = connection.Producer(exchange=news.exchange)
-    producer.publish("unheard")
-    inbox.consumer.consume()
-    inbox.drain(0.05)
-    producer.publish("heard")
-    assert inbox.receive(1) == ["heard"]
-
-
 def test_a_fanout_queue_comes_and_goes_beside_another(connection: Connection) -> None:
     first, second = (Queue(f"reader-{n}", Exchange(f"news-{n}", type="fanout")) for n in "ab")
 
@@ -148,27 +112,6 @@ def test_a_lost_binding_is_declared_again(
         producer.publish("x", headers={"x-delay": 50})
     assert client.smembers("_kombu.binding.mail")
     assert Inbox(connection, mail).receive(1) == ["x"]
-
-
-# Priorities.
-
-
-def test_priority_steps_of_stock(connection: Connection, mail: Queue, client: redis.Redis) -> None:
-    """In one list the first comes first, and what has waited is put behind."""
-    for delay_ms in (None, 50):
-        for priority in range(10):
-            publish(connection, priority, priority=priority, delay_ms=delay_ms)
-    channel = connection.default_channel
-    wait_until(lambda: channel.store.size("mail").due == 10, "all are due")
-    first = channel.basic_get("mail")
-    lists = {step: client.llen(QueueKeys("mail").ready_list(step)) for step in (0, 3, 6, 9)}
-    assert lists == {0: 5, 3: 6, 6: 6, 9: 2}
-    first.ack()
-    found = [0, *bodies_of(channel, "mail")]
-    for members in ([0, 1, 2], [3, 4, 5], [6, 7, 8], [9]):
-        ready, found = found[: len(members)], found[len(members) :]
-        waited, found = found[: len(members)], found[len(members) :]
-        assert (ready, sorted(waited)) == (members, members)
 
 
 # Acks and rejects.
@@ -203,40 +146,6 @@ def test_prefetch_limit(connection: Connection, mail: Queue, client: redis.Redis
     inbox.receive(7)
 
 
-@pytest.mark.parametrize(("singly", "claims"), [(False, 1), (True, 3)])
-def test_a_small_claim_waits_for_room(
-    connection: Connection, mail: Queue, singly: bool, claims: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Unless there is never room for more: Celery's worker_disable_prefetch sees to that."""
-    clock = 1_000.0
-    for module in ("part", "claiming.claims"):
-        monkeypatch.setattr(f"kombu_delayed.consumer.{module}.monotonic", lambda: clock)
-    inbox = Inbox(connection, mail, prefetch_count=8, ack=False)
-    channel = connection.default_channel
-    if singly:
-        channel.qos.can_consume = lambda: True
-    publish(connection, *range(20))
-    claimed: list[int] = []
-    send = Request.send
-
-    def count(request: Request, store: Store) -> Any:
-        claimed.append(request.want)
-        return send(request, store)
-
-    monkeypatch.setattr(Request, "send", count)
-    for _ in range(3):
-        channel.consumer.step()
-        while channel.consumer.hand_out():
-            pass
-        for message in inbox.messages[-3:]:
-            message.ack()
-        inbox.messages.clear()
-    assert len(claimed) == claims
-    clock += 0.003
-    channel.consumer.step()
-    assert len(claimed) == claims + 1
-
-
 def test_basic_get(connection: Connection, mail: Queue, client: redis.Redis) -> None:
     channel = connection.default_channel
     mail(channel).declare()
@@ -263,32 +172,6 @@ def test_requeue_of_a_message_that_waited_is_ready_at_once(
     assert inbox.messages[1].headers["eta"] == eta
     assert inbox.messages[1].headers.get("eta") is None
     inbox.messages[1].ack()
-
-
-@pytest.mark.parametrize(
-    ("verb", "order"), [("ack", ["deliver", "ack"]), ("requeue", ["release", "deliver"])]
-)
-def test_the_event_loop_sends_acks_behind_its_claim(
-    verb: str, order: list[str], connect: Connect, mail: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nobody waits for them; but what goes back may be claimed at once."""
-    connection = connect()
-    inbox = Inbox(connection.default_channel, mail, prefetch_count=1, ack=False)
-    publish(connection, *"ab")
-    inbox.receive(1)
-    monkeypatch.setattr(connection.transport.cycle, "defers_acks", lambda: True)
-    sent: list[str] = []
-    real = ServerConnection._send
-
-    def send(wire: ServerConnection, command: tuple[Any, ...], *given: Any) -> None:
-        sent.extend(name for name in order if script(name).sha in command)
-        real(wire, command, *given)
-
-    monkeypatch.setattr(ServerConnection, "_send", send)
-    getattr(inbox.messages[0], verb)()
-    assert sent == []
-    connection.default_channel.consumer.step()
-    assert sent == order
 
 
 def test_recover_returns_all_unacked_in_order(connection: Connection, mail: Queue) -> None:

@@ -144,11 +144,9 @@ def test_what_a_dead_worker_held_runs_elsewhere(
 @pytest.mark.parametrize(
     ("pool", "how"),
     [
-        ("prefork", "python"),
         ("threads", "native"),
         ("solo", "python"),
         ("gevent", "python"),
-        ("gevent", "native"),
         ("eventlet", "native"),
     ],
 )
@@ -164,16 +162,15 @@ def test_a_task_that_does_not_yield_keeps_its_lease(
         assert running.lost_leases == []
 
 
-@pytest.mark.parametrize("pool", ["gevent", "solo"])
 def test_others_get_what_a_stuck_worker_has_not_begun(
-    server: Server, client: redis.Redis, tmp_path: Path, ledger: Ledger, pool: str
+    server: Server, client: redis.Redis, tmp_path: Path, ledger: Ledger
 ) -> None:
     setup = replace(settings(server.port, ledger), config={"worker_prefetch_multiplier": 4})
     app = make_app(setup)
     long = app.send_task("busy", (8 * LEASE_SECONDS, "python")).id
     ids = [app.send_task("late", (0,)).id for _ in range(3)]
     with ExitStack() as stack:
-        start_workers(stack, setup, tmp_path, "stuck", pool=pool, concurrency=1)
+        start_workers(stack, setup, tmp_path, "stuck", pool="gevent", concurrency=1)
         wait_until(lambda: ledger.of(long), "it has begun", 60)
         assert [client.hlen(key) for key in client.keys("{celery}:unacked:*")] == [4]
         start_workers(stack, setup, tmp_path, "other", concurrency=1)
@@ -211,28 +208,25 @@ class Pulling:
         return not self.store.leases.consumers("q")
 
 
-@pytest.mark.parametrize("worker", [NEW, OLD])
+@pytest.mark.parametrize(
+    ("worker", "pause_seconds", "takes_over"),
+    [
+        (NEW, 10, [False, False, True]),
+        (OLD, 10, [False, False, True]),
+        (NEW, 20, [False, True]),
+        (NEW, 3600, [False, True]),  # the server may have been out of reach for all
+    ],
+)
 def test_who_pulls_over_http_takes_nothing_from_workers_by_the_clock(
-    store: Store, monkeypatch: pytest.MonkeyPatch, worker: str
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+    worker: str,
+    pause_seconds: float,
+    takes_over: list[bool],
 ) -> None:
     pulling = Pulling(store, monkeypatch, worker)
-    assert [pulling.pull(10) for _ in range(3)] == [False, False, True]
+    assert [pulling.pull(pause_seconds) for _ in takes_over] == takes_over
     assert store.size("q").ready == 2
-
-
-def test_who_seldom_pulls_over_http_takes_over_too(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pulling = Pulling(store, monkeypatch, NEW)
-    assert [pulling.pull(20) for _ in range(2)] == [False, True]
-
-
-def test_one_long_gap_between_pulls_is_not_enough(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The server may have been out of reach for all."""
-    pulling = Pulling(store, monkeypatch, NEW)
-    assert [pulling.pull(3600) for _ in range(2)] == [False, True]
 
 
 def test_who_pulls_over_http_begins_anew_when_the_clock_is_set(

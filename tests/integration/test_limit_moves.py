@@ -142,18 +142,6 @@ def test_replayed_dead_letters_wait_like_others(app: Celery, held: Any) -> None:
     assert Counter(found) == Counter(IDS)
 
 
-def test_a_prefix_is_in_front_of_every_key(open_app: OpenApp, client: redis.Redis) -> None:
-    app = open_app(Limit(concurrency=1, rate="9/s", burst=9), global_keyprefix="shop:")
-    for id in IDS[:3]:
-        app.send_task("record", [id], task_id=id)
-    with app.connection_for_read() as connection:
-        assert connection.default_channel.basic_get("celery") is not None
-        assert connection.default_channel.basic_get("celery") is None
-        names = {key.decode() for key in client.keys("*")}
-        assert "shop:{celery}:gate:lanes" in names
-        assert [name for name in names if not name.startswith("shop:")] == []
-
-
 def test_a_queue_that_expires_keeps_what_waits(open_app: OpenApp, client: redis.Redis) -> None:
     """It had been taken up by a consumer, and only ready lists expire."""
     queue = Queue("short", Exchange("short"), "short", expires=0.2)

@@ -29,8 +29,6 @@ from celery_ext.policies import (
     Throttler,
 )
 from kombu_delayed.errors import OptionError
-from kombu_delayed.inspection.doctor import Doctor
-from kombu_delayed.store.store import Store
 from tests.kit.policed import OpenApp
 from tests.kit.servers import Server
 from tests.kit.wait import wait_until
@@ -118,26 +116,6 @@ def test_failures_retries_and_rejects_give_their_slots_back(
     with start_worker(app, pool="solo", perform_ping_check=False):
         wait_until(lambda: len(ended) == 6, "all have run")
         wait_until(lambda: not gate_keys(client), "nothing is left at the gate")
-
-
-def test_what_waits_is_seen_and_can_be_cancelled(open_app: OpenApp, store: Store) -> None:
-    app = open_app(Limit(concurrency=1, by="customer"))
-    for id in "abc":
-        app.send_task("record", [id], task_id=id, headers={"customer": "ada"})
-    with app.connection_for_read() as connection:
-        held = connection.default_channel.basic_get("celery")
-        assert held.headers["id"] == "a"
-        assert connection.default_channel.basic_get("celery") is None
-        info = app.delayed.get("b")
-        assert (info.state, info.reason) == ("waiting", "waits for the limit customer of ada")
-        assert {each.id for each in app.delayed.find(queue="celery")} == {"b", "c"}
-        assert app.delayed.metrics("celery")["celery"].waiting == 2
-        assert [each for each in Doctor(store, "celery").examine() if each.is_wrong] == []
-        assert app.delayed.cancel("b")
-        assert app.delayed.get("b") is None
-        held.ack()
-        following = connection.default_channel.basic_get("celery")
-        assert following.headers["id"] == "c"
 
 
 @pytest.mark.parametrize("options", [{}, {"delayed_shards": 3}])
