@@ -283,17 +283,6 @@ def test_a_bar_on_the_terminal(delayed: Delayed, monkeypatch: pytest.MonkeyPatch
     delayed.schedule_many(iter([]), batch=2)
 
 
-def test_order(delayed: Delayed, client: redis.Redis) -> None:
-    """What is for now and what is overdue share a list, in the order of the rows."""
-    rows = [
-        ("add", (n,), {}, datetime(2020, 1, 1) if n % 3 else None, {"task_id": f"{n}"})
-        for n in range(10)
-    ]
-    assert send(delayed, rows) == BulkReport(rows=10, ready=10)
-    texts = reversed(client.lrange("celery", 0, -1))
-    assert [json.loads(text)["headers"]["id"] for text in texts] == [f"{n}" for n in range(10)]
-
-
 def send_and_die(url: str, count: int) -> None:
     def rows() -> Iterator[Any]:
         for n in range(count):

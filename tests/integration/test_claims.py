@@ -22,11 +22,6 @@ MAIL = Queue("mail", Exchange("mail"), routing_key="mail")
 LEASE_SECONDS = 1.0
 
 
-@pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
-    return Ledger(tmp_path / "ledger")
-
-
 def settings(server: Server, ledger: Ledger, results: str | None = None, **config: Any) -> Settings:
     options = {"delayed_lease_seconds": LEASE_SECONDS}
     return Settings(f"delayed+{server.url}", results, options, str(ledger.path), config)

@@ -39,11 +39,6 @@ def skewed_worker(
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
-    return Ledger(tmp_path / "ledger")
-
-
-@pytest.fixture
 def settings(server: Server, ledger: Ledger) -> Settings:
     return Settings(f"delayed+{server.url}", None, {"delayed_poll_seconds": 0.5}, str(ledger.path))
 
@@ -81,31 +76,6 @@ def test_a_worker_runs_tasks_by_the_servers_clock(
         assert worker.log.count("The server's clock is") == 1
         direction = "behind" if ahead > 0 else "ahead of"
         assert f"The server's clock is 3600 seconds {direction} this machine's" in worker.log
-
-
-@pytest.mark.smoke
-def test_two_workers_two_hours_apart_share_a_backlog(
-    settings: Settings, ledger: Ledger, tmp_path: Path
-) -> None:
-    """None of them takes the other for dead, and none runs what is not due."""
-    setup = Settings(
-        settings.broker_url, None, {"delayed_lease_seconds": 1}, str(ledger.path), settings.config
-    )
-    app = make_app(setup)
-    ahead = {"early@test": HOUR_SECONDS, "late@test": -HOUR_SECONDS}
-    with (
-        skewed_worker(setup, tmp_path, HOUR_SECONDS, "threads", "early"),
-        skewed_worker(setup, tmp_path, -HOUR_SECONDS, "threads", "late"),
-    ):
-        held = [app.send_task("late", (3,)).id for _ in range(2)]
-        ids = [app.send_task("record", countdown=1 + 0.05 * n).id for n in range(40)]
-        ledger.wait_for_all([*held, *ids])
-        ledger.wait(lambda all: [e.get("phase") for e in all].count("end") == 2, "they have ended")
-    runs = [run for run in ledger.entries() if run["id"] in ids]
-    assert len(runs) == len(ids)
-    late = [lateness(run, ahead[run["worker"]]) for run in runs]
-    assert all(0 <= seconds < LATE_SECONDS for seconds in late), late
-    assert [ledger.runs()[id] for id in held] == [2, 2]  # start and end
 
 
 # Producers.

@@ -37,11 +37,6 @@ def connect(connect_cluster: Connect) -> Connect:
     return connect_cluster
 
 
-@pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
-    return Ledger(tmp_path / "ledger")
-
-
 def settings(
     cluster: Cluster, ledger: Ledger, backend: str | None = None, **options: Any
 ) -> Settings:

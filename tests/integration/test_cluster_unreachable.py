@@ -134,18 +134,6 @@ def test_leases_are_renewed_on_a_node_that_others_leave_alone(
     assert not found.is_down(node)
 
 
-def test_a_lease_is_not_taken_for_renewed_where_its_node_cannot_be_asked(
-    connect: Connect, cluster: Cluster, names: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else what others have by now would be handed out here as well."""
-    store = connect().default_channel.store
-    store.deliver(names[0], "A", want=0, tag=0, lease_ms=30_000)
-    assert store.leases.renew(names[0], "A", 30_000) == []
-    monkeypatch.setattr(store, "together", lambda calls: [NodeDown("it is away")] * len(calls))
-    with pytest.raises(NodeDown, match="cannot be asked"):
-        store.leases.renew(names[0], "A", 30_000)
-
-
 def wait_to_learn(connection: Connection, queue: str, server: Server) -> None:
     """Until a connection knows from its own commands which server has a queue."""
     store = connection.default_channel.store

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import select
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -141,32 +140,6 @@ def test_a_connection_that_a_child_has_open_leaves_no_ghost(
         assert ghosts(os.getpid()) == []
 
 
-@pytest.mark.parametrize("is_watched", [False, True])
-def test_an_event_of_a_ghost_neither_blocks_nor_spins(
-    is_watched: bool, loop: Loop, connect: Connect, mail: Queue
-) -> None:
-    epoll = loop.poller.sockets.poller._selector._selector
-    ours, other = socket.socketpair()
-    if is_watched:  # the number belongs to the waiting connection again
-        number = loop.channel.consumer.wakes[0].connection._sock.fileno()
-        keep = os.dup(number)
-        os.dup2(ours.fileno(), number)
-        epoll.register(number, select.EPOLLIN)
-        os.dup2(keep, number)
-        os.close(keep)
-    else:
-        number = os.dup(ours.fileno())
-        epoll.register(number, select.EPOLLIN)
-        os.close(number)
-    with ours, other:
-        assert ghosts(os.getpid())
-        other.send(b"boo")
-        loop.turn_idle()
-        assert ghosts(os.getpid()) == []
-        connect().Producer().publish("x", exchange="mail", routing_key="mail", declare=[mail])
-        loop.turn_until(lambda: loop.inbox.bodies == ["x"], "it goes on")
-
-
 @pytest.mark.parametrize("resets", [False, True])
 def test_it_is_woken_after_its_connection_was_closed_or_its_loop_reset(
     loop: Loop, connect: Connect, mail: Queue, resets: bool
@@ -194,18 +167,6 @@ def test_few_connections_are_enough(count: int, connect: Connect, mail: Queue) -
         producer.publish("x", exchange="mail", routing_key="mail", declare=[mail])
         producer.publish("news", exchange=NEWS)
     assert sorted(inbox.receive(2)) == ["news", "x"]
-
-
-def test_scripts_and_kombus_commands_share_a_connection(
-    connect: Connect, client: redis.Redis, mail: Queue
-) -> None:
-    before = len(client.client_list())
-    connection = connect()
-    producer = connection.Producer()
-    for _ in range(3):
-        producer.publish("x", exchange="mail", routing_key="mail", declare=[mail])
-        producer.publish("news", exchange=NEWS, declare=[NEWS])
-    assert len(client.client_list()) == before + 1
 
 
 def test_a_short_connection_warns_of_no_lease(

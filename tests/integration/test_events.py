@@ -64,15 +64,6 @@ def test_a_worker_tells_under_its_name(bench: Bench, pool: str) -> None:
     assert delivered.worker == acked.worker == "w1@test"
 
 
-def test_streams_do_not_outlive_the_queues_of_workers(bench: Bench, client: redis.Redis) -> None:
-    """The queues of a worker's own replies and commands leave none behind."""
-    with bench.worker():
-        bench.wait_for_answers()
-        assert bench.app.control.inspect().ping()
-    left: Any = client.keys("*:events")
-    assert [key for key in left if client.pttl(key) == -1] in ([], [b"{celery}:events"])
-
-
 def consumer_name(bench: Bench) -> str:
     wait_until(lambda: bench.app.delayed.consumers("celery"), "it consumes")
     (consumer,) = bench.app.delayed.consumers("celery")

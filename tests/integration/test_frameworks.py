@@ -10,7 +10,6 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from textwrap import indent
@@ -160,33 +159,6 @@ def test_django_settings(shop: Any, broker: Server) -> None:
     with broker.client() as client:
         assert client.exists("shop:{named}:partitions")
     assert shop.delayed.get(result.id, "named").state == "delayed"
-
-
-class Undo(Exception):
-    """Rolls a transaction back."""
-
-
-@pytest.mark.parametrize("commits", [True, False])
-@pytest.mark.parametrize("countdown", [60, None])
-def test_on_commit(commits: bool, countdown: int | None, shop: Any) -> None:
-    from django.db import transaction
-
-    remind = shop.tasks["shop.tasks.remind"]
-    before = shop.delayed.counts("celery")["celery"]
-
-    def added() -> tuple[int, int]:
-        now = shop.delayed.counts("celery")["celery"]
-        return now.delayed - before.delayed, now.ready - before.ready
-
-    with suppress(Undo), transaction.atomic():
-        if countdown:
-            remind.apply_async_on_commit((7,), countdown=countdown)
-        else:
-            remind.delay_on_commit(7)
-        assert added() == (0, 0)
-        if not commits:
-            raise Undo
-    assert added() == (int(commits and bool(countdown)), int(commits and not countdown))
 
 
 # Django's own tasks.

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +18,7 @@ from tests.kit.extended import MODULE, Bench
 from tests.kit.servers import Server, free_port
 from tests.kit.tasks_app import Settings, make_app
 from tests.kit.wait import wait_until
-from tests.kit.workers import ROOT
+from tests.kit.workers import Worker
 
 pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex")
 
@@ -95,66 +92,51 @@ def state_of(app: Any, *queues: str) -> SimpleNamespace:
     return SimpleNamespace(app=app, hostname="w1@test", consumer=consumer)
 
 
-def test_what_the_worker_holds_itself_comes_first(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What a worker holds itself."""
     own = {"eta": None, "priority": 6, "request": {"id": "own"}}
     monkeypatch.setattr(inspect, "_own_scheduled", lambda state: [own])
     monkeypatch.setattr(inspect, "_own_query_task", lambda state, ids: {"own": ("scheduled", {})})
-    bench.send("a")
+    return own
+
+
+def test_what_the_worker_holds_itself_comes_first(bench: Bench, own: Any) -> None:
+    bench.send("a", args=(1,), serializer="pickle")
     first, second = inspect.scheduled(state_of(bench.app, "celery"))
-    assert first == own
-    assert second["request"]["id"] == "a"
+    assert (first, second["request"]["id"]) == (own, "a")
+    assert (second["request"]["args"], second["request"]["kwargs"]) == ("(1,)", "{}")
     found = inspect.query_task(state_of(bench.app, "celery"), ["own", "a"])
     assert {id: known for id, (known, _) in found.items()} == {"own": "scheduled", "a": "delayed"}
+    starting = SimpleNamespace(task_consumer=None)
+    state = SimpleNamespace(app=bench.app, hostname="w1@test", consumer=starting)
+    assert inspect.scheduled(state) == [own]
 
 
 @pytest.mark.parametrize("url", ["memory://", "redis://127.0.0.1:{port}/3"])
 @pytest.mark.parametrize("is_installed", [True, False])
-def test_a_worker_without_a_backlog(
-    url: str, is_installed: bool, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(inspect, "_own_scheduled", lambda state: ["own"])
-    monkeypatch.setattr(inspect, "_own_query_task", lambda state, ids: {})
+def test_a_worker_without_a_backlog(url: str, is_installed: bool, server: Server, own: Any) -> None:
     with make_app(Settings(url.format(port=server.port))) as app:
         if is_installed:
             install(app)
-        assert inspect.scheduled(state_of(app, "celery")) == ["own"]
-        assert inspect.query_task(state_of(app, "celery"), ["a"]) == {}
-
-
-def test_a_worker_that_consumes_nothing_yet(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspect, "_own_scheduled", lambda state: [])
-    bench.send("a")
-    consumer = SimpleNamespace(task_consumer=None)
-    state = SimpleNamespace(app=bench.app, hostname="w1@test", consumer=consumer)
-    assert inspect.scheduled(state) == []
-
-
-def test_arguments_that_cannot_be_read_are_text(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(inspect, "_own_scheduled", lambda state: [])
-    bench.send("a", args=(1,), serializer="pickle")
-    (entry,) = inspect.scheduled(state_of(bench.app, "celery"))
-    assert (entry["request"]["args"], entry["request"]["kwargs"]) == ("(1,)", "{}")
+        assert inspect.scheduled(state_of(app, "celery")) == [own]
+        assert inspect.query_task(state_of(app, "celery"), ["a"]).keys() == {"own"}
 
 
 # Flower.
 
 
 @pytest.fixture
-def flower(bench: Bench, tmp_path: Path) -> Iterator[str]:
+def flower(bench: Bench) -> Iterator[str]:
     pytest.importorskip("flower")
     port = free_port()
-    command = [sys.executable, "-m", "celery", "-A", MODULE, "flower"]
-    command += [f"--port={port}", "--address=127.0.0.1"]
-    env = {"PYTHONPATH": str(ROOT), "FLOWER_UNAUTHENTICATED_API": "1"}
-    env |= bench.settings.environment()
-    log = (tmp_path / "flower.log").open("wb")
-    with log, subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log) as process:
-        yield f"http://127.0.0.1:{port}"
-        process.send_signal(signal.SIGTERM)
+    options = f"flower --port={port} --address=127.0.0.1"
+    command = [sys.executable, "-m", "celery", "-A", MODULE, *options.split()]
+    env = {"FLOWER_UNAUTHENTICATED_API": "1"}
+    program = Worker(bench.settings, bench.directory, name="flower", command=command, env=env)
+    program.start(wait=False)
+    yield f"http://127.0.0.1:{port}"
+    program.stop()
 
 
 def page(url: str, data: bytes | None = None) -> str:

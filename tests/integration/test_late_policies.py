@@ -143,10 +143,3 @@ def test_latest(open_app: OpenApp, by: Any) -> None:
 def test_what_cannot_be_meant(make: Callable[[], Policy], message: str) -> None:
     with pytest.raises(PolicyError, match=message):
         make()
-
-
-def test_how_they_show() -> None:
-    assert repr(Timeout(timedelta(hours=25, minutes=30))) == "Timeout('1d1h30m', then='bury')"
-    assert repr(Timeout("1w")) == "Timeout('7d', then='bury')"
-    assert repr(Timeout(0.5)) == "Timeout('0.5s', then='bury')"
-    assert repr(Latest(by="x")) == "Latest(by='x', after='1m')"

@@ -199,35 +199,23 @@ def test_shares(open_app: OpenApp) -> None:
 
 
 class OneOfATenant(Throttler):
-    """Lets a tenant have one task at a time."""
+    """Lets a tenant have one task at a time, and says what it is told."""
 
     def decide(self, message: Message, running: Running) -> Any:  # type: ignore[override]
         if running.of_tenant(message.tenant or ""):
-            return Delay(message.now_ms + 3_600_000, f"{running.total} run")
+            reason = f"{running.total} run, {running.of_limit('queue')} slots are taken"
+            return Delay(message.now_ms + 3_600_000, reason)
         return Run()
 
 
 def test_a_throttler_knows_what_runs(open_app: OpenApp) -> None:
-    app = open_app(OneOfATenant())
+    """But for the message that it is asked about."""
+    app = open_app(Limit(concurrency=9, weight=2), OneOfATenant())
     for id, tenant in ("a", "x"), ("b", "x"), ("c", "y"):
         app.send_task("record", [id], task_id=id, headers={"tenant": tenant})
     with app.connection_for_read() as connection:
         assert names(connection.default_channel, 3) == ["a", "c", None]
-        assert app.delayed.get("b").reason == "1 run"
-
-
-class QuietWhenFull(Throttler):
-    """Says what it is told of a limit."""
-
-    def decide(self, message: Message, running: Running) -> Any:  # type: ignore[override]
-        return Delay(message.now_ms + 3_600_000, f"{running.of_limit('queue')} have slots")
-
-
-def test_a_throttler_is_not_told_of_the_message_itself(open_app: OpenApp) -> None:
-    app = open_app(Limit(concurrency=5, weight=2), QuietWhenFull())
-    app.send_task("record", task_id="a")
-    assert take(app, 1) == []
-    assert app.delayed.get("a").reason == "0 have slots"
+        assert app.delayed.get("b").reason == "1 run, 2 slots are taken"
 
 
 def test_a_lost_answer_takes_no_slots(

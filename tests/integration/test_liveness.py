@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from datetime import datetime
+from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import pytest
@@ -41,14 +39,12 @@ CHILD_MEBIBYTES = 200
 
 @dataclass
 class Bench:
-    """A worker on a server of its own, and how late it was so far."""
+    """A worker on a server of its own."""
 
     server: Server
     worker: Worker
     app: Celery
     ledger: Ledger
-    late_seconds: list[float] = field(default_factory=list)
-    ping_seconds: list[float] = field(default_factory=list)
 
     def control(self, command: str, **arguments: Any) -> None:
         """Send a remote command and wait until it was carried out."""
@@ -78,31 +74,20 @@ class Bench:
             lambda: len(children(self.worker.pid)) >= len(before), "the pool has another one", 30
         )
 
-    # What has to hold at any time.
-
     def check(self, after: str) -> None:
-        self._check_ping(after)
-        self._check_delayed(after)
-        wait_until(
-            lambda: not ghosts(self.worker.pid),
-            f"no ghost after {after}: {ghosts(self.worker.pid)}",
-            5,
-        )
-
-    def _check_ping(self, after: str) -> None:
-        began = monotonic()
+        """What has to hold at any time."""
         wait_until(
             lambda: self.app.control.ping([self.worker.name], timeout=1),
             f"an answer to a ping after {after}",
             LIMIT_SECONDS,
         )
-        self.ping_seconds.append(monotonic() - began)
-
-    def _check_delayed(self, after: str) -> None:
-        task_id = self.app.send_task("record", countdown=0.3).id
-        wait_until(lambda: self.ledger.of(task_id), f"a delayed task after {after}", LIMIT_SECONDS)
-        (run,) = self.ledger.of(task_id)
-        self.late_seconds.append(run["at"] - datetime.fromisoformat(run["eta"]).timestamp())
+        id = self.app.send_task("record", countdown=0.3).id
+        wait_until(lambda: self.ledger.of(id), f"a delayed task after {after}", LIMIT_SECONDS)
+        wait_until(
+            lambda: not ghosts(self.worker.pid),
+            f"no ghost after {after}: {ghosts(self.worker.pid)}",
+            5,
+        )
 
 
 @contextmanager
@@ -116,26 +101,13 @@ def bench_of(pool: str, directory: Path) -> Iterator[Bench]:
         "task_publish_retry_policy": {"max_retries": 100, "interval_max": 0.2},
     }
     ledger = Ledger(directory / "ledger")
-    with start_server(
-        available_kinds()[0], directory / "server", port=0, append_only=True
-    ) as server:
-        settings = Settings(
-            f"delayed+{server.url}",
-            None,
-            {"delayed_poll_seconds": POLL_SECONDS},
-            str(ledger.path),
-            config,
-        )
+    options = {"delayed_poll_seconds": POLL_SECONDS}
+    kind = available_kinds()[0]
+    with start_server(kind, directory / "server", port=0, append_only=True) as server:
+        settings = Settings(f"delayed+{server.url}", None, options, str(ledger.path), config)
         worker = Worker(settings, directory, gossip=True, **WORKERS[pool])
         with worker, make_app(settings) as app:
-            bench = Bench(server, worker, app, ledger)
-            yield bench
-            late, ping = sorted(bench.late_seconds), sorted(bench.ping_seconds)
-            print(
-                f"{pool}: {len(late)} delayed tasks late by {late[len(late) // 2] * 1000:.0f} ms "
-                f"(median), {late[-1] * 1000:.0f} ms (most); pings answered within "
-                f"{ping[len(ping) // 2] * 1000:.0f} ms (median), {ping[-1] * 1000:.0f} ms (most)"
-            )
+            yield Bench(server, worker, app, ledger)
 
 
 # What happens to it.
