@@ -56,28 +56,6 @@ def sender(app: Celery, names: list[str]) -> Callable[[int], str]:
 
 
 @pytest.mark.crash
-def test_a_master_is_killed_under_load(
-    cluster: Cluster, names: list[str], ledger: Ledger, tmp_path: Path
-) -> None:
-    setup = settings(cluster, ledger, delayed_replica_timeout_seconds=0.1)
-    worker = Worker(setup, tmp_path, pool="prefork", concurrency=2, queues=names)
-    with worker, make_app(setup) as app, Producers(sender(app, names)) as producers:
-        producers.send_more()
-        ledger.wait_for(10)
-        old = cluster.master_of(names[0])
-        old.kill()
-        cluster.wait_for_failover(names[0], old)
-        producers.send_more(60)
-        cluster.heal()
-        producers.send_more()
-        producers.stop()
-        ledger.wait_for_all(producers.sent)
-        assert worker.running
-    assert worker.log.count(" ready.") == 1
-    assert "has stopped answering" not in worker.log
-
-
-@pytest.mark.crash
 @pytest.mark.parametrize("pool", ["gevent", "eventlet"])
 def test_the_threads_of_leases_and_the_loop_find_the_slots(
     cluster: Cluster, names: list[str], ledger: Ledger, tmp_path: Path, pool: str

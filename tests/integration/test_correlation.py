@@ -216,14 +216,6 @@ def test_cancelling(app: Celery) -> None:
     assert expect("l", app=app).state == "open", "another question"
 
 
-def test_ids_of_answers(app: Celery) -> None:
-    expect("k", app=app)
-    for _ in range(2):
-        assert respond(app, "k", 1, answer_id="log-7") == "accepted"
-        assert fail(app, "l", "x", answer_id="log-8") == "early"
-    assert fail(app, "k", "x", answer_id="log-8") == "late"
-
-
 @pytest.mark.parametrize(
     ("given", "error", "text"),
     [

@@ -72,25 +72,21 @@ def connection(connect_as: Connect) -> Connection:
 publish = partial(mail.publish, retry=True)
 
 
-def to_the_default_exchange(connection: Connection) -> None:
-    connection.Producer().publish("x", routing_key="mail")
-
-
-def scheduled(connection: Connection) -> None:
-    connection.Producer().publish("x", routing_key="mail", headers={"x-delay": 60_000})
-
-
-def declared(connection: Connection) -> None:
-    publish(connection, "x")
-
-
 def in_a_batch(connection: Connection) -> None:
     producer = connection.Producer()
     with producer.batch():
         producer.publish("x", routing_key="mail")
 
 
-@pytest.mark.parametrize("send", [to_the_default_exchange, scheduled, declared, in_a_batch])
+SENDS: dict[str, Callable[[Connection], None]] = {
+    "at once": lambda c: c.Producer().publish("x", routing_key="mail"),
+    "later": lambda c: c.Producer().publish("x", routing_key="mail", headers={"x-delay": 60_000}),
+    "to a declared queue": lambda c: publish(c, "x"),
+    "in a batch": in_a_batch,
+}
+
+
+@pytest.mark.parametrize("send", SENDS.values(), ids=SENDS)
 def test_a_producer_takes_new_credentials(
     connection: Connection,
     provider: StreamedCredentials,
