@@ -119,8 +119,9 @@ def end_server(directory: Path) -> None:
         kill(pid)
 
 
-@pytest.fixture
-def starters(directory: Path) -> Iterator[list[subprocess.Popen[str]]]:
+@contextlib.contextmanager
+def starters(directory: Path, count: int) -> Iterator[list[subprocess.Popen[str]]]:
+    """Processes that start a server in a directory at the time that they are told."""
     processes = [
         subprocess.Popen(
             [sys.executable, "-W", "error", "-c", STARTER, str(directory)],
@@ -130,12 +131,15 @@ def starters(directory: Path) -> Iterator[list[subprocess.Popen[str]]]:
             text=True,
             start_new_session=True,
         )
-        for _ in range(6)
+        for _ in range(count)
     ]
-    yield processes
-    for process in processes:
-        process.kill()
-        process.communicate()
+    try:
+        assert [hear(process) for process in processes] == ["ready"] * count
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
 
 
 def say(process: subprocess.Popen[str], words: object = "") -> None:
@@ -144,42 +148,34 @@ def say(process: subprocess.Popen[str], words: object = "") -> None:
     process.stdin.flush()
 
 
-def start_server_in(process: subprocess.Popen[str]) -> int:
-    """Return the pid of the server that a starter gets."""
-    assert hear(process) == "ready"
-    say(process, 0)
-    return int(hear(process).split()[1])
-
-
 def hear(process: subprocess.Popen[str]) -> str:
     assert process.stdout
     return process.stdout.readline().strip()
 
 
-def test_six_processes_starting_at_once_share_one_server(
-    directory: Path, starters: list[subprocess.Popen[str]]
-) -> None:
-    assert [hear(process) for process in starters] == ["ready"] * 6
-    start = time.time() + 0.2
-    for process in starters:
-        say(process, start)
-    answers = {hear(process) for process in starters}
-    assert answers == {f"{directory / 'broker.sock'} {running_pid(directory)}"}
+def test_six_processes_starting_at_once_share_one_server(directory: Path) -> None:
+    with starters(directory, 6) as processes:
+        start = time.time() + 0.2
+        for process in processes:
+            say(process, start)
+        answers = {hear(process) for process in processes}
+        assert answers == {f"{directory / 'broker.sock'} {running_pid(directory)}"}
     log = (directory / "server.log").read_text()
     assert log.count(" is starting ") == 1
 
 
 @pytest.mark.parametrize("number", [None, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
 def test_server_survives_its_starter_and_the_signals_of_its_group(
-    directory: Path, starters: list[subprocess.Popen[str]], number: signal.Signals | None
+    directory: Path, number: signal.Signals | None
 ) -> None:
-    starter = starters[0]
-    pid = start_server_in(starter)
-    if number is None:
-        say(starter)
-    else:
-        os.killpg(starter.pid, number)
-    assert (starter.wait(60) == 0) is (number is None)
+    with starters(directory, 1) as (starter,):
+        say(starter, 0)
+        pid = int(hear(starter).split()[1])
+        if number is None:
+            say(starter)
+        else:
+            os.killpg(starter.pid, number)
+        assert (starter.wait(60) == 0) is (number is None)
     assert running_pid(directory) == pid
     assert os.getsid(pid) != starter.pid
 
