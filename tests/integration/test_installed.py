@@ -72,16 +72,6 @@ Celery(broker="delayed+{server.url}").send_task("shop.remind", countdown=60)
     assert client.hlen("{celery}:messages") == 1
 
 
-def test_who_looks_for_kombu_s_transports_uses_nothing_up(installed: Installed, shop: Path) -> None:
-    code = """
-from importlib.util import find_spec
-find_spec("kombu.transport")
-from shop import app
-print(app.connection_for_write().get_transport_cls().__module__)
-"""
-    assert installed.run("-c", code, cwd=shop) == "kombu_delayed.transport.transport\n"
-
-
 def test_worker_beat_and_command_line_import_nothing(
     installed: Installed, client: redis.Redis, shop: Path
 ) -> None:
