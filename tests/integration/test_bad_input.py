@@ -316,20 +316,6 @@ def q(name: str = "q") -> Queue:
     return Queue(name, Exchange("x"), routing_key="k")
 
 
-IDS: list[Any] = ["{x}", "a\nb", "a\0b", "a\x1f2", "\x1f2", "ü\u4e2d😀", "\ud800", "a\udc00b", ""]
-IDS += ["x" * 10_240, 7, ["a"], True]
-
-
-@pytest.mark.parametrize("place", ["task id", "message id"])
-def test_ids(place: str, connection: Connection, client: redis.Redis) -> None:
-    for id, headers in itertools.product(IDS, ({}, {"x-delay": 60_000})):
-        if place == "task id":
-            publish(connection, q(), headers={"id": id, **headers})
-        else:
-            publish(connection, q(), headers=headers, message_id=id)
-    arrive_once(connection, client, ready=len(IDS), delayed=len(IDS))
-
-
 QUEUES = ["a{b}c", "{q}", "}{", "a b", " ", "a\nb", "a\0b", "a:b", "*[%d]?", "ü\u4e2d😀"]
 QUEUES += ["x" * 10_240]
 

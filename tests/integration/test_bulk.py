@@ -29,7 +29,6 @@ from celery_ext.control.bulk import schedule as bulk_module
 from celery_ext.control.bulk.schedule import BulkReport, Refused
 from celery_ext.control.unique import unique_headers
 from celery_ext.errors import BulkError
-from celery_ext.tasks.short_repr import short_repr
 from kombu_delayed.errors import ServerFull
 from tests.kit.backlog import check_backlog
 from tests.kit.servers import Server, available_kinds, start_server
@@ -485,15 +484,3 @@ def rows_that_do(action: Callable[[], Any]) -> Iterator[Any]:
         if n == 500:
             action()
         yield "add", (n,), {}, ETA, {"task_id": f"{n}"}
-
-
-# How arguments are shown.
-
-
-@settings(max_examples=500)
-@given(value=arguments | keywords | st.tuples(json_values, json_values), limit=st.integers(1, 60))
-def test_arguments_as_celery_shows_them(value: Any, limit: int) -> None:
-    from celery.utils.saferepr import saferepr
-
-    for levels in (0, 1, 3):
-        assert short_repr(value, limit, levels) == saferepr(value, limit, maxlevels=levels)

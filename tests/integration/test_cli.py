@@ -8,7 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -172,16 +172,6 @@ def test_nothing_found(words: str, said: str, cli: Cli) -> None:
     assert not cli.json(*words.split(), code=1)
 
 
-def test_show(cli: Cli) -> None:
-    shown = cli.json("show", "two")
-    assert shown == {**shown, "id": "two", "state": "delayed", "queue": "mail", "tenant": "acme"}
-    text = cli.text("show", "two")
-    assert "UTC, in 1h 59m" in text
-    assert "tenant  acme" in text
-    cli.backlog.run_now("two")
-    assert cli.json("show", "two")["state"] == "ready"
-
-
 def test_count(cli: Cli) -> None:
     cli.send("now", -1)
     found = cli.json("count")
@@ -193,16 +183,41 @@ def test_count(cli: Cli) -> None:
     assert cli.text("count", "--task", "billing.*").splitlines()[-1].split() == ["all", "2"]
 
 
-def test_forecast(cli: Cli) -> None:
-    words = ["forecast", "--hours", "4", "--buckets", "8"]
-    found = cli.json(*words)
-    assert (found["total"], found["overdue"], found["later"]) == (4, 0, 1)
-    assert [each["seconds"] for each in found["buckets"]] == [1800] * 8
-    assert sum(each["count"] for each in found["buckets"]) == 3
-    text = cli.text(*words)
-    assert "4 tasks delayed: 0 overdue, 3 in the chart, 1 later." in text
-    assert len([line for line in text.splitlines() if "█" in line]) == 3
-    assert cli.json("forecast", "-Q", "mail")["total"] == 2
+@pytest.mark.parametrize(
+    ("words", "said", "get", "expected"),
+    [
+        ("show two", ["tenant  acme", "UTC, in 1h 59m"], lambda found: found["state"], "delayed"),
+        ("consumers", ["box:1:ab"], lambda found: found[0]["unacked"], 1),
+        ("consumers -Q mail", ["w2", "ended"], lambda found: found[0]["name"], "w2"),
+        ("partitions -Q mail", ["mail"], lambda found: found[0]["messages"], 2),
+        ("partitions -n 1 -Q celery", ["celery: the first 1 of"], len, 1),
+        (
+            "forecast --hours 4 --buckets 8",
+            ["144 tasks delayed: 0 overdue, 143 in the chart, 1 later.", "█"],
+            lambda found: [each["seconds"] for each in found["buckets"]],
+            [1800] * 8,
+        ),
+        ("forecast -Q mail", ["2 tasks delayed"], lambda found: found["total"], 2),
+        (
+            "watch --times 1",
+            ["Due in the next hour", "Next", "box:1:ab"],
+            lambda found: [each["id"] for each in found["next"]][:3],
+            ["one", "two", "three"],
+        ),
+    ],
+)
+def test_what_there_is(
+    words: str, said: list[str], get: Callable[[Any], Any], expected: Any, cli: Cli
+) -> None:
+    store = cli.backlog.store
+    store.schedule("celery", [entry(f"{n}", f"+{12_600_000 + n}") for n in range(140)])
+    store.publish("celery", [entry("held")])
+    store.deliver("celery", "box:1:ab", 9, 1, lease_ms=90_000)
+    store.deliver("mail", "w2", 9, 1, lease_ms=90_000)
+    cli.client.zadd("{mail}:consumers", {"w2": 1})
+    text = cli.text(*words.split())
+    assert [each for each in said if each not in text] == []
+    assert get(cli.json(*words.split())) == expected
 
 
 def test_metrics(cli: Cli) -> None:
@@ -221,17 +236,6 @@ def test_metrics(cli: Cli) -> None:
     assert "mail, shard 2" in cli.text("metrics", "--shards", "-Q", "mail")
 
 
-def test_consumers(cli: Cli) -> None:
-    cli.send("now", -1)
-    cli.backlog.store.deliver("celery", "box:1:ab", 9, 1, lease_ms=90_000)
-    (found,) = cli.json("consumers")
-    assert found == {**found, "queue": "celery", "name": "box:1:ab", "unacked": 1}
-    assert 0 < found["lease_seconds"] <= 90
-    assert cli.text("consumers").splitlines()[-1].split()[:2] == ["celery", "box:1:ab"]
-    cli.client.zadd("{celery}:consumers", {"box:1:ab": 1})
-    assert "ended" in cli.text("consumers", "-Q", "celery")
-
-
 def test_limits(cli: Cli, server: Server) -> None:
     assert "There are no limits." in cli("limits").stderr
     with make_till(server.url) as app:
@@ -248,27 +252,6 @@ def test_limits(cli: Cli, server: Server) -> None:
         assert ["mail", "all", "2", "3", "0"] in lines
         assert ["ada", "2", "2", "0"] in lines
         limited.backlog.close()
-
-
-def test_partitions(cli: Cli) -> None:
-    for n in range(300):
-        cli.send(f"more-{n}", HOUR + n)
-    found = cli.json("partitions")
-    assert sum(each["messages"] for each in found) == 304
-    assert len(cli.text("partitions").splitlines()) == 2 + len(found)
-    assert len(cli.json("partitions", "-n", "1")) == 2
-    assert f"celery: the first 1 of {len(found) - 1}" in cli.text("partitions", "-n", "1")
-
-
-def test_watch(cli: Cli) -> None:
-    cli.backlog.store.deliver("celery", "box:1:ab", 9, 1, lease_ms=90_000)
-    lines = cli("watch", "--times", "2", "-i", "0.1", "--json").stdout.splitlines()
-    look, _ = (json.loads(line) for line in lines)
-    assert look["counts"]["mail"]["delayed"] == 2
-    assert [each["id"] for each in look["next"]] == ["one", "two", "three", "four"]
-    text = cli.text("watch", "--times", "1")
-    for part in ("all", "Due in the next hour", "Next", "three", "box:1:ab"):
-        assert part in text
 
 
 def test_events(cli: Cli) -> None:
@@ -627,13 +610,6 @@ def test_every_command(words: list[str], server: Server, tmp_path: Path) -> None
         assert (result.exit_code, result.stdout) == (1, "")
         assert len(result.stderr.splitlines()) == 1
         assert str(port) in result.stderr
-
-
-def test_a_broker_without_a_backlog() -> None:
-    with make_app(Settings("redis://localhost")) as app:
-        result = Cli(app, redis.Redis(), Delayed(app))("count")
-    assert result.exit_code == 1
-    assert "put delayed+ in front of its URL" in result.stderr
 
 
 def test_without_rich(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 from kombu import Connection, Exchange, Queue
 
 from tests.kit.inbox import Inbox
@@ -19,7 +16,7 @@ from tests.kit.ledger import Ledger
 from tests.kit.servers import Server
 from tests.kit.tasks_app import Settings, make_app
 from tests.kit.wait import wait_until
-from tests.kit.workers import ROOT, Worker
+from tests.kit.workers import Worker
 
 pytestmark = pytest.mark.thorough
 
@@ -76,57 +73,6 @@ def test_a_worker_runs_tasks_by_the_servers_clock(
         assert worker.log.count("The server's clock is") == 1
         direction = "behind" if ahead > 0 else "ahead of"
         assert f"The server's clock is 3600 seconds {direction} this machine's" in worker.log
-
-
-# Producers.
-
-
-@pytest.fixture
-def due_in(server: Server, client: redis.Redis) -> Iterator[Any]:
-    """Send from a process with another clock; returns in how many seconds it is due."""
-
-    def send(ahead_seconds: float, code: str) -> float:
-        program = (
-            f"from tests.kit.skewed import set_clock\nset_clock({ahead_seconds})\n"
-            f"from kombu import Connection\nfrom celery import Celery\n"
-            f"import datetime\nurl = 'delayed+{server.url}'\n{code}"
-        )
-        subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=30)
-        if client.llen("mail"):
-            return 0
-        (partition,) = client.zrange("{mail}:partitions", 0, -1)
-        key = f"{{mail}}:delayed:{partition.decode()}"
-        ((_, due_ms),) = client.zrange(key, 0, -1, withscores=True)
-        return due_ms / 1000 - time.time()
-
-    return send
-
-
-SEND = "Celery(broker=url).send_task('t', queue='mail', {})"
-COUNTDOWN = SEND.format("countdown=60")
-ETA = SEND.format("eta=datetime.datetime.fromtimestamp({}, datetime.timezone.utc)")
-PUBLISH = (
-    "with Connection(url) as c:\n"
-    "    c.Producer().publish('x', routing_key='mail', headers={{'x-delay': 60_000}})"
-)
-
-
-@pytest.mark.parametrize(
-    ("ahead", "code", "due_seconds"),
-    [
-        # Celery makes a time of a countdown; the server sees no more than that.
-        (HOUR_SECONDS, COUNTDOWN, 60 + HOUR_SECONDS),
-        (-HOUR_SECONDS, COUNTDOWN, 0),
-        (HOUR_SECONDS, ETA, 60),
-        (-HOUR_SECONDS, ETA, 60),
-        (HOUR_SECONDS, PUBLISH, 60),
-    ],
-)
-def test_a_producer_with_another_clock(
-    due_in: Any, ahead: int, code: str, due_seconds: int
-) -> None:
-    in_a_minute = time.time() + 60
-    assert due_in(ahead, code.format(in_a_minute)) == pytest.approx(due_seconds, abs=5)
 
 
 # In this process, as its clock moves while it runs.

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 from kombu import Connection, Exchange, Producer, Queue
 from kombu.transport import redis as stock
-from redis.crc import key_slot
 
 from kombu_delayed.errors import NotReplicated, OptionError, ServerError
 from kombu_delayed.store.keys import format_version
@@ -48,22 +47,6 @@ def test_messages_pass(connect: Connect, queues: list[Queue]) -> None:
     for queue in queues:
         publish(source, f"later {queue.name}", queue, 300)
     assert {*inbox.receive(6)[3:]} == {f"later {queue.name}" for queue in queues}
-
-
-def test_each_queue_has_one_slot(connect: Connect, cluster: Cluster, queues: list[Queue]) -> None:
-    """So has what belongs to it: a node is enough for its queues."""
-    source = connect(global_keyprefix="app:")
-    inbox = Inbox(connect(global_keyprefix="app:"), *queues, ack=False)
-    for queue in queues:
-        publish(source, "x", queue, priority=9)
-        publish(source, "y", queue, 60_000)
-    inbox.receive(3)
-    keys = keys_of(cluster)
-    assert all(key.startswith("app:") for key in keys)
-    for queue in queues:
-        own = {key for key in keys if queue.name in key}
-        assert {key_slot(key.encode()) for key in own} == {key_slot(queue.name.encode())}
-        assert f"app:_kombu.binding.{{{queue.name}}}" in own
 
 
 @pytest.mark.skipif(not hasattr(Producer, "batch"), reason="Producer.batch() is new in Kombu 5.7")
