@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import math
 import re
@@ -264,31 +263,7 @@ def test_what_kills_its_consumers_is_counted_and_buried(store: Store, client: re
     assert left(client) == {"dead": count}
 
 
-def test_not_yet_due_waits(way: Way, connection: Connection, client: redis.Redis) -> None:
-    headers = [
-        {"eta": "9999-12-31T23:59:59"},
-        {"eta": "9999-12-31T24:00:00"},
-        {"x-delay": 3_600_000},
-    ]
-    tails = ["", ',"due_ms":"soon"', ',"due_ms":null', ',"due_ms":1.5']
-    bodies = []
-    for header, tail, space in itertools.product(headers, tails, [b"", b" ", b"\n\t "]):
-        id = f"early {len(bodies)}"
-        early = text(id, headers={"id": id, **header})[:-1] + tail.encode() + b"}"
-        push(client, space + early + space)
-        bodies.append(json.dumps(id).encode())
-    push(client, GOOD)
-    assert [message.body for message in way(connection, 1)] == [b'"good"']
-    assert left(client) == {"delayed": len(bodies)}
-    connection.default_channel.store.now = END_OF_TIME
-    assert sorted(message.body for message in way(connection, len(bodies))) == sorted(bodies)
-    assert left(client) == {}
-
-
 # What is published.
-
-
-BINARY = {"content_type": "application/data", "content_encoding": "binary"}
 
 
 def publish(connection: Connection, queue: Queue, body: Any = "news", **options: Any) -> None:
@@ -333,19 +308,6 @@ def test_queue_name_is_refused(name: str, connection: Connection, client: redis.
         with pytest.raises(ValueError, match=r"surrogates|between the name and the priority"):
             publish(connection, q(name), headers=headers)
     assert [key for key in all_keys(client) if not key.startswith("_kombu.binding")] == []
-
-
-def test_large_body(connection: Connection, client: redis.Redis) -> None:
-    body = bytes(range(256)) * (16 * 2**20 // 256)
-    publish(connection, q(), body, headers={"x-delay": 60_000}, **BINARY)
-    channel = connection.default_channel
-    channel.store.now = END_OF_TIME
-    for redelivered in (False, True):
-        message = channel.basic_get("q")
-        assert message.body == body
-        assert message.delivery_info.get("redelivered", False) == redelivered
-        message.ack() if redelivered else message.requeue()
-    assert left(client) == {}
 
 
 # A worker.

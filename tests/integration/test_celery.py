@@ -170,17 +170,6 @@ def test_expires(threads: Bench) -> None:
     assert threads.ledger.of(gone.id) == []
 
 
-def test_nothing_is_left_when_all_have_run(bench: Bench) -> None:
-    """The last of those that use the shared worker as it was started."""
-    bench.send("record", countdown=0.1).get(timeout=60)
-    with bench.client() as client:
-        wait_until(
-            lambda: not client.keys("{celery}:unacked*") and not client.keys("{celery}:dead*"),
-            "all is acked",
-        )
-        assert client.exists("celery", "{celery}:messages", "{celery}:partitions") == 0
-
-
 # What a worker holds: nothing.
 
 
@@ -217,23 +206,6 @@ def test_a_backlog_outlives_its_workers(solo: Bench) -> None:
 
 
 # Remote control.
-
-
-def test_add_and_cancel_consumer(bench: Bench) -> None:
-    control, name = bench.app.control, bench.worker.name
-    result = bench.send("record", countdown=0.1, queue="other")
-    assert control.add_consumer("other", destination=[name], reply=True, timeout=30)
-    assert lateness(bench, result) < 30
-    assert lateness(bench, bench.send("record", countdown=0.2, queue="other")) < LATE_SECONDS
-    assert control.cancel_consumer("other", destination=[name], reply=True, timeout=30)
-    # As with the stock transport, drain_events (gevent) first ends the wait that is under way.
-    bench.send("noop").get(timeout=60)
-    unheard = bench.send("record", countdown=0.1, queue="other")
-    assert lateness(bench, bench.send("record", countdown=0.4)) < LATE_SECONDS
-    assert bench.ledger.of(unheard.id) == []
-    assert control.add_consumer("other", destination=[name], reply=True, timeout=30)
-    unheard.get(timeout=60)
-    assert control.cancel_consumer("other", destination=[name], reply=True, timeout=30)
 
 
 def test_reject_in_a_task(bench: Bench) -> None:

@@ -8,6 +8,7 @@ import pytest
 from kombu import Connection, Exchange, Producer, Queue
 from kombu.transport import redis as stock
 
+from celery_ext.policies import Fair, Limit
 from kombu_delayed.errors import NotReplicated, OptionError, ServerError
 from kombu_delayed.store.keys import format_version
 from tests.kit.clusters import Cluster
@@ -151,6 +152,20 @@ def test_prefetch_is_of_the_whole_consumer(connect: Connect, queues: list[Queue]
     assert {message.delivery_info["routing_key"] for message in inbox.messages} == {
         queue.name for queue in queues
     }
+
+
+def test_consumers_have_turns_and_limits(connect: Connect, queues: list[Queue]) -> None:
+    policies = {queue.name: [Fair(), Limit(concurrency=2)] for queue in queues}
+    source, connection = (connect(delayed_policies=policies) for _ in range(2))
+    for queue in queues:
+        for tenant in "aab":
+            publish(source, f"{tenant} {queue.name}", queue, headers={"tenant": tenant})
+    channel = connection.default_channel
+    for queue in queues:
+        found = [channel.basic_get(queue.name) for _ in range(3)]
+        assert [each and each.decode()[0] for each in found] == ["a", "b", None]
+        found[0].ack()
+        assert channel.basic_get(queue.name).decode()[0] == "a"
 
 
 def test_nothing_is_left_of_a_consumer(

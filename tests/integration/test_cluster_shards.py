@@ -202,27 +202,6 @@ def test_a_slot_that_the_servers_move_at_once(connect_cluster: Connect, cluster:
     assert len(inbox.messages) == sent
 
 
-def test_the_number_goes_up_and_down(
-    connect_cluster: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While messages wait and others come: each of them comes, and once."""
-    monkeypatch.setattr("kombu_delayed.store.shards.LOOK_SECONDS", 0)
-    monkeypatch.setattr("kombu_delayed.transport.channel.consuming.LOOK_SECONDS", 0)
-    inbox = Inbox(connect_cluster(), MAIL, prefetch_count=10)
-    sent = 0
-    for number in (1, 6, 12, 4, 1, 3):
-        producer = connect_cluster(delayed_shards={"mail": number}).Producer(exchange=MAIL.exchange)
-        for _ in range(20):
-            sent += 1
-            delay = {"x-delay": 300 if sent % 2 else 0}
-            producer.publish(
-                sent, routing_key="mail", headers=delay, declare=[MAIL], correlation_id=str(sent)
-            )
-        inbox.drain(0.05)
-    assert sorted(inbox.receive(sent)) == [*range(1, sent + 1)]
-    assert len(inbox.drain(0.1)) == sent
-
-
 def migrate_slot(cluster: Cluster, key: str, target: Server) -> None:
     """Skips the test where the servers cannot; Valkey 9 can."""
     slot = key_slot(key.encode())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -15,10 +14,8 @@ import redis
 from kombu import Connection, Exchange, Queue
 from kombu.asynchronous import Hub
 
-from kombu_delayed.consumer.lease.keeper import _keepers
 from tests.kit.epolls import ghosts
 from tests.kit.inbox import Connect, Inbox
-from tests.kit.servers import Server
 from tests.kit.wait import wait_until
 
 NEWS = Exchange("news", type="fanout")
@@ -167,18 +164,3 @@ def test_few_connections_are_enough(count: int, connect: Connect, mail: Queue) -
         producer.publish("x", exchange="mail", routing_key="mail", declare=[mail])
         producer.publish("news", exchange=NEWS)
     assert sorted(inbox.receive(2)) == ["news", "x"]
-
-
-def test_a_short_connection_warns_of_no_lease(
-    server: Server, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.WARNING, "kombu_delayed.consumer.lease")
-    others = {lease.consumer for each in _keepers.values() for lease in each._leases}
-    for _ in range(30):
-        with Connection(f"delayed+{server.url}") as connection:
-            queue = connection.SimpleQueue("simple")
-            queue.put("x")
-            queue.get(timeout=30).ack()
-            queue.close()
-    told = [each.getMessage() for each in caplog.records]
-    assert [text for text in told if not any(name in text for name in others)] == []
