@@ -266,29 +266,10 @@ def test_what_kills_its_consumers_is_counted_and_buried(store: Store, client: re
 # What is published.
 
 
-def publish(connection: Connection, queue: Queue, body: Any = "news", **options: Any) -> None:
+def publish(connection: Connection, name: str, **headers: Any) -> None:
+    queue = Queue(name, Exchange("x"), routing_key="k")
     producer = connection.Producer(exchange=queue.exchange, routing_key="k")
-    producer.publish(body, declare=[queue], **options)
-
-
-def arrive_once(connection: Connection, client: redis.Redis, queue: str = "q", **sent: int) -> None:
-    """So many are ready and so many delayed; in the end each has come, and nothing is left."""
-    assert left(client, queue) == {state: count for state, count in sent.items() if count}
-    channel = connection.default_channel
-    for count in sent.values():
-        for _ in range(count):
-            message = channel.basic_get(queue)
-            assert message.payload == "news"
-            message.ack()
-        assert channel.basic_get(queue) is None
-        channel.store.now = END_OF_TIME
-    connection.release()
-    known = [key for key in all_keys(client) if not key.startswith("_kombu.binding")]
-    assert [key for key in known if not key.endswith(":wake")] == []
-
-
-def q(name: str = "q") -> Queue:
-    return Queue(name, Exchange("x"), routing_key="k")
+    producer.publish("news", headers=headers, declare=[queue])
 
 
 QUEUES = ["a{b}c", "{q}", "}{", "a b", " ", "a\nb", "a\0b", "a:b", "*[%d]?", "ü\u4e2d😀"]
@@ -297,16 +278,26 @@ QUEUES += ["x" * 10_240]
 
 @pytest.mark.parametrize("name", QUEUES, ids=lambda name: repr(name)[:20])
 def test_queue_names(name: str, connection: Connection, client: redis.Redis) -> None:
-    publish(connection, q(name))
-    publish(connection, q(name), headers={"x-delay": 60_000})
-    arrive_once(connection, client, name, ready=1, delayed=1)
+    publish(connection, name)
+    publish(connection, name, **{"x-delay": 60_000})
+    assert left(client, name) == {"ready": 1, "delayed": 1}
+    channel = connection.default_channel
+    for _ in range(2):
+        message = channel.basic_get(name)
+        assert message.payload == "news"
+        message.ack()
+        assert channel.basic_get(name) is None
+        channel.store.now = END_OF_TIME
+    connection.release()
+    known = [key for key in all_keys(client) if not key.startswith("_kombu.binding")]
+    assert [key for key in known if not key.endswith(":wake")] == []
 
 
 @pytest.mark.parametrize("name", ["\ud800", "a\x06\x163"], ids=["surrogate", "separator"])
 def test_queue_name_is_refused(name: str, connection: Connection, client: redis.Redis) -> None:
     for headers in ({}, {"x-delay": 60_000}):
         with pytest.raises(ValueError, match=r"surrogates|between the name and the priority"):
-            publish(connection, q(name), headers=headers)
+            publish(connection, name, **headers)
     assert [key for key in all_keys(client) if not key.startswith("_kombu.binding")] == []
 
 

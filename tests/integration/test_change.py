@@ -14,6 +14,7 @@ from celery_ext.app.signals import task_rescheduled
 from celery_ext.tasks.body import read_body
 from celery_ext.tasks.task_info import TaskInfo
 from kombu_delayed.message.wait import Wait
+from tests.kit.heard import heard
 from tests.kit.servers import Server
 from tests.kit.tasks_app import Settings, make_app
 
@@ -78,16 +79,12 @@ def test_what_it_waits_for(app: Celery, delayed: Delayed) -> None:
 
 def test_priority_and_time(app: Celery, delayed: Delayed) -> None:
     sent = app.send_task("record", ("a",), countdown=60)
-    heard: list[Any] = []
-    task_rescheduled.connect(hear := lambda eta, **more: heard.append(eta), weak=False)
-    try:
+    with heard(task_rescheduled) as said:
         assert delayed.change(sent.id, priority=9, countdown=3_600)
-    finally:
-        task_rescheduled.disconnect(hear)
     info = shown(delayed, sent.id)
     assert (info.priority, info.step) == (9, 9)
     assert info.eta is not None
-    assert heard == [info.eta.isoformat()] == [info.headers["eta"]]
+    assert [each["eta"] for each in said] == [info.eta.isoformat()] == [info.headers["eta"]]
     assert delayed.change(sent.id, eta="2001-01-01")
     info = shown(delayed, sent.id)
     assert (info.state, info.step) == ("ready", 9)

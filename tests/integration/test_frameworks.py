@@ -21,6 +21,7 @@ from celery import _state
 from celery.exceptions import BackendStoreError
 from kombu.exceptions import OperationalError
 
+from tests.kit.heard import heard
 from tests.kit.ledger import Ledger
 from tests.kit.servers import Server, available_kinds, free_port, start_server
 from tests.kit.tasks_app import Settings
@@ -172,23 +173,17 @@ def tasks(shop: Any) -> Any:
 
 
 @pytest.fixture
-def sent() -> Iterator[list[Any]]:
-    """The results that `task_enqueued` was sent with."""
+def sent(tasks: Any) -> Iterator[list[dict[str, Any]]]:
+    """What `task_enqueued` was sent with."""
     from django.tasks.signals import task_enqueued
 
-    results: list[Any] = []
-
-    def receive(task_result: Any, **kwargs: Any) -> None:
-        results.append(task_result)
-
-    task_enqueued.connect(receive)
-    yield results
-    task_enqueued.disconnect(receive)
+    with heard(task_enqueued) as said:
+        yield said
 
 
 def test_enqueue(tasks: Any, shop: Any, sent: list[Any]) -> None:
     result = tasks.plain.using(queue_name="default").enqueue()
-    assert sent == [result]
+    assert [each["task_result"] for each in sent] == [result]
     assert result.status == "READY"
     assert result.enqueued_at is not None
     info = shop.delayed.get(result.id)
