@@ -268,3 +268,27 @@ def test_worker_on_a_unix_socket(ledger: Ledger, tmp_path: Path) -> None:
         settings = Settings(f"delayed+{server.url}", None, {}, str(ledger.path))
         with Worker(settings, tmp_path, pool="prefork"), make_app(settings) as app:
             ledger.wait_for_all([app.send_task("record", countdown=0.2).id])
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+def test_no_more_connections_than_a_stock_worker(server: Server, tmp_path: Path, pool: str) -> None:
+    """Counted when it has run a task and has answered: then each part has opened its own."""
+    counts = {}
+    for scheme in ("", "delayed+"):
+        ledger = Ledger(tmp_path / f"{scheme}ledger")
+        settings = Settings(f"{scheme}{server.url}", None, {}, str(ledger.path))
+        with Worker(settings, tmp_path, pool=pool, concurrency=2) as worker:
+            app = make_app(settings)
+            ledger.wait_for_all([app.send_task("record").id])
+            assert app.control.ping(destination=["w1@test"], timeout=30)
+            counts[scheme] = connections(worker.pid, server.port)
+            app.close()
+    assert 0 < counts["delayed+"] <= counts[""]
+
+
+def connections(pid: int, port: int) -> int:
+    """Connections of a process to a port of this machine."""
+    opened = {link.readlink().name for link in Path(f"/proc/{pid}/fd").iterdir()}
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return sum(row[2].endswith(f":{port:04X}") and f"socket:[{row[9]}]" in opened for row in rows)

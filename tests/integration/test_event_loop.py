@@ -164,3 +164,14 @@ def test_few_connections_are_enough(count: int, connect: Connect, mail: Queue) -
         producer.publish("x", exchange="mail", routing_key="mail", declare=[mail])
         producer.publish("news", exchange=NEWS)
     assert sorted(inbox.receive(2)) == ["news", "x"]
+
+
+@pytest.mark.parametrize("name", ["socket_timeout", "socket_connect_timeout"])
+@pytest.mark.parametrize("given", [60, None, 0.1])
+def test_a_long_limit_of_its_sockets_does_not_outlast_the_lease(
+    connect: Connect, name: str, given: float | None
+) -> None:
+    options = {"delayed_lease_seconds": 4, name: given}
+    channel: Any = connect(**options).channel()
+    limit = channel._keepers_pool().connection_kwargs[name]
+    assert limit == (0.1 if given == 0.1 else 1)

@@ -1,10 +1,11 @@
-"""Slots of tasks that run on when a worker has lost its connection and made another."""
+"""Slots come back when tasks end, however they end, and not when their worker reconnects."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,11 +19,14 @@ from kombu_delayed.consumer.outliving_tasks import Remaining
 from kombu_delayed.inspection.gate_usage import slots_in_use, waiting_count
 from kombu_delayed.message.ticket import Gate, LimitNumbers, Ticket, Use, put_ticket
 from kombu_delayed.store.store import Entry, Store
+from tests.kit.ledger import Ledger
+from tests.kit.limits_app import make_limited_app
 from tests.kit.proxy import Proxy
 from tests.kit.servers import Server
 from tests.kit.state import message
 from tests.kit.tasks_app import Settings, make_app
 from tests.kit.wait import wait_until
+from tests.kit.workers import Worker
 
 SLOTS = "{celery}:gate:slots"
 QUIET: dict[str, Any] = {"perform_ping_check": False}
@@ -109,3 +113,32 @@ def test_its_lease_lasts_until_the_last_task_has_ended(store: Store) -> None:
 def gated(id: str) -> Entry:
     text = put_ticket(message(id), Ticket(uses=(Use("all"),)).text("v", id))
     return Entry(id, 0, text)
+
+
+def test_slots_come_back_from_processes(
+    server: Server, client: redis.Redis, ledger: Ledger, tmp_path: Path
+) -> None:
+    def begun() -> list[str]:
+        return [entry["id"] for entry in ledger.entries() if entry["at"] == "begin"]
+
+    results = f"redis://127.0.0.1:{server.port}/1"
+    settings = Settings(f"delayed+{server.url}", results, ledger=str(ledger.path))
+    app = make_limited_app(settings)
+    hold = app.tasks["hold"]
+    ways = {"done": (0.05, ""), "fail": (0.05, "fail"), "kill": (0.05, "kill")}
+    for id in ways:
+        hold.apply_async(ways[id], task_id=id)
+    hold.apply_async((60,), task_id="hard", time_limit=1)
+    hold.apply_async((60,), task_id="terminated")
+    hold.apply_async((0.05,), task_id="revoked", expires=-1)
+    hold.apply_async((0.05,), task_id="last")
+    with Worker(settings, tmp_path, module="tests.kit.limits_app", pool="prefork", concurrency=3):
+        wait_until(lambda: "terminated" in begun(), "it runs", 30)
+        assert client.hgetall(SLOTS) == {b"queue:": b"1"}
+        app.control.revoke("terminated", terminate=True, signal="KILL")
+        wait_until(lambda: "last" in begun(), "the last one runs", 30)
+        wait_until(lambda: not client.exists(SLOTS), "all slots are free")
+    expected = ["done", "fail", "kill", "hard", "terminated", "last"]
+    assert [id for id in begun() if id in expected] == expected
+    entries = ledger.entries()
+    assert [entry["id"] for entry in entries if entry["at"] == "end"] == ["done", "fail", "last"]
