@@ -91,13 +91,6 @@ def test_priority_and_time(app: Celery, delayed: Delayed) -> None:
     assert not delayed.change(sent.id, priority=1)
 
 
-def test_what_nobody_accepts_stays(app: Celery, delayed: Delayed) -> None:
-    sent = app.send_task("record", ("a",), countdown=60)
-    before = delayed.get(sent.id)
-    assert not delayed.change(sent.id, priority=9, accepts=lambda info: info.tenant == "ada")
-    assert delayed.get(sent.id) == before
-
-
 @pytest.mark.parametrize(
     ("to", "match"),
     [
