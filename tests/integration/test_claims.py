@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 import redis
-from kombu import Connection, Exchange, Queue
+from kombu import Connection
 
 from tests.kit.credentials import make_user
 from tests.kit.inbox import Inbox
 from tests.kit.ledger import Ledger
+from tests.kit.mail import MAIL
 from tests.kit.proxy import Proxy
 from tests.kit.servers import Server
 from tests.kit.tasks_app import Settings, make_app
 from tests.kit.wait import wait_until
 from tests.kit.workers import Worker
 
-MAIL = Queue("mail", Exchange("mail"), routing_key="mail")
 LEASE_SECONDS = 1.0
 
 

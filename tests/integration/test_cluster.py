@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from kombu import Connection, Exchange, Producer, Queue
+from kombu import Exchange, Producer, Queue
 from kombu.transport import redis as stock
 
 from celery_ext.policies import Fair, Limit
 from kombu_delayed.errors import NotReplicated, OptionError, ServerError
 from kombu_delayed.store.keys import format_version
 from tests.kit.clusters import Cluster
-from tests.kit.inbox import Inbox
+from tests.kit.inbox import Connect, Inbox
 from tests.kit.sending import publish, queue_of
 from tests.kit.servers import Server, free_port
 from tests.kit.wait import wait_until
-
-Connect = Callable[..., Connection]
 
 
 @pytest.fixture

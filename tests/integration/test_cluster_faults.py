@@ -16,7 +16,7 @@ from kombu_delayed.errors import UNREACHABLE
 from kombu_delayed.inspection.copies import Copies
 from kombu_delayed.store.shards import shard_name
 from tests.kit.clusters import Cluster
-from tests.kit.inbox import Inbox
+from tests.kit.inbox import Connect, Inbox
 from tests.kit.ledger import Ledger
 from tests.kit.producers import Producers
 from tests.kit.sending import publish, queue_of
@@ -27,8 +27,6 @@ from tests.kit.workers import Worker
 pytestmark = pytest.mark.thorough
 
 LEASE_SECONDS = 2.0
-
-Connect = Callable[..., Connection]
 
 
 @pytest.fixture

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from celery import Celery
-from kombu import Connection, Exchange, Queue
+from kombu import Queue
 from redis.crc import key_slot
 from redis.exceptions import ResponseError
 
@@ -27,15 +27,13 @@ from kombu_delayed.store.shards import shard_name
 from tests.kit.clusters import Cluster
 from tests.kit.http import api_client
 from tests.kit.http import make_app as make_shop
-from tests.kit.inbox import Inbox
+from tests.kit.inbox import Connect, Inbox
+from tests.kit.mail import MAIL
 from tests.kit.servers import Server
 from tests.kit.tasks_app import Settings, make_app
 from tests.kit.wait import wait_until
 
 SHARDS = 12
-MAIL = Queue("mail", Exchange("mail"), routing_key="mail")
-
-Connect = Callable[..., Connection]
 
 
 @pytest.fixture

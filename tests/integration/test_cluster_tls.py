@@ -6,18 +6,16 @@ from collections.abc import Iterator
 from urllib.parse import quote
 
 import pytest
-from kombu import Connection, Exchange, Queue
+from kombu import Connection
 from redis import RedisError
 
 from tests.kit.clusters import free_cluster_port
 from tests.kit.inbox import Inbox
-from tests.kit.sending import publish, queue_of
+from tests.kit.mail import MAIL, NEWS
+from tests.kit.sending import publish
 from tests.kit.servers import Server
 from tests.kit.tls import start_tls_server
 from tests.kit.wait import wait_until
-
-MAIL = queue_of("mail")
-NEWS = Queue("reader", Exchange("news", type="fanout"))
 
 
 @pytest.fixture(scope="module")

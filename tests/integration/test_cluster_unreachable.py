@@ -24,12 +24,10 @@ from kombu_delayed.consumer.lease.cluster_lease import Share
 from kombu_delayed.errors import NodeDown, ServerNotReady, UrlError
 from kombu_delayed.store.shards import shard_name
 from tests.kit.clusters import PASSWORD, Cluster, free_cluster_port
-from tests.kit.inbox import Inbox
+from tests.kit.inbox import Connect, Inbox
 from tests.kit.sending import publish, queue_of
 from tests.kit.servers import Server, free_port, start_server
 from tests.kit.wait import wait_until
-
-Connect = Callable[..., Connection]
 
 
 @pytest.fixture

@@ -179,7 +179,6 @@ def test_a_running_worker_stops_when_it_reconnects(
     [
         "celery -A tests.kit.installed_app delayed count",
         "kombu_delayed.migrate to-delayed {url}",
-        "kombu_delayed.migrate to-stock {url}",
     ],
 )
 def test_commands(settings: Settings, client: redis.Redis, server: Server, command: str) -> None:
