@@ -221,25 +221,6 @@ def lease(store: Store, name: str = "w1", want: int = 0) -> None:
     store.deliver("q", name, want, 1, lease_ms=5000, waits=False)
 
 
-@pytest.mark.parametrize("is_known", [True, False])
-def test_a_consumer_whose_name_is_no_text(
-    store: Store, client: redis.Redis, is_known: bool
-) -> None:
-    raw = b"w\xff:1:0123abcd-1"
-    store.publish("q", [entry("a")])
-    lease(store, "w\udcff:1:0123abcd-1", 1)
-    assert client.hlen(b"{q}:unacked:" + raw) == 1
-    assert examine(store) == {}
-    if is_known:
-        client.zadd("{q}:consumers", {raw: 1})
-    else:
-        client.zrem("{q}:consumers", raw)
-    kind = "lease" if is_known else "unregistered"
-    assert examine(store, fix=True)[kind] == (1, 1)
-    assert not client.exists(b"{q}:unacked:" + raw)
-    assert store.size("q").ready == 1
-
-
 def test_a_token_that_nobody_takes(store: Store) -> None:
     store.schedule("q", [entry("a", 2000)])
     assert examine(store) == {}  # nobody lives
