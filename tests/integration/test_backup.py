@@ -133,9 +133,6 @@ def test_another_server_prefix_and_steps(
         assert ready == [urgent, 40 - urgent]
 
 
-# The file.
-
-
 def test_the_header(connect: Connect, path: Path, client: redis.Redis) -> None:
     """It has no password."""
     client.acl_setuser("ada", enabled=True, passwords=["+hush"], categories=["+@all"], keys=["*"])

@@ -35,9 +35,6 @@ DEPTH = 100_000
 END_OF_TIME = "+999999999999999"
 
 
-# Messages, as text in a ready list.
-
-
 def text(id: str = "bad", **members: Any) -> bytes:
     """A message as Kombu writes it, with other members or without some."""
     changed = {name.replace("content_", "content-"): value for name, value in members.items()}
@@ -129,9 +126,6 @@ UNREADABLE = {
 }
 
 
-# Consumers.
-
-
 Way = Callable[[Connection, int], list[Any]]
 
 
@@ -189,9 +183,6 @@ def left(client: redis.Redis, queue: str = "q") -> dict[str, int]:
         "dead": client.zcard(f"{{{queue}}}:dead"),
     }
     return {state: count for state, count in found.items() if count}
-
-
-# What others have pushed into a ready list.
 
 
 def check_buried(connection: Connection, cases: dict[str, tuple[bytes, str]]) -> None:
@@ -261,9 +252,6 @@ def test_what_kills_its_consumers_is_counted_and_buried(store: Store, client: re
     # Two come with a count of their own that is over the limit, and one with a count of 1.
     assert sizes == [count, count - 2, count - 3]
     assert left(client) == {"dead": count}
-
-
-# What is published.
 
 
 def publish(connection: Connection, name: str, **headers: Any) -> None:

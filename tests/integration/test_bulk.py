@@ -374,9 +374,6 @@ def test_refused_by_the_router(server: Server, monkeypatch: pytest.MonkeyPatch) 
         )
 
 
-# Canvases.
-
-
 @pytest.mark.parametrize(
     ("make", "sent"),
     [
@@ -397,9 +394,6 @@ def test_canvases(
         tasks += [json.loads(text)["headers"]["task"] for text in client.lrange("celery", 0, -1)]
         assert sorted(tasks) == sorted(["add", *sent, *sent])
         assert report.accepted == len(tasks)
-
-
-# What others hear of it.
 
 
 def test_signals(delayed: Delayed) -> None:
@@ -449,9 +443,6 @@ def test_in_a_task(app: Celery, delayed: Delayed, client: redis.Redis) -> None:
     assert messages(client) == sent
     assert {each.headers["root_id"] for each in delayed.find()} == {"first"}
     assert {each.headers["parent_id"] for each in delayed.find()} == {"me"}
-
-
-# Failures of the broker.
 
 
 @pytest.mark.parametrize("kind", available_kinds())

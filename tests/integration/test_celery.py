@@ -99,9 +99,6 @@ def lateness(bench: Bench, result: AsyncResult) -> float:
     return float(run["at"]) - datetime.fromisoformat(run["eta"]).timestamp()
 
 
-# When a task runs.
-
-
 def test_countdown(bench: Bench) -> None:
     result = bench.send("record", countdown=0.3)
     assert 0 <= lateness(bench, result) < LATE_SECONDS
@@ -170,9 +167,6 @@ def test_expires(threads: Bench) -> None:
     assert threads.ledger.of(gone.id) == []
 
 
-# What a worker holds: nothing.
-
-
 def test_a_backlog_is_not_held_by_workers(bench: Bench) -> None:
     bench.send("noop").get(timeout=60)
     before = bench.worker.rss_bytes()
@@ -205,9 +199,6 @@ def test_a_backlog_outlives_its_workers(solo: Bench) -> None:
     solo.worker.start()
 
 
-# Remote control.
-
-
 def test_reject_in_a_task(bench: Bench) -> None:
     buried = bench.send("reject").id
     again = bench.send("reject", True).id
@@ -236,9 +227,6 @@ def test_a_task_that_is_acked_fails_if_its_retry_cannot_be_sent(threads: Bench) 
 def test_a_task_sends_a_task(bench: Bench) -> None:
     bench.send("send_from_task", "child-1", 0.2).get(timeout=60)
     bench.ledger.wait_for_all(["child-1"])
-
-
-# Ways to start.
 
 
 @pytest.mark.skipif(celery.VERSION < (5, 6), reason="new in Celery 5.6")

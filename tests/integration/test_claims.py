@@ -50,9 +50,6 @@ def test_deduplication_of_what_is_delivered_again(
     assert [(e["id"], e["redelivered"]) for e in ledger.entries()] == [(other, True)] * 2
 
 
-# What people see.
-
-
 @pytest.mark.smoke
 def test_no_password_in_what_a_worker_prints(
     server: Server, client: redis.Redis, ledger: Ledger, tmp_path: Path
@@ -74,9 +71,6 @@ def test_no_password_in_what_a_worker_prints(
     assert "transport:   delayed+redis://ada:**@127.0.0.1" in worker.log
     assert secret not in worker.log
     client.acl_deluser("ada")
-
-
-# A connection of which only one end is left.
 
 
 def test_a_silent_connection_is_replaced(

@@ -110,9 +110,6 @@ def cli(empty: Cli) -> Cli:
     return empty
 
 
-# Looking.
-
-
 def test_list(cli: Cli) -> None:
     found = cli.json("list")[0]
     assert (found["state"], found["queue"]) == ("delayed", "celery")
@@ -289,9 +286,6 @@ def test_events_as_they_come(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [line.split()[2] for line in lines] == ["scheduled", "cancelled"]
 
 
-# Changing one task, or some.
-
-
 def test_cancel(cli: Cli) -> None:
     assert cli("cancel", "one", "-Q", "mail").exit_code == 1
     assert cli.text("cancel", "one", "one", "-Q", "celery") == "one is cancelled.\n"
@@ -331,9 +325,6 @@ def test_run_now(cli: Cli) -> None:
     assert cli.json("show", "three")["state"] == "ready"
     assert cli.text("run-now", "--due-before", "200m", "-y") == "1 task is made ready.\n"
     assert cli.ids() == {"four"}
-
-
-# Changing all that meet criteria.
 
 
 def test_cancel_many(cli: Cli) -> None:
@@ -420,9 +411,6 @@ def test_wrong_usage(words: str, said: str, cli: Cli) -> None:
     assert len(cli.ids()) == 4
 
 
-# Dead letters.
-
-
 @pytest.fixture
 def graves(empty: Cli) -> Cli:
     """Three dead letters in two queues."""
@@ -475,9 +463,6 @@ def test_dead_changes(verb: str, choice: str, left: list[str], graves: Cli) -> N
     assert ready == (found["changed"] if verb == "replay" else 0)
 
 
-# Doctor.
-
-
 def test_doctor(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     (finding,) = cli.json("doctor", code=1)["findings"]
     assert (finding["kind"], finding["queue"]) == ("server", None)
@@ -515,9 +500,6 @@ def test_doctor_beside_a_busy_queue(cli: Cli) -> None:
 
     doctor = Doctor(cli.backlog.store, "celery", progress=move, patience_seconds=0)
     assert doctor.examine() == []
-
-
-# Backup and restore.
 
 
 @pytest.fixture
@@ -559,9 +541,6 @@ def test_files_that_cannot_be_read_or_written(cli: Cli, tmp_path: Path) -> None:
         assert (result.exit_code, result.stdout) == (1, "")
         assert len(result.stderr.splitlines()) == 1
         assert words[1] in result.stderr
-
-
-# What holds for all.
 
 
 def _all_commands() -> list[list[str]]:
@@ -626,9 +605,6 @@ def test_times(text: str, at: datetime) -> None:
     assert abs(TIME.convert(text, None, None) - at) < timedelta(minutes=30)
 
 
-# As a process.
-
-
 def test_celery_starts_without_loading_the_commands() -> None:
     code = (
         "import sys, celery.bin.celery as c\n"
@@ -649,9 +625,6 @@ def test_completion(server: Server) -> None:
     celery = Path(sys.executable).with_name("celery")
     done = subprocess.run([celery], cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.stdout.split() == ["plain,celery"]
-
-
-# The guide.
 
 
 def test_examples_are_true(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,9 +82,6 @@ def get(delayed: Delayed, id: str) -> TaskInfo:
     return found
 
 
-# One task: get.
-
-
 def test_get_a_delayed_task(app: Celery, delayed: Delayed) -> None:
     eta, headers = in_hours(2), {"tenant": "t"}
     app.send_task("record", ("é", 1), {"k": 2}, task_id="a", eta=eta, priority=5, headers=headers)
@@ -172,9 +169,6 @@ def test_a_reader_of_ready_lists_passes_over_nothing(
         with monkeypatch.context() as patch:
             patch.setattr(store, "run", run)
             assert next(lookup_by_reading(store, "q", str(wanted))).state == "ready"
-
-
-# One task: cancel, reschedule, run now.
 
 
 @pytest.fixture
@@ -288,9 +282,6 @@ def test_tasks_with_one_id(app: Celery, delayed: Delayed) -> None:
     assert delayed.get("a") is None
 
 
-# Queues.
-
-
 def test_queues_that_the_app_does_not_know(
     app: Celery, make: Callable[..., Celery], client: redis.Redis
 ) -> None:
@@ -338,9 +329,6 @@ def test_many_queues_under_a_prefix(
     assert [counts[name].delayed for name in names] == [1] * len(names)
     assert other.cancel_many(Query()).queues == dict.fromkeys(sorted(names), 1)
     assert not [key for key in client.keys("*") if key.endswith(b":messages")]
-
-
-# Many: find.
 
 
 @pytest.fixture
@@ -457,9 +445,6 @@ def test_find_among_what_cannot_be_read(app: Celery, delayed: Delayed) -> None:
     assert delayed.cancel("bad")
 
 
-# Many: change.
-
-
 @pytest.fixture
 def many(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Delayed:
     """Sixty tasks, a minute apart and two at a time, in pages of seven; every third is Ada's."""
@@ -550,9 +535,6 @@ def test_reschedule_many_refuses(how: dict[str, Any], text: str, many: Delayed) 
     assert due_times(many) == before
 
 
-# The whole.
-
-
 def test_counts(app: Celery, delayed: Delayed) -> None:
     for n in range(3):
         send(app, str(n), 1 + n)
@@ -591,9 +573,6 @@ def test_forecast_refuses(how: dict[str, Any], delayed: Delayed) -> None:
         delayed.forecast(**how)
 
 
-# Dead letters.
-
-
 def test_dead_letters(app: Celery, delayed: Delayed) -> None:
     for n in range(4):
         app.send_task("record", task_id=f"{n}")
@@ -615,9 +594,6 @@ def test_dead_letters(app: Celery, delayed: Delayed) -> None:
     assert [*dead.list()] == []
     with pytest.raises(QueryError, match="at='soon' is not a time"):
         dead.replay(at="soon")
-
-
-# Brokers.
 
 
 @pytest.mark.parametrize(

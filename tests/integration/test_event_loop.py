@@ -152,9 +152,6 @@ def test_it_is_woken_after_its_connection_was_closed_or_its_loop_reset(
     loop.turn_until(lambda: loop.inbox.bodies == ["x"], "it was woken")
 
 
-# How many connections there are.
-
-
 @pytest.mark.parametrize("count", [1, 2])
 def test_few_connections_are_enough(count: int, connect: Connect, mail: Queue) -> None:
     connection = connect(max_connections=count)

@@ -83,9 +83,6 @@ def test_a_name_that_the_user_has_chosen_stays(server: Server, tmp_path: Path) -
             assert consumer_name(bench).startswith("mine:")
 
 
-# Signals.
-
-
 def test_a_task_that_comes_late(bench: Bench) -> None:
     install(bench.app, late_seconds=100)
     eta = datetime.now(timezone.utc) - timedelta(seconds=200)

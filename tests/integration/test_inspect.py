@@ -123,9 +123,6 @@ def test_a_worker_without_a_backlog(url: str, is_installed: bool, server: Server
         assert inspect.query_task(state_of(app, "celery"), ["a"]).keys() == {"own"}
 
 
-# Flower.
-
-
 @pytest.fixture
 def flower(bench: Bench) -> Iterator[str]:
     pytest.importorskip("flower")

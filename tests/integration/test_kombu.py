@@ -35,9 +35,6 @@ def bodies_of(channel: Any, queue: str) -> list[Any]:
     return bodies
 
 
-# Exchanges.
-
-
 def test_default_exchange(connection: Connection) -> None:
     queue = connection.SimpleQueue("simple")
     queue.put("later", headers={"x-delay": 100})
@@ -112,9 +109,6 @@ def test_a_lost_binding_is_declared_again(
         producer.publish("x", headers={"x-delay": 50})
     assert client.smembers("_kombu.binding.mail")
     assert Inbox(connection, mail).receive(1) == ["x"]
-
-
-# Acks and rejects.
 
 
 def test_no_ack_consumer_holds_nothing(
@@ -213,9 +207,6 @@ def test_cancel_in_a_callback(connection: Connection, mail: Queue) -> None:
     connection.drain_events(timeout=5)
     assert inbox.drain(0.1) == [0]
     assert bodies_of(connection.channel(), "mail") == [1, 2]
-
-
-# Channels, connections, processes.
 
 
 def test_two_channels_of_one_connection(connection: Connection) -> None:
@@ -320,9 +311,6 @@ def test_batch(connect: Connect, mail: Queue, client: redis.Redis) -> None:
     assert bodies[:60] == list(range(0, 120, 2))
     assert sorted(bodies[60:]) == list(range(1, 120, 2))
     assert reader.receive(1) == ["news"]
-
-
-# Waiting.
 
 
 @pytest.mark.parametrize("timeout", [0, 0.001, 0.05])

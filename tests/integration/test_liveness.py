@@ -110,9 +110,6 @@ def bench_of(pool: str, directory: Path) -> Iterator[Bench]:
             yield Bench(server, worker, app, ledger)
 
 
-# What happens to it.
-
-
 def time_limit(bench: Bench) -> None:
     with bench.child_replaced():
         bench.begin("sleep", 60, time_limit=1)
