@@ -1,21 +1,21 @@
-"""The examples with Flask, FastAPI and Django, and Django's transactions and tasks."""
+"""The examples with Flask, FastAPI and Django, and Django's own tasks."""
 
 from __future__ import annotations
 
 import asyncio
 import importlib
-import json
 import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from textwrap import indent
 from typing import Any
 from unittest.mock import Mock
 
+import httpx
 import pytest
 from celery import _state
 from celery.exceptions import BackendStoreError
@@ -30,9 +30,6 @@ from tests.kit.workers import ROOT, Worker
 
 EXAMPLES = ROOT / "examples"
 PROJECT = EXAMPLES / "django_project"
-
-#: A request: method, path, JSON; and what comes back.
-Request = Callable[..., tuple[int, Any]]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -76,66 +73,50 @@ def shop(environment: pytest.MonkeyPatch) -> Iterator[Any]:
 # The examples.
 
 
+def client_of(wsgi: Any) -> httpx.Client:
+    return httpx.Client(transport=httpx.WSGITransport(app=wsgi), base_url="http://localhost")
+
+
 @pytest.fixture
-def flask(environment: pytest.MonkeyPatch) -> Iterator[Request]:
+def flask(environment: pytest.MonkeyPatch) -> Iterator[httpx.Client]:
     pytest.importorskip("flask")
     example = importlib.import_module("flask_app")
-    client = example.app.test_client()
-
-    def request(method: str, path: str, **data: Any) -> tuple[int, Any]:
-        response = client.open(path, method=method, json=data or None)
-        return response.status_code, response.get_json(silent=True)
-
-    yield request
+    yield client_of(example.app)
     example.delayed.close()
 
 
 @pytest.fixture
-def fastapi(environment: pytest.MonkeyPatch) -> Iterator[Request]:
+def fastapi(environment: pytest.MonkeyPatch) -> Iterator[httpx.Client]:
     pytest.importorskip("fastapi")
     with warnings.catch_warnings():
         # Later ones prefer httpx2, which earlier ones do not know.
         warnings.filterwarnings("ignore", "Using `httpx`")
         from fastapi.testclient import TestClient
     example = importlib.import_module("fastapi_app")
-
-    def request(method: str, path: str, **data: Any) -> tuple[int, Any]:
-        response = client.request(method, path, json=data or None)
-        return response.status_code, response.json() if response.content else None
-
     with TestClient(example.app) as client:
-        yield request
+        yield client
     example.delayed.close()
 
 
 @pytest.fixture
-def django(shop: Any) -> Request:
-    from django.test import Client
+def django(shop: Any) -> httpx.Client:
+    from django.core.handlers.wsgi import WSGIHandler
 
-    client = Client(SERVER_NAME="localhost")
-
-    def request(method: str, path: str, **data: Any) -> tuple[int, Any]:
-        response = client.generic(method, path, json.dumps(data) if data else "")
-        is_json = response.headers["Content-Type"] == "application/json"
-        return response.status_code, response.json() if is_json else None
-
-    return request
+    return client_of(WSGIHandler())
 
 
 @pytest.mark.parametrize("framework", ["flask", "fastapi", "django"])
 def test_an_example(framework: str, request: pytest.FixtureRequest) -> None:
-    ask: Request = request.getfixturevalue(framework)
-    status, scheduled = ask("POST", "/reminders", user_id=7, seconds=3600)
-    assert status == 202
-    path = f"/reminders/{scheduled['id']}"
-    status, info = ask("GET", path)
-    assert status == 200
+    client: httpx.Client = request.getfixturevalue(framework)
+    scheduled = client.post("/reminders", json={"user_id": 7, "seconds": 3600})
+    assert scheduled.status_code == 202
+    path = f"/reminders/{scheduled.json()['id']}"
+    info = client.get(path).json()
     assert (info["state"], info["args"]) == ("delayed", "(7,)")
     assert info["task"].endswith("tasks.remind" if framework == "django" else "_app.remind")
     assert 3000 < info["remaining_seconds"] < 3601
-    assert ask("DELETE", path)[0] == 204
-    assert ask("DELETE", path)[0] == 404
-    assert ask("GET", path)[0] == 404
+    assert [client.delete(path).status_code for _ in range(2)] == [204, 404]
+    assert client.get(path).status_code == 404
 
 
 def test_the_guide_shows_the_examples() -> None:
