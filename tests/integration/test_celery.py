@@ -269,7 +269,7 @@ def test_no_more_connections_than_a_stock_worker(server: Server, tmp_path: Path,
         with Worker(settings, tmp_path, pool=pool, concurrency=2) as worker:
             app = make_app(settings)
             ledger.wait_for_all([app.send_task("record").id])
-            assert app.control.ping(destination=["w1@test"], timeout=30)
+            wait_until(lambda: app.control.ping([worker.name], timeout=1), "it answers")
             counts[scheme] = connections(worker.pid, server.port)
             app.close()
     assert 0 < counts["delayed+"] <= counts[""]

@@ -70,7 +70,7 @@ def test_each_prefix_has_its_own_version(
     assert client.get(format_version(prefix)) == b"1.0"
     assert client.ttl(format_version(prefix)) == -1
     with pytest.raises(FormatError, match=SENTENCE) as refused:
-        connect(global_keyprefix=other).connect()
+        publish(connect(global_keyprefix=other))
     assert not isinstance(refused.value, UNREACHABLE), "it is not tried again"
     assert not client.exists(f"{other}mail")
 
