@@ -235,16 +235,6 @@ def _begin(address: Any) -> socket.socket:
     return made
 
 
-def test_time_that_is_over_before_it_is_connected(receiver: Receiver) -> None:
-    target = split(receiver.url("/over"))
-    there = [(socket.AF_INET, ("127.0.0.1", receiver.port))]
-    connection = callback._Connection(target, there, time.monotonic() + 60)
-    connection.cut()
-    with pytest.raises(TimeoutError):
-        connection.connect()
-    assert connection.sock is None
-
-
 def test_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     certificate = make_certificate(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

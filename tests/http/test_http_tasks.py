@@ -13,11 +13,9 @@ import redis
 
 from celery_ext import Delayed
 from celery_ext.http.api import cursors
-from celery_ext.policies import Limit
 from celery_ext.tasks.body import read_body
 from kombu_delayed.testing import dump
-from tests.kit.http import Serve, all_rows, api_client, make_app, pages
-from tests.kit.servers import Server
+from tests.kit.http import Serve, all_rows, pages
 from tests.kit.state import all_keys
 
 MAIL = {"task": "till.send_mail", "delay": "1h"}
@@ -191,26 +189,6 @@ def test_what_a_policy_has_dropped(api: httpx.Client, delayed: Delayed) -> None:
     assert delayed.store.drop("celery", "w1:1:a", 1, "older than 1h")
     found = api.get("/v1/tasks/a").json()
     assert (found["status"], found["reason"]) == ("cancelled", "older than 1h")
-
-
-def test_what_waits_for_a_limit(server: Server) -> None:
-    limited = {"delayed_policies": {"celery": [Limit(concurrency=1, name="till")]}}
-    with (
-        make_app(server.url, broker_transport_options=limited) as app,
-        api_client(app) as api,
-        app.connection_for_read() as connection,
-    ):
-        for id in "ab":
-            assert api.put(f"/v1/tasks/{id}", json={"task": "till.charge"}).status_code == 201
-        message = connection.default_channel.basic_get("celery")
-        assert connection.default_channel.basic_get("celery") is None
-        assert message is not None
-        found = {id: api.get(f"/v1/tasks/{id}").json() for id in "ab"}
-        connection.default_channel.basic_ack(message.delivery_tag)
-    assert {id: (each["status"], each["waiting_for"]) for id, each in found.items()} == {
-        "a": ("running", None),
-        "b": ("waiting", "the limit till"),
-    }
 
 
 def test_puts_of_several_servers_at_once_make_one_task(serve: Serve, delayed: Delayed) -> None:

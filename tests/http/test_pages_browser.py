@@ -8,18 +8,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from celery import Celery
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from celery_ext import Delayed
-from celery_ext.http.auth.tokens import Tokens
-from celery_ext.policies import Fair, Limit
-from tests.kit.gates import claim, declare, send
 from tests.kit.http import api_client
-from tests.kit.servers import Server, available_kinds, start_server
-from tests.kit.shop import OpenShop, fill_gates, fill_shop, make_shop
+from tests.kit.servers import Server
+from tests.kit.shop import OpenShop, fill_gates, fill_shop
 
 pytestmark = pytest.mark.thorough
 
@@ -132,43 +128,6 @@ def test_the_overview_is_live(opened: Any, shop: dict[str, Any]) -> None:
     expect(page.get_by_role("button", name="Paused")).to_have_attribute("aria-pressed", "false")
 
 
-def test_limits_are_live(opened: Any, server: Server, app: Celery, delayed: Delayed) -> None:
-    declare(app, mail=[Fair(by="tenant"), Limit(concurrency=2, by="tenant")])
-    send(app, "ada", 3)
-    with api_client(app) as api:
-        page = opened(f"{api.base_url}/tenants")
-        expect(page.get_by_text("No tenants wait")).to_be_visible()
-        assert len(claim(delayed).records) == 2
-        bar = page.get_by_label("In use of tenant by ada")
-        expect(bar).to_have_js_property("value", 2, timeout=20_000)
-        row = page.get_by_role("row").filter(has=bar)
-        expect(row.get_by_role("link", name="ada")).to_have_attribute(
-            "href", "/backlog?tenant=ada&queue=mail"
-        )
-        expect(row.get_by_role("cell").nth(1)).to_have_text("1")
-        delayed.store.free("mail", "w:1:x", [1], on_error=lambda: pytest.fail("refused"))
-        expect(bar).to_have_js_property("value", 1, timeout=20_000)
-
-
-def test_redis_goes_and_comes_back(opened: Any, tmp_path: Path) -> None:
-    with (
-        start_server(available_kinds()[0], tmp_path, port=0, append_only=True) as server,
-        make_shop(server.url) as app,
-        api_client(app) as api,
-    ):
-        app.send_task("stock.release", countdown=86_400)
-        page = opened(str(api.base_url))
-        server.kill()
-        trouble = page.locator("#trouble")
-        expect(trouble).to_contain_text("Redis does not answer", timeout=20_000)
-        expect(page.locator(".tiles")).to_contain_text("1")
-        other = opened(f"{api.base_url}/backlog")
-        expect(other.get_by_role("heading", level=1)).to_have_text("Redis does not answer")
-        server.restart()
-        expect(trouble).to_be_hidden(timeout=20_000)
-        expect(other.get_by_role("heading", level=1)).to_contain_text("Backlog", timeout=20_000)
-
-
 def tab_to(page: Page, name: str, limit: int = 60) -> None:
     """Press Tab until what has the focus has a name; the focus is to be seen all the way."""
     for _ in range(limit):
@@ -229,51 +188,3 @@ def test_selecting_many(opened: Any, shop: dict[str, Any]) -> None:
     page.get_by_role("button", name="Show what becomes").click()
     expect(page.locator("td b").first).to_contain_text("UTC")
     assert page.evaluate(AUDIT) == []
-
-
-def test_light_and_dark(opened: Any, shop: dict[str, Any]) -> None:
-    page = opened(shop["url"], color_scheme="light", reduced_motion="reduce")
-    ground = "() => getComputedStyle(document.body).backgroundColor"
-    light = page.evaluate(ground)
-    page.get_by_role("button", name="Switch between light and dark").click()
-    dark = page.evaluate(ground)
-    assert dark != light
-    page.goto(f"{shop['url']}/dead")
-    assert page.evaluate(ground) == dark
-    assert (
-        page.evaluate("() => getComputedStyle(document.querySelector('#live')).transitionDuration")
-        == "0s"
-    )
-
-
-def test_login(opened: Any, server: Server, app: Celery, delayed: Delayed) -> None:
-    _, text = Tokens(delayed).create("till", ["read"])
-    with api_client(app, needs_token=True) as api:
-        page = opened(f"{api.base_url}/dead")
-        assert page.evaluate(AUDIT) == []
-        assert page.evaluate("document.activeElement.id") == "token"
-        page.keyboard.type("wrong")
-        page.keyboard.press("Enter")
-        expect(page.get_by_role("alert")).to_contain_text("not known")
-        page.get_by_label("Token").fill(text)
-        page.keyboard.press("Enter")
-        expect(page.get_by_role("heading", level=1)).to_contain_text("Dead letters")
-        assert page.evaluate("document.cookie") == ""
-        page.get_by_role("button", name="Log out").click()
-        expect(page.get_by_role("heading", level=1)).to_have_text("Log in")
-
-
-def test_hostile_names_in_a_browser(
-    opened: Any, server: Server, app: Celery, api: httpx.Client
-) -> None:
-    hostile = (
-        "<img src=x onerror=\"document.title='taken'\"><script>document.title='taken'</script>"
-    )
-    app.send_task(hostile, [hostile], task_id=hostile, countdown=3_600, headers={"tenant": hostile})
-    page = opened(f"{api.base_url}/backlog")
-    expect(page.locator("td bdi").first).to_contain_text("onerror")
-    page.locator("a.task").click()
-    expect(page.locator("h1")).to_contain_text("onerror")
-    expect(page.locator("#live-switch")).to_be_visible()
-    page.goto(f"{api.base_url}/tenants")
-    assert "taken" not in page.title()

@@ -11,8 +11,6 @@ import pytest
 from celery import Celery
 
 from celery_ext import Delayed
-from celery_ext.http.pages.charts import bars, line, nice
-from celery_ext.http.pages.render import readable, shortened
 from celery_ext.http.pages.views import backlog, tenants
 from celery_ext.http.pages.views.dead import pattern_of
 from celery_ext.policies import Fair, Limit, Policy
@@ -352,18 +350,3 @@ def test_reasons_that_differ_in_numbers_are_one() -> None:
     same = {pattern_of(f"order {n} at 0x{n:x}") for n in (7, 8123)}
     assert same == {"order * at *"}
     assert pattern_of("a[1]*?") == "a[[]*][*][?]"
-
-
-def test_charts() -> None:
-    assert [nice(each) for each in (0, 1, 1.5, 30, 5_000, 5_001)] == [1, 1, 2, 50, 5_000, 10_000]
-    chart = bars([0, 1, 100])
-    assert [bar.height for bar in chart.bars] == [0, 1.5, 100]
-    assert chart.top == 100
-    assert line([0, 2]).points == "0.0,100.0 1000.0,0.0"
-    assert line([]).points == bars([]).points == ""
-
-
-def test_words() -> None:
-    assert readable("a\x00b\u202ec\nd\ud800") == "a�b�c\nd�"
-    assert readable(None) == ""
-    assert shortened("abcdef", 4) == "abc…"

@@ -52,13 +52,6 @@ def test_what_takes_long_is_kept_for_longer(monkeypatch: pytest.MonkeyPatch) -> 
     assert found == [1, 1, 2]
 
 
-def test_what_lasts_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, cache = Clock(monkeypatch), Cache()
-    cache.get("lasting", float("inf"), clock.read)
-    cache.forget()
-    assert cache.get("lasting", float("inf"), clock.read) == 1
-
-
 def test_an_error_is_not_kept() -> None:
     cache = Cache()
     with pytest.raises(ZeroDivisionError):
@@ -118,16 +111,6 @@ def test_a_pulse(client: redis.Redis, store: Store) -> None:
     assert not found.is_partial
 
 
-def test_a_pulse_goes_on(client: redis.Redis, store: Store) -> None:
-    reader = ActivityReader()
-    found = reader.look(store, ["q"])
-    assert (found.is_told, found.late_half, found.done) == (False, None, 0)
-    tell(client, "acked", 40)
-    assert reader.look(store, ["q"]).done == 1
-    tell(client, "acked", 39)
-    assert [reader.look(store, ["q"]).done for _ in range(2)] == [2, 2]
-
-
 def test_a_pulse_forgets_what_nobody_looks_at(
     client: redis.Redis, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,13 +158,6 @@ def test_a_pulse_of_too_much(
 )
 def test_alarms_of_a_queue(given: dict[str, Any], levels: list[str]) -> None:
     assert [each.level for each in _of_queue("q", replace(NOTHING, **given))] == levels
-
-
-def test_an_alarm_of_limits() -> None:
-    found = replace(NOTHING, consumers=1, waiting=1200, oldest_waiting_seconds=312.0)
-    (alarm,) = _of_queue("q", found)
-    assert alarm.text.startswith("1,200 tasks in q wait for limits or for a turn; the first was")
-    assert (alarm.path, alarm.queue) == ("/tenants", "q")
 
 
 @pytest.mark.parametrize(

@@ -11,17 +11,13 @@ import httpx
 import pytest
 import redis
 from celery import Celery
-from starlette.applications import Starlette
-from starlette.routing import Mount
 
 from celery_ext import Delayed
-from celery_ext.http import Api
 from celery_ext.http.api import cursors
-from celery_ext.http.auth import tokens as tokens_module
 from celery_ext.http.auth.tokens import Tokens
 from tests.kit.gates import claim, declare, mail_policies, send
-from tests.kit.http import Serve, bury, serving
-from tests.kit.pages import Page, Visitor
+from tests.kit.http import Serve, bury
+from tests.kit.pages import Visitor
 
 VIEWS = ["/", "/backlog", "/task", "/dead", "/tenants", "/consumers", "/partitions"]
 LIVE = [
@@ -81,12 +77,6 @@ def test_a_login_is_needed(visitor: Visitor) -> None:
         assert "log in with a token" in page.text
 
 
-def test_a_stream_is_for_who_reads_it(visitor: Visitor, tokens: Tokens) -> None:
-    visitor.log_in(tokens.create("till", ["read"])[1])
-    assert visitor.client.head("/live/overview").status_code == 405
-    assert visitor.client.head("/").status_code == 200
-
-
 def test_login_and_logout(visitor: Visitor, tokens: Tokens, client: redis.Redis) -> None:
     _, text = tokens.create("till", ["read"])
     before = visitor.get("/login") and visitor.client.cookies[visitor.cookie]
@@ -117,31 +107,6 @@ def test_two_ports_of_one_host(visitor: Visitor, tokens: Tokens, serve: Serve) -
         other.post("/logout", {"csrf": other.csrf()})
         assert other.client.get("/dead").status_code == 303
     assert visitor.client.get("/dead").status_code == 200
-
-
-def test_two_paths_of_one_host(
-    tokens: Tokens, app: Celery, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Browsers send the cookies of a path to those below it."""
-    monkeypatch.setattr(tokens_module, "BELIEVED_SECONDS", 0.0)
-    apis = [Api(app), Api(app)]
-    site = Starlette(routes=[Mount("/below", apis[0]), Mount("/", apis[1])])
-    site.service = apis[1].service  # type: ignore[attr-defined]
-    with serving(site) as url, httpx.Client(base_url=url, timeout=15) as client:
-        for root in ("/below", ""):
-            csrf = _csrf(client, f"{root}/login")
-            given = {"csrf": csrf, "token": tokens.create("till", ["read"])[1]}
-            assert client.post(f"{root}/login", data=given).status_code == 303
-        assert client.get("/dead").status_code == 200
-        client.post("/below/logout", data={"csrf": _csrf(client, "/below/dead")})
-        assert client.get("/below/dead").status_code == 303
-        assert client.get("/dead").status_code == 200
-    for each in apis:
-        each.close()
-
-
-def _csrf(client: httpx.Client, path: str) -> str:
-    return next(v for form in Page(client.get(path).text).forms for v in form.values("csrf"))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -51,17 +50,6 @@ def test_get_and_take(backlog: Backlog, client: redis.Redis) -> None:
     expected = backlog.get("b") + found[::-1]
     assert list(backlog.take(["b", "x", "a"])) == expected
     assert check_backlog(client) == {}
-
-
-def test_cancel(backlog: Backlog, client: redis.Redis) -> None:
-    schedule(backlog, entry("a", 2000), entry("b", 3000), entry("c", 500))
-    assert backlog.cancel(["a", "x", "c"]) == [1, 0, 0]
-    assert check_backlog(client) == {"b": 3000}
-    assert backlog.cancel(["a"]) == [0]
-    schedule(backlog, entry("a", 9000))
-    assert backlog.cancel(["a", "b"]) == [1, 1]
-    client.delete("{q}:wake")
-    assert state(client) == {"q": [C]}, "what is ready stays"
 
 
 @pytest.mark.parametrize(
@@ -128,51 +116,11 @@ def test_reschedule_writes_the_eta_where_there_is_one(
     assert state(client)["{q}:messages"] == {"a": "0" + expected}
 
 
-def test_many_that_share_an_id_run_now(backlog: Backlog, client: redis.Redis) -> None:
-    schedule(backlog, *(entry("a", 2000, body=str(n)) for n in range(300)))
-    assert backlog.reschedule([Move("a", "+0")]) == [300]
-    assert "{q}:duplicates" not in state(client)
-    assert client.llen("q") == 300
-
-
-def test_one_of_several(backlog: Backlog, client: redis.Redis) -> None:
-    several(backlog)
-    assert backlog.reschedule([Move("a\x1f2", "9000")], members=True) == [1]
-    assert backlog.revise(backlog.get("a")[2], 3, NEW.encode(), 8000)
-    assert check_backlog(client) == {"a": 2000, "a\x1f2": 9000, "a\x1f3": 8000, "b": 2000}
-    assert backlog.reschedule([Move("a", "7000")]) == [3]
-    assert sorted(check_backlog(client).values()) == [2000, 7000, 7000, 7000]
-
-
 def fill(backlog: Backlog, count: int, spread: int) -> dict[str, int]:
     chance = random.Random(1)
     due = {f"{n}": 2000 + chance.randrange(spread) for n in range(count)}
     schedule(backlog, *(entry(id, at_ms) for id, at_ms in due.items()))
     return due
-
-
-@pytest.mark.parametrize("spread", [1, 5, 5000])
-@pytest.mark.parametrize("size", [1, 7, 1000])
-def test_pages(size: int, spread: int, backlog: Backlog) -> None:
-    due = fill(backlog, 60, spread)
-    pages = list(backlog.pages(size=size))
-    assert max(map(len, pages)) <= size
-    order = [(each.kept.due_ms, each.member) for page in pages for each in page]
-    assert order == sorted((at_ms, id) for id, at_ms in due.items())
-    low, high = 2000 + spread // 3, 2000 + spread // 2
-    part = {each.member for page in backlog.pages(low, high, size=size) for each in page}
-    assert part == {id for id, at_ms in due.items() if low <= at_ms < high}
-
-
-@pytest.mark.parametrize("spread", [1, 5, 500])
-def test_pages_while_they_are_emptied(spread: int, backlog: Backlog, client: redis.Redis) -> None:
-    fill(backlog, 100, spread)
-    seen: Counter[str] = Counter()
-    for page in backlog.pages(size=7):
-        seen.update(each.member for each in page)
-        backlog.cancel([each.member for each in page], members=True)
-    assert seen == Counter(str(n) for n in range(100))
-    assert check_backlog(client) == {}
 
 
 @pytest.mark.parametrize("by_ms", [-50, 1, 30, 900])

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import redis
 
-from kombu_delayed.store.dead_letters import DeadLetter
 from kombu_delayed.store.keys import SEPARATOR
 from kombu_delayed.store.store import Limits, Store
 from tests.kit.backlog import check_backlog
-from tests.kit.claims import deliver, records
+from tests.kit.claims import deliver
 from tests.kit.state import dead_state, entry, message, note, promoted, returned, seed, state
 
 A, B, C, D = (message(body, headers={"id": body}) for body in "abcd")
@@ -67,34 +66,6 @@ def test_an_attempt_at_the_limit(
     count = (before or 0) + 1
     letter, ready = dead_keys({"a": record}, a=poisoned(count)), {MID: [returned(A, count)]}
     assert dead_state(client) == {**NOW_TOKEN, "q": [D], **(letter if is_buried else ready)}
-
-
-@pytest.mark.parametrize("way", ["release", "leave"])
-def test_who_gives_back_what_it_has_not_begun_buries_nothing(
-    way: str, store: Store, client: redis.Redis
-) -> None:
-    store.limits = Limits(max_deliveries=1)
-    seed(client, {"{q}:unacked:A": {"1": "0" + returned(A, 9)}})
-    if way == "release":
-        store.release("q", "A", [1])
-    else:
-        store.leases.leave("q", "A")
-    assert state(client) == {**NOW_TOKEN, "q": [returned(A, 9)]}
-
-
-@WAYS
-def test_some_are_poison(way: str, store: Store, client: redis.Redis) -> None:
-    """The others go back in their order, and the note names who held it."""
-    store.limits = Limits(max_deliveries=3)
-    poison, name = "3" + returned(B, 2), "host ü:1"
-    held = {**HELD, "2": poison, "4": "0" + promoted(D, 500)}
-    seed(client, {"q": [D], f"{{q}}:unacked:{name}": held})
-    assert fail(store, way, 1, 2, 3, 4, 9, consumer=name) == 4
-    assert dead_state(client) == {
-        **NOW_TOKEN,
-        "q": [returned(A, 1), returned(C, 1), returned(promoted(D, 500), 1), D],
-        **dead_keys({"b": poison}, b=poisoned(3, name)),
-    }
 
 
 def with_ids(**members: Any) -> str:
@@ -152,15 +123,6 @@ def test_what_was_taken_for_good_and_is_no_message(store: Store, client: redis.R
     assert deliver(store).records == [record]
 
 
-def test_time_of_burial_is_the_server_s(store: Store, client: redis.Redis) -> None:
-    store.now = ""
-    seconds, microseconds = client.time()
-    store.bury("q", "A", [(1, "a", "rejected", b"0{}")])
-    (letter,) = store.dead.letters("q", ["a"])
-    assert 0 <= letter.at_ms - (seconds * 1000 + microseconds // 1000) < 5000
-    assert state(client)["{q}:dead"] == {"a": letter.at_ms}
-
-
 def buried_before(client: redis.Redis, at_ms: dict[str, int]) -> None:
     seed(
         client,
@@ -179,18 +141,6 @@ def left(client: redis.Redis) -> list[str]:
     assert set(found.get("{q}:dead-messages", {})) == set(ids)
     assert set(found.get("{q}:dead-reasons", {})) == set(ids)
     return ids
-
-
-def test_the_oldest_comes_first(store: Store, client: redis.Redis) -> None:
-    assert (store.dead.count("q"), store.dead.ids("q"), store.dead.letters("q", [])) == (0, [], [])
-    buried_before(client, {"b": 1000, "a": 1002, "c": 1001})
-    assert store.dead.count("q") == 3
-    pages = [store.dead.ids("q", start, 2) for start in range(4)]
-    assert pages == [["b", "c"], ["c", "a"], ["a"], []]
-    assert store.dead.letters("q", ["c", "missing", "b"]) == [
-        DeadLetter(id, f'{{"id":"{id}"}}'.encode(), id, "A", at_ms, 1)
-        for id, at_ms in [("c", 1001), ("b", 1000)]
-    ]
 
 
 def test_pages_behind_a_place(store: Store, client: redis.Redis) -> None:
@@ -248,52 +198,6 @@ def test_bounded_work(limits: Limits, kept: list[int], store: Store, client: red
         assert ids[-1] == f"x{n}"
         counts.append(len(ids))
     assert counts == kept
-
-
-def test_replay_now(store: Store, client: redis.Redis) -> None:
-    """At the tails of their lists, in the order that was asked for."""
-    letters = {"a": "0" + returned(A, 19), "b": "3" + B, "c": "0" + promoted(C, 500), "d": "0" + D}
-    seed(client, {"q": ["first"], **dead_keys(letters)})
-    for count in (3, 0):
-        assert store.dead.replay("q", ["c", "missing", "b", "a", "a"]) == count
-        assert dead_state(client) == {
-            **NOW_TOKEN,
-            "q": ["first", promoted(C, 500), A],
-            MID: [B],
-            **dead_keys({"d": "0" + D}),
-        }
-
-
-@pytest.mark.parametrize("due_ms", [2000, 500])
-def test_replay_at_a_time(due_ms: int, store: Store, client: redis.Redis) -> None:
-    letters = {"a": "0" + returned(A, 19), "b": "3" + promoted(B, 500), "c": "0" + C}
-    seed(client, dead_keys(letters))
-    for count in (2, 0):
-        assert store.dead.replay("q", ["a", "b", "missing"], due_ms) == count
-        assert dead_state(client) == {
-            "{q}:partitions": {str(due_ms): due_ms},
-            f"{{q}}:delayed:{due_ms}": {"a": due_ms, "b": due_ms},
-            "{q}:messages": {"a": "0" + A, "b": "3" + B},
-            "{q}:wake": {"due": due_ms},
-            **dead_keys({"c": "0" + C}),
-        }
-
-
-@pytest.mark.parametrize(
-    "text",
-    [A, returned(A, 3), promoted(A, 500), returned(promoted(A, 500), 3)],
-    ids=["fresh", "returned", "delayed", "both"],
-)
-def test_replayed_message_is_promoted_with_its_new_due_time_once(
-    text: str, store: Store, client: redis.Redis
-) -> None:
-    seed(client, dead_keys({"a": f"6{text}"}))
-    for due_ms in (2000, 3000):
-        assert store.dead.replay("q", ["a"], due_ms) == 1
-        store.now = str(due_ms)
-        assert records(deliver(store)) == [f"6{promoted(A, due_ms)}"]
-        assert store.bury("q", "A", [(1, "a", "rejected", b"")]) == 1
-        assert store.dead.letters("q", ["a"])[0].deliveries == 1
 
 
 def test_replayed_starts_to_count_anew(store: Store, client: redis.Redis) -> None:

@@ -15,28 +15,6 @@ LEASE = {"{q}:consumers": {"A": 31_000}}
 NOW_TOKEN = {"{q}:wake": {"now": 0}}
 
 
-def test_want_nothing_takes_nothing(store: Store, client: redis.Redis) -> None:
-    assert deliver(store) == Delivered(1000, 0, False, 1, [])
-    assert state(client) == LEASE
-    seed(client, {"q": [A]})
-    assert deliver(store, want=0) == Delivered(1000, 0, True, 1, [])
-    assert state(client) == {**LEASE, **NOW_TOKEN, "q": [A]}
-
-
-def test_ready_messages_move_to_unacked(store: Store, client: redis.Redis) -> None:
-    seed(client, {**NOW_TOKEN, "q": [A, B, C]})
-    found = [f"0{A}".encode(), f"0{B}".encode()]
-    assert deliver(store, want=2, tag=7) == Delivered(1000, 0, True, 1, found)
-    held = {"7": "0" + A, "8": "0" + B}
-    assert state(client) == {**LEASE, **NOW_TOKEN, "q": [C], "{q}:unacked:A": held}
-
-
-def test_last_message_takes_the_token_along(store: Store, client: redis.Redis) -> None:
-    seed(client, {**NOW_TOKEN, "q": [A]})
-    assert deliver(store, want=1) == Delivered(1000, 0, False, 1, [f"0{A}".encode()])
-    assert state(client) == {**LEASE, "{q}:unacked:A": {"1": "0" + A}}
-
-
 def test_the_last_one_that_was_delayed_takes_its_token_along(
     store: Store, client: redis.Redis
 ) -> None:
@@ -93,16 +71,6 @@ def test_never_early(now: str, count: int, store: Store) -> None:
     store.schedule("q", [entry("a", 2000)])
     store.now = now
     assert len(deliver(store).records) == count
-
-
-def test_promoted_in_order_of_due_times_behind_what_was_ready(
-    store: Store, client: redis.Redis
-) -> None:
-    seed(client, {"q": [message("x")]})
-    dues = {"a": 2004, "b": 2001, "c": 2003, "d": 2002}
-    store.schedule("q", [entry(id, due) for id, due in dues.items()])
-    store.now = "3000"
-    assert bodies(deliver(store)) == [*"xbdca"]
 
 
 def test_promoted_by_priority(store: Store) -> None:
@@ -216,18 +184,6 @@ def test_promise(
     assert answer.next_due_ms == (2000 if has_promised else 0)
     after = state(client)
     assert (after.get("{q}:armed", ""), after.get("{q}:wake", {})) == (then_armed, then_wake)
-
-
-@pytest.mark.parametrize("due", [1500, 2000])
-def test_a_token_is_not_put_off(due: int, store: Store, client: redis.Redis) -> None:
-    store.schedule("q", [entry("d", 2000)])
-    client.delete("{q}:wake")
-    seed(client, {"{q}:wake": {"due": due}, "{q}:consumers": {"B": 9000}})
-    deliver(store)
-    assert state(client)["{q}:wake"] == {"due": due}
-    seed(client, {"q": [A]})
-    deliver(store, leased=True)
-    assert state(client)["{q}:wake"] == {"due": due}
 
 
 def test_promise_ends_with_the_backlog(store: Store, client: redis.Redis) -> None:

@@ -220,15 +220,6 @@ def test_the_format(store: Store, client: redis.Redis) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ['say "hi"', "back\\slash", "a\nb", "caf\u00e9", "a/b", "%d"])
-def test_names_of_all_kinds(name: str, store: Store) -> None:
-    store.publish("q", [task(name), task("b", **{"task": name})])
-    deliver(store, f"{name}:7:abcd")
-    first, second = read(store, "q")
-    assert (first.id, first.task, first.worker) == (name, "mail.send", name)
-    assert (second.id, second.task, second.worker) == ("b", name, name)
-
-
 @pytest.mark.parametrize("reason", ['say "no"', "back\\slash", "a\nb", "caf\u00e9", "[1]", ""])
 def test_reasons_of_all_kinds(reason: str, store: Store) -> None:
     store.publish("q", [task("a"), task("b"), task("c")])

@@ -121,45 +121,6 @@ def test_early_answers_are_bounded(correlation: Correlation) -> None:
     assert say(correlation, "one", "n3").said == "accepted"
 
 
-def test_what_a_consumer_has_got_is_over(correlation: Correlation) -> None:
-    ask(correlation, "a")
-    at(correlation, NOW_MS + TIMEOUT_MS)
-    assert delivered(correlation) == [None]
-    assert say(correlation, "one") == ("late", "a")
-    note = correlation.get("n")
-    assert note is not None
-    assert (note.state, note.is_waiting) == ("open", False)
-    assert correlation.settle("n", "a", "timed_out", KEPT_MS)
-    assert correlation.settle("n", "a", "timed_out", KEPT_MS), "twice is safe"
-    assert not correlation.settle("n", "a", "answered", KEPT_MS)
-    assert say(correlation, "one") == ("late", "a")
-    assert state_of(correlation) == "timed_out"
-    correlation.store.park("q", "A", [(1, "a", NOW_MS + 2 * TIMEOUT_MS)])
-    assert say(correlation, "one") == ("late", "a"), "also when a policy lets it wait again"
-
-
-def test_an_id_expects_once(correlation: Correlation, client: redis.Redis) -> None:
-    assert ask(correlation, "a") == "open"
-    at(correlation, NOW_MS + 5)
-    assert ask(correlation, "a") == "open"
-    assert check_backlog(client) == {"a": NOW_MS + TIMEOUT_MS}
-    say(correlation, "one")
-    assert ask(correlation, "a") == "answered"
-    assert delivered(correlation) == ["one"]
-    at(correlation, NOW_MS + 5 + KEPT_MS)
-    assert ask(correlation, "a") == "open", "by then it is forgotten"
-
-
-@pytest.mark.parametrize("consumed", [False, True])
-def test_an_id_that_was_too_late_stays_so(correlation: Correlation, consumed: bool) -> None:
-    ask(correlation, "a")
-    at(correlation, NOW_MS + TIMEOUT_MS)
-    delivered(correlation)
-    if consumed:
-        correlation.settle("n", "a", "timed_out", KEPT_MS)
-    assert ask(correlation, "a") == "timed_out"
-
-
 def test_a_name_has_one_question_at_a_time(correlation: Correlation, client: redis.Redis) -> None:
     ask(correlation, "a")
     before = state(client)

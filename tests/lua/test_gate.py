@@ -36,16 +36,6 @@ def faults(store: Store, *, fix: bool = False) -> dict[str, int]:
     return {each.kind: each.count for each in found}
 
 
-def test_one_slot_after_the_other(store: Store) -> None:
-    store.publish("q", [entry(id) for id in "abc"])
-    assert taken(store) == "a"
-    assert taken(store, tag=2) == ""
-    free(store, 1)
-    assert taken(store, tag=2) == "b"
-    assert waiting_count(store, "q") == 1
-    assert slots_in_use(store, "q") == {"all:": 1}
-
-
 @pytest.mark.parametrize("is_acked", [False, True])
 def test_a_slot_that_comes_back_wakes_a_consumer(is_acked: bool, store: Store) -> None:
     store.publish("q", [entry(id) for id in "ab"])
@@ -157,21 +147,6 @@ def test_purge_leaves_nothing(store: Store, client: redis.Redis) -> None:
     assert [key for key in client.keys("*") if b":gate:rate" not in key] == []
 
 
-def test_what_waits_when_policies_change_gets_another_ticket_and_takes_no_slots(
-    store: Store,
-) -> None:
-    store.publish("q", [entry(id) for id in "abc"])
-    claim(store)
-    other = Gate("w", GATE.limits)
-    free(store, 1)
-    answer = claim(store, gate=other, tag=2)
-    assert ["".join(bodies(answer)), slots_in_use(store, "q")] == ["bc", {}]
-    assert not any(map(other.has_ticket, answer.records))
-    tickets = [(tag, TICKET.text("w", id), b"") for tag, id in enumerate("bc", 2)]
-    assert store.admit("q", "A", tickets, other) == 2
-    assert taken(store, gate=other, tag=4) == "b"
-
-
 def test_many_without_tickets_do_not_hold_up_those_who_have_turns(store: Store) -> None:
     store.publish("q", [entry(id, Ticket()) for id in "abcd"])
     assert taken(store, want=1, gate=NO_LIMITS) == "a"
@@ -198,26 +173,6 @@ def test_lanes_of_one_key_go_in_the_order_of_their_messages(store: Store, fair: 
         found += taken(store, gate=gate, tag=tag)
         free(store, tag)
     assert found == "01234567"
-
-
-def test_who_comes_late_and_was_due_before_goes_first(store: Store) -> None:
-    gate = Gate("v", (LimitNumbers("all", 1), LimitNumbers("customer", 5)))
-    uses = {name: (Use("all"), Use("customer", name)) for name in "xyz"}
-    store.now = "1100"
-
-    def send(id: str, customer: str, due: str) -> None:
-        store.schedule("q", [entry(id, Ticket(uses=uses[customer]), due)])
-
-    for id, customer, due in [("a", "x", "1101"), ("b", "y", "1102"), ("c", "z", "1103")]:
-        send(id, customer, due)
-    store.now = "1110"
-    assert taken(store, gate=gate) == "a"
-    store.now = "1100"
-    send("d", "z", "1101")
-    store.now = "1110"
-    assert taken(store, gate=gate, tag=2) == ""
-    free(store, 1)
-    assert taken(store, gate=gate, tag=2) == "d"
 
 
 def test_a_heavy_one_is_not_overtaken_for_ever(store: Store) -> None:
@@ -284,15 +239,6 @@ def test_what_is_in_no_lane_leaves_a_gate_that_is_not_declared(
     assert ("".join(bodies(answer)), answer.gated) == ("c", False)
     store.clear("q")
     assert [key for key in client.keys("*gate*") if b":gate:slots" not in key] == []
-
-
-def test_cancelling_all_that_waits_leaves_nothing(store: Store, client: redis.Redis) -> None:
-    store.publish("q", [entry(id) for id in "abc"])
-    claim(store)
-    Backlog(store, "q").cancel(["b", "c"])
-    free(store, 1)
-    assert taken(store, tag=2) == ""
-    assert client.keys("*gate*") == []
 
 
 @pytest.mark.parametrize("key", ["|", "a*b:c!%", '"\\', "\ud800", "ä", "\n", "x" * 300])
@@ -376,17 +322,6 @@ def test_who_comes_late_makes_up_for_nothing(store: Store) -> None:
     assert taken(store, want=5, gate=NO_LIMITS) == "12345"
     store.publish("q", [entry(id, Ticket("b")) for id in "stuvwxyz"])
     assert taken(store, want=6, gate=NO_LIMITS, tag=6) in {"s6t7u8", "s6tu7v", "6st7u8"}
-
-
-def test_slots_come_back_with_an_ack(store: Store, client: redis.Redis) -> None:
-    store.publish("q", [entry(id) for id in "abc"])
-    limits = Gate("v", (LimitNumbers("all", 2),))
-    assert taken(store, gate=limits) == "ab"
-    for _ in range(2):  # the answer was lost: it is told again
-        ack(store, 1, freed=[2])
-    assert client.hkeys("{q}:unacked:A") == [b"2"]
-    assert slots_in_use(store, "q") == {"all:": 1}
-    assert taken(store, gate=limits, tag=3) == "c"
 
 
 def test_a_slot_that_is_given_back_twice_at_once_comes_back_once(store: Store) -> None:

@@ -53,14 +53,6 @@ def test_once_when_it_begins_to_wait(store: Store) -> None:
     assert told(store) == [("delivered", "b", "")]
 
 
-def test_due_times_and_deliveries(store: Store) -> None:
-    store.schedule("q", [entry(id, *USES, due="1500") for id in "ab"])
-    store.now = "1600"
-    claim(store, 1)
-    (event,) = [each for each in newest(store, "q", 9) if each.event == "waiting"]
-    assert (event.id, event.due_ms, event.consumer, event.deliveries) == ("b", 1500, "", 0)
-
-
 def test_the_reason_is_what_it_waits_for(store: Store) -> None:
     own = Use("für|wen", "a b")
     store.publish("q", [entry(id, own) for id in "abcd"])
@@ -105,13 +97,6 @@ def test_what_is_behind_those_that_came_before(store: Store) -> None:
     assert told(store) == [("waiting", "d", FULL)]
 
 
-def test_a_limit_without_a_name(store: Store) -> None:
-    store.publish("q", [entry(id, Use("")) for id in "ab"])
-    answer = claim(store, 1, gate=Gate("v", (LimitNumbers("", 1),)))
-    assert len(answer.records) == 1
-    assert told(store) == [("delivered", "a", ""), ("waiting", "b", "waits for the limit ")]
-
-
 @pytest.mark.parametrize(
     ("first", "second"),
     [
@@ -126,17 +111,6 @@ def test_what_only_waits_for_a_worker_is_not_told(
     store.publish("q", [entry("a", *first), entry("b", *second)])
     claim(store, 1, want=1)
     assert told(store) == [("delivered", "a", "")]
-
-
-def test_what_comes_with_another_ticket(store: Store) -> None:
-    store.publish("q", [entry("a", *USES)])
-    claim(store, 1)
-    store.publish("q", [entry("b", version="u")])
-    claim(store, 2)
-    told(store)
-    store.admit("q", "A", [(2, Ticket("k", uses=USES).text("v", "b"), b"")], GATE)
-    claim(store, 3)
-    assert [name for name, id, _ in told(store) if id == "b"] == ["waiting"]
 
 
 def test_again_when_it_waits_again(store: Store) -> None:

@@ -50,18 +50,6 @@ def test_refused_ack_is_reported(store: Store, client: redis.Redis) -> None:
     assert refused == [1]
 
 
-def test_release_to_the_heads_in_order(store: Store, client: redis.Redis) -> None:
-    seed(client, {"q": [D], "{q}:unacked:A": HELD})
-    after = {
-        **NOW_TOKEN,
-        "q": [returned(A, 0), returned(C, 0), D],
-        MID: [returned(B, 0)],
-    }
-    for count in (3, 0):
-        assert store.release("q", "A", [1, 2, 3, 99]) == count
-        assert state(client) == after
-
-
 @pytest.mark.parametrize(
     ("text", "after"),
     [
@@ -109,13 +97,6 @@ def test_leave(store: Store, client: redis.Redis) -> None:
         }
 
 
-def test_leave_is_bounded(store: Store, client: redis.Redis) -> None:
-    seed(client, {"{q}:unacked:A": {str(n): f"0{n}" for n in range(25)}, "{q}:consumers": {"A": 9}})
-    move, given = store.leases._leave_call("q", "A", ())
-    assert [move(store.run, **{**given, "limit": 10}) for _ in range(3)] == [15, 5, 0]
-    assert state(client) == {**NOW_TOKEN, "q": [str(n) for n in range(25)]}
-
-
 @pytest.mark.parametrize(
     "lease", [{}, {"{q}:consumers": {"A": 1000}}, {"{q}:consumers": {"A": 999}}]
 )
@@ -136,14 +117,6 @@ def test_lease_that_lasts_is_left_alone(store: Store, client: redis.Redis) -> No
     assert state(client) == before
 
 
-def test_reclaim_is_bounded(store: Store, client: redis.Redis) -> None:
-    seed(client, {"{q}:unacked:A": {str(n): f"0{n}" for n in range(25)}, "{q}:consumers": {"A": 9}})
-    assert reclaim_once(store, 10) == [10, 15]
-    assert state(client)["{q}:consumers"] == {"A": 0}
-    assert [reclaim_once(store, 10) for _ in range(3)] == [[10, 5], [5, 0], [0, 0]]
-    assert state(client) == {**NOW_TOKEN, "q": [str(n) for n in range(25)]}
-
-
 def test_reclaim_hands_the_promise_back(store: Store, client: redis.Redis) -> None:
     store.schedule("q", [entry("d", 2000)])
     backlog = state(client)
@@ -151,17 +124,6 @@ def test_reclaim_hands_the_promise_back(store: Store, client: redis.Redis) -> No
     client.delete("{q}:wake")
     assert store.leases.reclaim("q", "A") == 0
     assert state(client) == backlog
-
-
-@pytest.mark.parametrize("end", ["leave", "reclaim"])
-def test_end_of_a_consumer_beside_others(end: str, store: Store, client: redis.Redis) -> None:
-    """It may have ended between taking a token and claiming; another's promise stays."""
-    seed(client, {"q": [A], "{q}:armed": "2000 B", "{q}:consumers": {"A": 500}})
-    if end == "leave":
-        store.leases.leave("q", "A")
-    else:
-        store.leases.reclaim("q", "A")
-    assert state(client) == {**NOW_TOKEN, "q": [A], "{q}:armed": "2000 B"}
 
 
 @pytest.mark.parametrize(("ended_ms", "count"), [(900, 1), (901, 0), (5000, 0), (None, 1)])
@@ -268,17 +230,6 @@ def test_a_claim_makes_a_long_lease_short_where_it_takes_something(
         deliver(store, leased=True, gate=gate)
         assert state(client)["{q}:consumers"] == {"A": end_ms}
         seed(client, {"q": [A]})
-
-
-def test_many_queues_cost_few_commands(store: Store, client: redis.Redis) -> None:
-    queues = [f"q{n}" for n in range(500)]
-    for queue in queues:
-        client.zadd(store.keys(queue).consumers, {"A": 90_000, "B": 80_000})
-    for renewed, most in ((), 16), (queues[:10], 30), (queues, 530):
-        before = client.info("stats")["total_commands_processed"]
-        renew_all(store, *renewed, queues=queues)
-        after = client.info("stats")["total_commands_processed"]
-        assert after - before <= most
 
 
 class Keeping:
@@ -394,16 +345,6 @@ def all_sorted(store: Store) -> int:
     return calls
 
 
-def test_tags_are_sorted_a_part_a_call(much: Store, client: redis.Redis) -> None:
-    assert sort_held(much) != b"0"
-    assert 500 <= client.zcard("{q}:held:A") <= 2000
-    assert 3 <= all_sorted(much) <= 10
-    for _ in range(2):
-        assert client.zrange("{q}:held:A", 0, -1) == [tag.encode() for tag in ALL]
-        assert client.hlen("{q}:unacked:A") == MUCH
-        all_sorted(much)
-
-
 def test_much_goes_back_in_order_and_is_never_sorted_in_one_call(
     ending: Ending, much: Store, client: redis.Redis
 ) -> None:
@@ -443,17 +384,6 @@ def test_two_reclaim_at_once(much: Store, client: redis.Redis) -> None:
     assert state(client) == {**NOW_TOKEN, "q": ALL}
 
 
-@pytest.mark.parametrize("kept", [0, 1, 249, 1200])
-def test_what_was_acked_meanwhile_is_passed_over(
-    kept: int, ending: Ending, much: Store, client: redis.Redis
-) -> None:
-    all_sorted(much)
-    reclaim_once(much)
-    ack(much, *range(kept, MUCH - 250))
-    ending(much)
-    assert state(client) == {**NOW_TOKEN, "q": [*ALL[:kept], *ALL[-250:]]}
-
-
 @pytest.mark.parametrize("acked", [1, 4500, 4750])
 def test_consumer_that_wakes_up_in_the_middle(
     acked: int, ending: Ending, much: Store, client: redis.Redis
@@ -469,17 +399,6 @@ def test_consumer_that_wakes_up_in_the_middle(
     ack(much, *range(acked))
     ending(much)
     assert state(client) == {**NOW_TOKEN, "q": ALL[acked:], "{q}:consumers": {"B": 1100}}
-
-
-def test_lease_that_lasts_is_left_alone_with_much(much: Store, client: redis.Redis) -> None:
-    client.zadd("{q}:consumers", {"A": 1001})
-    assert much.leases.reclaim("q", "A") == 0
-    after = state(client)
-    assert after["{q}:unacked:A"] == {tag: "0" + tag for tag in ALL}
-    assert "q" not in after
-    ack(much, *range(MUCH))
-    much.leases.leave("q", "A")
-    assert state(client) == {}
 
 
 def test_much_of_which_some_is_poison(much: Store, client: redis.Redis) -> None:
@@ -501,31 +420,6 @@ def test_recover(seen: int, tags: list[int], store: Store, client: redis.Redis) 
     seed(client, {"{q}:unacked:A": held})
     assert store.leases.recover("q", "A", seen) == [(tag, held[str(tag)].encode()) for tag in tags]
     assert state(client) == {"{q}:unacked:A": held}
-
-
-def test_recover_many_in_bounded_calls(much: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    pages, run = [], much.run
-
-    def running(*command: Any) -> Any:
-        pages.append(run(*command))
-        return pages[-1]
-
-    monkeypatch.setattr(much, "run", running)
-    assert [tag for tag, _ in much.leases.recover("q", "A", 99)] == list(range(100, MUCH))
-    assert max(map(len, pages)) < 4 * CALL_LIMIT
-
-
-def test_park(store: Store, client: redis.Redis) -> None:
-    seed(client, {"{q}:unacked:A": HELD})
-    for count in (2, 0):
-        assert store.park("q", "A", [(1, "a", 3000), (2, "b", 4000), (9, "x", 1500)]) == count
-        assert state(client) == {
-            "{q}:partitions": {"3000": 3000},
-            "{q}:delayed:3000": {"a": 3000, "b": 4000},
-            "{q}:messages": {"a": "0" + A, "b": "3" + B},
-            "{q}:unacked:A": {"3": "0" + C},
-            "{q}:wake": {"due": 3000},
-        }
 
 
 def test_park_beside_what_waits_longer(store: Store, client: redis.Redis) -> None:

@@ -8,16 +8,10 @@ import redis
 from kombu_delayed.inspection import gate_usage as lanes_module
 from kombu_delayed.inspection.gate_usage import (
     Lane,
-    Room,
-    first_ids,
     known_as,
     lanes,
     of_key,
     of_slot,
-    parts_of,
-    room,
-    slots,
-    turns,
 )
 from kombu_delayed.message.ticket import Gate, LimitNumbers, Ticket, Use, put_ticket, slot_name
 from kombu_delayed.store.store import Entry, Store
@@ -40,21 +34,6 @@ def claim(store: Store, want: int = 9, tag: int = 1) -> int:
 
 def found(store: Store, pattern: str = "") -> list[Lane]:
     return [lane for page in lanes(store, "q", pattern) for lane in page]
-
-
-def test_lanes_say_who_waits_for_what(store: Store) -> None:
-    store.publish("q", [entry(f"a{n}", "ada", Use("all"), weight=2.5) for n in range(4)])
-    store.publish("q", [entry("b", "bob")])
-    assert claim(store, 1) == 1
-    store.now = "1500"
-    assert claim(store, 1, 2) == 1
-    (lane,) = found(store)
-    assert (lane.turn, lane.limit, lane.size) == (("ada", 2.5), "", 3)
-    assert lane.uses == [Use("all")]
-    assert lane.first_due_ms == 1000
-    assert claim(store, 9, 3) == 1
-    (lane,) = found(store)
-    assert (lane.limit, lane.size) == ("all:", 2)
 
 
 @pytest.mark.parametrize("key", KEYS)
@@ -83,42 +62,6 @@ def test_many_lanes_come_in_pages(store: Store, monkeypatch: pytest.MonkeyPatch)
     assert len(pages) > 3
     assert max(map(len, pages)) < 700
     assert len({lane.name for page in pages for lane in page}) == 700
-
-
-def test_slots_and_room(store: Store) -> None:
-    store.publish("q", [entry("a", "k", Use("all"), Use("by", "é")), entry("b", "k", Use("all"))])
-    assert claim(store) == 2
-    used = {name: count for page in slots(store, "q") for name, count in page.items()}
-    assert {parts_of(name): count for name, count in used.items()} == {
-        ("all", ""): 2,
-        ("by", "é"): 1,
-    }
-    names = [slot_name("all"), slot_name("by", "é"), slot_name("by", "none")]
-    assert room(store, "q", names) == (
-        1000,
-        dict(zip(names, [Room(2, 0.0), Room(1, 1250.0), Room(0, 0.0)], strict=True)),
-    )
-    assert room(store, "q", []) == (0, {})
-
-
-def test_turns(store: Store) -> None:
-    store.publish("q", [entry(f"{key}{n}", key) for n in range(3) for key in "ab"])
-    store.publish("q", [entry("c", "c", Use("by", "x")), entry("d", "c", Use("by", "x"))])
-    assert claim(store, 4) == 4
-    found = turns(store, "q", ["a", "b", "c", "none"])
-    assert sorted(found.values()) == [*range(len(found))]
-    assert {"a", "b"} <= set(found) <= {"a", "b", "c"}
-
-
-def test_the_first_messages_of_lanes(store: Store) -> None:
-    for now in (1000, 1001, 1002):
-        store.now = str(now)
-        store.publish("q", [entry(f"{key}{now}", key, Use("all", cost=9)) for key in "ab"])
-        claim(store, 0)
-    names = [lane.name for lane in found(store)]
-    first = first_ids(store, "q", names, 3)
-    assert (sorted(first[:2]), len(first)) == (["a1000", "b1000"], 3)
-    assert first[2] in ("a1001", "b1001")
 
 
 def test_what_is_no_lane_is_left_out(store: Store, client: redis.Redis) -> None:

@@ -90,13 +90,6 @@ def test_what_was_promoted_is_late_until_a_consumer_has_it(store: Store) -> None
     assert store.metrics("q").oldest_due_seconds == 0.0
 
 
-def test_the_oldest_of_a_list_counts(store: Store) -> None:
-    store.schedule("q", [entry("a", 2_000), entry("b", 3_000)])
-    store.now = "10000"
-    deliver(store, want=0)
-    assert store.metrics("q").oldest_due_seconds == 8.0
-
-
 def test_what_is_far_is_estimated(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "METRICS_LIMIT", 20)
     fill(store, 1_000, 2 * HOUR_MS)

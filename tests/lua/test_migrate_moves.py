@@ -222,16 +222,6 @@ def test_from_delayed_what_shares_an_id(store: Store, client: redis.Redis) -> No
     assert state(client)["q"] == [message("1"), message("2")]
 
 
-def test_from_a_backlog_of_many_partitions(store: Store, client: redis.Redis) -> None:
-    due = {f"{n}": 2000 + n for n in range(40)}
-    store.schedule("q", [entry(id, at_ms) for id, at_ms in due.items()])
-    for id, at_ms in due.items():
-        assert migrate(store, "delayed", [(id, "", at_ms, "")]) == [0, 1]
-        check_backlog(client)
-    assert set(state(client)) == {"q", "{q}:wake"}
-    assert state(client)["{q}:wake"] == {"now": 0}
-
-
 def test_what_becomes_ready_expires_with_its_queue(store: Store, client: redis.Redis) -> None:
     seed(client, stock(a=5))
     client.set("{q}:expires", 60_000)

@@ -107,16 +107,6 @@ def test_purge_leaves_other_queues(store: Store, client: redis.Redis) -> None:
     assert [sum(store.size(queue)) for queue in ("q", "q2", "{q}")] == [0, 2, 2]
 
 
-def test_purge_is_bounded(store: Store, client: redis.Redis) -> None:
-    store.partition_size = 2
-    store.schedule("q", [entry(str(n), 2000 + n) for n in range(20)])
-    for left in (20, 17, 14, 11, 8, 5, 2):
-        assert store.size("q").delayed == left
-        assert "{q}:wake" in state(client)
-        assert store.ask("purge", "q", limit=3) == min(3, left)
-    assert state(client) == {}
-
-
 def test_delete(store: Store, client: redis.Redis) -> None:
     left = filled(store)
     del left["{q}:armed"]

@@ -175,15 +175,6 @@ def test_everything_at_once(
     assert max(map(len, due_times(client))) <= 8
 
 
-def test_large_messages_are_read_in_small_pages(store: Store, client: redis.Redis) -> None:
-    store.schedule("q", [entry(f"m{n}", 2000 + n, body="x" * 300_000) for n in range(12)])
-    looked: list[int] = []
-    Doctor(store, "q", progress=looked.append).examine()
-    assert sum(looked) == 24
-    client.zrem(partition_of(client, "m3"), "m3")
-    assert examine(store) == {"orphan": (1, 0)}
-
-
 def test_binary_names(store: Store, client: redis.Redis) -> None:
     client.hset("{q}:messages", b"\xff\x00", "02000" + message("a"))
     (finding,) = [each for each in Doctor(store, "q", fix=True).examine() if each.kind == "orphan"]

@@ -6,13 +6,10 @@ from typing import Any
 
 import pytest
 import redis
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from kombu_delayed.inspection.backlog import Backlog, Move
 from kombu_delayed.inspection.events import read
 from kombu_delayed.store.store import Entry, Limits, Store
-from tests.kit.backlog import check_backlog, due_times
+from tests.kit.backlog import check_backlog
 from tests.kit.restoring import kept, restore, restore_dead
 from tests.kit.state import dead_state, entry, message, note, seed, state
 
@@ -93,45 +90,6 @@ def check_restored(client: redis.Redis, after: dict[str, str]) -> None:
     assert client.zrange("{q}:wake", 0, -1, withscores=True) == [(b"due", min(members.values()))]
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    there=st.dictionaries(st.sampled_from("abcde"), st.integers(2000, 2020)),
-    moments=st.lists(st.tuples(st.sampled_from("abcdefghijkl"), st.integers(1, 5000)), max_size=40),
-)
-def test_any_order_of_due_times_is_indexed(
-    there: dict[str, int], moments: list[tuple[str, int]], store: Store, client: redis.Redis
-) -> None:
-    client.flushdb()
-    store.schedule("q", [entry(id, due_ms, body="other") for id, due_ms in there.items()])
-    restored, _ = restore(store, [(id, kept(A, due_ms)) for id, due_ms in moments])
-    members = check_backlog(client)
-    assert len(members) == len(there) + restored
-    assert {id for id, _ in moments} <= {member.partition("\x1f")[0] for member in members}
-    for dues in due_times(client):
-        assert len(set(dues)) == 1 or len(dues) < store.partition_size
-
-
-def test_what_shares_an_id_is_found_by_it(store: Store, client: redis.Redis) -> None:
-    assert restore(store, [("a\x1f3", kept(C, 4000))] * 2) == (1, 1)
-    store.schedule("q", [entry("a", 2000), entry("a", 3000, body="b")])
-    assert set(check_backlog(client)) == {"a", "a\x1f2", "a\x1f3"}
-    assert Backlog(store, "q").cancel(["a"]) == [3]
-    assert set(state(client)) == {"{q}:wake"}
-
-
-def test_what_was_displaced(store: Store, client: redis.Redis) -> None:
-    """It is there where it was moved; when the name is free it comes again: it may be another."""
-    record = ("a", kept(with_eta("1970-01-01"), 2000))
-    store.schedule("q", [entry("a", 3000, body="other")])
-    assert restore(store, [record]) == (1, 0)
-    Backlog(store, "q").reschedule([Move("a\x1f2", "9000", "2100-01-01")], members=True)
-    assert restore(store, [record]) == (0, 1)
-    assert check_backlog(client) == {"a": 3000, "a\x1f2": 9000}
-    assert Backlog(store, "q").cancel(["a"], members=True) == [1]
-    assert restore(store, [record]) == (1, 0)
-    assert check_backlog(client) == {"a": 2000, "a\x1f2": 9000}
-
-
 @pytest.mark.parametrize(
     ("tokens", "due_ms", "after"),
     [
@@ -178,23 +136,6 @@ def test_a_restored_message_holds_its_key(
     assert after.get("{q}:unique-due") == ({"k": 2000} if holds else None)
     answer = store.schedule_unique("q", entry("b", 3000), "k", "refuse")
     assert answer == (("refused", "a") if holds else ("stored", ""))
-
-
-@pytest.mark.parametrize("has_left", [False, True])
-def test_a_key_that_another_has_taken(has_left: bool, store: Store, client: redis.Redis) -> None:
-    store.schedule_unique("q", entry("b", 3000), "k", "refuse")
-    if has_left:
-        Backlog(store, "q").cancel(["b"])
-    assert restore(store, [("a", kept(keyed("a"), 2000))]) == (1, 0)
-    assert state(client)["{q}:unique"] == {"k": "a" if has_left else "b"}
-    assert state(client)["{q}:unique-due"] == {"k": 2000 if has_left else 3000}
-    assert client.pttl("{q}:unique") == -1
-
-
-def test_the_key_goes_with_the_name_in_the_backlog(store: Store, client: redis.Redis) -> None:
-    store.schedule("q", [entry("a", 3000, body="other")])
-    restore(store, [("a", kept(keyed("a"), 2000)), ("b", kept(keyed("b"), 2000))])
-    assert state(client)["{q}:unique"] == {"k": "a\x1f2"}, "the first one of two holds it"
 
 
 def test_what_is_restored_is_told_once(store: Store, client: redis.Redis) -> None:

@@ -43,18 +43,6 @@ def test_due_already(due: str, store: Store, client: redis.Redis) -> None:
     assert state(client) == {"q": [A], "{q}:wake": {"now": 0}}
 
 
-def test_some_of_each(store: Store, client: redis.Redis) -> None:
-    entries = [entry("a", 2000, 6), entry("b", 500, 9), entry("c", 3000), entry("a", 2000, 6)]
-    assert store.schedule("q", entries) == Scheduled(delayed=2, ready=1, already=1)
-    assert state(client) == {
-        "q" + SEPARATOR + "9": [B],
-        "{q}:partitions": {"2000": 2000},
-        "{q}:delayed:2000": {"a": 2000, "c": 3000},
-        "{q}:messages": {"a": "6" + A, "c": "0" + C},
-        "{q}:wake": {"now": 0, "due": 2000},
-    }
-
-
 def test_prefix_is_in_front_of_every_key(client: redis.Redis) -> None:
     store = Store(client, prefix="app:", now="1000")
     store.schedule("q", [entry("a", 2000), entry("b", 500), entry("a", 2000, body="x")])
@@ -110,20 +98,6 @@ def test_same_id_other_message(store: Store, client: redis.Redis) -> None:
         }
 
 
-def test_duplicate_sent_again_after_the_first_has_left(store: Store, client: redis.Redis) -> None:
-    """Another one takes the free place."""
-    entries = [entry("a", 2000), entry("a", 3000, body="b"), entry("a", 4000, body="c")]
-    store.schedule("q", entries)
-    store.now = "2000"
-    deliver(store)
-    assert store.schedule("q", entries[1:2]) == Scheduled(0, 0, already=1)
-    assert state(client)["{q}:messages"] == {"a\x1f2": "0" + B, "a\x1f3": "0" + C}
-    assert store.schedule("q", [entry("a", 5000, body="d")]) == (1, 0, 0)
-    after = state(client)
-    assert after["{q}:messages"] == {"a": "0" + message("d"), "a\x1f2": "0" + B, "a\x1f3": "0" + C}
-    assert after["{q}:duplicates"] == {"a": "3"}
-
-
 @pytest.mark.parametrize(("dues", "forgotten_at"), [((2, 3, 4), 4), ((4, 3, 2), 3)])
 def test_duplicates_are_forgotten_when_they_leave(
     dues: tuple[int, ...], forgotten_at: int, store: Store, client: redis.Redis
@@ -165,14 +139,6 @@ def test_only_a_new_earliest_due_time_makes_a_token(
     assert state(client).get("{q}:wake") == token
 
 
-def test_earlier_token_replaces_a_later_one(store: Store, client: redis.Redis) -> None:
-    tokens = []
-    for dues in [4000], [3300, 3000, 3100], [3500], [2000]:
-        store.schedule("q", [entry(str(due), due) for due in dues])
-        tokens.append(state(client)["{q}:wake"])
-    assert tokens == [{"due": 4000}, {"due": 3000}, {"due": 3000}, {"due": 2000}]
-
-
 def check_dues(client: redis.Redis, dues: list[int]) -> None:
     check_backlog(client)
     assert [due for own in due_times(client) for due in own] == sorted(dues)
@@ -204,20 +170,6 @@ def test_split(order: str, size: int, store: Store, client: redis.Redis) -> None
         assert len(own) < size or len(set(own)) == 1
 
 
-def test_split_when_the_size_is_reached(store: Store, client: redis.Redis) -> None:
-    store.partition_size = 4
-    store.schedule("q", [entry("a", 2001), entry("b", 2002), entry("d", 2004)])
-    assert due_times(client) == [[2001, 2002, 2004]]
-    store.schedule("q", [entry("c", 2003)])
-    assert state(client) == {
-        "{q}:partitions": {"2001": 2001, "2003": 2003},
-        "{q}:delayed:2001": {"a": 2001, "b": 2002},
-        "{q}:delayed:2003": {"c": 2003, "d": 2004},
-        "{q}:messages": {id: "0" + message(id) for id in "abcd"},
-        "{q}:wake": {"due": 2001},
-    }
-
-
 @pytest.mark.parametrize("batch", [1, 7, 100])
 def test_what_comes_in_order_fills_partitions(
     batch: int, store: Store, client: redis.Redis
@@ -230,37 +182,6 @@ def test_what_comes_in_order_fills_partitions(
     check_dues(client, dues)
 
 
-@pytest.mark.parametrize(
-    ("dues", "expected"),
-    [
-        ([2000] * 50, [[2000] * 50]),
-        ([2000] * 9 + [3000], [[2000] * 9, [3000]]),
-        ([3000] * 9 + [2000], [[2000], [3000] * 9]),
-        ([2000] * 9 + [1500, 3000], [[1500], [2000] * 9, [3000]]),
-    ],
-    ids=["alone", "one above", "one below", "both"],
-)
-def test_equal_due_times_are_never_split(
-    dues: list[int], expected: list[list[int]], store: Store, client: redis.Redis
-) -> None:
-    store.partition_size = 4
-    store.schedule("q", [entry(str(n), due) for n, due in enumerate(dues)])
-    assert due_times(client) == expected
-    check_dues(client, dues)
-
-
-@pytest.mark.parametrize("neighbour", [1999, 2001])
-def test_smaller_side_moves(neighbour: int, store: Store, client: redis.Redis) -> None:
-    store.partition_size = 4
-    store.schedule("q", [entry(str(n), 2000) for n in range(50)])
-    assert "{q}:delayed:2000" in state(client)
-    store.schedule("q", [entry("x", neighbour)])
-    after = state(client)
-    assert len(after["{q}:delayed:2000"]) == 50
-    (other,) = [k for k in after if k.startswith("{q}:delayed:") and k != "{q}:delayed:2000"]
-    assert after[other] == {"x": neighbour}
-
-
 def test_big_run_moves_in_pieces(client: redis.Redis) -> None:
     """After a change of the partition size more may have to move than one command takes."""
     Store(client, partition_size=100_000, now="1000").schedule(
@@ -269,14 +190,6 @@ def test_big_run_moves_in_pieces(client: redis.Redis) -> None:
     Store(client, partition_size=100, now="1000").schedule("q", [entry("x", 3000)])
     assert list(map(len, due_times(client))) == [2500, 2501]
     check_dues(client, [*range(2000, 7000), 3000])
-
-
-def test_name_of_a_living_partition_is_not_taken(store: Store, client: redis.Redis) -> None:
-    store.partition_size = 2
-    dues = [2000, 2001, 1900, 1901, 2000, 1999, 1901, 2001]
-    for n, due in enumerate(dues):
-        store.schedule("q", [entry(str(n), due)])
-        check_dues(client, dues[: n + 1])
 
 
 @pytest.mark.parametrize("order", orders())

@@ -52,17 +52,6 @@ def test_an_urgent_one_behind_many(low: int, way: str, store: Store) -> None:
     assert "urgent" in take(store)
 
 
-def test_each_step_goes_before_the_less_urgent_ones(store: Store) -> None:
-    fill(store, 9)
-    fill(store, 6)
-    fill(store, 3)
-    store.schedule("q", [entry("urgent", 5000)])
-    store.now = "6000"
-    assert take(store, 3)[0] == "urgent"
-    steps = [body[0] for body in take_all(store)]
-    assert steps.index("9") > MANY - 300, "hardly any 9 runs before the last 3"
-
-
 def test_within_a_step_they_come_by_due_time(store: Store) -> None:
     fill(store, 9)
     fill(store, 0, first_ms=2500)
@@ -71,16 +60,6 @@ def test_within_a_step_they_come_by_due_time(store: Store) -> None:
     for step in "09":
         assert [body for body in found if body[0] == step] == [f"{step}.{n}" for n in range(MANY)]
     assert found[:MANY] == [f"0.{n}" for n in range(MANY)]
-
-
-def test_what_was_there_before_the_less_urgent_ones_comes_by_due_time(store: Store) -> None:
-    fill(store, 0, 600)
-    fill(store, 9, 600, first_ms=2000)
-    store.schedule("q", [entry("urgent", 5000)])
-    store.now = "9000"
-    found = take_all(store)
-    assert found.index("urgent") < 300
-    assert sorted(found) == sorted([f"{s}.{n}" for s in (0, 9) for n in range(600)] + ["urgent"])
 
 
 def test_nothing_is_left_of_it(store: Store, client: redis.Redis) -> None:
@@ -96,14 +75,6 @@ def test_nothing_is_left_of_it(store: Store, client: redis.Redis) -> None:
     fill(store, 0, 10, first_ms=10_000)
     store.purge("q")
     assert not client.exists(URGENT)
-
-
-def test_what_became_ready_in_due_order_is_forgotten(store: Store, client: redis.Redis) -> None:
-    fill(store, 9, 10, first_ms=90_000)
-    fill(store, 0, 10)
-    store.now = "9000"
-    take(store)
-    assert client.zcard(URGENT) == 1
 
 
 def test_one_that_was_cancelled_is_forgotten(store: Store, client: redis.Redis) -> None:
@@ -148,18 +119,6 @@ def test_a_stale_entry_is_harmless(store: Store, client: redis.Redis, score: int
     assert found.count("a") == 1
     assert len(found) == MANY - 10 + 1
     assert not client.exists(URGENT)
-
-
-def test_what_another_worker_has_made_ready_is_not_made_ready_twice(
-    store: Store, client: redis.Redis
-) -> None:
-    fill(store, 9)
-    store.schedule("q", [entry("a", 5000)])
-    stale = client.zrange(URGENT, 0, -1, withscores=True)
-    store.now = "6000"
-    assert take(store)[0] == "a"
-    client.zadd(URGENT, dict(stale))
-    assert "a" not in take_all(store)
 
 
 def test_work_is_bounded(store: Store, client: redis.Redis) -> None:

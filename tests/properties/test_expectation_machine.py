@@ -149,43 +149,6 @@ class World:
 #: What a worker does, one after the other, unless it crashes.
 WORK = (World.deliver, World.settle, World.send, World.ack, World.crash)
 
-STEPS: dict[str, Callable[[World], None]] = {
-    "ask": lambda world: world.expect("a"),
-    "answer": lambda world: world.answer("answered 1"),
-    "fail": lambda world: world.answer("failed 1", state="failed"),
-    "time": lambda world: world.wait(2 * TIMEOUT_MS),
-    "deliver": World.deliver,
-    "settle": World.settle,
-    "send": World.send,
-    "crash": World.crash,
-}
-
-
-def orders(*, without: str) -> Iterator[tuple[str, ...]]:
-    """All orders of the steps but one, in which a worker's own are one after the other."""
-    own = ["deliver", "settle", "send"]
-    for order in itertools.permutations(STEPS.keys() - {without}):
-        if sorted(own, key=order.index) == own:
-            yield order
-
-
-@pytest.mark.parametrize(
-    ("without", "expected"),
-    [("crash", {"answered 1", "failed 1", TIMED_OUT}), ("fail", {"answered 1", TIMED_OUT})],
-)
-def test_every_order(without: str, expected: set[str], begin: Callable[[int], Store]) -> None:
-    ends = []
-    for order in orders(without=without):
-        world = World(begin(128))
-        for step in order:
-            STEPS[step](world)
-        world.finish()
-        world.check_end()
-        ends += {*world.sent["a"]}
-    assert {*ends} == expected, "each of them wins some time"
-    assert len(ends) == 840
-
-
 names = st.sampled_from(["n", "m"])
 
 

@@ -26,7 +26,7 @@ from hypothesis.stateful import (
 from kombu_delayed.inspection.backlog import Backlog, Move
 from kombu_delayed.inspection.gate_usage import slots_in_use
 from kombu_delayed.message.envelope import open_envelope
-from kombu_delayed.message.ticket import OPEN_GATE, Gate, LimitNumbers, Ticket, Use, put_ticket
+from kombu_delayed.message.ticket import Gate, LimitNumbers, Ticket, Use, put_ticket
 from kombu_delayed.store.store import Entry, Store
 from tests.kit.claims import deliver, free
 from tests.kit.state import message
@@ -317,13 +317,3 @@ def test_shares_are_fair_over_any_window(
                     for n, w in enumerate(weights)
                 ]
                 assert all(others), (weights, order, total)
-
-
-def test_gate_without_policies_lets_all_out(store: Store) -> None:
-    ticket = Ticket("t", uses=(Use("all"), Use("customer", "x")))
-    store.publish("q", [entry(str(n), ticket) for n in range(10)])
-    assert len(deliver(store, gate=GATE).records) == SLOTS["customer"]
-    plain = deliver(store, "B")
-    assert (plain.records, plain.gated) == ([], True)
-    rest = deliver(store, "B", gate=OPEN_GATE)
-    assert (len(rest.records), rest.gated) == (8, False)

@@ -111,8 +111,3 @@ def test_a_compact_copy(log: Log, tell: Any, tmp_path: Path, spark: SparkSession
     assert again.schema == frame.schema
     assert again.count() == 3_000
     assert again.exceptAll(frame).count() == 0
-
-
-def test_no_archive(spark: SparkSession, tmp_path: Path) -> None:
-    with pytest.raises(ArchiveError, match="has no archive of lifecycle events: write one"):
-        read_archive(spark, str(tmp_path))

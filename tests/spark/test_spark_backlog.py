@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
-from collections import Counter
 from datetime import timedelta
 from typing import Any
 
@@ -24,8 +22,6 @@ from celery_ext.spark.source.paging import Page, Place
 from celery_ext.spark.source.reader import BacklogReader
 from celery_ext.tasks.times import LATEST_MS
 from kombu_delayed.errors import OptionError
-from kombu_delayed.inspection.backlog import Move
-from kombu_delayed.message.envelope import eta_to_ms
 from tests.kit.spark import JAN
 
 MINUTE = timedelta(minutes=1)
@@ -92,31 +88,6 @@ def test_all_queues_in_parallel(
     assert sorted(twice) == sorted(f"far-{n}" for n in range(300))
 
 
-def test_messages_that_share_an_id(spark: SparkSession, url: str, delayed: Delayed) -> None:
-    fill(delayed, 3)
-    fill(delayed, 2, task="mail.send.again")
-    frame = backlog(spark, columns=["id", "task"], broker=url)
-    assert frame.columns == ["id", "task"]
-    assert sorted(row.id for row in frame.collect()) == [f"celery-{n}" for n in (0, 0, 1, 1, 2)]
-
-
-def test_what_moves_is_met_once(url: str, delayed: Delayed) -> None:
-    """What the driver has planned tells tasks what has moved since then."""
-    fill(delayed, 400)
-    options = ReadOptions.parse({"broker": url, "rows_per_task": "200"})
-    reader = BacklogReader(options, StructType.fromDDL("id string"))
-    first, *others = pickle.loads(pickle.dumps(reader.partitions()))
-
-    def read(part: Any) -> list[str]:
-        return [id for batch in reader.read(part) for id in batch["id"].to_pylist()]
-
-    found, last = read(first), str(eta_to_ms(JAN + 390 * MINUTE))
-    moved = delayed.backlog("celery").reschedule(Move(f"celery-{n}", last) for n in range(10))
-    assert sum(moved) == 10
-    found += [id for part in others for id in read(part)]
-    assert Counter(found) == dict.fromkeys((f"celery-{n}" for n in range(400)), 1)
-
-
 @pytest.mark.parametrize("columns", [["id"], ["id", "task"]])
 def test_criteria(columns: list[str], spark: SparkSession, url: str, delayed: Delayed) -> None:
     fill(delayed, 200)
@@ -127,20 +98,6 @@ def test_criteria(columns: list[str], spark: SparkSession, url: str, delayed: De
     assert ids(frame) == {f"celery-{n}" for n in range(5, 120)} | late
     for tasks in ("report.*", ["mail.receive", "*.make"]):
         assert ids(backlog(spark, columns=columns, broker=url, tasks=tasks, **given)) == late
-
-
-def test_only_what_is_asked_for_is_fetched(
-    spark: SparkSession, url: str, delayed: Delayed, client: redis.Redis
-) -> None:
-    fill(delayed, 300)
-
-    def calls(*columns: str) -> tuple[int, bool]:
-        client.config_resetstat()
-        count = len(backlog(spark, columns=columns, broker=url).collect())
-        return count, "cmdstat_hmget" in client.info("commandstats")
-
-    assert calls("id", "due", "queue", "partition", "scheduled_at") == (300, False)
-    assert calls("id", "task") == (300, True)
 
 
 def test_a_schema_of_one_s_own(spark: SparkSession, url: str, delayed: Delayed) -> None:

@@ -27,7 +27,7 @@ from celery_ext.spark.backup.transfer import (
 from celery_ext.spark.options import WriteOptions
 from celery_ext.spark.sink.backup_rows import VERSION, BackupRows
 from kombu_delayed.errors import OptionError
-from kombu_delayed.inspection.backlog import Backlog, Move
+from kombu_delayed.inspection.backlog import Backlog
 from kombu_delayed.store.store import Entry, Store
 from tests.kit.backlog import check_backlog
 from tests.kit.restoring import kept
@@ -97,16 +97,6 @@ def test_there_and_back(
     assert counts(restore(rows, broker=url, job_id="j")) == (0, 305, 0)
     assert counts(restore(rows, broker=url, job_id="other")) == (2, 303, 0)
     assert records(client) == before
-
-
-def test_what_is_there_stays_as_it_is(saved: DataFrame, filled: Store, url: str) -> None:
-    mail = Backlog(filled, "mail")
-    mail.reschedule([Move("m1", str(JAN_MS + 999), "2101-01-01T00:00:00+00:00")])
-    mail.cancel(["m2"])
-    [now] = mail.get("m1")
-    assert counts(restore(saved.where("queue = 'mail'"), broker=url)) == (1, 302, 0)
-    assert mail.get("m1") == [now]
-    assert [each.kept.step for each in mail.get("m2")] == [9]
 
 
 def test_any_reader_reads_it(saved: DataFrame, path: str) -> None:

@@ -27,14 +27,6 @@ def test_cancel(spark: SparkSession, url: str, client: redis.Redis) -> None:
     assert cancel(ids, broker=url, queue="celery").accepted == 0
 
 
-def test_cancel_by_key_columns(spark: SparkSession, url: str, client: redis.Redis) -> None:
-    frame = numbered(spark, 20).withColumnRenamed("id", "user")
-    schedule(frame, broker=url, key_columns="user", queue="far")
-    some = frame.where("user < 5").select("user")
-    assert cancel(some, broker=url, key_columns="user", queue="far").accepted == 5
-    assert len(check_backlog(client, "far")) == 15
-
-
 def test_cancel_what_the_backlog_has(spark: SparkSession, url: str, client: redis.Redis) -> None:
     """It is read while it goes."""
     schedule(numbered(spark, 1000), broker=url)
@@ -58,15 +50,6 @@ def test_reschedule_relative(spark: SparkSession, url: str, client: redis.Redis)
     assert eta == "2100-01-05T04:00:00+00:00"
     assert reschedule(later, broker=url, job_id="j").accepted == 0
     assert check_backlog(client, "celery") == expected
-
-
-def test_reschedule_to_a_time(spark: SparkSession, url: str, client: redis.Redis) -> None:
-    schedule(numbered(spark, 4), broker=url, queue="far")
-    rows = [("0", "2100-02-01", "far"), ("1", "2020-01-01", "far"), ("x", "2100-02-01", "none")]
-    report = reschedule(spark.createDataFrame(rows, ["id", "eta", "queue"]), broker=url)
-    assert (counts(report), report.queues) == ((2, 1, 0), {"far": 2, "none": 0})
-    assert check_backlog(client, "far")["0"] == JAN_MS + 31 * 24 * HOUR_MS
-    assert client.llen("far") == 1
 
 
 def test_another_operation_is_another_job(

@@ -69,14 +69,6 @@ def test_another_one_after_an_error(options: BrokerOptions) -> None:
         assert still is other
 
 
-def test_errors_of_the_broker(options: BrokerOptions) -> None:
-    with (
-        pytest.raises(OperationalError, match="the broker failed: wrong number of arguments"),
-        connected(options) as delayed,
-    ):
-        delayed.store.run("GET")
-
-
 def test_a_broker_that_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with start_server(available_kinds()[0], tmp_path, port=0) as server:
         options = BrokerOptions.parse({"broker": f"delayed+{server.url}"})

@@ -12,14 +12,13 @@ import redis
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
-from pyspark.sql.types import StringType, StructType
+from pyspark.sql.types import StructType
 
 from celery_ext.spark.events import positions
 from celery_ext.spark.events import stream as events
 from celery_ext.spark.events.batches import SCHEMA
-from celery_ext.spark.events.positions import UNKNOWN, EventsLost, Position, shares
+from celery_ext.spark.events.positions import UNKNOWN, EventsLost, Position
 from celery_ext.spark.events.stream import EventOptions, EventReader
-from kombu_delayed.errors import DelayedError, OptionError
 from kombu_delayed.inspection.events import KEPT_MS
 from kombu_delayed.store.store import Entry, Store
 from tests.kit.told import told
@@ -129,33 +128,6 @@ def test_the_events_of_one_millisecond(client: redis.Redis, reader: Make) -> Non
 
 
 @needs_counts
-def test_a_position_counts_what_was_ever_added(
-    tell: Tell, reader: Make, client: redis.Redis
-) -> None:
-    tell(1000)
-    trimmed(client, 600)
-    it = reader()
-    start = it.initialOffset()
-    assert start == offset("0-0", UNKNOWN)
-    assert it.latestOffset(start, ReadMaxRows(50)) == offset("450-0", 450)
-    assert it.latestOffset(start, ReadAllAvailable()) == offset("1000-0", 1000)
-
-
-@pytest.mark.parametrize(
-    ("pending", "limit", "expected"),
-    [
-        ({"a": 5, "b": 100}, 1000, {"a": 5, "b": 100}),
-        ({"a": 5, "b": 100}, 50, {"a": 5, "b": 45}),
-        ({"a": 500, "b": 100, "c": 100}, 90, {"a": 30, "b": 30, "c": 30}),
-        ({"a": 9, "b": 9, "c": 9}, 1, {"a": 1, "b": 0, "c": 0}),
-        ({}, 5, {}),
-    ],
-)
-def test_shares(pending: dict[str, int], limit: int, expected: dict[str, int]) -> None:
-    assert shares(pending, limit) == expected
-
-
-@needs_counts
 def test_available_now_stops_at_what_there_was(tell: Tell, reader: Make) -> None:
     tell(30)
     it = reader()
@@ -200,50 +172,6 @@ def test_columns(reader: Make, client: redis.Redis) -> None:
         "reason": "",
     }
     assert (second["id"], second["due"].year, second["reason"]) == ("\ufffd", 9999, "why")
-
-
-def test_how_long_an_idle_stream_is_kept(store: Store, client: redis.Redis) -> None:
-    store.event_limit = 100
-    store.schedule("q", [Entry("a", 0, '{"headers": {"id": "a"}}', "+3600000")])
-    assert KEPT_MS - 60_000 < client.pttl("{q}:events") <= KEPT_MS
-
-
-def test_another_version_is_refused(client: redis.Redis, reader: Make) -> None:
-    client.xadd("{q}:events", {**told(), "v": 3}, id="5-0")
-    with pytest.raises(DelayedError, match="5-0 of queue 'q' has version '3'"):
-        ids(reader())
-
-
-def test_some_columns(reader: Make, tell: Tell) -> None:
-    tell(2)
-    schema = StructType().add("id", StringType()).add("queue", StringType())
-    assert rows(reader(schema)) == [{"id": "m1", "queue": "q"}, {"id": "m2", "queue": "q"}]
-
-
-@pytest.mark.parametrize(
-    ("column", "text"),
-    [
-        ("idd", "no column 'idd'; there are stream_id"),
-        ("at", "at of kombu_delayed_events is timest"),
-    ],
-)
-def test_columns_that_there_are_not(column: str, text: str, reader: Make) -> None:
-    with pytest.raises(OptionError, match=text):
-        reader(StructType().add(column, StringType()))
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "text"),
-    [
-        ("starting_offsets", "first", "takes earliest or latest, not 'first'"),
-        ("max_rows_per_trigger", "0", "takes a number from 1 on, not '0'"),
-        ("fail_on_data_loss", "maybe", "takes true or false, not 'maybe'"),
-        ("queue", "q", "did you mean 'queues'"),
-    ],
-)
-def test_options(name: str, value: str, text: str) -> None:
-    with pytest.raises(OptionError, match=text):
-        EventOptions.parse({"broker": "delayed+redis://h/0", name: value})
 
 
 # What is lost.
@@ -304,25 +232,6 @@ def test_trimmed_after_the_batch_was_planned(
     with pytest.raises(EventsLost, match="10 lifecycle events of queue 'q' were trimmed"):
         ids(reader() if restarted else it, start, end)
     assert ids(reader(fail_on_data_loss=False), start, end) == numbered(61, 100)
-
-
-@needs_counts
-def test_trimmed_while_the_end_is_looked_for(
-    tell: Tell, reader: Make, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tell(2000)
-    real, calls = positions._step, 0
-
-    def step(*given: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == 2:
-            trimmed(client, 1000)
-        return real(*given)
-
-    monkeypatch.setattr(positions, "_step", step)
-    with pytest.raises(EventsLost, match="499 lifecycle events"):
-        reader(rows_per_task=600).latestOffset(offset("1-0", 1), ReadMaxRows(1500))
 
 
 @needs_counts

@@ -11,7 +11,6 @@ from pyspark.sql import DataFrame, SparkSession
 
 from celery_ext.spark.reports import forecast as forecasts
 from celery_ext.spark.reports.forecast import workers_needed
-from kombu_delayed.errors import OptionError
 
 pytestmark = pytest.mark.thorough
 
@@ -109,11 +108,6 @@ def test_no_history(known: Any, came: Arrivals) -> None:
     assert rows(frame, *names) == [(1, 0, 1.0, 1.0, 1.0)] * 2 + [(0, 0, 0.0, 0.0, 0.0)]
 
 
-def test_queues_of_either_side(known: Any, came: Arrivals) -> None:
-    frame = forecasts.forecast(known(1), came((WEEK, 0, 7), queue="r"), NOW, hours=1)
-    assert [row[0] for row in rows(frame, "queue")] == ["q", "r"]
-
-
 def test_the_notice_of_arrivals(spark: SparkSession) -> None:
     columns = "queue string, attempt int, due timestamp, scheduled_at timestamp, hour timestamp"
     hours = [(0.5, 0), (0, 0), (-0.5, 1800), (-0.49, 1800), (-30, 108_000)]
@@ -155,12 +149,3 @@ def test_workers(spark: SparkSession) -> None:
     )
     found = rows(forecasts.workers(load, times, 9), "queue", "workers")
     assert found == [("burst", 360), ("new", None), ("steady", 3)]
-
-
-def test_options(known: Any, came: Arrivals) -> None:
-    with pytest.raises(OptionError, match="1 to 840 hours, not 0"):
-        forecasts.forecast(known(), came(), NOW, hours=0)
-    with pytest.raises(OptionError, match="between 0 and 1, not 1"):
-        forecasts.forecast(known(), came(), NOW, confidence=1)
-    with pytest.raises(OptionError, match="above 0, not 0"):
-        forecasts.workers(known(), known(), 0)

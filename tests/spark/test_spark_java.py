@@ -41,16 +41,6 @@ def test_java_home(version: str, bare: pytest.MonkeyPatch, tmp_path: Path) -> No
     assert os.environ["JAVA_HOME"] == str(home)
 
 
-def test_java_on_the_path(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    home = make_java(tmp_path / "new", "17")
-    bare.setattr(java.shutil, "which", lambda name: str(home / "bin" / "java"))
-    java.ensure_java()
-    assert "JAVA_HOME" not in os.environ
-    bare.setenv("JAVA_HOME", str(make_java(tmp_path / "old", "1.8.0_402")))
-    java.ensure_java()
-    assert os.environ["JAVA_HOME"] == str(home)
-
-
 def test_no_java(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(java.JavaError, match="17 or newer, and there is none: install one"):
         java.ensure_java()

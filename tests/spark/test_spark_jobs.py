@@ -10,23 +10,16 @@ import sys
 import time
 from datetime import datetime, timezone
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import redis
-from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from rich.console import Console
 
-from celery_ext.spark.commands import group
 from celery_ext.spark.commands.files import format_of
 from celery_ext.spark.commands.forecast import table_of
-from celery_ext.spark.commands.group import meaning
-from celery_ext.spark.commands.progress import Stages
-from celery_ext.spark.java import JavaError
-from celery_ext.spark.reports import page
 from kombu_delayed.errors import OptionError
 from kombu_delayed.store.store import Entry, Store
 from tests.kit.backlog import check_backlog
@@ -90,19 +83,6 @@ def test_from_the_broker_to_a_forecast(run: Run, url: str, archive: str) -> None
     assert [line.split()[:3] for line in lines] == [["q", "11-21", "09:00"]] * 3
 
 
-def test_a_report(run: Run, archive: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def report(events: DataFrame, out: str, target: float, **options: Any) -> str:
-        options.pop("progress")("total")
-        return f"{events.count()} {out} {target} {options['title']} {options['page_path']}"
-
-    monkeypatch.setattr(page, "report", report)
-    told = ("report", "--archive", archive, "--out", "here", "--target-seconds", "5")
-    assert run(*told, "--title", "Shop").stdout == "14 here 5.0 Shop None\n"
-    assert run(*told, "--since", "2100-01-01").stdout == "0 here 5.0 Delayed tasks None\n"
-    until = ("--until", "2100-01-01", "--page", "a.html")
-    assert run(*told, *until).stdout == "14 here 5.0 Delayed tasks a.html\n"
-
-
 ARCHIVE, REPORT = ("archive", "--path", "{}"), ("report", "--archive", "{}", "--out", "{}")
 
 
@@ -132,38 +112,6 @@ def test_errors(
     result = run(*(each.format(tmp_path, url=url) for each in arguments))
     assert (result.exit_code, text in result.output) == (code, True), result.output
     assert "Traceback" not in result.output
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (
-            "[STREAM_FAILED] Query …\nTraceback (most recent call last):\n  File …\n"
-            "celery_ext.spark.events.positions.EventsLost: 5 were trimmed\n\nJVM stacktrace:\nx",
-            "5 were trimmed",
-        ),
-        (
-            "[PATH_NOT_FOUND] Path does not exist\n\nJVM stacktrace:\norg…",
-            "[PATH_NOT_FOUND] Path does not exist",
-        ),
-    ],
-)
-def test_what_an_error_means(text: str, expected: str) -> None:
-    assert meaning(PySparkException(text)) == expected
-
-
-def test_settings_of_spark(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: dict[str, Any] = {}
-
-    def session(**settings: Any) -> SparkSession:
-        given.update(settings)
-        raise JavaError("there is no Java")
-
-    monkeypatch.setattr(group, "session", session)
-    job = ("compact", "--archive", "a", "--path", "b")
-    result = run("--master", "local[1]", "--conf", "spark.a=b=c", *job)
-    assert "there is no Java" in result.stderr
-    assert given == {"spark.log.level": "OFF", "spark.master": "local[1]", "spark.a": "b=c"}
 
 
 @pytest.mark.parametrize("name", ["pyspark", "rich"])
@@ -275,25 +223,3 @@ def test_formats() -> None:
     for path in ("a.csv/b", "a"):
         with pytest.raises(OptionError, match="name the format, parquet or json or csv"):
             format_of(path)
-
-
-def test_how_far_stages_are() -> None:
-    """Of each stage: how many of its tasks are done, and how many it has, while it runs."""
-    looks: list[dict[int, Any]] = [
-        {},
-        {1: (1, 4), 2: None},
-        {1: (3, 4), 2: (0, 2)},
-        {2: (1, 2)},
-        {},
-    ]
-
-    def info(id: int) -> Any:
-        done = looks[0][id]
-        return done and SimpleNamespace(numCompletedTasks=done[0], numTasks=done[1])
-
-    tracker: Any = SimpleNamespace(getActiveStageIds=lambda: [*looks[0]], getStageInfo=info)
-    stages, found = Stages(tracker), []
-    while looks:
-        found.append(stages.look())
-        del looks[0]
-    assert found == [(0, 0), (1, 4), (3, 6), (5, 6), (6, 6)]

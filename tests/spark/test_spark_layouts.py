@@ -6,27 +6,23 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import redis
 from celery import Celery
-from pyspark import TaskContext
-from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from celery_ext import Delayed
-from celery_ext.spark import backlog, connect, schedule
+from celery_ext.spark import backlog, schedule
 from celery_ext.spark.backup.transfer import read_backup, restore
-from celery_ext.spark.options import BrokerOptions
 from celery_ext.spark.source.paging import Pager, Span
 from kombu_delayed.store.shards import shard_name
 from tests.kit.clusters import Cluster, start_cluster
 from tests.kit.limited import OPTIONS, PASSWORD, USER, limited
 from tests.kit.sentinels import SENTINEL_PASSWORD, Group, start_group
 from tests.kit.servers import Server, available_kinds
-from tests.kit.spark import COUNT, JAN_MS, counts, numbered, there_and_back
+from tests.kit.spark import COUNT, counts, numbered, there_and_back
 from tests.kit.state import entry
 from tests.kit.wait import wait_until
 
@@ -100,14 +96,6 @@ def test_sentinels_with_a_failover(
         assert SENTINEL_PASSWORD not in text
 
 
-def test_a_master_that_nobody_knows(spark: SparkSession, broker: dict[str, Any]) -> None:
-    broker["transport_options"]["master_name"] = "other"
-    with pytest.raises(AnalysisException, match="Sentinels know no master 'other'") as raised:
-        backlog(spark, **broker).count()
-    assert f":{PASSWORD}@" not in str(raised.value)
-    assert SENTINEL_PASSWORD not in str(raised.value)
-
-
 SHARDS = 6
 
 
@@ -155,26 +143,6 @@ def test_after_a_failover(spark: SparkSession, cluster: Cluster, cluster_url: st
         again = schedule(numbered(spark, 2 * COUNT), broker=cluster_url, job_id="j")
         assert counts(again) == (COUNT, COUNT, 0)
         assert backlog(spark, columns=["id"], broker=cluster_url).distinct().count() == 2 * COUNT
-    finally:
-        cluster.heal()
-
-
-def test_a_task_that_runs_again_waits_for_a_failover(
-    cluster: Cluster, cluster_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options = BrokerOptions.parse({"broker": cluster_url})
-    context = SimpleNamespace(attemptNumber=lambda: 1)
-    monkeypatch.setattr(connect, "_kept", {})
-    monkeypatch.setattr(TaskContext, "get", lambda: context)
-    with connect.connected(options) as delayed:
-        delayed.store.schedule("celery", [entry("a", JAN_MS)])
-    old = cluster.master_of("celery")
-    old.stop()
-    try:
-        with connect.connected(options) as again:
-            assert again.store.size("celery").delayed == 1
-            again.close()
-        assert cluster.master_of("celery") is not old
     finally:
         cluster.heal()
 

@@ -11,17 +11,13 @@ from celery_ext import Delayed
 from celery_ext.control.bulk.schedule import schedule_many
 from celery_ext.spark.sink.job_ledger import (
     Job,
-    JobReport,
     LedgerStore,
     done_by_run,
-    keep_report,
-    read_report,
 )
 from kombu_delayed.connection.commands import numbers
 from kombu_delayed.inspection.backlog import Backlog
-from kombu_delayed.store.keys import job_report
 from kombu_delayed.store.store import Scheduled, Store
-from tests.kit.state import entry, message, promoted, seed, state
+from tests.kit.state import entry, message, promoted, state
 
 JOB = Job("j", "run", 100)
 A, B = message("a"), message("b")
@@ -70,12 +66,6 @@ def test_what_the_job_has_done_stays_done(ledger: LedgerStore, client: redis.Red
     assert LedgerStore(ledger, Job("other", "run", 100)).schedule("q", both[:1]) == (1, 0, 0)
 
 
-def test_schedule_what_waits_already(ledger: LedgerStore, client: redis.Redis) -> None:
-    Store(client, now="1000").schedule("q", [entry("a", 2000)])
-    assert ledger.schedule("q", [entry("a", 2000)]) == (0, 0, 1)
-    assert kept(client)[0] == {"a": "0", "\x1frun": "0"}
-
-
 def test_two_attempts_of_a_run_at_a_time(ledger: LedgerStore, store: Store) -> None:
     """What one of them has scheduled and a worker has run by now, the other leaves."""
     other = LedgerStore(store, JOB)
@@ -110,30 +100,6 @@ def test_reschedule(ledger: LedgerStore, store: Store, client: redis.Redis) -> N
     assert kept(client)[1] == rest
 
 
-def test_reschedule_rewrites_the_eta(ledger: LedgerStore, client: redis.Redis) -> None:
-    text = '{"body": "", "headers": {"id": "a", "eta": "then"}}'
-    seed(
-        client,
-        {
-            "{q}:partitions": {"2000": 2000},
-            "{q}:delayed:2000": {"a": 2000, "a\x1f2": 2000},
-            "{q}:messages": {"a": "02000" + text, "a\x1f2": "02000" + text},
-            "{q}:duplicates": {"a": "2"},
-        },
-    )
-    assert reschedule(ledger, ("a", "5000", "soon")) == [2]
-    moved = f"0{text}".replace("then", "soon")
-    assert kept(client)[1]["{q}:messages"] == {"a": moved, "a\x1f2": moved}
-
-
-def test_cancel(ledger: LedgerStore, store: Store, client: redis.Redis) -> None:
-    store.schedule("q", [entry("a", 2000)])
-    move, given = ledger.cancel_call("q", ["a", "b"])
-    assert numbers(move(ledger.run, **given)) == [1, 0]
-    assert state(client) == {"{q}:wake": {"due": 2000}}
-    assert ledger.queues == {"q"}
-
-
 def test_bulk_scheduling(delayed: Delayed) -> None:
     rows = [("t", (n,), {}, "2100-01-01", {"task_id": f"{n}"}) for n in range(3)]
     refused: list[Any] = []
@@ -146,12 +112,3 @@ def test_bulk_scheduling(delayed: Delayed) -> None:
     delayed.backlog("celery").cancel(["0", "1", "2"])
     assert schedule_many(delayed, rows, store=ledger).already == 3
     assert schedule_many(delayed, rows).delayed == 3
-
-
-def test_report(store: Store, client: redis.Redis) -> None:
-    report = JobReport("j", 3, 2, 1, {"q": 3})
-    keep_report(store, JOB, report)
-    assert read_report(store, "j") == report
-    assert read_report(store, "other") is None
-    assert 0 < client.ttl(job_report("j")) <= 100
-    assert job_report("j", "app:") == "app:kombu-delayed-job:j"

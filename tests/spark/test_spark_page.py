@@ -13,7 +13,6 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from celery_ext.spark.events.batches import SCHEMA
-from celery_ext.spark.reports.formatting import duration, number, share
 from celery_ext.spark.reports.page import ReportError, report
 
 pytestmark = pytest.mark.thorough
@@ -118,11 +117,3 @@ def test_nothing_to_report_on(events: DataFrame, tmp_path: Path) -> None:
     with pytest.raises(ReportError, match="no delivery among these events"):
         report(events.where("event = 'scheduled'"), str(tmp_path))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_words() -> None:
-    assert [duration(each) for each in (None, 0.0123, 125)] == ["n/a", "12ms", "2m 5s"]
-    assert [number(each) for each in (None, 12345, 1.5)] == ["n/a", "12,345", "1.50"]
-    assert [share(each) for each in (None, 0, 0.00001, 0.1234)] == [
-        *("n/a", "0.00 %", "< 0.01 %", "12.34 %")
-    ]

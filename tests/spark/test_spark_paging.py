@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from celery_ext.spark.source import paging
-from celery_ext.spark.source.paging import Page, Pager, Place, Span, plan
+from celery_ext.spark.source.paging import Pager, Place, Span, plan
 from kombu_delayed.inspection.backlog import NEVER_MS, Backlog, Move
 from kombu_delayed.inspection.gate_usage import waiting_count
 from kombu_delayed.message.ticket import Gate, LimitNumbers, Ticket, Use, put_ticket
@@ -43,23 +43,6 @@ def fill(store: Store, chance: random.Random, count: int, spread: int) -> dict[s
     dues = {f"{n}": 2000 + chance.randrange(spread) for n in range(count)}
     store.schedule("q", [entry(id, due) for id, due in dues.items()])
     return dues
-
-
-def test_nothing(small: Store) -> None:
-    assert plan(small, Span("q"), 10) == []
-    assert met(small, Span("q")) == []
-    small.schedule("q", [entry("a", 2000)])
-    assert met(small, Span("q", 0, 2000)) == met(small, Span("q", 2001)) == []
-
-
-def test_a_page_has_what_the_backlog_keeps(small: Store) -> None:
-    small.schedule("q", [entry("a", 2000), entry("b", 3000, step=3)])
-    [page] = Pager(small, Span("q"), 100, reads_messages=True)
-    places = [Place(2000, b"a"), Place(3000, b"b")]
-    texts = [message("a").encode(), message("b").encode()]
-    assert page == Page("q", ["2000", "2000"], places, [0, 3], texts)
-    [page] = Pager(small, Span("q"), 100, reads_messages=False)
-    assert page == Page("q", ["2000", "2000"], places)
 
 
 @pytest.mark.parametrize("size", [3, 100])
@@ -138,19 +121,6 @@ def test_while_others_work(
     stayed = {id: due for id, due in dues.items() if id not in others}
     assert [place for place in found if place.member.decode() in stayed] == places(stayed)
     check_backlog(client, "q")
-
-
-def test_what_moves_is_left_out(small: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    small.schedule("q", [entry(id, due) for id, due in [("a", 2000), ("b", 2001), ("c", 2002)]])
-    read = Pager._read
-
-    def late(pager: Pager, page: Page) -> Page:
-        Backlog(small, "q").reschedule([Move("a", "5000"), Move("b", "2001")])
-        Backlog(small, "q").cancel(["c"])
-        return read(pager, page)
-
-    monkeypatch.setattr(Pager, "_read", late)
-    assert met(small, Span("q", 0, 3000)) == [Place(2001, b"b")]
 
 
 def test_a_damaged_record_is_left_out(small: Store, client: redis.Redis) -> None:

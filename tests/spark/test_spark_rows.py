@@ -22,7 +22,7 @@ from celery_ext.control.bulk.schedule import schedule_many
 from celery_ext.errors import BulkError
 from celery_ext.spark.arrow import iso_times, lists
 from celery_ext.spark.options import WriteOptions
-from celery_ext.spark.sink.rejects import Rejects, RowsRefused, discard, publish
+from celery_ext.spark.sink.rejects import Rejects, discard, publish
 from celery_ext.spark.sink.rows import Rows, key_id
 from kombu_delayed.errors import NodeDown, OptionError
 from kombu_delayed.message.envelope import eta_to_ms
@@ -202,22 +202,6 @@ def test_rejects_in_a_file(tmp_path: Path) -> None:
     )
 
 
-def test_rejects_of_a_run_that_failed(tmp_path: Path) -> None:
-    rejects = Rejects(options(rejects=str(tmp_path)), "run-0")
-    rejects.add({}, "bad")
-    discard(str(tmp_path), "run")
-    assert list(tmp_path.iterdir()) == []
-    rejects.close()
-
-
-def test_too_many_rejects() -> None:
-    rejects = Rejects(options(max_rejects=2), "run-0")
-    rejects.add({}, "one")
-    rejects.add({}, "two")
-    with pytest.raises(RowsRefused, match="3 rows are refused, and max_rejects is 2: one; two; t"):
-        rejects.add({}, "three")
-
-
 FAR = pa.array([10**6, 10**8], pa.date32())  # 10**8 days are more than Python has
 
 
@@ -238,13 +222,6 @@ def test_a_reject_that_is_no_json(tmp_path: Path) -> None:
     rejects.close()
     line = json.loads((tmp_path / ".r-0-0.jsonl").read_text())
     assert line["row"] == {"id": "a", "args": "[{datetime.date(2100, 1, 1): 1}]", "eta": None}
-
-
-def test_rejects_of_a_batch_that_is_done_again(tmp_path: Path) -> None:
-    for name in ("r-0-7", "r-1-8"):
-        (tmp_path / f".{name}.jsonl").write_text("")
-        publish(str(tmp_path), [f".{name}.jsonl"], "r")
-    assert [each.name for each in tmp_path.iterdir()] == ["r-1-8.jsonl"]
 
 
 def test_a_directory_that_is_not_shared(tmp_path: Path) -> None:

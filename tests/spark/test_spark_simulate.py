@@ -12,12 +12,10 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from celery_ext.spark.commands.simulate import table_of
 from celery_ext.spark.simulation import load
 from celery_ext.spark.simulation import run as job
 from celery_ext.spark.simulation.load import slices_of, waits, windows_of
-from celery_ext.spark.simulation.model import Arrivals, Fleet
-from kombu_delayed.errors import OptionError
+from celery_ext.spark.simulation.model import Fleet
 from kombu_delayed.store.store import Entry, Store
 from tests.kit.spark import Run
 from tests.kit.state import message
@@ -54,14 +52,6 @@ def test_times_of_a_frame(spark: SparkSession) -> None:
     assert job.counts_of(frame.limit(0)) == []
     with pytest.raises(job.NothingToSimulate, match="nothing falls due"):
         job.simulate(spark, Fleet(), frame.limit(0))
-
-
-def test_a_long_time_has_longer_parts(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "MOST_SLICES", 10)
-    frame = spark.range(100).selectExpr(f"timestamp_seconds({int(START.timestamp())} + id) due")
-    counts = job.counts_of(frame)
-    assert 9 <= len(counts) <= 11
-    assert sum(n for _, _, n in counts) == 100
 
 
 def test_a_frame_with_too_much_work(spark: SparkSession, tmp_path: Path) -> None:
@@ -128,17 +118,3 @@ def test_a_picture_needs_matplotlib(run: Run, monkeypatch: pytest.MonkeyPatch) -
     result = run("simulate", "--messages", "5", "--plot", "a.svg")
     told = "a picture needs matplotlib: pip install 'kombu-delayed[report]'"
     assert (result.exit_code, told in result.output) == (1, True)
-
-
-def test_at_least_one_message_is_simulated(spark: SparkSession) -> None:
-    with pytest.raises(OptionError, match="above 0, not 0"):
-        job.simulate(spark, Fleet(), Arrivals(), most_messages=0)
-
-
-def test_the_table(spark: SparkSession) -> None:
-    found = job.simulate(spark, Fleet(workers=9), Arrivals(messages=50, hours=0.01))
-    table = table_of(found.result)
-    cells = dict(zip(*(column._cells for column in table.columns), strict=True))
-    assert cells["workers, slots"] == "9, 9"
-    assert cells["simulated"] == "all of them"
-    assert cells["servers"] == "1, for their rate"

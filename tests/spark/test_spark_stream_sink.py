@@ -12,7 +12,6 @@ import pytest
 import redis
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.types import StructType
 
@@ -21,7 +20,6 @@ from celery_ext.spark.data_source import DefaultSource
 from celery_ext.spark.sink.stream_write import StreamWriter
 from kombu_delayed.errors import OptionError
 from tests.kit.backlog import check_backlog
-from tests.kit.state import all_keys
 
 pytestmark = pytest.mark.thorough
 
@@ -130,14 +128,6 @@ def _job(client: redis.Redis) -> str:
     return key.decode().removeprefix("{celery}:job:")
 
 
-def test_what_cannot_be_meant(run: Run, come: Any) -> None:
-    come("a")
-    with pytest.raises(StreamingQueryException, match="unknown option 'job'; did you mean"):
-        run(job="j")
-    with pytest.raises(StreamingQueryException, match="cancel knows no column 'task', 'eta'"):
-        run(operation="cancel")
-
-
 # Without Spark.
 
 
@@ -154,10 +144,3 @@ def test_a_batch_that_nobody_tells_of(url: str) -> None:
 def test_a_backlog_is_not_overwritten(url: str) -> None:
     with pytest.raises(OptionError, match="is not overwritten: use outputMode"):
         DefaultSource({"broker": url}).streamWriter(StructType.fromDDL(SCHEMA), True)
-
-
-def test_a_batch_of_nothing(url: str, client: redis.Redis) -> None:
-    messages: list[WriterCommitMessage | None] = [None]
-    writer(url).commit([], 0)
-    writer(url).abort(messages, 0)
-    assert all_keys(client) == []

@@ -83,24 +83,6 @@ def test_as_apply_async_sends(
     assert report.queues == {"celery": 1, "far": 3}
 
 
-def test_nested_columns(spark: SparkSession, url: str, client: redis.Redis) -> None:
-    id = F.col("id").cast("int")
-    frame = numbered(
-        spark,
-        1,
-        args=F.struct(id, F.lit("x")),
-        kwargs=F.create_map(F.lit("a"), F.array(id, id + 1)),
-        headers=F.struct(F.lit("acme").alias("tenant")),
-        expires=F.lit(datetime(2101, 1, 1, tzinfo=timezone.utc)),
-    )
-    schedule(frame, broker=url)
-    [message] = messages(client).values()
-    headers = message["headers"]
-    assert (headers["argsrepr"], headers["kwargsrepr"]) == ("[0, 'x']", "{'a': [0, 1]}")
-    assert headers["tenant"] == "acme"
-    assert headers["expires"].startswith("2101-01-01T00:00:00")
-
-
 def test_a_worker_runs_what_was_scheduled(
     spark: SparkSession, url: str, client: redis.Redis, tmp_path: Path
 ) -> None:

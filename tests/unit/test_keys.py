@@ -102,26 +102,6 @@ def test_ready_lists_follow_steps_and_separator() -> None:
     assert keys.ready_list(5) == "q:5"
 
 
-def test_lowest_step_other_than_zero_has_a_suffix() -> None:
-    assert QueueKeys("q", priority_steps=(2, 4)).ready == ("q\x06\x162", "q\x06\x164")
-
-
-@pytest.mark.parametrize(
-    ("queue", "key"),
-    [
-        ("{tag}", "{{tag}}:wake"),
-        ("a{b}c", "{a{b}c}:wake"),
-        ("}", "{}}:wake"),
-        ("ü 1", "{ü 1}:wake"),
-        ("celery@host.celery.pidbox", "{celery@host.celery.pidbox}:wake"),
-    ],
-)
-def test_queue_names_are_taken_as_they_are(queue: str, key: str) -> None:
-    keys = QueueKeys(queue)
-    assert keys.wake == key
-    assert keys.ready[0] == queue
-
-
 def test_queues_share_no_key() -> None:
     def keys(queue: str) -> set[str]:
         named = QueueKeys(queue)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -10,14 +9,13 @@ from typing import Any
 import pytest
 
 from kombu_delayed.consumer.lease.consumer_id import consumer_id, lease_seconds_of
-from kombu_delayed.consumer.lease.keeper import Keeper, keeper
+from kombu_delayed.consumer.lease.keeper import Keeper
 from kombu_delayed.consumer.lease.lease import FEW_QUEUES, IDLE_LEASES, Lease
 from kombu_delayed.consumer.lease.reclaim import JUST_AFTER_SECONDS
 from kombu_delayed.errors import UNREACHABLE
 from kombu_delayed.store.leases import Renewal
 from kombu_delayed.store.store import Store
 from tests.kit.state import entry
-from tests.kit.wait import wait_until
 
 SECONDS = 30.0
 HOUR = 3600.0
@@ -252,33 +250,11 @@ def test_a_server_that_starts_with_old_data(world: World) -> None:
     assert world.names("other") == {other.consumer}
 
 
-def test_a_server_that_starts_with_data_of_before_one_came(world: World) -> None:
-    first = world.consumer()
-    copies = {key: world.store.run("DUMP", key) for key in world.store.run("KEYS", "*")}
-    second = world.consumer()
-    world.run(3 * SECONDS)
-    for key, copy in copies.items():
-        world.store.run("RESTORE", key, 0, copy, "REPLACE")
-    world.run(5 * SECONDS)
-    assert world.alive(first, second)
-
-
 def test_an_older_consumer_with_a_longer_lease_is_not_taken_for_late(world: World) -> None:
     lease = world.consumer()
     other = world.consumer(seconds=20 * SECONDS, name="w:1:0123abcd")
     world.run(60 * SECONDS)
     assert world.alive(lease, other)
-
-
-def test_a_failover_to_a_server_with_another_clock(world: World) -> None:
-    everybody = [world.consumer() for _ in range(3)]
-    world.run(SECONDS)
-    world.cut()
-    world.run(SECONDS / 10)
-    world.step_clock(HOUR)
-    world.heal()
-    world.run(5 * SECONDS)
-    assert world.alive(*everybody)
 
 
 def test_a_process_that_was_stopped_reclaims_nothing_at_once(world: World) -> None:
@@ -308,21 +284,6 @@ def test_who_has_just_started_waits_for_half_a_lease(world: World) -> None:
     assert dead.consumer in world.names()
     world.run(1.1)
     assert world.names() == {lease.consumer}
-
-
-def test_a_new_channel_of_an_old_process_has_not_just_started(world: World) -> None:
-    first = world.consumer()
-    world.run(SECONDS)
-    dead = world.consumer()
-    world.dies(dead)
-    world.dies(first)
-    world.run(2 * SECONDS)
-    lease = world.consumer()
-    world.run(0.9 * SECONDS)
-    assert dead.consumer in world.names()
-    world.run(0.11 * SECONDS)
-    assert world.names() == {lease.consumer}
-    assert keeper(world.server).began_at is not None
 
 
 # Many queues.
@@ -370,33 +331,6 @@ def test_a_claim_whose_answer_was_lost_shortens_its_lease(world: World) -> None:
 
 
 # The thread.
-
-
-def test_the_keeper_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    stepped, keeper, before = threading.Semaphore(0), Keeper(), threading.active_count()
-    kept = SimpleNamespace(consumer="A", seconds=30.0, next_step_at=0.0)
-    threads: list[tuple[str, int]] = []
-
-    def step() -> float:
-        threads.append(("step", threading.get_ident()))
-        stepped.release()
-        return 3600.0
-
-    kept.step = step
-    kept.hang_up = lambda: threads.append(("hang up", threading.get_ident()))
-    kept = _Hashable(kept)  # type: ignore[assignment]
-    keeper.watch(kept)  # type: ignore[arg-type]
-    assert stepped.acquire(timeout=30)
-    keeper.hurry(kept)  # type: ignore[arg-type]
-    assert stepped.acquire(timeout=30)
-    keeper.forget(kept)  # type: ignore[arg-type]
-    keeper.watch(kept)  # type: ignore[arg-type]
-    assert stepped.acquire(timeout=30)
-    keeper.forget(kept)  # type: ignore[arg-type]
-    wait_until(lambda: threading.active_count() == before, "its thread has ended")
-    assert [what for what, _ in threads if what == "hang up"] == ["hang up"] * 2
-    assert threads[-1] == ("hang up", threads[-2][1])
 
 
 def test_a_lease_that_cannot_be_renewed_stops_no_other() -> None:

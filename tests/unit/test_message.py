@@ -80,29 +80,9 @@ def test_delay_beyond_all_time_does_not_overflow(delay: Any) -> None:
     assert when is None or (when.delay_ms or 0) + NOON_MS <= LONGEST_MS
 
 
-def test_warning_is_short(caplog: pytest.LogCaptureFixture) -> None:
-    due(with_headers(eta="x" * 10_000))
-    assert len(caplog.messages[0]) < 500
-
-
 def test_eta_comes_before_delay() -> None:
     assert due(with_headers(eta="1970-01-01T00:00:01Z", **{"x-delay": 5})) == Due(at_ms=1000)
     assert due(with_headers(eta=None, **{"x-delay": 5})) == Due(delay_ms=5)
-
-
-@pytest.mark.parametrize(
-    "message", [{}, {"headers": None}, {"headers": {}}, with_headers(eta=None)]
-)
-def test_message_without_delay(message: dict[str, Any]) -> None:
-    assert due(message) is None
-
-
-def test_argument_for_the_script() -> None:
-    assert Due(at_ms=5).argument == "5"
-    assert Due(at_ms=0).argument == "0"
-    assert Due(at_ms=-5).argument == "-5"
-    assert Due(delay_ms=5).argument == "+5"
-    assert Due(delay_ms=0).argument == "+0"
 
 
 @pytest.mark.parametrize(

@@ -24,32 +24,6 @@ def test_every_option_has_a_meaning_and_bounds_that_are_allowed() -> None:
                 Options.parse({f"delayed_{each.name}": value})
 
 
-def test_options_are_taken() -> None:
-    given = {
-        "delayed_lease_seconds": 90,
-        "delayed_poll_seconds": 0.5,
-        "delayed_reconnect_seconds": 0,
-        "delayed_partition_size": 64,
-        "delayed_promote_batch": 1,
-        "delayed_max_deliveries": 3,
-        "delayed_dead_limit": 10,
-        "delayed_dead_seconds": 3600,
-        "delayed_events": 500,
-        "delayed_clock_skew_warning_seconds": 0.5,
-        "delayed_shards": {"mail": 12},
-        "delayed_consumer_name": "mailer",
-        "delayed_replicas_to_wait": 2,
-        "delayed_replica_timeout_seconds": 0.2,
-        "delayed_policies": {"mail": []},
-        "delayed_unsafe_server": True,
-    }
-    expected = Options(
-        90, 0.5, 0, 64, 1, 3, 10, 3600, 500, 0.5, {"mail": 12}, "mailer", 2, 0.2, {"mail": []}, True
-    )
-    assert Options.parse(given) == expected
-    assert len(given) == len(fields(Options))
-
-
 def test_limits_of_the_store_are_the_options_defaults() -> None:
     options = Options()
     assert Limits() == (options.max_deliveries, options.dead_limit, options.dead_seconds)
@@ -72,15 +46,6 @@ def test_misspelt_option_is_refused_with_a_suggestion(name: str, meant: str) -> 
     with pytest.raises(OptionError) as caught:
         Options.parse({name: 1})
     assert str(caught.value) == f"unknown transport option {name!r}; did you mean {meant!r}?"
-
-
-def test_unknown_option_is_refused_with_the_list() -> None:
-    names = ", ".join(sorted(f"delayed_{each.name}" for each in fields(Options)))
-    with pytest.raises(OptionError) as caught:
-        Options.parse({"delayed_qqqqqqqqqqqq": 1})
-    assert str(caught.value) == (
-        f"unknown transport option 'delayed_qqqqqqqqqqqq'; there are {names}"
-    )
 
 
 @pytest.mark.parametrize(

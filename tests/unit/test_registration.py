@@ -9,15 +9,6 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TRANSPORT = "kombu_delayed.transport.transport:Transport"
-URLS = [
-    "delayed://",
-    "delayed+redis://localhost/0",
-    "delayed+rediss://localhost/0",
-    "delayed+socket:///tmp/broker.sock",
-    "delayed+embedded:///tmp/broker",
-    "delayed+sentinel://localhost:26379/0;delayed+sentinel://localhost:26380",
-    "delayed+sentinels://localhost",
-]
 
 
 def run(code: str, cwd: Path = ROOT) -> str:
@@ -26,17 +17,6 @@ def run(code: str, cwd: Path = ROOT) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-@pytest.mark.parametrize("statement", ["import kombu_delayed", "from kombu import Queue"])
-def test_urls_work(statement: str) -> None:
-    """Of Kombu, a Queue needs its serializers, with which it loads our entry point."""
-    code = f"""
-{statement}
-from kombu import Connection
-print({{Connection(url).get_transport_cls().__module__ for url in {URLS!r}}})
-"""
-    assert run(code) == "{'kombu_delayed.transport.transport'}\n"
 
 
 def test_celery_app_works_with_no_import_line(tmp_path: Path) -> None:
@@ -123,13 +103,3 @@ kombu.Connection("delayed+redis://h").transport
 print("celery" in sys.modules)
 """
     assert run(code) == "False\n"
-
-
-def test_the_entry_point_s_serializer_is_plain_json() -> None:
-    code = """
-import kombu
-from kombu.serialization import registry
-type, encoding, text = registry.dumps({"a": [1]}, serializer="kombu-delayed")
-print(type, encoding, text, registry.loads(text, type, encoding, accept=[type]))
-"""
-    assert run(code) == """application/x-kombu-delayed+json utf-8 {"a": [1]} {'a': [1]}\n"""

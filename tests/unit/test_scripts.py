@@ -28,52 +28,6 @@ def never(*command: Any) -> NoReturn:
     raise AssertionError(f"Redis was asked: {command}")
 
 
-def test_the_header_is_the_signature() -> None:
-    example = Script("example", EXAMPLE)
-    assert example.keys == ["first", "rest"]
-    assert example.arguments == ["plain", "number", "others"]
-    assert example.variadic == {"rest", "others"}
-
-
-def test_pack_orders_what_was_given_by_name() -> None:
-    packed = Script("example", EXAMPLE).pack(
-        {"others": ["x", "y"], "number": 2, "plain": "p", "rest": ("k2", "k3"), "first": "k1"}
-    )
-    assert packed == (3, "k1", "k2", "k3", "p", 2, "x", "y")
-
-
-def test_functions_that_nothing_calls_are_left_out() -> None:
-    source = """\
-local function base(n)
-  return n
-end
-local function used(n)
-  if n > 0 then return base(n) end
-end
-local function lonely(n)
-  return base(n)
-end
--- lonely is only named here
-local function calls_lonely(n)
-  return lonely(n)
-end
-return used(1)
-"""
-    left = re.findall(r"local function (\w+)", Script("example", source).source)
-    assert left == ["base", "used"]
-
-
-def test_a_left_out_function_is_left_out_whole(client: redis.Redis) -> None:
-    source = "local function unused(n)\n  if n then\n    n = 2\n  end\nend\nreturn 7\n"
-    assert Script("example", source)(client.execute_command) == 7
-
-
-def test_variadic_may_be_empty(client: redis.Redis) -> None:
-    given = {"first": "k", "rest": [], "plain": "p", "number": 7, "others": []}
-    answer = Script("example", EXAMPLE)(client.execute_command, **given)
-    assert answer == [b"k", 0, b"p", 7, 0]
-
-
 GIVEN = {"first": "k", "rest": [], "plain": "p", "number": 7, "others": []}
 
 
@@ -92,81 +46,6 @@ def test_wrong_name_fails_before_redis_is_asked(given: dict[str, Any]) -> None:
     assert str(caught.value) == (
         f"example.lua takes ['first', 'rest', 'plain', 'number', 'others'], not {sorted(given)}"
     )
-
-
-class Keys:
-    first = "k"
-    rest = ("k1", "k2")
-
-    @staticmethod
-    def held(consumer: str) -> str:
-        return f"held:{consumer}"
-
-
-@pytest.mark.parametrize(
-    ("keys", "owner", "found"),
-    [
-        ("first rest...", None, {"first": "k", "rest": ("k1", "k2")}),
-        ("first held", "A", {"first": "k", "held": "held:A"}),
-        ("first held", None, {"first": "k"}),
-        ("first other", "A", {"first": "k"}),
-    ],
-)
-def test_keys_are_found_by_name(keys: str, owner: str | None, found: dict[str, Any]) -> None:
-    assert Script("example", f"-- keys: {keys}\n").keys_among(Keys(), owner) == found
-
-
-@pytest.mark.parametrize(
-    ("source", "text"),
-    [
-        ("-- keys: a, b", r"bad.lua: 'a,' cannot stand in its keys"),
-        ("-- keys: a... b", r"bad.lua: 'b' cannot stand in its keys"),
-        ("-- arguments: a...\n-- arguments: b", r"bad.lua: 'b' cannot stand in its arguments"),
-        ("-- arguments: a:text", r"bad.lua: 'a:text' cannot stand in its arguments"),
-        ("-- keys: a\n-- arguments: a", "bad.lua names a twice"),
-    ],
-)
-def test_signature_that_says_nothing_is_refused(source: str, text: str) -> None:
-    with pytest.raises(SyntaxError, match=text):
-        Script("bad", source)
-
-
-def test_include_that_needs_a_missing_name_is_refused() -> None:
-    with pytest.raises(SyntaxError, match=r"bad.lua includes clock, which needs \['now'\]"):
-        Script("bad", "-- keys: wake\n-- include: clock\n")
-    with pytest.raises(SyntaxError, match=r"includes ready, which needs \['ready', 'steps'\]"):
-        Script("bad", "-- keys: wake\n-- include: ready\n")
-
-
-def test_include_is_put_in_place(client: redis.Redis) -> None:
-    timed = Script("timed", "-- arguments: now\n-- include: clock\nreturn now_ms\n")
-    assert timed(client.execute_command, now=12_345) == 12_345
-
-
-def test_an_include_may_stand_in_a_branch(client: redis.Redis) -> None:
-    source = "-- arguments: now\nif now ~= '' then\n  -- include: clock\n  return now_ms\nend\n"
-    assert Script("timed", source)(client.execute_command, now=12_345) == 12_345
-    assert "\n  local now_ms = " in Script("timed", source).source
-
-
-def test_an_include_may_have_includes() -> None:
-    keys = "-- keys: partitions delayed messages duplicates\n"
-    taking = Script("taking", keys + "-- include: backlog\nreturn take('a')\n")
-    assert "\n    local function forget_duplicate(" in taking.source
-
-
-def test_includes_that_need_nothing() -> None:
-    finding = Script("finding", "-- include: member_of_part\nreturn member_of_part('', '', '')\n")
-    assert "local function member_of_part(" in finding.source
-
-
-def test_unknown_script() -> None:
-    with pytest.raises(FileNotFoundError):
-        script("vanish")
-
-
-def test_script_is_read_once() -> None:
-    assert script("deliver") is script("deliver")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -15,7 +15,6 @@ from kombu_delayed.connection.sentinel.watch import (
     Address,
     MasterChanges,
     MasterWatch,
-    watch_of,
 )
 from kombu_delayed.errors import ServerNotReady
 
@@ -214,13 +213,6 @@ def test_a_follower_that_fails_stops_no_other(watch: MasterWatch, follower: Foll
     assert follower.count == 1
 
 
-def test_those_who_ask_in_the_same_way_share_a_watch() -> None:
-    first = watch_of("m", [LEADER], {"password": "x", "retry": object()})
-    assert watch_of("m", [LEADER], {"password": "x", "retry": object()}) is first
-    assert watch_of("m", [LEADER], {"password": "y"}) is not first
-    assert watch_of("n", [LEADER], {"password": "x"}) is not first
-
-
 class Connection:
     """To a master with so many replicas."""
 
@@ -295,21 +287,6 @@ def test_nothing_is_stored_on_a_master_with_too_few_replicas(watch: MasterWatch)
     with pytest.raises(ServerNotReady, match=r"1 of 2 replicas after 1 s .* nothing was stored"):
         wire("SET", "a", "b", replicas=Replicas(2, 1000))
     assert not any(b"SET" in each for each in connection.sent)
-
-
-def test_replicas_are_looked_for_once_a_connection(watch: MasterWatch) -> None:
-    connection = Connection(2)
-    wire = wire_over(watch, connection)
-    for _ in range(2):
-        wire("SET", "a", "b", replicas=Replicas(2, 1000))
-    assert [each.startswith(b"*3\r\n$4\r\nWAIT") for each in connection.sent] == [
-        True,
-        False,
-        False,
-    ]
-    connection.has_left = True
-    wire("SET", "a", "b", replicas=Replicas(2, 1000))
-    assert len(connection.sent) == 5
 
 
 @pytest.fixture(autouse=True)

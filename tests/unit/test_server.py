@@ -74,14 +74,6 @@ def test_scripts_forbidden() -> None:
         check(replace(GOOD, may_run_scripts=False))
 
 
-@pytest.mark.parametrize(
-    "bad", [{"version": "5.0.0"}, {"may_run_scripts": False}, {"read_only_replica": True}]
-)
-def test_unsafe_server_excuses_eviction_only(bad: dict[str, object]) -> None:
-    with pytest.raises(ServerError):
-        check(replace(GOOD, **bad), unsafe_server=True)
-
-
 AHEAD = (
     "The server's clock is {} seconds ahead of this machine's: what is sent from here with a "
     "countdown is due so much earlier. Set the clocks (NTP)."
@@ -152,19 +144,6 @@ def test_inspect(client: redis.Redis) -> None:
 def test_inspect_clock(ahead: int, client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kombu_delayed.transport.server_checks.time", lambda: time() - ahead)
     assert abs(inspect(client).ahead_seconds - ahead) < 5
-
-
-def test_inspect_needs_one_round_trip(
-    client: redis.Redis, configured: Callable[[str, str], None]
-) -> None:
-    configured("maxmemory-policy", "allkeys-lru")
-    sent = []
-    connection = client.connection_pool.get_connection()
-    send = connection.send_packed_command
-    connection.send_packed_command = lambda *args, **kwargs: (sent.append(1), send(*args, **kwargs))
-    client.connection_pool.release(connection)
-    assert inspect(client).eviction == "allkeys-lru"
-    assert len(sent) == 1
 
 
 @pytest.mark.parametrize(

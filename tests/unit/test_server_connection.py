@@ -4,7 +4,6 @@ import math
 import select
 import threading
 from collections.abc import Iterator
-from http import HTTPStatus
 from time import monotonic
 from typing import Any
 
@@ -52,18 +51,6 @@ def test_a_connection_that_another_thread_closes_as_it_is_opened(error: Exceptio
 
     with pytest.raises(redis.exceptions.ConnectionError, match="closed as it was opened"):
         ServerConnection(Pool())("PING")
-
-
-@pytest.mark.usefixtures("packer")
-@pytest.mark.parametrize("command", [("SET", "k", True), ("SET", "k", HTTPStatus.OK)])
-def test_parts_of_other_types_are_packed_as_text(command: tuple[Any, ...]) -> None:
-    assert pack(command) == pack([str(each) for each in command])
-
-
-@pytest.mark.usefixtures("packer")
-def test_text_that_is_no_utf_8_is_refused() -> None:
-    with pytest.raises(UnicodeEncodeError):
-        pack(("SET", "k", "\ud800"))
 
 
 def test_names_that_are_no_text_are_sent_back_as_they_came() -> None:
@@ -129,17 +116,6 @@ def wire_through(proxy: Proxy) -> Posting:
     wire = Posting(redis.ConnectionPool(host="127.0.0.1", port=proxy.port))
     wire("ECHO", "connected")
     return wire
-
-
-def test_a_look_does_not_wait(proxy: Proxy) -> None:
-    wire = wire_through(proxy)
-    proxy.pause()
-    wire.send("echo")
-    wire.look()
-    assert monotonic() < wire.look_at + 60 < math.inf
-    proxy.resume()
-    wait_until(wire.has_read_all, "the answer is read")
-    assert wire.failed == []
 
 
 def test_a_connection_that_breaks_is_heard_of(proxy: Proxy) -> None:

@@ -12,16 +12,14 @@ from celery_ext.spark.simulation import load as simulate_load
 from celery_ext.spark.simulation.load import (
     Slice,
     arriving,
-    messages_of,
     run,
-    sample,
     slices_of,
     waits,
     windows_of,
 )
 from celery_ext.spark.simulation.model import Arrivals, Fleet, Spread
 from celery_ext.spark.simulation.queue import Tally
-from celery_ext.spark.simulation.result import ALWAYS, Found, mark, result
+from celery_ext.spark.simulation.result import Found, mark, result
 from celery_ext.spark.simulation.timeline import POINTS, timeline
 from kombu_delayed import sizing
 from kombu_delayed.errors import OptionError
@@ -84,35 +82,6 @@ def test_arrivals_of_a_day() -> None:
     assert [part.number for part in slices] == [*range(len(slices))]
 
 
-def test_arrivals_at_full_hours() -> None:
-    slices = arrived(messages=240_000, on_the_hour=0.5, hours=24)
-    at_once = [part for part in slices if not part.span_seconds]
-    assert [(part.at, part.messages) for part in at_once] == [(3600.0 * n, 5000) for n in range(24)]
-
-
-@pytest.mark.parametrize(("dispersion", "mean"), [(1.0, 5.0), (1.0, 500.0), (8.0, 20.0)])
-def test_the_dispersion_of_counts(dispersion: float, mean: float) -> None:
-    given = Arrivals(messages=int(mean * 20_000), hours=20_000 / 3600, dispersion=dispersion)
-    counts = [count for _, _, count in arriving(given, Fleet())]
-    counts += [0] * (20_000 - len(counts))
-    middle = sum(counts) / len(counts)
-    variance = sum((count - middle) ** 2 for count in counts) / len(counts)
-    assert (middle, variance / middle) == (
-        pytest.approx(mean, rel=0.02),
-        pytest.approx(dispersion, rel=0.06),
-    )
-
-
-def test_messages_of_a_slice() -> None:
-    part = Slice(3, 10.0, 2.0, 1000)
-    found = [*messages_of(part, Fleet(run_spread="constant", run_seconds=0.5))]
-    dues = [due for due, _ in found]
-    assert dues == sorted(dues)
-    assert (10 < dues[0] < 10.02, 11.98 < dues[-1] <= 12.001) == (True, True)
-    assert {seconds for _, seconds in found} == {0.5 + sizing.TASK_SECONDS}
-    assert found == [*messages_of(part, Fleet(run_spread="constant", run_seconds=0.5))]
-
-
 CONSTANT = {"run_spread": "constant", "run_seconds": 1 - sizing.TASK_SECONDS}
 
 
@@ -121,11 +90,6 @@ def test_waits() -> None:
     slices = slices_of([(0, 1, 15), (1, 2, 20), (2, 2, 10), (5, 6, 3)])
     found = waits(slices, Fleet(workers=5, slots=2, **CONSTANT))
     assert found == pytest.approx([0, 0.5, 1.5, 0, 0])
-
-
-def test_crashes_make_waits_longer() -> None:
-    fleet = Fleet(crashes_per_day=864, restart_seconds=10, acks_late=True, **CONSTANT)
-    assert fleet.message_seconds == pytest.approx(1 / (1 - 0.01 * 10.5), rel=1e-3)
 
 
 def merged(tallies: Sequence[Tally]) -> dict[int, int]:
@@ -164,20 +128,6 @@ def test_windows_are_as_one(
     for name in ("busy_seconds", "redelivered"):
         found = sum(getattr(tally, name) for tally in many)
         assert found == pytest.approx(getattr(one[0], name), rel=0.1)
-
-
-def test_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    fleet = Fleet(workers=50, slots=2, run_seconds=1.4)
-    monkeypatch.setattr(simulate_load, "LEAST_IN_WINDOW", 1_000)
-    slices = slices_of(arriving(Arrivals(messages=600_000, hours=2, peak=1.9), fleet))
-    windows = windows_of(slices, waits(slices, fleet), fleet)
-    assert sample(windows, 10**9, fleet) == windows
-    chosen = sample(windows, 60_000, fleet)
-    assert sum(window.messages for window in chosen) == pytest.approx(60_000, rel=0.2)
-    worst = max(windows, key=lambda window: window.wait_seconds)
-    assert [each.number for each in chosen if each.group == ALWAYS] == [worst.number]
-    assert {each.group for each in chosen} == set(range(11))
-    assert chosen == sample(windows, 60_000, fleet)
 
 
 def test_what_a_sample_says() -> None:

@@ -140,24 +140,6 @@ def test_what_is_back_goes_first() -> None:
     assert found == (expected(0, 54 - 1, 104 - 2, 105 - 15), 3, 0, 66)
 
 
-def test_who_is_away_does_not_die() -> None:
-    died = [DEATH, DEATH._replace(at=5.0), DEATH._replace(at=13.9)]
-    tally = played([(0, 10)], *died, acks_late=True)
-    assert tally.redelivered == 1
-
-
-def test_deaths_are_as_frequent_as_they_shall_be() -> None:
-    fleet = Fleet(workers=50, crashes_per_day=24)
-    found = []
-    for crash in crashes(fleet, 100.0, random.Random(1)):
-        if crash.at > 100 + 36_000:
-            break
-        found.append(crash)
-    assert len(found) == pytest.approx(500, abs=70)
-    assert {crash.worker for crash in found} == set(range(50))
-    assert all(0 <= crash.renewed_ago <= 10 for crash in found)
-
-
 def test_every_message_counts_once_whatever_dies() -> None:
     fleet = Fleet(workers=5, slots=2, crashes_per_day=2000, acks_late=True)
     dice = random.Random(2)

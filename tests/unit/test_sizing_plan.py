@@ -125,10 +125,3 @@ def test_errors_name_the_option(option: str, value: str) -> None:
     result = run(*words(**{option: value}))
     assert result.exit_code == 2
     assert f"Invalid value for '--{option.replace('_', '-')}'" in result.output
-
-
-def test_what_cannot_be_planned_is_one_line() -> None:
-    result = run(*words(node_memory="100MiB"))
-    assert result.exit_code == 2
-    assert "larger --node-memory or fewer --replicas" in result.output
-    assert "Missing option '--rate'" in run().output

@@ -107,26 +107,6 @@ def test_a_connection_names_its_server(url: str, expected: tuple[Any, ...]) -> N
     assert json.loads(json.dumps(expected[0])) == str(connection.info()["hostname"])
 
 
-def test_stock_names_the_same_server() -> None:
-    stock = Connection("redis://u:p@h:6380/3")
-    ours = Connection("delayed+redis://u:p@h:6380/3")
-    assert named(ours) == named(stock)
-    assert ours.host == stock.host == "h:6380"
-    assert ours.as_uri() == f"delayed+{stock.as_uri()}"
-
-
-def test_the_next_of_a_list_has_nothing_of_the_one_before() -> None:
-    connection = Connection("delayed+redis://:p@a:1/1;delayed+redis://b;delayed+rediss://c:3/3")
-    assert named(connection) == ("a", 1, "1")
-    for expected in (("b", 6379, "/"), ("c", 3, "3"), ("a", 1, "1"), ("b", 6379, "/")):
-        connection.maybe_switch_next()
-        assert named(connection) == expected
-        assert named(connection.clone()) == expected
-        assert address(connection).host == expected[0]
-        assert (address(connection).ssl is not None) == (expected[0] == "c")
-        assert "+" not in connection.hostname
-
-
 def test_parts_may_come_beside_the_url() -> None:
     parts: dict[str, Any] = {"userid": "u", "password": "p", "virtual_host": 7}
     connection = Connection("delayed+redis://h", **parts)
@@ -206,12 +186,6 @@ def test_sentinels(url: str, expected: Address) -> None:
             connection.switch(each)
         assert address(connection) == expected
         assert address(connection.clone().clone()) == expected
-
-
-def test_a_sentinel_given_in_parts() -> None:
-    connection = Connection("h", transport="delayed+sentinel", port=5, virtual_host="2")
-    assert address(connection) == _at(("h", 5), virtual_host="2")
-    assert connection.as_uri() == "delayed+sentinel://h:5"
 
 
 def test_what_is_given_beside_sentinels_outlasts_a_switch() -> None:
@@ -318,11 +292,6 @@ def test_a_cluster_has_one_database() -> None:
         address(Connection("delayed+rediscluster://a/3"))
 
 
-def test_a_list_of_nodes_and_servers() -> None:
-    with pytest.raises(UrlError, match="either of a Cluster's nodes, all with the same beginning"):
-        check_alternates(["delayed+rediscluster://a", "delayed+redis://b"])
-
-
 # Certificates.
 
 
@@ -330,15 +299,6 @@ def test_certificates_are_required_unless_told_otherwise() -> None:
     found = address(Connection("delayed+rediss://h/0"))
     assert redis.SSLConnection(**(found.ssl or {})).cert_reqs == ssl.CERT_REQUIRED
     assert redis.SSLConnection(**(found.ssl or {})).check_hostname
-
-
-@pytest.mark.parametrize(
-    ("text", "requirement"),
-    [("none", ssl.CERT_NONE), ("required", ssl.CERT_REQUIRED), ("CERT_NONE", ssl.CERT_NONE)],
-)
-def test_certificate_requirement_in_the_url(text: str, requirement: ssl.VerifyMode) -> None:
-    found = address(Connection(f"delayed+rediss://h/0?ssl_cert_reqs={text}"))
-    assert found.ssl == {"ssl_cert_reqs": requirement}
 
 
 def test_files_and_host_name_check_in_the_url() -> None:
