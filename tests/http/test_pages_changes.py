@@ -203,17 +203,6 @@ def test_drop_one(visitor: Visitor, dead: list[str], delayed: Delayed) -> None:
     assert delayed.counts("celery")["celery"].ready == 0
 
 
-def test_a_part_of_the_letters(
-    visitor: Visitor, dead: list[str], delayed: Delayed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(choosing, "MOST", 2)
-    form = group(visitor).form("/dead/preview")
-    page = visitor.post(form.action, sent(form, verb="purge", **EVERYTHING))
-    assert "More letters match. The first 2 of them are meant" in page.text
-    confirm(visitor, page)
-    assert letters(delayed) == dead[2:]
-
-
 def test_results_that_are_made_up(visitor: Visitor) -> None:
     page = visitor.get("/backlog?done=<b>x&count=1&of=1")
     assert not [each for each in page.all("p") if "good" in each.get("class", "")]

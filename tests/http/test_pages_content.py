@@ -11,7 +11,7 @@ import pytest
 from celery import Celery
 
 from celery_ext import Delayed
-from celery_ext.http.pages.views import backlog, tenants
+from celery_ext.http.pages.views import backlog
 from celery_ext.http.pages.views.dead import pattern_of
 from celery_ext.policies import Fair, Limit, Policy
 from tests.kit.gates import claim, declare
@@ -225,13 +225,6 @@ def test_who_waits(gates: Visitor) -> None:
 
 
 TENANT = re.compile(r'data-key="\w+ (\w+)"><th role="rowheader" scope="row"><a href="/backlog')
-
-
-def test_tenants_go_on(gates: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tenants, "WAITING_SHOWN", 3)
-    pages = all_pages(gates, "/tenants?queue=exports")
-    seen = [tenant for page in pages for tenant in TENANT.findall(page.html)]
-    assert len(seen) == len(set(seen)) == 6
 
 
 def test_partitions(shop: tuple[Visitor, str]) -> None:

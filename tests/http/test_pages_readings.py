@@ -43,22 +43,6 @@ def test_a_reading_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache.get("a", 1.0, clock.read) == 3
 
 
-def test_what_takes_long_is_kept_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, cache = Clock(monkeypatch), Cache()
-    found = []
-    for passed in (0.0, 9.9, 0.2):
-        clock.now += passed
-        found.append(cache.get("a", 1.0, lambda: clock.read(0.5)))
-    assert found == [1, 1, 2]
-
-
-def test_an_error_is_not_kept() -> None:
-    cache = Cache()
-    with pytest.raises(ZeroDivisionError):
-        cache.get("a", 1.0, lambda: 1 // 0)
-    assert cache.get("a", 1.0, lambda: 7) == 7
-
-
 def test_threads_wait_for_one_reading() -> None:
     cache, begun, go, reads = Cache(), threading.Event(), threading.Event(), []
 
@@ -109,18 +93,6 @@ def test_a_pulse(client: redis.Redis, store: Store) -> None:
     assert found.parts == [0] * (PARTS - 1) + [1]
     assert found.is_told
     assert not found.is_partial
-
-
-def test_a_pulse_forgets_what_nobody_looks_at(
-    client: redis.Redis, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(activity, "REMEMBERED", 2)
-    reader = ActivityReader()
-    tell(client, "acked", 40)
-    for name in ("q", "a", "q", "b", "c"):
-        reader.look(store, [name])
-    assert [*reader._followed] == ["b", "c"]
-    assert reader.look(store, ["q"]).done == 1
 
 
 def test_a_pulse_of_too_much(

@@ -55,15 +55,12 @@ def test_refused_ack_is_reported(store: Store, client: redis.Redis) -> None:
     [
         ('{"deliveries":4}', '{"deliveries":4,"deliveries":1}'),
         ('{"a":1,"deliveries":9}', '{"a":1,"deliveries":10}'),
-        ('{"a": 1, "deliveries": 9}', '{"a": 1,"deliveries":10}'),
         ('{"a":{"b":1,"deliveries":4}}', '{"a":{"b":1,"deliveries":4},"deliveries":1}'),
         ('{"body":",\\"deliveries\\":4}"}', '{"body":",\\"deliveries\\":4}","deliveries":1}'),
         pytest.param(f'{{"a":1,"deliveries":{"0" * 99}4}}', '{"a":1,"deliveries":5}', id="digits"),
         ('{"a":1} \n', '{"a":1,"deliveries":1}'),
         ("not an object", "not an object"),
-        ("{} is followed by something", "{} is followed by something"),
         ("", ""),
-        (" ", " "),
     ],
 )
 def test_count_goes_to_the_end_of_the_envelope(

@@ -114,7 +114,6 @@ def test_two_stock_messages_with_one_id(store: Store, client: redis.Redis) -> No
 @pytest.mark.parametrize(
     ("why", "before", "rows", "part", "left", "delayed"),
     [
-        ("one", "ab", "a", {}, "b", "a"),
         ("several", "abc", "ac", {}, "b", "ac"),
         ("the last one", "a", "a", {}, "", "a"),
         ("one was delivered meanwhile", "b", "ab", {}, "", "b"),
@@ -178,7 +177,6 @@ def test_what_moved_on_in_its_list_is_found(offset: int, store: Store, client: r
         (["c"], {"q": [promoted(C, 900)]}, {"a": 2000, "b": 3000}, {"due": 900, "now": 0}),
         (["c", "a", "b"], {"q": [promoted(C, 900), A], MID: [B]}, {}, {"now": 0}),
         (["x"], {}, {"a": 2000, "b": 3000, "c": 900}, {"due": 900}),
-        ([], {}, {"a": 2000, "b": 3000, "c": 900}, {"due": 900}),
     ],
 )
 def test_from_delayed(

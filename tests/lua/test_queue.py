@@ -38,13 +38,9 @@ def test_publish_with_expiry(store: Store, client: redis.Redis) -> None:
 @pytest.mark.parametrize(
     ("steps", "step", "key"),
     [
-        ((0, 3, 6, 9), 0, "q"),
         ((0, 3, 6, 9), 2, "q"),
-        ((0, 3, 6, 9), 3, MID),
         ((0, 3, 6, 9), 5, MID),
-        ((0, 3, 6, 9), 9, "q" + SEPARATOR + "9"),
         ((0,), 9, "q"),
-        ((2, 5), 0, "q" + SEPARATOR + "2"),
         ((2, 5), 9, "q" + SEPARATOR + "5"),
         (tuple(range(10)), 7, "q" + SEPARATOR + "7"),
     ],

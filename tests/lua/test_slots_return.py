@@ -59,18 +59,6 @@ def reader_of(store: Store, *, ends_here: bool = False) -> Reader:
     return reader
 
 
-def test_slots_go_with_the_next_acks(store: Store, clock: list[float], told: Told) -> None:
-    reader = reader_of(store)
-    reader.qos.slots.task_ended(1)
-    reader.consumer.step()
-    assert told == []
-    reader.qos.ack(2)
-    reader.consumer.step()
-    assert told == [("ack", [2], [1])]
-    reader.consumer.step()
-    assert told[1:] == []
-
-
 def test_slots_do_not_wait_for_long(store: Store, clock: list[float], told: Told) -> None:
     reader = reader_of(store)
     reader.qos.slots.task_ended(1)

@@ -10,8 +10,6 @@ from tests.kit.backlog import check_backlog
 from tests.kit.claims import deliver
 from tests.kit.state import entry, message, state
 
-A, B = message("a"), message("b")
-
 
 def send(store: Store, sent: Entry, conflict: str = "refuse", key: str = "k") -> tuple[str, str]:
     return store.schedule_unique("q", sent, key, conflict)

@@ -12,8 +12,8 @@ from kombu_delayed.inspection.backlog import Backlog, Move
 from kombu_delayed.store.keys import QueueKeys
 from kombu_delayed.store.store import Entry, Store
 from tests.kit.backlog import check_backlog
-from tests.kit.restoring import kept, restore, restore_dead
-from tests.kit.state import note, promoted
+from tests.kit.restoring import kept, restore
+from tests.kit.state import promoted
 from tests.properties.test_fuzz import (
     LONGEST_MS,
     LURES,
@@ -35,7 +35,6 @@ ETA = "2030-01-02T03:04:05.000678+00:00"
 
 #: Also long past, and so far ahead that no other time is.
 times = st.integers(-LONGEST_MS, LONGEST_MS) | st.integers(NOW_MS - 2, NOW_MS + 3)
-keys = st.sampled_from(["k", "k\x1f2", "", "\0", "{k}", '"', "x" * 5000]) | unicode
 
 
 def fill(store: Store, queue: str, sent: Any, data: st.DataObject) -> dict[int, int]:
@@ -62,46 +61,6 @@ def stands_for(id: str, member: str) -> bool:
     """Whether the backlog may call a message so that was sent with this id."""
     before, _, n = member.rpartition("\x1f")
     return id == member or (id == before and n.isdigit())
-
-
-@SERVER
-@given(letters(), queues, st.data())
-def test_cancel(begin: Begin, sent: Any, queue: str, data: st.DataObject) -> None:
-    store = begin(data.draw(sizes))
-    fill(store, queue, sent, data)
-    before = store.client.hgetall(QueueKeys(queue).messages)
-    members = numbers(store, queue)
-    names = data.draw(st.permutations(some(data, [id for id, *_ in sent])))
-    counts = Backlog(store, queue).cancel(names)
-    assert len(counts) == len(names)
-    after = store.client.hgetall(QueueKeys(queue).messages)
-    assert after.items() <= before.items()
-    assert {name.decode() for name in after} == set(check_backlog(store.client, queue))
-    gone = {name.decode() for name in before.keys() - after.keys()}
-    assert sum(counts) == len(gone)
-    assert all(any(stands_for(name, member) for name in names) for member in gone)
-    wanted = {n for n, (id, *_) in enumerate(sent) if id in names}
-    assert wanted <= {members[member] for member in gone}
-
-
-@SERVER
-@given(letters(), queues, st.data())
-def test_cancel_of_members(begin: Begin, sent: Any, queue: str, data: st.DataObject) -> None:
-    store = begin(data.draw(sizes))
-    fill(store, queue, sent, data)
-    there = set(numbers(store, queue))
-    names = some(data, sorted(there))
-    counts = Backlog(store, queue).cancel(names, members=True)
-    assert counts == [int(name in there and name not in names[:n]) for n, name in enumerate(names)]
-    assert set(check_backlog(store.client, queue)) == there - set(names)
-
-
-def some(data: st.DataObject, known: list[str]) -> list[str]:
-    """Ids that are nobody's perhaps, and some that are."""
-    return [
-        *data.draw(st.lists(ids, max_size=3)),
-        *data.draw(st.lists(st.sampled_from(known), max_size=4)),
-    ]
 
 
 def with_eta(text: str) -> str:
@@ -158,30 +117,6 @@ def test_reschedule(
     assert (count > 0) >= bool(named)
 
 
-DONE = {"refuse": "refused", "replace": "replaced", "debounce": "pushed"}
-
-
-@SERVER
-@given(letters(), queues, st.data(), keys)
-def test_unique(begin: Begin, sent: Any, queue: str, data: st.DataObject, key: str) -> None:
-    store = begin(data.draw(sizes))
-    first, *others = ((id, Entry(id, step, text, "2000"), text) for id, step, text in sent)
-    assert store.schedule_unique(queue, first[1], key, "refuse") == ("stored", "")
-    holder = first
-    for each in others:
-        conflict = data.draw(st.sampled_from(sorted(DONE)))
-        ((_, member),) = store.client.hgetall(QueueKeys(queue).unique).items()
-        assert stands_for(holder[0], member.decode())
-        answer = store.schedule_unique(queue, each[1], key, conflict)
-        assert answer == (DONE[conflict], member.decode())
-        if conflict == "replace":
-            holder = each
-    assert [*store.client.hgetall(QueueKeys(queue).unique)] == [key.encode()]
-    assert [*numbers(store, queue).values()] == [number(holder[2])]
-    store.now = "2000"
-    finish(store, queue, take(store, queue), spares="unique")
-
-
 @SERVER
 @given(letters(), queues, st.data())
 def test_restore(begin: Begin, sent: Any, queue: str, data: st.DataObject) -> None:
@@ -202,26 +137,6 @@ def test_restore(begin: Begin, sent: Any, queue: str, data: st.DataObject) -> No
     expected = [(s, promoted(t, at)) for (_, s, t), at in zip(sent, dues, strict=True)]
     assert sorted(held.values()) == sorted(records(expected).elements())
     finish(store, queue, held, spares="unique")
-
-
-@SERVER
-@given(letters(), queues, st.data())
-def test_restore_dead(begin: Begin, sent: Any, queue: str, data: st.DataObject) -> None:
-    store, reason = begin(4), data.draw(unicode)
-    rows = [
-        (id, data.draw(st.integers(-5, LONGEST_MS)), f"{step}{text}", note(reason))
-        for id, step, text in sent
-    ]
-    assert restore_dead(store, rows, queue) == (len(rows), 0)
-    assert restore_dead(store, data.draw(st.permutations(rows)), queue) == (0, len(rows))
-    names = store.dead.ids(queue)
-    found = store.dead.letters(queue, names)
-    assert sorted(each.message for each in found) == sorted(text.encode() for *_, text in sent)
-    assert {each.reason for each in found} == {reason}
-    assert store.dead.replay(queue, names) == len(sent)
-    held = take(store, queue)
-    assert sorted(held.values()) == sorted(record.encode() for _, _, record, _ in rows)
-    finish(store, queue, held)
 
 
 patterns = st.sampled_from(["[", "%d", "%", ".", "^", "$", "[^x]", "n.", ".-"])

@@ -99,19 +99,6 @@ def test_there_and_back(
     assert records(client) == before
 
 
-def test_any_reader_reads_it(saved: DataFrame, path: str) -> None:
-    table = pyarrow.dataset.dataset(path).to_table()
-    assert table.num_rows == 305
-    assert set(table["version"].to_pylist()) == {VERSION}
-    rows = {each["member"]: each for each in table.to_pylist()}
-    assert rows[b"never"]["due"].year == 9999
-    row = rows[b"m7"]
-    due_ms = JAN_MS + 7000
-    assert (row["queue"], row["id"], row["step"], row["due_ms"]) == ("mail", "m7", 3, due_ms)
-    assert (row["due"].timestamp() * 1000, row["task"]) == (due_ms, "")
-    assert row["payload"].decode() == message("m7")
-
-
 def test_a_copy_in_another_layout(
     spark: SparkSession, filled: Store, client: redis.Redis, url: str
 ) -> None:

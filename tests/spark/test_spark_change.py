@@ -18,15 +18,6 @@ pytestmark = pytest.mark.thorough
 HOUR_MS = 3_600_000
 
 
-def test_cancel(spark: SparkSession, url: str, client: redis.Redis) -> None:
-    schedule(numbered(spark, 600), broker=url)
-    ids = numbered(spark, 700, first=400).select("id")
-    report = cancel(ids, broker=url, queue="celery", batch_size=70)
-    assert (counts(report), report.queues) == ((200, 100, 0), {"celery": 200})
-    assert set(check_backlog(client, "celery")) == {f"{n}" for n in range(400)}
-    assert cancel(ids, broker=url, queue="celery").accepted == 0
-
-
 def test_cancel_what_the_backlog_has(spark: SparkSession, url: str, client: redis.Redis) -> None:
     """It is read while it goes."""
     schedule(numbered(spark, 1000), broker=url)

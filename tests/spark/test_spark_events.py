@@ -101,15 +101,6 @@ def everything(reader: EventReader, limit: int, start: Any = None) -> list[list[
 # Where batches end.
 
 
-def test_batches_of_a_stream(tell: Tell, reader: Make) -> None:
-    tell(2500)
-    it = reader(rows_per_task=700)
-    batches = everything(it, 1200)
-    assert batches == [numbered(1, 1200), numbered(1201, 2400), numbered(2401, 2500)]
-    end = it.latestOffset(it.initialOffset(), ReadMaxRows(1700))
-    assert [each.piece.count for each in it.partitions({}, end)] == [700, 700, 300]
-
-
 def test_any_limits_read_each_event_once(tell: Tell, reader: Make) -> None:
     dice = random.Random(7)
     tell(300), tell(900, "r"), tell(40, "s"), tell(700)
@@ -232,26 +223,6 @@ def test_trimmed_after_the_batch_was_planned(
     with pytest.raises(EventsLost, match="10 lifecycle events of queue 'q' were trimmed"):
         ids(reader() if restarted else it, start, end)
     assert ids(reader(fail_on_data_loss=False), start, end) == numbered(61, 100)
-
-
-@needs_counts
-@pytest.mark.parametrize(("limit", "end"), [(80, 380), (5000, 1000)])
-def test_a_position_is_right_after_a_loss(
-    limit: int,
-    end: int,
-    tell: Tell,
-    reader: Make,
-    client: redis.Redis,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    tell(1000)
-    trimmed(client, 700)
-    easy, start = reader(fail_on_data_loss="false"), offset("100-0", 100)
-    found = easy.latestOffset(start, ReadMaxRows(limit))
-    assert found == offset(f"{end}-0", end)
-    assert ids(easy, start, found) == numbered(301, end)
-    told = [each.message for each in caplog.records if "lifecycle" in each.message]
-    assert [each.split()[0] for each in told] == ["200"]
 
 
 @needs_counts

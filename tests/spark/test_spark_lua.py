@@ -16,7 +16,7 @@ from celery_ext.spark.sink.job_ledger import (
 )
 from kombu_delayed.connection.commands import numbers
 from kombu_delayed.inspection.backlog import Backlog
-from kombu_delayed.store.store import Scheduled, Store
+from kombu_delayed.store.store import Store
 from tests.kit.state import entry, message, promoted, state
 
 JOB = Job("j", "run", 100)
@@ -39,22 +39,6 @@ def kept(client: redis.Redis) -> tuple[Any, dict[str, Any]]:
     found: dict[str, Any] = dict(state(client))
     assert found.pop("{q}:ledgers-until") == {"{q}:job:j": 101_000}
     return found.pop("{q}:job:j"), found
-
-
-def test_schedule(ledger: LedgerStore, client: redis.Redis) -> None:
-    entries = [entry("a", 2000), entry("b", 500), entry("a", 2000)]
-    assert ledger.schedule("q", entries) == Scheduled(delayed=1, ready=1, already=1)
-    job, rest = kept(client)
-    assert job == {"a": "1", "b": "1", "\x1frun": "2"}
-    assert rest == {
-        "q": [B],
-        "{q}:partitions": {"2000": 2000},
-        "{q}:delayed:2000": {"a": 2000},
-        "{q}:messages": {"a": "0" + A},
-        "{q}:wake": {"due": 2000, "now": 0},
-    }
-    assert client.ttl("{q}:job:j") == -1
-    assert ledger.queues == {"q"}
 
 
 def test_what_the_job_has_done_stays_done(ledger: LedgerStore, client: redis.Redis) -> None:

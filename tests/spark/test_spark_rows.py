@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from copy import copy
 from datetime import date, datetime, timedelta, timezone
@@ -102,22 +101,6 @@ def test_args(value: Any, args: list[Any]) -> None:
     assert one(args=value)[1] == args
 
 
-NESTED = pa.struct(
-    [
-        ("m", pa.map_(pa.string(), pa.map_(pa.string(), pa.int64()))),
-        ("l", pa.list_(pa.map_(pa.string(), pa.int64()))),
-    ]
-)
-
-
-def test_maps_in_maps() -> None:
-    value = {"m": [("a", [("b", 1)]), ("c", None)], "l": [[("d", 2)], None]}
-    columns = {"id": ["a"] * 2, "task": ["t"] * 2, "countdown": [1] * 2}
-    rows, _ = made({**columns, "kwargs": pa.array([value, None], NESTED)})
-    expected = {"m": {"a": {"b": 1}, "c": None}, "l": [{"d": 2}, None]}
-    assert [row[2] for row in rows] == [expected, {}]
-
-
 def test_countdown_and_null_options() -> None:
     row = one(countdown=Decimal("2.5"), queue=None, priority=None, headers=None, expires=None)
     assert row == ("t", [], {}, {"task_id": "a", "countdown": 2.5})
@@ -214,14 +197,6 @@ def test_values_that_python_cannot_hold() -> None:
     found, reasons = made({"day": FAR, "task": ["t"] * 2, "countdown": [1] * 2}, key_columns="day")
     assert len(found) == 1
     assert reasons[0].startswith("a key column has a value that Python cannot hold: ")
-
-
-def test_a_reject_that_is_no_json(tmp_path: Path) -> None:
-    rejects = Rejects(options(rejects=str(tmp_path)), "r-0-0")
-    rejects.add({"id": "a", "args": [{date(2100, 1, 1): 1}], "eta": None}, "no")
-    rejects.close()
-    line = json.loads((tmp_path / ".r-0-0.jsonl").read_text())
-    assert line["row"] == {"id": "a", "args": "[{datetime.date(2100, 1, 1): 1}]", "eta": None}
 
 
 def test_a_directory_that_is_not_shared(tmp_path: Path) -> None:

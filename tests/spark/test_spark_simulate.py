@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from dataclasses import asdict
 from datetime import datetime, timedelta, timezone
@@ -110,11 +109,3 @@ def test_the_backlog_of_a_broker(run: Run, url: str, store: Store) -> None:
 def test_errors(arguments: tuple[str, ...], code: int, text: str, run: Run) -> None:
     result = run("simulate", *arguments)
     assert (result.exit_code, text in result.output) == (code, True), result.output
-
-
-def test_a_picture_needs_matplotlib(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "celery_ext.spark.simulation.plots", raising=False)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    result = run("simulate", "--messages", "5", "--plot", "a.svg")
-    told = "a picture needs matplotlib: pip install 'kombu-delayed[report]'"
-    assert (result.exit_code, told in result.output) == (1, True)

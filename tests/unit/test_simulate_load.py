@@ -19,8 +19,8 @@ from celery_ext.spark.simulation.load import (
 )
 from celery_ext.spark.simulation.model import Arrivals, Fleet, Spread
 from celery_ext.spark.simulation.queue import Tally
-from celery_ext.spark.simulation.result import Found, mark, result
-from celery_ext.spark.simulation.timeline import POINTS, timeline
+from celery_ext.spark.simulation.result import mark
+from celery_ext.spark.simulation.timeline import timeline
 from kombu_delayed import sizing
 from kombu_delayed.errors import OptionError
 
@@ -128,43 +128,6 @@ def test_windows_are_as_one(
     for name in ("busy_seconds", "redelivered"):
         found = sum(getattr(tally, name) for tally in many)
         assert found == pytest.approx(getattr(one[0], name), rel=0.1)
-
-
-def test_what_a_sample_says() -> None:
-    """One window in any case, and two groups that stand for the other nine tenths."""
-    windows = windows_of(
-        slices := slices_of([(0.0, 1000.0, 1000)]), waits(slices, Fleet()), Fleet()
-    )
-    found = {0: Found(100, 1, 0, 50.0, 70.0)}
-    found |= {group: Found(30, 2, 1, 10.0, 5.0) for group in range(1, 11)}
-    classes = {group: {100: 30 - group, 200: group} for group in found} | {0: {900: 100}}
-    points = timeline(slices, waits(slices, Fleet()), Fleet(), None)
-    fleet = Fleet(workers=10, nodes=0)
-    figures = result(windows, windows, found, classes, points, fleet)
-    assert (figures.messages, figures.max_seconds) == (1000, 70.0)
-    assert figures.redelivered == pytest.approx(1 + 3 * 20)
-    assert figures.lost == pytest.approx(3 * 10)
-    assert figures.p50_seconds == pytest.approx(mark({100: 1}, 1))
-    assert figures.p95_seconds == pytest.approx(mark({900: 1}, 1))
-    assert figures.p99_error == 0
-    assert (figures.nodes, figures.shards) == (1, 1)
-
-
-def test_the_course_of_a_backlog() -> None:
-    fleet = Fleet(workers=1, slots=10, events=0, **CONSTANT)
-    slices = slices_of([(0, 0, 3000), (600, 700, 1000)])
-    points = timeline(slices, waits(slices, fleet), fleet, None)
-    assert len(points) == POINTS
-    assert points[0].delayed == pytest.approx(1000)
-    assert points[0].wait_seconds == pytest.approx(300)
-    assert [point.ready for point in points if 290 < point.at_seconds < 299] == pytest.approx(
-        [3000 - 10 * p.at_seconds for p in points if 290 < p.at_seconds < 299], abs=6
-    )
-    first = points[0]
-    each = sizing.message_bytes(sizing.RECORD_BYTES)
-    assert first.memory_bytes == pytest.approx((first.delayed + first.ready) * each)
-    started = sum(p.start_rate for p in points) * points[1].at_seconds
-    assert started == pytest.approx(4000, rel=1e-6)
 
 
 @pytest.mark.parametrize("delay", [60.0, 7200.0, 500_000.0])
