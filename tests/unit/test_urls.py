@@ -41,7 +41,15 @@ def plain(found: Address) -> Address:
 
 
 def _at(*sentinels: tuple[str, int], scheme: str = "sentinel", **more: Any) -> Address:
-    return Address(scheme, sentinels=sentinels, **more)
+    return Address(scheme, sentinels=sentinels, **{"virtual_host": "/", **more})
+
+
+def _nodes(*nodes: tuple[str, int], scheme: str = "rediscluster", **more: Any) -> Address:
+    return Address(scheme, nodes=nodes, **{"virtual_host": "/", **more})
+
+
+LIST = "sentinel://u:secret@a:1/2;delayed+sentinel://b;delayed+sentinel://c:3"
+AT_A_B_AND_C = (("a", 1), ("b", 26379), ("c", 3))
 
 
 @pytest.mark.parametrize(
@@ -65,6 +73,28 @@ def _at(*sentinels: tuple[str, int], scheme: str = "sentinel", **more: Any) -> A
         ),
         ("+embedded:///var/d", Address("embedded", path="/var/d", virtual_host="/")),
         ("+embedded://./d/e", Address("embedded", ".", path="d/e", virtual_host="/")),
+        ("+sentinel://", _at(("localhost", 26379))),
+        (f"+{LIST}", _at(*AT_A_B_AND_C, username="u", password="secret", virtual_host="2")),
+        ("+sentinel://a;delayed+sentinel://a/2", _at(("a", 26379), virtual_host="2")),
+        (
+            "+sentinels://a?ssl_ca_certs=ca;delayed+sentinels://b",
+            _at(("a", 26379), ("b", 26379), scheme="sentinels", ssl={"ssl_ca_certs": "ca"}),
+        ),
+        # The nodes of a Cluster after the first may be without a scheme.
+        (
+            "+rediscluster://u:secret@a:7000;b:7001",
+            _nodes(("a", 7000), ("b", 7001), username="u", password="secret"),
+        ),
+        ("+rediscluster://a", _nodes(("a", 6379))),
+        (
+            "+redisclusters://a/0;delayed+redisclusters://b?ssl_ca_certs=ca",
+            _nodes(
+                *(("a", 6379), ("b", 6379)),
+                scheme="redisclusters",
+                virtual_host="0",
+                ssl={"ssl_ca_certs": "ca"},
+            ),
+        ),
     ],
 )
 def test_forms(url: str, expected: Address) -> None:
@@ -72,6 +102,13 @@ def test_forms(url: str, expected: Address) -> None:
     assert address(connection) == expected
     assert plain(address(connection.clone())) == plain(expected)
     assert plain(address(connection.clone().clone())) == plain(expected)
+    assert "secret" not in connection.as_uri()
+    if expected.nodes:
+        assert connection.cycle is None, "each of the nodes knows all others"
+        check_alternates(connection.alt)
+    for each in connection.alt if expected.sentinels else ():
+        connection.switch(each)
+        assert address(connection) == expected
 
 
 def named(connection: Connection) -> tuple[Any, ...]:
@@ -161,33 +198,6 @@ def test_errors_keep_the_password_to_themselves(url: str) -> None:
 # Sentinels.
 
 
-LIST = "sentinel://u:secret@a:1/2;delayed+sentinel://b;delayed+sentinel://c:3"
-AT_A_B_AND_C = (("a", 1), ("b", 26379), ("c", 3))
-
-
-@pytest.mark.parametrize(
-    ("url", "expected"),
-    [
-        ("sentinel://", Address("sentinel", sentinels=(("localhost", 26379),))),
-        (LIST, _at(*AT_A_B_AND_C, username="u", password="secret", virtual_host="2")),
-        ("sentinel://a;delayed+sentinel://a/2", _at(("a", 26379), virtual_host="2")),
-        (
-            "sentinels://a?ssl_ca_certs=ca;delayed+sentinels://b",
-            _at(("a", 26379), ("b", 26379), scheme="sentinels", ssl={"ssl_ca_certs": "ca"}),
-        ),
-        ("sentinels://a", _at(("a", 26379), scheme="sentinels", ssl={})),
-    ],
-)
-def test_sentinels(url: str, expected: Address) -> None:
-    connection = Connection(f"delayed+{url}")
-    expected = replace(expected, virtual_host=expected.virtual_host or "/")
-    for each in (None, *connection.alt):
-        if each:
-            connection.switch(each)
-        assert address(connection) == expected
-        assert address(connection.clone().clone()) == expected
-
-
 def test_what_is_given_beside_sentinels_outlasts_a_switch() -> None:
     urls = ["delayed+sentinel://a", "delayed+sentinel://b"]
     connection = Connection(urls, userid="u", password="p", virtual_host=7)
@@ -250,41 +260,17 @@ def test_password_is_masked(url: str, masked: str) -> None:
             "of Sentinels, all with the same beginning, or of servers",
         ),
         (["delayed+sentinel://a", "sentinel://b"], "a failover URL begins with sentinel://"),
+        (
+            ["delayed+redis://a/0", "redis://u:secret@b:1/0"],
+            "a failover URL begins with redis://, so Kombu would leave this transport; "
+            "write delayed+redis://b:1/0",
+        ),
     ],
 )
-def test_lists_that_are_none_of_sentinels(alternates: list[str], text: str) -> None:
+def test_lists_that_lead_nowhere(alternates: list[str], text: str) -> None:
     with pytest.raises(UrlError) as caught:
         check_alternates(alternates)
     assert str(caught.value).startswith(text)
-
-
-@pytest.mark.parametrize(
-    ("url", "expected"),
-    [
-        (
-            "rediscluster://u:secret@a:7000;b:7001",
-            {"username": "u", "password": "secret", "nodes": (("a", 7000), ("b", 7001))},
-        ),
-        ("rediscluster://a", {"nodes": (("a", 6379),)}),
-        (
-            "redisclusters://a/0;delayed+redisclusters://b?ssl_ca_certs=ca",
-            {
-                "virtual_host": "0",
-                "nodes": (("a", 6379), ("b", 6379)),
-                "ssl": {"ssl_ca_certs": "ca"},
-            },
-        ),
-    ],
-)
-def test_nodes_of_a_cluster(url: str, expected: dict[str, Any]) -> None:
-    """Those after the first may be without a scheme; each clone knows all of them."""
-    connection = Connection(f"delayed+{url}")
-    scheme = url.partition(":")[0]
-    assert address(connection) == Address(scheme, **{"virtual_host": "/", **expected})
-    assert address(connection.clone()) == address(connection)
-    assert "secret" not in connection.as_uri()
-    assert connection.cycle is None
-    check_alternates(connection.alt)
 
 
 def test_a_cluster_has_one_database() -> None:
@@ -362,15 +348,6 @@ def test_alternates_with_the_whole_scheme_are_fine() -> None:
     check_alternates([url for url, _ in FAILOVER])
     check_alternates([])
     check_alternates(["host-without-scheme"])
-
-
-def test_alternate_that_would_leave_the_transport() -> None:
-    with pytest.raises(UrlError) as caught:
-        check_alternates(["delayed+redis://a/0", "redis://u:secret@b:1/0"])
-    assert str(caught.value) == (
-        "a failover URL begins with redis://, so Kombu would leave this transport; "
-        "write delayed+redis://b:1/0"
-    )
 
 
 @pytest.mark.parametrize("query", ["virtual_host=4", "bad=1"])
