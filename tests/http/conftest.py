@@ -1,5 +1,3 @@
-"""An app on the test's server, and its API."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -1,5 +1,3 @@
-"""`GET /metrics`, and who may read it."""
-
 from __future__ import annotations
 
 import re

@@ -1,5 +1,3 @@
-"""Answers over HTTP to what tasks have asked."""
-
 from __future__ import annotations
 
 from typing import Any

@@ -41,7 +41,6 @@ def ack(store: Store, *tags: int, consumer: str = "A", **more: Any) -> None:
 
 
 def free(store: Store, *tags: int) -> None:
-    """Give slots back."""
     store.free("q", "A", tags, on_error=_refused)
 
 

@@ -13,7 +13,7 @@ from kombu_delayed.store.keys import SEPARATOR
 from kombu_delayed.store.store import Limits, Store
 from tests.kit.backlog import check_backlog
 from tests.kit.claims import deliver
-from tests.kit.state import dead_state, entry, message, note, promoted, returned, seed, state
+from tests.kit.state import dead_state, entry, message, note, promoted, returned, seed
 
 A, B, C, D = (message(body, headers={"id": body}) for body in "abcd")
 MID = "q" + SEPARATOR + "3"
@@ -201,27 +201,6 @@ def test_replayed_starts_to_count_anew(store: Store, client: redis.Redis) -> Non
         fail(store, "release", tag)
         assert store.dead.ids("q") == ids
     assert store.dead.letters("q", ["a"])[0].deliveries == 2
-
-
-@pytest.mark.parametrize(
-    ("waiting", "due_ms", "wake"),
-    [
-        ([], 0, {"now": 0}),
-        ([4000], 4000, {}),
-        ([4000], 3999, {"due": 3999}),
-        ([4000], 500, {"due": 500}),
-    ],
-)
-def test_replay_tells_of_it(
-    waiting: list[int], due_ms: int, wake: dict[str, int], store: Store, client: redis.Redis
-) -> None:
-    store.schedule("q", [entry(str(due), due) for due in waiting])
-    client.delete("{q}:wake")
-    seed(client, dead_keys({"a": "0" + A}))
-    assert store.dead.replay("q", ["missing"], due_ms) == 0
-    assert "{q}:wake" not in state(client)
-    assert store.dead.replay("q", ["a"], due_ms) == 1
-    assert state(client).get("{q}:wake", {}) == wake
 
 
 def test_many_at_once(store: Store, client: redis.Redis) -> None:

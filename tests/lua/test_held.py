@@ -1,5 +1,3 @@
-"""What happens to messages that a consumer holds."""
-
 from __future__ import annotations
 
 import math

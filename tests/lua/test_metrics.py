@@ -1,5 +1,3 @@
-"""What `metrics` counts and estimates, partition by partition."""
-
 from __future__ import annotations
 
 import random

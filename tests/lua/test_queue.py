@@ -1,5 +1,3 @@
-"""Moves of a whole queue, and publish."""
-
 from __future__ import annotations
 
 from typing import Any

@@ -11,7 +11,7 @@ from kombu_delayed.inspection.events import read
 from kombu_delayed.store.store import Entry, Limits, Store
 from tests.kit.backlog import check_backlog
 from tests.kit.restoring import kept, restore, restore_dead
-from tests.kit.state import entry, message, note, seed, state
+from tests.kit.state import entry, message, note, state
 
 A, B, C = (message(body) for body in "abc")
 
@@ -87,29 +87,6 @@ def check_restored(client: redis.Redis, after: dict[str, str]) -> None:
             numbers[id] = max(numbers.get(id, 0), int(n))
     assert {k.decode(): int(n) for k, n in client.hgetall("{q}:duplicates").items()} == numbers
     assert client.zrange("{q}:wake", 0, -1, withscores=True) == [(b"due", min(members.values()))]
-
-
-@pytest.mark.parametrize(
-    ("tokens", "due_ms", "after"),
-    [
-        ({"due": 3000}, 2000, {"due": 2000}),
-        ({"due": 3000}, 4000, {"due": 3000}),
-        ({"due": 3000}, 500, {"due": 500}),
-        ({}, 2000, {"due": 2000}),  # a consumer has promised to come at 3000
-        ({}, 3000, ""),
-    ],
-)
-def test_wake_tokens(
-    tokens: dict[str, int], due_ms: int, after: Any, store: Store, client: redis.Redis
-) -> None:
-    store.schedule("q", [entry("a", 3000)])
-    client.delete("{q}:wake")
-    seed(client, {"{q}:wake": tokens})
-    restore(store, [("b", kept(B, due_ms))])
-    assert state(client).get("{q}:wake", "") == after
-    client.delete("{q}:wake")
-    assert restore(store, [("b", kept(B, due_ms))]) == (0, 1)
-    assert "{q}:wake" not in state(client), "what is there wakes nobody"
 
 
 @pytest.mark.parametrize(

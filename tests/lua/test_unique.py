@@ -1,5 +1,3 @@
-"""One delayed message for each unique key."""
-
 from __future__ import annotations
 
 import pytest

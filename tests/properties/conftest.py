@@ -1,5 +1,3 @@
-"""A store that each example begins anew with."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""Cancelling and rescheduling what the rows of a DataFrame name."""
-
 from __future__ import annotations
 
 import json

@@ -111,13 +111,10 @@ def test_countdown_and_null_options() -> None:
     ("values", "reason"),
     [
         ({"task": None}, "task is null or empty"),
-        ({"id": ""}, "id is null or empty"),
         ({"eta": None}, "the row has neither eta nor countdown; for a task that is to run now"),
         ({"countdown": 1}, "the row has both eta and countdown"),
         ({"args": "{}"}, "args takes a JSON list, not '{}'"),
         ({"args": "[1"}, "args is not JSON (Expecting"),
-        ({"kwargs": "[]"}, "kwargs takes a JSON object, not '[]'"),
-        ({"headers": "x"}, "headers is not JSON"),
         ({"headers": '{"delayed_unique": "k"}'}, "unique tasks cannot be scheduled by a job"),
         ({"expires": "soon"}, "expires takes a time in ISO 8601, not 'soon'"),
     ],

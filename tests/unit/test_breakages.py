@@ -1,5 +1,3 @@
-"""Deliberate breakages follow the code."""
-
 from __future__ import annotations
 
 import shutil

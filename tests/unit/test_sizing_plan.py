@@ -1,5 +1,3 @@
-"""What `python -m kombu_delayed.sizing` plans for a load."""
-
 from __future__ import annotations
 
 import json
@@ -114,11 +112,8 @@ def test_the_table() -> None:
     [
         ("rate", "0/s"),
         ("delay", "-7d"),
-        ("payload", "-1"),
         ("node_memory", "1kB"),
         ("use", "0"),
-        ("replicas", "-1"),
-        ("events", "many"),
     ],
 )
 def test_errors_name_the_option(option: str, value: str) -> None:

@@ -1,5 +1,3 @@
-"""The pytest plugin in the projects of its users."""
-
 from __future__ import annotations
 
 import fcntl

@@ -1,5 +1,3 @@
-"""Windows: what can be declared, and when they open."""
-
 from __future__ import annotations
 
 from datetime import date, datetime, timezone
