@@ -73,15 +73,6 @@ def test_limits(api: httpx.Client) -> None:
     assert get(api, "/v1/limits", queue="celery")["limits"] == []
 
 
-def test_limits_of_a_queue(api: httpx.Client) -> None:
-    found = get(api, "/v1/queues/mail/limits")
-    expected = ("tenant", 11, 0, True)
-    assert part(found, "turns_by waiting waiting_for_turn is_complete") == expected
-    assert part(found["limits"], "name") == ["all", "host", "tenant"]
-    nothing = get(api, "/v1/queues/celery/limits")
-    assert part(nothing, "turns_by waiting limits") == (None, 0, [])
-
-
 def test_one_limit(api: httpx.Client, delayed: Delayed) -> None:
     found = get(api, "/v1/queues/mail/limits/all")
     assert (found["waiting"], found["page"]) == (11, [])

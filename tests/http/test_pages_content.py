@@ -227,12 +227,6 @@ def test_who_waits(gates: Visitor) -> None:
 TENANT = re.compile(r'data-key="\w+ (\w+)"><th role="rowheader" scope="row"><a href="/backlog')
 
 
-def test_partitions(shop: tuple[Visitor, str]) -> None:
-    page = shop[0].get("/partitions?queue=mail")
-    counts = re.findall(r'data-heading="Messages" class="number">(\d+)', page.html)
-    assert sum(map(int, counts[1:])) == int(counts[0]) > 100
-
-
 def fill_with_hostile(app: Celery, delayed: Delayed) -> None:
     app.conf.task_create_missing_queues = True
     given = {"queue": HOSTILE, "headers": {"tenant": HOSTILE, HOSTILE: HOSTILE}}
@@ -301,15 +295,6 @@ def test_the_theme_that_was_chosen(visitor: Visitor) -> None:
     assert visitor.get("/").all("html")[0]["data-theme"] == "dark"
     visitor.client.cookies.set("delayed_theme", "x")
     assert "data-theme" not in visitor.get("/").all("html")[0]
-
-
-def test_live(shop: tuple[Visitor, str]) -> None:
-    with shop[0].client.stream("GET", "/live/overview?queue=mail") as answer:
-        assert answer.headers["content-type"].startswith("text/event-stream")
-        lines = answer.iter_lines()
-        found = next(line for line in lines if line.startswith("data: "))
-    assert "Load ahead" in found
-    assert "<html" not in found
 
 
 def test_redis_that_is_gone(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from kombu_delayed.message.wait import Wait
 from kombu_delayed.store.keys import SEPARATOR
 from kombu_delayed.store.store import Entry, Store
 from tests.kit.backlog import check_backlog
-from tests.kit.claims import deliver, full
+from tests.kit.claims import full
 from tests.kit.state import entry, message, promoted, state
 
 A, B = message("a"), message("b")
@@ -36,20 +36,6 @@ def schedule(backlog: Backlog, *entries: Any) -> None:
 def several(backlog: Backlog) -> None:
     """Three messages that share an id, and one that does not."""
     schedule(backlog, *(entry("a", 2000 + n, body=str(n)) for n in range(3)), entry("b", 2000))
-
-
-def test_get_and_take(backlog: Backlog, client: redis.Redis) -> None:
-    assert backlog.get("a") == []
-    several(backlog)
-    found = backlog.get("a")
-    assert found == [
-        Waiting(member, Kept(0, 2000 + n, message(str(n)).encode()))
-        for n, member in enumerate(["a", "a\x1f2", "a\x1f3"])
-    ]
-    assert [each.id for each in found] == ["a"] * 3
-    expected = backlog.get("b") + found[::-1]
-    assert list(backlog.take(["b", "x", "a"])) == expected
-    assert check_backlog(client) == {}
 
 
 @pytest.mark.parametrize(
@@ -221,17 +207,3 @@ def test_forecast(
 def test_forecast_refuses(edges: Any, backlog: Backlog) -> None:
     with pytest.raises(ValueError, match="at most 250 edges, in ascending order"):
         backlog.forecast(edges)
-
-
-def test_consumers(store: Store, client: redis.Redis) -> None:
-    assert store.leases.consumers("q") == []
-    store.publish("q", [entry(name) for name in "abc"])
-    for name, want, lease_ms in (("late", 2, 500), ("early", 1, 200), ("idle", 0, 300)):
-        deliver(store, name, want, lease_ms=lease_ms)
-    before = state(client)
-    assert store.leases.consumers("q") == [("early", 200, 1), ("idle", 300, 0), ("late", 500, 2)]
-    store.now = "1250"
-    assert store.leases.consumers("q") == [("early", -1, 1), ("idle", 50, 0), ("late", 250, 2)]
-    store.now = "1200"
-    assert store.leases.consumers("q")[0] == ("early", 0, 1)
-    assert state(client) == before

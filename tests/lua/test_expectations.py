@@ -12,7 +12,7 @@ from kombu_delayed.errors import ServerFull
 from kombu_delayed.inspection import events
 from kombu_delayed.inspection.backlog import Backlog, Move
 from kombu_delayed.inspection.doctor import Doctor
-from kombu_delayed.inspection.expectations import Correlation, Early, Note
+from kombu_delayed.inspection.expectations import Correlation, Note
 from kombu_delayed.store.store import Store
 from tests.kit.backlog import check_backlog
 from tests.kit.claims import deliver, full
@@ -110,15 +110,6 @@ def test_an_early_answer_is_kept(correlation: Correlation, client: redis.Redis) 
     at(correlation, NOW_MS + 9_999)
     assert ask(correlation, "b", "m") == "open", "by then it is forgotten"
     assert client.exists("{q}:answers", "{q}:answers-until") == 0
-
-
-def test_early_answers_are_bounded(correlation: Correlation) -> None:
-    for n in range(3):
-        assert say(correlation, "one", f"n{n}").said == "early"
-    assert say(correlation, "one", "n3").said == "full"
-    assert say(correlation, "one", "n3", early=Early(0, 3)).said == "unknown"
-    ask(correlation, "a", "n3")
-    assert say(correlation, "one", "n3").said == "accepted"
 
 
 def test_a_name_has_one_question_at_a_time(correlation: Correlation, client: redis.Redis) -> None:

@@ -136,17 +136,6 @@ def test_pages_have_what_waits_in_order_of_due_times(store: Store) -> None:
     assert store.size("q").due == store.metrics("q").due
 
 
-def test_purge_leaves_nothing(store: Store, client: redis.Redis) -> None:
-    store.publish("q", [entry(f"{n}", Ticket(f"k{n}", uses=(Use("all"),))) for n in range(600)])
-    for tag in range(1, 5):
-        claim(store, tag=tag * 10)
-    store.leases.leave("q", "A")
-    assert waiting_count(store, "q") > 300
-    assert store.purge("q") == 600
-    store.delete("q")
-    assert [key for key in client.keys("*") if b":gate:rate" not in key] == []
-
-
 def test_many_without_tickets_do_not_hold_up_those_who_have_turns(store: Store) -> None:
     store.publish("q", [entry(id, Ticket()) for id in "abcd"])
     assert taken(store, want=1, gate=NO_LIMITS) == "a"

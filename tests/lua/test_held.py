@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-import math
-import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import redis
 
-from kombu_delayed.consumer.lease.lease import Lease
 from kombu_delayed.message.ticket import Gate
 from kombu_delayed.store.keys import SEPARATOR
 from kombu_delayed.store.leases import Renewal
@@ -148,11 +145,6 @@ def test_lost_lease_is_not_renewed(store: Store, client: redis.Redis) -> None:
     assert state(client) == {"{q}:consumers": {"B": 500}}
 
 
-def test_the_dead_are_named_in_portions(store: Store, client: redis.Redis) -> None:
-    seed(client, {"{q}:consumers": {"A": 5000, **{f"dead{n}": 1 for n in range(150)}}})
-    assert len(store.leases.renew("q", "A", 30_000) or ()) == 100
-
-
 def test_the_last_one_to_leave_forgets_what_older_workers_have_kept(
     store: Store, client: redis.Redis
 ) -> None:
@@ -225,58 +217,6 @@ def test_a_claim_makes_a_long_lease_short_where_it_takes_something(
         deliver(store, leased=True, gate=gate)
         assert state(client)["{q}:consumers"] == {"A": end_ms}
         seed(client, {"q": [A]})
-
-
-class Keeping:
-    """A lease of 30 seconds that is kept step by step, by a clock that goes to the next one."""
-
-    def __init__(self, store: Store) -> None:
-        self.store, self.lease, self.at = store, Lease(store, 30.0, object()), 1_000_000.0
-        self.lease.clock = self.now
-        self.goes_on(0)
-
-    def now(self) -> float:
-        return self.at
-
-    def goes_on(self, seconds: float) -> None:
-        self.at += seconds
-        self.store.now = str(int(self.at * 1000))
-
-    def consume(self, queue: str) -> None:
-        asked = self.lease.ask(queue)
-        self.store.deliver(queue, self.lease.consumer, 1, 1, lease_ms=self.lease.ms)
-        self.lease.grant(queue, asked, False)
-
-
-@pytest.mark.usefixtures("no_keeper")
-def test_a_thousand_idle_queues(store: Store, client: redis.Redis) -> None:
-    """Commands a second, with those inside of scripts; the default lease."""
-    keeping = Keeping(store)
-    for n in range(1000):
-        keeping.consume(f"q{n}")
-    before, began = client.info("stats")["total_commands_processed"], keeping.at
-    while keeping.at < began + 1200:
-        keeping.goes_on(keeping.lease.step())
-    spent = client.info("stats")["total_commands_processed"] - before
-    assert not keeping.lease.lost
-    assert spent / (keeping.at - began) <= 13
-
-
-@pytest.mark.usefixtures("no_keeper")
-def test_a_connection_that_is_closed_while_idle_delays_no_reclaim(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As servers, proxies and load balancers do it that have an idle timeout."""
-    keeping = Keeping(store)
-    keeping.consume("q")
-    store.publish("q", [entry("a")])
-    deliver(store, f"dead:1:{'0' * 8}-30000")
-    end = keeping.at + 45
-    while keeping.at < end and not store.size("q").ready:
-        store.run._connection._sock.shutdown(socket.SHUT_RDWR)
-        monkeypatch.setattr(store.run, "_used_at", -math.inf)
-        keeping.goes_on(keeping.lease.step())
-    assert store.size("q").ready == 1
 
 
 def test_a_lease_of_an_expiring_queue_outlasts_who_leaves(

@@ -7,7 +7,7 @@ import pytest
 import redis
 
 from kombu_delayed.store import store as store_module
-from kombu_delayed.store.queue_metrics import SPANS_MS, Metrics
+from kombu_delayed.store.queue_metrics import Metrics
 from kombu_delayed.store.store import Store
 from tests.kit.claims import deliver
 from tests.kit.state import entry, seed, state
@@ -65,14 +65,6 @@ def test_counts_by_state(store: Store) -> None:
     assert store.metrics("q") == replace(counts, consumers=0)
 
 
-def test_the_end_of_a_span_is_within_it(store: Store) -> None:
-    ends = [1000 + span_ms + more for span_ms in SPANS_MS for more in (0, 1)]
-    store.schedule("q", [entry(str(at_ms), at_ms) for at_ms in ends])
-    found = store.metrics("q")
-    within = (found.due_within_minute, found.due_within_hour, found.due_within_day)
-    assert within == (1, 3, 5)
-
-
 def test_what_was_promoted_is_late_until_a_consumer_has_it(store: Store) -> None:
     store.schedule("q", [entry("a", 2_000), entry("b", 3_000), entry("c", 9_000, step=3)])
     store.now = "10000"
@@ -107,15 +99,6 @@ def test_what_is_near_is_exact(store: Store, monkeypatch: pytest.MonkeyPatch) ->
     assert found.due == 10
     ahead_ms = [at_ms - int(store.now) for at_ms in due_times]
     assert found.due_within_hour == sum(0 < ms <= HOUR_MS for ms in ahead_ms)
-
-
-def test_a_crowd_at_one_instant(store: Store) -> None:
-    store.schedule("q", [entry(str(n), 5_000) for n in range(100)])
-    assert store.metrics("q").due_within_minute == 100
-    store.now = "4999"
-    assert (store.metrics("q").due, store.metrics("q").next_due_seconds) == (0, 0.001)
-    store.now = "5000"
-    assert (store.metrics("q").due, store.metrics("q").next_due_seconds) == (100, None)
 
 
 @pytest.mark.parametrize("head", ["", "x", '{"due_ms":', '{"due_ms":"9"}', '{"body": "due_ms"}'])

@@ -22,17 +22,6 @@ def test_publish(store: Store, client: redis.Redis) -> None:
     assert state(client) == {"q": [D, A, C, A, C], MID: [B, B], "{q}:wake": {"now": 0}}
 
 
-def test_publish_many(store: Store, client: redis.Redis) -> None:
-    assert store.publish("q", [entry(str(n)) for n in range(600)]) == 600
-    assert state(client)["q"] == [message(str(n)) for n in range(600)]
-
-
-def test_publish_with_expiry(store: Store, client: redis.Redis) -> None:
-    store.publish("q", [entry("a"), entry("b", step=3)], expires_ms=60_000)
-    for key in ("q", MID, "{q}:wake"):
-        assert 0 < client.pttl(key) <= 60_000
-
-
 @pytest.mark.parametrize(
     ("steps", "step", "key"),
     [
@@ -91,14 +80,6 @@ def test_purge(store: Store, client: redis.Redis) -> None:
     for count in (6, 0):
         assert store.purge("q") == count
         assert state(client) == left
-
-
-def test_purge_leaves_other_queues(store: Store, client: redis.Redis) -> None:
-    for queue in ("q", "q2", "{q}"):
-        store.publish(queue, [entry("a")])
-        store.schedule(queue, [entry("a", 2000)])
-    store.purge("q")
-    assert [sum(store.size(queue)) for queue in ("q", "q2", "{q}")] == [0, 2, 2]
 
 
 def test_delete(store: Store, client: redis.Redis) -> None:

@@ -10,9 +10,7 @@ import pytest
 import redis
 
 from kombu_delayed.errors import ServerError
-from kombu_delayed.inspection import partitions as partitions_module
 from kombu_delayed.inspection.doctor import Doctor, examination, examine_server, messages, server
-from kombu_delayed.inspection.partitions import partition_count, partitions
 from kombu_delayed.store.store import Store
 from kombu_delayed.transport.server_checks import inspect
 from tests.kit.backlog import check_backlog, due_times
@@ -105,15 +103,6 @@ def test_damaged_backlog(
     examine(store, fix=True)
     assert examine(store) == {}
     assert check_backlog(client) == (due | {"m3": 2077} if name == "other time in message" else due)
-
-
-def test_a_repaired_queue_delivers_again(store: Store, client: redis.Redis) -> None:
-    fill(store, 2)
-    client.zadd("{q}:partitions", {"5": 5})
-    store.now = "9000"
-    assert deliver(store).records == []
-    examine(store, fix=True)
-    assert len(deliver(store).records) == 2
 
 
 def test_bounds_that_overlap(store: Store, client: redis.Redis) -> None:
@@ -237,17 +226,6 @@ def test_a_promise_counts_while_its_consumer_lives(store: Store) -> None:
     assert examine(store) == {"lease": (1, 0), "silent": (1, 0)}
     assert examine(store, fix=True) == {"lease": (1, 1)}  # to reclaim is to announce
     assert examine(store) == {}
-
-
-def test_partitions(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partitions_module, "CALL_LIMIT", 2)
-    due = fill(store)
-    found = list(partitions(store, "q"))
-    assert len(found) == partition_count(store, "q") > 3
-    assert sum(each.count for each in found) == len(due)
-    assert [each.bound_ms for each in found] == sorted(each.bound_ms for each in found)
-    assert list(partitions(store, "q", 1)) == found[1:]
-    assert list(partitions(store, "none")) == []
 
 
 @pytest.mark.parametrize(

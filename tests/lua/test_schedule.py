@@ -37,13 +37,6 @@ def test_due_already(due: str, store: Store, client: redis.Redis) -> None:
     assert state(client) == {"q": [A], "{q}:wake": {"now": 0}}
 
 
-def test_prefix_is_in_front_of_every_key(client: redis.Redis) -> None:
-    store = Store(client, prefix="app:", now="1000")
-    store.schedule("q", [entry("a", 2000), entry("b", 500), entry("a", 2000, body="x")])
-    deliver(store)
-    assert all(key.startswith("app:") for key in state(client))
-
-
 def test_more_than_one_call_takes(store: Store) -> None:
     assert store.schedule("q", []) == (0, 0, 0)
     entries = [entry(str(n), 2000 + n) for n in range(600)] + [entry(str(n), 0) for n in range(100)]
@@ -143,18 +136,6 @@ def test_split(order: str, size: int, store: Store, client: redis.Redis) -> None
         check_dues(client, dues[: n + 20])
     for own in due_times(client):
         assert len(own) < size or len(set(own)) == 1
-
-
-@pytest.mark.parametrize("batch", [1, 7, 100])
-def test_what_comes_in_order_fills_partitions(
-    batch: int, store: Store, client: redis.Redis
-) -> None:
-    store.partition_size = 20
-    dues = list(range(2000, 2100))
-    for n in range(0, len(dues), batch):
-        store.schedule("q", [entry(str(due), due) for due in dues[n : n + batch]])
-    assert [len(own) for own in due_times(client)] == [18, 18, 18, 18, 18, 10]
-    check_dues(client, dues)
 
 
 def test_big_run_moves_in_pieces(client: redis.Redis) -> None:

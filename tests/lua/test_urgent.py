@@ -77,15 +77,6 @@ def test_nothing_is_left_of_it(store: Store, client: redis.Redis) -> None:
     assert not client.exists(URGENT)
 
 
-def test_one_that_was_cancelled_is_forgotten(store: Store, client: redis.Redis) -> None:
-    fill(store, 9, 10, first_ms=90_000)
-    store.schedule("q", [entry("a", 5000), entry("b", 5000)])
-    Backlog(store, "q").cancel(["a"])
-    store.now = "6000"
-    assert take(store) == ["b"]
-    assert client.zcard(URGENT) == 1
-
-
 def test_one_that_was_given_a_later_time_is_not_early(store: Store) -> None:
     fill(store, 9)
     store.schedule("q", [entry("a", 5000)])

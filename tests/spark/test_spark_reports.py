@@ -134,13 +134,6 @@ def test_throughput(spark: SparkSession) -> None:
     ]
 
 
-def test_rates(deliveries: Make) -> None:
-    died = "1 delivered, 9 reclaimed, 10 delivered deliveries=1, 11 buried"
-    found = queries.rates(deliveries(a=ran(0, 1), b=died, c=ran(0, 1, queue="calm")), "queue")
-    columns = ("queue", "deliveries", "messages", "redelivered_rate", "dead_rate")
-    assert values(found, *columns) == [("calm", 1, 1, 0.0, 0.0), ("q", 3, 2, 1 / 3, 0.5)]
-
-
 @pytest.mark.parametrize(
     ("counts", "most", "least", "gini"),
     [((4,), 4, 4, 0.0), ((2, 2, 2), 2, 2, 0.0), ((1, 3), 3, 1, 0.25), ((1, 1, 1, 5), 5, 1, 0.375)],
@@ -154,16 +147,6 @@ def test_evenness(
     assert (found.workers, found.most, found.least) == (len(counts), most, least)
     assert found.max_over_min == most / least
     assert found.gini == pytest.approx(gini)
-
-
-def test_each_worker(deliveries: Make) -> None:
-    found = queries.per_worker(
-        deliveries(a=ran(0, 1), b=ran(0, 3), c="5 delivered worker=w2 due=0")
-    )
-    assert values(found, "worker", "deliveries", "run_seconds", "p95_seconds") == [
-        ("w1@host", 2, 4.0, 3.0),
-        ("w2@host", 1, 0.0, 5.0),
-    ]
 
 
 def test_never_delivered(spark: SparkSession) -> None:

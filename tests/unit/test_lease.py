@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import socket
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -264,6 +266,25 @@ def test_a_process_that_was_stopped_reclaims_nothing_at_once(world: World) -> No
     world.tick()
     world.run(SECONDS / 3)
     assert world.alive(lease, other)
+
+
+def test_a_connection_that_is_closed_while_idle_delays_no_reclaim(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As servers, proxies and load balancers do it that have an idle timeout."""
+    lease, dead = world.consumer(), world.consumer()
+    wire, step = world.store.run, lease.step
+
+    def step_after_an_end() -> float:
+        wire._connection._sock.shutdown(socket.SHUT_RDWR)
+        monkeypatch.setattr(wire, "_used_at", -math.inf)
+        return step()
+
+    lease.step = step_after_an_end  # type: ignore[method-assign]
+    world.run(SECONDS)
+    world.dies(dead)
+    world.run(1.1 * SECONDS)
+    assert world.names() == {lease.consumer}
 
 
 def test_leases_of_different_lengths(world: World) -> None:
