@@ -64,30 +64,32 @@ def test_cancel(visitor: Visitor, due: datetime, delayed: Delayed) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "by", "moved"), [("later", "90m", 1.5 * HOUR), ("earlier", "30m", -0.5 * HOUR)]
+    ("given", "moved"),
+    [
+        ({"how": "later", "by": "90m"}, 1.5 * HOUR),
+        ({"how": "earlier", "by": "30m"}, -0.5 * HOUR),
+        ({"how": "to", "to": "2100-01-31T09:00"}, None),
+    ],
 )
-def test_move_by(
-    visitor: Visitor, due: datetime, delayed: Delayed, how: str, by: str, moved: timedelta
+def test_move(
+    visitor: Visitor,
+    due: datetime,
+    delayed: Delayed,
+    given: dict[str, str],
+    moved: timedelta | None,
 ) -> None:
     page = preview(visitor, "move", **some(visitor, 0, 2))
     assert "say where to" in page.text
-    form = page.form("/change")
-    shown = visitor.post("/backlog/preview", {**sent(form), "how": how, "by": by, "to": ""})
-    assert f"{due + moved:%Y-%m-%d %H:%M:%S} UTC" in shown.text
-    done = confirm(visitor, shown, how=how, by=by)
-    assert "2 tasks moved." in done.text
-    etas = {info.id: info.eta for info in delayed.find()}
-    expected = [due + moved, due + HOUR, due + 2 * HOUR + moved]
-    assert [etas[f"mail-{n}"] for n in range(3)] == expected
-
-
-def test_move_to(visitor: Visitor, due: datetime, delayed: Delayed) -> None:
-    page = preview(visitor, "move", "?task=till.send*", **EVERYTHING)
-    to = {"how": "to", "to": "2100-01-31T09:00", "by": ""}
-    done = confirm(visitor, page, **to)
-    assert "5 tasks moved." in done.text
+    given = {"by": "", "to": "", **given}
+    shown = visitor.post("/backlog/preview", {**sent(page.form("/change")), **given})
     there = datetime(2100, 1, 31, 9, tzinfo=timezone.utc)
-    assert {info.eta for info in delayed.find(task="till.send_mail")} == {there}
+    expected = [due + n * HOUR + moved if moved else there for n in (0, 2)]
+    assert all(f"{each:%Y-%m-%d %H:%M:%S} UTC" in shown.text for each in expected)
+    assert "2 tasks moved." in confirm(visitor, shown, **given).text
+    etas = {info.id: info.eta for info in delayed.find()}
+    assert [etas["mail-0"], etas["mail-1"], etas["mail-2"]] == [
+        *(expected[0], due + HOUR, expected[1])
+    ]
 
 
 @pytest.mark.parametrize(

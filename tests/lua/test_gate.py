@@ -92,23 +92,6 @@ def test_a_raised_or_removed_limit_holds_with_the_next_end(gate: Gate, store: St
     assert taken(store, gate=gate, tag=2) == "bcd"
 
 
-def test_a_message_with_another_ticket_goes_to_its_consumer(store: Store) -> None:
-    store.publish("q", [entry("a")])
-    other = Gate("w", GATE.limits)
-    answer = claim(store, gate=other)
-    assert bodies(answer) == ["a"]
-    assert not other.has_ticket(answer.records[0])
-    assert slots_in_use(store, "q") == {}
-    for count in (1, 0):
-        assert store.admit("q", "A", [(1, TICKET.text("w", "a"), b"")], other) == count
-    again = claim(store, gate=other, tag=2)
-    assert bodies(again) == ["a"]
-    assert other.has_ticket(again.records[0])
-    assert slots_in_use(store, "q") == {"all:": 1}
-    store.admit("q", "A", [(2, TICKET.text("v", "a"), b"")], GATE)
-    assert slots_in_use(store, "q") == {}, "with another ticket it gives its slots back"
-
-
 def test_what_is_released_keeps_its_place(store: Store) -> None:
     store.publish("q", [entry(id) for id in "abcd"])
     assert taken(store, want=2, gate=NO_LIMITS) == "ab"

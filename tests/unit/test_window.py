@@ -23,10 +23,8 @@ NIGHT = Window("22:00-06:00", tz="Europe/Berlin", days="fri", except_dates=["202
     [
         (MORNING, "2026-01-07T04:59:59.999", "2026-01-07T05:00"),
         (MORNING, "2026-01-07T05:00", "2026-01-07T05:00"),
-        (MORNING, "2026-01-07T06:59:59.999", "2026-01-07T06:59:59.999"),
         (MORNING, "2026-01-07T07:00", "2026-01-07T22:00"),
         (MORNING, "2026-01-09T23:00", "2026-01-12T05:00"),  # over a weekend
-        (NIGHT, "2026-01-02T21:00", "2026-01-02T22:00"),
         (NIGHT, "2026-01-03T05:59", "2026-01-03T05:59"),  # of Friday
         (NIGHT, "2026-01-03T06:00", "2026-01-16T22:00"),  # the 9th is excepted
         (NIGHT, "2026-01-10T01:00", "2026-01-16T22:00"),  # so is the night that begins then
@@ -44,7 +42,6 @@ def test_next_opening(window: Window, at: str, opens: str) -> None:
         (("5-7",), {}, "'5-7'"),
         (("24:00-25:00",), {}, "'24:00-25:00'"),
         ((5,), {}, "not 5"),
-        (("07:00-07:00",), {}, "is never open; a whole day is"),
         (("05:00-07:00",), {"tz": "../etc"}, "no such time zone"),
         (("05:00-07:00",), {"days": ""}, "which is no day"),
         (("05:00-07:00",), {"days": "mon-payday"}, "'mon-payday'"),
