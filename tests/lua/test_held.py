@@ -45,27 +45,6 @@ def test_refused_ack_is_reported(store: Store, client: redis.Redis) -> None:
     assert refused == [1]
 
 
-@pytest.mark.parametrize(
-    ("text", "after"),
-    [
-        ('{"deliveries":4}', '{"deliveries":4,"deliveries":1}'),
-        ('{"a":1,"deliveries":9}', '{"a":1,"deliveries":10}'),
-        ('{"a":{"b":1,"deliveries":4}}', '{"a":{"b":1,"deliveries":4},"deliveries":1}'),
-        ('{"body":",\\"deliveries\\":4}"}', '{"body":",\\"deliveries\\":4}","deliveries":1}'),
-        pytest.param(f'{{"a":1,"deliveries":{"0" * 99}4}}', '{"a":1,"deliveries":5}', id="digits"),
-        ('{"a":1} \n', '{"a":1,"deliveries":1}'),
-        ("not an object", "not an object"),
-        ("", ""),
-    ],
-)
-def test_count_goes_to_the_end_of_the_envelope(
-    text: str, after: str, store: Store, client: redis.Redis
-) -> None:
-    seed(client, {"{q}:unacked:A": {"1": "0" + text}})
-    store.release("q", "A", [1], counted=True)
-    assert state(client)["q"] == [after]
-
-
 def test_release_of_any_number(store: Store, client: redis.Redis) -> None:
     client.hset("{q}:unacked:A", mapping={str(tag): f"0{tag}" for tag in range(10_000)})
     assert store.release("q", "A", range(10_000)) == 10_000

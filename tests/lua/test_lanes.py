@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import redis
 
-from kombu_delayed.inspection import gate_usage as lanes_module
 from kombu_delayed.inspection.gate_usage import (
     Lane,
     known_as,
@@ -51,17 +50,6 @@ def test_lanes_of_a_key(store: Store, key: str) -> None:
     by_limit = [lane for lane in mine if Use("by", known_as(key)) in lane.uses]
     assert (len(by_turn), len(by_limit), len(mine)) == (1, 1, 2)
     assert found(store, of_slot(slot_name("by", key))) == by_limit
-
-
-def test_many_lanes_come_in_pages(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lanes_module, "PAGE_SIZE", 100)
-    store.publish("q", [entry(f"i{n}", f"k{n}", Use("all", cost=9)) for n in range(700)])
-    while store.size("q").ready:
-        claim(store, 0)
-    pages = [*lanes(store, "q")]
-    assert len(pages) > 3
-    assert max(map(len, pages)) < 700
-    assert len({lane.name for page in pages for lane in page}) == 700
 
 
 def test_what_is_no_lane_is_left_out(store: Store, client: redis.Redis) -> None:

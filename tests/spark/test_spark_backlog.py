@@ -18,7 +18,6 @@ from celery_ext.spark.options import ReadOptions
 from celery_ext.spark.source.columns import COLUMNS, SCHEMA, Rows
 from celery_ext.spark.source.paging import Page, Place
 from celery_ext.spark.source.reader import BacklogReader
-from celery_ext.tasks.times import LATEST_MS
 from kombu_delayed.errors import OptionError
 from tests.kit.spark import JAN
 
@@ -148,19 +147,6 @@ def test_values(column: str, message: dict[str, Any], value: Any) -> None:
     if column == "headers":
         value = [("a", "null"), ("b", '"\\u00e9"'), ("c", "[1]")]
     assert found == value
-
-
-@pytest.mark.parametrize(
-    ("id", "made_us"),
-    [
-        (UUID7, 0x0E95DD679C00 * 1000),
-        (UUID7.replace("-7", "-4"), None),
-        ("ffffffff-ffff-7000-8000-000000000000", LATEST_MS * 1000),
-        ("x" * 14 + "7" * 22, None),
-    ],
-)
-def test_when_an_id_was_made(id: str, made_us: int | None) -> None:
-    assert COLUMNS["scheduled_at"].values(rows((id, {}))) == [made_us]
 
 
 def test_what_others_wrote_stops_no_reader() -> None:

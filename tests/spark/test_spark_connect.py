@@ -12,7 +12,6 @@ import pytest
 from kombu.exceptions import OperationalError
 from pyspark import TaskContext
 
-from celery_ext.errors import BrokerError
 from celery_ext.spark import connect
 from celery_ext.spark.connect import connected
 from celery_ext.spark.options import BrokerOptions
@@ -105,12 +104,3 @@ def test_an_app(options: BrokerOptions) -> None:
         connected(BrokerOptions.parse({"app": "no.such:app"})),
     ):
         pass
-
-
-def test_another_transport(options: BrokerOptions) -> None:
-    stock = BrokerOptions.parse({"broker": options.url.removeprefix("delayed+")})
-    with (
-        pytest.raises(BrokerError, match=r"keeps no backlog: put delayed\+ in"),
-        connected(stock) as delayed,
-    ):
-        _ = delayed.store

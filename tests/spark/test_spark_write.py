@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -17,12 +15,12 @@ import pytest
 import redis
 from celery import Celery
 from pyspark import TaskContext
-from pyspark.errors import AnalysisException, PySparkException, PythonException
+from pyspark.errors import AnalysisException, PythonException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from celery_ext.spark import backlog, reschedule, schedule
-from kombu_delayed.errors import DelayedError, OptionError
+from kombu_delayed.errors import OptionError
 from tests.kit.backlog import check_backlog
 from tests.kit.ledger import Ledger
 from tests.kit.servers import Server
@@ -211,42 +209,3 @@ def test_options_are_checked_on_the_driver(spark: SparkSession, url: str) -> Non
         schedule(frame.withColumnRenamed("task", "tsk"), broker=url)
     with pytest.raises(AnalysisException, match=r"keeps no backlog: put delayed\+ in front"):
         schedule(frame, broker=url.removeprefix("delayed+"))
-
-
-# Passwords.
-
-
-@pytest.fixture
-def secret_url(server: Server, client: redis.Redis) -> Iterator[str]:
-    client.execute_command("ACL", "SETUSER", "ann", "on", ">s3cret", "~*", "&*", "+@all")
-    yield f"delayed+redis://ann:s3cret@127.0.0.1:{server.port}/0"
-    client.acl_deluser("ann")
-
-
-def test_no_password_is_shown(
-    spark: SparkSession,
-    secret_url: str,
-    client: redis.Redis,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    frame = numbered(spark, 2)
-    assert schedule(frame, broker=secret_url, job_id="j").accepted == 2
-    read = backlog(spark, broker=secret_url)
-    assert read.count() == 2
-    read.explain("extended")
-    shown = [read._jdf.queryExecution().toString(), read._jdf.toString()]
-    wrong = secret_url.replace("s3cret", "wr0ng")
-    for write in (
-        lambda: schedule(frame, broker=wrong),
-        lambda: schedule(frame, broker=secret_url.replace("127.0.0.1", "127.0.0.1:x")),
-        lambda: schedule(frame, broker=secret_url, key_columns="x"),
-        lambda: schedule(numbered(spark, 2, partitions=1, args=F.lit("bad")), broker=secret_url),
-        lambda: backlog(spark, broker=wrong).count(),
-    ):
-        with pytest.raises((PySparkException, DelayedError)) as caught:
-            write()
-        shown.append(str(caught.value))
-    output = capfd.readouterr()
-    assert "BatchScan" in output.out
-    for text in [*shown, output.out, output.err]:
-        assert not re.search("s3cret|wr0ng", text)

@@ -201,20 +201,3 @@ def test_envelope_takes_the_id_before_it_renames_the_delivery() -> None:
 def test_what_is_not_a_message_is_refused(text: bytes, why: str) -> None:
     with pytest.raises(MessageError, match=why):
         open_envelope(text, 7)
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        b'{"__type__":"datetime","__value__":"nonsense"}',
-        b'{"__type__":"decimal","__value__":"nonsense"}',
-        b'{"__type__":"base64","__value__":7}',
-        b'{"__type__":"uuid","__value__":{}}',
-        b'{"__type__":"unknown","__value__":1}',
-        b"[" * 100_000 + b"]" * 100_000,
-    ],
-    ids=["datetime", "decimal", "base64", "uuid", "unknown", "deep"],
-)
-def test_what_kombu_cannot_decode_is_refused(value: bytes) -> None:
-    with pytest.raises(MessageError, match="not JSON"):
-        open_envelope(b'{"properties":{},"headers":{"x":' + value + b"}}", 7)

@@ -142,14 +142,6 @@ def test_a_sentinel_that_is_behind_is_asked(watch: MasterWatch, follower: Follow
     assert watch.found(NEW, 2)
 
 
-@pytest.mark.parametrize(("epoch", "count"), [(0, 0), (1, 0), (2, 1)])
-def test_a_sentinel_that_is_behind_is_not_believed(
-    watch: MasterWatch, follower: Follower, epoch: int, count: int
-) -> None:
-    watch._compare(LEADER, Client(NEW, epoch))  # type: ignore[arg-type]
-    assert follower.count == count
-
-
 LEADING = "master,failover_in_progress"
 
 
