@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import signal
 import subprocess
@@ -21,7 +20,7 @@ from click.testing import CliRunner
 
 from celery_ext import Delayed
 from celery_ext.cli import delayed as cli
-from celery_ext.http.access_log import JsonFormatter, access, audit
+from celery_ext.http.access_log import access, audit
 from kombu_delayed.embedded import server as embedded
 from tests.kit.pages import Page
 from tests.kit.receiver import receiving
@@ -94,19 +93,6 @@ def test_serve_and_its_logs(server: Server, tmp_path: Path) -> None:
     assert {("POST", "/v1/tasks", 201), ("GET", "/v1/tasks", 421)} <= seen
     assert all(line["ms"] >= 0 for line in told)
     assert any("Finished server process" in line.get("message", "") for line in lines)
-
-
-def test_an_error_is_one_line() -> None:
-    try:
-        raise ValueError("two\nlines")
-    except ValueError as error:
-        info = (type(error), error, error.__traceback__)
-    record = logging.LogRecord("x", logging.ERROR, __file__, 1, "it %s", ("failed",), info)
-    text = JsonFormatter().format(record)
-    assert "\n" not in text
-    line = json.loads(text)
-    assert (line["level"], line["message"]) == ("error", "it failed")
-    assert "ValueError: two\nlines" in line["error"]
 
 
 def test_behind_a_proxy(server: Server, tmp_path: Path) -> None:

@@ -11,8 +11,6 @@ import pytest
 import redis
 
 from celery_ext.control.counts import ConsumerInfo
-from celery_ext.http.pages import activity
-from celery_ext.http.pages.activity import PART_SECONDS, PARTS, ActivityReader
 from celery_ext.http.pages.alarms import Alarm, _of_consumer, _of_queue
 from celery_ext.http.pages.views.overview import NOTHING
 from celery_ext.http.service.cache import Cache
@@ -93,25 +91,6 @@ def test_a_pulse(client: redis.Redis, store: Store) -> None:
     assert found.parts == [0] * (PARTS - 1) + [1]
     assert found.is_told
     assert not found.is_partial
-
-
-def test_a_pulse_of_too_much(
-    client: redis.Redis, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(activity, "FIRST_SIZE", 3)
-    monkeypatch.setattr(activity, "LOOK_SIZE", 4)
-    reader = ActivityReader()
-    for n in range(5):
-        tell(client, "acked", 50 - n)
-    first = reader.look(store, ["q"])
-    assert (first.done, first.is_partial) == (3, True)
-    for n in range(6):
-        tell(client, "acked", 40 - n)
-    more = reader.look(store, ["q"])
-    assert more.is_partial
-    assert more.done >= 3 + 4
-    tell(client, "acked", 30)
-    assert reader.look(store, ["q"]).done == more.done + 1
 
 
 @pytest.mark.parametrize(

@@ -204,30 +204,56 @@ def test_scopes(
     assert (delayed.dead.show("d") is None) == replays
 
 
-def two_tenants(app: Celery, delayed: Delayed) -> None:
-    for tenant in ("ada", "bob"):
-        app.send_task("till.charge", task_id=tenant, countdown=60, headers={"tenant": tenant})
-        send_dead(app, delayed, f"dead-{tenant}", tenant)
+BOUNDS = [{"tenants": ["ada"]}, {"queues": ["mail"]}]
 
 
-def test_a_token_of_a_tenant(
-    visitor: Visitor, tokens: Tokens, app: Celery, delayed: Delayed
-) -> None:
-    two_tenants(app, delayed)
-    visitor.log_in(tokens.create("till", ["admin"], tenants=["ada"])[1])
+@pytest.fixture(params=BOUNDS, ids=str)
+def bounds(
+    request: pytest.FixtureRequest, visitor: Visitor, tokens: Tokens, app: Celery, delayed: Delayed
+) -> dict[str, list[str]]:
+    """The visitor's, who may see what is of ada in mail, and nothing of bob in vault."""
+    for tenant, queue in (("ada", "mail"), ("bob", "vault")):
+        given = {"queue": queue, "headers": {"tenant": tenant}}
+        app.send_task("till.charge", task_id=f"in-{queue}", countdown=60, **given)
+        send_dead(app, delayed, f"dead-{queue}", tenant, queue)
+    visitor.log_in(tokens.create("till", ["admin"], **request.param)[1])
+    return dict(request.param)
+
+
+def test_who_is_bound_sees_its_own(visitor: Visitor, bounds: dict[str, list[str]]) -> None:
+    hidden, refused = ("bob", WHOLE) if "tenants" in bounds else ("vault", set())
     for path in VIEWS:
         answer = visitor.client.get(path)
-        assert answer.status_code == (403 if path in WHOLE else 200), path
-        assert "bob" not in answer.text
+        assert answer.status_code == (403 if path in refused else 200), path
+        assert hidden not in answer.text, path
+        asked = visitor.client.get(f"{path}?queue=vault&tenant=bob")
+        assert asked.status_code in (200, 403, 404)
+        assert not re.search("(in|dead)-vault", asked.text)
+    for id in ("in-vault", "dead-vault"):
+        visitor.get(f"/task?id={id}", 404)
+        visitor.get(f"/task?id={id}&queue=vault", 404 if "tenants" in bounds else 403)
+    assert "in-mail" in visitor.get("/backlog").text
+    assert "dead-mail" in visitor.get("/dead?task=*").text
+    if "queues" in bounds:
+        visitor.get("/backlog?queue=vault", 403)
+        return
     for path in ("/live/consumers", "/live/overview"):
         assert visitor.client.get(path).status_code == 403
     assert "This token is bound to tenants" in visitor.get("/").text
-    assert "dead-ada" in visitor.get("/dead?task=*").text
-    assert "ada" in visitor.get("/backlog").text
-    for id in ("bob", "dead-bob"):
-        visitor.get(f"/task?id={id}", 404)
-        visitor.get(f"/task?id={id}&queue=celery", 404)
     assert "Nothing matches" in visitor.get("/backlog?tenant=bob").text
+
+
+def test_who_is_bound_changes_its_own(
+    visitor: Visitor, bounds: dict[str, list[str]], delayed: Delayed
+) -> None:
+    csrf = visitor.csrf()
+    for kind, state in (("backlog", "in"), ("dead", "dead")):
+        other = chosen("vault", f"{state}-vault")
+        assert change(visitor, csrf, kind, chosen=other) == (403 if "queues" in bounds else 303)
+        for given in ({"all": "1", "tenant": "bob"}, {"all": "1"}):
+            assert change(visitor, csrf, kind, **given) == 303
+    assert [info.id for info in delayed.find()] == ["in-vault"]
+    assert [each.letter.id for each in delayed.dead.list()] == ["dead-vault"]
 
 
 def test_limits_of_a_tenant(app: Celery, delayed: Delayed, tokens: Tokens, serve: Serve) -> None:
@@ -249,50 +275,6 @@ def test_limits_of_a_tenant(app: Celery, delayed: Delayed, tokens: Tokens, serve
         assert "No limits" in visitor.get("/tenants").text
         for path in (*paths[1:], "/tenants?queue=mail"):
             visitor.get(path, 403)
-
-
-def test_a_tenant_changes_its_own(
-    visitor: Visitor, tokens: Tokens, app: Celery, delayed: Delayed
-) -> None:
-    two_tenants(app, delayed)
-    visitor.log_in(tokens.create("till", ["admin"], tenants=["ada"])[1])
-    csrf = visitor.csrf()
-    both = [chosen("celery", id) for id in ("ada", "bob")]
-    page = visitor.post("/backlog/preview", {"csrf": csrf, "verb": "cancel", "chosen": both})
-    assert "Cancel 1 task?" in page.text
-    dead = [chosen("celery", f"dead-{id}") for id in ("ada", "bob")]
-    for kind, names in (("backlog", both), ("dead", dead)):
-        for given in ({"chosen": names}, {"all": "1"}, {"all": "1", "tenant": "bob"}):
-            assert change(visitor, csrf, kind, **given) == 303
-    assert [info.id for info in delayed.find()] == ["bob"]
-    assert [each.letter.id for each in delayed.dead.list()] == ["dead-bob"]
-
-
-def test_a_token_of_a_queue(
-    visitor: Visitor, tokens: Tokens, app: Celery, delayed: Delayed
-) -> None:
-    for queue in ("mail", "vault"):
-        app.send_task("till.charge", task_id=f"in-{queue}", countdown=60, queue=queue)
-        send_dead(app, delayed, f"dead-{queue}", "ada", queue)
-    visitor.log_in(tokens.create("till", ["admin"], queues=["mail"])[1])
-    for path in VIEWS:
-        answer = visitor.client.get(path)
-        assert answer.status_code == 200, path
-        assert "vault" not in answer.text, path
-        if path != "/task":
-            refused = visitor.client.get(f"{path}?queue=vault")
-            assert refused.status_code in (200, 403)
-            assert "dead-vault" not in refused.text
-    assert visitor.client.get("/backlog?queue=vault").status_code == 403
-    visitor.get("/task?id=in-vault", 404)
-    assert visitor.client.get("/task?id=in-vault&queue=vault").status_code == 403
-    assert "in-mail" in visitor.get("/backlog").text
-    csrf = visitor.csrf()
-    for kind, id in (("backlog", "in-vault"), ("dead", "dead-vault")):
-        assert change(visitor, csrf, kind, chosen=chosen("vault", id)) == 403
-        assert change(visitor, csrf, kind, all="1") == 303
-    assert [info.id for info in delayed.find()] == ["in-vault"]
-    assert [each.letter.id for each in delayed.dead.list()] == ["dead-vault"]
 
 
 def test_forms_of_others(api: httpx.Client, app: Celery, delayed: Delayed) -> None:
