@@ -31,15 +31,15 @@ def dead_keys(letters: dict[str, str], **notes: str) -> dict[str, Any]:
     }
 
 
-def poisoned(deliveries: int, consumer: str = "A") -> str:
-    return note(f"delivered {deliveries} times without success", deliveries, consumer)
+def poisoned(deliveries: int) -> str:
+    return note(f"delivered {deliveries} times without success", deliveries)
 
 
-def fail(store: Store, way: str, *tags: int, consumer: str = "A") -> int:
-    """The tasks have failed, or their worker has died."""
+def fail(store: Store, way: str, tag: int) -> int:
+    """The task has failed, or its worker has died."""
     if way == "reclaim":
-        return store.leases.reclaim("q", consumer)
-    return store.release("q", consumer, tags, counted=True)
+        return store.leases.reclaim("q", "A")
+    return store.release("q", "A", [tag], counted=True)
 
 
 @WAYS

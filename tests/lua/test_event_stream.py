@@ -37,9 +37,9 @@ def task(id: str, due: int | str = "", **headers: Any) -> Entry:
     return Entry(id, 0, to_json(content), str(due))
 
 
-def told(store: Store, queue: str = "q") -> list[tuple[Any, ...]]:
-    found = read(store, queue)
-    assert all(event.queue == queue for event in found)
+def told(store: Store) -> list[tuple[Any, ...]]:
+    found = read(store, "q")
+    assert all(event.queue == "q" for event in found)
     return [(event.event, event.id, event.due_ms, event.deliveries) for event in found]
 
 

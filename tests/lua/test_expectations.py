@@ -32,9 +32,9 @@ def at(correlation: Correlation, now_ms: int) -> None:
     correlation.store.now = str(now_ms)
 
 
-def delivered(correlation: Correlation, consumer: str = "A") -> list[str | None]:
+def delivered(correlation: Correlation) -> list[str | None]:
     """The answers in what is claimed."""
-    found = deliver(correlation.store, consumer, lease_ms=500)
+    found = deliver(correlation.store, lease_ms=500)
     return [answer_in(record[1:]) for record in found.records]
 
 

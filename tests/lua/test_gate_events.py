@@ -21,9 +21,9 @@ def _events(store: Store) -> None:
     store.event_limit = 1_000
 
 
-def entry(id: str, *uses: Use, due: str = "", key: str = "k", version: str = "v") -> Entry:
+def entry(id: str, *uses: Use, key: str = "k", version: str = "v") -> Entry:
     text = message(id).replace("{", '{"headers": {"id": "' + id + '"},', 1)
-    return Entry(id, 0, put_ticket(text, Ticket(key, uses=uses).text(version, id)), due)
+    return Entry(id, 0, put_ticket(text, Ticket(key, uses=uses).text(version, id)))
 
 
 def claim(store: Store, tag: int, want: int = 9, gate: Gate = GATE) -> Delivered:

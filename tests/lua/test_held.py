@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,9 +19,9 @@ HELD = {"1": "0" + A, "2": "3" + B, "3": "0" + C}
 NOW_TOKEN = {"{q}:wake": {"now": 0}}
 
 
-def reclaim_once(store: Store, limit: int = CALL_LIMIT) -> list[int]:
+def reclaim_once(store: Store) -> list[int]:
     """One call, where the store goes on until nothing is left; returns how many went and stay."""
-    found: list[int] = store.ask("reclaim", "q", "A", limit=limit, ended_ms="")
+    found: list[int] = store.ask("reclaim", "q", "A", limit=CALL_LIMIT, ended_ms="")
     return found
 
 
@@ -136,8 +136,8 @@ def test_the_last_one_to_leave_forgets_what_older_workers_have_kept(
     assert state(client) == {}
 
 
-def renew_all(store: Store, *renewed: str, queues: Sequence[str] = ("p", "q", "r")) -> Renewal:
-    return store.leases.renew_all(queues, renewed, "A", 30_000, 90_000)
+def renew_all(store: Store, *renewed: str) -> Renewal:
+    return store.leases.renew_all(["p", "q", "r"], renewed, "A", 30_000, 90_000)
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 250])
@@ -251,12 +251,10 @@ def sort_held(store: Store, cursor: Any = 0) -> bytes:
     return store.ask("sort_held", "q", "A", cursor=cursor, count=1000)
 
 
-def all_sorted(store: Store) -> int:
-    """Sort it all; returns in how many calls."""
-    cursor, calls = sort_held(store), 1
+def all_sorted(store: Store) -> None:
+    cursor = sort_held(store)
     while int(cursor):
-        cursor, calls = sort_held(store, cursor), calls + 1
-    return calls
+        cursor = sort_held(store, cursor)
 
 
 def test_much_goes_back_in_order_and_is_never_sorted_in_one_call(

@@ -5,13 +5,7 @@ from __future__ import annotations
 import pytest
 import redis
 
-from kombu_delayed.inspection.gate_usage import (
-    Lane,
-    known_as,
-    lanes,
-    of_key,
-    of_slot,
-)
+from kombu_delayed.inspection.gate_usage import Lane, known_as, lanes, of_key, of_slot
 from kombu_delayed.message.ticket import Gate, LimitNumbers, Ticket, Use, put_ticket, slot_name
 from kombu_delayed.store.store import Entry, Store
 from tests.kit.claims import deliver
@@ -22,13 +16,12 @@ LONG = "x" * 150
 KEYS = ["ada", "a:b|c*d%", "ü\udcff", LONG]
 
 
-def entry(id: str, key: str, *uses: Use, weight: float = 1.0) -> Entry:
-    ticket = Ticket(key, weight, uses=uses)
-    return Entry(id, 0, put_ticket(message(id), ticket.text("v", id)))
+def entry(id: str, key: str, *uses: Use) -> Entry:
+    return Entry(id, 0, put_ticket(message(id), Ticket(key, uses=uses).text("v", id)))
 
 
-def claim(store: Store, want: int = 9, tag: int = 1) -> int:
-    return len(deliver(store, "A", want, tag, gate=GATE).records)
+def claim(store: Store, tag: int = 1) -> int:
+    return len(deliver(store, tag=tag, gate=GATE).records)
 
 
 def found(store: Store, pattern: str = "") -> list[Lane]:

@@ -110,7 +110,7 @@ class Machine(RuleBasedStateMachine):
         else:
             self.store.publish("q", [sent])
 
-    def _deliver(self, name: str, want: int, gate: Gate = GATE) -> int:
+    def _deliver(self, name: str, want: int) -> int:
         answer = self.store.deliver(
             "q",
             name,
@@ -119,7 +119,7 @@ class Machine(RuleBasedStateMachine):
             lease_ms=LEASE_MS,
             leased=name in self.leases,
             promotions=3,
-            gate=gate,
+            gate=GATE,
         )
         if answer is None:
             assert self.leases.get(name, 0) <= self.now_ms
@@ -129,13 +129,13 @@ class Machine(RuleBasedStateMachine):
         for record in answer.records:
             self.tag += 1
             id = id_of(record)
-            if gate.has_ticket(record):
+            if GATE.has_ticket(record):
                 self.held[name][self.tag] = id
                 self.slots[name][self.tag] = self.tickets[id]
                 self._note_begin(self.tickets[id])
             else:
                 ticket = self.tickets[id].text("v1", id)
-                assert self.store.admit("q", name, [(self.tag, ticket, b"")], gate) == 1
+                assert self.store.admit("q", name, [(self.tag, ticket, b"")], GATE) == 1
         return len(answer.records) + answer.more
 
     def _note_begin(self, ticket: Ticket) -> None:
