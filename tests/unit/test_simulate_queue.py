@@ -87,12 +87,6 @@ def test_a_claim_takes_what_is_ready() -> None:
     assert latenesses(tally) == expected(0, 1, 2, 3, 0, 1)
 
 
-def test_a_claim_from_another_queue_by_who_has_room_left() -> None:
-    """Two workers, three queues: the first one claims from the third, too."""
-    tally = played([(0.0, 1.0)] * 6, workers=2, parts=3, prefetch_multiplier=2)
-    assert latenesses(tally) == expected(0, 0, 1, 1, 2, 2)
-
-
 DEATH = Crash(4.0, 0, 3.0)
 BACK = 4 + 30 - 3 + 0.01
 
@@ -111,10 +105,6 @@ def test_what_ran_and_what_waited_behind_it_run_again() -> None:
 def test_acked_early_what_ran_is_lost() -> None:
     found = after_a_death([(0, 10), (0, 10), (20, 1)])
     assert found == (expected(0, BACK, 0), 1, 1, 15)
-
-
-def test_what_has_ended_stays_so() -> None:
-    assert after_a_death([(0, 3)], acks_late=True) == (expected(0), 0, 0, 3)
 
 
 def test_another_worker_carries_on() -> None:
@@ -144,11 +134,3 @@ def test_every_message_counts_once_whatever_dies() -> None:
     assert sum(queue.tally.classes) == 5_000
     assert all(messages >= 0 for messages in queue.tally.classes)
     assert queue.tally.redelivered > 100
-
-
-def test_servers_that_are_the_limit() -> None:
-    fleet = Fleet(workers=10_000, slots=4, prefetch_multiplier=1, nodes=2)
-    queue = Queue(fleet)
-    queue.feed([(0.0, 1.0)] * 30_000)
-    last = 29_999 / (2 * sizing.node_rate(events=True))
-    assert queue.tally.most_seconds == pytest.approx(last + sizing.DELIVERY_SECONDS)
