@@ -334,16 +334,6 @@ def test_recover(seen: int, tags: list[int], store: Store, client: redis.Redis) 
     assert state(client) == {"{q}:unacked:A": held}
 
 
-def test_park_beside_what_waits_longer(store: Store, client: redis.Redis) -> None:
-    seed(client, {"{q}:unacked:A": HELD})
-    store.schedule("q", [entry("d", 3500)])
-    client.delete("{q}:wake")
-    store.park("q", "A", [(1, "a", 4000)])
-    assert "{q}:wake" not in state(client)
-    store.park("q", "A", [(2, "b", 3000)])
-    assert state(client)["{q}:wake"] == {"due": 3000}
-
-
 def test_park_under_a_taken_id(store: Store, client: redis.Redis) -> None:
     """One that waits there already is not kept twice."""
     seed(client, {"{q}:unacked:A": {"1": "0" + A, "2": "0" + B}})

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import redis
 from kombu_delayed.store.keys import SEPARATOR
 from kombu_delayed.store.store import Size, Store
 from tests.kit.claims import bodies, deliver
+from tests.kit.restoring import kept, restore
 from tests.kit.state import entry, message, seed, state
 
 A, B, C, D = (message(body) for body in "abcd")
@@ -58,33 +60,35 @@ def test_size(store: Store, client: redis.Redis) -> None:
     assert state(client) == before
 
 
-def filled(store: Store) -> dict[str, Any]:
-    """Fill the queue with 2 + 4 messages and return what a purge leaves."""
+#: What a purge leaves.
+LEFT: dict[str, Any] = {
+    "{q}:unacked:A": {"1": "0" + D},
+    "{q}:dead": {"d": 5},
+    "{q}:dead-messages": {"d": "0" + D},
+    "{q}:dead-reasons": {"d": "{}"},
+    "{q}:consumers": {"A": 9000},
+    "{q}:armed": "2000 A",
+}
+
+
+def fill(store: Store) -> None:
+    """With 2 + 4 messages, and what a purge leaves."""
     seed(store.client, {"q": [A], MID: [B]})
-    left = {
-        "{q}:unacked:A": {"1": "0" + D},
-        "{q}:dead": {"d": 5},
-        "{q}:dead-messages": {"d": "0" + D},
-        "{q}:dead-reasons": {"d": "{}"},
-        "{q}:consumers": {"A": 9000},
-        "{q}:armed": "2000 A",
-    }
     entries = [entry("a", 2000), entry("b", 3000), entry("a", 2500, body="x"), entry("c", 2000)]
     store.schedule("q", entries)
-    seed(store.client, left)
-    return left
+    seed(store.client, LEFT)
 
 
 def test_purge(store: Store, client: redis.Redis) -> None:
-    left = filled(store)
+    fill(store)
     for count in (6, 0):
         assert store.purge("q") == count
-        assert state(client) == left
+        assert state(client) == LEFT
 
 
 def test_delete(store: Store, client: redis.Redis) -> None:
-    left = filled(store)
-    del left["{q}:armed"]
+    fill(store)
+    left = {key: value for key, value in LEFT.items() if key != "{q}:armed"}
     for count in (6, 0):
         assert store.delete("q") == count
         assert state(client) == left
@@ -112,6 +116,33 @@ def test_announce(
     for _ in range(2):
         store.claimable.announce("q")
         assert state(client) == {**before, **({"{q}:wake": wake} if wake else {})}
+
+
+#: What puts a message with a due time into the backlog, which may be earlier than all others.
+MOVES: dict[str, Callable[[Store, int], object]] = {
+    "schedule": lambda s, due_ms: s.schedule("q", [entry("a", due_ms)]),
+    "restore": lambda s, due_ms: restore(s, [("a", kept(A, due_ms))]),
+    "replay": lambda s, due_ms: s.dead.replay("q", ["d"], due_ms),
+    "park": lambda s, due_ms: s.park("q", "A", [(1, "a", due_ms)]),
+}
+
+
+@pytest.mark.parametrize("tokens", [{"due": 3000}, {}], ids=["token", "promise"])
+@pytest.mark.parametrize("move", MOVES.values(), ids=MOVES)
+def test_an_earliest_due_time_makes_a_token(
+    move: Callable[[Store, int], object],
+    tokens: dict[str, int],
+    store: Store,
+    client: redis.Redis,
+) -> None:
+    """A consumer has promised to come at 3000, or will take the token that says so."""
+    for due_ms, expected in ((4000, tokens), (2000, {"due": 2000})):
+        client.flushall()
+        store.schedule("q", [entry("b", 3000)])
+        client.delete("{q}:wake")
+        seed(client, {**LEFT, "{q}:wake": tokens})
+        move(store, due_ms)
+        assert state(client).get("{q}:wake", {}) == expected
 
 
 def test_token_is_never_put_off(store: Store, client: redis.Redis) -> None:
