@@ -49,8 +49,6 @@ def test_later(api: httpx.Client, delayed: Delayed) -> None:
         ("/create", {}),
         ("/create", {**CREATE, "delay": -1}),
         ("/create", {**CREATE, "callback": "http://127.0.0.1:8888/"}),
-        ("/create", {**CREATE, "callback": "x"}),
-        ("/create", {**CREATE, "topic": ""}),
         ("/query", {}),
         ("/delete", {"id": ""}),
     ],
@@ -171,9 +169,7 @@ def test_a_lease_that_ends(api: httpx.Client) -> None:
         ("PUT", {}),
         ("PUT", {**TASK, "delay": "soon"}),
         ("PUT", {**TASK, "payload": {"topics": "x"}}),
-        ("PUT", {**TASK, "score": -1}),
         ("PUT", {**TASK, "payload": {**PAYLOAD, "args": [{"__type__": "x", "__value__": 1}]}}),
-        ("DELETE", {}),
         ("POST", {"id": 1, "delay": "x"}),
     ],
 )
