@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
 import pytest
 
+from kombu_delayed.connection.connection import pairs
 from kombu_delayed.store import shards as shards_module
+from kombu_delayed.store.keys import shard_count, shard_counts
 from kombu_delayed.store.shards import (
     QueueShards,
     Shards,
@@ -17,29 +18,23 @@ from kombu_delayed.store.shards import (
     queue_of,
     shard_name,
 )
+from kombu_delayed.store.store import Store
 
 
-class Registry:
-    """Redis as `Shards` asks it."""
+@pytest.fixture
+def run(store: Store) -> Any:
+    return store.run
 
-    def __init__(self, known: dict[bytes, bytes]) -> None:
-        self.known = known
-        self.calls: list[str] = []
 
-    def __call__(self, *command: Any) -> Any:
-        self.calls.append(command[0])
-        if command[0] == "HGETALL":
-            return [part for pair in self.known.items() for part in pair]
-        if command[0] == "HGET":
-            return self.known.get(command[2].encode())
-        if command[0] == "HDEL":
-            return self.known.pop(command[2].encode(), None)
-        name, count = str(command[-2]).encode(), int(command[-1])
-        self.known[name] = str(max(count, int(self.known.get(name, 1)))).encode()
-        return int(self.known[name])
+def known(run: Any) -> dict[bytes, bytes]:
+    """What processes tell one another: queue -> number of shards."""
+    return dict(pairs(run("HGETALL", shard_counts())))
 
-    def many(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        return [self(*command) for command in commands]
+
+def spread(run: Any, count: int) -> None:
+    """Another process spreads the queue `mail`."""
+    for key in (shard_counts(), shard_count("mail")):
+        run("HSET", key, "mail", count)
 
 
 @pytest.mark.parametrize(
@@ -57,9 +52,9 @@ def test_names(shard: str, queue: str, number: int, shown: str) -> None:
     assert (queue_of(shard), number_of(shard), label(shard)) == (queue, number, shown)
 
 
-def test_an_id_has_its_shard_wherever_it_is_asked_for() -> None:
+def test_an_id_has_its_shard_wherever_it_is_asked_for(run: Any) -> None:
     """Other processes, and other versions, have to find it there."""
-    shards = Shards(Registry({}), configured=12)
+    shards = Shards(run, configured=12)
     homes = [shards.home("mail", id) for id in ("a", "b", "ü", "\udc80", "")]
     assert homes == ["mail\x1f3", "mail\x1f5", "mail\x1f1", "mail\x1f7", "mail"]
     counts = Counter(shards.home("mail", str(UUID(int=n))) for n in range(12_000))
@@ -78,31 +73,30 @@ def test_an_id_has_its_shard_wherever_it_is_asked_for() -> None:
         (3, "celeryev.9f6", 1),
     ],
 )
-def test_count(configured: Any, queue: str, count: int) -> None:
-    shards = Shards(Registry({}), configured=configured)
+def test_count(configured: Any, queue: str, count: int, run: Any) -> None:
+    shards = Shards(run, configured=configured)
     assert shards.count(queue) == count
     assert len(shards.all(queue)) == count
 
 
-def test_what_others_have_spread_is_known() -> None:
-    assert Shards(Registry({}), configured=3).all("mail\x1f2") == ("mail\x1f2",)
-    shards = Shards(Registry({b"mail": b"3"}))
+def test_what_others_have_spread_is_known(run: Any) -> None:
+    assert Shards(run, configured=3).all("mail\x1f2") == ("mail\x1f2",)
+    spread(run, 3)
+    shards = Shards(run)
     assert shards.all("mail") == ("mail", "mail\x1f1", "mail\x1f2")
     assert shards.home("mail", "a") == "mail"
     assert shards.nearest("mail", "a") == shards.all("mail")
 
 
-def test_what_is_spread_is_told_to_others_once() -> None:
-    registry = Registry({b"mail": b"2"})
-    shards = Shards(registry, configured={"mail": 4})
-    for id in "abc":
-        shards.home("mail", id)
-    assert registry.known == {b"mail": b"4"}
-    assert registry.calls == ["HGETALL", "EVALSHA"]
+def test_what_is_spread_is_told_to_others(run: Any) -> None:
+    spread(run, 2)
+    Shards(run, configured={"mail": 4}).home("mail", "a")
+    assert known(run) == {b"mail": b"4"}
 
 
-def test_fewer_shards_are_filled_and_all_are_looked_at() -> None:
-    shards = Shards(Registry({b"mail": b"5"}), configured={"mail": 2})
+def test_fewer_shards_are_filled_and_all_are_looked_at(run: Any) -> None:
+    spread(run, 5)
+    shards = Shards(run, configured={"mail": 2})
     assert {shards.home("mail", str(n)) for n in range(50)} == {"mail", "mail\x1f1"}
     assert len(shards.all("mail")) == 5
     home = shards.home("mail", "x")
@@ -110,12 +104,11 @@ def test_fewer_shards_are_filled_and_all_are_looked_at() -> None:
     assert sorted(shards.nearest("mail", "x")) == sorted(shards.all("mail"))
 
 
-def test_who_looks_again_sees_what_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    registry = Registry({})
-    shards, who_must_miss_none = Shards(registry), Shards(registry)
+def test_who_looks_again_sees_what_has_changed(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    shards, who_must_miss_none = Shards(run), Shards(run)
     for each in (shards, who_must_miss_none):
         assert each.all("mail") == ("mail",)
-    registry.known[b"mail"] = b"2"
+    spread(run, 2)
     assert shards.all("mail") == ("mail",)
     who_must_miss_none.look_again()
     assert who_must_miss_none.all("mail") == ("mail", "mail\x1f1")
@@ -123,18 +116,18 @@ def test_who_looks_again_sees_what_has_changed(monkeypatch: pytest.MonkeyPatch) 
     assert shards.all("mail") == ("mail", "mail\x1f1")
 
 
-def test_a_deleted_queue_is_spread_no_more() -> None:
-    registry = Registry({b"mail": b"2"})
-    shards = Shards(registry)
+def test_a_deleted_queue_is_spread_no_more(run: Any) -> None:
+    spread(run, 2)
+    shards = Shards(run)
     assert len(shards.all("mail")) == 2
     shards.forget("mail")
-    assert registry.known == {}
+    assert known(run) == {}
     assert shards.all("mail") == ("mail",)
 
 
-def test_a_message_goes_past_shards_that_are_down() -> None:
+def test_a_message_goes_past_shards_that_are_down(run: Any) -> None:
     down: set[str] = set()
-    shards = QueueShards(Registry({}), configured=3, is_down=down.__contains__)
+    shards = QueueShards(run, configured=3, is_down=down.__contains__)
     home = shards.home("mail", "x")
     assert shards.place("mail", "x") == home
     down.add(home)
@@ -147,11 +140,11 @@ def test_a_message_goes_past_shards_that_are_down() -> None:
 
 
 def test_who_cannot_ask_goes_by_what_is_known_or_configured(
-    monkeypatch: pytest.MonkeyPatch,
+    run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    registry = Registry({b"mail": b"5"})
-    known, fresh = QueueShards(registry, configured=3), QueueShards(registry, configured=3)
-    assert len(known.all("mail")) == 5
+    spread(run, 5)
+    informed, fresh = QueueShards(run, configured=3), QueueShards(run, configured=3)
+    assert len(informed.all("mail")) == 5
     asked: list[str] = []
 
     def refuse(*command: Any) -> Any:
@@ -160,8 +153,8 @@ def test_who_cannot_ask_goes_by_what_is_known_or_configured(
 
     monkeypatch.setattr(shards_module, "LOOK_SECONDS", 0)
     monkeypatch.setattr(shards_module, "RETRY_SECONDS", 1000)
-    known._run = fresh._run = refuse
-    assert len(known.all("mail")) == 5
+    informed._run = fresh._run = refuse
+    assert len(informed.all("mail")) == 5
     assert len(fresh.all("mail")) == 3
     assert fresh.home("mail", "x") in fresh.all("mail")
     assert len(asked) == 2
