@@ -285,23 +285,6 @@ def test_scheduled_messages_come_back(
 
 
 @SERVER
-@given(letters(), queues, st.sampled_from(["", "0", "-5", "1000", "+0", "-62135596800000"]))
-def test_published_messages_come_back_in_their_order(
-    begin: Begin, sent: Any, queue: str, at: str
-) -> None:
-    store = begin(4)
-    entries = [Entry(id, step, text, at) for id, step, text in sent]
-    if at:
-        assert store.schedule(queue, entries) == (0, len(sent), 0)
-    else:
-        assert store.publish(queue, entries) == len(sent)
-    held = take(store, queue)
-    by_step = sorted(sent, key=lambda each: each[1])
-    assert list(held.values()) == [f"{step}{text}".encode() for _, step, text in by_step]
-    finish(store, queue, held)
-
-
-@SERVER
 @given(letters(), queues, st.data())
 def test_messages_survive_whatever_happens_to_them(
     begin: Begin, sent: Any, queue: str, data: st.DataObject
