@@ -1,6 +1,6 @@
-"""A process of its own whose task ids sort by time: `python -m tests.kit.sorting_ids URL WAY`.
+"""A process of its own whose task ids sort by time: `python -m tests.kit.sorting_ids URL`.
 
-Prints the ids in the order of sending. Each has a millisecond to itself.
+Prints the ids of each way to send, in the order of sending. Each has a millisecond to itself.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def chords(app: Celery) -> list[str]:
 
 
 def schedule_many(app: Celery) -> list[str]:
-    """As they are in the backlog, by the number that each task was given."""
+    """As they are in a backlog that had none, by the number that each task was given."""
     rows = [("add", (n,), {}, None, LATER) for n in range(COUNT)]
     report = app.delayed.schedule_many(rows)
     assert report.delayed == COUNT, report
@@ -90,11 +90,11 @@ WAYS: dict[str, Callable[[Celery], list[str]]] = {
     "groups": groups,
     "chains": chains,
     "chords": chords,
-    "schedule_many": schedule_many,
-    # Who names an id has it.
-    "given": lambda app: [app.send_task("add", task_id="mine", **LATER).id],
 }
 
 if __name__ == "__main__":
     ids.time = Clock()  # type: ignore[assignment]
-    print(json.dumps(WAYS[sys.argv[2]](make_app(sys.argv[1]))))
+    app = make_app(sys.argv[1])
+    found = {"schedule_many": schedule_many(app)} | {way: send(app) for way, send in WAYS.items()}
+    found["given"] = [app.send_task("add", task_id="mine", **LATER).id]
+    print(json.dumps(found))
