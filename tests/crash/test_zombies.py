@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 import redis
@@ -64,13 +63,6 @@ def test_it_goes_on_while_nobody_has_taken_over(
     assert client.zscore("{q}:consumers", name) == NOW_MS + 2 * LEASE_MS
 
 
-def test_it_asks_only_when_it_may_have_been_stopped(reader: Reader) -> None:
-    sent = reader.consumer.store.run.sent  # type: ignore[attr-defined]
-    while reader.consumer.hand_out():
-        pass
-    assert reader.consumer.store.run.sent == sent  # type: ignore[attr-defined]
-
-
 def test_nothing_is_handed_out_while_it_cannot_ask(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,25 +92,6 @@ def test_a_claim_that_is_carried_out_late_overwrites_nothing(
     assert late is not None
     assert len(late.records) == len(reader.got) == 3
     assert client.hlen(store.keys("q").unacked(name)) == 6
-
-
-def test_what_is_claimed_while_its_queue_is_cancelled_goes_back_at_once(
-    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By a signal handler: Celery may take no further step before its tasks have ended."""
-    consumer = Reader(dying_store(client, NOW_MS)).consumer
-    consumer.store.publish("q", [entry(id) for id in "abc"])
-    deliver = consumer.store.deliver
-
-    def interrupted(*arguments: Any, **options: Any) -> Any:
-        answer = deliver(*arguments, **options)
-        consumer.remove("q")
-        return answer
-
-    monkeypatch.setattr(consumer.store, "deliver", interrupted)
-    consumer.step()
-    assert not consumer.hand_out()
-    assert client.llen("q") == 3
 
 
 # What the program was handed and has not begun.

@@ -10,16 +10,10 @@ from kombu import VERSION, Connection, Exchange, Queue
 from kombu.transport import redis as stock
 
 from tests.kit.inbox import Connect, Inbox
+from tests.kit.mail import publish
 from tests.kit.wait import wait_until
 
 LONG_MS = 3_600_000
-
-
-def fill(connection: Connection, queue: Queue, *bodies: Any, delay_ms: int | None = None) -> None:
-    producer = connection.Producer(exchange=queue.exchange, routing_key=queue.routing_key)
-    headers = {} if delay_ms is None else {"x-delay": delay_ms}
-    for body in bodies:
-        producer.publish(body, headers=headers, declare=[queue])
 
 
 def named(name: str, **options: Any) -> Queue:
@@ -46,7 +40,7 @@ def test_queue_order_strategy(
     connection = connect(queue_order_strategy=strategy)
     queues = [named(name) for name in "bac"]
     for queue in queues:
-        fill(connection, queue, *(f"{queue.name}{n}" for n in range(3)), delay_ms=delay_ms)
+        publish(connection, *(f"{queue.name}{n}" for n in range(3)), queue=queue, delay_ms=delay_ms)
     store = connection.default_channel.store
     wait_until(lambda: sum(sum(store.size(n)[:2]) for n in "abc") == 9, "all can be delivered")
     inbox = Inbox(connection, *queues, prefetch_count=1)
@@ -68,10 +62,10 @@ def test_no_key_is_without_the_prefix(connect: Connect, client: redis.Redis) -> 
     connection = connect(global_keyprefix="shop:", priority_steps=[0, 5])
     queue, expiring = named("mail"), named("expiring", expires=60)
     inbox = Inbox(connection, queue, expiring, prefetch_count=2, ack=False)
-    fill(connection, queue, "now", "held")
-    fill(connection, queue, "later", delay_ms=LONG_MS)
-    fill(connection, expiring, "x", "y")
-    fill(connection, expiring, "y", delay_ms=20)
+    publish(connection, "now", "held", queue=queue)
+    publish(connection, "later", queue=queue, delay_ms=LONG_MS)
+    publish(connection, "x", "y", queue=expiring)
+    publish(connection, "y", queue=expiring, delay_ms=20)
     connection.Producer().publish("low", routing_key="mail", priority=7)
     inbox.receive(2)
     inbox.messages[0].reject()
@@ -87,12 +81,12 @@ def test_size_purge_and_delete_know_the_prefix(connect: Connect, client: redis.R
     connection, other = connect(global_keyprefix="shop:"), connect()
     queue = named("mail")
     for each in (connection, other):
-        fill(each, queue, "a", "b")
-        fill(each, queue, "c", delay_ms=LONG_MS)
+        publish(each, "a", "b", queue=queue)
+        publish(each, "c", queue=queue, delay_ms=LONG_MS)
     channel = connection.default_channel
     assert queue(channel).queue_declare(passive=True).message_count == 2
     assert queue(channel).purge() == 3
-    fill(connection, queue, "d", delay_ms=LONG_MS)
+    publish(connection, "d", queue=queue, delay_ms=LONG_MS)
     queue(channel).delete()
     assert [key for key in client.keys("shop:*mail*") if b"binding" not in key] == []
     assert other.default_channel.store.size("mail") == (2, 0, 1)
@@ -118,12 +112,12 @@ def test_fanout_stays_within_the_prefix(connect: Connect) -> None:
 def test_a_consumer_goes_on_after_a_purge(connection: Connection) -> None:
     queue = named("mail")
     inbox = Inbox(connection, queue)
-    fill(connection, queue, "dropped", delay_ms=500)
+    publish(connection, "dropped", queue=queue, delay_ms=500)
     inbox.drain(0.03)
     queue(connection).purge()
     assert inbox.drain(0.6) == []
-    fill(connection, queue, "later", delay_ms=50)
-    fill(connection, queue, "now")
+    publish(connection, "later", queue=queue, delay_ms=50)
+    publish(connection, "now", queue=queue)
     assert inbox.receive(2) == ["now", "later"]
 
 
@@ -132,7 +126,7 @@ def test_delete_if_empty_keeps_a_queue_with_messages(
     connection: Connection, delay_ms: int | None
 ) -> None:
     queue = named("mail")
-    fill(connection, queue, "x", delay_ms=delay_ms)
+    publish(connection, "x", queue=queue, delay_ms=delay_ms)
     bound = queue(connection)
     assert bound.queue_declare(passive=True).message_count == (0 if delay_ms else 1)
     bound.delete(if_empty=True)
@@ -154,7 +148,7 @@ def test_a_consumer_keeps_an_expiring_queue_alive(connect: Connect, client: redi
     queue = named("brief", expires=0.3)
     connection = connect()
     inbox = Inbox(connection, queue, prefetch_count=1, ack=False)
-    fill(connection, queue, "held", "waits")
+    publish(connection, "held", "waits", queue=queue)
     inbox.receive(1)
     inbox.drain(1)
     assert client.llen("brief") == 1

@@ -96,13 +96,6 @@ def test_seeded_messages_move(store: Store) -> None:
     assert texts[0].startswith(C[:-1])
 
 
-@pytest.mark.parametrize("queue", ["q", "a{b}", "ü"])
-def test_queues_are_apart(queue: str, store: Store) -> None:
-    seed(store, queue, **FULL)
-    assert dump(store, "other") == EMPTY
-    assert dump(store, queue)["unacked"] == FULL["unacked"]
-
-
 def test_a_message_that_moves_meanwhile_is_seen(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
