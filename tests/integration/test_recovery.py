@@ -309,27 +309,6 @@ def test_it_gives_up_after_its_patience(own_server: Server, proxy: Proxy) -> Non
     connection.release()
 
 
-def test_a_consumer_that_lost_its_lease_starts_anew(own_server: Server, proxy: Proxy) -> None:
-    options = {"delayed_lease_seconds": LEASE_SECONDS}
-    url = f"delayed+{url_of(proxy.port)}"
-    with (
-        Connection(url, transport_options=options) as connection,
-        Connection(f"delayed+{own_server.url}", transport_options=options) as other,
-    ):
-        inbox = Inbox(connection, MAIL, prefetch_count=1, ack=False)
-        publish(other, "x")
-        inbox.receive(1)
-        taker = Inbox(other, MAIL)
-        taker.drain(0.1)
-        proxy.cut()
-        assert taker.receive(1, timeout_seconds=4 * LEASE_SECONDS) == ["x"]
-        assert taker.messages[0].headers["redelivered"] is True
-        proxy.heal()
-        inbox.messages[0].ack()
-        with pytest.raises(connection.connection_errors):
-            inbox.drain(5)
-
-
 # Workers that end.
 
 

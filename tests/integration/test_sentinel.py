@@ -100,11 +100,6 @@ def test_a_master_of_no_such_name(connect: Connect, name: str, text: str) -> Non
         connect(master_name=name).connect()
 
 
-def test_a_list_of_both_kinds(group: Group, connect: Connect) -> None:
-    with pytest.raises(UrlError, match="a list is either of Sentinels"):
-        connect(f"{group.url};delayed+redis://127.0.0.1").connect()
-
-
 # Failover.
 
 

@@ -39,14 +39,6 @@ def app(open_app: OpenApp) -> Celery:
     return open_app(CLOSED)
 
 
-def send_now(app: Celery) -> Any:
-    return app.send_task("record", ["x"])
-
-
-def send_later(app: Celery) -> Any:
-    return app.send_task("record", ["x"], countdown=60)
-
-
 def send_by_delay(app: Celery) -> Any:
     app.finalize()
     return app.tasks["record"].delay("x")
@@ -68,14 +60,18 @@ def send_many(app: Celery) -> Any:
     return next(app.delayed.find())
 
 
-def send_unique(app: Celery) -> Any:
-    return app.send_task("record", ["x"], headers=unique_headers("k"))
+WAYS: dict[str, Callable[[Celery], Any]] = {
+    "now": lambda app: app.send_task("record", ["x"]),
+    "later": lambda app: app.send_task("record", ["x"], countdown=60),
+    "unique": lambda app: app.send_task("record", ["x"], headers=unique_headers("k")),
+    "by delay": send_by_delay,
+    "in a group": send_in_a_group,
+    "in a chain": send_a_chain,
+    "many": send_many,
+}
 
 
-WAYS = [send_now, send_later, send_by_delay, send_in_a_group, send_a_chain, send_many, send_unique]
-
-
-@pytest.mark.parametrize("send", WAYS)
+@pytest.mark.parametrize("send", WAYS.values(), ids=WAYS)
 def test_the_due_time_moves_to_the_next_opening(send: Callable[[Celery], Any], app: Celery) -> None:
     before = now()
     sent = send(app)
