@@ -18,13 +18,14 @@ import celery
 import pytest
 import redis
 from celery import Celery
-from kombu import Connection, Queue
+from kombu import Connection
 
 from kombu_delayed.connection import commands
 from kombu_delayed.store.claimable import Claimable
 from tests.kit.extended import MODULE as EXTENDED
 from tests.kit.inbox import Inbox
 from tests.kit.ledger import Ledger
+from tests.kit.mail import MAIL, publish
 from tests.kit.servers import Server, available_kinds, start_server
 from tests.kit.tasks_app import Settings, make_app
 from tests.kit.unheard_app import VARIABLE as UNHEARD_VARIABLE
@@ -136,15 +137,10 @@ COLD = {
 }
 
 
-def publish(connection: Connection, mail: Queue, *bodies: str) -> None:
-    for body in bodies:
-        connection.Producer().publish(body, exchange=mail.exchange, routing_key="mail")
-
-
-def hold(connection: Connection, mail: Queue, *bodies: str, received: int = 1) -> Inbox:
+def hold(connection: Connection, *bodies: str, received: int = 1) -> Inbox:
     """Publish messages and consume them without acks; so many have been handed out."""
-    inbox = Inbox(connection, mail, prefetch_count=5, ack=False)
-    publish(connection, mail, *bodies)
+    inbox = Inbox(connection, MAIL, prefetch_count=5, ack=False)
+    publish(connection, *bodies)
     inbox.receive(received)
     return inbox
 
@@ -189,28 +185,15 @@ def test_cold_shutdown_waits_for_threads(bench: Bench, how: str) -> None:
     assert bench.client.exists("{celery}:consumers", "{celery}:dead") == 0
 
 
-@pytest.mark.parametrize("module", ["tests.kit.tasks_app", EXTENDED])
-def test_a_worker_that_is_started_in_python_gives_back_early(bench: Bench, module: str) -> None:
-    setup = bench.settings(LONG_LEASE_SECONDS)
-    worker = bench.worker(setup, command=in_python(module, "w1"))
-    ids = bench.load(worker, 2)
-    bench.ledger.wait_for(2)
-    worker.send_signal(signal.SIGTERM)
-    wait_until(lambda: bench.client.llen("celery") == len(ids) - 2, "it is back")
-    assert not any("end" in bench.phases(id) for id in ids)
-    worker.wait()
-
-
 @pytest.mark.parametrize("error", [None, NotImplementedError])
 def test_a_signal_handler_cancels_while_a_message_is_handed_over(
     connection: Connection,
-    mail: Queue,
     client: redis.Redis,
     monkeypatch: pytest.MonkeyPatch,
     error: type[Exception] | None,
 ) -> None:
     """As Celery's does in a cold shutdown: the message is not taken for one that is none."""
-    inbox = Inbox(connection, mail)
+    inbox = Inbox(connection, MAIL)
     (tag,) = inbox.consumer._active_tags.values()
     channel = inbox.consumer.channel
 
@@ -220,7 +203,7 @@ def test_a_signal_handler_cancels_while_a_message_is_handed_over(
             raise error
 
     monkeypatch.setattr(channel, "_takes_tasks", cancel)
-    publish(connection, mail, "x", *([] if error else ["y"]))
+    publish(connection, "x", *([] if error else ["y"]))
     with pytest.raises(error) if error else contextlib.nullcontext():
         assert inbox.receive(1) == ["x"]
     connection.close()
@@ -229,10 +212,10 @@ def test_a_signal_handler_cancels_while_a_message_is_handed_over(
 
 
 def test_an_error_of_a_signal_handler_is_no_attempt(
-    connection: Connection, mail: Queue, client: redis.Redis
+    connection: Connection, client: redis.Redis
 ) -> None:
     """What has begun may go on in a thread: it failed only if its program has raised."""
-    inbox = Inbox(connection, mail, ack=False)
+    inbox = Inbox(connection, MAIL, ack=False)
     channel = inbox.consumer.channel
 
     def begin(message: Any) -> None:
@@ -242,7 +225,7 @@ def test_an_error_of_a_signal_handler_is_no_attempt(
         raise NotImplementedError
 
     inbox.consumer.on_message = begin
-    publish(connection, mail, "x")
+    publish(connection, "x")
     with pytest.raises(NotImplementedError):
         connection.drain_events(timeout=5)
     connection.close()
@@ -253,13 +236,12 @@ def test_an_error_of_a_signal_handler_is_no_attempt(
 @pytest.mark.parametrize("when", ["opened", "handed over"])
 def test_what_is_being_handed_over_goes_back_with_the_others(
     connection: Connection,
-    mail: Queue,
     client: redis.Redis,
     monkeypatch: pytest.MonkeyPatch,
     when: str,
 ) -> None:
     """In their order, where its program says when it begins."""
-    inbox = Inbox(connection, mail, prefetch_count=5, ack=False)
+    inbox = Inbox(connection, MAIL, prefetch_count=5, ack=False)
     channel, handed = inbox.consumer.channel, []
     opener = channel.consumer.parts[0].opener
     opened = opener.open
@@ -279,30 +261,29 @@ def test_what_is_being_handed_over_goes_back_with_the_others(
         assert handed[1:] == [] or when == "handed over"
 
     inbox.consumer.on_message = take
-    publish(connection, mail, *"abc")
+    publish(connection, *"abc")
     while client.llen("mail") < 3:
         with contextlib.suppress(TimeoutError):
             connection.drain_events(timeout=0.05)
     assert not any(map(channel.handed_out.begins, handed))
     assert client.llen("mail") == 3
     with connection.clone() as other:
-        assert Inbox(other, mail).receive(3) == ["a", "b", "c"]
+        assert Inbox(other, MAIL).receive(3) == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("when", ["_send", "read"])
 def test_what_a_claim_brings_goes_back_when_its_queue_is_cancelled_meanwhile(
     connection: Connection,
-    mail: Queue,
     client: redis.Redis,
     monkeypatch: pytest.MonkeyPatch,
     when: str,
 ) -> None:
     """At once: what a signal handler does next may take as long as a task."""
-    inbox = Inbox(connection, mail, prefetch_count=5, ack=False)
+    inbox = Inbox(connection, MAIL, prefetch_count=5, ack=False)
     channel = inbox.consumer.channel
     store, ends = channel.store, []
     deliver, place = store.deliver, store.run if when == "_send" else commands
-    publish(connection, mail, *"abc")
+    publish(connection, *"abc")
 
     def claim(*given: Any, **options: Any) -> Any:
         with pytest.MonkeyPatch.context() as patch:
@@ -327,10 +308,10 @@ def test_what_a_claim_brings_goes_back_when_its_queue_is_cancelled_meanwhile(
 
 @pytest.mark.parametrize("hears", ["the keeper", "the consumer", "nobody"])
 def test_nothing_is_begun_whose_lease_is_heard_to_have_ended_while_that_is_asked(
-    connection: Connection, mail: Queue, monkeypatch: pytest.MonkeyPatch, hears: str
+    connection: Connection, monkeypatch: pytest.MonkeyPatch, hears: str
 ) -> None:
     """By another thread, which closes the connection that the question went out on."""
-    inbox = hold(connection, mail, "x")
+    inbox = hold(connection, "x")
     channel, tag = inbox.consumer.channel, inbox.messages[0].delivery_tag
     channel.handed_out.waits(tag)
     lease = channel.consumer.lease
@@ -353,14 +334,13 @@ def test_nothing_is_begun_whose_lease_is_heard_to_have_ended_while_that_is_asked
 )
 def test_giving_back_that_was_interrupted_is_done_again(
     connection: Connection,
-    mail: Queue,
     client: redis.Redis,
     monkeypatch: pytest.MonkeyPatch,
     holder: str,
     move: str,
 ) -> None:
     """By another signal's handler, which raises."""
-    inbox = hold(connection, mail, *"abc")
+    inbox = hold(connection, *"abc")
     channel = inbox.consumer.channel
     with monkeypatch.context() as patch:
         owner = Claimable if holder == "announcing" else getattr(channel, holder)
@@ -373,9 +353,9 @@ def test_giving_back_that_was_interrupted_is_done_again(
 
 
 def test_a_signal_handler_gives_back_what_it_has_interrupted_the_giving_back_of(
-    connection: Connection, mail: Queue, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    connection: Connection, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inbox = hold(connection, mail, *"abc")
+    inbox = hold(connection, *"abc")
     channel = inbox.consumer.channel
     release, found = channel.store.release, []
 
@@ -394,10 +374,10 @@ def test_a_signal_handler_gives_back_what_it_has_interrupted_the_giving_back_of(
 
 
 def test_nobody_waits_for_a_thread_that_tells_the_server(
-    connection: Connection, mail: Queue, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    connection: Connection, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which a signal handler may have interrupted, to wait for the other one."""
-    inbox = hold(connection, mail, "a", "b", received=2)
+    inbox = hold(connection, "a", "b", received=2)
     store = inbox.consumer.channel.consumer.store
     ack, others = store.ack, list[threading.Thread]()
 
@@ -419,12 +399,18 @@ def raising(*args: object, **options: object) -> None:
     raise NotImplementedError
 
 
-def in_python(module: str, name: str) -> list[str]:
+def in_python(module: str) -> list[str]:
     """A worker with a pool of threads, started by a program of its own."""
     options = "pool='threads', concurrency=2, loglevel='INFO'"
     alone = "without_mingle=True, without_gossip=True"
-    start = f"app.Worker(hostname='{name}@test', {options}, {alone}).start()"
+    start = f"app.Worker(hostname='w1@test', {options}, {alone}).start()"
     return [sys.executable, "-c", f"from {module} import app; {start}"]
+
+
+COMMANDS = {
+    "python": in_python("tests.kit.tasks_app"),
+    "python, extended": in_python(EXTENDED),
+}
 
 
 @pytest.mark.parametrize(
@@ -435,11 +421,13 @@ def in_python(module: str, name: str) -> list[str]:
         ("solo", "SIGTERM"),
         ("gevent", "SIGTERM"),
         ("prefork", "SIGINT"),
+        *((name, "SIGTERM") for name in COMMANDS),
     ],
 )
 def test_warm_shutdown_finishes_what_runs(bench: Bench, pool: str, name: str) -> None:
     """The others are back within a second, while Celery may be busy with those that run."""
-    worker = bench.worker(bench.settings(LONG_LEASE_SECONDS), pool=pool, concurrency=2)
+    setup, command = bench.settings(LONG_LEASE_SECONDS), COMMANDS.get(pool)
+    worker = bench.worker(setup, pool=pool, concurrency=2, command=command)
     later = bench.app.send_task("record", countdown=3600).id
     ids = bench.load(worker, 4)
     running = 1 if pool == "solo" else 2
@@ -574,15 +562,12 @@ def test_a_worker_runs_what_it_holds_when_the_server_has_lost_its_data(
     assert bench.unacked == 0
 
 
-COMMANDS = {"python, extended": in_python(EXTENDED, "frozen")}
-
-
-@pytest.mark.parametrize("pool", ["prefork", "gevent", *COMMANDS])
+@pytest.mark.parametrize("pool", ["prefork", "gevent", "python, extended"])
 def test_a_worker_that_was_stopped_beyond_its_lease(bench: Bench, pool: str) -> None:
     """What it ran may run twice; what it had not started runs once, elsewhere."""
     setup = bench.settings(LEASE_SECONDS)
     command = COMMANDS.get(pool)
-    frozen = bench.worker(setup, "frozen", pool=pool, concurrency=2, command=command)
+    frozen = bench.worker(setup, pool=pool, concurrency=2, command=command)
     ids = bench.load(frozen, 1.5, 8)
     bench.ledger.wait_for(2)  # what a process was given it begins, whatever has come between
     os.killpg(frozen.pid, signal.SIGSTOP)
