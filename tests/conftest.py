@@ -63,6 +63,15 @@ def client(server: Server) -> Iterator[redis.Redis]:
 
 
 @pytest.fixture
+def own_server(tmp_path: Path) -> Iterator[Server]:
+    """A server of this test alone, which keeps its data: it may be restarted and killed."""
+    kind, config = available_kinds()[0], {"appendfsync": "always"}
+    directory = tmp_path / "server"
+    with start_server(kind, directory, port=0, append_only=True, config=config) as server:
+        yield server
+
+
+@pytest.fixture
 def store(client: redis.Redis) -> Store:
     """A store on the server's clock; a test sets `store.now` to move it."""
     return Store(client)

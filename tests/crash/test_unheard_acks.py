@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
@@ -15,22 +14,13 @@ from kombu_delayed.consumer import part as part_module
 from kombu_delayed.consumer.retrying import ACK_RETRY_SECONDS, LONGEST_RETRY_SECONDS
 from tests.crash.deaths import unacked
 from tests.crash.dying import Reader, dying_store
-from tests.kit.servers import Server, available_kinds, start_server
+from tests.kit.servers import Server
 from tests.kit.state import entry
 from tests.kit.wait import wait_until
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("no_keeper")]
 
 NOW_MS = 1_000_000
-KIND = available_kinds()[0]
-
-
-@pytest.fixture
-def own_server(tmp_path: Path) -> Iterator[Server]:
-    """A server of this test alone, which keeps its data: it may be killed."""
-    config = {"appendfsync": "always"}
-    with start_server(KIND, tmp_path, port=0, append_only=True, config=config) as server:
-        yield server
 
 
 def flush_scripts(server: Server) -> None:

@@ -16,7 +16,7 @@ from tests.kit.extended import Bench, extended
 from tests.kit.ledger import Ledger
 from tests.kit.policed import OpenApp, apps_on
 from tests.kit.sentinels import Group, start_group
-from tests.kit.servers import Server, available_kinds, start_server
+from tests.kit.servers import Server, available_kinds
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -40,15 +40,6 @@ def connect(server: Server) -> Iterator[Callable[..., Connection]]:
 @pytest.fixture
 def connection(connect: Callable[..., Connection]) -> Connection:
     return connect()
-
-
-@pytest.fixture
-def own_server(tmp_path: Path) -> Iterator[Server]:
-    """A server of this test alone, which keeps its data: it may be restarted and killed."""
-    kind, config = available_kinds()[0], {"appendfsync": "always"}
-    directory = tmp_path / "server"
-    with start_server(kind, directory, port=0, append_only=True, config=config) as server:
-        yield server
 
 
 @pytest.fixture
