@@ -12,7 +12,6 @@ import redis
 from kombu_delayed.inspection import events
 from kombu_delayed.inspection.backlog import Backlog
 from kombu_delayed.inspection.doctor import Doctor, examination, messages
-from kombu_delayed.store import caller, leases
 from kombu_delayed.store import store as store_module
 from kombu_delayed.store.store import Store
 from tests.crash.deaths import (
@@ -44,10 +43,7 @@ LATE_DUE_MS = DUE_MS + 1_000
 
 
 @pytest.fixture(autouse=True)
-def _small_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Moves of several messages take several commands."""
-    for module in (caller, leases, store_module):
-        monkeypatch.setattr(module, "CALL_LIMIT", 2)
+def _smaller_calls(small_calls: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "PURGE_LIMIT", 2)
     monkeypatch.setattr(messages, "CALL_LIMIT", 2)
     monkeypatch.setattr(examination, "PAGE_SIZE", 2)

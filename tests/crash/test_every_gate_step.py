@@ -7,8 +7,6 @@ import redis
 
 from kombu_delayed.inspection.gate_usage import slots_in_use
 from kombu_delayed.message.ticket import Gate, LimitNumbers, Ticket, Use, put_ticket
-from kombu_delayed.store import caller, leases
-from kombu_delayed.store import store as store_module
 from kombu_delayed.store.store import Entry, Store
 from tests.crash.deaths import (
     DUE_MS,
@@ -22,17 +20,10 @@ from tests.crash.deaths import (
 )
 from tests.kit.state import entry
 
-pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("no_keeper")]
+pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("no_keeper", "small_calls")]
 
 GATE = Gate("v", (LimitNumbers("all", 2),))
 OTHER = Gate("w", (LimitNumbers("all", 3),))
-
-
-@pytest.fixture(autouse=True)
-def _small_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Moves of several messages take several commands."""
-    for module in (caller, leases, store_module):
-        monkeypatch.setattr(module, "CALL_LIMIT", 2)
 
 
 def ticket(id: str, gate: Gate = GATE) -> str:

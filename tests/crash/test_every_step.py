@@ -10,8 +10,6 @@ import pytest
 import redis
 
 from kombu_delayed.inspection import backlog
-from kombu_delayed.store import caller, leases
-from kombu_delayed.store import store as store_module
 from kombu_delayed.store.store import Store
 from tests.crash.deaths import (
     DUE_MS,
@@ -37,16 +35,9 @@ from tests.crash.dying import Reader
 from tests.kit.backlog import check_backlog
 from tests.kit.state import all_keys, entry
 
-pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("no_keeper")]
+pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("no_keeper", "small_calls")]
 
 ETA = "1970-01-01T00:16:45+00:00"  # DUE_MS
-
-
-@pytest.fixture(autouse=True)
-def _small_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Moves of several messages take several commands."""
-    for module in (caller, leases, store_module):
-        monkeypatch.setattr(module, "CALL_LIMIT", 2)
 
 
 def deliver_due(store: Store) -> None:
