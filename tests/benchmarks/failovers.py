@@ -16,7 +16,7 @@ from tests.benchmarks.rig import Rig
 from tests.benchmarks.workers import in_batch, singly
 from tests.kit.ledger import Ledger
 from tests.kit.producers import Producers
-from tests.kit.sentinels import DOWN_AFTER_MS, MASTER, Group, _role, start_group
+from tests.kit.sentinels import DOWN_AFTER_MS, UNHURRIED, Group, start_group
 from tests.kit.servers import start_server
 from tests.kit.tasks_app import Settings, make_app
 from tests.kit.wait import wait_until
@@ -24,10 +24,6 @@ from tests.kit.workers import Worker
 
 KINDS = {"alone": singly, "batch": in_batch}
 WAITING = {"delayed_replicas_to_wait": 1}
-
-#: Sentinel's own, as in production; the tests hurry it.
-INTERVALS = ("info-period", "10000", "publish-period", "2000", "ping-period", "1000")
-INTERVALS += ("ask-period", "1000")
 
 #: Three threads send each 0.1 s, for now and with these countdowns.
 THREADS, PAUSE_SECONDS, COUNTDOWNS = 3, 0.1, (None, 0.5, 3, 8)
@@ -142,9 +138,7 @@ def failover(rig: Rig) -> Figures:
 def switched(rig: Rig, options: dict[str, Any]) -> Figures:
     """A promotion in the middle of some 700 messages, two workers of two processes each."""
     with start_group("valkey", rig.directory / "group") as group:
-        for sentinel in group.sentinels:
-            with sentinel.client() as client:
-                client.execute_command("SENTINEL", "DEBUG", *INTERVALS)
+        group.pace(UNHURRIED)
         with loaded(rig, group, options) as load:
             with load.producers:
                 time.sleep(10)
@@ -168,12 +162,9 @@ def switched(rig: Rig, options: dict[str, Any]) -> Figures:
 
 def _switch(group: Group) -> float:
     """Promote a replica and wait until the old master is one; returns when the new was named."""
-    old = group.master
-    with group.sentinels[0].client() as client:
-        client.execute_command("SENTINEL", "FAILOVER", MASTER)
-    group.wait_for_failover(old)
+    old = group.switch()
     switched_at = time.time()
-    wait_until(lambda: _role(group.client(old)) == "slave", "the old master is a replica", 60, 0.05)
+    wait_until(lambda: not group.is_master(old), "the old master is a replica", 60, 0.05)
     return switched_at
 
 

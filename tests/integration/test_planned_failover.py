@@ -18,7 +18,7 @@ from tests.kit.inbox import Connect, Inbox
 from tests.kit.ledger import Ledger
 from tests.kit.mail import MAIL
 from tests.kit.producers import Producers
-from tests.kit.sentinels import HURRY, MASTER, Group, _role
+from tests.kit.sentinels import HURRY, UNHURRIED, Group
 from tests.kit.servers import Server
 from tests.kit.tasks_app import Settings, make_app
 from tests.kit.wait import wait_until
@@ -26,44 +26,21 @@ from tests.kit.workers import Worker
 
 pytestmark = pytest.mark.thorough
 
-#: Sentinel's own: the old master is told that it is a replica some 10 s after the switch.
-UNHURRIED = ("info-period", "10000", "publish-period", "2000", "ping-period", "1000")
-
-
-def pace(group: Group, intervals: tuple[str, ...]) -> None:
-    for sentinel in group.sentinels:
-        if sentinel.running:
-            with sentinel.client() as client:
-                client.execute_command("SENTINEL", "DEBUG", *intervals)
-
 
 @pytest.fixture
 def hurried(shared_group: Group) -> None:
-    pace(shared_group, HURRY)
+    shared_group.pace(HURRY)
 
 
 @pytest.fixture
 def group(hurried: None, group: Group) -> Group:
-    pace(group, UNHURRIED)
+    group.pace(UNHURRIED)
     return group
 
 
 @pytest.fixture
 def connect(connect_group: Connect) -> Connect:
     return connect_group
-
-
-def switch(group: Group) -> Server:
-    """Have a replica take over; returns the old master, which is still one."""
-    old = group.master
-    with group.sentinels[0].client() as client:
-        client.execute_command("SENTINEL", "FAILOVER", MASTER)
-    group.wait_for_failover(old)
-    return old
-
-
-def is_master(group: Group, server: Server) -> bool:
-    return _role(group.client(server)) == "master"
 
 
 def scripts_run(group: Group, server: Server) -> int:
@@ -91,7 +68,7 @@ def test_workers_and_producers_leave_the_old_master(
             producers.send_more()
             ledger.wait_for(20)
             before = {*producers.sent}
-            old = switch(group)
+            old = group.switch()
 
             def all_have_left() -> bool:
                 count, done = scripts_run(group, old), len(ledger.entries())
@@ -100,14 +77,14 @@ def test_workers_and_producers_leave_the_old_master(
                 return scripts_run(group, old) == count
 
             wait_until(all_have_left, "nothing is sent to the old master")
-            assert is_master(group, old)
+            assert group.is_master(old)
             during = {*producers.sent} - before
             producers.send_more()
             producers.stop()
         ledger.wait_for_all(producers.sent)
         runs = ledger.runs()
         assert not [id for id in producers.sent if runs[id] > 1 and id not in during]
-        wait_until(lambda: not is_master(group, old), "the old master is a replica", 60)
+        wait_until(lambda: not group.is_master(old), "the old master is a replica", 60)
         ledger.wait_for_all([app.send_task("record").id])
 
 
@@ -119,7 +96,7 @@ def test_what_comes_in_the_middle_of_a_failover_is_kept(
     options = {"delayed_replicas_to_wait": 1}
     publish(connect(**options), "first")
     with ThreadPoolExecutor(1) as pool:
-        switching = pool.submit(switch, group)
+        switching = pool.submit(group.switch)
         accepted = ["first"]
         while not switching.done():
             monkeypatch.setattr(sentinel_watch, "_watches", {})  # as in a new process

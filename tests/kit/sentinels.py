@@ -21,6 +21,9 @@ HEAL_SECONDS = 30
 
 #: Sentinel's own intervals, which fit a network: shorter here, where the server can.
 HURRY = ("info-period", "500", "publish-period", "300", "ping-period", "500", "ask-period", "200")
+#: Its own: a master that was replaced is told some 10 s later that it is a replica.
+UNHURRIED = ("info-period", "10000", "publish-period", "2000", "ping-period", "1000")
+UNHURRIED += ("ask-period", "1000")
 
 
 class SentinelProcess(Server):
@@ -102,6 +105,24 @@ class Group:
         wait_until(lambda: self._has_moved_from(old), "another master is named", 40, 2)
         wait_until(lambda: _role(self.client(old)) == "slave", "the old master is a replica", 20)
         return old
+
+    def switch(self) -> Server:
+        """Have a replica take over; returns the old master, which is still one."""
+        old = self.master
+        with self.sentinels[0].client() as client:
+            client.execute_command("SENTINEL", "FAILOVER", MASTER)
+        self.wait_for_failover(old)
+        return old
+
+    def is_master(self, server: Server) -> bool:
+        return _role(self.client(server)) == "master"
+
+    def pace(self, intervals: tuple[str, ...]) -> None:
+        """Set the intervals of Sentinels that run."""
+        for sentinel in self.sentinels:
+            if sentinel.running:
+                with sentinel.client() as client:
+                    client.execute_command("SENTINEL", "DEBUG", *intervals)
 
     def _has_moved_from(self, old: Server) -> bool:
         if self.master is not old:
