@@ -136,14 +136,9 @@ def test_delete_if_empty_keeps_a_queue_with_messages(
     assert connection.default_channel.get_table("mail") == []
 
 
-# Expiry.
-
-needs_expiry = pytest.mark.skipif(
+@pytest.mark.skipif(
     not hasattr(stock.Channel, "_maybe_update_queues_expire"), reason="new in Kombu 5.6"
 )
-
-
-@needs_expiry
 def test_a_consumer_keeps_an_expiring_queue_alive(connect: Connect, client: redis.Redis) -> None:
     queue = named("brief", expires=0.3)
     connection = connect()

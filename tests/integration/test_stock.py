@@ -37,13 +37,6 @@ def stock(server: Server, prefix: str) -> Any:
         yield connection
 
 
-def test_stock_to_ours(stock: Connection, ours: Connection) -> None:
-    inbox = Inbox(ours, MAIL)
-    inbox.drain(0.05)
-    publish(stock, *range(5))
-    assert inbox.receive(5) == list(range(5))
-
-
 def test_an_eta_message_of_stock_is_parked(stock: Connection, ours: Connection) -> None:
     later = {**in_ms(60_000), "id": "later"}
     publish(stock, "later", headers=later)
