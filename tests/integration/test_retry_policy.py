@@ -124,21 +124,35 @@ def test_an_uncaught_error(app: Celery) -> None:
     assert len(again.failures) == 3
 
 
-@pytest.mark.parametrize("app", [[Backoff(10, retries=2)]], indirect=True)
-def test_strategy_of_a_queue(app: Celery) -> None:
-    @app.task(name="fails", shared=False)
+AUTORETRY = {"policies": [Backoff([10, 20])], "autoretry_for": (Exception,)}
+
+
+@pytest.mark.parametrize(
+    ("app", "options", "ends", "dead"),
+    [
+        ([], {}, [states.FAILURE], 0),
+        ([Backoff(10, retries=2)], {}, [states.RETRY, states.RETRY, states.FAILURE], 1),
+        ([Backoff(10)], {"policies": [Backoff(10, retries=0)]}, [states.FAILURE], 1),
+        ([], AUTORETRY, [states.RETRY, states.RETRY, states.FAILURE], 1),
+        ([], {**AUTORETRY, "dont_autoretry_for": (ValueError,)}, [states.FAILURE], 0),
+    ],
+    ids=["Celery's", "of a queue", "of a task in such a queue", "autoretry", "not to retry"],
+    indirect=["app"],
+)
+def test_a_task_that_always_fails(
+    app: Celery, options: dict[str, Any], ends: list[str], dead: int
+) -> None:
+    @app.task(name="fails", shared=False, **options)
     def fails() -> None:
         raise ValueError("no")
 
-    @app.task(name="never_again", shared=False, policies=[Backoff(10, retries=0)])
-    def never_again() -> None:
-        raise ValueError("no")
-
-    fails.delay()
-    assert [run_next(app) for _ in range(3)] == [states.RETRY, states.RETRY, states.FAILURE]
-    never_again.delay()
-    assert run_next(app) == states.FAILURE
-    assert len([*app.delayed.dead.list()]) == 2
+    result = fails.delay()
+    assert run_next(app) == ends[0]
+    if ends[0] == states.RETRY:
+        remaining = app.delayed.get(result.id).remaining
+        assert timedelta(seconds=5) < remaining <= timedelta(seconds=10)
+    assert [run_next(app) for _ in ends[1:]] == ends[1:]
+    assert len([*app.delayed.dead.list()]) == dead
 
 
 def test_self_retry(app: Celery) -> None:
@@ -163,19 +177,6 @@ def test_self_retry(app: Celery) -> None:
     app.delayed.cancel(result.id)
     asks.delay(max_retries=0)
     assert run_next(app) == states.FAILURE
-
-
-def test_autoretry(app: Celery) -> None:
-    @app.task(name="auto", shared=False, autoretry_for=(ValueError,), policies=[Backoff([10, 20])])
-    def auto() -> None:
-        raise ValueError("no")
-
-    result = auto.delay()
-    assert run_next(app) == states.RETRY
-    remaining = app.delayed.get(result.id).remaining
-    assert timedelta(seconds=5) < remaining <= timedelta(seconds=10)
-    assert [run_next(app) for _ in range(2)] == [states.RETRY, states.FAILURE]
-    assert len([*app.delayed.dead.list()]) == 1
 
 
 def test_a_strategy_of_one_s_own(app: Celery) -> None:
@@ -214,34 +215,6 @@ def test_a_strategy_that_fails_loses_nothing(app: Celery, wrong: Any) -> None:
     assert isinstance(result.result, KeyError)
     letter = app.delayed.dead.show(result.id)
     assert letter.letter.reason.startswith("its retry strategy has failed: ")
-
-
-def test_errors_that_celery_is_told_not_to_retry(app: Celery) -> None:
-    @app.task(
-        name="spared",
-        shared=False,
-        autoretry_for=(Exception,),
-        dont_autoretry_for=(KeyError,),
-        policies=[Backoff(10)],
-    )
-    def spared() -> None:
-        raise KeyError("k")
-
-    spared.delay()
-    assert run_next(app) == states.FAILURE
-    assert [*app.delayed.dead.list()] == []
-
-
-def test_a_task_without_a_strategy_is_celery_s(app: Celery) -> None:
-    @app.task(name="plain", shared=False, bind=True)
-    def plain(self: Any) -> None:
-        raise ValueError("no")
-
-    run = plain.run
-    plain.delay()
-    assert run_next(app) == states.FAILURE
-    assert plain.run == run
-    assert [*app.delayed.dead.list()] == []
 
 
 def test_a_called_task_just_raises(app: Celery) -> None:
