@@ -62,6 +62,7 @@ def option(name: str, **options: Any) -> Any:
     help="Messages of the queue whose slot moves at once, on a Cluster; 0: none moves. All of them "
     "are one key, and the node stalls while it moves.",
 )
+@option("--policyless", is_flag=True, help="Let workers join that do not know the policies.")
 @option("--keep", type=click.Path(path_type=Path), help="Keep logs and journals there.")
 @option("--write", type=click.Path(path_type=Path), help="Write a page of the results.")
 def main(
@@ -81,7 +82,7 @@ def main(
             order = Order(
                 *(whole * 60 / len(kinds), options["seed"], name),
                 *(options["rate"], options["every"], keep / kind / name if keep else None),
-                *(kind, options["reshard"]),
+                *(kind, options["reshard"], options["policyless"]),
             )
             results.append(run_shown(console, order))
             found = report.findings(results[-1])
@@ -103,7 +104,8 @@ def command(minutes: float, server: str, write: Path, **options: Any) -> str:
     given["write"] = write
     texts = {k: f"{v:g}" if isinstance(v, float) else v for k, v in given.items()}
     shown = (f"--{name} {text}" for name, text in texts.items() if text is not None)
-    return f"python -m tests.crash {' '.join(shown)}"
+    flag = " --policyless" * options["policyless"]
+    return f"python -m tests.crash {' '.join(shown)}{flag}"
 
 
 if __name__ == "__main__":

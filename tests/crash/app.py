@@ -2,6 +2,7 @@
 
 KOMBU_DELAYED_TEST_APP       JSON: fields of `tests.kit.tasks_app.Settings`; `ledger` is a directory
 KOMBU_DELAYED_TEST_WORKER    the name under which this process writes
+KOMBU_DELAYED_TEST_POLICYLESS    if set, the app does not know the limits
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from kombu import Producer
 
 from tests.crash.journal import WORKER, Journal, running, write, write_end, write_start, written_to
 from tests.kit.tasks_app import Settings
+
+POLICYLESS = "KOMBU_DELAYED_TEST_POLICYLESS"
 
 #: What waits for an answer.
 EXPECTATION = "celery_ext.expectation"
@@ -111,7 +114,8 @@ def _extend(app: Celery) -> None:
     options = app.conf.broker_transport_options
     # Longer than any step of the clock.
     app.conf.delayed_expectations = {"early_seconds": 86_400}
-    app.conf.broker_transport_options = {**options, "delayed_policies": limits.policies()}
+    if POLICYLESS not in os.environ:
+        app.conf.broker_transport_options = {**options, "delayed_policies": limits.policies()}
     asking.add_tasks(app)
 
 

@@ -100,6 +100,8 @@ class Life:
 
 def _version(how: str, env: dict[str, str]) -> dict[str, Any]:
     """What a worker that is unlike others is started with."""
+    if how == "policyless":
+        return {"env": {**env, "KOMBU_DELAYED_TEST_POLICYLESS": "1"}}
     if how == "previous":
         site = install_previous().site
         # The app and what it writes are of this version.
@@ -117,7 +119,7 @@ class Crew:
         self._queues = [*queues]
         self._settings = settings
         self._directory = directory
-        #: Slot -> how it differs from the others: it runs the "previous" version.
+        #: Slot -> how it differs from the others: it runs the "previous" version, or "policyless".
         self.changed: dict[int, str] = {}
         self.lives: list[Life] = []
         self.current: dict[int, Life] = {}

@@ -27,7 +27,7 @@ from tests.kit.servers import Server
 
 #: What finds no victim, or something in its way, strikes again so often, so much later.
 TRIES, AGAIN_SECONDS = 40, 1.5
-#: So long workers of two versions are there together.
+#: So long workers of two versions, or with other policies, are there together.
 MIXED_SECONDS = 8.0
 TERMINATE_SECONDS, TERMINATE_EVERY_SECONDS = 25.0, 1.0
 #: A pool of one process grows by that.
@@ -189,18 +189,24 @@ class Faults:
 
     def _redeploy(self) -> str | None:
         """Half of the slots run the previous version for a while."""
+        slots = range(self.rng.randrange(2), len(self.crew.slots), 2)
+        return self._changed("redeploy", slots, "previous")
+
+    def _policyless(self) -> str | None:
+        return self._changed("policyless", [self.rng.randrange(len(self.crew.slots))], "policyless")
+
+    def _changed(self, kind: str, slots: Collection[int], how: str) -> str | None:
         if self.crew.is_mixed or self._is_on(*TRYING):
             return None
-        slots = range(self.rng.randrange(2), len(self.crew.slots), 2)
 
         def undo() -> None:
             for slot in slots:
                 self.crew.changed.pop(slot, None)
             self._deploy(slots)
 
-        self.crew.changed.update(dict.fromkeys(slots, "previous"))
+        self.crew.changed.update(dict.fromkeys(slots, how))
         self._deploy(slots)
-        self._lasts("redeploy", MIXED_SECONDS, undo)
+        self._lasts(kind, MIXED_SECONDS, undo)
         return "half"
 
     def _deploy(self, slots: Collection[int]) -> None:
