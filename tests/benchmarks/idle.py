@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 import sys
 import threading
 import time
 from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from kombu import Connection, Queue
 
 from tests.benchmarks.app import QUEUE
-from tests.benchmarks.report import Figures, Line, benchmark
+from tests.benchmarks.report import Figures, Line, benchmark, percentile
 from tests.benchmarks.rig import Rig, Worker
+from tests.benchmarks.workers import send_steadily
+from tests.kit.proxy import Proxy
 from tests.kit.wait import wait_until
 
 FEW, MANY, PER_PROCESS = 10, 50, 10
@@ -115,6 +119,70 @@ def idle(rig: Rig) -> Figures:
 
 def names(count: int) -> list[str]:
     return [f"many-{n}" for n in range(count)]
+
+
+def worker_of(rig: Rig, count: int, url: str | None = None) -> Worker:
+    worker = rig.start_worker("-Q", ",".join(names(count)), url=url).await_ready(READY_SECONDS)
+    time.sleep(rig.scaled(20, 5))
+    return worker
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+@benchmark(
+    "many-queues",
+    Line(
+        f"a worker of {IDLE_QUEUES} idle queues: commands/s (of clients); of a core",
+        "{commands:.0f} ({of_clients:.0f}); {percent:.1f} %",
+        "≤ 30; ≤ 1 %",
+        reached=lambda f: f["commands"] <= 30 and f["percent"] <= 1,
+        stock="{stock_commands:.0f} ({stock_of_clients:.0f}); {stock_percent:.1f} %",
+    ),
+    stock=True,
+    rounds=1,
+)
+def many_queues(rig: Rig) -> Figures:
+    worker = worker_of(rig, rig.scaled(IDLE_QUEUES, 100))
+    seconds, before = rig.scaled(30.0, 5.0), cpu_seconds(worker.pid)
+    by_clients, by_scripts = count_commands(rig, seconds)
+    percent = (cpu_seconds(worker.pid) - before) / seconds * 100
+    return {"commands": by_clients + by_scripts, "of_clients": by_clients, "percent": percent}
+
+
+def _to_any(queues: int, chance: random.Random, number: int) -> dict[str, Any]:
+    """Each second one has a countdown."""
+    countdown = {"countdown": chance.uniform(1, 5)} if number % 2 else {}
+    return {"queue": f"many-{chance.randrange(queues)}", **countdown}
+
+
+@benchmark(
+    "many-queues-far",
+    Line(
+        f"a worker of {FAR_QUEUES} queues, {ROUND_TRIP_SECONDS * 1000:.0f} ms a round trip, "
+        f"{RATE} tasks/s: lateness of start p99, tasks for now; delayed",
+        "{now_ms:.0f}; {delayed_ms:.0f} ms",
+        "≤ 100; ≤ 100 ms",
+        reached=lambda f: f["now_ms"] <= 100 and f["delayed_ms"] <= 100,
+        stock="{stock_now_ms:.0f}; {stock_delayed_ms:.0f} ms",
+    ),
+    stock=True,
+    rounds=1,
+)
+def many_queues_far(rig: Rig) -> Figures:
+    queues, count = rig.scaled(FAR_QUEUES, 100), rig.scaled(40, 5) * RATE
+    with Proxy(rig.server.port or 0, delay_seconds=ROUND_TRIP_SECONDS / 2) as proxy:
+        worker_of(rig, queues, rig.url(proxy.port))
+        options = partial(_to_any, queues)
+        rig.apart(send_steadily, rig.url(), count, RATE, options, seconds=300)
+        rig.await_done(count, 120)
+    late = {start.number: (start.at - start.due) * 1000 for start in rig.starts()}
+    return {
+        "now_ms": percentile([ms for number, ms in late.items() if number % 2 == 0], 0.99),
+        "delayed_ms": percentile([ms for number, ms in late.items() if number % 2], 0.99),
+    }
 
 
 @benchmark(

@@ -71,12 +71,6 @@ def at_least(what: str, factor: float) -> Line:
     )
 
 
-def rate_of(what: str, name: str, least: int) -> Line:
-    """The figure `name` is to be so much a second."""
-    reached = lambda f: f[name] >= least  # noqa: E731
-    return Line(what, f"{{{name}:,.0f}}/s", f"≥ {least:,}/s", reached=reached)
-
-
 @dataclass(frozen=True)
 class Benchmark:
     """`measure` is called with a rig."""

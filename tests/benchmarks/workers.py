@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from time import perf_counter
 from typing import Any
@@ -81,14 +81,20 @@ def throughput_delay(rig: Rig) -> Figures:
     return drain(rig, rig.scaled(4_000, 800), rig.url(port))
 
 
-def send_steadily(url: str, count: int) -> None:
-    """Each task is due after a countdown of its own."""
+def send_steadily(
+    url: str, count: int, rate: float, options: Callable[[random.Random, int], dict[str, Any]]
+) -> None:
+    """Each task is due after a countdown of its own, or at once."""
     work = create_app(url).tasks["work"]
     chance, began = random.Random(1), time.time()
     for number in range(count):
-        time.sleep(max(began + number / RATE - time.time(), 0))
-        countdown = chance.uniform(*AHEAD_SECONDS)
-        work.apply_async((number, time.time() + countdown), countdown=countdown)
+        time.sleep(max(began + number / rate - time.time(), 0))
+        own = options(chance, number)
+        work.apply_async((number, time.time() + own.get("countdown", 0)), **own)
+
+
+def _ahead(chance: random.Random, number: int) -> dict[str, Any]:
+    return {"countdown": chance.uniform(*AHEAD_SECONDS)}
 
 
 @benchmark(
@@ -106,7 +112,7 @@ def send_steadily(url: str, count: int) -> None:
 def lateness(rig: Rig) -> Figures:
     count = rig.scaled(30, 5) * RATE
     rig.start_worker().await_ready()
-    rig.apart(send_steadily, rig.url(), count)
+    rig.apart(send_steadily, rig.url(), count, RATE, _ahead)
     rig.await_done(count, AHEAD_SECONDS[1] + 20)
     late_ms = [(start.at - start.due) * 1000 for start in rig.starts()]
     return {
