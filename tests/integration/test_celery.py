@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -266,12 +267,13 @@ def test_no_more_connections_than_a_stock_worker(server: Server, tmp_path: Path,
     for scheme in ("", "delayed+"):
         ledger = Ledger(tmp_path / f"{scheme}ledger")
         settings = Settings(f"{scheme}{server.url}", None, {}, str(ledger.path))
-        with Worker(settings, tmp_path, pool=pool, concurrency=2) as worker:
-            app = make_app(settings)
+        with (
+            Worker(settings, tmp_path, pool=pool, concurrency=2) as worker,
+            make_app(settings) as app,
+        ):
             ledger.wait_for_all([app.send_task("record").id])
-            wait_until(lambda: app.control.ping([worker.name], timeout=1), "it answers")
+            wait_until(partial(app.control.ping, [worker.name], timeout=1), "it answers")
             counts[scheme] = connections(worker.pid, server.port)
-            app.close()
     assert 0 < counts["delayed+"] <= counts[""]
 
 
