@@ -249,8 +249,6 @@ class Claims:
             for source in owing:
                 source.passed_on()
 
-    # Claiming.
-
     def _claim_together(self, wanted: list[list[Source]], room: int, now: float) -> None:
         """Claim of many queues in few round trips; of those that owe it, also without room."""
         wants: dict[str, int] = {}
