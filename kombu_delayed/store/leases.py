@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..connection.native import get_logger
-from ..errors import UNREACHABLE, NodeDown
+from ..errors import NodeDown
 from . import instrumentation
 from .caller import CALL_LIMIT, Caller, chunks
 from .scripts import Call
@@ -127,7 +127,7 @@ class Leases:
 
     def _heard(self, answer: Any) -> Any:
         """What was said of some leases; None: their node cannot be asked. Raises other errors."""
-        if self._store.cluster and isinstance(answer, UNREACHABLE):
+        if isinstance(answer, self._store.errors_of_one_queue):
             logger.info("Cannot renew the lease on a queue now: %s", answer)
             return None
         if isinstance(answer, Exception):
