@@ -27,9 +27,9 @@ class Lane:
     """One connection of a pipeline. Where it is not redirected it does each command once."""
 
     def __init__(
-        self, wire: ServerConnection, store: Store, on_answer: Callable[[Sent, Any], None]
+        self, server: ServerConnection, store: Store, on_answer: Callable[[Sent, Any], None]
     ) -> None:
-        self._wire = wire
+        self._server = server
         self._store = store
         self._on_answer = on_answer
         self._connection: Any = None
@@ -39,9 +39,9 @@ class Lane:
     def send(self, commands: list[Sent]) -> None:
         """Send commands."""
         if self._connection is None:
-            self._connection = self._wire.connect()
+            self._connection = self._server.connect()
         else:
-            self._wire.refresh(self._connection, is_idle=not self.unconfirmed)
+            self._server.refresh(self._connection, is_idle=not self.unconfirmed)
         packed = [pack(command) for _, command in commands]
         self._connection.send_packed_command(packed, check_health=not self.unconfirmed)
         self.unconfirmed.extend(commands)
@@ -77,7 +77,7 @@ class Lane:
             return
         if self.unconfirmed or self._has_failed:  # the server may be a replica by now
             connection.disconnect()
-        self._wire.pool.release(connection)
+        self._server.pool.release(connection)
 
 
 class Pipeline:
@@ -100,8 +100,8 @@ class Pipeline:
         Replicas have to have what is sent under a verb in `waits_for`.
         """
         before = {lane: len(lane.unconfirmed) for lane in self._lanes.values()}
-        for wire, part in self._by_wire(commands).items():
-            lane = self._lanes.setdefault(wire, Lane(wire, self._store, self._answered))
+        for server, part in self._by_server(commands).items():
+            lane = self._lanes.setdefault(server, Lane(server, self._store, self._answered))
             if self._store.replicas and any(verb in waits_for for verb, _ in part):
                 part.append((WAIT, self._store.replicas.command))
             lane.send(part)
@@ -110,7 +110,7 @@ class Pipeline:
     def _answered(self, sent: Sent, answer: Any) -> None:
         self._on_answer(sent[0], answer)
 
-    def _by_wire(self, commands: list[Sent]) -> dict[ServerConnection, list[Sent]]:
+    def _by_server(self, commands: list[Sent]) -> dict[ServerConnection, list[Sent]]:
         found: dict[ServerConnection, list[Sent]] = {}
         for verb, command in commands:
             found.setdefault(self._store.run.to(command), []).append((verb, command))
