@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -135,6 +136,32 @@ def test_a_connection_that_a_child_has_open_leaves_no_ghost(
         loop.turn_until(lambda: "x" in loop.inbox.bodies, "it goes on")
         loop.turn_idle()
         assert ghosts(os.getpid()) == []
+
+
+@pytest.mark.parametrize("is_watched", [False, True])
+def test_an_event_of_a_ghost_neither_blocks_nor_spins(
+    is_watched: bool, loop: Loop, connect: Connect, mail: Queue
+) -> None:
+    epoll = loop.poller.poller._selector._selector
+    ours, other = socket.socketpair()
+    if is_watched:  # the number belongs to the waiting connection again
+        number = loop.channel.consumer.wake.connection._sock.fileno()
+        keep = os.dup(number)
+        os.dup2(ours.fileno(), number)
+        epoll.register(number, select.EPOLLIN)
+        os.dup2(keep, number)
+        os.close(keep)
+    else:
+        number = os.dup(ours.fileno())
+        epoll.register(number, select.EPOLLIN)
+        os.close(number)
+    with ours, other:
+        assert ghosts(os.getpid())
+        other.send(b"boo")
+        loop.turn_idle()
+        assert ghosts(os.getpid()) == []
+        connect().Producer().publish("x", exchange="mail", routing_key="mail", declare=[mail])
+        loop.turn_until(lambda: loop.inbox.bodies == ["x"], "it goes on")
 
 
 @pytest.mark.parametrize("resets", [False, True])
