@@ -142,10 +142,10 @@ def test_a_connection_that_a_child_has_open_leaves_no_ghost(
 def test_an_event_of_a_ghost_neither_blocks_nor_spins(
     is_watched: bool, loop: Loop, connect: Connect, mail: Queue
 ) -> None:
-    epoll = loop.poller.poller._selector._selector
+    epoll = loop.poller.sockets.poller._selector._selector
     ours, other = socket.socketpair()
     if is_watched:  # the number belongs to the waiting connection again
-        number = loop.channel.consumer.wake.connection._sock.fileno()
+        number = loop.channel.consumer.wakes[0].connection._sock.fileno()
         keep = os.dup(number)
         os.dup2(ours.fileno(), number)
         epoll.register(number, select.EPOLLIN)

@@ -18,7 +18,7 @@ PAGE = ROOT / "docs" / "reference" / "python.md"
 INNER = {"contributing", "decisions", "upstream", "reference"}
 
 #: Where imports for the other modules of a package are gathered.
-GATHERED = {"kombu_delayed.store.store"}
+GATHERED = {"kombu_delayed.inspection.doctor", "kombu_delayed.store.store"}
 
 IMPORT = re.compile(
     r"^\s*(?:>>> )?(?:from ((?:celery_ext|kombu_delayed)[\w.]*) import (?:\(([^)]*)\)|(.+))"
