@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +24,8 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.reads = 100.0, 0
-        monkeypatch.setattr("celery_ext.http.service.cache.time.monotonic", lambda: self.now)
+        own_time = SimpleNamespace(monotonic=lambda: self.now)
+        monkeypatch.setattr("celery_ext.http.service.cache.time", own_time)
 
     def read(self, seconds: float = 0.0) -> int:
         self.now += seconds
@@ -77,7 +79,7 @@ NOW = 1_000_000_000 * PART_SECONDS + PART_SECONDS / 2
 
 @pytest.fixture(autouse=True)
 def _now(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("celery_ext.http.pages.activity.time.time", lambda: NOW)
+    monkeypatch.setattr("celery_ext.http.pages.activity.time", SimpleNamespace(time=lambda: NOW))
 
 
 def test_a_pulse(client: redis.Redis, store: Store) -> None:

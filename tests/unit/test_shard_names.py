@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from kombu_delayed.connection.connection import pairs
+from kombu_delayed.connection.commands import pairs
 from kombu_delayed.store import shards as shards_module
 from kombu_delayed.store.keys import shard_count, shard_counts
 from kombu_delayed.store.shards import (
