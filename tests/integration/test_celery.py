@@ -261,19 +261,21 @@ def test_worker_on_a_unix_socket(ledger: Ledger, tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
-def test_no_more_connections_than_a_stock_worker(server: Server, tmp_path: Path, pool: str) -> None:
+def test_no_more_connections_than_a_stock_worker(
+    own_server: Server, tmp_path: Path, pool: str
+) -> None:
     """Counted when it has run a task and has answered: then each part has opened its own."""
     counts = {}
     for scheme in ("", "delayed+"):
         ledger = Ledger(tmp_path / f"{scheme}ledger")
-        settings = Settings(f"{scheme}{server.url}", None, {}, str(ledger.path))
+        settings = Settings(f"{scheme}{own_server.url}", None, {}, str(ledger.path))
         with (
             Worker(settings, tmp_path, pool=pool, concurrency=2) as worker,
             make_app(settings) as app,
         ):
             ledger.wait_for_all([app.send_task("record").id])
             wait_until(partial(app.control.ping, [worker.name], timeout=1), "it answers")
-            counts[scheme] = connections(worker.pid, server.port)
+            counts[scheme] = connections(worker.pid, own_server.port)
     assert 0 < counts["delayed+"] <= counts[""]
 
 
