@@ -174,7 +174,9 @@ class ClusterConsumer(Consumer):
         parts = self._in_turn()
         for n, part in enumerate(parts):
             session.wanting = sum(each.wants(now) for each in parts[n:])
-            session.elsewhere = sum(len(each.claims.buffer) for each in parts if each is not part)
+            others = [each.claims for each in parts if each is not part]
+            session.elsewhere = sum(len(each.buffer) for each in others)
+            session.turns_elsewhere = sum(len(each.sources) for each in others)
             next_at = min(next_at, part.step())
         return next_at
 

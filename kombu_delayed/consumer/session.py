@@ -58,8 +58,10 @@ class Session:
         self.tag = 0
         #: How many parts have something to claim that have not had their turn.
         self.wanting = 1
-        #: How many messages were claimed by other parts and not handed out.
+        #: How many messages were claimed by other parts and not handed out …
         self.elsewhere = 0
+        #: … and how many queues these have.
+        self.turns_elsewhere = 0
         self.quick_runs = 0
         #: Whether tasks end before `hand_over` returns, or may: the next one may take for long.
         self.runs_here = False

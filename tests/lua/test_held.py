@@ -342,3 +342,14 @@ def test_park_under_a_taken_id(store: Store, client: redis.Redis) -> None:
     after = state(client)
     assert after["{q}:messages"] == {"a": "0" + A, "a\x1f2": "0" + B}
     assert after["{q}:duplicates"] == {"a": "2"}
+
+
+@pytest.mark.parametrize("gate", [None, Gate("v", ())])
+def test_who_does_not_know_that_a_queue_deletes_itself_keeps_its_lease(
+    gate: Gate | None, store: Store, client: redis.Redis
+) -> None:
+    deliver(store, expires_ms=-1, gate=gate)
+    assert client.pttl("{q}:consumers") > 0
+    store.publish("q", [entry("a")])
+    assert deliver(store, consumer="B", gate=gate)
+    assert client.pttl("{q}:consumers") == -1

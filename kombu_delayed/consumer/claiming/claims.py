@@ -201,8 +201,7 @@ class Claims:
             room = 0 if self.buffer else UNLIMITED_CLAIM
         else:
             room = self._qos.prefetch_count - self._qos.outstanding - len(self.buffer)
-            room = min(room, LARGEST_CLAIM)
-        return max(room - self._session.elsewhere, 0)
+        return max(min(room, LARGEST_CLAIM) - self._session.elsewhere, 0)
 
     def _worth_claiming(self, room: int, now: float) -> int:
         most = min(self._qos.prefetch_count, LARGEST_CLAIM)
@@ -228,7 +227,9 @@ class Claims:
         cycle, room = self._session.cycle, self.room()
         poll = partial(look, self._store)
         kept = self.agenda.come(now, room > 0, poll, self._session.options.poll_seconds)
-        if (room := self._worth_claiming(room, now)) and (wanted := self.agenda.wanted(cycle)):
+        room = self._worth_claiming(room, now)
+        turns = len(self.sources) + self._session.turns_elsewhere
+        if room and (wanted := self.agenda.wanted(cycle, turns)):
             if sum(map(len, wanted)) > FEW_QUEUES:
                 self._claim_together(wanted, room, now)
             else:

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable
 from itertools import count
 from operator import attrgetter
-from sys import maxsize
 from typing import TYPE_CHECKING, Any
 
 from kombu.utils.scheduling import priority_cycle
@@ -268,12 +267,15 @@ class Agenda:
             source.ready = True
         return kept
 
-    def wanted(self, cycle: Any) -> list[list[Source]]:
-        """The shards to claim from: of each queue in its turn, and each shard in its turn."""
+    def wanted(self, cycle: Any, turns: int) -> list[list[Source]]:
+        """The shards to claim from: of each queue in its turn, and each shard in its turn.
+
+        At most so many `turns` are taken: a cycle of the program's own may have no end.
+        """
         shards: dict[str, list[Source]] = {}
         for source in sorted(self.ready.values(), key=_claimed_at):
             shards.setdefault(source.whole, []).append(source)
-        return [shards[queue] for queue in cycle.consume(maxsize) if queue in shards]
+        return [shards[queue] for queue in cycle.consume(turns) if queue in shards]
 
     def wants(self, now: float) -> bool:
         """Whether there may be something to claim."""

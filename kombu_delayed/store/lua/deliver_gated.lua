@@ -238,8 +238,8 @@ if expires_ms > 0 then
     leases_last_for(consumers, kept_ms)
     for _, key in ipairs({unacked, gate .. 'slots', gate .. 'slots:' .. consumer}) do last_for(key, kept_ms) end
   end
-elseif expires_ms < 0 and lease_ms > 0 then
-  last_while_used(consumers, redis.call('EXISTS', unacked, gate .. 'slots:' .. consumer) > 0, lease_ms)
+elseif lease_ms > 0 and (expires_ms < 0 or redis.call('PTTL', consumers) >= 0 and redis.call('EXISTS', of_queue('expires')) == 0) then
+  last_while_used(consumers, expires_ms == 0 or redis.call('EXISTS', unacked, gate .. 'slots:' .. consumer) > 0, lease_ms)
 end
 if version == '' and redis.call('EXISTS', waiting) == 1 then answer[3] = answer[3] + 2 end
 return answer
