@@ -7,6 +7,7 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from celery import Celery
+from kombu.exceptions import OperationalError
 
 from kombu_delayed.transport.channel.channel import Channel
 
@@ -74,6 +75,12 @@ class Capture:
         try:
             send(*args, **options)
             return self._messages
+        except AttributeError as error:  # Kombu's, of a channel that has no connection any more
+            if not self._channel.closed:
+                raise
+            raise OperationalError(
+                "the connection was closed meanwhile, as another thread has lost the broker"
+            ) from error
         finally:
             _current.reset(token)
             self._messages = []

@@ -1,0 +1,29 @@
+"""What captures a message shares its channel with other threads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from celery import Celery
+from kombu.exceptions import OperationalError
+
+from celery_ext.app.capture import Capture
+
+
+@pytest.mark.parametrize(("closed", "error"), [(True, OperationalError), (False, AttributeError)])
+def test_a_channel_that_another_thread_closes(
+    closed: bool, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Celery's programs know the one error, and may try again; the other one is a fault."""
+
+    def send() -> Any:
+        monkeypatch.setattr(channel, "closed", closed)
+        if closed:
+            channel.connection = None
+        return channel.connection.state if closed else channel.no_such_attribute
+
+    with Celery(broker="memory://") as app, app.connection() as connection:
+        channel = connection.channel()
+        with pytest.raises(error):
+            Capture(app, channel).of(send)
