@@ -56,8 +56,8 @@ def tell_of_burials(store: Any, queue: str, ids: list[str]) -> None:
     """
     if not ids:
         return
-    if current is not None:
-        current.buried(queue, len(ids))
+    if (told := current) is not None:
+        told.buried(queue, len(ids))
     if burial_listeners:
         try:
             _executor(os.getpid()).submit(_call, store, queue, ids)
