@@ -1,7 +1,13 @@
 """The version of the format in which a database keeps messages, as `major.minor`.
 
-A newer minor version can be read and written by this one. A newer major version cannot: whoever
-meets it stops. No version at all is what 0.1.0 left behind: major version 1.
+A newer minor version can be read and written by this one. A newer major version cannot: a process
+that meets it stops. An older major version stays as it is until an operator raises it, since the
+processes that know no newer one would stop.
+
+- 1: all payloads of a queue are in one hash.
+- 2: a hash that becomes large is spread over several keys.
+
+A database without a version gets the newest one.
 """
 
 from __future__ import annotations
@@ -18,7 +24,10 @@ from .native import get_logger
 logger = get_logger(__name__)
 
 #: What this package reads and writes.
-MAJOR, MINOR = 1, 0
+MAJOR, MINOR = 2, 0
+
+#: The first major version that spreads large hashes over several keys.
+BUCKETS_SINCE = 2
 
 #: How often a process that is running asks again. It also asks whenever it has connected anew.
 LOOK_SECONDS = 30.0
@@ -34,6 +43,8 @@ class Format:
 
     def __init__(self, key: str) -> None:
         self.key = key
+        #: Whether large hashes may be spread over several keys. False until the server has said so.
+        self.has_buckets = False
         self._is_forbidden = False
 
     def look(self, send: Callable[..., Any]) -> None:
@@ -44,12 +55,22 @@ class Format:
             self._warn_once(error)
             return
         if found is not None:
-            check(found)
+            self.has_buckets = check(found) >= BUCKETS_SINCE
             return
         try:
             send("SET", self.key, f"{MAJOR}.{MINOR}", "NX")
         except _REFUSED:
             return
+        self.has_buckets = True
+
+    def upgrade(self, send: Callable[..., Any]) -> bool:
+        """Raise the version to this package's; returns whether it was lower. Raises FormatError."""
+        found = send("GET", self.key)
+        if found is not None and check(found) == MAJOR:
+            return False
+        send("SET", self.key, f"{MAJOR}.{MINOR}")
+        self.has_buckets = True
+        return True
 
     def _warn_once(self, error: Exception) -> None:
         if not self._is_forbidden:
@@ -63,11 +84,11 @@ class Format:
             )
 
 
-def check(found: bytes) -> None:
-    """Raise FormatError for a version that this package cannot work with."""
+def check(found: bytes) -> int:
+    """The major version. Raises FormatError for one that this package cannot work with."""
     version = _VERSION.fullmatch(found)
     if version and int(version[1]) <= MAJOR:
-        return
+        return int(version[1])
     shown = found.decode(errors="backslashreplace")
     raise FormatError(
         f"the messages in Redis have format {shown}, and this version of kombu-delayed knows "

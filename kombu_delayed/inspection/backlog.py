@@ -76,7 +76,7 @@ class Backlog:
         run, keys = self.store.run, self._keys
         numbers = range(2, int(run("HGET", keys.duplicates, id) or 1) + 1)
         members = [id, *(f"{id}\x1f{n}" for n in numbers)]
-        found = zip(members, run("HMGET", keys.messages, *members), strict=True)
+        found = zip(members, self.store.records(self.queue, members), strict=True)
         return [Waiting(member, open_kept(record)) for member, record in found if record]
 
     def pages(
@@ -192,7 +192,7 @@ class Backlog:
             counts = [a + b for a, b in zip(counts, found, strict=True)]
             if not more:
                 return counts
-        counts[-1] += max(run("HLEN", keys.messages) - sum(counts), 0)
+        counts[-1] += max(self.store.delayed_count(self.queue) - sum(counts), 0)
         return counts
 
     def _waiting_between(self, edges_ms: Sequence[int]) -> list[int]:
@@ -209,7 +209,7 @@ class Backlog:
         name = member.encode(errors="surrogateescape")
         if run("ZSCORE", keys.waiting, name) is None:
             return None
-        record = run("HGET", keys.messages, name)
+        [record] = self.store.records(self.queue, [name])
         limit = run("HGET", keys.gate + "lanes", lane_in(record or b""))
         return reason_of((limit or b"").decode())
 

@@ -179,7 +179,7 @@ class Correlation:
         """Of the messages with these ids that are delayed."""
         if not ids:
             return {}
-        records = self.store.run("HMGET", self._keys.messages, *ids)
+        records = self.store.records(self.queue, ids)
         return {
             id: open_kept(record).due_ms
             for id, record in zip(ids, records, strict=True)

@@ -92,7 +92,7 @@ class ToStock(Migration):
     def _hand_back(self, queue: str, page: Sequence[tuple[bytes, float]]) -> int:
         """Returns how many have left their place."""
         now_ms, messages = self._now_ms(), self.store.keys(queue).messages
-        records = self.client.hmget(messages, [member for member, _ in page])
+        records = self.store.records(queue, [member for member, _ in page])
         entries = []
         for (member, score), record in zip(page, records, strict=True):
             if record is None:

@@ -22,6 +22,9 @@ from .shards import QueueShards, Shards
 
 DEFAULT_PARTITION_SIZE = 128
 
+#: About so many bytes of messages are in one key; as many as a server moves or deletes in a few ms.
+DEFAULT_BUCKET_BYTES = 1_000_000
+
 #: Messages in one call of a script: a call stays below a few milliseconds, and below Lua's stack.
 CALL_LIMIT = 250
 
@@ -95,6 +98,7 @@ class Caller:
         priority_steps: Iterable[int] = (0, 3, 6, 9),
         separator: str = SEPARATOR,
         partition_size: int = DEFAULT_PARTITION_SIZE,
+        bucket_bytes: int = DEFAULT_BUCKET_BYTES,
         limits: Limits | None = None,
         event_limit: int = 0,
         shards: int | Mapping[str, int] = 1,
@@ -113,6 +117,8 @@ class Caller:
         self.shards = self._new_shards(prefix, shards)
         self.replicas = replicas
         self.partition_size = partition_size
+        #: How large a bucket may become; 0: nothing is spread over buckets.
+        self.bucket_bytes = bucket_bytes
         self.limits = limits or Limits()
         self.event_limit = event_limit
         self._trimming = Trimming()
@@ -134,6 +140,7 @@ class Caller:
         owner: str | None,
         now: str,
         partition_size: int,
+        bucket_bytes: int,
         limits: Limits,
     ) -> dict[str, Any]:
         keys, takes = self.keys(queue), script(name)
@@ -142,6 +149,7 @@ class Caller:
             "steps": keys.steps,
             "now": now,
             "partition_size": partition_size,
+            "bucket_bytes": bucket_bytes,
             "event_limit": 0,
             "max_deliveries": limits.max_deliveries,
             "dead_limit": limits.dead_limit,
@@ -197,7 +205,11 @@ class Caller:
         Known are the keys of the queue and what this store was made with. `owner` is the consumer
         or the job that some of the keys are of.
         """
-        known = self._known(name, queue, owner, self.now, self.partition_size, self.limits)
+        is_spread = self.format is None or self.format.has_buckets
+        bucket_bytes = self.bucket_bytes if is_spread else 0
+        known = self._known(
+            name, queue, owner, self.now, self.partition_size, bucket_bytes, self.limits
+        )
         if self.event_limit and "event_limit" in known:
             given["event_limit"] = self._trimming.bound(known["events"], self.event_limit)
         return script(name), {**known, **given}
@@ -206,6 +218,10 @@ class Caller:
         """Run a script, with what it takes as in `call`."""
         move, all_given = self.call(name, queue, owner, **given)
         return move(self.run, **all_given)
+
+    def fields(self, queue: str, hash: str, names: Sequence[str | bytes]) -> list[bytes | None]:
+        """What a hash that is spread over buckets has under some names."""
+        return self.ask("records", queue, hash=hash, fields=names) if names else []
 
     def together(self, calls: Sequence[Call]) -> list[Any]:
         """Run scripts of many queues in one go; where one was refused, its error is its answer."""

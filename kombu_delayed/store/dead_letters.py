@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..connection.commands import pairs
 from ..message.wait import Wait
 from .caller import Caller, chunks
 
@@ -57,15 +58,29 @@ class DeadLetters:
         """The dead letters with these ids, without those that are there no more."""
         if not ids:
             return []
-        keys = self._store.keys(queue)
         raw = [id.encode(errors="surrogateescape") for id in ids]
-        records = self._store.run("HMGET", keys.dead_messages, *raw)
-        notes = self._store.run("HMGET", keys.dead_reasons, *raw)
+        records, notes = self.records(queue, raw), self.notes(queue, raw)
         return [
             DeadLetter(id, record[1:], **json.loads(note.decode(errors="replace")))
             for id, record, note in zip(ids, records, notes, strict=True)
             if record is not None and note is not None
         ]
+
+    def records(self, queue: str, ids: Sequence[bytes]) -> list[bytes | None]:
+        """Priority step + message of dead letters, None for an id that has none."""
+        return self._store.fields(queue, self._store.keys(queue).dead_messages, ids)
+
+    def notes(self, queue: str, ids: Sequence[bytes]) -> list[bytes | None]:
+        """Why each was buried, as JSON."""
+        return self._store.fields(queue, self._store.keys(queue).dead_reasons, ids)
+
+    def scan(
+        self, queue: str, cursor: bytes, count: int
+    ) -> tuple[bytes, list[tuple[bytes, bytes]]]:
+        """A page of ids and records in no order, and the cursor of the next one; b"0": the end."""
+        hash = self._store.keys(queue).dead_messages
+        cursor, *found = self._store.ask("scan", queue, hash=hash, cursor=cursor, count=count)
+        return cursor, [*pairs(found)]
 
     def replay(self, queue: str, ids: Sequence[str], due_ms: int = 0) -> int:
         """Give dead letters another try, now or at a time; returns how many there were."""

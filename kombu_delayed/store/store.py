@@ -345,6 +345,14 @@ class Store(Caller):
         """Count a queue's messages by state."""
         return Size(*self.ask("size", queue))
 
+    def records(self, queue: str, members: Sequence[str | bytes]) -> list[bytes | None]:
+        """Priority step + due time + message of delayed messages; None for one that is not."""
+        return self.fields(queue, self.keys(queue).messages, members)
+
+    def delayed_count(self, queue: str) -> int:
+        """How many messages are delayed, due or not."""
+        return int(self.ask("total", queue, hash=self.keys(queue).messages))
+
     def metrics(self, queue: str) -> Metrics:
         """What a control plane needs to know of a queue, in one call that changes nothing."""
         return Metrics.of(*self.ask("metrics", queue, "", limit=METRICS_LIMIT, spans=SPANS_MS))

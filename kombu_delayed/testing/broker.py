@@ -19,7 +19,7 @@ from .state import QueueState, dump
 POLL_SECONDS = 0.005
 
 #: `{queue}:…` with the global key prefix in front.
-_MESSAGES = re.compile(r"(.*?)\{(.+)\}:messages", re.DOTALL)
+_BACKLOG = re.compile(r"(.*?)\{(.+)\}:(?:partitions|delayed:waiting)", re.DOTALL)
 _UNACKED = re.compile(r"(.*?)\{(.+)\}:unacked:", re.DOTALL)
 
 #: Whether something runs in this process, and how many tasks have begun to.
@@ -83,8 +83,8 @@ class Broker:
 
     def backlogs(self) -> list[tuple[str, str]]:
         """Global key prefix and name of each queue that has something delayed."""
-        keys = map(text, self.client.scan_iter(match="*}:messages", count=1000))
-        return sorted((m[1], m[2]) for key in keys if (m := _MESSAGES.fullmatch(key)))
+        keys = map(text, self.client.scan_iter(match="*}:*", _type="zset", count=1000))
+        return sorted({(m[1], m[2]) for key in keys if (m := _BACKLOG.fullmatch(key))})
 
     def _due(self) -> Iterator[tuple[str, int]]:
         for prefix, queue in self.backlogs():

@@ -65,8 +65,8 @@ def dump(store: Store, queue: str) -> QueueState:
 
 
 def _dead_steps(store: Store, queue: str, ids: list[str]) -> list[int]:
-    key = store.keys(queue).dead_messages
-    return [store.run("HGET", key, raw(id))[0] - 48 for id in ids]
+    records = store.dead.records(queue, [raw(id) for id in ids])
+    return [record[0] - 48 for record in records if record]
 
 
 def _dump_living(store: Store, queue: str) -> dict[str, Any]:

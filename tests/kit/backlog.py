@@ -26,6 +26,21 @@ def due_times(client: redis.Redis, queue: str = "q") -> list[list[int]]:
     return [[due for _, due in own] for _, own in partitions(client, queue)]
 
 
+def records(client: redis.Redis, queue: str = "q", of: str = "messages") -> dict[str, str]:
+    """Priority step + due time + message of all that is delayed, whatever bucket it is in.
+
+    `of` may name another key that is spread over buckets.
+    """
+    key = f"{{{queue}}}:{of}"
+    found: dict[str, str] = {}
+    for number in range(int(client.get(f"{key}:buckets") or 1)):
+        bucket = client.hgetall(f"{key}:{number}" if number else key)
+        part = {id.decode(): record.decode() for id, record in bucket.items()}
+        assert not found.keys() & part.keys(), "two buckets have the same id"
+        found |= part
+    return found
+
+
 def check_backlog(client: redis.Redis, queue: str = "q") -> dict[str, int]:
     """Check the partition index and return all members with their due times."""
     keys = QueueKeys(queue)
@@ -41,5 +56,5 @@ def check_backlog(client: redis.Redis, queue: str = "q") -> dict[str, int]:
     assert {key for key in all_keys(client) if key.startswith(keys.delayed)} == names
     members = {member: due for _, own in found for member, due in own}
     assert sum(len(own) for _, own in found) == len(members), "a member is in two partitions"
-    assert {id.decode() for id in client.hkeys(keys.messages)} == set(members)
+    assert records(client, queue).keys() == members.keys()
     return members

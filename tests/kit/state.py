@@ -7,6 +7,7 @@ text, sorted sets map text to whole numbers.
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import redis
@@ -18,6 +19,9 @@ from kombu_delayed.testing.keyspace import Value, read_key, write_key
 
 #: Lifecycle events, moves, hints of what is urgent, and the version of the format.
 _BESIDE = ("}:events", "}:moved", "}:partitions:urgent", format_version())
+
+
+_BUCKET = re.compile(r"(.*\}:(?:messages|dead-messages|dead-reasons))(?::\d+)?")
 
 
 def message(body: str, **extra: Any) -> str:
@@ -49,7 +53,7 @@ def all_keys(client: redis.Redis) -> list[str]:
 
 def state(client: redis.Redis) -> dict[str, Value]:
     """Return the whole database; of delayed messages without their due times, which are checked."""
-    found = {key: read_key(client, key) for key in all_keys(client)}
+    found = _whole({key: read_key(client, key) for key in all_keys(client)})
     for key in [key for key in found if key.endswith("}:messages")]:
         due_times: dict[str, int] = {}
         for partition in [each for each in found if each.startswith(key[:-8] + "delayed:")]:
@@ -58,6 +62,21 @@ def state(client: redis.Redis) -> dict[str, Value]:
         assert {id: each.due_ms for id, each in kept.items()} == due_times
         found[key] = {id: f"{each.step}{each.message.decode()}" for id, each in kept.items()}
     return found
+
+
+def _whole(found: dict[str, Value]) -> dict[str, Value]:
+    """Hashes that are spread over buckets as one."""
+    whole: dict[str, Value] = {}
+    for key, value in found.items():
+        if key.endswith(":buckets"):
+            continue
+        if match := _BUCKET.fullmatch(key):
+            part: Any = whole.setdefault(match[1], {})
+            assert not part.keys() & value.keys(), f"{key} has what another bucket has"
+            part.update(value)
+        else:
+            whole[key] = value
+    return whole
 
 
 def seed(client: redis.Redis, before: dict[str, Any]) -> None:

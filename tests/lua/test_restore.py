@@ -9,7 +9,7 @@ import redis
 
 from kombu_delayed.inspection.events import read
 from kombu_delayed.store.store import Entry, Limits, Store
-from tests.kit.backlog import check_backlog
+from tests.kit.backlog import check_backlog, records as records_of
 from tests.kit.restoring import kept, restore, restore_dead
 from tests.kit.state import entry, message, note, state
 
@@ -67,8 +67,7 @@ def test_restore(
 ) -> None:
     """What is restored gets the names that are `added`; what was there stays as it is."""
     store.schedule("q", before)
-    found = client.hgetall("{q}:messages")
-    after = {id.decode(): record.decode() for id, record in found.items()}
+    after = records_of(client)
     new = [*records.values()][len(records) - len(added) :]
     after |= dict(zip(added, new, strict=True))
     for count in (len(added), 0):
@@ -77,8 +76,7 @@ def test_restore(
 
 
 def check_restored(client: redis.Redis, after: dict[str, str]) -> None:
-    found = client.hgetall("{q}:messages")
-    assert {id.decode(): record.decode() for id, record in found.items()} == after
+    assert records_of(client) == after
     members = check_backlog(client)
     numbers: dict[str, int] = {}
     for member in members:

@@ -22,6 +22,7 @@ from hypothesis.stateful import (
 
 from kombu_delayed.inspection.expectations import Correlation
 from kombu_delayed.store.store import Limits, Store
+from tests.kit.backlog import records
 from tests.kit.questions import TIMEOUT_MS, answer_in, ask, say
 from tests.kit.restoring import restore
 
@@ -177,9 +178,7 @@ class ExpectationMachine(RuleBasedStateMachine):
             self.last[name] = id
             told = self.world.told
             self.world.told = {each: told[each] for each in told if each.split()[2] != name}
-        self.copies |= {
-            id.decode(): record for id, record in self.client.hgetall("{q}:messages").items()
-        }
+        self.copies |= {id: record.encode() for id, record in records(self.client).items()}
 
     @precondition(lambda self: self.last)
     @rule(data=st.data())

@@ -17,6 +17,7 @@ from kombu_delayed.inspection import events
 from kombu_delayed.inspection.events import Event
 from kombu_delayed.message.envelope import open_kept
 from kombu_delayed.store.store import Entry, Store
+from tests.kit.backlog import records
 from tests.kit.restoring import restore, restore_dead
 from tests.kit.state import message
 from tests.properties.test_store_machine import (
@@ -55,10 +56,13 @@ class KeyedMachine(StoreMachine):
 
     @initialize(
         partition_size=st.integers(2, 5),
+        bucket_bytes=st.sampled_from([1, 1_000_000]),
         max_deliveries=st.integers(0, 3),
         dead_limit=st.sampled_from(DEAD_LIMITS),
     )
-    def begin(self, partition_size: int, max_deliveries: int, dead_limit: int) -> None:
+    def begin(
+        self, partition_size: int, bucket_bytes: int, max_deliveries: int, dead_limit: int
+    ) -> None:
         self.store.event_limit = 1_000_000
         self.headers: dict[str, Any] = {}
         self.holders: dict[str, Holder] = {}
@@ -69,7 +73,7 @@ class KeyedMachine(StoreMachine):
         #: Bodies that were purged, or restored among the dead, of which no event tells.
         self.dropped: set[str] = set()
         self.raised: set[str] = set()
-        super().begin(partition_size, max_deliveries, dead_limit)
+        super().begin(partition_size, bucket_bytes, max_deliveries, dead_limit)
 
     def entry(self, id: str, step: int, due: str) -> tuple[Entry, Message]:
         """The tenant tells the events of one message from those of others with its id."""
@@ -82,8 +86,8 @@ class KeyedMachine(StoreMachine):
     def members(self) -> dict[str, str]:
         """Member of the backlog -> body."""
         return {
-            member.decode(): json.loads(open_kept(record).message)["body"]
-            for member, record in self.client.hgetall("{q}:messages").items()
+            member: json.loads(open_kept(record.encode()).message)["body"]
+            for member, record in records(self.client).items()
         }
 
     def member_of(self, body: str) -> str:
@@ -171,17 +175,17 @@ class KeyedMachine(StoreMachine):
     @precondition(lambda self: self.model.delayed or self.model.dead)
     @rule()
     def back_up(self) -> None:
-        records = self.client.hgetall("{q}:messages")
+        found = records(self.client)
         self.backlog_saved = [
-            Saved(member, records[member.encode()].decode(), replace(self.model.delayed[body]))
+            Saved(member, found[member], replace(self.model.delayed[body]))
             for member, body in sorted(self.members().items())
         ]
-        records = self.client.hgetall("{q}:dead-messages")
-        notes = self.client.hgetall("{q}:dead-reasons")
+        found = records(self.client, of="dead-messages")
+        notes = records(self.client, of="dead-reasons")
         self.dead_saved = []
         for member, letter in self.model.dead.items():
-            saved = Saved(member, records[member.encode()].decode(), replace(letter.message))
-            self.dead_saved.append((saved, replace(letter), notes[member.encode()].decode()))
+            saved = Saved(member, found[member], replace(letter.message))
+            self.dead_saved.append((saved, replace(letter), notes[member]))
 
     @precondition(lambda self: self.backlog_saved)
     @rule(data=st.data())
@@ -203,7 +207,7 @@ class KeyedMachine(StoreMachine):
 
     def has_its_text(self, saved: Saved) -> bool:
         """It may have been delivered and parked since, and say so."""
-        now = open_kept(self.client.hget("{q}:messages", saved.member))
+        now = open_kept(records(self.client)[saved.member].encode())
         return now.message == open_kept(saved.record.encode()).message
 
     def restored(self, saved: Saved) -> None:

@@ -29,7 +29,7 @@ from kombu_delayed.inspection.backlog import Backlog, Move
 from kombu_delayed.message.envelope import open_kept
 from kombu_delayed.store.dead_letters import DeadLetter
 from kombu_delayed.store.store import Delivered, Entry, Limits, Store
-from tests.kit.backlog import check_backlog
+from tests.kit.backlog import check_backlog, records
 from tests.kit.state import all_keys, message, state
 
 STEPS = (0, 3, 6, 9)
@@ -162,12 +162,16 @@ class StoreMachine(RuleBasedStateMachine):
 
     @initialize(
         partition_size=st.integers(2, 5),
+        bucket_bytes=st.sampled_from([1, 1_000_000]),
         max_deliveries=st.integers(0, 3),
         dead_limit=st.sampled_from(DEAD_LIMITS),
     )
-    def begin(self, partition_size: int, max_deliveries: int, dead_limit: int) -> None:
+    def begin(
+        self, partition_size: int, bucket_bytes: int, max_deliveries: int, dead_limit: int
+    ) -> None:
         self.client.flushall()
         self.store.partition_size = partition_size
+        self.store.bucket_bytes = bucket_bytes
         self.store.limits = Limits(max_deliveries, dead_limit, DEAD_MS / 1000)
         self.model = Model(self.store.limits)
         self.told = {name: Told() for name in CONSUMERS}
@@ -588,13 +592,12 @@ class StoreMachine(RuleBasedStateMachine):
     def server_delayed(self) -> dict[str, tuple[int, int]]:
         """Return body -> due time and step, of the backlog."""
         members = check_backlog(self.client)
-        records = self.client.hgetall("{q}:messages")
         found = {}
-        for member, record in records.items():
-            kept = open_kept(record)
+        for member, record in records(self.client).items():
+            kept = open_kept(record.encode())
             body = json.loads(kept.message)["body"]
             assert body not in found
-            assert kept.due_ms == members[member.decode()]
+            assert kept.due_ms == members[member]
             found[body] = kept.due_ms, kept.step
         return found
 
@@ -692,11 +695,11 @@ class StoreMachine(RuleBasedStateMachine):
             assert not {key for key in keys if "dead" in key}
         if not self.model.delayed:
             assert not {key for key in keys if "delayed" in key}
-            assert not keys & {"{q}:partitions", "{q}:messages"}
+            assert not {key for key in keys if key.startswith(("{q}:partitions", "{q}:messages"))}
         known = {id.decode(): int(n) for id, n in self.client.hgetall("{q}:duplicates").items()}
         numbers: dict[str, int] = {}
-        for member in self.client.hkeys("{q}:messages"):
-            id, _, n = member.decode().partition("\x1f")
+        for member in records(self.client):
+            id, _, n = member.partition("\x1f")
             if n:
                 numbers[id] = max(numbers.get(id, 0), int(n))
         assert known.keys() == numbers.keys()

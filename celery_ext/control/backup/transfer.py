@@ -16,7 +16,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from celery_ext.app.queues import Queues
 from celery_ext.tasks.progress import Progress, reporting
-from kombu_delayed.connection.commands import numbers, pairs
+from kombu_delayed.connection.commands import numbers
 from kombu_delayed.errors import translate
 from kombu_delayed.inspection import backlog as backlogs
 from kombu_delayed.inspection.restore_placement import Item, by_shard
@@ -90,7 +90,7 @@ def backup(
 
 
 def _count(store: Store, names: list[str]) -> int:
-    return sum(store.run("HLEN", store.keys(n).messages) + store.dead.count(n) for n in names)
+    return sum(store.delayed_count(n) + store.dead.count(n) for n in names)
 
 
 def _facts(delayed: Queues, store: Store, names: list[str]) -> dict[str, Any]:
@@ -123,15 +123,13 @@ def _write_queue(writer: Writer, store: Store, queue: str) -> Iterator[tuple[byt
 
 def _dead_pages(store: Store, queue: str) -> Iterator[list[bytes]]:
     """Id, record and note of each. A scan meets all that stay, where ranks would shift."""
-    keys, cursor = store.keys(queue), b"0"
+    cursor = b"0"
     while True:
-        cursor, found = store.run("HSCAN", keys.dead_messages, cursor, "COUNT", CALL_LIMIT)
-        entries = pairs(found)
-        ids = [id for id, _ in entries]
-        notes = store.run("HMGET", keys.dead_reasons, *ids) if ids else []
+        cursor, entries = store.dead.scan(queue, cursor, CALL_LIMIT)
+        notes = store.dead.notes(queue, [id for id, _ in entries])
         letters = zip(entries, notes, strict=True)
         yield [part for entry, note in letters if note is not None for part in (*entry, note)]
-        if int(cursor) == 0:
+        if cursor == b"0":
             return
 
 

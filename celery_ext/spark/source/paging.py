@@ -86,7 +86,7 @@ def plan(store: Store, span: Span, rows: int) -> list[Span]:
     count = run("ZCARD", keys.partitions)
     if not count:
         return [span] if run("EXISTS", keys.waiting) else []
-    each = max(1, round(rows * count / max(1, run("HLEN", keys.messages))))
+    each = max(1, round(rows * count / max(1, store.delayed_count(span.queue))))
     first = max(0, run("ZCOUNT", keys.partitions, "-inf", span.from_ms) - 1)
     behind = run("ZCOUNT", keys.partitions, "-inf", f"({span.to_ms}")
     edges = [span.from_ms]
@@ -121,6 +121,7 @@ class Pager:
         self._keys = store.keys(span.queue)
         self._reads_messages = reads_messages
         self._parts_at_once = max(1, round(1.5 * size / store.partition_size))
+        self._store = store
         self._ask = store.run.insist
         self._at_once = Transactions(store)
         self._last = Place(span.from_ms, b"")
@@ -235,7 +236,7 @@ class Pager:
     def _read(self, page: Page) -> Page:
         """The messages of a page, without those that have gone or move."""
         members = [place.member for place in page.places]
-        records = self._ask("HMGET", self._keys.messages, *members)
+        records = self._store.records(self._span.queue, members)
         found = [None if record is None else _open(record) for record in records]
         pairs = zip(found, page.places, strict=True)
         stays = [kept is not None and kept.due_ms == place.due_ms for kept, place in pairs]

@@ -54,7 +54,7 @@ class Examination:
                 if id not in known:
                     known.add(id)
                     self.add(fault.decode(), text(id))
-            if int(cursor) == 0:
+            if cursor == b"0":
                 return known
 
 

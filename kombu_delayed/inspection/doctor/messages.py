@@ -74,7 +74,7 @@ class Messages:
             limit = next_page(count, size)
             self._case.progress(count)
             self._judge([(b"", member) for member in members if member not in self._known])
-            if int(cursor) == 0:
+            if cursor == b"0":
                 return
 
     def _judge(self, suspects: list[tuple[bytes, bytes]]) -> int:

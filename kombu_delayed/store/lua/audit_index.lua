@@ -6,6 +6,7 @@
 --   bound: … its bound …
 --   offset: … and how many of its members were looked at; -1: all of them
 --   limit: look at so many, 1,000 at the most
+-- include: buckets
 -- returns {1 if there is more, name, bound, offset, members looked at, bytes read, partition, member, …};
 --   a partition without members comes with an empty one; O(limit)
 local function place()
@@ -34,7 +35,7 @@ while looked < limit do
   local members = {}
   for i = 1, #found, 2 do members[#members + 1] = found[i] end
   if #members > 0 then
-    for i, kept in ipairs(redis.call('HMGET', messages, unpack(members))) do
+    for i, kept in ipairs(bucket_get_all(messages, members)) do
       answer[6] = answer[6] + #(kept or '')
       if is_suspect(kept, tonumber(found[2 * i]), next_bound) then
         answer[#answer + 1], answer[#answer + 2] = name, members[i]

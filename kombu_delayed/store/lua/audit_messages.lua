@@ -2,8 +2,9 @@
 -- Twice is safe: it only reads.
 -- keys: partitions delayed messages
 -- arguments: cursor count:number
+-- include: buckets bucket_scan
 -- returns {the next cursor, '0' at the end, messages looked at, bytes read, member, …}; O(count · log n)
-local page = redis.call('HSCAN', messages, cursor, 'COUNT', count)
+local page = bucket_scan(messages, cursor, count)
 local answer = {page[1], #page[2] / 2, 0}
 for i = 1, #page[2], 2 do
   local member, due_ms = page[2][i], page[2][i + 1]:match('^.(%d+)')

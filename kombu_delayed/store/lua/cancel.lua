@@ -3,7 +3,7 @@
 -- keys: partitions delayed messages duplicates events
 -- arguments: how event_limit:number ids...
 --   how: all: an id stands for all that share it; one: for one member; read: as all, and return them
--- include: backlog events
+-- include: buckets backlog events
 -- returns as text how many were there, for each id; or all of {member, priority step + due_ms + message, …};
 --   O(log n) a message
 local dropped, counts = how == 'read' and {}
@@ -12,11 +12,11 @@ for i = 1, #ids do
   local highest = how ~= 'one' and tonumber(redis.call('HGET', duplicates, id) or 1) or 1
   for n = highest, 1, -1 do  -- in this order the others that share an id are found at once
     local member = n == 1 and id or id .. '\31' .. n
-    local kept = redis.call('HGET', messages, member)
+    local kept = bucket_get(messages, member)
     local due_ms = kept and kept:match('^.(%d+)')
     if due_ms then  -- as `take` does it, but each function more is a microsecond more
       unindex(member, due_ms)
-      redis.call('HDEL', messages, member)
+      bucket_drop(messages, member)
       if n > 1 or member:find('\31', 1, true) then
         -- include: forget_duplicate
         forget_duplicate(member)

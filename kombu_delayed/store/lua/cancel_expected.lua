@@ -3,7 +3,7 @@
 -- keys: partitions delayed messages duplicates unique unique_due expectations expectations_until events
 -- arguments: now event_limit:number name kept_ms:number
 --   kept_ms: how long it is known afterwards how it ended
--- include: clock backlog events notes awaited
+-- include: clock buckets backlog events notes awaited
 -- returns {member, priority step + due_ms + message}, or {} where nothing is expected; O(log n)
 local member, kept = open_message(name, facts_of(expectations, name))
 if not member then return {} end

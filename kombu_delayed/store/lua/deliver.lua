@@ -11,7 +11,7 @@
 --   promotions: promote at most so many
 --   waits: 1: the caller can come back when the next one is due; 2: and listens for tokens
 --   expires_ms: 0: never; -1: never, and it deletes itself
--- include: clock waiting ready backlog events promise expiry auto_delete
+-- include: clock waiting ready buckets backlog events promise expiry auto_delete
 -- returns {now_ms, next due_ms if the caller shall claim then or 0, 1 if more is ready (+ 2 if messages wait at a gate), consumers,
 --   step + message, …}, or {0} where the lease was lost
 redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
@@ -22,7 +22,7 @@ if lease_ms > 0 and not lasts_long then redis.call('ZADD', consumers, now_ms + l
 
 local function promote(members)
   local batches = {}
-  for _, kept in ipairs(redis.call('HMGET', messages, unpack(members))) do
+  for _, kept in ipairs(bucket_get_all(messages, members)) do
     if kept then
       local list = list_for(kept ~= '' and kept:sub(1, 1) or steps:sub(1, 1))
       local batch = batches[list] or {}
@@ -33,7 +33,7 @@ local function promote(members)
     end
   end
   for list, batch in pairs(batches) do redis.call('LPUSH', list, unpack(batch)) end
-  redis.call('HDEL', messages, unpack(members))
+  bucket_drop_all(messages, members)
   for _, member in ipairs(members) do
     if member:find('\31', 1, true) then
       -- include: forget_duplicate

@@ -3,7 +3,7 @@
 -- consumer, which gives it one.
 -- Twice is safe: what the first call handed out is found again by recover.
 -- keys: partitions delayed messages duplicates wake armed consumers unacked events gate ready...
--- arguments: now consumer leased lease_ms:number want:number tag:number promotions:number waits expires_ms:number
+-- arguments: now bucket_bytes:number consumer leased lease_ms:number want:number tag:number promotions:number waits expires_ms:number
 -- arguments: steps event_limit:number version limits
 --   leased: 1: the caller believes that its lease lasts
 --   lease_ms: 0: take without a lease, nothing will be acked: and no slots
@@ -14,7 +14,7 @@
 --   version: of the tickets; empty: there are no policies any more, let out what waits
 --   limits: name, slots (0: no limit, -1: counted only), ms a token (0: no limit), burst, ms late that need none; …
 --   expires_ms: 0: never; -1: never, and it deletes itself
--- include: clock waiting ready backlog forget_duplicate events promise gate limits waits expiry auto_delete
+-- include: clock waiting ready buckets bucket_add backlog forget_duplicate events promise gate limits waits expiry auto_delete
 -- returns as deliver; O(log n) a message
 redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
 local lease_end_ms = redis.call('ZSCORE', consumers, consumer)
@@ -42,7 +42,7 @@ end
 -- A call that has handed out from the gate brings nothing more there: records go at its end, all at once.
 local function forget_record(member)
   if member:find('\31', 1, true) then
-    redis.call('HDEL', messages, member)
+    bucket_drop(messages, member)
     forget_duplicate(member)
   else
     gone[#gone + 1] = member
@@ -60,7 +60,7 @@ local function bring_due()
     more = pop_urgent(members, now_ms, promotions)
   end
   if #members == 0 then return false end
-  for i, kept in ipairs(redis.call('HMGET', messages, unpack(members))) do
+  for i, kept in ipairs(bucket_get_all(messages, members)) do
     local its_version, _, place, lane = ticket_in(kept or '')
     local due_ms = its_version == version and parts_of_lane(lane) and kept:match('^.(%d+)')
     if due_ms then
@@ -69,7 +69,7 @@ local function bring_due()
     elseif kept then
       local record = promoted(kept)
       redis.call('LPUSH', list_for(record:sub(1, 1)), record:sub(2))
-      redis.call('HDEL', messages, members[i])
+      bucket_drop(messages, members[i])
       if members[i]:find('\31', 1, true) then forget_duplicate(members[i]) end
     end
   end
@@ -111,7 +111,7 @@ local function next_of(lane)
     local member = found[1]
     if not member then return nil end
     redis.call('ZREMRANGEBYRANK', line, 0, 0)
-    local kept = redis.call('HGET', messages, member)
+    local kept = bucket_get(messages, member)
     local its_version, _, _, its_lane = ticket_in(kept or '')
     if its_lane == lane and redis.call('ZREM', waiting, member) == 1 then
       forget_record(member)
@@ -181,7 +181,7 @@ end
 local function let_out()
   local members = want > 0 and redis.call('ZRANGE', waiting, 0, want - 1) or {}
   for _, member in ipairs(members) do
-    local kept = redis.call('HGET', messages, member)
+    local kept = bucket_get(messages, member)
     redis.call('ZREM', waiting, member)
     forget_record(member)
     if kept then hand_out(promoted(kept), '') end
@@ -215,7 +215,7 @@ end
 
 local more
 if version == '' then more = let_out() else more = step() end
-in_parts('HDEL', messages, gone)
+bucket_drop_all(messages, gone)
 if now_had then
   redis.call('ZREMRANGEBYSCORE', gate .. 'passed', '-inf', now_had)
   redis.call('SET', gate .. 'now', string.format('%.17g', now_had))

@@ -2,10 +2,10 @@
 -- ready at once and has it. Twice is safe: an id expects a name once, also where that has ended since.
 -- keys: partitions delayed messages duplicates wake unique unique_due expectations expectations_until answers
 -- keys: answers_until events ready...
--- arguments: now partition_size:number steps event_limit:number name id record timeout_ms:number kept_ms:number
+-- arguments: now partition_size:number bucket_bytes:number steps event_limit:number name id record timeout_ms:number kept_ms:number
 --   record: priority step + message, with the header delayed_answer null
 --   kept_ms: how long it is known afterwards how it ended
--- include: clock waiting ready backlog events unique notes awaited
+-- include: clock waiting ready buckets bucket_add backlog events unique notes awaited
 -- returns {'open', 'answered', 'failed', 'timed_out' or 'cancelled'; or 'refused', as another one is open, id of
 --   the one that counts}; O(log n)
 clear_past(expectations, expectations_until)

@@ -2,7 +2,8 @@
 -- Twice is safe.
 -- keys: dead dead_messages dead_reasons
 -- arguments: ids...
+-- include: buckets
 -- returns how many there were; O(log n) a letter
 redis.call('ZREM', dead, unpack(ids))
-redis.call('HDEL', dead_reasons, unpack(ids))
-return redis.call('HDEL', dead_messages, unpack(ids))
+bucket_drop_all(dead_reasons, ids)
+return bucket_drop_all(dead_messages, ids)

@@ -4,7 +4,7 @@
 --   unacked: what the keys of consumers' unacked hashes begin with
 --   limit: count so many partitions; what is due in later ones is estimated
 --   spans: ms from now, ascending
--- include: clock forecast
+-- include: clock buckets forecast
 -- returns {delayed, due, waiting at the gate, ready, unacked, dead, consumers whose lease lasts, ms since the oldest one was due that no
 --   consumer has or -1, ms until the next one is due or -1, 1 if counts are estimated, ms since the oldest one was due that waits at
 --   the gate or -1, due within the first span, …}; O(limit + consumers + log n)
@@ -60,7 +60,7 @@ local function waiting_age_ms()
   return first and math.max(now_ms - first, 0) or -1
 end
 
-local total = redis.call('HLEN', messages)
+local total = bucket_total(messages)
 local before, estimated = due_before_edges(total - redis.call('ZCARD', delayed .. 'waiting'))
 local waiting, held = 0, 0
 for _, list in ipairs(ready) do waiting = waiting + redis.call('LLEN', list) end

@@ -1,7 +1,7 @@
 -- migrate: move messages between the keys of the stock Redis transport and the backlog.
 -- Twice is safe: what is not in its source any more stays where it is.
 -- keys: partitions delayed messages duplicates wake stock_unacked stock_index ready...
--- arguments: now partition_size:number steps source until_seconds:number keep start:number stop:number entries...
+-- arguments: now partition_size:number bucket_bytes:number steps source until_seconds:number keep start:number stop:number entries...
 --   stock_unacked: HASH tag -> JSON [message, exchange, routing key]
 --   stock_index: ZSET tag -> when it was delivered, in s
 --   source: unacked (the stock transport's), ready or delayed
@@ -9,7 +9,7 @@
 --   keep: unacked: 1: leave it there, another queue gets it too
 --   start: ready: the part of the list to look at, from its left end
 --   entries: tag (or member of the backlog), id, due_ms, step + message; …
--- include: clock waiting ready backlog expiry
+-- include: clock waiting ready buckets bucket_add backlog expiry
 -- returns {messages that are delayed now, messages that are ready now}
 local PLACEHOLDER = '\0moved'
 local before = earliest()
@@ -49,11 +49,11 @@ end
 
 local function from_delayed(member, _, due_ms)
   if not is_there(member, due_ms) then return end
-  local step, _, message = parts_of(redis.call('HGET', messages, member))
+  local step, _, message = parts_of(bucket_get(messages, member))
   if due_ms <= now_ms then message = string.format('{"due_ms":%.0f,', due_ms) .. message:sub(2) end
   make_ready('LPUSH', step, message)
   unindex(member, due_ms)
-  redis.call('HDEL', messages, member)
+  bucket_drop(messages, member)
   -- include: forget_duplicate
   forget_duplicate(member)
 end

@@ -7,7 +7,7 @@
 --   limit: look at so many
 --   limit_bytes: and at no more when so much is to be returned
 --   needle: return only messages with this text in them (or empty)
--- include: start
+-- include: buckets start
 -- returns {0 at the end or 1, due_ms and = and member of the last one looked at, id, priority step + due_ms + message, …};
 --   O(limit)
 
@@ -74,7 +74,7 @@ while left > 0 and bytes < limit_bytes do
     answer[2], answer[3] = found[i + 1], '=' .. found[i]
   end
   if #members > 0 then
-    for i, kept in ipairs(redis.call('HMGET', messages, unpack(members))) do
+    for i, kept in ipairs(bucket_get_all(messages, members)) do
       if kept and (needle == '' or kept:find(needle, 1, true)) then
         answer[#answer + 1], answer[#answer + 2] = members[i], kept
         bytes = bytes + #kept

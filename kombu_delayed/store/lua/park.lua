@@ -2,11 +2,11 @@
 -- before they were due, or a policy lets them wait.
 -- Twice is safe: what is not held any more stays where it is.
 -- keys: partitions delayed messages duplicates wake unacked events moved
--- arguments: partition_size:number event_limit:number consumer wait reason entries...
+-- arguments: partition_size:number bucket_bytes:number event_limit:number consumer wait reason entries...
 --   wait: member of the message that remembers the wait (or empty)
 --   reason: of a policy (or empty)
 --   entries: tag, id, due_ms; …
--- include: waiting backlog events moved
+-- include: waiting buckets bucket_add backlog events moved
 -- returns how many; O(log n) a message
 redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
 local before = earliest()

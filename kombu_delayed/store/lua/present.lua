@@ -1,9 +1,10 @@
--- present: which of some ids are in a hash.
+-- present: which of some ids are in a hash that is spread over buckets.
 -- keys: hash
 -- arguments: ids...
+-- include: buckets
 -- returns their numbers, from 0 on; O(ids)
 local found = {}
 for i, id in ipairs(ids) do
-  if redis.call('HEXISTS', hash, id) == 1 then found[#found + 1] = i - 1 end
+  if bucket_has(hash, id) then found[#found + 1] = i - 1 end
 end
 return found

@@ -3,6 +3,7 @@
 -- keys: partitions delayed messages duplicates wake ready...
 -- arguments: limit:number
 --   limit: delayed messages a call
+-- include: buckets
 -- returns how many messages are gone; O(messages that go)
 local count = 0
 for _, list in ipairs(ready) do
@@ -14,7 +15,7 @@ while left > 0 do
   local name = redis.call('ZRANGE', partitions, 0, 0)[1]
   if not name then break end
   local members = redis.call('ZRANGE', delayed .. name, 0, math.min(left, 1000) - 1)
-  count = count + redis.call('HDEL', messages, unpack(members))
+  count = count + bucket_drop_all(messages, members)
   redis.call('ZREMRANGEBYRANK', delayed .. name, 0, #members - 1)
   if redis.call('EXISTS', delayed .. name) == 0 then redis.call('ZREM', partitions, name) end
   left = left - #members
@@ -23,7 +24,7 @@ local waiting = delayed .. 'waiting'
 while left > 0 do
   local members = redis.call('ZRANGE', waiting, 0, math.min(left, 1000) - 1)
   if #members == 0 then break end
-  count = count + redis.call('HDEL', messages, unpack(members))
+  count = count + bucket_drop_all(messages, members)
   redis.call('ZREMRANGEBYRANK', waiting, 0, #members - 1)
   left = left - #members
 end

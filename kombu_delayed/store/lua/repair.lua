@@ -1,9 +1,9 @@
 -- repair: say what is wrong with entries of the backlog, and put it right.
 -- Twice is safe: what is right stays as it is.
 -- keys: partitions delayed messages duplicates wake dead dead_messages dead_reasons
--- arguments: now partition_size:number dead_limit:number dead_age_ms:number fixes entries...
+-- arguments: now partition_size:number bucket_bytes:number dead_limit:number dead_age_ms:number fixes entries...
 --   entries: partition (or empty: in none), member (or empty: the partition itself); …
--- include: clock waiting backlog dead
+-- include: clock waiting buckets bucket_add backlog dead
 -- returns for each entry '' where nothing is wrong, or: empty (a partition without members), lost (an entry
 --   without its message), unreadable, time (the entry has another due time than the message), misplaced (in
 --   another partition than its due time's), orphan (a message without an entry); O(log n) an entry
@@ -13,7 +13,7 @@ local function fault_of(name, member)
     return is_empty and 'empty' or ''
   end
   local score = name ~= '' and redis.call('ZSCORE', delayed .. name, member)
-  local kept = redis.call('HGET', messages, member)
+  local kept = bucket_get(messages, member)
   if not kept then return score and 'lost' or '' end
   local step, due_ms = parts_of(kept)
   if not step then return 'unreadable' end
@@ -33,10 +33,10 @@ end
 
 local function put_right(fault, name, member)
   if name ~= '' then drop_entry(name, member) end
-  local kept = redis.call('HGET', messages, member)
+  local kept = bucket_get(messages, member)
   if fault == 'unreadable' then
     entomb(member, '0' .. kept, '', 0, 'its record in the backlog cannot be read')
-    redis.call('HDEL', messages, member)
+    bucket_drop(messages, member)
     -- include: forget_duplicate
     forget_duplicate(member)
   elseif kept and member ~= '' then

@@ -3,11 +3,11 @@
 -- keys: dead dead_messages dead_reasons
 -- arguments: now part cursor count:number fixes
 --   part: whose ids are looked at: dead, messages or reasons
--- include: clock repair
+-- include: clock buckets bucket_scan repair
 -- returns {the next cursor, '0' at the end, ids looked at, bytes read, id, fault, …}, where a fault is dead-lost (a
 --   letter without its message) or dead-orphan (a message without its time or its note); O(count · log n)
 local function note_of(id)
-  local text = redis.call('HGET', dead_reasons, id)
+  local text = bucket_get(dead_reasons, id)
   local readable, note = pcall(cjson.decode, text or '')
   if not readable or type(note) ~= 'table' then return nil end
   local whole = type(note.at_ms) == 'number' and type(note.deliveries) == 'number'
@@ -15,14 +15,14 @@ local function note_of(id)
 end
 
 local function fault_of(id)
-  if part ~= 'messages' then return redis.call('HEXISTS', dead_messages, id) == 0 and 'dead-lost' end
+  if part ~= 'messages' then return not bucket_has(dead_messages, id) and 'dead-lost' end
   return not (redis.call('ZSCORE', dead, id) and note_of(id)) and 'dead-orphan'
 end
 
 local function put_right(id, fault)
   if fault == 'dead-lost' then
     redis.call('ZREM', dead, id)
-    redis.call('HDEL', dead_reasons, id)
+    bucket_drop(dead_reasons, id)
     return
   end
   local note, at_ms = note_of(id), tonumber(redis.call('ZSCORE', dead, id) or now_ms)
@@ -30,7 +30,7 @@ local function put_right(id, fault)
     redis.call('ZADD', dead, note.at_ms, id)
   else
     note = {reason = 'why it was buried is lost', consumer = '', at_ms = at_ms, deliveries = 0}
-    redis.call('HSET', dead_reasons, id, cjson.encode(note))
+    bucket_set(dead_reasons, id, cjson.encode(note))
     redis.call('ZADD', dead, at_ms, id)
   end
 end

@@ -2,11 +2,11 @@
 -- Twice is safe: what is shared stays as it is.
 -- keys: messages duplicates
 -- arguments: cursor count:number fixes
--- include: repair
+-- include: buckets bucket_scan repair
 -- returns {the next cursor, '0' at the end, ids looked at, bytes read, id, 'duplicate', …}; O(messages that share them)
 local function fault_of(id)
   for n = 2, tonumber(redis.call('HGET', duplicates, id)) or 1 do
-    if redis.call('HEXISTS', messages, id .. '\31' .. n) == 1 then return false end
+    if bucket_has(messages, id .. '\31' .. n) then return false end
   end
   return 'duplicate'
 end

@@ -4,7 +4,7 @@
 -- keys: partitions delayed messages duplicates wake consumers gate ready...
 -- arguments: now steps cursor count:number fixes
 --   count: look at so many messages, about
--- include: clock waiting ready backlog gate
+-- include: clock waiting ready buckets backlog gate
 -- returns {the next cursor, '0' at the end, messages looked at, bytes read, limit or id, fault, …};
 --   O(count · log n + slots in use)
 if fixes == '1' then redis.call('ZREM', wake, '') end  -- a full server lets a script write that has freed memory first
@@ -67,7 +67,7 @@ local page = redis.call('ZSCAN', waiting, cursor, 'COUNT', count)
 local bytes = 0
 for i = 1, #page[2], 2 do
   local member = page[2][i]
-  local kept = redis.call('HGET', messages, member)
+  local kept = bucket_get(messages, member)
   local lane = kept and select(4, ticket_in(kept))
   if lane and not parts_of_lane(lane) then lane = nil end
   bytes = bytes + #(kept or '')

@@ -2,7 +2,7 @@
 -- Twice is safe: what is kept stays as it is.
 -- keys: ledgers_until
 -- arguments: now cursor count:number fixes
--- include: clock repair past_ledgers
+-- include: clock buckets bucket_scan repair past_ledgers
 -- returns {the next cursor, '0' at the end, ledgers looked at, bytes read, ledger, fault, …}, where the fault is past; O(count · log n)
 local function fault_of(job)
   return tonumber(redis.call('ZSCORE', ledgers_until, job)) <= now_ms and 'past'

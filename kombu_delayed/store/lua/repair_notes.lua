@@ -5,7 +5,7 @@
 --   notes: HASH name -> JSON: expectations, or answers
 --   notes_until: ZSET name -> when that is forgotten
 --   part: whose names are looked at: notes or until
--- include: repair
+-- include: buckets bucket_scan repair
 -- returns {the next cursor, '0' at the end, names looked at, bytes read, name, fault, …}, where a fault is note (one
 --   that cannot be read, or has no time, or a time of none) or unheard (the message waits, and no answer would find
 --   it); O(count · log n)
@@ -17,7 +17,7 @@ local function note_of(name)
 end
 
 local function due_of(note)
-  local kept = note.state == 'open' and redis.call('HGET', messages, note.id or '')
+  local kept = note.state == 'open' and bucket_get(messages, note.id or '')
   return kept and kept:match('^.(%d+)')
 end
 

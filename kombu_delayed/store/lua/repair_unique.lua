@@ -3,11 +3,11 @@
 -- keys: messages unique unique_due
 -- arguments: part cursor count:number fixes
 --   part: whose keys are looked at: unique or due
--- include: repair
+-- include: buckets bucket_scan repair
 -- returns {the next cursor, '0' at the end, keys looked at, bytes read, key, fault, …}, where a fault is key (one
 --   without its id or its time) or leftover (the message is gone, as moves leave it); O(count · log n)
 local function due_of(key)
-  local kept = redis.call('HGET', messages, redis.call('HGET', unique, key) or '')
+  local kept = bucket_get(messages, redis.call('HGET', unique, key) or '')
   return kept and kept:match('^.(%d+)')
 end
 

@@ -1,15 +1,15 @@
 -- replay: give dead letters another try, with their deliveries counted anew.
 -- Twice is safe: what is not dead any more stays where it is.
 -- keys: partitions delayed messages duplicates wake dead dead_messages dead_reasons events moved ready...
--- arguments: due_ms:number partition_size:number steps event_limit:number wait ids...
+-- arguments: due_ms:number partition_size:number bucket_bytes:number steps event_limit:number wait ids...
 --   due_ms: 0: now
 --   wait: what one that a policy has buried remembers from now on
--- include: waiting ready backlog events moved expiry
+-- include: waiting ready buckets bucket_add backlog events moved expiry
 -- returns how many; O(log n) a message
 local before = earliest()
 local count = 0
 for _, id in ipairs(ids) do
-  local record = redis.call('HGET', dead_messages, id)
+  local record = bucket_get(dead_messages, id)
   if record then
     record = record:gsub(', ?"deliveries": ?%d+}$', '}')
     if without_wait(record) ~= record then record = with_wait(record, wait) end
@@ -20,8 +20,8 @@ for _, id in ipairs(ids) do
       note_move(put(id:match('^(.*)\31%d+$') or id, due_ms, message, partition_size, true))
     end
     redis.call('ZREM', dead, id)
-    redis.call('HDEL', dead_messages, id)
-    redis.call('HDEL', dead_reasons, id)
+    bucket_drop(dead_messages, id)
+    bucket_drop(dead_reasons, id)
     tell('replayed', nil, record, due_ms > 0 and due_ms or promoted_ms(record), nil, nil, id)
     count = count + 1
   end

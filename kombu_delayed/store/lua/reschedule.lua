@@ -4,7 +4,7 @@
 -- arguments: now partition_size:number steps whole event_limit:number entries...
 --   whole: 1: an id stands for all messages that share it, 0: for one member
 --   entries: id, due_ms (or +delay_ms), eta in ISO 8601 (or empty); …
--- include: clock waiting ready backlog events moved expiry reschedule
+-- include: clock waiting ready buckets backlog events moved expiry reschedule
 -- returns as text how many were moved, for each id; O(log n) a message
 local counts = {}
 for i = 1, #entries, 3 do counts[#counts + 1] = reschedule(entries[i], entries[i + 1], entries[i + 2]) end

@@ -6,7 +6,7 @@
 --   whole: 1: an id stands for all messages that share it, 0: for one member
 --   run: field of the ledger that counts what this run has moved
 --   entries: id, due_ms (or +delay_ms), eta in ISO 8601 (or empty); …
--- include: clock waiting ready backlog events moved expiry reschedule past_ledgers ledger
+-- include: clock waiting ready buckets backlog events moved expiry reschedule past_ledgers ledger
 -- returns as text how many were moved, for each id; O(log n) a message
 local counts, total = {}, 0
 begin_ledger()

@@ -9,7 +9,7 @@
 --   kept_ms: how long it is known afterwards how it ended
 --   early_ms: how long an early answer is kept; 0: not at all
 --   early_limit: how many are
--- include: clock waiting ready backlog events notes awaited expiry
+-- include: clock waiting ready buckets backlog events notes awaited expiry
 -- returns {'accepted', 'early', 'late', 'unknown' or 'full', as it is not kept, id of the message or ''}; O(log n)
 clear_past(expectations, expectations_until)
 clear_past(answers, answers_until)

@@ -3,12 +3,12 @@
 -- another name, as its own was taken, comes again when that is free. With a ledger a job restores each once, also
 -- where it has run since.
 -- keys: partitions delayed messages duplicates wake events unique unique_due job ledgers_until
--- arguments: partition_size:number event_limit:number now run ledger_seconds:number entries...
+-- arguments: partition_size:number event_limit:number now bucket_bytes:number run ledger_seconds:number entries...
 --   job: HASH member -> 1: the job has restored it, 0: it was there; run -> how many it restored
 --   run: field of the ledger that counts what this run has restored
 --   ledger_seconds: 0: no ledger
 --   entries: member, priority step + due_ms + message; …
--- include: clock waiting backlog gather events unique past_ledgers ledger
+-- include: clock waiting buckets bucket_add backlog gather events unique past_ledgers ledger
 -- returns as text: restored, already there or dealt with before; O(log n) a message
 local before = earliest()
 local first
@@ -28,18 +28,18 @@ local function claim_key(member, record, due_ms)
   local retries = member_of_part(record, 'headers', 'retries')
   if key == '' or (retries ~= '' and retries ~= '0') then return end
   local other = redis.call('HGET', unique, key)
-  if not other or redis.call('HEXISTS', messages, other) == 0 then remember(key, member, due_ms) end
+  if not other or not bucket_has(messages, other) then remember(key, member, due_ms) end
 end
 
 -- Returns what the backlog calls it now, or nil where it was there.
 local function put_back(member, kept, due_ms)
   local id, n
   if member:find('\31', 1, true) then id, n = member:match('^(.*)\31(%d+)$') end
-  if redis.call('HSETNX', messages, member, kept) == 0 then
-    if redis.call('HGET', messages, member) == kept then return nil end
+  if not bucket_add(messages, member, kept) then
+    if bucket_get(messages, member) == kept then return nil end
     local step, _, message = parts_of(kept)
     for _, other in ipairs(members_of(id or member)) do
-      local there = redis.call('HGET', messages, other)
+      local there = bucket_get(messages, other)
       if there and same(without_eta(there), without_eta(step .. message)) then return nil end
     end
     index_gathered()

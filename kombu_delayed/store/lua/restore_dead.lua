@@ -2,19 +2,20 @@
 -- Twice is safe: a letter that is there is kept once.
 -- What is older than the bound is put back all the same, as it is looked for; the next burial in the queue drops it.
 -- keys: dead dead_messages dead_reasons
--- arguments: entries...
+-- arguments: bucket_bytes:number entries...
 --   entries: id, time of burial in ms, priority step + message, JSON: why, by whom; …
+-- include: buckets bucket_add
 -- returns as text: restored, already there; O(log n) a letter
 local counts = {0, 0}
 
 local function put_back(member, at_ms, record, note)
   local id, n = member:match('^(.*)\31%d+$') or member, 1
-  while redis.call('HSETNX', dead_messages, member, record) == 0 do
-    if redis.call('HGET', dead_messages, member) == record then return false end
+  while not bucket_add(dead_messages, member, record) do
+    if bucket_get(dead_messages, member) == record then return false end
     n = n + 1
     member = id .. '\31' .. n
   end
-  redis.call('HSET', dead_reasons, member, note)
+  bucket_set(dead_reasons, member, note)
   redis.call('ZADD', dead, at_ms, member)
   return true
 end
@@ -24,6 +25,8 @@ for i = 1, #entries, 4 do
   counts[which] = counts[which] + 1
 end
 if counts[1] > 0 then
-  for _, key in ipairs({dead, dead_messages, dead_reasons}) do redis.call('PERSIST', key) end
+  if redis.call('PERSIST', dead) == 1 then
+    for _, key in ipairs({dead_messages, dead_reasons}) do bucket_persist(key) end
+  end
 end
 return table.concat(counts, ' ')

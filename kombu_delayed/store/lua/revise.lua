@@ -4,9 +4,9 @@
 -- arguments: now partition_size:number steps event_limit:number member expected due_ms:number record
 --   expected: priority step + due_ms + message, as it was read
 --   record: priority step + message, as it is to be
--- include: clock waiting ready backlog events moved expiry
+-- include: clock waiting ready buckets backlog events moved expiry
 -- returns 1, or 0 where it is not delayed any more or not what was expected; O(log n)
-if redis.call('HGET', messages, member) ~= expected then return 0 end
+if bucket_get(messages, member) ~= expected then return 0 end
 redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
 local before = earliest()
 local step, message = record:match('^(.)(.*)$')

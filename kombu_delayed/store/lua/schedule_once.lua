@@ -1,12 +1,12 @@
 -- schedule_once: schedule messages that a job has not dealt with before.
 -- Twice is safe for as long as the ledger is kept, also where the first copy has run since.
 -- keys: partitions delayed messages duplicates wake events job ledgers_until moved ready...
--- arguments: now partition_size:number steps expires_ms:number event_limit:number run ledger_seconds:number
+-- arguments: now partition_size:number bucket_bytes:number steps expires_ms:number event_limit:number run ledger_seconds:number
 -- arguments: entries...
 --   job: HASH id -> 1: the job has made it, 0: it was there; run -> how many it made
 --   run: field of the ledger that counts what this run has made
 --   entries: id, due_ms, priority step + due_ms + message (or +delay_ms, priority step + message); …
--- include: clock waiting ready backlog gather events moved expiry schedule past_ledgers ledger
+-- include: clock waiting ready buckets bucket_add backlog gather events moved expiry schedule past_ledgers ledger
 -- returns as text: delayed, ready, already there or dealt with before; O(log n) a message
 local ids, ledger, known = {}, {}, {}
 begin_ledger()

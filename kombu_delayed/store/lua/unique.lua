@@ -2,11 +2,11 @@
 -- place, or pushes the other's due time.
 -- Twice is safe for a due time: the message that is there already counts as stored.
 -- keys: partitions delayed messages duplicates wake unique unique_due events moved ready...
--- arguments: now partition_size:number steps expires_ms:number conflict key id due record event_limit:number
+-- arguments: now partition_size:number bucket_bytes:number steps expires_ms:number conflict key id due record event_limit:number
 --   conflict: refuse, replace or debounce; retry: keep it, and nothing against it
 --   due: ms since the epoch, or + and ms from now
 --   record: priority step + message
--- include: clock waiting ready backlog events moved unique expiry
+-- include: clock waiting ready buckets bucket_add backlog events moved unique expiry
 -- returns {'stored', 'refused', 'replaced' or 'pushed', id of the other one or '', 'delayed', 'ready' or (not
 --   stored, or there before) 'already', when what was sent is due, step + due_ms + message of the one replaced or ''};
 --   O(log n)
@@ -23,7 +23,7 @@ end
 -- What is past is cleared a little each time.
 local function clear_past()
   for _, old in ipairs(redis.call('ZRANGEBYSCORE', unique_due, '-inf', now_ms, 'LIMIT', 0, 10)) do
-    local kept = redis.call('HGET', messages, redis.call('HGET', unique, old) or '')
+    local kept = bucket_get(messages, redis.call('HGET', unique, old) or '')
     local _, later_ms = parts_of(kept or '')
     if later_ms then
       redis.call('ZADD', unique_due, later_ms, old)
@@ -70,11 +70,11 @@ end
 
 clear_past()
 other = redis.call('HGET', unique, key)
-local kept = other and redis.call('HGET', messages, other)
+local kept = other and bucket_get(messages, other)
 if kept and not parts_of(kept) then kept = nil end  -- it was damaged
 local at = string.format('%.0f', due_ms)
 if kept and other == id and same(kept, record) then
-  redis.call('HSET', messages, id, kept)  -- WAIT waits for what its sender has written
+  bucket_set(messages, id, kept)  -- WAIT waits for what its sender has written
   return {'stored', '', 'already', at, ''}
 end
 if conflict == 'retry' then

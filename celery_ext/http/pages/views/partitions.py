@@ -25,7 +25,7 @@ def look(visit: Visit) -> Shown:
     query = asked(visit, _Asked)
     store = visit.service.delayed.store
     counts = {
-        name: (partition_count(store, name), int(store.run("HLEN", store.keys(name).messages)))
+        name: (partition_count(store, name), store.delayed_count(name))
         for name in visit.shards(query.queue)
     }
     used = {name: found for name, found in counts.items() if found[0]}

@@ -10,7 +10,7 @@ end
 -- later due time, so it may outlast its note; and a backup may have brought a copy of one that has ended.
 local function open_message(name, note)
   local member = redis.call('HGET', unique, name) or note and note.id
-  local kept = member and redis.call('HGET', messages, member)
+  local kept = member and bucket_get(messages, member)
   if not (kept and parts_of(kept) and kept:find(NO_ANSWER)) then return nil end
   local has_ended = note and note.state ~= 'open' and note.id == id_of(member)
   if not has_ended then return member, kept end

@@ -102,7 +102,7 @@ local function store(id, kept, may_repeat)
     end
   end
   local highest = has_duplicates and tonumber(redis.call('HGET', duplicates, id) or 1) or 1
-  if highest == 1 and redis.call('HSETNX', messages, id, kept) == 1 then return id end
+  if highest == 1 and bucket_add(messages, id, kept) then return id end
 
   local function member_of(n)
     return n == 1 and id or id .. '\31' .. n
@@ -111,15 +111,15 @@ local function store(id, kept, may_repeat)
   local step, _, message = parts_of(kept)
   local free = highest + 1
   for n = highest, 1, -1 do
-    local other = redis.call('HGET', messages, member_of(n))
+    local other = bucket_get(messages, member_of(n))
     if not other then
       free = n
     elseif not may_repeat and same(other, step .. message) then
-      redis.call('HSET', messages, member_of(n), other)  -- WAIT waits for what its sender has written
+      bucket_set(messages, member_of(n), other)  -- WAIT waits for what its sender has written
       return nil
     end
   end
-  while redis.call('HSETNX', messages, member_of(free), kept) == 0 do free = free + 1 end
+  while not bucket_add(messages, member_of(free), kept) do free = free + 1 end
   if free > highest then
     redis.call('HSET', duplicates, id, free)
     has_duplicates = true
@@ -161,7 +161,7 @@ end
 -- Gives a message that waits another due time.
 local function put_off(member, step, old_ms, message, due_ms, partition_size)
   unindex(member, old_ms)
-  redis.call('HSET', messages, member, string.format('%s%.0f', step, due_ms) .. message)
+  bucket_set(messages, member, string.format('%s%.0f', step, due_ms) .. message)
   index(member, due_ms, partition_size)
   if least ~= step:byte() - 48 then
     -- include: urgent
@@ -171,11 +171,11 @@ end
 
 -- Takes one message out of the tree: its due time and its record, or nil where it is not delayed.
 local function take(member)
-  local kept = redis.call('HGET', messages, member)
+  local kept = bucket_get(messages, member)
   local due_ms = kept and kept:match('^.(%d+)')
   if not due_ms then return nil end
   unindex(member, due_ms)
-  redis.call('HDEL', messages, member)
+  bucket_drop(messages, member)
   if member:find('\31', 1, true) then
     -- include: forget_duplicate
     forget_duplicate(member)

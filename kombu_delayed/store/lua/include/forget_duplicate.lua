@@ -4,7 +4,7 @@ local function forget_duplicate(member)
   local id = member:match('^(.*)\31%d+$')
   if not id then return end
   for n = 2, tonumber(redis.call('HGET', duplicates, id) or 1) do
-    if redis.call('HEXISTS', messages, id .. '\31' .. n) == 1 then return end
+    if bucket_has(messages, id .. '\31' .. n) then return end
   end
   redis.call('HDEL', duplicates, id)
 end

@@ -1,8 +1,8 @@
--- repair: a page of a set or a hash is looked through, and put right.
+-- repair: a page of a set or a hash is looked through, and put right. After buckets.
 -- needs: cursor count fixes
 -- Returns {the next cursor, names looked at, bytes read, name, fault, …}.
 local function looked_through(command, key, fault_of, put_right)
-  local page = redis.call(command, key, cursor, 'COUNT', count)
+  local page = command == 'HSCAN' and bucket_scan(key, cursor, count) or redis.call(command, key, cursor, 'COUNT', count)
   local answer = {page[1], #page[2] / 2, 0}
   for i = 1, #page[2], 2 do
     local name = page[2][i]

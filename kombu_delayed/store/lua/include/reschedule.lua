@@ -16,7 +16,7 @@ local function with_eta(message, eta)
 end
 
 local function move_to(member, due_ms, eta)
-  local kept = redis.call('HGET', messages, member)
+  local kept = bucket_get(messages, member)
   if not kept then return 0 end
   local step, old_ms, message = parts_of(kept)
   if not step then return 0 end

@@ -1,0 +1,7 @@
+-- scan: a page of a hash that is spread over buckets. What stays meanwhile is met, some of it more than once.
+-- keys: hash
+-- arguments: cursor count:number
+-- include: buckets bucket_scan
+-- returns {the next cursor, '0' at the end, field, value, …}; O(count)
+local page = bucket_scan(hash, cursor, count)
+return {page[1], unpack(page[2])}
