@@ -7,7 +7,7 @@ from typing import Any
 import click
 from rich.text import Text
 
-from kombu_delayed.inspection.doctor import Doctor, Finding, examine_server
+from kombu_delayed.inspection.doctor import Doctor, Finding, examine_format, examine_server, upgrade
 from kombu_delayed.store.shards import label, queue_of
 
 from ..tasks.formatting import number, plain, queue_data, table
@@ -18,7 +18,13 @@ from .session import Session, command
 @command("doctor")
 @queue_option
 @click.option("--fix", is_flag=True, help="Repair what can be repaired.")
-def doctor(session: Session, queue: str | None, fix: bool) -> None:
+@click.option(
+    "--upgrade",
+    "upgrades",
+    is_flag=True,
+    help="Give the messages this version's format. Processes of older versions stop.",
+)
+def doctor(session: Session, queue: str | None, fix: bool, upgrades: bool) -> None:
     """Find out what is wrong, and repair it.
 
     Looks at the server's settings and clock, at leases and wake tokens, and whether the backlog,
@@ -27,9 +33,11 @@ def doctor(session: Session, queue: str | None, fix: bool) -> None:
     was not repaired.
     """
     store = session.delayed.store
-    server = examine_server(store)
-    findings = [server] if server else []
     names = session.delayed.shards(queue)
+    if upgrades:
+        done = upgrade(store, session.delayed.shards(None))
+        session.print("The messages have the new format." if done else "There is no newer format.")
+    findings = [each for each in (examine_server(store), examine_format(store)) if each]
     total = sum(2 * store.size(name).delayed for name in names)
     with session.progress("Repairing" if fix else "Examining", total) as advance:
         for name in names:

@@ -43,9 +43,14 @@ class Format:
 
     def __init__(self, key: str) -> None:
         self.key = key
-        #: Whether large hashes may be spread over several keys. False until the server has said so.
-        self.has_buckets = False
+        #: The major version that the database has; 0: it has not been asked yet.
+        self.major = 0
         self._is_forbidden = False
+
+    @property
+    def has_buckets(self) -> bool:
+        """Whether large hashes may be spread over several keys."""
+        return self.major >= BUCKETS_SINCE
 
     def look(self, send: Callable[..., Any]) -> None:
         """Ask with `send`, and write the version where there is none. Raises FormatError."""
@@ -55,21 +60,21 @@ class Format:
             self._warn_once(error)
             return
         if found is not None:
-            self.has_buckets = check(found) >= BUCKETS_SINCE
+            self.major = check(found)
             return
         try:
             send("SET", self.key, f"{MAJOR}.{MINOR}", "NX")
         except _REFUSED:
             return
-        self.has_buckets = True
+        self.major = MAJOR
 
     def upgrade(self, send: Callable[..., Any]) -> bool:
         """Raise the version to this package's; returns whether it was lower. Raises FormatError."""
-        found = send("GET", self.key)
-        if found is not None and check(found) == MAJOR:
+        self.look(send)
+        if self.major == MAJOR:
             return False
         send("SET", self.key, f"{MAJOR}.{MINOR}")
-        self.has_buckets = True
+        self.major = MAJOR
         return True
 
     def _warn_once(self, error: Exception) -> None:

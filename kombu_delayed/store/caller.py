@@ -22,8 +22,8 @@ from .shards import QueueShards, Shards
 
 DEFAULT_PARTITION_SIZE = 128
 
-#: About so many bytes of messages are in one key; as many as a server moves or deletes in a few ms.
-DEFAULT_BUCKET_BYTES = 1_000_000
+#: A key has at most about so many bytes of messages: a server moves or deletes it in a few ms.
+DEFAULT_BUCKET_BYTES = 2_000_000
 
 #: Messages in one call of a script: a call stays below a few milliseconds, and below Lua's stack.
 CALL_LIMIT = 250

@@ -79,7 +79,7 @@ class QueueKeys:
 
     @cached_property
     def messages(self) -> str:
-        """Hash id -> priority step + due time in ms + message, of all that is delayed."""
+        """Hash id -> priority step + due time in ms + message, of all that is delayed. In buckets."""
         return self._tagged("messages")
 
     @cached_property
@@ -166,12 +166,12 @@ class QueueKeys:
 
     @cached_property
     def dead_messages(self) -> str:
-        """Hash id -> priority step + message, of the dead letters."""
+        """Hash id -> priority step + message, of the dead letters. In buckets."""
         return self._tagged("dead-messages")
 
     @cached_property
     def dead_reasons(self) -> str:
-        """Hash id -> JSON: why it was buried, and by whom."""
+        """Hash id -> JSON: why it was buried, and by whom. In buckets."""
         return self._tagged("dead-reasons")
 
     @cached_property

@@ -15,19 +15,22 @@ from kombu import Connection
 
 from kombu_delayed.connection import format
 from kombu_delayed.errors import UNREACHABLE, FormatError
+from kombu_delayed.inspection.doctor import examine_format, upgrade
 from kombu_delayed.store.keys import format_version
+from tests.kit.backlog import check_backlog
 from tests.kit.clusters import Cluster
 from tests.kit.inbox import Connect
 from tests.kit.ledger import Ledger
 from tests.kit.mail import MAIL
 from tests.kit.servers import Server
+from tests.kit.state import entry
 from tests.kit.tasks_app import Settings, make_app
 from tests.kit.workers import ROOT, Worker
 
 pytestmark = pytest.mark.thorough
 
 KEY = format_version()
-SENTENCE = r"format 2\.0, and this version of kombu-delayed knows formats up to 1: upgrade"
+SENTENCE = r"format 3\.0, and this version of kombu-delayed knows formats up to 2: upgrade"
 
 
 @pytest.fixture
@@ -50,8 +53,8 @@ def publish(connection: Connection) -> None:
 @pytest.mark.parametrize(
     ("found", "is_known"),
     [
-        *((each, True) for each in (b"1.0", b"1.7", b"0.9")),
-        *((each, False) for each in (b"2.0", b"10.1", b"2", b"one", b"", b"\xff")),
+        *((each, True) for each in (b"2.0", b"2.7", b"1.0", b"0.9")),
+        *((each, False) for each in (b"3.0", b"10.1", b"2", b"one", b"", b"\xff")),
     ],
 )
 def test_versions(found: bytes, is_known: bool) -> None:
@@ -65,9 +68,9 @@ def test_each_prefix_has_its_own_version(
     connect: Connect, client: redis.Redis, prefix: str, other: str
 ) -> None:
     """The first process writes it, and no process of another one connects."""
-    client.set(format_version(other), "2.0")
+    client.set(format_version(other), "3.0")
     publish(connect(global_keyprefix=prefix))
-    assert client.get(format_version(prefix)) == b"1.0"
+    assert client.get(format_version(prefix)) == b"2.0"
     assert client.ttl(format_version(prefix)) == -1
     with pytest.raises(FormatError, match=SENTENCE) as refused:
         publish(connect(global_keyprefix=other))
@@ -79,13 +82,40 @@ def test_each_prefix_has_its_own_version(
 def test_a_process_that_runs_finds_out_by_itself(connect: Connect, client: redis.Redis) -> None:
     connection = connect()
     publish(connection)
-    client.set(KEY, "2.0")
+    client.set(KEY, "3.0")
     for _ in range(2):
         with pytest.raises(FormatError, match=SENTENCE):
             publish(connection)
     assert client.llen("mail") == 1
-    client.set(KEY, "1.0")
+    client.set(KEY, "2.0")
     publish(connection)
+
+
+def test_an_older_format_stays_until_it_is_raised(
+    connect: Connect, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes of the release that knows no other would stop."""
+    client.set(KEY, "1.0")
+    connection = connect()
+    publish(connection)
+    store = connection.default_channel.store
+    store.bucket_bytes = 1000
+    store.schedule("mail", [entry(f"m{n}", "+600000") for n in range(1, 500)])
+    assert store.format.major == 1
+    assert client.hlen("{mail}:messages") == 499
+    (finding,) = [examine_format(store)]
+    assert finding is not None
+    assert "doctor --upgrade" in finding.examples[0]
+    monkeypatch.setattr(format, "MAJOR", 1)  # as in the release before
+    format.check(client.get(KEY) or b"")
+    monkeypatch.undo()
+    assert [upgrade(store, ["mail"]) for _ in range(2)] == [True, False]
+    assert examine_format(store) is None
+    assert client.hlen("{mail}:messages") < 100
+    assert len(check_backlog(client, "mail")) == 499
+    monkeypatch.setattr(format, "MAJOR", 1)
+    with pytest.raises(FormatError, match="knows formats up to 1"):
+        format.check(client.get(KEY) or b"")
 
 
 def test_a_user_who_may_not_write_it_reads_it(server: Server, client: redis.Redis) -> None:
@@ -93,7 +123,7 @@ def test_a_user_who_may_not_write_it_reads_it(server: Server, client: redis.Redi
         "reader", enabled=True, passwords=["+any"], keys=["*"], commands=["+@all", "-set"]
     )
     try:
-        client.set(KEY, "2.0")
+        client.set(KEY, "3.0")
         with as_user(server, "reader") as connection:
             with pytest.raises(FormatError, match=SENTENCE):
                 connection.connect()
@@ -131,8 +161,8 @@ def test_on_a_cluster(connect_cluster: Connect, cluster: Cluster) -> None:
     connection = connect_cluster()
     publish(connection)
     with cluster.routed() as client:
-        assert client.get(KEY) == b"1.0"
-        client.set(KEY, "2.0")
+        assert client.get(KEY) == b"2.0"
+        client.set(KEY, "3.0")
         for refused in (connect_cluster().connect, lambda: publish(connection)):
             with pytest.raises(FormatError, match=SENTENCE):
                 refused()
@@ -146,7 +176,7 @@ def settings(server: Server, tmp_path: Path) -> Settings:
 
 
 def test_a_worker_does_not_start(settings: Settings, client: redis.Redis, tmp_path: Path) -> None:
-    client.set(KEY, "2.0")
+    client.set(KEY, "3.0")
     worker = Worker(settings, tmp_path)
     worker.start(wait=False)
     assert worker.wait() != 0
@@ -164,7 +194,7 @@ def test_a_running_worker_stops_when_it_reconnects(
             done = app.send_task("record").id
             Ledger(Path(settings.ledger)).wait_for_all([done])
             later = app.send_task("record", countdown=1).id
-            client.set(KEY, "2.0")
+            client.set(KEY, "3.0")
             client.client_kill_filter(_type="normal", skipme=True)
             assert worker.wait() != 0
             assert "upgrade kombu-delayed in this process" in worker.log
@@ -182,7 +212,7 @@ def test_a_running_worker_stops_when_it_reconnects(
     ],
 )
 def test_commands(settings: Settings, client: redis.Redis, server: Server, command: str) -> None:
-    client.set(KEY, "2.0")
+    client.set(KEY, "3.0")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **settings.environment()}
     whole = [sys.executable, "-m", *command.format(url=server.url).split()]
     found = subprocess.run(whole, cwd=ROOT, env=environment, capture_output=True, text=True)

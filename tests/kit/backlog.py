@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 
 import redis
@@ -33,9 +34,9 @@ def records(client: redis.Redis, queue: str = "q", of: str = "messages") -> dict
     """
     key = f"{{{queue}}}:{of}"
     found: dict[str, str] = {}
-    for number in range(int(client.get(f"{key}:buckets") or 1)):
-        bucket = client.hgetall(f"{key}:{number}" if number else key)
-        part = {id.decode(): record.decode() for id, record in bucket.items()}
+    buckets = [each for each in all_keys(client) if re.fullmatch(rf"{re.escape(key)}(:\d+)?", each)]
+    for name in buckets:
+        part = {id.decode(): record.decode() for id, record in client.hgetall(name).items()}
         assert not found.keys() & part.keys(), "two buckets have the same id"
         found |= part
     return found

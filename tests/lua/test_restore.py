@@ -9,7 +9,8 @@ import redis
 
 from kombu_delayed.inspection.events import read
 from kombu_delayed.store.store import Entry, Limits, Store
-from tests.kit.backlog import check_backlog, records as records_of
+from tests.kit.backlog import check_backlog
+from tests.kit.backlog import records as records_of
 from tests.kit.restoring import kept, restore, restore_dead
 from tests.kit.state import entry, message, note, state
 

@@ -230,9 +230,8 @@ class KeyedMachine(StoreMachine):
         now = self.model.dead.get(saved.member)
         if body in where and not (now and now.message.body == body):
             return
-        if body in where and self.client.hget("{q}:dead-messages", saved.member) != (
-            saved.record.encode()
-        ):
+        there = records(self.client, of="dead-messages")
+        if body in where and there.get(saved.member) != saved.record:
             return
         row = (saved.member, letter.at_ms, saved.record, note)
         assert restore_dead(self.store, [row]) == ((0, 1) if body in where else (1, 0))

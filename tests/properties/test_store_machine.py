@@ -471,8 +471,8 @@ class StoreMachine(RuleBasedStateMachine):
     def cancel_members(self, data: st.DataObject) -> None:
         """One of those that share an id, and what is not there."""
         bodies = {
-            member.decode(): json.loads(open_kept(record).message)["body"]
-            for member, record in self.client.hgetall("{q}:messages").items()
+            member: json.loads(open_kept(record.encode()).message)["body"]
+            for member, record in records(self.client).items()
         }
         chosen = data.draw(st.lists(st.sampled_from(sorted(bodies)), max_size=3, unique=True))
         counts = self.backlog.cancel([*chosen, "missing", *chosen[:1]], members=True)
@@ -634,12 +634,9 @@ class StoreMachine(RuleBasedStateMachine):
             DeadLetter(id, letter.message, b.reason, b.consumer, b.at_ms, b.deliveries)
             for id, letter, b in zip(ids, letters, expected, strict=True)
         ]
-        records = self.client.hgetall("{q}:dead-messages")
-        assert {id.decode() for id in records} == set(ids)
-        assert {id.decode() for id in self.client.hkeys("{q}:dead-reasons")} == set(ids)
-        self.check_records(
-            [records[id.encode()].decode() for id in ids], [b.message for b in expected]
-        )
+        found = records(self.client, of="dead-messages")
+        assert found.keys() == records(self.client, of="dead-reasons").keys() == set(ids)
+        self.check_records([found[id] for id in ids], [b.message for b in expected])
 
     def check_records(self, records: list[str], expected: list[Message]) -> None:
         assert [read(record)[:2] for record in records] == [(e.body, e.step) for e in expected]

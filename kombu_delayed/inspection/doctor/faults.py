@@ -10,6 +10,7 @@ EXAMPLES = 3
 #: Kind of fault -> what it means, what `fix` does about it.
 KINDS = {
     "server": ("the server's settings", ""),
+    "format": ("the messages have an older format", ""),
     "lease": ("the lease of consumers has ended, and nobody has reclaimed", "reclaimed"),
     "unregistered": ("messages are held by consumers that have no lease", "reclaimed"),
     "empty": ("partitions in the index have no messages", "dropped from the index"),
@@ -37,7 +38,7 @@ KINDS = {
 }
 
 #: Kinds that moves leave in good order.
-HARMLESS = frozenset({"leftover", "past"})
+HARMLESS = frozenset({"format", "leftover", "past"})
 
 
 @dataclass

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from redis import Redis
 
+from ...connection.format import MAJOR
 from ...store.store import Store
 from ...transport.server_checks import check, inspect
 from ...transport.server_checks import logger as server_logger
@@ -15,6 +16,41 @@ from .faults import Finding
 
 #: So far may the server's clock be from this machine's.
 CLOCK_SKEW_SECONDS = 2.0
+
+
+def examine_format(store: Store) -> Finding | None:
+    """Whether the messages have a format that an upgrade would raise; None: they have the newest.
+
+    Raises FormatError where they have a newer one.
+    """
+    if store.format is None:
+        return None
+    store.format.look(store.run)
+    if store.format.major in (0, MAJOR):
+        return None
+    text = (
+        f"the messages have format {store.format.major}, in which all payloads of a queue are in "
+        f"one key. When every process has this version of kombu-delayed, raise it to {MAJOR}: "
+        "celery delayed doctor --upgrade"
+    )
+    return Finding("format", count=1, examples=[text])
+
+
+def upgrade(store: Store, queues: Iterable[str]) -> bool:
+    """Raise the format of a database and give its queues the new one; returns whether it was older.
+
+    Processes of older versions stop when they notice. Raises FormatError.
+    """
+    if store.format is None or not store.format.upgrade(store.run):
+        return False
+    for queue in queues:
+        keys = store.keys(queue)
+        for hash in (keys.messages, keys.dead_messages, keys.dead_reasons):
+            cursor = b"0"
+            while cursor := store.ask("spread_out", queue, hash=hash, cursor=cursor, count=100):
+                if cursor == b"0":
+                    break
+    return True
 
 
 def examine_server(store: Store) -> Finding | None:

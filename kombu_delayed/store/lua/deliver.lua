@@ -22,7 +22,8 @@ if lease_ms > 0 and not lasts_long then redis.call('ZADD', consumers, now_ms + l
 
 local function promote(members)
   local batches = {}
-  for _, kept in ipairs(bucket_get_all(messages, members)) do
+  local _, records = bucket_take_all(messages, members)
+  for _, kept in ipairs(records) do
     if kept then
       local list = list_for(kept ~= '' and kept:sub(1, 1) or steps:sub(1, 1))
       local batch = batches[list] or {}
@@ -33,7 +34,6 @@ local function promote(members)
     end
   end
   for list, batch in pairs(batches) do redis.call('LPUSH', list, unpack(batch)) end
-  bucket_drop_all(messages, members)
   for _, member in ipairs(members) do
     if member:find('\31', 1, true) then
       -- include: forget_duplicate

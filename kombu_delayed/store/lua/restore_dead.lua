@@ -15,7 +15,7 @@ local function put_back(member, at_ms, record, note)
     n = n + 1
     member = id .. '\31' .. n
   end
-  bucket_set(dead_reasons, member, note)
+  if not bucket_add(dead_reasons, member, note) then bucket_set(dead_reasons, member, note) end
   redis.call('ZADD', dead, at_ms, member)
   return true
 end

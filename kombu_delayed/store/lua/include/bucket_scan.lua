@@ -1,16 +1,25 @@
--- bucket_scan: a hash that is spread over buckets is looked through, bucket by bucket: a split moves fields only to
--- buckets that come later. After buckets.
+-- bucket_scan: a hash that is spread over buckets is looked through, bucket by bucket. After buckets.
 -- needs: nothing
--- As HSCAN: the next cursor, '0' at the end, and fields and values.
+-- As HSCAN: the next cursor, '0' at the end, and fields and values. A cursor is that of a bucket, behind the generation
+-- and the number of the bucket in it.
 local function bucket_scan(key, cursor, count)
-  local number, at = cursor:match('^(%d+):(%d+)$')
-  number, at = tonumber(number or 0), at or cursor
-  local page = redis.call('HSCAN', bucket_name(key, number), at, 'COUNT', count)
-  local total = read_bucket_count(key).number
-  if page[1] ~= '0' then
-    if number > 0 then page[1] = number .. ':' .. page[1] end
-  elseif number + 1 < total then
-    page[1] = number + 1 .. ':0'
+  local generation, number, at = cursor:match('^(%d+):(%d+):(%d+)$')
+  generation, number = tonumber(generation or 0), tonumber(number or 0)
+  local layout = layout_of(key)
+  for _ = 1, 1000 do  -- few are empty, or the hash was larger once
+    local page = redis.call('HSCAN', bucket_name(key, generation, number), at or cursor, 'COUNT', count)
+    if page[1] == '0' then
+      number, at = number + 1, '0'
+      if generation == 0 or number == PER_GENERATION ^ generation then
+        number, generation = 0, math.max(generation + 1, layout.first)
+      end
+      if generation > layout.last then return page end
+    else
+      at = page[1]
+    end
+    page[1] = generation .. ':' .. number .. ':' .. at
+    if #page[2] > 0 then return page end
+    cursor = page[1]
   end
-  return page
+  return {cursor, {}}
 end

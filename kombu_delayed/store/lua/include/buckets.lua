@@ -1,108 +1,148 @@
--- buckets: hashes that grow with a queue, each spread over several keys by linear hashing, so that no key becomes too
--- large to be moved or deleted. Bucket 0 is the key itself, bucket n is `key:n`; the string `key:buckets` has their
--- number where it is more than one. What is not in its bucket is looked for in bucket 0: there are producers of version
--- 0.1.0, which know no other, and a large hash that they have left is moved bit by bit.
+-- buckets: hashes that grow with a queue, each spread over several keys, so that no key becomes too large to be moved or
+-- deleted. Generation 0 is the key itself, which is all that most queues have and that version 0.1.0 knows. Generation g
+-- has 8^g buckets, `key:8^g` and up, by a hash of the field. When a bucket of the last generation is full, new fields go
+-- to another generation, and those that are there stay until they are dropped: nothing is ever moved for it.
+-- `key:buckets` is the string "first last", the generations that have fields; none: 0 0.
 -- needs: nothing
-local bucket_counts = {}  -- key -> number of buckets, and the greatest power of 2 in it
+local PER_GENERATION = 8
+local layouts = {}  -- key -> first and last generation
 
--- Behind the number is the cursor of a scan, as long as bucket 0 has what belongs to others.
-local function read_bucket_count(key)
-  local text = redis.call('GET', key .. ':buckets') or '1'
-  local found = {number = tonumber(text:match('^%d+')), cursor = text:match(' (%d+)$'), power = 1}
-  while found.power * 2 <= found.number do found.power = found.power * 2 end
-  bucket_counts[key] = found
+local function layout_of(key)
+  local first, last = (redis.call('GET', key .. ':buckets') or '0 0'):match('^(%d+) (%d+)$')
+  local found = {first = tonumber(first), last = tonumber(last)}
+  layouts[key] = found
   return found
 end
 
-local function bucket_name(key, number)
-  return number == 0 and key or key .. ':' .. string.format('%.0f', number)
+local function set_layout(key, first, last)
+  redis.call('SET', key .. ':buckets', first .. ' ' .. last, 'KEEPTTL')
+  layouts[key] = {first = first, last = last}
 end
 
-local function bucket_number(count, field)
-  local hash = tonumber(redis.sha1hex(field):sub(1, 8), 16)
-  local number = hash % (count.power * 2)
-  return number < count.number and number or number - count.power
+local function hash_of(field)
+  return tonumber(redis.sha1hex(field):sub(1, 8), 16)
 end
 
-local function bucket_of(key, field)
-  local count = bucket_counts[key] or read_bucket_count(key)
-  if count.number == 1 then return key end
-  return bucket_name(key, bucket_number(count, field))
+local function bucket_name(key, generation, hash)
+  if generation == 0 then return key end
+  local size = PER_GENERATION ^ generation
+  return key .. ':' .. size + hash % size
+end
+
+-- The value of a field, or false; its bucket and the generation of that.
+local function bucket_find(key, field)
+  local layout = layouts[key] or layout_of(key)
+  if layout.last == 0 then return redis.call('HGET', key, field), key, 0 end
+  local hash = hash_of(field)
+  for generation = layout.last, layout.first, -1 do
+    local bucket = bucket_name(key, generation, hash)
+    local found = redis.call('HGET', bucket, field)
+    if found then return found, bucket, generation end
+  end
+  return layout.first > 0 and redis.call('HGET', key, field), key, 0  -- a producer of version 0.1.0 has put it there
 end
 
 local function bucket_get(key, field)
-  local bucket = bucket_of(key, field)
-  local found = redis.call('HGET', bucket, field)
-  if not found and bucket ~= key then return redis.call('HGET', key, field) end
-  return found
+  return (bucket_find(key, field))
 end
 
 local function bucket_has(key, field)
-  local bucket = bucket_of(key, field)
-  if redis.call('HEXISTS', bucket, field) == 1 then return true end
-  return bucket ~= key and redis.call('HEXISTS', key, field) == 1
+  return bucket_get(key, field) ~= false
 end
 
 local function bucket_get_all(key, fields)
-  if bucket_of(key, '') == key and bucket_counts[key].number == 1 then
-    return redis.call('HMGET', key, unpack(fields))
-  end
+  if (layouts[key] or layout_of(key)).last == 0 then return redis.call('HMGET', key, unpack(fields)) end
   local found = {}
   for i, field in ipairs(fields) do found[i] = bucket_get(key, field) end
   return found
 end
 
--- Gives a field that is there another value.
+-- Gives a field another value.
 local function bucket_set(key, field, value)
-  local bucket = bucket_of(key, field)
+  local found, bucket = bucket_find(key, field)
+  if not found then bucket = bucket_name(key, layouts[key].last, hash_of(field)) end
   redis.call('HSET', bucket, field, value)
-  if bucket ~= key then redis.call('HDEL', key, field) end
 end
 
--- The last one that goes takes the number of the buckets along.
-local function forget_buckets(key)
-  for number = 0, bucket_counts[key].number - 1 do
-    if redis.call('EXISTS', bucket_name(key, number)) == 1 then return end
+-- For those of the generations from `generation` to `stop`, what `look` returns that is not nil ends it.
+local function each_bucket(key, generation, stop, look)
+  for g = generation, stop do
+    local size = g > 0 and PER_GENERATION ^ g or 1
+    for n = 0, size - 1 do
+      local found = look(bucket_name(key, g, n))
+      if found ~= nil then return found end
+    end
   end
+end
+
+-- A bucket has become empty; where its generation is the first one and has no other, that is forgotten.
+local function leave_first(key)
+  local layout = layouts[key]
+  local function look(bucket)
+    if redis.call('EXISTS', bucket) == 1 then return true end
+  end
+  while layout.first <= layout.last and not each_bucket(key, layout.first, layout.first, look) do
+    layout.first = layout.first + 1
+  end
+  if layout.first <= layout.last then return set_layout(key, layout.first, layout.last) end
   redis.call('DEL', key .. ':buckets')
-  bucket_counts[key] = nil
+  layouts[key] = {first = 0, last = 0}
+end
+
+local function left_bucket(key, bucket, generation)
+  if redis.call('EXISTS', bucket) == 0 and generation <= layouts[key].first then leave_first(key) end
+end
+
+-- Returns how many of the fields were there, and their values; false for those that were not.
+local function bucket_take_all(key, fields)
+  local found, count = {}, 0
+  if (layouts[key] or layout_of(key)).last == 0 then
+    for i = 1, #fields, 1000 do
+      local some = {unpack(fields, i, math.min(i + 999, #fields))}
+      for _, value in ipairs(redis.call('HMGET', key, unpack(some))) do found[#found + 1] = value end
+      count = count + redis.call('HDEL', key, unpack(some))
+    end
+    return count, found
+  end
+  for i, field in ipairs(fields) do
+    local value, bucket, generation = bucket_find(key, field)
+    found[i] = value
+    if value then
+      redis.call('HDEL', bucket, field)
+      left_bucket(key, bucket, generation)
+      count = count + 1
+    end
+  end
+  return count, found
+end
+
+local function bucket_drop_all(key, fields)
+  if (layouts[key] or layout_of(key)).last > 0 then return (bucket_take_all(key, fields)) end
+  local count = 0
+  for i = 1, #fields, 1000 do count = count + redis.call('HDEL', key, unpack(fields, i, math.min(i + 999, #fields))) end
+  return count
 end
 
 local function bucket_drop(key, field)
-  local bucket = bucket_of(key, field)
-  local count = redis.call('HDEL', bucket, field)
-  if bucket_counts[key].number == 1 then return count end
-  if bucket ~= key and count == 0 then count = redis.call('HDEL', key, field) end
-  if redis.call('EXISTS', bucket) == 0 then forget_buckets(key) end
-  return count
+  return bucket_drop_all(key, {field})
 end
 
--- Returns how many of the fields were there.
-local function bucket_drop_all(key, fields)
-  local count = 0
-  if bucket_of(key, '') == key and bucket_counts[key].number == 1 then
-    for i = 1, #fields, 1000 do count = count + redis.call('HDEL', key, unpack(fields, i, math.min(i + 999, #fields))) end
-  else
-    for _, field in ipairs(fields) do count = count + bucket_drop(key, field) end
-  end
-  return count
-end
-
--- With the bucket of a field expires what says how many buckets there are: not before the last of them.
+-- With the bucket of a field expires what says how many generations there are: not before the last of the buckets.
 local function bucket_expire(key, field, ms)
-  redis.call('PEXPIRE', bucket_of(key, field), ms)
+  local _, bucket = bucket_find(key, field)
+  redis.call('PEXPIRE', bucket, ms)
   redis.call('PEXPIRE', key .. ':buckets', ms)
 end
 
 local function bucket_persist(key)
-  for number = 0, read_bucket_count(key).number - 1 do redis.call('PERSIST', bucket_name(key, number)) end
+  local layout = layout_of(key)
+  each_bucket(key, layout.first, layout.last, function(bucket) redis.call('PERSIST', bucket) end)
   redis.call('PERSIST', key .. ':buckets')
 end
 
 local function bucket_total(key)
-  local total = 0
-  for number = 0, read_bucket_count(key).number - 1 do
-    total = total + redis.call('HLEN', bucket_name(key, number))
-  end
+  local layout, total = layout_of(key), 0
+  each_bucket(key, layout.first, layout.last, function(bucket) total = total + redis.call('HLEN', bucket) end)
+  if layout.first > 0 then total = total + redis.call('HLEN', key) end
   return total
 end

@@ -9,13 +9,14 @@ local function forget_dead(members)
 end
 
 local function entomb(id, record, consumer, deliveries, reason, failures)
-  local member, n = id, math.max(bucket_total(dead_messages), 1)  -- most likely free
+  local member, n = id, math.max(redis.call('ZCARD', dead), 1)  -- most likely free
   while not bucket_add(dead_messages, member, record) do
     n = n + 1
     member = id .. '\31' .. n
   end
   local note = {reason = reason, consumer = consumer, at_ms = now_ms, deliveries = deliveries, failures = failures}
-  bucket_set(dead_reasons, member, cjson.encode(note))
+  local text = cjson.encode(note)
+  if not bucket_add(dead_reasons, member, text) then bucket_set(dead_reasons, member, text) end
   redis.call('ZADD', dead, now_ms, member)
   if redis.call('EXISTS', dead:sub(1, -5) .. 'expires') == 1 then
     redis.call('PEXPIRE', dead, dead_age_ms)
