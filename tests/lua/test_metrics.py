@@ -66,17 +66,18 @@ def test_counts_by_state(store: Store) -> None:
 
 
 def test_what_was_promoted_is_late_until_a_consumer_has_it(store: Store) -> None:
-    store.schedule("q", [entry("a", 2_000), entry("b", 3_000), entry("c", 9_000, step=3)])
+    store.schedule("q", [entry("a", 2_000), entry("b", 3_000), entry("c", 4_000)])
+    store.schedule("q", [entry("d", 9_000, step=3)])
     store.now = "10000"
     assert store.metrics("q").oldest_due_seconds == 8.0
     deliver(store, want=1)
-    found = store.metrics("q")
-    assert (found.delayed, found.ready, found.oldest_due_seconds) == (0, 2, 7.0)
-    deliver(store, want=1, tag=2)
+    found = store.metrics("q")  # b is in front of c
+    assert (found.delayed, found.ready, found.oldest_due_seconds) == (0, 3, 7.0)
+    deliver(store, want=2, tag=2)
     assert store.metrics("q").oldest_due_seconds == 1.0
     store.release("q", "A", [1], counted=True)
     assert store.metrics("q").oldest_due_seconds == 8.0
-    deliver(store, tag=3)
+    deliver(store, tag=4)
     assert store.metrics("q").oldest_due_seconds == 0.0
 
 
