@@ -99,6 +99,8 @@ def keys_page() -> str:
             shown = f"`{example.unacked('<consumer>')}`"
         elif name == "job":
             shown = f"`{example.job('<job id>')}`"
+        elif name == "job_slice":
+            shown = f"`{example.job_slice('<job id>', '<number>')}`"
         elif isinstance(member, cached_property) and name not in NO_KEYS:
             shown = f"`{getattr(example, name)}`" + ("…" if name == "delayed" else "")
         else:

@@ -188,6 +188,10 @@ class QueueKeys:
         """Hash id -> what a job has done with it; counts of each run, and the number of shards."""
         return self._tagged(f"job:{job_id}")
 
+    def job_slice(self, job_id: str, number: str) -> str:
+        """Hash id -> the same, of a job of over 512 ids: one of 4,096, by the SHA-1 of the id."""
+        return self._tagged(f"job-slice:{number}:{job_id}")
+
     @cached_property
     def ledgers_until(self) -> str:
         """Sorted set key of what a job has done -> when that may be forgotten."""

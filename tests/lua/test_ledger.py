@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 
 import pytest
 import redis
 
 from celery_ext.http.api.create_once import OnceStore
-from celery_ext.spark.sink.job_ledger import Job, LedgerStore
+from celery_ext.spark.sink.job_ledger import Job, LedgerStore, dealt_with
 from kombu_delayed.errors import ServerFull
 from kombu_delayed.store.keys import job_shards
 from kombu_delayed.store.store import Store
@@ -73,13 +74,13 @@ def test_what_was_done_over_http_is_known_until_a_day_after_its_time(
 def test_who_writes_the_next_one_drops_those_that_are_past(
     move: Callable[[Store], None], store: Store, client: redis.Redis
 ) -> None:
-    for n in range(15):
-        schedule(store, f"old{n:02}")
+    for n in range(105):
+        schedule(store, f"old{n:03}")
     store.now = "50000"
     schedule(store, "young")
     store.now = "101000"
     move(store)
-    rest = [f"{{q}}:job:old{n}" for n in range(10, 15)]
+    rest = [f"{{q}}:job:old{n}" for n in range(100, 105)]
     assert ledgers(client) == ["{q}:job:j", *rest, "{q}:job:young"]
     move(store)
     assert ledgers(client) == ["{q}:job:j", "{q}:job:young"]
@@ -157,3 +158,40 @@ def test_a_job_keeps_the_number_of_shards(store: Store, client: redis.Redis) -> 
     assert count(1, 1_000) == 2
     client.delete(job_shards("j"))
     assert count(1, 1_000) == 2
+
+
+@pytest.mark.parametrize("move", [schedule, reschedule, restore])
+def test_a_large_one_is_in_slices(
+    move: Callable[[Store], None], store: Store, client: redis.Redis
+) -> None:
+    """Each is dropped by itself; ids in the job's own hash, as of older code, are known."""
+    client.hset("{q}:job:j", mapping={f"old{n}": 1 for n in range(512)})
+    slice = store.keys("q").job_slice("j", hashlib.sha1(b"a").hexdigest()[:3])
+    schedule(store, "another")
+    move(store)
+    known = client.hgetall(slice)
+    assert list(known) == [b"a"]
+    client.delete("{q}:messages", "{q}:partitions", f"{{q}}:delayed:{LATER}")
+    move(store)
+    assert not client.exists("{q}:messages"), "done again"
+    assert dealt_with(store, job(), "q") in (515, 516)  # with its counters
+    assert state(client)[UNTIL].keys() == {"{q}:job:j", slice, "{q}:job:another"}
+    assert LedgerStore(store, job()).schedule("q", [entry("old7", LATER)]).already == 1
+    assert client.hgetall(slice) == known
+    store.now = "101000"
+    schedule(store, "next")
+    assert not client.exists(slice, "{q}:job:another")
+
+
+def test_slices_of_a_queue_with_an_expiry_expire_one_after_another(
+    store: Store, client: redis.Redis
+) -> None:
+    client.set("{q}:expires", 60_000)
+    client.hset("{q}:job:j", mapping={f"old{n}": 1 for n in range(512)})
+    LedgerStore(store, job()).schedule("q", [entry(f"{n}", LATER) for n in range(200)])
+    slices = {key.decode(): client.pttl(key) for key in client.keys("{q}:job-slice:*")}
+    assert len(slices) > 150
+    for key, ttl in slices.items():
+        later = int(key.split(":")[2], 16) * 20
+        assert 0 < ttl <= 100_000 + later, key
+    assert max(slices.values()) - min(slices.values()) > 30_000

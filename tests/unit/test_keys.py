@@ -43,10 +43,11 @@ def test_every_key_of_a_queue_is_pinned() -> None:
             name: prefix + key for name, key in OWNED.items()
         }
         assert keys.job("mine") == f"{prefix}{{q}}:job:mine"
+        assert keys.job_slice("mine", "0af") == f"{prefix}{{q}}:job-slice:0af:mine"
         assert keys.ready == tuple(f"{prefix}q{end}" for end in ("", *_separated(3, 6, 9)))
     public = {name for name in vars(QueueKeys) if not name.startswith("_")}
     fields = set(QueueKeys.__dataclass_fields__)
-    assert public - fields == {*NAMES, *OWNED, "job", "ready", "ready_list", "steps"}
+    assert public - fields == {*NAMES, *OWNED, "job", "job_slice", "ready", "ready_list", "steps"}
 
 
 def _separated(*steps: int) -> list[str]:

@@ -22,7 +22,7 @@ from ..connect import app_of, connected
 from ..events.archive import exists
 from ..options import RESTORE, ReadOptions, WriteOptions
 from ..sink.backup_rows import COLUMNS, VERSION, check_version
-from ..sink.job_ledger import Job, JobReport, LedgerStore
+from ..sink.job_ledger import Job, JobReport, LedgerStore, dealt_with
 
 SCHEMA = ", ".join(f"{name} {type_}" for name, type_ in COLUMNS.items())
 
@@ -142,9 +142,8 @@ def counting(queues: Iterable[str], **options: Any) -> Iterator[Callable[[], int
     delayed = Delayed(app_of(given))
     store = LedgerStore(delayed.store, job)
     shards = [shard for queue in queues for shard in store.shards.all(queue)]
-    keys = [store.keys(shard).job(job.ledger) for shard in shards]
     try:
-        yield lambda: sum(delayed.store.run("HLEN", key) for key in keys)
+        yield lambda: sum(dealt_with(delayed.store, job, shard) for shard in shards)
     finally:
         delayed.close()
 

@@ -114,6 +114,12 @@ def done_by_run(store: Store, job: Job, queue: str) -> int:
     return int(store.run("HGET", store.keys(queue).job(job.ledger), job.counter) or 0)
 
 
+def dealt_with(store: Store, job: Job, queue: str) -> int:
+    """About how many ids a job has dealt with, in all of its runs."""
+    key = store.keys(queue).job(job.ledger)
+    return int(store.run("HLEN", key)) + int(store.run("HGET", key, "\x1fin-slices") or 0)
+
+
 def keep_report(store: Store, job: Job, report: JobReport) -> None:
     """Leave a run's report where `read_report` finds it, in whichever process."""
     key = job_report(job.id, store.keys("").prefix)

@@ -12,9 +12,9 @@ local counts, total = {}, 0
 begin_ledger()
 for i = 1, #entries, 3 do
   local id, count = entries[i], 0
-  if redis.call('HSETNX', job, id, 1) == 1 then
+  if claim_in_ledger(id) then
     count = reschedule(id, entries[i + 1], entries[i + 2])
-    if count == 0 then redis.call('HSET', job, id, 0) end
+    if count == 0 then note_in_ledger(id, 0) end
   end
   counts[#counts + 1] = count
   total = total + count

@@ -61,7 +61,7 @@ end
 for i = 1, #entries, 2 do
   local due = entries[i + 1]:match('^.(%d+)')
   local due_ms = tonumber(due)
-  local is_known = has_ledger and redis.call('HSETNX', job, entries[i], 1) == 0
+  local is_known = has_ledger and not claim_in_ledger(entries[i])
   local member = not is_known and put_back(entries[i], entries[i + 1], due_ms)
   if member then
     claim_key(member, entries[i + 1], due_ms)
@@ -70,7 +70,7 @@ for i = 1, #entries, 2 do
     tell('scheduled', entries[i], entries[i + 1], due)
   else
     counts[2] = counts[2] + 1
-    if has_ledger and not is_known then redis.call('HSET', job, entries[i], 0) end
+    if has_ledger and not is_known then note_in_ledger(entries[i], 0) end
   end
 end
 index_gathered()

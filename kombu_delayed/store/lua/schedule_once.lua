@@ -8,20 +8,20 @@
 --   entries: id, due_ms, priority step + due_ms + message (or +delay_ms, priority step + message); …
 -- include: clock waiting ready buckets bucket_add backlog gather events moved expiry schedule past_ledgers ledger
 -- returns as text: delayed, ready, already there or dealt with before; O(log n) a message
-local ids, ledger, known = {}, {}, {}
+local ids = {}
 begin_ledger()
 for i = 1, #entries, 3 do ids[#ids + 1] = entries[i] end
-for i, done in ipairs(redis.call('HMGET', job, unpack(ids))) do known[ids[i]] = done end
+local known = done_with(ids)
 for i = 1, #entries, 3 do
   local id = entries[i]
   if known[id] then
     counts[3] = counts[3] + 1
   else
     known[id] = schedule(id, entries[i + 1], entries[i + 2]) and 1 or 0
-    ledger[#ledger + 1], ledger[#ledger + 2] = id, known[id]
+    claim_in_ledger(id)
+    if known[id] == 0 then note_in_ledger(id, 0) end
   end
 end
-if #ledger > 0 then redis.call('HSET', job, unpack(ledger)) end
 redis.call('HINCRBY', job, run, counts[1] + counts[2])
 announce_scheduled()
 keep_ledger()  -- who declares an expiry has left a note of it now

@@ -11,7 +11,7 @@ local function forget_ledger(ledgers_until, job)
 end
 
 local function drop_past_ledgers(ledgers_until)
-  for _, job in ipairs(redis.call('ZRANGEBYSCORE', ledgers_until, '-inf', now_ms, 'LIMIT', 0, 10)) do
+  for _, job in ipairs(redis.call('ZRANGEBYSCORE', ledgers_until, '-inf', now_ms, 'LIMIT', 0, 100)) do
     forget_ledger(ledgers_until, job)
   end
 end
