@@ -51,13 +51,17 @@ class Address:
 
 
 class Host(str):
-    """A server's host, as other programs expect it in a connection, that knows its whole URL."""
+    """A server's host, as other programs expect it in a connection, that knows its whole URL.
+
+    `is_plain`: the URL was given without `delayed+`, and the transport beside it.
+    """
 
     url: str
+    is_plain: bool
 
-    def __new__(cls, host: str, url: str = "") -> Host:
+    def __new__(cls, host: str, url: str = "", is_plain: bool = False) -> Host:
         made = super().__new__(cls, host)
-        made.url = url
+        made.url, made.is_plain = url, is_plain
         return made
 
 
@@ -91,6 +95,14 @@ def address(client: Connection) -> Address:
         credential_provider=_provider(client),
         ssl=_ssl(scheme, client.ssl, {}),
     )
+
+
+def _is_plain(client: Connection) -> bool:
+    """Whether the URL was given without `delayed+`, for programs that know `redis://` only."""
+    if isinstance(client.hostname, Host):
+        return client.hostname.is_plain
+    scheme, separator, _ = (client.hostname or "").partition("://")
+    return bool(separator) and scheme in SCHEMES and not client.uri_prefix
 
 
 def _hostname(client: Connection) -> str:
@@ -244,7 +256,7 @@ def name_server(client: Connection) -> None:
     if "://" in (url := _hostname(client)):
         default = where.host or "localhost", where.port
         host, client.port = (where.sentinels or where.nodes or (default,))[0]
-        client.hostname = Host(host, url)
+        client.hostname = Host(host, url, _is_plain(client))
     else:
         client.hostname = url
     client.uri_prefix = None
@@ -274,7 +286,10 @@ def _keep_given(client: Connection) -> None:
 
 
 def as_uri(client: Connection, include_password: bool, mask: str) -> str:
-    """The broker URL of a connection; where the password is masked, without what follows `?`."""
+    """The broker URL of a connection, with `delayed+` only where it was given with it.
+
+    Where the password is masked, what follows `?` is left out.
+    """
     hostname = _hostname(client)
     if scheme_of(client) in LISTS:
         return _as_uris(client, include_password, mask)
@@ -285,7 +300,11 @@ def as_uri(client: Connection, include_password: bool, mask: str) -> str:
         where = address(client)
         scheme, port = where.scheme, f":{where.port}" if where.port else ""
         rest = where.path or f"{where.host}{port}/{where.virtual_host or ''}".replace("//", "/")
-    return f"delayed+{scheme}://{_credentials(client, include_password, mask)}{rest}"
+    return f"{_prefix(client)}{scheme}://{_credentials(client, include_password, mask)}{rest}"
+
+
+def _prefix(client: Connection) -> str:
+    return "" if _is_plain(client) else "delayed+"
 
 
 def _as_uris(client: Connection, include_password: bool, mask: str) -> str:
@@ -299,7 +318,7 @@ def _as_uris(client: Connection, include_password: bool, mask: str) -> str:
             credentials, host = user + (colon and f":{mask}"), host.partition("?")[0]
         if not at and not shown:  # a single one's were taken out of it
             credentials, at = _credentials(client, include_password, mask), ""
-        shown.append(f"delayed+{scheme}://{credentials}{at}{host}")
+        shown.append(f"{_prefix(client)}{scheme}://{credentials}{at}{host}")
     return ";".join(shown)
 
 

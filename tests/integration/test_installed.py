@@ -114,6 +114,30 @@ def test_a_worker_started_from_python_imports_nothing(
     assert installed.run("-c", code, cwd=shop) == WATCHED
 
 
+@pytest.mark.parametrize("transport", ["delayed", "kombu_delayed:Transport"])
+def test_the_transport_may_be_named_beside_a_plain_url(
+    installed: Installed, server: Server, client: redis.Redis, shop: Path, transport: str
+) -> None:
+    """For other tools that read `broker_url`: producer, worker and command line."""
+    (shop / "plain.py").write_text(
+        f"""
+from shop import app, remind
+
+app.conf.update(broker_url="{server.url}", broker_transport="{transport}")
+"""
+    )
+    send = "from plain import remind; remind.delay(); remind.apply_async(countdown=600)"
+    installed.run("-c", send, cwd=shop)
+    celery = [installed.python, "-m", "celery", "-A", "plain"]
+    options = ["worker", "-P", "solo", "--without-mingle", "--without-gossip", "-l", "INFO"]
+    with Worker(Settings(), shop, command=[*celery, *options], root=shop) as worker:
+        worker.wait_for_log("it is time", 30)
+    counted = installed.run("-m", "celery", "-A", "plain", "delayed", "count", "--json", cwd=shop)
+    assert '"delayed": 1' in counted
+    steps = f"from plain import app\napp.Worker(pool='solo')\n{STEPS}"
+    assert installed.run("-c", steps, cwd=shop) == WATCHED
+
+
 def test_a_worker_of_another_broker_stays_as_it_is(installed: Installed, shop: Path) -> None:
     code = f"""
 from shop import app
@@ -145,7 +169,10 @@ def test_a_program_of_kombu_alone_says_what_it_wants(
     imported = "import kombu_delayed" + connect(ours)
     assert installed.run("-c", imported, cwd=tmp_path).startswith(ours)
     named = connect(server.url, ', transport="kombu_delayed:Transport"')
-    assert installed.run("-c", named, cwd=tmp_path).startswith(ours)
+    named += "\n    print(type(connection.transport).__module__)"
+    uri, module = installed.run("-c", named, cwd=tmp_path).splitlines()
+    assert server.url.startswith(uri)
+    assert module == "kombu_delayed.transport.transport"
 
 
 def test_kombu_s_error_is_the_one_that_the_docs_explain(

@@ -15,6 +15,7 @@ from kombu import Connection
 from kombu_delayed.connection.urls import Address, address, check_alternates
 from kombu_delayed.errors import UrlError
 from kombu_delayed.transport.polling.poller import Poller
+from kombu_delayed.transport.transport import Transport
 
 
 @pytest.fixture(autouse=True)
@@ -142,6 +143,40 @@ def test_a_connection_names_its_server(url: str, expected: tuple[Any, ...]) -> N
         assert each.as_uri(include_password=True) == uri
         assert each.as_uri() == connection.as_uri()
     assert json.loads(json.dumps(expected[0])) == str(connection.info()["hostname"])
+
+
+@pytest.mark.parametrize("transport", ["delayed", "delayed+redis", "kombu_delayed:Transport"])
+@pytest.mark.parametrize(
+    ("url", "masked"),
+    [
+        ("redis://u:secret@h:6380/3", "redis://u:**@h:6380/3"),
+        ("rediss://h:1/0?ssl_cert_reqs=none", "rediss://h:1/0"),
+        ("socket:///tmp/x.sock?virtual_host=2", "socket:///tmp/x.sock"),
+        ("embedded:///var/d", "embedded:///var/d"),
+        ("sentinel://u:secret@a:5/1", "sentinel://u:**@a:5/1"),
+        ("rediscluster://a:7000", "rediscluster://a:7000"),
+    ],
+)
+def test_the_transport_may_come_beside_a_plain_url(url: str, masked: str, transport: str) -> None:
+    """Everybody who asks for the URL gets it as it was given: many tools know `redis://` only."""
+    connection = Connection(url, transport=transport)
+    assert isinstance(connection.transport, Transport)
+    where = plain(address(connection))
+    assert where == plain(address(Connection(f"delayed+{url}")))
+    clone, again = connection.clone(), pickle.loads(pickle.dumps(connection))
+    for each in (connection, clone, clone.clone(), again, copy(connection)):
+        assert isinstance(each.transport, Transport)
+        assert plain(address(each)) == where
+        assert each.as_uri() == masked
+        assert each.as_uri(include_password=True) == url
+        check_alternates(each.alt)
+
+
+def test_a_list_of_urls_names_the_transport_in_each() -> None:
+    """Kombu takes the transport from the URL that it switches to."""
+    connection = Connection("redis://a;redis://b", transport="delayed")
+    with pytest.raises(UrlError, match=r"write delayed\+redis://a"):
+        check_alternates(connection.alt)
 
 
 def test_parts_may_come_beside_the_url() -> None:
