@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
-from itertools import chain
 from typing import Any
 
 from celery import Celery
 
 from kombu_delayed.inspection import events as streams
 from kombu_delayed.inspection.events import Event
-from kombu_delayed.inspection.lookup import lookup_by_id, lookup_by_reading
 from kombu_delayed.store.queue_metrics import Metrics, fold
 
 from ..app.queues import Queues
 from ..errors import QueryError
+from ..tasks.history import TaskHistory
 from ..tasks.progress import Progress
 from ..tasks.query import Query
 from ..tasks.task_info import TaskInfo
@@ -30,6 +29,7 @@ from .counts import ConsumerInfo, Counts, Forecast
 from .dead_letters import Dead
 from .limits import LimitInfo, gate_usage, limits
 from .moves import NOW, Moves, due_at
+from .outcomes import histories, look_up, newest, recorded
 
 
 class Delayed(Queues):
@@ -51,21 +51,25 @@ class Delayed(Queues):
     def get(
         self, task_id: str, queue: str | None = None, *, progress: Progress | None = None
     ) -> TaskInfo | None:
-        """What is known of a task that is delayed, dead, ready or unacked, in this order.
+        """What is known of a task, in whatever state; None: the broker does not have it.
 
-        None: the broker does not have it. What is ready or unacked is found by reading all of it;
-        `progress` is called with the number of messages that were read.
+        What is delayed or dead, and what a worker has received, is found by its id at once. Where
+        there is no such record, what is ready or unacked is found by reading all of it; `progress`
+        is called with the number of messages that were read.
         """
-        store = self.store
-        nearest = store.shards.nearest
-        names = [name for each in self._names(queue) for name in nearest(each, task_id)]
-        by_id = (found for name in names for found in lookup_by_id(store, name, task_id))
-        by_reading = (
-            found
-            for name in names
-            for found in lookup_by_reading(store, name, task_id, progress or (lambda count: None))
-        )
-        return next((TaskInfo.of(found) for found in chain(by_id, by_reading)), None)
+        return look_up(self, task_id, queue, progress or (lambda count: None))
+
+    def history(self, task_id: str, queue: str | None = None) -> TaskHistory | None:
+        """What workers have recorded of a task, over all attempts; None: nothing is known."""
+        return newest(histories(self, task_id, queue))
+
+    def recorded(self, of: str = "failed", queue: str | None = None) -> Iterator[TaskHistory]:
+        """Tasks whose last outcome is `of`, the latest of each queue first, read lazily.
+
+        `of` is "failed" (with those that timed out or were lost), "running", "retrying" or "slow".
+        The last 2,000 of each are listed. Raises QueryError for another name.
+        """
+        return recorded(self, of, queue)
 
     def cancel(self, task_id: str, queue: str | None = None) -> bool:
         """Drop a delayed task; True if it was delayed and is gone now.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from functools import cached_property
 from typing import Any
@@ -14,6 +14,7 @@ from kombu_delayed.inspection.lookup import Found
 from kombu_delayed.message.wait import Wait
 from kombu_delayed.store.shards import queue_of
 
+from .history import Step, TaskHistory
 from .times import from_ms
 
 #: The first task in a message is its header's: in the body, which is text, quotes are escaped.
@@ -27,7 +28,9 @@ class TaskInfo:
     """A task in the broker. Its message is read when something of it is asked for.
 
     `state` is "delayed", "waiting" (due, until its turn or room within limits has come), "ready",
-    "unacked" (claimed by a worker, running or about to) or "dead".
+    "unacked" (claimed by a worker, running or about to) or "dead". `Delayed.get` knows from the
+    records of workers also "running", "retrying", "succeeded", "failed", "cancelled", "expired",
+    "rejected", "ignored" and "lost" (the process that ran it is gone); `history` has the rest.
     `step` is the priority of the ready list that is its. `due_ms` is ms since the epoch, None for a
     task without an ETA. `consumer` holds it, or held it last; `reason` is why it was buried, or why
     a policy lets it wait.
@@ -44,6 +47,30 @@ class TaskInfo:
     member: str = field(default="", repr=False)
     #: Deliveries as a dead letter's note counts them; None: the message says it.
     counted: int | None = field(default=None, repr=False)
+    #: What workers have recorded of it; None: nothing, or it was not looked for.
+    history: TaskHistory | None = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def recorded(cls, history: TaskHistory) -> TaskInfo:
+        """A task of which the record tells, and whose message is gone or with a worker."""
+        state = "unacked" if history.state == "received" else history.state
+        failure = history.failure if state in ("failed", "lost") else None
+        reason = f"{failure.error}: {failure.message}" if failure else ""
+        return cls(
+            state,
+            history.queue,
+            0,
+            b"",
+            consumer=history.worker,
+            reason=reason,
+            member=history.id,
+            history=history,
+        )
+
+    def with_history(self, history: TaskHistory) -> TaskInfo:
+        """The same with what workers have recorded of it: a delayed one may be a retry."""
+        is_retry = self.state == "delayed" and history.state == "retrying"
+        return replace(self, state="retrying" if is_retry else self.state, history=history)
 
     @classmethod
     def of(cls, found: Found) -> TaskInfo:
@@ -111,17 +138,27 @@ class TaskInfo:
     @cached_property
     def task(self) -> str:
         """The name of the task; empty for a message that is none."""
+        if not self.message and self.history is not None:
+            return self.history.task
         return task_in(self.message)
 
     @property
     def args(self) -> str:
         """The positional arguments as Celery shows them."""
+        if not self.message and (failure := self._failure):
+            return failure.args
         return str(self.headers.get("argsrepr") or "")
 
     @property
     def kwargs(self) -> str:
         """The keyword arguments as Celery shows them."""
+        if not self.message and (failure := self._failure):
+            return failure.kwargs
         return str(self.headers.get("kwargsrepr") or "")
+
+    @property
+    def _failure(self) -> Step | None:
+        return None if self.history is None else self.history.failure
 
     @property
     def eta(self) -> datetime | None:
@@ -150,6 +187,8 @@ class TaskInfo:
     @property
     def tenant(self) -> str | None:
         """The header `tenant`."""
+        if not self.message and self.history is not None:
+            return self.history.tenant
         found = self.headers.get("tenant")
         return None if found is None else str(found)
 

@@ -9,10 +9,12 @@ from importlib import import_module
 from typing import Any
 
 from celery import bootsteps
-from celery.signals import task_received, worker_shutting_down
+from celery.signals import task_received, worker_shutdown, worker_shutting_down
 
 from kombu_delayed.message.envelope import eta_to_ms
 
+from ..app import recorder
+from ..app.outcome_options import OutcomeOptions
 from ..app.signals import task_late
 from .draining import Draining
 
@@ -48,6 +50,28 @@ class Names(bootsteps.Step):
         # An earlier worker in this process may have left its own.
         if isinstance(options.get(option), (WorkerName, type(None))):
             conf.broker_transport_options = {**options, option: WorkerName(parent.hostname)}
+
+
+class Recording(bootsteps.StartStopStep):
+    """Records what becomes of tasks, from before the pool begins until after it has ended."""
+
+    def start(self, parent: Any) -> None:
+        options = OutcomeOptions.of(parent.app)
+        if options is None:
+            return
+        found = recorder.Recorder(parent.app, options, parent.hostname)
+        # The last that a worker does: consumers and pools may end after their own steps.
+        worker_shutdown.connect(self._on_end, sender=parent, weak=False)
+        recorder.current = found
+        found.start()
+
+    def _on_end(self, sender: Any, **_: Any) -> None:
+        if sender.blueprint.state == bootsteps.RUN:  # a signal's handler says it early
+            return
+        worker_shutdown.disconnect(self._on_end, sender=sender)
+        found, recorder.current = recorder.current, None
+        if found is not None:
+            found.stop()
 
 
 class Lateness(bootsteps.StartStopStep):

@@ -8,7 +8,7 @@ from ..app.ids import use_ids
 from ..app.signals import watch_burials, watch_publishing
 from ..control.delayed import Delayed
 from ..control.unique import watch_sending
-from .bootsteps import Inspection, Lateness, Names
+from .bootsteps import Inspection, Lateness, Names, Recording
 from .hooks import extend_workers
 
 
@@ -31,6 +31,7 @@ def install(app: Celery, *, task_ids: str | None = None, late_seconds: float = 6
     app.control_cls = "celery_ext.worker.remote_control:Control"
     app.__dict__.pop("control", None)
     app.steps["consumer"].update({Inspection, Lateness, Names})
+    app.steps["worker"].add(Recording)
     extend_workers(app)
     watch_publishing()
     watch_burials()

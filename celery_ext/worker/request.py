@@ -7,12 +7,15 @@ lease has lost it. Celery takes such tasks out of some of its pools only, or lat
 from __future__ import annotations
 
 import sys
+import time
 import weakref
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from celery.exceptions import Reject, WorkerTerminate
+from billiard.einfo import ExceptionWithTraceback
+from billiard.exceptions import Terminated, TimeLimitExceeded
+from celery.exceptions import Ignore, Reject, Retry, WorkerTerminate
 from celery.platforms import EX_FAILURE
 from celery.utils.log import get_logger
 from celery.worker.request import Request as CeleryRequest
@@ -21,6 +24,8 @@ from kombu.exceptions import OperationalError
 
 from kombu_delayed.errors import LeaseLost, NotReplicated, ServerFull
 
+from ..app import recorder
+from ..app.recorder import ARGUMENTS_LENGTH, MESSAGE_LENGTH
 from .cold_shutdown import CancelledGreenlets, CancelledProcesses
 
 logger = get_logger(__name__)
@@ -31,9 +36,11 @@ KILLED = (False, None, None)
 
 def _to_the_end(on_success: Any) -> Any:
     @wraps(on_success)
-    def on_success_to_the_end(self: Any, *args: Any, **options: Any) -> None:
+    def on_success_to_the_end(self: Any, result: Any, *args: Any, **options: Any) -> None:
         try:
-            on_success(self, *args, **options)
+            on_success(self, result, *args, **options)
+            if self.subject is not None and not result[0] and result[2] is not None:
+                self.ended("+", result[2])
         finally:
             self.end()
 
@@ -47,9 +54,14 @@ class Request(CeleryRequest):
     _processes = CancelledProcesses()
     #: Gives its slots back, where it has some: when it ends, or else when nothing refers to it.
     _end: Callable[[], Any] | None = None
+    #: What its outcome is recorded under; None: that is not recorded, or was.
+    subject: recorder.Subject | None = None
 
     def __init__(self, message: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(message, *args, **kwargs)
+        if (told := recorder.current) is not None:
+            self.subject = recorder.subject_of(self, _shard_of(message))
+            told.note("r", self.subject)
         handed_out = getattr(message.channel, "handed_out", None)
         if handed_out is not None and handed_out.waits(message.delivery_tag):
             end = weakref.finalize(self, handed_out.has_ended, message.delivery_tag)
@@ -66,13 +78,51 @@ class Request(CeleryRequest):
         if self._end is not None:
             self._end()
 
+    def ended(self, state: str, rest: Any) -> None:
+        """Record how it has ended. Celery tells twice of some ends: the first one counts."""
+        subject, self.subject = self.subject, None
+        if subject is not None and (told := recorder.current) is not None:
+            told.note(state, subject, rest)
+
+    def on_accepted(self, pid: int, time_accepted: float) -> None:
+        """A pool has begun it."""
+        super().on_accepted(pid, time_accepted)
+        if self.subject is not None and (told := recorder.current) is not None:
+            told.note("s", self.subject, (pid, int(bool(self.task.acks_late))))
+
     def on_timeout(self, soft: bool, timeout: float) -> None:
         """Its time is over: with the hard limit it has ended."""
         try:
             super().on_timeout(soft, timeout)
         finally:
             if not soft:
+                self._has_failed(TimeLimitExceeded(timeout), None)
                 self.end()
+
+    def _announce_revoked(self, reason: str, *args: Any) -> None:
+        super()._announce_revoked(reason, *args)
+        self.ended("x", {"why": reason})
+
+    def _has_failed(self, error: BaseException, traceback: Any) -> None:
+        subject, self.subject = self.subject, None
+        if subject is None or (told := recorder.current) is None:
+            return
+        most = self.task.max_retries
+        facts: dict[str, Any] = {"run_ms": self._run_ms()}
+        if isinstance(error, (Reject, Ignore)):
+            why = "ignored" if isinstance(error, Ignore) else "rejected"
+            told.note("x", subject, {"why": why, **facts, "message": str(error)[:MESSAGE_LENGTH]})
+            return
+        if told.options.arguments:
+            for name, text in (("args", self.argsrepr), ("kwargs", self.kwargsrepr)):
+                facts[name] = str(text or "")[:ARGUMENTS_LENGTH]
+        if type(most) is int:
+            facts["attempts"] = most + 1
+        tell = told.retrying if isinstance(error, Retry) else told.failed
+        tell(subject, error, traceback, **facts)
+
+    def _run_ms(self) -> int | None:
+        return None if self.time_start is None else int((time.time() - self.time_start) * 1000)
 
     def revoked(self) -> bool:
         """Whether it must not run. The worker asks this before it gives it to its pool."""
@@ -98,7 +148,9 @@ class Request(CeleryRequest):
         Celery rejects a task whose retry could not be sent. It returns to its queue here: that the
         broker was out of reach is no fault of the task.
         """
-        error = getattr(exc_info.exception, "exc", exc_info.exception)  # billiard wraps it
+        error = exc_info.exception
+        if isinstance(error, ExceptionWithTraceback):
+            error = error.exc
         if isinstance(error, Reject) and hasattr(self.message.channel, "handed_out"):
             if not self.acknowledged and _is_out_of_reach(error.reason):
                 error.requeue = True
@@ -107,6 +159,8 @@ class Request(CeleryRequest):
         try:
             return super().on_failure(exc_info, *args, **kwargs)
         finally:
+            if not (self._already_cancelled or isinstance(error, Terminated)):
+                self._has_failed(error, exc_info.traceback)
             self.end()
 
     def _may_begin(self) -> bool:
@@ -117,6 +171,14 @@ class Request(CeleryRequest):
                 logger.info("Task %s[%s] is not run: it is in its queue again", self.name, self.id)
                 task_ready(self)
         return self._begins
+
+
+def _shard_of(message: Any) -> str:
+    """Where its message is; messages of other transports have no such place."""
+    qos = getattr(message.channel, "qos", None)
+    queue_of_tag = getattr(qos, "queue_of", lambda tag: None)
+    found = queue_of_tag(message.delivery_tag)
+    return str(found or (message.delivery_info or {}).get("routing_key") or "")
 
 
 def _is_out_of_reach(reason: Any) -> bool:

@@ -180,6 +180,11 @@ class QueueKeys:
         return self._tagged("events")
 
     @cached_property
+    def outcomes(self) -> str:
+        """What the keys of outcomes begin with: hashes id -> text, and sorted sets of ids."""
+        return self._tagged("outcomes:")
+
+    @cached_property
     def latest(self) -> str:
         """Sorted set key -> the latest due time that was seen of it, for policies."""
         return self._tagged("latest")

@@ -20,6 +20,8 @@ BROKER, LEDGER = "BENCHMARK_BROKER", "BENCHMARK_LEDGER"
 OPTIONS = "BENCHMARK_OPTIONS"
 #: "fair" or "keys": the queue has such policies.
 GATE = "BENCHMARK_GATE"
+#: Set where the app is extended: "yes", or "silent" with outcomes that are not recorded.
+EXTENDED = "BENCHMARK_EXTENDED"
 QUEUE = "celery"
 
 
@@ -83,3 +85,8 @@ def _ready(**_: object) -> None:
 
 if BROKER in os.environ:  # in a worker
     app = create_app(os.environ[BROKER])
+    if EXTENDED in os.environ:
+        from celery_ext import install
+
+        app.conf.delayed_outcomes = os.environ[EXTENDED] == "yes"
+        install(app)

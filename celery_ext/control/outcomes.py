@@ -1,0 +1,131 @@
+"""What became of tasks: one by its id, in whatever state it is, or those of a list."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from kombu_delayed.inspection.lookup import lookup_by_id, lookup_by_reading
+from kombu_delayed.store.outcomes import LISTS, Outcomes
+
+from ..app.queues import Queues
+from ..app.settings import suggestion
+from ..errors import QueryError
+from ..tasks.history import TaskHistory
+from ..tasks.progress import Progress
+from ..tasks.task_info import TaskInfo
+
+#: What is listed as failed.
+FAILED = ("failed", "lost")
+
+
+def look_up(queues: Queues, id: str, queue: str | None, progress: Progress) -> TaskInfo | None:
+    """What is known of a task: its message where that waits, or else what workers have recorded."""
+    passed: list[str] = []
+    for names in _places(queues, queue):
+        shards = _shards(queues, names, id)
+        found = newest(_histories(queues, shards, id))
+        # A retry may be in another queue, but as a rule its message is where its record is.
+        order = sorted(shards, key=lambda shard: found is None or shard != found.shard)
+        if found is not None and (info := _settled(queues, found, id)):
+            return info
+        for shard in order:
+            if info := _by_id(queues, shard, id):
+                return info.with_history(found) if found else info
+        passed += order
+        if found is not None:
+            return _by_reading(queues, passed, id, progress, found) or TaskInfo.recorded(found)
+    return _by_reading(queues, passed, id, progress, None)
+
+
+def _settled(queues: Queues, found: TaskHistory, id: str) -> TaskInfo | None:
+    """What the record, and a message beside it, tell for certain."""
+    if info := _by_id(queues, found.shard, id):
+        return info.with_history(found)
+    if (found.is_over and not found.may_return) or found.state in ("running", "received"):
+        return TaskInfo.recorded(found)
+    return None
+
+
+def _by_id(queues: Queues, shard: str, id: str) -> TaskInfo | None:
+    return next(map(TaskInfo.of, lookup_by_id(queues.store, shard, id)), None)
+
+
+def _by_reading(
+    queues: Queues,
+    shards: Iterable[str],
+    id: str,
+    progress: Progress,
+    history: TaskHistory | None,
+) -> TaskInfo | None:
+    for shard in shards:
+        for found in lookup_by_reading(queues.store, shard, id, progress):
+            info = TaskInfo.of(found)
+            return info.with_history(history) if history else info
+    return None
+
+
+def _places(queues: Queues, queue: str | None) -> Iterator[Sequence[str]]:
+    """The queue, or the app's own ones and then the others: those are found by reading all keys."""
+    queues.store.shards.look_again()
+    if queue is not None:
+        yield [queue]
+        return
+    own = list(queues.app.amqp.queues)
+    yield own
+    yield [name for name in queues.queues() if name not in own]
+
+
+def _shards(queues: Queues, names: Iterable[str], id: str) -> list[str]:
+    nearest = queues.store.shards.nearest
+    return [shard for name in names for shard in nearest(name, id)]
+
+
+def _histories(queues: Queues, shards: Sequence[str], id: str) -> list[TaskHistory]:
+    return [TaskHistory.of(known) for known in Outcomes(queues.store).get(shards, id)]
+
+
+def histories(queues: Queues, id: str, queue: str | None) -> list[TaskHistory]:
+    """What is recorded of a task, in each queue that has had it."""
+    for names in _places(queues, queue):
+        if found := _histories(queues, _shards(queues, names, id), id):
+            return found
+    return []
+
+
+def newest(found: Sequence[TaskHistory]) -> TaskHistory | None:
+    """What is recorded in several queues as one, in the queue of its last step."""
+    if not found:
+        return None
+    ordered = sorted(found, key=lambda each: each.last.at_ms if each.last else 0)
+    last = ordered[-1]
+    return last if len(ordered) == 1 else last.after(ordered[:-1])
+
+
+def recorded(queues: Queues, of: str, queue: str | None) -> Iterator[TaskHistory]:
+    """The tasks of a list, queue by queue, as `Delayed.recorded`."""
+    if of not in LISTS:
+        raise QueryError(f"no tasks are listed as {of!r}{suggestion(of, LISTS, 'there are')}")
+    return _listed(queues, of, queue)
+
+
+def _listed(queues: Queues, of: str, queue: str | None) -> Iterator[TaskHistory]:
+    for shard in queues.shards(queue):
+        yield from (each for each in _all(queues, of, shard) if _is_listed(each, of))
+        if of == "failed":  # those whose worker is gone: nobody has said so
+            lost = (each for each in _all(queues, "running", shard) if each.state == "lost")
+            yield from lost
+
+
+def _all(queues: Queues, of: str, shard: str) -> Iterator[TaskHistory]:
+    start, more, outcomes = 0, True, Outcomes(queues.store)
+    while more:
+        page, more = outcomes.page(shard, of, start)
+        start += len(page)
+        yield from map(TaskHistory.of, page)
+
+
+def _is_listed(history: TaskHistory, of: str) -> bool:
+    """Whether it is so still: a list may be behind what became of a task since."""
+    if of == "failed":
+        return history.state in FAILED
+    return of == "slow" or history.state == of

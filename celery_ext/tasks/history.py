@@ -1,0 +1,212 @@
+"""What became of one task: its timeline over all attempts, as workers have recorded it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+from kombu_delayed.store.outcomes import Known
+from kombu_delayed.store.shards import queue_of
+
+from .times import from_ms
+
+#: What the letters of a text's lines stand for.
+EVENTS = {"r": "received", "s": "started", "+": "succeeded", "-": "failed", "~": "retrying"}
+
+#: Failures with a name of their own in a timeline.
+_NAMED = {"TimeLimitExceeded": "timed out", "WorkerLostError": "lost"}
+
+#: What a task is called that has ended otherwise.
+_ENDS = {"revoked": "cancelled", "terminated": "cancelled"}
+
+
+@dataclass(frozen=True)
+class Step:
+    """Something that has happened to a task. Times are ms since the epoch.
+
+    `event` is "received", "started", "succeeded", "failed", "retrying", "timed out", "lost",
+    "cancelled", "revoked", "terminated", "expired", "rejected" or "ignored". `attempt` is 1 for the
+    first run. What an event does not say is None or empty.
+    """
+
+    event: str
+    at_ms: int
+    attempt: int
+    worker: str = ""
+    pid: int | None = None
+    is_acked_late: bool = False
+    run_ms: int | None = None
+    error: str = ""
+    message: str = ""
+    traceback: str = ""
+    #: How many attempts the task has at the most; None: any number, or unknown.
+    attempts: int | None = None
+    #: When the next attempt is due.
+    next_ms: int | None = None
+    args: str = ""
+    kwargs: str = ""
+
+    @property
+    def at(self) -> datetime:
+        return from_ms(self.at_ms)
+
+    def as_dict(self) -> dict[str, Any]:
+        """What it says, in types that JSON knows."""
+        found: dict[str, Any] = {"event": self.event, "at": self.at.isoformat()}
+        others = {
+            name: value for name, value in vars(self).items() if value not in (None, "", False)
+        }
+        for name in ("event", "at_ms", "next_ms"):
+            others.pop(name, None)
+        if self.next_ms is not None:
+            others["next"] = from_ms(self.next_ms).isoformat()
+        return found | others
+
+
+@dataclass(frozen=True)
+class TaskHistory:
+    """What is recorded of a task. `is_alive` says whether the worker that had it last is."""
+
+    queue: str
+    id: str
+    task: str
+    tenant: str | None
+    steps: tuple[Step, ...]
+    is_alive: bool = True
+    #: The queue, or the one of its shards that has the record.
+    shard: str = ""
+
+    @classmethod
+    def of(cls, known: Known) -> TaskHistory:
+        """Read what the store has, without what only a newer version knows."""
+        task, tenant, steps = "", None, []
+        for row in dict.fromkeys(known.text.decode(errors="replace").splitlines()):
+            found = _row(row)
+            if found is None:
+                continue
+            if found[0] == "t":
+                task, tenant = str(found[1]), found[2]
+            elif step := _step(found):
+                steps.append(step)
+        steps.sort(key=_order)
+        name = None if tenant is None else str(tenant)
+        return cls(
+            queue_of(known.queue), known.id, task, name, tuple(steps), known.is_alive, known.queue
+        )
+
+    def after(self, others: Sequence[TaskHistory]) -> TaskHistory:
+        """The same with what happened to it in other queues before."""
+        steps = [step for each in (*others, self) for step in each.steps]
+        return replace(self, steps=tuple(sorted(steps, key=_order)))
+
+    @cached_property
+    def state(self) -> str:
+        """What the last step makes of the task.
+
+        "received", "running", "retrying", "succeeded", "failed", "cancelled", "expired",
+        "rejected", "ignored", or "lost" where the process that ran it is gone.
+        """
+        if not self.steps:
+            return "unknown"
+        last = self.steps[-1].event
+        if last in ("received", "started") and not self.is_alive:
+            return "lost" if last == "started" else "unknown"
+        states = {"started": "running", "timed out": "failed"}
+        return states.get(last) or _ENDS.get(last, last)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing follows, as far as the record goes."""
+        return self.state not in ("unknown", "received", "running", "retrying")
+
+    @property
+    def may_return(self) -> bool:
+        """Whether it was lost with a message that is acknowledged late, and so runs again."""
+        started = next((step for step in reversed(self.steps) if step.event == "started"), None)
+        return self.state == "lost" and started is not None and started.is_acked_late
+
+    @property
+    def worker(self) -> str:
+        """The worker that had it last."""
+        return next((step.worker for step in reversed(self.steps) if step.worker), "")
+
+    @property
+    def last(self) -> Step | None:
+        """The newest step."""
+        return self.steps[-1] if self.steps else None
+
+    @property
+    def failure(self) -> Step | None:
+        """The newest step with an error."""
+        return next((step for step in reversed(self.steps) if step.error), None)
+
+    @property
+    def run_ms(self) -> int | None:
+        """How long the last run took, where it has ended."""
+        return next((step.run_ms for step in reversed(self.steps) if step.run_ms is not None), None)
+
+    @property
+    def started(self) -> datetime | None:
+        """When the last run began."""
+        found = [step.at for step in self.steps if step.event == "started"]
+        return found[-1] if found else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it, in types that JSON knows."""
+        return {
+            "id": self.id,
+            "state": self.state,
+            "task": self.task,
+            "queue": self.queue,
+            "tenant": self.tenant,
+            "worker": self.worker,
+            "steps": [step.as_dict() for step in self.steps],
+        }
+
+
+def _order(step: Step) -> tuple[int, int]:
+    # The clocks of two workers may differ: what an attempt has led to comes after all of it.
+    return step.attempt, step.at_ms
+
+
+def _row(text: str) -> list[Any] | None:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return None
+    return found if isinstance(found, list) and len(found) > 2 else None
+
+
+def _step(row: list[Any]) -> Step | None:
+    letter, at_ms, retries, *rest = row
+    if type(at_ms) is not int or type(retries) is not int:
+        return None
+    attempt = retries + 1
+    if letter in ("r", "s") and rest:
+        pid = rest[1] if len(rest) > 1 else None
+        late = len(rest) > 2 and bool(rest[2])
+        return Step(EVENTS[letter], at_ms, attempt, _name(str(rest[0])), pid, late)
+    if letter == "+" and rest:
+        return Step("succeeded", at_ms, attempt, run_ms=rest[0])
+    if letter in ("-", "~", "x") and rest and isinstance(rest[0], dict):
+        facts = {name: rest[0][name] for name in _facts() if name in rest[0]}
+        event = EVENTS.get(letter) or str(rest[0].get("why") or "revoked")
+        if letter == "-":
+            event = _NAMED.get(str(facts.get("error")), event)
+        return Step(event, at_ms, attempt, **facts)
+    return None
+
+
+def _facts() -> Iterator[str]:
+    return iter(
+        ("run_ms", "error", "message", "traceback", "attempts", "next_ms", "args", "kwargs")
+    )
+
+
+def _name(worker: str) -> str:
+    """A worker's name, of what it is called in Redis."""
+    return worker.rsplit(":", 2)[0]

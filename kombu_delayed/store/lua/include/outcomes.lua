@@ -1,0 +1,30 @@
+-- outcomes: what became of tasks, one text for each id, in hashes that are bounded.
+-- needs: outcomes
+-- An id is in one of 32 buckets of one of three tables: `live` for what has not ended, `failed` for what has failed
+-- at least once, `ended` for the rest, so that many successes push out no failure and no task that runs. A bucket is
+-- two hashes, the newer of which takes the place of the older one when it is full or old: nothing is looked through.
+local TABLES = {'live', 'failed', 'ended'}
+
+local function bucket_of(id)
+  return tonumber(redis.sha1hex(id):sub(1, 2), 16) % 32
+end
+
+-- The text of an id, its table and the hash that has it.
+local function find_outcome(id, bucket)
+  for i = 1, 3 do
+    local newer = outcomes .. TABLES[i] .. ':' .. bucket
+    local text = redis.call('HGET', newer, id)
+    if text then return text, TABLES[i], newer end
+    local older = newer .. ':old'
+    text = redis.call('HGET', older, id)
+    if text then return text, TABLES[i], older end
+  end
+end
+
+-- Whether the worker that had the task last is alive: 1 or 0.
+local function is_alive(text)
+  local last
+  for worker in text:gmatch('%["[rs]",%d+,%d+,"([^"]*)"') do last = worker end
+  local until_ms = last and redis.call('ZSCORE', outcomes .. 'workers', last)
+  return until_ms and tonumber(until_ms) > now_ms and 1 or 0
+end

@@ -1,0 +1,72 @@
+-- note_outcomes: note what a worker has done with tasks.
+-- Twice notes the same lines twice, which readers take for one.
+-- keys: outcomes
+-- arguments: now limit:number age_ms:number worker alive_ms:number entries...
+--   limit: of so many tasks a table keeps the text at the least, and of twice as many at the most
+--   age_ms: for so long at the least, and for twice as long at the most
+--   worker: who notes it, and counts as alive for alive_ms from now on; 0: it ends, and empty: it is no worker
+--   entries: of each task: id, state ("r" received, "s" started, "+" succeeded, "-" failed, "~" to be retried, "x"
+--     any other end), the time of that or of the next attempt, whether it was slow, what its text begins with, lines
+-- include: clock outcomes
+-- returns how many tasks; O(1) a task
+local TEXT_BYTES, INDEX_LIMIT, FIELDS = 6000, 2000, 6
+local TABLE_OF = {r = 'live', s = 'live', ['-'] = 'failed', ['~'] = 'failed'}
+local INDEX_OF = {s = 'running', ['-'] = 'failed-ids', ['~'] = 'retrying'}
+local INDICES = {'running', 'failed-ids', 'retrying'}
+local touched, changed = {}, {}
+
+local function put(index, score, id)
+  redis.call('ZADD', outcomes .. index, score, id)
+  changed[index] = true
+end
+
+-- The first line and as many of the last ones as there is room for.
+local function shortened(text)
+  if #text <= TEXT_BYTES then return text end
+  local head = text:match('^[^\n]*\n')
+  local from = text:find('\n', #text - TEXT_BYTES + #head, true)
+  return head .. text:sub(from + 1)
+end
+
+for i = 1, #entries, FIELDS do
+  local id, state, score, slow, head, lines = unpack(entries, i, i + FIELDS - 1)
+  local bucket = bucket_of(id)
+  local before, kept_in, key = find_outcome(id, bucket)
+  local goes_to = TABLE_OF[state] or 'ended'
+  if goes_to == 'ended' and before and before:find('\n%["[-~]"') then goes_to = 'failed' end
+  local target = outcomes .. goes_to .. ':' .. bucket
+  if before then
+    if key ~= target then redis.call('HDEL', key, id) end
+    for j = 1, #INDICES do
+      if INDICES[j] ~= INDEX_OF[state] then redis.call('ZREM', outcomes .. INDICES[j], id) end
+    end
+  end
+  redis.call('HSET', target, id, shortened((before or head) .. lines))
+  touched[target] = true
+  if INDEX_OF[state] then put(INDEX_OF[state], score, id) end
+  if slow == '1' then put('slow', now_ms, id) end
+end
+
+for key in pairs(touched) do
+  local since = tonumber(redis.call('HGET', key, '') or '')
+  if not since then
+    since = now_ms
+    redis.call('HSET', key, '', now_ms)
+  end
+  if redis.call('HLEN', key) > limit / 32 + 1 or now_ms - since > age_ms then
+    redis.call('UNLINK', key .. ':old')
+    redis.call('RENAME', key, key .. ':old')
+    key = key .. ':old'
+  end
+  redis.call('PEXPIRE', key, age_ms)
+end
+for index in pairs(changed) do
+  redis.call('ZREMRANGEBYRANK', outcomes .. index, 0, -INDEX_LIMIT - 1)
+  redis.call('PEXPIRE', outcomes .. index, 2 * age_ms)
+end
+if worker ~= '' then
+  redis.call('ZADD', outcomes .. 'workers', now_ms + alive_ms, worker)
+  redis.call('ZREMRANGEBYSCORE', outcomes .. 'workers', '-inf', now_ms)
+  redis.call('PEXPIRE', outcomes .. 'workers', age_ms)
+end
+return #entries / FIELDS

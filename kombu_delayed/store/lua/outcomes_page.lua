@@ -1,0 +1,18 @@
+-- outcomes_page: what became of the tasks of a list, the latest first.
+-- Twice is safe: it only reads.
+-- keys: outcomes
+-- arguments: now list start:number count:number
+--   list: running, failed-ids, retrying or slow
+-- include: clock outcomes
+-- returns how many ids the list has from start on, up to count; then as outcomes.lua; O(log n + count)
+local ids = redis.call('ZREVRANGE', outcomes .. list, start, start + count - 1)
+local answer = {#ids}
+for i = 1, #ids do
+  local text = find_outcome(ids[i], bucket_of(ids[i]))
+  if text then
+    answer[#answer + 1] = ids[i]
+    answer[#answer + 1] = text
+    answer[#answer + 1] = is_alive(text)
+  end
+end
+return answer

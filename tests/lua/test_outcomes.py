@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import pytest
+import redis
+
+from kombu_delayed.store.outcomes import Kept, Known, Note, Outcomes
+from kombu_delayed.store.store import Store
+
+AGE_MS = 100_000
+KEPT = Kept(320, AGE_MS)
+HEAD = '["t","mail",null]\n'
+
+
+def note(store: Store, *notes: tuple[str, str], worker: str = "w:1:a", alive_ms: int = 50) -> None:
+    """Note a line for each id, at the store's time; the state is the line's letter."""
+    made = [
+        Note(id, state, int(store.now), False, HEAD, f'["{state}",{store.now},0,"{worker}"]\n')
+        for id, state in notes
+    ]
+    store.all_of(Outcomes(store).note_calls("q", made, KEPT, worker, alive_ms))
+
+
+def known(store: Store, id: str) -> Known | None:
+    return next(iter(Outcomes(store).get(["q"], id)), None)
+
+
+def listed(store: Store, of: str) -> set[str]:
+    return {each.id for each in Outcomes(store).page("q", of)[0]}
+
+
+@pytest.mark.parametrize(
+    ("states", "lists"),
+    [
+        ("r", ""),
+        ("rs", "running"),
+        ("rs+", ""),
+        ("rs-", "failed"),
+        ("rs-r", ""),
+        ("rs~", "retrying"),
+        ("rs~rs", "running"),
+        ("rs~rs+", ""),
+        ("rsx", ""),
+    ],
+)
+def test_a_task_is_in_the_list_of_its_last_state(states: str, lists: str, store: Store) -> None:
+    for state in states:
+        note(store, ("a", state))
+    found = {of for of in ("running", "failed", "retrying") if listed(store, of)}
+    assert found == {*lists.split()}
+    one = known(store, "a")
+    assert one is not None
+    assert one.text.decode().splitlines() == [
+        HEAD.strip(),
+        *(f'["{state}",1000,0,"w:1:a"]' for state in states),
+    ]
+
+
+def test_many_successes_push_out_the_oldest_and_nothing_else(
+    store: Store, client: redis.Redis
+) -> None:
+    note(store, ("runs", "s"), ("failed", "-"), ("mended", "-"), ("first", "+"))
+    note(store, ("mended", "+"))
+    for start in range(0, 3000, 500):
+        note(store, *((str(number), "+") for number in range(start, start + 500)))
+    kept = [number for number in range(3000) if known(store, str(number))]
+    assert KEPT.limit <= len(kept) <= 2 * KEPT.limit + 500  # a call is bounded by itself
+    assert kept[-1] == 2999
+    assert known(store, "first") is None
+    assert all(known(store, id) for id in ("runs", "failed", "mended"))
+    assert all(0 < client.pttl(key) <= 2 * AGE_MS for key in client.keys("*:outcomes:*"))
+    assert len(client.keys("*:outcomes:*")) <= 3 * 32 * 2 + 5
+
+
+def test_old_ones_go_with_their_hash(store: Store) -> None:
+    note(store, ("a", "+"))
+    for later in (1, 1.5, 2.1):  # other ids of its bucket come, and two hashes are past
+        store.now = str(int(1000 + later * AGE_MS))
+        note(store, *((str(number), "+") for number in range(200)))
+    assert known(store, "a") is None
+
+
+def test_a_worker_is_alive_while_it_says_so(store: Store) -> None:
+    note(store, ("a", "s"))
+    note(store, ("b", "s"), worker="other:1:b", alive_ms=500)
+    for now, alive in (("1049", {"a", "b"}), ("1051", {"b"}), ("1501", set())):
+        store.now = now
+        page, more = Outcomes(store).page("q", "running")
+        assert ({each.id for each in page if each.is_alive}, more) == (alive, False)
+    note(store, alive_ms=60)
+    assert [each.is_alive for each in Outcomes(store).get(["q"], "a")] == [True]
+    note(store, alive_ms=0)
+    assert [each.is_alive for each in Outcomes(store).get(["q"], "a")] == [False]
+
+
+def test_a_text_keeps_its_head_and_its_end(store: Store) -> None:
+    for number in range(400):
+        store.now = str(1000 + number)
+        note(store, ("a", "s"))
+    one = known(store, "a")
+    assert one is not None
+    lines = one.text.decode().splitlines()
+    assert len(one.text) <= 6000
+    assert (lines[0], lines[-1]) == (HEAD.strip(), '["s",1399,0,"w:1:a"]')
+    assert all(line.endswith("]") for line in lines)
