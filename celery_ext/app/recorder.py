@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 from celery import Celery
 from celery.utils.log import get_logger
@@ -31,20 +31,47 @@ MESSAGE_LENGTH, ARGUMENTS_LENGTH = 300, 200
 #: A worker that ends waits so long for Redis to take what it has to say.
 STOP_SECONDS = 2.0
 
-#: So many events are written in one go: others have the interpreter in between.
+#: So many tasks are written in one go: others have the interpreter in between.
 BATCH = 500
 
 ALIVE_MS = int(ALIVE_SECONDS * 1000)
 
 
-class Subject(NamedTuple):
-    """A task in a worker: what its outcomes are written under."""
+class Run:
+    """A task in a worker, from its receipt to its end: what is known of it, and what is written.
 
-    queue: str
-    id: str
-    task: str
-    tenant: Any
-    retries: int
+    Hooks set a fact and then look at `is_seen`; the thread sets that and then reads the facts. So
+    whatever the one has missed, the other has not.
+    """
+
+    __slots__ = (
+        "ended_at",
+        "id",
+        "is_late",
+        "is_seen",
+        "pid",
+        "queue",
+        "received_at",
+        "rest",
+        "retries",
+        "started_at",
+        "state",
+        "task",
+        "tenant",
+        "written",
+    )
+
+    def __init__(self, queue: str, id: str, task: str, tenant: Any, retries: int) -> None:
+        self.queue, self.id, self.task, self.tenant = queue, id, task, tenant
+        self.retries = retries
+        self.received_at = time.time()
+        self.started_at = self.ended_at = 0.0
+        self.pid, self.is_late = 0, False
+        self.state: str = ""
+        self.rest: Any = None
+        self.is_seen = False
+        #: How many of its three lines: received, started, ended.
+        self.written = 0
 
 
 @dataclass
@@ -53,10 +80,6 @@ class Unsent:
 
     notes: dict[str, Note]
     events: int = 0
-
-
-#: State, whose it is, when (s), and the rest of its line.
-Event = tuple[str, Subject, float, Any]
 
 
 class Recorder:
@@ -72,7 +95,7 @@ class Recorder:
         self.worker = f"{name}:{os.getpid()}:{secrets.token_hex(2)}"
         self.dropped = 0
         self._broker = Broker(app)
-        self._events: deque[Event] = deque()
+        self._runs: deque[Run] = deque()
         self._ending = threading.Event()
         self._live: dict[str, set[str]] = {}
         self._beat_at: dict[str, float] = {}
@@ -83,23 +106,47 @@ class Recorder:
 
     # What hooks call, in whichever thread.
 
-    def note(self, state: str, subject: Subject, rest: Any = None) -> None:
-        """Remember that something has happened just now."""
-        if len(self._events) >= self.options.buffer:
-            self.dropped += 1
-            return
-        self._events.append((state, subject, time.time(), rest))
+    def received(self, request: Any, shard: str) -> Run | None:
+        """A worker has a task; None: there is no room to remember it."""
+        headers = request._request_dict
+        retries = headers.get("retries")
+        is_number = type(retries) is int
+        run = Run(
+            shard, request.id, request.name, headers.get("tenant"), retries if is_number else 0
+        )
+        return run if self._has_room(run) else None
 
-    def failed(self, subject: Subject, error: Any, traceback: Any, **facts: Any) -> None:
-        """Remember a failure, with what is known of the task."""
+    def started(self, run: Run, pid: int, is_late: bool) -> None:
+        """A pool has begun it; `is_late`: it is acknowledged when it has ended."""
+        run.pid, run.is_late = pid, is_late
+        run.started_at = time.time()
+        if run.is_seen:
+            self._has_room(run)
+
+    def ended(self, run: Run, state: str, rest: Any) -> None:
+        """It has ended: "+" with the seconds that it took, or "-", "~" or "x" with facts."""
+        run.rest, run.state = rest, state
+        run.ended_at = time.time()
+        if run.is_seen:
+            self._has_room(run)
+
+    def _has_room(self, run: Run) -> bool:
+        if len(self._runs) >= self.options.buffer:
+            self.dropped += 1
+            return False
+        self._runs.append(run)
+        return True
+
+    def failed(self, run: Run, error: Any, traceback: Any, **facts: Any) -> None:
+        """It has failed, of this error."""
         name, text = type(error).__name__, str(error)[:MESSAGE_LENGTH]
         found = {"error": name, "message": text, **facts}
         if traceback:
             found["traceback"] = str(traceback)[-TRACEBACK_LENGTH:]
-        self.note("-", subject, found)
+        self.ended(run, "-", found)
 
-    def retrying(self, subject: Subject, error: Any, traceback: Any, **facts: Any) -> None:
-        """Remember that a task is to be retried, because of an error or by its own will."""
+    def retrying(self, run: Run, error: Any, traceback: Any, **facts: Any) -> None:
+        """It is to be retried, because of an error or by its own will."""
         cause, when = error.exc, error.when
         at_ms = int(time.time() * 1000)
         if isinstance(when, datetime):
@@ -110,7 +157,7 @@ class Recorder:
         if cause is not None:
             found |= {"error": type(cause).__name__, "message": str(cause)[:MESSAGE_LENGTH]}
             found["traceback"] = str(traceback or "")[-TRACEBACK_LENGTH:]
-        self.note("~", subject, found)
+        self.ended(run, "~", found)
 
     # The thread.
 
@@ -134,7 +181,7 @@ class Recorder:
             while True:
                 self._gather()
                 self._write()
-                if not self._events:
+                if not self._runs:
                     break
             self._beat(ends)
         except Exception:  # whatever it is, the worker and its tasks go on
@@ -145,41 +192,59 @@ class Recorder:
             logger.warning("%d events of tasks were not recorded: there was no room", count)
 
     def _gather(self) -> None:
-        """Make notes of events: all that happens to a task between two writes is one note."""
-        for _ in range(min(len(self._events), BATCH)):
-            event = self._events.popleft()
-            state, subject, _, _ = event
-            unsent = self._unsent.setdefault(subject.queue, Unsent({}))
-            live = self._live.setdefault(subject.queue, set())
-            (live.add if state in "rs" else live.discard)(subject.id)
-            if len(live) > self.options.buffer:  # the ends of some found no room
-                live.clear()
+        """Make notes of what has happened: all that does between two writes is one note."""
+        for _ in range(min(len(self._runs), BATCH)):
+            run = self._runs.popleft()
+            run.is_seen = True
+            unsent = self._unsent.get(run.queue)
+            if unsent is None:
+                unsent = self._unsent[run.queue] = Unsent({})
+                self._live.setdefault(run.queue, set())
+            self._see(run)
             if unsent.events >= self.options.buffer:
                 self.dropped += 1
                 continue
             unsent.events += 1
-            unsent.notes[subject.id] = self._noted(unsent.notes.get(subject.id), event)
+            if (note := self._noted(run)) is not None:
+                before = unsent.notes.get(run.id)
+                unsent.notes[run.id] = note if before is None else _joined(before, note)
 
-    def _noted(self, before: Note | None, event: Event) -> Note:
-        state, subject, at_seconds, rest = event
-        at_ms = int(at_seconds * 1000)
-        score, is_slow = at_ms, before is not None and before.is_slow
-        if state == "r":
-            line = f'["r",{at_ms},{subject.retries},"{self.worker}"]\n'
-        elif state == "s":
-            pid, late = rest
-            line = f'["s",{at_ms},{subject.retries},"{self.worker}",{pid},{late}]\n'
-        elif state == "+":
-            line = f'["+",{at_ms},{subject.retries},{int(rest * 1000)}]\n'
-            is_slow = is_slow or rest >= self.options.slow_seconds
+    def _see(self, run: Run) -> None:
+        live = self._live[run.queue]
+        if run.ended_at:
+            live.discard(run.id)
         else:
-            line = json.dumps([state, at_ms, subject.retries, rest], default=str) + "\n"
-            score = rest.get("next_ms", at_ms)
-            run_ms = rest.get("run_ms") or 0
-            is_slow = is_slow or run_ms >= self.options.slow_seconds * 1000
-        if before is None:
-            return Note(subject.id, state, score, is_slow, _head(subject), line)
-        return Note(subject.id, state, score, is_slow, before.head, before.lines + line)
+            if len(live) > self.options.buffer:  # the ends of some found no room
+                live.clear()
+            live.add(run.id)
+
+    def _noted(self, run: Run) -> Note | None:
+        """What has happened to it since the last note; None: nothing has."""
+        before, retries = run.written, run.retries
+        at_ms, lines, state, is_slow = int(run.received_at * 1000), "", "r", False
+        if not before:
+            lines = f'["r",{at_ms},{retries},"{self.worker}"]\n'
+        if run.started_at:
+            state, at_ms = "s", int(run.started_at * 1000)
+            if before < 2:
+                lines += (
+                    f'["s",{at_ms},{retries},"{self.worker}",{run.pid},{1 if run.is_late else 0}]\n'
+                )
+        if run.ended_at:
+            state, at_ms, rest = run.state, int(run.ended_at * 1000), run.rest
+            if state == "+":
+                is_slow = rest >= self.options.slow_seconds
+                last = f'["+",{at_ms},{retries},{int(rest * 1000)}]\n'
+            else:
+                is_slow = (rest.get("run_ms") or 0) >= self.options.slow_seconds * 1000
+                last = json.dumps([state, at_ms, retries, rest], default=str) + "\n"
+                at_ms = rest.get("next_ms", at_ms)
+            if before < 3:
+                lines += last
+        run.written = 3 if run.ended_at else 2 if run.started_at else 1
+        if not lines:
+            return None
+        return Note(run.id, state, at_ms, is_slow, _head(run.task, run.tenant), lines)
 
     def _write(self) -> None:
         """Write what is gathered. A queue whose node is down keeps its own, and others go on."""
@@ -212,10 +277,16 @@ class Recorder:
         return True
 
 
-def _head(subject: Subject) -> str:
-    if subject.tenant is None and subject.task.isascii() and '"' not in subject.task:
-        return f'["t","{subject.task}",null]\n'
-    return json.dumps(["t", subject.task, subject.tenant], default=str) + "\n"
+def _joined(before: Note, note: Note) -> Note:
+    return note._replace(
+        head=before.head, lines=before.lines + note.lines, is_slow=before.is_slow or note.is_slow
+    )
+
+
+def _head(task: str, tenant: Any) -> str:
+    if tenant is None and task.isascii() and '"' not in task and "\\" not in task:
+        return f'["t","{task}",null]\n'
+    return json.dumps(["t", task, tenant], default=str) + "\n"
 
 
 #: The recorder of this process's worker; None: nothing is recorded.
@@ -235,7 +306,7 @@ def write_now(
     at_ms, notes = int(time.time() * 1000), dict[str, list[Note]]()
     for shard, id, task in of:
         line = json.dumps(["x", at_ms, 0, {"why": state}]) + "\n"
-        head = _head(Subject(shard, id, task, None, 0))
+        head = _head(task, None)
         notes.setdefault(shard, []).append(Note(id, "x", at_ms, False, head, line))
     try:
         outcomes = Outcomes(broker.store)
@@ -246,11 +317,3 @@ def write_now(
         )
     except BROKER_FAILS as error:
         logger.warning("%d tasks are %s, but that is not recorded: %s", len(notes), state, error)
-
-
-def subject_of(request: Any, shard: str) -> Subject:
-    """What is written of a worker's request."""
-    headers = request._request_dict
-    retries = headers.get("retries")
-    tenant = headers.get("tenant")
-    return Subject(shard, request.id, request.name, tenant, retries if type(retries) is int else 0)

@@ -23,7 +23,7 @@ def look_up(queues: Queues, id: str, queue: str | None, progress: Progress) -> T
     passed: list[str] = []
     for names in _places(queues, queue):
         shards = _shards(queues, names, id)
-        found = newest(_histories(queues, shards, id))
+        found = newest(recorded_in(queues, shards, id))
         # A retry may be in another queue, but as a rule its message is where its record is.
         order = sorted(shards, key=lambda shard: found is None or shard != found.shard)
         if found is not None and (info := _settled(queues, found, id)):
@@ -41,9 +41,14 @@ def _settled(queues: Queues, found: TaskHistory, id: str) -> TaskInfo | None:
     """What the record, and a message beside it, tell for certain."""
     if info := _by_id(queues, found.shard, id):
         return info.with_history(found)
-    if (found.is_over and not found.may_return) or found.state in ("running", "received"):
-        return TaskInfo.recorded(found)
-    return None
+    return TaskInfo.recorded(found) if is_certain(found) else None
+
+
+def is_certain(history: TaskHistory) -> bool:
+    """Whether a record tells where a task is, if it is neither delayed nor dead."""
+    if history.state in ("running", "received"):
+        return True
+    return history.is_over and not history.may_return
 
 
 def _by_id(queues: Queues, shard: str, id: str) -> TaskInfo | None:
@@ -80,14 +85,15 @@ def _shards(queues: Queues, names: Iterable[str], id: str) -> list[str]:
     return [shard for name in names for shard in nearest(name, id)]
 
 
-def _histories(queues: Queues, shards: Sequence[str], id: str) -> list[TaskHistory]:
+def recorded_in(queues: Queues, shards: Sequence[str], id: str) -> list[TaskHistory]:
+    """What is recorded of a task in each of these shards, read in one go."""
     return [TaskHistory.of(known) for known in Outcomes(queues.store).get(shards, id)]
 
 
 def histories(queues: Queues, id: str, queue: str | None) -> list[TaskHistory]:
     """What is recorded of a task, in each queue that has had it."""
     for names in _places(queues, queue):
-        if found := _histories(queues, _shards(queues, names, id), id):
+        if found := recorded_in(queues, _shards(queues, names, id), id):
             return found
     return []
 

@@ -39,7 +39,7 @@ def _to_the_end(on_success: Any) -> Any:
     def on_success_to_the_end(self: Any, result: Any, *args: Any, **options: Any) -> None:
         try:
             on_success(self, result, *args, **options)
-            if self.subject is not None and not result[0] and result[2] is not None:
+            if self.run is not None and not result[0] and result[2] is not None:
                 self.ended("+", result[2])
         finally:
             self.end()
@@ -55,13 +55,12 @@ class Request(CeleryRequest):
     #: Gives its slots back, where it has some: when it ends, or else when nothing refers to it.
     _end: Callable[[], Any] | None = None
     #: What its outcome is recorded under; None: that is not recorded, or was.
-    subject: recorder.Subject | None = None
+    run: recorder.Run | None = None
 
     def __init__(self, message: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(message, *args, **kwargs)
         if (told := recorder.current) is not None:
-            self.subject = recorder.subject_of(self, _shard_of(message))
-            told.note("r", self.subject)
+            self.run = told.received(self, _shard_of(message))
         handed_out = getattr(message.channel, "handed_out", None)
         if handed_out is not None and handed_out.waits(message.delivery_tag):
             end = weakref.finalize(self, handed_out.has_ended, message.delivery_tag)
@@ -80,15 +79,15 @@ class Request(CeleryRequest):
 
     def ended(self, state: str, rest: Any) -> None:
         """Record how it has ended. Celery tells twice of some ends: the first one counts."""
-        subject, self.subject = self.subject, None
-        if subject is not None and (told := recorder.current) is not None:
-            told.note(state, subject, rest)
+        run, self.run = self.run, None
+        if run is not None and (told := recorder.current) is not None:
+            told.ended(run, state, rest)
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         """A pool has begun it."""
         super().on_accepted(pid, time_accepted)
-        if self.subject is not None and (told := recorder.current) is not None:
-            told.note("s", self.subject, (pid, int(bool(self.task.acks_late))))
+        if self.run is not None and (told := recorder.current) is not None:
+            told.started(self.run, pid, self.task.acks_late)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
         """Its time is over: with the hard limit it has ended."""
@@ -104,14 +103,14 @@ class Request(CeleryRequest):
         self.ended("x", {"why": reason})
 
     def _has_failed(self, error: BaseException, traceback: Any) -> None:
-        subject, self.subject = self.subject, None
-        if subject is None or (told := recorder.current) is None:
+        run, self.run = self.run, None
+        if run is None or (told := recorder.current) is None:
             return
         most = self.task.max_retries
         facts: dict[str, Any] = {"run_ms": self._run_ms()}
         if isinstance(error, (Reject, Ignore)):
             why = "ignored" if isinstance(error, Ignore) else "rejected"
-            told.note("x", subject, {"why": why, **facts, "message": str(error)[:MESSAGE_LENGTH]})
+            told.ended(run, "x", {"why": why, **facts, "message": str(error)[:MESSAGE_LENGTH]})
             return
         if told.options.arguments:
             for name, text in (("args", self.argsrepr), ("kwargs", self.kwargsrepr)):
@@ -119,7 +118,7 @@ class Request(CeleryRequest):
         if type(most) is int:
             facts["attempts"] = most + 1
         tell = told.retrying if isinstance(error, Retry) else told.failed
-        tell(subject, error, traceback, **facts)
+        tell(run, error, traceback, **facts)
 
     def _run_ms(self) -> int | None:
         return None if self.time_start is None else int((time.time() - self.time_start) * 1000)

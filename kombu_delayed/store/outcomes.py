@@ -99,6 +99,10 @@ class Outcomes:
             for each in _known(queue, answer)
         ]
 
+    def are_recorded(self, queue: str) -> bool:
+        """Whether workers have lately noted any."""
+        return bool(self._store.run("EXISTS", self._store.keys(queue).outcomes + "used"))
+
     def page(self, queue: str, of: str, start: int = 0) -> tuple[list[Known], bool]:
         """Part of one of `LISTS`, the latest first, and whether there is more."""
         count, *answer = self._store.ask(

@@ -87,9 +87,15 @@ Status = Literal[
     "scheduled",
     "waiting",
     "running",
-    "done",
+    "retrying",
+    "succeeded",
+    "failed",
+    "lost",
     "dead",
     "cancelled",
+    "expired",
+    "rejected",
+    "done",
 ]
 
 
@@ -112,7 +118,9 @@ class TaskState(BaseModel):
     reason: str | None = Field(None, description="Why it is dead, or what a policy says of it.")
     deliveries: int | None = Field(None, description="How often it was delivered in vain.")
     retries: int | None = None
-    at: str | None = Field(None, description="When it became done, dead or cancelled.")
+    started: str | None = Field(None, description="When its last run began.")
+    run_seconds: float | None = Field(None, description="How long its last run took.")
+    at: str | None = Field(None, description="When it ended.")
 
 
 class Created(BaseModel):

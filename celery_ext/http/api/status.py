@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
+from celery_ext.control.outcomes import is_certain, newest, recorded_in
+from celery_ext.tasks.history import TaskHistory
 from celery_ext.tasks.task_info import TaskInfo
 from celery_ext.tasks.times import from_ms
 from kombu_delayed.inspection import events as streams
 from kombu_delayed.inspection.backlog import Backlog
 from kombu_delayed.inspection.events import Event
 from kombu_delayed.inspection.lookup import lookup_by_id, lookup_by_reading
+from kombu_delayed.store.outcomes import Outcomes
 from kombu_delayed.store.store import Store
 
 from ..auth.identity import Identity
@@ -45,6 +49,12 @@ _BY_EVENT = {
     "replayed": "waiting",
 }
 
+#: What a record says, where that is not the status.
+_BY_RECORD = {"received": "running", "unacked": "running", "ignored": "succeeded"}
+
+#: A worker has written what it did with a task at the latest after so long.
+RECORDED_MS = 15_000
+
 State = dict[str, Any]
 
 
@@ -75,18 +85,79 @@ def first_info(found: dict[str, list[TaskInfo]]) -> TaskInfo | None:
 def find(service: Service, identity: Identity, id: str, queue: str | None = None) -> State | None:
     """What is known of a task; None: nothing, or it is not the caller's."""
     store = service.delayed.store
+    record = history_of(service, identity, id, queue)
+    if record is not None:
+        if state := _by_id(service, identity, record.shard, id):
+            is_retry = state["status"] == "scheduled" and record.state == "retrying"
+            return {**state, "status": "retrying"} if is_retry else state
+        if is_certain(record):
+            return _by_record(record)
     shards: list[str] = []
     for name in _names(service, identity, queue):
         for shard in store.shards.nearest(name, id):
-            for found in lookup_by_id(store, shard, id):
-                info = TaskInfo.of(found)
-                if identity.sees(info.queue, info.tenant):
-                    return state_of(service, info, found.at_ms)
+            if state := _by_id(service, identity, shard, id):
+                return state
             shards.append(shard)
-    if state := _by_event(store, shards, identity, id):
+    if record is None and (state := _by_event(store, shards, identity, id)):
         return state
     held = _held(service, shards, identity, id)
-    return None if held is None else state_of(service, held)
+    if held is None:
+        return None if record is None else _by_record(record)
+    return state_of(service, held)
+
+
+def history_of(
+    service: Service, identity: Identity, id: str, queue: str | None = None
+) -> TaskHistory | None:
+    """What workers have recorded of a task in the app's queues, or else in any; as `find`."""
+    nearest = service.delayed.store.shards.nearest
+    for names in _places(service, identity, queue):
+        shards = [shard for name in names for shard in nearest(name, id)]
+        found = recorded_in(service.delayed, shards, id)
+        if mine := [each for each in found if identity.sees(each.queue, each.tenant)]:
+            return newest(mine)
+    return None
+
+
+def _places(service: Service, identity: Identity, queue: str | None) -> Iterator[list[str]]:
+    own = [name for name in service.own_queues() if identity.sees_queue(name)]
+    if queue is None:
+        yield own
+    names = service.queues(identity, queue)
+    yield names if queue is not None else [name for name in names if name not in own]
+
+
+def _by_id(service: Service, identity: Identity, shard: str, id: str) -> State | None:
+    for found in lookup_by_id(service.delayed.store, shard, id):
+        info = TaskInfo.of(found)
+        if identity.sees(info.queue, info.tenant):
+            return state_of(service, info, found.at_ms)
+    return None
+
+
+def _by_record(record: TaskHistory) -> State:
+    failure, started = record.failure, record.started
+    status = _BY_RECORD.get(record.state, record.state)
+    if status == "unknown":
+        status = "waiting"
+    has_failed = failure is not None and status in ("failed", "lost", "retrying")
+    return {
+        "id": record.id,
+        "status": status,
+        "waiting_for": "worker" if status == "waiting" else None,
+        "task": record.task,
+        "queue": record.queue,
+        "due": None,
+        "tenant": record.tenant,
+        "args": failure.args if failure else None,
+        "kwargs": failure.kwargs if failure else None,
+        "consumer": record.worker or None,
+        "reason": f"{failure.error}: {failure.message}" if has_failed and failure else None,
+        "retries": record.steps[-1].attempt - 1 if record.steps else None,
+        "started": started.isoformat() if started else None,
+        "run_seconds": None if record.run_ms is None else record.run_ms / 1000,
+        "at": record.steps[-1].at.isoformat() if record.is_over and record.steps else None,
+    }
 
 
 def _names(service: Service, identity: Identity, queue: str | None) -> Iterator[str]:
@@ -100,30 +171,38 @@ def _names(service: Service, identity: Identity, queue: str | None) -> Iterator[
 
 
 def _by_event(store: Store, shards: list[str], identity: Identity, id: str) -> State | None:
-    newest: Event | None = None
+    last: Event | None = None
     for shard in shards:
         for event in reversed(streams.newest(store, shard, EVENTS_LIMIT)):
             if event.id == id and identity.sees(event.queue, event.tenant or None):
-                if newest is None or event.at_ms > newest.at_ms:
-                    newest = event
+                if last is None or event.at_ms > last.at_ms:
+                    last = event
                 break
-    if newest is None:
+    if last is None:
         return None
-    status = _BY_EVENT.get(newest.event, "waiting")
+    status = _BY_EVENT.get(last.event, "waiting")
+    if status == "done" and _will_be_recorded(store, last):
+        status = "running"  # a worker acknowledges most tasks before they run
     is_end = status in ("done", "dead", "cancelled")
     return {
         "id": id,
         "status": status,
         "waiting_for": "worker" if status == "waiting" else None,
-        "task": newest.task,
-        "queue": newest.queue,
-        "due": None if newest.due_ms is None else from_ms(newest.due_ms).isoformat(),
-        "tenant": newest.tenant or None,
-        "consumer": newest.consumer or None,
-        "reason": newest.reason or None,
-        "deliveries": newest.deliveries,
-        "at": from_ms(newest.at_ms).isoformat() if is_end else None,
+        "task": last.task,
+        "queue": last.queue,
+        "due": None if last.due_ms is None else from_ms(last.due_ms).isoformat(),
+        "tenant": last.tenant or None,
+        "consumer": last.consumer or None,
+        "reason": last.reason or None,
+        "deliveries": last.deliveries,
+        "at": from_ms(last.at_ms).isoformat() if is_end else None,
     }
+
+
+def _will_be_recorded(store: Store, event: Event) -> bool:
+    """Whether workers record the outcomes of a queue, and have had no time to."""
+    is_new = event.at_ms > int(time.time() * 1000) - RECORDED_MS
+    return is_new and Outcomes(store).are_recorded(event.stream)
 
 
 def _held(service: Service, shards: list[str], identity: Identity, id: str) -> TaskInfo | None:
@@ -139,6 +218,13 @@ def _held(service: Service, shards: list[str], identity: Identity, id: str) -> T
             if identity.sees(info.queue, info.tenant):
                 return info
     return None
+
+
+def is_crowded(service: Service, identity: Identity, queue: str | None) -> bool:
+    """Whether more is ready somewhere than is read to find one task."""
+    store = service.delayed.store
+    shards = service.shards(identity, queue)
+    return any(store.size(shard).ready > READING_LIMIT for shard in shards)
 
 
 def message_of(

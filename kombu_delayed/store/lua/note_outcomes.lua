@@ -64,6 +64,7 @@ for index in pairs(changed) do
   redis.call('ZREMRANGEBYRANK', outcomes .. index, 0, -INDEX_LIMIT - 1)
   redis.call('PEXPIRE', outcomes .. index, 2 * age_ms)
 end
+redis.call('SET', outcomes .. 'used', '1', 'PX', age_ms)  -- that its outcomes are recorded at all
 if worker ~= '' then
   redis.call('ZADD', outcomes .. 'workers', now_ms + alive_ms, worker)
   redis.call('ZREMRANGEBYSCORE', outcomes .. 'workers', '-inf', now_ms)

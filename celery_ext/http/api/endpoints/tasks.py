@@ -23,7 +23,7 @@ from .. import create_once
 from ..fields import ID_PATTERN, aware
 from ..models import Created, NewTask, NewTaskWithId, OneQueue, TaskChange, TaskState
 from ..operations import Call, Json, Operations
-from ..status import State, delayed_infos, find, first_info
+from ..status import State, delayed_infos, find, first_info, is_crowded
 
 PREFIX = "/v1/tasks"
 
@@ -141,7 +141,8 @@ def _put_again(call: Call, id: str, new: NewTask, changes: dict[str, Any]) -> St
         _replace(call, info, new, changes)
     found = find(service, call.identity, id)
     if found is None:
-        return {"id": id, "status": "done", "due": None}
+        crowded = is_crowded(service, call.identity, new.queue)
+        return {"id": id, "status": "waiting" if crowded else "done", "due": None}
     return {name: found[name] for name in ("id", "status", "due")}
 
 

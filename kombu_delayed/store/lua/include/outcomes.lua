@@ -9,15 +9,16 @@ local function bucket_of(id)
   return tonumber(redis.sha1hex(id):sub(1, 2), 16) % 32
 end
 
--- The text of an id, its table and the hash that has it.
+-- The text of an id, its table and the hash that has it. Most hashes are not there, which is asked once in a call.
+local is_there = {}
 local function find_outcome(id, bucket)
   for i = 1, 3 do
     local newer = outcomes .. TABLES[i] .. ':' .. bucket
-    local text = redis.call('HGET', newer, id)
-    if text then return text, TABLES[i], newer end
-    local older = newer .. ':old'
-    text = redis.call('HGET', older, id)
-    if text then return text, TABLES[i], older end
+    for _, key in ipairs({newer, newer .. ':old'}) do
+      if is_there[key] == nil then is_there[key] = redis.call('EXISTS', key) == 1 end
+      local text = is_there[key] and redis.call('HGET', key, id)
+      if text then return text, TABLES[i], key end
+    end
   end
 end
 

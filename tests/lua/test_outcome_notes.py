@@ -73,7 +73,7 @@ def test_many_successes_push_out_the_oldest_and_nothing_else(
 
 def test_old_ones_go_with_their_hash(store: Store) -> None:
     note(store, ("a", "+"))
-    for later in (1, 1.5, 2.1):  # other ids of its bucket come, and two hashes are past
+    for later in (1.1, 1.2, 2.3):  # other ids of its bucket come, and two hashes are past
         store.now = str(int(1000 + later * AGE_MS))
         note(store, *((str(number), "+") for number in range(200)))
     assert known(store, "a") is None

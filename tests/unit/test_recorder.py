@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery
+from kombu.exceptions import OperationalError
+
+from celery_ext.app import recorder
+from celery_ext.app.outcome_options import OutcomeOptions
+from celery_ext.app.recorder import Recorder, Run
+from celery_ext.tasks.history import TaskHistory
+from kombu_delayed.store.outcomes import Known
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    """A recorder of an app whose broker is away."""
+
+    class Away:
+        def __init__(self, app: Celery) -> None:
+            pass
+
+        @property
+        def store(self) -> Any:
+            raise OperationalError("nobody is there")
+
+    monkeypatch.setattr(recorder, "Broker", Away)
+    return Recorder(Celery(set_as_current=False), OutcomeOptions(buffer=100), "w1@host")
+
+
+def received(told: Recorder, number: int) -> Run | None:
+    request = SimpleNamespace(id=str(number), name="mail", _request_dict={"retries": 0})
+    return told.received(request, "q")
+
+
+def test_what_redis_does_not_take_is_bounded_and_counted(told: Recorder) -> None:
+    runs = [received(told, number) for number in range(150)]
+    assert [run is None for run in runs] == [False] * 100 + [True] * 50
+    assert told.dropped == 50
+    told.step()
+    for run in runs[:3]:
+        assert run is not None
+        told.ended(run, "+", 0.1)
+    told.step()
+    assert told.dropped == 53
+    assert [*told._unsent["q"].notes] == [str(number) for number in range(100)]
+
+
+def noted(told: Recorder, run: Run) -> str:
+    note = told._noted(run)
+    return "" if note is None else "".join(row[2] for row in note.lines.splitlines())
+
+
+def test_each_line_is_written_once(told: Recorder) -> None:
+    run = received(told, 1)
+    assert run is not None
+    assert noted(told, run) == "r"
+    assert noted(told, run) == ""
+    told.started(run, 7, False)
+    told.ended(run, "+", 0.1)
+    assert noted(told, run) == "s+"
+    assert noted(told, run) == ""
+
+
+def lines(*rows: str) -> TaskHistory:
+    return TaskHistory.of(Known("q", "a", "\n".join(('["t","mail","acme"]', *rows)).encode(), True))
+
+
+@pytest.mark.parametrize(
+    ("rows", "state", "events"),
+    [
+        ([], "unknown", []),
+        (['["r",5,0,"w@h:7:ab"]'], "received", ["received"]),
+        (['["r",5,0,"w@h:7:ab"]', '["r",5,0,"w@h:7:ab"]'], "received", ["received"]),
+        # A retry was written by another worker, sooner, or with a clock that is behind.
+        (['["+",3,1,5]', '["~",9,0,{"next_ms":9}]'], "succeeded", ["retrying", "succeeded"]),
+        (['["-",9,0,{"error":"TimeLimitExceeded"}]'], "failed", ["timed out"]),
+        (['["-",9,0,{"error":"WorkerLostError"}]'], "lost", ["lost"]),
+        (['["x",9,0,{"why":"terminated"}]'], "cancelled", ["terminated"]),
+        # Of a newer version, and damaged.
+        (['["r",5,0,"w@h:7:ab"]', '["new",6,0]', "{", '["s","x"]'], "received", ["received"]),
+    ],
+)
+def test_a_history_is_read_of_its_lines(rows: list[str], state: str, events: list[str]) -> None:
+    found = lines(*rows)
+    assert (found.task, found.tenant, found.state) == ("mail", "acme", state)
+    assert [step.event for step in found.steps] == events
