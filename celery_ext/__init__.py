@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .control.delayed import Delayed
     from .control.unique import AlreadyDelayed, UniqueTask, unique_headers
     from .errors import BackupError, BrokerError, BulkError, QueryError
+    from .tasks.history import TaskHistory
     from .tasks.query import Query
     from .tasks.task_info import TaskInfo
     from .worker import tracing
@@ -31,6 +32,7 @@ __all__ = [
     "Outcome",
     "Query",
     "QueryError",
+    "TaskHistory",
     "TaskInfo",
     "UniqueTask",
     "expect",
@@ -54,6 +56,7 @@ __getattr__ = names_of(
         "control.delayed": ["Delayed"],
         "control.unique": ["AlreadyDelayed", "UniqueTask", "unique_headers"],
         "errors": ["BackupError", "BrokerError", "BulkError", "QueryError"],
+        "tasks.history": ["TaskHistory"],
         "tasks.query": ["Query"],
         "tasks.task_info": ["TaskInfo"],
         "worker.install": ["install"],

@@ -11,6 +11,8 @@ from pathlib import Path
 import pictures
 import public
 
+from celery_ext.app.outcome_options import SETTING as OUTCOMES
+from celery_ext.app.outcome_options import OutcomeOptions
 from celery_ext.control.answers.options import SETTING as EXPECTATIONS
 from celery_ext.control.answers.options import ExpectationOptions
 from celery_ext.http.app import OPERATIONS
@@ -64,6 +66,10 @@ def options_page() -> str:
         f"Of the setting `{EXPECTATIONS}` of a Celery app, a dict: "
         "[answers that come later](../guides/correlation.md).\n",
         *settings_table(ExpectationOptions),
+        "\n## Outcomes\n",
+        f"Of the setting `{OUTCOMES}` of a Celery app, a dict; `False` records nothing: "
+        "[what became of each task](../guides/outcomes.md).\n",
+        *settings_table(OutcomeOptions),
     ]
     return "\n".join(lines) + "\n"
 

@@ -308,6 +308,8 @@ def write_now(
         line = json.dumps(["x", at_ms, 0, {"why": state}]) + "\n"
         head = _head(task, None)
         notes.setdefault(shard, []).append(Note(id, "x", at_ms, False, head, line))
+    if not notes:
+        return
     try:
         outcomes = Outcomes(broker.store)
         broker.store.all_of(

@@ -9,9 +9,12 @@ from time import monotonic
 
 from kombu_delayed.inspection.backlog import Move
 from kombu_delayed.inspection.copies import Copies
+from kombu_delayed.store.shards import queue_of
 
 from ..app import signals
+from ..app.outcome_options import OutcomeOptions
 from ..app.queues import Queues
+from ..app.recorder import write_now
 from ..tasks.results import keeps_results
 from ..tasks.task_info import TaskInfo
 from ..tasks.times import LATEST_MS, from_ms
@@ -45,12 +48,24 @@ class Moves:
         for shards in self._queues.where(queue, ids, gone):
             copies = Copies(self._queues.store, shards)
             if not self._is_told_of_cancelling():
-                gone.update(compress(ids, copies.cancel(ids)))
+                found = [*compress(ids, copies.cancel(ids))]
+                gone.update(found)
+                nearest = self._queues.store.shards.nearest
+                self._record((nearest(queue_of(shards[0]), id)[0], id, "") for id in found)
                 continue
-            for shard, waiting in copies.take(ids):
-                gone.add(waiting.id)
-                self._queues.was_cancelled(TaskInfo.waiting(shard, waiting))
+            infos = [TaskInfo.waiting(*each) for each in copies.take(ids)]
+            for info in infos:
+                gone.add(info.id)
+                self._queues.was_cancelled(info)
+            nearest = self._queues.store.shards.nearest
+            self._record((nearest(each.queue, each.id)[0], each.id, each.task) for each in infos)
         return gone
+
+    def _record(self, cancelled: Iterable[tuple[str, str, str]]) -> None:
+        """Let `get` know what became of them, where the app records outcomes: shard, id, task."""
+        if getattr(self._queues.app, "delayed", None) is not None:
+            options = OutcomeOptions.of(self._queues.app)
+            write_now(self._queues, options, "cancelled", cancelled)
 
     def _is_told_of_cancelling(self) -> bool:
         """Whether anybody is; the app's tasks, which may be many, are looked at once a second."""
@@ -67,6 +82,7 @@ class Moves:
         dropped = list(compress(infos, counts))
         for info in dropped:
             self._queues.was_cancelled(info)
+        self._record((shard, info.id, info.task) for info in dropped)
         return dropped
 
     def reschedule_id(self, id: str, due: Due, queue: str | None) -> bool:

@@ -20,7 +20,7 @@ PAGE_SIZE = 100
 
 
 class Note(NamedTuple):
-    """Lines to add to what is known of a task. `docs/reference/outcomes.md` is their format.
+    """Lines to add to what is known of a task. docs/guides/outcomes.md has their format.
 
     `state` is what note_outcomes.lua takes, `at_ms` its time, or that of the next attempt. `head`
     begins the text of a task that is not known yet.
