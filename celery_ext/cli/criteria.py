@@ -43,6 +43,16 @@ task_option = click.option(
 )
 
 
+error_option = click.option(
+    "-e",
+    "--error",
+    type=TEXT,
+    help="Type of the error, or type and text: 'ValueError: *'; * stands for any text.",
+)
+
+worker_option = click.option("-w", "--worker", type=TEXT, help="Worker that had it last.")
+
+
 def _header(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
     pairs = [value.partition("=") for value in values]
     for name, equals, _ in pairs:

@@ -29,7 +29,7 @@ from .counts import ConsumerInfo, Counts, Forecast
 from .dead_letters import Dead
 from .limits import LimitInfo, gate_usage, limits
 from .moves import NOW, Moves, due_at
-from .outcomes import histories, look_up, newest, recorded
+from .outcomes import Meant, histories, look_up, newest, recorded
 
 
 class Delayed(Queues):
@@ -63,13 +63,23 @@ class Delayed(Queues):
         """What workers have recorded of a task, over all attempts; None: nothing is known."""
         return newest(histories(self, task_id, queue))
 
-    def recorded(self, of: str = "failed", queue: str | None = None) -> Iterator[TaskHistory]:
+    def recorded(
+        self,
+        of: str = "failed",
+        queue: str | None = None,
+        *,
+        task: str | None = None,
+        error: str | None = None,
+        worker: str | None = None,
+    ) -> Iterator[TaskHistory]:
         """Tasks whose last outcome is `of`, the latest of each queue first, read lazily.
 
         `of` is "failed" (with those that timed out or were lost), "running", "retrying" or "slow".
-        The last 2,000 of each are listed. Raises QueryError for another name.
+        The last 2,000 of each queue are listed. `task`, `error` and `worker` are patterns with `*`
+        and `?`; an error's is of its type, or of type and text as in "ValueError: *". Raises
+        QueryError for another `of`.
         """
-        return recorded(self, of, queue)
+        return recorded(self, of, queue, Meant(task, error, worker))
 
     def cancel(self, task_id: str, queue: str | None = None) -> bool:
         """Drop a delayed task; True if it was delayed and is gone now.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from kombu_delayed.inspection.lookup import lookup_by_id, lookup_by_reading
 from kombu_delayed.store.outcomes import LISTS, Outcomes
@@ -107,19 +109,48 @@ def newest(found: Sequence[TaskHistory]) -> TaskHistory | None:
     return last if len(ordered) == 1 else last.after(ordered[:-1])
 
 
-def recorded(queues: Queues, of: str, queue: str | None) -> Iterator[TaskHistory]:
+@dataclass(frozen=True)
+class Meant:
+    """Patterns of the tasks of a list that are meant; None: any."""
+
+    task: str | None = None
+    error: str | None = None
+    worker: str | None = None
+
+    def matches(self, history: TaskHistory) -> bool:
+        failure = history.failure
+        errors = (failure.error, f"{failure.error}: {failure.message}") if failure else ("",)
+        return (
+            (self.task is None or fnmatchcase(history.task, self.task))
+            and (self.worker is None or fnmatchcase(history.worker, self.worker))
+            and (self.error is None or any(fnmatchcase(each, self.error) for each in errors))
+        )
+
+
+def recorded(
+    queues: Queues, of: str, queue: str | None, meant: Meant | None = None
+) -> Iterator[TaskHistory]:
     """The tasks of a list, queue by queue, as `Delayed.recorded`."""
+    return recorded_of(queues, of, lambda: queues.shards(queue), meant)
+
+
+def recorded_of(
+    queues: Queues, of: str, shards: Callable[[], Sequence[str]], meant: Meant | None = None
+) -> Iterator[TaskHistory]:
+    """As `recorded`, in some shards."""
     if of not in LISTS:
         raise QueryError(f"no tasks are listed as {of!r}{suggestion(of, LISTS, 'there are')}")
-    return _listed(queues, of, queue)
+    meant = meant or Meant()
+    return (
+        each for shard in shards() for each in _listed(queues, of, shard) if meant.matches(each)
+    )
 
 
-def _listed(queues: Queues, of: str, queue: str | None) -> Iterator[TaskHistory]:
-    for shard in queues.shards(queue):
-        yield from (each for each in _all(queues, of, shard) if _is_listed(each, of))
-        if of == "failed":  # those whose worker is gone: nobody has said so
-            lost = (each for each in _all(queues, "running", shard) if each.state == "lost")
-            yield from lost
+def _listed(queues: Queues, of: str, shard: str) -> Iterator[TaskHistory]:
+    yield from (each for each in _all(queues, of, shard) if _is_listed(each, of))
+    if of == "failed":  # those whose worker is gone: nobody has said so
+        running = _all(queues, "running", shard)
+        yield from (each for each in running if each.state == "lost" and not each.may_return)
 
 
 def _all(queues: Queues, of: str, shard: str) -> Iterator[TaskHistory]:

@@ -29,6 +29,11 @@ STATE_STYLES = {
     "ready": "green",
     "unacked": "yellow",
     "dead": "red",
+    "running": "yellow",
+    "retrying": "magenta",
+    "succeeded": "green",
+    "failed": "red",
+    "lost": "red",
 }
 
 #: Those in which a task can be cancelled and moved.

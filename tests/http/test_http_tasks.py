@@ -12,6 +12,7 @@ import redis
 from celery_ext import Delayed
 from celery_ext.http.api import cursors
 from celery_ext.tasks.body import read_body
+from kombu_delayed.store.outcomes import Kept, Note, Outcomes
 from kombu_delayed.testing import dump
 from tests.kit.http import Serve, all_rows, pages
 from tests.kit.state import all_keys
@@ -210,6 +211,43 @@ def test_status(api: httpx.Client, delayed: Delayed, client: redis.Redis) -> Non
     assert (found["status"], found["reason"]) == ("dead", "it failed")
     assert found["at"]
     assert api.get("/v1/tasks/c").status_code == 404
+
+
+STARTED = ["s", 1_000, 0, "w1@host:7:ab", 7, 0]
+FAILED = ["-", 3_000, 0, {"error": "ValueError", "message": "no", "run_ms": 2_000}]
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([STARTED], {"status": "running", "consumer": "w1@host", "at": None}),
+        ([STARTED, FAILED], {"status": "failed", "reason": "ValueError: no", "run_seconds": 2}),
+        ([STARTED, ["+", 2_000, 0, 1_000]], {"status": "succeeded", "run_seconds": 1}),
+        ([["x", 2_000, 0, {"why": "expired"}]], {"status": "expired"}),
+    ],
+)
+def test_status_of_what_was_recorded(
+    rows: list[Any], expected: dict[str, Any], api: httpx.Client, delayed: Delayed
+) -> None:
+    store, outcomes = delayed.store, Outcomes(delayed.store)
+    lines = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
+    note = Note("a", rows[-1][0], rows[-1][1], False, '["t","till.charge",null]\n', lines)
+    store.all_of(outcomes.note_calls("celery", [note], Kept(1_000, 60_000), STARTED[3]))
+    found = api.get("/v1/tasks/a").json()
+    assert {name: found[name] for name in expected} == expected
+    assert found["task"] == "till.charge"
+
+
+def test_what_is_acked_first_is_not_done_before_it_is_recorded(
+    api: httpx.Client, delayed: Delayed
+) -> None:
+    store = delayed.store
+    api.post("/v1/tasks", json={"task": "till.charge", "id": "a"})
+    store.deliver("celery", "w:1:x", 2, 1, lease_ms=60_000)
+    store.ack("celery", "w:1:x", [1], lambda: None)
+    store.run.settle()
+    store.all_of(Outcomes(store).note_calls("celery", [], Kept(1_000, 60_000), "w:1:x"))
+    assert api.get("/v1/tasks/a").json()["status"] == "running"
 
 
 def test_change(api: httpx.Client, delayed: Delayed) -> None:

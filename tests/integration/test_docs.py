@@ -69,6 +69,12 @@ def test_control(run: RunPage, capsys: pytest.CaptureFixture[str]) -> None:
     delayed.close()
 
 
+def test_outcomes(run: RunPage) -> None:
+    found = run("docs/guides/outcomes.md", "shop")
+    assert found["info"].state == "ready"
+    found["app"].delayed.close()
+
+
 def test_policies(run: RunPage, capsys: pytest.CaptureFixture[str]) -> None:
     found = run("docs/guides/policies.md", "shop")
     app, info = found["app"], found["info"]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import time
 from typing import Any
 
 import pytest
 
-from celery_ext import Delayed
+from celery_ext import Delayed, install
+from kombu_delayed.store.outcomes import Kept, Note, Outcomes
+from tests.kit.clusters import Cluster
 from tests.kit.extended import Bench
 from tests.kit.wait import wait_until
 
@@ -68,3 +72,103 @@ def test_every_pool(pool: str, bench: Bench) -> None:
     assert "return x + y" in failure.traceback
     assert failure.args == "(1, None)"
     assert [each.id for each in delayed.recorded("retrying")] == ["again"]
+
+
+def test_processes_that_die(bench: Bench) -> None:
+    delayed = bench.app.delayed
+    bench.app.send_task("die", task_id="killed")
+    bench.app.send_task("sleep", (3600,), task_id="slow", time_limit=1)
+    bench.app.send_task("sleep", (3600,), task_id="stopped")
+    with bench.worker(pool="prefork", concurrency=3, gossip=True):
+        wait_until(lambda: states(delayed, ["stopped"]) == {"stopped": "running"}, "it runs", 30)
+        bench.wait_for_answers()
+        bench.app.control.revoke("stopped", terminate=True)
+        expected = {"killed": "lost", "slow": "failed", "stopped": "cancelled"}
+        wait_until(lambda: states(delayed, expected) == expected, "all have ended", 60)
+    assert events(delayed, "slow") == ["received", "started", "timed out"]
+    assert events(delayed, "stopped")[2:] == ["terminated"]
+    assert {each.id for each in delayed.recorded("failed")} == {"killed", "slow"}
+    assert {each.id for each in delayed.recorded("failed", error="TimeLimit*")} == {"slow"}
+
+
+def note(
+    delayed: Delayed, id: str, *rows: list[Any], queue: str = "celery", alive_ms: int = 60_000
+) -> None:
+    """Record rows of one task of a worker, as a recorder does."""
+    head = '["t","mail",null]\n'
+    lines = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
+    made = Note(id, rows[-1][0], rows[-1][1], False, head, lines)
+    outcomes = Outcomes(delayed.store)
+    delayed.store.all_of(outcomes.note_calls(queue, [made], Kept(1000, 60_000), WORKER, alive_ms))
+
+
+WORKER = "w1@host:7:ab"
+NOW_MS = int(time.time() * 1000)
+RECEIVED, STARTED = ["r", NOW_MS, 0, WORKER], ["s", NOW_MS, 0, WORKER, 7, 0]
+LATE = ["s", NOW_MS, 0, WORKER, 7, 1]
+FAILED = ["-", NOW_MS, 0, {"error": "ValueError", "message": "no", "args": "(7,)"}]
+
+
+def test_one_truth(bench: Bench) -> None:
+    """The message, where there is one that waits, and the record say together where a task is."""
+    delayed = bench.app.delayed
+    for id in ("ready", "again", "taken"):
+        bench.app.send_task("record", task_id=id)
+    bench.send("retried", queue="celery")
+    bench.send("cancelled")
+    assert delayed.cancel("cancelled")
+    for id, rows, alive_ms in (
+        ("running", [RECEIVED, STARTED], 60_000),
+        ("taken", [RECEIVED], 60_000),
+        ("failed", [RECEIVED, STARTED, FAILED], 60_000),
+        ("retried", [RECEIVED, STARTED, ["~", NOW_MS, 0, {"next_ms": NOW_MS}]], 60_000),
+    ):
+        note(delayed, id, *rows, alive_ms=alive_ms)
+    expected = {
+        "ready": "ready",
+        "taken": "unacked",
+        "running": "running",
+        "failed": "failed",
+        "retried": "retrying",
+        "cancelled": "cancelled",
+        "nobody": None,
+    }
+    assert states(delayed, expected) == expected
+    failed = delayed.get("failed")
+    assert failed is not None
+    assert (failed.task, failed.args, failed.reason) == ("mail", "(7,)", "ValueError: no")
+    assert failed.as_dict()["state"] == "failed"
+    note(delayed, "again", RECEIVED, LATE)
+    note(delayed, "gone", RECEIVED, STARTED, alive_ms=0)
+    # With the worker dead, what is acked late is where its message is, and the rest is lost.
+    expected = {"again": "ready", "taken": "ready", "running": "lost", "gone": "lost"}
+    assert states(delayed, expected) == expected
+
+
+def test_commands(bench: Bench) -> None:
+    delayed = bench.app.delayed
+    note(delayed, "bad", RECEIVED, STARTED, FAILED)
+    note(delayed, "runs", RECEIVED, STARTED, queue="other")
+    shown = bench.run_celery("delayed", "failed", "--error", "Value*")
+    assert "ValueError" in shown
+    assert "bad" in shown
+    assert "runs" in bench.run_celery("delayed", "find", "--state", "running")
+    history = bench.run_celery("delayed", "history", "bad", "--json")
+    assert [step["event"] for step in json.loads(history[history.index("{") :])["steps"]] == [
+        *("received", "started", "failed")
+    ]
+
+
+def test_a_cluster(cluster: Cluster, bench: Bench) -> None:
+    app = bench.app
+    app.conf.broker_url = f"delayed+{cluster.url}"
+    delayed = install(app)
+    try:
+        for queue in ("a", "b", "c"):
+            note(delayed, queue, RECEIVED, STARTED, FAILED, queue=queue)
+        found = {queue: delayed.get(queue, queue) for queue in ("a", "b", "c")}
+        assert {queue: info and info.state for queue, info in found.items()} == dict.fromkeys(
+            ("a", "b", "c"), "failed"
+        )
+    finally:
+        delayed.close()

@@ -24,9 +24,11 @@ from celery_ext.tasks.formatting import (
 )
 from celery_ext.tasks.query import Query
 from celery_ext.tasks.task_info import TaskInfo
+from kombu_delayed.store.outcomes import LISTS
 
-from ..criteria import criteria, queue_option
+from ..criteria import criteria, error_option, queue_option, worker_option
 from ..session import Session, command
+from .recorded import show_recorded
 
 
 def soonest(session: Session, given: dict[str, Any]) -> Iterator[TaskInfo]:
@@ -76,15 +78,44 @@ def list_(session: Session, queue: str | None, limit: int) -> None:
 
 @command("find")
 @criteria
+@click.option(
+    "--state",
+    type=click.Choice(("delayed", *LISTS)),
+    default="delayed",
+    show_default=True,
+    help="Others than delayed take --queue, --task, --error and --worker only.",
+)
+@error_option
+@worker_option
 @limit_option(100)
-def find(session: Session, limit: int, **given: Any) -> None:
-    """Show delayed tasks that meet all criteria."""
+def find(
+    session: Session, state: str, error: str | None, worker: str | None, limit: int, **given: Any
+) -> None:
+    """Show tasks in a state that meet all criteria."""
+    if state != "delayed":
+        if any(value for name, value in given.items() if name not in ("queue", "task")):
+            raise click.UsageError(f"--state {state} takes --queue, --task, --error and --worker")
+        show_recorded(session, state, limit, **_recorded_criteria(given, error, worker))
+        return
+    if error or worker:
+        raise click.UsageError("--error and --worker need --state: delayed tasks have neither")
     found = soonest(session, given)
     count = _present(session, found, limit)
     if not count:
         session.nothing("No delayed task meets the criteria.")
     if limit and count == limit and next(found, None) is not None:
         session.print(f"The first {count}; there are more, --limit 0 shows all.")
+
+
+def _recorded_criteria(
+    given: dict[str, Any], error: str | None, worker: str | None
+) -> dict[str, Any]:
+    return {
+        "queue": given.get("queue"),
+        "task": given.get("task"),
+        "error": error,
+        "worker": worker,
+    }
 
 
 @command("show")

@@ -1,0 +1,97 @@
+"""`failed`, `running`, `retrying`, `slow`, `history`: what became of tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+from rich.text import Text
+
+from celery_ext.tasks.formatting import STATE_STYLES, moment, plain
+from celery_ext.tasks.history import Step
+from celery_ext.tasks.times import from_ms
+
+from ...app.commands import all_of
+from ..criteria import error_option, queue_option, task_option, worker_option
+from ..session import Session, command
+from .listing import limit_option
+from .recorded import show_recorded
+
+_criteria: Callable[[Any], Any] = all_of(
+    queue_option, task_option, error_option, worker_option, limit_option(20)
+)
+
+STYLES = {**STATE_STYLES, "started": "yellow", "timed out": "red"}
+
+
+@command("failed")
+@_criteria
+def failed(session: Session, limit: int, **criteria: Any) -> None:
+    """Show tasks that have failed, timed out or were lost, by error and the latest first."""
+    show_recorded(session, "failed", limit, **criteria)
+
+
+@command("running")
+@_criteria
+def running(session: Session, limit: int, **criteria: Any) -> None:
+    """Show what runs now, where, and for how long."""
+    show_recorded(session, "running", limit, **criteria)
+
+
+@command("retrying")
+@_criteria
+def retrying(session: Session, limit: int, **criteria: Any) -> None:
+    """Show tasks that wait for another try, with their last error."""
+    show_recorded(session, "retrying", limit, **criteria)
+
+
+@command("slow")
+@_criteria
+def slow(session: Session, limit: int, **criteria: Any) -> None:
+    """Show the tasks that have run the longest, of those that were slow lately."""
+    show_recorded(session, "slow", limit, **criteria)
+
+
+@command("history")
+@click.argument("id")
+@queue_option
+def history(session: Session, id: str, queue: str | None) -> None:
+    """Show what has happened to a task, over all attempts."""
+    found = session.delayed.history(id, queue)
+    session.emit(found.as_dict() if found else None)
+    if found is None:
+        session.nothing(f"Nothing is recorded of a task {id}.")
+    session.print(
+        Text.assemble(
+            plain(found.task or "(no task)", "bold"),
+            f" {found.id} in {found.queue} is ",
+            (found.state, STYLES.get(found.state, "")),
+        )
+    )
+    for step in found.steps:
+        session.print(_line(step))
+        if step.traceback:
+            session.print(_indented(step.traceback))
+
+
+def _line(step: Step) -> Text:
+    of = f"/{step.attempts}" if step.attempts else ""
+    line = Text.assemble(
+        (f"{moment(step.at)} ", "dim"),
+        (f"{step.event:<10} ", STYLES.get(step.event, "")),
+        (f"attempt {step.attempt}{of}", "dim"),
+    )
+    if step.worker:
+        line.append_text(plain(f" by {step.worker}", "dim"))
+    if step.run_ms is not None:
+        line.append(f" after {step.run_ms / 1000:g} s", "dim")
+    if step.error:
+        line.append_text(plain(f" {step.error}: {step.message}"))
+    if step.next_ms is not None:
+        line.append(f", next {moment(from_ms(step.next_ms))}")
+    return line
+
+
+def _indented(text: str) -> Text:
+    return Text("\n").join(plain(f"    {line}", "dim") for line in text.splitlines())
