@@ -16,6 +16,7 @@ from typing import Any
 from celery import Celery
 from celery.utils.log import get_logger
 
+from kombu_delayed.store import instrumentation
 from kombu_delayed.store.outcomes import ALIVE_SECONDS, BEAT_SECONDS, Note, Outcomes
 
 from ..errors import BROKER_FAILS
@@ -33,6 +34,9 @@ STOP_SECONDS = 2.0
 
 #: So many tasks are written in one go: others have the interpreter in between.
 BATCH = 500
+
+#: So many first lines are remembered.
+HEADS = 1_000
 
 ALIVE_MS = int(ALIVE_SECONDS * 1000)
 
@@ -101,6 +105,7 @@ class Recorder:
         self._beat_at: dict[str, float] = {}
         self._unsent: dict[str, Unsent] = {}
         self._told = 0
+        self._heads: dict[tuple[str, Any], str] = {}
         self._is_failing = False
         self._thread = threading.Thread(target=self._run, name="delayed-outcomes", daemon=True)
 
@@ -112,7 +117,11 @@ class Recorder:
         retries = headers.get("retries")
         is_number = type(retries) is int
         run = Run(
-            shard, request.id, request.name, headers.get("tenant"), retries if is_number else 0
+            shard,
+            request.id,
+            request.name,
+            _text(headers.get("tenant")),
+            retries if is_number else 0,
         )
         return run if self._has_room(run) else None
 
@@ -189,6 +198,8 @@ class Recorder:
             self._unsent.clear()
         if self.dropped > self._told and not self._is_failing:
             count, self._told = self.dropped - self._told, self.dropped
+            if (meter := instrumentation.current) is not None:
+                meter.outcomes_dropped(count)
             logger.warning("%d events of tasks were not recorded: there was no room", count)
 
     def _gather(self) -> None:
@@ -212,7 +223,8 @@ class Recorder:
     def _see(self, run: Run) -> None:
         live = self._live[run.queue]
         if run.ended_at:
-            live.discard(run.id)
+            if live:
+                live.discard(run.id)
         else:
             if len(live) > self.options.buffer:  # the ends of some found no room
                 live.clear()
@@ -220,6 +232,8 @@ class Recorder:
 
     def _noted(self, run: Run) -> Note | None:
         """What has happened to it since the last note; None: nothing has."""
+        if run.state == "+" and not run.written:
+            return self._short(run)
         before, retries = run.written, run.retries
         at_ms, lines, state, is_slow = int(run.received_at * 1000), "", "r", False
         if not before:
@@ -245,6 +259,27 @@ class Recorder:
         if not lines:
             return None
         return Note(run.id, state, at_ms, is_slow, _head(run.task, run.tenant), lines)
+
+    def _short(self, run: Run) -> Note:
+        """As `_noted`, for most tasks: all has happened since the last time, and well."""
+        run.written, retries, worker = 3, run.retries, self.worker
+        ended_ms, key = int(run.ended_at * 1000), (run.task, run.tenant)
+        head = self._heads.get(key)
+        if head is None:
+            if len(self._heads) >= HEADS:
+                self._heads.clear()
+            head = self._heads[key] = _head(*key)
+        return Note(
+            run.id,
+            "+",
+            ended_ms,
+            run.rest >= self.options.slow_seconds,
+            head,
+            f'["r",{int(run.received_at * 1000)},{retries},"{worker}"]\n'
+            f'["s",{int(run.started_at * 1000)},{retries},"{worker}",{run.pid},'
+            f"{1 if run.is_late else 0}]\n"
+            f'["+",{ended_ms},{retries},{int(run.rest * 1000)}]\n',
+        )
 
     def _write(self) -> None:
         """Write what is gathered. A queue whose node is down keeps its own, and others go on."""
@@ -281,6 +316,10 @@ def _joined(before: Note, note: Note) -> Note:
     return note._replace(
         head=before.head, lines=before.lines + note.lines, is_slow=before.is_slow or note.is_slow
     )
+
+
+def _text(tenant: Any) -> str | None:
+    return None if tenant is None else str(tenant)
 
 
 def _head(task: str, tenant: Any) -> str:

@@ -141,12 +141,11 @@ def recorded_of(
     if of not in LISTS:
         raise QueryError(f"no tasks are listed as {of!r}{suggestion(of, LISTS, 'there are')}")
     meant = meant or Meant()
-    return (
-        each for shard in shards() for each in _listed(queues, of, shard) if meant.matches(each)
-    )
+    return (each for shard in shards() for each in listed(queues, of, shard) if meant.matches(each))
 
 
-def _listed(queues: Queues, of: str, shard: str) -> Iterator[TaskHistory]:
+def listed(queues: Queues, of: str, shard: str) -> Iterator[TaskHistory]:
+    """The tasks of a list in one shard, the latest first."""
     yield from (each for each in _all(queues, of, shard) if _is_listed(each, of))
     if of == "failed":  # those whose worker is gone: nobody has said so
         running = _all(queues, "running", shard)

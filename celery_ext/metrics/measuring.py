@@ -107,6 +107,7 @@ class PrometheusMeter(instrumentation.Meter):
         self._children: dict[tuple[str, ...], Any] = {}
         self._values: dict[str, set[str]] = {"queue": set(), "task": set()}
         self._leases_lost = made["leases_lost_total"]
+        self._outcomes_dropped = made["outcomes_dropped_total"]
 
     def _of(self, name: str, *values: str) -> Any:
         """One metric with its labels; making them out takes prometheus_client its time."""
@@ -167,6 +168,15 @@ class PrometheusMeter(instrumentation.Meter):
     @_safely
     def finished(self, queue: str, task: str, state: str) -> None:
         self._of("finished_total", queue, self._shown(task), state).inc()
+
+    @_safely
+    def ran(self, queue: str, task: str, seconds: float) -> None:
+        """Count how long a task has run."""
+        self._of("run_seconds", queue, self._shown(task)).observe(max(seconds, 0))
+
+    @_safely
+    def outcomes_dropped(self, count: int) -> None:
+        self._outcomes_dropped.inc(count)
 
     def _shown(self, task: str) -> str:
         return task if self.by_task else ""

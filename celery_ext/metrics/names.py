@@ -13,6 +13,7 @@ PROCESS, WORKERS, API, BROKER = "each process", "workers", "the HTTP API", "the 
 
 #: Upper bounds in seconds. Lateness may be that of an outage; scripts take parts of a millisecond.
 LATENESS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1_800, 7_200)
+RUNS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1_800, 7_200)
 CALLS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 5)
 REQUESTS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 30)
 
@@ -71,6 +72,19 @@ _ALL = (
         "queue task state",
         "Tasks that have ended: `success`, `failure`, `retry`, `timeout`, `rejected`, `ignored`, "
         "`revoked` or `expired`.",
+    ),
+    _times(
+        "run",
+        WORKERS,
+        "queue task",
+        RUNS,
+        "From the start of a task to its end, however it has ended.",
+    ),
+    _counter(
+        "outcomes_dropped",
+        WORKERS,
+        "",
+        "Events of tasks that found no room to be recorded, while Redis was slow or away.",
     ),
     _counter("buried", WORKERS, "queue", "Messages that have become dead letters."),
     _counter("reclaimed", WORKERS, "queue", "Messages taken back from consumers that had died."),

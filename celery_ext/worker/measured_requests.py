@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from billiard.einfo import ExceptionWithTraceback
@@ -25,7 +26,7 @@ def _counted(on_success: Any) -> Any:
     def counted(self: Any, result: Any, **options: Any) -> Any:
         found = on_success(self, result, **options)
         if not result[0] and tuple(result) != KILLED:
-            self._ends("success")
+            self._ends("success", result[2])
         return found
 
     return counted
@@ -76,11 +77,15 @@ class _Measured(Request):
         super()._announce_revoked(reason, *args)
         self._ends("expired" if reason == "expired" else "revoked")
 
-    def _ends(self, state: str) -> None:
+    def _ends(self, state: str, seconds: float | None = None) -> None:
         # Celery tells twice of some ends: a time limit is a failure as well.
         if not self._is_counted and not self._already_cancelled:
             self._is_counted = True
             self._meter.finished(self._queue, self.name, state)
+            if seconds is None and self.time_start is not None:
+                seconds = time.time() - self.time_start
+            if seconds is not None:
+                self._meter.ran(self._queue, self.name, seconds)
 
 
 class MeasuredRequest(_Measured):

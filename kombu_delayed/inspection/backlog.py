@@ -26,7 +26,7 @@ FORECAST_LIMIT = 2_000
 #: Keys that only a queue has.
 _KINDS = (
     "(?:partitions|messages|wake|consumers|unacked:.*|dead|dead-messages|events"
-    "|expectations|answers)"
+    "|expectations|answers|outcomes:used)"
 )
 
 #: Later than any due time.
@@ -236,7 +236,7 @@ def scan(store: Store, prefix: str, pattern: str = "*") -> Iterator[bytes]:
 
 
 def queues(store: Store) -> set[str]:
-    """The queues that have messages, dead letters, consumers or events.
+    """The queues that have messages, dead letters, consumers, events or outcomes.
 
     They are found by looking at the names of all keys; a ready list's is like any other.
     """

@@ -37,6 +37,9 @@ class Meter:
     def lease_lost(self) -> None:
         """A consumer of this process has lost its lease, and what it held."""
 
+    def outcomes_dropped(self, count: int) -> None:
+        """So many events of tasks found no room to be recorded."""
+
     def script_took(self, name: str, seconds: float) -> None:
         """A script was sent and its answer read, or an error."""
 

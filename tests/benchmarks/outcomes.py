@@ -2,20 +2,50 @@
 
 from __future__ import annotations
 
+import os
 import statistics
+import time
+from pathlib import Path
 
 from tests.benchmarks.app import EXTENDED
 from tests.benchmarks.report import Figures, Line, benchmark
-from tests.benchmarks.rig import Rig
+from tests.benchmarks.rig import WARM_UP, Rig, Worker, cpu_seconds
 
 #: Of the throughput of a worker that records nothing.
 COST = 0.03
 
+#: How often a worker writes.
+INTERVAL_SECONDS = 1.0
 
-def _drain(rig: Rig, count: int, extended: str) -> float:
+
+def _worker_seconds(worker: Worker) -> float:
+    """The processor time of the main process, which records; its pool runs the tasks."""
+    fields = Path(f"/proc/{worker.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _drain(rig: Rig, count: int, extended: str) -> Figures:
+    """Tasks a second, and the processor time of each in the worker and in the server."""
     rig.redis.flushall()
     rig.send(((), {}) for _ in range(count))
-    return rig.drain(count, environment={EXTENDED: extended})
+    worker = rig.start_worker(environment={EXTENDED: extended})
+    rig.await_done(WARM_UP, 60, [worker])
+    began, worker_began, server_began = (
+        worker.count(),
+        _worker_seconds(worker),
+        cpu_seconds(rig.redis),
+    )
+    rig.await_done(count, 120, [worker])
+    time.sleep(2 * INTERVAL_SECONDS)  # it writes what has happened last
+    tasks = count - began
+    found = {
+        "worker_us": (_worker_seconds(worker) - worker_began) / tasks * 1e6,
+        "server_us": (cpu_seconds(rig.redis) - server_began) / tasks * 1e6,
+    }
+    starts = worker.starts()
+    worker.kill()
+    rate = (count - WARM_UP) / (starts[-1].at - starts[WARM_UP - 1].at)
+    return {"rate": rate, **found}
 
 
 @benchmark(
@@ -28,15 +58,26 @@ def _drain(rig: Rig, count: int, extended: str) -> float:
         ("rate", "silent_rate"),
         lambda f: f["rate"] / f["silent_rate"] >= 1 - COST,
     ),
+    Line(
+        "the same: processor time of a task in the worker's main process (that records none)",
+        "{worker_us:.0f} µs ({silent_worker_us:.0f} µs)",
+        ratio=("worker_us", "silent_worker_us"),
+    ),
+    Line(
+        "the same: processor time of a task in the server (with a worker that records none)",
+        "{server_us:.0f} µs ({silent_server_us:.0f} µs)",
+        ratio=("server_us", "silent_server_us"),
+    ),
 )
 def outcomes(rig: Rig) -> Figures:
     """Each with and without in turn, as the machine's speed drifts; the medians of five."""
     count = rig.scaled(10_000, 2_000)
-    found: dict[str, list[float]] = {"yes": [], "silent": []}
+    found: dict[str, list[Figures]] = {"": [], "silent_": []}
     for _ in range(rig.scaled(5, 1)):
-        for extended, rates in found.items():
-            rates.append(_drain(rig, count, extended))
+        found[""].append(_drain(rig, count, "yes"))
+        found["silent_"].append(_drain(rig, count, "silent"))
     return {
-        "rate": statistics.median(found["yes"]),
-        "silent_rate": statistics.median(found["silent"]),
+        prefix + name: statistics.median(each[name] for each in figures)
+        for prefix, figures in found.items()
+        for name in figures[0]
     }

@@ -22,6 +22,9 @@ pytestmark = pytest.mark.thorough
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 PATHS = {
     "overview": "/",
+    "failures": "/failures",
+    "running": "/failures?of=running",
+    "failed": "/task?id=failed-1&queue=billing",
     "backlog": "/backlog?queue=billing",
     "task": "/task?id={id}",
     "dead": "/dead?task=*",

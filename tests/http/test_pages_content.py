@@ -21,7 +21,7 @@ from tests.kit.servers import Server, available_kinds, start_server
 from tests.kit.shop import OpenShop, fill_gates, fill_shop
 from tests.kit.wait import wait_until
 
-PATHS = ["/", "/backlog", "/task", "/dead", "/tenants", "/consumers", "/partitions"]
+PATHS = ["/", "/failures", "/backlog", "/task", "/dead", "/tenants", "/consumers", "/partitions"]
 HOSTILE = '<script>alert(1)</script><img src=x onerror="alert(2)">\'"&{{7*7}}'
 
 
@@ -34,6 +34,7 @@ def test_empty(visitor: Visitor, path: str) -> None:
     assert len(page.all("main")) == 1
     titles = {"/task": "Which task?", "/": "Queues"}
     words = ["Nothing is delayed", "No dead letters", "No tenants seen", "Nobody consumes"]
+    words.append("No task has failed")
     assert any(each in page.text for each in [titles.get(path, "?"), *words])
     policy = answer.headers["content-security-policy"]
     assert "default-src 'none'" in policy
@@ -74,7 +75,7 @@ def test_overview(shop: tuple[Visitor, str]) -> None:
     assert tiles == ["301", "0", "6", "13", "30"]
     assert "23 dead letters in billing." in page.text
     assert re.search(r"3\d\d\s*fall due in this time", page.text)
-    assert re.search(r"[1-9]\d* done in the last minute", page.text)
+    assert re.search(r"[1-9]\d* acknowledged in the last minute", page.text)
     assert re.search(r"95 of 100 within\d+ms", page.text)
 
 

@@ -19,12 +19,13 @@ from tests.kit.gates import claim, declare, mail_policies, send
 from tests.kit.http import Serve, bury
 from tests.kit.pages import Visitor
 
-VIEWS = ["/", "/backlog", "/task", "/dead", "/tenants", "/consumers", "/partitions"]
+VIEWS = ["/", "/failures", "/backlog", "/task", "/dead", "/tenants", "/consumers", "/partitions"]
 LIVE = [
     "/live/limit",
     "/live/overview",
     "/live/task",
     "/live/dead",
+    "/live/failures",
     "/live/tenants",
     "/live/consumers",
 ]

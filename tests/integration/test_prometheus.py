@@ -110,6 +110,8 @@ def test_worker(bench: Bench, pool: str) -> None:
         assert page("started_total", queue="celery") == sum(expected.values()) - 1
         assert page("finished_total") == sum(expected.values())
         assert page("started_total", task="record") == 2
+        assert page("run_seconds_count") == sum(expected.values()) - 1
+        assert page("run_seconds_count", task="record") == 2
         assert page("delivery_lateness_seconds_count", queue="celery") == 1
         assert 0 < page("start_lateness_seconds_sum", queue="celery") < 30
         assert page("start_lateness_seconds_count") == 1

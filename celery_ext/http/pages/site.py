@@ -25,6 +25,7 @@ from .views import (
     changing,
     consumers,
     dead,
+    failures,
     limit,
     overview,
     partitions,
@@ -38,6 +39,7 @@ from .visit import Action, Form, View, Visit, cookie_of, set_cookie
 
 VIEWS: list[View] = [
     *overview.VIEWS,
+    *failures.VIEWS,
     *backlog.VIEWS,
     *task.VIEWS,
     *dead.VIEWS,

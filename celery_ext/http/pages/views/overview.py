@@ -14,6 +14,7 @@ from ..activity import PARTS, ActivityReader
 from ..alarms import alarms
 from ..readings import COUNT_SECONDS, consumers, forecast, metrics
 from ..visit import Shown, View, Visit, asked
+from .failures import shown_counts
 
 #: How far to look ahead: hours, parts, what it is called.
 HORIZONS = {
@@ -59,6 +60,7 @@ def look(visit: Visit) -> Shown:
             lambda: reader.look(visit.service.delayed.store, shards),
         ),
         "minutes": PARTS // 4,
+        "recorded": shown_counts(visit, shards),
     }
 
 

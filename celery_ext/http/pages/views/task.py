@@ -9,10 +9,11 @@ from typing import Annotated, Any
 from pydantic import BaseModel, StringConstraints
 
 from celery_ext.http.api.endpoints.dead_letters import own_letters
-from celery_ext.http.api.status import EVENTS_LIMIT, State, find, message_of
+from celery_ext.http.api.status import EVENTS_LIMIT, State, find, history_of, message_of
 from celery_ext.tasks import failures
 from celery_ext.tasks.dead_task import DeadTask
 from celery_ext.tasks.failures import Failure
+from celery_ext.tasks.history import TaskHistory
 from celery_ext.tasks.task_info import TaskInfo
 from kombu_delayed.inspection import events as streams
 
@@ -33,13 +34,24 @@ WORDS = {
     "cancelled": "Cancelled",
     "waiting": "Waits at the gate of its queue",
     "delivered": "Delivered to a worker",
-    "acked": "Done",
+    "acked": "Acknowledged",
     "dropped": "Dropped by a policy",
     "released": "Given back",
     "reclaimed": "Taken over: its worker's lease had ended",
     "buried": "Buried as a dead letter",
     "replayed": "Given another try",
     "failed": "Failed",
+    "received": "Received by a worker",
+    "started": "Started",
+    "succeeded": "Succeeded",
+    "retrying": "To be tried again",
+    "timed out": "Stopped by its time limit",
+    "lost": "Lost: its process died",
+    "revoked": "Revoked",
+    "terminated": "Terminated",
+    "expired": "Expired",
+    "rejected": "Rejected",
+    "ignored": "Ignored",
 }
 
 
@@ -63,6 +75,12 @@ class Step:
     due_ms: int | None = None
     reason: str = ""
     traceback: str = ""
+    run_ms: int | None = None
+    attempt: int | None = None
+
+    @property
+    def style(self) -> str:
+        return self.kind.replace(" ", "-")
 
     @property
     def text(self) -> str:
@@ -79,14 +97,16 @@ def look(visit: Visit) -> Shown:
     if state is None:
         return {**shown, "status": 404}
     info, letter = _message(visit, id, state)
-    attempts = _attempts(info, letter)
+    record = history_of(visit.service, visit.identity, id, query.queue)
+    attempts = [] if record and record.failure else _attempts(info, letter)
     limit = MORE_EVENTS if query.more else EVENTS_LIMIT
     return {
         **shown,
         "task": state,
         "info": info,
         "headers": _headers(info),
-        "steps": sorted((*_told(visit, id, state, limit), *_failed(attempts)), key=_at_ms),
+        "steps": _timeline(_told(visit, id, state, limit), record, attempts),
+        "failure": record.failure if record else None,
         "limit": limit,
         "is_told": bool(visit.service.delayed.store.event_limit),
         "name": name_of(info) if info and info.state == "delayed" else "",
@@ -102,7 +122,7 @@ def _message(visit: Visit, id: str, state: State) -> tuple[TaskInfo | None, Dead
         found = (each for _, part in own_letters(visit, state["queue"], [id]) for each in part)
         letter = next(found, None)
         return (letter.info if letter else None), letter
-    if state["status"] in ("done", "cancelled"):
+    if state["status"] not in ("scheduled", "waiting", "running", "retrying"):
         return None, None
     return message_of(visit.service, visit.identity, id, state["queue"]), None
 
@@ -128,6 +148,33 @@ def _told(visit: Visit, id: str, state: State, limit: int) -> Iterable[Step]:
         for event in streams.newest(store, shard, limit):
             if event.id == id and visit.identity.sees(event.queue, event.tenant or None):
                 yield Step(event.event, event.at_ms, event.worker, event.due_ms, event.reason)
+
+
+def _timeline(
+    told: Iterable[Step], record: TaskHistory | None, attempts: Iterable[Failure]
+) -> list[Step]:
+    """All steps in order. What workers have recorded stands for what their events say as well."""
+    steps = [*told, *_failed(attempts)]
+    if record is not None:
+        own = [*_recorded(record)]
+        doubled = {"cancelled"} & {step.kind for step in own}
+        steps = [step for step in steps if step.kind not in doubled] + own
+    return sorted(steps, key=_at_ms)
+
+
+def _recorded(record: TaskHistory) -> Iterable[Step]:
+    for each in record.steps:
+        reason = f"{each.error}: {each.message}" if each.error else each.message
+        yield Step(
+            each.event,
+            each.at_ms,
+            each.worker,
+            each.next_ms,
+            reason,
+            each.traceback,
+            each.run_ms,
+            each.attempt,
+        )
 
 
 def _failed(attempts: Iterable[Failure]) -> Iterable[Step]:

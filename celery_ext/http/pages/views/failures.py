@@ -1,0 +1,165 @@
+"""What became of tasks, failures first: what failed, waits for another try, runs, or was slow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from itertools import islice
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from celery_ext.control.outcomes import Meant, listed
+from celery_ext.http.api.fields import Name
+from celery_ext.tasks.history import Step, TaskHistory
+from kombu_delayed.store.outcomes import LISTS, Outcomes
+
+from ..visit import Shown, View, Visit, asked
+from .dead import pattern_of
+
+#: Tasks that are looked at: of all queues, and of each at the least.
+LOOKED_AT, OF_EACH = 5_000, 100
+
+#: How old a reading may be.
+SECONDS = 2.0
+
+#: Groups and tasks on a page.
+GROUPS, SHOWN = 30, 50
+
+TITLES = {"failed": "Failed", "retrying": "Retrying", "running": "Running", "slow": "Slow"}
+
+
+class _Asked(BaseModel):
+    of: Literal["failed", "retrying", "running", "slow"] = "failed"
+    queue: Name | None = None
+    task: Name | None = None
+    error: str | None = None
+
+
+@dataclass
+class Group:
+    """Tasks of one name in one queue with the same error, but for numbers in it."""
+
+    queue: str
+    task: str
+    pattern: str
+    example: str
+    count: int = 0
+    first_ms: int = 0
+    last_ms: int = 0
+
+
+@dataclass(frozen=True)
+class Row:
+    """A task of a list."""
+
+    history: TaskHistory
+
+    @property
+    def error(self) -> str:
+        return error_of(self.history.failure)
+
+    @property
+    def at_ms(self) -> int:
+        return self.history.last.at_ms if self.history.last else 0
+
+    @property
+    def seconds(self) -> float | None:
+        """How long it has run, or runs."""
+        if self.history.state == "running" and self.history.started is not None:
+            return max((datetime.now(timezone.utc) - self.history.started).total_seconds(), 0)
+        return None if self.history.run_ms is None else self.history.run_ms / 1000
+
+    @property
+    def attempt(self) -> str:
+        """Which attempt it was, of how many."""
+        last, failure = self.history.last, self.history.failure
+        most = failure.attempts if failure else None
+        return f"{last.attempt if last else 1}{f' of {most}' if most else ''}"
+
+    @property
+    def next_ms(self) -> int | None:
+        return self.history.last.next_ms if self.history.last else None
+
+
+def error_of(failure: Step | None) -> str:
+    return f"{failure.error}: {failure.message}" if failure else ""
+
+
+def look(visit: Visit) -> Shown:
+    query: _Asked = asked(visit, _Asked)
+    shards = visit.shards(query.queue)
+    counts = _counts(visit, shards)
+    found, is_partial = _read(visit, query.of, shards, counts[query.of])
+    meant = Meant(query.task, query.error)
+    rows = [Row(each) for each in found if meant.matches(each)]
+    rows.sort(key=lambda row: row.at_ms, reverse=True)
+    if query.of == "slow":
+        rows.sort(key=lambda row: row.seconds or 0, reverse=True)
+    if query.of == "running":
+        rows.sort(key=lambda row: row.at_ms)
+    groups = _grouped(rows) if query.of in ("failed", "retrying") else []
+    named = ("queue", "task", "error")
+    given = {name: value for name in named if (value := getattr(query, name))}
+    return {
+        "of": query.of,
+        "titles": TITLES,
+        "filter": given,
+        "groups": groups[:GROUPS],
+        "group_count": len(groups),
+        "rows": rows[:SHOWN],
+        "count": len(rows),
+        "is_partial": is_partial,
+        "queues": visit.queues(),
+    }
+
+
+def _counts(visit: Visit, shards: list[str]) -> dict[str, dict[str, int]]:
+    """How many each list of each shard has, at the most."""
+    outcomes, cache = Outcomes(visit.service.delayed.store), visit.service.cache
+    key = ("outcome counts", *shards)
+    return cache.get(key, SECONDS, lambda: {of: outcomes.counts(shards, of) for of in LISTS})
+
+
+def _read(
+    visit: Visit, of: str, shards: list[str], counts: dict[str, int]
+) -> tuple[list[TaskHistory], bool]:
+    """The newest tasks of a list that are the visitor's, and whether there are more."""
+    full = [shard for shard in shards if counts.get(shard)]
+    if of == "failed":  # those that ran in a process that is gone are not in its list yet
+        running = _counts(visit, shards)["running"]
+        full = [shard for shard in shards if counts.get(shard) or running.get(shard)]
+    each = max(LOOKED_AT // max(len(full), 1), OF_EACH)
+
+    def read() -> tuple[list[TaskHistory], bool]:
+        delayed = visit.service.delayed
+        pages = [[*islice(listed(delayed, of, shard), each)] for shard in full]
+        return [one for page in pages for one in page], any(len(page) == each for page in pages)
+
+    found, is_partial = visit.service.cache.get(("outcomes", of, *full), SECONDS, read)
+    return [*_mine(visit, found)], is_partial
+
+
+def _mine(visit: Visit, found: list[TaskHistory]) -> Iterator[TaskHistory]:
+    return (each for each in found if visit.identity.sees(each.queue, each.tenant))
+
+
+def _grouped(rows: list[Row]) -> list[Group]:
+    groups: dict[tuple[str, str, str], Group] = {}
+    for row in rows:
+        history = row.history
+        key = history.queue, history.task, pattern_of(row.error)
+        group = groups.setdefault(key, Group(*key, row.error, 0, row.at_ms, row.at_ms))
+        group.count += 1
+        group.first_ms = min(group.first_ms, row.at_ms)
+        group.last_ms = max(group.last_ms, row.at_ms)
+    return sorted(groups.values(), key=lambda group: (-group.count, -group.last_ms))
+
+
+def shown_counts(visit: Visit, shards: list[str]) -> dict[str, Any]:
+    """How many tasks are in each list, for who sees all of them."""
+    return {of: sum(found.values()) for of, found in _counts(visit, shards).items()}
+
+
+VIEWS = [View("failures", "/failures", "Failures", look, seconds=5)]
