@@ -119,7 +119,7 @@ class Meant:
 
     def matches(self, history: TaskHistory) -> bool:
         failure = history.failure
-        errors = (failure.error, f"{failure.error}: {failure.message}") if failure else ("",)
+        errors = (failure.error, failure.said) if failure else ("",)
         return (
             (self.task is None or fnmatchcase(history.task, self.task))
             and (self.worker is None or fnmatchcase(history.worker, self.worker))

@@ -54,6 +54,11 @@ class Step:
     def at(self) -> datetime:
         return from_ms(self.at_ms)
 
+    @property
+    def said(self) -> str:
+        """Type and text of its error; empty where it has none."""
+        return f"{self.error}: {self.message}" if self.message else self.error
+
     def as_dict(self) -> dict[str, Any]:
         """What it says, in types that JSON knows."""
         found: dict[str, Any] = {"event": self.event, "at": self.at.isoformat()}

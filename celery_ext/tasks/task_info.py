@@ -55,7 +55,7 @@ class TaskInfo:
         """A task of which the record tells, and whose message is gone or with a worker."""
         state = "unacked" if history.state == "received" else history.state
         failure = history.failure if state in ("failed", "lost") else None
-        reason = f"{failure.error}: {failure.message}" if failure else ""
+        reason = failure.said if failure else ""
         return cls(
             state,
             history.queue,

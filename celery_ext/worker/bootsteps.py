@@ -12,6 +12,7 @@ from celery import bootsteps
 from celery.signals import task_received, worker_shutdown, worker_shutting_down
 
 from kombu_delayed.message.envelope import eta_to_ms
+from kombu_delayed.transport.transport import Transport
 
 from ..app import recorder
 from ..app.outcome_options import OutcomeOptions
@@ -57,7 +58,8 @@ class Recording(bootsteps.StartStopStep):
 
     def start(self, parent: Any) -> None:
         options = OutcomeOptions.of(parent.app)
-        if options is None:
+        transport = parent.app.connection_for_read().get_transport_cls()
+        if options is None or not issubclass(transport, Transport):
             return
         found = recorder.Recorder(parent.app, options, parent.hostname)
         # The last that a worker does: consumers and pools may end after their own steps.

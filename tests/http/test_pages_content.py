@@ -186,6 +186,22 @@ def test_a_dead_task(shop: tuple[Visitor, str]) -> None:
     assert page.form("/dead/preview").values("chosen")
 
 
+def test_failures(shop: tuple[Visitor, str]) -> None:
+    visitor, _ = shop
+    page = visitor.get("/failures")
+    assert "ConnectionError: payments.internal:443 refused the connection" in page.text
+    (group,) = [each for each in page.links() if "error=KeyError" in each and "of=failed" in each]
+    found = visitor.get(group)
+    assert "'address'" in found.text
+    assert "refused" not in found.text
+    assert "Nothing matches" in visitor.get("/failures?error=Nobody*").text
+    assert "pay-1@pay-1" in visitor.get("/failures?of=running").text
+    task = visitor.get("/task?id=failed-1&queue=billing")
+    steps = re.findall(r"<b>(.*?)</b>", task.html)
+    assert (steps.count("Started"), steps.count("To be tried again"), steps[-1]) == (4, 3, "Failed")
+    assert "line 88, in charge" in task.text
+
+
 def test_a_task_that_has_ended(visitor: Visitor, app: Celery, delayed: Delayed) -> None:
     app.send_task("till.charge", task_id="ended")
     store = delayed.store
@@ -196,7 +212,7 @@ def test_a_task_that_has_ended(visitor: Visitor, app: Celery, delayed: Delayed) 
     def steps() -> list[str]:
         return re.findall(r"<b>(.*?)</b>", visitor.get("/task?id=ended").html)
 
-    wait_until(lambda: steps() == ["Delivered to a worker", "Done"], "the ack is told of")
+    wait_until(lambda: steps() == ["Delivered to a worker", "Acknowledged"], "the ack is told of")
     page = visitor.get("/task?id=ended")
     assert "Its message is not in the broker any more" in page.text
 

@@ -562,6 +562,7 @@ GIVEN = {
     "reschedule": "x --to 1h",
     "fail": "x why",
     "create": "x --scope read",
+    "history": "x",
     **dict.fromkeys(["show", "cancel", "run-now", "replay", "respond", "purge", "revoke"], "x"),
 }
 

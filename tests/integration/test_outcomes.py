@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ import pytest
 from celery_ext import Delayed, install
 from kombu_delayed.store.outcomes import Kept, Note, Outcomes
 from tests.kit.clusters import Cluster
-from tests.kit.extended import Bench
+from tests.kit.extended import Bench, extended
+from tests.kit.servers import Server
 from tests.kit.wait import wait_until
 
 pytestmark = pytest.mark.thorough
@@ -89,6 +91,24 @@ def test_processes_that_die(bench: Bench) -> None:
     assert events(delayed, "stopped")[2:] == ["terminated"]
     assert {each.id for each in delayed.recorded("failed")} == {"killed", "slow"}
     assert {each.id for each in delayed.recorded("failed", error="TimeLimit*")} == {"slow"}
+
+
+@pytest.mark.crash
+def test_a_server_that_was_away(own_server: Server, tmp_path: Path) -> None:
+    """What has ended meanwhile is recorded once it is back."""
+    with extended(own_server, tmp_path) as bench:
+        delayed = bench.app.delayed
+        bench.app.send_task("noop", task_id="before")
+        with bench.worker(pool="threads", concurrency=2) as worker:
+            wait_until(lambda: states(delayed, ["before"]) == {"before": "succeeded"}, "it ran", 30)
+            bench.app.send_task("sleep", (3,), task_id="through", ignore_result=True)
+            wait_until(lambda: states(delayed, ["through"]) == {"through": "running"}, "it runs")
+            own_server.stop()
+            worker.wait_for_log("Outcomes of tasks are not recorded for now", 30)
+            own_server.start()
+            worker.wait_for_log("Outcomes of tasks are recorded again", 60)
+            ended = {"before": "succeeded", "through": "succeeded"}
+            wait_until(lambda: states(delayed, ended) == ended, "both are known", 60)
 
 
 def note(

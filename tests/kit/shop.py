@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import time
@@ -15,6 +16,7 @@ from celery_ext import Delayed
 from celery_ext.policies import Fair, Limit, Shares
 from celery_ext.tasks.failures import Failure, write
 from kombu_delayed.message.envelope import open_envelope
+from kombu_delayed.store.outcomes import Kept, Note, Outcomes
 from kombu_delayed.store.store import Store
 from tests.kit.pages import Visitor
 from tests.kit.told import told
@@ -35,6 +37,18 @@ REASONS = (
     ("billing.charge", "PaymentError: card of customer 4711 was declined", 9),
     ("mail.send_invoice", "KeyError: 'address'", 5),
 )
+FAILURES = (
+    ("billing.charge", "ConnectionError", "payments.internal:443 refused the connection", 23),
+    ("billing.charge", "PaymentError", "card of customer 4711 was declined", 9),
+    ("mail.send_invoice", "KeyError", "'address'", 6),
+    ("mail.send_reminder", "SoftTimeLimitExceeded", "", 2),
+)
+RECORDED = {
+    "traceback": "Traceback (most recent call last):\n"
+    '  File "shop/billing.py", line 88, in charge\n'
+    "    answer = post(card)\n             ^^^^^^^^^^\n",
+    "kwargs": "{}",
+}
 LEASE_MS = 60_000
 
 #: Queues whose tasks take turns and have limits.
@@ -75,6 +89,7 @@ def fill_shop(app: Celery, client: redis.Redis, count: int = 4_000, seed: int = 
     delayed.schedule_many([_row(chance) for _ in range(count)], progress=False)
     _dead(app, store, chance)
     _in_flight(app, store)
+    _outcomes(store, random.Random(seed))
     delayed.close()
     return _known(app)
 
@@ -148,6 +163,47 @@ def _attempts(error: str) -> str:
         Failure(n, now_ms - (4 - n) * 1_500, WORKERS[2], error, frame + "    answer = post(card)\n")
         for n in range(1, 4)
     )
+
+
+def _outcomes(store: Store, chance: random.Random) -> None:
+    """What workers have recorded: failures by kinds, retries, and what runs now."""
+    now_ms, outcomes = int(time.time() * 1000), Outcomes(store)
+    number = 0
+    for name, error, message, count in FAILURES:
+        queue = name.partition(".")[0]
+        for _ in range(count):
+            number += 1
+            at_ms = now_ms - chance.randrange(5_000, 3_600_000)
+            text = message.replace("4711", str(chance.randrange(1_000, 9_999)))
+            facts = {"error": error, "message": text, "attempts": 4, "run_ms": 412, **RECORDED}
+            facts["args"] = f"({chance.randrange(10_000, 99_999)},)"
+            rows: list[Any] = []
+            for retries in range(4):
+                began = at_ms - (3 - retries) * 60_000
+                rows += _began(began, retries)
+                following = {**facts, "next_ms": began + 60_000}
+                last = ["-", began + 412, 3, facts]
+                rows.append(last if retries == 3 else ["~", began + 412, retries, following])
+                if retries == 1 and number % 4 == 0:  # still waits for its third try
+                    rows[-1] = ["~", now_ms - 20_000, 1, {**facts, "next_ms": now_ms + 40_000}]
+                    break
+            _note(store, outcomes, queue, f"failed-{number}", name, rows)
+    for number, queue in enumerate(("billing", "mail", "mail", "default")):
+        rows = _began(now_ms - 7_000 * (number + 1) ** 3, 0)
+        _note(store, outcomes, queue, f"runs-{number}", TASKS[queue][number % 3], rows)
+
+
+def _began(at_ms: int, retries: int) -> list[Any]:
+    return [["r", at_ms - 40, retries, WORKERS[2]], ["s", at_ms, retries, WORKERS[2], 77, 0]]
+
+
+def _note(
+    store: Store, outcomes: Outcomes, queue: str, id: str, task: str, rows: list[Any]
+) -> None:
+    lines = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
+    note = Note(id, rows[-1][0], rows[-1][1], False, f'["t","{task}","acme"]\n', lines)
+    for call in outcomes.note_calls(queue, [note], Kept(1_000, 86_400_000), WORKERS[2], 3_600_000):
+        store.all_of([call])
 
 
 def _known(app: Celery) -> str:

@@ -87,7 +87,7 @@ def _line(step: Step) -> Text:
     if step.run_ms is not None:
         line.append(f" after {step.run_ms / 1000:g} s", "dim")
     if step.error:
-        line.append_text(plain(f" {step.error}: {step.message}"))
+        line.append_text(plain(f" {step.said}"))
     if step.next_ms is not None:
         line.append(f", next {moment(from_ms(step.next_ms))}")
     return line

@@ -69,7 +69,7 @@ def _table(histories: Iterable[TaskHistory], of: str) -> Table:
     made = table("time (UTC)", "state", "queue", "task", "reason", "id", numbers=["for"])
     for each in histories:
         failure, last = each.failure, each.last
-        reason = f"{failure.error}: {failure.message}" if failure else ""
+        reason = failure.said if failure else ""
         if of == "running":
             reason = each.worker
         elif of == "retrying" and last and last.next_ms is not None:

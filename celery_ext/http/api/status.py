@@ -50,7 +50,7 @@ _BY_EVENT = {
 }
 
 #: What a record says, where that is not the status.
-_BY_RECORD = {"received": "running", "unacked": "running", "ignored": "succeeded"}
+_BY_RECORD = {"received": "running", "ignored": "succeeded", "unknown": "done"}
 
 #: A worker has written what it did with a task at the latest after so long.
 RECORDED_MS = 15_000
@@ -98,7 +98,8 @@ def find(service: Service, identity: Identity, id: str, queue: str | None = None
             if state := _by_id(service, identity, shard, id):
                 return state
             shards.append(shard)
-    if record is None and (state := _by_event(store, shards, identity, id)):
+    is_unknown = record is None or record.state == "unknown"
+    if is_unknown and (state := _by_event(store, shards, identity, id)):
         return state
     held = _held(service, shards, identity, id)
     if held is None:
@@ -138,21 +139,21 @@ def _by_id(service: Service, identity: Identity, shard: str, id: str) -> State |
 def _by_record(record: TaskHistory) -> State:
     failure, started = record.failure, record.started
     status = _BY_RECORD.get(record.state, record.state)
-    if status == "unknown":
-        status = "waiting"
     has_failed = failure is not None and status in ("failed", "lost", "retrying")
     return {
         "id": record.id,
         "status": status,
-        "waiting_for": "worker" if status == "waiting" else None,
+        "waiting_for": None,
         "task": record.task,
         "queue": record.queue,
         "due": None,
+        "priority": None,
+        "deliveries": None,
         "tenant": record.tenant,
         "args": failure.args if failure else None,
         "kwargs": failure.kwargs if failure else None,
         "consumer": record.worker or None,
-        "reason": f"{failure.error}: {failure.message}" if has_failed and failure else None,
+        "reason": failure.said if has_failed and failure else None,
         "retries": record.steps[-1].attempt - 1 if record.steps else None,
         "started": started.isoformat() if started else None,
         "run_seconds": None if record.run_ms is None else record.run_ms / 1000,

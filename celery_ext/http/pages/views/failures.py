@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from glob import escape
 from itertools import islice
 from typing import Any, Literal
 
@@ -49,6 +50,11 @@ class Group:
     first_ms: int = 0
     last_ms: int = 0
 
+    @property
+    def task_pattern(self) -> str:
+        """As a search takes it."""
+        return escape(self.task)
+
 
 @dataclass(frozen=True)
 class Row:
@@ -84,7 +90,7 @@ class Row:
 
 
 def error_of(failure: Step | None) -> str:
-    return f"{failure.error}: {failure.message}" if failure else ""
+    return failure.said if failure else ""
 
 
 def look(visit: Visit) -> Shown:

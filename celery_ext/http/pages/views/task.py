@@ -164,7 +164,7 @@ def _timeline(
 
 def _recorded(record: TaskHistory) -> Iterable[Step]:
     for each in record.steps:
-        reason = f"{each.error}: {each.message}" if each.error else each.message
+        reason = each.said or each.message
         yield Step(
             each.event,
             each.at_ms,
