@@ -70,12 +70,14 @@ def _drain(rig: Rig, count: int, extended: str) -> Figures:
     ),
 )
 def outcomes(rig: Rig) -> Figures:
-    """Each with and without in turn, as the machine's speed drifts; the medians of five."""
+    """Each with and without in turn, as the machine's speed drifts; the medians of six."""
     count = rig.scaled(10_000, 2_000)
     found: dict[str, list[Figures]] = {"": [], "silent_": []}
-    for _ in range(rig.scaled(5, 1)):
-        found[""].append(_drain(rig, count, "yes"))
-        found["silent_"].append(_drain(rig, count, "silent"))
+    sides = [("", "yes"), ("silent_", "silent")]
+    for _ in range(rig.scaled(6, 1)):
+        for prefix, extended in sides:
+            found[prefix].append(_drain(rig, count, extended))
+        sides.reverse()
     return {
         prefix + name: statistics.median(each[name] for each in figures)
         for prefix, figures in found.items()

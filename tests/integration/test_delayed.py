@@ -279,7 +279,9 @@ def test_tasks_with_one_id(app: Celery, delayed: Delayed) -> None:
     assert (outcome.matched, outcome.changed) == (1, 1)
     assert {info.task for info in delayed.find()} == {"noop", "late"}
     assert delayed.cancel("a")
-    assert delayed.get("a") is None
+    info = delayed.get("a")
+    assert info is not None
+    assert info.state == "cancelled"
 
 
 def test_queues_that_the_app_does_not_know(

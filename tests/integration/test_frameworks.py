@@ -116,7 +116,8 @@ def test_an_example(framework: str, request: pytest.FixtureRequest) -> None:
     assert info["task"].endswith("tasks.remind" if framework == "django" else "_app.remind")
     assert 3000 < info["remaining_seconds"] < 3601
     assert [client.delete(path).status_code for _ in range(2)] == [204, 404]
-    assert client.get(path).status_code == 404
+    assert client.get(path).json()["state"] == "cancelled"
+    assert client.get("/reminders/nobody").status_code == 404
 
 
 def test_the_guide_shows_the_examples() -> None:
