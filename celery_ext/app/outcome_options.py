@@ -20,8 +20,8 @@ class OutcomeOptions:
 
     limit: int = option(
         10_000,
-        "How many tasks each queue keeps, at least: this many that failed, and this many others. "
-        "At most twice as many are kept.",
+        "How many tasks each queue keeps: about this many that failed or were retried, and this "
+        "many others. At most twice as many are kept.",
         100,
         100_000,
     )

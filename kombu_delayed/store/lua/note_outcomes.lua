@@ -2,7 +2,7 @@
 -- Twice notes the same lines twice, which readers take for one.
 -- keys: outcomes
 -- arguments: now limit:number age_ms:number worker alive_ms:number entries...
---   limit: of so many tasks a table keeps the text at the least, and of twice as many at the most
+--   limit: of about so many tasks a table keeps the text, and of twice as many at the most
 --   age_ms: for so long at the least, and for twice as long at the most
 --   worker: who notes it, and counts as alive for alive_ms from now on; 0: it ends, and empty: it is no worker
 --   entries: of each task: id, state ("r" received, "s" started, "+" succeeded, "-" failed, "~" to be retried, "x"
