@@ -633,6 +633,7 @@ def test_examples_are_true(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "docs" / "guides" / "command-line.md").read_text(encoding="utf-8")
     assert all(f"| `{name}" in text for name in COMMANDS)
+    text += (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
     examples = re.findall(r"^\$ celery -A proj delayed (.*)$", text, re.MULTILINE)
     assert len(examples) > 20
     for example in examples:
