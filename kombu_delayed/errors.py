@@ -60,7 +60,7 @@ class NotReplicated(DelayedError):
 
 
 class AlreadyDelayed(DelayedError):
-    """A task with the same unique key is delayed already; this one was not sent.
+    """A task with the same unique key is already delayed, so this one was not sent.
 
     `task_id` is the id of the one that waits.
     """

@@ -1,4 +1,4 @@
-"""Signals of what happens to delayed tasks, in the process that does it.
+"""Signals about delayed tasks, sent in the process that acts.
 
 `task_cancelled` comes with `info`, the TaskInfo of the task that was dropped; `task_rescheduled`
 with `task_id` and `eta` (ISO 8601, None for a task that is to run now). Their sender is the app.

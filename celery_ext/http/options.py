@@ -15,7 +15,7 @@ SETTING = "delayed_http"
 
 @dataclass(frozen=True)
 class HttpOptions:
-    """The setting `delayed_http` of an app, checked. Raises OptionError for what is wrong."""
+    """The setting `delayed_http` of an app. Raises OptionError if it is invalid."""
 
     tasks: tuple[str, ...] = option(
         (),

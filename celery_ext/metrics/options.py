@@ -14,7 +14,7 @@ SETTING = "delayed_metrics"
 
 @dataclass(frozen=True)
 class MetricsOptions:
-    """The setting `delayed_metrics` of an app, checked. Raises OptionError for what is wrong."""
+    """The setting `delayed_metrics` of an app. Raises OptionError if it is invalid."""
 
     host: str = option(
         "127.0.0.1", "Where workers listen; `0.0.0.0`: everywhere. Nobody is asked for a token."

@@ -25,7 +25,7 @@ _OTHER_IN_JSON = re.compile(r"True|False|None|-?inf|nan|[\[{(].*", re.DOTALL)
 
 @dataclass(frozen=True)
 class Query:
-    """Delayed tasks that meet all of these. An empty one means all there are.
+    """Selects delayed tasks that match all criteria. Without criteria it selects all tasks.
 
     `task` is a name with `*` for any text, `?` for any character and `[…]` for one of several;
     times are datetimes or ISO 8601 (UTC where they name no zone), `due_after` is included and

@@ -24,7 +24,7 @@ _DELIVERIES = re.compile(rb', ?"deliveries": ?(\d+)\}$')
 
 @dataclass(frozen=True)
 class TaskInfo:
-    """A task in the broker. Its message is read when something of it is asked for.
+    """A task in the broker. Its message is decoded when you first read one of its fields.
 
     `state` is "delayed", "waiting" (due, until its turn or room within limits has come), "ready",
     "unacked" (claimed by a worker, running or about to) or "dead".

@@ -36,7 +36,7 @@ _making = threading.Lock()
 
 @dataclass(frozen=True)
 class Expectation:
-    """What is expected, and its state: "open" or, where it has ended already, how.
+    """An expectation and its state: "open", or how it ended.
 
     "answered" and "failed" (the answer was there before the question), "timed_out", "cancelled".
     """
@@ -64,7 +64,7 @@ def expect(
     as_result: bool = False,
     app: Celery | None = None,
 ) -> Expectation:
-    """Expect an answer to come under a key, once, until the timeout.
+    """Wait for one answer under a key until the timeout, without blocking.
 
     Exactly one of the signatures is sent: `on_response` with the payload in front of its arguments,
     `on_failure` with the error's text, `on_timeout` with the key; at least once. `timeout` is

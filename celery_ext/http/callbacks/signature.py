@@ -11,11 +11,11 @@ TIMESTAMP, SIGNATURE = "Delayed-Timestamp", "Delayed-Signature"
 
 
 class SignatureError(ValueError):
-    """A callback is not signed as it should be, or too old."""
+    """The signature of a callback is missing, wrong or too old."""
 
 
 def sign(secrets: Iterable[str], body: bytes, now: float | None = None) -> dict[str, str]:
-    """Headers for a body: one signature for each secret, none without any."""
+    """Headers for a body, with one signature for each secret."""
     keys = tuple(secrets)
     if not keys:
         return {}
@@ -31,7 +31,7 @@ def verify(
     tolerance_seconds: float = 300,
     now: float | None = None,
 ) -> None:
-    """Raises SignatureError unless one of the signatures is of this secret, body and time."""
+    """Check the signatures of a body. Raises SignatureError if none is valid."""
     given = {name.lower(): value for name, value in headers.items()}
     at, signatures = given.get(TIMESTAMP.lower(), ""), given.get(SIGNATURE.lower(), "")
     expected = _signature(secret, at, body)

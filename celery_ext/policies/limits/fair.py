@@ -17,7 +17,7 @@ LEAST_WEIGHT, MOST_WEIGHT = 0.001, 1_000_000
 
 
 class Fair(Gated):
-    """Lets keys with waiting tasks have turns: `Fair(by="tenant", weights={"ada": 3})`.
+    """Gives keys with waiting tasks turns: `Fair(by="tenant", weights={"ada": 3})`.
 
     `by` is the name of a header or of a keyword argument, or is called with the message. A key of
     weight 3 has three turns where others have one; `weights` may be a function of the key.
@@ -66,7 +66,7 @@ class Fair(Gated):
 
 
 class Order(Gated):
-    """Which task of a key goes first: `Order("priority", "due")` or `Order("due", "priority")`.
+    """Orders tasks within a key: `Order("priority", "due")` or `Order("due", "priority")`.
 
     `by` is where the priority is: the name of a header or of a keyword argument, or a function of
     the message; None: Kombu's own. It may be any whole number, and the lowest is the most urgent,

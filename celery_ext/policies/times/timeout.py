@@ -15,7 +15,7 @@ OWN_LIMITS_HEADER = "delayed_own_limits"
 
 
 class Timeout(Policy):
-    """Gives a task so long, from when it was due: `Timeout("24h")`, by default a day.
+    """Limits the time from the due time to the end: `Timeout("24h")`, by default a day.
 
     What has not begun by then is buried, or dropped (`then="drop"`). What has gets the rest of the
     time as Celery's hard time limit, and as its soft one `soft` before that. An attempt that fails

@@ -33,7 +33,7 @@ class Range(NamedTuple):
 
 
 class Window(Policy):
-    """Lets tasks run at some times of the day: `Window("05:00-07:00", tz="Europe/Berlin")`.
+    """Limits tasks to times of the day: `Window("05:00-07:00", tz="Europe/Berlin")`.
 
     It is open while a clock on the wall there shows a time within one of the ranges, the end not
     included. A range over midnight belongs to the day on which it starts. `days` are names or
