@@ -89,7 +89,7 @@ def _on_burial(store: Store, queue: str, ids: list[str]) -> None:
     try:
         letters = store.dead.letters(queue, ids)
     except BROKER_FAILS as error:
-        logger.warning("Cannot tell of dead letters in queue %r: %s", queue, error)
+        logger.warning("Cannot send task_buried for dead letters in queue %r: %s", queue, error)
         return
     for letter in letters:
         info = DeadTask(queue_of(queue), letter).info

@@ -19,7 +19,7 @@ from .session import Session, command
 @queue_option
 @click.option("--fix", is_flag=True, help="Repair what can be repaired.")
 def doctor(session: Session, queue: str | None, fix: bool) -> None:
-    """Find out what is wrong, and repair it.
+    """Find problems, and repair them with --fix.
 
     Looks at the server's settings and clock, at leases and wake tokens, and whether the backlog,
     the dead letters and the names of messages are consistent.

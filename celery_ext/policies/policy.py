@@ -71,7 +71,7 @@ def checked(where: str, policies: Any) -> tuple[Policy, ...]:
         raise PolicyError(f"{where}: policies are a list, not {policies!r}")
     for policy in policies:
         if not isinstance(policy, Policy):
-            raise PolicyError(f"{where}: {policy!r} is no policy: take those of {__package__}")
+            raise PolicyError(f"{where}: {policy!r} is not a policy: use those of {__package__}")
     found = tuple(policies)
     for policy in found:
         try:

@@ -97,7 +97,7 @@ class TaskInfo:
 
     @property
     def priority(self) -> int:
-        """As it was given; the lower, the more urgent."""
+        """The priority; a lower number is more urgent."""
         found = self.properties.get("priority")
         return found if type(found) is int else self.step
 

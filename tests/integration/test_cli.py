@@ -399,7 +399,7 @@ def test_progress(
         ("cancel --header x", "give name=value"),
         ("find --due-before 99999999999d", "is not a time"),
         ("cancel --queue=", "it is empty; leave the option out"),
-        ("find --due-after 2h --due-before 1h", "no task can be meant"),
+        ("find --due-after 2h --due-before 1h", "no task can match"),
         ("dead replay", "Give ids, --task or --all."),
         ("cansel", "Did you mean"),
         ("forecast --hours 0", "Invalid value for '--hours'"),

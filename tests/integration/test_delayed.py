@@ -411,7 +411,7 @@ def test_find_is_lazy(app: Celery, delayed: Delayed, monkeypatch: pytest.MonkeyP
         ({"due_before": "soon"}, "due_before='soon' is not a time: give a datetime or ISO 8601"),
         ({"due_after": 5}, "due_after=5 is not a time"),
         ({"due_after": AT, "due_before": AT - HOUR}, "is later than due_before"),
-        ({"task": ""}, "task='' is not a text: leave it out where any is meant"),
+        ({"task": ""}, "task='' is not text: to select all, leave it out"),
         ({"tenant": 0}, "tenant=0 is not a text"),
         ({"queue": ""}, "queue=''"),
         ({"root_id": 5}, "root_id=5"),

@@ -207,7 +207,7 @@ def test_priority(given: int, expected: int, tasks: Any, shop: Any) -> None:
 def test_what_is_refused(tasks: Any, sent: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     from django.tasks.exceptions import InvalidTask
 
-    with pytest.raises(InvalidTask, match=r"_twice is no Django task, but .*: put @task on"):
+    with pytest.raises(InvalidTask, match=r"_twice is not a Django task but .*: put @task on"):
         tasks.another_name.enqueue(1)
     with pytest.raises(TypeError, match="Unsupported type"):
         tasks.add.enqueue(object())

@@ -42,7 +42,7 @@ def limit_option(default: int) -> Any:
         type=click.IntRange(min=0),
         default=default,
         show_default=True,
-        help="Show so many; 0: all.",
+        help="Show this many; 0: all.",
     )
 
 
@@ -65,7 +65,7 @@ def _present(session: Session, found: Iterator[TaskInfo], limit: int) -> int:
 @queue_option
 @limit_option(20)
 def list_(session: Session, queue: str | None, limit: int) -> None:
-    """Show what is due next."""
+    """Show the tasks that are due next."""
     count = _present(session, soonest(session, {"queue": queue}), limit)
     if not count:
         session.nothing("Nothing is delayed.")
@@ -78,7 +78,7 @@ def list_(session: Session, queue: str | None, limit: int) -> None:
 @criteria
 @limit_option(100)
 def find(session: Session, limit: int, **given: Any) -> None:
-    """Show delayed tasks that meet all criteria."""
+    """Show delayed tasks that match all criteria."""
     found = soonest(session, given)
     count = _present(session, found, limit)
     if not count:
@@ -91,7 +91,7 @@ def find(session: Session, limit: int, **given: Any) -> None:
 @click.argument("id")
 @queue_option
 def show(session: Session, id: str, queue: str | None) -> None:
-    """Show what is known of a task in any state."""
+    """Show a task in any state."""
     with session.progress("Searching") as advance:
         info = session.delayed.get(id, queue, progress=advance)
     session.emit(info.as_dict() if info else None)

@@ -102,11 +102,11 @@ def _asking_task() -> Task | None:
 def _checked_app(app: Celery | None, task: Task | None, as_result: bool) -> Celery:
     """The app, where an answer can be expected there. Raises ExpectationError."""
     if app is None:
-        raise ExpectationError("expect is called in a task; elsewhere it takes app=…")
+        raise ExpectationError("outside of a task, expect needs app=…")
     if app.conf.task_always_eager:
         raise ExpectationError(
-            "with task_always_eager nobody waits for an answer; test with a broker and a worker: "
-            "the fixtures delayed_app and delayed_worker"
+            "with task_always_eager nothing can wait for an answer; test with a broker and a "
+            "worker: the fixtures delayed_app and delayed_worker"
         )
     if as_result and (task is None or task.request.is_eager):
         raise ExpectationError("expect(as_result=True) needs a task that a worker runs")

@@ -38,7 +38,7 @@ def verify(
     found = [each.strip().encode() for each in signatures.split(",")]
     is_ours = [hmac.compare_digest(expected.encode(), each) for each in found]
     if True not in is_ours:
-        raise SignatureError("no signature is of this secret and body")
+        raise SignatureError("no signature matches this secret and body")
     age = (time.time() if now is None else now) - int(at)
     if abs(age) > tolerance_seconds:
         raise SignatureError(f"it was signed {age:.0f} seconds ago")

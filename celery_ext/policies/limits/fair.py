@@ -59,7 +59,7 @@ class Fair(Gated):
     def _checked(key: str, weight: float) -> float:
         if not isinstance(weight, (int, float)) or not LEAST_WEIGHT <= weight <= MOST_WEIGHT:
             raise PolicyError(
-                f"the weight of {key!r} is to be a number from {LEAST_WEIGHT:g} to "
+                f"the weight of {key!r} must be a number from {LEAST_WEIGHT:g} to "
                 f"{MOST_WEIGHT:g}, not {weight!r}"
             )
         return float(weight)

@@ -23,13 +23,19 @@ row_options = all_of(
     click.option(
         "--format",
         type=click.Choice(FORMATS),
-        help="Of the files: JSON as lines, CSV with a header. Default: as the path's suffix says.",
+        help=(
+            "Format of the files: JSON lines, or CSV with a header. Default: from the "
+            "suffix of the path."
+        ),
     ),
     connection_options,
-    click.option("--queue", help="The queue of rows that name none."),
-    click.option("--queues", help="The queues that rows may name, with commas. Default: any."),
+    click.option("--queue", help="The queue of rows without a queue."),
     click.option(
-        "--key-columns", help="Columns that ids are made from, with commas. Default: column id."
+        "--queues", help="The queues that rows may name, separated by commas. Default: any."
+    ),
+    click.option(
+        "--key-columns",
+        help="Columns from which ids are made, separated by commas. Default: column id.",
     ),
     job_options,
 )

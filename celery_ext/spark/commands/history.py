@@ -22,14 +22,16 @@ from .group import (
 
 @main.command()
 @broker_options
-@click.option("--path", required=True, help="Where the archive is or shall be.")
-@click.option("--checkpoint", help="Where it is noted what was read. Default: in the archive.")
-@click.option("--interval", help='Go on for good, such as "30 seconds". Default: to the end, once.')
-@click.option("--starting-offsets", help="earliest (default) or latest, for a new archive.")
-@click.option("--max-rows-per-trigger", help="Events in a batch.")
-@click.option("--rows-per-task", help="Events that a task of Spark reads.")
+@click.option("--path", required=True, help="The directory of the archive.")
+@click.option("--checkpoint", help="Where the position is stored. Default: in the archive.")
 @click.option(
-    "--skip-lost", is_flag=True, help="Go on where events were trimmed before they were read."
+    "--interval", help=('Run continuously, such as "30 seconds". Default: once, to the end.')
+)
+@click.option("--starting-offsets", help="earliest (default) or latest, for a new archive.")
+@click.option("--max-rows-per-trigger", help="Events per batch.")
+@click.option("--rows-per-task", help="Events that each task of Spark reads.")
+@click.option(
+    "--skip-lost", is_flag=True, help="Continue if events were trimmed before they were read."
 )
 @click.pass_context
 def archive(
@@ -57,7 +59,9 @@ def archive(
 
 @main.command()
 @archive_option
-@click.option("--path", required=True, help="Where the copy shall be; what is there is replaced.")
+@click.option(
+    "--path", required=True, help="The directory of the copy; existing content is replaced."
+)
 @click.pass_context
 def compact(ctx: click.Context, /, archive: str, path: str) -> None:
     """Copy an archive into few large files, by day and queue, for much reading."""
@@ -72,10 +76,10 @@ def compact(ctx: click.Context, /, archive: str, path: str) -> None:
 @main.command()
 @archive_option
 @click.option("--out", required=True, help="A directory for the tables, and for the page.")
-@click.option("--page", help="The page's file, where the tables are not on this machine.")
+@click.option("--page", help="The file of the page, if the tables are not on this machine.")
 @target_option
 @time_options
-@click.option("--title", default="Delayed tasks", help="Of the page.")
+@click.option("--title", default="Delayed tasks", help="Title of the page.")
 @click.pass_context
 def report(
     ctx: click.Context,

@@ -201,7 +201,7 @@ class Fleet:
 class Arrivals:
     """A load given by numbers. Time 0 is midnight. Raises OptionError."""
 
-    messages: int = _number(1, 1, MOST_MESSAGES, "How many fall due in all.")
+    messages: int = _number(1, 1, MOST_MESSAGES, "The total number of messages.")
     hours: float = _number(24.0, 0.001, 8_784, "In how many hours.")
     peak: float = _number(
         1.0, 1, 2, "The rate at noon over the mean rate; at midnight as much less."

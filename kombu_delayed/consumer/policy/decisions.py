@@ -123,7 +123,7 @@ def rules_of(declared: Declared | None) -> Rules | None:
         for policy in policies:
             raise OptionError(
                 f"transport option delayed_policies has {policy!r} for queue {queue!r}, which is "
-                "no policy: take one from celery_ext.policies"
+                "not a policy: use one from celery_ext.policies"
             )
     return None
 

@@ -10,7 +10,7 @@ EXAMPLES = 3
 #: Kind of fault -> what it means, what `fix` does about it.
 KINDS = {
     "server": ("the server's settings", ""),
-    "lease": ("the lease of consumers has ended, and nobody has reclaimed", "reclaimed"),
+    "lease": ("the lease of consumers has expired, and nobody has reclaimed", "reclaimed"),
     "unregistered": ("messages are held by consumers that have no lease", "reclaimed"),
     "empty": ("partitions in the index have no messages", "dropped from the index"),
     "lost": ("entries in the index have no message", "dropped from the index"),
