@@ -6,7 +6,8 @@
 # make long     the tests that take minutes each
 # make test-all all three
 # make check    ruff, mypy, import contracts, generated reference pages, plain English, the site
-# make bench    all benchmarks, into docs/benchmarks.md   (BENCH_ARGS="publish --quick")
+# make bench    all benchmarks; their rows for docs/benchmarks.md are in .venv/benchmarks.md
+#                                                   (BENCH_ARGS="publish --quick")
 # make chaos    kill workers at random, ours and stock    (MINUTES=10 SEED=7)
 # make breakages  break the code on purpose, and see that tests notice (BREAKAGES="--only task-runs-early")
 # make matrix   tests on every Python found, oldest and newest dependencies
@@ -16,7 +17,7 @@
 PYTHON ?= python3
 PYTEST_ARGS ?=
 TEST_PROCESSES ?= 3
-BENCH_ARGS ?= --write docs/benchmarks.md
+BENCH_ARGS ?= --write .venv/benchmarks.md
 BREAKAGES ?= --jobs 2
 MINUTES ?= 5
 SEED ?= 1
