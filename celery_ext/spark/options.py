@@ -226,7 +226,7 @@ class ReadOptions(BrokerOptions):
 class WriteOptions(BrokerOptions):
     """What is done with the rows of a DataFrame, and how."""
 
-    operation: str = option(SCHEDULE, one_of(*OPERATIONS), "What to do with each row.")
+    operation: str = option(SCHEDULE, one_of(*OPERATIONS), "The operation for each row.")
     job_id: str = option(
         lambda: str(uuid4()),
         Taken(_text, "a text that is not empty"),

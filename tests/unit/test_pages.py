@@ -33,7 +33,7 @@ def _script(name: str) -> ModuleType:
         ("```\nWhat is in a block of code.\n```", 0),
         ("# What a heading says", 0),
         ("See [a page](what-is-meant.md).", 0),
-        (" ".join(["word"] * 46) + ".", 1),
+        (" ".join(["word"] * 41) + ".", 1),
     ],
 )
 def test_style(sentence: str, found: int) -> None:

@@ -72,7 +72,7 @@ def _behind(usage: GateUsage, place: Place) -> Iterator[Place]:
 
 @operations.add("GET", "/{tenant}", "read", OneTenant)
 def get_tenant(call: Call) -> dict[str, Any]:
-    """What the tasks of a tenant wait for, in each queue."""
+    """The waiting tasks of a tenant in each queue, and the reasons."""
     name = call.named("tenant")
     call.identity.check_tenant(name)
     delayed, found = call.service.delayed, []
