@@ -412,7 +412,7 @@ def test_find_is_lazy(app: Celery, delayed: Delayed, monkeypatch: pytest.MonkeyP
         ({"due_after": 5}, "due_after=5 is not a time"),
         ({"due_after": AT, "due_before": AT - HOUR}, "is later than due_before"),
         ({"task": ""}, "task='' is not text: to select all, leave it out"),
-        ({"tenant": 0}, "tenant=0 is not a text"),
+        ({"tenant": 0}, "tenant=0 is not text"),
         ({"queue": ""}, "queue=''"),
         ({"root_id": 5}, "root_id=5"),
         ({"header": "x=1"}, "header takes a dict of headers, not 'x=1'"),
