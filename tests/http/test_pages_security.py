@@ -239,7 +239,7 @@ def test_who_is_bound_sees_its_own(visitor: Visitor, bounds: dict[str, list[str]
         return
     for path in ("/live/consumers", "/live/overview"):
         assert visitor.client.get(path).status_code == 403
-    assert "This token is bound to tenants" in visitor.get("/").text
+    assert "This token is restricted to tenants" in visitor.get("/").text
     assert "Nothing matches" in visitor.get("/backlog?tenant=bob").text
 
 

@@ -261,7 +261,7 @@ def backend_of(app: Any, **options: Any) -> Any:
         ({"app": "shop.celery:app", "queue": "q"}, "'queue': 'q'"),
         ({"app": "nowhere.celery:app"}, "'nowhere.celery:app' .* No module named 'nowhere'"),
         ({"app": "shop.celery:nothing"}, "'shop.celery:nothing' .* cannot be loaded"),
-        ({"app": "shop.settings:TASKS"}, "'shop.settings:TASKS' .* is no Celery app"),
+        ({"app": "shop.settings:TASKS"}, "'shop.settings:TASKS' .* is not a Celery app"),
     ],
 )
 def test_options(options: Any, message: str, tasks: Any) -> None:
