@@ -73,7 +73,7 @@ def test_overview(shop: tuple[Visitor, str]) -> None:
     tiles = re.findall(r"<dd>([\d,]+)</dd>", page.html)
     assert tiles == ["301", "0", "6", "13", "30"]
     assert "23 dead letters in billing." in page.text
-    assert re.search(r"3\d\d\s*fall due in this time", page.text)
+    assert re.search(r"3\d\d\s*due in this time", page.text)
     assert re.search(r"[1-9]\d* done in the last minute", page.text)
     assert re.search(r"95 of 100 within\d+ms", page.text)
 
@@ -129,7 +129,7 @@ def test_a_shop(shop: tuple[Visitor, str], path: str, shown: list[str], hidden: 
             ["/backlog?tenant=hooli&queue=exports"],
             ["/backlog?tenant=acme&queue=exports"],
         ),
-        ("/limit?queue=exports&name=partner+api", ["may begin now", "the first 20 of 70"], []),
+        ("/limit?queue=exports&name=partner+api", ["may start now", "the first 20 of 70"], []),
         ("/limit?queue=imports&name=shares", ["all others", "the first 20 of 70"], []),
     ],
 )
@@ -167,7 +167,7 @@ def test_task(shop: tuple[Visitor, str]) -> None:
     visitor, id = shop
     page = visitor.get(f"/task?id={id}")
     steps = re.findall(r"<b>(.*?)</b>", page.html)
-    assert steps == ["Scheduled", "Given another due time", "Given another due time", "Falls due"]
+    assert steps == ["Scheduled", "Rescheduled", "Rescheduled", "Due"]
     assert "{'plan': 'team', 'seats': 12}" in page.text
     assert "globex" in page.text
     assert page.form("/backlog/preview").values("chosen")

@@ -29,16 +29,16 @@ SHOWN_ELSEWHERE = frozenset({"argsrepr", "kwargsrepr", failures.HEADER})
 #: How events read.
 WORDS = {
     "scheduled": "Scheduled",
-    "rescheduled": "Given another due time",
+    "rescheduled": "Rescheduled",
     "cancelled": "Cancelled",
     "waiting": "Waits at the gate of its queue",
     "delivered": "Delivered to a worker",
     "acked": "Done",
     "dropped": "Dropped by a policy",
-    "released": "Given back",
-    "reclaimed": "Taken over: its worker's lease had ended",
-    "buried": "Buried as a dead letter",
-    "replayed": "Given another try",
+    "released": "Released",
+    "reclaimed": "Reclaimed: its worker's lease had expired",
+    "buried": "Became a dead letter",
+    "replayed": "Replayed",
     "failed": "Failed",
 }
 
