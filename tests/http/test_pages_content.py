@@ -180,7 +180,7 @@ def test_a_dead_task(shop: tuple[Visitor, str]) -> None:
     link = next(each for each in letters.links() if each.startswith("/task?id="))
     page = visitor.get(link)
     assert page.text.count("KeyError: 'address'") >= 4
-    assert "Buried as a dead letter" in page.text
+    assert "Became a dead letter" in page.text
     assert "shop/billing.py" in page.text
     assert page.form("/dead/preview").values("chosen")
 
@@ -197,7 +197,7 @@ def test_a_task_that_has_ended(visitor: Visitor, app: Celery, delayed: Delayed) 
 
     wait_until(lambda: steps() == ["Delivered to a worker", "Done"], "the ack is told of")
     page = visitor.get("/task?id=ended")
-    assert "Its message is not in the broker any more" in page.text
+    assert "Its message is no longer in the broker" in page.text
 
 
 def test_dead_letters_by_reason(shop: tuple[Visitor, str]) -> None:
