@@ -21,9 +21,9 @@ from .session import Session, command
 def doctor(session: Session, queue: str | None, fix: bool) -> None:
     """Find problems, and repair them with --fix.
 
-    Looks at the server's settings and clock, at leases and wake tokens, and whether the backlog,
+    Checks the server's settings and clock, leases and wake tokens, and whether the backlog,
     the dead letters and the names of messages are consistent.
-    It may be run beside producers and workers. The exit code is 1 where something is wrong and
+    You may run it beside producers and workers. The exit code is 1 if a problem was found and
     was not repaired.
     """
     store = session.delayed.store

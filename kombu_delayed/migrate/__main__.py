@@ -131,7 +131,7 @@ def main() -> None:
 )
 @_shared
 def to_delayed_command(**given: Any) -> None:
-    """Take over what stock workers left behind, and ETA messages that are ready."""
+    """Move messages that stock workers left behind, and ready ETA messages."""
     _command("to-delayed", to_delayed, **given)
 
 

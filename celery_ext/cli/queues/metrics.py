@@ -25,7 +25,7 @@ _ABOUT = "\N{ALMOST EQUAL TO}"
 @queue_option
 @click.option("--shards", "by_shard", is_flag=True, help="Show each shard of a queue.")
 def metrics(session: Session, queue: str | None, by_shard: bool) -> None:
-    """Show metrics for autoscalers: counts, lateness, and tasks that are due soon."""
+    """Show counts, lateness, and tasks due soon."""
     if by_shard:
         shards = session.delayed.metrics_by_shard(queue)
         session.emit({name: [asdict(each) for each in found] for name, found in shards.items()})

@@ -89,8 +89,8 @@ class Look(NamedTuple):
 def watch(session: Session, queue: str | None, interval: float, times: int | None) -> None:
     """Show a live overview until Ctrl-C.
 
-    Counts, the load of the next hour, what is due next, and who consumes.
-    With --json, each look is one line.
+    Shows counts, the load of the next hour, the next tasks, and the consumers.
+    With --json, each update is one line.
     """
     with suppress(KeyboardInterrupt):
         if session.as_json:

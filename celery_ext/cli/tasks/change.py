@@ -67,7 +67,7 @@ def reschedule(
 ) -> None:
     """Move delayed tasks to another due time.
 
-    They are given by ids or by criteria.
+    Select them by ids or by criteria.
     """
     if (by is None) == (to is None and spread is None):
         raise click.UsageError("Give --to, --spread or both, or else --by.")

@@ -147,7 +147,7 @@ _choosing = all_of(
 def replay(session: Session, at: datetime | None, **given: Any) -> None:
     """Replay dead letters: give them another try.
 
-    Their deliveries are counted anew.
+    Their deliveries are counted from zero.
     """
     change = partial(session.delayed.dead.replay, at=at)
     _run(session, "Replay", "replayed", change, Choice(**given))

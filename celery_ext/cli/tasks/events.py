@@ -47,7 +47,7 @@ def events(
 ) -> None:
     """Show lifecycle events of messages, the newest last.
 
-    Kept are about as many for each queue as the transport option delayed_events says.
+    The transport option delayed_events sets how many each queue keeps.
     With --json, each event is one line.
     """
     names = session.delayed.shards(queue) if follow else []

@@ -122,7 +122,7 @@ def _facts(info: TaskInfo) -> Table:
 def count(session: Session, **given: Any) -> None:
     """Count messages by queue and state.
 
-    With criteria: the delayed tasks that meet all of them.
+    With criteria, count the delayed tasks that match all of them.
     """
     query = Query(**given)
     if not replace(query, queue=None).is_empty:
