@@ -40,7 +40,7 @@ from .progress import ask, following, show, table, watching
 def backup_command(
     ctx: click.Context, /, path: str, overwrite: bool, as_json: bool, **options: Any
 ) -> None:
-    """Write what is delayed to a directory of Parquet files."""
+    """Write delayed messages to Parquet files."""
     spark = spark_of(ctx)
     with watching(spark, "backup"):
         found = backups.backup(spark, path, overwrite=overwrite, **options)
@@ -74,7 +74,7 @@ def restore_command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Put back what a backup has; what is there already stays as it is."""
+    """Restore a backup. Existing messages stay."""
     spark = spark_of(ctx)
     with console.status("Checking the backup"):
         rows = backups.read_backup(spark, path)
@@ -124,7 +124,7 @@ def copy_command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Restore the backlog of one broker in another one; in the first it stays."""
+    """Copy the backlog of a broker to another one."""
     source = {"broker": broker, "broker_env": broker_env, "app": app, "queues": queues}
     source["transport_options"] = transport_options
     target = {name.removeprefix("to_"): value for name, value in options.items()}

@@ -45,7 +45,10 @@ row_options = all_of(
 @row_options
 @click.pass_context
 def schedule_command(ctx: click.Context, /, **options: Any) -> None:
-    """Schedule a task for each row of files: columns task, id, args, eta or countdown."""
+    """Schedule a task for each row of files.
+
+    The columns are task, id, args, eta or countdown, and others as for a DataFrame.
+    """
     _run(ctx, schedule, "scheduled", **options)
 
 
@@ -53,7 +56,7 @@ def schedule_command(ctx: click.Context, /, **options: Any) -> None:
 @row_options
 @click.pass_context
 def cancel_command(ctx: click.Context, /, **options: Any) -> None:
-    """Drop the delayed messages whose ids are in files."""
+    """Cancel the delayed messages in files of ids."""
     _run(ctx, cancel, "cancelled", **options)
 
 
@@ -61,7 +64,10 @@ def cancel_command(ctx: click.Context, /, **options: Any) -> None:
 @row_options
 @click.pass_context
 def reschedule_command(ctx: click.Context, /, **options: Any) -> None:
-    """Give messages whose ids are in files another due time: columns id, eta or countdown."""
+    """Move messages to the times in files.
+
+    The columns are id, and eta or countdown.
+    """
     _run(ctx, reschedule, "rescheduled", **options)
 
 

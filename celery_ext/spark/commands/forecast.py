@@ -43,7 +43,10 @@ def forecast(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Forecast the load of the coming hours, and the task slots that it takes."""
+    """Forecast the load of the next hours.
+
+    The output includes the task slots that the load needs.
+    """
     from celery_ext.spark.events.archive import read_archive
     from celery_ext.spark.reports.forecast import forecast_of
 

@@ -43,7 +43,7 @@ def archive(
     skip_lost: bool,
     **options: Any,
 ) -> None:
-    """Write lifecycle events to Parquet, each one once; again: those that are new."""
+    """Write new lifecycle events to Parquet."""
     from celery_ext.spark.events.archive import log_events, watch
 
     if skip_lost:
@@ -64,7 +64,10 @@ def archive(
 )
 @click.pass_context
 def compact(ctx: click.Context, /, archive: str, path: str) -> None:
-    """Copy an archive into few large files, by day and queue, for much reading."""
+    """Copy an archive into few large files.
+
+    The files are sorted by day and queue, for frequent reading.
+    """
     from celery_ext.spark.events.archive import compact, read_archive
 
     spark = spark_of(ctx)
@@ -92,7 +95,7 @@ def report(
     until: datetime | None,
     title: str,
 ) -> None:
-    """Report on what happened: Parquet tables, and an HTML page to read."""
+    """Write a report: Parquet tables and a page."""
     try:
         from celery_ext.spark.reports.page import report
     except ModuleNotFoundError as error:

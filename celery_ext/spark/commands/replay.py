@@ -87,9 +87,11 @@ def replay_command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Schedule again what was due and has not come to an end, each message once a job.
+    """Schedule missed messages again.
 
-    Messages come from backups; dead letters from where the broker has them.
+    Selects messages that were due and did not finish. A job replays each message once.
+
+    Messages come from backups, dead letters from the broker.
     """
     states = states or replays.UNTOUCHED
     _check(states, bool(backups) or dry_run, options["spread"])

@@ -74,7 +74,7 @@ def simulate(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Simulate a load: how late messages would be, and the servers that it takes.
+    """Simulate a load: lateness, workers, servers.
 
     The load is the backlog of a broker, the times in --due, or --messages, spread as the options
     from --hours to --delay-p95-seconds say.
