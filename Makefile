@@ -5,18 +5,19 @@
 # make thorough what takes more time than that, and is not `slow`
 # make long     the tests that take minutes each
 # make test-all all three
-# make check    ruff, mypy, import contracts, generated reference pages
-# make bench    all benchmarks, into docs/benchmarks.md   (BENCH_ARGS="publish --quick")
+# make check    ruff, mypy, import contracts, generated reference pages, plain English, the site
+# make bench    all benchmarks; their rows for docs/benchmarks.md are in .venv/benchmarks.md
+#                                                   (BENCH_ARGS="publish --quick")
 # make chaos    kill workers at random, ours and stock    (MINUTES=10 SEED=7)
 # make breakages  break the code on purpose, and see that tests notice (BREAKAGES="--only task-runs-early")
 # make matrix   tests on every Python found, oldest and newest dependencies
 #                                                   (PYTHONS="3.11 3.13" SETS=oldest)
-# make docs     the documentation, into site/
+# make docs     the documentation, into site/; fails where a link is broken or a page renders wrongly
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
 TEST_PROCESSES ?= 3
-BENCH_ARGS ?= --write docs/benchmarks.md
+BENCH_ARGS ?= --write .venv/benchmarks.md
 BREAKAGES ?= --jobs 2
 MINUTES ?= 5
 SEED ?= 1
@@ -56,13 +57,14 @@ long: .venv/.stamp-test
 
 test-all: test thorough long
 
-check: .venv/.stamp-dev
+check: .venv/.stamp-dev docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	@if [ -f docs/generate.py ]; then echo "docs/generate.py --check"; \
 		$(BIN)/python docs/generate.py --check; fi
+	$(BIN)/python docs/style.py
 
 bench: .venv/.stamp-test
 	$(BIN)/python -m tests.benchmarks $(BENCH_ARGS)
@@ -77,7 +79,8 @@ matrix:
 	PYTHONS="$(PYTHONS)" SETS="$(SETS)" tests/matrix.sh
 
 docs: .venv/.stamp-docs
-	$(BIN)/mkdocs build --strict --quiet --site-dir site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir site
+	$(BIN)/python docs/built.py site
 
 clean:
 	rm -rf .venv .matrix .previous site build dist .coverage .coverage.* htmlcov \

@@ -1,4 +1,4 @@
-"""A Celery extension: see, cancel and move what is delayed, with no worker alive."""
+"""A Celery extension: find, cancel and move delayed tasks, with no worker alive."""
 
 from __future__ import annotations
 

@@ -22,11 +22,11 @@ class Stored(Protocol):
 
 
 class BrokerError(DelayedError):
-    """The app's broker keeps no backlog: put `delayed+` in front of its URL."""
+    """The app's broker has no backlog: put `delayed+` in front of its URL."""
 
 
 class QueryError(DelayedError, ValueError):
-    """A query has a criterion that cannot be meant."""
+    """A query or a change has an invalid value."""
 
 
 class BulkError(DelayedError, OperationalError):
@@ -44,7 +44,7 @@ class BulkError(DelayedError, OperationalError):
 
 
 class BackupError(DelayedError, ValueError):
-    """A file or a directory is no backup, or is damaged, cut short or of another version."""
+    """A file or a directory is not a backup, or is damaged, truncated or of another version."""
 
 
 class ExpectationError(DelayedError, ValueError):

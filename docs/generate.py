@@ -47,9 +47,9 @@ def options_page() -> str:
     lines = [
         NOTICE,
         "# Options\n",
-        "All are given in `broker_transport_options` (Celery) or `transport_options` (Kombu). "
-        "Options of Kombu's Redis transport keep their meaning; `visibility_timeout` has none. "
-        f"A name that begins with `{PREFIX}` and is not in the table is refused when connecting.\n",
+        "Set them in `broker_transport_options` (Celery) or `transport_options` (Kombu). Options "
+        "of Kombu's Redis transport keep their meaning, except `visibility_timeout`, which has no "
+        f"effect. An unknown name that begins with `{PREFIX}` raises an error at connection.\n",
         "| option | default | range | meaning |",
         "|---|---|---|---|",
     ]
@@ -63,7 +63,7 @@ def options_page() -> str:
         lines.append(f"| `{PREFIX}{each.name}` | {default} | {span} | {each.metadata['meaning']} |")
     lines += [
         "\n## Expectations\n",
-        f"Of the setting `{EXPECTATIONS}` of a Celery app, a dict: "
+        f"Set them in `{EXPECTATIONS}` of a Celery app, a dict: see "
         "[answers that come later](../guides/correlation.md).\n",
         *settings_table(ExpectationOptions),
         "\n## Outcomes\n",
@@ -92,7 +92,7 @@ def keys_page() -> str:
     lines = [
         NOTICE,
         "# Keys\n",
-        "Of a queue `q`. The global key prefix, where there is one, goes in front of each.\n",
+        "The keys of a queue `q`. The global key prefix, if there is one, goes in front of each.\n",
         "| key | holds |",
         "|---|---|",
     ]
@@ -126,10 +126,10 @@ def keys_page() -> str:
     ):
         lines.append(f"| `{name}` | {doc} |")
     lines.append("\nOn a Cluster the lists are `{q}`, `{q}\\x06\\x163` ….")
-    lines.append("\nA shard of it is a queue `q\\x1f1`, `q\\x1f2`, …; shard 0 is `q` itself.")
+    lines.append("\nIts shards are the queues `q\\x1f1`, `q\\x1f2`, …; shard 0 is `q` itself.")
     lines.append(
-        "On a Cluster a shard's keys have a number behind that name, `{q\\x1f1\\x1f…}:…`, found so "
-        "that the slot is in its place: `kombu_delayed.store.shard_placement.hash_tag`."
+        "On a Cluster a shard's keys have a number after that name, `{q\\x1f1\\x1f…}:…`, which is "
+        "chosen for its slot: `kombu_delayed.store.shard_placement.hash_tag`."
     )
     return "\n".join(lines) + "\n"
 
@@ -138,7 +138,7 @@ def scripts_page() -> str:
     lines = [
         NOTICE,
         "# Moves\n",
-        "Each is one Lua script, so it happens as a whole or not at all.\n",
+        "Each move is one Lua script, so it happens completely or not at all.\n",
     ]
     for path in sorted(LUA.glob("*.lua")):
         text = path.read_text(encoding="utf-8")
@@ -176,7 +176,7 @@ def http_page() -> str:
         NOTICE,
         "# HTTP API\n",
         "## Options\n",
-        f"Of the setting `{SETTING}` of the app.\n",
+        f"Set them in `{SETTING}` of the app, a dict.\n",
         *settings_table(HttpOptions),
     ]
     lines += ["\n## Operations\n", "| | | scope | body | answers |", "|---|---|---|---|---|"]
@@ -189,7 +189,9 @@ def http_page() -> str:
         lines.append(
             f"| `{each.method} {each.path}` | {each.summary} | {each.scope} | {body} | {answers} |"
         )
-    lines.append("\nAll that they hold is at `/docs` and in `/openapi.json` of a running server.")
+    lines.append(
+        "\nThe fields of each body are at `/docs` and in `/openapi.json` of a running server."
+    )
     return "\n".join(lines) + "\n"
 
 
@@ -197,8 +199,8 @@ def metrics_page() -> str:
     lines = [
         NOTICE,
         "# Metrics\n",
-        "The [guide](../guides/metrics.md) has more. A histogram has `…_bucket`, `…_sum` and "
-        "`…_count`, in seconds.\n",
+        "For examples see the [guide](../guides/metrics.md). A histogram has `…_bucket`, `…_sum` "
+        "and `…_count`, in seconds.\n",
     ]
     for source in dict.fromkeys(metric.source for metric in METRICS.values()):
         lines += [f"## Of {source}\n", "| metric | kind | labels | |", "|---|---|---|---|"]
@@ -211,7 +213,7 @@ def metrics_page() -> str:
         lines.append("")
     lines += [
         "## Options\n",
-        f"Of the setting `{METRICS_SETTING}` of the app, for workers.\n",
+        f"Set them in `{METRICS_SETTING}` of the app, a dict, for workers.\n",
         *settings_table(MetricsOptions),
     ]
     return "\n".join(lines) + "\n"
@@ -221,8 +223,8 @@ def python_page() -> str:
     lines = [
         NOTICE,
         "# Python names\n",
-        "These are public, and so are the fixtures of [your tests](../guides/testing.md). All "
-        "other modules and names may change without notice.",
+        "These names are public, and so are the [pytest fixtures](../guides/testing.md). All other "
+        "modules and names may change without notice.",
         *public.page(),
     ]
     return "\n".join(lines) + "\n"

@@ -25,7 +25,7 @@ class OptionError(DelayedError, ValueError):
 
 
 class UrlError(DelayedError, ValueError):
-    """A broker URL has a form that this transport does not know."""
+    """A broker URL has an unknown form."""
 
 
 class ServerError(DelayedError):
@@ -37,7 +37,7 @@ class FormatError(ServerError):
 
 
 class ServerNotReady(DelayedError, exceptions.ConnectionError):
-    """The server cannot take commands now: it loads, follows another one, or is busy."""
+    """The server cannot take commands now: it is loading, is a replica, or is busy."""
 
 
 class NodeDown(ServerNotReady):
@@ -60,7 +60,7 @@ class NotReplicated(DelayedError):
 
 
 class AlreadyDelayed(DelayedError):
-    """A task with the same unique key is delayed already; this one was not sent.
+    """A task with the same unique key is already delayed, so this one was not sent.
 
     `task_id` is the id of the one that waits.
     """

@@ -1,4 +1,4 @@
-"""Signals of what happens to delayed tasks, in the process that does it.
+"""Signals about delayed tasks, sent in the process that acts.
 
 `task_cancelled` comes with `info`, the TaskInfo of the task that was dropped; `task_rescheduled`
 with `task_id` and `eta` (ISO 8601, None for a task that is to run now). Their sender is the app.
@@ -89,7 +89,7 @@ def _on_burial(store: Store, queue: str, ids: list[str]) -> None:
     try:
         letters = store.dead.letters(queue, ids)
     except BROKER_FAILS as error:
-        logger.warning("Cannot tell of dead letters in queue %r: %s", queue, error)
+        logger.warning("Cannot send task_buried for dead letters in queue %r: %s", queue, error)
         return
     for letter in letters:
         info = DeadTask(queue_of(queue), letter).info

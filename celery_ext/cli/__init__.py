@@ -48,9 +48,9 @@ COMMANDS = {
 @click.pass_context
 @handle_preload_options
 def delayed(ctx: click.Context, **preload_options: Any) -> None:
-    """See and change what is delayed; no worker needs to run.
+    """Show and change delayed tasks; no worker needs to run.
 
-    Times are ISO 8601 (UTC where they name no zone) or count from now: 90s, +2h, 3d, 1h30m, -15m.
+    Times are ISO 8601 (UTC without a zone) or relative to now: 90s, +2h, 3d, 1h30m, -15m.
 
-    Exit codes: 0 done, 1 nothing found or not delayed any more or something failed, 2 wrong usage.
+    Exit codes: 0 done; 1 nothing found, no longer delayed, or an error; 2 wrong usage.
     """

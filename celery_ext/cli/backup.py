@@ -20,7 +20,7 @@ Counts: TypeAlias = dict[str, dict[str, int]]
 @click.argument("file", type=click.Path(dir_okay=False))
 @queue_option
 def backup(session: Session, file: str, queue: str | None) -> None:
-    """Write what is delayed and what is dead to a file."""
+    """Write delayed messages and dead letters to a file."""
     counts = session.delayed.counts(queue).values()
     total = sum(each.delayed + each.dead for each in counts)
     with session.progress("Backup", total) as advance:
@@ -36,9 +36,11 @@ def backup(session: Session, file: str, queue: str | None) -> None:
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
 @queue_option
 @yes_option
-@click.option("--dry-run", is_flag=True, help="Check the file and show it; change nothing.")
+@click.option(
+    "--dry-run", is_flag=True, help="Check the file and show its content. Changes nothing."
+)
 def restore(session: Session, file: str, queue: str | None, yes: bool, dry_run: bool) -> None:
-    """Put back what a file has; what is there already stays as it is."""
+    """Restore a file. Messages that exist stay as they are."""
     facts = _inspected(session, file)
     counts = {name: each for name, each in facts["counts"].items() if queue in (None, name)}
     matched = sum(sum(each.values()) for each in counts.values())

@@ -18,7 +18,7 @@ class GivenText(click.ParamType):  # type: ignore[type-arg]
 
     def convert(self, value: Any, param: Any, ctx: Any) -> str:
         if not value:
-            self.fail("it is empty; leave the option out where any is meant", param, ctx)
+            self.fail("it is empty; to select all, leave the option out", param, ctx)
         return str(value)
 
 
@@ -66,12 +66,12 @@ criteria = all_of(
     task_option,
     queue_option,
     click.option("--tenant", type=TEXT, help="Value of the header tenant."),
-    click.option("--due-before", type=TIME, help="Due earlier than this time."),
+    click.option("--due-before", type=TIME, help="Due before this time."),
     click.option("--due-after", type=TIME, help="Due at this time or later."),
     click.option(
         "--header", multiple=True, callback=_header, metavar="NAME=VALUE", help="Repeatable."
     ),
-    click.option("--group", "group_id", type=TEXT, help="Id of the group they belong to."),
+    click.option("--group", "group_id", type=TEXT, help="Id of their group."),
     click.option("--root", "root_id", type=TEXT, help="Id of the first task of their canvas."),
 )
 
@@ -80,7 +80,7 @@ yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 #: What to do before a change.
 asking_options = all_of(
     yes_option,
-    click.option("--dry-run", is_flag=True, help="Show what would change; change nothing."),
+    click.option("--dry-run", is_flag=True, help="Show which tasks match. Changes nothing."),
 )
 
 ids_argument = click.argument("ids", nargs=-1, metavar="[ID]...")

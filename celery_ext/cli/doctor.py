@@ -22,14 +22,14 @@ from .session import Session, command
     "--upgrade",
     "upgrades",
     is_flag=True,
-    help="Give the messages this version's format. Processes of older versions stop.",
+    help="Raise the data to the format of this version. Processes of older versions stop.",
 )
 def doctor(session: Session, queue: str | None, fix: bool, upgrades: bool) -> None:
-    """Find out what is wrong, and repair it.
+    """Find problems, and repair them with --fix.
 
-    Looks at the server's settings and clock, at leases and wake tokens, and whether the backlog,
+    Checks the server's settings and clock, leases and wake tokens, and whether the backlog,
     the dead letters and the names of messages are consistent.
-    It may be run beside producers and workers. The exit code is 1 where something is wrong and
+    You may run it beside producers and workers. The exit code is 1 if a problem was found and
     was not repaired.
     """
     store = session.delayed.store

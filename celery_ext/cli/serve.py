@@ -17,6 +17,6 @@ from .session import Command
 def serve(ctx: click.Context, /, **given: Any) -> None:
     """Serve the HTTP API.
 
-    Beyond this machine every request needs a token: see `token create`.
+    From other machines every request needs a token: see `token create`.
     """
     run(ctx.obj.app, **given)

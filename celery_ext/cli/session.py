@@ -112,7 +112,7 @@ def command(
 
         update_wrapper(run, function)
         json_option = click.option(
-            "--json", "as_json", is_flag=True, help="Print JSON, and nothing else."
+            "--json", "as_json", is_flag=True, help="Print JSON and nothing else."
         )
         made = click.command(name, cls=Command)(json_option(click.pass_context(run)))
         if group is not None:

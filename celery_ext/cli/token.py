@@ -19,7 +19,7 @@ from .times import SPAN
 
 @click.group("token", cls=DYMGroup)
 def token() -> None:
-    """Make and revoke tokens of the HTTP API."""
+    """Create, list and revoke tokens of the HTTP API."""
 
 
 @command("create", token)
@@ -30,13 +30,26 @@ def token() -> None:
     type=click.Choice(SCOPES),
     multiple=True,
     required=True,
-    help="What it may; repeatable. admin may all.",
+    help="What the token allows; repeatable. admin allows everything.",
 )
-@click.option("--tenant", "tenants", type=TEXT, multiple=True, help="Only this one; repeatable.")
 @click.option(
-    "-Q", "--queue", "queues", type=TEXT, multiple=True, help="Only this one; repeatable."
+    "--tenant",
+    "tenants",
+    type=TEXT,
+    multiple=True,
+    help="Restrict the token to this one; repeatable.",
 )
-@click.option("--expires", type=SPAN, help="How long it lasts, such as 90d; without it, for good.")
+@click.option(
+    "-Q",
+    "--queue",
+    "queues",
+    type=TEXT,
+    multiple=True,
+    help="Restrict the token to this one; repeatable.",
+)
+@click.option(
+    "--expires", type=SPAN, help="How long it is valid, such as 90d. Default: without end."
+)
 def create(
     session: Session,
     name: str,
@@ -45,7 +58,7 @@ def create(
     queues: tuple[str, ...],
     expires: timedelta | None,
 ) -> None:
-    """Make a token and print it, this once: Redis has only its hash."""
+    """Create a token and print it once: Redis stores only its hash."""
     seconds = int(expires.total_seconds()) if expires else 0
     made, text = Tokens(session.delayed).create(name, scopes, tenants, queues, seconds)
     session.emit({**asdict(made), "token": text})
@@ -54,7 +67,7 @@ def create(
 
 @command("list", token)
 def list_(session: Session) -> None:
-    """Show the tokens that there are."""
+    """Show all tokens."""
     found = Tokens(session.delayed).list()
     session.emit([asdict(each) for each in found])
     if not found:
@@ -76,7 +89,7 @@ def list_(session: Session) -> None:
 @command("revoke", token)
 @click.argument("id")
 def revoke(session: Session, id: str) -> None:
-    """Let a token, given by its id, be worth nothing; servers know within 5 s."""
+    """Revoke a token by its id. Servers notice within 5 s."""
     gone = Tokens(session.delayed).revoke(id)
     session.emit({"revoked": gone})
     if not gone:

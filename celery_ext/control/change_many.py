@@ -20,7 +20,7 @@ SAMPLE_SIZE = 10
 
 @dataclass
 class Outcome:
-    """What a bulk change has done, or with `dry_run` would do."""
+    """The result of a bulk change, or with `dry_run` a preview of it."""
 
     matched: int = 0
     changed: int = 0

@@ -27,7 +27,7 @@ class _Letters(DeadLetters):
 
 
 class Dead:
-    """Look at dead letters, give them another try, drop them; in one queue or in all."""
+    """Lists, replays and purges dead letters, of one queue or of all."""
 
     def __init__(self, queues: Queues) -> None:
         self._queues = queues
@@ -37,13 +37,13 @@ class Dead:
             yield _Letters(self._queues, name)
 
     def list(self, queue: str | None = None) -> Iterator[DeadTask]:
-        """All of them, by queue, the oldest first, as they are read."""
+        """All dead letters, by queue, the oldest first, read lazily."""
         for letters in self._each(queue):
             for letter in letters:
                 yield DeadTask(letters.queue, letter)
 
     def show(self, task_id: str, queue: str | None = None) -> DeadTask | None:
-        """The dead letter of a task; None: there is none."""
+        """The dead letter of a task, or None."""
         for letters in self._each(queue):
             if (letter := letters.get(task_id)) is not None:
                 return DeadTask(letters.queue, letter)
@@ -55,7 +55,7 @@ class Dead:
         at: datetime | str | None = None,
         queue: str | None = None,
     ) -> int:
-        """Give some, or all, another try, now or at a time; returns how many there were.
+        """Replay some or all dead letters, now or at a time. Returns their number.
 
         Raises QueryError where `at` is not a time.
         """
@@ -65,7 +65,7 @@ class Dead:
         return sum(letters.replay(given, at) for letters in self._each(queue))
 
     def purge(self, ids: Iterable[str] | None = None, queue: str | None = None) -> int:
-        """Drop some, or all, for good; returns how many there were."""
+        """Delete some or all dead letters. Returns their number."""
         given = _several(ids)
         return sum(letters.purge(given) for letters in self._each(queue))
 

@@ -51,7 +51,7 @@ class Delayed(Queues):
     def get(
         self, task_id: str, queue: str | None = None, *, progress: Progress | None = None
     ) -> TaskInfo | None:
-        """What is known of a task, in whatever state; None: the broker does not have it.
+        """A task in whatever state, or None if nothing is known of it.
 
         What is delayed or dead, and what a worker has received, is found by its id at once. Where
         there is no such record, what is ready or unacked is found by reading all of it; `progress`
@@ -60,7 +60,7 @@ class Delayed(Queues):
         return look_up(self, task_id, queue, progress or (lambda count: None))
 
     def history(self, task_id: str, queue: str | None = None) -> TaskHistory | None:
-        """What workers have recorded of a task, over all attempts; None: nothing is known."""
+        """The steps that workers recorded of a task, over all attempts, or None."""
         return newest(histories(self, task_id, queue))
 
     def recorded(
@@ -82,7 +82,7 @@ class Delayed(Queues):
         return recorded(self, of, queue, Meant(task, error, worker))
 
     def cancel(self, task_id: str, queue: str | None = None) -> bool:
-        """Drop a delayed task; True if it was delayed and is gone now.
+        """Cancel a delayed task. True if it was delayed.
 
         Its result is REVOKED. Without `queue`, the app's queues are looked at, and those that it
         does not know only where it is in none of them.
@@ -90,7 +90,7 @@ class Delayed(Queues):
         return bool(self.moves.cancel_ids([task_id], queue))
 
     def cancel_ids(self, task_ids: Iterable[str], queue: str | None = None) -> set[str]:
-        """Drop several tasks as `cancel` does; returns the ids of those that were delayed."""
+        """Cancel several tasks. Returns the ids of those that were delayed."""
         return self.moves.cancel_ids([*dict.fromkeys(task_ids)], queue)
 
     def reschedule(
@@ -101,7 +101,7 @@ class Delayed(Queues):
         eta: datetime | str | None = None,
         queue: str | None = None,
     ) -> bool:
-        """Give a delayed task another due time, `countdown` seconds from now or `eta`.
+        """Move a delayed task to `eta`, or to `countdown` seconds from now.
 
         True if it was delayed. A time that has come lets it run now. Raises QueryError, which is a
         ValueError, where not exactly one of the two is given or it is no time.
@@ -112,7 +112,7 @@ class Delayed(Queues):
         return self.moves.reschedule_id(task_id, due_at(due_ms), queue)
 
     def run_now(self, task_id: str, queue: str | None = None) -> bool:
-        """Let a delayed task run now; True if it was delayed."""
+        """Run a delayed task now. True if it was delayed."""
         return self.moves.reschedule_id(task_id, NOW, queue)
 
     def change(
@@ -123,7 +123,7 @@ class Delayed(Queues):
         accepts: Callable[[TaskInfo], bool] = lambda info: True,
         **to: Any,
     ) -> bool:
-        """Give a delayed task another `priority`, other `args`, `kwargs` or `headers`, a due time.
+        """Change `priority`, `args`, `kwargs`, `headers` or the due time of a delayed task.
 
         The latter is `countdown` or `eta` as for `reschedule`. True if it was delayed and `accepts`
         is true of it: a change is made of what that has seen, or not at all. Raises QueryError,
@@ -134,18 +134,18 @@ class Delayed(Queues):
     # Many.
 
     def find(self, query: Query | None = None, **criteria: Any) -> Iterator[TaskInfo]:
-        """Delayed tasks that a `Query` or its criteria mean, by queue and due time, read lazily."""
+        """Delayed tasks that match a `Query` or criteria, by queue and due time, read lazily."""
         query = Query(**criteria) if query is None else replace(query, **criteria)
         return (info for _, page in pages(self, query) for info in page)
 
     def count(self, query: Query) -> int:
-        """How many delayed tasks a query means."""
+        """The number of delayed tasks that match a query."""
         return sum(len(page) for _, page in pages(self, query))
 
     def cancel_many(
         self, query: Query, *, dry_run: bool = False, progress: Progress | None = None
     ) -> Outcome:
-        """Drop all delayed tasks that a query means. Their results are REVOKED."""
+        """Cancel all delayed tasks that match a query. Their results are REVOKED."""
 
         def cancel(shard: str, infos: list[TaskInfo]) -> int:
             return len(self.moves.cancel(shard, infos))
@@ -155,7 +155,7 @@ class Delayed(Queues):
     def run_now_many(
         self, query: Query, *, dry_run: bool = False, progress: Progress | None = None
     ) -> Outcome:
-        """Let all delayed tasks that a query means run now."""
+        """Run all delayed tasks that match a query now."""
         return change_many(self, query, self.moves.run_now, dry_run, progress)
 
     def reschedule_many(
@@ -168,7 +168,7 @@ class Delayed(Queues):
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> Outcome:
-        """Give all delayed tasks that a query means another due time.
+        """Move all delayed tasks that match a query to another due time.
 
         `by` moves each by so much, `to` all to one time, `spread` evenly over so long a time from
         `to` (or now) on, in the order of queues and due times. Raises QueryError, which is a
@@ -197,13 +197,13 @@ class Delayed(Queues):
     def backup(
         self, path: FilePath, queue: str | None = None, progress: bool | Progress | None = None
     ) -> BackupReport:
-        """Write what is delayed and what is dead to a file: see `control.backup.backup`."""
+        """Write delayed messages and dead letters to a file: see `control.backup.backup`."""
         return backup(self, path, queue, progress)
 
     def restore(
         self, path: FilePath, queue: str | None = None, progress: bool | Progress | None = None
     ) -> RestoreReport:
-        """Put back what a file has, once: see `control.backup.restore`."""
+        """Restore a file, each message once: see `control.backup.restore`."""
         return restore(self, path, queue, progress)
 
     # The whole.
@@ -215,11 +215,11 @@ class Delayed(Queues):
         return {name: Counts.of(store, shards.all(name)) for name in self._names(queue)}
 
     def metrics(self, queue: str | None = None) -> dict[str, Metrics]:
-        """What an autoscaler needs to know of each queue: one cheap call for each of its shards."""
+        """Metrics of each queue for autoscalers, with one cheap call for each shard."""
         return {name: fold(shards) for name, shards in self.metrics_by_shard(queue).items()}
 
     def metrics_by_shard(self, queue: str | None = None) -> dict[str, list[Metrics]]:
-        """As `metrics`, of each shard of each queue, by the shard's number."""
+        """Like `metrics`, for each shard of each queue, by the number of the shard."""
         store = self.store
         return {n: [*map(store.metrics, store.shards.all(n))] for n in self._names(queue)}
 
@@ -230,14 +230,14 @@ class Delayed(Queues):
         queue: str | None = None,
         start: datetime | None = None,
     ) -> Forecast:
-        """How many tasks are due in each of `buckets` parts of the coming `hours`.
+        """The number of tasks that are due in each of `buckets` parts of the next `hours`.
 
         Counted from the partition index, so that no message is read.
         """
         return Forecast.of(self.store, self.shards(queue), hours, buckets, start)
 
     def consumers(self, queue: str | None = None) -> list[ConsumerInfo]:
-        """Who consumes, how long the lease lasts and how much is held."""
+        """The consumers, with the time left on their leases and the messages that they hold."""
         names, store = self._names(queue), self.store
         return [
             info for name in names for info in ConsumerInfo.all_of(store, store.shards.all(name))
@@ -250,7 +250,7 @@ class Delayed(Queues):
         task_id: str | None = None,
         after: Mapping[str, str] | None = None,
     ) -> Iterator[Event]:
-        """What has happened to messages, as far as it is kept, queue by queue, the oldest first.
+        """Lifecycle events of messages, queue by queue, the oldest first.
 
         `after` has the stream id of the last event that is known of each `Event.stream`.
         """
@@ -259,7 +259,7 @@ class Delayed(Queues):
                 yield from (each for each in page if task_id in (None, each.id))
 
     def limits(self, queue: str | None = None) -> list[LimitInfo]:
-        """The limits of each queue: how much there is, how much is in use, how much waits for it.
+        """The limits of each queue: capacity, use and waiting messages.
 
         Of what waits some lanes a call are read, and 200,000 at the most.
         """
@@ -274,5 +274,5 @@ class Delayed(Queues):
 
     @property
     def expectations(self) -> Expectations:
-        """The answers that are expected, and those that came early."""
+        """Expected answers, and answers that came early."""
         return Expectations(self)

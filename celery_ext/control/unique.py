@@ -26,7 +26,7 @@ _sender: ContextVar[Queues | None] = ContextVar("sender", default=None)
 
 
 def unique_headers(key: str, conflict: str = "refuse") -> dict[str, str]:
-    """Headers for `apply_async` that keep a second task from waiting beside a first with this key.
+    """Headers for `apply_async`: only one task with this key waits at a time.
 
     While the first is delayed in the queue, the second is refused with AlreadyDelayed ("refuse"),
     takes its place ("replace"), or pushes its due time ("debounce"). Raises ValueError for another

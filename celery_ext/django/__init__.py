@@ -1,4 +1,4 @@
-"""A backend for Django's own tasks: workers of a Celery app run them."""
+"""A backend for Django's own tasks, which workers of a Celery app run."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class CeleryBackend(BaseTaskBackend):
             ) from error
         if not isinstance(found, Celery):
             raise InvalidTaskBackend(
-                f"the app {app!r} of TASKS[{self.alias!r}] is no Celery app, but {found!r}"
+                f"the app {app!r} of TASKS[{self.alias!r}] is not a Celery app but {found!r}"
             )
         return found
 

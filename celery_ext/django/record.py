@@ -82,7 +82,7 @@ def find_task(path: str) -> Task:
     except ImportError as error:
         raise InvalidTask(f"there is no Django task {path} in this process: {error}") from error
     if not isinstance(found, Task):
-        raise InvalidTask(f"{path} is no Django task, but {found!r}: put @task on the function")
+        raise InvalidTask(f"{path} is not a Django task but {found!r}: put @task on the function")
     return found
 
 

@@ -29,20 +29,20 @@ logger = get_logger(__name__)
     "--broker",
     default="delayed+embedded://./delayed-http-data",
     show_default=True,
-    help="Where jobs are kept: a server that is started here, or delayed+redis://host/0.",
+    help="Where jobs are stored: a server started here, or delayed+redis://host/0.",
 )
 @click.option(
     "--concurrency",
     type=click.IntRange(0, 1_000),
     default=20,
     show_default=True,
-    help="Callbacks at a time; 0: this process serves only, and a worker runs elsewhere.",
+    help="Concurrent callbacks. 0: only serve; a worker runs elsewhere.",
 )
 @click.option(
     "--allow",
     multiple=True,
     metavar="HOST",
-    help="A host in the inner network that callbacks may go to; repeatable.",
+    help="An internal host that callbacks may contact; repeatable.",
 )
 @serve_options
 def main(broker: str, concurrency: int, allow: tuple[str, ...], **given: Any) -> None:

@@ -60,7 +60,7 @@ OPERATIONS: list[Operation] = [
 
 
 class Api:
-    """An app's backlog over HTTP, as an ASGI application of its own or mounted in another one.
+    """An app's backlog over HTTP: an ASGI application, standalone or mounted in another one.
 
     The API is at `/v1`, pages for people are at `/`.
 

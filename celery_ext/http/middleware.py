@@ -122,7 +122,7 @@ class Middleware:
         origin, site = headers.get(b"origin"), headers.get(b"sec-fetch-site")
         is_of_other = method not in _SAFE and origin is not None and _site_of(origin) != host
         if is_of_other or (not is_safe and site in _OTHER_SITES):
-            raise Problem(403, "requests of another site's pages are not taken")
+            raise Problem(403, "requests from pages of another site are rejected")
 
     async def _identity(self, scope: Scope, headers: dict[bytes, str]) -> Identity:
         """Who asks, as it is known now. Raises a Problem for who may not."""

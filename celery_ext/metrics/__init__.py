@@ -1,4 +1,4 @@
-"""Metrics for Prometheus, of workers, of the HTTP API and of any process that sends tasks."""
+"""Prometheus metrics of workers, of the HTTP API and of processes that send tasks."""
 
 from __future__ import annotations
 

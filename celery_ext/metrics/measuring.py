@@ -38,7 +38,7 @@ _meters: dict[CollectorRegistry, PrometheusMeter] = {}
 
 
 def measure(registry: CollectorRegistry = REGISTRY, *, by_task: bool = False) -> PrometheusMeter:
-    """Count what happens in this process from now on, in a registry of prometheus_client.
+    """Start to measure this process, in a registry of prometheus_client.
 
     Whoever shows that registry shows these metrics. Twice is safe; one registry counts at a time.
     With `by_task` what is started and finished is told by the name of the task, too. A child of

@@ -49,8 +49,18 @@ def _times(name: str, source: str, labels: str, bounds: tuple[float, ...], meani
 
 _ALL = (
     _counter("scheduled", PROCESS, "queue", "Messages put into the backlog."),
-    _counter("delivered", WORKERS, "queue", "Messages given to a worker, or to who polls by HTTP."),
-    _counter("redelivered", WORKERS, "queue", "Of these, those that came in vain before."),
+    _counter(
+        "delivered",
+        WORKERS,
+        "queue",
+        "Messages delivered to a worker, or to an HTTP client that polls.",
+    ),
+    _counter(
+        "redelivered",
+        WORKERS,
+        "queue",
+        "Delivered messages that were delivered before without success.",
+    ),
     _times(
         "delivery_lateness",
         WORKERS,
@@ -58,7 +68,7 @@ _ALL = (
         LATENESS,
         "From the due time of a delayed message to its delivery, by the server's clock.",
     ),
-    _counter("started", WORKERS, "queue task", "Tasks that a pool has begun."),
+    _counter("started", WORKERS, "queue task", "Tasks that a pool has started."),
     _times(
         "start_lateness",
         WORKERS,
@@ -87,40 +97,41 @@ _ALL = (
         "Events of tasks that found no room to be recorded, while Redis was slow or away.",
     ),
     _counter("buried", WORKERS, "queue", "Messages that have become dead letters."),
-    _counter("reclaimed", WORKERS, "queue", "Messages taken back from consumers that had died."),
-    _counter("leases_lost", WORKERS, "", "Times that a consumer found its lease ended."),
+    _counter("reclaimed", WORKERS, "queue", "Messages reclaimed from dead consumers."),
+    _counter("leases_lost", WORKERS, "", "How often a consumer found that its lease had expired."),
     _times(
         "script",
         PROCESS,
         "script",
         CALLS,
-        "Calls of Lua scripts that were waited for, with the way there and back; those in "
-        "pipelines are not.",
+        "Duration of calls of Lua scripts, with network time, except calls in pipelines.",
     ),
-    _counter("http_requests", API, "method route status", "Requests that were answered."),
-    _times("http_request", API, "method route", REQUESTS, "Time of a request to its last byte."),
+    _counter("http_requests", API, "method route status", "Answered requests."),
+    _times(
+        "http_request", API, "method route", REQUESTS, "Duration of a request to its last byte."
+    ),
     _gauge("delayed_messages", "Messages in the backlog, due or not."),
-    _gauge("due_messages", "Of these, those whose due time has come."),
-    _gauge("waiting_messages", "Of the due ones, those that wait for their turn or for a limit."),
-    _gauge("oldest_waiting_seconds", "How long ago the first of those was due that wait."),
+    _gauge("due_messages", "Messages in the backlog that are due."),
+    _gauge("waiting_messages", "Due messages that wait for their turn or for a limit."),
+    _gauge("oldest_waiting_seconds", "How long ago the first waiting message was due."),
     _gauge("ready_messages", "Messages in the ready lists."),
     _gauge("unacked_messages", "Messages that consumers hold."),
     _gauge("dead_messages", "Dead letters."),
     _gauge(
         "due_within_messages",
-        "Messages that are not due yet and will be within the `horizon`: `minute`, `hour` or "
-        "`day`. The hour has those of the minute.",
+        "Messages that are not due yet and will be within the `horizon`: `minute`, `hour` "
+        "or `day`. The hour includes the minute.",
         "queue horizon",
     ),
     _gauge(
         "work_messages",
-        "What is to be done within a minute: ready, due, unacked, and due within it.",
+        "The work of the next minute: ready, due, unacked, and due within it.",
     ),
-    _gauge("oldest_due_seconds", "How long ago the oldest message was due that no consumer has."),
-    _gauge("next_due_seconds", "Until the next message is due; absent where there is none."),
-    _gauge("consumers", "Consumers whose lease lasts."),
-    _gauge("counts_are_estimates", "1 where so much is due that a part of it was estimated."),
-    _gauge("broker_up", "Whether the broker has answered this time; 0: the gauges are absent.", ""),
+    _gauge("oldest_due_seconds", "How long ago the oldest message without a consumer was due."),
+    _gauge("next_due_seconds", "Time until the next message is due; absent if there is none."),
+    _gauge("consumers", "Consumers with a valid lease."),
+    _gauge("counts_are_estimates", "1 if so many messages are due that a part was estimated."),
+    _gauge("broker_up", "Whether the broker answered this scrape; 0: the gauges are absent.", ""),
 )
 
 METRICS = {metric.name: metric for metric in _ALL}

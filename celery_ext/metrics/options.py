@@ -14,26 +14,26 @@ SETTING = "delayed_metrics"
 
 @dataclass(frozen=True)
 class MetricsOptions:
-    """The setting `delayed_metrics` of an app, checked. Raises OptionError for what is wrong."""
+    """The setting `delayed_metrics` of an app. Raises OptionError if it is invalid."""
 
     host: str = option(
-        "127.0.0.1", "Where workers listen; `0.0.0.0`: everywhere. Nobody is asked for a token."
+        "127.0.0.1", "The address on which workers listen; `0.0.0.0`: all. The page needs no token."
     )
-    port: int = option(9540, "The port. 0: a free one, which the worker's log tells.", 0, 65_535)
+    port: int = option(9540, "The port. 0: a free one, which is in the worker's log.", 0, 65_535)
     ports: int = option(
         1,
-        "For several workers on one machine: so many ports from `port` on are tried, and "
-        "Prometheus asks all of them.",
+        "For several workers on one machine: the number of ports to try from `port` on. "
+        "Configure all of them in Prometheus.",
         1,
         1_000,
     )
     by_task: bool = option(
-        False, "Whether what is started and finished is told by the name of the task, too."
+        False, "Whether metrics of started and finished tasks have the name of the task as a label."
     )
     backlog: bool = option(
         True,
-        "Whether a worker also tells how full the queues are that it consumes, at one cheap call "
-        "for each shard. With many workers let the HTTP API do it.",
+        "Whether a worker also exposes gauges of the queues that it consumes, with one "
+        "cheap call for each shard. With many workers let the HTTP API do it.",
     )
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Who may run when: declared for a queue or a task, held over all workers together.
+"""Policies: when the tasks of a queue, or one task, may run, enforced across all workers.
 
     broker_transport_options = {"delayed_policies": {"emails": [Window("05:00-07:00")]}}
     @app.task(policies=[Window("05:00-07:00")])

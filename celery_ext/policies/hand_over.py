@@ -25,7 +25,7 @@ KEPT = ("correlation_id", "reply_to", "message_id", "priority", "delivery_mode",
 
 
 class HandOver(Policy):
-    """Sends messages on at their due time: `HandOver("amqp://rabbit/", queue="emails")`.
+    """Forwards messages at their due time: `HandOver("amqp://rabbit/", queue="emails")`.
 
     `url` is any broker that Kombu can reach; None: this app's own. Messages go to `queue`, which is
     declared, or to `exchange` with `routing_key`, which has to be there. They are sent there first,

@@ -18,7 +18,7 @@ from ..tasks.task_info import TaskInfo
 
 
 class Message:
-    """A message that was delivered and has not begun. Times are ms, by the server's clock."""
+    """A delivered message that has not started. Times are ms by the server's clock."""
 
     def __init__(self, arrival: Arrival, app: Celery) -> None:
         self._arrival = arrival

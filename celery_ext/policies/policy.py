@@ -14,7 +14,7 @@ RUN = Run()
 
 
 class Policy:
-    """Decides of the messages of a queue, or of a task.
+    """Decides whether messages of a queue, or of a task, may run.
 
     A subclass has `decide`. It is asked in the process that is about to run the task, once the
     message has been delivered there; what it answers with holds for all workers.
@@ -54,7 +54,7 @@ class Policy:
 
 
 class PolicyError(OptionError):
-    """A policy cannot be meant as it was declared."""
+    """A policy is invalid as declared."""
 
 
 def length_ms(what: str, given: Any) -> int:
@@ -71,7 +71,7 @@ def checked(where: str, policies: Any) -> tuple[Policy, ...]:
         raise PolicyError(f"{where}: policies are a list, not {policies!r}")
     for policy in policies:
         if not isinstance(policy, Policy):
-            raise PolicyError(f"{where}: {policy!r} is no policy: take those of {__package__}")
+            raise PolicyError(f"{where}: {policy!r} is not a policy: use those of {__package__}")
     found = tuple(policies)
     for policy in found:
         try:

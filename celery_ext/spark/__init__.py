@@ -37,7 +37,7 @@ def session(**conf: Any) -> SparkSession:
 
 
 def backlog(spark: SparkSession, *, columns: Sequence[str] = (), **options: Any) -> DataFrame:
-    """The delayed messages of a broker; only these `columns` are fetched, by default all.
+    """The delayed messages of a broker. Fetches only these `columns`, by default all.
 
     Each is in it at most once. `options` are those of `ReadOptions`. Raises OptionError.
     """
@@ -51,7 +51,7 @@ def backlog(spark: SparkSession, *, columns: Sequence[str] = (), **options: Any)
 
 
 def schedule(df: DataFrame, **options: Any) -> JobReport:
-    """Schedule a task for each row. `options` are those of `WriteOptions`; returns what was done.
+    """Schedule a task for each row. `options` are those of `WriteOptions`. Returns the result.
 
     Raises OptionError, and what Spark raises where tasks fail: run the same job_id again.
     """
@@ -59,12 +59,12 @@ def schedule(df: DataFrame, **options: Any) -> JobReport:
 
 
 def cancel(df: DataFrame, **options: Any) -> JobReport:
-    """Drop the delayed messages whose ids, and queues, are in the rows. Raises as `schedule`."""
+    """Cancel the delayed messages whose ids and queues are in the rows. Raises like `schedule`."""
     return run_job(df, CANCEL, options)
 
 
 def reschedule(df: DataFrame, **options: Any) -> JobReport:
-    """Give the messages whose ids are in the rows another due time: columns eta or countdown.
+    """Move the messages whose ids are in the rows to the time in column eta or countdown.
 
     A job moves each id once, also where new times are counted from those in the backlog. Raises as
     `schedule`.
@@ -100,7 +100,7 @@ def _tell_job(error: Exception, job_id: str) -> None:
 
 
 def job_report(job_id: str, **options: Any) -> JobReport | None:
-    """What the last run of a job has done; None: none has ended, or it is forgotten by now.
+    """The result of a job's last run. None: no run has ended, or the report has expired.
 
     `options` say where the broker is. Raises OptionError, and Kombu's OperationalError.
     """

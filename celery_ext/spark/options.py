@@ -96,14 +96,14 @@ class BrokerOptions:
     broker: str = option(
         "",
         Taken(_text, "a broker URL such as delayed+redis://localhost:6379/0"),
-        "The URL of the broker. A password in it is masked wherever it is shown; `broker_env` "
-        "keeps it out of the job altogether.",
+        "The URL of the broker. A password in it is masked wherever it is shown. "
+        "`broker_env` keeps it out of the job.",
         repr=False,
     )
     broker_env: str = option(
         "",
         Taken(_text, "the name of an environment variable"),
-        "The environment variable that has the URL, on the driver and on each executor.",
+        "The environment variable with the URL, on the driver and on each executor.",
     )
     app: str = option(
         "",
@@ -194,45 +194,45 @@ class ReadOptions(BrokerOptions):
     queues: tuple[str, ...] = option(
         (),
         NAMES,
-        "The queues to read. Default: all that have delayed messages, found by looking at all "
-        "keys of the broker.",
+        "The queues to read. Default: all with delayed messages, found by scanning all keys"
+        " of the broker.",
     )
-    due_from: int = option(0, TIME, "Only what is due at this time (UTC) or later.")
-    due_to: int = option(NEVER_MS, TIME, "Only what is due before this time (UTC).")
+    due_from: int = option(0, TIME, "Only messages due at this time (UTC) or later.")
+    due_to: int = option(NEVER_MS, TIME, "Only messages due before this time (UTC).")
     tasks: tuple[str, ...] = option(
         (),
         Taken(names, "names or patterns with commas between them, or a JSON list of them"),
-        "Only tasks with these names; `*`, `?` and `[…]` stand for what they do in file names.",
+        "Only tasks with these names; `*`, `?` and `[…]` work as in file names.",
     )
     rows_per_task: int = option(
         50_000,
         whole_number(1, 10_000_000),
-        "About how many messages one task of Spark reads.",
+        "About how many messages each task of Spark reads.",
     )
     page_size: int = option(
         500,
         whole_number(1, 10_000),
-        "About how many messages one call reads. More in a call means a longer pause for the "
-        "broker's other clients.",
+        "About how many messages one call reads. A higher number means longer pauses for "
+        "the broker's other clients.",
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.due_from > self.due_to:
-            raise OptionError("option due_from is later than due_to: no message can be meant")
+            raise OptionError("option due_from is later than due_to: no message can match")
 
 
 @dataclass(frozen=True)
 class WriteOptions(BrokerOptions):
     """What is done with the rows of a DataFrame, and how."""
 
-    operation: str = option(SCHEDULE, one_of(*OPERATIONS), "What to do with each row.")
+    operation: str = option(SCHEDULE, one_of(*OPERATIONS), "The operation for each row.")
     job_id: str = option(
         lambda: str(uuid4()),
         Taken(_text, "a text that is not empty"),
-        "The name of the job. What a job has scheduled, rescheduled or restored it leaves alone "
-        "when it is run again under the same name. Default: a name of its own for each run, and "
-        "of a stream for each batch.",
+        "The name of the job. When it runs again under the same name, it skips rows that it"
+        " has already scheduled, rescheduled or restored. Default: a new name for each run,"
+        " and for each batch of a stream.",
     )
     ledger_seconds: int = option(
         86_400,
@@ -242,11 +242,11 @@ class WriteOptions(BrokerOptions):
     key_columns: tuple[str, ...] = option(
         (),
         Taken(names, "names of columns with commas between them, or a JSON list of them"),
-        "The columns that the id is made from, where there is no column `id`: the same values "
-        "make the same id each time.",
+        "The columns from which the id is made, if there is no column `id`. The same values"
+        " make the same id each time.",
     )
     queue: str = option(
-        "", Taken(_text, "the name of a queue"), "The queue of rows that name none."
+        "", Taken(_text, "the name of a queue"), "The queue of rows without a queue."
     )
     queues: tuple[str, ...] = option(
         (),
@@ -256,13 +256,14 @@ class WriteOptions(BrokerOptions):
     rejects: str = option(
         "",
         Taken(_directory, "the path of a directory"),
-        "Where refused rows are written as JSON lines with the reason; on a cluster, a directory "
-        "that driver and executors share. With it, refused rows stop nothing.",
+        "The directory for refused rows, as JSON lines with the reason. On a cluster the "
+        "driver and the executors must share it. With this option, refused rows do not stop"
+        " the job.",
     )
     max_rejects: int = option(
         0,
         whole_number(0, 1_000_000_000, "a number from 0 on"),
-        "Without `rejects`, so many rows of a task of Spark may be refused before it fails.",
+        "Without `rejects`: how many rows of a Spark task may be refused before it fails.",
     )
     batch_size: int = option(
         1_000,

@@ -25,12 +25,12 @@ _OTHER_IN_JSON = re.compile(r"True|False|None|-?inf|nan|[\[{(].*", re.DOTALL)
 
 @dataclass(frozen=True)
 class Query:
-    """Delayed tasks that meet all of these. An empty one means all there are.
+    """Selects delayed tasks that match all criteria. Without criteria it selects all tasks.
 
     `task` is a name with `*` for any text, `?` for any character and `[…]` for one of several;
     times are datetimes or ISO 8601 (UTC where they name no zone), `due_after` is included and
     `due_before` is not; `header` compares headers, if need be as text; `group_id` and `root_id`
-    are a group's, and a canvas's first task's. Raises QueryError where one cannot be meant.
+    are a group's, and a canvas's first task's. Raises QueryError for an invalid one.
     """
 
     task: str | None = None
@@ -50,13 +50,13 @@ class Query:
         if self.due_after_ms > self.due_before_ms:
             raise QueryError(
                 f"due_after={self.due_after!r} is later than due_before={self.due_before!r}: no "
-                "task can be meant"
+                "task can match"
             )
 
     def _check_text(self, name: str, value: Any) -> None:
         # An empty variable must not mean all tasks.
         if value is not None and not (isinstance(value, str) and value):
-            raise QueryError(f"{name}={value!r} is not a text: leave it out where any is meant")
+            raise QueryError(f"{name}={value!r} is not text: to select all, leave it out")
 
     @property
     def is_empty(self) -> bool:

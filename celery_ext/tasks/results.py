@@ -21,7 +21,7 @@ logger = get_logger(__name__)
 
 
 class NotRun(DelayedError):
-    """A policy has buried this task: it did not run."""
+    """A policy made this task a dead letter: it did not run."""
 
 
 def keeps_results(app: Celery) -> bool:

@@ -25,7 +25,7 @@ _DELIVERIES = re.compile(rb', ?"deliveries": ?(\d+)\}$')
 
 @dataclass(frozen=True)
 class TaskInfo:
-    """A task in the broker. Its message is read when something of it is asked for.
+    """A task in the broker. Its message is decoded when you first read one of its fields.
 
     `state` is "delayed", "waiting" (due, until its turn or room within limits has come), "ready",
     "unacked" (claimed by a worker, running or about to) or "dead". `Delayed.get` knows from the
@@ -124,7 +124,7 @@ class TaskInfo:
 
     @property
     def priority(self) -> int:
-        """As it was given; the lower, the more urgent."""
+        """The priority; a lower number is more urgent."""
         found = self.properties.get("priority")
         return found if type(found) is int else self.step
 

@@ -13,7 +13,7 @@ from .hooks import extend_workers
 
 
 def install(app: Celery, *, task_ids: str | None = None, late_seconds: float = 60) -> Delayed:
-    """Extend an app: `app.delayed`, revoke and inspect that know the backlog, and signals.
+    """Extend an app with `app.delayed`, signals, and a revoke and inspect that see the backlog.
 
     Workers tell the broker their names, give back at once what they have not begun when they are
     told to end, and skip what others have got meanwhile. A task that reaches one by more than

@@ -1,4 +1,4 @@
-"""OpenTelemetry: what a task has waited for is a span in the trace of who has sent it."""
+"""OpenTelemetry: adds a span for the wait of a task to the trace of its sender."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _tracer: trace.Tracer | None = None
 
 
 def instrument(tracer_provider: trace.TracerProvider | None = None) -> None:
-    """Trace the waits of tasks that this process sends or runs; twice is safe.
+    """Trace the waits of tasks that this process sends or runs. Calling it twice is safe.
 
     Call it in producers and in workers, where `CeleryInstrumentor().instrument()` of
     `opentelemetry-instrumentation-celery` is called, in whichever order. That one makes the spans
@@ -36,7 +36,7 @@ def instrument(tracer_provider: trace.TracerProvider | None = None) -> None:
 
 
 def uninstrument() -> None:
-    """Trace no more."""
+    """Stop tracing."""
     before_task_publish.disconnect(dispatch_uid=_UID)
     task_prerun.disconnect(dispatch_uid=_UID)
 

@@ -22,22 +22,24 @@ class Options:
 
     lease_seconds: float = _option(
         30.0,
-        "How long a consumer that stops answering keeps its unacknowledged messages before others "
-        "get them. It is renewed from a thread of its own, however long a task runs.",
+        "How long a consumer that stops answering keeps its unacknowledged messages before "
+        "other consumers get them. A separate thread renews the lease, however long a task "
+        "runs.",
         least=1,
         most=86_400,
     )
     poll_seconds: float = _option(
         5.0,
-        "How often a consumer that hears nothing looks by itself. It heals lost wake tokens and "
-        "finds what the stock Redis transport published. The more consumers, the rarer each looks.",
+        "How often an idle consumer polls. Polling makes up for lost wake tokens and finds "
+        "messages that the stock Redis transport published. The more consumers there are, "
+        "the less often each polls.",
         least=0.1,
         most=60,
     )
     reconnect_seconds: float = _option(
         60.0,
-        "How long a consumer tries to reconnect by itself before the lost connection surfaces in "
-        "Celery. With failover URLs it surfaces at once, so that the next URL gets its turn.",
+        "How long a consumer tries to reconnect before Celery sees the lost connection. "
+        "With failover URLs Celery sees it at once, so that it can try the next URL.",
         most=3_600,
     )
     partition_size: int | None = _option(
@@ -49,20 +51,21 @@ class Options:
     )
     promote_batch: int = _option(
         250,
-        "How many due messages one call moves to the ready lists at most. More in a call means a "
-        "longer pause for the server's other clients.",
+        "The maximum number of due messages that one call moves to the ready lists. A "
+        "higher number means longer pauses for the server's other clients.",
         least=1,
         most=1_000,
     )
     max_deliveries: int = _option(
         20,
-        "How often a message is delivered before it is buried as poison. What counts is a delivery "
-        "that ended with a lost lease or a reject with requeue, not an orderly end. 0: any number.",
+        "How often a message is delivered before it becomes a dead letter. Only deliveries "
+        "that ended with a lost lease or a reject with requeue count, not an orderly end. "
+        "0: no limit.",
         most=1_000_000,
     )
     dead_limit: int = _option(
         100_000,
-        "How many dead letters a queue keeps; beyond it the oldest go.",
+        "How many dead letters a queue keeps. Beyond that the oldest are dropped.",
         least=1,
         most=100_000_000,
     )
@@ -74,50 +77,53 @@ class Options:
     )
     events: int = _option(
         10_000,
-        "About how many lifecycle events each queue keeps, the newest, of some 120 bytes each: the "
-        "stream that reports and dashboards read. 0: none are written.",
+        "About how many of the newest lifecycle events each queue keeps, of some 120 bytes "
+        "each. Reports and dashboards read them. 0: no events are written.",
         most=100_000_000,
     )
     clock_skew_warning_seconds: float = _option(
         10.0,
-        "A clock that differs by more from the server's is warned of when connecting: an ETA is a "
-        "time by the clock of who sends it, and due by the server's. 0: never.",
+        "A process logs a warning when it connects if its clock differs from the server's "
+        "by more than this. An ETA is computed by the sender's clock and due by the "
+        "server's. 0: never.",
         most=86_400,
     )
     shards: int | Mapping[str, int] = _option(
         1,
-        "Over how many shards queues are spread: a number for all, or a dict with a number for "
-        "some by name. Each shard is a queue of its own in Redis, and so a Cluster can have them "
-        "on several nodes. Consumers need no option to find them.",
+        "The number of shards of queues: one number for all queues, or a dict with numbers "
+        "by name. Each shard is a separate queue in Redis, so a Cluster can have them on "
+        "several nodes. Consumers find them without the option.",
         least=1,
         most=1_000,
     )
     consumer_name: str | None = _option(
         None,
-        "What this process is called in lists of consumers and in lifecycle events. Default: the "
-        "name of the worker where `celery_ext` is installed, else that of the host.",
+        "The name of this process in lists of consumers and in lifecycle events. Default: "
+        "the name of the worker if `celery_ext` is installed, otherwise that of the host.",
         most=200,
     )
     replicas_to_wait: int = _option(
         0,
-        "How many replicas must have a message before sending it counts as done: a failover to one "
-        "of them does not lose it. Fewer in time raise `NotReplicated`. 0: the master alone.",
+        "How many replicas must have a message before sending it returns. A failover to one"
+        " of them does not lose it. If there are too few in time, `NotReplicated` is "
+        "raised. 0: only the master.",
         most=100,
     )
     replica_timeout_seconds: float = _option(
         1.0,
-        "How long sending waits for `delayed_replicas_to_wait`. Less than `socket_timeout`.",
+        "How long sending waits for `delayed_replicas_to_wait`. Must be less than "
+        "`socket_timeout`.",
         least=0.01,
         most=60,
     )
     policies: Mapping[str, Sequence[Any]] | None = _option(
         None,
-        "Lists of policies from `celery_ext.policies` that decide of the messages of a queue, by "
-        "its name. Producers and workers should have the same. Default: none.",
+        "Lists of policies from `celery_ext.policies` by name of queue. Use the same in "
+        "producers and workers. Default: none.",
     )
     unsafe_server: bool = _option(
         False,
-        "Use a server that may lose messages all the same: one that evicts keys when it is full.",
+        "Allow a server that may lose messages because it evicts keys when it is full.",
     )
 
     def shards_of(self, queue: str) -> int:

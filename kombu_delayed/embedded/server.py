@@ -29,7 +29,7 @@ _revived_at: dict[Path, float] = {}
 
 @dataclass(frozen=True)
 class Status:
-    """What the server of a directory says about itself."""
+    """The state of the server of a directory."""
 
     running: bool
     socket: Path
@@ -115,7 +115,7 @@ def _revive(directory: Path, socket: Path) -> None:
 
 
 def status(directory: str | Path) -> Status:
-    """Ask the server of `directory` for its state; starts and changes nothing."""
+    """The state of the server of `directory`. Starts and changes nothing."""
     path = files.resolved(directory)
     with files.explained(path):
         if not path.is_dir():
@@ -151,7 +151,7 @@ def _status_of(socket: Path, info: Any) -> Status:
 
 
 def stop(directory: str | Path) -> bool:
-    """Stop the server of `directory`, its data flushed to disk; False when none was running.
+    """Stop the server of `directory` and flush its data. False if none was running.
 
     Raises EmbeddedServerError, and lets it run, where it cannot write its data.
     """

@@ -56,7 +56,7 @@ class DeadLetters:
         return sum(self._store.dead.replay(*page, due_ms) for page in self._pages(ids))
 
     def purge(self, ids: Iterable[str] | None = None) -> int:
-        """Drop some, or all, for good; returns how many there were."""
+        """Delete some or all dead letters. Returns their number."""
         return sum(self._store.dead.purge(*page) for page in self._pages(ids))
 
     def _pages(self, ids: Iterable[str] | None) -> Iterator[tuple[str, list[str]]]:

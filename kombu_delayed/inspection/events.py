@@ -1,4 +1,4 @@
-"""Reads what has happened to messages, from the streams that the moves write.
+"""Reads lifecycle events of messages from the streams that the moves write.
 
 Each queue has one, capped at the transport option `delayed_events`. docs/events.md is its format.
 """
@@ -16,7 +16,7 @@ from ..store.store import Store
 
 __all__ = ["EVENTS", "VERSION", "Event", "newest", "pages", "read"]
 
-#: The version of the format that is read here, and that the scripts write.
+#: The version of the format that this module reads and the scripts write.
 VERSION = 2
 
 _VERSION = str(VERSION).encode()
@@ -47,7 +47,7 @@ PAGE_SIZE = 1_000
 
 @dataclass(frozen=True)
 class Event:
-    """Something that has happened to a message.
+    """A lifecycle event of a message.
 
     `stream_id` orders the events of a queue. Times are ms since the epoch by the server's clock;
     `due_ms` is None for a message that was never delayed. `deliveries` counts those in vain.
@@ -107,20 +107,20 @@ def told(queue: str, entry: Sequence[Any]) -> list[Any]:
 
 
 def read(store: Store, queue: str, after: str = "-", count: int = PAGE_SIZE) -> list[Event]:
-    """The events of a queue after a stream id, the oldest first; "-": all that are kept."""
+    """The events of a queue after a stream id, the oldest first. "-" returns all."""
     start = after if after == "-" else f"({after}"
     found = store.run("XRANGE", store.keys(queue).events, start, "+", "COUNT", count)
     return [Event.of(queue, entry) for entry in found]
 
 
 def pages(store: Store, queue: str, after: str = "-") -> Iterator[list[Event]]:
-    """All events of a queue after a stream id, in bounded pages, as `read`."""
+    """All events of a queue after a stream id, in pages, like `read`."""
     while page := read(store, queue, after):
         after = page[-1].stream_id
         yield page
 
 
 def newest(store: Store, queue: str, count: int = 1) -> list[Event]:
-    """The last events of a queue, the oldest of them first."""
+    """The newest events of a queue, the oldest of them first."""
     found = store.run("XREVRANGE", store.keys(queue).events, "+", "-", "COUNT", count)
     return [Event.of(queue, entry) for entry in reversed(found)]

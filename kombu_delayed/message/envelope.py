@@ -205,7 +205,7 @@ def check_task(payload: Payload) -> None:
     headers = payload["headers"]
     task = headers.get("task")
     if isinstance(task, (list, dict)):
-        raise MessageError(f"the header task is no name but {task!r}"[:REASON_LENGTH])
+        raise MessageError(f"the header task is not a name but {task!r}"[:REASON_LENGTH])
     if task is not None and headers.get("id") is None:
         raise MessageError(f"the task {task!r} has no header id"[:REASON_LENGTH])
     if payload.get("body") is None:

@@ -1,4 +1,4 @@
-"""Takes over what the stock Redis transport left behind, and hands everything back.
+"""Moves messages from the stock Redis transport to this one, and back.
 
 python -m kombu_delayed.migrate to-delayed redis://localhost:6379/0
 """

@@ -84,18 +84,24 @@ def _shared(command: Any) -> Any:
     for decorate in reversed(
         (
             click.argument("url"),
-            click.option("--queue", "queues", multiple=True, help="A queue without a binding."),
-            click.option("--yes", is_flag=True, help="Do it, and do not ask."),
-            click.option("--force", is_flag=True, help="Do what would be refused."),
+            click.option(
+                "--queue", "queues", multiple=True, help="A queue without a binding; repeatable."
+            ),
+            click.option("--yes", is_flag=True, help="Do not ask."),
+            click.option("--force", is_flag=True, help="Run even if it would be refused."),
             click.option("--key-prefix", default="", help="The option global_keyprefix."),
-            click.option("--priority-steps", callback=_steps, help="As in 0,3,6,9."),
+            click.option(
+                "--priority-steps",
+                callback=_steps,
+                help="The option priority_steps, such as 0,3,6,9.",
+            ),
             click.option(
                 "--option",
                 "options",
                 multiple=True,
                 callback=_transport_option,
                 metavar="NAME=VALUE",
-                help="Another transport option, as unacked_key=held.",
+                help="Another transport option, such as unacked_key=held.",
             ),
         )
     ):
@@ -118,16 +124,19 @@ def main() -> None:
     "older_than_seconds",
     type=click.FloatRange(min=0),
     metavar="SECONDS",
-    help="Take what stock workers have held for so long. 0: all; stop them first. Default: 3600.",
+    help=(
+        "Move messages that stock workers have held for this long. 0: all; stop the "
+        "workers first. Default: 3600."
+    ),
 )
 @_shared
 def to_delayed_command(**given: Any) -> None:
-    """Take over what stock workers left behind, and ETA messages that are ready."""
+    """Move messages that stock workers left behind, and ready ETA messages."""
     _command("to-delayed", to_delayed, **given)
 
 
 @main.command("to-stock")
-@click.option("--dead", is_flag=True, help="Give dead letters another try, too.")
+@click.option("--dead", is_flag=True, help="Also replay dead letters.")
 @_shared
 def to_stock_command(**given: Any) -> None:
     """Hand the backlog back to stock workers."""

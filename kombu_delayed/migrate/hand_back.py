@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ToStock(Migration):
-    """Back to the stock transport: the backlog, what dead consumers of ours held, dead letters."""
+    """Moves the backlog, messages of dead consumers, and dead letters to the stock transport."""
 
     def __init__(
         self,

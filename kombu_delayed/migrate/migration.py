@@ -23,7 +23,7 @@ LIST_LIMIT = 1_000
 
 
 class Move(NamedTuple):
-    """Messages of one queue change their state."""
+    """A change of state of messages of one queue."""
 
     queue: str
     source: str
@@ -31,7 +31,7 @@ class Move(NamedTuple):
 
 
 class Left(NamedTuple):
-    """A message that stays under its key."""
+    """A message that was not moved."""
 
     key: str
     id: str
@@ -40,7 +40,7 @@ class Left(NamedTuple):
 
 @dataclass
 class Report:
-    """What would move, or has moved. `young` are held by the stock transport for too short a time.
+    """Messages that were moved, or would be. `young` were held too briefly by stock workers.
 
     `seen` counts the messages looked at, `left` are the first of those that stay for a reason.
     """
@@ -79,7 +79,7 @@ class Entry(NamedTuple):
 
 
 class Migration:
-    """One direction. Its `steps` move a page each; between any two of them it may be killed."""
+    """One direction. Each of its `steps` moves a page. It may be killed between two steps."""
 
     def __init__(self, channel: Channel, queues: Iterable[str] = (), *, dry: bool = False) -> None:
         if channel.store.cluster:

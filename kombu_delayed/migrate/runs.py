@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 Direction: TypeAlias = Literal["to-delayed", "to-stock"]
 
-#: What a migration may fail with.
+#: The errors that a migration may raise.
 FAILURES: tuple[type[BaseException], ...] = (DelayedError, RedisError, *UNREACHABLE)
 
 
 class MigrationRefused(DelayedError):
-    """The messages cannot be moved safely now."""
+    """The messages cannot be moved safely at this time."""
 
 
 _DIRECTIONS: Mapping[str, Any] = {"to-delayed": ToDelayed, "to-stock": ToStock}
 
 
 def plan(channel: Channel, direction: Direction, **options: Any) -> Report:
-    """What a migration would move, with the reasons why it would be refused. Changes nothing.
+    """A preview of a migration, with the reasons to refuse it. Changes nothing.
 
     `options` are those of `to_delayed` or `to_stock`.
     """
@@ -48,7 +48,7 @@ def to_delayed(
     force: bool = False,
     progress: Progress | None = None,
 ) -> Report:
-    """Take over what stock workers held for `older_than_seconds`, and ETA messages that are ready.
+    """Move messages held by stock workers for `older_than_seconds`, and ready ETA messages.
 
     `older_than_seconds` is the stock transport's `visibility_timeout` unless told otherwise.
     Twice is safe. Raises MigrationRefused where stock workers still run, unless `force`.
@@ -65,7 +65,7 @@ def to_stock(
     dead: bool = False,
     progress: Progress | None = None,
 ) -> Report:
-    """Make the whole backlog ready, for stock workers, which hold what is not due yet.
+    """Make the whole backlog ready for stock workers, which hold it until it is due.
 
     `dead` makes dead letters ready as well, but for those on which a stock worker would stop. Twice
     is safe. `force` also moves what a stock worker would run too early, or drop. Raises
@@ -83,7 +83,7 @@ def _checked(migration: Migration, force: bool) -> Migration:
 
 @contextmanager
 def open_channel(url: str, **transport_options: Any) -> Iterator[Channel]:
-    """A channel on a server, given the URL of either transport."""
+    """A channel on a server, from a URL of either transport."""
     url = url if url.startswith("delayed+") else f"delayed+{url}"
     with Connection(url, transport_options=transport_options) as connection:
         connection.connect()

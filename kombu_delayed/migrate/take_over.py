@@ -27,7 +27,7 @@ ALWAYS = 1e300
 
 
 class ToDelayed(Migration):
-    """From the stock transport: what its workers held, and ETA messages in ready lists."""
+    """Moves messages that stock workers held, and ETA messages in ready lists, to the backlog."""
 
     def __init__(
         self,

@@ -46,7 +46,7 @@ def _reader(parse: Callable[[str], float], above: float, kind: str) -> Callback:
     "--rate",
     required=True,
     callback=_reader(_per_second, 0, "a rate above 0, such as 500/s, 30k/m or 2.5M/d"),
-    help="Messages that are sent, and fall due: 500/s, 30k/m, 2.5M/d.",
+    help="The rate of messages: 500/s, 30k/m, 2.5M/d.",
 )
 @click.option(
     "--delay",
@@ -58,7 +58,7 @@ def _reader(parse: Callable[[str], float], above: float, kind: str) -> Callback:
     "--payload",
     required=True,
     callback=_reader(parse_size, -1, "a size, such as 300, 2kB or 64KiB"),
-    help="Arguments of a task as JSON: 300, 2kB, 64KiB.",
+    help="Size of a task's arguments as JSON: 300, 2kB, 64KiB.",
 )
 @click.option(
     "--node-memory",
@@ -72,14 +72,14 @@ def _reader(parse: Callable[[str], float], above: float, kind: str) -> Callback:
     type=click.FloatRange(0.05, 1),
     default=0.7,
     show_default=True,
-    help="Of a node's memory and rate, the share for messages; the rest is for what is unplanned.",
+    help="The share of a node's memory and rate to plan with. The rest is a reserve.",
 )
 @click.option(
     "--replicas",
     type=click.IntRange(0, 10),
     default=1,
     show_default=True,
-    help="Of each node.",
+    help="Replicas of each node.",
 )
 @click.option(
     "--events",

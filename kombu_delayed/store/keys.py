@@ -79,7 +79,7 @@ class QueueKeys:
 
     @cached_property
     def messages(self) -> str:
-        """Hash id -> priority step + due time in ms + message, of all that is delayed. In buckets."""
+        """Hash id -> priority step + due time in ms + message, of what is delayed. In buckets."""
         return self._tagged("messages")
 
     @cached_property

@@ -81,7 +81,7 @@ class Delivered:
 
 
 class Store(Caller):
-    """The moves of the messages of one Redis database. `Caller` says what it is made with."""
+    """All moves of messages in one Redis database. For its arguments see `Caller`."""
 
     @property
     def dead(self) -> DeadLetters:

@@ -1,4 +1,4 @@
-"""What programs need to test what they delay: a broker, a movable clock, states as data."""
+"""Test helpers: a broker, a clock that you move, states as plain data."""
 
 from .broker import Broker, NotDone
 from .clock import Clock

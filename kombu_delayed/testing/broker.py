@@ -27,11 +27,11 @@ Activity = Callable[[], tuple[bool, int]]
 
 
 class NotDone(DelayedError, AssertionError):
-    """Messages are left over after the time that a test has given them."""
+    """Messages were left when the timeout of a test ended."""
 
 
 class Broker:
-    """The embedded server of a test session, as one test sees it: empty at first."""
+    """The server of a test session, empty at the start of each test."""
 
     def __init__(self, url: str) -> None:
         self.url = url

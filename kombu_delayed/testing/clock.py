@@ -27,7 +27,7 @@ def _shift() -> Script:
 
 
 class Clock:
-    """The time by which the messages of a test's broker fall due."""
+    """The clock that decides when messages of the test's broker are due."""
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker

@@ -40,7 +40,7 @@ class QueueState(TypedDict):
 
 
 def dump(store: Store, queue: str) -> QueueState:
-    """Return the whole of a queue: delayed and dead in order of time, ready in order of delivery.
+    """The whole state of a queue: delayed and dead by time, ready in order of delivery.
 
     Of a queue in use it is not one instant: a message that moves meanwhile may show twice.
     """
@@ -123,7 +123,7 @@ def seed(
     armed: str = "",
     unique: Mapping[str, str] | None = None,
 ) -> None:
-    """Put messages into a queue, each in its state; what is there stays.
+    """Add messages to a queue, each in its state. Existing messages stay.
 
     They are given as `dump` returns them, so that `seed(store, queue, **state)` restores a state.
     A due time may have passed: the message is due then, and delayed until somebody claims. Who

@@ -142,7 +142,7 @@ def test_a_part_at_a_time(
 ) -> None:
     monkeypatch.setattr(choosing, "MOST", 4)
     page = preview(visitor, "cancel", **EVERYTHING)
-    assert "More tasks match. The first 4 of them are meant" in page.text
+    assert "More tasks match. The first 4 of them are selected" in page.text
     confirm(visitor, page)
     assert ids(delayed) == ["charge", "mail-4"]
 

@@ -240,7 +240,7 @@ def test_who_is_bound_sees_its_own(visitor: Visitor, bounds: dict[str, list[str]
         return
     for path in ("/live/consumers", "/live/overview"):
         assert visitor.client.get(path).status_code == 403
-    assert "This token is bound to tenants" in visitor.get("/").text
+    assert "This token is restricted to tenants" in visitor.get("/").text
     assert "Nothing matches" in visitor.get("/backlog?tenant=bob").text
 
 
@@ -313,5 +313,5 @@ def test_what_is_told_of_it(
     told = [each.getMessage() for each in caplog.records if each.name == "celery_ext.http.audit"]
     assert any('"action": "login"' in line and token.id in line for line in told)
     assert any('"action": "cancel", "target": "a"' in line for line in told)
-    for secret in (text.split("_")[2], visitor.client.cookies.get(visitor.cookie) or "?", csrf):
+    for secret in (text.split("_", 2)[2], visitor.client.cookies.get(visitor.cookie) or "?", csrf):
         assert secret not in caplog.text

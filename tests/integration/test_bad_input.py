@@ -337,5 +337,5 @@ def test_worker_survives(settings: Settings, client: redis.Redis, tmp_path: Path
     assert reasons > {
         "the message has no body",
         "the task 'record' has no header id",
-        "the header task is no name but ['record']",
+        "the header task is not a name but ['record']",
     }

@@ -393,13 +393,13 @@ def test_progress(
         ("cancel one -t app.*", "Give either ids or criteria"),
         ("reschedule one", "Give --to, --spread or both, or else --by."),
         ("reschedule one --to 1h --by 1h", "Give --to, --spread or both, or else --by."),
-        ("reschedule one --spread 1h", "--spread is for tasks that meet criteria"),
+        ("reschedule one --spread 1h", "--spread needs criteria"),
         ("reschedule one --to tomorrow", "'tomorrow' is not a time: give ISO 8601"),
         ("reschedule one --by soon", "'soon' is not a length of time"),
         ("cancel --header x", "give name=value"),
         ("find --due-before 99999999999d", "is not a time"),
-        ("cancel --queue=", "it is empty; leave the option out"),
-        ("find --due-after 2h --due-before 1h", "no task can be meant"),
+        ("cancel --queue=", "it is empty; to select all"),
+        ("find --due-after 2h --due-before 1h", "no task can match"),
         ("dead replay", "Give ids, --task or --all."),
         ("cansel", "Did you mean"),
         ("forecast --hours 0", "Invalid value for '--hours'"),
@@ -634,6 +634,7 @@ def test_examples_are_true(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "docs" / "guides" / "command-line.md").read_text(encoding="utf-8")
     assert all(f"| `{name}" in text for name in COMMANDS)
+    text += (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
     examples = re.findall(r"^\$ celery -A proj delayed (.*)$", text, re.MULTILINE)
     assert len(examples) > 20
     for example in examples:

@@ -224,7 +224,7 @@ def test_cancelling(app: Celery) -> None:
         ({"timeout": 0}, QueryError, "timeout=0 is not"),
         ({"on_response": "note"}, ExpectationError, "on_response takes a signature"),
         ({"as_result": True}, ExpectationError, "needs a task that a worker runs"),
-        ({"app": None}, ExpectationError, "elsewhere it takes app="),
+        ({"app": None}, ExpectationError, "outside of a task, expect needs app="),
     ],
 )
 def test_what_cannot_be_expected(app: Celery, given: Any, error: Any, text: str) -> None:

@@ -208,7 +208,7 @@ def test_priority(given: int, expected: int, tasks: Any, shop: Any) -> None:
 def test_what_is_refused(tasks: Any, sent: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     from django.tasks.exceptions import InvalidTask
 
-    with pytest.raises(InvalidTask, match=r"_twice is no Django task, but .*: put @task on"):
+    with pytest.raises(InvalidTask, match=r"_twice is not a Django task but .*: put @task on"):
         tasks.another_name.enqueue(1)
     with pytest.raises(TypeError, match="Unsupported type"):
         tasks.add.enqueue(object())
@@ -262,7 +262,7 @@ def backend_of(app: Any, **options: Any) -> Any:
         ({"app": "shop.celery:app", "queue": "q"}, "'queue': 'q'"),
         ({"app": "nowhere.celery:app"}, "'nowhere.celery:app' .* No module named 'nowhere'"),
         ({"app": "shop.celery:nothing"}, "'shop.celery:nothing' .* cannot be loaded"),
-        ({"app": "shop.settings:TASKS"}, "'shop.settings:TASKS' .* is no Celery app"),
+        ({"app": "shop.settings:TASKS"}, "'shop.settings:TASKS' .* is not a Celery app"),
     ],
 )
 def test_options(options: Any, message: str, tasks: Any) -> None:

@@ -134,7 +134,7 @@ def test_latest(open_app: OpenApp, by: Any) -> None:
         (lambda: Timeout(0), "0 is not"),
         (lambda: Timeout(""), "'' is not"),
         (lambda: Timeout("1h", then="cry"), "'bury' or 'drop'"),
-        (lambda: Timeout("1h", soft="2h"), "soft is to be the shorter"),
+        (lambda: Timeout("1h", soft="2h"), "soft must be shorter"),
         (lambda: DropOlder(None), "DropOlder: None is not"),
         (lambda: Spread("1x"), "'1x'"),
         (lambda: Latest(by=""), "name of an argument"),

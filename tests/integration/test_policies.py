@@ -228,7 +228,7 @@ def test_policies_of_a_task(open_app: OpenApp) -> None:
     [
         ("q", "takes a dict of queues, not 'q'"),
         ({"q": Window("05:00-07:00")}, r"takes a list of policies for a queue, not Window\("),
-        ({"q": ["late"]}, "queue 'q': 'late' is no policy: take those of celery_ext.policies"),
+        ({"q": ["late"]}, "queue 'q': 'late' is not a policy: use those of celery_ext.policies"),
         (
             {"q": [Window("05:00-07:00"), Window("07:00-08:00")]},
             "queue 'q': .* are never open together",

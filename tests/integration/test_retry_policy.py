@@ -238,7 +238,7 @@ def test_what_is_no_list_of_policies(app: Celery) -> None:
     @app.task(name="wrong", shared=False, policies=["late"])
     def wrong() -> None: ...
 
-    with pytest.raises(PolicyError, match="task wrong: 'late' is no policy"):
+    with pytest.raises(PolicyError, match="task wrong: 'late' is not a policy"):
         apply(app)
 
 

@@ -180,7 +180,7 @@ def read(*rows: dict[str, Any], **options: Any) -> tuple[list[Any], list[str]]:
     [
         ({"queue": None}, "it has no queue, no member or no payload"),
         ({"payload": None}, "it has no queue, no member or no payload"),
-        ({"payload": b"[1]"}, "its payload is no message"),
+        ({"payload": b"[1]"}, "its payload is not a message"),
         ({"step": 99}, "step 99 or due_ms 1000 is none"),
         ({"due_ms": -1}, "step 3 or due_ms -1 is none"),
         ({"queue": "r"}, "queue 'r' is not among the option queues: q"),

@@ -105,7 +105,11 @@ TASK = {"id": "string", "task": "string", "eta": "timestamp"}
         ({**TASK, "args": "int"}, {}, "column args .*, but only string, array<…>, struct<…>"),
         ({"task": "string", "eta": "string"}, {}, "give either a column id or the option key_col"),
         (TASK, {"key_columns": "task"}, "give either a column id or the option key_columns"),
-        ({"task": "string", "eta": "string"}, {"key_columns": "n"}, "names 'n', which is no colu"),
+        (
+            {"task": "string", "eta": "string"},
+            {"key_columns": "n"},
+            "names 'n', which is not a colu",
+        ),
         ({"id": "string", "eta": "string"}, {}, "there is no column task"),
         ({"id": "string", "task": "string"}, {}, "schedule needs a column eta or countdown"),
         ({"id": "string"}, {"operation": "cancel"}, "cancel needs a column queue or the option"),

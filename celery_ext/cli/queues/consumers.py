@@ -18,7 +18,7 @@ from ..session import Session, command
 @command("consumers")
 @queue_option
 def consumers(session: Session, queue: str | None) -> None:
-    """Show who consumes and what is held."""
+    """Show consumers, their leases and messages."""
     found = session.delayed.consumers(queue)
     session.emit([asdict(each) for each in found])
     if not found:

@@ -29,11 +29,11 @@ from ..session import Session, command
     type=click.IntRange(1, CALL_LIMIT - 1),
     default=24,
     show_default=True,
-    help="Bars of the chart.",
+    help="Number of bars in the chart.",
 )
 @queue_option
 def forecast(session: Session, hours: float, buckets: int, queue: str | None) -> None:
-    """Show how many tasks are due when."""
+    """Show how many tasks are due when, as a chart."""
     found = session.delayed.forecast(hours, buckets, queue)
     session.emit(forecast_data(found))
     session.print(chart(found))

@@ -19,7 +19,7 @@ from ..session import Session, command
 @command("limits")
 @queue_option
 def limits(session: Session, queue: str | None) -> None:
-    """Show the limits of queues: how much there is, in use, and waits; and the busiest keys."""
+    """Show limits, their use and their busiest keys."""
     found = session.delayed.limits(queue)
     session.emit([info_data(each) for each in found])
     if not found:

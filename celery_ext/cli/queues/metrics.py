@@ -23,9 +23,9 @@ _ABOUT = "\N{ALMOST EQUAL TO}"
 
 @command("metrics")
 @queue_option
-@click.option("--shards", "by_shard", is_flag=True, help="Each shard of a queue by itself.")
+@click.option("--shards", "by_shard", is_flag=True, help="Show each shard of a queue.")
 def metrics(session: Session, queue: str | None, by_shard: bool) -> None:
-    """Show what an autoscaler needs to know: counts, what is late, and what is due soon."""
+    """Show counts, lateness, and tasks due soon."""
     if by_shard:
         shards = session.delayed.metrics_by_shard(queue)
         session.emit({name: [asdict(each) for each in found] for name, found in shards.items()})

@@ -83,14 +83,14 @@ class Look(NamedTuple):
     type=click.FloatRange(min=0.1),
     default=2,
     show_default=True,
-    help="Seconds between two looks.",
+    help="Seconds between two updates.",
 )
-@click.option("--times", type=click.IntRange(min=1), help="Look so often, then end.")
+@click.option("--times", type=click.IntRange(min=1), help="End after this number of updates.")
 def watch(session: Session, queue: str | None, interval: float, times: int | None) -> None:
-    """Show it all as it changes, until Ctrl-C.
+    """Show a live overview until Ctrl-C.
 
-    Counts, the load of the next hour, what is due next, and who consumes.
-    With --json, each look is one line.
+    Shows counts, the load of the next hour, the next tasks, and the consumers.
+    With --json, each update is one line.
     """
     with suppress(KeyboardInterrupt):
         if session.as_json:

@@ -37,7 +37,7 @@ _asking = all_of(ids_argument, criteria, asking_options)
 @command("cancel")
 @_asking
 def cancel(session: Session, **given: Any) -> None:
-    """Drop delayed tasks, by ids or by criteria.
+    """Cancel delayed tasks, by ids or by criteria.
 
     Their results are REVOKED.
     """
@@ -47,14 +47,16 @@ def cancel(session: Session, **given: Any) -> None:
 @command("run-now")
 @_asking
 def run_now(session: Session, **given: Any) -> None:
-    """Let delayed tasks run now, by ids or by criteria."""
+    """Run delayed tasks now, by ids or by criteria."""
     _run(session, Change("Run", "made ready", Delayed.run_now, Delayed.run_now_many), given)
 
 
 @command("reschedule")
 @click.option("--to", type=TIME, help="Due at this time, such as +2h or 2030-01-01T09:00.")
-@click.option("--by", type=SPAN, help="Due so much later, such as 30m; earlier with a minus.")
-@click.option("--spread", type=SPAN, help="Due evenly over so long a time, from --to or now on.")
+@click.option("--by", type=SPAN, help="Move by this time, such as 30m; earlier with a minus.")
+@click.option(
+    "--spread", type=SPAN, help="Spread evenly over this period, which starts at --to or now."
+)
 @_asking
 def reschedule(
     session: Session,
@@ -63,14 +65,14 @@ def reschedule(
     spread: timedelta | None,
     **given: Any,
 ) -> None:
-    """Give delayed tasks another due time.
+    """Move delayed tasks to another due time.
 
-    They are given by ids or by criteria.
+    Select them by ids or by criteria.
     """
     if (by is None) == (to is None and spread is None):
         raise click.UsageError("Give --to, --spread or both, or else --by.")
     if given["ids"] and spread is not None:
-        raise click.UsageError("--spread is for tasks that meet criteria, not for ids.")
+        raise click.UsageError("--spread needs criteria, not ids.")
 
     def one(delayed: Delayed, id: str, queue: str | None) -> bool:
         eta = to
@@ -91,7 +93,7 @@ def _run(session: Session, change: Change, given: dict[str, Any]) -> None:
     ids, yes, dry_run = dict.fromkeys(given.pop("ids")), given.pop("yes"), given.pop("dry_run")
     query, queue = Query(**given), given.pop("queue")
     if not ids and query.is_empty:
-        raise click.UsageError("Give ids or criteria; --task '*' means all.")
+        raise click.UsageError("Give ids or criteria; --task '*' selects all.")
     if not ids:
         _change_found(session, change, query, yes, dry_run)
     elif Query(**given).is_empty:

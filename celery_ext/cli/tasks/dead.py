@@ -42,7 +42,7 @@ PART_SIZE = 1_000
 
 @click.group("dead", cls=DYMGroup)
 def dead() -> None:
-    """Look at dead letters, replay or purge them."""
+    """Show, replay or purge dead letters."""
 
 
 def _letters(
@@ -134,7 +134,7 @@ class Choice:
 
 _choosing = all_of(
     ids_argument,
-    click.option("--all", "whole", is_flag=True, help="All that there are."),
+    click.option("--all", "whole", is_flag=True, help="Select all dead letters."),
     task_option,
     queue_option,
     asking_options,
@@ -142,12 +142,12 @@ _choosing = all_of(
 
 
 @command("replay", dead)
-@click.option("--at", type=TIME, help="When, such as +2h; without it, now.")
+@click.option("--at", type=TIME, help="When to run, such as +2h. Default: now.")
 @_choosing
 def replay(session: Session, at: datetime | None, **given: Any) -> None:
-    """Give dead letters another try.
+    """Replay dead letters: give them another try.
 
-    Their deliveries are counted anew.
+    Their deliveries are counted from zero.
     """
     change = partial(session.delayed.dead.replay, at=at)
     _run(session, "Replay", "replayed", change, Choice(**given))
@@ -156,7 +156,7 @@ def replay(session: Session, at: datetime | None, **given: Any) -> None:
 @command("purge", dead)
 @_choosing
 def purge(session: Session, **given: Any) -> None:
-    """Drop dead letters for good."""
+    """Delete dead letters."""
     _run(session, "Purge", "purged", session.delayed.dead.purge, Choice(**given))
 
 

@@ -39,15 +39,15 @@ STYLES = {
 
 @command("events")
 @queue_option
-@click.option("--id", "task_id", type=TEXT, help="Only of the task with this id.")
+@click.option("--id", "task_id", type=TEXT, help="Only events of the task with this id.")
 @limit_option(20)
-@click.option("-f", "--follow", is_flag=True, help="Go on until Ctrl-C, in these queues.")
+@click.option("-f", "--follow", is_flag=True, help="Continue with new events until Ctrl-C.")
 def events(
     session: Session, queue: str | None, task_id: str | None, limit: int, follow: bool
 ) -> None:
-    """Show what has happened to messages, the newest last.
+    """Show lifecycle events of messages, the newest last.
 
-    Kept are about as many for each queue as the transport option delayed_events says.
+    The transport option delayed_events sets how many each queue keeps.
     With --json, each event is one line.
     """
     names = session.delayed.shards(queue) if follow else []

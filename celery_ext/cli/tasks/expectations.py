@@ -27,23 +27,28 @@ STATE_STYLES = {
     "cancelled": "dim",
 }
 
-tenant_option = click.option("--tenant", type=TEXT, help="The tenant whose key it is.")
+tenant_option = click.option("--tenant", type=TEXT, help="The tenant that the key belongs to.")
 id_option = click.option(
-    "--id", "answer_id", type=TEXT, help="Of the answer: given again it is told the same."
+    "--id",
+    "answer_id",
+    type=TEXT,
+    help="Id of the answer: repeating it returns the same outcome.",
 )
 
 
 @click.group("expectations", cls=DYMGroup)
 def expectations() -> None:
-    """Look at the answers that tasks wait for; answer in place of others."""
+    """Show the answers that tasks wait for, or give an answer."""
 
 
 @command("list", expectations)
 @tenant_option
-@click.option("--state", type=click.Choice([*STATE_STYLES]), help="Only those of one state.")
+@click.option(
+    "--state", type=click.Choice([*STATE_STYLES]), help="Only expectations in this state."
+)
 @limit_option(20)
 def list_(session: Session, tenant: str | None, state: str | None, limit: int) -> None:
-    """Show what is expected or was of late, the next timeouts first, then by when it ended."""
+    """Show open and recent expectations, the next timeouts first."""
     with session.progress("Reading") as advance:
         found = []
         for info in session.delayed.expectations.list(tenant):
@@ -83,7 +88,7 @@ def _table(infos: list[ExpectationInfo]) -> Table:
 @click.argument("key")
 @tenant_option
 def show(session: Session, key: str, tenant: str | None) -> None:
-    """Show what is known of a key."""
+    """Show the expectation of a key."""
     info = session.delayed.expectations.get(key, tenant)
     session.emit(info.as_dict() if info else None)
     if info is None:
@@ -101,7 +106,7 @@ def show(session: Session, key: str, tenant: str | None) -> None:
 @tenant_option
 @id_option
 def respond(session: Session, key: str, payload: str, **named: Any) -> None:
-    """Answer with a payload, which is JSON."""
+    """Give an answer: a payload in JSON."""
     try:
         content = json.loads(payload)
     except ValueError as error:
@@ -115,7 +120,7 @@ def respond(session: Session, key: str, payload: str, **named: Any) -> None:
 @tenant_option
 @id_option
 def fail(session: Session, key: str, error: str, **named: Any) -> None:
-    """Say that there will be no answer, and why."""
+    """Report that there will be no answer, and why."""
     _tell(session, key, session.delayed.expectations.fail(key, error, **named))
 
 
@@ -132,7 +137,7 @@ def _tell(session: Session, key: str, outcome: str) -> None:
 @click.argument("key")
 @tenant_option
 def cancel(session: Session, key: str, tenant: str | None) -> None:
-    """Expect nothing any more; an answer that comes is late."""
+    """Cancel an expectation. A later answer is late."""
     done = session.delayed.expectations.cancel(key, tenant)
     session.emit({"key": key, "cancelled": done})
     if not done:

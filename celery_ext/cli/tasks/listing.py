@@ -44,7 +44,7 @@ def limit_option(default: int) -> Any:
         type=click.IntRange(min=0),
         default=default,
         show_default=True,
-        help="Show so many; 0: all.",
+        help="Show this many; 0: all.",
     )
 
 
@@ -67,7 +67,7 @@ def _present(session: Session, found: Iterator[TaskInfo], limit: int) -> int:
 @queue_option
 @limit_option(20)
 def list_(session: Session, queue: str | None, limit: int) -> None:
-    """Show what is due next."""
+    """Show the tasks that are due next."""
     count = _present(session, soonest(session, {"queue": queue}), limit)
     if not count:
         session.nothing("Nothing is delayed.")
@@ -91,7 +91,7 @@ def list_(session: Session, queue: str | None, limit: int) -> None:
 def find(
     session: Session, state: str, error: str | None, worker: str | None, limit: int, **given: Any
 ) -> None:
-    """Show tasks in a state that meet all criteria."""
+    """Show tasks in a state that match all criteria."""
     if state != "delayed":
         if any(value for name, value in given.items() if name not in ("queue", "task")):
             raise click.UsageError(f"--state {state} takes --queue, --task, --error and --worker")
@@ -122,7 +122,7 @@ def _recorded_criteria(
 @click.argument("id")
 @queue_option
 def show(session: Session, id: str, queue: str | None) -> None:
-    """Show what is known of a task in any state."""
+    """Show a task in any state."""
     with session.progress("Searching") as advance:
         info = session.delayed.get(id, queue, progress=advance)
     session.emit(info.as_dict() if info else None)
@@ -153,7 +153,7 @@ def _facts(info: TaskInfo) -> Table:
 def count(session: Session, **given: Any) -> None:
     """Count messages by queue and state.
 
-    With criteria: the delayed tasks that meet all of them.
+    With criteria, count the delayed tasks that match all of them.
     """
     query = Query(**given)
     if not replace(query, queue=None).is_empty:

@@ -27,7 +27,7 @@ def respond(
     tenant: str | None = None,
     answer_id: str | None = None,
 ) -> str:
-    """Give the answer to what is expected under a key of a tenant, from any program.
+    """Deliver the answer that a task expects under a key. Any program may call it.
 
     Returns ACCEPTED, EARLY, LATE or UNKNOWN. `payload` is what Kombu's JSON can hold. Who may give
     an answer twice, such as the consumer of a log, names it: the second time it is told the same as
@@ -45,7 +45,7 @@ def fail(
     tenant: str | None = None,
     answer_id: str | None = None,
 ) -> str:
-    """As `respond`: there is no answer and will be none, for a reason."""
+    """Report, like `respond`, that there will be no answer, with the reason."""
     return answer(ExpectationQueue(app), key, tenant, answer_id, {"error": error_text(error)})
 
 

@@ -36,7 +36,7 @@ _making = threading.Lock()
 
 @dataclass(frozen=True)
 class Expectation:
-    """What is expected, and its state: "open" or, where it has ended already, how.
+    """An expectation and its state: "open", or how it ended.
 
     "answered" and "failed" (the answer was there before the question), "timed_out", "cancelled".
     """
@@ -64,7 +64,7 @@ def expect(
     as_result: bool = False,
     app: Celery | None = None,
 ) -> Expectation:
-    """Expect an answer to come under a key, once, until the timeout.
+    """Wait for one answer under a key until the timeout, without blocking.
 
     Exactly one of the signatures is sent: `on_response` with the payload in front of its arguments,
     `on_failure` with the error's text, `on_timeout` with the key; at least once. `timeout` is
@@ -102,11 +102,11 @@ def _asking_task() -> Task | None:
 def _checked_app(app: Celery | None, task: Task | None, as_result: bool) -> Celery:
     """The app, where an answer can be expected there. Raises ExpectationError."""
     if app is None:
-        raise ExpectationError("expect is called in a task; elsewhere it takes app=…")
+        raise ExpectationError("outside of a task, expect needs app=…")
     if app.conf.task_always_eager:
         raise ExpectationError(
-            "with task_always_eager nobody waits for an answer; test with a broker and a worker: "
-            "the fixtures delayed_app and delayed_worker"
+            "with task_always_eager nothing can wait for an answer; test with a broker and a "
+            "worker: the fixtures delayed_app and delayed_worker"
         )
     if as_result and (task is None or task.request.is_eager):
         raise ExpectationError("expect(as_result=True) needs a task that a worker runs")

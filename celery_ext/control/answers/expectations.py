@@ -51,7 +51,7 @@ class ExpectationInfo:
 
 
 class Expectations:
-    """The expectations of an app's broker, at `Delayed.expectations`. No worker needs to run."""
+    """Expectations of an app's broker (`Delayed.expectations`). No worker needs to run."""
 
     def __init__(self, delayed: Queues) -> None:
         self._delayed = delayed
@@ -64,11 +64,11 @@ class Expectations:
 
     @property
     def limit_bytes(self) -> int:
-        """How long an answer may be as JSON."""
+        """The maximum size of an answer as JSON."""
         return self._queue.options.answer_bytes
 
     def list(self, tenant: str | None = None) -> Iterator[ExpectationInfo]:
-        """All that are known, in no order, read lazily; of one tenant, where it is given."""
+        """All expectations, or those of one tenant, unordered, read lazily."""
         for page in self._queue.correlation.pages():
             now_ms = int(time.time() * 1000)
             for note in page:
@@ -78,7 +78,7 @@ class Expectations:
                         yield info
 
     def get(self, key: str, tenant: str | None = None) -> ExpectationInfo | None:
-        """What is known of a key; None: nothing."""
+        """The expectation of a key, or None."""
         note, now_ms = self._queue.correlation.get(name_of(key, tenant)), int(time.time() * 1000)
         if note is None or not (note.is_waiting or note.until_ms > now_ms):
             return None
@@ -92,7 +92,7 @@ class Expectations:
         tenant: str | None = None,
         answer_id: str | None = None,
     ) -> str:
-        """As `celery_ext.respond`."""
+        """Like `celery_ext.respond`."""
         return answer(self._queue, key, tenant, answer_id, {"payload": payload})
 
     def fail(
@@ -103,11 +103,11 @@ class Expectations:
         tenant: str | None = None,
         answer_id: str | None = None,
     ) -> str:
-        """As `celery_ext.fail`."""
+        """Like `celery_ext.fail`."""
         return answer(self._queue, key, tenant, answer_id, {"error": error_text(error)})
 
     def cancel(self, key: str, tenant: str | None = None) -> bool:
-        """Expect nothing any more; True if it was open. Its result is REVOKED."""
+        """Cancel an expectation. True if it was open. Its result is REVOKED."""
         kept_ms = self._queue.options.remember_ms
         waiting = self._queue.correlation.cancel(name_of(key, tenant), kept_ms)
         if waiting is None:

@@ -21,31 +21,30 @@ class ExpectationOptions:
 
     queue: str = option(
         "",
-        "The queue in which expectations wait for their answer or timeout; some worker must "
+        "The queue in which expectations wait for their answer or timeout. A worker must "
         "consume it. Empty: the app's `task_default_queue`.",
     )
     timeout_seconds: float = option(
         86_400.0,
-        "The timeout of what names none, where no `Timeout` policy of the task or of its queue has "
-        "one.",
+        "The default timeout, if no `Timeout` policy of the task or of its queue has one.",
         0.001,
         10 * 366 * 86_400,
     )
     early_seconds: float = option(
         3_600.0,
-        "How long an answer is kept whose question has yet to come. 0: not at all.",
+        "How long to keep an answer that arrives before anyone expects it. 0: not at all.",
         0,
         366 * 86_400,
     )
-    early_limit: int = option(100_000, "How many such answers are kept.", 1, 100_000_000)
+    early_limit: int = option(100_000, "How many early answers are kept.", 1, 100_000_000)
     remember_seconds: float = option(
         86_400.0,
-        "How long after its end it is known how an expectation has ended: so long a second answer "
-        "is told that it is late.",
+        "How long the outcome of an expectation is kept. During this time a second answer "
+        "gets `late`.",
         1,
         366 * 86_400,
     )
-    answer_bytes: int = option(1 << 20, "Size of an answer as JSON.", 100, 1 << 28)
+    answer_bytes: int = option(1 << 20, "Maximum size of an answer as JSON.", 100, 1 << 28)
 
     @classmethod
     def of(cls, app: Celery) -> ExpectationOptions:

@@ -1,4 +1,4 @@
-"""The whole backlog to a file and back."""
+"""Backup of the whole backlog to a file, and restore."""
 
 from __future__ import annotations
 

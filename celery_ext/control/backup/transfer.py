@@ -52,7 +52,7 @@ class BackupReport:
 
 @dataclass
 class RestoreReport:
-    """What became of the messages and dead letters of a file; `already` were there before."""
+    """The result of a restore. `already` counts messages that existed before."""
 
     messages: int = 0
     dead: int = 0
@@ -66,7 +66,7 @@ def backup(
     queue: str | None = None,
     progress: bool | Progress | None = None,
 ) -> BackupReport:
-    """Write what is delayed and what is dead, in one queue or in all, to a file.
+    """Write the delayed messages and dead letters of one queue, or of all, to a file.
 
     Read page by page while the broker works: what is scheduled, moved or falls due meanwhile may be
     in the file or not. The file takes its name when it is whole. `progress` is called with a number
@@ -141,7 +141,7 @@ def restore(
     *,
     check: bool = True,
 ) -> RestoreReport:
-    """Put back what a file has, of one queue or of all, into this broker.
+    """Restore the messages of a file, for one queue or for all, into this broker.
 
     Twice is safe: what is there stays as it is. What is due by now runs at once. The whole file is
     checked first; without `check` what comes before a damage is restored. `progress` is as for
@@ -155,7 +155,7 @@ def restore(
 
 
 def inspect(path: FilePath, progress: Progress | None = None) -> dict[str, Any]:
-    """Check a file; what its header and its end say, and `counts` of both kinds by queue.
+    """Check a file. Returns its header, its end, and `counts` of messages by queue.
 
     `progress` is called with a number of bytes. Raises as `restore` does.
     """

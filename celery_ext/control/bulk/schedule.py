@@ -52,7 +52,7 @@ class Refused(NamedTuple):
 
 @dataclass
 class BulkReport:
-    """What became of the rows.
+    """The result of scheduling rows.
 
     `rows` are dealt with. `delayed`, `ready` (due at once) and `already` (there before) count
     messages; `refused` counts rows, of which the first ones are in `refusals`.

@@ -34,7 +34,7 @@ def read_place(text: str, identity: Identity) -> tuple[str, int, str]:
     """A place in a shard: its name, a time in ms and what is there. Raises a Problem as `read`."""
     shard, at_ms, name = read(text, str, int, str)
     if not identity.sees_queue(queue_of(shard)):
-        raise Problem.of_field("cursor", "it is of another queue", 403)
+        raise Problem.of_field("cursor", "it belongs to another queue", 403)
     if not 0 <= at_ms <= NEVER_MS:
         raise _unknown()
     return shard, at_ms, name

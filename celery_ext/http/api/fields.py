@@ -82,8 +82,8 @@ class Given(BaseModel):
 class Timed(Given):
     """With a due time: `due` or `delay`, or neither."""
 
-    due: Moment | None = Field(None, description="When it is due, ISO 8601.")
-    delay: Span | None = Field(None, description='How long from now: "15s", "3d", or seconds.')
+    due: Moment | None = Field(None, description="The due time, in ISO 8601.")
+    delay: Span | None = Field(None, description='The delay from now: "15s", "3d", or seconds.')
 
     @model_validator(mode="after")
     def _either(self) -> Timed:
@@ -106,7 +106,7 @@ def check_plain(given: BaseModel, *names: str) -> None:
     for name in names:
         value = getattr(given, name)
         if value and not is_plain(value):
-            raise ValueError(f"{name}: objects of __type__ and __value__ are not taken")
+            raise ValueError(f"{name}: objects with __type__ and __value__ are not accepted")
 
 
 def is_plain(value: Any) -> bool:

@@ -16,9 +16,9 @@ class KeyState(BaseModel):
     key: str
     in_use: int | None
     waiting: int
-    first_due: str | None = Field(description="When the first of those that wait was due.")
-    tokens: float | None = Field(None, description="Tasks that may begin now, by its rate.")
-    slots: int | None = Field(None, description="Of a share: how many slots it has.")
+    first_due: str | None = Field(description="When the first waiting message was due.")
+    tokens: float | None = Field(None, description="Tasks that may start now under its rate.")
+    slots: int | None = Field(None, description="The slots of a share.")
 
 
 class LimitState(BaseModel):
@@ -27,20 +27,26 @@ class LimitState(BaseModel):
     queue: str
     name: str
     kind: Literal["limit", "drain", "shares", "throttler", "undeclared"]
-    task: str | None = Field(description="The task that has it; null: the queue has.")
-    by: str | None = Field(description="What its keys are read from; null: it has none.")
-    capacity: int | None = Field(description="How many may run at once, of each key.")
-    rate: str | None = Field(description='How many may begin in a time, of each key: "100/m".')
+    task: str | None = Field(description="The task that declares it; null: the queue does.")
+    by: str | None = Field(description="Where its keys are read from; null: it has no keys.")
+    capacity: int | None = Field(description="How many tasks may run at once, per key.")
+    rate: str | None = Field(
+        description=('How many tasks may start in a period, per key: "100/m".')
+    )
     burst: int | None
-    after_seconds: float | None = Field(description="What is not later than that does not count.")
-    critical: bool = Field(description="Whether some tasks need not wait for it.")
-    declared: bool = Field(description="Whether the app of this server knows it.")
-    in_use: int | None = Field(description="Slots that running tasks have.")
-    tokens: float | None = Field(description="Tasks that may begin now, where it has no keys.")
+    after_seconds: float | None = Field(
+        description="Tasks that are not later than this do not count."
+    )
+    critical: bool = Field(description="Whether some tasks are exempt from waiting.")
+    declared: bool = Field(description="Whether the app of this server knows the limit.")
+    in_use: int | None = Field(description="Slots in use by running tasks.")
+    tokens: float | None = Field(description="Tasks that may start now, if it has no keys.")
     waiting: int = Field(description="Messages that wait for it.")
-    first_due: str | None = Field(description="When the first of them was due.")
-    keys: int | None = Field(description="Keys in use or waited for; null: it has none.")
-    busiest: list[KeyState] = Field(description="Some of its keys: those that most waits for.")
+    first_due: str | None = Field(description="When the first of these messages was due.")
+    keys: int | None = Field(
+        description="Number of keys in use or waited for; null: it has no keys."
+    )
+    busiest: list[KeyState] = Field(description="The keys with most waiting messages.")
     shares: list[KeyState]
 
 
@@ -55,18 +61,20 @@ class QueueLimits(BaseModel):
     """The gate of a queue."""
 
     queue: str
-    turns_by: str | None = Field(description="What turns go by; null: there are none.")
-    waiting: int = Field(description="Messages that wait there, for a limit or for their turn.")
+    turns_by: str | None = Field(description="Where the key of turns is read from; null: no turns.")
+    waiting: int = Field(description="Messages that wait for a limit or for their turn.")
     waiting_for_turn: int
-    is_complete: bool = Field(description="False where so much waits that a part was not read.")
+    is_complete: bool = Field(
+        description="False if a part was not read because too many messages wait."
+    )
     limits: list[LimitState]
 
 
 class LimitDetail(LimitState):
     """A limit with its keys, and some of the tasks that wait for it."""
 
-    page: list[KeyState] = Field(description="Its keys, those that most waits for in front.")
-    tasks: list[TaskState] = Field(description="Who waits for it, the first ones.")
+    page: list[KeyState] = Field(description="Its keys, those with most waiting messages first.")
+    tasks: list[TaskState] = Field(description="The first tasks that wait for it.")
     next: str | None = Field(None, description="The cursor of the next keys; null: the end.")
 
 
@@ -80,7 +88,7 @@ class LimitsQuery(OneQueue):
 class KeysQuery(Given):
     """Which keys of a limit."""
 
-    key: Name | None = Field(None, description="Those with this text in them.")
+    key: Name | None = Field(None, description="Only keys that contain this text.")
     limit: int = Field(100, ge=1, le=1_000)
     cursor: Cursor | None = None
 
@@ -107,9 +115,9 @@ class TenantState(BaseModel):
     tenant: str
     queue: str
     waiting: int
-    first_due: str | None = Field(description="When the first of those that wait was due.")
-    weight: float | None = Field(description="How many turns it has where others have one.")
-    turn: int | None = Field(description="1: its turn is next; null: it waits for none.")
+    first_due: str | None = Field(description="When the first waiting message was due.")
+    weight: float | None = Field(description="How many turns it gets while others get one.")
+    turn: int | None = Field(description="1: its turn is next; null: it does not wait for a turn.")
     waits_for: list[WaitState]
     in_use: list[UseState]
 
@@ -117,14 +125,18 @@ class TenantState(BaseModel):
 class TenantsQuery(LimitsQuery):
     """Which tenants."""
 
-    tenant: Name | None = Field(None, description="With * and ? for any text and character.")
+    tenant: Name | None = Field(
+        None, description="A pattern: * stands for any text, ? for any character."
+    )
 
 
 class Tenants(BaseModel):
     """Some tenants, those of whom most waits in front, and where the next ones begin."""
 
     tenants: list[TenantState]
-    is_complete: bool = Field(description="False where so much waits that a part was not read.")
+    is_complete: bool = Field(
+        description="False if a part was not read because too many messages wait."
+    )
     next: str | None = Field(None, description="The cursor of the next page; null: the end.")
 
 

@@ -24,15 +24,17 @@ class NewTask(Timed):
     task: Name | None = Field(None, description="Name of the task.")
     args: list[Any] = Field(default_factory=list)
     kwargs: dict[str, Any] = Field(default_factory=dict)
-    topic: Name | None = Field(None, description="HTTP job: what the receiver knows it by.")
+    topic: Name | None = Field(None, description="HTTP job: its topic, which the receiver gets.")
     callback: str | None = Field(
-        None, max_length=2_000, description="HTTP job: the URL that gets a POST when it is due."
+        None,
+        max_length=2_000,
+        description="HTTP job: the URL that receives a POST at the due time.",
     )
-    content: Any = Field(None, description="HTTP job: what is posted, any JSON.")
-    retry: int = Field(3, ge=0, le=30, description="HTTP job: how often it is tried again.")
+    content: Any = Field(None, description="HTTP job: the content to post, any JSON.")
+    retry: int = Field(3, ge=0, le=30, description="HTTP job: the number of retries.")
     queue: Name | None = None
     priority: Priority | None = None
-    expires: Moment | None = Field(None, description="A task that begins later is skipped.")
+    expires: Moment | None = Field(None, description="A task that would start later is skipped.")
     tenant: Name | None = None
     headers: dict[str, HeaderValue] = Field(default_factory=dict)
 
@@ -104,23 +106,27 @@ class TaskState(BaseModel):
 
     id: str
     status: Status
-    waiting_for: str | None = Field(None, description="What a waiting task waits for.")
+    waiting_for: str | None = Field(None, description="The reason why a task waits.")
     task: str
     queue: str
     due: str | None
     priority: int | None = None
     tenant: str | None = None
-    args: str | None = Field(None, description="As Celery shows them, shortened.")
+    args: str | None = Field(None, description="As shown by Celery, shortened.")
     kwargs: str | None = None
     topic: str | None = None
     callback: str | None = None
     consumer: str | None = None
-    reason: str | None = Field(None, description="Why it is dead, or what a policy says of it.")
-    deliveries: int | None = Field(None, description="How often it was delivered in vain.")
+    reason: str | None = Field(
+        None, description="Why it is a dead letter, or the reason of a policy."
+    )
+    deliveries: int | None = Field(None, description="How often it was delivered without success.")
     retries: int | None = None
     started: str | None = Field(None, description="When its last run began.")
     run_seconds: float | None = Field(None, description="How long its last run took.")
-    at: str | None = Field(None, description="When it ended.")
+    at: str | None = Field(
+        None, description="When it ended, became a dead letter or was cancelled."
+    )
 
 
 class Created(BaseModel):
@@ -132,17 +138,19 @@ class Created(BaseModel):
 
 
 class Page(BaseModel):
-    """Some of the tasks that are meant, and where the next ones begin."""
+    """A page of the matching tasks, and the cursor of the next page."""
 
     tasks: list[TaskState]
     next: str | None = Field(None, description="The cursor of the next page; null: the end.")
 
 
 class Filter(Given):
-    """Which delayed tasks are meant."""
+    """Criteria for delayed tasks."""
 
     queue: Name | None = None
-    task: Name | None = Field(None, description="With * and ? for any text and character.")
+    task: Name | None = Field(
+        None, description="A pattern: * stands for any text, ? for any character."
+    )
     tenant: Name | None = None
     due_after: Moment | None = None
     due_before: Moment | None = None
@@ -175,7 +183,9 @@ class QueueCounts(BaseModel):
 class QueueMetrics(QueueCounts):
     """A queue, and what is due soon; times are seconds."""
 
-    work: int = Field(description="To be done within a minute: ready, due, unacked, due in it.")
+    work: int = Field(
+        description="Work of the next minute: ready, due, unacked, and due within it."
+    )
     consumers: int
     oldest_due_seconds: float
     next_due_seconds: float | None
@@ -183,7 +193,7 @@ class QueueMetrics(QueueCounts):
     due_within_hour: int
     due_within_day: int
     is_estimate: bool
-    waiting: int = Field(description="Of `due`, those that wait for their turn or for a limit.")
+    waiting: int = Field(description="Those of `due` that wait for their turn or for a limit.")
     oldest_waiting_seconds: float
 
 
@@ -233,11 +243,11 @@ class Consumers(BaseModel):
 
 
 class DeadQuery(OneQueue):
-    """Which dead letters are meant."""
+    """The selected dead letters."""
 
     task: Name | None = None
     reason: Annotated[str, StringConstraints(max_length=2_000)] | None = Field(
-        None, description="With * and ? for any text and character."
+        None, description="A pattern: * stands for any text, ? for any character."
     )
     limit: int = Field(100, ge=1, le=1_000)
     cursor: Cursor | None = None
@@ -282,7 +292,7 @@ class Changed(BaseModel):
 
 
 class EventQuery(OneQueue):
-    """Which lifecycle events are meant."""
+    """Criteria for lifecycle events."""
 
     task_id: Id | None = None
     event: Annotated[str, StringConstraints(pattern=r"^[a-z]{1,20}$")] | None = None
@@ -294,7 +304,9 @@ class NewAnswer(Given):
     payload: Any = Field(None, description="Any JSON.")
     error: Annotated[str, StringConstraints(min_length=1, max_length=10_000)] | None = None
     tenant: Name | None = None
-    id: Id | None = Field(None, description="Of the answer: sent again it is told the same.")
+    id: Id | None = Field(
+        None, description="Id of the answer: repeating it returns the same outcome."
+    )
 
     @model_validator(mode="after")
     def _one(self) -> NewAnswer:

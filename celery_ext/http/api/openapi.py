@@ -23,7 +23,7 @@ _WHY = {
     404: "There is nothing of this name.",
     409: "It is in another state.",
     413: "The body is too large.",
-    415: "The body is of another type.",
+    415: "The body has another content type.",
     422: "A field is wrong; `errors` names it.",
     429: "Too many requests; `Retry-After` says when to try again.",
     503: "Overloaded, or Redis does not answer; `Retry-After` says when to try again.",

@@ -172,7 +172,7 @@ async def read_json(request: Request, model: type[BaseModel]) -> Any:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     # A page of another site can send a form without asking, but no JSON.
     if kind != "application/json" and not kind.endswith("+json"):
-        raise Problem(415, "the content type is to be application/json")
+        raise Problem(415, "the content type must be application/json")
     return await read_any(request, model)
 
 

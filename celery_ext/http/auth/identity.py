@@ -23,12 +23,12 @@ class Identity:
     def require(self, scope: str) -> None:
         """Raises a Problem where it has not."""
         if not self.has(scope):
-            raise _forbidden(f"this token has not the scope {scope}")
+            raise _forbidden(f"this token does not have the scope {scope}")
 
     def require_whole(self) -> None:
         """Raises a Problem for what tells of all tenants to one that is bound to some."""
         if self.tenants:
-            raise _forbidden("this token is bound to tenants, and this is about all of them")
+            raise _forbidden("this token is restricted to tenants, and this covers all tenants")
 
     def sees_queue(self, queue: str) -> bool:
         """Whether a queue is its."""
@@ -45,18 +45,18 @@ class Identity:
         if given is None and len(self.tenants) == 1:
             return next(iter(self.tenants))
         if given not in self.tenants:
-            raise _forbidden("this token is bound to other tenants", "tenant")
+            raise _forbidden("this token is restricted to other tenants", "tenant")
         return given
 
     def check_tenant(self, tenant: str) -> None:
         """Raises a Problem for a tenant that is not its."""
         if self.tenants and tenant not in self.tenants:
-            raise _forbidden("this token is bound to other tenants", "tenant")
+            raise _forbidden("this token is restricted to other tenants", "tenant")
 
     def check_queue(self, queue: str) -> None:
         """Raises a Problem for a queue that is not its."""
         if not self.sees_queue(queue):
-            raise _forbidden("this token is bound to other queues", "queue")
+            raise _forbidden("this token is restricted to other queues", "queue")
 
 
 def _forbidden(detail: str, field: str = "") -> Exception:

@@ -11,11 +11,11 @@ TIMESTAMP, SIGNATURE = "Delayed-Timestamp", "Delayed-Signature"
 
 
 class SignatureError(ValueError):
-    """A callback is not signed as it should be, or too old."""
+    """The signature of a callback is missing, wrong or too old."""
 
 
 def sign(secrets: Iterable[str], body: bytes, now: float | None = None) -> dict[str, str]:
-    """Headers for a body: one signature for each secret, none without any."""
+    """Headers for a body, with one signature for each secret."""
     keys = tuple(secrets)
     if not keys:
         return {}
@@ -31,14 +31,14 @@ def verify(
     tolerance_seconds: float = 300,
     now: float | None = None,
 ) -> None:
-    """Raises SignatureError unless one of the signatures is of this secret, body and time."""
+    """Check the signatures of a body. Raises SignatureError if none is valid."""
     given = {name.lower(): value for name, value in headers.items()}
     at, signatures = given.get(TIMESTAMP.lower(), ""), given.get(SIGNATURE.lower(), "")
     expected = _signature(secret, at, body)
     found = [each.strip().encode() for each in signatures.split(",")]
     is_ours = [hmac.compare_digest(expected.encode(), each) for each in found]
     if True not in is_ours:
-        raise SignatureError("no signature is of this secret and body")
+        raise SignatureError("no signature matches this secret and body")
     age = (time.time() if now is None else now) - int(at)
     if abs(age) > tolerance_seconds:
         raise SignatureError(f"it was signed {age:.0f} seconds ago")

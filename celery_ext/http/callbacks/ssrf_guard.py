@@ -88,7 +88,7 @@ def split(url: str) -> Target:
         raise CallbackRefused("there is no port 0")
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     if not path.isascii():
-        raise CallbackRefused("its path has characters that are to be encoded, as %C3%BC")
+        raise CallbackRefused("its path has characters that must be encoded, such as %C3%BC")
     return Target(parts.scheme, _host(host), port or (443 if parts.scheme == "https" else 80), path)
 
 

@@ -284,7 +284,7 @@ async def queued_poll(call: Call) -> dict[str, Any]:
 
 @operations.add("POST", "/ack", "schedule", Acked, body=Acks)
 def queued_ack(call: Call) -> dict[str, int]:
-    """Tasks that were polled are done."""
+    """Acknowledge tasks that were polled."""
     held = [long_poll.read_ack(ack) for ack in call.body.acks]
     for each in held:
         call.identity.check_queue(each.queue)

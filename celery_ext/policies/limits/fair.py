@@ -17,7 +17,7 @@ LEAST_WEIGHT, MOST_WEIGHT = 0.001, 1_000_000
 
 
 class Fair(Gated):
-    """Lets keys with waiting tasks have turns: `Fair(by="tenant", weights={"ada": 3})`.
+    """Gives keys with waiting tasks turns: `Fair(by="tenant", weights={"ada": 3})`.
 
     `by` is the name of a header or of a keyword argument, or is called with the message. A key of
     weight 3 has three turns where others have one; `weights` may be a function of the key.
@@ -59,14 +59,14 @@ class Fair(Gated):
     def _checked(key: str, weight: float) -> float:
         if not isinstance(weight, (int, float)) or not LEAST_WEIGHT <= weight <= MOST_WEIGHT:
             raise PolicyError(
-                f"the weight of {key!r} is to be a number from {LEAST_WEIGHT:g} to "
+                f"the weight of {key!r} must be a number from {LEAST_WEIGHT:g} to "
                 f"{MOST_WEIGHT:g}, not {weight!r}"
             )
         return float(weight)
 
 
 class Order(Gated):
-    """Which task of a key goes first: `Order("priority", "due")` or `Order("due", "priority")`.
+    """Orders tasks within a key: `Order("priority", "due")` or `Order("due", "priority")`.
 
     `by` is where the priority is: the name of a header or of a keyword argument, or a function of
     the message; None: Kombu's own. It may be any whole number, and the lowest is the most urgent,

@@ -19,7 +19,7 @@ MOST = 1_000_000_000
 
 
 class Limit(Gated):
-    """Lets no more run than this: `Limit(concurrency=5, rate="100/m", burst=10, by="customer")`.
+    """Limits concurrency and rate: `Limit(concurrency=5, rate="100/m", by="customer")`.
 
     `concurrency` is how many may run at once, `rate` how many may begin in a time, with up to
     `burst` at once after a pause. `by` gives each key a limit of its own: the name of a header or
@@ -96,7 +96,7 @@ class Limit(Gated):
 
 
 class Drain(Gated):
-    """Lets what is late begin no faster than this: `Drain("50/s", after="5m")`.
+    """Limits the rate at which late tasks start: `Drain("50/s", after="5m")`.
 
     What is not later than `after` does not count.
     """

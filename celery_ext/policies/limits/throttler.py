@@ -16,7 +16,7 @@ _TASK, _TENANT = "running task", "running tenant"
 
 
 class Running:
-    """What of a queue runs now over all workers, or is about to, without the message itself."""
+    """The running tasks of a queue across all workers, without the message itself."""
 
     def __init__(self, slots: Mapping[str, int], own: Mapping[str, int] | None = None) -> None:
         counts = dict(slots)
@@ -44,7 +44,7 @@ class Running:
 
 
 class Throttler(Gated):
-    """A policy of your own that is asked with what runs now.
+    """Base class of policies that decide by the tasks that are running.
 
     A subclass has `decide(message, running)`. What it delays has no slots meanwhile.
     """

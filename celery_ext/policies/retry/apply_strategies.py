@@ -143,7 +143,7 @@ def _ask(
             return Retry(int(answer.at_ms), dict(answer.changes))
         if isinstance(answer, GiveUp):
             return answer
-        raise TypeError(f"a retry strategy answers with Retry or GiveUp, not {answer!r}")
+        raise TypeError(f"a retry strategy must return Retry or GiveUp, not {answer!r}")
     except Exception as failure:
         logger.exception("The retry strategy of task %s[%s] has failed", message.task, message.id)
         return GiveUp(f"its retry strategy has failed: {describe(failure)}")

@@ -19,7 +19,7 @@ QUEUE_HEADER = "delayed_queue"
 
 @dataclass(frozen=True)
 class Attempt:
-    """A task that has failed, in the process that has run it. Times are ms, by this clock."""
+    """A failed task, in the process that ran it. Times are ms by the clock of that process."""
 
     id: str
     task: str
@@ -38,7 +38,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Retry:
-    """It is tried again at a time, in ms since the epoch.
+    """The task is retried at a time, in ms since the epoch.
 
     `changes` are options of `apply_async` that are other than before, `args` and `kwargs` too.
     """
@@ -49,13 +49,13 @@ class Retry:
 
 @dataclass(frozen=True)
 class GiveUp:
-    """It is not tried again, but buried."""
+    """The task is not retried and becomes a dead letter."""
 
     reason: str
 
 
 class RetryStrategy(Policy):
-    """Says when a task that has failed is tried again. A subclass has `next`."""
+    """Decides when a failed task is retried. Subclasses define `next`."""
 
     def next(self, message: Attempt, error: BaseException, attempt: int) -> Retry | GiveUp:
         """What follows from an error; `attempt` counts from 1."""
@@ -67,7 +67,7 @@ class RetryStrategy(Policy):
 
 
 class Backoff(RetryStrategy):
-    """Tries again after a while: `Backoff(10)` after 10, 20, 40 … seconds, six times in all.
+    """Retries with growing pauses: `Backoff(10)` after 10, 20, 40 … seconds, six runs in all.
 
     `seconds` is the first pause, which grows by `factor` (1: it stays) up to `longest`, or a list
     of all of them. `jitter` is by which part a pause is longer or shorter at random. After so many

@@ -14,7 +14,7 @@ from ..policy import RUN, Policy, PolicyError, length_ms
 
 
 class DropOlder(Policy):
-    """Drops what is later than this: `DropOlder("1h")`."""
+    """Drops tasks that are later than this: `DropOlder("1h")`."""
 
     needs_first_due = True
 
@@ -31,7 +31,7 @@ class DropOlder(Policy):
 
 
 class Spread(Policy):
-    """Spreads what is later than `after` over a period: `Spread("30m", after="1m")`.
+    """Spreads tasks that are later than `after` over a period: `Spread("30m", after="1m")`.
 
     Each message waits once, for a time that chance picks.
     """
@@ -55,7 +55,7 @@ class Spread(Policy):
 
 
 class Latest(Policy):
-    """Of late tasks with one key, runs the latest: `Latest(by="customer")`, a keyword argument.
+    """Runs only the latest of the late tasks with the same key: `Latest(by="customer")`.
 
     `by` is the name of a keyword argument or of a header, or is called with the message. What is
     later than `after` waits for `gather`, while others with its key are delivered; then all but the

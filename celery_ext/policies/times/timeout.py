@@ -15,7 +15,7 @@ OWN_LIMITS_HEADER = "delayed_own_limits"
 
 
 class Timeout(Policy):
-    """Gives a task so long, from when it was due: `Timeout("24h")`, by default a day.
+    """Limits the time from the due time to the end: `Timeout("24h")`, by default a day.
 
     What has not begun by then is buried, or dropped (`then="drop"`). What has gets the rest of the
     time as Celery's hard time limit, and as its soft one `soft` before that. An attempt that fails
@@ -31,7 +31,9 @@ class Timeout(Policy):
         self.soft_ms = None if soft is None else length_ms("Timeout(soft=…)", soft)
         self._outcome: Any = Bury if then == "bury" else Drop
         if self.soft_ms is not None and self.soft_ms >= self.after_ms:
-            raise PolicyError(f"Timeout({after!r}, soft={soft!r}): soft is to be the shorter one")
+            raise PolicyError(
+                f"Timeout({after!r}, soft={soft!r}): soft must be shorter than the timeout"
+            )
         self._given = f"{exact_text(self.after_ms)!r}, then={then!r}"
 
     def __repr__(self) -> str:

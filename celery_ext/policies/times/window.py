@@ -33,7 +33,7 @@ class Range(NamedTuple):
 
 
 class Window(Policy):
-    """Lets tasks run at some times of the day: `Window("05:00-07:00", tz="Europe/Berlin")`.
+    """Limits tasks to times of the day: `Window("05:00-07:00", tz="Europe/Berlin")`.
 
     It is open while a clock on the wall there shows a time within one of the ranges, the end not
     included. A range over midnight belongs to the day on which it starts. `days` are names or
@@ -199,8 +199,8 @@ def _days(text: str) -> frozenset[int]:
         first, _, last = part.partition("-")
         if first not in DAYS or (last or first) not in DAYS:
             raise PolicyError(
-                f'Window(days={text!r}) has {part!r}, which is no day: give days such as "mon-fri" '
-                'or "mon,wed,sat-sun"'
+                f"Window(days={text!r}) has {part!r}, which is not a day: give days such as "
+                '"mon-fri" or "mon,wed,sat-sun"'
             )
         start, end = DAYS.index(first), DAYS.index(last or first)
         found |= {(start + n) % 7 for n in range((end - start) % 7 + 1)}

@@ -1,4 +1,4 @@
-"""The backlog in Parquet files and back, and what was missed meanwhile."""
+"""Backup of the backlog to Parquet, restore, and replay of missed messages."""
 
 from __future__ import annotations
 

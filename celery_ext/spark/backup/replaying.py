@@ -66,7 +66,7 @@ def missed(
     since: datetime | None = None,
     until: datetime | None = None,
 ) -> DataFrame:
-    """The messages that were due and have not come to an end, one row for each queue and id.
+    """The messages that were due and did not finish, one row for each queue and id.
 
     `state` is where the last event left it: "delayed", "waiting", "ready", "unacked" or "dead";
     `at` when that was. Only what was due from `since` on and before `until`; without that, by the
@@ -144,7 +144,7 @@ def replay(
     over: timedelta = timedelta(0),
     **options: Any,
 ) -> JobReport:
-    """Restore what was missed from a backup, each message once a job, also where it has run since.
+    """Schedule missed messages again from a backup, each once per job.
 
     At the due times of `missed`, where what is past runs at once; or at a time, or over a span from
     that time, or from now, on. What waits, is ready or is in a worker's hands stays as it is

@@ -50,7 +50,7 @@ def delayed_rows(spark: SparkSession, **options: Any) -> DataFrame:
 
 
 def backup(spark: SparkSession, path: str, *, overwrite: bool = False, **options: Any) -> Summary:
-    """Write what is delayed to Parquet files, each message once, while the broker goes on.
+    """Write the delayed messages to Parquet, each once, while the broker continues.
 
     With `overwrite` an older backup at `path` goes before the new one is there. `options` are those
     of `ReadOptions`. Raises OptionError, BackupError where there is something at `path`, and what
@@ -102,7 +102,7 @@ def summary(spark: SparkSession, path: str) -> Summary:
 
 
 def read_backup(spark: SparkSession, path: str) -> DataFrame:
-    """The messages of a backup. Raises BackupError unless it is whole and of a known version."""
+    """The messages of a backup. Raises BackupError if it is incomplete or of another version."""
     told = summary(spark, path)
     rows = spark.read.schema(SCHEMA).parquet(path)
     if (found := counts(rows)) != told.queues:
@@ -119,7 +119,7 @@ def _difference(found: Mapping[str, int], told: Summary) -> str:
 
 
 def restore(rows: DataFrame, **options: Any) -> JobReport:
-    """Put messages back that are not there, under the ids and due times that they had.
+    """Restore messages that do not exist, with their ids and due times.
 
     What is there stays as it is; a job restores each message once. A message that is due by now
     runs at once, a unique task holds its key again unless another one has it. `rows` have the
@@ -149,7 +149,7 @@ def counting(queues: Iterable[str], **options: Any) -> Iterator[Callable[[], int
 
 
 def copy(spark: SparkSession, source: Mapping[str, Any], target: Mapping[str, Any]) -> JobReport:
-    """Restore one broker's backlog in another one. What is in the first stays there.
+    """Copy one broker's backlog to another broker. The first one does not change.
 
     `source` are options as of `ReadOptions`, `target` as of `WriteOptions`. Raises as `restore`.
     """

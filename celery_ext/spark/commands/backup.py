@@ -30,17 +30,17 @@ from .progress import ask, following, show, table, watching
 @main.command("backup")
 @click.argument("path")
 @broker_options
-@click.option("--due-from", help="Only what is due at this time (UTC) or later.")
-@click.option("--due-to", help="Only what is due before this time (UTC).")
-@click.option("--tasks", help="Only these, names or patterns with commas between them.")
-@click.option("--rows-per-task", help="About how many messages a task of Spark reads.")
-@click.option("--overwrite", is_flag=True, help="Delete what is at the path first.")
-@click.option("--json", "as_json", is_flag=True, help="What is in it as a line of JSON.")
+@click.option("--due-from", help="Only messages due at this time (UTC) or later.")
+@click.option("--due-to", help="Only messages due before this time (UTC).")
+@click.option("--tasks", help="Only these tasks: names or patterns, separated by commas.")
+@click.option("--rows-per-task", help="About how many messages each task of Spark reads.")
+@click.option("--overwrite", is_flag=True, help="Delete an existing backup at the path first.")
+@click.option("--json", "as_json", is_flag=True, help="Print its content as a line of JSON.")
 @click.pass_context
 def backup_command(
     ctx: click.Context, /, path: str, overwrite: bool, as_json: bool, **options: Any
 ) -> None:
-    """Write what is delayed to a directory of Parquet files."""
+    """Write delayed messages to Parquet files."""
     spark = spark_of(ctx)
     with watching(spark, "backup"):
         found = backups.backup(spark, path, overwrite=overwrite, **options)
@@ -59,10 +59,10 @@ def _show(queues: Mapping[str, int], out: Console | None = None) -> None:
 @main.command("restore")
 @click.argument("path")
 @connection_options
-@click.option("--queues", help="Only these, with commas between them.")
+@click.option("--queues", help="Only these, separated by commas.")
 @job_options
 @yes_option
-@click.option("--dry-run", is_flag=True, help="Check the files and show what is in them.")
+@click.option("--dry-run", is_flag=True, help="Check the files and show their content.")
 @click.pass_context
 def restore_command(
     ctx: click.Context,
@@ -74,7 +74,7 @@ def restore_command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Put back what a backup has; what is there already stays as it is."""
+    """Restore a backup. Existing messages stay."""
     spark = spark_of(ctx)
     with console.status("Checking the backup"):
         rows = backups.read_backup(spark, path)
@@ -101,10 +101,14 @@ def restore_command(
 
 @main.command("copy")
 @broker_options
-@click.option("--to", "to_broker", help="The URL of the broker to restore in.")
-@click.option("--to-env", "to_broker_env", help="The environment variable that has that URL.")
-@click.option("--to-app", "to_app", help="The Celery app whose broker that is.")
-@click.option("--to-transport-options", help="Those of that broker, as JSON.")
+@click.option("--to", "to_broker", help="The URL of the target broker.")
+@click.option(
+    "--to-env",
+    "to_broker_env",
+    help="The environment variable with the URL of the target broker.",
+)
+@click.option("--to-app", "to_app", help="The Celery app whose broker is the target.")
+@click.option("--to-transport-options", help="Transport options of the target broker, as JSON.")
 @job_options
 @yes_option
 @click.pass_context
@@ -120,7 +124,7 @@ def copy_command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Restore the backlog of one broker in another one; in the first it stays."""
+    """Copy the backlog of a broker to another one."""
     source = {"broker": broker, "broker_env": broker_env, "app": app, "queues": queues}
     source["transport_options"] = transport_options
     target = {name.removeprefix("to_"): value for name, value in options.items()}

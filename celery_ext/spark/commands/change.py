@@ -23,13 +23,19 @@ row_options = all_of(
     click.option(
         "--format",
         type=click.Choice(FORMATS),
-        help="Of the files: JSON as lines, CSV with a header. Default: as the path's suffix says.",
+        help=(
+            "Format of the files: JSON lines, or CSV with a header. Default: from the "
+            "suffix of the path."
+        ),
     ),
     connection_options,
-    click.option("--queue", help="The queue of rows that name none."),
-    click.option("--queues", help="The queues that rows may name, with commas. Default: any."),
+    click.option("--queue", help="The queue of rows without a queue."),
     click.option(
-        "--key-columns", help="Columns that ids are made from, with commas. Default: column id."
+        "--queues", help="The queues that rows may name, separated by commas. Default: any."
+    ),
+    click.option(
+        "--key-columns",
+        help="Columns from which ids are made, separated by commas. Default: column id.",
     ),
     job_options,
 )
@@ -39,7 +45,10 @@ row_options = all_of(
 @row_options
 @click.pass_context
 def schedule_command(ctx: click.Context, /, **options: Any) -> None:
-    """Schedule a task for each row of files: columns task, id, args, eta or countdown."""
+    """Schedule a task for each row of files.
+
+    The columns are task, id, args, eta or countdown, and others as for a DataFrame.
+    """
     _run(ctx, schedule, "scheduled", **options)
 
 
@@ -47,7 +56,7 @@ def schedule_command(ctx: click.Context, /, **options: Any) -> None:
 @row_options
 @click.pass_context
 def cancel_command(ctx: click.Context, /, **options: Any) -> None:
-    """Drop the delayed messages whose ids are in files."""
+    """Cancel the delayed messages in files of ids."""
     _run(ctx, cancel, "cancelled", **options)
 
 
@@ -55,7 +64,10 @@ def cancel_command(ctx: click.Context, /, **options: Any) -> None:
 @row_options
 @click.pass_context
 def reschedule_command(ctx: click.Context, /, **options: Any) -> None:
-    """Give messages whose ids are in files another due time: columns id, eta or countdown."""
+    """Move messages to the times in files.
+
+    The columns are id, and eta or countdown.
+    """
     _run(ctx, reschedule, "rescheduled", **options)
 
 

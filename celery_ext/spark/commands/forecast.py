@@ -25,10 +25,12 @@ from .group import (
 @broker_options
 @archive_option
 @click.option("--hours", default=24, show_default=True, help="How far to look ahead.")
-@click.option("--confidence", default=0.9, show_default=True, help="Of the interval.")
+@click.option("--confidence", default=0.9, show_default=True, help="Confidence of the interval.")
 @target_option
-@click.option("--out", help="Write it to this directory as Parquet as well.")
-@click.option("--json", "as_json", is_flag=True, help="A line of JSON for each queue and hour.")
+@click.option("--out", help="Also write the forecast to this directory as Parquet.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print a line of JSON for each queue and hour."
+)
 @click.pass_context
 def forecast(
     ctx: click.Context,
@@ -41,7 +43,10 @@ def forecast(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Forecast the load of the coming hours, and the task slots that it takes."""
+    """Forecast the load of the next hours.
+
+    The output includes the task slots that the load needs.
+    """
     from celery_ext.spark.events.archive import read_archive
     from celery_ext.spark.reports.forecast import forecast_of
 

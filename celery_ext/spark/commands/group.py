@@ -94,15 +94,17 @@ def spark_of(ctx: click.Context) -> SparkSession:
 #: Which broker a job talks to.
 connection_options = all_of(
     click.option("-b", "--broker", help="The broker's URL."),
-    click.option("--broker-env", help="The environment variable that has the broker's URL."),
-    click.option("-A", "--app", help="The Celery app whose broker it is, as for celery -A."),
-    click.option("--transport-options", help="As in broker_transport_options, as JSON."),
+    click.option("--broker-env", help="The environment variable with the broker's URL."),
+    click.option("-A", "--app", help="The Celery app whose broker to use, as for celery -A."),
+    click.option(
+        "--transport-options", help="Transport options, as in broker_transport_options, as JSON."
+    ),
 )
 
 #: The same, for jobs that read some of its queues.
 broker_options = all_of(
     connection_options,
-    click.option("--queues", help="Only these, with commas between them."),
+    click.option("--queues", help="Only these, separated by commas."),
 )
 
 #: For jobs that write to a broker.
@@ -110,16 +112,14 @@ job_options = all_of(
     click.option(
         "--job-id",
         default=lambda: str(uuid4()),
-        help="A run again under the same name does nothing twice.",
+        help="Name of the job. Running it again under the same name does nothing twice.",
     ),
     click.option("--rejects", help="A directory for refused rows. Default: they stop the job."),
     click.option("--ledger-seconds", help="How long the broker remembers what the job has done."),
-    click.option("--json", "as_json", is_flag=True, help="The counts as a line of JSON."),
+    click.option("--json", "as_json", is_flag=True, help="Print the counts as a line of JSON."),
 )
 
-archive_option = click.option(
-    "--archive", required=True, help="Where the job archive has written lifecycle events."
-)
+archive_option = click.option("--archive", required=True, help="The archive of lifecycle events.")
 target_option = click.option(
     "--target-seconds",
     type=click.FloatRange(min=0, min_open=True),

@@ -22,14 +22,16 @@ from .group import (
 
 @main.command()
 @broker_options
-@click.option("--path", required=True, help="Where the archive is or shall be.")
-@click.option("--checkpoint", help="Where it is noted what was read. Default: in the archive.")
-@click.option("--interval", help='Go on for good, such as "30 seconds". Default: to the end, once.')
-@click.option("--starting-offsets", help="earliest (default) or latest, for a new archive.")
-@click.option("--max-rows-per-trigger", help="Events in a batch.")
-@click.option("--rows-per-task", help="Events that a task of Spark reads.")
+@click.option("--path", required=True, help="The directory of the archive.")
+@click.option("--checkpoint", help="Where the position is stored. Default: in the archive.")
 @click.option(
-    "--skip-lost", is_flag=True, help="Go on where events were trimmed before they were read."
+    "--interval", help=('Run continuously, such as "30 seconds". Default: once, to the end.')
+)
+@click.option("--starting-offsets", help="earliest (default) or latest, for a new archive.")
+@click.option("--max-rows-per-trigger", help="Events per batch.")
+@click.option("--rows-per-task", help="Events that each task of Spark reads.")
+@click.option(
+    "--skip-lost", is_flag=True, help="Continue if events were trimmed before they were read."
 )
 @click.pass_context
 def archive(
@@ -41,7 +43,7 @@ def archive(
     skip_lost: bool,
     **options: Any,
 ) -> None:
-    """Write lifecycle events to Parquet, each one once; again: those that are new."""
+    """Write new lifecycle events to Parquet."""
     from celery_ext.spark.events.archive import log_events, watch
 
     if skip_lost:
@@ -57,10 +59,15 @@ def archive(
 
 @main.command()
 @archive_option
-@click.option("--path", required=True, help="Where the copy shall be; what is there is replaced.")
+@click.option(
+    "--path", required=True, help="The directory of the copy; existing content is replaced."
+)
 @click.pass_context
 def compact(ctx: click.Context, /, archive: str, path: str) -> None:
-    """Copy an archive into few large files, by day and queue, for much reading."""
+    """Copy an archive into few large files.
+
+    The files are sorted by day and queue, for frequent reading.
+    """
     from celery_ext.spark.events.archive import compact, read_archive
 
     spark = spark_of(ctx)
@@ -72,10 +79,10 @@ def compact(ctx: click.Context, /, archive: str, path: str) -> None:
 @main.command()
 @archive_option
 @click.option("--out", required=True, help="A directory for the tables, and for the page.")
-@click.option("--page", help="The page's file, where the tables are not on this machine.")
+@click.option("--page", help="The file of the page, if the tables are not on this machine.")
 @target_option
 @time_options
-@click.option("--title", default="Delayed tasks", help="Of the page.")
+@click.option("--title", default="Delayed tasks", help="Title of the page.")
 @click.pass_context
 def report(
     ctx: click.Context,
@@ -88,7 +95,7 @@ def report(
     until: datetime | None,
     title: str,
 ) -> None:
-    """Report on what happened: Parquet tables, and an HTML page to read."""
+    """Write a report: Parquet tables and a page."""
     try:
         from celery_ext.spark.reports.page import report
     except ModuleNotFoundError as error:

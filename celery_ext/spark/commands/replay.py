@@ -41,26 +41,38 @@ STATES = ("delayed", "waiting", "ready", "unacked", "dead")
 
 @main.command("replay")
 @archive_option
-@click.option("--backup", "backups", multiple=True, help="A backup that may have the messages.")
+@click.option(
+    "--backup",
+    "backups",
+    multiple=True,
+    help="A backup that may contain the messages; repeatable.",
+)
 @connection_options
 @click.option(
     "--state",
     "states",
     type=click.Choice(STATES),
     multiple=True,
-    help="Where the last event left it; may be given several times. Default: delayed, waiting and "
-    "ready.",
+    help="The state after the last event; repeatable. Default: delayed, waiting and ready.",
 )
-@click.option("--since", type=TIME, help="Only what was due at this time (UTC) or later.")
-@click.option("--until", type=TIME, help="Only what was due before. Default: the last event.")
-@click.option("--queues", help="Only these, with commas between them.")
-@click.option("--tasks", help="Only these, with commas; * and ? stand for any text and letter.")
-@click.option("--where", help="Only these, in SQL: queue, id, task, tenant, due, state, at.")
-@click.option("--at", type=TIME, help="When it shall run. Default: at its due time, or now.")
-@click.option("--spread", type=SPAN, default=timedelta(0), help="Over how long, such as 10m.")
+@click.option("--since", type=TIME, help="Only messages that were due at this time (UTC) or later.")
+@click.option(
+    "--until",
+    type=TIME,
+    help="Only messages that were due before. Default: the time of the last event.",
+)
+@click.option("--queues", help="Only these, separated by commas.")
+@click.option(
+    "--tasks", help="Only these, separated by commas; * stands for any text, ? for any character."
+)
+@click.option("--where", help="An SQL condition on queue, id, task, tenant, due, state, at.")
+@click.option("--at", type=TIME, help="When to run. Default: at the due time, or now.")
+@click.option(
+    "--spread", type=SPAN, default=timedelta(0), help="Spread over this period, such as 10m."
+)
 @job_options
 @yes_option
-@click.option("--dry-run", is_flag=True, help="Show what was missed; change nothing.")
+@click.option("--dry-run", is_flag=True, help="Show the missed messages. Changes nothing.")
 @click.pass_context
 def replay_command(
     ctx: click.Context,
@@ -75,9 +87,11 @@ def replay_command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Schedule again what was due and has not come to an end, each message once a job.
+    """Schedule missed messages again.
 
-    Messages come from backups; dead letters from where the broker has them.
+    Selects messages that were due and did not finish. A job replays each message once.
+
+    Messages come from backups, dead letters from the broker.
     """
     states = states or replays.UNTOUCHED
     _check(states, bool(backups) or dry_run, options["spread"])

@@ -46,20 +46,22 @@ def _option(field: Any) -> Callable[[Any], Any]:
 
 @main.command()
 @options_of(Fleet)
-@click.option("--messages", type=click.IntRange(1, MOST_MESSAGES), help="How many fall due in all.")
+@click.option(
+    "--messages", type=click.IntRange(1, MOST_MESSAGES), help="The total number of messages."
+)
 @options_of(Arrivals, but=("messages",))
-@click.option("--due", help="Instead of --messages: Parquet that has a column due.")
+@click.option("--due", help="Instead of --messages: Parquet with a column due.")
 @broker_options
 @click.option(
     "--most-messages",
     type=click.IntRange(1),
     default=10_000_000,
     show_default=True,
-    help="Of more, a sample is simulated.",
+    help="If there are more, a sample is simulated.",
 )
 @click.option("--out", help="Write tables to this directory as Parquet.")
-@click.option("--plot", type=click.Path(path_type=Path), help="Write a picture: .svg, .png, .pdf.")
-@click.option("--json", "as_json", is_flag=True, help="The figures as a line of JSON.")
+@click.option("--plot", type=click.Path(path_type=Path), help="Write a chart: .svg, .png, .pdf.")
+@click.option("--json", "as_json", is_flag=True, help="Print the results as a line of JSON.")
 @click.pass_context
 def simulate(
     ctx: click.Context,
@@ -72,7 +74,7 @@ def simulate(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Simulate a load: how late messages would be, and the servers that it takes.
+    """Simulate a load: lateness, workers, servers.
 
     The load is the backlog of a broker, the times in --due, or --messages, spread as the options
     from --hours to --delay-p95-seconds say.

@@ -35,7 +35,7 @@ _LOOK_SECONDS = 0.5
 
 
 class ArchiveError(DelayedError):
-    """An archive of lifecycle events is not there, or would be overwritten."""
+    """An archive of lifecycle events is missing, or would be overwritten."""
 
 
 def log_events(
@@ -47,7 +47,7 @@ def log_events(
     interval: str | None = None,
     **options: Any,
 ) -> StreamingQuery:
-    """Start to write lifecycle events to an archive; returns the query.
+    """Start to write lifecycle events to an archive. Returns the query.
 
     It goes on behind the events that are there and ends when it has all that there are now, or
     with an `interval` such as "30 seconds" goes on for good. The `checkpoint` (`path/_checkpoint`)
@@ -99,7 +99,7 @@ def _writer(path: str) -> Callable[[DataFrame, int], None]:
 
 
 def watch(query: StreamingQuery, progress: Callable[[int], Any]) -> int:
-    """Wait for the end of a query; returns how many events it has read.
+    """Wait for the end of a query. Returns the number of events that it read.
 
     `progress` is given how many more there are. Raises what the query fails with.
     """

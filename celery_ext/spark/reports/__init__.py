@@ -1,4 +1,4 @@
-"""What the archive of events says: figures, charts, a page, a forecast."""
+"""Reports on the archive of events: numbers, charts, a page, a forecast."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much work comes, from the backlog and from history, and how many workers it takes.
+"""Forecast of the load from the backlog and from history, and of the workers it needs.
 
 What is due in an hour ahead is what the backlog has for it, which is known, and what comes at
 shorter notice than the hour is away. The latter is expected as it was in the same hour of earlier
@@ -35,7 +35,7 @@ _NOTICE_SECONDS = 300
 
 
 def due_per_hour(backlog: DataFrame) -> DataFrame:
-    """What the backlog has for each hour: `known`, and the most for one minute and one second.
+    """The backlog by hour: `known`, and the busiest minute and second.
 
     Takes the columns queue and due.
     """
@@ -53,7 +53,7 @@ def due_per_hour(backlog: DataFrame) -> DataFrame:
 
 
 def arrivals(happened: DataFrame) -> DataFrame:
-    """How many messages each past hour had, by the notice at which they came.
+    """Number of messages of each past hour, by how long before they were sent.
 
     Takes `reports.deliveries`. The notice is the seconds from the scheduling to the beginning of
     the hour, rounded up to five minutes; 0 is what came in the hour itself. What was scheduled
@@ -165,7 +165,7 @@ def _unseen(cells: DataFrame, history: DataFrame, arrivals: DataFrame) -> DataFr
 
 
 def service(happened: DataFrame) -> DataFrame:
-    """How long the tasks of each queue run: mean seconds, and variance over the mean's square."""
+    """Run times by queue: mean seconds, and variance divided by the square of the mean."""
     run = F.col("run_seconds")
     variation = F.coalesce(F.var_samp(run), F.lit(0.0)) / F.pow(F.avg(run), 2)
     return (
@@ -176,7 +176,7 @@ def service(happened: DataFrame) -> DataFrame:
 
 
 def workers(forecast: DataFrame, service: DataFrame, target_seconds: float) -> DataFrame:
-    """A forecast with `workers`: task slots so that tasks wait no longer than a target on average.
+    """A forecast with `workers`: the task slots that keep the average wait within a target.
 
     Takes `high` for the load. Null for a queue whose run times are not known. Raises OptionError.
     """
@@ -227,7 +227,7 @@ def forecast_of(
     target_seconds: float = 60,
     **options: Any,
 ) -> DataFrame:
-    """The forecast for a broker whose history is given, with the workers that it takes.
+    """The forecast for a broker from its history, with the workers that it needs.
 
     `options` are those of `celery_ext.spark.backlog`. Raises OptionError.
     """

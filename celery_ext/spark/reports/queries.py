@@ -39,7 +39,7 @@ def _seconds(start: str, end: str) -> Column:
 
 
 def deliveries(events: DataFrame) -> DataFrame:
-    """One row for each delivery: to whom, how late, how it ended.
+    """One row for each delivery: its worker, its lateness, how it ended.
 
     `lateness_seconds` is delivered - due, null for a message that was never delayed. `run_seconds`
     is acked - delivered by the same consumer, null for what ended otherwise or not yet. `attempt`
@@ -73,7 +73,7 @@ def deliveries(events: DataFrame) -> DataFrame:
 
 
 def lateness(deliveries: DataFrame, *by: str) -> DataFrame:
-    """How late messages were first delivered: p50, p95, p99 and the worst, in seconds.
+    """Lateness of first deliveries in seconds: p50, p95, p99 and the worst.
 
     One row for each value of the columns `by`: queue, task, tenant, worker, hour.
     """
@@ -94,7 +94,7 @@ def _first(deliveries: DataFrame) -> DataFrame:
 
 
 def later_than(deliveries: DataFrame, target_seconds: float, *by: str) -> DataFrame:
-    """How many delayed messages were first delivered later than a target, and their share."""
+    """Number and share of messages that were first delivered later than a target."""
     is_late = F.col("lateness_seconds") > target_seconds
     return (
         _first(deliveries)
@@ -109,13 +109,13 @@ def _share(part: str, whole: str) -> Column:
 
 
 def throughput(events: DataFrame, *by: str) -> DataFrame:
-    """How many events of each kind each hour had, by the hour in which they happened."""
+    """Number of events of each kind in each hour."""
     counts = [F.count_if(F.col("event") == name).alias(name) for name in EVENTS]
     return events.groupBy(F.date_trunc("hour", "at").alias("hour"), *by).agg(*counts)
 
 
 def rates(deliveries: DataFrame, *by: str) -> DataFrame:
-    """How many deliveries were not the first of their message, and how many messages were buried.
+    """Rates of redelivered messages and of dead letters.
 
     `redelivered_rate` is a share of all deliveries, `dead_rate` of all messages.
     """
@@ -133,7 +133,7 @@ def rates(deliveries: DataFrame, *by: str) -> DataFrame:
 
 
 def per_worker(deliveries: DataFrame, *by: str) -> DataFrame:
-    """What each worker got: deliveries, and the seconds that it had them in its hands."""
+    """Deliveries of each worker, and the seconds for which it held them."""
     return deliveries.groupBy(*by, "worker").agg(
         F.count("*").alias("deliveries"),
         F.coalesce(F.sum("run_seconds"), F.lit(0.0)).alias("run_seconds"),
@@ -142,7 +142,7 @@ def per_worker(deliveries: DataFrame, *by: str) -> DataFrame:
 
 
 def evenness(deliveries: DataFrame, *by: str) -> DataFrame:
-    """How evenly deliveries went to the workers that got any.
+    """How evenly deliveries were distributed over workers.
 
     `max_over_min` is 1 and `gini` 0 where all got as many; `gini` nears 1 where one got all.
     """
@@ -165,12 +165,12 @@ def evenness(deliveries: DataFrame, *by: str) -> DataFrame:
 
 
 def worst(deliveries: DataFrame, count: int = 100) -> DataFrame:
-    """The messages that were first delivered latest, the worst of them first."""
+    """The messages that were first delivered latest, the worst first."""
     return _first(deliveries).orderBy(F.desc("lateness_seconds"), "queue", "id").limit(count)
 
 
 def never_delivered(events: DataFrame, as_of: datetime | None = None) -> DataFrame:
-    """Messages that were due by `as_of` and still wait; without it, by the last event of all.
+    """Messages that were due by `as_of`, or by the last event, and still wait.
 
     Messages that were cancelled, and those whose scheduling is not among the events, do not count.
     """
@@ -192,7 +192,7 @@ def never_delivered(events: DataFrame, as_of: datetime | None = None) -> DataFra
 
 
 def histogram(deliveries: DataFrame) -> DataFrame:
-    """How many messages were first delivered how late: from `at_least_seconds` to the next one."""
+    """Number of messages by lateness, in steps that begin at `at_least_seconds`."""
     edges = F.filter(
         F.array(*map(F.lit, EDGES_SECONDS)), lambda edge: edge <= F.col("lateness_seconds")
     )

@@ -1,4 +1,4 @@
-"""How late a load would be, and what it would take."""
+"""Simulation of a load: how late tasks would be, and what servers and workers they need."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def _check(given: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Fleet:
-    """Workers, what their tasks take, and the broker's servers. Raises OptionError."""
+    """Workers, the run times of their tasks, and the broker's servers. Raises OptionError."""
 
     workers: int = _number(1, 1, 1_000_000, "Celery workers.")
     slots: int = _number(1, 1, 10_000, "Tasks that a worker runs at the same time (its -c).")
@@ -199,9 +199,9 @@ class Fleet:
 
 @dataclass(frozen=True, kw_only=True)
 class Arrivals:
-    """A load by its numbers; time 0 is midnight. Raises OptionError."""
+    """A load given by numbers. Time 0 is midnight. Raises OptionError."""
 
-    messages: int = _number(1, 1, MOST_MESSAGES, "How many fall due in all.")
+    messages: int = _number(1, 1, MOST_MESSAGES, "The total number of messages.")
     hours: float = _number(24.0, 0.001, 8_784, "In how many hours.")
     peak: float = _number(
         1.0, 1, 2, "The rate at noon over the mean rate; at midnight as much less."

@@ -47,7 +47,7 @@ class NothingToSimulate(DelayedError):
 
 @dataclass(frozen=True)
 class Simulation:
-    """A result, the course of the load over time, and the windows that were simulated."""
+    """A result, its course over time, and the simulated windows."""
 
     result: Result
     course: list[Point]
@@ -79,7 +79,7 @@ def simulate(
     start: datetime | None = None,
     most_messages: int = MOST_SIMULATED,
 ) -> Simulation:
-    """Simulate a load: one given by its numbers, or a DataFrame with the column due.
+    """Simulate a load: numbers, or a DataFrame with the column due.
 
     Of the DataFrame, time 0 is `start`, by default when the first message is due; what is due
     before counts as due then. Of more messages than `most_messages`, a sample of the windows is

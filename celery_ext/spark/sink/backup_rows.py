@@ -103,7 +103,7 @@ class BackupRows:
         if not queue or not member or payload is None:
             return "it has no queue, no member or no payload"
         if not payload.lstrip().startswith(b"{"):
-            return "its payload is no message: Kombu writes a JSON object"
+            return "its payload is not a message: Kombu writes a JSON object"
         if step not in _STEPS or due_ms is None or not 0 <= due_ms < NEVER_MS:
             return f"step {step} or due_ms {due_ms} is none"
         if self._queues and queue not in self._queues:

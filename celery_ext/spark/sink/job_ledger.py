@@ -49,7 +49,7 @@ class Job:
 
 @dataclass
 class JobReport:
-    """What became of the rows of a DataFrame.
+    """The result of writing a DataFrame.
 
     `accepted` counts what this run has scheduled, restored, cancelled or moved, `already` rows that
     there was nothing to do for: dealt with before, there already or, to be changed, not delayed any

@@ -73,7 +73,7 @@ def check_columns(types: Mapping[str, str], options: WriteOptions) -> None:
         if not re.fullmatch(_TYPES[name], types[name]):
             raise OptionError(f"column {name} cannot be of type {types[name]}{_hint(name)}")
     for missing in (name for name in keys if name not in types):
-        raise OptionError(f"option key_columns names {missing!r}, which is no column")
+        raise OptionError(f"option key_columns names {missing!r}, which is not a column")
     _check_needed(types, options)
 
 

@@ -139,12 +139,12 @@ COLUMNS = {
         False,
     ),
     "tenant": Column("string", _each(lambda info: _plain(info.tenant)), "The header `tenant`."),
-    "priority": Column("int", _each(_priority), "As it was given; the lower, the more urgent."),
-    "due": Column("timestamp", _due, "When it is delivered, by the server's clock.", False),
+    "priority": Column("int", _each(_priority), "The priority; a lower number is more urgent."),
+    "due": Column("timestamp", _due, "The due time, by the server's clock.", False),
     "scheduled_at": Column(
         "timestamp",
         _scheduled_at,
-        "When its id was made; null unless that is a UUID of version 7: messages do not say it.",
+        "The time in an id of UUID version 7; null for other ids.",
         False,
     ),
     "eta": Column("timestamp", _each(_eta), "The header `eta`."),
@@ -152,14 +152,16 @@ COLUMNS = {
         "string", _each(lambda info: _plain(info.args)), "The arguments as Celery shows them."
     ),
     "kwargs_preview": Column(
-        "string", _each(lambda info: _plain(info.kwargs)), "The same of keyword arguments."
+        "string",
+        _each(lambda info: _plain(info.kwargs)),
+        "The keyword arguments as Celery shows them.",
     ),
     "headers": Column("map<string,string>", _headers, "The headers, each as JSON."),
     "payload": Column("binary", lambda rows: rows.page.messages, "The whole message as JSON."),
     "deliveries": Column(
         "int",
         _each(lambda info: min(info.deliveries, INT_MAX)),
-        "How often it was delivered before, in vain.",
+        "How often it was delivered before without success.",
     ),
     "partition": Column(
         "string", lambda rows: rows.page.partitions, "The partition of the backlog.", False
@@ -167,14 +169,14 @@ COLUMNS = {
     "member": Column(
         "binary",
         lambda rows: [place.member for place in rows.page.places],
-        "What the backlog calls it: its id, or more where several messages share one.",
+        "Its name in the backlog: the id, or a longer name if several messages share the id.",
         False,
     ),
     "step": Column("int", lambda rows: rows.page.steps, "The priority step of its ready list."),
     "due_ms": Column(
         "bigint",
         lambda rows: [place.due_ms for place in rows.page.places],
-        "The same as `due` in ms since the epoch, also beyond the year 9999.",
+        "`due` in ms since the epoch, also beyond the year 9999.",
         False,
     ),
 }

@@ -71,7 +71,7 @@ def ticketed(rules: Rules, arrival: Arrival, consumer: str, no_ack: bool) -> Tic
 def _checked(decision: Any) -> Delay | Drop | Bury:
     """What a user's code has given for a decision, in forms that the server takes."""
     if not isinstance(decision, (Delay, Drop, Bury)):
-        raise TypeError(f"a policy decides Run, Delay, Drop or Bury, not {decision!r}")
+        raise TypeError(f"a policy must return Run, Delay, Drop or Bury, not {decision!r}")
     reason = str(decision.reason).encode(errors="backslashreplace").decode()
     if isinstance(decision, Delay):
         until_ms = min(int(decision.until_ms), LATEST_MS)

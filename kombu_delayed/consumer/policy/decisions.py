@@ -23,14 +23,14 @@ logger = get_logger(__name__)
 
 @dataclass(frozen=True)
 class Run:
-    """It runs now, with these headers set."""
+    """The message runs now, with these headers set."""
 
     headers: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Delay:
-    """It waits until a time, in ms since the epoch; then it is decided again.
+    """The message waits until a time, in ms since the epoch. Then the policy is asked again.
 
     With a `mark`, who decides can see then that this has happened.
     """
@@ -42,7 +42,7 @@ class Delay:
 
 @dataclass(frozen=True)
 class Drop:
-    """It is gone and never runs. `revoked` says whether that is to be its result."""
+    """The message is deleted. With `revoked` its result becomes REVOKED."""
 
     reason: str
     revoked: bool = True
@@ -50,7 +50,7 @@ class Drop:
 
 @dataclass(frozen=True)
 class Bury:
-    """It becomes a dead letter."""
+    """The message becomes a dead letter."""
 
     reason: str
 
@@ -123,7 +123,7 @@ def rules_of(declared: Declared | None) -> Rules | None:
         for policy in policies:
             raise OptionError(
                 f"transport option delayed_policies has {policy!r} for queue {queue!r}, which is "
-                "no policy: take one from celery_ext.policies"
+                "not a policy: use one from celery_ext.policies"
             )
     return None
 

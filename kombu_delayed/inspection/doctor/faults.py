@@ -11,7 +11,7 @@ EXAMPLES = 3
 KINDS = {
     "server": ("the server's settings", ""),
     "format": ("the messages have an older format", ""),
-    "lease": ("the lease of consumers has ended, and nobody has reclaimed", "reclaimed"),
+    "lease": ("the lease of consumers has expired, and nobody has reclaimed", "reclaimed"),
     "unregistered": ("messages are held by consumers that have no lease", "reclaimed"),
     "empty": ("partitions in the index have no messages", "dropped from the index"),
     "lost": ("entries in the index have no message", "dropped from the index"),

@@ -27,7 +27,7 @@ operations = Operations("responses")
     problems=(404, 409),
 )
 def give_answer(call: Call) -> Response:
-    """Answer what a task has asked under a key; 202: nobody has yet, and the answer is kept."""
+    """Answer a task under a key. 202: nobody has asked yet, and the answer is kept."""
     key = call.named("key")
     if not 1 <= len(key) <= KEY_LENGTH:
         raise Problem.of_field("key", f"a key has 1 to {KEY_LENGTH:,} characters")
@@ -60,4 +60,4 @@ def _check_plain(payload: Any, limit_bytes: int) -> None:
     """Who sends JSON must not have Python make other objects of it. Raises ExpectationError."""
     content = {"payload": payload}
     if loads(written(content, limit_bytes)) != content:
-        raise ExpectationError("objects with the member __type__ are not taken")
+        raise ExpectationError("objects with the member __type__ are not accepted")

@@ -42,10 +42,10 @@ operations = Operations("tasks")
     problems=(413, 415),
 )
 async def create_tasks(call: Call) -> Response:
-    """Create many tasks: a JSON object a line, and a line of answer for each, in this order."""
+    """Create many tasks: one JSON object per line. The answer has one line for each, in order."""
     kind = call.request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in (MEDIA_TYPE, "application/ndjson", "application/jsonl"):
-        raise Problem(415, f"the content type is to be {MEDIA_TYPE}")
+        raise Problem(415, f"the content type must be {MEDIA_TYPE}")
     # Answered when all has been read: who sends all before reading would wait for ever.
     answers: list[bytes] = []
     number = accepted = size = 0

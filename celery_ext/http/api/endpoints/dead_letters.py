@@ -76,7 +76,7 @@ def _state(task: DeadTask) -> dict[str, Any]:
 
 @operations.add("POST", "/replay", "admin", Changed, body=ReplayChoice)
 def replay_dead(call: Call) -> dict[str, Any]:
-    """Give dead letters another try."""
+    """Replay dead letters: give them another try."""
     at = call.body.due_at
     due_ms = 0 if at is None else int(at.timestamp() * 1000)
     return _changed(call, "dead-replay", partial(DeadLetters.replay, due_ms=due_ms))
@@ -84,7 +84,7 @@ def replay_dead(call: Call) -> dict[str, Any]:
 
 @operations.add("POST", "/purge", "admin", Changed, body=DeadChoice)
 def purge_dead(call: Call) -> dict[str, Any]:
-    """Drop dead letters for good."""
+    """Delete dead letters."""
     return _changed(call, "dead-purge", DeadLetters.purge)
 
 

@@ -43,7 +43,7 @@ operations = Operations("events")
     problems=(503,),
 )
 async def stream_events(call: Call) -> Response:
-    """Lifecycle events as they happen; Last-Event-ID goes on where a stream has ended."""
+    """Live lifecycle events. Last-Event-ID continues where a stream has ended."""
     last = call.request.headers.get("last-event-id")
     after = None if last is None else _before(last)
     positions = await call.run(_positions, call, after)

@@ -26,7 +26,7 @@ operations = Operations("tasks")
     "GET", "/v1/bulk", "read", None, query=Filter, answer_type=MEDIA_TYPE, problems=(503,)
 )
 async def export_tasks(call: Call) -> Response:
-    """Export delayed tasks: a JSON object a line, at times a line with a cursor; null ends it."""
+    """Export delayed tasks: one JSON object per line, with cursor lines; a null cursor ends it."""
     given: Filter = call.query
     first = await call.run(page_of, call, _search(given, given.cursor))
     call.service.stream_begins(call.identity)

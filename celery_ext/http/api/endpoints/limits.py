@@ -41,7 +41,7 @@ def usage_of(call: Call, queue: str) -> GateUsage:
 
 @operations.add("GET", "/limits", "read", Limits, query=LimitsQuery)
 def list_limits(call: Call) -> dict[str, Any]:
-    """Limits: how much there is, in use, and waits for it; by queue and name."""
+    """Limits by queue and name: capacity, use and waiting messages."""
     query: LimitsQuery = call.query
     place = tuple(cursors.read(query.cursor, str, str)) if query.cursor else ("", "")
     found: list[dict[str, Any]] = []
@@ -60,7 +60,7 @@ def list_limits(call: Call) -> dict[str, Any]:
 
 @operations.add("GET", "/queues/{queue}/limits", "read", QueueLimits)
 def get_queue_limits(call: Call) -> dict[str, Any]:
-    """The limits of a queue, and how much waits for its turn."""
+    """The limits of a queue, and the number of messages that wait for their turn."""
     queue = call.queue
     usage, delayed = usage_of(call, queue), call.service.delayed
     own = sum(each.waiting for each in usage.tenants.values())
@@ -78,7 +78,7 @@ def get_queue_limits(call: Call) -> dict[str, Any]:
     "GET", "/queues/{queue}/limits/{name}", "read", LimitDetail, query=KeysQuery, problems=(404,)
 )
 def get_limit(call: Call) -> dict[str, Any]:
-    """A limit with its keys, and who waits for it."""
+    """A limit with its keys and the tasks that wait for it."""
     query, queue, name = call.query, call.queue, call.named("name")
     delayed, usage = call.service.delayed, usage_of(call, queue)
     info = limit(delayed, usage, name)

@@ -23,7 +23,7 @@ def show_metrics(call: Call) -> Response:
     """Metrics for Prometheus."""
     call.identity.require_whole()
     if call.identity.queues:
-        raise Problem(403, "this token is bound to queues, and this is about all of them")
+        raise Problem(403, "this token is restricted to queues, and this covers all queues")
     service = call.service
     page = shown(service.meter.registry, service.gauges)
     return Response(page, media_type=CONTENT_TYPE_LATEST)
@@ -31,7 +31,7 @@ def show_metrics(call: Call) -> Response:
 
 @operations.add("GET", "/v1/queues/{queue}/metrics", "read", QueueMetrics)
 def get_queue_metrics(call: Call) -> dict[str, Any]:
-    """What an autoscaler needs to know of a queue."""
+    """Metrics of a queue for autoscalers."""
     call.identity.require_whole()
     name = call.queue
     found = call.service.delayed.metrics(name)[name]

@@ -48,7 +48,7 @@ def get_forecast(call: Call) -> dict[str, Any]:
 
 @operations.add("GET", "/consumers", "read", Consumers, query=OneQueue)
 def list_consumers(call: Call) -> dict[str, Any]:
-    """Who consumes, and what is held."""
+    """Consumers, and how many messages each holds."""
     call.identity.require_whole()
     store = call.service.delayed.store
     found = [

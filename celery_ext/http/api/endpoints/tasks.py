@@ -101,7 +101,7 @@ async def create_task(call: Call) -> Response:
     "PUT", "/{id}", "schedule", {200: Created, 201: Created}, body=NewTask, problems=(409,)
 )
 async def put_task(call: Call) -> Response:
-    """Create a task under an id, once however often; while it is delayed, make it like this."""
+    """Create a task under an id, once. While it is delayed, change it to match."""
     new: NewTask = call.body
     id, due, service = _checked_id(call), new.due_at, call.service
     call.note("put", id)
@@ -223,7 +223,7 @@ def delete_task(call: Call) -> Response:
 
 @operations.add("POST", "/{id}/run-now", "schedule", Created, query=OneQueue, problems=(404, 409))
 def run_task_now(call: Call) -> dict[str, Any]:
-    """Let a delayed task run now."""
+    """Run a delayed task now."""
     call.note("run-now", call.id)
     delayed = call.service.delayed
     for shard, infos in _delayed_or_problem(call).items():

@@ -28,7 +28,7 @@ operations = Operations("limits", "/v1/tenants")
 
 @operations.add("GET", "", "read", Tenants, query=TenantsQuery)
 def list_tenants(call: Call) -> dict[str, Any]:
-    """Tenants that wait for their turn or for limits, those of whom most waits in front."""
+    """Tenants that wait for their turn or for limits, the busiest first."""
     found, following, is_complete = tenants_page(call, call.query)
     return {
         "tenants": [info_data(each) for each in found],
@@ -72,7 +72,7 @@ def _behind(usage: GateUsage, place: Place) -> Iterator[Place]:
 
 @operations.add("GET", "/{tenant}", "read", OneTenant)
 def get_tenant(call: Call) -> dict[str, Any]:
-    """What of a tenant waits for what, in each queue."""
+    """The waiting tasks of a tenant in each queue, and the reasons."""
     name = call.named("tenant")
     call.identity.check_tenant(name)
     delayed, found = call.service.delayed, []
