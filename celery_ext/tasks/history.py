@@ -74,7 +74,7 @@ class Step:
 
 @dataclass(frozen=True)
 class TaskHistory:
-    """What is recorded of a task. `is_alive` says whether the worker that had it last is."""
+    """The record of a task. `is_alive` says whether the worker that had it last is."""
 
     queue: str
     id: str
