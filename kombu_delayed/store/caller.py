@@ -22,8 +22,9 @@ from .shards import QueueShards, Shards
 
 DEFAULT_PARTITION_SIZE = 128
 
-#: A key has at most about so many bytes of messages: a server moves or deletes it in a few ms.
-DEFAULT_BUCKET_BYTES = 2_000_000
+#: A key has at most about so many bytes of messages. Tools move ten keys at a time to another node:
+#: that stalls a server for less than 100 ms.
+DEFAULT_BUCKET_BYTES = 400_000
 
 #: Messages in one call of a script: a call stays below a few milliseconds, and below Lua's stack.
 CALL_LIMIT = 250

@@ -59,8 +59,7 @@ def option(name: str, **options: Any) -> Any:
     "--reshard",
     type=click.IntRange(0),
     default=20_000,
-    help="Messages of the queue whose slot moves at once, on a Cluster; 0: none moves. All of them "
-    "are one key, and the node stalls while it moves.",
+    help="Messages of the queue whose slot moves at once, on a Cluster; 0: none moves.",
 )
 @option("--policyless", is_flag=True, help="Let workers join that do not know the policies.")
 @option("--keep", type=click.Path(path_type=Path), help="Keep logs and journals there.")
