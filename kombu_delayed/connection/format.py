@@ -45,12 +45,9 @@ class Format:
         self.key = key
         #: The major version that the database has; 0: it has not been asked yet.
         self.major = 0
+        #: Whether large hashes may be spread over several keys. Each script call reads it.
+        self.has_buckets = False
         self._is_forbidden = False
-
-    @property
-    def has_buckets(self) -> bool:
-        """Whether large hashes may be spread over several keys."""
-        return self.major >= BUCKETS_SINCE
 
     def look(self, send: Callable[..., Any]) -> None:
         """Ask with `send`, and write the version where there is none. Raises FormatError."""
@@ -60,13 +57,13 @@ class Format:
             self._warn_once(error)
             return
         if found is not None:
-            self.major = check(found)
+            self._found(check(found))
             return
         try:
             send("SET", self.key, f"{MAJOR}.{MINOR}", "NX")
         except _REFUSED:
             return
-        self.major = MAJOR
+        self._found(MAJOR)
 
     def upgrade(self, send: Callable[..., Any]) -> bool:
         """Raise the version to this package's; returns whether it was lower. Raises FormatError."""
@@ -74,8 +71,12 @@ class Format:
         if self.major == MAJOR:
             return False
         send("SET", self.key, f"{MAJOR}.{MINOR}")
-        self.major = MAJOR
+        self._found(MAJOR)
         return True
+
+    def _found(self, major: int) -> None:
+        self.major = major
+        self.has_buckets = major >= BUCKETS_SINCE
 
     def _warn_once(self, error: Exception) -> None:
         if not self._is_forbidden:

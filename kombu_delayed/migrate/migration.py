@@ -109,7 +109,7 @@ class Migration:
 
     def queues(self) -> list[str]:
         """The queues that were named, that a binding names, or that have a backlog."""
-        found = {*self._given, *(queue for queue, _ in self._scan("partitions"))}
+        found = {*self._given, *(queue for queue, _ in self._scan("messages*"))}
         for key in self.client.scan_iter(match=self._glob("_kombu.binding.*"), count=1000):
             for binding in self.client.smembers(key):
                 found.add(text_of(binding).split(self.channel.sep)[-1])

@@ -20,6 +20,7 @@ from celery import Celery, chain, chord, group
 from celery.exceptions import Reject
 from celery.result import AsyncResult
 
+from tests.kit.backlog import records
 from tests.kit.ledger import Ledger
 from tests.kit.servers import Server, available_kinds, start_server
 from tests.kit.tasks_app import Settings, make_app
@@ -180,7 +181,7 @@ def test_a_backlog_is_not_held_by_workers(bench: Bench) -> None:
     assert bench.worker.rss_bytes() - before < 1_000_000
     assert inspect.stats()[bench.worker.name]["prefetch_count"] <= 4 * max(POOLS.values())
     with bench.client() as client:
-        assert client.hlen("{celery}:messages") == 200
+        assert len(records(client, "celery")) == 200
         wait_until(lambda: not client.keys("{celery}:unacked*"), "what has run is acked")
     assert bench.app.control.purge() == 200
     assert {result.state for result in results} == {"PENDING"}

@@ -126,6 +126,6 @@ def test_a_broken_connection_when_telling_of_a_burial_stops_nothing(
     monkeypatch.setattr(DeadLetters, "letters", broken)
     with heard(task_buried) as buried:
         assert real.release("celery", "me", [1], counted=True) == 1
-        text = "Cannot tell of dead letters in queue 'celery': gone"
+        text = "Cannot send task_buried for dead letters in queue 'celery': gone"
         wait_until(lambda: text in caplog.text, "it is logged")
     assert buried == []
