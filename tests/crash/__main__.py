@@ -61,7 +61,6 @@ def option(name: str, **options: Any) -> Any:
     default=20_000,
     help="Messages of the queue whose slot moves at once, on a Cluster; 0: none moves.",
 )
-@option("--policyless", is_flag=True, help="Let workers join that do not know the policies.")
 @option("--keep", type=click.Path(path_type=Path), help="Keep logs and journals there.")
 @option("--write", type=click.Path(path_type=Path), help="Write a page of the results.")
 def main(
@@ -81,7 +80,7 @@ def main(
             order = Order(
                 *(whole * 60 / len(kinds), options["seed"], name),
                 *(options["rate"], options["every"], keep / kind / name if keep else None),
-                *(kind, options["reshard"], options["policyless"]),
+                *(kind, options["reshard"]),
             )
             results.append(run_shown(console, order))
             found = report.findings(results[-1])
@@ -103,8 +102,7 @@ def command(minutes: float, server: str, write: Path, **options: Any) -> str:
     given["write"] = write
     texts = {k: f"{v:g}" if isinstance(v, float) else v for k, v in given.items()}
     shown = (f"--{name} {text}" for name, text in texts.items() if text is not None)
-    flag = " --policyless" * options["policyless"]
-    return f"python -m tests.crash {' '.join(shown)}{flag}"
+    return f"python -m tests.crash {' '.join(shown)}"
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from datetime import datetime, timedelta, timezone
 
 import redis
 from celery import Celery
-from redis.crc import key_slot
 from redis.exceptions import RedisError
 
 from celery_ext.control.delayed import Delayed
@@ -31,7 +30,7 @@ class Reshard:
     cluster: Cluster
     messages: int
     stalls_ms: list[float] = field(default_factory=list)
-    #: Moves that the servers gave up.
+    #: Moves that the servers gave up, and which had to be finished.
     failed: int = 0
 
     key = f"{{{QUEUE}}}"
@@ -47,19 +46,12 @@ class Reshard:
             connection.default_channel.queue_purge(QUEUE)
 
     def move(self, key: str, target: Server) -> None:
-        source = self.cluster.master_of(key)
         with self._probed():
             try:
                 self.cluster.move(key, target)
             except (RedisError, OSError):
                 self.failed += 1
-                self._settle(source, target)
-
-    def _settle(self, *nodes: Server) -> None:
-        """What was given up moves no more."""
-        for node in nodes:
-            with contextlib.suppress(RedisError), self.cluster.client(node) as client:
-                client.execute_command("CLUSTER", "SETSLOT", key_slot(self.key.encode()), "STABLE")
+                self.cluster.finish_move(key, target)
 
     @contextlib.contextmanager
     def _probed(self) -> Iterator[None]:

@@ -37,9 +37,6 @@ OWED_SECONDS = 60
 #: A descriptor that is polled in vain for so long is not about to be dropped.
 GHOST_SECONDS = 1.0
 
-#: What `policyless` has among the shares of the others.
-POLICYLESS_SHARE = 4
-
 
 @dataclass(frozen=True)
 class Order:
@@ -54,8 +51,6 @@ class Order:
     server: str = "single"
     #: Messages of the queue whose slot moves at once, on a Cluster.
     reshard: int = 20_000
-    #: Whether workers join that do not know the policies.
-    policyless: bool = False
 
     @property
     def has_policies(self) -> bool:
@@ -126,10 +121,8 @@ class _Run:
     def _make_faults(self) -> Faults:
         order, broker = self.order, self.broker
         shares = dict(broker.shares)
-        if order.policyless:
-            shares["policyless"] = POLICYLESS_SHARE
         if not order.has_policies:
-            del shares["redeploy"]  # stock has its own versions
+            del shares["redeploy"], shares["policyless"]  # stock has its own versions, and none
         if "reshard" not in broker.more:
             shares.pop("large slot moved", None)
         plan = schedule(order.seed, order.seconds, order.every_seconds, shares)

@@ -36,7 +36,7 @@ FAULTS = {
     "term": Fault("SIGTERM of a worker (warm shutdown)", 10),
     "quit": Fault("SIGQUIT of a worker (cold shutdown)", 6),
     "redeploy": Fault("half of the workers go to the previous version, and back", 3, "lasting"),
-    "policyless": Fault("a worker that does not know the policies", 0, "lasting"),
+    "policyless": Fault("a worker that does not know the policies", 2, "lasting"),
     "time limit": Fault("a hard time limit ends a process of a pool", 8, "trying replacing"),
     "terminate": Fault("`revoke(terminate=True)` ends a process of a pool", 8, "trying replacing"),
     "autoscale": Fault("tasks at once make a pool grow, and it shrinks", 5, "trying replacing"),
