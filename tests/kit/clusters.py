@@ -108,17 +108,27 @@ class Cluster:
         wait_until(has_moved, f"another node has {key!r}", timeout_seconds)
         return self.master_of(key)
 
-    def move(self, key: str, target: Server, *, on_half: Callable[[], Any] | None = None) -> None:
-        """Move a key's slot to another master, as `redis-cli --cluster reshard` does."""
+    def move(
+        self,
+        key: str,
+        target: Server,
+        *,
+        on_half: Callable[[], Any] | None = None,
+        replace: bool = False,
+    ) -> None:
+        """Move a key's slot to another master, as `redis-cli --cluster reshard` does.
+
+        `replace` also keys that the target has: those which the replica of a lost source kept.
+        """
         source, slot = self.master_of(key), key_slot(key.encode())
         source_id, target_id = self.id_of(source), self.id_of(target)
         with self.client(source) as old, self.client(target) as new:
             wait_until(lambda: _imports(new, slot, source_id), f"{target.port} takes slot {slot}")
             old.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", target_id)
-            self._move_keys(old, target, slot)
+            self._move_keys(old, target, slot, replace)
             if on_half:
                 on_half()
-                self._move_keys(old, target, slot)
+                self._move_keys(old, target, slot, replace)
             new.execute_command("CLUSTER SETSLOT", slot, "NODE", target_id)
             with contextlib.suppress(ResponseError):  # without a slot it may be a replica by now
                 old.execute_command("CLUSTER SETSLOT", slot, "NODE", target_id)
@@ -129,14 +139,14 @@ class Cluster:
         def is_finished() -> bool:
             with contextlib.suppress(RedisError, OSError, StopIteration):
                 if self.is_whole() and self.master_of(key) is not target:
-                    self.move(key, target)
+                    self.move(key, target, replace=True)
                 return self.master_of(key) is target
             return False
 
         wait_until(is_finished, f"port {target.port} has the slot of {key}", FINISH_SECONDS, 0.2)
 
-    def _move_keys(self, old: redis.Redis, target: Server, slot: int) -> None:
-        where = "127.0.0.1", target.port, "", 0, 5000
+    def _move_keys(self, old: redis.Redis, target: Server, slot: int, replace: bool) -> None:
+        where = "127.0.0.1", target.port, "", 0, 5000, *["REPLACE"] * replace
         while keys := old.execute_command("CLUSTER GETKEYSINSLOT", slot, 10):
             old.execute_command("MIGRATE", *where, "AUTH", PASSWORD, "KEYS", *keys)
 
