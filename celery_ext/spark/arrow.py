@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -11,6 +11,17 @@ import pyarrow.compute as compute
 from pyarrow import types
 
 from celery_ext.tasks.times import EPOCH, LATEST_MS
+
+#: Record batches are read in slices of about so many bytes.
+SLICE_BYTES = 8_000_000
+
+
+def slices(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+    """The same rows in batches that are small enough to be held as Python values."""
+    for batch in batches:
+        rows = max(1, batch.num_rows * SLICE_BYTES // max(batch.nbytes, 1))
+        for at in range(0, batch.num_rows, rows):
+            yield batch.slice(at, rows)
 
 
 def iso_times(column: pyarrow.Array) -> tuple[list[str], list[str]] | None:

@@ -41,6 +41,7 @@ _DEFAULTS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.ui.showConsoleProgress": "false",
+    "spark.sql.execution.arrow.maxBytesPerBatch": "16m",
 }
 
 

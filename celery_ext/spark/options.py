@@ -268,7 +268,19 @@ class WriteOptions(BrokerOptions):
     batch_size: int = option(
         1_000,
         whole_number(1, 100_000),
-        "Rows that are sent together, at most 250 of them in one call of a script.",
+        "Rows that are sent together, at most 250 of them in one call of a script. Fewer if they"
+        " have more than 8 MB.",
+    )
+    max_rows_per_second: int = option(
+        0,
+        whole_number(0, 10_000_000),
+        "The most rows that all tasks of the job together write in a second. 0: no limit.",
+    )
+    latency_budget_ms: int = option(
+        1,
+        whole_number(0, 60_000),
+        "Writers pause after a batch while the broker takes so much longer than at its best to"
+        " answer a `PING`. 0: they do not look.",
     )
 
     def __post_init__(self) -> None:

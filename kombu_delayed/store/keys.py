@@ -213,6 +213,11 @@ def job_shards(ledger: str, prefix: str = "") -> str:
     return f"{prefix}kombu-delayed-job:{ledger}:shards"
 
 
+def job_pace(ledger: str, prefix: str = "") -> str:
+    """String: until when the writers of a job with a rate have to wait, in ms."""
+    return f"{prefix}kombu-delayed-job:{ledger}:pace"
+
+
 def format_version(prefix: str = "") -> str:
     """String: the version of the format of all these keys, as "major.minor"."""
     return f"{prefix}kombu-delayed:format"

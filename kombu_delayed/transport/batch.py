@@ -19,6 +19,9 @@ from ..store.store import CALL_LIMIT, Entry, Store, chunks
 #: The verb of the command that waits for replicas.
 WAIT = "wait"
 
+#: What is gathered and has so many bytes is sent, however few messages these are.
+BATCH_BYTES = 8_000_000
+
 #: A verb, which is for whoever hears the answer, and a command.
 Sent = tuple[str, tuple[Any, ...]]
 
@@ -151,14 +154,18 @@ class Outbox(Pipeline):
         """Forget what was gathered."""
         self._queued: dict[tuple[str, str, int], list[Entry]] = {}
         self._fanout: list[tuple[str, str]] = []
+        #: About how many bytes all of it has.
+        self.size_bytes = 0
 
     def schedule(self, queue: str, entry: Entry, expires_ms: int) -> None:
         """A message with a due time."""
+        self.size_bytes += len(entry.message)
         queue = self._store.shards.place(queue, entry.id)
         self._queued.setdefault(("schedule", queue, expires_ms), []).append(entry)
 
     def put(self, queue: str, entry: Entry, expires_ms: int) -> None:
         """A message for now."""
+        self.size_bytes += len(entry.message)
         queue = self._store.shards.place(queue, entry.id)
         self._queued.setdefault(("publish", queue, expires_ms), []).append(entry)
 

@@ -7,7 +7,9 @@ read.
 from __future__ import annotations
 
 import multiprocessing
+import random
 import statistics
+import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -15,13 +17,14 @@ from datetime import datetime, timedelta, timezone
 from importlib.util import find_spec
 from itertools import pairwise
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from redis import Redis
 
 from tests.benchmarks.bulk import delayed_of
-from tests.benchmarks.report import Figures, Line, benchmark, medians
+from tests.benchmarks.report import Figures, Line, benchmark, medians, percentile
 from tests.benchmarks.rig import Rig, cpu_seconds
+from tests.benchmarks.workers import send_steadily
 from tests.kit.told import told
 
 CLIENTS = 2
@@ -282,3 +285,89 @@ def spark_archive(rig: Rig) -> Figures:
     count, path = rig.scaled(400_000, 10_000), str(rig.directory / "archive")
     rates = rig.apart(archive_rates, rig.url(), path, count, rig.scaled(3, 1), seconds=300)
     return {"count": count, "archive": statistics.median(rates)}
+
+
+# Writing beside tasks that run.
+
+
+PHASE_SECONDS, LIVE_RATE = 12.0, 100
+#: What writers do in each phase: nothing, nothing while others use the processors, and write.
+PHASES: dict[str, dict[str, Any] | None] = {
+    "idle": None,
+    "burnt": None,
+    "full": {"latency_budget_ms": 0},
+    "safe": {},
+    "capped": {"max_rows_per_second": 5_000},
+}
+
+
+class Phase(NamedTuple):
+    began: float
+    ended: float
+    rows: int
+
+
+def phases(url: str, seconds: float) -> dict[str, Phase]:
+    """Go through the phases one after the other; returns when each was, and what it wrote."""
+    from celery_ext.spark import schedule
+
+    found, first = {}, 0
+    with spark_session() as spark:
+        write_rate(spark, url, -20_000, 0)
+        for name, options in PHASES.items():
+            burning = [multiprocessing.Process(target=_burn, daemon=True) for _ in range(CLIENTS)]
+            for process in burning if name == "burnt" else ():
+                process.start()
+            began, before = time.time(), first
+            while time.time() - began < seconds:
+                if options is None:
+                    time.sleep(0.1)
+                    continue
+                frame = reminders(spark, first, first + 50_000)
+                schedule(frame, broker=url, queue="bulk", **options)
+                first += 50_000
+            found[name] = Phase(began, time.time(), first - before)
+            for process in burning if name == "burnt" else ():
+                process.kill()
+            time.sleep(2)
+    return found
+
+
+def _burn() -> None:
+    while True:
+        pass
+
+
+@benchmark(
+    "spark-live",
+    Line(
+        f"lateness of {LIVE_RATE} tasks/s, p99: alone, with the processors busy elsewhere, beside "
+        "Spark's `schedule` without a budget, with the default one, at 5,000 rows/s",
+        "{idle:,.0f}, {burnt:,.0f}, {full:,.0f}, {safe:,.0f}, {capped:,.0f} ms",
+    ),
+    Line(
+        "rows written meanwhile: without a budget, with the default one, at 5,000 rows/s",
+        "{full_rate:,.0f}/s, {safe_rate:,.0f}/s, {capped_rate:,.0f}/s",
+    ),
+    rounds=1,
+)
+def spark_live(rig: Rig) -> Figures:
+    """All in one run; a phase's tasks are those that were due in it."""
+    rig.start_worker().await_ready()
+    given = rig.url(), 1_000 * LIVE_RATE, LIVE_RATE, _soon
+    sender = multiprocessing.get_context("spawn").Process(target=send_steadily, args=given)
+    sender.start()
+    try:
+        found = rig.apart(phases, rig.url(), rig.scaled(PHASE_SECONDS, 3.0), seconds=400)
+    finally:
+        sender.kill()
+    starts, figures = rig.starts(), {}
+    for name, phase in found.items():
+        late = [s.at - s.due for s in starts if phase.began + 1 < s.due < phase.ended]
+        figures[name] = percentile(late, 0.99) * 1000
+        figures[f"{name}_rate"] = phase.rows / (phase.ended - phase.began)
+    return figures
+
+
+def _soon(chance: random.Random, number: int) -> dict[str, Any]:
+    return {"countdown": 1.0}

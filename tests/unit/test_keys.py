@@ -9,6 +9,7 @@ from kombu_delayed.store.keys import (
     http_session,
     http_tokens,
     http_topics,
+    job_pace,
     job_report,
 )
 
@@ -59,6 +60,7 @@ def test_keys_of_no_queue() -> None:
     assert format_version() == "kombu-delayed:format"
     assert format_version("app:") == "app:kombu-delayed:format"
     assert job_report("mine", "app:") == "app:kombu-delayed-job:mine"
+    assert job_pace("mine", "app:") == "app:kombu-delayed-job:mine:pace"
     assert http_tokens("app:") == "app:kombu-delayed-http:tokens"
     assert http_session("ab", "app:") == "app:kombu-delayed-http:session:ab"
     assert http_form("ab", "app:") == "app:kombu-delayed-http:form:ab"

@@ -24,7 +24,7 @@ from kombu_delayed.connection.commands import numbers
 from kombu_delayed.consumer.policy.decisions import planned
 from kombu_delayed.errors import NotReplicated, translate
 from kombu_delayed.store.store import Entry, Store, UniqueOutcome
-from kombu_delayed.transport.batch import Outbox
+from kombu_delayed.transport.batch import BATCH_BYTES, Outbox
 
 from .message_template import Template, Unfit
 from .rows import Call, RowError, Timed, call_of, refuse_others
@@ -83,6 +83,8 @@ def schedule_many(
 ) -> BulkReport:
     """Send a task for each row, as `apply_async` or `send_task` would, `batch` rows at a time.
 
+    Fewer rows are sent together where they have 8 MB.
+
     A row is a signature or (task or its name, args, kwargs, eta, options), of which the last ones
     may be left out, or a Call or Timed whose times are checked. Rows are read as they are sent, and
     in order. A row that cannot be sent is refused and stops no other. `progress` is called with a
@@ -125,9 +127,10 @@ class _Bulk:
         try:
             for number, row in enumerate(rows, 1):
                 self._add(number - 1, row)
-                if number - self._sent == self.batch:
+                count = number - self._sent
+                if count == self.batch or self._outbox.size_bytes >= BATCH_BYTES:
                     self._send(number)
-                    done(self.batch)
+                    done(count)
             left = number - self._sent
             self._send(number)
             with self._failing():

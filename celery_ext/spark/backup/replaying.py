@@ -24,7 +24,8 @@ from ..connect import connected
 from ..options import BrokerOptions, WriteOptions
 from ..reports.queries import event_order
 from ..sink.backup_rows import COLUMNS
-from ..sink.job_ledger import JobReport
+from ..sink.job_ledger import Job, JobReport
+from ..sink.pace import Pace
 from .held import in_broker
 from .transfer import restore
 
@@ -201,6 +202,8 @@ def replay_dead(missed: DataFrame, *, at: datetime | None = None, **options: Any
     # Over the driver: a queue keeps few dead letters, and a task that is run again would not count.
     rows = missed.select(*_MESSAGE).orderBy("queue").toLocalIterator()
     with connected(given) as delayed:
+        job = Job(given.job_id, "", given.ledger_seconds, given.operation)
+        pace = Pace(delayed.store, given, job)
         for queue, of_queue in groupby(rows, key=lambda row: row.queue):
             ids = (row.id for row in of_queue)
             while part := [*islice(ids, CALL_LIMIT)]:
@@ -209,6 +212,7 @@ def replay_dead(missed: DataFrame, *, at: datetime | None = None, **options: Any
                 report.accepted += count
                 report.already += len(part) - count
                 report.queues[queue] = report.queues.get(queue, 0) + count
+                pace.written(len(part))
     return report
 
 

@@ -116,6 +116,13 @@ job_options = all_of(
     ),
     click.option("--rejects", help="A directory for refused rows. Default: they stop the job."),
     click.option("--ledger-seconds", help="How long the broker remembers what the job has done."),
+    click.option(
+        "--max-rows-per-second", help="The most rows a second, of all tasks of Spark together."
+    ),
+    click.option(
+        "--latency-budget-ms",
+        help="Pause while the broker answers so much later than at its best. Default: 1; 0: never.",
+    ),
     click.option("--json", "as_json", is_flag=True, help="Print the counts as a line of JSON."),
 )
 

@@ -12,6 +12,7 @@ from kombu_delayed.errors import OptionError
 from kombu_delayed.inspection.backlog import NEVER_MS
 from kombu_delayed.message.envelope import step_char
 
+from ..arrow import slices
 from ..options import WriteOptions
 
 #: Of the columns below. Another one for whatever a reader of this one would get wrong.
@@ -81,7 +82,7 @@ class BackupRows:
         self._refuse = refuse
 
     def __iter__(self) -> Iterator[tuple[str, bytes, bytes]]:
-        for batch in self._batches:
+        for batch in slices(self._batches):
             for version in batch.column("version").unique().to_pylist():
                 check_version(version, "a row of the backup")
             columns = [batch.column(name).to_pylist() for name in NEEDED[1:]]

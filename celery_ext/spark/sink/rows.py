@@ -19,7 +19,7 @@ from celery_ext.tasks.times import from_ms, from_now_ms
 from kombu_delayed.errors import OptionError
 from kombu_delayed.message.envelope import eta_to_ms, parse_iso8601
 
-from ..arrow import Unreadable, iso_times, lists, to_python
+from ..arrow import Unreadable, iso_times, lists, slices, to_python
 from ..options import CANCEL, RESCHEDULE, SCHEDULE, WriteOptions
 
 Row = dict[str, Any]
@@ -154,7 +154,7 @@ class Rows:
         return {name: self._column(name)[self._at] for name in self._batch.schema.names}
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        for batch in self._batches:
+        for batch in slices(self._batches):
             self._batch, self._columns = batch, {}
             make, columns = self._plan()
             for self._at, values in enumerate(zip(*columns, strict=True)):

@@ -6,7 +6,6 @@ import logging
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 from uuid import uuid4
 
@@ -22,12 +21,13 @@ from kombu_delayed.inspection.restore_placement import by_shard
 from kombu_delayed.store.scripts import Call, whole
 from kombu_delayed.store.shards import is_shard, queue_of
 from kombu_delayed.store.store import Store, chunks
-from kombu_delayed.transport.batch import Pipeline
+from kombu_delayed.transport.batch import BATCH_BYTES, Pipeline
 
 from ..connect import connected
 from ..options import CANCEL, RESTORE, SCHEDULE, WriteOptions
 from .backup_rows import BackupRows, check_backup
 from .job_ledger import Job, JobReport, LedgerStore, done_by_run, keep_report
+from .pace import Pace
 from .rejects import Rejects, discard, publish
 from .rows import Rows, check_columns
 
@@ -85,26 +85,27 @@ class BacklogWriter(DataSourceArrowWriter):
         batches: Iterator[pyarrow.RecordBatch],
         rejects: Rejects,
     ) -> Written:
+        pace = Pace(delayed.store, self.options, self.job)
         if self.options.operation == RESTORE:
-            return self._change(store, BackupRows(batches, self.options, rejects.add))
+            return self._change(store, BackupRows(batches, self.options, rejects.add), pace)
         rows = Rows(batches, self.options, delayed.app.conf.task_default_queue, rejects.add)
         if self.options.operation == SCHEDULE:
-            return self._schedule(delayed, store, rows, rejects)
-        return self._change(store, rows)
+            return self._schedule(delayed, store, rows, rejects, pace)
+        return self._change(store, rows, pace)
 
     def _schedule(
-        self, delayed: Delayed, store: LedgerStore, rows: Rows, rejects: Rejects
+        self, delayed: Delayed, store: LedgerStore, rows: Rows, rejects: Rejects, pace: Pace
     ) -> Written:
         report = schedule_many(
             delayed,
-            rows,
-            batch=self.options.batch_size,
+            pace.over(rows),
+            batch=pace.batch,
             store=store,
             on_refused=lambda refused: rejects.add(rows.current, refused.reason),
         )
         return Written(report.accepted + report.already, 0, dict.fromkeys(store.queues, 0))
 
-    def _change(self, store: LedgerStore, rows: Iterable[tuple[Any, ...]]) -> Written:
+    def _change(self, store: LedgerStore, rows: Iterable[tuple[Any, ...]], pace: Pace) -> Written:
         written = Written()
         is_restore = self.options.operation == RESTORE
 
@@ -118,7 +119,7 @@ class BacklogWriter(DataSourceArrowWriter):
 
         pipeline = Pipeline(store, count)
         try:
-            for commands in self._commands(store, rows, written):
+            for commands in self._commands(store, pace.over(rows), written, pace.batch):
                 pipeline.send(commands)
             pipeline.confirm()
         finally:
@@ -126,11 +127,14 @@ class BacklogWriter(DataSourceArrowWriter):
         return written
 
     def _commands(
-        self, store: LedgerStore, rows: Iterable[tuple[Any, ...]], written: Written
+        self,
+        store: LedgerStore,
+        rows: Iterable[tuple[Any, ...]],
+        written: Written,
+        size: int,
     ) -> Iterator[list[tuple[str, tuple[Any, ...]]]]:
         """The scripts for a batch of rows, each under its queue."""
-        left = iter(rows)
-        while batch := list(islice(left, self.options.batch_size)):
+        for batch in batches(rows, size):
             by_queue: dict[str, list[tuple[Any, ...]]] = {}
             for queue, *what in batch:
                 by_queue.setdefault(queue, []).append(tuple(what))
@@ -202,3 +206,17 @@ class BacklogWriter(DataSourceArrowWriter):
             self.job.id,
             self.job.id,
         )
+
+
+def batches(rows: Iterable[tuple[Any, ...]], size: int) -> Iterator[list[tuple[Any, ...]]]:
+    """So many rows at a time, or fewer whose texts have `BATCH_BYTES`."""
+    batch: list[tuple[Any, ...]] = []
+    found = 0
+    for row in rows:
+        batch.append(row)
+        found += sum(map(len, row))
+        if len(batch) == size or found >= BATCH_BYTES:
+            yield batch
+            batch, found = [], 0
+    if batch:
+        yield batch

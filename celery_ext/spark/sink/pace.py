@@ -1,0 +1,96 @@
+"""How fast a writer may go: a rate that all writers of a job share, and a broker that answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from math import inf
+from time import perf_counter
+from typing import TypeVar
+
+from kombu_delayed.store.keys import job_pace
+from kombu_delayed.store.scripts import script
+from kombu_delayed.store.store import Store
+
+from ..options import WriteOptions
+from .job_ledger import Job
+
+T = TypeVar("T")
+
+#: The shortest and longest pause after a batch, and by what it grows or shrinks.
+LEAST_SECONDS, MOST_SECONDS, GROWS, SHRINKS = 0.005, 1.0, 2.0, 0.7
+
+#: So long a writer works between two looks at the broker, however small its batches are.
+LOOK_SECONDS = 0.05
+
+
+class Pace:
+    """Lets one task of Spark write no faster than its job and the broker allow."""
+
+    def __init__(
+        self,
+        store: Store,
+        options: WriteOptions,
+        job: Job,
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        self._store = store
+        self._per_second = options.max_rows_per_second
+        self._budget_seconds = options.latency_budget_ms / 1000
+        self._key = job_pace(job.ledger, store.keys("").prefix)
+        self._sleep, self._clock = sleep, clock
+        self._looked_at = -inf
+        self._pause_seconds = 0.0
+        #: The shortest round trip so far: that of the network, which no pause makes shorter.
+        self._best_seconds = inf
+        #: Rows that are sent together: a second's at most, so that no writer waits long.
+        self.batch = min(options.batch_size, self._per_second or options.batch_size)
+
+    def over(self, rows: Iterable[T]) -> Iterator[T]:
+        """The rows, with a pause after each batch where one is needed."""
+        count = 0
+        for row in rows:
+            if count == self.batch:
+                self.written(count)
+                count = 0
+            yield row
+            count += 1
+        if count:
+            self.written(count)
+
+    def written(self, count: int) -> None:
+        """Wait for as long as it takes after so many rows."""
+        seconds = self._back_off() if self._budget_seconds else 0.0
+        if self._per_second:
+            given = {"rows": count, "per_second": self._per_second, "now": self._store.now}
+            wait_ms = script("pace")(self._store.run, pace=self._key, **given)
+            seconds = max(seconds, wait_ms / 1000)
+        if seconds:
+            self._sleep(seconds)
+
+    def _back_off(self) -> float:
+        """A pause that grows while the broker answers too slowly, and shrinks when it does not."""
+        if self._clock() - self._looked_at < LOOK_SECONDS:
+            return 0.0
+        trip_seconds = self.round_trip_seconds()
+        self._best_seconds = min(self._best_seconds, trip_seconds)
+        if trip_seconds - self._best_seconds > self._budget_seconds:
+            longer = max(LEAST_SECONDS, self._pause_seconds * GROWS)
+            self._pause_seconds = min(MOST_SECONDS, longer)
+        else:
+            self._pause_seconds *= SHRINKS
+            if self._pause_seconds < LEAST_SECONDS:
+                self._pause_seconds = 0.0
+        self._looked_at = self._clock() + self._pause_seconds
+        return self._pause_seconds
+
+    def round_trip_seconds(self) -> float:
+        """How long the slowest server takes to answer, as any other client sees it."""
+        longest = 0.0
+        for server in self._store.run.everywhere():
+            server("PING")  # until then the server may be busy with this writer's own batch
+            began = perf_counter()
+            server("PING")
+            longest = max(longest, perf_counter() - began)
+        return longest

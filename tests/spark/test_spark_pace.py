@@ -1,0 +1,122 @@
+"""How fast writers go: a shared rate, a broker that answers, batches of bounded size."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from datetime import datetime, timezone
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import redis
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from celery_ext import Delayed
+from celery_ext.control.bulk.schedule import schedule_many
+from celery_ext.spark import cancel, reschedule, schedule
+from celery_ext.spark.arrow import slices
+from celery_ext.spark.options import WriteOptions
+from celery_ext.spark.sink.job_ledger import Job
+from celery_ext.spark.sink.pace import Pace
+from celery_ext.spark.sink.write import batches
+from kombu_delayed.store.store import Store
+from kombu_delayed.transport.batch import Outbox
+from tests.kit.spark import counts, numbered
+
+ETA = datetime(2100, 1, 1, tzinfo=timezone.utc)
+
+
+@pytest.fixture
+def slept() -> list[float]:
+    return []
+
+
+def pace(
+    store: Store,
+    slept: list[float],
+    clock: Callable[[], float] | None = None,
+    **options: Any,
+) -> Pace:
+    given = WriteOptions.parse({"broker": "delayed+redis://", **options})
+    return Pace(
+        store, given, Job("j", "run", 100), slept.append, clock or itertools.count().__next__
+    )
+
+
+def test_writers_of_a_job_share_a_rate(store: Store, slept: list[float]) -> None:
+    store.now = "1000000"
+    given = {"max_rows_per_second": 100, "latency_budget_ms": 0}
+    one, other = (pace(store, slept, **given) for _ in range(2))
+    assert one.batch == 100
+    assert [*one.over(range(250))] == [*range(250)]
+    assert slept == [1, 2, 2.5]
+    assert [*other.over(range(50))] == [*range(50)]
+    assert slept[3:] == [3]
+    store.now = "1010000"  # nobody waits for what was long ago, nor gets it as credit
+    assert [*other.over(range(10))] == [*range(10)]
+    assert slept[4:] == [0.1]
+    store.now = "1"  # the clock was set back
+    assert [*other.over(range(10))] == [*range(10)]
+    assert slept[5:] == [0.1]
+
+
+def test_the_key_of_a_rate_expires(store: Store, slept: list[float], client: redis.Redis) -> None:
+    pace(store, slept, max_rows_per_second=1000).written(500)
+    assert 60_000 < client.pttl("kombu-delayed-job:j:pace") <= 61_000  # type: ignore[operator]
+
+
+def test_a_slow_broker_is_given_time(
+    store: Store, slept: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trips = iter([0.001, 0.02, 0.03, 0.02, 0.001, 0.001, 0.001, 0.001, 0.001])
+    monkeypatch.setattr(Pace, "round_trip_seconds", lambda self: next(trips))
+    one = pace(store, slept, latency_budget_ms=10)
+    for _ in range(9):
+        one.written(1)
+    assert slept[:3] == [0.005, 0.01, 0.02]
+    assert slept[3:] == pytest.approx([0.014, 0.0098, 0.00686])
+    one = pace(store, slept, lambda: 0.0)
+    monkeypatch.setattr(Pace, "round_trip_seconds", lambda self: 0.001)
+    one.written(1)
+    monkeypatch.setattr(Pace, "round_trip_seconds", lambda self: pytest.fail("it looks again"))
+    one.written(1)  # it has looked just now
+    pace(store, slept, latency_budget_ms=0).written(1)
+
+
+def test_round_trips_are_measured(store: Store, slept: list[float]) -> None:
+    assert pace(store, slept).round_trip_seconds() > 0
+
+
+def test_batches_of_bounded_size(delayed: Delayed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of 1 MB are sent eight at a time, and read in slices as small."""
+    sizes: list[int] = []
+    execute = Outbox.execute
+
+    def watched(self: Outbox) -> None:
+        sizes.append(sum(map(len, self._queued.values())))
+        execute(self)
+
+    monkeypatch.setattr(Outbox, "execute", watched)
+    rows = [("t", ("x" * 700_000,), {}, ETA, {"task_id": f"{n}"}) for n in range(20)]
+    assert schedule_many(delayed, rows).delayed == 20
+    assert sizes == [9, 9, 2]
+
+    found = batches([("q", b"m", b"x" * 1_000_000)] * 20, 1000)
+    assert [len(each) for each in found] == [8, 8, 4]
+    assert [len(each) for each in batches([("q", "id", "", "")] * 5, 2)] == [2, 2, 1]
+    table = pa.RecordBatch.from_pydict({"args": ["x" * 1_000_000] * 20})
+    assert [each.num_rows for each in slices([table])] == [7, 7, 6]
+
+
+def test_a_job_with_a_rate(spark: SparkSession, url: str, client: redis.Redis) -> None:
+    frame, paced = numbered(spark, 300), {"broker": url, "max_rows_per_second": 200}
+    began = client.time()
+    assert counts(schedule(frame, job_id="j", **paced)) == (300, 0, 0)
+    ids = frame.select("id")
+    moved = reschedule(ids.withColumn("countdown", F.lit(3600)), queue="celery", **paced)
+    assert moved.accepted == 300
+    assert cancel(ids, queue="celery", **paced).accepted == 300
+    ended = client.time()
+    assert ended[0] - began[0] >= 4  # type: ignore[index]
