@@ -319,13 +319,13 @@ def phases(url: str, seconds: float) -> dict[str, Phase]:
             for process in burning if name == "burnt" else ():
                 process.start()
             began, before = time.time(), first
-            while time.time() - began < seconds:
-                if options is None:
-                    time.sleep(0.1)
-                    continue
-                frame = reminders(spark, first, first + 50_000)
-                schedule(frame, broker=url, queue="bulk", **options)
-                first += 50_000
+            if options is None:
+                time.sleep(seconds)
+            else:  # one job, as each has to be planned
+                per_second = options.get("max_rows_per_second", 20_000)
+                last = first + int(per_second * seconds)
+                schedule(reminders(spark, first, last), broker=url, queue="bulk", **options)
+                first = last
             found[name] = Phase(began, time.time(), first - before)
             for process in burning if name == "burnt" else ():
                 process.kill()
