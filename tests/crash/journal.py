@@ -13,6 +13,8 @@ from typing import Any
 from celery.exceptions import Reject, Retry
 from kombu.exceptions import OperationalError
 
+from kombu_delayed.errors import NotReplicated
+
 Line = dict[str, Any]
 
 #: How a run has ended whose message goes back to its queue.
@@ -108,7 +110,7 @@ def running(task: Any, **facts: Any) -> Iterator[None]:
         outcome = "retried"
         raise
     except Reject as error:
-        is_unsent = isinstance(error.reason, OperationalError)
+        is_unsent = isinstance(error.reason, OperationalError | NotReplicated)
         outcome = REJECTED if error.requeue or is_unsent else repr(error)
         raise
     except BaseException as error:

@@ -31,8 +31,8 @@ def messages(server: Any) -> dict[Key, list[str]]:
     found: dict[Key, list[str]] = defaultdict(list)
     with server.client() as client:
         for key in client.scan_iter("*"):
-            if key.endswith((b":expectations", b"{bulk}:messages")):
-                continue  # what is known of those that have ended; what is there to be moved
+            if key.endswith(b":expectations"):
+                continue  # what is known of those that have ended
             for value in _values(client, key):
                 id, retries = _ID.search(value), _RETRIES.search(value)
                 if id:

@@ -60,6 +60,7 @@ def rows(result: Result) -> Rows:
         stall = f"{max(result.stalls_ms):,.0f} ms, {result.given_up} given up"
         what = f"longest wait while {result.order.reshard:,} messages moved at once"
         found.append((what, stall))
+        found.append(("— there at the end", f"{result.kept:,} of {result.order.reshard:,}"))
     return _shown(found)
 
 

@@ -24,7 +24,10 @@ PROBE_SECONDS = 0.005
 
 @dataclass
 class Reshard:
-    """Its messages are due in a month. `stalls_ms`: the longest wait of a node in each move."""
+    """Its messages are due in a month, one in each millisecond.
+
+    `stalls_ms`: the longest wait of a node in each move.
+    """
 
     app: Celery
     cluster: Cluster
@@ -36,14 +39,16 @@ class Reshard:
     key = f"{{{QUEUE}}}"
 
     def fill(self) -> None:
-        task, eta = self.app.tasks["run_early"], datetime.now(timezone.utc) + timedelta(days=30)
+        task, first = self.app.tasks["run_early"], datetime.now(timezone.utc) + timedelta(days=30)
         arguments = {"text": "x" * PAYLOAD_BYTES}
-        row = (task, (), arguments, eta, {"queue": QUEUE})
-        Delayed(self.app).schedule_many((row for _ in range(self.messages)), progress=False)
+        etas = (first + timedelta(milliseconds=n) for n in range(self.messages))
+        rows = ((task, (), arguments, eta, {"queue": QUEUE}) for eta in etas)
+        Delayed(self.app).schedule_many(rows, progress=False)
 
-    def empty(self) -> None:
+    def empty(self) -> int:
+        """Drop the messages; returns how many were there."""
         with self.app.connection() as connection:
-            connection.default_channel.queue_purge(QUEUE)
+            return int(connection.default_channel.queue_purge(QUEUE))
 
     def move(self, key: str, target: Server) -> None:
         with self._probed():

@@ -71,6 +71,8 @@ class Result:
     #: The longest waits in moves of large slots, and how many of these were given up.
     stalls_ms: list[float] = field(default_factory=list)
     given_up: int = 0
+    #: How many messages of such a slot were there at the end.
+    kept: int = 0
 
 
 Report = Callable[[str, float, str], None]
@@ -167,14 +169,12 @@ class _Run:
         windows = [*faults.windows, *stalls(self.lines), *changes(self.crew.lives)]
         windows += occupied(executions, plans)
         reshard: Reshard | None = self.broker.more.get("reshard")
-        left = remains.messages(server)
-        if reshard:
-            reshard.empty()
+        kept = reshard.empty() if reshard else 0
         evidence = Evidence(
             {life.name: life for life in self.crew.lives},
             windows,
             LEASE_SECONDS,
-            left,
+            remains.messages(server),
             held,
             pings=self.pinger.pings,
             leaked=remains.leaks(remains.all_keys(server)),
@@ -196,6 +196,7 @@ class _Run:
             f"Valkey {version}, appendonly yes, {self.broker.safety}",
             reshard.stalls_ms if reshard else [],
             reshard.failed if reshard else 0,
+            kept,
         )
 
     def _until(
