@@ -66,7 +66,7 @@ class NodePart(Part):
         if self.wake.check(now):
             self._stop_waiting()
         # First: who has claimed all there was is told of what comes afterwards.
-        self.wake.start(self.claims.sources)
+        self.wake.start(self.claims.listened)
         self._hear()
         super()._step(now)
 

@@ -80,7 +80,7 @@ class Part:
     @property
     def idle(self) -> bool:
         """Whether it neither claims nor waits, as it had no room when it could have."""
-        if not self.claims.sources:
+        if not self.claims.listened:
             return False
         return not self.wake.waiting or bool(self.claims.agenda.ready)
 
@@ -113,8 +113,9 @@ class Part:
         claims.claim_wanted(now)
         # Acks are not waited for: behind the claim they do not hold up its answer.
         self._qos.outbox.flush(session.store, session.lease, slots_wait=not session.runs_here)
-        if not claims.buffer and claims.room() and len(claims.agenda.ready) < len(claims.sources):
-            self.wake.start(claims.sources)
+        listened = claims.listened
+        if not claims.buffer and claims.room() and len(claims.agenda.ready) < len(listened):
+            self.wake.start(listened)
 
     def _broken(self, error: BaseException) -> float:
         self._stop_waiting()

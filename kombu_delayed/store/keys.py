@@ -73,6 +73,11 @@ class QueueKeys:
         """What the keys of the gate begin with."""
         return self._tagged("gate:")
 
+    @cached_property
+    def keepers(self) -> str:
+        """Sorted set of the consumers that declare limits or turns for the queue -> 0."""
+        return f"{self.gate}keepers"
+
     def slots(self, consumer: str) -> str:
         """Hash tag -> the slots that this consumer's message has."""
         return f"{self.gate}slots:{consumer}"

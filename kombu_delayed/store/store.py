@@ -78,6 +78,8 @@ class Delivered:
     records: Sequence[bytes]
     #: Whether messages wait at a gate, where the caller goes by none.
     gated: bool = False
+    #: Whether others declare limits or turns for the queue, and the caller does not.
+    refused: bool = False
 
 
 class Store(Caller):
@@ -386,6 +388,7 @@ def delivered(answer: Any, gate: Gate | None) -> Delivered | None:
     """What the script that delivers has answered; None: the caller's lease was lost."""
     if len(answer) == 1:
         return None
-    now_ms, next_due_ms, more, consumers, *records = answer
-    has_more = bool(more % 2) or (gate is None and more > 1)
-    return Delivered(now_ms, next_due_ms, has_more, consumers, records, more > 1)
+    now_ms, next_due_ms, flags, consumers, *records = answer
+    gated, refused = bool(flags & 2), bool(flags & 4)
+    has_more = bool(flags & 1) or (gate is None and gated)
+    return Delivered(now_ms, next_due_ms, has_more, consumers, records, gated, refused)

@@ -13,7 +13,8 @@ from celery_ext.policies import Policy
 from tests.kit.servers import Server
 from tests.kit.tasks_app import Settings, make_app
 
-#: Called with the policies of the queue `celery`, or of `queue`; options are the transport's.
+#: Called with the policies of the queue `celery`, or of `queue`; options are the transport's. The
+#: `url` is another broker's.
 OpenApp = Callable[..., Celery]
 
 
@@ -21,10 +22,12 @@ OpenApp = Callable[..., Celery]
 def apps_on(server: Server) -> Iterator[OpenApp]:
     with ExitStack() as stack:
 
-        def open_app(*policies: Policy, queue: str = "celery", **options: Any) -> Celery:
+        def open_app(
+            *policies: Policy, queue: str = "celery", url: str | None = None, **options: Any
+        ) -> Celery:
             given = {"delayed_policies": {queue: [*policies]} if policies else {}, **options}
             results = f"redis://127.0.0.1:{server.port}/1"
-            app = make_app(Settings(f"delayed+{server.url}", results, given))
+            app = make_app(Settings(url or f"delayed+{server.url}", results, given))
             stack.enter_context(app)
             stack.callback(install(app).close)
             return app

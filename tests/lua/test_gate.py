@@ -213,6 +213,32 @@ def test_what_is_in_no_lane_leaves_a_gate_that_is_not_declared(
     assert [key for key in client.keys("*gate*") if b":gate:slots" not in key] == []
 
 
+@pytest.mark.parametrize("gate", [None, OPEN_GATE])
+def test_a_limit_is_closed_to_those_who_do_not_declare_it(
+    gate: Gate | None, store: Store, client: redis.Redis
+) -> None:
+    """As long as a consumer that declares it has a lease, wherever the messages are."""
+    store.publish("q", [entry(id) for id in "abc"])
+    assert taken(store) == "a"
+    store.publish("q", [entry("d")])
+    client.zadd("{q}:gate:keepers", {"gone": 0})
+    answer = deliver(store, "B", gate=gate)
+    found = answer.records, answer.more, answer.next_due_ms, answer.gated, answer.refused
+    assert found == ([], False, 0, False, True)
+    assert taken(store, tag=2) == ""
+    store.now = "40000"
+    assert store.leases.reclaim("q", "A") == 1
+    assert not deliver(store, "B", gate=gate).refused
+    assert client.keys("*keepers*") == []
+
+
+def test_who_leaves_keeps_no_limit_closed(store: Store, client: redis.Redis) -> None:
+    claim(store)
+    assert client.zrange("{q}:gate:keepers", 0, -1) == [b"A"]
+    store.leases.leave("q", "A")
+    assert client.keys("*keepers*") == []
+
+
 @pytest.mark.parametrize("key", ["|", "a*b:c!%", '"\\', "\ud800", "ä", "\n", "x" * 300])
 def test_a_key_may_be_any_text(store: Store, key: str) -> None:
     ticket = Ticket(key, uses=(Use("all", key),))

@@ -24,6 +24,7 @@ NAMES = {name: f"{{q}}:{name.replace('_', '-')}" for name in SIMPLE.split()} | {
     "urgent": "{q}:partitions:urgent",
     "waiting": "{q}:delayed:waiting",
     "gate": "{q}:gate:",
+    "keepers": "{q}:gate:keepers",
     "outcomes": "{q}:outcomes:",
 }
 #: Those of one consumer.

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain
@@ -22,6 +21,7 @@ from kombu_delayed.store.store import Delivered, Store, delivered
 from ..policy.admission import Claimed, Gatekeeper
 from ..session import Session
 from ..standstill import Unbegun
+from .buffer import Buffer
 from .slow_poll import look
 from .sources import Agenda, Source, share_out
 
@@ -96,39 +96,6 @@ class ServerClock:
         self._compared_at = now
 
 
-class Buffer(deque[Claimed]):
-    """What was claimed and not handed out.
-
-    A signal handler may take from it at any time, and the keeper's thread from its end.
-    """
-
-    def first(self) -> Claimed | None:
-        """The one that is to be handed out next."""
-        try:
-            return self[0]
-        except IndexError:
-            return None
-
-    def take_out(self, entry: Claimed) -> bool:
-        """Whether the first of what was claimed was still there, and not given back meanwhile."""
-        try:
-            is_there = self[0] is entry
-            if is_there:
-                self.popleft()
-        except IndexError:  # the keeper's thread has taken it meanwhile
-            return False
-        return is_there
-
-    def take_out_of(self, queue: str) -> list[Claimed]:
-        """What was claimed of a queue, which is not in the buffer any more."""
-        taken: list[Claimed] = []
-        with suppress(IndexError):  # another thread takes from its end
-            for _ in range(len(self)):
-                entry = self.popleft()
-                (taken if entry.queue == queue else self).append(entry)
-        return taken
-
-
 class Claims:
     """The queues on one server: claims their messages in batches, into a buffer."""
 
@@ -145,6 +112,14 @@ class Claims:
         self._qos = session.qos
         self._wake = wake
         self._last_at = -math.inf
+
+    @property
+    def listened(self) -> Collection[str]:
+        """The queues whose tokens this consumer may follow."""
+        refused = self.gates.refused
+        if not refused:
+            return self.sources
+        return [queue for queue in self.sources if queue not in refused]
 
     def take_over(self, source: Source) -> None:
         """Look after a queue from now on."""
@@ -326,8 +301,8 @@ class Claims:
         if answer is None:
             lease.lost = True
             raise LeaseLost
-        if self.gates.in_use or answer.gated:
-            self.gates.answered(request.queue, answer.gated)
+        if self.gates.in_use or answer.gated or answer.refused:
+            self.gates.answered(request.queue, answer.gated, answer.refused)
         if not request.no_ack:
             lease.grant(request.queue, request.asked, bool(answer.records))
         self.clock.compare(answer.now_ms)
@@ -341,6 +316,8 @@ class Claims:
             self.unsure.pop(queue, None)
             self.announce(queue)
             return 0
+        if answer.refused and source.owes:  # the token is for those who may
+            self._store.claimable.announce_soon(queue)
         poll_seconds = self._session.options.poll_seconds
         source.answered(answer, monotonic(), self.clock.now_ms(), poll_seconds)
         self._last_at = now

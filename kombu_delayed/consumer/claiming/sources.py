@@ -35,6 +35,9 @@ POLL_EARLY = 0.5
 #: A queue that is on its way to another node is asked again after so long.
 MOVING_SECONDS = 0.05
 
+#: A queue with limits that this consumer does not declare is asked again after so long.
+REFUSED_SECONDS = 5.0
+
 #: Who comes so little too early comes again after this time.
 CLOCK_GRAIN_MS = 0.3
 
@@ -141,7 +144,7 @@ class Source:
         if answer.next_due_ms:
             soonest_ms = CLOCK_GRAIN_MS if answer.next_due_ms > answer.now_ms else 0
             due_at = now + max(answer.next_due_ms - server_ms, soonest_ms) / 1000
-        self.due_at = due_at
+        self.due_at = now + REFUSED_SECONDS if answer.refused else due_at
         self.consumers = answer.consumers
         self._plan_poll(unexpected, now, poll_seconds)
 

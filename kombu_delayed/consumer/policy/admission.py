@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
+from kombu_delayed.connection.native import get_logger
 from kombu_delayed.errors import UNREACHABLE, MessageError
 from kombu_delayed.message.envelope import open_envelope
 from kombu_delayed.message.ticket import OPEN_GATE, Gate
@@ -18,6 +19,8 @@ from .decisions import Arrival, Rules
 if TYPE_CHECKING:
     from ..lease.lease import Lease
     from .slots import Slots
+
+logger = get_logger(__name__)
 
 
 class Claimed(NamedTuple):
@@ -37,6 +40,8 @@ class Gatekeeper:
         self._slots = slots
         #: Queues without a gate at which messages wait, from when they had one.
         self._left: set[str] = set()
+        #: Queues for which others declare limits or turns, and this consumer does not.
+        self.refused: set[str] = set()
         #: Whether any queue may have a gate or such messages: else nobody need ask.
         self.in_use = rules is not None
         #: Whether the last claim has brought less than was wanted: limits may be why.
@@ -47,8 +52,15 @@ class Gatekeeper:
         gate = self._rules.gate(queue) if self._rules is not None else None
         return OPEN_GATE if gate is None and queue in self._left else gate
 
-    def answered(self, queue: str, gated: bool) -> None:
-        """What a claim has said of messages that wait at a gate which nobody declares."""
+    def answered(self, queue: str, gated: bool, refused: bool) -> None:
+        """What a claim has said of a gate that this consumer does not declare.
+
+        Messages may wait there since somebody has declared it, or others still do.
+        """
+        if refused:
+            self._refuse(queue)
+            return
+        self.refused.discard(queue)
         if gated:
             self._left.add(queue)
             self.in_use = True
@@ -56,6 +68,18 @@ class Gatekeeper:
             self._left.discard(queue)
             with suppress(*UNREACHABLE):  # the doctor does not mind empty lanes
                 self._store.clear(queue)
+
+    def _refuse(self, queue: str) -> None:
+        self._left.discard(queue)
+        self.in_use = True
+        if queue not in self.refused:
+            self.refused.add(queue)
+            logger.error(
+                "Queue %r has limits or turns that other workers declare and this one does not: it "
+                "takes no messages of it as long as one of those is there. Start this worker with "
+                "the same delayed_policies, or without this queue",
+                queue,
+            )
 
     def let_in(
         self, claimed: Sequence[Claimed], lease: Lease, no_ack: bool, server_ms: float

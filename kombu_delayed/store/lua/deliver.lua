@@ -12,8 +12,8 @@
 --   waits: 1: the caller can come back when the next one is due; 2: and listens for tokens
 --   expires_ms: 0: never; -1: never, and it deletes itself
 -- include: clock waiting ready buckets backlog events promise expiry auto_delete
--- returns {now_ms, next due_ms if the caller shall claim then or 0, 1 if more is ready (+ 2 if messages wait at a gate), consumers,
---   step + message, …}, or {0} where the lease was lost
+-- returns {now_ms, next due_ms if the caller shall claim then or 0, 1 if more is ready + 2 if messages wait at a gate, or 4 where
+--   others declare limits or turns and the caller does not, consumers, step + message, …}, or {0} where the lease was lost
 redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
 local lease_end_ms = redis.call('ZSCORE', consumers, consumer)
 if lease_end_ms == '0' or (leased == '1' and not lease_end_ms) then return {0} end
@@ -42,8 +42,14 @@ local function promote(members)
   end
 end
 
-local found = redis.call('EXISTS', delayed .. 'waiting', partitions .. ':urgent')
+local found = redis.call('EXISTS', delayed .. 'waiting', partitions .. ':urgent', of_queue('gate:keepers'))
 local urgent = found > 0 and redis.call('ZCARD', partitions .. ':urgent') or 0
+local some_wait = false
+if found > math.min(urgent, 1) then
+  -- include: keepers
+  if others_keep() then return refused() end
+  some_wait = redis.call('EXISTS', delayed .. 'waiting') == 1
+end
 local members, more = pop_due(now_ms, urgent > 1 and math.ceil(promotions / 2) or promotions)
 if urgent > 0 and ((urgent > 1 and #members > 0) or redis.call('EXISTS', partitions) == 0) then
   -- include: pop_urgent
@@ -80,5 +86,5 @@ if expires_ms > 0 then
 elseif lease_ms > 0 and (expires_ms < 0 or redis.call('PTTL', consumers) >= 0 and redis.call('EXISTS', of_queue('expires')) == 0) then
   last_while_used(consumers, expires_ms == 0 or redis.call('EXISTS', unacked) > 0, lease_ms)
 end
-if found > math.min(urgent, 1) then answer[3] = answer[3] + 2 end
+if some_wait then answer[3] = answer[3] + 2 end
 return answer

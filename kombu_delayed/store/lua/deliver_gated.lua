@@ -21,6 +21,12 @@ local lease_end_ms = redis.call('ZSCORE', consumers, consumer)
 if lease_end_ms == '0' or (leased == '1' and not lease_end_ms) then return {0} end
 local lasts_long = tonumber(lease_end_ms or 0) > now_ms + lease_ms  -- as it has held nothing: see renew
 if lease_ms > 0 and not lasts_long then redis.call('ZADD', consumers, now_ms + lease_ms, consumer) end
+if version == '' then
+  -- include: keepers
+  if others_keep() then return refused() end
+elseif lease_ms > 0 and leased == '0' then
+  redis.call('ZADD', gate .. 'keepers', 0, consumer)
+end
 
 local answer = {now_ms, 0, 0, redis.call('ZCARD', consumers)}
 local taken, held, gone = {}, {}, {}
@@ -236,7 +242,7 @@ if expires_ms > 0 then
   local kept_ms = expire_as_declared(expires_ms, lease_ms)
   if lease_ms > 0 then
     leases_last_for(consumers, kept_ms)
-    for _, key in ipairs({unacked, gate .. 'slots', gate .. 'slots:' .. consumer}) do last_for(key, kept_ms) end
+    for _, key in ipairs({unacked, gate .. 'slots', gate .. 'slots:' .. consumer, gate .. 'keepers'}) do last_for(key, kept_ms) end
   end
 elseif lease_ms > 0 and (expires_ms < 0 or redis.call('PTTL', consumers) >= 0 and redis.call('EXISTS', of_queue('expires')) == 0) then
   last_while_used(consumers, expires_ms == 0 or redis.call('EXISTS', unacked, gate .. 'slots:' .. consumer) > 0, lease_ms)
