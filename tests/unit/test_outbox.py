@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,3 +51,30 @@ def test_a_new_master_is_told_why_a_message_was_buried() -> None:
     store.run.generation += 1
     outbox.flush(store, lease)
     assert store.buried == [[(1, "id", "too large", b"")]] * 2
+
+
+class Counted(deque[Done]):
+    """Counts what is read of it."""
+
+    reads = 0
+
+    def __iter__(self) -> Iterator[Done]:
+        for each in super().__iter__():
+            self.reads += 1
+            yield each
+
+
+@pytest.mark.parametrize("queues", [["down"], ["up"], ["up", "down"]])
+def test_a_flush_reads_in_proportion_to_what_waits(queues: list[str]) -> None:
+    def reads(rounds: int) -> int:
+        store: Any = Stub()
+        lease: Any = SimpleNamespace(consumer="C")
+        outbox = Outbox()
+        outbox.done = done = Counted(
+            Done(ACK, queue, n, "") for n, queue in enumerate(queues * rounds)
+        )
+        outbox.flush(store, lease)
+        assert len(done) == rounds * queues.count("down")
+        return done.reads
+
+    assert reads(8_000) < 5 * reads(2_000)
