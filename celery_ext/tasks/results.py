@@ -23,6 +23,9 @@ logger = get_logger(__name__)
 class NotRun(DelayedError):
     """A policy made this task a dead letter: it did not run."""
 
+    #: The backend stores it with the result, and clients of other versions look the class up there.
+    __module__ = "celery_ext.policies"
+
 
 def keeps_results(app: Celery) -> bool:
     """Whether the app, or a task of its own accord, has a result backend, if only a broken one."""

@@ -6,9 +6,10 @@ import random
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from ..connection.cluster.connection import SlotMoves
 from ..errors import UNREACHABLE, LeaseLost
 from .claiming.claims import Claims
-from .claiming.sources import AUTO_DELETE, POLL_JITTER, Source
+from .claiming.sources import AUTO_DELETE, MOVING_SECONDS, POLL_JITTER, Source
 from .opening import Opener
 from .policy.admission import Claimed
 from .retrying import Retry
@@ -98,7 +99,10 @@ class Part:
             return self._broken(error)
         if retry.broken_since is not None:
             self._mended()
-        return self.claims.next_at(min(self.wake.overdue_at, self._qos.outbox.free_at))
+        latest = min(self.wake.overdue_at, self._qos.outbox.free_at)
+        return self.claims.next_at(
+            min(latest, retry.hold_until) if now < retry.hold_until else latest
+        )
 
     def _step(self, now: float) -> None:
         session, claims = self.session, self.claims
@@ -118,6 +122,9 @@ class Part:
             self.wake.start(listened)
 
     def _broken(self, error: BaseException) -> float:
+        if isinstance(error, SlotMoves):  # as its node has answered
+            self._mended()
+            return monotonic() + MOVING_SECONDS
         self._stop_waiting()
         if isinstance(error, LeaseLost):
             self.session.start_anew()

@@ -26,6 +26,9 @@ FAILURES: tuple[type[BaseException], ...] = (DelayedError, RedisError, *UNREACHA
 class MigrationRefused(DelayedError):
     """The messages cannot be moved safely at this time."""
 
+    #: Results of tasks that raise it name the public module, which stays.
+    __module__ = "kombu_delayed.migrate"
+
 
 _DIRECTIONS: Mapping[str, Any] = {"to-delayed": ToDelayed, "to-stock": ToStock}
 

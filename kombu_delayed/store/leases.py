@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from ..connection.cluster.connection import SlotMoves
 from ..connection.native import get_logger
 from ..errors import NodeDown
 from . import instrumentation
@@ -180,14 +182,18 @@ class Leases:
     def recover_all(
         self, seen_tags: Mapping[str, int], consumer: str
     ) -> dict[str, list[tuple[int, bytes]]]:
-        """As `recover` of each queue in few round trips, each with the last tag that did arrive."""
+        """As `recover` of each queue in few round trips, each with the last tag that did arrive.
+
+        Queues that are on their way to another node of a Cluster are left out.
+        """
         calls = [self._recover_call(queue, consumer, tag, b"0") for queue, tag in seen_tags.items()]
         found = {}
         for queue, answer in zip(tuple(seen_tags), self._store.together(calls), strict=True):
             if isinstance(answer, list) and int(answer[0]) == 0:
                 found[queue] = sorted(zip(map(int, answer[1::2]), answer[2::2], strict=True))
             else:
-                found[queue] = self.recover(queue, consumer, seen_tags[queue])
+                with suppress(SlotMoves):
+                    found[queue] = self.recover(queue, consumer, seen_tags[queue])
         return found
 
     def leave(self, queue: str, consumer: str, running: Collection[int] = ()) -> None:

@@ -12,9 +12,11 @@ from celery import Celery
 from kombu import Connection
 from kombu.exceptions import OperationalError
 
+from celery_ext.policies import Limit
 from kombu_delayed.errors import UNREACHABLE
 from kombu_delayed.inspection.copies import Copies
 from kombu_delayed.store.shards import shard_name
+from kombu_delayed.store.store import Store
 from tests.kit.clusters import Cluster
 from tests.kit.inbox import Connect, Inbox
 from tests.kit.ledger import Ledger
@@ -96,6 +98,40 @@ def test_a_slot_moves_under_load(
         ledger.wait_for_all([*producers.sent, *backlog], 30)
     assert {*ledger.runs().values()} == {1}
     assert worker.log.count(" ready.") == 1
+
+
+def test_a_slot_moves_while_messages_go_to_their_gate(
+    connect: Connect,
+    cluster: Cluster,
+    names: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its messages come when it has moved, and those of the node's other queues meanwhile."""
+    limited, home = names[0], cluster.master_of(names[0])
+    other = next(name for n in range(99) if cluster.master_of(name := f"other{n}") is home)
+    # Who sends knows no policies, so that the consumer finds messages without tickets.
+    source, connection = connect(), connect(delayed_policies={limited: [Limit(concurrency=9)]})
+    half_moved: list[str] = []
+
+    def admit(store: Store, queue: str, *given: Any) -> int:
+        if not half_moved:
+            half_moved.append(queue)
+            cluster.begin_move(limited, cluster.master_of(names[1]))
+        return real_admit(store, queue, *given)
+
+    real_admit = Store.admit
+    monkeypatch.setattr(Store, "admit", admit)
+    for n in range(3):
+        publish(source, n, queue_of(limited))
+    inbox = Inbox(connection, queue_of(limited), queue_of(other))
+    wait_until(lambda: inbox.drain(0.01) == [] and half_moved, "it moves")
+    for n in range(3, 6):
+        publish(source, n, queue_of(other))
+    assert sorted(inbox.receive(3)) == [3, 4, 5]
+    cluster.move(limited, cluster.master_of(names[1]))
+    assert sorted(inbox.receive(6)) == [*range(6)]
+    assert "Lost the broker" not in caplog.text
 
 
 def others_go_on(app: Celery, names: list[str], ledger: Ledger) -> None:

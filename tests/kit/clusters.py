@@ -121,10 +121,9 @@ class Cluster:
         `replace` also keys that the target has: those which the replica of a lost source kept.
         """
         source, slot = self.master_of(key), key_slot(key.encode())
-        source_id, target_id = self.id_of(source), self.id_of(target)
+        target_id = self.id_of(target)
         with self.client(source) as old, self.client(target) as new:
-            wait_until(lambda: _imports(new, slot, source_id), f"{target.port} takes slot {slot}")
-            old.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", target_id)
+            self.begin_move(key, target)
             self._move_keys(old, target, slot, replace)
             if on_half:
                 on_half()
@@ -132,6 +131,14 @@ class Cluster:
             new.execute_command("CLUSTER SETSLOT", slot, "NODE", target_id)
             with contextlib.suppress(ResponseError):  # without a slot it may be a replica by now
                 old.execute_command("CLUSTER SETSLOT", slot, "NODE", target_id)
+
+    def begin_move(self, key: str, target: Server) -> None:
+        """A key's slot is on its way to another master from now on, and no key of it has moved."""
+        source, slot = self.master_of(key), key_slot(key.encode())
+        source_id, target_id = self.id_of(source), self.id_of(target)
+        with self.client(source) as old, self.client(target) as new:
+            wait_until(lambda: _imports(new, slot, source_id), f"{target.port} takes slot {slot}")
+            old.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", target_id)
 
     def finish_move(self, key: str, target: Server) -> None:
         """Do again a move that the servers have given up, as `redis-cli --cluster fix` does."""

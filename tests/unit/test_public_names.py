@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
+import celery
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -90,3 +91,36 @@ def test_guides_and_examples_import_what_is_public(public: ModuleType) -> None:
                     known = public.names(module) if module in public.MODULES else ()
                     assert name in known or f"{module}.{name}" in public.MODULES, (path, found[0])
     assert imports > 30
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        ("celery_ext.policies", ["NotRun"]),
+        ("celery_ext.policies.policy", ["PolicyError"]),
+        (
+            "celery_ext.errors",
+            [
+                *("AlreadyExpected", "AnswerFailed", "AnswerTimeout", "AnswersFull", "BackupError"),
+                *("BrokerError", "BulkError", "ExpectationError", "QueryError"),
+            ],
+        ),
+        (
+            "kombu_delayed.errors",
+            [
+                *("AlreadyDelayed", "DelayedError", "EmbeddedServerError", "FormatError"),
+                *("LeaseLost", "MessageError", "NodeDown", "NotReplicated", "OptionError"),
+                *("ReplicaError", "ServerError", "ServerFull", "ServerNotReady", "UrlError"),
+            ],
+        ),
+        ("kombu_delayed.migrate", ["MigrationRefused"]),
+    ],
+)
+def test_results_name_errors_by_modules_that_stay(module: str, names: list[str]) -> None:
+    """Celery stores the module of a task's error: clients of other versions look it up there."""
+    for name in names:
+        error = getattr(import_module(module), name)
+        assert error.__module__ == module
+        with celery.Celery(set_as_current=False) as app:
+            stored = app.backend.prepare_exception(error("why"), "json")
+            assert isinstance(app.backend.exception_to_python(stored), error)

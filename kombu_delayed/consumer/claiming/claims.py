@@ -269,6 +269,8 @@ class Claims:
 
     def claim_one(self, queue: str, no_ack: bool) -> list[Claimed] | None:
         """Claim one message without waiting; those that may be handed out. None: there is none."""
+        if queue in self.unsure:
+            raise SlotMoves(f"queue {queue!r} is on its way to another node of the Cluster")
         request = self._request(queue, 1, no_ack, False)
         records = self._heard(request, request.send(self._store)).records
         kept = self._let_in(queue, self._numbered(request, records), no_ack)
@@ -322,7 +324,11 @@ class Claims:
         source.answered(answer, monotonic(), self.clock.now_ms(), poll_seconds)
         self._last_at = now
         claimed = self._numbered(request, answer.records)
-        kept = self._let_in(queue, claimed, source.no_ack)
+        try:
+            kept = self._let_in(queue, claimed, source.no_ack)
+        except SlotMoves:  # it stays unsure: they are recovered when the slot is there
+            source.moves(now)
+            return count
         self.gates.was_short = len(claimed) < request.want
         self.buffer.extend(kept)
         if len(kept) < len(claimed):
@@ -352,11 +358,16 @@ class Claims:
     # What was in answers that were lost with their connection.
 
     def recover_all(self) -> None:
-        """Take it now."""
-        if self.unsure:
-            unsure, consumer = dict(self.unsure), self._session.lease.consumer
-            for queue, found in self._store.leases.recover_all(unsure, consumer).items():
+        """Take it now; of a queue on its way to another node later, and claim nothing before."""
+        if not self.unsure:
+            return
+        unsure, consumer = dict(self.unsure), self._session.lease.consumer
+        for queue, found in self._store.leases.recover_all(unsure, consumer).items():
+            with suppress(SlotMoves):
                 self._recovered(queue, found)
+        for queue in self.unsure:
+            if source := self.sources.get(queue):
+                source.moves(monotonic())
 
     def _recovered(self, queue: str, found: list[tuple[int, bytes]]) -> None:
         lease = self._session.lease
