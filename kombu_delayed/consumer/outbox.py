@@ -52,7 +52,9 @@ _verb_and_queue, _queue = itemgetter(0, 1), itemgetter(0)
 def _first_alike(waiting: deque[T], key: Callable[[T], Any]) -> list[T]:
     """The first ones that have the same key, as many as one call takes."""
     first = [*islice(waiting, CALL_LIMIT)]  # at once: a signal handler may change them meanwhile
-    return next(([*alike] for _, alike in groupby(first, key)), [])
+    for _, alike in groupby(first, key):
+        return [*alike]
+    return []
 
 
 def _move(batch: list[T], waiting: deque[T], to: deque[T]) -> None:
