@@ -6,7 +6,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable
-from itertools import groupby, islice
+from itertools import islice, takewhile
 from operator import itemgetter
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar
@@ -49,12 +49,10 @@ T = TypeVar("T", Done, Freed)
 _verb_and_queue, _queue = itemgetter(0, 1), itemgetter(0)
 
 
-def _first_alike(waiting: deque[T], key: Callable[[T], Any]) -> list[T]:
+def _first_alike(waiting: deque[T], key: Callable[[Any], Any]) -> list[T]:
     """The first ones that have the same key, as many as one call takes."""
-    first = [*islice(waiting, CALL_LIMIT)]  # at once: a signal handler may change them meanwhile
-    for _, alike in groupby(first, key):
-        return [*alike]
-    return []
+    first: list[T] = [*islice(waiting, CALL_LIMIT)]  # at once: a signal handler may change them meanwhile
+    return [*takewhile(lambda each: key(each) == key(first[0]), first)]
 
 
 def _move(batch: list[T], waiting: deque[T], to: deque[T]) -> None:

@@ -169,6 +169,13 @@ def test_a_server_that_is_slow_with_no_fault_is_away() -> None:
     assert causes(killed(), *killed_later) == {verdict.UNEXPLAINED: 1}
 
 
+def test_what_was_acked_early_waits_for_the_answer_of_a_server_that_is_away() -> None:
+    journal = sent(), lines("first", (95, "received", {}), (LONG_BEFORE, "accepted", {}))
+    gone = judged(killed(), *journal, windows=[away(LONG_BEFORE, 1)])
+    assert (len(gone.dropped), gone.lost) == (1, [])
+    assert len(judged(killed(), *journal).lost) == 1
+
+
 def test_each_failure_to_publish_explains_one_run() -> None:
     runs = [ran("other", at, redelivered=False) for at in (101, 102, 103)]
     assert causes(life("first"), sent(90.5), *runs) == {

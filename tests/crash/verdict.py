@@ -147,7 +147,8 @@ class _Judge:
         return (
             life is not None
             and life.fate in DEATHS
-            and life.fated_at - ACK_SECONDS < acked <= life.ended_at
+            and acked <= life.ended_at
+            and life.fated_at < self._arrived(acked)  # what runs waits for its ack to be there
         )
 
     def repeated(self, execution: Execution, verdict: Verdict) -> None:
