@@ -45,13 +45,15 @@ class Freed(NamedTuple):
 
 
 T = TypeVar("T", Done, Freed)
+Each = TypeVar("Each")
 
 _verb_and_queue, _queue = itemgetter(0, 1), itemgetter(0)
 
 
-def _first_alike(waiting: deque[T], key: Callable[[Any], Any]) -> list[T]:
+def _first_alike(waiting: deque[Each], key: Callable[[Each], Any]) -> list[Each]:
     """The first ones that have the same key, as many as one call takes."""
-    first: list[T] = [*islice(waiting, CALL_LIMIT)]  # at once: a signal handler may change them meanwhile
+    # At once: a signal handler may change them meanwhile.
+    first = [*islice(waiting, CALL_LIMIT)]
     return [*takewhile(lambda each: key(each) == key(first[0]), first)]
 
 
