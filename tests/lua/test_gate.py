@@ -234,8 +234,11 @@ def test_a_limit_is_closed_to_those_who_do_not_declare_it(
 
 def test_who_leaves_keeps_no_limit_closed(store: Store, client: redis.Redis) -> None:
     claim(store)
-    assert client.zrange("{q}:gate:keepers", 0, -1) == [b"A"]
+    deliver(store, "B", gate=GATE)
     store.leases.leave("q", "A")
+    assert client.zrange("{q}:gate:keepers", 0, -1) == [b"B"]
+    client.zadd("{q}:gate:keepers", {"reclaimed by 0.1.0": 0})
+    store.leases.leave("q", "B")
     assert client.keys("*keepers*") == []
 
 

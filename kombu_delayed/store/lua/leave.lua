@@ -13,7 +13,7 @@ if redis.call('EXISTS', slots_held) == 0 then
   redis.call('ZREM', consumers, consumer)
   redis.call('ZREM', gate .. 'keepers', consumer)
 end
-if redis.call('EXISTS', consumers) == 0 then redis.call('DEL', granted_by) end
+if redis.call('EXISTS', consumers) == 0 then redis.call('DEL', granted_by, gate .. 'keepers') end
 redis.call('PERSIST', consumers)  -- those who are left let it expire, unless their code is older and cannot
 announce_all()
 expire_as_noted()
