@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 
 from kombu_delayed.inspection import backlog as backlogs
 from kombu_delayed.inspection.backlog import Backlog
 from kombu_delayed.store.shards import queue_of
 
+from ..errors import QueryError
 from ..tasks.results import store_revoked
 from ..tasks.task_info import TaskInfo
 from . import signals
@@ -23,6 +25,17 @@ class Queues(Broker):
         The latter are found by looking at the names of all keys there.
         """
         return sorted({*self.app.amqp.queues, *map(queue_of, backlogs.queues(self.store))})
+
+    def check_queue(self, queue: str) -> None:
+        """Raises QueryError for a queue that the app does not know and that is not in the broker.
+
+        Only for one that the app does not know the names of all keys there are looked at.
+        """
+        if queue in self.app.amqp.queues or queue in (known := self.queues()):
+            return
+        close = get_close_matches(queue, known, 1)
+        advice = f": did you mean {close[0]!r}?" if close else ""
+        raise QueryError(f"there is no queue {queue!r}{advice}")
 
     def shards(self, queue: str | None = None) -> list[str]:
         """What a queue, or all, are made of in the broker: themselves unless they are spread."""

@@ -61,7 +61,7 @@ def _print(session: Session, findings: list[Finding], count: int, fix: bool) -> 
     else:
         checked = f"{number(count)} queue{'' if count == 1 else 's'}"
         session.print(Text("✓ ", "green").append(f"Nothing is wrong in {checked}."))
-    if not any(each.fixed < each.count for each in queues):
+    if not any(each.fixed < each.count and each.remedy for each in queues):
         return
     if fix:
         session.print("What is not repaired takes no wake token: restart that consumer.")

@@ -20,6 +20,7 @@ from ..tasks.progress import Progress
 from ..tasks.query import Query
 from ..tasks.task_info import TaskInfo
 from ..tasks.times import from_now_ms, to_ms
+from . import pauses as queue_pauses
 from .answers.expectations import Expectations
 from .backup.transfer import BackupReport, FilePath, RestoreReport, backup, restore
 from .bulk.schedule import BulkReport, schedule_many
@@ -30,6 +31,7 @@ from .dead_letters import Dead
 from .limits import LimitInfo, gate_usage, limits
 from .moves import NOW, Moves, due_at
 from .outcomes import Meant, histories, look_up, newest, recorded
+from .pauses import QueuePause
 
 
 class Delayed(Queues):
@@ -266,6 +268,32 @@ class Delayed(Queues):
         return [
             info for name in self._names(queue) for info in limits(self, gate_usage(self, name))
         ]
+
+    # Pauses.
+
+    def pause(
+        self,
+        queue: str,
+        *,
+        why: str = "",
+        by: str | None = None,
+        for_: float | str | timedelta | None = None,
+    ) -> QueuePause:
+        """Let no worker begin a task of a queue until `resume`, or `for_` so long ("2h", seconds).
+
+        What is due waits, and does not count as late. Tasks that run go on; producers, too. `by` is
+        this user and host unless given. A second pause replaces the end and the reason of the
+        first. Raises QueryError for a queue that is neither the app's nor in the broker.
+        """
+        return queue_pauses.pause(self, queue, why, by, for_)
+
+    def resume(self, queue: str) -> bool:
+        """Let workers go on with a paused queue. True if it was paused."""
+        return queue_pauses.resume(self, queue)
+
+    def pauses(self, queue: str | None = None) -> list[QueuePause]:
+        """The paused queues: since when, until when, by whom and why."""
+        return queue_pauses.pauses(self, self._names(queue))
 
     @property
     def dead(self) -> Dead:

@@ -32,6 +32,7 @@ class Inspection(bootsteps.Step):
     def __init__(self, parent: Any, **kwargs: Any) -> None:
         # Only workers need Celery's worker modules.
         import_module("celery_ext.worker.inspect")
+        import_module("celery_ext.worker.hold")
         super().__init__(parent, **kwargs)
 
 
@@ -90,7 +91,8 @@ class Lateness(bootsteps.StartStopStep):
         eta = dict(request.request_dict).get("eta")
         if eta is None or not task_late.receivers:
             return
-        late_seconds = time.time() - eta_to_ms(eta) / 1000
+        resumed_ms = getattr(request.message.headers, "resumed_ms", 0)
+        late_seconds = time.time() - max(eta_to_ms(eta), resumed_ms) / 1000
         if late_seconds > self._late_seconds:
             task_late.send(
                 sender=request.name, task_id=request.id, eta=eta, late_seconds=late_seconds

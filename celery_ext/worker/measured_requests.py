@@ -55,7 +55,8 @@ class _Measured(Request):
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         super().on_accepted(pid, time_accepted)
         due_ms = getattr(self.message.headers, "due_ms", None)
-        late_seconds = None if due_ms is None else self.time_start - due_ms / 1000
+        since_ms = max(due_ms or 0, getattr(self.message.headers, "resumed_ms", 0))
+        late_seconds = None if due_ms is None else self.time_start - since_ms / 1000
         self._meter.started(self._queue, self.name, late_seconds)
 
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:

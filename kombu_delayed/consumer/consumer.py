@@ -69,6 +69,11 @@ class Consumer:
         """Consume a queue no more: what was claimed and not handed out, or not begun, goes back."""
         self._part(queue).remove(queue)
 
+    def hold(self, queue: str) -> None:
+        """A queue was paused: what was claimed of its shards and not begun goes back at once."""
+        for shard in [name for name, source in self.sources.items() if source.whole == queue]:
+            self._part(shard).hold(shard)
+
     def take_back(self) -> list[Unbegun]:
         """Take what was claimed and not begun away from this consumer. From any thread."""
         found = self.session.qos.take_reserved()

@@ -10,7 +10,7 @@ from kombu.utils.uuid import uuid
 
 from ..connection.native import get_logger
 from ..errors import MessageError, NotReplicated
-from ..message.envelope import Envelope, due, hide_eta, open_envelope
+from ..message.envelope import Envelope, WaitedHeaders, due, hide_eta, open_envelope
 from ..store import instrumentation
 from ..store.store import Entry
 from .claiming.claims import ServerClock
@@ -56,9 +56,14 @@ class Opener:
                 return None
         if not no_ack:
             self._qos.received(tag, queue, envelope.id)
+        resumed_ms = self._session.resumed_ms.get(queue, 0)
+        headers = envelope.payload["headers"]
+        if resumed_ms and isinstance(headers, WaitedHeaders):
+            headers.resumed_ms = resumed_ms
         if (told := instrumentation.current) is not None:
             due_ms = envelope.due_ms
-            late_seconds = None if due_ms is None else (self._clock.now_ms() - due_ms) / 1000
+            since_ms = max(due_ms or 0, resumed_ms)
+            late_seconds = None if due_ms is None else (self._clock.now_ms() - since_ms) / 1000
             told.delivered(queue, late_seconds, envelope.deliveries)
         return envelope.payload
 

@@ -24,6 +24,9 @@ BLOCKING_SECONDS = 0.1
 #: … and who has not done so this many times in a row does not, or as many times more after one.
 QUICK_RUNS, QUICK_AGAIN = 3, 50
 
+#: What was claimed longer ago is handed out after a look whether its queue was paused since.
+PAUSE_SECONDS = 1.0
+
 
 class Part:
     """Claims messages of its queues in batches and hands them out one by one."""
@@ -50,15 +53,17 @@ class Part:
     def remove(self, queue: str) -> None:
         """Consume a queue no more: what was claimed and not handed out, or not begun, goes back."""
         claims = self.claims
-        source = claims.sources.get(queue)
-        if source is None:
+        if queue not in claims.sources:
             return
-        if not source.no_ack:
-            self._qos.give_back(queue, [tag for _, tag, _ in claims.buffer.take_out_of(queue)])
-            self._qos.give_back_reserved(queue)
+        claims.give_back_unbegun(queue)
         claims.buffer.take_out_of(queue)
         claims.let_go(queue)  # last: a signal handler may have ended this half way
         claims.announce(queue)
+
+    def hold(self, queue: str) -> None:
+        """A queue was paused: what was claimed of it and not begun goes back at once."""
+        self.claims.give_back_unbegun(queue)
+        self._qos.outbox.flush(self.session.store, self.session.lease)
 
     def stop(self) -> None:
         """Claim and wait no more."""
@@ -170,6 +175,11 @@ class Part:
                 continue
             no_ack = source.no_ack
             try:
+                seen_at = max(source.claimed_at, source.checked_at)
+                is_old = not no_ack and monotonic() - seen_at >= PAUSE_SECONDS
+                if is_old and self._was_paused(source):
+                    self.hold(queue)
+                    continue
                 payload = self._opened(entry, no_ack)
             except UNREACHABLE as error:
                 self.retry.hold_until = self._broken(error)
@@ -182,6 +192,10 @@ class Part:
             elif payload is not None and self._give(payload, entry, no_ack):
                 return True
         return False
+
+    def _was_paused(self, source: Source) -> bool:
+        source.checked_at = monotonic()
+        return self.session.store.pauses.of(source.queue) is not None
 
     def _opened(self, entry: Claimed, no_ack: bool) -> dict[str, Any] | None:
         session, queue = self.session, entry.queue

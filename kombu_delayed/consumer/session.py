@@ -65,6 +65,8 @@ class Session:
         self.quick_runs = 0
         #: Whether tasks end before `hand_over` returns, or may: the next one may take for long.
         self.runs_here = False
+        #: Queue -> since when it goes on, of those that were paused within the last day.
+        self.resumed_ms: dict[str, int] = {}
 
     def mind_blocking(self) -> None:
         """If tasks run in this very thread, others have to keep its promises meanwhile."""

@@ -25,7 +25,7 @@ FORECAST_LIMIT = 2_000
 
 #: Keys that only a queue has.
 _KINDS = (
-    "(?:partitions|messages|wake|consumers|unacked:.*|dead|dead-messages|events"
+    "(?:partitions|messages|paused|wake|consumers|unacked:.*|dead|dead-messages|events"
     "|expectations|answers|outcomes:used)"
 )
 

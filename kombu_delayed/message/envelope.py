@@ -159,6 +159,8 @@ class WaitedHeaders(dict[str, Any]):
     """
 
     due_ms: int | None = None
+    #: Since when its queue goes on, where that was paused lately: it is late from then on.
+    resumed_ms: int = 0
 
     def get(self, key: str, default: Any = None) -> Any:
         """As of any dict, but for `eta`."""

@@ -123,6 +123,11 @@ class QueueKeys:
         return self._tagged("expires")
 
     @cached_property
+    def paused(self) -> str:
+        """String "from until JSON": who has paused the queue, and why."""
+        return self._tagged("paused")
+
+    @cached_property
     def consumers(self) -> str:
         """Sorted set consumer -> end of its lease."""
         return self._tagged("consumers")

@@ -41,6 +41,8 @@ class Metrics:
     waiting: int = 0
     #: How long ago the oldest of these was due; 0 where none waits.
     oldest_waiting_seconds: float = 0.0
+    #: Whether the queue is paused: nothing of it counts as late then.
+    paused: bool = False
 
     @classmethod
     def of(
@@ -56,6 +58,7 @@ class Metrics:
         next_due_ms: int,
         is_estimate: int,
         oldest_waiting_ms: int,
+        is_paused: int,
         due_within_minute: int,
         due_within_hour: int,
         due_within_day: int,
@@ -76,6 +79,7 @@ class Metrics:
             bool(is_estimate),
             waiting,
             max(oldest_waiting_ms, 0) / 1000,
+            bool(is_paused),
         )
 
 
@@ -98,4 +102,5 @@ def fold(shards: Iterable[Metrics]) -> Metrics:
         due_within_day=sum(each.due_within_day for each in found),
         is_estimate=any(each.is_estimate for each in found),
         oldest_waiting_seconds=max(each.oldest_waiting_seconds for each in found),
+        paused=any(each.paused for each in found),
     )

@@ -15,6 +15,7 @@ from .caller import CALL_LIMIT, Caller, Limits, chunks
 from .claimable import Claimable
 from .dead_letters import DeadLetters
 from .leases import Leases
+from .pauses import Pauses
 from .queue_metrics import SPANS_MS, Metrics
 from .scripts import Call
 
@@ -80,6 +81,10 @@ class Delivered:
     gated: bool = False
     #: Whether others declare limits or turns for the queue, and the caller does not.
     refused: bool = False
+    #: Whether the queue is paused.
+    paused: bool = False
+    #: Since when the queue goes on, where it was paused within the last day.
+    resumed_ms: int = 0
 
 
 class Store(Caller):
@@ -99,6 +104,11 @@ class Store(Caller):
     def claimable(self) -> Claimable:
         """Whether there is something to claim."""
         return Claimable(self)
+
+    @property
+    def pauses(self) -> Pauses:
+        """Which queues are paused."""
+        return Pauses(self)
 
     def schedule(self, queue: str, entries: Sequence[Entry], expires_ms: int = 0) -> Scheduled:
         """Keep messages until they are due. The same message with the same id is kept once."""
@@ -390,5 +400,17 @@ def delivered(answer: Any, gate: Gate | None) -> Delivered | None:
         return None
     now_ms, next_due_ms, flags, consumers, *records = answer
     gated, refused = bool(flags & 2), bool(flags & 4)
-    has_more = bool(flags & 1) or (gate is None and gated)
-    return Delivered(now_ms, next_due_ms, has_more, consumers, records, gated, refused)
+    resumed_ms = records.pop(0) if flags & 8 else None
+    paused = resumed_ms == 0
+    has_more = not paused and (bool(flags & 1) or (gate is None and gated))
+    return Delivered(
+        now_ms,
+        next_due_ms,
+        has_more,
+        consumers,
+        records,
+        gated,
+        refused,
+        paused,
+        resumed_ms or 0,
+    )

@@ -563,6 +563,7 @@ GIVEN = {
     "fail": "x why",
     "create": "x --scope read",
     "history": "x",
+    "resume": "x",
     **dict.fromkeys(["show", "cancel", "run-now", "replay", "respond", "purge", "revoke"], "x"),
 }
 
@@ -639,3 +640,22 @@ def test_examples_are_true(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(examples) > 20
     for example in examples:
         assert cli(*shlex.split(example), input="y\n").exit_code in (0, 1), example
+
+
+def test_pause_and_resume(cli: Cli) -> None:
+    assert cli("pause").exit_code == 1
+    text = cli.text("pause", "mail", "--for", "2h", "--why", "the provider is down")
+    assert "the provider is down" in text
+    (found,) = cli.json("pause")
+    assert (found["queue"], found["why"]) == ("mail", "the provider is down")
+    assert found["until"] > found["since"]
+    assert cli.json("resume", "mail") == {"resumed": True}
+    assert "Queue mail is not paused." in cli("resume", "mail").stderr
+    assert "there is no queue 'mial': did you mean 'mail'?" in cli("pause", "mial").output
+    assert cli("pause", "--why", "x").exit_code == 2
+
+
+def test_count_of_a_queue_that_there_is_not(cli: Cli) -> None:
+    result = cli("count", "-Q", "mial")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "there is no queue 'mial': did you mean 'mail'?" in result.output

@@ -122,6 +122,14 @@ def sleep(self: Any, seconds: float) -> None:
     time.sleep(seconds)
 
 
+@task(bind=True)
+def until(self: Any, path: str) -> None:
+    """Run until there is a file."""
+    write_down(self)
+    while not Path(path).exists():
+        time.sleep(0.02)
+
+
 @task(bind=True, acks_late=True)
 def late(self: Any, seconds: float = 0, payload: str = "") -> None:
     """Is acked when it is done, and writes down start and end."""

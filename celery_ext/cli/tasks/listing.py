@@ -159,6 +159,8 @@ def count(session: Session, **given: Any) -> None:
     if not replace(query, queue=None).is_empty:
         _count_found(session, query)
         return
+    if query.queue is not None:
+        session.delayed.check_queue(query.queue)
     counts = session.delayed.counts(query.queue)
     session.emit({name: asdict(each) for name, each in counts.items()})
     session.print(counts_table(counts))

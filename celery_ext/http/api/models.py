@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field, StringConstraints, model_validator
 
 from celery_ext.tasks.body import CELERY_HEADERS
 
-from .fields import Cursor, Given, Id, Moment, Name, Priority, Timed, check_plain
+from .fields import Cursor, Given, Id, Moment, Name, Priority, Span, Timed, check_plain
 
 #: Headers that are Celery's or the transport's: who sets them could send another task, or to
 #: another queue. So are all that begin with `delayed_`.
@@ -195,12 +195,33 @@ class QueueMetrics(QueueCounts):
     is_estimate: bool
     waiting: int = Field(description="Those of `due` that wait for their turn or for a limit.")
     oldest_waiting_seconds: float
+    paused: bool = Field(description="Whether the queue is paused; then nothing of it is late.")
 
 
 class Queues(BaseModel):
     """All queues."""
 
     queues: list[QueueCounts]
+
+
+class NewPause(Given):
+    """Why a queue is paused, and for how long."""
+
+    why: str = Field("", max_length=500)
+    length: Span | None = Field(
+        None, alias="for", description='Resume after this time: "2h", or seconds.'
+    )
+
+
+class PauseState(BaseModel):
+    """Whether a queue is paused, since when, until when (null: it has no end), by whom and why."""
+
+    queue: str
+    paused: bool
+    since: str | None
+    until: str | None
+    by: str | None
+    why: str | None
 
 
 class ForecastQuery(OneQueue):

@@ -135,7 +135,8 @@ def _opened(store: Store, shard: str, consumer: str, got: Delivered) -> list[tup
             continue
         queue, step, due_ms = queue_of(shard), record[0] - 48, envelope.due_ms
         if (told := instrumentation.current) is not None:
-            late_seconds = None if due_ms is None else (got.now_ms - due_ms) / 1000
+            since_ms = max(due_ms or 0, got.resumed_ms)
+            late_seconds = None if due_ms is None else (got.now_ms - since_ms) / 1000
             told.delivered(queue, late_seconds, envelope.deliveries)
         info = TaskInfo("unacked", queue, step, record[1:], due_ms, consumer)
         found.append((info, cursors.write(shard, consumer, tag)))

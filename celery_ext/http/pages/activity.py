@@ -53,14 +53,15 @@ class _Followed:
     lateness: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=LATENESS_SIZE))
     partial_until: int = -1
 
-    def add(self, event: Event) -> None:
+    def add(self, event: Event, resumed_ms: int) -> None:
         part = event.at_ms // (PART_SECONDS * 1000)
         if event.event == "acked":
             self.done[part] += 1
         elif event.event == "delivered":
             self.delivered[part] += 1
             if event.due_ms is not None:
-                self.lateness.append((part, max(event.at_ms - event.due_ms, 0) / 1000))
+                late_ms = event.at_ms - max(event.due_ms, resumed_ms)
+                self.lateness.append((part, max(late_ms, 0) / 1000))
 
     def forget_before(self, part: int) -> None:
         for counter in (self.done, self.delivered):
@@ -108,8 +109,9 @@ class ActivityReader:
                     followed.partial_until = last
                     events += streams.newest(store, shard)
                     break
+        resumed_ms = store.pauses.resumed_ms(shard) if events else 0
         for event in events:
-            followed.add(event)
+            followed.add(event, resumed_ms)
         if events:
             followed.position = events[-1].stream_id
         return followed

@@ -43,6 +43,8 @@ def alarms(
 
 
 def _of_queue(queue: str, found: Metrics) -> Iterable[Alarm]:
+    if found.paused:
+        yield Alarm("note", f"{queue} is paused.", "/backlog", queue)
     waiting = found.due + found.ready
     if waiting and not found.consumers:
         yield Alarm("critical", f"Nobody consumes {queue}: {tasks_word(waiting)} due.", "", queue)

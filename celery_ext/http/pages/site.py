@@ -29,6 +29,7 @@ from .views import (
     limit,
     overview,
     partitions,
+    pausing,
     replaying,
     task,
     tenants,
@@ -49,7 +50,7 @@ VIEWS: list[View] = [
     *partitions.VIEWS,
 ]
 LIVE = [each for each in VIEWS if each.seconds]
-ACTIONS: list[Action] = [*changing.ACTIONS, *replaying.ACTIONS]
+ACTIONS: list[Action] = [*changing.ACTIONS, *replaying.ACTIONS, *pausing.ACTIONS]
 
 _ASSETS = {
     "dashboard.css": "text/css",

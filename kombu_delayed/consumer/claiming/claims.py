@@ -134,6 +134,13 @@ class Claims:
             self.agenda.forget(source)
         return source
 
+    def give_back_unbegun(self, queue: str) -> None:
+        """What was claimed and not handed out, or not begun, returns with the next flush."""
+        source = self.sources.get(queue)
+        if source is not None and not source.no_ack:
+            self._qos.give_back(queue, [tag for _, tag, _ in self.buffer.take_out_of(queue)])
+            self._qos.give_back_reserved(queue)
+
     def drop_all(self) -> None:
         """Look after no queue any longer."""
         self.sources = {}
@@ -308,6 +315,10 @@ class Claims:
         if not request.no_ack:
             lease.grant(request.queue, request.asked, bool(answer.records))
         self.clock.compare(answer.now_ms)
+        if answer.resumed_ms:
+            self._session.resumed_ms[request.queue] = answer.resumed_ms
+        elif request.queue in self._session.resumed_ms:
+            del self._session.resumed_ms[request.queue]
         return answer
 
     def _take_in(self, source: Source, request: Request, answer: Delivered, now: float) -> int:
@@ -322,6 +333,8 @@ class Claims:
             self._store.claimable.announce_soon(queue)
         poll_seconds = self._session.options.poll_seconds
         source.answered(answer, monotonic(), self.clock.now_ms(), poll_seconds)
+        if answer.paused:
+            self.give_back_unbegun(queue)
         self._last_at = now
         claimed = self._numbered(request, answer.records)
         try:

@@ -59,6 +59,8 @@ class Source:
         self.expires_ms = expires_ms
         self.poll_seconds = 1.0
         self.claimed_at = -math.inf
+        #: When it was last known not to be paused; a claim says so as well.
+        self.checked_at = -math.inf
         #: How many consume it, as far as is known here.
         self.consumers = 1
         #: A poll has found something of which no token told.

@@ -27,6 +27,10 @@ class Consumers:
         """Look at all of them."""
         self._leases()
         self._gate()
+        if (pause := self._store.pauses.of(self._queue)) is not None:
+            why = f": {pause.why}" if pause.why else ""
+            self._case.add("paused", f"by {pause.by}{why}")
+            return  # nobody need be told of what nobody may claim
         self._wake()
         self._tokens()
 

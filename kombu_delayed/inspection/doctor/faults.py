@@ -11,6 +11,7 @@ EXAMPLES = 3
 KINDS = {
     "server": ("the server's settings", ""),
     "format": ("the messages have an older format", ""),
+    "paused": ("queue is paused, which workers before 0.2 and stock workers ignore", ""),
     "lease": ("the lease of consumers has expired, and nobody has reclaimed", "reclaimed"),
     "unregistered": ("messages are held by consumers that have no lease", "reclaimed"),
     "empty": ("partitions in the index have no messages", "dropped from the index"),
@@ -38,7 +39,7 @@ KINDS = {
 }
 
 #: Kinds that moves leave in good order.
-HARMLESS = frozenset({"format", "leftover", "past"})
+HARMLESS = frozenset({"format", "leftover", "past", "paused"})
 
 
 @dataclass

@@ -13,7 +13,8 @@
 --   expires_ms: 0: never; -1: never, and it deletes itself
 -- include: clock waiting ready buckets backlog events promise expiry auto_delete
 -- returns {now_ms, next due_ms if the caller shall claim then or 0, 1 if more is ready + 2 if messages wait at a gate, or 4 where
---   others declare limits or turns and the caller does not, consumers, step + message, …}, or {0} where the lease was lost
+--   others declare limits or turns and the caller does not, consumers, step + message, …}, or {0} where the lease was lost. Where the queue
+--   is paused, or was lately, the third is 8 more, and the fifth says since when it goes on, or 0
 redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
 local lease_end_ms = redis.call('ZSCORE', consumers, consumer)
 if lease_end_ms == '0' or (leased == '1' and not lease_end_ms) then return {0} end
@@ -42,7 +43,15 @@ local function promote(members)
   end
 end
 
-local found = redis.call('EXISTS', delayed .. 'waiting', partitions .. ':urgent', of_queue('gate:keepers'))
+local found = redis.call('EXISTS', delayed .. 'waiting', partitions .. ':urgent', of_queue('gate:keepers'), of_queue('paused'))
+local pause = found > 0 and redis.call('GET', of_queue('paused'))
+local is_paused, until_ms = false, 0
+if pause then
+  -- include: pause
+  found = found - 1
+  is_paused, until_ms = is_paused_by(pause)
+  if is_paused then want, promotions = 0, 0 end
+end
 local urgent = found > 0 and redis.call('ZCARD', partitions .. ':urgent') or 0
 local some_wait = false
 if found > math.min(urgent, 1) then
@@ -76,7 +85,9 @@ if lease_ms > 0 then
   if lasts_long and #taken > 0 then redis.call('ZADD', consumers, now_ms + lease_ms, consumer) end
   for i = 1, #taken, 2000 do redis.call('HSET', unacked, unpack(taken, i, math.min(i + 1999, #taken))) end
 end
-pass_on(answer, more, #taken > 0, waits ~= '0' and earliest() or nil)
+local next_ms = waits ~= '0' and earliest() or nil
+if is_paused then more, next_ms = false, until_ms > 0 and until_ms or nil end
+pass_on(answer, more, #taken > 0, next_ms)
 if expires_ms > 0 then
   local kept_ms = expire_as_declared(expires_ms, lease_ms)
   if lease_ms > 0 then
@@ -87,4 +98,8 @@ elseif lease_ms > 0 and (expires_ms < 0 or redis.call('PTTL', consumers) >= 0 an
   last_while_used(consumers, expires_ms == 0 or redis.call('EXISTS', unacked) > 0, lease_ms)
 end
 if some_wait then answer[3] = answer[3] + 2 end
+if pause then
+  answer[3] = answer[3] + 8
+  table.insert(answer, 5, is_paused and 0 or until_ms)
+end
 return answer

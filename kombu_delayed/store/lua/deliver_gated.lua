@@ -196,6 +196,12 @@ local function let_out()
 end
 
 local next_ms = earliest()
+local pause = redis.call('GET', of_queue('paused'))
+local is_paused, until_ms = false, 0
+if pause then
+  -- include: pause
+  is_paused, until_ms = is_paused_by(pause)
+end
 
 local function step()
   local more_due, more_ready = false, false
@@ -219,8 +225,14 @@ local function step()
   return more or more_ready or more_due
 end
 
-local more
-if version == '' then more = let_out() else more = step() end
+local more = false
+if is_paused then
+  next_ms, some_wait = until_ms > 0 and until_ms or nil, false
+elseif version == '' then
+  more = let_out()
+else
+  more = step()
+end
 bucket_drop_all(messages, gone)
 if now_had then
   redis.call('ZREMRANGEBYSCORE', gate .. 'passed', '-inf', now_had)
@@ -248,4 +260,8 @@ elseif lease_ms > 0 and (expires_ms < 0 or redis.call('PTTL', consumers) >= 0 an
   last_while_used(consumers, expires_ms == 0 or redis.call('EXISTS', unacked, gate .. 'slots:' .. consumer) > 0, lease_ms)
 end
 if version == '' and redis.call('EXISTS', waiting) == 1 then answer[3] = answer[3] + 2 end
+if pause then
+  answer[3] = answer[3] + 8
+  table.insert(answer, 5, is_paused and 0 or until_ms)
+end
 return answer

@@ -1,5 +1,5 @@
 -- metrics: what a control plane needs to know of a queue. It changes nothing.
--- keys: partitions delayed messages unacked consumers dead ready...
+-- keys: partitions delayed messages unacked consumers dead paused ready...
 -- arguments: now limit:number spans...
 --   unacked: what the keys of consumers' unacked hashes begin with
 --   limit: count so many partitions; what is due in later ones is estimated
@@ -7,7 +7,13 @@
 -- include: clock buckets forecast
 -- returns {delayed, due, waiting at the gate, ready, unacked, dead, consumers whose lease lasts, ms since the oldest one was due that no
 --   consumer has or -1, ms until the next one is due or -1, 1 if counts are estimated, ms since the oldest one was due that waits at
---   the gate or -1, due within the first span, …}; O(limit + consumers + log n)
+--   the gate or -1, 1 if the queue is paused, due within the first span, …}. What a pause held back is late from its end on; O(limit + consumers + log n)
+local pause = redis.call('GET', paused)
+local is_paused, resumed_ms = false, 0
+if pause then
+  -- include: pause
+  is_paused, resumed_ms = is_paused_by(pause)
+end
 local edges = {string.format('%.0f', now_ms + 1)}
 for i, span in ipairs(spans) do edges[i + 1] = string.format('%.0f', now_ms + 1 + span) end
 
@@ -45,7 +51,8 @@ local function oldest_age_ms()
     local head = redis.call('LINDEX', list, -1) or ''
     first = math.min(first, tonumber(head:match('^{"due_ms":(%d+)')) or first)
   end
-  return first <= now_ms and now_ms - first or -1
+  first = math.max(first, resumed_ms)
+  return not is_paused and first <= now_ms and now_ms - first or -1
 end
 
 local function next_ms()
@@ -57,7 +64,7 @@ end
 
 local function waiting_age_ms()
   local first = first_due('waiting', '-inf')
-  return first and math.max(now_ms - first, 0) or -1
+  return first and not is_paused and math.max(now_ms - math.max(first, resumed_ms), 0) or -1
 end
 
 local total = bucket_total(messages)
@@ -71,7 +78,7 @@ local buried, lasting = redis.call('ZCARD', dead), redis.call('ZCOUNT', consumer
 local at_gate = redis.call('ZCARD', delayed .. 'waiting')
 local answer = {
   total, before[1] + at_gate, at_gate, waiting, held, buried, lasting, oldest_age_ms(), next_ms(), estimated,
-  waiting_age_ms(),
+  waiting_age_ms(), is_paused and 1 or 0,
 }
 for i = 2, #before do answer[#answer + 1] = before[i] - before[1] end
 return answer

@@ -15,6 +15,7 @@ from celery_ext.tasks.task_info import TaskInfo
 
 from ..readings import metrics
 from ..visit import Form, Shown, View, Visit
+from .pausing import pause_of
 
 #: Tasks on a page.
 PAGE_SIZE = 50
@@ -54,6 +55,8 @@ def look(visit: Visit) -> Shown:
         "name_of": name_of,
         "may_change": visit.identity.has("schedule"),
         "is_later": cursor is not None,
+        "pause": pause_of(visit, given.get("queue")),
+        "may_pause": visit.identity.has("admin") and not visit.identity.tenants,
     }
     try:
         found, following = search_page(visit, search_of(given, limit=PAGE_SIZE, cursor=cursor))

@@ -1,0 +1,8 @@
+-- paused: who has paused a queue, since when and until when. It changes nothing.
+-- keys: paused
+-- arguments: now
+-- include: clock pause
+-- returns {its note, 1 if it is paused now, else 0}, or {} where there is none
+local note = redis.call('GET', paused)
+if not note then return {} end
+return {note, is_paused_by(note) and 1 or 0}
