@@ -1,12 +1,39 @@
-"""Whether there is something to claim: looked for in many queues at once, and told to consumers."""
+"""Whether there is something to claim, told to consumers; and what a claim has answered."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from ..connection.commands import numbers
 from .caller import Caller, without_errors
 from .scripts import Call
+
+if TYPE_CHECKING:
+    from ..message.ticket import Gate
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """The answer of a deliver: records (priority step + message) and when to come back.
+
+    `next_due_ms` is 0 unless this consumer is the one that shall claim then.
+    """
+
+    now_ms: int
+    next_due_ms: int
+    more: bool
+    consumers: int
+    records: Sequence[bytes]
+    #: Whether messages wait at a gate, where the caller goes by none.
+    gated: bool = False
+    #: Whether others declare limits or turns for the queue, and the caller does not.
+    refused: bool = False
+    #: Whether the queue is paused.
+    paused: bool = False
+    #: Since when the queue goes on, where it was paused within the last day.
+    resumed_ms: int = 0
 
 
 class Claimable:
@@ -58,3 +85,25 @@ class Claimable:
             yield keys.waiting
             if with_backlog:
                 yield keys.partitions
+
+
+def delivered(answer: Any, gate: Gate | None) -> Delivered | None:
+    """What the script that delivers has answered; None: the caller's lease was lost."""
+    if len(answer) == 1:
+        return None
+    now_ms, next_due_ms, flags, consumers, *records = answer
+    gated, refused = bool(flags & 2), bool(flags & 4)
+    resumed_ms = records.pop(0) if flags & 8 else None
+    paused = resumed_ms == 0
+    has_more = not paused and (bool(flags & 1) or (gate is None and gated))
+    return Delivered(
+        now_ms,
+        next_due_ms,
+        has_more,
+        consumers,
+        records,
+        gated,
+        refused,
+        paused,
+        resumed_ms or 0,
+    )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..connection.commands import numbers
 from ..message.envelope import Entry
@@ -12,7 +11,7 @@ from ..message.ticket import Gate
 from ..message.wait import NO_WAIT, Wait
 from . import instrumentation
 from .caller import CALL_LIMIT, Caller, Limits, chunks
-from .claimable import Claimable
+from .claimable import Claimable, Delivered, delivered
 from .dead_letters import DeadLetters
 from .leases import Leases
 from .pauses import Pauses
@@ -63,28 +62,6 @@ class Size(NamedTuple):
     ready: int
     due: int
     delayed: int
-
-
-@dataclass(frozen=True)
-class Delivered:
-    """The answer of a deliver: records (priority step + message) and when to come back.
-
-    `next_due_ms` is 0 unless this consumer is the one that shall claim then.
-    """
-
-    now_ms: int
-    next_due_ms: int
-    more: bool
-    consumers: int
-    records: Sequence[bytes]
-    #: Whether messages wait at a gate, where the caller goes by none.
-    gated: bool = False
-    #: Whether others declare limits or turns for the queue, and the caller does not.
-    refused: bool = False
-    #: Whether the queue is paused.
-    paused: bool = False
-    #: Since when the queue goes on, where it was paused within the last day.
-    resumed_ms: int = 0
 
 
 class Store(Caller):
@@ -392,25 +369,3 @@ class Store(Caller):
         """Forget a queue without messages and consumers."""
         if not self.run("EXISTS", self.keys(queue).consumers):
             self.ask("delete", queue)
-
-
-def delivered(answer: Any, gate: Gate | None) -> Delivered | None:
-    """What the script that delivers has answered; None: the caller's lease was lost."""
-    if len(answer) == 1:
-        return None
-    now_ms, next_due_ms, flags, consumers, *records = answer
-    gated, refused = bool(flags & 2), bool(flags & 4)
-    resumed_ms = records.pop(0) if flags & 8 else None
-    paused = resumed_ms == 0
-    has_more = not paused and (bool(flags & 1) or (gate is None and gated))
-    return Delivered(
-        now_ms,
-        next_due_ms,
-        has_more,
-        consumers,
-        records,
-        gated,
-        refused,
-        paused,
-        resumed_ms or 0,
-    )

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import redis
 
-from kombu_delayed.store.store import Delivered, Store
+from kombu_delayed.store.claimable import Delivered
+from kombu_delayed.store.store import Store
 
 
 def deliver(

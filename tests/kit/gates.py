@@ -8,7 +8,7 @@ from celery import Celery
 
 from celery_ext import Delayed
 from celery_ext.policies import Fair, Limit, Policy
-from kombu_delayed.store.store import Delivered
+from kombu_delayed.store.claimable import Delivered
 
 LEASE_MS = 60_000
 

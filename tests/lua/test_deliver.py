@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 import redis
 
+from kombu_delayed.store.claimable import Delivered
 from kombu_delayed.store.keys import SEPARATOR
-from kombu_delayed.store.store import Delivered, Store
+from kombu_delayed.store.store import Store
 from tests.kit.claims import bodies, deliver, records
 from tests.kit.state import entry, message, promoted, seed, state
 

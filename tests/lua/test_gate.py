@@ -10,7 +10,8 @@ from kombu_delayed.inspection.doctor import Doctor
 from kombu_delayed.inspection.gate_usage import slots_in_use, waiting_count
 from kombu_delayed.message.envelope import open_envelope
 from kombu_delayed.message.ticket import OPEN_GATE, Gate, LimitNumbers, Ticket, Use, put_ticket
-from kombu_delayed.store.store import Delivered, Entry, Store
+from kombu_delayed.store.claimable import Delivered
+from kombu_delayed.store.store import Entry, Store
 from tests.kit.claims import ack, bodies, deliver, free
 from tests.kit.state import message
 

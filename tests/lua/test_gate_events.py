@@ -7,7 +7,8 @@ import pytest
 from kombu_delayed.inspection.backlog import Backlog, Move
 from kombu_delayed.inspection.events import newest
 from kombu_delayed.message.ticket import Gate, LimitNumbers, Ticket, Use, put_ticket
-from kombu_delayed.store.store import Delivered, Entry, Store
+from kombu_delayed.store.claimable import Delivered
+from kombu_delayed.store.store import Entry, Store
 from tests.kit.claims import deliver, free
 from tests.kit.state import message
 

@@ -8,8 +8,9 @@ import pytest
 import redis
 
 from kombu_delayed.message.ticket import OPEN_GATE, Gate
+from kombu_delayed.store.claimable import Delivered
 from kombu_delayed.store.pauses import KEPT_MS
-from kombu_delayed.store.store import Delivered, Store
+from kombu_delayed.store.store import Store
 from tests.kit.claims import bodies, deliver
 from tests.kit.state import entry, seed, state
 

@@ -27,8 +27,9 @@ from hypothesis.stateful import (
 
 from kombu_delayed.inspection.backlog import Backlog, Move
 from kombu_delayed.message.envelope import open_kept
+from kombu_delayed.store.claimable import Delivered
 from kombu_delayed.store.dead_letters import DeadLetter
-from kombu_delayed.store.store import Delivered, Entry, Limits, Store
+from kombu_delayed.store.store import Entry, Limits, Store
 from tests.kit.backlog import check_backlog, records
 from tests.kit.state import all_keys, message, state
 

@@ -19,8 +19,9 @@ from kombu_delayed.errors import MessageError
 from kombu_delayed.inspection.silence import HTTP_CONSUMER, silence_seconds
 from kombu_delayed.message.envelope import open_envelope
 from kombu_delayed.store import instrumentation
+from kombu_delayed.store.claimable import Delivered
 from kombu_delayed.store.shards import queue_of
-from kombu_delayed.store.store import Delivered, Store
+from kombu_delayed.store.store import Store
 
 from ..api import cursors
 from ..problems import Problem

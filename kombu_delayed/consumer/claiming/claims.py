@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain
-from time import monotonic, time
+from time import monotonic
 from typing import Any, NamedTuple
 
 from kombu_delayed.connection.cluster.connection import SlotMoves
@@ -15,13 +15,15 @@ from kombu_delayed.connection.native import get_logger
 from kombu_delayed.connection.wakeup import WakeConnection
 from kombu_delayed.errors import UNREACHABLE, LeaseLost
 from kombu_delayed.message.ticket import Gate
+from kombu_delayed.store.claimable import Delivered, delivered
 from kombu_delayed.store.scripts import Call
-from kombu_delayed.store.store import Delivered, Store, delivered
+from kombu_delayed.store.store import Store
 
 from ..policy.admission import Claimed, Gatekeeper
 from ..session import Session
 from ..standstill import Unbegun
 from .buffer import Buffer
+from .clock import ServerClock
 from .slow_poll import look
 from .sources import Agenda, Source, share_out
 
@@ -38,12 +40,6 @@ SMALL_CLAIM_SECONDS = 0.003
 #: Claims from more queues than these travel together. One by one the room that one queue leaves is
 #: the next one's at once.
 FEW_QUEUES = 4
-
-#: More between the server's clock and ours means that one of them was set.
-CLOCK_JUMP_MS = 20
-
-#: How far the two clocks run apart in a second.
-CLOCK_DRIFT_MS = 0.2
 
 
 class Request(NamedTuple):
@@ -71,29 +67,6 @@ class Request(NamedTuple):
         return store.deliver_call(
             self.queue, self.consumer, self.want, first_tag, gate=self.gate, **self.options
         )
-
-
-class ServerClock:
-    """The server's time, by what its answers say."""
-
-    def __init__(self) -> None:
-        self._ahead_ms = -math.inf
-        self._compared_at = 0.0
-
-    def now_ms(self) -> float:
-        """The server's time; before the first answer it is this machine's."""
-        # There may be messages then: those of a lost answer, or from where their queue was.
-        found = monotonic() * 1000 + self._ahead_ms
-        return found if math.isfinite(found) else time() * 1000
-
-    def compare(self, server_ms: int) -> None:
-        """The server's time comes late and in whole milliseconds: the most advanced is nearest."""
-        now = monotonic()
-        ahead_ms = server_ms - now * 1000
-        known_ms = self._ahead_ms - (now - self._compared_at) * CLOCK_DRIFT_MS
-        set_back = known_ms - ahead_ms > CLOCK_JUMP_MS
-        self._ahead_ms = ahead_ms if set_back else max(known_ms, ahead_ms)
-        self._compared_at = now
 
 
 class Claims:

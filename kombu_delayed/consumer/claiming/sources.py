@@ -17,7 +17,7 @@ from kombu.utils.scheduling import priority_cycle
 from kombu_delayed.store.shards import queue_of
 
 if TYPE_CHECKING:
-    from kombu_delayed.store.store import Delivered
+    from kombu_delayed.store.claimable import Delivered
 
 #: A consumer that meets messages without a token, from a stock producer, looks this often.
 EAGER_POLL_SECONDS = 0.1
