@@ -59,7 +59,8 @@ def _forget_parents() -> None:
         instrumentation.current = None
 
 
-os.register_at_fork(after_in_child=_forget_parents)
+if hasattr(os, "register_at_fork"):  # Windows does not fork
+    os.register_at_fork(after_in_child=_forget_parents)
 
 #: Threads that are counting, and what signal handlers wanted counted in the middle of that.
 _counting: set[int] = set()

@@ -93,4 +93,5 @@ def _leave_to_parent() -> None:
         server.socket.close()
 
 
-os.register_at_fork(after_in_child=_leave_to_parent)
+if hasattr(os, "register_at_fork"):  # Windows does not fork
+    os.register_at_fork(after_in_child=_leave_to_parent)

@@ -12,7 +12,6 @@ Files in it (mode 0700, on a local file system):
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import stat
@@ -23,6 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ..errors import EmbeddedServerError
+from . import posix
 
 WAIT_SECONDS = 60.0
 POLL_SECONDS = 0.01
@@ -32,6 +32,8 @@ SOCKET_PATH_MAX_BYTES = 100
 
 
 def resolved(directory: str | Path) -> Path:
+    """The whole path. Raises EmbeddedServerError on a system where no server can run."""
+    posix.check()
     return Path(directory).expanduser().resolve()
 
 
@@ -67,29 +69,21 @@ def socket_path(directory: Path) -> Path:
 def held(directory: Path) -> bool:
     try:
         with open(directory / "alive") as alive:
-            return not try_lock(alive.fileno(), fcntl.LOCK_SH)
+            return not posix.try_lock(alive.fileno(), shared=True)
     except FileNotFoundError:
         return False
-
-
-def try_lock(descriptor: int, kind: int) -> bool:
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 @contextlib.contextmanager
 def locked(directory: Path, deadline: float) -> Iterator[None]:
     with open(directory / "lock", "a") as lock:
-        while not try_lock(lock.fileno(), fcntl.LOCK_EX):
+        while not posix.try_lock(lock.fileno()):
             pause(deadline, lambda: f"another process holds {directory / 'lock'}.")
         try:
             yield
         finally:
             # A child forked meanwhile shares the descriptor: closing alone would not unlock.
-            fcntl.flock(lock.fileno(), fcntl.LOCK_UN)
+            posix.unlock(lock.fileno())
 
 
 def pause(deadline: float, reason: Callable[[], str]) -> None:

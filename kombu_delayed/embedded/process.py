@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import fcntl
 import os
 import re
 import socket as socketlib
@@ -20,7 +19,7 @@ from redis.exceptions import BusyLoadingError, ConnectionError, RedisError, Resp
 from redis.retry import Retry
 
 from ..errors import EmbeddedServerError
-from . import files
+from . import files, posix
 from .binary import SERVER_VARIABLE
 
 ANSWER_SECONDS = 5.0
@@ -78,7 +77,7 @@ def launch(binary: Path, directory: Path, socket: Path) -> None:
     for stale in (socket, directory / "server.pid", directory / "alive"):
         stale.unlink(missing_ok=True)
     with open(directory / "alive", "w") as alive, open(directory / "server.log", "ab") as log:
-        fcntl.flock(alive.fileno(), fcntl.LOCK_EX)
+        posix.lock(alive.fileno())
         subprocess.run(
             [binary, *_arguments(directory, socket)],
             stdin=subprocess.DEVNULL,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import math
 import re
 import time
@@ -15,7 +14,7 @@ from redis.exceptions import RedisError
 
 from ..connection.native import get_logger
 from ..errors import EmbeddedServerError
-from . import files, process
+from . import files, posix, process
 from .binary import find_server
 from .process import State
 
@@ -103,7 +102,7 @@ def revive(directory: str | Path) -> None:
 
 def _revive(directory: Path, socket: Path) -> None:
     with open(directory / "lock", "a") as lock:
-        if not files.try_lock(lock.fileno(), fcntl.LOCK_EX):
+        if not posix.try_lock(lock.fileno()):
             return
         try:
             if not (files.held(directory) or process.listening(socket)):
@@ -111,7 +110,7 @@ def _revive(directory: Path, socket: Path) -> None:
                 logger.warning("The server of %s is gone. Starting it again.", directory)
                 process.launch(find_server(), directory, socket)
         finally:
-            fcntl.flock(lock.fileno(), fcntl.LOCK_UN)
+            posix.unlock(lock.fileno())
 
 
 def status(directory: str | Path) -> Status:

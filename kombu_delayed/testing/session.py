@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import shutil
 import tempfile
 import time
@@ -10,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ..embedded import posix
 from ..embedded import server as embedded
 from ..errors import EmbeddedServerError
 
@@ -25,10 +25,11 @@ YOUNG_SECONDS = 60
 @contextmanager
 def session_server() -> Iterator[Path]:
     """A server in a temporary directory. Raises EmbeddedServerError where it does not start."""
+    posix.check()
     end_left_over()
     directory = Path(tempfile.mkdtemp(prefix=PREFIX)).resolve()
     with open(directory / LOCK, "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        posix.lock(lock.fileno())
         try:
             embedded.ensure(directory)
             yield directory
@@ -43,8 +44,8 @@ def end_left_over() -> None:
             if time.time() - directory.stat().st_mtime < YOUNG_SECONDS:
                 continue
             with open(directory / LOCK) as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _end(directory)
+                if posix.try_lock(lock.fileno()):
+                    _end(directory)
         except (OSError, EmbeddedServerError):  # in use, or somebody else's
             continue
 

@@ -139,4 +139,5 @@ def _forget_parents() -> None:
     _keepers.clear()
 
 
-os.register_at_fork(after_in_child=_forget_parents)
+if hasattr(os, "register_at_fork"):  # Windows does not fork
+    os.register_at_fork(after_in_child=_forget_parents)
