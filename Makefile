@@ -12,6 +12,8 @@
 # make breakages  break the code on purpose, and see that tests notice (BREAKAGES="--only task-runs-early")
 # make matrix   tests on every Python found, oldest and newest dependencies
 #                                                   (PYTHONS="3.11 3.13" SETS=oldest)
+# make compat   other tools beside ours, each in a fresh environment with our wheel
+#                                                   (TOOLS="flower gevent")
 # make docs     the documentation, into site/; fails where a link is broken or a page renders wrongly
 
 PYTHON ?= python3
@@ -19,6 +21,7 @@ PYTEST_ARGS ?=
 TEST_PROCESSES ?= 3
 BENCH_ARGS ?= --write .venv/benchmarks.md
 BREAKAGES ?= --jobs 2
+TOOLS ?=
 MINUTES ?= 5
 SEED ?= 1
 
@@ -27,7 +30,7 @@ REPORT := .venv/test-report.xml
 
 .DEFAULT_GOAL := quick
 .NOTPARALLEL:
-.PHONY: demo quick test thorough long test-all check bench chaos breakages matrix docs clean
+.PHONY: demo quick test thorough long test-all check bench chaos breakages matrix compat docs clean
 
 demo: .venv/.stamp-demo
 	$(BIN)/python examples/demo.py
@@ -77,6 +80,10 @@ breakages: .venv/.stamp-test
 
 matrix:
 	PYTHONS="$(PYTHONS)" SETS="$(SETS)" tests/matrix.sh
+
+compat: .venv/.stamp-test
+	$(BIN)/python -m tests.compat --write $(TOOLS)
+	$(BIN)/python docs/generate.py
 
 docs: .venv/.stamp-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir site

@@ -230,7 +230,16 @@ def python_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def compatibility_page() -> str:
+    # Of the results beside it; the scenarios themselves need the tools that they drive.
+    sys.path.insert(0, str(DOCS.parent))
+    from tests.compat.page import page
+
+    return f"{NOTICE}\n{page()}"
+
+
 PAGES = {
+    "compatibility.md": compatibility_page,
     "images/rooms.svg": pictures.rooms,
     "images/way.svg": pictures.way,
     "reference/http.md": http_page,

@@ -1,0 +1,65 @@
+"""Flower: its pages and its API, with a worker."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from contextlib import ExitStack
+
+from common import check, empty, free_port, get, main, new_app, ready, running, wait_until, worker
+
+app = new_app("flower_monitor", worker_send_task_events=True, task_send_sent_event=True)
+
+
+@app.task
+def add(x: int, y: int) -> int:
+    return x + y
+
+
+if __name__ == "__main__":
+    stack = ExitStack()
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    command = (sys.executable, "-m", "celery", "-A", "flower_monitor", "flower", f"--port={port}")
+    printed = stack.enter_context(
+        running(*command, until="Connected to", FLOWER_UNAUTHENTICATED_API="true")
+    )
+    stack.enter_context(worker("flower_monitor", "-E"))
+
+    @check("lists workers")
+    def workers() -> None:
+        wait_until(lambda: "celery@" in get(f"{url}/api/workers?refresh=1"), "a worker is listed")
+
+    @check("sends a task, and shows its result")
+    def sends() -> None:
+        body = json.dumps({"args": [2, 3]}).encode()
+        answer = json.loads(get(f"{url}/api/task/async-apply/flower_monitor.add", body))
+        assert app.AsyncResult(answer["task-id"]).get(timeout=30) == 5
+        shown = f"{url}/api/task/info/{answer['task-id']}"
+        wait_until(lambda: '"SUCCESS"' in get(shown), "the task is shown as done")
+
+    @check("shows a delayed task when it is due")
+    def delayed() -> None:
+        began = time.monotonic()
+        result = add.apply_async((1, 1), countdown=2)
+        assert result.get(timeout=30) == 2
+        assert time.monotonic() - began >= 1.9
+        wait_until(lambda: '"SUCCESS"' in get(f"{url}/api/task/info/{result.id}"), "it is shown")
+
+    @check("the Broker tab")
+    def broker() -> None:
+        assert "celery" in get(f"{url}/broker")
+
+    @check("queue lengths")
+    def lengths() -> None:
+        app.control.cancel_consumer("celery", reply=True, timeout=10)
+        for _ in range(3):
+            add.delay(1, 1)
+        wait_until(lambda: ready(app) == 3, "three are ready")
+        found = json.loads(get(f"{url}/api/queues/length"))["active_queues"]
+        assert {"name": "celery", "messages": 3} in found, found
+
+    with stack:
+        main()
+        empty(app)

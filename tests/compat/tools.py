@@ -1,0 +1,83 @@
+"""The tools: what to install, which scenario drives them, and what a user has to set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Tool:
+    """One tool in an environment of its own.
+
+    `known` are the checks that fail with `delayed+redis://` and work with a plain URL; `setting` is
+    what a user sets, and `remark` what differs from the stock transport.
+    """
+
+    name: str
+    requirements: tuple[str, ...]
+    scenario: str
+    setting: str = "nothing"
+    remark: str = ""
+    known: frozenset[str] = frozenset()
+
+
+NO_SETTING = frozenset({"with no setting of its own"})
+CELERY = ("celery", "redis>=6,<9")
+
+TOOLS = (
+    Tool(
+        "flower",
+        ("flower",),
+        "flower_monitor",
+        "a plain URL, for the Broker tab and queue lengths",
+        "Queue lengths count what is ready. `celery delayed` and the dashboard show the rest.",
+        frozenset({"the Broker tab", "queue lengths"}),
+    ),
+    Tool(
+        "celery-redbeat",
+        ("celery-redbeat",),
+        "redbeat_schedule",
+        "`redbeat_redis_url`, or a plain URL",
+        known=NO_SETTING,
+    ),
+    Tool("django-celery-beat", ("django-celery-beat",), "django_tools"),
+    Tool("django-celery-results", ("django", "django-celery-results"), "django_tools"),
+    Tool("django-health-check", ("django", "django-health-check"), "django_tools"),
+    Tool(
+        "celery-singleton",
+        ("celery-singleton",),
+        "singleton",
+        remark="[Unique tasks](guides/unique.md) are built in.",
+    ),
+    Tool("celery_once", ("celery_once",), "once", "its own `ONCE`, as with every broker"),
+    Tool("celery-batches", ("celery-batches",), "batches"),
+    Tool("sentry-sdk", ("sentry-sdk",), "sentry"),
+    Tool(
+        "opentelemetry-instrumentation-celery",
+        ("opentelemetry-instrumentation-celery", "opentelemetry-sdk"),
+        "telemetry",
+        remark="[`celery_ext.tracing`](guides/metrics.md) adds the wait in the backlog.",
+    ),
+    Tool(
+        "pytest-celery",
+        ("pytest-celery",),
+        "pytest_plugins",
+        remark="Its clusters of containers were not tried: they need Docker.",
+    ),
+    Tool(
+        "apache-airflow",
+        ("apache-airflow>=2.11,<3", "apache-airflow-providers-celery"),
+        "airflow_executor",
+        "`[celery] broker_url`",
+        "A plain URL needs `broker_transport` in a module that `celery_config_options` names.",
+    ),
+    Tool("gevent", ("gevent",), "greenlets"),
+    Tool("eventlet", ("eventlet",), "greenlets"),
+)
+
+#: Tools that were asked for and cannot be installed.
+UNTRIED = {
+    "celery-exporter": "the package index has only an unrelated old package of this name, which "
+    "does not build; the exporter is published as a container image. "
+    "[Our own metrics](guides/metrics.md) need no exporter.",
+}
