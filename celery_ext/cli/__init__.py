@@ -34,6 +34,8 @@ COMMANDS = {
     "dead": "tasks.dead",
     "expectations": "tasks.expectations",
     "limits": "queues.limits",
+    "set-limit": "queues.limits",
+    "reset-limit": "queues.limits",
     "pause": "queues.pauses",
     "resume": "queues.pauses",
     "consumers": "queues.consumers",

@@ -31,6 +31,7 @@ from .dead_letters import Dead
 from .limits import LimitInfo, gate_usage, limits
 from .moves import NOW, Moves, due_at
 from .outcomes import Meant, histories, look_up, newest, recorded
+from .overrides import reset_limit, set_limit
 from .pauses import QueuePause
 
 
@@ -268,6 +269,30 @@ class Delayed(Queues):
         return [
             info for name in self._names(queue) for info in limits(self, gate_usage(self, name))
         ]
+
+    def set_limit(
+        self,
+        queue: str,
+        name: str | None = None,
+        *,
+        concurrency: int | None = None,
+        rate: str | None = None,
+        burst: int | None = None,
+        why: str = "",
+        by: str | None = None,
+        for_: float | str | timedelta | None = None,
+    ) -> LimitInfo:
+        """Let other numbers hold for a declared limit, for all workers and what waits already.
+
+        Until `reset_limit`, or `for_` so long. `name` may be left out where the queue has one
+        limit. What the policy does not limit cannot be set. Raises QueryError, which is a
+        ValueError, for that and for a limit that this app does not declare.
+        """
+        return set_limit(self, queue, name, concurrency, rate, burst, why, by, for_)
+
+    def reset_limit(self, queue: str, name: str | None = None) -> bool:
+        """Let the declared numbers of a limit hold again. True if others were set."""
+        return reset_limit(self, queue, name)
 
     # Pauses.
 

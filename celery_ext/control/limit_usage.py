@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from kombu_delayed.inspection.gate_usage import (
     Lane,
@@ -20,6 +20,7 @@ from kombu_delayed.inspection.gate_usage import (
     slots,
 )
 from kombu_delayed.message.ticket import plain, slot_name
+from kombu_delayed.store.overrides import Override
 from kombu_delayed.store.store import Store
 
 from ..app.queues import Queues
@@ -71,6 +72,13 @@ class Declarations:
             is_tenant(turns),
         )
 
+    def with_overrides(self, found: Mapping[str, Override]) -> Declarations:
+        """The same with the numbers that hold now."""
+        if not found:
+            return self
+        own = (_overridden(each, found.get(plain(each.name))) for each in self.limits)
+        return replace(self, limits=tuple(own))
+
     @property
     def is_empty(self) -> bool:
         """Whether nothing is declared for the queue."""
@@ -99,6 +107,19 @@ class Declarations:
                 if tenant := each.key_in(use.limit, use.key):
                     return tenant
         return ""
+
+
+def _overridden(each: Declared, found: Override | None) -> Declared:
+    if found is None or each.kind != "limit":
+        return each
+    changes: dict[str, Any] = {}
+    if each.slots and found.slots:
+        changes["slots"] = found.slots
+    if each.every_ms and found.every_ms:
+        changes |= {"every_ms": found.every_ms, "rate": found.rate}
+    if each.every_ms and found.burst:
+        changes["burst"] = found.burst
+    return replace(each, **changes)
 
 
 @dataclass(slots=True)
@@ -138,6 +159,10 @@ class GateUsage:
     turn: LimitUsage = field(default_factory=LimitUsage)
     first: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
     is_complete: bool = True
+    #: What was set for its limits at run time, by their names as lanes have them.
+    overrides: dict[str, Override] = field(default_factory=dict)
+    #: What is declared without that, where something was read of it.
+    as_declared: Declarations | None = None
 
     @cached_property
     def busiest(self) -> list[tuple[int, str]]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kombu_delayed.inspection.gate_usage import Room, known_as, parts_of, room, turns, waiting_count
-from kombu_delayed.message.ticket import slot_name
+from kombu_delayed.message.ticket import plain, slot_name
 
 from ..app.queues import Queues
 from ..tasks.times import from_ms
@@ -64,6 +64,14 @@ class LimitInfo:
     keys: int | None
     busiest: tuple[KeyInfo, ...] = ()
     shares: tuple[KeyInfo, ...] = ()
+    #: Whether `capacity`, `rate` or `burst` were set at run time: by whom, why, until when (None:
+    #: without end), and what is declared.
+    overridden: bool = False
+    set_by: str | None = None
+    set_why: str | None = None
+    set_until: datetime | None = None
+    declared_capacity: int | None = None
+    declared_rate: str | None = None
 
 
 @dataclass(frozen=True)
@@ -106,7 +114,10 @@ def gate_usage(delayed: Queues, queue: str, tenants: Collection[str] = ()) -> Ga
     declarations = Declarations.of(delayed, queue)
     if declarations.is_empty and not waiting_count(delayed.store, queue):
         return GateUsage(queue, declarations)
-    return GateUsage.read(delayed.store, queue, declarations, tenants)
+    found = delayed.store.overrides.of(queue) if declarations.limits else {}
+    usage = GateUsage.read(delayed.store, queue, declarations.with_overrides(found), tenants)
+    usage.overrides, usage.as_declared = found, declarations
+    return usage
 
 
 def limits(delayed: Queues, usage: GateUsage) -> list[LimitInfo]:
@@ -176,7 +187,24 @@ def _limit(delayed: Queues, usage: GateUsage, each: Declared) -> LimitInfo:
         len(by_key) if has_keys else None,
         tuple(found) if has_keys else (),
         shares,
+        **_set(usage, each),
     )
+
+
+def _set(usage: GateUsage, each: Declared) -> dict[str, Any]:
+    found = usage.overrides.get(plain(each.name))
+    own = usage.as_declared.limits if usage.as_declared else ()
+    declared = next((one for one in own if one.name == each.name), None)
+    if found is None or declared is None or declared.kind != "limit":
+        return {}
+    return {
+        "overridden": True,
+        "set_by": found.by,
+        "set_why": found.why,
+        "set_until": _moment(found.until_ms),
+        "declared_capacity": declared.slots,
+        "declared_rate": declared.rate or None,
+    }
 
 
 def _busiest(by_key: dict[str, LimitUsage]) -> list[tuple[str, LimitUsage]]:

@@ -49,7 +49,7 @@ def pause(
     queues.check_queue(queue)
     store = queues.store
     for shard in shards_of(queues, queue):
-        store.pauses.pause(shard, (by or _caller())[:TEXT_SIZE], why[:TEXT_SIZE], span_ms)
+        store.pauses.pause(shard, (by or caller())[:TEXT_SIZE], why[:TEXT_SIZE], span_ms)
     _tell_workers(queues, queue)
     found = pause_of(store, queue, shards_of(queues, queue))
     if found is None:
@@ -94,7 +94,8 @@ def _tell_workers(queues: Queues, queue: str) -> None:
         logger.warning("Workers were not told that queue %r is paused: %s", queue, error)
 
 
-def _caller() -> str:
+def caller() -> str:
+    """Who changes something, where nobody says so."""
     try:
         return f"{getpass.getuser()}@{socket.gethostname()}"
     except (KeyError, OSError, ImportError):  # a container may have a user without a name

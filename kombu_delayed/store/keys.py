@@ -78,6 +78,11 @@ class QueueKeys:
         """Sorted set of the consumers that declare limits or turns for the queue -> 0."""
         return f"{self.gate}keepers"
 
+    @cached_property
+    def overrides(self) -> str:
+        """Hash limit -> "slots ms burst until JSON": what was set at run time, by whom and why."""
+        return f"{self.gate}overrides"
+
     def slots(self, consumer: str) -> str:
         """Hash tag -> the slots that this consumer's message has."""
         return f"{self.gate}slots:{consumer}"

@@ -14,6 +14,7 @@ from .caller import CALL_LIMIT, Caller, Limits, chunks
 from .claimable import Claimable, Delivered, delivered
 from .dead_letters import DeadLetters
 from .leases import Leases
+from .overrides import Overrides
 from .pauses import Pauses
 from .queue_metrics import SPANS_MS, Metrics
 from .scripts import Call
@@ -81,6 +82,11 @@ class Store(Caller):
     def claimable(self) -> Claimable:
         """Whether there is something to claim."""
         return Claimable(self)
+
+    @property
+    def overrides(self) -> Overrides:
+        """What was set for limits at run time."""
+        return Overrides(self)
 
     @property
     def pauses(self) -> Pauses:

@@ -264,3 +264,18 @@ def test_a_token_of_a_tenant_learns_nothing_of_the_whole(as_token: Any) -> None:
     assert own["in_use"] == [{"limit": "tenant", "capacity": 2, "in_use": 1}]
     keys = call("/v1/queues/mail/limits/tenant").json()["page"]
     assert part(keys, "key in_use") == [("ada", 1)]
+
+
+def test_other_numbers(api: httpx.Client) -> None:
+    path = "/v1/queues/mail/limits/all"
+    body = {"concurrency": 7, "for": "2h", "why": "a sale"}
+    answer = api.post(f"{path}/set", json=body)
+    assert answer.status_code == 200, answer.text
+    names = "capacity declared_capacity overridden set_by set_why"
+    assert part(answer.json(), names) == (7, 3, True, "anybody", "a sale")
+    assert part(get(api, path), names) == (7, 3, True, "anybody", "a sale")
+    assert "7 at once; critical tasks pass" not in api.get("/tenants?queue=mail").text
+    assert api.post(f"{path}/set", json={"rate": "1/s"}).status_code == 422
+    assert api.post(f"{path}s/set", json=body).status_code == 422
+    assert api.post(f"{path}/reset").json() == {"reset": True}
+    assert part(get(api, path), "capacity overridden") == (3, False)

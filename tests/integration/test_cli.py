@@ -26,6 +26,7 @@ from celery_ext import Delayed
 from celery_ext.cli import COMMANDS, delayed
 from celery_ext.cli.times import TIME
 from celery_ext.control.backup.transfer import backup
+from celery_ext.policies import Limit
 from kombu_delayed.inspection.doctor import Doctor
 from tests.kit.gates import claim, declare, mail_policies, send
 from tests.kit.http import make_app as make_till
@@ -563,7 +564,7 @@ GIVEN = {
     "fail": "x why",
     "create": "x --scope read",
     "history": "x",
-    "resume": "x",
+    **dict.fromkeys(["resume", "set-limit", "reset-limit"], "x"),
     **dict.fromkeys(["show", "cancel", "run-now", "replay", "respond", "purge", "revoke"], "x"),
 }
 
@@ -659,3 +660,15 @@ def test_count_of_a_queue_that_there_is_not(cli: Cli) -> None:
     result = cli("count", "-Q", "mial")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "there is no queue 'mial': did you mean 'mail'?" in result.output
+
+
+def test_set_a_limit(empty: Cli) -> None:
+    declare(empty.app, mail=[Limit(concurrency=3)])
+    found = empty.json("set-limit", "mail", "--concurrency", "20", "--for", "2h", "--why", "night")
+    assert (found["capacity"], found["declared_capacity"]) == (20, 3)
+    text = empty.text("limits", "-Q", "mail")
+    assert "declared is 3 at once: night" in text
+    assert empty.json("reset-limit", "mail") == {"reset": True}
+    assert "set by" not in empty.text("limits", "-Q", "mail")
+    assert empty("reset-limit", "mail").exit_code == 1
+    assert empty("set-limit", "mail").exit_code == 2

@@ -25,6 +25,7 @@ NAMES = {name: f"{{q}}:{name.replace('_', '-')}" for name in SIMPLE.split()} | {
     "waiting": "{q}:delayed:waiting",
     "gate": "{q}:gate:",
     "keepers": "{q}:gate:keepers",
+    "overrides": "{q}:gate:overrides",
     "outcomes": "{q}:outcomes:",
 }
 #: Those of one consumer.

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
+from typing import Any
 
+import click
 from rich.table import Table
 from rich.text import Text
 
 from celery_ext.control.limits import KeyInfo, LimitInfo
-from celery_ext.tasks.formatting import number, plain, remaining, table
+from celery_ext.tasks.formatting import moment, number, plain, remaining, table
 from celery_ext.tasks.times import info_data
 
-from ..criteria import queue_option
+from ..criteria import TEXT, complete_queue, queue_option
 from ..session import Session, command
+from ..times import SPAN
 
 
 @command("limits")
@@ -27,6 +30,38 @@ def limits(session: Session, queue: str | None) -> None:
     session.print(limits_table(found))
 
 
+@command("set-limit")
+@click.argument("queue", type=TEXT, shell_complete=complete_queue)
+@click.argument("name", type=TEXT, required=False)
+@click.option("--concurrency", type=int, help="How many tasks may run at once.")
+@click.option("--rate", help="How many tasks may start in a time, such as 100/m.")
+@click.option("--burst", type=int, help="How many of these at once after a pause.")
+@click.option("--for", "length", type=SPAN, help="Reset it after this time, such as 2h.")
+@click.option("--why", default="", help="The reason, for whoever sees it.")
+def set_limit(
+    session: Session, queue: str, name: str | None, length: timedelta | None, **given: Any
+) -> None:
+    """Set other numbers for a limit of a queue, for all workers.
+
+    What waits already goes by them, too. NAME may be left out if the queue has one limit.
+    """
+    found = session.delayed.set_limit(queue, name, for_=length, **given)
+    session.emit(info_data(found))
+    session.print(limits_table([found]))
+
+
+@command("reset-limit")
+@click.argument("queue", type=TEXT, shell_complete=complete_queue)
+@click.argument("name", type=TEXT, required=False)
+def reset_limit(session: Session, queue: str, name: str | None) -> None:
+    """Let the declared numbers of a limit hold again."""
+    was_set = session.delayed.reset_limit(queue, name)
+    session.emit({"reset": was_set})
+    if not was_set:
+        session.nothing("Its numbers are those that are declared.")
+    session.print("The declared numbers hold again.")
+
+
 def limits_table(found: Iterable[LimitInfo]) -> Table:
     numbers = ["in use", "of", "waiting", "first due"]
     made = table("queue", "limit", "rate", numbers=numbers)
@@ -35,10 +70,20 @@ def limits_table(found: Iterable[LimitInfo]) -> Table:
         own = None if each.keys is not None else each.capacity
         rate = plain(each.rate or "")
         made.add_row(plain(each.queue), plain(name), rate, *_counts(each, own))
+        if each.overridden:
+            made.add_row("", plain(f"  {_said(each)}", style="yellow"), "", "", "", "", "")
         for key in each.shares or each.busiest:
             shown = plain(f"  {key.key or '(others)'}", style="dim")
             made.add_row("", shown, "", *_counts(key, key.slots or each.capacity))
     return made
+
+
+def _said(each: LimitInfo) -> str:
+    of = [f"{each.declared_capacity} at once"] if each.declared_capacity else []
+    of += [each.declared_rate] if each.declared_rate else []
+    until = f" until {moment(each.set_until)} UTC" if each.set_until else ""
+    why = f": {each.set_why}" if each.set_why else ""
+    return f"set by {each.set_by}{until}, declared is {' and '.join(of)}{why}"
 
 
 def _counts(each: LimitInfo | KeyInfo, capacity: int | None) -> list[Text]:

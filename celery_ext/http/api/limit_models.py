@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from .fields import Cursor, Given, Name
+from .fields import Cursor, Given, Name, Span
 from .models import OneQueue, TaskState
 
 
@@ -48,6 +48,30 @@ class LimitState(BaseModel):
     )
     busiest: list[KeyState] = Field(description="The keys with most waiting messages.")
     shares: list[KeyState]
+    overridden: bool = Field(description="Whether other numbers than the declared ones were set.")
+    set_by: str | None = Field(description="Who has set them.")
+    set_why: str | None
+    set_until: str | None = Field(description="When the declared ones hold again; null: no end.")
+    declared_capacity: int | None
+    declared_rate: str | None
+
+
+class NewNumbers(Given):
+    """Other numbers for a limit; what is left out is as it is declared."""
+
+    concurrency: int | None = Field(None, ge=1, le=1_000_000_000, strict=True)
+    rate: str | None = Field(None, max_length=30, description='Such as "100/m".')
+    burst: int | None = Field(None, ge=1, le=1_000_000_000, strict=True)
+    why: str = Field("", max_length=500)
+    length: Span | None = Field(
+        None, alias="for", description='Reset it after this time: "2h", or seconds.'
+    )
+
+
+class WasReset(BaseModel):
+    """Whether other numbers were set."""
+
+    reset: bool
 
 
 class Limits(BaseModel):

@@ -14,6 +14,7 @@ from celery_ext.control.limits import (
     limits,
     names_of,
 )
+from celery_ext.errors import QueryError
 from celery_ext.http.problems import Problem
 from celery_ext.tasks.task_info import TaskInfo
 from celery_ext.tasks.times import info_data
@@ -21,7 +22,17 @@ from kombu_delayed.inspection.gate_usage import waiting_count
 from kombu_delayed.inspection.lookup import lookup_by_id
 
 from .. import cursors
-from ..limit_models import KeysQuery, LimitDetail, Limits, LimitsQuery, QueueLimits
+from ..fields import span_of
+from ..limit_models import (
+    KeysQuery,
+    LimitDetail,
+    Limits,
+    LimitsQuery,
+    LimitState,
+    NewNumbers,
+    QueueLimits,
+    WasReset,
+)
 from ..operations import Call, Operations
 from ..status import state_of
 
@@ -91,6 +102,44 @@ def get_limit(call: Call) -> dict[str, Any]:
         "tasks": [state_of(call.service, each) for each in waiting_tasks(call, usage, name)],
         "next": following,
     }
+
+
+@operations.add("POST", "/queues/{queue}/limits/{name}/set", "admin", LimitState, body=NewNumbers)
+def set_limit(call: Call) -> dict[str, Any]:
+    """Set other numbers for a limit, for all workers and what waits already."""
+    call.identity.require_whole()
+    queue, name, given = call.queue, call.named("name"), call.body
+    call.note("set-limit", f"{queue} {name}")
+    length = None if given.length is None else span_of(given.length)
+    try:
+        found = call.service.delayed.set_limit(
+            queue,
+            name,
+            concurrency=given.concurrency,
+            rate=given.rate,
+            burst=given.burst,
+            why=given.why,
+            by=call.identity.name,
+            for_=length,
+        )
+    except QueryError as error:
+        raise Problem(422, str(error)[:300]) from None
+    call.service.cache.forget()
+    return info_data(found)
+
+
+@operations.add("POST", "/queues/{queue}/limits/{name}/reset", "admin", WasReset)
+def reset_limit(call: Call) -> dict[str, Any]:
+    """Let the declared numbers of a limit hold again."""
+    call.identity.require_whole()
+    queue, name = call.queue, call.named("name")
+    call.note("reset-limit", f"{queue} {name}")
+    try:
+        was_set = call.service.delayed.reset_limit(queue, name)
+    except QueryError as error:
+        raise Problem(422, str(error)[:300]) from None
+    call.service.cache.forget()
+    return {"reset": was_set}
 
 
 def keys_of(

@@ -102,6 +102,8 @@ def words_of(info: LimitInfo) -> str:
         text += f", shared by {info.by}" if info.shares else f" of each {info.by}"
     if info.after_seconds is not None:
         text += f" of what is {length_text(info.after_seconds)} late"
+    if info.overridden:
+        text += f" (set by {info.set_by})"
     return text + ("; critical tasks pass" if info.critical else "")
 
 

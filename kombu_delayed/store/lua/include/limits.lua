@@ -5,8 +5,24 @@ local minds_lateness = false
 for name, most, every_ms, burst, after_ms in limits:gmatch('([^ ;]*) (%S+) (%S+) (%S+) ([^;]+);') do
   limit_of[name] = {
     most = tonumber(most), every_ms = tonumber(every_ms), burst = tonumber(burst), after_ms = tonumber(after_ms),
+    until_ms = math.huge,
   }
   minds_lateness = minds_lateness or after_ms ~= '0'
+end
+
+-- What was set at run time takes the place of what is declared: `slots ms burst until JSON`, - for as declared.
+local overrides = redis.call('HGETALL', gate .. 'overrides')
+for i = 1, #overrides, 2 do
+  local limit = limit_of[overrides[i]]
+  local most, every_ms, burst, until_ms = overrides[i + 1]:match('^(%S+) (%S+) (%S+) (%d+) ')
+  until_ms = tonumber(until_ms or 1)
+  if limit and (until_ms == 0 or until_ms > now_ms) then
+    limit.until_ms = until_ms > 0 and until_ms or math.huge
+    if limit.most > 0 then limit.most = tonumber(most) or limit.most end
+    if limit.every_ms > 0 then
+      limit.every_ms, limit.burst = tonumber(every_ms) or limit.every_ms, tonumber(burst) or limit.burst
+    end
+  end
 end
 
 local function needs_token(limit, due_ms)
@@ -43,12 +59,12 @@ local function has_room(use, due_ms)
   if not limit or use.passes then return true end
   if limit.most > 0 then
     local cost = math.min(use.cost, limit.most)
-    if in_use(use) + cost > limit.most then return false, now_ms + LOOK_MS end
+    if in_use(use) + cost > limit.most then return false, math.min(now_ms + LOOK_MS, limit.until_ms) end
   end
   if needs_token(limit, due_ms) then
     local cost = math.min(use.cost, limit.burst)
     local next_ms = spent_until(use) + (cost - limit.burst) * limit.every_ms
-    if next_ms > now_ms + 0.001 then return false, math.ceil(next_ms - 0.001) end
+    if next_ms > now_ms + 0.001 then return false, math.min(math.ceil(next_ms - 0.001), limit.until_ms) end
   end
   return true
 end

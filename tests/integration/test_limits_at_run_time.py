@@ -1,0 +1,68 @@
+"""Limits that are set at run time, with a real worker: it lets more run within moments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_ext.errors import QueryError
+from celery_ext.policies import Limit
+from tests.kit.extended import Bench
+from tests.kit.limits_app import make_limited_app
+from tests.kit.policed import OpenApp
+from tests.kit.wait import wait_until
+
+
+def test_a_worker_obeys(bench: Bench, tmp_path: Path) -> None:
+    app, go = make_limited_app(bench.settings), tmp_path / "go"
+    delayed = app.delayed  # type: ignore[attr-defined]
+    with bench.worker(module="tests.kit.limits_app", pool="threads", concurrency=4):
+        for n in range(5):
+            app.send_task("until", [str(go)], task_id=str(n))
+        bench.ledger.wait_for(1)
+        wait_until(lambda: delayed.limits("celery")[0].waiting == 4, "the others wait")
+        found = delayed.set_limit("celery", concurrency=3, why="the provider allows it", by="ann")
+        assert (found.capacity, found.declared_capacity, found.overridden) == (3, 1, True)
+        bench.ledger.wait_for(3)
+        (now,) = delayed.limits("celery")
+        assert (now.in_use, now.waiting, now.set_by) == (3, 2, "ann")
+        go.touch()
+        bench.ledger.wait_for(5)
+        assert delayed.reset_limit("celery")
+        (now,) = delayed.limits("celery")
+        assert (now.capacity, now.overridden) == (1, False)
+    delayed.close()
+
+
+@pytest.fixture
+def app(open_app: OpenApp) -> Celery:
+    return open_app(Limit(concurrency=5), Limit(rate="100/m", by="host"))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"name": "queue"}, "takes concurrency="),
+        ({"concurrency": 2}, "name one of its limits: .* 'host', 'queue'|'queue', 'host'"),
+        ({"name": "hots", "rate": "1/s"}, "there is no limit 'hots'"),
+        ({"name": "queue", "rate": "1/s"}, "'queue' has no rate"),
+        ({"name": "host", "concurrency": 2}, "'host' has no concurrency"),
+        ({"name": "queue", "concurrency": 0}, "whole number from 1"),
+        ({"name": "host", "rate": "fast"}, "rate='fast' is not a rate"),
+        ({"name": "host", "burst": 2, "for_": "x"}, "for_='x'"),
+    ],
+)
+def test_what_cannot_be_set(given: dict[str, Any], said: str, app: Celery) -> None:
+    with pytest.raises(QueryError, match=said):
+        app.delayed.set_limit("celery", **given)
+    assert not any(each.overridden for each in app.delayed.limits("celery"))
+
+
+def test_what_is_shown(app: Celery) -> None:
+    found = app.delayed.set_limit("celery", "host", rate="5/s", burst=9, for_="2h", by="ann")
+    assert (found.rate, found.burst, found.declared_rate) == ("5/s", 9, "100/m")
+    assert found.set_until is not None
+    assert [each.overridden for each in app.delayed.limits("celery")] == [True, False]
