@@ -6,11 +6,18 @@ from typing import Any
 
 from celery import Celery, _state, bootsteps
 from celery.signals import worker_init
+from celery.utils.log import get_logger
 
 from .policy import checked
 from .retry.apply_strategies import follow
 from .retry.strategies import RetryStrategy
 from .rules import OPTION, Rules
+from .times.timeout import Timeout
+
+logger = get_logger(__name__)
+
+#: Pools that do not enforce hard time limits, by their modules.
+CANNOT_END = {"celery.concurrency.solo": "solo", "celery.concurrency.thread": "threads"}
 
 _UID = f"{__name__}.worker_init"
 
@@ -24,6 +31,21 @@ class Policies(bootsteps.Step):
     def __init__(self, parent: Any, **kwargs: Any) -> None:
         super().__init__(parent, **kwargs)
         apply(parent.app)
+        pool = str(getattr(parent.pool_cls, "__module__", ""))
+        if pool in CANNOT_END and _has_timeout(parent.app):
+            logger.warning(
+                "Timeout policies hold only for tasks that have not begun: a %s pool cannot end a "
+                "task that runs. A prefork pool can",
+                CANNOT_END[pool],
+            )
+
+
+def _has_timeout(app: Celery) -> bool:
+    declared = (app.conf.broker_transport_options or {}).get(OPTION) or {}
+    of_tasks = [getattr(task, "policies", None) or () for task in app.tasks.values()]
+    return any(
+        isinstance(each, Timeout) for found in (*declared.values(), *of_tasks) for each in found
+    )
 
 
 def apply(app: Celery) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -11,6 +12,7 @@ from celery import Celery, states
 from celery.app.trace import build_tracer
 
 from celery_ext.policies import Attempt, Backoff, GiveUp, PolicyError, Retry, RetryStrategy
+from celery_ext.policies.retry.strategies import FIRST_HEADER
 from celery_ext.policies.steps import Policies, apply
 from tests.kit.extended import Bench
 from tests.kit.policed import OpenApp
@@ -39,6 +41,35 @@ def test_pauses(strategy: Backoff, pauses: list[float]) -> None:
         assert strategy.next(message, error, attempt) == Retry(1_000 + pause * 1000)
     last = strategy.next(message, error, len(pauses) + 1)
     assert last == GiveUp(f"failed {len(pauses) + 1} times, at last with ValueError: no")
+
+
+@pytest.mark.parametrize(
+    ("now_ms", "answer"),
+    [
+        (1_000, Retry(11_000)),
+        (6_000, Retry(16_000)),
+        (6_001, GiveUp("not retried for longer than 15s, at last ValueError: no")),
+    ],
+)
+def test_age(now_ms: int, answer: Retry | GiveUp) -> None:
+    strategy = Backoff(10, factor=1, max_age="15s")
+    message = Attempt("a", "t", "q", (), {}, {}, now_ms, first_failure_ms=1_000)
+    assert strategy.next(message, ValueError("no"), 2) == answer
+
+
+def test_age_is_that_of_the_first_failure(app: Celery) -> None:
+    @app.task(name="ages", shared=False, policies=[Backoff([10, 20], max_age="1h")])
+    def ages() -> None:
+        raise ValueError("no")
+
+    id, found = ages.delay().id, []
+    for _ in range(2):
+        assert run_next(app) == states.RETRY
+        found.append(app.delayed.get(id).headers[FIRST_HEADER])
+    assert found[0] == found[1] <= time.time() * 1000
+    assert run_next(app) == states.FAILURE
+    (letter,) = app.delayed.dead.list()
+    assert FIRST_HEADER not in letter.info.headers
 
 
 def test_jitter() -> None:
@@ -245,7 +276,8 @@ def test_what_is_no_list_of_policies(app: Celery) -> None:
 @pytest.mark.smoke
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_workers(bench: Bench, pool: str) -> None:
-    with bench.worker(module="tests.kit.policies_app", pool=pool):
+    with bench.worker(module="tests.kit.policies_app", pool=pool) as worker:
+        assert ("a threads pool cannot end a task" in worker.log) == (pool == "threads")
         for name in ("hopeless", "hopeless_late"):
             bench.send(name, 0, f"tests.kit.policies_app.{name}", args=["s3cret"])
         wait_until(lambda: len([*bench.app.delayed.dead.list()]) == 2, "both are dead letters")

@@ -24,7 +24,7 @@ class Limit(Gated):
     `concurrency` is how many may run at once, `rate` how many may begin in a time, with up to
     `burst` at once after a pause. `by` gives each key a limit of its own: the name of a header or
     of a keyword argument, or a function of the message. `weight` is for how many a task counts, a
-    number or as `by`; `critical`, as `by`, which tasks count and need not wait. Two limits of a
+    number or as `by`; `critical`, as `by`, which tasks do not. Two limits of a
     queue that read the same key need a `name`. Raises PolicyError for what cannot be meant.
     """
 
@@ -47,7 +47,7 @@ class Limit(Gated):
         self.rate = str(parsed or "")
         self.burst = _whole("burst", burst)
         self.by = by if by is None else checked_by("Limit(by=…)", by)
-        self.weight = _whole("weight", weight) if isinstance(weight, int) else weight
+        self.weight = _whole("weight", weight, 0) if isinstance(weight, int) else weight
         if not isinstance(self.weight, int):
             checked_by("Limit(weight=…)", self.weight)
         self.critical = None if critical is None else checked_by("Limit(critical=…)", critical)
@@ -84,15 +84,17 @@ class Limit(Gated):
         )
 
     def stamp(self, ticket: Ticket, message: Message, owner: str) -> Ticket:
-        name, key = owned(owner, self.name), key_of(self.by, message)
-        passes = self.critical is not None and bool(value_of(self.critical, message))
-        return with_uses(ticket, Use(name, key, self._cost(message), passes))
+        is_critical = self.critical is not None and bool(value_of(self.critical, message))
+        cost = 0 if is_critical else self._cost(message)
+        if cost == 0:  # it takes no room, and so waits for none
+            return ticket
+        return with_uses(ticket, Use(owned(owner, self.name), key_of(self.by, message), cost))
 
     def _cost(self, message: Message) -> int:
         if isinstance(self.weight, int):
             return self.weight
         value = value_of(self.weight, message)
-        return min(max(int(1 if value is None else value), 1), MOST)
+        return min(max(int(1 if value is None else value), 0), MOST)
 
 
 class Drain(Gated):
@@ -203,7 +205,7 @@ def _rate(what: str, given: Any) -> Rate:
         raise PolicyError(f"{what}: {error}") from error
 
 
-def _whole(name: str, number: Any) -> int:
-    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= MOST:
-        raise PolicyError(f"{name} takes a whole number from 1 to {MOST}, not {number!r}")
+def _whole(name: str, number: Any, least: int = 1) -> int:
+    if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= MOST:
+        raise PolicyError(f"{name} takes a whole number from {least} to {MOST}, not {number!r}")
     return number

@@ -19,7 +19,7 @@ from celery_ext.tasks.times import from_ms
 
 from ..policy import Policy
 from .burial import bury
-from .strategies import QUEUE_HEADER, Attempt, GiveUp, Retry, RetryStrategy
+from .strategies import FIRST_HEADER, QUEUE_HEADER, Attempt, GiveUp, Retry, RetryStrategy
 
 logger = get_logger(__name__)
 
@@ -101,6 +101,7 @@ class _Retrying:
             **(request.headers or {}),
             **(changes.get("headers") or {}),
             failures.HEADER: failures.write(history),
+            FIRST_HEADER: message.first_failure_ms,
         }
         own = {"args": args, "kwargs": kwargs, **changes}
         try:
@@ -111,6 +112,7 @@ class _Retrying:
     def _message(self) -> Attempt:
         request = self._task.request
         headers = request.headers or {}
+        now_ms, first_ms = int(time.time() * 1000), headers.get(FIRST_HEADER)
         return Attempt(
             str(request.id),
             self._task.name,
@@ -118,7 +120,8 @@ class _Retrying:
             request.args or (),
             request.kwargs or {},
             headers,
-            int(time.time() * 1000),
+            now_ms,
+            first_ms if type(first_ms) is int else now_ms,
         )
 
 

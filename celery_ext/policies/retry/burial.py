@@ -15,7 +15,7 @@ from celery_ext.tasks import failures
 from celery_ext.tasks.failures import Failure
 from kombu_delayed.message.wait import Wait
 
-from .strategies import QUEUE_HEADER
+from .strategies import FIRST_HEADER, QUEUE_HEADER
 
 logger = get_logger(__name__)
 
@@ -30,7 +30,7 @@ def bury(task: Task, reason: str, history: Sequence[Failure]) -> None:
     headers = {
         name: value
         for name, value in (request.headers or {}).items()
-        if name not in (failures.HEADER, QUEUE_HEADER, "redelivered")
+        if name not in (failures.HEADER, FIRST_HEADER, QUEUE_HEADER, "redelivered")
     }
     broker = own_broker(task.app)
     try:

@@ -9,12 +9,16 @@ from typing import Any
 
 from celery_ext.tasks.failures import describe
 from kombu_delayed.consumer.policy.decisions import Decision, Run
+from kombu_delayed.message.durations import exact_text
 
 from ..message import Message
-from ..policy import Policy, PolicyError
+from ..policy import Policy, PolicyError, length_ms
 
 #: The header in which a task's process finds the queue that its message came from.
 QUEUE_HEADER = "delayed_queue"
+
+#: The header of a retry that has when the first attempt has failed, in ms.
+FIRST_HEADER = "delayed_first_failure"
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,8 @@ class Attempt:
     kwargs: Mapping[str, Any]
     headers: Mapping[str, Any]
     now_ms: int
+    #: When it has failed for the first time.
+    first_failure_ms: int = 0
 
     @property
     def tenant(self) -> str | None:
@@ -71,7 +77,8 @@ class Backoff(RetryStrategy):
 
     `seconds` is the first pause, which grows by `factor` (1: it stays) up to `longest`, or a list
     of all of them. `jitter` is by which part a pause is longer or shorter at random. After so many
-    `retries`, or the whole list, the task is buried. Raises PolicyError for what cannot be meant.
+    `retries`, or the whole list, the task is buried; also where a retry would come later than
+    `max_age` ("24h") after the first failure. Raises PolicyError for what cannot be meant.
     """
 
     def __init__(
@@ -82,6 +89,7 @@ class Backoff(RetryStrategy):
         longest: float = 3600,
         jitter: float = 0,
         retries: int | None = None,
+        max_age: Any = None,
     ) -> None:
         is_list = isinstance(seconds, (list, tuple))
         pauses: Any = seconds if is_list else [seconds]
@@ -100,10 +108,12 @@ class Backoff(RetryStrategy):
         self._longest = longest
         self._jitter = jitter
         self.retries = (len(pauses) if is_list else 5) if retries is None else int(retries)
+        self.max_age_ms = None if max_age is None else length_ms("Backoff(max_age=…)", max_age)
         self._given = f"{seconds!r}, factor={factor!r}, longest={longest!r}, jitter={jitter!r}"
 
     def __repr__(self) -> str:
-        return f"Backoff({self._given}, retries={self.retries})"
+        age = "" if self.max_age_ms is None else f", max_age={exact_text(self.max_age_ms)!r}"
+        return f"Backoff({self._given}, retries={self.retries}{age})"
 
     def pause_seconds(self, attempt: int) -> float:
         """The pause after an attempt, counted from 1, without jitter."""
@@ -116,7 +126,11 @@ class Backoff(RetryStrategy):
         if attempt > self.retries:
             return GiveUp(f"failed {attempt} times, at last with {describe(error)}")
         pause = self.pause_seconds(attempt) * random.uniform(1 - self._jitter, 1 + self._jitter)
-        return Retry(message.now_ms + round(pause * 1000))
+        at_ms = message.now_ms + round(pause * 1000)
+        if self.max_age_ms is not None and at_ms > message.first_failure_ms + self.max_age_ms:
+            age = exact_text(self.max_age_ms)
+            return GiveUp(f"not retried for longer than {age}, at last {describe(error)}")
+        return Retry(at_ms)
 
 
 def _is_number(value: Any) -> bool:
