@@ -6,12 +6,18 @@ import warnings
 from typing import Any
 
 from ...consumer.policy.decisions import planned
-from ...errors import AlreadyDelayed, NodeDown, ServerNotReady
+from ...errors import AlreadyDelayed, NodeDown, OptionError, ServerNotReady
 from ...message.envelope import Unique, due, message_id, to_json, unique_key
 from ...store.store import Entry
 from .. import server_checks
 from ..replies import lifetimes
 from .connecting import ConnectingChannel
+
+#: What a message that names policies is refused with: nobody would ask them.
+NO_POLICIES = (
+    "a message cannot have policies of its own (policies=…): declare them for its task or for its "
+    "queue, in delayed_policies"
+)
 
 
 class PublishingChannel(ConnectingChannel):
@@ -25,6 +31,8 @@ class PublishingChannel(ConnectingChannel):
 
     def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
         batch = kwargs.pop("_publish_batch", None)
+        if "policies" in message.get("properties", ()):
+            raise OptionError(NO_POLICIES)
         step = self.priority(self._get_message_priority(message, reverse=False))
         when = due(message)
         entry = Entry(message_id(message), step, to_json(message), when.argument if when else "")
