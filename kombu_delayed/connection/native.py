@@ -57,6 +57,11 @@ def _start_beside_eventlet(eventlet: Any, target: Callable[[], None], name: str)
     eventlet.Thread(target=run, name=name, daemon=True).start()
 
 
+def has_eventlet() -> bool:
+    """Whether sockets are eventlet's."""
+    return _eventlet() is not None
+
+
 def outlives_its_work() -> bool:
     """Whether a thread has to be kept for its next work: each one that ends leaves descriptors."""
     return bool(_gevent() or _eventlet())

@@ -1,11 +1,11 @@
-"""Connections of redis-py that a poller watches."""
+"""Connections of redis-py that a poller watches, or that greenlets close for one another."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from redis.exceptions import ResponseError
+from redis.exceptions import ConnectionError, ResponseError
 
 from .reading import NotYet, read_now
 
@@ -59,3 +59,22 @@ def watched(connection_class: type, before_closing: Callable[[Any], None]) -> ty
     """A class of connections that a poller watches; it is told `before_closing` one."""
     given = {"_before_closing": staticmethod(before_closing)}
     return type("Watched", (Watched, connection_class), given)
+
+
+class ClosedByOthers:
+    """In front of a class of connections under eventlet.
+
+    Who reads there while another greenlet closes the socket gets EOFError, of which redis-py and
+    Kombu know nothing.
+    """
+
+    def read_response(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().read_response(*args, **kwargs)  # type: ignore[misc]
+        except EOFError as error:
+            raise ConnectionError("another greenlet has closed the connection") from error
+
+
+def closed_by_others(connection_class: type) -> type:
+    """The same class where EOFError is an error of the connection."""
+    return type("ClosedByOthers", (ClosedByOthers, connection_class), {})

@@ -13,7 +13,7 @@ from ..errors import MessageError, NotReplicated
 from ..message.envelope import Envelope, WaitedHeaders, due, hide_eta, open_envelope
 from ..store import instrumentation
 from ..store.store import Entry
-from .claiming.clock import ServerClock
+from .claiming.sources import ServerClock
 from .policy.admission import Claimed
 from .policy.apply import rule
 from .policy.decisions import Arrival

@@ -6,7 +6,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable
-from itertools import islice, takewhile
+from itertools import groupby, islice
 from operator import itemgetter
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar
@@ -54,7 +54,9 @@ def _first_alike(waiting: deque[Each], key: Callable[[Each], Any]) -> list[Each]
     """The first ones that have the same key, as many as one call takes."""
     # At once: a signal handler may change them meanwhile.
     first = [*islice(waiting, CALL_LIMIT)]
-    return [*takewhile(lambda each: key(each) == key(first[0]), first)]
+    for _, alike in groupby(first, key):
+        return [*alike]
+    return []
 
 
 def _move(batch: list[T], waiting: deque[T], to: deque[T]) -> None:

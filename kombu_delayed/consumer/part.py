@@ -122,9 +122,10 @@ class Part:
         claims.claim_wanted(now)
         # Acks are not waited for: behind the claim they do not hold up its answer.
         self._qos.outbox.flush(session.store, session.lease, slots_wait=not session.runs_here)
-        listened = claims.listened
-        if not claims.buffer and claims.room() and len(claims.agenda.ready) < len(listened):
-            self.wake.start(listened)
+        if not claims.buffer and claims.room():
+            listened = claims.listened if claims.gates.refused else claims.sources
+            if len(claims.agenda.ready) < len(listened):
+                self.wake.start(listened)
 
     def _broken(self, error: BaseException) -> float:
         if isinstance(error, SlotMoves):  # as its node has answered

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..connection.commands import numbers
 from ..message.envelope import Entry
@@ -11,7 +11,7 @@ from ..message.ticket import Gate
 from ..message.wait import NO_WAIT, Wait
 from . import instrumentation
 from .caller import CALL_LIMIT, Caller, Limits, chunks
-from .claimable import Claimable, Delivered, delivered
+from .claimable import Claimable, Delivered
 from .dead_letters import DeadLetters
 from .leases import Leases
 from .overrides import Overrides
@@ -375,3 +375,25 @@ class Store(Caller):
         """Forget a queue without messages and consumers."""
         if not self.run("EXISTS", self.keys(queue).consumers):
             self.ask("delete", queue)
+
+
+def delivered(answer: Any, gate: Gate | None) -> Delivered | None:
+    """What the script that delivers has answered; None: the caller's lease was lost."""
+    if len(answer) == 1:
+        return None
+    now_ms, next_due_ms, flags, consumers, *records = answer
+    gated, refused = bool(flags & 2), bool(flags & 4)
+    resumed_ms = records.pop(0) if flags & 8 else None
+    paused = resumed_ms == 0
+    has_more = not paused and (bool(flags & 1) or (gate is None and gated))
+    return Delivered(
+        now_ms,
+        next_due_ms,
+        has_more,
+        consumers,
+        records,
+        gated,
+        refused,
+        paused,
+        resumed_ms or 0,
+    )

@@ -6,7 +6,7 @@ from time import time
 
 import pytest
 
-from kombu_delayed.consumer.claiming.clock import ServerClock
+from kombu_delayed.consumer.claiming.sources import ServerClock
 
 
 def test_before_the_first_answer_it_is_this_machines_time() -> None:

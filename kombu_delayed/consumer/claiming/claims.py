@@ -15,17 +15,15 @@ from kombu_delayed.connection.native import get_logger
 from kombu_delayed.connection.wakeup import WakeConnection
 from kombu_delayed.errors import UNREACHABLE, LeaseLost
 from kombu_delayed.message.ticket import Gate
-from kombu_delayed.store.claimable import Delivered, delivered
+from kombu_delayed.store.claimable import Delivered
 from kombu_delayed.store.scripts import Call
-from kombu_delayed.store.store import Store
+from kombu_delayed.store.store import Store, delivered
 
 from ..policy.admission import Claimed, Gatekeeper
 from ..session import Session
 from ..standstill import Unbegun
-from .buffer import Buffer
-from .clock import ServerClock
 from .slow_poll import look
-from .sources import Agenda, Source, share_out
+from .sources import Agenda, Buffer, ServerClock, Source, share_out
 
 logger = get_logger(__name__)
 
@@ -89,10 +87,7 @@ class Claims:
     @property
     def listened(self) -> Collection[str]:
         """The queues whose tokens this consumer may follow."""
-        refused = self.gates.refused
-        if not refused:
-            return self.sources
-        return [queue for queue in self.sources if queue not in refused]
+        return [queue for queue in self.sources if queue not in self.gates.refused]
 
     def take_over(self, source: Source) -> None:
         """Look after a queue from now on."""

@@ -1,4 +1,4 @@
-"""What one consumer knows of its queues, and which of them have something to do now.
+"""What one consumer knows of its queues and their server, and which of them have something to do.
 
 A consumer may have a thousand queues. Each step asks only for those that have something to do.
 """
@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import count
 from operator import attrgetter
+from time import monotonic, time
 from typing import TYPE_CHECKING, Any
 
 from kombu.utils.scheduling import priority_cycle
 
 from kombu_delayed.store.shards import queue_of
+
+from ..policy.admission import Claimed
 
 if TYPE_CHECKING:
     from kombu_delayed.store.claimable import Delivered
@@ -45,7 +50,69 @@ CLOCK_GRAIN_MS = 0.3
 #: In place of an expiry: the queue deletes itself when nobody consumes it.
 AUTO_DELETE = -1
 
+#: More between the server's clock and ours means that one of them was set.
+CLOCK_JUMP_MS = 20
+
+#: How far the two clocks run apart in a second.
+CLOCK_DRIFT_MS = 0.2
+
 _claimed_at = attrgetter("claimed_at")
+
+
+class ServerClock:
+    """The server's time, by what its answers say."""
+
+    def __init__(self) -> None:
+        self._ahead_ms = -math.inf
+        self._compared_at = 0.0
+
+    def now_ms(self) -> float:
+        """The server's time; before the first answer it is this machine's."""
+        # There may be messages then: those of a lost answer, or from where their queue was.
+        found = monotonic() * 1000 + self._ahead_ms
+        return found if math.isfinite(found) else time() * 1000
+
+    def compare(self, server_ms: int) -> None:
+        """The server's time comes late and in whole milliseconds: the most advanced is nearest."""
+        now = monotonic()
+        ahead_ms = server_ms - now * 1000
+        known_ms = self._ahead_ms - (now - self._compared_at) * CLOCK_DRIFT_MS
+        set_back = known_ms - ahead_ms > CLOCK_JUMP_MS
+        self._ahead_ms = ahead_ms if set_back else max(known_ms, ahead_ms)
+        self._compared_at = now
+
+
+class Buffer(deque[Claimed]):
+    """What was claimed and not handed out.
+
+    A signal handler may take from it at any time, and the keeper's thread from its end.
+    """
+
+    def first(self) -> Claimed | None:
+        """The one that is to be handed out next."""
+        try:
+            return self[0]
+        except IndexError:
+            return None
+
+    def take_out(self, entry: Claimed) -> bool:
+        """Whether the first of what was claimed was still there, and not given back meanwhile."""
+        try:
+            is_there = self[0] is entry
+            if is_there:
+                self.popleft()
+        except IndexError:  # the keeper's thread has taken it meanwhile
+            return False
+        return is_there
+
+    def take_out_of(self, queue: str) -> list[Claimed]:
+        """What was claimed of a queue, which is not in the buffer any more."""
+        taken: list[Claimed] = []
+        with suppress(IndexError):  # another thread takes from its end
+            for _ in range(len(self)):
+                entry = self.popleft()
+                (taken if entry.queue == queue else self).append(entry)
+        return taken
 
 
 class Source:

@@ -15,9 +15,10 @@ from redis.exceptions import ResponseError
 from ...connection import urls
 from ...connection.commands import Replicas
 from ...connection.format import Format
+from ...connection.native import has_eventlet
 from ...connection.options import Options
 from ...connection.tls import TlsConnection
-from ...connection.watched import watched
+from ...connection.watched import closed_by_others, watched
 from ...consumer.policy.decisions import Rules, rules_of
 from ...embedded import server as embedded
 from ...embedded.connection import EmbeddedConnection
@@ -168,6 +169,8 @@ class ConnectingChannel(stock.Channel):
             connection_class = (
                 self.connection_class if where.ssl is None else self.connection_class_ssl
             )
+        if has_eventlet():
+            connection_class = closed_by_others(connection_class)
         if asynchronous:
             connection_class = self._watched(connection_class)
         return {**parameters, "connection_class": connection_class}
