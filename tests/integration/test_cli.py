@@ -294,7 +294,7 @@ def test_cancel(cli: Cli) -> None:
     assert cli.ids() == {"two", "three", "four"}
     result = cli("cancel", "one", "two")
     assert (result.exit_code, result.stdout) == (1, "two is cancelled.\n")
-    assert result.stderr == "one is not delayed (any more).\n"
+    assert result.stderr == "one is neither delayed nor ready (any more).\n"
     found = cli.json("cancel", "three", "one", code=1)
     assert found == {"dry_run": False, "matched": 1, "changed": 1, "missing": ["one"]}
     assert cli.ids() == {"four"}
