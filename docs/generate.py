@@ -34,6 +34,7 @@ from kombu_delayed.store.keys import (
     http_tokens,
     http_topics,
     lasting_bindings,
+    revoked_tasks,
     shard_count,
     shard_counts,
 )
@@ -118,6 +119,7 @@ def keys_page() -> str:
     for key, name in ((shard_count, "q"), (bindings, "exchange"), (lasting_bindings, "exchange")):
         lines.append(f"| `{key(name)}` | {key.__doc__} |")
     for name, doc in (
+        (revoked_tasks(), revoked_tasks.__doc__),
         (http_tokens(), http_tokens.__doc__),
         (http_session("<hash>"), http_session.__doc__),
         (http_form("<hash>"), http_form.__doc__),

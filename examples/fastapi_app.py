@@ -52,4 +52,4 @@ def show(task_id: str) -> dict[str, Any]:
 @app.delete("/reminders/{task_id}", status_code=204)
 def cancel(task_id: str) -> None:
     if not delayed.cancel(task_id):
-        raise HTTPException(404, "this reminder is not delayed")
+        raise HTTPException(404, "this reminder is neither delayed nor ready")

@@ -1,4 +1,4 @@
-"""Another priority, other arguments, another due time for a task while it is delayed."""
+"""Another priority, other arguments, another due time for a task while it waits."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from itertools import chain
+from time import time
 from typing import Any
 
 from celery import Celery
@@ -25,6 +26,7 @@ from ..tasks.short_repr import short_repr
 from ..tasks.task_info import TaskInfo
 from ..tasks.times import LATEST_MS, from_ms, from_now_ms, to_ms
 from .bulk.message_template import repr_limits
+from .ready import ReadyTask, amend, ready_tasks
 
 #: How often a message that somebody else changes meanwhile is read again.
 TRIES = 20
@@ -70,7 +72,7 @@ def change(
     queue: str | None,
     accepts: Callable[[TaskInfo], bool],
 ) -> bool:
-    """Change a delayed task that `accepts` is true of; True if it was delayed.
+    """Change a delayed or ready task that `accepts` is true of; True if it was one.
 
     Raises QueryError where its arguments cannot be read or written here.
     """
@@ -81,6 +83,9 @@ def change(
             if _change_member(delayed, name, task_id, member, change, due_ms, accepts):
                 found.add(task_id)
                 changed = True
+    if not changed:
+        for task in ready_tasks(delayed, [task_id], queue):
+            changed = _change_ready(delayed, task, change, due_ms, accepts) or changed
     if changed and due_ms is not None:
         eta = from_ms(due_ms).isoformat()
         signals.task_rescheduled.send(sender=delayed.app, task_id=task_id, eta=eta)
@@ -113,12 +118,41 @@ def _change_member(
     raise QueryError(f"task {task_id} is changed by others all the time; it stays as it is")
 
 
+def _change_ready(
+    delayed: Queues,
+    task: ReadyTask,
+    change: Change,
+    due_ms: int | None,
+    accepts: Callable[[TaskInfo], bool],
+) -> bool:
+    if not accepts(task.info):
+        return False
+    channel = delayed.connection.default_channel
+
+    def rewrite(payload: dict[str, Any]) -> None:
+        _rewrite(delayed.app, task.info, payload, change, due_ms)
+
+    step = None
+    if change.priority is not None:
+        properties = {"properties": {"priority": change.priority}}
+        step = channel.priority(channel._get_message_priority(properties, reverse=False))
+    is_due = due_ms is not None and due_ms <= time() * 1000
+    return amend(task, rewrite, step=step, due_ms=None if is_due else due_ms)
+
+
 def _changed(
     app: Celery, name: str, waiting: Waiting, change: Change, due_ms: int | None
 ) -> dict[str, Any]:
     info = TaskInfo.waiting(name, waiting)
     payload: dict[str, Any] = json.loads(waiting.kept.message)
     payload.pop("wait", None)
+    _rewrite(app, info, payload, change, due_ms)
+    return payload
+
+
+def _rewrite(
+    app: Celery, info: TaskInfo, payload: dict[str, Any], change: Change, due_ms: int | None
+) -> None:
     headers, properties = payload["headers"], payload["properties"]
     if change.priority is not None:
         properties["priority"] = change.priority
@@ -127,7 +161,6 @@ def _changed(
     headers.update(change.headers or {})
     if change.args is not None or change.kwargs is not None:
         _write_arguments(app, info, payload, change)
-    return payload
 
 
 def _as_it_waits(text: str, waiting: Waiting) -> str:

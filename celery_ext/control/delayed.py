@@ -1,8 +1,8 @@
-"""What is delayed in an app's broker: look it up, cancel it, move it, count it."""
+"""What waits in an app's broker: look it up, cancel it, move it, count it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -29,10 +29,11 @@ from .change_many import DuePlan, Outcome, change_many, pages
 from .counts import ConsumerInfo, Counts, Forecast
 from .dead_letters import Dead
 from .limits import LimitInfo, gate_usage, limits
-from .moves import NOW, Moves, due_at
+from .moves import NOW, Due, Moves, due_at
 from .outcomes import Meant, histories, look_up, newest, recorded
 from .overrides import reset_limit, set_limit
 from .pauses import QueuePause
+from .ready import ReadyTask, change_ready, matching, ready_tasks
 
 
 class Delayed(Queues):
@@ -85,16 +86,22 @@ class Delayed(Queues):
         return recorded(self, of, queue, Meant(task, error, worker))
 
     def cancel(self, task_id: str, queue: str | None = None) -> bool:
-        """Cancel a delayed task. True if it was delayed.
+        """Cancel a delayed or ready task. True if it was one.
 
         Its result is REVOKED. Without `queue`, the app's queues are looked at, and those that it
-        does not know only where it is in none of them.
+        does not know only where it is in none of them. A task that is not delayed is looked for
+        among the ready ones, which are read for it.
         """
-        return bool(self.moves.cancel_ids([task_id], queue))
+        return bool(self.cancel_ids([task_id], queue))
 
     def cancel_ids(self, task_ids: Iterable[str], queue: str | None = None) -> set[str]:
-        """Cancel several tasks. Returns the ids of those that were delayed."""
-        return self.moves.cancel_ids([*dict.fromkeys(task_ids)], queue)
+        """Cancel several tasks. Returns the ids of those that were delayed or ready."""
+        ids = [*dict.fromkeys(task_ids)]
+        gone = self.moves.cancel_ids(ids, queue)
+        rest = [id for id in ids if id not in gone]
+        for task in ready_tasks(self, rest, queue):
+            gone.update(info.id for info in self.moves.cancel_ready([task]))
+        return gone
 
     def reschedule(
         self,
@@ -104,19 +111,25 @@ class Delayed(Queues):
         eta: datetime | str | None = None,
         queue: str | None = None,
     ) -> bool:
-        """Move a delayed task to `eta`, or to `countdown` seconds from now.
+        """Move a delayed or ready task to `eta`, or to `countdown` seconds from now.
 
-        True if it was delayed. A time that has come lets it run now. Raises QueryError, which is a
+        True if it was one. A time that has come lets it run now. Raises QueryError, which is a
         ValueError, where not exactly one of the two is given or it is no time.
         """
         if (countdown is None) == (eta is None):
             raise QueryError("reschedule takes either countdown (seconds) or eta (a time)")
         due_ms = to_ms("eta", eta) if eta is not None else from_now_ms("countdown", countdown or 0)
-        return self.moves.reschedule_id(task_id, due_at(due_ms), queue)
+        return self._reschedule(task_id, due_at(due_ms), queue)
 
     def run_now(self, task_id: str, queue: str | None = None) -> bool:
-        """Run a delayed task now. True if it was delayed."""
-        return self.moves.reschedule_id(task_id, NOW, queue)
+        """Run a delayed task now, or a ready one before all others. True if it was one."""
+        return self._reschedule(task_id, NOW, queue)
+
+    def _reschedule(self, task_id: str, due: Due, queue: str | None) -> bool:
+        if self.moves.reschedule_id(task_id, due, queue):
+            return True
+        moved = [self.moves.postpone(each, due) for each in ready_tasks(self, [task_id], queue)]
+        return any(moved)
 
     def change(
         self,
@@ -126,29 +139,43 @@ class Delayed(Queues):
         accepts: Callable[[TaskInfo], bool] = lambda info: True,
         **to: Any,
     ) -> bool:
-        """Change `priority`, `args`, `kwargs`, `headers` or the due time of a delayed task.
+        """Change `priority`, `args`, `kwargs`, `headers` or the due time of a waiting task.
 
-        The latter is `countdown` or `eta` as for `reschedule`. True if it was delayed and `accepts`
-        is true of it: a change is made of what that has seen, or not at all. Raises QueryError,
-        which is a ValueError, where it cannot be meant or its arguments cannot be read here.
+        The latter is `countdown` or `eta` as for `reschedule`. True if it was delayed or ready,
+        and `accepts` is true of it: a change is made of what that has seen, or not at all. Raises
+        QueryError, which is a ValueError, where it cannot be meant or its arguments cannot be read
+        here.
         """
         return change(self, task_id, Change(**to), queue, accepts)
 
     # Many.
 
     def find(self, query: Query | None = None, **criteria: Any) -> Iterator[TaskInfo]:
-        """Delayed tasks that match a `Query` or criteria, by queue and due time, read lazily."""
+        """Delayed tasks that match a `Query` or criteria, by queue and due time, read lazily.
+
+        With `state="ready"` ready ones, those first that came last.
+        """
         query = Query(**criteria) if query is None else replace(query, **criteria)
+        if query.state == "ready":
+            return (each.info for page in matching(self, query) for each in page)
         return (info for _, page in pages(self, query) for info in page)
 
     def count(self, query: Query) -> int:
-        """The number of delayed tasks that match a query."""
+        """The number of tasks that match a query."""
+        if query.state == "ready":
+            return sum(map(len, matching(self, query)))
         return sum(len(page) for _, page in pages(self, query))
 
     def cancel_many(
         self, query: Query, *, dry_run: bool = False, progress: Progress | None = None
     ) -> Outcome:
-        """Cancel all delayed tasks that match a query. Their results are REVOKED."""
+        """Cancel all tasks that match a query. Their results are REVOKED."""
+        if query.state == "ready":
+
+            def cancel_ready(tasks: Sequence[ReadyTask]) -> int:
+                return len(self.moves.cancel_ready(tasks))
+
+            return change_ready(self, query, cancel_ready, dry_run, progress)
 
         def cancel(shard: str, infos: list[TaskInfo]) -> int:
             return len(self.moves.cancel(shard, infos))
@@ -158,7 +185,9 @@ class Delayed(Queues):
     def run_now_many(
         self, query: Query, *, dry_run: bool = False, progress: Progress | None = None
     ) -> Outcome:
-        """Run all delayed tasks that match a query now."""
+        """Run all delayed tasks that match a query now. Raises QueryError for ready ones."""
+        if query.state == "ready":
+            raise QueryError("tasks that are ready run as soon as a worker is free: run one by id")
         return change_many(self, query, self.moves.run_now, dry_run, progress)
 
     def reschedule_many(
@@ -171,11 +200,11 @@ class Delayed(Queues):
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> Outcome:
-        """Move all delayed tasks that match a query to another due time.
+        """Move all tasks that match a query to another due time.
 
-        `by` moves each by so much, `to` all to one time, `spread` evenly over so long a time from
-        `to` (or now) on, in the order of queues and due times. Raises QueryError, which is a
-        ValueError, where these do not fit together.
+        `by` moves each by so much (a ready one from now on), `to` all to one time, `spread` evenly
+        over so long a time from `to` (or now) on, in the order of queues and due times. Raises
+        QueryError, which is a ValueError, where these do not fit together.
         """
         if (by is None) == (to is None and spread is None):
             raise QueryError("reschedule_many takes either by, or to and spread or one of them")
@@ -185,6 +214,17 @@ class Delayed(Queues):
         start_ms = from_now_ms("to", 0) if to is None else to_ms("to", to)
         count = self.count(query) if spread is not None else 0
         plan = DuePlan(by, start_ms, spread, count)
+
+        if query.state == "ready":
+            now_ms = from_now_ms("now", 0)
+
+            def postpone(tasks: Sequence[ReadyTask]) -> int:
+                dues = [plan.next_ms(replace(each.info, due_ms=now_ms)) for each in tasks]
+                if any(due_ms <= now_ms for due_ms in dues):
+                    raise QueryError("tasks that are ready can only be moved to a later time")
+                return sum(map(self.moves.postpone, tasks, map(due_at, dues)))
+
+            return change_ready(self, query, postpone, dry_run, progress)
 
         def move(shard: str, infos: list[TaskInfo]) -> int:
             return self.moves.reschedule(shard, infos, [due_at(plan.next_ms(i)) for i in infos])

@@ -1,11 +1,12 @@
-"""Cancels and reschedules delayed tasks, and tells result backends and receivers of signals."""
+"""Cancels and reschedules tasks, and tells result backends and receivers of signals."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import compress
 from math import inf
-from time import monotonic
+from time import monotonic, time
+from typing import Any
 
 from kombu_delayed.inspection.backlog import Move
 from kombu_delayed.inspection.copies import Copies
@@ -18,6 +19,7 @@ from ..app.recorder import write_now
 from ..tasks.results import keeps_results
 from ..tasks.task_info import TaskInfo
 from ..tasks.times import LATEST_MS, from_ms
+from .ready import ReadyTask, amend
 
 #: How often an app's tasks are looked at for result backends.
 LOOK_SECONDS = 1.0
@@ -60,6 +62,31 @@ class Moves:
             nearest = self._queues.store.shards.nearest
             self._record((nearest(each.queue, each.id)[0], each.id, each.task) for each in infos)
         return gone
+
+    def cancel_ready(self, tasks: Sequence[ReadyTask]) -> list[TaskInfo]:
+        """Drop ready tasks of one page; returns those that were still ready."""
+        if not tasks:
+            return []
+        shard, lists, *_ = tasks[0]
+        dropped = compress(tasks, lists.withdraw([each.ready for each in tasks]))
+        infos = [each.info for each in dropped]
+        for info in infos:
+            self._queues.was_cancelled(info)
+        self._record((shard, info.id, info.task) for info in infos)
+        return infos
+
+    def postpone(self, task: ReadyTask, due: Due) -> bool:
+        """Give a ready task a due time; one that has come makes it the next to be delivered."""
+        due_ms = None if due == NOW or int(due[0]) <= time() * 1000 else int(due[0])
+
+        def rewrite(payload: dict[str, Any]) -> None:
+            if due_ms is not None and isinstance(payload["headers"].get("eta"), str):
+                payload["headers"]["eta"] = due[1]
+
+        if not amend(task, rewrite, due_ms=due_ms, is_first=due_ms is None):
+            return False
+        self._was_rescheduled(task.info.id, due)
+        return True
 
     def _record(self, cancelled: Iterable[tuple[str, str, str]]) -> None:
         """Let `get` know what became of them, where the app records outcomes: shard, id, task."""

@@ -1,4 +1,4 @@
-"""Which delayed tasks are meant."""
+"""Which waiting tasks are meant."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ from ..errors import QueryError
 from .task_info import TaskInfo
 from .times import to_ms
 
+#: What a query selects: the first one unless it is told otherwise.
+STATES = "delayed", "ready"
+
 #: What every JSON encoder writes as it is.
 _PLAIN = re.compile(r"[A-Za-z0-9 _.,:;@+=-]+")
 
@@ -25,7 +28,9 @@ _OTHER_IN_JSON = re.compile(r"True|False|None|-?inf|nan|[\[{(].*", re.DOTALL)
 
 @dataclass(frozen=True)
 class Query:
-    """Selects delayed tasks that match all criteria. Without criteria it selects all tasks.
+    """Selects delayed tasks that match all criteria. Without criteria it selects all of them.
+
+    With `state="ready"` it selects ready tasks instead.
 
     `task` is a name with `*` for any text, `?` for any character and `[…]` for one of several;
     times are datetimes or ISO 8601 (UTC where they name no zone), `due_after` is included and
@@ -41,10 +46,13 @@ class Query:
     header: Mapping[str, Any] = field(default_factory=dict)
     group_id: str | None = None
     root_id: str | None = None
+    state: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("task", "queue", "tenant", "group_id", "root_id"):
             self._check_text(name, getattr(self, name))
+        if self.state not in (None, *STATES):
+            raise QueryError(f"state={self.state!r} is not one of {', '.join(STATES)}")
         if not isinstance(self.header, Mapping):
             raise QueryError(f"header takes a dict of headers, not {self.header!r}")
         if self.due_after_ms > self.due_before_ms:

@@ -1,4 +1,4 @@
-"""`app.control`, whose revoke also takes tasks out of the backlog."""
+"""`app.control`, whose revoke takes tasks out of the backlog and is remembered."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from celery.utils.log import get_logger
 from kombu.utils.functional import maybe_list
 
 from ..control.delayed import Delayed
+from ..control.revoked import Revoked
 from ..errors import BrokerError
 from ..tasks.query import Query, longest_plain
 from ..tasks.task_info import TaskInfo
@@ -86,7 +87,10 @@ def _texts(values: Any) -> frozenset[str]:
 
 
 def _drop_ids(delayed: Delayed, arguments: Arguments) -> None:
-    delayed.cancel_ids(maybe_list(arguments.get("task_id")) or ())
+    ids = [str(each) for each in maybe_list(arguments.get("task_id")) or ()]
+    # Remembered first: what becomes ready in between meets a worker that knows.
+    Revoked(delayed).remember(ids)
+    delayed.moves.cancel_ids([*dict.fromkeys(ids)], None)
 
 
 def _drop_stamped(delayed: Delayed, arguments: Arguments) -> None:

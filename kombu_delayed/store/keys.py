@@ -258,6 +258,11 @@ def shard_count(queue: str, prefix: str = "") -> str:
     return f"{prefix}{{{queue}}}:shards"
 
 
+def revoked_tasks(prefix: str = "") -> str:
+    """Sorted set id of a revoked task -> when that was, in µs, of the last 50,000; expiring."""
+    return f"{prefix}kombu-delayed-revoked"
+
+
 def http_tokens(prefix: str = "") -> str:
     """Hash id of a token of the HTTP API -> JSON: the hash of its secret, and what it may."""
     return f"{prefix}kombu-delayed-http:tokens"

@@ -88,7 +88,8 @@ def test_priority_and_time(app: Celery, delayed: Delayed) -> None:
     assert delayed.change(sent.id, eta="2001-01-01")
     info = shown(delayed, sent.id)
     assert (info.state, info.step) == ("ready", 9)
-    assert not delayed.change(sent.id, priority=1)
+    assert delayed.change(sent.id, priority=1)
+    assert shown(delayed, sent.id).step == 0
 
 
 @pytest.mark.parametrize(

@@ -295,7 +295,7 @@ def test_cancel(cli: Cli) -> None:
     assert cli.ids() == {"two", "three", "four"}
     result = cli("cancel", "one", "two")
     assert (result.exit_code, result.stdout) == (1, "two is cancelled.\n")
-    assert result.stderr == "one is not delayed (any more).\n"
+    assert result.stderr == "one is neither delayed nor ready (any more).\n"
     found = cli.json("cancel", "three", "one", code=1)
     assert found == {"dry_run": False, "matched": 1, "changed": 1, "missing": ["one"]}
     assert cli.ids() == {"four"}
@@ -304,8 +304,8 @@ def test_cancel(cli: Cli) -> None:
 @pytest.mark.parametrize("words", ["cancel", "run-now", "reschedule --to 5d"])
 def test_dry_run_of_ids(words: str, cli: Cli) -> None:
     cli.send("now", -1)
-    found = cli.json(*words.split(), "one", "now", "--dry-run", code=1)
-    assert found == {"dry_run": True, "matched": 1, "changed": 0, "missing": ["now"]}
+    found = cli.json(*words.split(), "one", "now", "nope", "--dry-run", code=1)
+    assert found == {"dry_run": True, "matched": 2, "changed": 0, "missing": ["nope"]}
     assert cli.text(*words.split(), "one", "--dry-run").splitlines()[-1].endswith("one ")
     assert cli.ids() == {"one", "two", "three", "four"}
     assert cli.due_in("one") < HOUR
@@ -323,7 +323,7 @@ def test_reschedule(option: str, due_in: float, cli: Cli) -> None:
 
 def test_run_now(cli: Cli) -> None:
     assert cli.text("run-now", "one") == "one is made ready.\n"
-    assert cli("run-now", "one").exit_code == 1
+    assert cli("run-now", "nope").exit_code == 1
     assert cli.json("reschedule", "-t", "billing.*", "--spread=8h", "-y")["changed"] == 2
     assert cli.json("show", "three")["state"] == "ready"
     assert cli.text("run-now", "--due-before", "200m", "-y") == "1 task is made ready.\n"
@@ -672,3 +672,16 @@ def test_set_a_limit(empty: Cli) -> None:
     assert "set by" not in empty.text("limits", "-Q", "mail")
     assert empty("reset-limit", "mail").exit_code == 1
     assert empty("set-limit", "mail").exit_code == 2
+
+
+def test_what_is_ready(cli: Cli) -> None:
+    cli.send("now", -1)
+    cli.send("soon", -1)
+    assert "now" in cli.text("find", "--state", "ready")
+    found = cli.json("cancel", "--ready", "--task", "*", "--dry-run")
+    assert (found["matched"], found["changed"]) == (2, 0)
+    assert cli.text("reschedule", "now", "--by=2h") == "now is rescheduled.\n"
+    assert 2 * HOUR - 60 < cli.due_in("now") <= 2 * HOUR + 1
+    assert cli.json("cancel", "--ready", "-t", "*", "-y")["changed"] == 1
+    assert cli.ids() == {"one", "two", "three", "four", "now"}
+    assert cli("find", "--state", "ready").exit_code == 1

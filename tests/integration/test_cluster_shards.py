@@ -16,6 +16,7 @@ from redis.crc import key_slot
 from redis.exceptions import ResponseError
 
 from celery_ext import Delayed, Query
+from celery_ext.control.revoked import Revoked
 from celery_ext.control.unique import AlreadyDelayed, unique_headers
 from celery_ext.http.auth.tokens import Tokens
 from kombu_delayed.errors import OptionError, UrlError
@@ -213,3 +214,20 @@ def migrate_slot(cluster: Cluster, key: str, target: Server) -> None:
             pytest.skip(f"the server has no CLUSTER MIGRATESLOTS: {error}")
     wait_until(lambda: cluster.master_of(key) is target, f"{key!r} has moved", 20)
     wait_until(cluster.is_whole, "all nodes know", 20)
+
+
+def test_ready_tasks_in_all_shards(app: Celery, delayed: Delayed) -> None:
+    ids = {f"t{n}" for n in range(30)}
+    for id in ids:
+        app.send_task("record", task_id=id, queue="mail")
+    assert {info.id for info in delayed.find(state="ready")} == ids
+    assert delayed.reschedule("t0", countdown=3_600)
+    assert delayed.change("t1", args=["changed"])
+    assert delayed.run_now("t2")
+    assert delayed.cancel("t3")
+    assert not delayed.cancel("t3")
+    assert delayed.cancel_many(Query(state="ready", queue="mail")).changed == 28
+    assert [info.id for info in delayed.find()] == ["t0"]
+    remembered = Revoked(delayed)
+    remembered.remember(["a", "b"])
+    assert remembered.since(0) == ["a", "b"]

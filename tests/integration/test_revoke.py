@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack
 from typing import Any
 
@@ -11,6 +12,8 @@ from celery.exceptions import ChordError, TaskRevokedError
 from celery.result import AsyncResult, GroupResult
 
 from celery_ext import Query, install
+from celery_ext.control import revoked as revoked_module
+from celery_ext.control.revoked import Revoked
 from kombu_delayed.inspection import backlog as backlog_module
 from tests.kit.extended import Bench
 from tests.kit.servers import Server
@@ -271,3 +274,24 @@ def test_a_task_revokes_another(bench: Bench) -> None:
         assert bench.app.control.inspect(limit=1).scheduled()  # the parent connects
         bench.app.send_task("revoke_from_task", ("other",)).get(timeout=60)
     assert bench.backlog() == set()
+
+
+def test_what_is_ready_stays_revoked_without_a_worker(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(revoked_module, "KEPT_IDS", 3)
+    monkeypatch.setattr(revoked_module, "PAGE_SIZE", 2)
+    for id in ("a", "b", "other"):
+        bench.send(id, countdown=0)
+    bench.app.control.revoke(["old-1", "old-2", "old-3"])
+    bench.app.control.revoke("for-one", destination=["w9@test"])
+    bench.result("a").revoke()
+    bench.app.control.revoke(["b", "x" * 300])
+    remembered = Revoked(bench.app.delayed)
+    assert {*remembered.since(0)} == {"old-3", "a", "b"}
+    assert remembered.since(time.time() + 60) == []
+    with bench.worker(gossip=False):
+        bench.ledger.wait_for(1)
+        assert is_revoked(bench.result("a"))
+        assert is_revoked(bench.result("b"))
+    assert bench.ledger.ids() == ["other"]

@@ -11,6 +11,7 @@ from kombu_delayed.store.keys import (
     http_topics,
     job_pace,
     job_report,
+    revoked_tasks,
 )
 
 #: The keys of a queue by their names in Python: the underline of a name is a hyphen.
@@ -63,6 +64,7 @@ def test_keys_of_no_queue() -> None:
     assert format_version("app:") == "app:kombu-delayed:format"
     assert job_report("mine", "app:") == "app:kombu-delayed-job:mine"
     assert job_pace("mine", "app:") == "app:kombu-delayed-job:mine:pace"
+    assert revoked_tasks("app:") == "app:kombu-delayed-revoked"
     assert http_tokens("app:") == "app:kombu-delayed-http:tokens"
     assert http_session("ab", "app:") == "app:kombu-delayed-http:session:ab"
     assert http_form("ab", "app:") == "app:kombu-delayed-http:form:ab"

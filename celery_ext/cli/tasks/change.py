@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import click
@@ -20,6 +20,9 @@ from ..session import Session, command
 from ..times import SPAN, TIME
 from .listing import queues_table
 
+#: What a change by ids is made of.
+MEANT = (*MOVABLE, "ready")
+
 
 @dataclass(frozen=True)
 class Change:
@@ -33,13 +36,19 @@ class Change:
 
 _asking = all_of(ids_argument, criteria, asking_options)
 
+_ready = click.option(
+    "--ready", "state", flag_value="ready", help="Tasks that are ready, not those that are delayed."
+)
+
 
 @command("cancel")
 @_asking
+@_ready
 def cancel(session: Session, **given: Any) -> None:
-    """Cancel delayed tasks, by ids or by criteria.
+    """Cancel tasks, by ids or by criteria.
 
-    Their results are REVOKED.
+    By ids delayed and ready ones, by criteria delayed ones, or with --ready those that wait for a
+    free worker. Their results are REVOKED.
     """
     _run(session, Change("Cancel", "cancelled", Delayed.cancel, Delayed.cancel_many), given)
 
@@ -47,7 +56,10 @@ def cancel(session: Session, **given: Any) -> None:
 @command("run-now")
 @_asking
 def run_now(session: Session, **given: Any) -> None:
-    """Run delayed tasks now, by ids or by criteria."""
+    """Run delayed tasks now, by ids or by criteria.
+
+    A ready task that is given by its id is the next one to run.
+    """
     _run(session, Change("Run", "made ready", Delayed.run_now, Delayed.run_now_many), given)
 
 
@@ -58,6 +70,7 @@ def run_now(session: Session, **given: Any) -> None:
     "--spread", type=SPAN, help="Spread evenly over this period, which starts at --to or now."
 )
 @_asking
+@_ready
 def reschedule(
     session: Session,
     to: datetime | None,
@@ -65,9 +78,10 @@ def reschedule(
     spread: timedelta | None,
     **given: Any,
 ) -> None:
-    """Move delayed tasks to another due time.
+    """Move tasks to another due time.
 
-    Select them by ids or by criteria.
+    By ids delayed and ready ones, by criteria delayed ones, or with --ready those that wait for a
+    free worker.
     """
     if (by is None) == (to is None and spread is None):
         raise click.UsageError("Give --to, --spread or both, or else --by.")
@@ -78,9 +92,11 @@ def reschedule(
         eta = to
         if by is not None:
             info = delayed.get(id, queue)
-            if info is None or info.state not in MOVABLE or info.eta is None:
+            if info is None or info.state not in MEANT:
                 return False
-            eta = info.eta + by
+            # A ready one was due in the past, if ever: it is moved from now on.
+            due = None if info.state == "ready" else info.eta
+            eta = (due or datetime.now(timezone.utc)) + by
         return delayed.reschedule(id, eta=eta, queue=queue)
 
     def many(delayed: Delayed, query: Any, **options: Any) -> Outcome:
@@ -110,7 +126,7 @@ def _change_ids(
 ) -> None:
     delayed = session.delayed
     if dry_run:
-        infos = [info for id in ids if (info := delayed.get(id, queue)) and info.state in MOVABLE]
+        infos = [info for id in ids if (info := delayed.get(id, queue)) and info.state in MEANT]
         found = {info.id for info in infos}
         session.print(tasks_table(infos, f"{change.verb} {tasks_word(len(infos))}:"))
     else:
@@ -128,7 +144,7 @@ def _change_ids(
         if id in found and not dry_run:
             session.print(plain(f"{id} is {change.past}."))
         elif id not in found:
-            session.err.print(plain(f"{id} is not delayed (any more)."))
+            session.err.print(plain(f"{id} is neither delayed nor ready (any more)."))
     if missing:
         session.exit(1)
 
@@ -152,7 +168,7 @@ def _change_found(session: Session, change: Change, query: Any, yes: bool, dry_r
     assert outcome is not None
     session.emit(_data(outcome))
     if not outcome.matched:
-        session.nothing("No delayed task meets the criteria.")
+        session.nothing(f"No {query.state or 'delayed'} task meets the criteria.")
     if not outcome.dry_run:
         _tell(session, change, outcome)
 

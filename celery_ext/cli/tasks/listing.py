@@ -22,7 +22,7 @@ from celery_ext.tasks.formatting import (
     tasks_table,
     tasks_word,
 )
-from celery_ext.tasks.query import Query
+from celery_ext.tasks.query import STATES, Query
 from celery_ext.tasks.task_info import TaskInfo
 from kombu_delayed.store.outcomes import LISTS
 
@@ -80,10 +80,10 @@ def list_(session: Session, queue: str | None, limit: int) -> None:
 @criteria
 @click.option(
     "--state",
-    type=click.Choice(("delayed", *LISTS)),
+    type=click.Choice((*STATES, *LISTS)),
     default="delayed",
     show_default=True,
-    help="Others than delayed take --queue, --task, --error and --worker only.",
+    help="Others than delayed and ready take --queue, --task, --error and --worker only.",
 )
 @error_option
 @worker_option
@@ -92,17 +92,18 @@ def find(
     session: Session, state: str, error: str | None, worker: str | None, limit: int, **given: Any
 ) -> None:
     """Show tasks in a state that match all criteria."""
-    if state != "delayed":
+    if state not in STATES:
         if any(value for name, value in given.items() if name not in ("queue", "task")):
             raise click.UsageError(f"--state {state} takes --queue, --task, --error and --worker")
         show_recorded(session, state, limit, **_recorded_criteria(given, error, worker))
         return
     if error or worker:
         raise click.UsageError("--error and --worker need --state: delayed tasks have neither")
-    found = soonest(session, given)
+    is_ready = state == "ready"
+    found = session.delayed.find(**given, state=state) if is_ready else soonest(session, given)
     count = _present(session, found, limit)
     if not count:
-        session.nothing("No delayed task meets the criteria.")
+        session.nothing(f"No {state} task meets the criteria.")
     if limit and count == limit and next(found, None) is not None:
         session.print(f"The first {count}; there are more, --limit 0 shows all.")
 

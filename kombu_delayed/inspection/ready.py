@@ -1,0 +1,176 @@
+"""The ready messages of a queue, for who looks after them: read, drop, change.
+
+They are in Kombu's own lists, which workers of the stock transport share. So they are found by
+reading, and by comparing whole texts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from ..connection.commands import numbers, pairs
+from ..errors import MessageError
+from ..message.envelope import open_envelope, step_char
+from ..store.store import Store
+
+#: Messages, and bytes, that one call looks at.
+PAGE_SIZE, PAGE_BYTES = 500, 2_000_000
+
+#: So far from where it was read a message is looked for.
+WINDOW = 1_000
+
+#: So many messages are remembered, which senders may push back into the next page.
+SEEN = 10_000
+
+#: Ids that every JSON encoder writes as they are, and how many of them a call looks for.
+PLAIN, MOST_NEEDLES = re.compile(r"[A-Za-z0-9 _.,:;@+=-]+"), 10
+
+
+class Ready(NamedTuple):
+    """A ready message: its list, its place when it was read, and its text."""
+
+    step: int
+    at: int
+    message: bytes
+
+
+class ReadyLists:
+    """The ready lists of one queue, or one shard. Every change is one script."""
+
+    def __init__(self, store: Store, queue: str) -> None:
+        self.store = store
+        self.queue = queue
+        keys = store.keys(queue)
+        self._lists = {
+            ord(step) - 48: key for step, key in zip(keys.steps, keys.ready, strict=True)
+        }
+        self._dropped = 0
+
+    def pages(self, needles: Sequence[str] = ()) -> Iterator[list[Ready]]:
+        """All ready messages, a bounded page a call: the most urgent first, then the latest.
+
+        Only those with one of `needles` in their text, if there are some. What comes meanwhile may
+        be in a page or not. What others drop or put back meanwhile may let one be passed over.
+        """
+        for step, key in self._lists.items():
+            start, seen, has_more = 0, dict[int, None](), True
+            while has_more:
+                before = self._dropped
+                looked_at, has_more, page = self._page(step, key, start, needles)
+                fresh = [each for each in page if hash(each.message) not in seen]
+                seen.update((hash(each.message), None) for each in fresh)
+                for old in [*islice(seen, max(len(seen) - SEEN, 0))]:
+                    del seen[old]
+                yield fresh
+                # What the caller has dropped has let the others move up.
+                start = max(start + looked_at - (self._dropped - before), 0)
+
+    def _page(
+        self, step: int, key: str, start: int, needles: Sequence[str]
+    ) -> tuple[int, bool, list[Ready]]:
+        looked_at, more, *found = self.store.ask(
+            "ready_page",
+            self.queue,
+            list=key,
+            start=start,
+            limit=PAGE_SIZE,
+            limit_bytes=PAGE_BYTES,
+            needles=needles,
+        )
+        return (
+            looked_at,
+            bool(more),
+            [Ready(step, int(at), message) for at, message in pairs(found)],
+        )
+
+    def withdraw(self, messages: Sequence[Ready]) -> list[bool]:
+        """Drop messages of a page; whether each was still ready."""
+        gone = [False] * len(messages)
+        for step in {each.step for each in messages}:
+            places = [n for n, each in enumerate(messages) if each.step == step]
+            first = min(messages[n].at for n in places)
+            span = max(messages[n].at for n in places) - first
+            texts = [messages[n].message for n in places]
+            for n, count in zip(places, self._withdraw(step, first, span, texts), strict=True):
+                gone[n] = bool(count) or self._withdraw_elsewhere(messages[n])
+        self._dropped += sum(gone)
+        return gone
+
+    def _withdraw(self, step: int, start: int, span: int, texts: Sequence[bytes]) -> list[int]:
+        answer = self.store.ask(
+            "withdraw",
+            self.queue,
+            list=self._lists[step],
+            start=max(start - WINDOW // 2, 0),
+            limit=span + 1 + WINDOW,
+            messages=texts,
+        )
+        return numbers(answer)
+
+    def _withdraw_elsewhere(self, message: Ready) -> bool:
+        places = self._places(message)
+        return any(self._withdraw(message.step, at, 0, [message.message]) == [1] for at in places)
+
+    def _places(self, message: Ready) -> Iterator[int]:
+        """Where it may be now, as long as the caller asks: senders may have moved it on."""
+        start, text = max(message.at - SEEN, 0), message.message.decode(errors="surrogateescape")
+        has_more = True
+        while has_more:
+            key = self._lists[message.step]
+            looked_at, has_more, page = self._page(message.step, key, start, [text])
+            yield from (each.at for each in page)
+            start += looked_at
+
+    def amend(
+        self,
+        message: Ready,
+        id: str,
+        text: bytes,
+        *,
+        step: int | None = None,
+        due_ms: int | None = None,
+        is_first: bool = False,
+    ) -> bool:
+        """Give a message another text, and a step, a due time or the first place if they are given.
+
+        False: it is not ready any more.
+        """
+        how = "first" if is_first else "stay" if step in (None, message.step) else "behind"
+        record = step_char(message.step if step is None else step).encode() + text
+
+        def amend(at: int) -> bool:
+            return bool(
+                self.store.ask(
+                    "amend",
+                    self.queue,
+                    list=self._lists[message.step],
+                    start=max(at - WINDOW // 2, 0),
+                    limit=WINDOW,
+                    expected=message.message,
+                    id=id,
+                    due="" if due_ms is None else due_ms,
+                    record=record,
+                    how=how,
+                )
+            )
+
+        is_amended = amend(message.at) or any(map(amend, self._places(message)))
+        self._dropped += int(is_amended and (due_ms is not None or how != "stay"))
+        return is_amended
+
+
+def needles_of(ids: Sequence[str]) -> list[str]:
+    """Texts of which every message with one of these ids has one; none where that is not known."""
+    are_plain = all(PLAIN.fullmatch(id) for id in ids)
+    return [*ids] if are_plain and len(ids) <= MOST_NEEDLES else []
+
+
+def id_of(message: bytes) -> str:
+    """The task id of a ready message; empty where it has none that can be read."""
+    try:
+        return open_envelope(message, 0).id
+    except MessageError:
+        return ""

@@ -1,0 +1,25 @@
+-- ready_page: read a part of one ready list, from its head, which has what came last.
+-- Twice is safe: it only reads.
+-- keys: list
+-- arguments: start:number limit:number limit_bytes:number needles...
+--   start: how many from the head are left out
+--   limit_bytes: after so many bytes it ends earlier
+--   needles: texts of which a message has one; none: any message
+-- returns {how many were looked at, 1 if there may be more, place, message, …}; O(limit), and a step for each 8 kB of the list before it
+local answer, size, seen, more = {0, 0}, 0, 0, true
+while more and seen < limit and size < limit_bytes do
+  local at, count = start + seen, math.min(limit - seen, 50)
+  local page = redis.call('LRANGE', list, at, at + count - 1)
+  more = #page == count
+  for i, message in ipairs(page) do
+    size = size + #message
+    local is_meant = #needles == 0
+    for _, needle in ipairs(needles) do
+      is_meant = is_meant or message:find(needle, 1, true)
+    end
+    if is_meant then answer[#answer + 1], answer[#answer + 2] = at + i - 1, message end
+  end
+  seen = seen + #page
+end
+answer[1], answer[2] = seen, more and 1 or 0
+return answer

@@ -1,0 +1,19 @@
+-- withdraw: drop messages of one ready list.
+-- Twice is safe: what is not ready any more stays where it is.
+-- keys: list wake events
+-- arguments: event_limit:number start:number limit:number messages...
+--   start, limit: where in the list they are looked for
+-- include: events ready_place
+-- returns as text 1 for each that was dropped, 0 for others; O(limit), and one comparison for each message between them
+-- and the nearer end of the list
+redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
+local places, counts, count = places_of(messages), {}, 0
+for n, message in ipairs(messages) do
+  counts[n] = places[n] and '1' or '0'
+  if places[n] then
+    count = count + 1
+    tell_of_held('cancelled', message)
+  end
+end
+take_out(places, count)
+return table.concat(counts, ' ')

@@ -1,0 +1,84 @@
+"""What is ready is found, cancelled, changed and moved as what is delayed is."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from celery.exceptions import TaskRevokedError
+
+from celery_ext import Delayed, Query, QueryError
+from celery_ext.app.signals import task_cancelled, task_rescheduled
+from kombu_delayed.inspection import ready as module
+from tests.kit.extended import Bench
+from tests.kit.heard import heard
+
+pytestmark = [pytest.mark.filterwarnings("ignore:Call to deprecated setex")]
+
+
+@pytest.fixture
+def ready(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Delayed:
+    """Nine ready tasks of three tenants, and a delayed one; pages are small."""
+    monkeypatch.setattr(module, "PAGE_SIZE", 2)
+    for n in range(9):
+        bench.send(f"t{n}", 0, args=(n,), headers={"tenant": f"tenant{n % 3}"})
+    bench.send("later", headers={"tenant": "tenant1"})
+    delayed: Delayed = bench.app.delayed
+    return delayed
+
+
+def ready_ids(delayed: Delayed, **criteria: Any) -> list[str]:
+    return [info.id for info in delayed.find(state="ready", **criteria)]
+
+
+def test_found_and_counted(ready: Delayed) -> None:
+    assert ready_ids(ready) == [f"t{n}" for n in range(8, -1, -1)]
+    assert ready_ids(ready, tenant="tenant1") == ["t7", "t4", "t1"]
+    assert ready_ids(ready, queue="other") == ready_ids(ready, due_before="2100-01-01") == []
+    assert ready.count(Query(state="ready", task="rec*")) == 9
+    with pytest.raises(QueryError, match="state='dead' is not one of delayed, ready"):
+        ready.find(state="dead")
+
+
+def test_many(ready: Delayed) -> None:
+    meant = Query(state="ready", tenant="tenant1")
+    preview = ready.cancel_many(meant, dry_run=True)
+    assert (preview.matched, preview.changed) == (3, 0)
+    assert [info.id for info in preview.sample] == ["t7", "t4", "t1"]
+    assert ready.cancel_many(meant).changed == 3
+    moved = Query(state="ready", tenant="tenant2")
+    assert ready.reschedule_many(moved, by=timedelta(hours=1)).changed == 3
+    assert ready_ids(ready) == ["t6", "t3", "t0"]
+    assert {info.id for info in ready.find()} == {"t8", "t5", "t2", "later"}
+    with pytest.raises(QueryError, match="as soon as a worker is free"):
+        ready.run_now_many(moved)
+    with pytest.raises(QueryError, match="to a later time"):
+        ready.reschedule_many(Query(state="ready"), to="2001-01-01")
+    assert ready_ids(ready) == ["t6", "t3", "t0"]
+
+
+@pytest.mark.smoke
+def test_a_worker_runs_what_is_left_of_it(ready: Delayed, bench: Bench) -> None:
+    with heard(task_cancelled) as cancelled, heard(task_rescheduled) as moved:
+        assert ready.cancel("t0")
+        assert ready.reschedule("t1", countdown=3_600)
+        assert ready.change("t2", args=["changed"])
+        assert ready.change("t3", priority=9)
+        assert ready.run_now("t8")
+        assert not ready.cancel("t0")
+        assert not ready.change("t4", accepts=lambda info: False, priority=9)
+        assert ready.cancel_ids(["t7", "later", "gone"]) == {"t7", "later"}
+    assert [each["info"].id for each in cancelled] == ["t0", "later", "t7"]
+    assert [each["task_id"] for each in moved] == ["t1", "t8"]
+    info = ready.get("t0")
+    assert info is not None
+    assert info.state == "cancelled"
+    with bench.worker(pool="solo"):
+        bench.ledger.wait_for(6)
+        with pytest.raises(TaskRevokedError):
+            bench.result("t0").get(timeout=60)
+        assert not ready.cancel("t8")
+    assert bench.ledger.ids() == ["t8", "t2", "t4", "t5", "t6", "t3"]
+    assert bench.ledger.of("t2")[0]["args"] == ["changed"]
+    assert bench.backlog() == {"t1"}
