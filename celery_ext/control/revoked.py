@@ -21,7 +21,7 @@ PAGE_SIZE = 5_000
 
 
 class Revoked:
-    """The revoked tasks of a broker, in one bounded key that expires."""
+    """The revoked tasks of a broker, in one bounded key. A server may evict what has an expiry."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -42,7 +42,6 @@ class Revoked:
                         ("ZADD", key, *scores),
                         ("ZREMRANGEBYSCORE", key, "-inf", now_us - KEPT_SECONDS * 1_000_000),
                         ("ZREMRANGEBYRANK", key, 0, -KEPT_IDS - 1),
-                        ("EXPIRE", key, KEPT_SECONDS),
                     ]
                 )
             )

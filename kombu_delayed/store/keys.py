@@ -259,7 +259,7 @@ def shard_count(queue: str, prefix: str = "") -> str:
 
 
 def revoked_tasks(prefix: str = "") -> str:
-    """Sorted set id of a revoked task -> when that was, in µs, of the last 50,000; expiring."""
+    """Sorted set id of a revoked task -> when that was, in µs, of the last 50,000."""
     return f"{prefix}kombu-delayed-revoked"
 
 

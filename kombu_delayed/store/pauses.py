@@ -7,9 +7,6 @@ from typing import Any, NamedTuple
 
 from .caller import Caller
 
-#: After its end a pause is remembered for so long: what it has held back is late from then on.
-KEPT_MS = 86_400_000
-
 
 class Pause(NamedTuple):
     """A pause of a queue. Times are in ms; one without an end lasts `until_ms` 0."""
@@ -29,11 +26,11 @@ class Pauses:
     def pause(self, queue: str, by: str, why: str, length_ms: int = 0) -> None:
         """Let nobody claim from a queue, for so long or until it is resumed."""
         note = json.dumps({"by": by, "why": why})
-        self._store.ask("pause", queue, length_ms=length_ms, kept_ms=KEPT_MS, note=note)
+        self._store.ask("pause", queue, length_ms=length_ms, note=note)
 
     def resume(self, queue: str) -> bool:
         """Let consumers claim again, and tell them; returns whether it was paused."""
-        return bool(self._store.ask("resume", queue, kept_ms=KEPT_MS))
+        return bool(self._store.ask("resume", queue))
 
     def of(self, queue: str) -> Pause | None:
         """The pause of a queue that is paused now."""

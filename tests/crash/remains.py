@@ -22,6 +22,7 @@ STAY = {
     r".*\}:answers(-until)?": "answers without a question, until they are forgotten",
     r".*\}:events": "lifecycle events, the latest ones",
     r"kombu-delayed:format": "the version of the format",
+    r"kombu-delayed-revoked": "the last tasks that were revoked, for workers that start",
     r"kombu-delayed-shards|.*\}:shards": "how many shards a queue has had",
 }
 _STAY = re.compile("|".join(f"(?:{pattern})" for pattern in STAY))

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import redis
+from celery import Celery
 
+from celery_ext.control.delayed import Delayed
+from celery_ext.control.revoked import Revoked
 from celery_ext.http.api.create_once import OnceStore
 from celery_ext.spark.options import RESCHEDULE, RESTORE, SCHEDULE
 from celery_ext.spark.sink.job_ledger import Job, LedgerStore
 from kombu_delayed.store.keys import QueueKeys
+from kombu_delayed.store.overrides import Override
 from kombu_delayed.store.store import Store
+from tests.kit.servers import Server
 from tests.kit.state import entry
 
 FAR = 9_999_999_999_999
@@ -18,7 +23,7 @@ def bury(store: Store, id: str) -> None:
     assert store.bury("q", "A", [(1, id, "rejected", b'0{"n":1}')]) == 1
 
 
-def test_nothing_that_counts_has_an_expiry(client: redis.Redis) -> None:
+def test_nothing_that_counts_has_an_expiry(client: redis.Redis, server: Server) -> None:
     store = Store(client, event_limit=100)
     bury(store, "dead")
     store.publish("q", [entry("ready"), entry("held")])
@@ -38,6 +43,10 @@ def test_nothing_that_counts_has_an_expiry(client: redis.Redis) -> None:
     ):
         move(store.run, **given)
     assert len(client.keys("*:job:*")) == 4
+    store.pauses.pause("q", "ann", "why", 60_000)
+    store.overrides.set("q", "limit", Override(1, None, None), 60_000)
+    with Celery("shop", broker=f"delayed+{server.url}", set_as_current=False) as app:
+        Revoked(Delayed(app)).remember(["id"])
     with_an_expiry = {key for key in client.keys("*") if client.pttl(key) != -1}
     assert with_an_expiry <= {b"{q}:events", b"{q}:moved"}
 

@@ -50,7 +50,7 @@ if pause then
   -- include: pause
   found = found - 1
   is_paused, until_ms = is_paused_by(pause)
-  if is_paused then want, promotions = 0, 0 end
+  if is_paused then want, promotions = 0, 0 else forget_in_a_day(of_queue('paused')) end
 end
 local urgent = found > 0 and redis.call('ZCARD', partitions .. ':urgent') or 0
 local some_wait = false

@@ -201,6 +201,7 @@ local is_paused, until_ms = false, 0
 if pause then
   -- include: pause
   is_paused, until_ms = is_paused_by(pause)
+  if not is_paused then forget_in_a_day(of_queue('paused')) end
 end
 
 local function step()

@@ -1,9 +1,8 @@
 -- pause: let nobody claim from a queue, until it is resumed or for a time.
 -- Twice is safe: the second note replaces the first, and the queue is paused since the first.
 -- keys: paused
--- arguments: now length_ms:number kept_ms:number note
+-- arguments: now length_ms:number note
 --   length_ms: 0: it has no end
---   kept_ms: for so long after its end it is known when that was
 --   note: JSON, of who has paused it and why
 -- include: clock pause
 -- returns 1
@@ -11,5 +10,4 @@ local before = redis.call('GET', paused)
 local from = before and is_paused_by(before) and before:match('^%d+') or string.format('%.0f', now_ms)
 local until_ms = length_ms > 0 and now_ms + length_ms or 0
 redis.call('SET', paused, string.format('%s %.0f %s', from, until_ms, note))
-if length_ms > 0 then redis.call('PEXPIRE', paused, length_ms + kept_ms) end
 return 1
