@@ -5,7 +5,9 @@ Each is a process of its own, started in a directory with nothing but the user's
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from kombu_delayed import __version__
 from tests.kit.installed import Installed
 from tests.kit.servers import Server
 from tests.kit.tasks_app import Settings
@@ -55,6 +58,58 @@ print([each for each in sys.meta_path if "delayed" in f"{each} {type(each)}"])
 """
     assert installed.run("-c", code, cwd=tmp_path) == "[]\n[]\n"
     assert [*installed.site.glob("*.pth")] == []
+
+
+def test_a_typed_program_has_no_errors(installed: Installed, tmp_path: Path) -> None:
+    pytest.importorskip("mypy")
+    program = tmp_path / "program.py"
+    program.write_text(
+        """
+from datetime import datetime, timedelta, timezone
+
+from celery_ext import BulkReport, Delayed, Query, QueryError, TaskInfo
+from celery_ext.policies import Backoff, Fair, Limit, Timeout
+from kombu_delayed import DelayedError, Options
+
+POLICIES = {"mail": [Fair(by="tenant"), Limit(concurrency=2), Timeout("1h"), Backoff(1, retries=3)]}
+
+
+def tidy(delayed: Delayed) -> list[TaskInfo]:
+    found = [each for each in delayed.find(Query(queue="mail"))]
+    try:
+        delayed.pause("mail", why="the provider is down", for_=timedelta(hours=2))
+        delayed.reschedule(found[0].id, eta=datetime.now(timezone.utc))
+    except (DelayedError, QueryError) as error:
+        print(error)
+    report: BulkReport = delayed.schedule_many([("mail.send", (), {}, None, {})])
+    print(report.accepted, delayed.resume("mail"))
+    return found
+"""
+    )
+    run = [sys.executable, "-m", "mypy", "--strict", "--python-executable", installed.python]
+    done = subprocess.run(
+        [*run, "--cache-dir", str(tmp_path / "cache"), str(program)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_what_is_published_is_the_same_each_time(tmp_path: Path) -> None:
+    for directory in (tmp_path / "first", tmp_path / "second"):
+        run = [sys.executable, "-m", "hatchling", "build", "-d", str(directory)]
+        subprocess.run(run, cwd=ROOT, check=True, capture_output=True)
+    names = sorted(each.name for each in (tmp_path / "first").iterdir())
+    assert [name.partition("-")[2] for name in names] == [
+        f"{__version__}-py3-none-any.whl",
+        f"{__version__}.tar.gz",
+    ]
+    for name in names:
+        contents = ((tmp_path / each / name).read_bytes() for each in ("first", "second"))
+        assert len({*contents}) == 1, name
 
 
 # Celery.
