@@ -354,7 +354,8 @@ class Claims:
         lease = self._session.lease
         if found and not lease.holds(queue):
             lease.suspect(queue)
-        if queue in self.sources:
+        if (source := self.sources.get(queue)) is not None:
+            source.checked_at = monotonic()  # the next claim says whether it is paused
             claimed = [Claimed(queue, tag, record) for tag, record in found]
             self.buffer.extend(self._let_in(queue, claimed, False))
         else:
