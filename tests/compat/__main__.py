@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -119,7 +120,7 @@ def scenario(tool: Tool, python: Path, directory: Path, variant: str) -> dict[st
 
 
 def versions(tool: Tool, python: Path) -> dict[str, str]:
-    names = [*(each.partition(">")[0] for each in tool.requirements), *SHOWN]
+    names = [*(re.split("[<>=]", each)[0] for each in tool.requirements), *SHOWN]
     code = (
         "import json, sys; from importlib.metadata import version; "
         "print(json.dumps({name: version(name) for name in sys.argv[1:]}))"

@@ -66,7 +66,8 @@ TOOLS = (
     ),
     Tool(
         "apache-airflow",
-        ("apache-airflow>=2.11,<3", "apache-airflow-providers-celery"),
+        # As in the constraints of Airflow 2.11.
+        ("apache-airflow==2.11.2", "apache-airflow-providers-celery<3.13", "celery<5.6"),
         "airflow_executor",
         "`[celery] broker_url`",
         "A plain URL needs `broker_transport` in a module that `celery_config_options` names.",

@@ -176,7 +176,7 @@ def test_by_keyboard_alone(opened: Any, server: Server, app: Celery, delayed: De
 
 def test_selecting_many(opened: Any, shop: dict[str, Any]) -> None:
     page = opened(f"{shop['url']}/backlog?queue=billing")
-    boxes, buttons = page.locator("td.pick input"), page.locator("button[name=verb]")
+    boxes, buttons = page.locator("td.pick input"), page.locator(".choose button[name=verb]")
     expect(buttons.first).to_be_disabled()
     boxes.nth(1).click()
     boxes.nth(4).click(modifiers=["Shift"])

@@ -194,6 +194,18 @@ def test_a_node_that_is_down_for_good(
 
 
 @pytest.mark.crash
+def test_a_process_connects_while_any_one_node_is_down(connect: Connect, cluster: Cluster) -> None:
+    """Also while that is down which redis-py asks first."""
+    for master in cluster.masters():
+        down = (*cluster.replicas_of(master), master)
+        for server in down:
+            server.kill()
+        with connect() as connection:
+            assert connection.default_channel.store.run.everywhere()
+        cluster.heal()
+
+
+@pytest.mark.crash
 @pytest.mark.parametrize("lost", [0, 1])
 def test_sends_go_on_over_the_other_shards(
     connect: Connect, cluster: Cluster, names: list[str], lost: int

@@ -8,6 +8,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from celery_ext.spark import backlog, cancel, reschedule, schedule
+from kombu_delayed.store.store import Store
 from tests.kit.backlog import check_backlog
 from tests.kit.spark import JAN, JAN_MS, counts, numbered
 
@@ -33,7 +34,7 @@ def test_reschedule_relative(spark: SparkSession, url: str, client: redis.Redis)
     assert counts(reschedule(later, broker=url, job_id="j")) == (1000, 0, 0)
     expected = {f"{n}": JAN_MS + (n + 100) * HOUR_MS for n in range(1000)}
     assert check_backlog(client, "celery") == expected
-    record = client.hget("{celery}:messages", "0")
+    [record] = Store(client).records("celery", [b"0"])
     assert record is not None
     eta = json.loads(record[record.index(b"{") :])["headers"]["eta"]
     assert eta == "2100-01-05T04:00:00+00:00"

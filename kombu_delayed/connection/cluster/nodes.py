@@ -35,6 +35,9 @@ LOOK_SECONDS = 0.25
 #: A node that is asked for the slots, and says nothing, is passed over after so long.
 ASK_SECONDS = 1.0
 
+#: So many times redis-py asks again, another node each time.
+ASK_TRIES = 3
+
 #: What redis-py says where the slots cannot be had; IndexError: there are none.
 _NO_ANSWER = (RedisError, RedisClusterException, OSError, IndexError)
 
@@ -228,7 +231,8 @@ class Cluster:
             **self._parameters,
             "socket_timeout": ASK_SECONDS,
             "socket_connect_timeout": ASK_SECONDS,
-            "retry": Retry(NoBackoff(), 0),
+            # It asks one master which commands there are: if that one is down, another one.
+            "retry": Retry(NoBackoff(), ASK_TRIES),
             "require_full_coverage": False,
         }
         try:

@@ -119,6 +119,12 @@ class ConsumingChannel(ConnectingChannel):
             self.connection.cycle.wake_up()
         return result
 
+    @property
+    def active_queues(self) -> list[str]:
+        """The queues of its consumers, in their order: older Kombu has a set, which has none."""
+        fanout = self.active_fanout_queues
+        return list(dict.fromkeys(each for each in self._active_queues if each not in fanout))
+
     def _shards(self, queue: str) -> tuple[str, ...]:
         shards = self.store.shards.all(queue)
         if self.rules is not None:
