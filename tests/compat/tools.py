@@ -66,11 +66,11 @@ TOOLS = (
     ),
     Tool(
         "apache-airflow",
-        # As in the constraints of Airflow 2.11.
-        ("apache-airflow==2.11.2", "apache-airflow-providers-celery<3.13", "celery<5.6"),
+        ("apache-airflow>=2.11,<3", "apache-airflow-providers-celery"),
         "airflow_executor",
         "`[celery] broker_url`",
-        "A plain URL needs `broker_transport` in a module that `celery_config_options` names.",
+        "Not known: Airflow's command `celery` was not there, with the stock transport either. A "
+        "plain URL needs `broker_transport` in a module that `celery_config_options` names.",
     ),
     Tool("gevent", ("gevent",), "greenlets"),
     Tool("eventlet", ("eventlet",), "greenlets"),
