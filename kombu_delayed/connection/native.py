@@ -62,9 +62,14 @@ def has_eventlet() -> bool:
     return _eventlet() is not None
 
 
+def has_greenlets() -> bool:
+    """Whether Python's threads are greenlets: none of them runs while another one is busy."""
+    return bool(_gevent() or _eventlet())
+
+
 def outlives_its_work() -> bool:
     """Whether a thread has to be kept for its next work: each one that ends leaves descriptors."""
-    return bool(_gevent() or _eventlet())
+    return has_greenlets()
 
 
 #: Thread -> eventlet's hub of the thread that has started it.

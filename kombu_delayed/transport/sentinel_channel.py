@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from kombu.transport import redis as stock
@@ -9,7 +10,7 @@ from redis import sentinel
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from ..connection import urls
+from ..connection import native, urls
 from ..connection.connection import ServerConnection
 from ..connection.sentinel.connection import SentinelConnection
 from ..connection.sentinel.pool import MasterConnection, MasterPool, MasterTLSConnection
@@ -34,7 +35,11 @@ class SentinelStore(Store):
 
     def _connect(self, client: Any) -> ServerConnection:
         pool = client.connection_pool
-        return SentinelConnection(pool, pool.sentinel_manager.watch, self.format)
+        manager = pool.sentinel_manager
+        made = SentinelConnection(pool, manager.watch, self.format)
+        if not manager.listens and native.has_greenlets():
+            made.ask = partial(manager.discover_master, pool.service_name)
+        return made
 
 
 class SentinelChannel(Channel, stock.SentinelChannel):
@@ -84,13 +89,14 @@ class SentinelChannel(Channel, stock.SentinelChannel):
 
     def _keepers_pool(self) -> Any:
         # Under gevent and eventlet what the keeper's thread starts would stand still with it.
-        manager = self._new_sentinels()
+        seconds = min(SENTINEL_SECONDS, self.options.lease_seconds / 12)
+        manager = self._new_sentinels(socket_timeout=seconds, socket_connect_timeout=seconds)
         manager.listens = False
         pool = MasterPool(self.master_name, manager, **self._connparams())
         self._be_impatient(pool.connection_kwargs)
         return pool
 
-    def _new_sentinels(self) -> Sentinels:
+    def _new_sentinels(self, **timeouts: float) -> Sentinels:
         where = urls.address(self.connection.client)
         parameters: dict[str, Any] = {
             "socket_timeout": SENTINEL_SECONDS,
@@ -103,7 +109,7 @@ class SentinelChannel(Channel, stock.SentinelChannel):
         found = Sentinels(
             where.sentinels,
             min_other_sentinels=self.min_other_sentinels,
-            sentinel_kwargs=parameters,
+            sentinel_kwargs=parameters | timeouts,
         )
         found.watch = watch_of(self.master_name, where.sentinels, parameters)
         found.watch.follow(self)

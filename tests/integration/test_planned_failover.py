@@ -26,6 +26,9 @@ from tests.kit.workers import Worker
 
 pytestmark = pytest.mark.thorough
 
+#: Longer than a failover takes, and some leases.
+BUSY_SECONDS = 15
+
 
 @pytest.fixture
 def hurried(shared_group: Group) -> None:
@@ -133,6 +136,31 @@ def test_the_thread_of_leases_and_the_loop_find_the_master(
         run_some()
         assert worker.running
     assert not worker.mixed_threads()
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("pool", ["gevent", "eventlet"])
+@pytest.mark.parametrize("is_planned", [False, True])
+def test_a_greenlet_that_does_not_yield_runs_once(
+    group: Group, ledger: Ledger, tmp_path: Path, pool: str, is_planned: bool
+) -> None:
+    """Its worker's greenlets hear of the failover when it is over."""
+    options = {**group.options, "delayed_replicas_to_wait": 1, "delayed_lease_seconds": 5.0}
+    setup = Settings(f"delayed+{group.url}", None, options, str(ledger.path))
+    worker = Worker(setup, tmp_path, pool=pool, concurrency=2, queues=["celery", "own"])
+    rival = Worker(setup, tmp_path, name="w2", pool="threads", queues=["other"], gossip=True)
+    with worker, rival, make_app(setup) as app:
+        busy = app.send_task("busy", (BUSY_SECONDS, "python")).id
+        ledger.wait_for(1)
+        app.control.add_consumer("celery", destination=[rival.name], reply=True, timeout=30)
+        if is_planned:
+            group.switch()
+        else:
+            group.wait_for_failover(group.kill_master())
+        ledger.wait(lambda _: len(ledger.of(busy)) > 1, "it has ended")
+        patiently = {"max_retries": 60, "interval_max": 0.5}  # until the new master has a replica
+        ledger.wait_for_all([app.send_task("record", queue="own", retry_policy=patiently).id])
+    assert [entry["phase"] for entry in ledger.of(busy)] == ["start", "end"]
 
 
 def subscribers(group: Group) -> int:

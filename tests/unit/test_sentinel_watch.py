@@ -12,6 +12,7 @@ import pytest
 from kombu_delayed.connection.commands import Replicas
 from kombu_delayed.connection.sentinel.connection import SentinelConnection
 from kombu_delayed.connection.sentinel.watch import (
+    _BEFORE,
     Address,
     MasterChanges,
     MasterWatch,
@@ -20,6 +21,7 @@ from kombu_delayed.errors import ServerNotReady
 
 LEADER, OTHER = ("s1", 1), ("s2", 2)
 OLD, NEW, NEWEST = ("10.0.0.1", 6379), ("10.0.0.2", 6380), ("10.0.0.3", 6381)
+LEADING = "master,failover_in_progress"
 MASTER = "master mymaster 10.0.0.1 6379"
 PROMOTED = "slave 10.0.0.2:6380 10.0.0.2 6380 @ mymaster 10.0.0.1 6379"
 SWITCHED = "mymaster 10.0.0.1 6379 10.0.0.2 6380"
@@ -115,8 +117,13 @@ class Client:
 
 
 def hear(watch: MasterWatch, sentinel: Address, event: str, text: str, epoch: int = 2) -> None:
-    """A Sentinel publishes it, and names the new master since the failover of a number."""
-    watch._hear(sentinel, Client(NEW, epoch), event, text)  # type: ignore[arg-type]
+    """A Sentinel publishes it, and names the new master since the failover of a number.
+
+    It has yet to promote that master where this is what it says.
+    """
+    leads = event.startswith("+failover-state")
+    client = Client(OLD, 1, LEADING) if leads else Client(NEW, epoch)
+    watch._hear(sentinel, client, event, text)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -142,7 +149,16 @@ def test_a_sentinel_that_is_behind_is_asked(watch: MasterWatch, follower: Follow
     assert watch.found(NEW, 2)
 
 
-LEADING = "master,failover_in_progress"
+def test_what_is_heard_when_it_is_over_holds_nobody(watch: MasterWatch) -> None:
+    """As where a greenlet has not yielded: whoever asked meanwhile knows the new master."""
+    watch.found(NEW, 2)
+    news = [(event, MASTER) for event in _BEFORE]
+    for event, text in [*news, ("+promoted-slave", PROMOTED), ("+switch-master", SWITCHED)]:
+        watch._hear(LEADER, Client(NEW, 2), event, text)  # type: ignore[arg-type]
+        assert not watch.is_held
+    hear(watch, LEADER, "+failover-state-select-slave", MASTER)
+    watch._hear(OTHER, Client(NEW, 2), _BEFORE[0], MASTER)  # type: ignore[arg-type]
+    assert watch.is_held  # the other one's failover is over, this one's is not
 
 
 def test_who_comes_before_a_promotion_waits_for_it(watch: MasterWatch) -> None:
@@ -254,7 +270,7 @@ def test_what_nobody_waits_for_is_not_sent_while_the_master_changes(watch: Maste
 def test_a_command_waits_for_the_next_master(watch: MasterWatch, how: str) -> None:
     connection = Connection(1)
     wire = wire_over(watch, connection)
-    watch.held_until = math.inf
+    watch._holds[LEADER] = math.inf
     sends = {"one": lambda: wire("PING"), "many": lambda: wire.many([("PING",)])}
     thread = threading.Thread(target=sends[how])
     thread.start()

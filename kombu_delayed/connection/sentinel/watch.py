@@ -81,8 +81,8 @@ class MasterWatch:
         self.address: Address | None = None
         #: The Sentinel that has told of it, which knows better than those that have yet to hear.
         self.told_by: Address | None = None
-        #: No command is to be sent before, by the monotonic clock.
-        self.held_until = -math.inf
+        #: The Sentinel that leads a failover -> no command is sent before, by the monotonic clock.
+        self._holds: dict[Address, float] = {}
         self._sentinels = sentinels
         self._parameters = parameters
         self._epoch = 0
@@ -155,8 +155,11 @@ class MasterWatch:
     @property
     def is_held(self) -> bool:
         """Whether the master is about to be replaced, or may be: the Sentinels are being asked."""
-        now = monotonic()
-        return now < self.held_until or (now < self._asked_until and bool(self._asked))
+        is_being_asked = bool(self._asked) and monotonic() < self._asked_until
+        return is_being_asked or any(map(self._is_announced_by, tuple(self._holds)))
+
+    def _is_announced_by(self, sentinel: Address) -> bool:
+        return monotonic() < self._holds.get(sentinel, -math.inf)
 
     def wait(self) -> None:
         """Return when commands can be sent."""
@@ -168,7 +171,8 @@ class MasterWatch:
         before, self.address = self.address, address
         was_held = False
         if epoch > self._epoch:
-            was_held, self.held_until = monotonic() < self.held_until, -math.inf
+            was_held = any(map(self._is_announced_by, self._holds))
+            self._holds.clear()
         self._epoch = epoch
         return before not in (None, address) or was_held
 
@@ -259,11 +263,14 @@ class MasterWatch:
         if is_news:
             self._tell()
         if not _is_failing_over(state):
-            return
-        if address == (state["ip"], state["port"]):
-            self.held_until = monotonic() + HOLD_SECONDS
+            self._holds.pop(sentinel, None)
+        elif address == (state["ip"], state["port"]):
+            self._hold(sentinel)
         else:
             self.told_by = sentinel  # the others may name the old one for a moment yet
+
+    def _hold(self, sentinel: Address) -> None:
+        self._holds[sentinel] = monotonic() + HOLD_SECONDS
 
     def _hear(self, sentinel: Address, client: redis.Redis, event: str, text: str) -> None:
         parts = text.split()
@@ -271,9 +278,12 @@ class MasterWatch:
         if is_switched or (event == _PROMOTED and self.name in parts[5:6]):
             self._compare(sentinel, client)
         elif event in _BEFORE and parts[1] == self.name:
-            self.held_until = monotonic() + HOLD_SECONDS
+            is_news = not self._is_announced_by(sentinel)
+            self._hold(sentinel)
+            if is_news:  # it may be long over: no greenlet hears anything while another is busy
+                self._compare(sentinel, client)
         elif event.startswith(_ABORTED[:-1]) and parts[1] == self.name:
-            self.held_until = -math.inf
+            self._holds.pop(sentinel, None)
             self._tell()
 
 
