@@ -120,17 +120,12 @@ class Correlation:
         """Note how a message has ended, before anything follows from it.
 
         False: it has ended otherwise before, so that this one is a copy and nothing may follow.
+        Waits for the replicas: what followed would be there after a failover, and the note not.
         """
-        return bool(
-            self.store.ask(
-                "settle",
-                self.queue,
-                name=name,
-                id=id,
-                state=state,
-                kept_ms=kept_ms,
-            )
+        move, given = self.store.call(
+            "settle", self.queue, name=name, id=id, state=state, kept_ms=kept_ms
         )
+        return bool(move(self.store.send, **given))
 
     def cancel(self, name: str, kept_ms: int) -> Waiting | None:
         """Expect nothing any more; returns the message that waited, or None."""

@@ -15,9 +15,11 @@ from kombu import Connection, Producer
 
 from kombu_delayed.connection.commands import Replicas
 from kombu_delayed.errors import NotReplicated
+from kombu_delayed.inspection.expectations import Correlation
 from kombu_delayed.store.store import Store
 from tests.kit.inbox import Connect, Inbox
 from tests.kit.mail import MAIL
+from tests.kit.questions import KEPT_MS, ask
 from tests.kit.servers import Server, available_kinds, start_server
 from tests.kit.state import entry
 from tests.kit.wait import wait_until
@@ -112,6 +114,17 @@ def test_a_delayed_message_that_is_sent_again_is_kept_once(
                 SENDING[verb](waiting(client))
     SENDING[verb](waiting(client, 30_000))
     assert Store(client).size("q") == (0, 0, 1)
+
+
+def test_what_follows_from_a_question_comes_when_its_end_is_replicated(
+    client: redis.Redis, replica: Server
+) -> None:
+    """Else a failover would forget that it has ended, and it could end in another way."""
+    ask(Correlation(Store(client), "q"), "a")
+    settle = ("n", "a", "timed_out", KEPT_MS)
+    with standing_still(replica), pytest.raises(NotReplicated):
+        Correlation(waiting(client), "q").settle(*settle)
+    assert Correlation(waiting(client, 30_000), "q").settle(*settle)
 
 
 def test_a_script_that_the_server_does_not_know(client: redis.Redis) -> None:
