@@ -146,7 +146,7 @@ def recorded_of(
 
 def listed(queues: Queues, of: str, shard: str) -> Iterator[TaskHistory]:
     """The tasks of a list in one shard, the latest first."""
-    yield from (each for each in _all(queues, of, shard) if _is_listed(each, of))
+    yield from (each for each in _all(queues, of, shard) if is_listed(each, of))
     if of == "failed":  # those whose worker is gone: nobody has said so
         running = _all(queues, "running", shard)
         yield from (each for each in running if each.state == "lost" and not each.may_return)
@@ -160,7 +160,7 @@ def _all(queues: Queues, of: str, shard: str) -> Iterator[TaskHistory]:
         yield from map(TaskHistory.of, page)
 
 
-def _is_listed(history: TaskHistory, of: str) -> bool:
+def is_listed(history: TaskHistory, of: str) -> bool:
     """Whether it is so still: a list may be behind what became of a task since."""
     if of == "failed":
         return history.state in FAILED

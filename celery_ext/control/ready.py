@@ -36,17 +36,14 @@ def ready_pages(
     for shard in shards:
         lists = ReadyLists(queues.store, shard)
         for page in lists.pages(needles):
-            yield [
-                ReadyTask(shard, lists, each, _info(shard, each))
-                for each in page
-                if id_of(each.message)
-            ]
+            yield [ready_task(shard, lists, each) for each in page if id_of(each.message)]
 
 
-def _info(shard: str, ready: Ready) -> TaskInfo:
+def ready_task(shard: str, lists: ReadyLists, ready: Ready) -> ReadyTask:
+    """A ready message, as the task that it is."""
     envelope = open_envelope(ready.message, 0)
     found = Found("ready", shard, ready.step, ready.message, envelope.due_ms)
-    return replace(TaskInfo.of(found), member=envelope.id)
+    return ReadyTask(shard, lists, ready, replace(TaskInfo.of(found), member=envelope.id))
 
 
 def ready_tasks(queues: Queues, ids: Sequence[str], queue: str | None) -> Iterator[ReadyTask]:

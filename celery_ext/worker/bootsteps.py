@@ -102,6 +102,8 @@ class Lateness(bootsteps.StartStopStep):
 class OwnRequests(bootsteps.Step):
     """Gives tasks the request that knows whether they may begin."""
 
+    requires = ("celery_ext.worker.own_tasks:OwnTasks",)
+
     def __init__(self, parent: Any, **kwargs: Any) -> None:
         super().__init__(parent, **kwargs)
         # Tasks wait in pools of threads and greenlets: those that a signal must not stop.

@@ -19,14 +19,15 @@ def watch_workers() -> None:
 
 
 def extend_workers(app: Celery) -> None:
-    """Let workers of an app give back early, and run HTTP jobs and expectations; twice is safe."""
-    from ..control.answers.waiting_task import register as run_expectations
-    from ..http.callbacks.jobs import register as run_http_jobs
-    from .bootsteps import Events, GiveBack, OwnRequests
+    """Let workers of an app give back early, and run the tasks of ours that its settings ask for.
 
-    app.steps["consumer"].update({Events, GiveBack, OwnRequests})
-    run_http_jobs(app)
-    run_expectations(app)
+    Twice is safe.
+    """
+    from .bootsteps import Events, GiveBack, OwnRequests
+    from .own_tasks import OwnTasks
+    from .remote_control_loop import RemoteControlLoop
+
+    app.steps["consumer"].update({Events, GiveBack, OwnRequests, OwnTasks, RemoteControlLoop})
 
 
 def show_metrics(app: Celery) -> None:

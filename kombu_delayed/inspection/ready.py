@@ -55,11 +55,11 @@ class ReadyLists:
         Only those with one of `needles` in their text, if there are some. What comes meanwhile may
         be in a page or not. What others drop or put back meanwhile may let one be passed over.
         """
-        for step, key in self._lists.items():
+        for step in self._lists:
             start, seen, has_more = 0, dict[int, None](), True
             while has_more:
                 before = self._dropped
-                looked_at, has_more, page = self._page(step, key, start, needles)
+                looked_at, has_more, page = self.page(step, start, needles)
                 fresh = [each for each in page if hash(each.message) not in seen]
                 seen.update((hash(each.message), None) for each in fresh)
                 for old in [*islice(seen, max(len(seen) - SEEN, 0))]:
@@ -68,13 +68,19 @@ class ReadyLists:
                 # What the caller has dropped has let the others move up.
                 start = max(start + looked_at - (self._dropped - before), 0)
 
-    def _page(
-        self, step: int, key: str, start: int, needles: Sequence[str]
+    @property
+    def steps(self) -> list[int]:
+        """The priority steps that have a list, the most urgent first."""
+        return [*self._lists]
+
+    def page(
+        self, step: int, start: int, needles: Sequence[str] = ()
     ) -> tuple[int, bool, list[Ready]]:
+        """A bounded part of one list: how many were looked at, whether there are more, which."""
         looked_at, more, *found = self.store.ask(
             "ready_page",
             self.queue,
-            list=key,
+            list=self._lists[step],
             start=start,
             limit=PAGE_SIZE,
             limit_bytes=PAGE_BYTES,
@@ -119,8 +125,7 @@ class ReadyLists:
         start, text = max(message.at - SEEN, 0), message.message.decode(errors="surrogateescape")
         has_more = True
         while has_more:
-            key = self._lists[message.step]
-            looked_at, has_more, page = self._page(message.step, key, start, [text])
+            looked_at, has_more, page = self.page(message.step, start, [text])
             yield from (each.at for each in page)
             start += looked_at
 

@@ -26,6 +26,7 @@ from celery_ext.errors import (
     ExpectationError,
     QueryError,
 )
+from celery_ext.http.callbacks.jobs import JOB_TASK
 from celery_ext.policies import Timeout
 from kombu_delayed.errors import OptionError
 from tests.kit.clusters import Cluster
@@ -231,6 +232,22 @@ def test_what_cannot_be_expected(app: Celery, given: Any, error: Any, text: str)
     with pytest.raises(error, match=text):
         expect(**{"key": "k", "app": app, **given})
     assert [*app.delayed.expectations.list()] == []
+
+
+def test_an_app_that_has_not_asked_expects_nothing(bench: Bench) -> None:
+    """Its workers keep what others send as dead letters, and say what to set."""
+    bench.app.conf.delayed_expectations = None
+    with pytest.raises(ExpectationError, match=r"set `delayed_expectations = {}`"):
+        expect("k", app=bench.app)
+    bench.settings.config["delayed_expectations"] = None
+    names = TASK, JOB_TASK
+    with bench.worker(gossip=False) as worker:
+        ids = {bench.app.send_task(name, ["k"]).id for name in names}
+        dead = lambda: {each.info.id for each in bench.app.delayed.dead.list()} == ids  # noqa: E731
+        wait_until(dead, "both are dead letters", LONG_SECONDS)
+        assert not any(f". {name}" in worker.log for name in names)
+        for setting in ("`delayed_expectations = {}`", '`delayed_http = {"callbacks": True}`'):
+            assert setting in worker.log
 
 
 def test_what_is_no_answer(app: Celery) -> None:

@@ -23,7 +23,7 @@ from tests.kit.wait import wait_until
 from tests.kit.workers import ROOT, Worker
 
 #: What workers on our broker have of their own.
-WATCHED = "['Events', 'GiveBack', 'OwnRequests']\n"
+WATCHED = "['Events', 'GiveBack', 'OwnRequests', 'OwnTasks', 'RemoteControlLoop']\n"
 
 
 @pytest.fixture(scope="module")
@@ -60,17 +60,25 @@ print([each for each in sys.meta_path if "delayed" in f"{each} {type(each)}"])
     assert [*installed.site.glob("*.pth")] == []
 
 
-def test_a_typed_program_has_no_errors(installed: Installed, tmp_path: Path) -> None:
-    pytest.importorskip("mypy")
+CHECKERS = {
+    "mypy": ["--strict", "--cache-dir", "cache", "--python-executable"],
+    "pyright": ["--pythonpath"],
+}
+
+
+@pytest.mark.parametrize("checker", CHECKERS)
+def test_a_typed_program_has_no_errors(installed: Installed, tmp_path: Path, checker: str) -> None:
+    pytest.importorskip(checker)
     program = tmp_path / "program.py"
     program.write_text(
-        """
+        """# pyright: strict
 from datetime import datetime, timedelta, timezone
 
 from celery_ext import BulkReport, Delayed, Query, QueryError, TaskInfo
 from celery_ext.policies import Backoff, Fair, Limit, Timeout
 from kombu_delayed import DelayedError, Options
 
+OPTIONS = Options(lease_seconds=10)
 POLICIES = {"mail": [Fair(by="tenant"), Limit(concurrency=2), Timeout("1h"), Backoff(1, retries=3)]}
 
 
@@ -86,9 +94,9 @@ def tidy(delayed: Delayed) -> list[TaskInfo]:
     return found
 """
     )
-    run = [sys.executable, "-m", "mypy", "--strict", "--python-executable", installed.python]
+    run = [sys.executable, "-m", checker, *CHECKERS[checker], str(installed.python)]
     done = subprocess.run(
-        [*run, "--cache-dir", str(tmp_path / "cache"), str(program)],
+        [*run, str(program)],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": ""},
         capture_output=True,

@@ -68,7 +68,7 @@ def make_app(settings: Settings) -> Celery:
         result_expires=600,
         worker_hijack_root_logger=True,
         ledger=settings.ledger,
-        **settings.config,
+        **{"delayed_expectations": {}, **settings.config},
     )
     if settings.broker_url:
         app.conf.broker_url = settings.broker_url

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from celery.signals import worker_init
 from celery.worker.heartbeat import Heart
 
 import celery_ext.cli  # noqa: F401  as Celery's command line does
+from celery_ext.worker import remote_control_loop
 from celery_ext.worker.bootsteps import (
     POOLED_REQUEST,
     REQUEST,
@@ -21,6 +23,10 @@ from celery_ext.worker.bootsteps import (
     GiveBack,
     OwnRequests,
 )
+from celery_ext.worker.own_tasks import OwnTasks
+from celery_ext.worker.remote_control_loop import RemoteControlLoop
+
+OURS = {Events, GiveBack, OwnRequests, OwnTasks, RemoteControlLoop}
 
 
 @dataclass(eq=False)
@@ -31,10 +37,10 @@ class Controller:
 @pytest.mark.parametrize(
     ("url", "steps"),
     [
-        ("delayed+redis://127.0.0.1:1", {Events, GiveBack, OwnRequests}),
+        ("delayed+redis://127.0.0.1:1", OURS),
         (
             "delayed+redis://127.0.0.1:1;delayed+redis://127.0.0.1:2",
-            {Events, GiveBack, OwnRequests},
+            OURS,
         ),
         ("redis://127.0.0.1:1", set()),
         ("memory://", set()),
@@ -93,3 +99,36 @@ def test_an_event_loop_does_not_wait_until_the_broker_takes_a_heartbeat(
         Heart(SimpleNamespace(), dispatcher)._send("worker-heartbeat")
         assert dispatcher.producer.insisted == [insists]
         assert len(dispatcher._outbound_buffer) == kept
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_remote_control_outlives_a_lost_broker(
+    is_stopped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker does not connect anew where the transport bridges an outage."""
+    monkeypatch.setattr(remote_control_loop, "RETRY_SECONDS", 0)
+    box = SimpleNamespace(_node_shutdown=None)
+    begun: list[Event] = []
+
+    def loop(consumer: Any) -> str:
+        box._node_shutdown = Event()
+        begun.append(box._node_shutdown)
+        if len(begun) == 3:
+            return "stopped"
+        if is_stopped:
+            box._node_shutdown.set()
+        raise ConnectionError("the server is away")
+
+    consumer = SimpleNamespace(connection_errors=(ConnectionError,), channel_errors=())
+    assert remote_control_loop.listen(box, loop, consumer) == (None if is_stopped else "stopped")
+    assert len(begun) == (1 if is_stopped else 3)
+
+
+def test_workers_with_greenlets_have_a_lasting_remote_control() -> None:
+    boxes = {is_green: SimpleNamespace(loop=abs_of) for is_green in (True, False)}
+    for is_green, box in boxes.items():
+        control = SimpleNamespace(is_green=is_green, box=box)
+        steps = {"celery.worker.consumer.control.Control": control}
+        RemoteControlLoop(SimpleNamespace(blueprint=SimpleNamespace(steps=steps)))
+    assert boxes[False].loop is abs_of
+    assert boxes[True].loop.func is remote_control_loop.listen

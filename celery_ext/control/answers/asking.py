@@ -24,6 +24,7 @@ from kombu_delayed.inspection.expectations import ANSWER_HEADER, Reply
 from kombu_delayed.message.envelope import to_json
 
 from .expectation_queue import ExpectationQueue, name_of
+from .options import HOW, ExpectationOptions
 from .results import store_expecting
 from .waiting_task import register
 
@@ -108,6 +109,8 @@ def _checked_app(app: Celery | None, task: Task | None, as_result: bool) -> Cele
             "with task_always_eager nothing can wait for an answer; test with a broker and a "
             "worker: the fixtures delayed_app and delayed_worker"
         )
+    if not ExpectationOptions.are_set(app):
+        raise ExpectationError(f"this app expects no answers: {HOW}")
     if as_result and (task is None or task.request.is_eager):
         raise ExpectationError("expect(as_result=True) needs a task that a worker runs")
     return app

@@ -11,12 +11,16 @@ from celery_ext.app.settings import option, parse
 #: Where an app's configuration has them.
 SETTING = "delayed_expectations"
 
+#: What to do for expectations.
+HOW = f"set `{SETTING} = {{}}`, or a dict of options, for whoever asks and for workers"
+
 
 @dataclass(frozen=True)
 class ExpectationOptions:
     """The setting `delayed_expectations` of an app, checked. Raises OptionError for what is wrong.
 
-    Programs that ask and programs that answer must have the same.
+    Without it an app expects nothing; an empty dict is enough. Programs that ask and programs that
+    answer must have the same.
     """
 
     queue: str = option(
@@ -52,6 +56,11 @@ class ExpectationOptions:
         if found.queue:
             return found
         return cls(**{**vars(found), "queue": str(app.conf.task_default_queue)})
+
+    @staticmethod
+    def are_set(app: Celery) -> bool:
+        """Whether an app may expect answers."""
+        return app.conf.get(SETTING) is not None
 
     @property
     def remember_ms(self) -> int:
