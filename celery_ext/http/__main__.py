@@ -54,7 +54,7 @@ def main(broker: str, concurrency: int, allow: tuple[str, ...], **given: Any) ->
     secrets = [each for each in os.environ.get(SECRETS, "").split(",") if each]
     if not secrets:
         click.echo(f"Callbacks are not signed: {SECRETS} has no secret.", err=True)
-    options = {"callback_allow": list(allow), "callback_secrets": secrets}
+    options = {"callbacks": True, "callback_allow": list(allow), "callback_secrets": secrets}
     with expected_failures():
         HttpOptions.parse(options)
         app = make_app(broker, options)

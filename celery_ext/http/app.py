@@ -12,7 +12,7 @@ from typing import Any
 from celery import Celery
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
@@ -21,6 +21,7 @@ from ..errors import BROKER_FAILS, QueryError
 from .api.endpoints import (
     answers,
     bulk,
+    bulk_change,
     dead_letters,
     event_stream,
     export,
@@ -34,7 +35,7 @@ from .api.endpoints import (
 )
 from .api.openapi import document
 from .api.operations import Operation, endpoint
-from .auth.rate_limit import RateLimit
+from .auth.rate_limit import WRONG_TOKENS_PER_SECOND, RateLimit
 from .callbacks.jobs import register
 from .dialects import delayedqueue, later
 from .middleware import Middleware
@@ -47,6 +48,7 @@ OPERATIONS: list[Operation] = [
     *tasks.operations,
     *search.operations,
     *bulk.operations,
+    *bulk_change.operations,
     *queues.operations,
     *pauses.operations,
     *limits.operations,
@@ -59,6 +61,9 @@ OPERATIONS: list[Operation] = [
     *later.operations,
     *delayedqueue.operations,
 ]
+
+#: What a request is counted as whose client has broken off; nginx has this number for it.
+BROKEN_OFF = 499
 
 
 class Api:
@@ -83,8 +88,9 @@ class Api:
         app.finalize()
         register(app)
         self.service = Service(app, options, jobs_only)
-        rate_limit = RateLimit(self.service.options.rate)
-        site = Site(self.service, needs_token, rate_limit)
+        rate = self.service.options.rate
+        limits = RateLimit(rate), RateLimit(rate or WRONG_TOKENS_PER_SECOND)
+        site = Site(self.service, needs_token, limits[1])
         inner = Starlette(
             routes=[
                 *site.routes,
@@ -97,7 +103,7 @@ class Api:
             exception_handlers=_HANDLERS,
             lifespan=self._lifespan,
         )
-        self.middleware = Middleware(inner, self.service, site, rate_limit, needs_token, hosts)
+        self.middleware = Middleware(inner, self.service, site, limits, needs_token, hosts)
         self._document = lru_cache(maxsize=8)(_document)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -163,7 +169,13 @@ def _methods(request: Request) -> list[str]:
     )
 
 
+async def _broken_off(request: Request, error: Exception) -> Response:
+    """The client has gone while it sent its body: nobody reads this, but it is counted."""
+    return Response(status_code=BROKEN_OFF)
+
+
 _HANDLERS: dict[Any, Any] = {
+    ClientDisconnect: _broken_off,
     **dict.fromkeys((Problem, QueryError, *BROKER_FAILS, Exception), _failed),
     HTTPException: _not_routed,
 }

@@ -53,14 +53,17 @@ _HEADERS = [
 
 
 class Middleware:
-    """An ASGI application around the API. `hosts` are the names it answers to; none: any."""
+    """An ASGI application around the API. `hosts` are the names it answers to; none: any.
+
+    `limits` are those of requests and of wrong tokens.
+    """
 
     def __init__(
         self,
         app: ASGIApp,
         service: Service,
         site: Site,
-        rate_limit: RateLimit,
+        limits: tuple[RateLimit, RateLimit],
         needs_token: bool,
         hosts: Iterable[str] = (),
     ) -> None:
@@ -68,7 +71,7 @@ class Middleware:
         self._needs_token = needs_token
         self._hosts = frozenset(name.lower() for name in hosts)
         self.tokens = Tokens(service.delayed)
-        self._rate_limit = rate_limit
+        self._rate_limit, self._wrong_tokens = limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -141,7 +144,7 @@ class Middleware:
             token = await self._service.threads.run(self.tokens.look, text.strip())
         if token is None:
             client = scope.get("client") or ("",)
-            self._rate_limit.check(f"wrong tokens from {client[0]}")
+            self._wrong_tokens.check(f"wrong tokens from {client[0]}")
             raise _unknown("this token is not known, was revoked or has expired")
         return token.identity
 

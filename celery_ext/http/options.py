@@ -12,6 +12,9 @@ from ..app.settings import option, parse
 #: Where an app's configuration has them.
 SETTING = "delayed_http"
 
+#: What to do for HTTP jobs.
+HOW = f'set `{SETTING} = {{"callbacks": True}}` for servers and workers'
+
 
 @dataclass(frozen=True)
 class HttpOptions:
@@ -21,6 +24,11 @@ class HttpOptions:
         (),
         "Names of the tasks that may be scheduled, with `*` and `?`. Empty: the tasks that "
         "the app knows, except Celery's own.",
+    )
+    callbacks: bool = option(
+        False,
+        "Whether to take HTTP jobs, and whether workers post to their callbacks. `python -m "
+        "celery_ext.http` sets it.",
     )
     job_queue: str = option(
         "", "The queue of HTTP jobs without a queue. Empty: Celery's routing decides."

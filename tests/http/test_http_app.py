@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
+import socket
 from typing import Any
 
 import httpx
@@ -20,6 +22,7 @@ from celery_ext.http import Api, HttpOptions
 from celery_ext.http.api.openapi import document
 from celery_ext.http.app import OPERATIONS
 from kombu_delayed.errors import OptionError
+from tests.kit.wait import wait_until
 
 
 class Caller:
@@ -107,3 +110,22 @@ def test_docs_need_no_internet(api: httpx.Client) -> None:
     for text in (page.text, script.text):
         assert "//" not in re.sub(r"^// .*$", "", text, flags=re.MULTILINE)
         assert "innerHTML" not in text
+
+
+def test_a_client_that_breaks_off_is_no_error(
+    api: httpx.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    def count() -> int:
+        lines = api.get("/metrics").text.splitlines()
+        found = [each for each in lines if "http_requests_total" in each and '"499"' in each]
+        return sum(int(float(each.rpartition(" ")[2])) for each in found)
+
+    before = count()
+    url = api.base_url
+    with socket.create_connection((url.host, url.port or 80)) as client:
+        client.sendall(
+            b"PUT /v1/tasks/broken HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+            b"Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
+        )
+    wait_until(lambda: count() > before, "it is counted")
+    assert [each for each in caplog.records if each.levelno >= logging.ERROR] == []

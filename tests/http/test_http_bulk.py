@@ -256,3 +256,65 @@ def test_a_broker_that_fails_meanwhile(
     monkeypatch.setattr(export, "page_of", page_of)
     rest = lines_of(filled.get("/v1/bulk", params={"cursor": lines[-1]["cursor"]}))
     assert ids([*lines, *rest]) == ALL
+
+
+def test_change_by_filter(api: httpx.Client, delayed: Delayed) -> None:
+    def send(**more: Any) -> None:
+        rows = [
+            {"task": "till.charge", "tenant": "ada" if n % 2 else "bob", "args": [n], **more}
+            for n in range(12)
+        ]
+        content = "".join(json.dumps(row) + "\n" for row in rows)
+        answer = api.post("/v1/bulk", content=content, headers=NDJSON)
+        assert answer.headers["delayed-accepted"] == "12"
+
+    def change(verb: str, **given: Any) -> tuple[int, int]:
+        """All parts of a change, as `next` leads to them."""
+        matched = changed = 0
+        cursor = None
+        while True:
+            answer = api.post(f"/v1/bulk/{verb}", json={**given, "cursor": cursor})
+            assert answer.status_code == 200, answer.text
+            found = answer.json()
+            assert found["matched"] <= given.get("limit", 12)
+            assert found["queues"] in ({}, {"celery": found["matched"]})
+            assert len(found["sample"]) == min(found["matched"], 10)
+            matched, changed = matched + found["matched"], changed + found["changed"]
+            cursor = found["next"]
+            if cursor is None:
+                return matched, changed
+
+    def counts() -> tuple[int, int, int]:
+        found = delayed.counts("celery")["celery"]
+        return found.delayed, found.ready, found.dead
+
+    send(delay="1h")
+    send()
+    ada = {"tenant": "ada"}
+    for state in ("scheduled", "ready"):
+        assert change("cancel", dry_run=True, state=state, **ada) == (6, 0)
+        assert counts() == ((12, 12, 0) if state == "scheduled" else (6, 12, 0))
+        assert change("cancel", state=state, limit=4, **ada) == (6, 6)
+    assert counts() == (6, 6, 0)
+    assert change("cancel", state="ready", **ada) == (0, 0)
+    assert change("reschedule", state="ready", task="*", limit=4, due="2100-01-01") == (6, 6)
+    assert change("reschedule", queue="celery", limit=5, due="2100-01-02") == (12, 12)
+    assert change("reschedule", queue="celery", delay=0) == (12, 12)
+    assert counts() == (0, 12, 0)
+    bury(delayed, reason="ConnectionError: 7")
+    assert change("replay", reason="Value*") == (0, 0)
+    assert change("replay", reason="Conn*", tenant="bob", dry_run=True) == (12, 0)
+    assert change("replay", reason="Conn*", limit=5) == (12, 12)
+    assert counts() == (0, 12, 0)
+    for verb, wrong in (
+        ("cancel", {}),
+        ("cancel", {"state": "failed", "task": "*"}),
+        ("cancel", {"state": "ready", "due_after": "2030-01-01"}),
+        ("reschedule", {"task": "*"}),
+        ("reschedule", {"task": "*", "state": "ready", "due": "2001-01-01"}),
+        ("reschedule", {"task": "*", "delay": 9, "cursor": cursors.write("celery", 0, "")}),
+        ("replay", {}),
+        ("replay", {"reason": ""}),
+    ):
+        assert api.post(f"/v1/bulk/{verb}", json=wrong).status_code == 422, wrong
+    assert counts() == (0, 12, 0)

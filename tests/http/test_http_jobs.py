@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+import hmac
 import threading
+from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,6 +18,7 @@ import pytest
 from celery_ext import Delayed
 from celery_ext.http import verify
 from celery_ext.http.callbacks.jobs import JOB_TASK, backoff_seconds
+from celery_ext.http.callbacks.signature import sign_webhook
 from kombu_delayed.store.keys import http_host
 from tests.kit.http import api_client
 from tests.kit.receiver import Receiver, receiving
@@ -24,6 +28,7 @@ from tests.kit.wait import wait_until
 from tests.kit.workers import Worker
 
 OPTIONS = {
+    "callbacks": True,
     "callback_allow": ["127.0.0.1:*"],
     "callback_secrets": ["s3cret"],
     "callback_seconds": 5,
@@ -87,11 +92,15 @@ def test_success(jobs: Jobs) -> None:
     assert jobs.receiver.at("/ok") == [{"id": id, "topic": "order", "content": {"a": ["ü", 1]}}]
     _, headers, body = next(each for each in jobs.receiver.got if each[0] == "/ok")
     verify("s3cret", headers, body)
+    assert headers["webhook-id"] == id
+    content = f"{id}.{headers['webhook-timestamp']}.".encode() + body
+    expected = b64encode(hmac.digest(b"s3cret", content, "sha256")).decode()
+    assert headers["webhook-signature"] == f"v1,{expected}"
     assert headers["Content-Type"] == "application/json"
 
 
 def test_retries_then_dead(jobs: Jobs) -> None:
-    jobs.receiver.answers["/bad"] = (200, b'{"code": 7}', {})
+    jobs.receiver.answers["/bad"] = (500, b'{"code": 100}', {})
     id = jobs.send("/bad", retry=3, tenant="ada")
     for retries in (1, 2, 3):
         found = jobs.wait(id, "scheduled", retries)
@@ -99,14 +108,51 @@ def test_retries_then_dead(jobs: Jobs) -> None:
         wait = backoff_seconds(retries - 1)
         assert wait - 10 < jobs.remaining(id) <= wait
         jobs.delayed.run_now(id)
-    assert jobs.wait(id, "dead")["reason"] == "4 tries failed, the last one: code 7"
+    assert jobs.wait(id, "dead")["reason"] == "4 tries failed, the last one: status 500"
     assert len(jobs.receiver.at("/bad")) == 4
-    assert "code 7" in jobs.worker.log
+    attempts = [each["Delayed-Attempt"] for path, each, _ in jobs.receiver.got if path == "/bad"]
+    assert attempts == ["1", "2", "3", "4"]
+    assert "status 500" in jobs.worker.log
     assert "hello" not in jobs.worker.log
 
 
-def test_too_many_requests_are_no_failure(jobs: Jobs) -> None:
-    jobs.receiver.answers["/busy"] = (200, b'{"code": 101}', {"Retry-After": "100"})
+@pytest.mark.parametrize(
+    ("status", "content", "headers"),
+    [
+        (204, b"", {}),
+        (200, b"OK", {}),
+        (202, gzip.compress(b"{}"), {"Content-Encoding": "gzip"}),
+        (200, b'{"code": 7}', {}),
+    ],
+)
+def test_any_2xx_is_success(
+    jobs: Jobs, status: int, content: bytes, headers: dict[str, str]
+) -> None:
+    jobs.receiver.answers["/any"] = (status, content, headers)
+    jobs.wait(jobs.send("/any", retry=0), "done")
+
+
+def test_the_example_of_standard_webhooks() -> None:
+    found = sign_webhook(
+        ["whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"],
+        "msg_p5jXN8AQM9LWM0D4loKWxJek",
+        b'{"test": 2432232314}',
+        1_614_265_330,
+    )
+    assert found["webhook-signature"] == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+
+
+def test_later_goes_by_its_codes(jobs: Jobs) -> None:
+    jobs.receiver.answers["/code"] = (200, b'{"code": 7}', {})
+    given = {"topic": "order", "callback": jobs.receiver.url("/code")}
+    id = jobs.api.post("/create", json=given).json()["id"]
+    assert jobs.wait(id, "dead")["reason"] == "1 tries failed, the last one: code 7"
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_too_many_requests_are_no_failure(jobs: Jobs, status: int) -> None:
+    jobs.receiver.got.clear()
+    jobs.receiver.answers["/busy"] = (status, b"", {"Retry-After": "100"})
     id = jobs.send("/busy", retry=0, tenant="ada", priority=3)
     for count in (1, 2):
         wait_until(lambda count=count: len(jobs.receiver.at("/busy")) == count, "it was asked")
@@ -114,7 +160,7 @@ def test_too_many_requests_are_no_failure(jobs: Jobs) -> None:
         assert 80 < jobs.remaining(id) < 101
         assert (found["retries"], found["tenant"], found["priority"]) == (0, "ada", 3)
         if count == 2:
-            jobs.receiver.answers.pop("/busy")
+            jobs.receiver.answers["/busy"] = (204, b"", {})
         jobs.delayed.run_now(id)
     jobs.wait(id, "done")
     assert len(jobs.receiver.at("/busy")) == 3

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -10,11 +11,12 @@ import pytest
 import redis
 
 from celery_ext import Delayed
-from celery_ext.http.api import cursors
+from celery_ext.http.api import cursors, ready
 from celery_ext.tasks.body import read_body
+from kombu_delayed.message.envelope import open_envelope
 from kombu_delayed.store.outcomes import Kept, Note, Outcomes
 from kombu_delayed.testing import dump
-from tests.kit.http import Serve, all_rows, pages
+from tests.kit.http import Serve, all_rows, bury, pages
 from tests.kit.state import all_keys
 
 MAIL = {"task": "till.send_mail", "delay": "1h"}
@@ -117,6 +119,14 @@ def test_neither_task_nor_job(api: httpx.Client, given: Any, field: str) -> None
     check_refused(api.post("/v1/tasks", json=given), field)
 
 
+def test_a_server_that_was_not_told_to_takes_no_job(serve: Serve) -> None:
+    with_jobs, without = serve(), serve(callbacks=False)
+    job = {"topic": "t", "callback": "https://example.com/", "delay": "1h"}
+    assert with_jobs.post("/v1/tasks", json=job).status_code == 201
+    check_refused(answer := without.post("/v1/tasks", json=job), "callback")
+    assert '{"callbacks": True}' in answer.text.replace(chr(92), "")
+
+
 def check_refused(answer: httpx.Response, field: str) -> None:
     assert answer.status_code == 422
     assert answer.headers["content-type"] == "application/problem+json"
@@ -130,6 +140,9 @@ def check_refused(answer: httpx.Response, field: str) -> None:
     [
         (b"{", "application/json", 400),
         (b'{"task": NaN}', "application/json", 400),
+        (b'{"task": "till.charge", "args": [1e400]}', "application/json", 400),
+        (b'{"task": "till.charge", "args": [-1e400]}', "application/json", 400),
+        (b'{"task": "till.charge", "args": [Infinity]}', "application/json", 400),
         (b"[" * 100_000, "application/json", 400),
         (json.dumps(MAIL).encode(), "text/plain", 415),
     ],
@@ -159,7 +172,9 @@ def test_put_after_it_has_run_sends_nothing(api: httpx.Client, delayed: Delayed)
     assert api.put("/v1/tasks/order-7", json={"task": "till.charge"}).status_code == 201
     again = api.put("/v1/tasks/order-7", json={"task": "till.charge"})
     assert (again.status_code, again.json()["status"]) == (200, "waiting")
-    delayed.store.purge("celery")
+    assert delayed.store.deliver("celery", "w1:1:a", 1, 1, lease_ms=30_000)
+    delayed.store.ack("celery", "w1:1:a", [1], on_error=lambda: None)
+    delayed.store.run.settle()
     again = api.put("/v1/tasks/order-7", json={"task": "till.charge"})
     assert (again.status_code, again.json()["status"]) == (200, "done")
     assert delayed.counts()["celery"].ready == 0
@@ -265,6 +280,8 @@ def test_change(api: httpx.Client, delayed: Delayed) -> None:
         assert api.patch(f"/v1/tasks/{id}", json=wrong).status_code == 422
     assert api.patch("/v1/tasks/none", json={"priority": 1}).status_code == 404
     assert api.patch(f"/v1/tasks/{id}", json={"due": "2001-01-01"}).json()["status"] == "waiting"
+    assert api.patch(f"/v1/tasks/{id}", json={"priority": 1}).status_code == 200
+    assert delayed.store.deliver("celery", "w1:1:a", 1, 1, lease_ms=30_000)
     assert api.patch(f"/v1/tasks/{id}", json={"priority": 1}).status_code == 409
 
 
@@ -272,8 +289,69 @@ def test_run_now(api: httpx.Client, delayed: Delayed) -> None:
     id = api.post("/v1/tasks", json=MAIL).json()["id"]
     assert api.post(f"/v1/tasks/{id}/run-now").json()["status"] == "waiting"
     assert len(dump(delayed.store, "celery")["ready"]) == 1
+    assert api.post(f"/v1/tasks/{id}/run-now").status_code == 200
+    assert len(dump(delayed.store, "celery")["ready"]) == 1
+    assert delayed.store.deliver("celery", "w1:1:a", 1, 1, lease_ms=30_000)
     assert api.post(f"/v1/tasks/{id}/run-now").status_code == 409
     assert api.post("/v1/tasks/none/run-now").status_code == 404
+
+
+def test_control_of_ready_tasks(
+    api: httpx.Client, delayed: Delayed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for id in ("a", "b", "c", "d"):
+        assert api.put(f"/v1/tasks/{id}", json={"task": "till.charge"}).status_code == 201
+    assert api.delete("/v1/tasks/a").status_code == 204
+    assert api.get("/v1/tasks/a").json()["status"] == "cancelled"
+    assert api.put("/v1/tasks/a", json={"task": "till.charge"}).status_code == 201
+    assert api.post("/v1/tasks/c/run-now").json()["status"] == "waiting"
+    assert api.patch("/v1/tasks/d", json={"args": [4]}).json()["args"] == "(4,)"
+    assert api.patch("/v1/tasks/b", json={"delay": "1h"}).json()["status"] == "scheduled"
+    got = delayed.store.deliver("celery", "w1:1:a", 9, 1, lease_ms=30_000)
+    assert got is not None
+    assert [open_envelope(each[1:], 0).id for each in got.records] == ["c", "d", "a"]
+    answer = api.delete("/v1/tasks/c")
+    assert (answer.status_code, "running" in answer.text) == (409, True)
+    monkeypatch.setattr(ready, "READ", 0)
+    assert api.put("/v1/tasks/e", json={"task": "till.charge"}).status_code == 201
+    assert "more than 0 tasks are ready" in api.delete("/v1/tasks/e").json()["detail"]
+
+
+def test_by_state(api: httpx.Client, delayed: Delayed) -> None:
+    for n in range(4):
+        more = {"tenant": "ada"} if n < 2 else {}
+        api.put(f"/v1/tasks/{n}", json={"task": "till.charge", "priority": n, **more})
+    failed = '["-",{at},0,{{"error":"ValueError","message":"no {n}","traceback":"…"}}]\n'
+    head = '["t","till.charge","ada"]\n'
+    now = int(time.time() * 1000)
+    notes = [
+        Note(f"f{n}", "-", now + n, False, head, failed.format(at=now + n, n=n)) for n in range(3)
+    ]
+    notes.append(Note("run", "s", now, False, head, f'["s",{now},0,"w1:1:a",7]\n'))
+    outcomes = Outcomes(delayed.store)
+    delayed.store.all_of(outcomes.note_calls("celery", notes, Kept(100, 60_000_000), "w1:1:a"))
+
+    def ids(state: str, **query: Any) -> list[str]:
+        found = all_rows(api, "/v1/tasks", "tasks", state=state, limit=2, **query)
+        return [each["id"] for each in found]
+
+    assert sorted(ids("ready")) == ["0", "1", "2", "3"]
+    assert sorted(ids("ready", tenant="ada", task="*.charge", queue="celery")) == ["0", "1"]
+    assert ids("failed") == ["f2", "f1", "f0"]
+    assert ids("failed", error="ValueError: no 1") == ["f1"]
+    assert ids("failed", tenant="bob") == []
+    assert ids("running") == ["run"]
+    assert ids("retrying") == ids("slow") == ids("dead") == ids("scheduled") == []
+    bury(delayed)
+    assert sorted(ids("dead")) == ["0", "1", "2", "3"]
+    assert sorted(ids("dead", tenant="ada")) == ["0", "1"]
+    history = api.get("/v1/tasks/f1/history").json()
+    assert (history["state"], history["steps"][0]["message"]) == ("failed", "no 1")
+    assert api.get("/v1/tasks/none/history").status_code == 404
+    for wrong in ({"state": "x"}, {"state": "ready", "error": "x"}, {"error": "x"}):
+        assert api.get("/v1/tasks", params=wrong).status_code == 422
+    wrong = {"state": "failed", "due_after": "2030-01-01"}
+    assert api.get("/v1/tasks", params=wrong).status_code == 422
 
 
 def test_search(api: httpx.Client) -> None:

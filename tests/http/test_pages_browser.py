@@ -25,6 +25,8 @@ PATHS = {
     "failures": "/failures",
     "running": "/failures?of=running",
     "failed": "/task?id=failed-1&queue=billing",
+    "ready": "/task?id=waiting-1&queue=default",
+    "lately": "/failures?within=1d&queue=billing",
     "backlog": "/backlog?queue=billing",
     "task": "/task?id={id}",
     "dead": "/dead?task=*",
@@ -76,6 +78,7 @@ def shop(browser: Browser, open_shop: OpenShop) -> dict[str, Any]:
     app, client, visitor = open_shop()
     id = fill_shop(app, client, 300)
     fill_gates(app)
+    app.send_task("stock.release", [7], task_id="waiting-1", queue="default")
     return {"url": str(visitor.client.base_url).rstrip("/"), "id": id, "app": app}
 
 

@@ -10,6 +10,7 @@ from celery import Celery
 
 from celery_ext import Delayed
 from celery_ext.http.pages import choosing
+from kombu_delayed.message.envelope import open_envelope
 from tests.kit.http import bury
 from tests.kit.pages import Page, Visitor, sent
 
@@ -118,6 +119,30 @@ def test_run_now(visitor: Visitor, due: datetime, delayed: Delayed) -> None:
     done = confirm(visitor, page)
     assert "1 task made to run now." in done.text
     assert delayed.get("mail-0").state == "ready"  # type: ignore[union-attr]
+
+
+def test_a_ready_task(visitor: Visitor, app: Celery, delayed: Delayed) -> None:
+    for id in ("a", "b", "c"):
+        app.send_task("till.charge", [id], task_id=id)
+
+    def change(id: str, verb: str, **more: Any) -> str:
+        page = visitor.get(f"/task?id={id}")
+        assert "This task waits for a free worker." in page.text
+        form = page.form("/backlog/preview")
+        page = visitor.post(form.action, sent(form, verb=verb))
+        assert "It is ready: it waits for a free worker." in page.text
+        return confirm(visitor, page, **more).text
+
+    assert "1 task moved." in change("a", "move", how="later", by="1h", to="")
+    assert "1 task cancelled." in change("b", "cancel")
+    app.send_task("till.charge", task_id="d")
+    assert "1 task made to run now." in change("d", "run-now")
+    found = {id: delayed.get(id) for id in "abcd"}
+    states = {id: info.state if info else None for id, info in found.items()}
+    assert states == {"a": "delayed", "b": None, "c": "ready", "d": "ready"}
+    got = delayed.store.deliver("celery", "w:1:x", 1, 1, lease_ms=30_000)
+    assert got is not None
+    assert open_envelope(got.records[0][1:], 0).id == "d"
 
 
 def test_a_form_is_taken_once(visitor: Visitor, due: datetime, delayed: Delayed) -> None:

@@ -13,6 +13,7 @@ from celery import Celery
 from celery_ext import Delayed
 from celery_ext.http.pages.views import backlog
 from celery_ext.http.pages.views.dead import pattern_of
+from celery_ext.http.pages.views.failures import Group
 from celery_ext.policies import Fair, Limit, Policy
 from tests.kit.gates import claim, declare
 from tests.kit.http import api_client, bury, make_app
@@ -195,11 +196,23 @@ def test_failures(shop: tuple[Visitor, str]) -> None:
     assert "'address'" in found.text
     assert "refused" not in found.text
     assert "Nothing matches" in visitor.get("/failures?error=Nobody*").text
+    assert "Nothing matches" in visitor.get("/failures?tenant=nobody").text
+    assert "Nothing matches" in visitor.get("/failures?of=retrying&within=1h&task=nothing").text
+    lately = visitor.get("/failures?within=1d").all("svg")
+    labels = [each["aria-label"] for each in lately if each.get("class") == "spark bar"]
+    assert len(labels) == 4
+    assert all(re.match(r"\d+ since .* UTC, at most \d+ in one of 24", each) for each in labels)
     assert "pay-1@pay-1" in visitor.get("/failures?of=running").text
     task = visitor.get("/task?id=failed-1&queue=billing")
     steps = re.findall(r"<b>(.*?)</b>", task.html)
     assert (steps.count("Started"), steps.count("To be tried again"), steps[-1]) == (4, 3, "Failed")
     assert "line 88, in charge" in task.text
+
+
+def test_a_group_over_time() -> None:
+    group = Group("q", "t", "p", "e", times=[0, 999, 1_000, 12_345, 24_000])
+    counts = group.over_time(0, 24_000)
+    assert (sum(counts), counts[0], counts[1], counts[12], counts[23]) == (5, 2, 1, 1, 1)
 
 
 def test_a_task_that_has_ended(visitor: Visitor, app: Celery, delayed: Delayed) -> None:

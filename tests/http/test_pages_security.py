@@ -13,6 +13,7 @@ import redis
 from celery import Celery
 
 from celery_ext import Delayed
+from celery_ext.http import app as app_module
 from celery_ext.http.api import cursors
 from celery_ext.http.auth.tokens import Tokens
 from tests.kit.gates import claim, declare, mail_policies, send
@@ -138,12 +139,22 @@ def test_a_wrong_token(visitor: Visitor, wrong: str) -> None:
     assert visitor.client.get("/").status_code == 303
 
 
-def test_wrong_tokens_are_slowed(serve: Serve) -> None:
-    with Visitor(serve(needs_token=True, rate=5.0)) as visitor:
+@pytest.mark.parametrize("options", [{}, {"rate": 1.0}])
+def test_wrong_tokens_are_slowed(
+    serve: Serve, tokens: Tokens, options: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default as well; who has a right one is let in all the same."""
+    monkeypatch.setattr(app_module, "WRONG_TOKENS_PER_SECOND", 0.001)
+    with Visitor(serve(needs_token=True, **options)) as visitor:
         csrf = csrf_of_login(visitor)
         given = {"csrf": csrf, "token": "x"}
-        found = {visitor.client.post("/login", data=given).status_code for _ in range(20)}
-    assert found == {401, 429}
+        found = [visitor.client.post("/login", data=given).status_code for _ in range(9)]
+        assert set(found) == {401, 429}
+        wrong = {"Authorization": "Bearer x"}
+        api = [visitor.client.get("/v1/queues", headers=wrong).status_code for _ in range(9)]
+        assert 429 in api
+        right = {"Authorization": f"Bearer {tokens.create('till', ['read'])[1]}"}
+        assert visitor.client.get("/v1/queues", headers=right).status_code == 200
 
 
 def test_a_stream_ends_with_its_login(

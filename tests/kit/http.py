@@ -25,7 +25,7 @@ Serve = Callable[..., httpx.Client]
 def make_app(url: str, **config: Any) -> Celery:
     """An app with two tasks that do nothing."""
     app = Celery("shop", broker=f"delayed+{url}", set_as_current=False)
-    app.conf.update(config)
+    app.conf.update({"delayed_expectations": {}, **config})
     for name in ("till.send_mail", "till.charge"):
         app.task(_nothing, name=name, shared=False)
     app.task(_strict, name="till.strict", shared=False)
@@ -58,7 +58,7 @@ def serving(api: Any) -> Iterator[str]:
 
 @contextmanager
 def api_client(app: Celery, *, needs_token: bool = False, **options: Any) -> Iterator[httpx.Client]:
-    api = Api(app, HttpOptions.parse(options), needs_token=needs_token)
+    api = Api(app, HttpOptions.parse({"callbacks": True, **options}), needs_token=needs_token)
     with serving(api) as url, httpx.Client(base_url=url, timeout=15) as client:
         client.api = api  # type: ignore[attr-defined]
         yield client

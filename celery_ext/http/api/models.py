@@ -129,6 +129,37 @@ class TaskState(BaseModel):
     )
 
 
+class HistoryStep(BaseModel):
+    """Something that has happened to a task. What an event does not say is left out."""
+
+    event: str
+    at: str
+    attempt: int
+    worker: str | None = None
+    pid: int | None = None
+    is_acked_late: bool | None = None
+    run_ms: int | None = None
+    error: str | None = None
+    message: str | None = None
+    traceback: str | None = None
+    attempts: int | None = Field(None, description="How many attempts the task has at the most.")
+    next: str | None = Field(None, description="When the next attempt is due.")
+    args: str | None = None
+    kwargs: str | None = None
+
+
+class History(BaseModel):
+    """The steps of a task over all attempts, the oldest first."""
+
+    id: str
+    state: str
+    task: str
+    queue: str
+    tenant: str | None
+    worker: str
+    steps: list[HistoryStep]
+
+
 class Created(BaseModel):
     """A task that Redis has."""
 
@@ -158,7 +189,16 @@ class Filter(Given):
 
 
 class Search(Filter):
-    """Of these, how many at a time."""
+    """Of these, how many at a time; or tasks in another state than delayed."""
+
+    state: Literal["scheduled", "ready", "running", "retrying", "failed", "slow", "dead"] = Field(
+        "scheduled", description="The state of the tasks. Ready ones wait for a free worker."
+    )
+    error: Name | None = Field(
+        None,
+        description="A pattern for the error of tasks that failed or are retried: its type, or "
+        "its type and text.",
+    )
 
     limit: int = Field(100, ge=1, le=1_000)
 
@@ -310,6 +350,63 @@ class Changed(BaseModel):
     """How many there were."""
 
     changed: int
+
+
+_DRY_RUN = Field(False, description="Only show what would be changed.")
+_MOST = Field(1_000, ge=1, le=10_000, description="How many are changed at the most.")
+
+
+class BulkChoice(Filter):
+    """The tasks to change; at least one criterion is needed."""
+
+    state: Literal["scheduled", "ready"] = "scheduled"
+    dry_run: bool = _DRY_RUN
+    limit: int = _MOST
+
+    @model_validator(mode="after")
+    def _criterion(self) -> BulkChoice:
+        names = ("queue", "task", "tenant", "due_after", "due_before")
+        if all(getattr(self, name) is None for name in names):
+            raise ValueError("queue: give a queue, a task (* for any), a tenant or due times")
+        for name in ("due_after", "due_before"):
+            if self.state == "ready" and getattr(self, name) is not None:
+                raise ValueError(f"{name}: only delayed tasks are chosen by due time")
+        return self
+
+
+class BulkMove(BulkChoice, Timed):
+    """The tasks to move, and their due time."""
+
+
+class BulkReplay(Timed):
+    """The dead letters to replay, now or at a time; at least one criterion is needed."""
+
+    queue: Name | None = None
+    task: Name | None = None
+    reason: Annotated[str, StringConstraints(min_length=1, max_length=2_000)] | None = Field(
+        None, description="A pattern: * stands for any text, ? for any character."
+    )
+    tenant: Name | None = None
+    cursor: Cursor | None = None
+    dry_run: bool = _DRY_RUN
+    limit: int = _MOST
+
+    @model_validator(mode="after")
+    def _criterion(self) -> BulkReplay:
+        if not (self.queue or self.task or self.reason or self.tenant):
+            raise ValueError("queue: give a queue, a task (* for any), a reason or a tenant")
+        return self
+
+
+class BulkOutcome(BaseModel):
+    """What was changed, or with `dry_run` what would be."""
+
+    matched: int
+    changed: int
+    dry_run: bool
+    queues: dict[str, int] = Field(description="How many matched in each queue.")
+    sample: list[TaskState] = Field(description="The first ten, as they were.")
+    next: str | None = Field(description="The cursor to go on from; null: that was all.")
 
 
 class EventQuery(OneQueue):

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from inspect import iscoroutinefunction
+from math import isinf
 from typing import Any, NoReturn, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -194,9 +195,17 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
+def _number(text: str) -> float:
+    """A number with a fraction or exponent; one too large would be read as Infinity."""
+    found = float(text)
+    if isinf(found):
+        raise ValueError(f"{text[:40]} is too large")
+    return found
+
+
 # json.dumps and json.loads would make new ones for each text.
 encode = json.JSONEncoder(separators=(",", ":")).encode
-_decode = json.JSONDecoder(parse_constant=_refuse_constant).decode
+_decode = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_number).decode
 
 
 def validated(model: type[BaseModel], given: Any) -> Any:

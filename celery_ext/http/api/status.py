@@ -66,7 +66,7 @@ def delayed_infos(
     Only those that are the caller's.
     """
     store = service.delayed.store
-    for name in _names(service, identity, queue):
+    for name in names_of(service, identity, queue):
         found: dict[str, list[TaskInfo]] = {}
         for shard in store.shards.nearest(name, id):
             infos = [TaskInfo.waiting(shard, each) for each in Backlog(store, shard).get(id)]
@@ -91,9 +91,9 @@ def find(service: Service, identity: Identity, id: str, queue: str | None = None
             is_retry = state["status"] == "scheduled" and record.state == "retrying"
             return {**state, "status": "retrying"} if is_retry else state
         if is_certain(record):
-            return _by_record(record)
+            return state_of_record(record)
     shards: list[str] = []
-    for name in _names(service, identity, queue):
+    for name in names_of(service, identity, queue):
         for shard in store.shards.nearest(name, id):
             if state := _by_id(service, identity, shard, id):
                 return state
@@ -103,7 +103,7 @@ def find(service: Service, identity: Identity, id: str, queue: str | None = None
         return state
     held = _held(service, shards, identity, id)
     if held is None:
-        return None if record is None else _by_record(record)
+        return None if record is None else state_of_record(record)
     return state_of(service, held)
 
 
@@ -136,7 +136,8 @@ def _by_id(service: Service, identity: Identity, shard: str, id: str) -> State |
     return None
 
 
-def _by_record(record: TaskHistory) -> State:
+def state_of_record(record: TaskHistory) -> State:
+    """What workers have recorded, as an answer."""
     failure, started = record.failure, record.started
     status = _BY_RECORD.get(record.state, record.state)
     has_failed = failure is not None and status in ("failed", "lost", "retrying")
@@ -161,7 +162,7 @@ def _by_record(record: TaskHistory) -> State:
     }
 
 
-def _names(service: Service, identity: Identity, queue: str | None) -> Iterator[str]:
+def names_of(service: Service, identity: Identity, queue: str | None) -> Iterator[str]:
     """The app's own queues in front: those that others use are known by reading key names."""
     if queue is not None:
         yield from service.queues(identity, queue)
@@ -182,6 +183,8 @@ def _by_event(store: Store, shards: list[str], identity: Identity, id: str) -> S
     if last is None:
         return None
     status = _BY_EVENT.get(last.event, "waiting")
+    if status == "scheduled" and (last.due_ms or 0) <= last.at_ms:
+        status = "waiting"  # it was due when it was sent
     if status == "done" and _will_be_recorded(store, last):
         status = "running"  # a worker acknowledges most tasks before they run
     is_end = status in ("done", "dead", "cancelled")
@@ -235,7 +238,7 @@ def message_of(
     if info := first_info(delayed_infos(service, identity, id, queue)):
         return info
     nearest = service.delayed.store.shards.nearest
-    names = _names(service, identity, queue)
+    names = names_of(service, identity, queue)
     return _held(service, [each for name in names for each in nearest(name, id)], identity, id)
 
 

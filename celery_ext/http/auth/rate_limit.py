@@ -9,6 +9,9 @@ from kombu.utils.functional import LRUCache
 
 from ..problems import busy
 
+#: How often an address may give wrong tokens where no rate is set.
+WRONG_TOKENS_PER_SECOND = 5.0
+
 #: Callers that are remembered.
 REMEMBERED = 10_000
 

@@ -21,7 +21,7 @@ from kombu_delayed.store.scripts import script
 
 from ..options import HttpOptions
 from .post import TOO_MANY, CallbackFailed, post
-from .signature import sign
+from .signature import sign, sign_webhook
 from .ssrf_guard import CallbackRefused, Target, check_form, resolve
 
 #: What the task is called.
@@ -38,6 +38,12 @@ PLACE_SECONDS, FAILED_SECONDS = 2.0, 10.0
 
 #: How long a worker keeps a job that it can only give back: not to get it again at once.
 GIVE_BACK_SECONDS = 5.0
+
+#: A header of jobs whose receiver answers by status alone, and not as in the dialect "Later".
+BY_STATUS = "delayed_by_status"
+
+#: Which attempt a callback is, from 1 on.
+ATTEMPT = "Delayed-Attempt"
 
 logger = get_task_logger(__name__)
 
@@ -131,7 +137,9 @@ def _post_in_place(
     headers = {
         "Content-Type": "application/json",
         "User-Agent": "kombu-delayed",
+        ATTEMPT: str(task.request.retries + 1),
         **sign(options.callback_secrets, body),
+        **sign_webhook(options.callback_secrets, task.request.id, body),
     }
     try:
         return post(
@@ -141,6 +149,7 @@ def _post_in_place(
             headers,
             seconds=options.callback_seconds,
             limit_bytes=options.callback_bytes,
+            by_status=bool((task.request.headers or {}).get(BY_STATUS)),
         )
     finally:
         with suppress(*BROKER_FAILS):  # it is free again by itself, and the callback was made

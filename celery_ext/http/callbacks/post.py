@@ -18,6 +18,9 @@ from .ssrf_guard import Target
 
 SUCCESS, TOO_MANY = 100, 101
 
+#: With Retry-After, these statuses ask to be called later.
+BUSY = (429, 503)
+
 
 class CallbackFailed(Exception):
     """No answer, or not the one that means success."""
@@ -94,8 +97,12 @@ def post(
     *,
     seconds: float,
     limit_bytes: int,
+    by_status: bool = False,
 ) -> Answer:
-    """Post JSON and read the answer. Raises CallbackFailed."""
+    """Post JSON and read the answer. Raises CallbackFailed.
+
+    `by_status`: any status 2xx means success, and the body of the answer nothing.
+    """
     until = time.monotonic() + seconds
     connection = _Connection(target, addresses, until)
     # A time-out of a socket begins anew with each byte.
@@ -105,7 +112,7 @@ def post(
     try:
         connection.request("POST", target.path, body, {**headers, "Connection": "close"})
         response = connection.getresponse()
-        raw = response.read(limit_bytes + 1)
+        raw = b"" if by_status else response.read(limit_bytes + 1)
     except (OSError, http.client.HTTPException, ValueError) as error:
         late = time.monotonic() >= until
         reason = f"no answer within {seconds:g} s" if late else f"{type(error).__name__}: {error}"
@@ -115,11 +122,16 @@ def post(
         connection.close()
     if time.monotonic() >= until:  # what was cut off looks like an end
         raise CallbackFailed(f"no answer within {seconds:g} s")
+    wait = _seconds(response.getheader("Retry-After"))
+    if by_status and response.status in BUSY and wait is not None:
+        return Answer(TOO_MANY, wait)
     if not 200 <= response.status < 300:
         raise CallbackFailed(f"status {response.status}")
+    if by_status:
+        return Answer(SUCCESS)
     if len(raw) > limit_bytes:
         raise CallbackFailed(f"its answer is longer than {limit_bytes} bytes")
-    return Answer(_code(raw), _seconds(response.getheader("Retry-After")))
+    return Answer(_code(raw), wait)
 
 
 def _code(raw: bytes) -> int:

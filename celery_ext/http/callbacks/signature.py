@@ -5,9 +5,15 @@ from __future__ import annotations
 import hashlib
 import hmac
 import time
+from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
 TIMESTAMP, SIGNATURE = "Delayed-Timestamp", "Delayed-Signature"
+
+
+#: What secrets in base64 begin with, as Standard Webhooks has them.
+WHSEC = "whsec_"
 
 
 class SignatureError(ValueError):
@@ -21,6 +27,25 @@ def sign(secrets: Iterable[str], body: bytes, now: float | None = None) -> dict[
         return {}
     at = str(int(time.time() if now is None else now))
     return {TIMESTAMP: at, SIGNATURE: ", ".join(_signature(key, at, body) for key in keys)}
+
+
+def sign_webhook(
+    secrets: Iterable[str], id: str, body: bytes, now: float | None = None
+) -> dict[str, str]:
+    """Headers as in Standard Webhooks. A secret that begins with `whsec_` is in base64."""
+    at = str(int(time.time() if now is None else now))
+    content = f"{id}.{at}.".encode() + body
+    signatures = [_webhook_signature(secret, content) for secret in secrets]
+    signed = {"webhook-signature": " ".join(signatures)} if signatures else {}
+    return {"webhook-id": id, "webhook-timestamp": at, **signed}
+
+
+def _webhook_signature(secret: str, content: bytes) -> str:
+    key = secret.encode()
+    if secret.startswith(WHSEC):
+        with suppress(ValueError):  # a text that only looks like one
+            key = b64decode(secret.removeprefix(WHSEC), validate=True)
+    return "v1," + b64encode(hmac.digest(key, content, "sha256")).decode()
 
 
 def verify(

@@ -74,7 +74,7 @@ async def later_create(call: Call) -> dict[str, str]:
     call.note("create", id)
     try:
         new = validated(NewTask, call.body.model_dump())
-        await call.service.writer.send_one(row_of(call, new, id, new.due_at))
+        await call.service.writer.send_one(row_of(call, new, id, new.due_at, by_status=False))
     except Problem as problem:
         raise _as_400(problem) from None
     return {"id": id}

@@ -1,4 +1,4 @@
-"""Search for delayed tasks, page by page."""
+"""Search for tasks, page by page."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from celery_ext.tasks.query import Query
 from celery_ext.tasks.task_info import TaskInfo
 from kombu_delayed.inspection.backlog import PAGE_SIZE, Place
 
+from ...problems import Problem
 from .. import cursors
 from ..models import Page, Search
 from ..operations import Call, Operations
 from ..status import state_of
+from .by_state import tasks_by_state
 
 #: Messages that one search looks at before it answers with what it has found.
 LOOKED_AT = 20_000
@@ -22,8 +24,13 @@ operations = Operations("tasks")
 
 @operations.add("GET", "/v1/tasks", "read", Page, query=Search)
 def search_tasks(call: Call) -> dict[str, Any]:
-    """Search delayed tasks, by queue and due time."""
-    return page_of(call, call.query)
+    """Search tasks: delayed ones by queue and due time, or those of another state."""
+    if call.query.state == "scheduled":
+        if call.query.error is not None:
+            raise Problem.of_field("error", "only tasks that workers have recorded have one")
+        return page_of(call, call.query)
+    found, following = tasks_by_state(call, call.query)
+    return {"tasks": found, "next": following}
 
 
 def page_of(call: Call, search: Search) -> dict[str, Any]:
@@ -54,7 +61,7 @@ def search_page(call: Call, search: Search) -> tuple[list[tuple[str, TaskInfo]],
 
     Pages of one shard after the other are read, until there is enough or enough was looked at.
     """
-    query = Query(**search.model_dump(exclude={"limit", "cursor"}))
+    query = Query(**search.model_dump(exclude={"limit", "cursor", "state", "error"}))
     shards = sorted(call.service.shards(call.identity, search.queue))
     shard, place = _begin(call, search.cursor)
     found = _Found(search.limit)

@@ -13,17 +13,21 @@ import celery.app.base
 from starlette.responses import Response
 
 from celery_ext.app.routing import routed_queue
-from celery_ext.http.callbacks.jobs import JOB_TASK, is_job
+from celery_ext.control.moves import NOW
+from celery_ext.control.ready import ReadyTask
+from celery_ext.http.callbacks.jobs import BY_STATUS, JOB_TASK, is_job
 from celery_ext.http.callbacks.ssrf_guard import CallbackRefused, check_form
+from celery_ext.http.options import HOW
 from celery_ext.http.problems import Problem
 from celery_ext.http.service.service import Service
 from celery_ext.tasks.task_info import TaskInfo
 
 from .. import create_once
 from ..fields import ID_PATTERN, aware
-from ..models import Created, NewTask, NewTaskWithId, OneQueue, TaskChange, TaskState
+from ..models import Created, History, NewTask, NewTaskWithId, OneQueue, TaskChange, TaskState
 from ..operations import Call, Json, Operations
-from ..status import State, delayed_infos, find, first_info, is_crowded
+from ..ready import ready_of
+from ..status import State, delayed_infos, find, first_info, history_of, is_crowded, state_of
 
 PREFIX = "/v1/tasks"
 
@@ -32,8 +36,11 @@ Row = tuple[Any, Any, Any, Any, dict[str, Any]]
 operations = Operations("tasks", PREFIX)
 
 
-def row_of(call: Call, new: NewTask, id: str, due: datetime | None) -> Row:
-    """A row of bulk scheduling for a new task. Raises a Problem where it may not be."""
+def row_of(call: Call, new: NewTask, id: str, due: datetime | None, by_status: bool = True) -> Row:
+    """A row of bulk scheduling for a new task. Raises a Problem where it may not be.
+
+    `by_status`: the receiver of an HTTP job answers by status alone.
+    """
     service = call.service
     tenant = call.identity.tenant_for(new.tenant)
     name, args, kwargs, queue = new.task or JOB_TASK, new.args, new.kwargs, new.queue
@@ -60,7 +67,9 @@ def row_of(call: Call, new: NewTask, id: str, due: datetime | None) -> Row:
         options["priority"] = new.priority
     if new.expires is not None:
         options["expires"] = aware(new.expires).isoformat()
-    headers = {**call.trace, **new.headers}
+    headers: dict[str, Any] = {**call.trace, **new.headers}
+    if new.is_job and by_status:
+        headers[BY_STATUS] = 1
     if tenant is not None:
         headers["tenant"] = tenant
     if headers:
@@ -69,6 +78,8 @@ def row_of(call: Call, new: NewTask, id: str, due: datetime | None) -> Row:
 
 
 def _check_callback(url: str, service: Service) -> None:
+    if not service.options.callbacks:
+        raise Problem.of_field("callback", f"this server takes no HTTP jobs: {HOW}")
     try:
         check_form(url, service.options.callback_allow)
     except CallbackRefused as error:
@@ -176,18 +187,28 @@ def get_task(call: Call) -> State:
     return found
 
 
+@operations.add("GET", "/{id}/history", "read", History, query=OneQueue, problems=(404,))
+def get_history(call: Call) -> dict[str, Any]:
+    """The steps of a task over all attempts, as workers have recorded them."""
+    found = history_of(call.service, call.identity, call.id, call.query.queue)
+    if found is None:
+        raise Problem(404, "no worker has recorded anything of such a task")
+    return found.as_dict()
+
+
 @operations.add(
     "PATCH", "/{id}", "schedule", TaskState, body=TaskChange, query=OneQueue, problems=(404, 409)
 )
 def change_task(call: Call) -> State:
-    """Change a delayed task."""
+    """Change a task that is delayed or ready."""
     change: TaskChange = call.body
     service, id = call.service, call.id
     call.note("change", id)
-    (info, *_), *_ = _delayed_or_problem(call).values()
+    delayed, ready = _waiting_or_problem(call)
+    info = first_info(delayed) or ready[0].info
     if is_job(info) and (change.args is not None or change.kwargs is not None):
         raise Problem.of_field("args", "an HTTP job has none; PUT it with another content")
-    service.delayed.change(
+    is_changed = service.delayed.change(
         id,
         queue=info.queue,
         accepts=lambda each: call.identity.sees(each.queue, each.tenant),
@@ -196,36 +217,56 @@ def change_task(call: Call) -> State:
         args=change.args,
         kwargs=change.kwargs,
     )
+    if not is_changed:
+        raise _taken()
+    if still_ready := ready_of(service, call.identity, id, info.queue) if ready else []:
+        return state_of(service, still_ready[0].info)
     return find(service, call.identity, id, info.queue) or {}
 
 
-def _delayed_or_problem(call: Call) -> dict[str, list[TaskInfo]]:
-    """The delayed tasks of the request, by shard. Raises a Problem if there is none."""
+def _waiting_or_problem(call: Call) -> tuple[dict[str, list[TaskInfo]], list[ReadyTask]]:
+    """The delayed tasks of the request, by shard, or else the ready ones.
+
+    Raises a Problem if there is none.
+    """
     queue = call.query.queue if call.query else None
     if infos := delayed_infos(call.service, call.identity, call.id, queue):
-        return infos
+        return infos, []
+    if ready := ready_of(call.service, call.identity, call.id, queue):
+        return {}, ready
     found = find(call.service, call.identity, call.id, queue)
     if found is None:
         raise Problem(404, "there is no such task")
-    raise Problem(409, f"the task is not delayed any more: {found['status']}")
+    raise Problem(409, f"the task is neither delayed nor ready: {found['status']}")
+
+
+def _taken() -> Problem:
+    return Problem(409, "a worker has taken the task meanwhile")
 
 
 @operations.add("DELETE", "/{id}", "schedule", {204: None}, query=OneQueue, problems=(404, 409))
 def delete_task(call: Call) -> Response:
-    """Cancel a delayed task."""
+    """Cancel a task that is delayed or ready."""
     call.note("delete", call.id)
     delayed = call.service.delayed
-    for shard, infos in _delayed_or_problem(call).items():
-        for info in delayed.moves.cancel(shard, infos):
-            create_once.forget(delayed.store, info)
+    infos, ready = _waiting_or_problem(call)
+    gone = [info for shard, each in infos.items() for info in delayed.moves.cancel(shard, each)]
+    gone += [info for task in ready for info in delayed.moves.cancel_ready([task])]
+    for info in gone:
+        create_once.forget(delayed.store, info)
+    if not gone:
+        raise _taken()
     return Response(status_code=204)
 
 
 @operations.add("POST", "/{id}/run-now", "schedule", Created, query=OneQueue, problems=(404, 409))
 def run_task_now(call: Call) -> dict[str, Any]:
-    """Run a delayed task now."""
+    """Run a delayed task now, or a ready one before all others."""
     call.note("run-now", call.id)
-    delayed = call.service.delayed
-    for shard, infos in _delayed_or_problem(call).items():
-        delayed.moves.run_now(shard, infos)
+    moves = call.service.delayed.moves
+    infos, ready = _waiting_or_problem(call)
+    moved = [moves.run_now(shard, each) for shard, each in infos.items()]
+    moved += [moves.postpone(task, NOW) for task in ready]
+    if not any(moved):
+        raise _taken()
     return {"id": call.id, "status": "waiting", "due": datetime.now(timezone.utc).isoformat()}

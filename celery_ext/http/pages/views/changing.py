@@ -6,15 +6,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
+from time import time
 from typing import Any
 
 from starlette.responses import Response
 
-from celery_ext.control.moves import due_at
+from celery_ext.control.moves import NOW, due_at
+from celery_ext.control.ready import ReadyTask
 from celery_ext.errors import QueryError
 from celery_ext.http.api import create_once
 from celery_ext.http.api.endpoints.search import search_page
 from celery_ext.http.api.fields import span_of
+from celery_ext.http.api.ready import ready_of
 from celery_ext.http.api.status import delayed_infos
 from celery_ext.http.problems import Problem
 from celery_ext.tasks.task_info import TaskInfo
@@ -41,7 +44,8 @@ class Target:
     def due_ms(self, info: TaskInfo) -> int:
         if self.to_ms is not None:
             return self.to_ms
-        moved = (info.due_ms or 0) + (self.by or timedelta()) // timedelta(milliseconds=1)
+        since_ms = int(time() * 1000) if info.state == "ready" else info.due_ms or 0
+        moved = since_ms + (self.by or timedelta()) // timedelta(milliseconds=1)
         return min(max(moved, 0), LATEST_MS)
 
 
@@ -72,6 +76,15 @@ def _choose(visit: Visit, form: Form) -> tuple[Chosen[TaskInfo], bool]:
     return choosing.choose(form, search, find)
 
 
+def _ready(visit: Visit, form: Form, chosen: Chosen[TaskInfo]) -> list[ReadyTask]:
+    """The one task that was chosen, if it is ready: those of a search are delayed."""
+    names = [*choosing.ticked(form)]
+    if chosen or form.one("all") or len(names) != 1:
+        return []
+    queue, id = names[0]
+    return ready_of(visit.service, visit.identity, id, queue)
+
+
 def preview(visit: Visit, form: Form) -> Response:
     verb, wrong, target = form.verb(VERBS), {}, None
     if verb == "move":
@@ -81,6 +94,7 @@ def preview(visit: Visit, form: Form) -> Response:
             wrong = dict(problem.errors)
     chosen, is_all = _choose(visit, form)
     infos = sorted((each for part in chosen.values() for each in part), key=_due_ms)
+    infos += [each.info for each in _ready(visit, form, chosen)]
     kinds = Counter((each.queue, each.task) for each in infos)
     shown = {
         **choosing.preview(form, VERBS, map(name_of, infos), kinds, is_all),
@@ -89,7 +103,8 @@ def preview(visit: Visit, form: Form) -> Response:
         "target": target,
         "wrong": wrong,
         "kind_count": len(kinds),
-        "due": (infos[0].due_ms, infos[-1].due_ms) if infos else None,
+        "due": (infos[0].due_ms, infos[-1].due_ms) if chosen else None,
+        "is_ready": bool(infos) and not chosen,
     }
     return visit.render("change.html", shown, 422 if wrong else 200)
 
@@ -100,12 +115,14 @@ def apply(visit: Visit, form: Form) -> Response:
     if verb == "move" and target is None:
         raise Problem.of_field("by", "say how far, or to what time")
     chosen, _ = _choose(visit, form)
-    count = sum(map(len, chosen.values()))
+    ready = _ready(visit, form, chosen)
+    count = sum(map(len, chosen.values())) + len(ready)
     visit.take(form)
     given = filter_of(form)
     visit.note(verb, choosing.audited(form, "tasks", given, count))
     change = _CHANGES[verb]
     changed = sum(change(visit, shard, infos, target) for shard, infos in choosing.parts(chosen))
+    changed += sum(_change_ready(visit, verb, each, target) for each in ready)
     visit.service.cache.forget()
     return visit.redirect("/backlog", **given, done=verb, count=changed, of=count)
 
@@ -130,6 +147,18 @@ def _run_now(visit: Visit, shard: str, infos: list[TaskInfo], target: Any) -> in
 def _move(visit: Visit, shard: str, infos: list[TaskInfo], target: Target) -> int:
     dues = [due_at(target.due_ms(each)) for each in infos]
     return visit.service.delayed.moves.reschedule(shard, infos, dues)
+
+
+def _change_ready(visit: Visit, verb: str, task: ReadyTask, target: Target | None) -> int:
+    moves = visit.service.delayed.moves
+    if verb != "cancel":
+        due = NOW if target is None else due_at(target.due_ms(task.info))
+        return int(moves.postpone(task, due))
+    gone = moves.cancel_ready([task])
+    for info in gone:
+        if "delayed_request" in info.headers:
+            create_once.forget(visit.service.delayed.store, info)
+    return len(gone)
 
 
 _CHANGES: dict[str, Callable[[Visit, str, list[TaskInfo], Any], int]] = {

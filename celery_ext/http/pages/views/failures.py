@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from glob import escape
 from itertools import islice
@@ -25,6 +25,13 @@ LOOKED_AT, OF_EACH = 5_000, 100
 #: How old a reading may be.
 SECONDS = 2.0
 
+#: What "within" means, in hours, and how it reads.
+HOURS = {"1h": 1, "6h": 6, "1d": 24, "7d": 168}
+WITHIN = {"1h": "the last hour", "6h": "6 hours", "1d": "24 hours", "7d": "7 days"}
+
+#: Bars of a group.
+PARTS = 24
+
 #: Groups and tasks on a page.
 GROUPS, SHOWN = 30, 50
 
@@ -36,6 +43,15 @@ class _Asked(BaseModel):
     queue: Name | None = None
     task: Name | None = None
     error: str | None = None
+    tenant: Name | None = None
+    within: Literal["1h", "6h", "1d", "7d"] | None = None
+
+    @property
+    def since_ms(self) -> int:
+        """From when on; 0: from the beginning."""
+        if self.within is None:
+            return 0
+        return int((datetime.now(timezone.utc).timestamp() - HOURS[self.within] * 3600) * 1000)
 
 
 @dataclass
@@ -49,11 +65,20 @@ class Group:
     count: int = 0
     first_ms: int = 0
     last_ms: int = 0
+    times: list[int] = field(default_factory=list)
 
     @property
     def task_pattern(self) -> str:
         """As a search takes it."""
         return escape(self.task)
+
+    def over_time(self, from_ms: int, to_ms: int) -> list[int]:
+        """How many there were in each part of a time."""
+        counts = [0] * PARTS
+        for at_ms in self.times:
+            part = (at_ms - from_ms) * PARTS // max(to_ms - from_ms, 1)
+            counts[min(max(part, 0), PARTS - 1)] += 1
+        return counts
 
 
 @dataclass(frozen=True)
@@ -99,14 +124,22 @@ def look(visit: Visit) -> Shown:
     counts = _counts(visit, shards)
     found, is_partial = _read(visit, query.of, shards, counts[query.of])
     meant = Meant(query.task, query.error)
-    rows = [Row(each) for each in found if meant.matches(each)]
+    rows = [
+        row
+        for row in map(Row, found)
+        if row.at_ms >= query.since_ms
+        and query.tenant in (None, row.history.tenant)
+        and meant.matches(row.history)
+    ]
     rows.sort(key=lambda row: row.at_ms, reverse=True)
     if query.of == "slow":
         rows.sort(key=lambda row: row.seconds or 0, reverse=True)
     if query.of == "running":
         rows.sort(key=lambda row: row.at_ms)
     groups = _grouped(rows) if query.of in ("failed", "retrying") else []
-    named = ("queue", "task", "error")
+    named = ("queue", "task", "error", "tenant", "within")
+    now_ms = int(datetime.now(timezone.utc).timestamp() * 1000)
+    first_ms = min((group.first_ms for group in groups), default=now_ms)
     given = {name: value for name in named if (value := getattr(query, name))}
     return {
         "of": query.of,
@@ -114,6 +147,8 @@ def look(visit: Visit) -> Shown:
         "filter": given,
         "groups": groups[:GROUPS],
         "group_count": len(groups),
+        "span": (query.since_ms or first_ms, now_ms),
+        "withins": WITHIN,
         "rows": rows[:SHOWN],
         "count": len(rows),
         "is_partial": is_partial,
@@ -158,6 +193,7 @@ def _grouped(rows: list[Row]) -> list[Group]:
         key = history.queue, history.task, pattern_of(row.error)
         group = groups.setdefault(key, Group(*key, row.error, 0, row.at_ms, row.at_ms))
         group.count += 1
+        group.times.append(row.at_ms)
         group.first_ms = min(group.first_ms, row.at_ms)
         group.last_ms = max(group.last_ms, row.at_ms)
     return sorted(groups.values(), key=lambda group: (-group.count, -group.last_ms))

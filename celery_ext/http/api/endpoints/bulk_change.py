@@ -1,0 +1,189 @@
+"""Cancels, moves and replays what a filter means, up to a bound, or shows what it would change."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+from celery_ext.control.moves import due_at
+from celery_ext.control.ready import ReadyTask
+from celery_ext.tasks.task_info import TaskInfo
+from kombu_delayed.store.shards import queue_of
+from kombu_delayed.store.store import CALL_LIMIT
+
+from ...problems import Problem
+from .. import create_once, cursors
+from ..models import BulkChoice, BulkMove, BulkOutcome, BulkReplay, DeadQuery, Search
+from ..operations import Call, Operations
+from ..status import state_of
+from .by_state import ready_page
+from .dead_letters import letters_page
+from .search import search_page
+
+#: So long one request goes on, and so many of the tasks that it has met are in its answer.
+SECONDS, SAMPLE = 10.0, 10
+
+#: Ready tasks that one call drops are no further apart.
+SPAN = 500
+
+#: Changes delayed tasks of a shard, and ready ones that are near each other; says which it has.
+OnDelayed = Callable[[str, list[TaskInfo]], int]
+OnReady = Callable[[Sequence[ReadyTask]], int]
+
+operations = Operations("tasks", "/v1/bulk")
+
+
+@dataclass
+class _Outcome:
+    call: Call
+    choice: BulkChoice | BulkReplay
+    cursor: str | None
+    matched: int = 0
+    changed: int = 0
+    queues: dict[str, int] = field(default_factory=dict)
+    sample: list[TaskInfo] = field(default_factory=list)
+
+    def add(self, shard: str, infos: list[TaskInfo], change: Callable[[], int]) -> int:
+        """Count some tasks, and change them unless only that is asked for."""
+        queue = queue_of(shard)
+        self.matched += len(infos)
+        if infos:
+            self.queues[queue] = self.queues.get(queue, 0) + len(infos)
+        self.sample += infos[: SAMPLE - len(self.sample)]
+        changed = 0 if self.choice.dry_run else change()
+        self.changed += changed
+        return changed
+
+    def turns(self) -> Iterator[int]:
+        """How many may be looked for, as long as there is more to do and time for it."""
+        until = time.monotonic() + SECONDS
+        yield min(self.choice.limit, CALL_LIMIT)
+        while self.cursor is not None and self.matched < self.choice.limit:
+            if time.monotonic() > until:
+                return
+            yield min(self.choice.limit - self.matched, CALL_LIMIT)
+
+    def answer(self, action: str) -> dict[str, Any]:
+        given = self.choice.model_dump(exclude_none=True, exclude={"cursor"})
+        self.call.note(action, f"{self.changed} of {self.matched} with {given}")
+        return {
+            "matched": self.matched,
+            "changed": self.changed,
+            "dry_run": self.choice.dry_run,
+            "queues": self.queues,
+            "sample": [state_of(self.call.service, info) for info in self.sample],
+            "next": self.cursor,
+        }
+
+
+@operations.add("POST", "/cancel", "schedule", BulkOutcome, body=BulkChoice)
+def cancel_tasks(call: Call) -> dict[str, Any]:
+    """Cancel the delayed or ready tasks that match a filter, or preview it with `dry_run`."""
+    delayed = call.service.delayed
+
+    def forget(infos: list[TaskInfo]) -> int:
+        for info in infos:
+            if "delayed_request" in info.headers:
+                create_once.forget(delayed.store, info)
+        return len(infos)
+
+    return _change(
+        call,
+        lambda shard, infos: forget(delayed.moves.cancel(shard, infos)),
+        lambda tasks: forget(delayed.moves.cancel_ready(tasks)),
+    ).answer("bulk-cancel")
+
+
+@operations.add("POST", "/reschedule", "schedule", BulkOutcome, body=BulkMove)
+def reschedule_tasks(call: Call) -> dict[str, Any]:
+    """Give all tasks that match a filter one due time, or preview it with `dry_run`."""
+    choice: BulkMove = call.body
+    at = choice.due_at
+    if at is None:
+        raise Problem.of_field("due", "give due or delay")
+    if choice.state == "ready" and at <= datetime.now(timezone.utc):
+        raise Problem.of_field("due", "ready tasks can only be moved to a later time")
+    if choice.cursor is not None and choice.delay is not None:
+        # Each request would find what the one before has moved, and move it again.
+        raise Problem.of_field("delay", "to go on from a cursor, give due instead")
+    due_ms, moves = int(at.timestamp() * 1000), call.service.delayed.moves
+    due = due_at(due_ms)
+    return _change(
+        call,
+        lambda shard, infos: moves.reschedule(shard, infos, [due] * len(infos)),
+        lambda tasks: sum(moves.postpone(task, due) for task in tasks),
+        due_ms,
+    ).answer("bulk-reschedule")
+
+
+@operations.add("POST", "/replay", "admin", BulkOutcome, body=BulkReplay)
+def replay_many(call: Call) -> dict[str, Any]:
+    """Replay the dead letters that match a filter, or preview it with `dry_run`."""
+    choice: BulkReplay = call.body
+    at, dead = choice.due_at, call.service.delayed.store.dead
+    due_ms = 0 if at is None else int(at.timestamp() * 1000)
+    outcome = _Outcome(call, choice, choice.cursor)
+    given = choice.model_dump(include={"queue", "task", "reason"})
+    for limit in outcome.turns():
+        query = DeadQuery(**given, limit=limit, cursor=outcome.cursor)
+        found, outcome.cursor = letters_page(call, query)
+        mine = [each for each in found if choice.tenant in (None, each[1].info.tenant)]
+        for shard, part in groupby(mine, lambda each: each[0]):
+            tasks = [task for _, task in part]
+            ids = [task.letter.id for task in tasks]
+            replay = partial(dead.replay, shard, ids, due_ms=due_ms)
+            outcome.add(shard, [task.info for task in tasks], replay)
+    return outcome.answer("bulk-replay")
+
+
+def _change(
+    call: Call, on_delayed: OnDelayed, on_ready: OnReady, due_ms: int | None = None
+) -> _Outcome:
+    choice: BulkChoice = call.body
+    outcome = _Outcome(call, choice, choice.cursor)
+    for limit in outcome.turns():
+        if choice.state == "ready":
+            _change_ready(outcome, choice, limit, on_ready)
+        else:
+            _change_delayed(outcome, choice, limit, on_delayed, due_ms)
+    return outcome
+
+
+def _change_delayed(
+    outcome: _Outcome, choice: BulkChoice, limit: int, change: OnDelayed, due_ms: int | None
+) -> None:
+    """Tasks that are due at `due_ms` already were moved there, and are met again."""
+    given = choice.model_dump(include={"queue", "task", "tenant", "due_after", "due_before"})
+    search = Search.model_validate({**given, "limit": limit, "cursor": outcome.cursor})
+    found, outcome.cursor = search_page(outcome.call, search)
+    for shard, part in groupby(found, lambda each: each[0]):
+        infos = [info for _, info in part if due_ms is None or info.due_ms != due_ms]
+        outcome.add(shard, infos, partial(change, shard, infos))
+
+
+def _change_ready(outcome: _Outcome, choice: BulkChoice, limit: int, change: OnReady) -> None:
+    found, outcome.cursor = ready_page(outcome.call, choice, limit, outcome.cursor)
+    changed: dict[tuple[str, str], int] = {}
+    # The last ones first: so the places of the others stay what they were.
+    for shard, step, part in reversed([*_near(found)]):
+        infos = [task.info for task in part]
+        count = outcome.add(shard, infos, partial(change, part))
+        changed[shard, str(step)] = changed.get((shard, str(step)), 0) + count
+    if outcome.cursor is not None:
+        shard, start, number = cursors.read(outcome.cursor, str, int, str)
+        start = max(start - changed.get((shard, number), 0), 0)
+        outcome.cursor = cursors.write(shard, start, number)
+
+
+def _near(tasks: Sequence[ReadyTask]) -> Iterator[tuple[str, int, list[ReadyTask]]]:
+    """Tasks of one list that are near each other."""
+
+    def place(task: ReadyTask) -> tuple[str, int, int]:
+        return task.shard, task.ready.step, task.ready.at // SPAN
+
+    return ((shard, step, [*part]) for (shard, step, _), part in groupby(tasks, place))
