@@ -5,7 +5,10 @@ Nothing here imports pyspark before it is used.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
+
+from kombu_delayed.errors import OptionError
 
 from .connect import connected
 from .options import (
@@ -18,13 +21,27 @@ from .options import (
     as_texts,
 )
 from .sink.job_ledger import JobReport, read_report
+from .sink.registry import JobState, forget, listed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["JobReport", "backlog", "cancel", "job_report", "reschedule", "schedule", "session"]
+__all__ = [
+    "JobReport",
+    "JobState",
+    "backlog",
+    "cancel",
+    "forget_job",
+    "job_report",
+    "jobs",
+    "reschedule",
+    "schedule",
+    "session",
+]
+
+logger = logging.getLogger(__name__)
 
 FORMAT = "kombu_delayed"
 
@@ -80,9 +97,15 @@ def run_job(df: DataFrame, operation: str, options: dict[str, Any]) -> JobReport
     options = {**options, "operation": operation}
     given = WriteOptions.parse(options)
     texts = as_texts({**options, "job_id": given.job_id})
+    logger.info("Job %s begins: %s", given.job_id, operation)
     try:
-        df.write.format(FORMAT).options(**texts).mode("append").save()
-    except AnalysisException:  # nothing was done
+        if "://" in given.rejects:
+            from .sink.hadoop_rejects import write_rejecting
+
+            write_rejecting(df, given)
+        else:
+            df.write.format(FORMAT).options(**texts).mode("append").save()
+    except (AnalysisException, OptionError):  # nothing was done
         raise
     except Exception as error:
         _tell_job(error, given.job_id)
@@ -106,3 +129,23 @@ def job_report(job_id: str, **options: Any) -> JobReport | None:
     """
     with connected(BrokerOptions.parse(options)) as delayed:
         return read_report(delayed.store, job_id)
+
+
+def jobs(**options: Any) -> list[JobState]:
+    """The jobs that wrote to a broker, the newest first, for as long as their ledgers are kept.
+
+    A job whose driver was lost is "silent": run it again with its job_id to finish it. `options`
+    say where the broker is. Raises OptionError, and Kombu's OperationalError.
+    """
+    with connected(BrokerOptions.parse(options)) as delayed:
+        return listed(delayed.store)
+
+
+def forget_job(job_id: str, *, force: bool = False, **options: Any) -> int:
+    """Drop what a broker remembers of a job that has ended. Run again, it would repeat its rows.
+
+    Returns how many hashes these were. Raises JobRuns for one that is running, unless by `force`;
+    and as `jobs`.
+    """
+    with connected(BrokerOptions.parse(options)) as delayed:
+        return forget(delayed.store, job_id, force=force)

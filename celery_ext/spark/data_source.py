@@ -32,7 +32,9 @@ class DefaultSource(DataSource):
         """Schedule what rows say, or cancel or reschedule it. Raises OptionError."""
         if overwrite:
             raise OptionError('a backlog is not overwritten: use mode("append")')
-        return BacklogWriter(WriteOptions.parse(self.options), schema)
+        writer = BacklogWriter(WriteOptions.parse(self.options), schema)
+        writer.begin()
+        return writer
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
         """The same for the batches of a streaming query. Raises OptionError."""

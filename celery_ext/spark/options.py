@@ -6,9 +6,10 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from datetime import date, datetime, timezone
+from datetime import date, datetime, time, timezone
 from typing import Any, NamedTuple, TypeVar
 from uuid import uuid4
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from kombu.utils.url import maybe_sanitize_url
 
@@ -22,6 +23,9 @@ Self = TypeVar("Self", bound="BrokerOptions")
 SCHEDULE, CANCEL, RESCHEDULE, RESTORE = "schedule", "cancel", "reschedule", "restore"
 OPERATIONS = (SCHEDULE, CANCEL, RESCHEDULE, RESTORE)
 
+#: What becomes of columns that are not ours.
+DROP, KWARGS, HEADERS, FAIL = "drop", "kwargs", "headers", "fail"
+
 
 def _text(value: str) -> str:
     if not value:
@@ -29,10 +33,18 @@ def _text(value: str) -> str:
     return value
 
 
-def _directory(value: str) -> str:
-    if not value or "://" in value:
+def _zone(value: str) -> ZoneInfo:
+    try:
+        return ZoneInfo(value)
+    except (ZoneInfoNotFoundError, OSError) as error:
+        raise ValueError from error
+
+
+def _time_of_day(value: str) -> time:
+    found = time.fromisoformat(value)
+    if found.tzinfo is not None:
         raise ValueError
-    return value
+    return found
 
 
 def names(value: str) -> tuple[str, ...]:
@@ -89,6 +101,14 @@ def option(default: Any, taken: Taken, meaning: str, **more: Any) -> Any:
     return field(default=default, metadata=metadata, **more)
 
 
+#: Spark keeps the options of CREATE TABLE … USING, and gives them to no source in Python.
+_OF_TABLES = (
+    ". Spark does not pass on the options of CREATE TABLE … USING: use CREATE TEMPORARY VIEW … "
+    "USING kombu_delayed OPTIONS (…), or name them in each query, as in SELECT … FROM t WITH "
+    "(broker_env = 'BROKER_URL')"
+)
+
+
 @dataclass(frozen=True)
 class BrokerOptions:
     """Where the broker is. What is shown of a URL has no password in it."""
@@ -140,7 +160,7 @@ class BrokerOptions:
         if len(given) != 1:
             raise OptionError(
                 "give the broker by one of the options broker, broker_env and app"
-                + (f", not by {' and '.join(given)}" if given else "")
+                + (f", not by {' and '.join(given)}" if given else _OF_TABLES)
             )
         if self.app and self.transport_options:
             raise OptionError("option app has its own transport options: leave transport_options")
@@ -166,7 +186,7 @@ def as_texts(options: Mapping[str, Any]) -> dict[str, str]:
 
 def as_text(value: Any) -> str:
     """A value as an option of Spark, which takes only texts."""
-    if isinstance(value, datetime):
+    if isinstance(value, (datetime, time)):
         return value.isoformat()
     if isinstance(value, date):
         return datetime(value.year, value.month, value.day, tzinfo=timezone.utc).isoformat()
@@ -234,6 +254,11 @@ class WriteOptions(BrokerOptions):
         " has already scheduled, rescheduled or restored. Default: a new name for each run,"
         " and for each batch of a stream.",
     )
+    label: str = option(
+        "",
+        Taken(str, "a text"),
+        "A text that the list of jobs shows, such as the place of the rows.",
+    )
     ledger_seconds: int = option(
         86_400,
         whole_number(60, 366 * 86_400, "a number of seconds from 60 to a year"),
@@ -253,12 +278,29 @@ class WriteOptions(BrokerOptions):
         NAMES,
         "The queues that rows may name. Default: any.",
     )
+    extra_columns: str = option(
+        DROP,
+        one_of(DROP, KWARGS, HEADERS, FAIL),
+        "Other columns are left out (`drop`), become keyword arguments or headers of the task,"
+        " or are an error (`fail`).",
+    )
+    time_zone: ZoneInfo = option(  # noqa: RUF009
+        lambda: ZoneInfo("UTC"),
+        Taken(_zone, "the name of a time zone, such as Europe/Berlin"),
+        "The time zone of times that have none: of type `timestamp_ntz` or `date`, or text."
+        " Default: UTC.",
+    )
+    time_of_day: time = option(  # noqa: RUF009
+        time(0),
+        Taken(_time_of_day, "a time of day, such as 09:30"),
+        "The time of day, in `time_zone`, of an `eta` or `expires` that is a date.",
+    )
     rejects: str = option(
         "",
-        Taken(_directory, "the path of a directory"),
-        "The directory for refused rows, as JSON lines with the reason. On a cluster the "
-        "driver and the executors must share it. With this option, refused rows do not stop"
-        " the job.",
+        Taken(_text, "the path of a directory, or the URI of one that Spark can write"),
+        "The directory for refused rows, as JSON lines with the reason: a URI such as"
+        " `s3a://bucket/rejects`, or a path that the driver and all executors share. With this"
+        " option, refused rows do not stop the job.",
     )
     max_rejects: int = option(
         0,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from ..errors import DelayedError
@@ -19,7 +20,8 @@ __all__ = ["EVENTS", "VERSION", "Event", "newest", "pages", "read"]
 #: The version of the format that this module reads and the scripts write.
 VERSION = 2
 
-_VERSION = str(VERSION).encode()
+#: That of an entry with all that one call of a job has done.
+JOB_VERSION = 3
 
 #: So many members an event has, the last one, its reason, only where there is one; versions of the
 #: package may append others.
@@ -44,6 +46,9 @@ KEPT_MS = 7 * 86_400_000
 
 PAGE_SIZE = 1_000
 
+#: So many entries are read at a time, as one of a job may have 250 events.
+ENTRIES_AT_ONCE = 250
+
 
 @dataclass(frozen=True)
 class Event:
@@ -66,6 +71,8 @@ class Event:
     shard: int = 0
     #: Why it waits, was dropped or was buried; empty where there is none.
     reason: str = ""
+    #: The job that did it; empty for what was no job.
+    job: str = ""
 
     @property
     def stream(self) -> str:
@@ -83,34 +90,67 @@ class Event:
         return self.consumer.rsplit(":", 2)[0]
 
     @classmethod
-    def of(cls, queue: str, entry: Sequence[Any]) -> Event:
+    def of(cls, queue: str, entry: Sequence[Any]) -> list[Event]:
         """Read an entry of a stream. Raises DelayedError for a version that is not known here."""
-        stream_id, event, id, task, tenant, due_ms, consumer, count, reason = told(queue, entry)
-        facts = id, task, tenant, due_ms, consumer, count
-        return cls(stream_id, event, queue_of(queue), *facts, number_of(queue), reason)
+        name, number = queue_of(queue), number_of(queue)
+        return [
+            cls(stream_id, event, name, id, task, tenant, due_ms, by, count, number, reason, job)
+            for stream_id, event, id, task, tenant, due_ms, by, count, reason, job in told(
+                queue, entry
+            )
+        ]
 
 
-def told(queue: str, entry: Sequence[Any]) -> list[Any]:
-    """What an entry of a stream says: stream id, event, id, task, tenant, due_ms, consumer,
-    deliveries and reason. Raises DelayedError for a version that is not known here.
+def told(queue: str, entry: Sequence[Any]) -> list[list[Any]]:
+    """What an entry of a stream says, of one message or of those of a job's call: stream id, event,
+    id, task, tenant, due_ms, consumer, deliveries, reason and job.
+
+    Raises DelayedError for a version that is not known here.
     """
     stream_id, flat = entry
     fields = dict(zip(flat[::2], flat[1::2], strict=True))
-    if fields.get(b"v") != _VERSION:
-        version = fields.get(b"v", b"").decode(errors="replace")
-        raise DelayedError(
-            f"lifecycle event {stream_id.decode()} of queue {queue!r} has version {version!r}, and "
-            f"{VERSION} is what is known here: update kombu-delayed"
-        )
-    facts = json.loads(fields[b"event"].decode(errors="replace"))
-    return [stream_id.decode(), *facts[:FACTS], *[""] * (FACTS - len(facts))]
+    version, id = fields.get(b"v", b"").decode(errors="replace"), stream_id.decode()
+    if version == str(VERSION):
+        facts = json.loads(fields[b"event"].decode(errors="replace"))
+        return [[id, *facts[:FACTS], *[""] * (FACTS - len(facts)), ""]]
+    if version == str(JOB_VERSION):
+        of_job = json.loads(fields[b"events"].decode(errors="replace"))
+        return [
+            [id, event, message, task, tenant, due_ms, "", 0, "", of_job["job"]]
+            for event, task, tenant, told in of_job["events"]
+            for message, due_ms in zip(told[::2], told[1::2], strict=True)
+        ]
+    raise DelayedError(
+        f"lifecycle event {id} of queue {queue!r} has version {version!r}, and {VERSION} and "
+        f"{JOB_VERSION} are what is known here: update kombu-delayed"
+    )
 
 
 def read(store: Store, queue: str, after: str = "-", count: int = PAGE_SIZE) -> list[Event]:
-    """The events of a queue after a stream id, the oldest first. "-" returns all."""
+    """The events of a queue after a stream id, the oldest first, in whole entries. "-" returns all.
+
+    There are more than `count` where the last of these is a job's.
+    """
     start = after if after == "-" else f"({after}"
-    found = store.run("XRANGE", store.keys(queue).events, start, "+", "COUNT", count)
-    return [Event.of(queue, entry) for entry in found]
+    return [*chain(*_entries(store, queue, "XRANGE", start, "+", count))]
+
+
+def _entries(
+    store: Store, queue: str, command: str, start: str, stop: str, count: int
+) -> Iterator[list[Event]]:
+    """The events of one entry after the other, until there are so many."""
+    while count > 0:
+        size = min(count, ENTRIES_AT_ONCE)
+        page = store.run(command, store.keys(queue).events, start, stop, "COUNT", size)
+        for entry in page:
+            found = Event.of(queue, entry)
+            yield found
+            count -= len(found)
+            if count <= 0:
+                return
+        if len(page) < size:
+            return
+        start = f"({page[-1][0].decode()}"
 
 
 def pages(store: Store, queue: str, after: str = "-") -> Iterator[list[Event]]:
@@ -122,5 +162,5 @@ def pages(store: Store, queue: str, after: str = "-") -> Iterator[list[Event]]:
 
 def newest(store: Store, queue: str, count: int = 1) -> list[Event]:
     """The newest events of a queue, the oldest of them first."""
-    found = store.run("XREVRANGE", store.keys(queue).events, "+", "-", "COUNT", count)
-    return [Event.of(queue, entry) for entry in reversed(found)]
+    entries = [*_entries(store, queue, "XREVRANGE", "+", "-", count)]
+    return [*chain(*reversed(entries))][-count:] if count else []

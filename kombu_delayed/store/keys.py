@@ -223,6 +223,16 @@ def job_report(job_id: str, prefix: str = "") -> str:
     return f"{prefix}kombu-delayed-job:{job_id}"
 
 
+def job_state(ledger: str, prefix: str = "") -> str:
+    """Hash: what a job is, and how far it has come."""
+    return f"{prefix}kombu-delayed-job:{ledger}:state"
+
+
+def jobs(prefix: str = "") -> str:
+    """Sorted set name of a job's ledgers -> when it began, in ms, of the last 1,000 jobs."""
+    return f"{prefix}kombu-delayed-jobs"
+
+
 def job_shards(ledger: str, prefix: str = "") -> str:
     """Hash queue -> over how many shards a job spreads it, of jobs of version 0.1."""
     return f"{prefix}kombu-delayed-job:{ledger}:shards"

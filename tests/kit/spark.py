@@ -12,7 +12,16 @@ from click.testing import Result
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from celery_ext.spark import JobReport, backlog, cancel, job_report, reschedule, schedule
+from celery_ext.spark import (
+    JobReport,
+    backlog,
+    cancel,
+    forget_job,
+    job_report,
+    jobs,
+    reschedule,
+    schedule,
+)
 from celery_ext.spark.backup.transfer import backup, read_backup, restore, summary
 from celery_ext.spark.events.archive import log_events, read_archive
 from tests.kit.workers import ROOT
@@ -73,6 +82,11 @@ def there_and_back(
     assert backlog(spark, columns=["id"], **broker).distinct().count() == COUNT + 20
     told = {"scheduled": COUNT + 50, "rescheduled": 30, "cancelled": 30}
     assert _archived(spark, directory / "events", **broker) == told
+    told_of = {job.job_id: job.state for job in jobs(**broker)}
+    assert (told_of.pop("j"), set(told_of.values())) == ("ended", {"ended"})
+    assert forget_job("j", **broker) > 0
+    assert (forget_job("j", **broker), job_report("j", **broker)) == (0, None)
+    assert {job.job_id for job in jobs(**broker)} == told_of.keys()
     return f"{found._jdf.queryExecution().toString()} {made} {summary(spark, path)}"
 
 

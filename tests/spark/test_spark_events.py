@@ -160,7 +160,7 @@ def test_columns(reader: Make, client: redis.Redis) -> None:
     assert first == {
         **{"stream_id": "2500-1", "event": "acked", "id": "a", "task": "mail", "tenant": "acmé"},
         **{"queue": "q", "consumer": "w1@host:7:abcd", "worker": "w1@host", "deliveries": 3},
-        "reason": "",
+        **{"reason": "", "job": ""},
     }
     assert (second["id"], second["due"].year, second["reason"]) == ("\ufffd", 9999, "why")
 

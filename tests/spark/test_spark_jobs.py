@@ -209,7 +209,10 @@ def test_files_that_are_no_rows(change: Run, spark: SparkSession, tmp_path: Path
     assert (result.exit_code, "alformed" in result.output) == (1, True), result.output
     path.write_text('{"id": "a", "tsk": "t", "eta": "2100"}\n')
     result = change("schedule", path)
-    assert "Error: schedule knows no column 'tsk'; did you mean 'task'?" in result.output
+    assert (
+        "Error: there is no column task, the name of the task of each row; did you mean 'tsk'?"
+        in result.output
+    )
     assert "--job-id" not in result.output
     assert "PATH_NOT_FOUND" in change("cancel", tmp_path / "none.csv").output
 

@@ -16,7 +16,8 @@ from celery_ext.spark.sink.job_ledger import (
 )
 from kombu_delayed.connection.commands import numbers
 from kombu_delayed.inspection.backlog import Backlog
-from kombu_delayed.store.store import Store
+from kombu_delayed.inspection.events import newest, pages, read
+from kombu_delayed.store.store import Entry, Store
 from tests.kit.state import entry, message, promoted, state
 
 JOB = Job("j", "run", 100)
@@ -82,6 +83,41 @@ def test_reschedule(ledger: LedgerStore, store: Store, client: redis.Redis) -> N
     assert client.ttl("{q}:job:j") == -1
     assert reschedule(ledger, ("a", "1900", ""), ("c", "9", "")) == [0, 0]
     assert kept(client)[1] == rest
+
+
+def test_what_a_job_does_is_one_event_of_a_call(
+    ledger: LedgerStore, store: Store, client: redis.Redis
+) -> None:
+    """Also of what was due already, which has a due time from then on."""
+    ledger.event_limit = store.event_limit = 100
+    texts = {id: message(id, headers={"id": id}) for id in "abd"}
+    a, b = (Entry(id, 0, texts[id], due) for id, due in (("a", "2000"), ("b", "500")))
+    ledger.schedule("q", [a, b, a])
+    mover = LedgerStore(ledger, Job("j", "run", 100, "reschedule"))
+    reschedule(mover, ("a", "3000", ""), ("c", "9", ""))
+    store.now = "1000"
+    assert store.deliver("q", "w1@host:7:abcd", 10, 1, lease_ms=30_000) is not None
+    move, given = ledger.cancel_call("q", ["a", "b"])
+    assert numbers(move(store.run, **given)) == [1, 0]
+    move, given = ledger.restore_call("q", [(b"d", b"04000" + texts["d"].encode())])
+    move(store.run, **given)
+    ledger.schedule("q", [a])  # tells nothing
+    assert [
+        (event.event, event.id, event.due_ms, event.job, event.consumer[:2])
+        for event in read(store, "q")
+    ] == [
+        ("scheduled", "a", 2000, "j", ""),
+        ("scheduled", "b", 500, "j", ""),
+        ("rescheduled", "a", 3000, "j", ""),
+        ("delivered", "b", 500, "", "w1"),
+        ("cancelled", "a", 3000, "j", ""),
+        ("scheduled", "d", 4000, "j", ""),
+    ]
+    assert client.xlen("{q}:events") == 5
+    assert [event.id for event in newest(store, "q", 3)] == ["b", "a", "d"]
+    assert [event.id for event in read(store, "q", count=1)] == ["a", "b"]
+    [pages_of] = pages(store, "q")
+    assert len(pages_of) == 6
 
 
 def test_bulk_scheduling(delayed: Delayed) -> None:

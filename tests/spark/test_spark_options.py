@@ -54,7 +54,10 @@ def test_taken(given: dict[str, Any], expected: dict[str, Any]) -> None:
             "transport_options takes a JSON object, not what",
         ),
         ({"broker_env": "URL"}, "not by broker and broker_env"),
-        ({"broker": None}, "give the broker by one of the options broker, broker_env and app$"),
+        (
+            {"broker": None},
+            "give the broker by one of the options broker, broker_env and app[.] Spark",
+        ),
         ({"broker": None, "app": "a", "transport_options": '{"a": 1}'}, "leave transport_options"),
     ],
 )
@@ -83,8 +86,7 @@ def test_url_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"rejects": ""}, "option rejects takes the path of a directory, not"),
-        ({"rejects": "s3://bucket/rejects"}, "option rejects takes the path of a directory, not"),
+        ({"rejects": ""}, "option rejects takes the path of a directory, or the URI"),
         ({"queue": "c", "queues": "a,b"}, "option queue is 'c', and the option queues allows only"),
     ],
 )
@@ -94,14 +96,26 @@ def test_writes_refused(given: dict[str, str], message: str) -> None:
 
 
 TASK = {"id": "string", "task": "string", "eta": "timestamp"}
+STRICT = {"extra_columns": "fail"}
 
 
 @pytest.mark.parametrize(
     ("types", "options", "message"),
     [
-        ({**TASK, "etaa": "string"}, {}, "schedule knows no column 'etaa'; did you mean 'eta'?"),
-        ({**TASK, "x": "string", "y": "string"}, {}, "no column 'x', 'y'; it takes id, task, args"),
-        ({**TASK, "eta": "timestamp_ntz"}, {}, "column eta cannot be of type timestamp_ntz, but"),
+        (
+            {**TASK, "etaa": "string"},
+            STRICT,
+            "schedule knows no column 'etaa'; did you mean 'eta'?",
+        ),
+        (
+            {**TASK, "x": "string", "y": "string"},
+            STRICT,
+            "no column 'x', 'y'; it takes id, task, args",
+        ),
+        ({**TASK, "eta": "bigint"}, {}, "column eta cannot be of type bigint, but only timestamp,"),
+        ({**TASK, "id": "double"}, {}, r"but only string, .*, bigint, decimal\(…,0\)"),
+        (TASK, {"time_zone": "Berlin"}, "option time_zone takes the name of a time zone, such as"),
+        (TASK, {"time_of_day": "9"}, "option time_of_day takes a time of day, such as 09:30"),
         ({**TASK, "args": "int"}, {}, "column args .*, but only string, array<…>, struct<…>"),
         ({"task": "string", "eta": "string"}, {}, "give either a column id or the option key_col"),
         (TASK, {"key_columns": "task"}, "give either a column id or the option key_columns"),
@@ -113,7 +127,8 @@ TASK = {"id": "string", "task": "string", "eta": "timestamp"}
         ({"id": "string", "eta": "string"}, {}, "there is no column task"),
         ({"id": "string", "task": "string"}, {}, "schedule needs a column eta or countdown"),
         ({"id": "string"}, {"operation": "cancel"}, "cancel needs a column queue or the option"),
-        (TASK, {"operation": "cancel"}, "cancel knows no column 'task', 'eta'"),
+        (TASK, {"operation": "cancel", **STRICT}, "cancel knows no column 'task', 'eta'"),
+        (TASK, {"operation": "cancel", "extra_columns": "kwargs"}, "kwargs is for schedule only"),
         (
             {"id": "string", "queue": "string"},
             {"operation": "reschedule"},

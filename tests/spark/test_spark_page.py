@@ -43,7 +43,7 @@ def life(number: int, dice: random.Random) -> Iterator[tuple[Any, ...]]:
         consumer = name and f"{name}:1:aa"
         yield (
             *(stream_id, event, f"id-{number}", task, tenant, queue, due, at),
-            *(consumer, name, deliveries, ""),
+            *(consumer, name, deliveries, "", ""),
         )
 
 

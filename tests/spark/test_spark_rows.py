@@ -162,6 +162,72 @@ def test_to_cancel_or_to_move() -> None:
     assert reasons == ["queue is null, and there is no option queue"]
 
 
+NAN = float("nan")
+SKIPPED = datetime(2100, 3, 28, 2, 30)  # Berlin's clocks go from 02:00 to 03:00
+
+
+@pytest.mark.parametrize(
+    ("column", "eta"),
+    [
+        (pa.array([ETA.replace(tzinfo=None)]), "2100-01-02T02:04:05.678901+00:00"),
+        (pa.array([ETA.replace(tzinfo=None)], "timestamp[ns]"), "2100-01-02T02:04:05.678901+00:00"),
+        (pa.array([datetime(2100, 10, 31, 2, 30)]), "2100-10-31T00:30:00+00:00"),
+        (pa.array([SKIPPED]), "2100-03-28T01:30:00+00:00"),
+        (pa.array([date(2100, 7, 1)]), "2100-07-01T16:00:00+00:00"),
+        (pa.array(["2100-07-01"]), "2100-07-01T16:00:00+00:00"),
+        (pa.array(["2100-07-01 01:02"]), "2100-06-30T23:02:00+00:00"),
+        (pa.array(["2100-07-01T01:02Z"]), "2100-07-01T01:02Z"),
+        (pa.array([ETA], TOKYO), ETA.isoformat()),
+    ],
+)
+def test_times_without_a_zone(column: pa.Array, eta: str) -> None:
+    berlin = {"time_zone": "Europe/Berlin", "time_of_day": "18:00"}
+    [row], reasons = made({"id": [1], "task": ["t"], "eta": column}, **berlin)
+    assert (row.eta if type(row) is Timed else row.options["eta"], reasons) == (eta, [])
+    [row], _ = made({"id": [1], "task": ["t"], "countdown": [1], "expires": column}, **berlin)
+    expires = row.options["expires"]
+    assert eta_to_ms(expires) == eta_to_ms(eta)
+
+
+def test_numbers_of_a_lake() -> None:
+    columns = {
+        "id": pa.array([Decimal(10**20), Decimal(2), None], pa.decimal128(38, 0)),
+        "task": ["t"] * 3,
+        "countdown": [1.5, NAN, 1],
+        "eta": pa.array([None, ETA, None]),
+        "priority": [3.0, NAN, None],
+    }
+    rows, reasons = made(columns)
+    assert [row[3] for row in rows] == [
+        {"task_id": f"{10**20}", "countdown": 1.5, "priority": 3},
+        {"task_id": "2", "eta": ETA},
+    ]
+    assert reasons == ["id is null or empty"]
+    assert "priority takes a whole number, not 2.5" in refused(priority=2.5)
+
+
+def test_columns_that_are_not_ours() -> None:
+    columns = {
+        "id": [1, 2],
+        "task": ["t", "t"],
+        "kwargs": ['{"n": 5}', None],
+        "n": pa.array([Decimal("1.10"), None], pa.decimal128(4, 2)),
+        "at": pa.array([ETA, ETA]),
+        "local": pa.array([SKIPPED, None]),
+        "__index_level_0__": ["x", "y"],
+    }
+    extra = {"at": ETA, "local": SKIPPED}
+    expected = [{**extra, "n": 5}, {"n": None, "at": ETA, "local": None}]
+    for name, values in {"countdown": [1, 1], "eta": pa.array([ETA, ETA])}.items():
+        given = {**columns, name: values}
+        rows, _ = made(given, extra_columns="kwargs")
+        assert [row.call.kwargs if type(row) is Timed else row[2] for row in rows] == expected
+        rows, _ = made(given, extra_columns="headers")
+        found = [{"n": Decimal("1.10"), **extra}, {"n": None, "at": ETA, "local": None}]
+        assert [row.options["headers"] for row in rows] == found
+        assert [row.kwargs for row in rows] == [{"n": 5}, {}]
+
+
 # Rejects.
 
 

@@ -19,7 +19,7 @@ from pyspark.errors import AnalysisException, PythonException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from celery_ext.spark import backlog, reschedule, schedule
+from celery_ext.spark import backlog, cancel, job_report, jobs, reschedule, schedule
 from kombu_delayed.errors import OptionError
 from tests.kit.backlog import check_backlog
 from tests.kit.ledger import Ledger
@@ -46,6 +46,7 @@ def messages(client: redis.Redis) -> dict[str, Any]:
 
 def _parsed(text: str) -> Any:
     payload = json.loads(text)
+    payload.pop("due_ms", None)  # a job's messages that were due already have it, as delayed ones
     del payload["headers"]["origin"], payload["properties"]["delivery_tag"]
     payload["properties"].pop("reply_to", None)
     return payload
@@ -88,10 +89,12 @@ def test_a_worker_runs_what_was_scheduled(
     waiting = backlog(spark, broker=url, columns=["id", "queue"])
     assert waiting.count() == 40
     assert reschedule(waiting.withColumn("countdown", F.lit(0)), broker=url).accepted == 40
+    overdue = numbered(spark, 50, first=40, eta=F.lit("2020-01-01"), args=F.array("id"))
+    assert schedule(overdue, broker=url).accepted == 10
     ledger = Ledger(tmp_path / "ledger")
     with Worker(Settings(url, ledger=str(ledger.path)), tmp_path):
-        ledger.wait_for(40)
-    assert sorted(each["args"] for each in ledger.entries()) == sorted([f"{n}"] for n in range(40))
+        ledger.wait_for(50)
+    assert sorted(each["args"] for each in ledger.entries()) == sorted([f"{n}"] for n in range(50))
     assert set(ledger.runs().values()) == {1}
 
 
@@ -185,6 +188,35 @@ def test_rejects(spark: SparkSession, url: str, client: redis.Redis, tmp_path: P
     assert len(list(directory.iterdir())) == 2
 
 
+def test_rejects_to_where_only_spark_can_write(
+    spark: SparkSession, url: str, client: redis.Redis, tmp_path: Path
+) -> None:
+    """By Spark's own writer, to any file system that it knows."""
+    conf = spark._jsc.hadoopConfiguration()
+    conf.set("fs.viewfs.mounttable.lake.link./data", tmp_path.as_uri())
+    where = "viewfs://lake/data/rejects"
+    with pytest.raises(Exception, match="No FileSystem for scheme"):
+        schedule(refusing(spark), broker=url, rejects="nofs://bucket/rejects")
+    assert jobs(broker=url) == []
+    report = schedule(refusing(spark), broker=url, rejects=where, job_id="j")
+    assert (counts(report), job_report("j", broker=url)) == ((88, 0, 12), report)
+    assert client.hlen("{celery}:messages") == 88
+    found = spark.read.json(where).orderBy(F.col("row.id").cast("int")).collect()
+    assert [int(each.row.id) for each in found] == [3, 7, 8, *range(13, 100, 10)]
+    assert found[2].row.asDict() == {"id": "8", "task": "record", "eta": "soon", "args": "[]"}
+    assert (tmp_path / "rejects" / "_SUCCESS").exists()
+    [job] = jobs(broker=url)
+    assert (job.state, job.accepted, job.refused) == ("ended", 88, 12)
+
+    again = schedule(numbered(spark, 20), broker=url, rejects=where, job_id="j")
+    assert counts(again) == (4, 16, 0)
+    assert spark.read.json(where).count() == 12
+    assert cancel(numbered(spark, 5), broker=url, rejects=where, queue="celery").accepted == 5
+    writer = numbered(spark, 1).write.format("kombu_delayed").mode("append").option("broker", url)
+    with pytest.raises(AnalysisException, match="is written by Spark itself: call schedule"):
+        writer.option("rejects", where).save()
+
+
 def test_more_rejects_than_allowed(spark: SparkSession, url: str, client: redis.Redis) -> None:
     frame = refusing(spark, 1)
     with pytest.raises(PythonException, match="1 rows are refused, and max_rejects is 0") as caught:
@@ -205,7 +237,9 @@ def test_options_are_checked_on_the_driver(spark: SparkSession, url: str) -> Non
         writer.mode("overwrite").save()
     with pytest.raises(AnalysisException, match="unknown option 'job'; did you mean 'job_id'"):
         writer.mode("append").option("job", "j").save()
-    with pytest.raises(AnalysisException, match="schedule knows no column 'tsk'"):
+    with pytest.raises(AnalysisException, match=r"no column task, .*; did you mean 'tsk'"):
         schedule(frame.withColumnRenamed("task", "tsk"), broker=url)
+    with pytest.raises(AnalysisException, match="schedule knows no column 'etaa'; did you mean"):
+        schedule(frame.withColumn("etaa", F.lit(1)), broker=url, extra_columns="fail")
     with pytest.raises(AnalysisException, match=r"keeps no backlog: put delayed\+ in front"):
         schedule(frame, broker=url.removeprefix("delayed+"))

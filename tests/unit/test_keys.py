@@ -11,6 +11,8 @@ from kombu_delayed.store.keys import (
     http_topics,
     job_pace,
     job_report,
+    job_state,
+    jobs,
     revoked_tasks,
 )
 
@@ -64,6 +66,8 @@ def test_keys_of_no_queue() -> None:
     assert format_version("app:") == "app:kombu-delayed:format"
     assert job_report("mine", "app:") == "app:kombu-delayed-job:mine"
     assert job_pace("mine", "app:") == "app:kombu-delayed-job:mine:pace"
+    assert job_state("mine", "app:") == "app:kombu-delayed-job:mine:state"
+    assert jobs("app:") == "app:kombu-delayed-jobs"
     assert revoked_tasks("app:") == "app:kombu-delayed-revoked"
     assert http_tokens("app:") == "app:kombu-delayed-http:tokens"
     assert http_session("ab", "app:") == "app:kombu-delayed-http:session:ab"

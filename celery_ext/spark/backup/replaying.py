@@ -184,7 +184,9 @@ def _give_up(lost: DataFrame, total: int, options: WriteOptions) -> int:
             )
         if count:
             made = lost.select(F.lit(NO_MESSAGE).alias("reason"), F.struct("*").alias("row"))
-            made.write.mode("append").json(Path(options.rejects).absolute().as_uri())
+            where = options.rejects
+            path = where if "://" in where else Path(where).absolute().as_uri()
+            made.write.mode("append").json(path)
         return count
     finally:
         lost.unpersist()

@@ -9,7 +9,7 @@ import click
 
 from celery_ext.app.commands import all_of
 from celery_ext.spark import cancel, reschedule, schedule
-from celery_ext.spark.commands.files import FORMATS, read_rows
+from celery_ext.spark.commands.files import FORMATS, queried, read_rows
 from celery_ext.spark.sink.job_ledger import JobReport
 
 from .group import connection_options, job_options, main, run_again, spark_of
@@ -37,6 +37,19 @@ row_options = all_of(
         "--key-columns",
         help="Columns from which ids are made, separated by commas. Default: column id.",
     ),
+    click.option(
+        "--select",
+        multiple=True,
+        metavar="EXPRESSIONS",
+        help="SQL expressions for the columns, such as \"user_id AS id, 'mail.remind' AS task\".",
+    ),
+    click.option("--sql", help='A query over the files, which are the table "rows".'),
+    click.option(
+        "--extra-columns",
+        help="Other columns: drop (default), kwargs or headers of the task, or fail.",
+    ),
+    click.option("--time-zone", help="The time zone of times that have none. Default: UTC."),
+    click.option("--time-of-day", help="The time of day of dates. Default: 00:00."),
     job_options,
 )
 
@@ -77,11 +90,17 @@ def _run(
     done: str,
     path: str,
     format: str | None,
+    select: tuple[str, ...],
+    sql: str | None,
     as_json: bool,
     **options: Any,
 ) -> None:
+    if select and sql:
+        raise click.UsageError("give one of --select and --sql")
     spark = spark_of(ctx)
     with run_again(options["job_id"]), watching(spark, done):
         rows: DataFrame = read_rows(spark, path, format)
-        report = job(rows, **options)
+        if select or sql:
+            rows = queried(rows, sql or f"SELECT {', '.join(select)} FROM rows")
+        report = job(rows, label=path, **options)
     show(report, done, as_json, options["rejects"])

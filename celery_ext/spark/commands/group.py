@@ -114,7 +114,9 @@ job_options = all_of(
         default=lambda: str(uuid4()),
         help="Name of the job. Running it again under the same name does nothing twice.",
     ),
-    click.option("--rejects", help="A directory for refused rows. Default: they stop the job."),
+    click.option(
+        "--rejects", help="A directory or URI for refused rows. Default: they stop the job."
+    ),
     click.option("--ledger-seconds", help="How long the broker remembers what the job has done."),
     click.option(
         "--max-rows-per-second", help="The most rows a second, of all tasks of Spark together."
@@ -151,7 +153,8 @@ def between(events: DataFrame, since: datetime | None, until: datetime | None) -
 
 @contextmanager
 def run_again(job_id: str) -> Iterator[None]:
-    """Tell the name of a job that has failed, with which it goes on."""
+    """Tell the name of a job, before it begins and if it fails: with it, it goes on."""
+    click.echo(f"Job {job_id}", err=True)
     try:
         yield
     except AnalysisException:  # nothing has begun

@@ -104,6 +104,9 @@ def show(report: JobReport, done: str, as_json: bool, rejects: str | None = None
         f"{report.accepted:,} {done}, {report.already:,} already there or dealt with"
         + (refused if report.refused else "")
     )
+    if report.dropped:
+        names = ", ".join(report.dropped)
+        click.echo(f"{len(report.dropped)} columns left out (--extra-columns): {names}", err=True)
 
 
 def ask(question: str, yes: bool) -> None:

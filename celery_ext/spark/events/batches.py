@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -21,40 +22,53 @@ for _name in ("stream_id", "event", "id", "task", "tenant", "queue"):
     SCHEMA.add(_name, StringType())
 SCHEMA.add("due", TimestampType()).add("at", TimestampType())
 SCHEMA.add("consumer", StringType()).add("worker", StringType()).add("deliveries", IntegerType())
-SCHEMA.add("reason", StringType())
+SCHEMA.add("reason", StringType()).add("job", StringType())
 
 #: Events that one call reads, and calls that make one batch.
 PAGE_SIZE, PAGES = 1_000, 5
 
+#: Where a page has more than these, the next ones are shorter: a job's entry has many events.
+PAGE_BYTES, LEAST_PAGE = 500_000, 20
+
 _FIELDS = (
     *("stream_id", "event", "id", "task", "tenant", "due_ms", "consumer", "deliveries", "reason"),
+    "job",
 )
 
 #: What an event says, in the order above.
 Row = list[Any]
 
 
-def batches(store: Store, queue: str, piece: Piece, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """A piece of a queue's events, with the columns of a schema. Raises DelayedError."""
+def batches(
+    store: Store, queue: str, piece: Piece, schema: pa.Schema
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """A piece of a queue's events, with the columns of a schema, and of how many entries they are.
+
+    Raises DelayedError.
+    """
     rows: list[Row] = []
-    for page in _pages(store, queue, piece):
-        rows += (told(queue, entry) for entry in page)
+    entries = 0
+    for entry in chain.from_iterable(_pages(store, queue, piece)):
+        rows += told(queue, entry)
+        entries += 1
         if len(rows) >= PAGES * PAGE_SIZE:
-            yield to_batch(queue, rows, schema)
-            rows = []
+            yield entries, to_batch(queue, rows, schema)
+            rows, entries = [], 0
     if rows:
-        yield to_batch(queue, rows, schema)
+        yield entries, to_batch(queue, rows, schema)
 
 
 def _pages(store: Store, queue: str, piece: Piece) -> Iterator[list[Any]]:
-    key, after = store.keys(queue).events, piece.after
+    key, after, size = store.keys(queue).events, piece.after, PAGE_SIZE // 5
     while True:
-        page = store.run("XRANGE", key, f"({after}", piece.upto, "COUNT", PAGE_SIZE)
+        page = store.run("XRANGE", key, f"({after}", piece.upto, "COUNT", size)
         if page:
             yield page
-        if len(page) < PAGE_SIZE:
+        if len(page) < size:
             return
         after = page[-1][0].decode()
+        is_large = sum(len(entry[1][-1]) for entry in page) > PAGE_BYTES
+        size = max(LEAST_PAGE, size // 2) if is_large else min(PAGE_SIZE, size * 2)
 
 
 def to_batch(queue: str, rows: Sequence[Row], schema: pa.Schema) -> pa.RecordBatch:
@@ -93,7 +107,7 @@ def _given(name: str, type_: pa.DataType) -> Callable[[str, Given], pa.Array]:
     return lambda queue, given: pa.array(given[name], type_)
 
 
-_TEXTS = ("stream_id", "event", "id", "task", "tenant", "consumer", "reason")
+_TEXTS = ("stream_id", "event", "id", "task", "tenant", "consumer", "reason", "job")
 _COLUMNS: dict[str, Callable[[str, Given], pa.Array]] = {
     **{name: _given(name, pa.string()) for name in _TEXTS},
     "queue": _queue,

@@ -178,8 +178,8 @@ class EventReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The events of a range. Raises EventsLost where they are not those that were planned."""
         queue, piece, count = partition.queue, partition.piece, 0
         with connected(self.options) as delayed:
-            for batch in batches(delayed.store, queue, piece, self.schema):
-                count += batch.num_rows
+            for entries, batch in batches(delayed.store, queue, piece, self.schema):
+                count += entries
                 yield batch
             if UNKNOWN != piece.count != count:
                 stream, missing = look(delayed.store, queue) or GONE, piece.count - count

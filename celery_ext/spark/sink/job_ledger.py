@@ -53,7 +53,7 @@ class JobReport:
 
     `accepted` counts what this run has scheduled, restored, cancelled or moved, `already` rows that
     there was nothing to do for: dealt with before, there already or, to be changed, not delayed any
-    more.
+    more. `dropped` are the columns that were left out.
     """
 
     job_id: str
@@ -61,6 +61,7 @@ class JobReport:
     already: int = 0
     refused: int = 0
     queues: dict[str, int] = field(default_factory=dict)
+    dropped: list[str] = field(default_factory=list)
 
 
 class JobShards(Shards):
@@ -106,7 +107,7 @@ class LedgerStore(Store):
     def cancel_call(self, queue: str, ids: Sequence[str], how: str = "all") -> Call:
         """As of any store; that they are gone is ledger enough."""
         self.queues.add(queue)
-        return super().cancel_call(queue, ids, how)
+        return super().cancel_call(queue, ids, f"job:{self.job.id}" if how == "all" else how)
 
 
 def done_by_run(store: Store, job: Job, queue: str) -> int:
@@ -123,7 +124,8 @@ def dealt_with(store: Store, job: Job, queue: str) -> int:
 def keep_report(store: Store, job: Job, report: JobReport) -> None:
     """Leave a run's report where `read_report` finds it, in whichever process."""
     key = job_report(job.id, store.keys("").prefix)
-    store.run("SET", key, json.dumps(asdict(report)), "EX", job.seconds)
+    told = {name: value for name, value in asdict(report).items() if value or name != "dropped"}
+    store.run("SET", key, json.dumps(told), "EX", job.seconds)
 
 
 def read_report(store: Store, job_id: str) -> JobReport | None:

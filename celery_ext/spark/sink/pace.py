@@ -34,7 +34,9 @@ class Pace:
         job: Job,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = perf_counter,
+        on_written: Callable[[int], None] | None = None,
     ) -> None:
+        self._on_written = on_written
         self._store = store
         self._per_second = options.max_rows_per_second
         self._budget_seconds = options.latency_budget_ms / 1000
@@ -61,6 +63,8 @@ class Pace:
 
     def written(self, count: int) -> None:
         """Wait for as long as it takes after so many rows."""
+        if self._on_written:
+            self._on_written(count)
         seconds = self._back_off() if self._budget_seconds else 0.0
         if self._per_second:
             given = {"rows": count, "per_second": self._per_second, "now": self._store.now}

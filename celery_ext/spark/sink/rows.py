@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from hashlib import sha1
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import pyarrow
@@ -20,7 +20,8 @@ from kombu_delayed.errors import OptionError
 from kombu_delayed.message.envelope import eta_to_ms, parse_iso8601
 
 from ..arrow import Unreadable, iso_times, lists, slices, to_python
-from ..options import CANCEL, RESCHEDULE, SCHEDULE, WriteOptions
+from ..options import CANCEL, FAIL, HEADERS, KWARGS, RESCHEDULE, SCHEDULE, WriteOptions
+from .fitting import extra_columns, fitted
 
 Row = dict[str, Any]
 
@@ -28,18 +29,19 @@ Row = dict[str, Any]
 NAMESPACE = UUID("6c1c2f0e-8d35-5f0e-9a53-6b1f6d1f3c7a")
 
 _NUMBER = r"tinyint|smallint|int|bigint|float|double|decimal\(.*\)"
-_TIME = "timestamp|string"
+_WHOLE = "tinyint|smallint|int|bigint"
+_TIME = "timestamp|timestamp_ntz|date|string"
 
 #: Columns with the Spark types that they may have.
 _TYPES = {
-    "id": "string",
+    "id": rf"string|{_WHOLE}|decimal\(\d+,0\)",
     "task": "string",
     "args": "string|array<.*>|struct<.*>",
     "kwargs": r"string|map<string,.*>|struct<.*>",
     "eta": _TIME,
     "countdown": _NUMBER,
     "queue": "string",
-    "priority": "tinyint|smallint|int|bigint",
+    "priority": _NUMBER,
     "headers": "string|map<string,.*>|struct<.*>",
     "expires": f"{_TIME}|{_NUMBER}",
 }
@@ -64,11 +66,14 @@ def check_columns(types: Mapping[str, str], options: WriteOptions) -> None:
     """
     operation, keys = options.operation, options.key_columns
     known = COLUMNS[operation]
-    unknown = [name for name in types if name not in known and name not in keys]
-    if unknown:
-        shown = ", ".join(map(repr, unknown))
-        hint = suggestion(unknown[0], known, "it takes")
-        raise OptionError(f"{operation} knows no column {shown}{hint}")
+    extra = extra_columns([*types], (*known, *keys))
+    if extra and options.extra_columns == FAIL:
+        shown = ", ".join(map(repr, extra))
+        raise OptionError(
+            f"{operation} knows no column {shown}{suggestion(extra[0], known, 'it takes')}"
+        )
+    if operation != SCHEDULE and options.extra_columns in (KWARGS, HEADERS):
+        raise OptionError(f"option extra_columns={options.extra_columns} is for schedule only")
     for name in set(types) & set(known) - set(keys):
         if not re.fullmatch(_TYPES[name], types[name]):
             raise OptionError(f"column {name} cannot be of type {types[name]}{_hint(name)}")
@@ -78,7 +83,8 @@ def check_columns(types: Mapping[str, str], options: WriteOptions) -> None:
 
 
 def _hint(name: str) -> str:
-    return f", but only {_TYPES[name].replace('|', ', ').replace('.*', '…').replace(chr(92), '')}"
+    shown = _TYPES[name].replace("\\d+,0", "…,0").replace("|", ", ").replace(".*", "…")
+    return f", but only {shown.replace(chr(92), '')}"
 
 
 def _check_needed(types: Mapping[str, str], options: WriteOptions) -> None:
@@ -90,11 +96,21 @@ def _check_needed(types: Mapping[str, str], options: WriteOptions) -> None:
             f"{operation} it again"
         )
     if operation == SCHEDULE and "task" not in types:
-        raise OptionError("there is no column task, the name of the task of each row")
+        raise OptionError(
+            "there is no column task, the name of the task of each row"
+            f"{suggestion('task', [*types], 'there are')}"
+        )
     if operation != SCHEDULE and "queue" not in types and not options.queue:
         raise OptionError(f"{operation} needs a column queue or the option queue")
     if operation != CANCEL and not {"eta", "countdown"} & set(types):
         raise OptionError(f"{operation} needs a column eta or countdown: when it is due")
+
+
+class Carried(NamedTuple):
+    """What a row has for its keyword arguments or headers beside the columns of these names."""
+
+    extra: Row
+    own: Any
 
 
 def key_id(values: Iterable[Any]) -> str:
@@ -143,6 +159,8 @@ class Rows:
             RESCHEDULE: self._move,
         }
         self._make = makers[options.operation]
+        #: As it came, and with the types that rows need.
+        self._given: pyarrow.RecordBatch = None
         self._batch: pyarrow.RecordBatch = None
         self._columns: dict[str, list[Any]] = {}
         self._patterns: dict[tuple[str | None, str | None, int | None], Pattern] = {}
@@ -150,12 +168,14 @@ class Rows:
 
     @property
     def current(self) -> Row:
-        """The row that was read last, with all its columns."""
-        return {name: self._column(name)[self._at] for name in self._batch.schema.names}
+        """The row that was read last, with all its columns as they came."""
+        row = self._given.slice(self._at, 1)
+        return {name: to_python(row.column(name))[0] for name in row.schema.names}
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         for batch in slices(self._batches):
-            self._batch, self._columns = batch, {}
+            self._given, self._columns = batch, {}
+            self._batch = fitted(batch, self._options)
             make, columns = self._plan()
             for self._at, values in enumerate(zip(*columns, strict=True)):
                 try:
@@ -179,6 +199,8 @@ class Rows:
         return name in self._batch.schema.names
 
     def _is_null(self, name: str) -> bool:
+        if name == self._options.extra_columns and self._extra:
+            return False
         return not self._has(name) or self._batch.column(name).null_count == self._batch.num_rows
 
     @property
@@ -189,13 +211,29 @@ class Rows:
         """The values of a column of the batch; nulls where it has none."""
         if name not in self._columns:
             found = self._has(name)
-            self._columns[name] = to_python(self._batch.column(name)) if found else self._nulls
+            values = to_python(self._batch.column(name)) if found else self._nulls
+            self._columns[name] = self._carrying(name, values)
         return self._columns[name]
 
     @property
+    def _extra(self) -> list[str]:
+        return extra_columns(self._given.schema.names, COLUMNS[SCHEDULE])
+
+    def _carrying(self, name: str, values: list[Any]) -> list[Any]:
+        """The values of a column, with those of the columns that are not ours where they go."""
+        if name != self._options.extra_columns or not (names := self._extra):
+            return values
+        rows = zip(*(_as_written(self._given.column(each)) for each in names), strict=True)
+        return [
+            Carried(dict(zip(names, row, strict=True)), own)
+            for row, own in zip(rows, values, strict=True)
+        ]
+
+    @property
     def _keys(self) -> list[Any]:
-        names = self._options.key_columns
-        return [*zip(*map(self._column, names), strict=True)] if names else self._column("id")
+        if not (names := self._options.key_columns):
+            return self._column("id")
+        return [*zip(*(to_python(self._given.column(each)) for each in names), strict=True)]
 
     def _id(self, key: Any) -> str:
         id = key_id(key) if self._options.key_columns else key
@@ -221,7 +259,7 @@ class Rows:
         eta: Any,
         countdown: Any,
         queue: str | None,
-        priority: int | None,
+        priority: Any,
         headers: Any,
         expires: Any,
     ) -> Call:
@@ -273,7 +311,7 @@ class Rows:
         where = self._where(queue)
         options: Row = {"queue": where} if queue or self._options.queue else {}
         if priority is not None:
-            options["priority"] = priority
+            options["priority"] = priority if type(priority) is int else _whole(priority)
         return options
 
     def _cancel(self, key: Any, queue: str | None) -> tuple[str, str, str, str]:
@@ -291,6 +329,23 @@ def _named(task: str | None) -> str:
     if not task:
         raise RowError("task is null or empty")
     return task
+
+
+def _whole(priority: Any) -> int:
+    """A priority of a file in which whole numbers are of another type where some are missing."""
+    if priority != int(priority):
+        raise RowError(f"priority takes a whole number, not {priority}")
+    return int(priority)
+
+
+def _as_written(column: pyarrow.Array) -> list[Any]:
+    """The values of a column for a task: times that have no zone stay without one."""
+    values = to_python(column)
+    if pyarrow.types.is_timestamp(column.type) and column.type.tz is None:
+        return [
+            each.replace(tzinfo=None) if isinstance(each, datetime) else each for each in values
+        ]
+    return values
 
 
 def _eta_ms(eta: Any) -> int:
@@ -327,10 +382,19 @@ def _list(value: Any) -> Any:
 
 
 def _object(name: str, value: Any) -> dict[str, Any]:
+    if type(value) is Carried:
+        return {**_readable(value.extra), **_object(name, value.own)}
     found = _loaded(name, value) if isinstance(value, str) else value
     if not isinstance(found, (dict, type(None))):
         raise RowError(f"{name} takes a JSON object, not {value!r}"[:200])
     return found or {}
+
+
+def _readable(row: Row) -> Row:
+    for name, value in row.items():
+        if isinstance(value, Unreadable):
+            raise RowError(f"column {name} has {value}")
+    return row
 
 
 def _loaded(name: str, text: str) -> Any:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
 import pyarrow
+from kombu.exceptions import OperationalError
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
@@ -17,6 +19,7 @@ from pyspark.sql.types import StructType
 from celery_ext import Delayed
 from celery_ext.control.bulk.schedule import schedule_many
 from kombu_delayed.connection.commands import numbers
+from kombu_delayed.errors import OptionError
 from kombu_delayed.inspection.restore_placement import by_shard
 from kombu_delayed.store.scripts import Call, whole
 from kombu_delayed.store.shards import is_shard, queue_of
@@ -24,12 +27,14 @@ from kombu_delayed.store.store import Store, chunks
 from kombu_delayed.transport.batch import BATCH_BYTES, Pipeline
 
 from ..connect import connected
-from ..options import CANCEL, RESTORE, SCHEDULE, WriteOptions
+from ..options import CANCEL, DROP, RESTORE, SCHEDULE, WriteOptions
 from .backup_rows import BackupRows, check_backup
+from .fitting import extra_columns
 from .job_ledger import Job, JobReport, LedgerStore, done_by_run, keep_report
 from .pace import Pace
+from .registry import Progress, begin, end
 from .rejects import Rejects, discard, publish
-from .rows import Rows, check_columns
+from .rows import COLUMNS, Rows, check_columns
 
 #: Not Kombu's, which says nothing where nobody has set up logging, as in Spark's processes.
 logger = logging.getLogger(__name__)
@@ -52,13 +57,27 @@ class BacklogWriter(DataSourceArrowWriter):
         check = check_backup if options.operation == RESTORE else check_columns
         check({each.name: each.dataType.simpleString() for each in schema.fields}, options)
         self.options = options
+        self.dropped = dropped_columns(schema.names, options)
+        #: The batches of a stream are not: Spark itself tells of them.
+        self.is_listed = job is None
         self.job = job or Job(
             options.job_id, uuid4().hex, options.ledger_seconds, options.operation
         )
         with connected(options) as delayed:
             _ = delayed.store  # a broker that cannot be used fails here, not in each task
+        if "://" in options.rejects:
+            raise OptionError(
+                f"option rejects={options.rejects!r} is written by Spark itself: call schedule, "
+                "cancel, reschedule or restore of celery_ext.spark with the DataFrame, instead of "
+                "df.write or df.writeStream (in a stream within foreachBatch)"
+            )
         if options.rejects:
             os.makedirs(options.rejects, exist_ok=True)
+
+    def begin(self) -> None:
+        """On the driver, before the first row: the job can be found from now on."""
+        with connected(self.options) as delayed:
+            begin(delayed.store, self.job, self.options.label)
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> Written:
         """Deal with the rows of a task. Raises RowsRefused, and OperationalError (BulkError)."""
@@ -85,7 +104,23 @@ class BacklogWriter(DataSourceArrowWriter):
         batches: Iterator[pyarrow.RecordBatch],
         rejects: Rejects,
     ) -> Written:
-        pace = Pace(delayed.store, self.options, self.job)
+        progress = Progress(delayed.store, self.job) if self.is_listed else None
+        pace = Pace(
+            delayed.store, self.options, self.job, on_written=progress.add if progress else None
+        )
+        written = self._write(delayed, store, batches, rejects, pace)
+        if progress:
+            progress.tell()
+        return written
+
+    def _write(
+        self,
+        delayed: Delayed,
+        store: LedgerStore,
+        batches: Iterator[pyarrow.RecordBatch],
+        rejects: Rejects,
+        pace: Pace,
+    ) -> Written:
         if self.options.operation == RESTORE:
             return self._change(store, BackupRows(batches, self.options, rejects.add), pace)
         rows = Rows(batches, self.options, delayed.app.conf.task_default_queue, rejects.add)
@@ -172,6 +207,10 @@ class BacklogWriter(DataSourceArrowWriter):
         with connected(self.options, waits=True) as delayed:
             report = self._report(delayed.store, written)
             keep_report(delayed.store, self.job, report)
+            if self.is_listed:
+                end(delayed.store, self.job, report)
+        if report.dropped:
+            logger.info("Job %s: columns left out: %s", report.job_id, ", ".join(report.dropped))
         logger.info(
             "Job %s: %d accepted, %d there or dealt with already, %d refused",
             report.job_id,
@@ -194,18 +233,28 @@ class BacklogWriter(DataSourceArrowWriter):
         accepted = sum(queues.values())
         already = max(0, sum(each.rows for each in written) - accepted)
         refused = sum(each.refused for each in written)
-        return JobReport(self.job.id, accepted, already, refused, queues)
+        return JobReport(self.job.id, accepted, already, refused, queues, self.dropped)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """On the driver, when the write has failed: what is done stays, and is not done again."""
         if self.options.rejects:
             discard(self.options.rejects, self.job.run)
+        if self.is_listed:
+            with suppress(OperationalError), connected(self.options) as delayed:
+                end(delayed.store, self.job, None)
         logger.error(
             "Job %s has failed, and some of its rows are dealt with: run it again with "
             "job_id=%r, and these are left alone",
             self.job.id,
             self.job.id,
         )
+
+
+def dropped_columns(names: Sequence[str], options: WriteOptions) -> list[str]:
+    """The columns of a DataFrame that nothing is done with."""
+    if options.operation == RESTORE or options.extra_columns != DROP:
+        return []
+    return extra_columns(names, (*COLUMNS[options.operation], *options.key_columns))
 
 
 def batches(rows: Iterable[tuple[Any, ...]], size: int) -> Iterator[list[tuple[Any, ...]]]:

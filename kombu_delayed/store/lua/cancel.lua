@@ -2,11 +2,14 @@
 -- Twice is safe: what is not delayed any more stays where it is.
 -- keys: partitions delayed messages duplicates events
 -- arguments: how event_limit:number ids...
---   how: all: an id stands for all that share it; one: for one member; read: as all, and return them
+--   how: all: an id stands for all that share it; one: for one member; read: as all, and return them; job:name: as all,
+--     by a job
 -- include: buckets backlog events
 -- returns as text how many were there, for each id; or all of {member, priority step + due_ms + message, …};
 --   O(log n) a message
 local dropped, counts = how == 'read' and {}
+local job = how:match('^job:(.*)')
+if job then together = {} end
 for i = 1, #ids do
   local id, count = ids[i], 0
   local highest = how ~= 'one' and tonumber(redis.call('HGET', duplicates, id) or 1) or 1
@@ -29,4 +32,5 @@ for i = 1, #ids do
   local text = count == 1 and '1' or tostring(count)  -- to write out a number costs as much as a command
   counts = counts and counts .. ' ' .. text or text
 end
+if job then tell_together(job) end
 return dropped or counts

@@ -9,6 +9,7 @@
 -- include: clock waiting ready buckets backlog events moved expiry reschedule past_ledgers ledger
 -- returns as text how many were moved, for each id; O(log n) a message
 local counts, total = {}, 0
+together = {}
 begin_ledger()
 for i = 1, #entries, 3 do
   local id, count = entries[i], 0
@@ -20,6 +21,7 @@ for i = 1, #entries, 3 do
   total = total + count
 end
 redis.call('HINCRBY', job, run, total)
+tell_together(job_name('reschedule'))
 keep_ledger()
 drop_past_ledgers(ledgers_until)
 announce_rescheduled()

@@ -14,7 +14,10 @@ local before = earliest()
 local first
 local counts = {0, 0}
 local has_ledger = ledger_seconds > 0
-if has_ledger then begin_ledger() end
+if has_ledger then
+  together = {}
+  begin_ledger()
+end
 
 local function without_eta(record)
   return (record:gsub('"eta": ?"[^"\\]*"', '', 1))
@@ -76,6 +79,7 @@ end
 index_gathered()
 if has_ledger then
   redis.call('HINCRBY', job, run, counts[1])
+  tell_together(job_name('restore'))
   keep_ledger()
   drop_past_ledgers(ledgers_until)
 end

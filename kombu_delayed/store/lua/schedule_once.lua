@@ -9,6 +9,7 @@
 -- include: clock waiting ready buckets bucket_add backlog gather events moved expiry schedule past_ledgers ledger
 -- returns as text: delayed, ready, already there or dealt with before; O(log n) a message
 local ids = {}
+is_job, together = true, {}
 begin_ledger()
 for i = 1, #entries, 3 do ids[#ids + 1] = entries[i] end
 local known = done_with(ids)
@@ -24,6 +25,7 @@ for i = 1, #entries, 3 do
 end
 redis.call('HINCRBY', job, run, counts[1] + counts[2])
 announce_scheduled()
+tell_together(job_name())
 keep_ledger()  -- who declares an expiry has left a note of it now
 drop_past_ledgers(ledgers_until)
 return table.concat(counts, ' ')

@@ -2,6 +2,24 @@
 -- needs: events event_limit
 -- Nobody deletes the stream of a queue that is not used any more, so it expires. That and cutting it cost as much as
 -- the entry: where `event_limit` is below 0, its caller has let another call do them, not long ago.
+local together  -- what a job does with many messages is one entry: event, task and tenant -> their place -> ids and due times
+
+local function append(version, name, text)
+  if event_limit > 0 or not redis.pcall('XADD', events, 'NOMKSTREAM', '*', 'v', version, name, text) then
+    event_limit = math.abs(event_limit)
+    redis.pcall('XADD', events, 'MAXLEN', '~', event_limit, '*', 'v', version, name, text)
+    redis.call('PEXPIRE', events, 7 * 86400000)
+    event_limit = -event_limit
+  end
+end
+
+-- Once, at the end of a call that has made a table of `together`.
+local function tell_together(job)
+  if #together == 0 then return end
+  local kinds = {}
+  for n, each in ipairs(together) do kinds[n] = each.of .. ',[' .. table.concat(each, ',') .. ']]' end
+  append('3', 'events', '{"job":' .. cjson.encode(job) .. ',"events":[' .. table.concat(kinds, ',') .. ']}')
+end
 
 -- A record does as well as a message. Without `id` it is the message's own, or `name` where it has none. An
 -- error here must not stop a move half way.
@@ -37,6 +55,17 @@ local function tell(event, id, message, due_ms, consumer, deliveries, name, reas
     local is_number = type(due_ms) == 'string' and #due_ms < 16 and due_ms:byte() > 48  -- as JSON has them
     due = is_number and due_ms or string.format('%.0f', math.min(due_ms, 2 ^ 53))
   end
+  if together then
+    local of = event .. '\31' .. task .. '\31' .. (tenant or '')
+    local each = together[of]
+    if not each then
+      each = {of = cjson.encode({event, task, tenant or ''}):sub(1, -2)}
+      together[of], together[#together + 1] = each, each
+    end
+    each[#each + 1] = is_plain and id == own_id and '"' .. id .. '"' or cjson.encode(id)
+    each[#each + 1] = due
+    return
+  end
   local text
   if is_plain and id == own_id and not consumer:find('["\\%c]') then
     text = '["' .. event .. '","' .. id .. '","' .. task .. '","' .. (tenant or '') .. '",' .. due .. ',"' .. consumer .. '",' .. deliveries .. ']'
@@ -45,12 +74,7 @@ local function tell(event, id, message, due_ms, consumer, deliveries, name, reas
     text = text .. ',' .. due .. ',' .. cjson.encode(consumer) .. ',' .. deliveries .. ']'
   end
   if reason and reason ~= '' then text = text:sub(1, -2) .. ',' .. cjson.encode(reason) .. ']' end
-  if event_limit > 0 or not redis.pcall('XADD', events, 'NOMKSTREAM', '*', 'v', '2', 'event', text) then
-    event_limit = math.abs(event_limit)
-    redis.pcall('XADD', events, 'MAXLEN', '~', event_limit, '*', 'v', '2', 'event', text)
-    redis.call('PEXPIRE', events, 7 * 86400000)
-    event_limit = -event_limit
-  end
+  append('2', 'event', text)
 end
 
 -- Where it has been promoted, a message begins with when it was due.

@@ -12,6 +12,12 @@ local function begin(ledger)
   if until_ms and tonumber(until_ms) <= now_ms then drop_ledger(ledger) end
 end
 
+-- Of the job whose ledger it is: behind its name is what it does, where that is not to schedule.
+local function job_name(operation)
+  local name = job:sub(#ledgers_until - #'ledgers-until' + #'job:' + 1)
+  return operation and name:match('^(.*):' .. operation .. '$') or name
+end
+
 -- Before it is read. A full server refuses the first write, before anything is done.
 local function begin_ledger()
   begin(job)

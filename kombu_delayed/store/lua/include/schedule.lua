@@ -4,6 +4,7 @@
 local before = earliest()
 local first
 local counts = {0, 0, 0}
+local is_job = false  -- which is told of what was due already, too, and how late that is
 
 -- The message that it repeats has waited in the backlog under the same id.
 local function is_retry(record)
@@ -22,7 +23,12 @@ local function schedule(id, due, record)
     record = with_due(record, due_ms)
   end
   if due_ms <= now_ms then
-    redis.call('LPUSH', list_for(record:sub(1, 1)), record:sub(#due + 2))
+    local message = record:sub(#due + 2)
+    if is_job then
+      tell('scheduled', id, record, due)
+      if message:byte() == 123 then message = '{"due_ms":' .. due .. ',' .. message:sub(2) end
+    end
+    redis.call('LPUSH', list_for(record:sub(1, 1)), message)
     counts[2] = counts[2] + 1
     return true
   end

@@ -1,0 +1,114 @@
+"""Columns as a data lake has them, with the types that rows of messages need.
+
+Files of pandas, Polars or DuckDB have times without a zone, days, ids that are numbers, and NaN for
+numbers that are missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, time, timedelta, timezone
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pyarrow
+import pyarrow.compute as compute
+from pyarrow import types
+
+from kombu_delayed.message.envelope import parse_iso8601
+
+from ..options import WriteOptions
+
+#: Columns with times, and those with numbers that may be missing.
+TIMES, NUMBERS = ("eta", "expires"), ("countdown", "expires", "priority")
+
+#: An ISO 8601 date without a time.
+_DAY_LENGTH = len("2026-12-01")
+
+_DAY_US, _QUARTER_US = 86_400_000_000, 900_000_000
+_LOCAL, _INSTANT = pyarrow.timestamp("us"), pyarrow.timestamp("us", "UTC")
+
+#: Columns of this name are the index of a pandas DataFrame.
+_INDEX = "__index_level_"
+
+
+def extra_columns(names: Sequence[str], known: Sequence[str]) -> list[str]:
+    """The columns that are not ours, without the index that pandas writes."""
+    return [name for name in names if name not in known and not name.startswith(_INDEX)]
+
+
+def fitted(batch: pyarrow.RecordBatch, options: WriteOptions) -> pyarrow.RecordBatch:
+    """The same rows: ids as texts, times as instants, and nulls where a number is missing."""
+    for at, name in enumerate(batch.schema.names):
+        column = batch.column(at)
+        if name == "id" and not types.is_string(column.type):
+            made = column.cast("string")
+        elif name in TIMES and _is_local(column.type, options):
+            made = _instants(column, options)
+        elif name in NUMBERS and types.is_floating(column.type):
+            made = compute.if_else(
+                compute.is_nan(column), pyarrow.scalar(None, column.type), column
+            )
+        else:
+            continue
+        batch = batch.set_column(at, name, made)
+    return batch
+
+
+def _is_local(type_: pyarrow.DataType, options: WriteOptions) -> bool:
+    if types.is_string(type_):
+        return options.time_zone.key != "UTC" or options.time_of_day != time(0)
+    return types.is_date(type_) or (types.is_timestamp(type_) and type_.tz is None)
+
+
+def _instants(column: pyarrow.Array, options: WriteOptions) -> pyarrow.Array:
+    if types.is_string(column.type):
+        return pyarrow.array([_read(text, options) for text in column.to_pylist()], "string")
+    if types.is_date(column.type):
+        since_us = compute.multiply(column.cast("date32").cast("int32").cast("int64"), _DAY_US)
+        column = compute.add(since_us, _of_day_us(options.time_of_day)).cast(_LOCAL)
+    return _zoned(column.cast(_LOCAL), options.time_zone)
+
+
+def _of_day_us(of_day: time) -> int:
+    seconds = (of_day.hour * 60 + of_day.minute) * 60 + of_day.second
+    return seconds * 1_000_000 + of_day.microsecond
+
+
+def _zoned(local: pyarrow.Array, zone: ZoneInfo) -> pyarrow.Array:
+    """Local times as instants: the first of two, and later by the hour that a clock skips.
+
+    Not by Arrow, which knows no summer time after 2037.
+    """
+    since_us = local.cast("int64")
+    quarters = compute.divide(since_us, _QUARTER_US).dictionary_encode()
+    offsets = pyarrow.array([_offset_us(each, zone) for each in quarters.dictionary.to_pylist()])
+    if not len(offsets):  # nothing but nulls
+        return local.cast(_INSTANT)
+    return compute.subtract(since_us, offsets.take(quarters.indices)).cast(_INSTANT)
+
+
+def _offset_us(quarter: int, zone: ZoneInfo) -> int:
+    """How far a zone is ahead of UTC; clocks are changed at quarters of an hour."""
+    try:
+        moment = datetime(1970, 1, 1) + timedelta(minutes=15 * quarter)
+    except OverflowError:  # refused with its row
+        return 0
+    offset = moment.replace(tzinfo=zone).utcoffset() or timedelta(0)
+    return offset // timedelta(microseconds=1)
+
+
+def _read(text: str | None, options: WriteOptions) -> Any:
+    """A time as text with its zone. What is none is left to be refused with its row."""
+    try:
+        moment = parse_iso8601(text) if text else None
+    except ValueError:
+        return text
+    if moment is None or moment.tzinfo is not None:
+        return text
+    if len(text or "") <= _DAY_LENGTH:
+        moment = datetime.combine(moment.date(), options.time_of_day)
+    try:
+        return moment.replace(tzinfo=options.time_zone).astimezone(timezone.utc).isoformat()
+    except OverflowError:
+        return text

@@ -1,0 +1,94 @@
+"""A job whose refused rows Spark itself writes, wherever it can write files.
+
+The processes of Python that write to the broker have no file system but the local one. So here they
+hand the refused rows on, as rows of a DataFrame that Spark writes and whose attempts it commits.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pyarrow
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.udf import UserDefinedFunction
+from pyspark.util import PythonEvalType
+
+from ..events.archive import exists
+from ..options import WriteOptions
+from .write import BacklogWriter, Written
+
+#: Refused rows that are handed on together.
+_LINES = 1_000
+
+#: A refused row as a line of JSON, or what a task has done.
+_SCHEMA = "line string, written string"
+
+
+def write_rejecting(df: DataFrame, options: WriteOptions) -> None:
+    """Do what options say with each row, and write the refused ones to where they say.
+
+    Raises OptionError, and what Spark raises where tasks fail.
+    """
+    exists(df.sparkSession, options.rejects)  # a file system that is not there fails here
+    with TemporaryDirectory() as unused:
+        writer = BacklogWriter(replace(options, rejects=unused), df.schema)
+    writer.begin()
+    # Kept, as writing them must not run the tasks for a second time.
+    done = _mapped(df, _Refusing(writer)).persist()
+    try:
+        told = done.where("written is not null").select("written").collect()
+        written = [Written(**json.loads(row.written)) for row in told]
+        if any(each.refused for each in written):
+            lines = done.where(F.col("line").isNotNull()).select("line")
+            lines.write.mode("append").text(options.rejects)
+        writer.options = replace(options, rejects="")
+        writer.commit([*written])
+    except BaseException:
+        writer.options = replace(options, rejects="")
+        writer.abort([])
+        raise
+    finally:
+        done.unpersist()
+
+
+def _mapped(df: DataFrame, function: _Refusing) -> DataFrame:
+    """As `mapInArrow`, which insists on pandas, though it does nothing with it."""
+    if find_spec("pandas"):
+        return df.mapInArrow(function, _SCHEMA)
+    from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
+
+    kind = PythonEvalType.SQL_MAP_ARROW_ITER_UDF
+    udf = UserDefinedFunction(function, returnType=_SCHEMA, evalType=kind)
+    column: Any = udf(*(df[f"`{name}`"] for name in df.columns))
+    made: Any = df
+    return ClassicDataFrame(made._jdf.mapInArrow(column._jc, False, None), made.sparkSession)
+
+
+class _Refusing:
+    """What each task of Spark runs; returns the refused rows and what it has done."""
+
+    def __init__(self, writer: BacklogWriter) -> None:
+        self.writer = writer
+
+    def __call__(self, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+        with TemporaryDirectory(prefix="kombu-delayed-rejects-") as directory:
+            self.writer.options = replace(self.writer.options, rejects=directory)
+            written = self.writer.write(batches)
+            if written.rejects:
+                with Path(directory, written.rejects).open(encoding="utf-8") as file:
+                    while lines := [line.rstrip("\n") for line in islice(file, _LINES)]:
+                        yield _batch(lines, [None] * len(lines))
+        yield _batch([None], [json.dumps(asdict(replace(written, rejects="")))])
+
+
+def _batch(lines: list[str] | list[None], written: list[str] | list[None]) -> pyarrow.RecordBatch:
+    arrays = [pyarrow.array(values, pyarrow.string()) for values in (lines, written)]
+    return pyarrow.RecordBatch.from_arrays(arrays, names=["line", "written"])

@@ -1,0 +1,204 @@
+"""The jobs of a broker: what they are, how far they have come, and what they need not keep."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from time import monotonic
+from typing import Any
+
+from celery_ext.tasks.times import from_ms
+from kombu_delayed.errors import DelayedError
+from kombu_delayed.inspection.backlog import scan
+from kombu_delayed.store.keys import job_pace, job_report, job_shards, job_state, jobs
+from kombu_delayed.store.scripts import script
+from kombu_delayed.store.store import Store
+
+from ..options import OPERATIONS
+from .job_ledger import Job, JobReport
+
+#: So many jobs are listed; older ones can be run again, too.
+JOBS = 1_000
+
+#: A job that runs and says nothing for so long has lost its driver, or waits for its rows.
+SILENT_SECONDS = 60
+
+#: Writers tell so often how far they are.
+TELL_SECONDS = 1.0
+
+#: Parts of a ledger that one call drops, and how many parts there are.
+DROPPED_TOGETHER, SLICES = 64, 4096
+
+RUNNING, SILENT, ENDED, FAILED = "running", "silent", "ended", "failed"
+
+_LABEL_LENGTH = 300
+
+#: What is kept of a job.
+_COUNTS = ("accepted", "already", "refused")
+_TEXTS = ("id", "operation", "label", "state")
+_NUMBERS = ("begun_ms", "heard_ms", "kept_seconds", "rows", *_COUNTS)
+
+
+class JobRuns(DelayedError, ValueError):
+    """The job is running: without its ledger it would repeat what it has done."""
+
+
+@dataclass(frozen=True)
+class JobState:
+    """A job as its writers reported it, at `heard_at` for the last time.
+
+    `state` is "running", "silent" for a job that runs and has told nothing for a minute, "ended" or
+    "failed". `rows` are those that this run has dealt with so far, some twice where a task of Spark
+    ran again. `accepted`, `already` and `refused` are None until it has ended.
+    """
+
+    job_id: str
+    operation: str
+    label: str
+    state: str
+    begun_at: datetime
+    heard_at: datetime
+    rows: int
+    accepted: int | None = None
+    already: int | None = None
+    refused: int | None = None
+
+    @property
+    def rows_per_second(self) -> float:
+        seconds = (self.heard_at - self.begun_at).total_seconds()
+        return self.rows / seconds if seconds > 0 else 0.0
+
+
+def begin(store: Store, job: Job, label: str) -> None:
+    """Let a job be found, before its first row is written."""
+    prefix = store.keys("").prefix
+    fields = {"id": job.id, "operation": job.operation, "state": RUNNING}
+    _note(store, job, {**fields, "label": label[:_LABEL_LENGTH]}, begins=1)
+    store.run("ZADD", jobs(prefix), round(time.time() * 1000), job.ledger)
+    store.run("ZREMRANGEBYRANK", jobs(prefix), 0, -JOBS - 1)
+
+
+def end(store: Store, job: Job, report: JobReport | None) -> None:
+    """Note what a job has done; None: it has failed."""
+    if report is None:
+        _note(store, job, {"state": FAILED})
+        return
+    counts = {name: str(getattr(report, name)) for name in _COUNTS}
+    _note(store, job, {"state": ENDED, **counts})
+
+
+def _note(
+    store: Store, job: Job, fields: Mapping[str, str], *, begins: int = 0, rows: int = 0
+) -> None:
+    script("note_job")(
+        store.run,
+        state=job_state(job.ledger, store.keys("").prefix),
+        now=store.now,
+        begins=begins,
+        rows=rows,
+        kept_seconds=job.seconds,
+        fields=[text for pair in fields.items() for text in pair],
+    )
+
+
+class Progress:
+    """Tells how far one task of Spark is, at most once a second."""
+
+    def __init__(self, store: Store, job: Job, clock: Callable[[], float] = monotonic) -> None:
+        self._store, self._job, self._clock = store, job, clock
+        self._rows, self._told_at = 0, clock()
+
+    def add(self, rows: int) -> None:
+        self._rows += rows
+        if self._clock() - self._told_at >= TELL_SECONDS:
+            self.tell()
+
+    def tell(self) -> None:
+        """Tell what was not told yet."""
+        if self._rows:
+            _note(self._store, self._job, {}, rows=self._rows)
+        self._rows, self._told_at = 0, self._clock()
+
+
+def listed(store: Store, count: int = JOBS) -> list[JobState]:
+    """The jobs that began last, the newest first, as long as their ledgers are kept."""
+    key = jobs(store.keys("").prefix)
+    found = []
+    for name in store.run("ZREVRANGE", key, 0, count - 1):
+        if state := _read(store, name.decode()):
+            found.append(state)
+        else:
+            store.run("ZREM", key, name)
+    return found
+
+
+def _read(store: Store, ledger: str) -> JobState | None:
+    key = job_state(ledger, store.keys("").prefix)
+    found = store.run("HMGET", key, *_TEXTS, *_NUMBERS)
+    texts: list[Any] = [text if text is None else text.decode(errors="replace") for text in found]
+    numbers: list[Any] = [text and int(text) for text in texts[len(_TEXTS) :]]
+    job_id, operation, label, state = texts[: len(_TEXTS)]
+    begun_ms, heard_ms, kept_seconds, rows, *counts = numbers
+    if state is None or begun_ms is None:
+        return None
+    silent_ms = kept_seconds * 1000 - store.run("PTTL", key)
+    if state == RUNNING and silent_ms > SILENT_SECONDS * 1000:
+        state = SILENT
+    times = from_ms(begun_ms), from_ms(heard_ms)
+    return JobState(job_id, operation, label, state, *times, rows, *counts)
+
+
+def forget(store: Store, job_id: str, *, force: bool = False) -> int:
+    """Drop what a job has done, in calls that take no time; returns how many hashes there were.
+
+    Raises JobRuns where it is running, unless by `force`.
+    """
+    prefix = store.keys("").prefix
+    names = [Job(job_id, "", 0, operation).ledger for operation in OPERATIONS]
+    for name in names:
+        found = _read(store, name)
+        if found and found.state == RUNNING and not force:
+            raise JobRuns(f"job {job_id!r} is running; it was heard of at {found.heard_at:%X} UTC")
+    count = sum(_forget_in(store, queue, name) for queue in _queues(store) for name in names)
+    store.run("DEL", job_report(job_id, prefix))
+    for name in names:
+        for key in (job_state, job_pace, job_shards):
+            store.run("DEL", key(name, prefix))
+        store.run("ZREM", jobs(prefix), name)
+    return count
+
+
+def _queues(store: Store) -> set[str]:
+    """The queues that have a ledger of any job."""
+    prefix = store.keys("").prefix
+    known = re.compile(re.escape(prefix) + r"\{(.+)\}:ledgers-until", re.DOTALL)
+    keys = (key.decode(errors="replace") for key in scan(store, prefix, "{*}:ledgers-until"))
+    return {store.queue_with(match[1]) for match in map(known.fullmatch, keys) if match}
+
+
+def _forget_in(store: Store, queue: str, ledger: str) -> int:
+    """Its own hash last: with it a call that was broken off can be found again."""
+    keys = store.keys(queue)
+    main = keys.job(ledger)
+    if store.run("ZSCORE", keys.ledgers_until, main) is None:
+        return 0
+    parts = (keys.job_slice(ledger, f"{number:03x}") for number in range(SLICES))
+    count = 0
+    for together in (*_chunks(parts, DROPPED_TOGETHER), [main]):
+        given = {"ledgers_until": keys.ledgers_until, "ledgers": together}
+        count += int(script("drop_ledgers")(store.run, **given))
+    return count
+
+
+def _chunks(names: Iterator[str], size: int) -> Iterator[list[str]]:
+    part: list[str] = []
+    for name in names:
+        part.append(name)
+        if len(part) == size:
+            yield part
+            part = []
+    if part:
+        yield part

@@ -1,0 +1,18 @@
+-- note_job: note that a job begins, how far it has come, or how it has ended.
+-- Twice is safe, and counts the rows twice.
+-- keys: state
+-- arguments: now begins rows:number kept_seconds:number fields...
+--   state: HASH of texts: what the job is; rows; begun_ms and heard_ms, by this server's clock; kept_seconds after that
+--   begins: 1: what an earlier run has left is forgotten
+--   fields: name, text; …
+-- include: clock
+-- returns nothing; O(fields)
+local now_text = string.format('%.0f', now_ms)
+if begins == '1' then
+  redis.call('DEL', state)
+  redis.call('HSET', state, 'begun_ms', now_text)
+end
+if #fields > 0 then redis.call('HSET', state, unpack(fields)) end
+redis.call('HINCRBY', state, 'rows', rows)
+redis.call('HSET', state, 'heard_ms', now_text, 'kept_seconds', kept_seconds)
+redis.call('EXPIRE', state, kept_seconds)

@@ -1,0 +1,133 @@
+"""Rows as a data lake has them: files of pandas, Polars, DuckDB, pyarrow and Spark itself."""
+
+from __future__ import annotations
+
+import base64
+import json
+from datetime import date
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from kombu.utils.json import loads
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from celery_ext.spark import cancel, schedule
+from celery_ext.spark.commands.files import read_rows
+from kombu_delayed.message.envelope import eta_to_ms
+from tests.kit.backlog import check_backlog, records
+from tests.kit.spark import Run, counts
+
+pytestmark = pytest.mark.thorough
+
+#: Each has the rows that `files/make.py` writes; that of Spark is written here.
+FILES = Path(__file__).parent / "files"
+WRITERS = ("pandas2", "pandas3", "polars", "duckdb", "pyarrow", "spark")
+
+#: No double is as exact.
+FIRST = "9007199254740993"
+
+EXTRA = ["day", "amount", "email"]
+KWARGS: dict[str, Any] = {
+    FIRST: {"day": date(2100, 7, 1), "amount": Decimal("12.50"), "email": "ann@example.com"},
+    "2": {"day": date(2100, 1, 1), "amount": Decimal("0.10"), "email": None},
+}
+
+#: 09:30 in Berlin, in summer and in winter.
+DUE = {FIRST: eta_to_ms("2100-07-01T07:30:00Z"), "2": eta_to_ms("2100-01-01T08:30:00Z")}
+
+
+def messages(client: redis.Redis) -> dict[str, Any]:
+    found = records(client, "celery")
+    return {id: json.loads(record[record.index("{") :]) for id, record in found.items()}
+
+
+def kwargs(client: redis.Redis) -> dict[str, Any]:
+    """What tasks are called with, by id, as workers read it."""
+    bodies = {id: base64.b64decode(told["body"]) for id, told in messages(client).items()}
+    return {id: loads(body)[1] for id, body in bodies.items()}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_files(
+    writer: str, spark: SparkSession, url: str, client: redis.Redis, tmp_path: Path
+) -> None:
+    path = str(FILES / f"{writer}.parquet")
+    if writer == "spark":
+        path = str(tmp_path / "rows.parquet")
+        spark.read.parquet(str(FILES / "pyarrow.parquet")).write.parquet(path)
+    try:
+        rows = read_rows(spark, path)
+        berlin = {"broker": url, "time_zone": "Europe/Berlin"}
+        report = schedule(rows, extra_columns="kwargs", **berlin)
+        assert (counts(report), report.dropped) == ((2, 0, 0), [])
+        assert check_backlog(client, "celery") == DUE
+        assert kwargs(client) == KWARGS
+        priorities = {id: told["properties"]["priority"] for id, told in messages(client).items()}
+        assert priorities == {FIRST: 3, "2": 0}
+
+        assert cancel(rows, broker=url, queue="celery").accepted == 2
+        days = rows.drop("eta").withColumnRenamed("day", "eta")
+        report = schedule(days, time_of_day="09:30", **berlin)
+        assert check_backlog(client, "celery") == DUE
+        left = [name for name in report.dropped if not name.startswith("__")]
+        assert left == ["amount", "email"]
+        assert kwargs(client) == {FIRST: {}, "2": {}}
+    finally:
+        spark.conf.unset("spark.sql.legacy.parquet.nanosAsLong")
+
+
+def test_columns_by_name(spark: SparkSession, url: str, client: redis.Redis) -> None:
+    """All columns of a table as keyword arguments, and others as headers."""
+    rows = read_rows(spark, str(FILES / "pyarrow.parquet"))
+    table = rows.select(*EXTRA)
+    named = rows.select("id", "task", "eta", F.struct(*table.columns).alias("kwargs"))
+    schedule(named, broker=url)
+    assert kwargs(client) == KWARGS
+    client.flushall()
+    star = rows.select(F.struct("*").alias("kwargs"), "id", "task", "eta")
+    schedule(star, broker=url)
+    assert kwargs(client)["2"].keys() == set(rows.columns)
+    client.flushall()
+    schedule(rows.select("id", "task", "eta", "email"), broker=url, extra_columns="headers")
+    headers = {id: told["headers"]["email"] for id, told in messages(client).items()}
+    assert headers == {FIRST: "ann@example.com", "2": None}
+
+
+CSV = """user,when,plan
+7,2100-07-01 09:30,gold
+8,2100-01-01,"si""lver"
+9,soon,
+"""
+
+
+@pytest.mark.parametrize("by_sql", [False, True])
+def test_renames_and_casts(
+    by_sql: bool, run: Run, url: str, client: redis.Redis, tmp_path: Path
+) -> None:
+    path, rejects = tmp_path / "rows.csv", tmp_path / "rejects"
+    path.write_text(CSV)
+    columns = "user AS id, 'mail.remind' AS task, when AS eta", "plan, 'x, y' AS text"
+    query = ["--select", columns[0], "--select", columns[1]]
+    if by_sql:
+        query = ["--sql", f"SELECT {', '.join(columns)} FROM rows WHERE user < 10"]
+    told = ("--time-zone", "Europe/Berlin", "--time-of-day", "09:30", "--rejects", str(rejects))
+    extra = ("--extra-columns", "kwargs")
+    result = run("schedule", str(path), "-b", url, *query, *told, *extra, "--json")
+    report = json.loads(result.stdout)
+    assert (report["accepted"], report["refused"]) == (2, 1)
+    assert check_backlog(client, "celery") == {"7": DUE[FIRST], "8": DUE["2"]}
+    assert kwargs(client) == {
+        "7": {"plan": "gold", "text": "x, y"},
+        "8": {"plan": 'si"lver', "text": "x, y"},
+    }
+    [file] = rejects.iterdir()
+    assert json.loads(file.read_text())["row"]["eta"] == "soon"
+
+    result = run("cancel", str(path), "-b", url, "--queue", "celery", "--select", "*, user AS id")
+    assert result.stdout.splitlines()[-1] == "2 cancelled, 1 already there or dealt with"
+    assert "2 columns left out" not in result.stderr
+    assert "3 columns left out (--extra-columns): user, when, plan" in result.stderr

@@ -1,0 +1,148 @@
+"""Jobs that can be found again, finished and forgotten."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import redis
+
+from celery_ext.spark import forget_job, job_report, jobs
+from celery_ext.spark.sink import registry
+from celery_ext.spark.sink.job_ledger import Job, JobReport, LedgerStore, keep_report
+from celery_ext.spark.sink.registry import JobRuns, JobState, Progress
+from kombu_delayed.store.store import Store
+from tests.kit.backlog import check_backlog
+from tests.kit.spark import Run
+from tests.kit.state import all_keys, entry
+from tests.kit.wait import wait_until
+
+pytestmark = pytest.mark.thorough
+
+JOB = Job("j", "run", 100)
+COUNT = 2000
+
+
+def only(url: str) -> JobState:
+    [found] = jobs(broker=url)
+    return found
+
+
+def test_the_way_of_a_job(store: Store, url: str, client: redis.Redis) -> None:
+    registry.begin(store, JOB, "s3a://lake/reminders")
+    begun = only(url)
+    assert (begun.job_id, begun.state, begun.rows, begun.accepted) == ("j", "running", 0, None)
+    assert (begun.operation, begun.label) == ("schedule", "s3a://lake/reminders")
+    at = [0.0]
+    progress = Progress(store, JOB, lambda: at[0])
+    progress.add(5)
+    assert only(url).rows == 0
+    at[0] = 1.0
+    progress.add(2)
+    progress.add(4)
+    assert only(url).rows == 7
+    progress.tell()
+    assert only(url).rows == 11
+    client.pexpire("kombu-delayed-job:j:state", 100_000 - 61_000)
+    assert only(url).state == "silent"
+    registry.end(store, JOB, JobReport("j", 8, 2, 1))
+    ended = only(url)
+    assert (ended.state, ended.accepted, ended.already, ended.refused) == ("ended", 8, 2, 1)
+
+    registry.begin(store, Job("j", "run", 100, "reschedule"), "")
+    registry.end(store, Job("j", "run", 100, "reschedule"), None)
+    registry.begin(store, JOB, "again")
+    again, moved = sorted(jobs(broker=url), key=lambda job: job.operation, reverse=True)
+    assert (again.label, again.rows, again.accepted) == ("again", 0, None)
+    assert (moved.operation, moved.state) == ("reschedule", "failed")
+    client.delete("kombu-delayed-job:j:state")
+    assert only(url) == moved
+    assert client.ttl("kombu-delayed-job:j:reschedule:state") > 0
+
+
+def test_only_the_last_jobs_are_kept(
+    store: Store, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "JOBS", 3)
+    for n in range(5):
+        registry.begin(store, Job(f"{n}", "run", 100), "")
+    assert {job.job_id for job in jobs(broker=url)} == {"2", "3", "4"}
+
+
+def test_forget(store: Store, url: str, client: redis.Redis) -> None:
+    store.now = "1000"
+    registry.begin(store, JOB, "")
+    # More than one hash holds, in two queues; and another job.
+    for queue, job in (("q", JOB), ("r", JOB), ("q", Job("other", "run", 100))):
+        LedgerStore(store, job).schedule(queue, [entry(f"{n}", 2000) for n in range(600)])
+        LedgerStore(store, job).schedule(queue, [entry(f"m{n}", 2000) for n in range(90)])
+    keep_report(store, JOB, JobReport("j"))
+    assert len([key for key in all_keys(client) if "job-slice:" in key]) > 200
+    store.now = ""
+    registry.begin(store, JOB, "")
+    with pytest.raises(JobRuns, match="job 'j' is running; it was heard of at"):
+        forget_job("j", broker=url)
+    registry.end(store, JOB, JobReport("j"))
+    client.config_resetstat()
+    forget_job("j", broker=url)
+    assert client.info("commandstats")["cmdstat_evalsha"]["calls"] >= 2 * 4096 // 64
+    assert jobs(broker=url) == []
+    assert job_report("j", broker=url) is None
+    left = [key for key in all_keys(client) if "job" in key]
+    assert left
+    assert all(key.endswith(":other") for key in left)
+    assert {str(key)[-7:-1] for key in client.zrange("{q}:ledgers-until", 0, -1)} == {":other"}
+    assert not client.exists("{r}:ledgers-until")
+    assert len(check_backlog(client, "q")) == 690
+
+
+def test_a_driver_that_is_lost(
+    url: str, client: redis.Redis, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    path = tmp_path / "rows.parquet"
+    rows: dict[str, Any] = {
+        "id": range(COUNT),
+        "task": ["t"] * COUNT,
+        "eta": ["2100-01-01"] * COUNT,
+    }
+    pyarrow.parquet.write_table(pyarrow.table(rows), path)
+    command = [sys.executable, "-m", "celery_ext.spark", "--master", "local[1]"]
+    command += ["schedule", str(path), "-b", url, "--max-rows-per-second", "200"]
+    driver = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True)
+    try:
+        wait_until(lambda: len(check_some(client)) > 0, "rows are written", 120)
+    finally:
+        os.killpg(driver.pid, signal.SIGKILL)
+        _, told = driver.communicate()
+    lost = only(url)
+    assert f"Job {lost.job_id}\n" in told
+    assert (lost.operation, lost.label, lost.state) == ("schedule", str(path), "running")
+    written = len(check_backlog(client, "celery"))
+    assert 0 < written < COUNT
+
+    run: Run = request.getfixturevalue("run")
+    again = run("schedule", str(path), "-b", url, "--job-id", lost.job_id, "--json")
+    report = json.loads(again.stdout)
+    assert (report["accepted"], report["already"]) == (COUNT - written, written)
+    assert len(check_backlog(client, "celery")) == COUNT
+    [told] = map(json.loads, run("jobs", "-b", url, "--json").stdout.splitlines())
+    assert (told["state"], told["rows"], told["accepted"]) == ("ended", COUNT, COUNT - written)
+    assert told["rows_per_second"] > 0
+    first, second = run("jobs", "-b", url).stdout.splitlines()
+    assert first.startswith(f"{lost.job_id}  ended, begun ")
+    assert first.endswith(f": schedule {path}")
+    assert second.endswith(f"/s: {COUNT - written:,} accepted, {written:,} already, 0 refused")
+    assert run("forget", lost.job_id, "-b", url).stdout == f"forgotten: {lost.job_id}\n"
+    assert run("jobs", "-b", url, "--json").stdout == ""
+
+
+def check_some(client: redis.Redis) -> list[Any]:
+    return client.zrange("{celery}:partitions", 0, 0)
