@@ -14,6 +14,7 @@
 #                                                   (PYTHONS="3.11 3.13" SETS=oldest)
 # make compat   other tools beside ours, each in a fresh environment with our wheel
 #                                                   (TOOLS="flower gevent")
+# make release  wheel, source archive, bill of materials and checksums, into dist/
 # make docs     the documentation, into site/; fails where a link is broken or a page renders wrongly
 
 PYTHON ?= python3
@@ -30,7 +31,7 @@ REPORT := .venv/test-report.xml
 
 .DEFAULT_GOAL := quick
 .NOTPARALLEL:
-.PHONY: demo quick test thorough long test-all check bench chaos breakages matrix compat docs clean
+.PHONY: demo quick test thorough long test-all check bench chaos breakages matrix compat release docs clean
 
 demo: .venv/.stamp-demo
 	$(BIN)/python examples/demo.py
@@ -84,6 +85,18 @@ matrix:
 compat: .venv/.stamp-test
 	$(BIN)/python -m tests.compat --write $(TOOLS)
 	$(BIN)/python docs/generate.py
+
+# The bill of materials names what a plain installation of the wheel brings.
+release: .venv/.stamp-release
+	rm -rf dist .venv/bill
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m twine check --strict dist/*
+	$(PYTHON) -m venv .venv/bill
+	.venv/bill/bin/python -m pip install --quiet --disable-pip-version-check dist/*.whl
+	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
+		--output-file dist/kombu-delayed.cdx.json .venv/bill/bin/python
+	cd dist && sha256sum * >SHA256SUMS
+	@ls dist
 
 docs: .venv/.stamp-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir site

@@ -33,6 +33,10 @@ from kombu_delayed.store.keys import (
     http_session,
     http_tokens,
     http_topics,
+    job_pace,
+    job_report,
+    job_state,
+    jobs,
     lasting_bindings,
     revoked_tasks,
     shard_count,
@@ -119,6 +123,10 @@ def keys_page() -> str:
     for key, name in ((shard_count, "q"), (bindings, "exchange"), (lasting_bindings, "exchange")):
         lines.append(f"| `{key(name)}` | {key.__doc__} |")
     for name, doc in (
+        (job_report("<job id>"), job_report.__doc__),
+        (job_state("<job id>"), job_state.__doc__),
+        (job_pace("<job id>"), job_pace.__doc__),
+        (jobs(), jobs.__doc__),
         (revoked_tasks(), revoked_tasks.__doc__),
         (http_tokens(), http_tokens.__doc__),
         (http_session("<hash>"), http_session.__doc__),
@@ -226,7 +234,7 @@ def python_page() -> str:
         NOTICE,
         "# Python names\n",
         "These names are public, and so are the [pytest fixtures](../guides/testing.md). All other "
-        "modules and names may change without notice.",
+        "modules and names may change without notice: see [Stability](../stability.md).",
         *public.page(),
     ]
     return "\n".join(lines) + "\n"
