@@ -18,7 +18,7 @@ from tests.benchmarks.rig import rig
 
 #: In the order of the page.
 GROUPS = "workers", "backlog", "idle", "shutdown", "bulk", "events", "gates", "http", "failovers"
-GROUPS += "outcomes", "shards", "waking", "sizing", "spark", "spark_simulate"
+GROUPS += "liveness", "outcomes", "shards", "waking", "sizing", "spark", "spark_simulate"
 
 for group in GROUPS:
     import_module(f"tests.benchmarks.{group}")

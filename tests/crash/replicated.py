@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ from redis.exceptions import RedisError
 
 from kombu_delayed.store.shard_placement import hash_tag
 from kombu_delayed.store.shards import shard_name
-from tests.crash.faults import Faults
+from tests.crash.faults import Faults, Window
 from tests.crash.reshard import Reshard
 from tests.crash.schedule import CLOCKS
 from tests.kit import clusters, sentinels
@@ -28,6 +29,9 @@ PATIENT_MS = 60_000
 
 #: A killed master is started again after so long, as a replica.
 GROUP_DOWN_SECONDS, CLUSTER_DOWN_SECONDS = 2.0, 1.0
+
+#: A move that was given up is tried again so often, and at the end for so long.
+FINISH_EVERY_SECONDS, FINISH_SECONDS = 1.0, 180
 
 
 @dataclass
@@ -144,6 +148,8 @@ class ClusterFaults(PausingFaults):
     """Masters of a Cluster die and slots move, under a queue that is spread over all nodes."""
 
     password = clusters.PASSWORD
+    #: A move that the servers gave up: its key, and where to. Nothing strikes them meanwhile.
+    _half_moved: tuple[str, Server] | None = None
 
     @property
     def paused(self) -> list[Server]:
@@ -153,6 +159,9 @@ class ClusterFaults(PausingFaults):
         """After a step of their clock nodes may call others failing that are well."""
         with contextlib.suppress(AssertionError):
             super()._heal()
+        if half := self._half_moved:
+            wait_until(lambda: self.all.finish_move(*half), "the slot has moved", FINISH_SECONDS)
+            self._half_moved = None
 
     def _shard(self) -> str:
         return hash_tag(shard_name(QUEUE, self.rng.randrange(SHARDS)))
@@ -190,21 +199,40 @@ class ClusterFaults(PausingFaults):
             return None
         return "master" if self._is_replaced(shard, old) else None
 
-    def _slot_moved(self) -> str | None:
-        return self._moved(self._shard(), self._move)
+    @property
+    def _is_well(self) -> bool:
+        return self._half_moved is None and super()._is_well
 
-    def _move(self, key: str, target: Server) -> None:
-        try:
-            self.all.move(key, target)
-        except (RedisError, OSError):
-            self.all.finish_move(key, target)
+    @property
+    def owed(self) -> bool:
+        return self._half_moved is not None or super().owed
+
+    def _slot_moved(self) -> str | None:
+        return self._moved("slot moved", self._shard(), self.all.move)
 
     def _large_slot_moved(self) -> str | None:
-        return self._moved(self.reshard.key, self.reshard.move) if self.reshard else None
+        if self.reshard is None:
+            return None
+        return self._moved("large slot moved", self.reshard.key, self.reshard.move)
 
-    def _moved(self, key: str, move: Any) -> str | None:
+    def _moved(self, kind: str, key: str, move: Any) -> str | None:
         if not self._is_well:
             return None
         home = self.all.master_of(key)
-        move(key, self.rng.choice([m for m in self.all.masters() if m is not home]))
+        target = self.rng.choice([m for m in self.all.masters() if m is not home])
+        try:
+            move(key, target)
+        except (RedisError, OSError, AssertionError):
+            self._half_moved = key, target
+            window = Window(kind, time.time(), float("inf"), "slot")
+            self.windows.append(window)
+            self._finish_move(window)
         return "slot"
+
+    def _finish_move(self, window: Window) -> None:
+        """Now or later: nothing else stands still meanwhile, such as what starts a dead node."""
+        assert self._half_moved
+        if self.all.finish_move(*self._half_moved):
+            self._half_moved, window.ended = None, time.time()
+        else:
+            self._in(FINISH_EVERY_SECONDS, lambda: self._finish_move(window))

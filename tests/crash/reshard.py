@@ -51,12 +51,13 @@ class Reshard:
             return int(connection.default_channel.queue_purge(QUEUE))
 
     def move(self, key: str, target: Server) -> None:
+        """Raises what the servers raise where they give it up: somebody has to finish it."""
         with self._probed():
             try:
                 self.cluster.move(key, target)
-            except (RedisError, OSError):
+            except (RedisError, OSError, AssertionError):
                 self.failed += 1
-                self.cluster.finish_move(key, target)
+                raise
 
     @contextlib.contextmanager
     def _probed(self) -> Iterator[None]:

@@ -88,7 +88,7 @@ def page_of(worker: Worker) -> Page:
 @pytest.mark.parametrize("pool", ["prefork", "gevent"])
 def test_worker(bench: Bench, pool: str) -> None:
     with bench.worker(pool=pool, concurrency=2, gossip=False) as worker:
-        bench.send("a", countdown=0.1)
+        bench.send("a", countdown=2)  # not due before it is stored, however slow the machine
         bench.send("b", countdown=0)
         bench.send("c", countdown=0, name="retry", args=(3600,))
         bench.send("d", countdown=0, name="reject")

@@ -22,8 +22,6 @@ from tests.kit.wait import wait_until
 PASSWORD = "pw"
 NODE_TIMEOUT_MS = 1_000
 HEAL_SECONDS = 30
-#: A move of a large slot makes replicas lag, and then masters refuse to go on for a while.
-FINISH_SECONDS = 180
 SLOTS = 16_384
 
 
@@ -140,17 +138,16 @@ class Cluster:
             wait_until(lambda: _imports(new, slot, source_id), f"{target.port} takes slot {slot}")
             old.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", target_id)
 
-    def finish_move(self, key: str, target: Server) -> None:
-        """Do again a move that the servers have given up, as `redis-cli --cluster fix` does."""
+    def finish_move(self, key: str, target: Server) -> bool:
+        """Do again a move that the servers have given up, as `redis-cli --cluster fix` does.
 
-        def is_finished() -> bool:
-            with contextlib.suppress(RedisError, OSError, StopIteration):
-                if self.is_whole() and self.master_of(key) is not target:
-                    self.move(key, target, replace=True)
-                return self.master_of(key) is target
-            return False
-
-        wait_until(is_finished, f"port {target.port} has the slot of {key}", FINISH_SECONDS, 0.2)
+        Returns whether it is finished; where servers are down or lag it takes another call.
+        """
+        with contextlib.suppress(RedisError, OSError, AssertionError, StopIteration):
+            if self.is_whole() and self.master_of(key) is not target:
+                self.move(key, target, replace=True)
+            return self.master_of(key) is target
+        return False
 
     def _move_keys(self, old: redis.Redis, target: Server, slot: int, replace: bool) -> None:
         where = "127.0.0.1", target.port, "", 0, 5000, *["REPLACE"] * replace

@@ -41,7 +41,7 @@ def happened(spark: SparkSession, histories: Mapping[str, str], due: float = 0) 
                 (
                     *(f"{ms(float(second))}-{len(rows)}", name, id, now["task"], "", now["queue"]),
                     *(due_at, at(float(second))),
-                    *(worker and f"{worker}:1:aa", worker, int(now["deliveries"]), ""),
+                    *(worker and f"{worker}:1:aa", worker, int(now["deliveries"]), "", ""),
                 )
             )
     return spark.createDataFrame(rows, SCHEMA)
