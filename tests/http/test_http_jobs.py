@@ -121,7 +121,7 @@ def test_retries_then_dead(jobs: Jobs) -> None:
     [
         (204, b"", {}),
         (200, b"OK", {}),
-        (202, gzip.compress(b"{}"), {"Content-Encoding": "gzip"}),
+        (202, gzip.compress(b"{}", mtime=0), {"Content-Encoding": "gzip"}),
         (200, b'{"code": 7}', {}),
     ],
 )
