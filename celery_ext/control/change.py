@@ -34,7 +34,7 @@ TRIES = 20
 
 @dataclass(frozen=True)
 class Change:
-    """What is to be another one; None: it stays. Raises QueryError where one cannot be meant."""
+    """What is to be another one; None: it stays. Raises QueryError for invalid values."""
 
     countdown: float | None = None
     eta: datetime | str | None = None

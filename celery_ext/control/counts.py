@@ -83,7 +83,7 @@ class Forecast:
         buckets: int,
         start: datetime | None = None,
     ) -> Forecast:
-        """Of some shards, from `start` or now on. Raises QueryError where it cannot be meant."""
+        """Of some shards, from `start` or now on. Raises QueryError for invalid values."""
         start = datetime.now(timezone.utc) if start is None else start
         try:
             if not (hours > 0 and 0 < buckets < CALL_LIMIT):

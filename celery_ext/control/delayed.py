@@ -143,8 +143,8 @@ class Delayed(Queues):
 
         The latter is `countdown` or `eta` as for `reschedule`. True if it was delayed or ready,
         and `accepts` is true of it: a change is made of what that has seen, or not at all. Raises
-        QueryError, which is a ValueError, where it cannot be meant or its arguments cannot be read
-        here.
+        QueryError, which is a ValueError, for invalid values, and where its arguments cannot be
+        read here.
         """
         return change(self, task_id, Change(**to), queue, accepts)
 

@@ -51,7 +51,7 @@ class Declarations:
 
     @classmethod
     def of(cls, delayed: Queues, queue: str) -> Declarations:
-        """Those of a queue. Raises PolicyError where they cannot be meant."""
+        """Those of a queue. Raises PolicyError where they are invalid."""
         rules = cast("Rules | None", delayed.rules)
         if rules is None:
             return cls()

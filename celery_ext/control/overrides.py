@@ -34,7 +34,7 @@ def set_limit(
     by: str | None,
     length: float | str | timedelta | None,
 ) -> LimitInfo:
-    """Let other numbers hold for a limit. Raises QueryError where they cannot be meant."""
+    """Let other numbers hold for a limit. Raises QueryError for invalid values."""
     span_ms = 0 if length is None else length_ms("for_", length)
     declared = _declared(queues, queue, name)
     if concurrency is None and rate is None and burst is None:

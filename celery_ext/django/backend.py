@@ -66,7 +66,7 @@ class CeleryBackend(BaseTaskBackend):
     supports_priority = True
 
     def __init__(self, alias: str, params: dict[str, Any]) -> None:
-        """Raises InvalidTaskBackend where the options cannot be meant."""
+        """Raises InvalidTaskBackend for invalid options."""
         super().__init__(alias, params)
         if set(self.options) != {"app"} or not isinstance(self.options["app"], str | Celery):
             raise InvalidTaskBackend(

@@ -30,7 +30,7 @@ class HandOver(Policy):
     `url` is any broker that Kombu can reach; None: this app's own. Messages go to `queue`, which is
     declared, or to `exchange` with `routing_key`, which has to be there. They are sent there first,
     confirmed where the transport can, and forgotten here then: at least once. `transport_options`
-    are those of the other broker. Raises PolicyError for what cannot be meant.
+    are those of the other broker. Raises PolicyError for invalid values.
     """
 
     def __init__(

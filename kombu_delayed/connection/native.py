@@ -67,11 +67,6 @@ def has_greenlets() -> bool:
     return bool(_gevent() or _eventlet())
 
 
-def outlives_its_work() -> bool:
-    """Whether a thread has to be kept for its next work: each one that ends leaves descriptors."""
-    return has_greenlets()
-
-
 #: Thread -> eventlet's hub of the thread that has started it.
 _hubs: dict[int, Any] = {}
 

@@ -22,7 +22,7 @@ class Delivered:
     more: bool
     consumers: int
     records: Sequence[bytes]
-    #: Whether messages wait at a gate, where the caller goes by none.
+    #: Whether messages wait at a gate, but the caller named no limits or turns.
     gated: bool = False
     #: Whether others declare limits or turns for the queue, and the caller does not.
     refused: bool = False

@@ -143,7 +143,7 @@ def test_a_wrong_token(visitor: Visitor, wrong: str) -> None:
 def test_wrong_tokens_are_slowed(
     serve: Serve, tokens: Tokens, options: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By default as well; who has a right one is let in all the same."""
+    """By default, too. A right token from the same address is accepted."""
     monkeypatch.setattr(app_module, "WRONG_TOKENS_PER_SECOND", 0.001)
     with Visitor(serve(needs_token=True, **options)) as visitor:
         csrf = csrf_of_login(visitor)

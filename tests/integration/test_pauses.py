@@ -101,7 +101,7 @@ def test_who_runs_tasks_in_its_loop_finds_out(
 
 
 def test_late_is_what_comes_late_after_the_pause(bench: Bench) -> None:
-    """The headers say since when; the signal and the metrics go by them."""
+    """The time of a pause counts neither for the signal nor for the metrics."""
     bench.app.send_task("record", task_id="a", countdown=3600)
     bench.app.delayed.pause("celery")
     assert bench.app.delayed.run_now("a")

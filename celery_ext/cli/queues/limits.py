@@ -43,7 +43,7 @@ def set_limit(
 ) -> None:
     """Set other numbers for a limit of a queue, for all workers.
 
-    What waits already goes by them, too. NAME may be left out if the queue has one limit.
+    They also hold for tasks that wait already. NAME may be left out if the queue has one limit.
     """
     found = session.delayed.set_limit(queue, name, for_=length, **given)
     session.emit(info_data(found))

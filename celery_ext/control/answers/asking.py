@@ -74,7 +74,7 @@ def expect(
 
     With `as_result` the task that asks ends here, as with `self.replace`: its result, and what its
     chain and chord go on with, is the answer. Outside of tasks give `app`. Raises AlreadyExpected
-    where the key is another's question, and ExpectationError for what cannot be meant.
+    where the key is another's question, and ExpectationError for invalid values.
     """
     task = _asking_task()
     app = _checked_app(app or (task.app if task else None), task, as_result)

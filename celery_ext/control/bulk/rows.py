@@ -36,7 +36,7 @@ _MISSING = (None,) * _LENGTH
 
 
 class RowError(ValueError):
-    """This row cannot be meant."""
+    """This row is invalid."""
 
 
 class Call(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from copy import copy
 from typing import Any
 
@@ -11,6 +12,9 @@ from kombu_delayed.store.store import Store
 
 #: How long after its due time an id is remembered.
 KEPT_SECONDS = 86_400
+
+#: The header of a task that was created by a request with an id: the request's digest.
+HEADER = "delayed_request"
 
 
 def ledger(id: str, tenant: str | None) -> str:
@@ -34,7 +38,9 @@ class OnceStore(Store):
         return super().call("schedule_once", queue, self._ledger, **given)
 
 
-def forget(store: Store, info: TaskInfo) -> None:
-    """Let a task's id be created again: it was cancelled."""
-    for name in store.shards.all(info.queue):
-        store.run("DEL", store.keys(name).job(ledger(info.id, info.tenant)))
+def forget(store: Store, cancelled: Iterable[TaskInfo]) -> None:
+    """Let the ids of cancelled tasks be created again."""
+    for info in cancelled:
+        if HEADER in info.headers:
+            for name in store.shards.all(info.queue):
+                store.run("DEL", store.keys(name).job(ledger(info.id, info.tenant)))

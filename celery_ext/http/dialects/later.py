@@ -88,8 +88,7 @@ def later_delete(call: Call) -> dict[str, str]:
     dropped = []
     for shard, infos in delayed_infos(call.service, call.identity, id).items():
         dropped += delayed.moves.cancel(shard, [info for info in infos if is_job(info)])
-    for info in dropped:
-        create_once.forget(delayed.store, info)
+    create_once.forget(delayed.store, dropped)
     if not dropped:
         raise Problem(404, "there is no such task, or it is not delayed any more")
     return {}

@@ -25,7 +25,7 @@ class Limit(Gated):
     `burst` at once after a pause. `by` gives each key a limit of its own: the name of a header or
     of a keyword argument, or a function of the message. `weight` is for how many a task counts, a
     number or as `by`; `critical`, as `by`, which tasks do not. Two limits of a
-    queue that read the same key need a `name`. Raises PolicyError for what cannot be meant.
+    queue that read the same key need a `name`. Raises PolicyError for invalid values.
     """
 
     def __init__(

@@ -78,7 +78,7 @@ class Backoff(RetryStrategy):
     `seconds` is the first pause, which grows by `factor` (1: it stays) up to `longest`, or a list
     of all of them. `jitter` is by which part a pause is longer or shorter at random. After so many
     `retries`, or the whole list, the task is buried; also where a retry would come later than
-    `max_age` ("24h") after the first failure. Raises PolicyError for what cannot be meant.
+    `max_age` ("24h") after the first failure. Raises PolicyError for invalid values.
     """
 
     def __init__(

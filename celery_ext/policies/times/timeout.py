@@ -19,7 +19,7 @@ class Timeout(Policy):
 
     What has not begun by then is buried, or dropped (`then="drop"`). What has gets the rest of the
     time as Celery's hard time limit, and as its soft one `soft` before that. An attempt that fails
-    and is tried again has the whole time anew. Raises PolicyError for what cannot be meant.
+    and is tried again has the whole time anew. Raises PolicyError for invalid values.
     """
 
     needs_first_due = True

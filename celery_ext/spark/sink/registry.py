@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from time import monotonic
@@ -13,6 +13,7 @@ from typing import Any
 from celery_ext.tasks.times import from_ms
 from kombu_delayed.errors import DelayedError
 from kombu_delayed.inspection.backlog import scan
+from kombu_delayed.store.caller import chunks
 from kombu_delayed.store.keys import job_pace, job_report, job_shards, job_state, jobs
 from kombu_delayed.store.scripts import script
 from kombu_delayed.store.store import Store
@@ -185,20 +186,9 @@ def _forget_in(store: Store, queue: str, ledger: str) -> int:
     main = keys.job(ledger)
     if store.run("ZSCORE", keys.ledgers_until, main) is None:
         return 0
-    parts = (keys.job_slice(ledger, f"{number:03x}") for number in range(SLICES))
+    parts = [keys.job_slice(ledger, f"{number:03x}") for number in range(SLICES)]
     count = 0
-    for together in (*_chunks(parts, DROPPED_TOGETHER), [main]):
-        given = {"ledgers_until": keys.ledgers_until, "ledgers": together}
+    for together in (*chunks(parts, DROPPED_TOGETHER), [main]):
+        given = {"ledgers_until": keys.ledgers_until, "ledgers": [*together]}
         count += int(script("drop_ledgers")(store.run, **given))
     return count
-
-
-def _chunks(names: Iterator[str], size: int) -> Iterator[list[str]]:
-    part: list[str] = []
-    for name in names:
-        part.append(name)
-        if len(part) == size:
-            yield part
-            part = []
-    if part:
-        yield part

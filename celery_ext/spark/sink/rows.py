@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import date, datetime, timezone
+from datetime import datetime
 from decimal import Decimal
-from hashlib import sha1
 from typing import Any, NamedTuple
-from uuid import UUID
 
 import pyarrow
 
@@ -22,11 +20,9 @@ from kombu_delayed.message.envelope import eta_to_ms, parse_iso8601
 from ..arrow import Unreadable, iso_times, lists, slices, to_python
 from ..options import CANCEL, FAIL, HEADERS, KWARGS, RESCHEDULE, SCHEDULE, WriteOptions
 from .fitting import extra_columns, fitted
+from .key_ids import key_id
 
 Row = dict[str, Any]
-
-#: Of the ids that are made from key columns.
-NAMESPACE = UUID("6c1c2f0e-8d35-5f0e-9a53-6b1f6d1f3c7a")
 
 _NUMBER = r"tinyint|smallint|int|bigint|float|double|decimal\(.*\)"
 _WHOLE = "tinyint|smallint|int|bigint"
@@ -111,27 +107,6 @@ class Carried(NamedTuple):
 
     extra: Row
     own: Any
-
-
-def key_id(values: Iterable[Any]) -> str:
-    """The id that is made from the values of key columns. Raises RowError where one is null."""
-    texts = [_key_text(value) for value in values]
-    if None in texts:
-        raise RowError("a key column is null, so that the row has no id")
-    if unreadable := next((each for each in texts if isinstance(each, Unreadable)), None):
-        raise RowError(f"a key column has {unreadable}")
-    # As uuid5 does, whose objects take as long as all the rest.
-    text = sha1(NAMESPACE.bytes + json.dumps(texts).encode(), usedforsecurity=False).hexdigest()
-    variant = "89ab"[int(text[16], 16) & 3]
-    return f"{text[:8]}-{text[8:12]}-5{text[13:16]}-{variant}{text[17:20]}-{text[20:32]}"
-
-
-def _key_text(value: Any) -> Any:
-    if isinstance(value, datetime):
-        return (value.astimezone(timezone.utc) if value.tzinfo else value).isoformat()
-    if isinstance(value, date):
-        return value.isoformat()
-    return value if value is None or isinstance(value, (str, int, float)) else str(value)
 
 
 class Rows:

@@ -43,7 +43,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self.options = WriteOptions.parse(own)
         self._has_name = any(name.lower() == "job_id" for name in own)
         self._schema = schema
-        BacklogWriter(self.options, schema)  # whatever cannot be meant fails here
+        BacklogWriter(self.options, schema)  # invalid options fail here
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> BatchWritten:
         """Deal with the rows of a task. Raises as BacklogWriter does, and OptionError."""

@@ -58,7 +58,7 @@ class BacklogWriter(DataSourceArrowWriter):
         check({each.name: each.dataType.simpleString() for each in schema.fields}, options)
         self.options = options
         self.dropped = dropped_columns(schema.names, options)
-        #: The batches of a stream are not: Spark itself tells of them.
+        #: Batches of a stream are not listed: Spark's own interface shows them.
         self.is_listed = job is None
         self.job = job or Job(
             options.job_id, uuid4().hex, options.ledger_seconds, options.operation

@@ -46,7 +46,7 @@ class SentinelConnection(ServerConnection):
 
     def _await_master(self) -> None:
         if self.ask is not None:
-            with suppress(RedisError, OSError):  # then it goes by what is known
+            with suppress(RedisError, OSError):  # then the last known master is used
                 self.ask()
         self._watch.wait()
 

@@ -117,7 +117,8 @@ class Keeper:
             self.step()
             with self._lock:
                 wait_seconds = self._wait_seconds()
-                if wait_seconds is None and not native.outlives_its_work():
+                # Beside greenlets a thread that ends leaves descriptors: it waits for more work.
+                if wait_seconds is None and not native.has_greenlets():
                     self._is_running = False
                     return
             self._bell.wait(LONG_SECONDS if wait_seconds is None else wait_seconds)

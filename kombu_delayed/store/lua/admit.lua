@@ -4,7 +4,7 @@
 -- arguments: now bucket_bytes:number consumer steps event_limit:number limits entries...
 --   limits: as of deliver_gated
 --   entries: tag, ticket, record (empty: the one that is held); …
--- include: clock waiting ready buckets bucket_add backlog events gate limits slots waits
+-- include: clock waiting ready buckets bucket_add backlog events gate override limits slots waits
 -- returns how many; O(log n) a message
 redis.call('HDEL', unacked, '')        -- a full server lets a script write that has freed memory first
 local tags, seen = {}, {}

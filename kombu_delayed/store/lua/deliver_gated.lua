@@ -14,7 +14,7 @@
 --   version: of the tickets; empty: there are no policies any more, let out what waits
 --   limits: name, slots (0: no limit, -1: counted only), ms a token (0: no limit), burst, ms late that need none; …
 --   expires_ms: 0: never; -1: never, and it deletes itself
--- include: clock waiting ready buckets bucket_add backlog forget_duplicate events promise gate limits waits expiry auto_delete
+-- include: clock waiting ready buckets bucket_add backlog forget_duplicate events promise gate override limits waits expiry auto_delete
 -- returns as deliver; O(log n) a message
 redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
 local lease_end_ms = redis.call('ZSCORE', consumers, consumer)

@@ -1,13 +1,12 @@
 -- overrides: read what was set for limits of a queue at run time, and has not ended. It changes nothing.
 -- keys: gate
 -- arguments: now
--- include: clock
+-- include: clock override
 -- returns {name, `slots ms burst until JSON`, …}; O(n)
 local answer = {}
 local found = redis.call('HGETALL', gate .. 'overrides')
 for i = 1, #found, 2 do
-  local until_ms = tonumber(found[i + 1]:match('^%S+ %S+ %S+ (%d+) ') or 1)
-  if until_ms == 0 or until_ms > now_ms then
+  if holds_still(found[i + 1]) then
     answer[#answer + 1], answer[#answer + 2] = found[i], found[i + 1]
   end
 end

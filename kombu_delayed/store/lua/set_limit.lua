@@ -6,12 +6,11 @@
 --   numbers: slots, ms a token, burst; - for one as it is declared
 --   length_ms: 0: it has no end
 --   note: JSON, of who has set it, when and why
--- include: clock
+-- include: clock override
 -- returns 1; O(limits of the queue that were set)
 local found = redis.call('HGETALL', gate .. 'overrides')
 for i = 1, #found, 2 do
-  local until_ms = tonumber(found[i + 1]:match('^%S+ %S+ %S+ (%d+) ') or 1)
-  if until_ms > 0 and until_ms <= now_ms then redis.call('HDEL', gate .. 'overrides', found[i]) end
+  if not holds_still(found[i + 1]) then redis.call('HDEL', gate .. 'overrides', found[i]) end
 end
 local until_ms = length_ms > 0 and now_ms + length_ms or 0
 redis.call('HSET', gate .. 'overrides', name, string.format('%s %.0f %s', numbers, until_ms, note))

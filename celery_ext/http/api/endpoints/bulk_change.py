@@ -18,7 +18,8 @@ from kombu_delayed.store.store import CALL_LIMIT
 
 from ...problems import Problem
 from .. import create_once, cursors
-from ..models import BulkChoice, BulkMove, BulkOutcome, BulkReplay, DeadQuery, Search
+from ..bulk_models import BulkChoice, BulkMove, BulkOutcome, BulkReplay
+from ..models import DeadQuery, Search
 from ..operations import Call, Operations
 from ..status import state_of
 from .by_state import ready_page
@@ -87,9 +88,7 @@ def cancel_tasks(call: Call) -> dict[str, Any]:
     delayed = call.service.delayed
 
     def forget(infos: list[TaskInfo]) -> int:
-        for info in infos:
-            if "delayed_request" in info.headers:
-                create_once.forget(delayed.store, info)
+        create_once.forget(delayed.store, infos)
         return len(infos)
 
     return _change(

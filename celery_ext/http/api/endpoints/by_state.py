@@ -33,7 +33,6 @@ LISTS = {
 
 def tasks_by_state(call: Call, search: Search) -> tuple[list[State], str | None]:
     """The tasks of a state that is not delayed, and the cursor of the next ones; None: no more."""
-    _check(search)
     if search.state == "ready":
         ready, following = ready_page(call, search, search.limit, search.cursor)
         return [state_of(call.service, each.info) for each in ready], following
@@ -42,9 +41,10 @@ def tasks_by_state(call: Call, search: Search) -> tuple[list[State], str | None]
     return _recorded(call, search)
 
 
-def _check(search: Search) -> None:
+def check(search: Search) -> None:
+    """Refuse what tasks of a state are not searched by. Raises Problem."""
     for name in ("due_after", "due_before"):
-        if getattr(search, name) is not None:
+        if getattr(search, name) is not None and search.state != "scheduled":
             raise Problem.of_field(name, "only delayed tasks are searched by due time")
     if search.error is not None and search.state not in LISTS:
         raise Problem.of_field("error", "only tasks that workers have recorded have one")

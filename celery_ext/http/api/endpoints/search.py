@@ -9,12 +9,11 @@ from celery_ext.tasks.query import Query
 from celery_ext.tasks.task_info import TaskInfo
 from kombu_delayed.inspection.backlog import PAGE_SIZE, Place
 
-from ...problems import Problem
 from .. import cursors
 from ..models import Page, Search
 from ..operations import Call, Operations
 from ..status import state_of
-from .by_state import tasks_by_state
+from .by_state import check, tasks_by_state
 
 #: Messages that one search looks at before it answers with what it has found.
 LOOKED_AT = 20_000
@@ -25,9 +24,8 @@ operations = Operations("tasks")
 @operations.add("GET", "/v1/tasks", "read", Page, query=Search)
 def search_tasks(call: Call) -> dict[str, Any]:
     """Search tasks: delayed ones by queue and due time, or those of another state."""
+    check(call.query)
     if call.query.state == "scheduled":
-        if call.query.error is not None:
-            raise Problem.of_field("error", "only tasks that workers have recorded have one")
         return page_of(call, call.query)
     found, following = tasks_by_state(call, call.query)
     return {"tasks": found, "next": following}

@@ -120,7 +120,7 @@ async def put_task(call: Call) -> Response:
     digest = hashlib.sha256(
         json.dumps(new.model_dump(mode="json", exclude_unset=True), sort_keys=True).encode()
     ).hexdigest()[:16]
-    headers = {**options.get("headers", {}), "delayed_request": digest}
+    headers = {**options.get("headers", {}), create_once.HEADER: digest}
     if not await call.run(_elsewhere, call, id):
         delay = (due - datetime.now(timezone.utc)).total_seconds() if due else 0
         tenant = headers.get("tenant")
@@ -146,9 +146,9 @@ def _elsewhere(call: Call, id: str) -> bool:
 
 
 def _put_again(call: Call, id: str, new: NewTask, changes: dict[str, Any]) -> State:
-    service, digest = call.service, changes["headers"]["delayed_request"]
+    service, digest = call.service, changes["headers"][create_once.HEADER]
     info = first_info(delayed_infos(service, call.identity, id))
-    if info and info.headers.get("delayed_request") != digest:
+    if info and info.headers.get(create_once.HEADER) != digest:
         _replace(call, info, new, changes)
     found = find(service, call.identity, id)
     if found is None:
@@ -252,8 +252,7 @@ def delete_task(call: Call) -> Response:
     infos, ready = _waiting_or_problem(call)
     gone = [info for shard, each in infos.items() for info in delayed.moves.cancel(shard, each)]
     gone += [info for task in ready for info in delayed.moves.cancel_ready([task])]
-    for info in gone:
-        create_once.forget(delayed.store, info)
+    create_once.forget(delayed.store, gone)
     if not gone:
         raise _taken()
     return Response(status_code=204)

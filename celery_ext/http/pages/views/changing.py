@@ -134,9 +134,7 @@ def _due_ms(info: TaskInfo) -> int:
 def _cancel(visit: Visit, shard: str, infos: list[TaskInfo], target: Any) -> int:
     delayed = visit.service.delayed
     dropped = delayed.moves.cancel(shard, infos)
-    for info in dropped:
-        if "delayed_request" in info.headers:
-            create_once.forget(delayed.store, info)
+    create_once.forget(delayed.store, dropped)
     return len(dropped)
 
 
@@ -155,9 +153,7 @@ def _change_ready(visit: Visit, verb: str, task: ReadyTask, target: Target | Non
         due = NOW if target is None else due_at(target.due_ms(task.info))
         return int(moves.postpone(task, due))
     gone = moves.cancel_ready([task])
-    for info in gone:
-        if "delayed_request" in info.headers:
-            create_once.forget(visit.service.delayed.store, info)
+    create_once.forget(visit.service.delayed.store, gone)
     return len(gone)
 
 

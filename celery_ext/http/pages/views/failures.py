@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from celery_ext.control.outcomes import Meant, listed
-from celery_ext.http.api.fields import Name
+from celery_ext.http.api.fields import Name, span_of
 from celery_ext.tasks.history import Step, TaskHistory
 from kombu_delayed.store.outcomes import LISTS, Outcomes
 
@@ -25,8 +25,7 @@ LOOKED_AT, OF_EACH = 5_000, 100
 #: How old a reading may be.
 SECONDS = 2.0
 
-#: What "within" means, in hours, and how it reads.
-HOURS = {"1h": 1, "6h": 6, "1d": 24, "7d": 168}
+#: How the lengths of "within" read.
 WITHIN = {"1h": "the last hour", "6h": "6 hours", "1d": "24 hours", "7d": "7 days"}
 
 #: Bars of a group.
@@ -51,7 +50,7 @@ class _Asked(BaseModel):
         """From when on; 0: from the beginning."""
         if self.within is None:
             return 0
-        return int((datetime.now(timezone.utc).timestamp() - HOURS[self.within] * 3600) * 1000)
+        return int((datetime.now(timezone.utc) - span_of(self.within)).timestamp() * 1000)
 
 
 @dataclass

@@ -14,9 +14,9 @@ end
 local overrides = redis.call('HGETALL', gate .. 'overrides')
 for i = 1, #overrides, 2 do
   local limit = limit_of[overrides[i]]
-  local most, every_ms, burst, until_ms = overrides[i + 1]:match('^(%S+) (%S+) (%S+) (%d+) ')
-  until_ms = tonumber(until_ms or 1)
-  if limit and (until_ms == 0 or until_ms > now_ms) then
+  local holds, until_ms = holds_still(overrides[i + 1])
+  if limit and holds then
+    local most, every_ms, burst = overrides[i + 1]:match('^(%S+) (%S+) (%S+) ')
     limit.until_ms = until_ms > 0 and until_ms or math.huge
     if limit.most > 0 then limit.most = tonumber(most) or limit.most end
     if limit.every_ms > 0 then

@@ -1,0 +1,66 @@
+"""What bulk changes take and answer."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field, StringConstraints, model_validator
+
+from .fields import Cursor, Name, Timed
+from .models import Filter, TaskState
+
+_DRY_RUN = Field(False, description="Only show what would be changed.")
+_MOST = Field(1_000, ge=1, le=10_000, description="How many are changed at the most.")
+
+
+class BulkChoice(Filter):
+    """The tasks to change; at least one criterion is needed."""
+
+    state: Literal["scheduled", "ready"] = "scheduled"
+    dry_run: bool = _DRY_RUN
+    limit: int = _MOST
+
+    @model_validator(mode="after")
+    def _criterion(self) -> BulkChoice:
+        names = ("queue", "task", "tenant", "due_after", "due_before")
+        if all(getattr(self, name) is None for name in names):
+            raise ValueError("queue: give a queue, a task (* for any), a tenant or due times")
+        for name in ("due_after", "due_before"):
+            if self.state == "ready" and getattr(self, name) is not None:
+                raise ValueError(f"{name}: only delayed tasks are chosen by due time")
+        return self
+
+
+class BulkMove(BulkChoice, Timed):
+    """The tasks to move, and their due time."""
+
+
+class BulkReplay(Timed):
+    """The dead letters to replay, now or at a time; at least one criterion is needed."""
+
+    queue: Name | None = None
+    task: Name | None = None
+    reason: Annotated[str, StringConstraints(min_length=1, max_length=2_000)] | None = Field(
+        None, description="A pattern: * stands for any text, ? for any character."
+    )
+    tenant: Name | None = None
+    cursor: Cursor | None = None
+    dry_run: bool = _DRY_RUN
+    limit: int = _MOST
+
+    @model_validator(mode="after")
+    def _criterion(self) -> BulkReplay:
+        if not (self.queue or self.task or self.reason or self.tenant):
+            raise ValueError("queue: give a queue, a task (* for any), a reason or a tenant")
+        return self
+
+
+class BulkOutcome(BaseModel):
+    """What was changed, or with `dry_run` what would be."""
+
+    matched: int
+    changed: int
+    dry_run: bool
+    queues: dict[str, int] = Field(description="How many matched in each queue.")
+    sample: list[TaskState] = Field(description="The first ten, as they were.")
+    next: str | None = Field(description="The cursor to go on from; null: that was all.")
