@@ -13,6 +13,7 @@ from kombu.utils.json import JSONEncoder, loads
 
 from ..connection.native import get_logger
 from ..errors import MessageError, OptionError
+from .packing import pack
 from .wait import NO_WAIT, Wait
 
 logger = get_logger(__name__)
@@ -300,8 +301,7 @@ class Entry(NamedTuple):
         """The form in which Redis keeps it, but in the backlog."""
         return step_char(self.step) + self.message
 
-    @property
-    def kept(self) -> str:
+    def kept(self, is_packed: bool) -> str | bytes:
         """The form in which the backlog keeps it, as far as the due time is known."""
-        due = "" if self.due.startswith("+") else self.due
-        return f"{step_char(self.step)}{due}{self.message}"
+        front = step_char(self.step) + ("" if self.due.startswith("+") else self.due)
+        return pack(self.id, front, self.message) if is_packed else front + self.message

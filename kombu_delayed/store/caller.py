@@ -124,6 +124,8 @@ class Caller:
         self.event_limit = event_limit
         self._trimming = Trimming()
         self.now = now
+        #: Queues with large backlogs, as far as is known: what is sent there is packed.
+        self.large: set[str] = set()
         #: Where scripts are known to work that nobody waits for: a server may have lost them.
         self._posted_over: dict[tuple[ServerConnection, str], int] = {}
         steps = tuple(sorted(priority_steps))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..connection.commands import numbers
 from ..message.envelope import Entry
@@ -11,7 +11,7 @@ from ..message.ticket import Gate
 from ..message.wait import NO_WAIT, Wait
 from . import instrumentation
 from .caller import CALL_LIMIT, Caller, Limits, chunks
-from .claimable import Claimable, Delivered
+from .claimable import Claimable, Delivered, delivered
 from .dead_letters import DeadLetters
 from .leases import Leases
 from .overrides import Overrides
@@ -98,7 +98,7 @@ class Store(Caller):
         counts = [0, 0, 0]
         for chunk in chunks(entries):
             move, given = self.schedule_call(queue, chunk, expires_ms)
-            found = numbers(move(self.send, **given))
+            found = self.scheduled(queue, move(self.send, **given))
             counts = [a + b for a, b in zip(counts, found, strict=True)]
         if counts[0] and (told := instrumentation.current) is not None:
             told.scheduled(queue, counts[0])
@@ -106,8 +106,15 @@ class Store(Caller):
 
     def schedule_call(self, queue: str, entries: Sequence[Entry], expires_ms: int = 0) -> Call:
         """The script that schedules and its arguments, for who sends it in a pipeline."""
-        given = [part for e in entries for part in (e.id, e.due, e.kept)]
+        is_packed = queue in self.large
+        given = [part for e in entries for part in (e.id, e.due, e.kept(is_packed))]
         return self.call("schedule", queue, expires_ms=expires_ms, entries=given)
+
+    def scheduled(self, queue: str, answer: bytes) -> Scheduled:
+        """What the script that schedules has answered."""
+        *counts, is_large = numbers(answer)
+        (self.large.add if is_large else self.large.discard)(queue)
+        return Scheduled(*counts)
 
     def schedule_unique(
         self, queue: str, entry: Entry, key: str, conflict: str, expires_ms: int = 0
@@ -375,25 +382,3 @@ class Store(Caller):
         """Forget a queue without messages and consumers."""
         if not self.run("EXISTS", self.keys(queue).consumers):
             self.ask("delete", queue)
-
-
-def delivered(answer: Any, gate: Gate | None) -> Delivered | None:
-    """What the script that delivers has answered; None: the caller's lease was lost."""
-    if len(answer) == 1:
-        return None
-    now_ms, next_due_ms, flags, consumers, *records = answer
-    gated, refused = bool(flags & 2), bool(flags & 4)
-    resumed_ms = records.pop(0) if flags & 8 else None
-    paused = resumed_ms == 0
-    has_more = not paused and (bool(flags & 1) or (gate is None and gated))
-    return Delivered(
-        now_ms,
-        next_due_ms,
-        has_more,
-        consumers,
-        records,
-        gated,
-        refused,
-        paused,
-        resumed_ms or 0,
-    )

@@ -9,7 +9,7 @@ from typing import Any
 from kombu.transport import redis as stock
 from redis.exceptions import AskError, ResponseError, TryAgainError
 
-from ..connection.commands import numbers, pack
+from ..connection.commands import pack
 from ..connection.connection import ServerConnection
 from ..errors import NotReplicated
 from ..store import instrumentation
@@ -193,9 +193,11 @@ class Outbox(Pipeline):
 
     def _answered(self, sent: Sent, answer: Any) -> None:
         verb, command = sent
-        told = instrumentation.current if verb == "schedule" else None
-        if told is not None and (new := numbers(answer)[0]):
-            told.scheduled(self._queues[command[FIRST_KEY]], new)
+        if verb == "schedule":
+            queue = self._queues[command[FIRST_KEY]]
+            found = self._store.scheduled(queue, answer)
+            if found.delayed and (told := instrumentation.current) is not None:
+                told.scheduled(queue, found.delayed)
         super()._answered(sent, answer)
 
 

@@ -24,14 +24,19 @@ if lease_ms > 0 and not lasts_long then redis.call('ZADD', consumers, now_ms + l
 local function promote(members)
   local batches = {}
   local _, records = bucket_take_all(messages, members)
-  for _, kept in ipairs(records) do
+  for i, kept in ipairs(records) do
     if kept then
       local list = list_for(kept ~= '' and kept:sub(1, 1) or steps:sub(1, 1))
       local batch = batches[list] or {}
       batches[list] = batch
-      local due_ms, behind = kept:match('^.(%d+){()')
-      -- What was damaged goes to a consumer, which buries it, and stops no other.
-      batch[#batch + 1] = due_ms and '{"due_ms":' .. due_ms .. ',' .. kept:sub(behind) or (kept:gsub('^.?%d*', ''))
+      local front, forms, from = parts_of_packed(kept)
+      if front then
+        batch[#batch + 1] = unpacked_behind('{"due_ms":' .. front:sub(2) .. ',', members[i], kept, forms, from)
+      else
+        local due_ms, behind = kept:match('^.(%d+){()')
+        -- What was damaged goes to a consumer, which buries it, and stops no other.
+        batch[#batch + 1] = due_ms and '{"due_ms":' .. due_ms .. ',' .. kept:sub(behind) or (kept:gsub('^.?%d*', ''))
+      end
     end
   end
   for list, batch in pairs(batches) do redis.call('LPUSH', list, unpack(batch)) end

@@ -2,9 +2,9 @@
 -- Twice is safe for a due time: the same message with the same id is kept once.
 -- keys: partitions delayed messages duplicates wake events moved ready...
 -- arguments: now partition_size:number bucket_bytes:number steps expires_ms:number event_limit:number entries...
---   entries: id, due_ms, priority step + due_ms + message (or +delay_ms, priority step + message); …
+--   entries: id, due_ms, priority step + due_ms + message (or +delay_ms, priority step + message); …  A record may be packed.
 -- include: clock waiting ready buckets bucket_add backlog gather events moved expiry schedule
--- returns as text: delayed, ready, already there; O(log n) a message
+-- returns as text: delayed, ready, already there, and 1 where what is sent is better packed; O(log n) a message
 for i = 1, #entries, 3 do schedule(entries[i], entries[i + 1], entries[i + 2]) end
 announce_scheduled()
 return table.concat(counts, ' ')

@@ -5,9 +5,9 @@
 -- arguments: entries...
 --   job: HASH id -> 1: the job has made it, 0: it was there; run -> how many it made
 --   run: field of the ledger that counts what this run has made
---   entries: id, due_ms, priority step + due_ms + message (or +delay_ms, priority step + message); …
+--   entries: id, due_ms, priority step + due_ms + message (or +delay_ms, priority step + message); …  A record may be packed.
 -- include: clock waiting ready buckets bucket_add backlog gather events moved expiry schedule past_ledgers ledger
--- returns as text: delayed, ready, already there or dealt with before; O(log n) a message
+-- returns as text: delayed, ready, already there or dealt with before, and 1 where what is sent is better packed; O(log n) a message
 local ids = {}
 is_job, together = true, {}
 begin_ledger()

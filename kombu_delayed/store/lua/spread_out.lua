@@ -15,8 +15,9 @@ local layout = layouts[hash] or layout_of(hash)
 if layout.last == 0 then return '0' end
 local page = redis.call('HSCAN', hash, cursor, 'COUNT', count)
 for i = 1, #page[2], 2 do
-  redis.call('HSETNX', bucket_name(hash, layout.last, hash_of(page[2][i])), page[2][i], page[2][i + 1])
-  redis.call('HDEL', hash, page[2][i])
+  local field, value = page[2][i], page[2][i + 1]
+  redis.call('HSETNX', bucket_name(hash, layout.last, hash_of(field)), field, packed(field, value))
+  redis.call('HDEL', hash, field)
 end
 left_bucket(hash, hash, 0)
 return page[1]

@@ -108,7 +108,7 @@ local function store(id, kept, may_repeat)
     return n == 1 and id or id .. '\31' .. n
   end
 
-  local step, _, message = parts_of(kept)
+  local step, _, message = parts_of(unpacked(id, kept))
   local free = highest + 1
   for n = highest, 1, -1 do
     local other = bucket_get(messages, member_of(n))

@@ -31,6 +31,7 @@ local function bucket_add(key, field, value)
     if redis.call('HEXISTS', bucket_name(key, generation, hash), field) == 1 then return false end
   end
   local bucket = bucket_name(key, layout.last, hash)
+  value = layout.last > 0 and packed(field, value) or unpacked(field, value)
   if redis.call('HSETNX', bucket, field, value) == 0 then return false end
   unchecked[key] = (unchecked[key] or bucket_bytes) + #field + #value
   if bucket_bytes > 0 and unchecked[key] * 8 >= bucket_bytes then

@@ -2,7 +2,9 @@
 -- deleted. Generation 0 is the key itself, which is all that most queues have and that version 0.1.0 knows. Generation g
 -- has 8^g buckets, `key:8^g` and up, by a hash of the field. When a bucket of the last generation is full, new fields go
 -- to another generation, and those that are there stay until they are dropped: nothing is ever moved for it.
--- `key:buckets` is the string "first last", the generations that have fields; none: 0 0.
+-- `key:buckets` is the string "first last", the generations that have fields; none: 0 0. Records of messages are packed
+-- from generation 1 on, which all who write or read such a hash know.
+-- include: pack
 -- needs: nothing
 local PER_GENERATION = 8
 local layouts = {}  -- key -> first and last generation
@@ -29,7 +31,7 @@ local function bucket_name(key, generation, hash)
   return key .. ':' .. size + hash % size
 end
 
--- The value of a field, or false; its bucket and the generation of that.
+-- The value of a field, packed or not, or false; its bucket and the generation of that.
 local function bucket_find(key, field)
   local layout = layouts[key] or layout_of(key)
   if layout.last == 0 then return redis.call('HGET', key, field), key, 0 end
@@ -43,7 +45,8 @@ local function bucket_find(key, field)
 end
 
 local function bucket_get(key, field)
-  return (bucket_find(key, field))
+  local found = bucket_find(key, field)
+  return found and unpacked(field, found)
 end
 
 local function bucket_has(key, field)
@@ -59,9 +62,12 @@ end
 
 -- Gives a field another value.
 local function bucket_set(key, field, value)
-  local found, bucket = bucket_find(key, field)
-  if not found then bucket = bucket_name(key, layouts[key].last, hash_of(field)) end
-  redis.call('HSET', bucket, field, value)
+  local found, bucket, generation = bucket_find(key, field)
+  if not found then
+    generation = layouts[key].last
+    bucket = bucket_name(key, generation, hash_of(field))
+  end
+  redis.call('HSET', bucket, field, generation > 0 and packed(field, value) or value)
 end
 
 -- For those of the generations from `generation` to `stop`, what `look` returns that is not nil ends it.
@@ -93,7 +99,7 @@ local function left_bucket(key, bucket, generation)
   if redis.call('EXISTS', bucket) == 0 and generation <= layouts[key].first then leave_first(key) end
 end
 
--- Returns how many of the fields were there, and their values; false for those that were not.
+-- Returns how many of the fields were there, and their values, packed or not; false for those that were not.
 local function bucket_take_all(key, fields)
   local found, count = {}, 0
   if (layouts[key] or layout_of(key)).last == 0 then

@@ -22,17 +22,18 @@ local function schedule(id, due, record)
     due = string.format('%.0f', due_ms)
     record = with_due(record, due_ms)
   end
+  local front, forms, from = parts_of_packed(record)
   if due_ms <= now_ms then
-    local message = record:sub(#due + 2)
+    local message = front and unpacked_behind('{', id, record, forms, from) or record:sub(#due + 2)
     if is_job then
-      tell('scheduled', id, record, due)
+      tell('scheduled', id, message, due)
       if message:byte() == 123 then message = '{"due_ms":' .. due .. ',' .. message:sub(2) end
     end
     redis.call('LPUSH', list_for(record:sub(1, 1)), message)
     counts[2] = counts[2] + 1
     return true
   end
-  if record:byte(#due + 2) ~= 123 then record = record:gsub('^(.%d+)%s+', '%1') end  -- promotion writes behind the {
+  if not front and record:byte(#due + 2) ~= 123 then record = record:gsub('^(.%d+)%s+', '%1') end  -- promotion writes behind the {
   local member = store(id, record, is_relative)
   if not member then
     counts[3] = counts[3] + 1
@@ -46,7 +47,7 @@ local function schedule(id, due, record)
   if is_retry(record) then note_move(member) end
   if not first or due_ms < first then first = due_ms end
   counts[1] = counts[1] + 1
-  tell('scheduled', id, record, due)
+  if event_limit ~= 0 then tell('scheduled', id, front and head_of_packed(id, record, from) or record, due) end
   return true
 end
 
@@ -59,4 +60,5 @@ local function announce_scheduled()
   elseif counts[2] > 0 then
     expire_as_noted()
   end
+  counts[4] = layouts[messages] and layouts[messages].last > 0 and 1 or 0
 end

@@ -1,0 +1,81 @@
+"""Records of Celery's tasks without what all of these have in common; scripts unpack them.
+
+The form is described in store/lua/include/pack.lua, which packs what scripts write.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+#: Behind the arguments, in base64; by the last letters.
+_BODY_ENDS = {
+    "XQ==": (
+        "a",
+        "LCB7ImNhbGxiYWNrcyI6IG51bGwsICJlcnJiYWNrcyI6IG51bGwsICJjaGFpbiI6IG51bGws"
+        "ICJjaG9yZCI6IG51bGx9XQ==",
+    ),
+    "fV0=": (
+        "b",
+        "eyJjYWxsYmFja3MiOiBudWxsLCAiZXJyYmFja3MiOiBudWxsLCAiY2hhaW4iOiBudWxsLCAi"
+        "Y2hvcmQiOiBudWxsfV0=",
+    ),
+    "bH1d": (
+        "c",
+        "IHsiY2FsbGJhY2tzIjogbnVsbCwgImVycmJhY2tzIjogbnVsbCwgImNoYWluIjogbnVsbCwg"
+        "ImNob3JkIjogbnVsbH1d",
+    ),
+}
+_BEHIND_BODY = (
+    '", "content-encoding": "utf-8", "content-type": "application/json", '
+    '"headers": {"lang": "py", "task": "'
+)
+_BEHIND_ETA = (
+    '+00:00", "expires": null, "group": null, "group_index": null, "retries": 0, '
+    '"timelimit": [null, null], "root_id": "'
+)
+_NO_STAMPS = ', "replaced_task_nesting": 0, "stamped_headers": null, "stamps": {}'
+_KEPT, _IGNORED = "false" + _NO_STAMPS, "true" + _NO_STAMPS
+
+
+def pack(id: str, front: str, text: str) -> str | bytes:
+    """A record: its `front`, and the JSON `text`, packed if it is that of a task with this id."""
+    body, _, rest = text.partition(_BEHIND_BODY)
+    task, _, rest = rest.partition(f'", "id": "{id}", "shadow": null, "eta": ')
+    eta, _, rest = rest.partition(', "argsrepr": "')
+    args, _, rest = rest.partition('", "kwargsrepr": "')
+    kwargs, _, rest = rest.partition('", "origin": "')
+    origin, _, rest = rest.partition('", "ignore_result": ')
+    flags, _, rest = rest.partition(f'}}, "properties": {{"correlation_id": "{id}", "reply_to": "')
+    reply, _, rest = rest.partition('", "delivery_mode": 2, "delivery_info": {"exchange": "')
+    route, is_task, tag = rest.partition(', "body_encoding": "base64", "delivery_tag": "')
+    if not is_task or text[0] != "{" or "\\" in task or not text.isascii():
+        return front + text
+    flags_form = eta_form = "-"
+    if flags.startswith(_KEPT):
+        flags_form, flags = "f", flags[len(_KEPT) :]
+    elif flags.startswith(_IGNORED):
+        flags_form, flags = "t", flags[len(_IGNORED) :]
+    if eta.endswith(usual := f'{_BEHIND_ETA}{id}", "parent_id": null'):
+        eta_form, eta = "u", eta[: -len(usual)]
+    body_form, end = _BODY_ENDS.get(body[-4:], ("-", ""))
+    if not body.endswith(end):
+        body_form, end = "-", ""
+    body = body[1 : len(body) - len(end)]
+    try:
+        return (
+            f"{front}\1{flags_form}{eta_form}{body_form}"
+            f"{_length(task)}{task}{_length(flags)}{flags}{_length(eta)}{eta}"
+            f"{_length(kwargs)}{kwargs}{_length(origin)}{origin}{_length(reply)}{reply}"
+            f"{_length(route)}{route}{_length(args)}{args}{_length(body)}{body}{tag}"
+        ).encode("latin-1")
+    except OverflowError:  # one part is too long
+        return front + text
+
+
+def _length(text: str) -> str:
+    return _two_letters(len(text))
+
+
+@cache
+def _two_letters(number: int) -> str:
+    return number.to_bytes(2, "big").decode("latin-1")

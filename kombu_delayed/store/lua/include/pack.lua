@@ -1,0 +1,86 @@
+-- pack: records of large hashes without what all tasks of Celery have in common; message/packing.py packs what is sent.
+-- A record is a priority step, maybe a due time, and JSON. Packed, it has \1 in place of the brace, three letters that say
+-- what is left out of flags, eta and body, and nine parts behind their lengths. JSON has no such character. What was packed
+-- has to stay readable: with another text in common, it would have to be another character.
+-- needs: nothing
+local LONGEST_PART = 65535
+local PARTS = '>' .. ('Hc0'):rep(9)
+
+-- Behind arguments, in base64, which has one of three forms.
+local BODY_ENDS = {
+  a = 'LCB7ImNhbGxiYWNrcyI6IG51bGwsICJlcnJiYWNrcyI6IG51bGwsICJjaGFpbiI6IG51bGwsICJjaG9yZCI6IG51bGx9XQ==',
+  b = 'eyJjYWxsYmFja3MiOiBudWxsLCAiZXJyYmFja3MiOiBudWxsLCAiY2hhaW4iOiBudWxsLCAiY2hvcmQiOiBudWxsfV0=',
+  c = 'IHsiY2FsbGJhY2tzIjogbnVsbCwgImVycmJhY2tzIjogbnVsbCwgImNoYWluIjogbnVsbCwgImNob3JkIjogbnVsbH1d',
+}
+local BEHIND_BODY = '", "content-encoding": "utf-8", "content-type": "application/json", "headers": {"lang": "py", "task": "'
+local BEHIND_TASK, BEHIND_ID = '", "id": "', '", "shadow": null, "eta": '
+local BEHIND_ETA = '+00:00", "expires": null, "group": null, "group_index": null, "retries": 0, "timelimit": [null, null], "root_id": "'
+local NO_PARENT = '", "parent_id": null'
+local BEHIND_ORIGIN = '", "ignore_result": '
+local NO_STAMPS = ', "replaced_task_nesting": 0, "stamped_headers": null, "stamps": {}'
+local BEHIND_FLAGS, BEHIND_CORRELATION = '}, "properties": {"correlation_id": "', '", "reply_to": "'
+local BEHIND_REPLY = '", "delivery_mode": 2, "delivery_info": {"exchange": "'
+local BEHIND_ROUTE = ', "body_encoding": "base64", "delivery_tag": "'
+
+local function id_of_field(field)
+  return field:match('^(.*)\31%d+$') or field
+end
+
+-- The record itself where it is no such message.
+local function packed(field, record)
+  local from = record:match('^.%d*{()')
+  if not from then return record end
+  local id, parts, at = id_of_field(field), {}, from
+  for n, text in ipairs({
+    BEHIND_BODY, BEHIND_TASK .. id .. BEHIND_ID, ', "argsrepr": "', '", "kwargsrepr": "', '", "origin": "', BEHIND_ORIGIN,
+    BEHIND_FLAGS .. id .. BEHIND_CORRELATION, BEHIND_REPLY, BEHIND_ROUTE,
+  }) do
+    local first, last = record:find(text, at, true)
+    if not first or first - at > LONGEST_PART then return record end
+    parts[n], at = record:sub(at, first - 1), last + 1
+  end
+  local body, task, eta, args, kwargs, origin, flags, reply, route = unpack(parts)
+  if task:find('\\', 1, true) then return record end
+  local flags_form, eta_form, body_form = '-', '-', '-'
+  for form, text in pairs({f = 'false' .. NO_STAMPS, t = 'true' .. NO_STAMPS}) do
+    if flags:sub(1, #text) == text then flags, flags_form = flags:sub(#text + 1), form end
+  end
+  local usual = BEHIND_ETA .. id .. NO_PARENT
+  if eta:sub(-#usual) == usual then eta, eta_form = eta:sub(1, -#usual - 1), 'u' end
+  for form, text in pairs(BODY_ENDS) do
+    if body:sub(-#text) == text then body, body_form = body:sub(1, -#text - 1), form end
+  end
+  return record:sub(1, from - 2) .. '\1' .. flags_form .. eta_form .. body_form
+    .. struct.pack(PARTS, #task, task, #flags, flags, #eta, eta, #kwargs, kwargs, #origin, origin, #reply, reply,
+      #route, route, #args, args, #body, body)
+    .. record:sub(at)
+end
+
+-- What is in front of a packed record's text, the three letters in one, and where the parts begin; nil: it is not packed.
+local function parts_of_packed(record)
+  return record:match('^(.%d*)\1(...)()')
+end
+
+-- The text behind the brace, behind `front`.
+local function unpacked_behind(front, field, record, forms, from)
+  local id = id_of_field(field)
+  local task, flags, eta, kwargs, origin, reply, route, args, body, last = struct.unpack(PARTS, record, from)
+  local flags_form, eta_form = forms:byte(1, 2)
+  local usual = flags_form == 102 and 'false' .. NO_STAMPS or flags_form == 116 and 'true' .. NO_STAMPS or ''
+  if eta_form == 117 then eta = eta .. BEHIND_ETA .. id .. NO_PARENT end
+  return front .. body .. (BODY_ENDS[forms:sub(3)] or '') .. BEHIND_BODY .. task .. BEHIND_TASK .. id .. BEHIND_ID .. eta
+    .. ', "argsrepr": "' .. args .. '", "kwargsrepr": "' .. kwargs .. '", "origin": "' .. origin .. BEHIND_ORIGIN .. usual
+    .. flags .. BEHIND_FLAGS .. id .. BEHIND_CORRELATION .. reply .. BEHIND_REPLY .. route .. BEHIND_ROUTE .. record:sub(last)
+end
+
+local function unpacked(field, record)
+  local front, forms, from = parts_of_packed(record)
+  return front and unpacked_behind(front .. '{', field, record, forms, from) or record
+end
+
+-- As much of it as `tell` reads.
+local function head_of_packed(field, record, from)
+  local task, flags = struct.unpack('>Hc0Hc0', record, from)
+  if flags:find('[{\\]') then return unpacked(field, record) end
+  return '"headers": {"lang": "py", "task": "' .. task .. BEHIND_TASK .. id_of_field(field) .. '"' .. flags
+end

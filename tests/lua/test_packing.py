@@ -1,0 +1,218 @@
+"""Large backlogs keep messages of Celery's tasks without what all of them have in common."""
+
+from __future__ import annotations
+
+import json
+import random
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+from kombu import Connection
+from kombu.serialization import dumps
+
+from kombu_delayed.inspection.backlog import Backlog, Move
+from kombu_delayed.message.envelope import open_kept, to_json
+from kombu_delayed.message.packing import pack
+from kombu_delayed.message.ticket import Gate, Ticket, put_ticket
+from kombu_delayed.store.store import Entry, Store
+from tests.kit.backlog import records
+from tests.kit.claims import deliver
+from tests.kit.state import promoted
+
+BYTES = 20_000
+KEY = "{q}:messages"
+ID = "467c2c84-1fe0-4d2b-ae83-7923583af7b2"
+
+app = Celery("shop")
+
+
+@pytest.fixture
+def store(store: Store) -> Store:
+    """One whose queue has become large, and holds nothing."""
+    store.bucket_bytes = BYTES
+    for n in range(0, 200, 20):
+        store.schedule(
+            "q", [Entry(f"m{k}", 0, f'{{"x":"{"x" * 500}"}}', "2000") for k in range(n, n + 20)]
+        )
+    assert Backlog(store, "q").cancel([f"m{k}" for k in range(199)]) == [1] * 199
+    assert store.large == {"q"}
+    return store
+
+
+def task(id: str = ID, /, priority: int = 0, serializer: str = "json", **given: Any) -> str:
+    """The JSON of a task's message, as Celery and Kombu make it."""
+    given = {"args": ("x" * 300,), "kwargs": {}, "eta": "2026-11-25T03:27:21.235902+00:00", **given}
+    reply_to = "b66589f9-1f5b-3e08-905d-fc994f90ff26"
+    name = given.pop("name", "shop.tasks.send_email")
+    made = app.amqp.as_task_v2(
+        id, name, reply_to=reply_to, **{"argsrepr": None, "origin": "gen7@web-1", **given}
+    )
+    content_type, encoding, body = dumps(made.body, serializer)
+    with Connection("memory://") as connection:
+        channel = connection.channel()
+        properties = {**made.properties, "delivery_mode": 2}
+        payload = channel.prepare_message(
+            body, priority, content_type, encoding, made.headers, properties
+        )
+        channel._inplace_augment_message(payload, "", "celery")
+    return to_json(payload)
+
+
+TASKS = {
+    "as sent": {},
+    "other argument lengths": {"args": (1,)},
+    "more": {"args": ("xy", 7), "kwargs": {"a": [1, {"b": 'c"d'}]}},
+    "in another zone": {"eta": datetime(2026, 11, 25, 3, tzinfo=timezone(timedelta(hours=2)))},
+    "urgent": {"priority": 9},
+    "no result": {"ignore_result": True},
+    "tried again": {"retries": 3, "root_id": "another", "parent_id": "one more"},
+    "in a group": {"group_id": "g-1", "group_index": 4, "root_id": "another"},
+    "with limits": {"time_limit": 30, "soft_time_limit": 20, "expires": 600},
+    "with a callback": {"callbacks": [{"task": "then", "args": [], "kwargs": {}, "options": {}}]},
+    "stamped": {"stamped_headers": ["run"], "run": "7"},
+    "with Unicode": {"args": ("äöü€😀",), "argsrepr": "('äöü€😀',)"},
+    "a name to be escaped": {"name": 'shop."tasks"'},
+    "quotes in its arguments": {"args": ('", "kwargsrepr": "', '"retries": 5')},
+    "too large": {"args": ("x" * 100_000,)},
+    "long readable arguments": {"args": (7,), "argsrepr": "x" * 70_000},
+    "pickled": {"serializer": "pickle"},
+}
+SMALL = [
+    *("as sent", "other argument lengths", "more", "in another zone", "urgent", "no result"),
+    *("tried again", "in a group", "with limits", "with a callback", "with Unicode"),
+]
+
+
+def kept(client: redis.Redis, id: str = ID) -> bytes:
+    """The record of a message as a large hash has it."""
+    keys = [key for key in client.keys(f"{KEY}:*") if client.type(key) == b"hash"]
+    (found,) = (record for key in keys if (record := client.hget(key, id)))
+    return found
+
+
+@pytest.fixture(params=TASKS, ids=TASKS)
+def text(request: pytest.FixtureRequest) -> str:
+    text = task(ID, **TASKS[request.param])
+    assert json.loads(text)["headers"]["id"] == ID
+    if request.param in SMALL:
+        assert len(pack(ID, "", text)) < len(text) - 300
+    return text
+
+
+def test_whoever_packs_a_record_it_is_the_same(
+    store: Store, client: redis.Redis, text: str
+) -> None:
+    store.schedule("q", [Entry(ID, 0, text, "2000")])
+    packed = kept(client)
+    assert store.records("q", [ID]) == [f"02000{text}".encode()]
+    assert Backlog(store, "q").cancel([ID]) == [1]
+    store.large.clear()
+    store.schedule("q", [Entry(ID, 0, text, "2000")])
+    assert kept(client) == packed
+
+
+def test_it_is_delivered_as_it_was_sent(store: Store, text: str) -> None:
+    store.schedule("q", [Entry(ID, 0, text, "1500")])
+    store.now = "1600"
+    (record,) = deliver(store, "A-1000", 10).records
+    assert record == b"0" + promoted(text, 1500).encode()
+
+
+def test_with_a_delay_from_now(store: Store, text: str) -> None:
+    store.schedule("q", [Entry(ID, 0, text, "+500")])
+    store.now = "1600"
+    (record,) = deliver(store, "A-1000", 10).records
+    assert record == b"0" + promoted(text, 1500).encode()
+
+
+def test_what_is_due_already_is_ready_as_it_was_sent(
+    store: Store, client: redis.Redis, text: str
+) -> None:
+    store.schedule("q", [Entry(ID, 0, text, "900")])
+    assert client.lrange("q", 0, -1) == [text.encode()]
+
+
+def test_it_waits_at_a_gate(store: Store, text: str) -> None:
+    ticket = put_ticket(text, Ticket("somebody").text("v1", ID))
+    store.schedule("q", [Entry(ID, 0, ticket, "1500")])
+    store.now = "1600"
+    (record,) = deliver(store, "A-1000", 10, gate=Gate("v1")).records
+    assert record == b"0" + promoted(ticket, 1500).encode()
+
+
+def test_it_is_read_page_by_page(store: Store, text: str) -> None:
+    store.schedule("q", [Entry(ID, 0, text, "3000")])
+    found, _ = Backlog(store, "q").page(due_after_ms=2500)
+    assert [(each.member, each.kept.message) for each in found] == [(ID, text.encode())]
+
+
+def test_copies_with_one_id(store: Store, client: redis.Redis, text: str) -> None:
+    other = text.replace("delivery_tag", "other_tag")
+    assert store.schedule("q", [Entry(ID, 0, text, "2000")]).delayed == 1
+    assert store.schedule("q", [Entry(ID, 0, text, "2000")]).already == 1
+    assert store.schedule("q", [Entry(ID, 0, other, "2000")]).delayed == 1
+    second = f"{ID}\x1f2"
+    found = [each and open_kept(each).message for each in store.records("q", [ID, second])]
+    assert found == [text.encode(), other.encode()]
+
+
+def test_another_due_time_leaves_it_packed(store: Store, client: redis.Redis) -> None:
+    text, eta = task(ID), "2027-01-01T00:00:00+00:00"
+    store.schedule("q", [Entry(ID, 0, text, "2000")])
+    before = len(kept(client))
+    assert Backlog(store, "q").reschedule([Move(ID, "9000", eta)]) == [1]
+    assert len(kept(client)) < before
+    (record,) = store.records("q", [ID])
+    old = json.loads(text)["headers"]["eta"]
+    assert record == f"09000{text.replace(old, eta)}".encode()
+
+
+def test_a_small_queue_has_whole_messages(store: Store, client: redis.Redis) -> None:
+    """Also where its producer has not heard yet that it is small again."""
+    text = task(ID)
+    assert Backlog(store, "q").cancel(["m199"]) == [1]
+    assert not client.keys(f"{KEY}*")
+    assert store.large == {"q"}
+    store.schedule("q", [Entry(ID, 0, text, "2000")])
+    assert records(client) == {ID: f"02000{text}"}
+    assert not store.large
+
+
+def test_events_tell_of_it_as_of_any(store: Store, client: redis.Redis) -> None:
+    store.event_limit = 1000
+    texts = [
+        task(ID),
+        task(ID, ignore_result=True).replace('"stamps": {}', '"stamps": {}, "tenant": "t-1"'),
+    ]
+    texts += [
+        task(ID).replace('"stamps": {}', '"stamps": {}, "x": {"tenant": "no"}'),
+        task(ID, retries=1),
+    ]
+    told = []
+    for large in ({"q"}, set()):
+        for text in texts:
+            store.large = set(large)
+            store.schedule("q", [Entry(ID, 0, text, "2000")])
+            (event,) = client.xrevrange("{q}:events", count=1)
+            told.append(event[1])
+            Backlog(store, "q").cancel([ID])
+    assert told[:4] == told[4:]
+    tenants = [json.loads(each[b"event"])[3] for each in told[:4]]
+    assert tenants == ["", "t-1", "", ""]
+    assert client.zscore("{q}:moved", ID), "a retry is noted"
+
+
+def test_random_changes_are_kept(store: Store) -> None:
+    """Whatever is missing, doubled, or in another order."""
+    dice = random.Random(7)
+    for n in range(300):
+        text = task(f"id-{n}", args=("x" * dice.randrange(40),))
+        for _ in range(dice.randrange(4)):
+            at, length = dice.randrange(len(text)), dice.randrange(60)
+            text = text[:at] + dice.choice(["", text[at : at + length] * 2]) + text[at + length :]
+        text = "{" + text[1:]
+        store.schedule("q", [Entry(f"id-{n}", 0, text, "2000")])
+        assert store.records("q", [f"id-{n}"]) == [f"02000{text}".encode()], text
