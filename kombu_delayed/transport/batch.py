@@ -195,9 +195,9 @@ class Outbox(Pipeline):
         verb, command = sent
         if verb == "schedule":
             queue = self._queues[command[FIRST_KEY]]
-            found = self._store.scheduled(queue, answer)
-            if found.delayed and (told := instrumentation.current) is not None:
-                told.scheduled(queue, found.delayed)
+            answer = self._store.scheduled(queue, answer)
+            if answer.delayed and (told := instrumentation.current) is not None:
+                told.scheduled(queue, answer.delayed)
         super()._answered(sent, answer)
 
 

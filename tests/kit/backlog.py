@@ -8,6 +8,7 @@ from itertools import pairwise
 import redis
 
 from kombu_delayed.store.keys import QueueKeys
+from kombu_delayed.store.store import Store
 from tests.kit.state import all_keys
 
 #: A partition: its lower bound, and its members with their due times in order.
@@ -35,10 +36,12 @@ def records(client: redis.Redis, queue: str = "q", of: str = "messages") -> dict
     key = f"{{{queue}}}:{of}"
     found: dict[str, str] = {}
     buckets = [each for each in all_keys(client) if re.fullmatch(rf"{re.escape(key)}(:\d+)?", each)]
+    store = Store(client)
     for name in buckets:
-        part = {id.decode(): record.decode() for id, record in client.hgetall(name).items()}
-        assert not found.keys() & part.keys(), "two buckets have the same id"
-        found |= part
+        ids = [id.decode() for id in client.hkeys(name)]
+        assert not found.keys() & {*ids}, "two buckets have the same id"
+        whole = store.fields(queue, key, ids)  # a large hash has them packed
+        found |= {id: (record or b"").decode() for id, record in zip(ids, whole, strict=True)}
     return found
 
 

@@ -20,7 +20,6 @@ from celery_ext.app.signals import others_listen, task_scheduled
 from celery_ext.errors import BulkError
 from celery_ext.tasks.progress import Progress, reporting
 from celery_ext.tasks.task_info import task_in
-from kombu_delayed.connection.commands import numbers
 from kombu_delayed.consumer.policy.decisions import planned
 from kombu_delayed.errors import NotReplicated, translate
 from kombu_delayed.store.store import Entry, Store, UniqueOutcome
@@ -162,10 +161,9 @@ class _Bulk:
 
     def _count(self, verb: str, answer: Any) -> None:
         if verb == "schedule":
-            delayed, ready, already = numbers(answer)
-            self.report.delayed += delayed
-            self.report.ready += ready
-            self.report.already += already
+            self.report.delayed += answer.delayed
+            self.report.ready += answer.ready
+            self.report.already += answer.already
 
     def _add(self, number: int, row: Any) -> None:
         try:
