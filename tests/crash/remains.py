@@ -71,5 +71,11 @@ def _values(client: Any, key: bytes) -> list[bytes]:
     if kind == b"list":
         return client.lrange(key, 0, -1)
     if kind == b"hash":
-        return client.hvals(key)
+        return [_with_id(*each) for each in client.hgetall(key).items()]
     return []
+
+
+def _with_id(field: bytes, value: bytes) -> bytes:
+    """A packed message has no id but its field."""
+    is_packed = b"\1" in value[:20]
+    return b'"id": "' + field.partition(b"\x1f")[0] + b'"' + value if is_packed else value
