@@ -34,7 +34,7 @@ _BEHIND_ETA = (
     '"timelimit": [null, null], "root_id": "'
 )
 _NO_STAMPS = ', "replaced_task_nesting": 0, "stamped_headers": null, "stamps": {}'
-_KEPT, _IGNORED = "false" + _NO_STAMPS, "true" + _NO_STAMPS
+_FLAGS = {flag[0]: flag + _NO_STAMPS for flag in ("false", "null", "true")}
 
 
 def pack(id: str, front: str, text: str) -> str | bytes:
@@ -51,10 +51,8 @@ def pack(id: str, front: str, text: str) -> str | bytes:
     if not is_task or text[0] != "{" or "\\" in task or not text.isascii():
         return front + text
     flags_form = eta_form = "-"
-    if flags.startswith(_KEPT):
-        flags_form, flags = "f", flags[len(_KEPT) :]
-    elif flags.startswith(_IGNORED):
-        flags_form, flags = "t", flags[len(_IGNORED) :]
+    if (usual := _FLAGS.get(flags[:1])) and flags.startswith(usual):
+        flags_form, flags = flags[0], flags[len(usual) :]
     if eta.endswith(usual := f'{_BEHIND_ETA}{id}", "parent_id": null'):
         eta_form, eta = "u", eta[: -len(usual)]
     body_form, end = _BODY_ENDS.get(body[-4:], ("-", ""))

@@ -15,6 +15,9 @@ RECORD_BYTES = 952
 #: Of a task's arguments Celery keeps so much once more, for people to read.
 REPR_BYTES = 1_024
 
+#: What tasks have in common, and a large backlog does not keep with each.
+COMMON_BYTES = 745
+
 #: In front of a record in the backlog: its due time, and the server's own.
 HEAD_BYTES = 17
 
@@ -56,8 +59,8 @@ def record_bytes(payload_bytes: float) -> float:
 
 
 def message_bytes(record_bytes: float, jemalloc: bool = True) -> float:
-    """A delayed message in Redis with all that is kept of it."""
-    size = record_bytes + HEAD_BYTES
+    """A delayed message in Redis, one of many, with all that is kept of it."""
+    size = max(record_bytes - COMMON_BYTES, 0) + HEAD_BYTES
     return (allocated(math.ceil(size)) if jemalloc else size) + BOOKKEEPING_BYTES
 
 

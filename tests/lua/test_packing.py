@@ -68,6 +68,7 @@ TASKS = {
     "in another zone": {"eta": datetime(2026, 11, 25, 3, tzinfo=timezone(timedelta(hours=2)))},
     "urgent": {"priority": 9},
     "no result": {"ignore_result": True},
+    "whatever its task says": {"ignore_result": None},
     "tried again": {"retries": 3, "root_id": "another", "parent_id": "one more"},
     "in a group": {"group_id": "g-1", "group_index": 4, "root_id": "another"},
     "with limits": {"time_limit": 30, "soft_time_limit": 20, "expires": 600},
@@ -203,6 +204,17 @@ def test_events_tell_of_it_as_of_any(store: Store, client: redis.Redis) -> None:
     tenants = [json.loads(each[b"event"])[3] for each in told[:4]]
     assert tenants == ["", "t-1", "", ""]
     assert client.zscore("{q}:moved", ID), "a retry is noted"
+
+
+@pytest.mark.parametrize("cut", ['"ignore_result": false', "false", "null", "{", '"id": "'])
+def test_what_is_missing_stays_missing(store: Store, cut: str) -> None:
+    text = task(ID, ignore_result=False)
+    for broken in (text.replace(cut, ""), text[:1] + text[1:].replace(cut, "", 1)):
+        for large in ({"q"}, set()):
+            store.large = set(large)
+            store.schedule("q", [Entry(ID, 0, broken, "2000")])
+            assert store.records("q", [ID]) == [f"02000{broken}".encode()]
+            Backlog(store, "q").cancel([ID])
 
 
 def test_random_changes_are_kept(store: Store) -> None:

@@ -17,6 +17,7 @@ local BEHIND_TASK, BEHIND_ID = '", "id": "', '", "shadow": null, "eta": '
 local BEHIND_ETA = '+00:00", "expires": null, "group": null, "group_index": null, "retries": 0, "timelimit": [null, null], "root_id": "'
 local NO_PARENT = '", "parent_id": null'
 local BEHIND_ORIGIN = '", "ignore_result": '
+local FLAGS = {f = 'false', n = 'null', t = 'true'}
 local NO_STAMPS = ', "replaced_task_nesting": 0, "stamped_headers": null, "stamps": {}'
 local BEHIND_FLAGS, BEHIND_CORRELATION = '}, "properties": {"correlation_id": "', '", "reply_to": "'
 local BEHIND_REPLY = '", "delivery_mode": 2, "delivery_info": {"exchange": "'
@@ -42,8 +43,9 @@ local function packed(field, record)
   local body, task, eta, args, kwargs, origin, flags, reply, route = unpack(parts)
   if task:find('\\', 1, true) then return record end
   local flags_form, eta_form, body_form = '-', '-', '-'
-  for form, text in pairs({f = 'false' .. NO_STAMPS, t = 'true' .. NO_STAMPS}) do
-    if flags:sub(1, #text) == text then flags, flags_form = flags:sub(#text + 1), form end
+  local flag = FLAGS[flags:sub(1, 1)]
+  if flag and flags:sub(1, #flag + #NO_STAMPS) == flag .. NO_STAMPS then
+    flags, flags_form = flags:sub(#flag + #NO_STAMPS + 1), flags:sub(1, 1)
   end
   local usual = BEHIND_ETA .. id .. NO_PARENT
   if eta:sub(-#usual) == usual then eta, eta_form = eta:sub(1, -#usual - 1), 'u' end
@@ -65,11 +67,11 @@ end
 local function unpacked_behind(front, field, record, forms, from)
   local id = id_of_field(field)
   local task, flags, eta, kwargs, origin, reply, route, args, body, last = struct.unpack(PARTS, record, from)
-  local flags_form, eta_form = forms:byte(1, 2)
-  local usual = flags_form == 102 and 'false' .. NO_STAMPS or flags_form == 116 and 'true' .. NO_STAMPS or ''
-  if eta_form == 117 then eta = eta .. BEHIND_ETA .. id .. NO_PARENT end
+  local flag = FLAGS[forms:sub(1, 1)]
+  if flag then flags = flag .. NO_STAMPS .. flags end
+  if forms:byte(2) == 117 then eta = eta .. BEHIND_ETA .. id .. NO_PARENT end
   return front .. body .. (BODY_ENDS[forms:sub(3)] or '') .. BEHIND_BODY .. task .. BEHIND_TASK .. id .. BEHIND_ID .. eta
-    .. ', "argsrepr": "' .. args .. '", "kwargsrepr": "' .. kwargs .. '", "origin": "' .. origin .. BEHIND_ORIGIN .. usual
+    .. ', "argsrepr": "' .. args .. '", "kwargsrepr": "' .. kwargs .. '", "origin": "' .. origin .. BEHIND_ORIGIN
     .. flags .. BEHIND_FLAGS .. id .. BEHIND_CORRELATION .. reply .. BEHIND_REPLY .. route .. BEHIND_ROUTE .. record:sub(last)
 end
 
