@@ -36,7 +36,7 @@ def test_sizes_of_the_allocator() -> None:
 def test_a_week_of_messages() -> None:
     found = plan(LOAD)
     assert found.messages == 500 * 7 * 86_400
-    assert found.message_bytes == 1_792 + sizing.BOOKKEEPING_BYTES
+    assert found.message_bytes == 1_024 + sizing.BOOKKEEPING_BYTES
     assert found.memory_bytes == pytest.approx(found.messages * found.message_bytes, rel=1e-3)
     assert (found.because_of, found.servers) == ("memory", 2 * found.nodes)
     assert found.shards == sizing.shards_for(found.nodes)
@@ -100,7 +100,7 @@ def test_the_table() -> None:
     result = run(*words(events="0"))
     assert result.exit_code == 0
     lines = dict(line.strip().split("  ", 1) for line in result.output.splitlines())
-    assert lines["delayed"].strip() == "302,400,000 messages of 1,937 B"
+    assert lines["delayed"].strip() == "302,400,000 messages of 1,169 B"
     assert {"memory", "nodes", "shards", "fragmentation", "replica buffers", "headroom"} <= {*lines}
     found, expected = json.loads(run(*words(), "--json").output), plan(LOAD)
     assert found["nodes"] == expected.nodes
