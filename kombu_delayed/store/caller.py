@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..connection.cluster.connection import Nodes, slot_of
 from ..connection.cluster.nodes import Node
-from ..connection.commands import Replicas
+from ..connection.commands import Replicas, numbers
 from ..connection.connection import ServerConnection
 from ..connection.format import Format
 from ..errors import UNREACHABLE, NodeDown
@@ -69,6 +69,14 @@ class Trimming:
             self._rests.clear()
         self._rests[stream] = TRIM_CALLS - 1, now + TRIM_SECONDS
         return limit
+
+
+class Scheduled(NamedTuple):
+    """How many messages went where: into the backlog, to ready at once, or were there already."""
+
+    delayed: int
+    ready: int
+    already: int
 
 
 class Caller:
@@ -249,6 +257,12 @@ class Caller:
             on_error()
 
         connection.post(*command, on_error=failed)
+
+    def scheduled(self, queue: str, answer: bytes) -> Scheduled:
+        """What the script that schedules has answered."""
+        *counts, is_large = numbers(answer)
+        (self.large.add if is_large else self.large.discard)(queue)
+        return Scheduled(*counts)
 
     def tell_of_burials(self, queue: str, ids: Sequence[bytes]) -> None:
         """Tell who wants to know of messages that a script has buried."""

@@ -89,7 +89,7 @@ class QueueKeys:
 
     @cached_property
     def messages(self) -> str:
-        """Hash id -> step + due time in ms + message, of what is delayed. In buckets, packed there."""
+        """Hash id -> step + due time in ms + message, of what is delayed. Packed in buckets."""
         return self._tagged("messages")
 
     @cached_property
@@ -181,7 +181,7 @@ class QueueKeys:
 
     @cached_property
     def dead_messages(self) -> str:
-        """Hash id -> priority step + message, of the dead letters. In buckets, packed there."""
+        """Hash id -> priority step + message, of the dead letters. Packed in buckets."""
         return self._tagged("dead-messages")
 
     @cached_property

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ..connection.commands import numbers
 from ..message.envelope import Entry
 from ..message.ticket import Gate
 from ..message.wait import NO_WAIT, Wait
 from . import instrumentation
-from .caller import CALL_LIMIT, Caller, Limits, chunks
-from .claimable import Claimable, Delivered, delivered
+from .caller import CALL_LIMIT, Caller, Limits, Scheduled, chunks
+from .claimable import Claimable, Delivered
 from .dead_letters import DeadLetters
 from .leases import Leases
 from .overrides import Overrides
@@ -47,14 +46,6 @@ class UniqueOutcome(NamedTuple):
 
 #: Called with queue, id and outcome when this process has sent a message with a unique key.
 unique_listeners: list[Callable[[str, str, UniqueOutcome], None]] = []
-
-
-class Scheduled(NamedTuple):
-    """How many messages went where: into the backlog, to ready at once, or were there already."""
-
-    delayed: int
-    ready: int
-    already: int
 
 
 class Size(NamedTuple):
@@ -109,12 +100,6 @@ class Store(Caller):
         is_packed = queue in self.large
         given = [part for e in entries for part in (e.id, e.due, e.kept(is_packed))]
         return self.call("schedule", queue, expires_ms=expires_ms, entries=given)
-
-    def scheduled(self, queue: str, answer: bytes) -> Scheduled:
-        """What the script that schedules has answered."""
-        *counts, is_large = numbers(answer)
-        (self.large.add if is_large else self.large.discard)(queue)
-        return Scheduled(*counts)
 
     def schedule_unique(
         self, queue: str, entry: Entry, key: str, conflict: str, expires_ms: int = 0
@@ -382,3 +367,25 @@ class Store(Caller):
         """Forget a queue without messages and consumers."""
         if not self.run("EXISTS", self.keys(queue).consumers):
             self.ask("delete", queue)
+
+
+def delivered(answer: Any, gate: Gate | None) -> Delivered | None:
+    """What the script that delivers has answered; None: the caller's lease was lost."""
+    if len(answer) == 1:
+        return None
+    now_ms, next_due_ms, flags, consumers, *records = answer
+    gated, refused = bool(flags & 2), bool(flags & 4)
+    resumed_ms = records.pop(0) if flags & 8 else None
+    paused = resumed_ms == 0
+    has_more = not paused and (bool(flags & 1) or (gate is None and gated))
+    return Delivered(
+        now_ms,
+        next_due_ms,
+        has_more,
+        consumers,
+        records,
+        gated,
+        refused,
+        paused,
+        resumed_ms or 0,
+    )

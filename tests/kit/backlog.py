@@ -36,12 +36,15 @@ def records(client: redis.Redis, queue: str = "q", of: str = "messages") -> dict
     key = f"{{{queue}}}:{of}"
     found: dict[str, str] = {}
     buckets = [each for each in all_keys(client) if re.fullmatch(rf"{re.escape(key)}(:\d+)?", each)]
-    store = Store(client)
     for name in buckets:
-        ids = [id.decode() for id in client.hkeys(name)]
-        assert not found.keys() & {*ids}, "two buckets have the same id"
-        whole = store.fields(queue, key, ids)  # a large hash has them packed
-        found |= {id: (record or b"").decode() for id, record in zip(ids, whole, strict=True)}
+        raw = client.hgetall(name)
+        if any(b"\1" in record for record in raw.values()):  # packed, as in a large hash
+            store, ids = Store(client), [*raw]
+            raw = dict(zip(ids, store.fields(queue, key, ids), strict=True))
+            store.hang_up()
+        part = {id.decode(): record.decode() for id, record in raw.items()}
+        assert not found.keys() & part.keys(), "two buckets have the same id"
+        found |= part
     return found
 
 
