@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -11,6 +12,7 @@ from kombu_delayed.inspection.doctor import Doctor, Finding, examine_format, exa
 from kombu_delayed.store.shards import label, queue_of
 
 from ..tasks.formatting import number, plain, queue_data, table
+from .checkup import check_up, checks_table
 from .criteria import queue_option
 from .session import Session, command
 
@@ -27,8 +29,9 @@ from .session import Session, command
 def doctor(session: Session, queue: str | None, fix: bool, upgrades: bool) -> None:
     """Find problems, and repair them with --fix.
 
-    Checks the server's settings and clock, leases and wake tokens, and whether the backlog,
-    the dead letters and the names of messages are consistent.
+    Checks versions, the server, its settings and clock, and whether workers consume all queues in
+    time with the same policies. Then it checks leases and wake tokens, and whether the backlog, the
+    dead letters and the names of messages are consistent.
     You may run it beside producers and workers. The exit code is 1 if a problem was found and
     was not repaired.
     """
@@ -44,7 +47,16 @@ def doctor(session: Session, queue: str | None, fix: bool, upgrades: bool) -> No
             findings += Doctor(store, name, fix=fix, progress=advance).examine()
     left = [each for each in findings if each.is_wrong]
     queues = [*dict.fromkeys(map(queue_of, names))]
-    session.emit({"healthy": not left, "queues": queues, "findings": [*map(_data, findings)]})
+    checks = [*check_up(session.delayed, queue, findings)]
+    session.emit(
+        {
+            "healthy": not left,
+            "queues": queues,
+            "findings": [*map(_data, findings)],
+            "checks": [{"is_right": each.is_right, **asdict(each)} for each in checks],
+        }
+    )
+    session.print(checks_table(checks))
     _print(session, findings, len(queues), fix)
     if left:
         session.exit(1)
@@ -52,15 +64,11 @@ def doctor(session: Session, queue: str | None, fix: bool, upgrades: bool) -> No
 
 def _print(session: Session, findings: list[Finding], count: int, fix: bool) -> None:
     queues = [each for each in findings if each.queue]
-    for finding in findings:
-        if not finding.queue:
-            for text in finding.examples:
-                session.print(Text("! ", "yellow").append_text(plain(text)))
     if queues:
         session.print(_table(queues))
     else:
         checked = f"{number(count)} queue{'' if count == 1 else 's'}"
-        session.print(Text("✓ ", "green").append(f"Nothing is wrong in {checked}."))
+        session.print(Text("✓  ", "green").append(f"Nothing is wrong in {checked}."))
     if not any(each.fixed < each.count and each.remedy for each in queues):
         return
     if fix:

@@ -23,7 +23,7 @@ from celery.bin.base import CLIContext
 from click.testing import CliRunner, Result
 
 from celery_ext import Delayed
-from celery_ext.cli import COMMANDS, delayed
+from celery_ext.cli import COMMANDS, checkup, delayed
 from celery_ext.cli.times import TIME
 from celery_ext.control.backup.transfer import backup
 from celery_ext.policies import Limit
@@ -471,8 +471,9 @@ def test_doctor(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (finding["kind"], finding["queue"]) == ("server", None)
     assert "keeps nothing on disk" in cli.text("doctor", code=1)
     monkeypatch.setattr("celery_ext.cli.doctor.examine_server", lambda store: None)
-    assert cli.json("doctor") == {"healthy": True, "queues": ["celery", "mail"], "findings": []}
-    assert cli.text("doctor", "-Q", "mail") == "✓ Nothing is wrong in 1 queue.\n"
+    found = cli.json("doctor")
+    assert (found["healthy"], found["queues"], found["findings"]) == (True, ["celery", "mail"], [])
+    assert cli.text("doctor", "-Q", "mail").endswith("✓  Nothing is wrong in 1 queue.\n")
     cli.client.delete("{mail}:partitions", *cli.client.keys("{mail}:delayed:*"), "{celery}:wake")
     found = cli.json("doctor", code=1)
     kinds = {(each["queue"], each["kind"], each["count"]) for each in found["findings"]}
@@ -492,6 +493,45 @@ def test_doctor(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     cli.backlog.cancel("five")  # leaves its key until another task comes
     found = cli.json("doctor")
     assert (found["healthy"], [each["kind"] for each in found["findings"]]) == (True, ["leftover"])
+
+
+def test_doctor_looks_at_all_around_the_messages(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def remedies() -> dict[str, str]:
+        return {each["name"]: each["remedy"] for each in cli.json("doctor", code=1)["checks"]}
+
+    names = ["versions", "server", "settings and clock", "format of the data", "app", "workers"]
+    found = remedies()
+    assert [*found] == [*names, "on time", "policies"]
+    assert found.pop("settings and clock").startswith("The server keeps nothing on disk")
+    assert found.pop("workers") == "nobody consumes 'celery', 'mail': start a worker with -Q celery"
+    assert found.pop("app").startswith("call celery_ext.install(app)")
+    assert {*found.values()} == {""}
+    monkeypatch.setitem(checkup.OLDEST, "celery", (99, 1))
+    monkeypatch.setattr(checkup, "SLOW_SECONDS", 0.0)
+    monkeypatch.setattr(checkup, "LATE_SECONDS", -1)
+    cli.backlog.store.deliver("celery", "w@1:7:abc-30000", 0, 1, lease_ms=30_000)
+    used: Any = cli.client.info("memory")["used_memory"]
+    cli.client.config_set("maxmemory", int(used / 0.9))
+    try:
+        found = remedies()
+    finally:
+        cli.client.config_set("maxmemory", 0)
+    assert found["versions"] == "install Celery 99.1 or newer"
+    assert found["server"].startswith("run workers and producers nearer")
+    assert "nearly full" in found["settings and clock"]
+    assert found["workers"] == "nobody consumes 'mail': start a worker with -Q mail"
+    assert "more workers" in found["on time"]
+    text = cli.text("doctor", code=1)
+    assert re.search(r"!  on time +the oldest task that is due has waited for 0s, in", text)
+    assert "→ install Celery 99.1 or newer" in text
+
+
+def test_doctor_compares_policies(cli: Cli) -> None:
+    cli.client.zadd("{celery}:gate:keepers", {"w@1:7:abc-30000": 0})
+    cli.client.zadd("{celery}:consumers", {"w@1:7:abc-30000": 2**45})
+    checks = {each["name"]: each for each in cli.json("doctor", code=1)["checks"]}
+    assert checks["policies"]["remedy"] == "start all processes with the same policies"
+    assert "workers of 'celery' declare limits or turns" in checks["policies"]["text"]
 
 
 def test_doctor_beside_a_busy_queue(cli: Cli) -> None:

@@ -1,0 +1,198 @@
+"""What `doctor` shows first: whether versions, server, clock, workers and policies fit."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from time import perf_counter
+from typing import Any
+
+from redis import Redis
+from rich.table import Table
+from rich.text import Text
+
+from celery_ext.control.delayed import Delayed
+from celery_ext.tasks.formatting import number, plain, tasks_word
+from kombu_delayed.connection.format import MAJOR
+from kombu_delayed.inspection.doctor import Finding
+from kombu_delayed.message.durations import length_text
+from kombu_delayed.transport.server_checks import inspect
+
+#: The oldest versions that work.
+OLDEST = {"celery": (5, 5), "kombu": (5, 5), "redis": (6, 0)}
+NAMES = {"celery": "Celery", "kombu": "Kombu", "redis": "redis-py"}
+
+#: From here on a round trip to the server is worth a look.
+SLOW_SECONDS = 0.05
+
+#: A server with more of its memory in use than this is nearly full.
+FULL = 0.8
+
+#: What has been due for longer than this is late.
+LATE_SECONDS = 60
+
+PINGS = 5
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at: what it is like, and what to do about it, if anything."""
+
+    name: str
+    text: str
+    remedy: str = ""
+
+    @property
+    def is_right(self) -> bool:
+        """Whether nothing has to be done."""
+        return not self.remedy
+
+
+def check_up(delayed: Delayed, queue: str | None, findings: list[Finding]) -> Iterator[Check]:
+    """Look at everything but the messages; `findings` are what the server was found to lack."""
+    yield _versions()
+    servers = [Redis(connection_pool=each.pool) for each in delayed.store.run.everywhere()]
+    yield _server(servers, delayed.app.connection_for_read().as_uri())
+    wrong = {each.kind: each for each in findings}
+    yield _settings(servers, wrong.get("server"))
+    if (format := delayed.store.format) is not None and format.major:
+        text = "\n".join(wrong["format"].examples) if "format" in wrong else ""
+        yield Check("format of the data", f"{format.major}, the newest is {MAJOR}", text)
+    yield _app(delayed)
+    yield from _queues(delayed, queue)
+
+
+def _versions() -> Check:
+    found = {name: metadata.version(name) for name in OLDEST}
+    old = [name for name, version in found.items() if _numbers(version) < OLDEST[name]]
+    text = ", ".join(f"{NAMES[name]} {version}" for name, version in found.items())
+    remedy = "; ".join(
+        f"install {NAMES[name]} {'.'.join(map(str, OLDEST[name]))} or newer" for name in old
+    )
+    own = metadata.version("kombu-delayed")
+    return Check("versions", f"{own}; {text}, Python {platform.python_version()}", remedy)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+
+
+def _server(servers: list[Redis], url: str) -> Check:
+    info: Any = servers[0].info("server")
+    kind = "Valkey" if "valkey_version" in info else "Redis"
+    version = info.get("valkey_version") or info.get("redis_version", "")
+    seconds = max(map(_round_trip, servers))
+    text = f"{kind} {version} at {url}, answers in {_short(seconds)}"
+    if len(servers) > 1:
+        text += f", the slowest of {len(servers)} masters"
+    remedy = ""
+    if seconds > SLOW_SECONDS:
+        remedy = "run workers and producers nearer to the server: each claim is a round trip"
+    return Check("server", text, remedy)
+
+
+def _round_trip(server: Redis) -> float:
+    def once() -> float:
+        began = perf_counter()
+        server.ping()
+        return perf_counter() - began
+
+    return min(once() for _ in range(PINGS))
+
+
+def _short(seconds: float) -> str:
+    return f"{seconds * 1000:.1f} ms"
+
+
+def _settings(servers: list[Redis], finding: Finding | None) -> Check:
+    found = [inspect(each) for each in servers]
+    apart = max((each.ahead_seconds for each in found), key=abs)
+    kept = "kept on disk" if all(each.persistent for each in found) else "kept in memory only"
+    used = max(map(_memory_used, servers))
+    text = f"{kept}, {found[0].eviction}, clocks {_short(abs(apart))} apart"
+    remedies = list(finding.examples) if finding else []
+    if used:
+        text += f", {used:.0%} of its memory in use"
+    if used > FULL:
+        remedies.append(
+            "the server is nearly full, and then refuses new messages: give it more memory, or "
+            "spread the queues over a Cluster"
+        )
+    return Check("settings and clock", text, "\n".join(remedies))
+
+
+def _memory_used(server: Redis) -> float:
+    memory: Any = server.info("memory")
+    most = int(memory.get("maxmemory") or 0)
+    return int(memory["used_memory"]) / most if most else 0.0
+
+
+def _app(delayed: Delayed) -> Check:
+    is_installed = getattr(delayed.app, "delayed", None) is not None
+    text = "celery_ext is installed" if is_installed else "the transport alone"
+    hint = "call celery_ext.install(app) to see what became of tasks, and for policies"
+    return Check("app", text, "" if is_installed else hint)
+
+
+def _queues(delayed: Delayed, queue: str | None) -> Iterator[Check]:
+    metrics = delayed.metrics(queue)
+    consumers = [each for each in delayed.consumers(queue) if each.lease_seconds > 0]
+    names = {each.name.rsplit(":", 2)[0] for each in consumers}
+    count = sum(each.delayed + each.ready for each in metrics.values())
+    alone = [
+        name
+        for name, each in sorted(metrics.items())
+        if not each.consumers and each.ready + each.delayed
+    ]
+    queues = f"{number(len(metrics))} queue{'' if len(metrics) == 1 else 's'}"
+    remedy = f"nobody consumes {_some(alone)}: start a worker with -Q {alone[0]}" if alone else ""
+    yield Check("workers", f"{number(len(names))} for {queues} with {tasks_word(count)}", remedy)
+    late = {name: each.oldest_due_seconds for name, each in metrics.items() if not each.paused}
+    name, seconds = max(late.items(), key=lambda each: each[1], default=("", 0.0))
+    remedy = "start more workers, or see Troubleshooting, A task is late"
+    yield Check(
+        "on time",
+        f"the oldest task that is due has waited for {length_text(seconds)}, in {name}"
+        if seconds > LATE_SECONDS
+        else "nothing that is due waits for long",
+        remedy if seconds > LATE_SECONDS and name not in alone else "",
+    )
+    if unlike := [name for name in metrics if _differ(delayed, name, consumers)]:
+        yield Check(
+            "policies",
+            f"workers of {_some(unlike)} declare limits or turns, and this app does not, or the "
+            "other way round",
+            "start all processes with the same policies",
+        )
+    elif delayed.rules is not None:
+        yield Check("policies", "workers and this app agree on which queues have limits or turns")
+
+
+def _differ(delayed: Delayed, queue: str, consumers: list[Any]) -> bool:
+    if not any(each.queue == queue for each in consumers):
+        return False
+    store = delayed.store
+    keepers = any(
+        store.run("ZCARD", store.keys(name).gate + "keepers") for name in store.shards.all(queue)
+    )
+    rules: Any = delayed.rules
+    return keepers != bool(rules is not None and rules.gated(queue))
+
+
+def _some(names: list[str], most: int = 3) -> str:
+    shown = ", ".join(map(repr, names[:most]))
+    return shown + (f" and {number(len(names) - most)} more" if len(names) > most else "")
+
+
+def checks_table(checks: list[Check]) -> Table:
+    """A line for each, and below it what to do."""
+    made = Table.grid(padding=(0, 2, 0, 0))
+    for each in checks:
+        mark = Text("✓", "green") if each.is_right else Text("!", "yellow")
+        text = plain(each.text)
+        if each.remedy:
+            text.append(f"\n→ {each.remedy}", "yellow")
+        made.add_row(mark, Text(each.name, "bold"), text)
+    return made
