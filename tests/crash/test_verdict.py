@@ -11,7 +11,7 @@ import pytest
 
 from tests.crash import verdict
 from tests.crash.clock import Readings
-from tests.crash.evidence import ALONE, STALL_SECONDS, Evidence, stalls
+from tests.crash.evidence import ALONE, OCCUPIED, STALL_SECONDS, Evidence, stalls
 from tests.crash.faults import Window
 from tests.crash.history import NEVER, collect
 from tests.crash.in_use import Limits
@@ -167,6 +167,20 @@ def test_a_server_that_is_slow_with_no_fault_is_away() -> None:
     killed_later = sent(), events(95, LONG_BEFORE + 0.3, LONG_BEFORE + 0.3), ran("other", AGAIN_AT)
     assert causes(killed(), *killed_later, windows=windows) == {verdict.NOT_ACKED: 1}
     assert causes(killed(), *killed_later) == {verdict.UNEXPLAINED: 1}
+
+
+@pytest.mark.parametrize(
+    ("pool", "busy", "cause"),
+    [
+        ("gevent", "first", verdict.NOT_ACKED),
+        ("gevent", "other", verdict.UNEXPLAINED),
+        ("prefork", "first", verdict.UNEXPLAINED),
+    ],
+)
+def test_no_ack_leaves_while_a_greenlet_does_not_yield(pool: str, busy: str, cause: str) -> None:
+    journal = sent(), events(95, LONG_BEFORE, LONG_BEFORE), ran("other", AGAIN_AT)
+    window = Window(OCCUPIED, LONG_BEFORE + 0.1, KILLED_AT, busy)
+    assert causes(killed(pool), *journal, windows=[window]) == {cause: 1}
 
 
 def test_what_was_acked_early_waits_for_the_answer_of_a_server_that_is_away() -> None:

@@ -10,6 +10,7 @@ from tests.crash.answers import Answers, judge_answers
 from tests.crash.crew import Life
 from tests.crash.evidence import (
     DEATHS,
+    OCCUPIED,
     RECOVERY_SECONDS,
     STALL,
     Calm,
@@ -38,6 +39,8 @@ CAUSES = (
     *(PREVIOUS, UNEXPLAINED),
 )
 
+#: Pools whose tasks run beside the event loop, in its thread.
+GREENLETS = frozenset({"gevent", "eventlet"})
 #: An ack leaves with the next turn of the event loop, on a machine that is busy.
 ACK_SECONDS = 0.5
 #: So long after an outage those that it held up have arrived.
@@ -148,7 +151,8 @@ class _Judge:
             life is not None
             and life.fate in DEATHS
             and acked <= life.ended_at
-            and life.fated_at < self._arrived(acked)  # what runs waits for its ack to be there
+            and life.fated_at
+            < self._arrived(acked, life)  # what runs waits for its ack to be there
         )
 
     def repeated(self, execution: Execution, verdict: Verdict) -> None:
@@ -209,7 +213,7 @@ class _Judge:
         if life is None:
             return None
         sent = self._sent(hold, life)
-        arrived = self._arrived(sent)
+        arrived = self._arrived(sent, life)
         for stopped, resumed in life.stops:
             if (
                 resumed - stopped > self.evidence.shortest_lease
@@ -241,11 +245,16 @@ class _Judge:
             return hold.done
         return max(hold.done, hold.run.end)
 
-    def _arrived(self, sent: float) -> float:
-        """Until when an ack may not have reached the server, at least while that was away."""
+    def _arrived(self, sent: float, life: Life) -> float:
+        """Until when an ack may not have reached the server.
+
+        At least while that was away, or a greenlet of the worker let no other one run.
+        """
         arrived = sent + ACK_SECONDS
         for window in sorted(self.evidence.windows, key=lambda window: window.began):
-            if window.kind in (*AWAY, STALL) and window.began <= arrived and sent <= window.ended:
+            is_busy = window.kind == OCCUPIED and window.victim == life.name
+            held_up = window.kind in (*AWAY, STALL) or (is_busy and life.pool in GREENLETS)
+            if held_up and window.began <= arrived and sent <= window.ended:
                 arrived = max(arrived, window.ended + ACK_RECOVERY_SECONDS)
         return arrived
 
