@@ -16,6 +16,7 @@ from kombu.utils.scheduling import priority_cycle
 from redis.connection import Connection as RedisConnection
 
 from kombu_delayed.consumer.consumer import Consumer
+from kombu_delayed.store.scripts import script
 from kombu_delayed.store.store import Entry, Store
 from kombu_delayed.transport.channel.channel import Channel
 
@@ -125,7 +126,7 @@ class Many:
 
         def many(commands: Any) -> Any:
             answers = true_many(commands)
-            if commands[0][0] != "EVALSHA":  # a look at what is ready, and no claims
+            if commands[0][1] != script("deliver").sha:  # a look at what is ready, or a renewal
                 return answers
             monkeypatch.setattr(run, "many", true_many)
             raise redis.ConnectionError("lost")
