@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from ..connection.commands import numbers
 from ..message.envelope import Kept, open_kept, step_char
+from ..message.packing import unpack
 from ..message.ticket import lane_in, reason_of
 from ..store.keys import literal
 from ..store.scripts import Call
@@ -217,7 +218,7 @@ class Backlog:
 def waiting_in(answer: Sequence[bytes]) -> list[Waiting]:
     """The messages that a script has returned."""
     return [
-        Waiting(member.decode(errors="surrogateescape"), open_kept(record))
+        Waiting(member.decode(errors="surrogateescape"), open_kept(unpack(member, record)))
         for member, record in zip(answer[::2], answer[1::2], strict=True)
     ]
 

@@ -1,10 +1,11 @@
-"""Records of Celery's tasks without what all of these have in common; scripts unpack them.
+"""Records of Celery's tasks without what all of these have in common.
 
-The form is described in store/lua/include/pack.lua, which packs what scripts write.
+The form is described in store/lua/include/pack.lua, which does the same in scripts.
 """
 
 from __future__ import annotations
 
+import re
 from functools import cache
 
 #: Behind the arguments, in base64; by the last letters.
@@ -35,6 +36,10 @@ _BEHIND_ETA = (
 )
 _NO_STAMPS = ', "replaced_task_nesting": 0, "stamped_headers": null, "stamps": {}'
 _FLAGS = {flag[0]: flag + _NO_STAMPS for flag in ("false", "null", "true")}
+
+_FRONT = re.compile(rb".\d*\x01(.)(.)(.)", re.DOTALL)
+_ENDS = {form.encode(): text.encode() for form, text in _BODY_ENDS.values()}
+_BEGINNINGS = {form.encode(): text.encode() for form, text in _FLAGS.items()}
 
 
 def pack(id: str, front: str, text: str) -> str | bytes:
@@ -77,3 +82,48 @@ def _length(text: str) -> str:
 @cache
 def _two_letters(number: int) -> str:
     return number.to_bytes(2, "big").decode("latin-1")
+
+
+def unpack(field: str | bytes, record: bytes) -> bytes:
+    """A record as it was before it was packed, if it is; `field` is its name in the hash."""
+    front = _FRONT.match(record)
+    if front is None:
+        return record
+    name = field if isinstance(field, bytes) else field.encode(errors="surrogateescape")
+    id, _, number = name.rpartition(b"\x1f")
+    if not number.isdigit():
+        id = name
+    parts, at = [], front.end()
+    for _ in range(9):
+        begin = at + 2
+        at = begin + int.from_bytes(record[at:begin], "big")
+        parts.append(record[begin:at])
+    task, flags, eta, kwargs, origin, reply, route, args, body = parts
+    if front[2] == b"u":
+        eta = b'%b%b%b", "parent_id": null' % (eta, _BEHIND_ETA.encode(), id)
+    return _WHOLE % (
+        record[: front.start(1) - 1],
+        body,
+        _ENDS.get(front[3], b""),
+        task,
+        id,
+        eta,
+        args,
+        kwargs,
+        origin,
+        _BEGINNINGS.get(front[1], b""),
+        flags,
+        id,
+        reply,
+        route,
+        record[at:],
+    )
+
+
+_WHOLE = (
+    b"%b{%b%b" + _BEHIND_BODY.encode() + b'%b", "id": "%b", "shadow": null, "eta": %b'
+    b', "argsrepr": "%b", "kwargsrepr": "%b", "origin": "%b", "ignore_result": %b%b'
+    b'}, "properties": {"correlation_id": "%b", "reply_to": "%b'
+    b'", "delivery_mode": 2, "delivery_info": {"exchange": "%b'
+    b', "body_encoding": "base64", "delivery_tag": "%b'
+)

@@ -14,6 +14,7 @@ from ..connection.commands import Replicas, numbers
 from ..connection.connection import ServerConnection
 from ..connection.format import Format
 from ..errors import UNREACHABLE, NodeDown
+from ..message.packing import unpack
 from . import instrumentation
 from .keys import SEPARATOR, QueueKeys
 from .scripts import Call, Script, script, send_together
@@ -232,7 +233,8 @@ class Caller:
 
     def fields(self, queue: str, hash: str, names: Sequence[str | bytes]) -> list[bytes | None]:
         """What a hash that is spread over buckets has under some names."""
-        return self.ask("records", queue, hash=hash, fields=names) if names else []
+        found = self.ask("records", queue, hash=hash, fields=names) if names else []
+        return [record and unpack(name, record) for name, record in zip(names, found, strict=True)]
 
     def together(self, calls: Sequence[Call]) -> list[Any]:
         """Run scripts of many queues in one go; where one was refused, its error is its answer."""

@@ -8,7 +8,7 @@
 --   limit_bytes: and at no more when so much is to be returned
 --   needle: return only messages with this text in them (or empty)
 -- include: buckets start
--- returns {0 at the end or 1, due_ms and = and member of the last one looked at, id, priority step + due_ms + message, …};
+-- returns {0 at the end or 1, due_ms and = and member of the last one looked at, id, its record, packed or not, …};
 --   O(limit)
 
 -- Each call of what these return gives the next members with due times; empty at the end.
@@ -74,8 +74,8 @@ while left > 0 and bytes < limit_bytes do
     answer[2], answer[3] = found[i + 1], '=' .. found[i]
   end
   if #members > 0 then
-    for i, kept in ipairs(bucket_get_all(messages, members)) do
-      if kept and (needle == '' or kept:find(needle, 1, true)) then
+    for i, kept in ipairs(bucket_read_all(messages, members)) do
+      if kept and (needle == '' or unpacked(members[i], kept):find(needle, 1, true)) then
         answer[#answer + 1], answer[#answer + 2] = members[i], kept
         bytes = bytes + #kept
       end

@@ -2,5 +2,5 @@
 -- keys: hash
 -- arguments: fields...
 -- include: buckets
--- returns a value or nil for each; O(fields)
-return bucket_get_all(hash, fields)
+-- returns a value, packed or not, or nil for each; O(fields)
+return bucket_read_all(hash, fields)

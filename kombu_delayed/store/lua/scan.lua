@@ -2,7 +2,6 @@
 -- keys: hash
 -- arguments: cursor count:number
 -- include: buckets bucket_scan
--- returns {the next cursor, '0' at the end, field, value, …}; O(count)
+-- returns {the next cursor, '0' at the end, field, value, …}, values packed or not; O(count)
 local page = bucket_scan(hash, cursor, count)
-for i = 1, #page[2], 2 do page[2][i + 1] = unpacked(page[2][i], page[2][i + 1]) end
 return {page[1], unpack(page[2])}

@@ -53,10 +53,18 @@ local function bucket_has(key, field)
   return bucket_get(key, field) ~= false
 end
 
-local function bucket_get_all(key, fields)
+-- The values of fields, packed or not; false for those that are not there.
+local function bucket_read_all(key, fields)
   if (layouts[key] or layout_of(key)).last == 0 then return redis.call('HMGET', key, unpack(fields)) end
   local found = {}
-  for i, field in ipairs(fields) do found[i] = bucket_get(key, field) end
+  for i, field in ipairs(fields) do found[i] = bucket_find(key, field) end
+  return found
+end
+
+local function bucket_get_all(key, fields)
+  local found = bucket_read_all(key, fields)
+  if layouts[key].last == 0 then return found end
+  for i, value in ipairs(found) do found[i] = value and unpacked(fields[i], value) end
   return found
 end
 
