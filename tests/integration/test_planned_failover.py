@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -158,9 +158,15 @@ def test_a_greenlet_that_does_not_yield_runs_once(
         else:
             group.wait_for_failover(group.kill_master())
         ledger.wait(lambda _: len(ledger.of(busy)) > 1, "it has ended")
-        patiently = {"max_retries": 60, "interval_max": 0.5}  # until the new master has a replica
-        ledger.wait_for_all([app.send_task("record", queue="own", retry_policy=patiently).id])
+        wait_until(lambda: has_replica(group), "the new master has a replica", 60)
+        ledger.wait_for_all([app.send_task("record", queue="own").id])
     assert [entry["phase"] for entry in ledger.of(busy)] == ["start", "end"]
+
+
+def has_replica(group: Group) -> bool:
+    with suppress(redis.RedisError), group.client() as client:
+        return bool(client.wait(1, 100))
+    return False
 
 
 def subscribers(group: Group) -> int:
