@@ -4,7 +4,7 @@
 -- has to stay readable: with another text in common, it would have to be another character.
 -- needs: nothing
 local LONGEST_PART = 65535
-local PARTS = '>' .. ('Hc0'):rep(9)
+local PARTS = '>Hc0Hc0Hc0Hc0Hc0Hc0Hc0Hc0Hc0'
 
 -- Behind arguments, in base64, which has one of three forms.
 local BODY_ENDS = {
