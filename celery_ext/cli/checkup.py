@@ -13,12 +13,14 @@ from redis import Redis
 from rich.table import Table
 from rich.text import Text
 
+from celery_ext.control.counts import ConsumerInfo
 from celery_ext.control.delayed import Delayed
-from celery_ext.tasks.formatting import number, plain, tasks_word
+from celery_ext.tasks.formatting import number, plain, queues_word, tasks_word
 from kombu_delayed.connection.format import MAJOR
 from kombu_delayed.inspection.doctor import Finding
 from kombu_delayed.message.durations import length_text
-from kombu_delayed.transport.server_checks import inspect
+from kombu_delayed.store.queue_metrics import Metrics
+from kombu_delayed.transport.server_checks import inspect, numbers_of
 
 #: The oldest versions that work.
 OLDEST = {"celery": (5, 5), "kombu": (5, 5), "redis": (6, 0)}
@@ -66,17 +68,13 @@ def check_up(delayed: Delayed, queue: str | None, findings: list[Finding]) -> It
 
 def _versions() -> Check:
     found = {name: metadata.version(name) for name in OLDEST}
-    old = [name for name, version in found.items() if _numbers(version) < OLDEST[name]]
+    old = [name for name, version in found.items() if numbers_of(version) < OLDEST[name]]
     text = ", ".join(f"{NAMES[name]} {version}" for name, version in found.items())
     remedy = "; ".join(
         f"install {NAMES[name]} {'.'.join(map(str, OLDEST[name]))} or newer" for name in old
     )
     own = metadata.version("kombu-delayed")
     return Check("versions", f"{own}; {text}, Python {platform.python_version()}", remedy)
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
 
 
 def _server(servers: list[Redis], url: str) -> Check:
@@ -139,26 +137,37 @@ def _app(delayed: Delayed) -> Check:
 def _queues(delayed: Delayed, queue: str | None) -> Iterator[Check]:
     metrics = delayed.metrics(queue)
     consumers = [each for each in delayed.consumers(queue) if each.lease_seconds > 0]
-    names = {each.name.rsplit(":", 2)[0] for each in consumers}
-    count = sum(each.delayed + each.ready for each in metrics.values())
     alone = [
         name
         for name, each in sorted(metrics.items())
         if not each.consumers and each.ready + each.delayed
     ]
-    queues = f"{number(len(metrics))} queue{'' if len(metrics) == 1 else 's'}"
+    yield _workers(metrics, consumers, alone)
+    yield _on_time(metrics, alone)
+    yield from _policies(delayed, metrics, consumers)
+
+
+def _workers(metrics: dict[str, Metrics], consumers: list[ConsumerInfo], alone: list[str]) -> Check:
+    names = {each.name.rsplit(":", 2)[0] for each in consumers}
+    count = sum(each.delayed + each.ready for each in metrics.values())
+    text = f"{number(len(names))} for {queues_word(len(metrics))} with {tasks_word(count)}"
     remedy = f"nobody consumes {_some(alone)}: start a worker with -Q {alone[0]}" if alone else ""
-    yield Check("workers", f"{number(len(names))} for {queues} with {tasks_word(count)}", remedy)
+    return Check("workers", text, remedy)
+
+
+def _on_time(metrics: dict[str, Metrics], alone: list[str]) -> Check:
     late = {name: each.oldest_due_seconds for name, each in metrics.items() if not each.paused}
     name, seconds = max(late.items(), key=lambda each: each[1], default=("", 0.0))
+    if seconds <= LATE_SECONDS:
+        return Check("on time", "nothing that is due waits for long")
+    text = f"the oldest task that is due has waited for {length_text(seconds)}, in {name}"
     remedy = "start more workers, or see Troubleshooting, A task is late"
-    yield Check(
-        "on time",
-        f"the oldest task that is due has waited for {length_text(seconds)}, in {name}"
-        if seconds > LATE_SECONDS
-        else "nothing that is due waits for long",
-        remedy if seconds > LATE_SECONDS and name not in alone else "",
-    )
+    return Check("on time", text, "" if name in alone else remedy)
+
+
+def _policies(
+    delayed: Delayed, metrics: dict[str, Metrics], consumers: list[ConsumerInfo]
+) -> Iterator[Check]:
     if unlike := [name for name in metrics if _differ(delayed, name, consumers)]:
         yield Check(
             "policies",
@@ -170,7 +179,7 @@ def _queues(delayed: Delayed, queue: str | None) -> Iterator[Check]:
         yield Check("policies", "workers and this app agree on which queues have limits or turns")
 
 
-def _differ(delayed: Delayed, queue: str, consumers: list[Any]) -> bool:
+def _differ(delayed: Delayed, queue: str, consumers: list[ConsumerInfo]) -> bool:
     if not any(each.queue == queue for each in consumers):
         return False
     store = delayed.store

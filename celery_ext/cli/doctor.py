@@ -11,7 +11,7 @@ from rich.text import Text
 from kombu_delayed.inspection.doctor import Doctor, Finding, examine_format, examine_server, upgrade
 from kombu_delayed.store.shards import label, queue_of
 
-from ..tasks.formatting import number, plain, queue_data, table
+from ..tasks.formatting import number, plain, queue_data, queues_word, table
 from .checkup import check_up, checks_table
 from .criteria import queue_option
 from .session import Session, command
@@ -67,8 +67,7 @@ def _print(session: Session, findings: list[Finding], count: int, fix: bool) -> 
     if queues:
         session.print(_table(queues))
     else:
-        checked = f"{number(count)} queue{'' if count == 1 else 's'}"
-        session.print(Text("✓  ", "green").append(f"Nothing is wrong in {checked}."))
+        session.print(Text("✓  ", "green").append(f"Nothing is wrong in {queues_word(count)}."))
     if not any(each.fixed < each.count and each.remedy for each in queues):
         return
     if fix:

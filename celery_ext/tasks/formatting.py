@@ -60,6 +60,10 @@ def tasks_word(count: int) -> str:
     return f"{count:,} task{'' if count == 1 else 's'}"
 
 
+def queues_word(count: int) -> str:
+    return f"{count:,} queue{'' if count == 1 else 's'}"
+
+
 def letters_word(count: int) -> str:
     return f"{count:,} dead letter{'' if count == 1 else 's'}"
 

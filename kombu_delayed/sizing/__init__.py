@@ -15,7 +15,7 @@ RECORD_BYTES = 952
 #: Of a task's arguments Celery keeps so much once more, for people to read.
 REPR_BYTES = 1_024
 
-#: What tasks have in common, and a large backlog does not keep with each.
+#: The part that is the same in all tasks. A large backlog does not store it with each of them.
 COMMON_BYTES = 745
 
 #: In front of a record in the backlog: its due time, and the server's own.

@@ -202,8 +202,13 @@ def _check_mode(mode: str, expected: str) -> None:
         raise UrlError(f"the broker URL does not fit the server that it leads to; {_URLS[mode]}")
 
 
+def numbers_of(version: str) -> tuple[int, ...]:
+    """The first two numbers of a version, as far as they are some."""
+    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+
+
 def _check_version(version: str) -> None:
-    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    numbers = numbers_of(version)
     if numbers and numbers < OLDEST:
         raise ServerError(
             f"the server is Redis {version}; delayed messages need Redis 6.2 or Valkey 8"

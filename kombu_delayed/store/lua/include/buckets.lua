@@ -50,7 +50,7 @@ local function bucket_get(key, field)
 end
 
 local function bucket_has(key, field)
-  return bucket_get(key, field) ~= false
+  return (bucket_find(key, field)) ~= false
 end
 
 -- The values of fields, packed or not; false for those that are not there.
