@@ -37,24 +37,40 @@ def lock() -> Any:
 def start_thread(target: Callable[[], None], name: str) -> None:
     """Run a function in a thread that does not keep the process from ending."""
     if gevent := _gevent():
-        gevent.get_original("_thread", "start_new_thread")(target, ())
+        sys.modules["gevent"].get_hub()  # two threads that import what it needs may deadlock
+        gevent.get_original("_thread", "start_new_thread")(_run_beside_gevent, (target,))
     elif eventlet := _eventlet():
         _start_beside_eventlet(eventlet, target, name)
     else:
         threading.Thread(target=target, name=name, daemon=True).start()
 
 
+def _run_beside_gevent(target: Callable[[], None]) -> None:
+    try:
+        target()
+    finally:  # sockets have given the thread a hub, whose descriptors nothing else would close
+        sys.modules["gevent"].get_hub().destroy(destroy_loop=True)
+
+
 def _start_beside_eventlet(eventlet: Any, target: Callable[[], None], name: str) -> None:
-    hub = sys.modules["eventlet.hubs"].get_hub()
+    hubs: Any = sys.modules["eventlet.hubs"]
+    logging_hub = _hubs.get(eventlet.get_ident()) or hubs.get_hub()
 
     def run() -> None:
-        _hubs[eventlet.get_ident()] = hub
+        _hubs[eventlet.get_ident()] = logging_hub
         try:
             target()
         finally:
             _hubs.pop(eventlet.get_ident(), None)
+            _close_hub(hubs.get_hub())
 
     eventlet.Thread(target=run, name=name, daemon=True).start()
+
+
+def _close_hub(hub: Any) -> None:
+    hub.abort(wait=True)
+    if (poll := getattr(hub, "poll", None)) is not None and hasattr(poll, "close"):
+        poll.close()
 
 
 def has_eventlet() -> bool:
@@ -67,7 +83,7 @@ def has_greenlets() -> bool:
     return bool(_gevent() or _eventlet())
 
 
-#: Thread -> eventlet's hub of the thread that has started it.
+#: Thread -> eventlet's hub in which it logs: that of the program's thread.
 _hubs: dict[int, Any] = {}
 
 

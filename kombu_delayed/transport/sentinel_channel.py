@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from kombu.transport import redis as stock
@@ -10,7 +9,7 @@ from redis import sentinel
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from ..connection import native, urls
+from ..connection import urls
 from ..connection.connection import ServerConnection
 from ..connection.sentinel.connection import SentinelConnection
 from ..connection.sentinel.pool import MasterConnection, MasterPool, MasterTLSConnection
@@ -35,11 +34,7 @@ class SentinelStore(Store):
 
     def _connect(self, client: Any) -> ServerConnection:
         pool = client.connection_pool
-        manager = pool.sentinel_manager
-        made = SentinelConnection(pool, manager.watch, self.format)
-        if not manager.listens and native.has_greenlets():
-            made.ask = partial(manager.discover_master, pool.service_name)
-        return made
+        return SentinelConnection(pool, pool.sentinel_manager.watch, self.format)
 
 
 class SentinelChannel(Channel, stock.SentinelChannel):
@@ -88,10 +83,8 @@ class SentinelChannel(Channel, stock.SentinelChannel):
         return MasterPool(self.master_name, self._sentinel_manager, **parameters)
 
     def _keepers_pool(self) -> Any:
-        # Under gevent and eventlet what the keeper's thread starts would stand still with it.
         seconds = min(SENTINEL_SECONDS, self.options.lease_seconds / 12)
         manager = self._new_sentinels(socket_timeout=seconds, socket_connect_timeout=seconds)
-        manager.listens = False
         pool = MasterPool(self.master_name, manager, **self._connparams())
         self._be_impatient(pool.connection_kwargs)
         return pool

@@ -50,3 +50,51 @@ def test_a_thread_logs_while_a_greenlet_has_the_lock(green: str) -> None:
     )
     assert done.stdout.splitlines() == ["line 0", "line 1", "line 2"], done.stderr
     assert "Cannot switch" not in done.stderr
+
+
+DESCRIPTORS = """
+import {green} as green
+{patch}
+import os, socket
+from kombu_delayed.connection import native
+
+def run():
+    ours, theirs = socket.socketpair()
+    green.spawn(theirs.send, b"x")  # so that the socket has to wait for it
+    ours.recv(1)
+    ours.close()
+    theirs.close()
+    ended.append(1)
+
+def run_one(before):
+    native.start_thread(run, "beside")
+    while len(ended) == before:
+        green.sleep(0.01)
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+ended = []
+run_one(0)
+while (count := descriptors()) and (green.sleep(0.05) or count != descriptors()):
+    pass
+before = count
+for n in range(1, 11):
+    run_one(n)
+while descriptors() > before + 3 and len(ended) < 200:  # the last one may be ending
+    green.sleep(0.05)
+    ended.append(1)
+print(descriptors() - before)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize("green", PATCHES)
+def test_threads_that_end_leave_no_descriptors(green: str) -> None:
+    pytest.importorskip(green)
+    script = DESCRIPTORS.format(green=green, patch=PATCHES[green])
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout, done.stderr
+    assert int(done.stdout) <= 3

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 from redis import ConnectionPool
-from redis.exceptions import RedisError
 
 from kombu_delayed.errors import ServerNotReady
 
@@ -19,9 +17,6 @@ from .watch import MasterChanges, MasterWatch
 
 class SentinelConnection(ServerConnection):
     """As `ServerConnection`; what it sends waits while a failover is under way."""
-
-    #: Asks for the master, where nobody hears of another one in time.
-    ask: Callable[[], object] | None = None
 
     def __init__(
         self, pool: ConnectionPool, watch: MasterWatch, format: Format | None = None
@@ -36,19 +31,13 @@ class SentinelConnection(ServerConnection):
 
     def __call__(self, *command: Any, replicas: Replicas | None = None) -> Any:
         """As `ServerConnection`; to the next master where the present one is being replaced."""
-        self._await_master()
+        self._watch.wait()
         return super().__call__(*command, replicas=replicas)
 
     def many(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
         """As `ServerConnection`; to the next master where the present one is being replaced."""
-        self._await_master()
-        return super().many(commands)
-
-    def _await_master(self) -> None:
-        if self.ask is not None:
-            with suppress(RedisError, OSError):  # then the last known master is used
-                self.ask()
         self._watch.wait()
+        return super().many(commands)
 
     def post(self, *command: Any, on_error: Callable[[], None]) -> None:
         """As `ServerConnection`. Raises MasterChanges while the master is being replaced."""

@@ -24,10 +24,10 @@ class _Rediscovers:
 
     def connect(self, *args: Any, **kwargs: Any) -> None:
         """Connect to the master, and be told from now on when there is another one."""
-        manager = self.connection_pool.sentinel_manager
-        if self._sock is None and manager.listens:
-            manager.watch.start()
-            manager.watch.wait()  # it may have come in the middle of a failover
+        if self._sock is None:
+            watch = self.connection_pool.sentinel_manager.watch
+            watch.start()
+            watch.wait()  # it may have come in the middle of a failover
         super().connect(*args, **kwargs)  # type: ignore[misc]
 
     def move(self) -> None:

@@ -21,8 +21,6 @@ class Sentinels(sentinel.Sentinel):
 
     has_found = False
     watch: MasterWatch
-    #: Whether its connections have the process listen to the Sentinels.
-    listens = True
 
     def discover_master(self, service_name: str) -> tuple[str, int]:
         """The master's host and port.

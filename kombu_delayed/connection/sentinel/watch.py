@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from time import monotonic
 from typing import Any, Protocol
 from weakref import WeakSet
@@ -111,7 +111,10 @@ class MasterWatch:
             self._followers.add(follower)
 
     def start(self) -> None:
-        """Listen for as long as anybody follows. Twice is safe, and so it is in a forked child."""
+        """Listen for as long as anybody follows. Twice is safe, and so it is in a forked child.
+
+        Threads of the operating system listen, as greenlets hear nothing while one is busy.
+        """
         with self._locked():
             silent = [each for each in self._sentinels if each not in self._listening]
             if silent and not self._listening:
@@ -121,12 +124,8 @@ class MasterWatch:
             for each in silent:
                 self._unheard.pop(each, None)
         for sentinel in silent:
-            threading.Thread(
-                target=self._run,
-                args=(sentinel,),
-                name=f"kombu-delayed-sentinel-{sentinel[0]}:{sentinel[1]}",
-                daemon=True,
-            ).start()
+            name = f"kombu-delayed-sentinel-{sentinel[0]}:{sentinel[1]}"
+            native.start_thread(partial(self._run, sentinel), name)
 
     def leave(self, follower: Follower) -> None:
         """Follow no more; when the last one has left, the threads end within seconds."""
@@ -280,7 +279,7 @@ class MasterWatch:
         elif event in _BEFORE and parts[1] == self.name:
             is_news = not self._is_announced_by(sentinel)
             self._hold(sentinel)
-            if is_news:  # it may be long over: no greenlet hears anything while another is busy
+            if is_news:  # it may be over: the Sentinel, or this process, may have stood still
                 self._compare(sentinel, client)
         elif event.startswith(_ABORTED[:-1]) and parts[1] == self.name:
             self._holds.pop(sentinel, None)

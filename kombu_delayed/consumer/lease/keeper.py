@@ -12,10 +12,6 @@ from kombu_delayed.connection import native
 
 logger = native.get_logger(__name__)
 
-#: So long a thread waits at once that has nothing to do.
-LONG_SECONDS = 3600.0
-
-
 class Kept(Protocol):
     """What a keeper looks after: it says after each step when it needs another."""
 
@@ -117,11 +113,10 @@ class Keeper:
             self.step()
             with self._lock:
                 wait_seconds = self._wait_seconds()
-                # Beside greenlets a thread that ends leaves descriptors: it waits for more work.
-                if wait_seconds is None and not native.has_greenlets():
+                if wait_seconds is None:
                     self._is_running = False
                     return
-            self._bell.wait(LONG_SECONDS if wait_seconds is None else wait_seconds)
+            self._bell.wait(wait_seconds)
 
 
 _keepers: dict[tuple[int, Hashable], Keeper] = {}
