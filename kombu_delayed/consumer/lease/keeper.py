@@ -12,6 +12,7 @@ from kombu_delayed.connection import native
 
 logger = native.get_logger(__name__)
 
+
 class Kept(Protocol):
     """What a keeper looks after: it says after each step when it needs another."""
 
