@@ -17,6 +17,8 @@ from ..tasks.results import store_outcome
 from .limits.gated import Gated
 from .message import Message
 from .policy import RUN, Policy, PolicyError, checked
+from .retry.apply_strategies import ran_out
+from .retry.strategies import RanOut
 
 logger = get_logger(__name__)
 
@@ -73,6 +75,8 @@ class Rules:
         headers: dict[str, Any] = {}
         for policy in policies:
             decision = policy._asked(message)
+            if isinstance(decision, RanOut):
+                return ran_out(message, decision)
             if not isinstance(decision, Run):
                 return decision
             headers.update(decision.headers)

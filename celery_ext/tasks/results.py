@@ -74,7 +74,7 @@ def _store(app: Celery, info: TaskInfo, reason: str, mark: Callable[..., None]) 
         if isinstance(backend, DisabledBackend):
             return
         is_kept = not info.headers.get("ignore_result") and _is_open(backend, info.id)
-        mark(backend, request=_request(app, info), store_result=is_kept)
+        mark(backend, request=context_of(app, info), store_result=is_kept)
     except Exception as error:  # the task is gone from the broker whatever the backend says
         logger.warning("Task %s is %s, but its result is not stored: %s", info.id, reason, error)
 
@@ -92,10 +92,10 @@ def _is_open(backend: Any, id: str) -> bool:
         return True
 
 
-def _request(app: Celery, info: TaskInfo) -> Context:
+def context_of(app: Celery, info: TaskInfo) -> Context:
     """What the task's worker would have had."""
     sent = {name: info.properties.get(name) for name in ("reply_to", "correlation_id")}
-    body = read_body(app, info)
-    embedded = body[2] if body else {}
-    parts = {**info.headers, **sent, **embedded}
-    return Context(parts, task=info.task, called_directly=False)
+    args, kwargs, embedded = read_body(app, info) or ((), {}, {})
+    parts = {**info.headers, **sent, **embedded, "args": args, "kwargs": kwargs}
+    delivery = {**info.properties["delivery_info"], "priority": info.properties.get("priority")}
+    return Context(parts, task=info.task, delivery_info=delivery, called_directly=False)

@@ -13,11 +13,13 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from billiard.einfo import ExceptionWithTraceback
-from billiard.exceptions import Terminated, TimeLimitExceeded
+from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
+from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
+from celery.app.task import Context
 from celery.exceptions import Ignore, Reject, Retry, WorkerTerminate
 from celery.platforms import EX_FAILURE
 from celery.utils.log import get_logger
+from celery.worker import state
 from celery.worker.request import Request as CeleryRequest
 from celery.worker.state import task_ready
 from kombu.exceptions import OperationalError
@@ -39,6 +41,7 @@ def _to_the_end(on_success: Any) -> Any:
     def on_success_to_the_end(self: Any, result: Any, *args: Any, **options: Any) -> None:
         try:
             on_success(self, result, *args, **options)
+            self.note_overrun(result[2])
             if self.run is not None and not result[0] and result[2] is not None:
                 self.ended("+", result[2])
         finally:
@@ -77,6 +80,18 @@ class Request(CeleryRequest):
         if self._end is not None:
             self._end()
 
+    def note_overrun(self, seconds: float | None) -> None:
+        """Say so where it took longer than its hard limit, which not all pools enforce."""
+        limit = self.time_limits[0]
+        if limit and seconds is not None and seconds > limit:
+            logger.warning(
+                "Task %s[%s] ran for %.1f s, and its time limit is %g s: this pool cannot end it",
+                self.name,
+                self.id,
+                seconds,
+                limit,
+            )
+
     def ended(self, state: str, rest: Any) -> None:
         """Record how it has ended. Celery tells twice of some ends: the first one counts."""
         run, self.run = self.run, None
@@ -90,9 +105,10 @@ class Request(CeleryRequest):
             told.started(self.run, pid, self.task.acks_late)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
-        """Its time is over: with the hard limit it has ended."""
+        """Its time is over: with the hard limit it has ended, and may be tried again."""
         try:
-            super().on_timeout(soft, timeout)
+            if soft or not self._is_retried(TimeLimitExceeded(timeout)):
+                super().on_timeout(soft, timeout)
         finally:
             if not soft:
                 self._has_failed(TimeLimitExceeded(timeout), None)
@@ -155,12 +171,44 @@ class Request(CeleryRequest):
                 error.requeue = True
             if error.reason and not error.requeue:
                 self.message.channel.qos.because(self.message.delivery_tag, str(error.reason))
+        if self._was_lost(error) and self._is_retried(_lost(error)):
+            return None
         try:
             return super().on_failure(exc_info, *args, **kwargs)
         finally:
             if not (self._already_cancelled or isinstance(error, Terminated)):
                 self._has_failed(error, exc_info.traceback)
             self.end()
+
+    def _is_retried(self, error: Exception) -> bool:
+        """Whether its retry strategy, which it could not ask by itself, has it tried again."""
+        retrying = getattr(self.task.run, "retrying", None)
+        if retrying is None or state.should_terminate:
+            return False
+        context = Context(vars(self._context), called_directly=False)
+        try:
+            retried = retrying.ended(context, error, self.store_errors)
+        except Reject as rejected:
+            if not self.task.acks_late:
+                logger.error("Task %s[%s] is not retried: %s", self.name, self.id, rejected.reason)
+                return False
+            retried = _raised(rejected)
+        if retried is not None:
+            self.on_failure(retried)
+        return retried is not None
+
+    def _was_lost(self, error: BaseException) -> bool:
+        """Whether its process has ended, and nobody else runs it or has been told to."""
+        if isinstance(error, (SystemExit, KeyboardInterrupt)):  # newer billiard tells this first
+            is_lost = not (self._already_cancelled or self._already_revoked)
+        else:
+            is_lost = isinstance(error, WorkerLostError)
+        task = self.task
+        returns = task.acks_late and task.reject_on_worker_lost
+        if not is_lost or returns or getattr(task, "retry_on_worker_lost", False):
+            return False
+        was_stored = getattr(self, "_success_was_stored", None)
+        return was_stored is None or not was_stored()
 
     def _may_begin(self) -> bool:
         if self._begins is None:
@@ -178,6 +226,19 @@ def _shard_of(message: Any) -> str:
     queue_of_tag = getattr(qos, "queue_of", lambda tag: None)
     found = queue_of_tag(message.delivery_tag)
     return str(found or (message.delivery_info or {}).get("routing_key") or "")
+
+
+def _lost(error: BaseException) -> Exception:
+    if isinstance(error, WorkerLostError):
+        return error
+    return WorkerLostError(f"The task's process has ended: {error!r}")
+
+
+def _raised(error: Exception) -> ExceptionInfo:
+    try:
+        raise error
+    except Exception:
+        return ExceptionInfo()
 
 
 def _is_out_of_reach(reason: Any) -> bool:

@@ -8,8 +8,20 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from celery.canvas import Signature
+from kombu.exceptions import OperationalError
 
-from celery_ext.policies import DropOlder, Latest, Message, Policy, PolicyError, Spread, Timeout
+from celery_ext.policies import (
+    Backoff,
+    DropOlder,
+    Latest,
+    Message,
+    Policy,
+    PolicyError,
+    Spread,
+    Timeout,
+)
+from celery_ext.policies.steps import apply
 from tests.kit.policed import OpenApp, let_time_pass, take
 
 
@@ -40,6 +52,63 @@ def test_timeout_buries_what_has_not_begun(open_app: OpenApp) -> None:
     # A replay is due anew.
     app.delayed.dead.replay(["late"])
     assert take_all(app) == ["late"]
+
+
+def test_what_has_not_begun_in_time_is_retried(open_app: OpenApp) -> None:
+    app = open_app(Timeout("1h"), Backoff([10], retries=1))
+    apply(app)
+    result = send_late(app, "late", 61, headers={"tenant": "ada"}, priority=3)
+    assert take_all(app) == []
+    assert result.state == "RETRY"
+    info = app.delayed.get("late")
+    assert timedelta(seconds=5) < info.remaining <= timedelta(seconds=10)
+    assert (info.headers["retries"], info.tenant, info.priority) == (1, "ada", 3)
+    assert app.delayed.counts()["celery"].unacked == 0
+    assert events(app, "dropped") == {
+        "late": "not started within 1h of its due time: it is retried"
+    }
+    # The retry has the whole time anew; it is late, too.
+    send_late(app, "late", 61, headers={"tenant": "ada"}, retries=1)
+    assert take_all(app) == []
+    assert result.state == "FAILURE"
+    letter = app.delayed.dead.show("late")
+    reason = "failed 2 times, at last with NotRun: not started within 1h of its due time"
+    assert letter.letter.reason == reason
+    assert [each.attempt for each in letter.failures] == [2]
+    assert (letter.info.headers["retries"], letter.info.tenant) == (0, "ada")
+
+
+def test_a_retry_that_cannot_be_sent_waits(
+    open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = open_app(Timeout("1h"), Backoff([10]))
+    apply(app)
+    send_late(app, "late", 61)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OperationalError("no broker")
+
+    with monkeypatch.context() as context:
+        context.setattr(Signature, "apply_async", fail)
+        assert take_all(app) == []
+    info = app.delayed.get("late")
+    assert info.headers["retries"] == 0
+    assert "its retry cannot be sent: no broker" in info.reason
+    let_time_pass(app)
+    assert take_all(app) == []
+    assert app.delayed.get("late").headers["retries"] == 1
+
+
+def test_a_task_without_a_strategy_is_buried_beside_others(open_app: OpenApp) -> None:
+    app = open_app(Timeout("1h"))
+
+    @app.task(name="other", shared=False, policies=[Backoff(1)])
+    def other() -> None: ...
+
+    apply(app)
+    send_late(app, "late", 61)
+    assert take_all(app) == []
+    assert app.delayed.dead.show("late").letter.reason == "not started within 1h of its due time"
 
 
 def test_timeout_drops(open_app: OpenApp) -> None:

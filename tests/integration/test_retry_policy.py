@@ -295,6 +295,43 @@ def test_workers(bench: Bench, pool: str) -> None:
 
 
 @pytest.mark.smoke
+@pytest.mark.parametrize("when", ["", "_late"])
+@pytest.mark.parametrize(
+    ("task", "error"),
+    [("endless_again", "TimeLimitExceeded: "), ("killed", "WorkerLostError: ")],
+)
+def test_a_task_whose_process_has_ended_follows_its_strategy(
+    bench: Bench, task: str, error: str, when: str
+) -> None:
+    # Billiard may take ten seconds to notice that a process is gone: a queue without a Timeout.
+    own = {"module": "tests.kit.policies_app", "queues": ["plain"]}
+    with bench.worker(pool="prefork", **own) as worker:
+        bench.send("a", 0, f"tests.kit.policies_app.{task}{when}", queue="plain")
+        wait_until(lambda: [*bench.app.delayed.dead.list()] != [], "it is a dead letter", 60)
+        result = bench.result("a")
+        wait_until(lambda: result.state == "FAILURE", "it has failed")
+        worker.wait_for_log("retry: ")
+    assert len(bench.ledger.of("a")) == 3
+    letter = bench.app.delayed.dead.show("a")
+    assert [each.attempt for each in letter.failures] == [1, 2, 3]
+    assert [each.error[: len(error)] for each in letter.failures] == [error] * 3
+    assert letter.letter.reason.startswith(f"failed 3 times, at last with {error}")
+    counts = bench.app.delayed.counts()["plain"]
+    assert (counts.delayed, counts.ready, counts.unacked, counts.dead) == (0, 0, 0, 1)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("pool", ["solo", "threads"])
+def test_a_pool_that_cannot_end_tasks_says_which_took_too_long(bench: Bench, pool: str) -> None:
+    with bench.worker(module="tests.kit.policies_app", pool=pool) as worker:
+        bench.app.send_task("sleep", (0.3,), task_id="long", time_limit=0.2)
+        bench.send("short", 0)
+        worker.wait_for_log("Task sleep[long] ran for 0.")
+        bench.ledger.wait_for_all(["short"])
+    assert worker.log.count("its time limit is 0.2 s: this pool cannot end it") == 1
+
+
+@pytest.mark.smoke
 def test_a_timeout_is_the_worker_s_time_limit(bench: Bench) -> None:
     with bench.worker(module="tests.kit.policies_app", pool="prefork"):
         bench.wait_for_answers()

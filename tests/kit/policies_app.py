@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from typing import Any
 
@@ -29,3 +31,24 @@ def hopeless_late(self: Any, secret: str) -> None:
 @app.task
 def endless() -> None:
     time.sleep(60)
+
+
+def endless_again(self: Any) -> None:
+    write_down(self)
+    time.sleep(60)
+
+
+def killed(self: Any) -> None:
+    write_down(self)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+for function, options in ((endless_again, {"time_limit": 0.5}), (killed, {})):
+    for suffix, acks_late in (("", False), ("_late", True)):
+        app.task(
+            bind=True,
+            name=f"{__name__}.{function.__name__}{suffix}",
+            acks_late=acks_late,
+            policies=[Backoff([0.05, 0.05])],
+            **options,
+        )(function)

@@ -8,23 +8,32 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any
 
-from celery.app.task import Task
+from billiard.einfo import ExceptionInfo
+from celery.app.task import Context, Task
+from celery.app.trace import TraceInfo
 from celery.exceptions import Ignore, MaxRetriesExceededError, Reject
 from celery.exceptions import Retry as Retried
+from celery.states import RETRY
 from celery.utils.log import get_logger
 
 from celery_ext.tasks import failures
 from celery_ext.tasks.failures import Failure, describe
+from celery_ext.tasks.results import NotRun, context_of, store_failure
 from celery_ext.tasks.times import from_ms
+from kombu_delayed.consumer.policy.decisions import Decision, Delay, Drop
 
+from ..message import Message
 from ..policy import Policy
 from .burial import bury
-from .strategies import FIRST_HEADER, QUEUE_HEADER, Attempt, GiveUp, Retry, RetryStrategy
+from .strategies import FIRST_HEADER, QUEUE_HEADER, Attempt, GiveUp, RanOut, Retry, RetryStrategy
 
 logger = get_logger(__name__)
 
 #: More than Celery ever counts: the strategy says when it is enough.
 ENDLESS = sys.maxsize
+
+#: A retry that cannot be sent now is sent after so long.
+AGAIN_MS = 10_000
 
 QueuePolicies = Mapping[str, tuple[Policy, ...]]
 
@@ -93,8 +102,7 @@ class _Retrying:
         history.append(Failure.of(error, attempt, message.now_ms, str(request.hostname)))
         answer = _ask(strategy, message, error, attempt, max_retries)
         if isinstance(answer, GiveUp):
-            request.delayed_given_up = True
-            bury(self._task, answer.reason, history)
+            request.delayed_given_up = bury(self._task, answer.reason, history)
             raise error
         changes = {**options, **_changes(answer, eta, countdown)}
         changes["headers"] = {
@@ -108,6 +116,30 @@ class _Retrying:
             return self._retry(exc=exc, throw=throw, max_retries=ENDLESS, **own)
         finally:
             vars(self._task).pop("override_max_retries", None)
+
+    def ended(
+        self, request: Context, error: Exception, store_errors: bool = True
+    ) -> ExceptionInfo | None:
+        """For a task that could not ask by itself, in the process that has received it.
+
+        None: there is no strategy, or it has given up. Else it has been sent again, and this is
+        what Celery makes of such an attempt. Raises Reject where it could not be sent.
+        """
+        self._task.request_stack.push(request)
+        try:
+            if self._strategy() is None:
+                return None
+            try:
+                raise self.retry(exc=error, throw=False)
+            except Retried as retried:
+                told = TraceInfo(RETRY, retried)
+                return told.handle_retry(self._task, request, store_errors=store_errors)
+            except type(error) as raised:
+                if raised is not error:
+                    raise
+                return None
+        finally:
+            self._task.request_stack.pop()
 
     def _message(self) -> Attempt:
         request = self._task.request
@@ -123,6 +155,27 @@ class _Retrying:
             now_ms,
             first_ms if type(first_ms) is int else now_ms,
         )
+
+
+def ran_out(message: Message, decision: RanOut) -> Decision:
+    """What follows where a task has run out of time before it has begun."""
+    task = message.app.tasks.get(message.task)
+    retrying = getattr(getattr(task, "run", None), "retrying", None)
+    if retrying is None:
+        return decision
+    request = context_of(message.app, message.info)
+    request.headers = {**(request.headers or {}), QUEUE_HEADER: message.queue}
+    error = NotRun(decision.reason)
+    try:
+        if retrying.ended(request, error, not request.ignore_result) is not None:
+            return Drop(f"{decision.reason}: it is retried", revoked=False)
+    except Reject as rejected:
+        reason = f"{decision.reason}, and its retry cannot be sent: {rejected.reason}"
+        return Delay(message.now_ms + AGAIN_MS, reason)
+    if not request.get("delayed_given_up"):
+        return decision
+    store_failure(message.app, message.info, error)
+    return Drop(decision.reason, revoked=False)
 
 
 def _spared(task: Task) -> tuple[type[BaseException], ...]:

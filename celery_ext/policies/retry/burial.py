@@ -20,8 +20,10 @@ from .strategies import FIRST_HEADER, QUEUE_HEADER
 logger = get_logger(__name__)
 
 
-def bury(task: Task, reason: str, history: Sequence[Failure]) -> None:
+def bury(task: Task, reason: str, history: Sequence[Failure]) -> bool:
     """Make a dead letter of the task that runs now, such that a replay begins anew.
+
+    Returns whether it has become one.
 
     It may have been acked or not; if it was not, and this process dies before it is, it is
     delivered again although it is dead.
@@ -46,5 +48,7 @@ def bury(task: Task, reason: str, history: Sequence[Failure]) -> None:
                 consumer = f"{request.hostname}:{os.getpid()}:"
                 letter = 0, entry.id, reason, record.encode()
                 store.bury(home, consumer, [letter], failures.write(history))
+                return True
     except Exception:  # the error of the task itself goes on
         logger.exception("Task %s[%s] has failed and cannot be buried", task.name, request.id)
+    return False

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from celery_ext.tasks.failures import describe
-from kombu_delayed.consumer.policy.decisions import Decision, Run
+from kombu_delayed.consumer.policy.decisions import Bury, Decision, Run
 from kombu_delayed.message.durations import exact_text
 
 from ..message import Message
@@ -58,6 +58,10 @@ class GiveUp:
     """The task is not retried and becomes a dead letter."""
 
     reason: str
+
+
+class RanOut(Bury):
+    """The message becomes a dead letter unless its retry strategy has it tried again."""
 
 
 class RetryStrategy(Policy):

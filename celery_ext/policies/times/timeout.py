@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from kombu_delayed.consumer.policy.decisions import Bury, Decision, Drop, Run
+from kombu_delayed.consumer.policy.decisions import Decision, Drop, Run
 from kombu_delayed.message.durations import exact_text
 
 from ..message import Message
 from ..policy import Policy, PolicyError, length_ms
+from ..retry.strategies import RanOut
 
 #: The header with the limits that a task was sent with: retries begin with these again.
 OWN_LIMITS_HEADER = "delayed_own_limits"
@@ -17,9 +18,10 @@ OWN_LIMITS_HEADER = "delayed_own_limits"
 class Timeout(Policy):
     """Limits the time from the due time to the end: `Timeout("24h")`, by default a day.
 
-    What has not begun by then is buried, or dropped (`then="drop"`). What has gets the rest of the
-    time as Celery's hard time limit, and as its soft one `soft` before that. An attempt that fails
-    and is tried again has the whole time anew. Raises PolicyError for invalid values.
+    What has begun gets the rest of the time as Celery's hard time limit, and as its soft one `soft`
+    before that. A task that runs out of time, while it waits or while it runs, is retried as its
+    retry strategy says, and has the whole time anew. Without one, what has not begun is buried, or
+    with `then="drop"` dropped, which asks no strategy. Raises PolicyError for invalid values.
     """
 
     needs_first_due = True
@@ -29,7 +31,7 @@ class Timeout(Policy):
             raise PolicyError(f"Timeout(then={then!r}) takes 'bury' or 'drop'")
         self.after_ms = length_ms("Timeout", after)
         self.soft_ms = None if soft is None else length_ms("Timeout(soft=…)", soft)
-        self._outcome: Any = Bury if then == "bury" else Drop
+        self._outcome: Any = RanOut if then == "bury" else Drop
         if self.soft_ms is not None and self.soft_ms >= self.after_ms:
             raise PolicyError(
                 f"Timeout({after!r}, soft={soft!r}): soft must be shorter than the timeout"

@@ -15,7 +15,7 @@ from .connecting import ConnectingChannel
 
 logger = get_logger(__name__)
 
-LISTEN_RETRY_SECONDS = 0.5
+LISTEN_RETRY_SECONDS = 0.2
 
 
 class FanoutChannel(ConnectingChannel):
