@@ -27,6 +27,38 @@ def test_the_last_one_that_was_delayed_takes_its_token_along(
     assert "{q}:wake" not in state(client)
 
 
+def test_what_is_handed_out_at_once_is_not_written_to_the_ready_list(
+    store: Store, client: redis.Redis
+) -> None:
+    """It would be twice in the append-only file, and on its way to each replica."""
+    store.schedule("q", [entry(id, due) for id, due in zip("abcd", range(2001, 2005), strict=True)])
+    client.rpush("q", A)
+    store.now = "9000"
+    client.config_resetstat()
+    assert bodies(deliver(store, want=3)) == ["a", "a", "b"]
+    assert written(client) == {"q": 1}
+    assert bodies(deliver(store, want=3, tag=4)) == ["c", "d"]
+    store.schedule("q", [entry("e", 9001)])
+    store.now = "9002"
+    client.config_resetstat()
+    assert bodies(deliver(store, want=3, tag=7)) == ["e"]
+    assert written(client) == {}
+
+
+def test_what_falls_due_without_room_is_ready(store: Store, client: redis.Redis) -> None:
+    store.schedule("q", [entry("a", 2000), entry("b", 2001)])
+    store.now = "9000"
+    assert bodies(deliver(store, want=0)) == []
+    assert client.lrange("q", 0, -1) == [promoted(B, 2001).encode(), promoted(A, 2000).encode()]
+    assert bodies(deliver(store, want=3)) == ["a", "b"]
+
+
+def written(client: redis.Redis) -> dict[str, int]:
+    """How many calls have pushed to a list since the statistics were reset."""
+    calls: Any = client.info("commandstats").get("cmdstat_lpush", {})
+    return {"q": calls["calls"]} if calls else {}
+
+
 def test_priorities(store: Store, client: redis.Redis) -> None:
     low, mid = "q" + SEPARATOR + "9", "q" + SEPARATOR + "3"
     seed(client, {low: [A], mid: [B, C], "q": [D]})

@@ -21,8 +21,9 @@ if lease_end_ms == '0' or (leased == '1' and not lease_end_ms) then return {0} e
 local lasts_long = tonumber(lease_end_ms or 0) > now_ms + lease_ms  -- as it has held nothing: see renew
 if lease_ms > 0 and not lasts_long then redis.call('ZADD', consumers, now_ms + lease_ms, consumer) end
 
+local batches = {}  -- list -> what comes to it
+
 local function promote(members)
-  local batches = {}
   local _, records = bucket_take_all(messages, members)
   for i, kept in ipairs(records) do
     if kept then
@@ -39,7 +40,6 @@ local function promote(members)
       end
     end
   end
-  for list, batch in pairs(batches) do redis.call('LPUSH', list, unpack(batch)) end
   for _, member in ipairs(members) do
     if member:find('\31', 1, true) then
       -- include: forget_duplicate
@@ -73,16 +73,22 @@ if #members > 0 then promote(members) end
 
 local answer = {now_ms, 0, 0, redis.call('ZCARD', consumers)}
 local taken = {}
+local function hand_out(step, message)
+  local record = step .. message
+  answer[#answer + 1] = record
+  taken[#taken + 1], taken[#taken + 2] = tag, record
+  tag = tag + 1
+  tell_of_held('delivered', record, consumer)
+end
+
 for i, list in ipairs(ready) do
-  local room = want - #taken / 2
-  if room > 0 then
-    for _, message in ipairs(redis.call('RPOP', list, room) or {}) do
-      local record = steps:sub(i, i) .. message
-      answer[#answer + 1] = record
-      taken[#taken + 1], taken[#taken + 2] = tag, record
-      tag = tag + 1
-      tell_of_held('delivered', record, consumer)
-    end
+  local step, room, batch = steps:sub(i, i), want - #taken / 2, batches[list]
+  local before = room > 0 and redis.call('RPOP', list, room) or {}
+  for _, message in ipairs(before) do hand_out(step, message) end
+  if batch then  -- what is handed out at once need not be in the list
+    local taken_from = math.max(math.min(room - #before, #batch), 0)
+    for n = 1, taken_from do hand_out(step, batch[n]) end
+    if taken_from < #batch then redis.call('LPUSH', list, unpack(batch, taken_from + 1)) end
   end
   more = more or (want <= #taken / 2 and redis.call('EXISTS', list) == 1)
 end

@@ -104,7 +104,7 @@ local function leave_first(key)
 end
 
 local function left_bucket(key, bucket, generation)
-  if redis.call('EXISTS', bucket) == 0 and generation <= layouts[key].first then leave_first(key) end
+  if generation <= layouts[key].first and redis.call('EXISTS', bucket) == 0 then leave_first(key) end
 end
 
 -- Returns how many of the fields were there, and their values, packed or not; false for those that were not.
