@@ -33,6 +33,8 @@ class HandOver(Policy):
     are those of the other broker. Raises PolicyError for invalid values.
     """
 
+    is_last = True
+
     def __init__(
         self,
         url: str | None = None,

@@ -42,6 +42,9 @@ class Policy:
         """When a message that is being sent may run that is due at a time, in ms, and why then."""
         return at_ms, ""
 
+    #: Whether no policy behind it is ever asked.
+    is_last = False
+
     #: Whether messages must know when they were first due, also those that are for now.
     needs_first_due = False
 

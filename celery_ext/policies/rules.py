@@ -14,6 +14,7 @@ from kombu_delayed.message.ticket import Gate, LimitNumbers, Ticket, version_of
 from kombu_delayed.store.shards import queue_of
 
 from ..tasks.results import store_outcome
+from .declared import OPTION, DeclaredPolicies
 from .limits.gated import Gated
 from .message import Message
 from .policy import RUN, Policy, PolicyError, checked
@@ -28,32 +29,38 @@ PLAN_LIMIT = 100
 #: How often tasks are looked at for policies.
 LOOK_SECONDS = 1.0
 
-OPTION = "delayed_policies"
-
 
 class Rules:
     """The policies of all queues and tasks of a connection, as the transport asks for them."""
 
     def __init__(self, declared: Declared | None) -> None:
-        self._of_queues = {
-            queue: checked(f"delayed_policies of queue {queue!r}", policies)
-            for queue, policies in (declared or {}).items()
-        }
+        self._declared = DeclaredPolicies(declared)
         self._apps = Apps(declared)
         self._gates: dict[str, tuple[Gate | None, float]] = {}
         self._known: dict[tuple[str, str], tuple[Policy, ...]] = {}
 
     def policies(self, queue: str, task: str) -> tuple[Policy, ...]:
-        """Those of the queue, in their order, then those of the task. Raises PolicyError."""
+        """Defaults, those of the queue, then those of the task. Raises PolicyError.
+
+        A message that is no task, such as a reply, has only those of its queue.
+        """
+        if not task:
+            return self._declared.of_queue(queue_of(queue))
         found = self._known.get((queue, task))
         if found is not None:
             return found
-        of_queue, app = self._of_queues.get(queue_of(queue), ()), self._apps.with_task(task)
+        of_task = self._of_task(task)
+        found = self._declared.of(queue_of(queue), of_task or ())
+        if of_task is not None:
+            self._known[queue, task] = found
+        return found
+
+    def _of_task(self, name: str) -> tuple[Policy, ...] | None:
+        """None: no app has it, or none yet."""
+        app = self._apps.with_task(name)
         if app is None:
-            return of_queue  # it may be there later
-        of_task = checked(f"task {task}", getattr(app._tasks[task], "policies", ()))
-        self._known[queue, task] = of_queue + of_task
-        return of_queue + of_task
+            return None
+        return checked(f"task {name}", getattr(app._tasks[name], "policies", ()))
 
     def plan(self, queue: str, task: str, at_ms: int) -> Plan | None:
         """Where policies have a say in when what is being sent is due; see `Policy.planned_ms`."""
@@ -84,7 +91,7 @@ class Rules:
 
     def check(self) -> None:
         """Raises PolicyError for gates that cannot be."""
-        for queue in ("", *self._of_queues):
+        for queue in ("", *self._declared.of_queues):
             self.gate(queue)
 
     def gate(self, queue: str) -> Gate | None:
@@ -98,8 +105,7 @@ class Rules:
 
     def gated(self, queue: str) -> list[tuple[str, Gated]]:
         """The policies of that gate, each with the task that has it, or "" where the queue has."""
-        of_queue = self._of_queues.get(queue_of(queue), ())
-        owners = {"": of_queue, **self._apps.policies_of_tasks()}
+        owners = {"": self._declared.of_queue(queue_of(queue)), **self._apps.policies_of_tasks()}
         return [(owner, each) for owner in owners for each in _gated(owners[owner])]
 
     def _new_gate(self, queue: str) -> Gate | None:
@@ -124,13 +130,13 @@ class Rules:
     def passes(self, arrival: Arrival) -> bool:
         """Whether it is no task, such as a reply, in a queue that has a gate for tasks only."""
         is_task = bool(arrival.envelope.payload["headers"].get("task"))
-        return not is_task and not _gated(self._of_queues.get(queue_of(arrival.queue), ()))
+        return not is_task and not _gated(self._declared.of_queue(queue_of(arrival.queue)))
 
     def ticket(self, arrival: Arrival) -> Ticket:
         """What the policies of its queue and then those of its task write on it."""
         task = str(arrival.envelope.payload["headers"].get("task") or "")
-        of_queue = self._of_queues.get(queue_of(arrival.queue), ())
-        of_task = self.policies(arrival.queue, task)[len(of_queue) :]
+        of_queue = self._declared.of_queue(queue_of(arrival.queue))
+        of_task = self._of_task(task) or ()
         message = Message(arrival, self._apps.of(task))
         ticket = Ticket(rank=message.info.step)
         for owner, policies in (("", of_queue), (task, of_task)):

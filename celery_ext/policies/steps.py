@@ -8,10 +8,11 @@ from celery import Celery, _state, bootsteps
 from celery.signals import worker_init
 from celery.utils.log import get_logger
 
+from .declared import OPTION, DeclaredPolicies
 from .policy import checked
 from .retry.apply_strategies import follow
 from .retry.strategies import RetryStrategy
-from .rules import OPTION, Rules
+from .rules import Rules
 from .times.timeout import Timeout
 
 logger = get_logger(__name__)
@@ -51,15 +52,14 @@ def _has_timeout(app: Celery) -> bool:
 def apply(app: Celery) -> None:
     """Check the policies of an app's tasks and let them follow retry strategies; twice is safe."""
     declared = (app.conf.broker_transport_options or {}).get(OPTION) or {}
-    of_queues = {name: checked(f"{OPTION} of queue {name!r}", declared[name]) for name in declared}
-    any_task = any(
-        isinstance(each, RetryStrategy) for found in of_queues.values() for each in found
-    )
+    policies = DeclaredPolicies(declared)
+    of_queues = (policies.defaults, *policies.of_queues.values())
+    any_task = any(isinstance(each, RetryStrategy) for found in of_queues for each in found)
     Rules(declared).check()
     for name, task in app.tasks.items():
         own = checked(f"task {name}", getattr(task, "policies", None) or ())
         if any_task or any(isinstance(each, RetryStrategy) for each in own):
-            follow(task, of_queues)
+            follow(task, policies.strategy)
 
 
 def watch_workers() -> None:

@@ -133,14 +133,15 @@ def _timeout_ms(queue: ExpectationQueue, task: Task | None, timeout: Any) -> int
 
 
 def _policy_timeout_ms(task: Task) -> int | None:
-    """Of the first `Timeout` of the task, or else of its queue."""
+    """Of the `Timeout` of the task, or else of its queue, or else of all."""
     module = sys.modules.get("celery_ext.policies.times.timeout")
     if module is None:  # who has declared one has imported it
         return None
     options = task.app.conf.broker_transport_options or {}
     queue = (task.request.delivery_info or {}).get("routing_key", "")
-    of_queue = (options.get("delayed_policies") or {}).get(queue, ())
-    policies = (*(getattr(task, "policies", None) or ()), *of_queue)
+    declared = options.get("delayed_policies") or {}
+    own = getattr(task, "policies", None) or ()
+    policies = (*own, *declared.get(queue, ()), *declared.get("*", ()))
     return next((each.after_ms for each in policies if isinstance(each, module.Timeout)), None)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
@@ -35,19 +35,20 @@ ENDLESS = sys.maxsize
 #: A retry that cannot be sent now is sent after so long.
 AGAIN_MS = 10_000
 
-QueuePolicies = Mapping[str, tuple[Policy, ...]]
+#: Of a queue and the policies of a task: the strategy that holds.
+StrategyOf = Callable[[str, tuple[Policy, ...]], RetryStrategy | None]
 
 
-def follow(task: Task, of_queues: QueuePolicies) -> None:
+def follow(task: Task, strategy_of: StrategyOf) -> None:
     """Let a task follow its own strategy, or that of the queue that it came from; twice is safe."""
     if not hasattr(task.run, "retrying"):
-        task.run = _Retrying(task, of_queues).run
+        task.run = _Retrying(task, strategy_of).run
 
 
 class _Retrying:
-    def __init__(self, task: Task, of_queues: QueuePolicies) -> None:
+    def __init__(self, task: Task, strategy_of: StrategyOf) -> None:
         self._task = task
-        self._of_queues = of_queues
+        self._strategy_of = strategy_of
         self._retry = task.retry
         task.retry = self.retry
         self.run = self._wrapped(task.run)
@@ -72,13 +73,12 @@ class _Retrying:
         return "delayed_given_up" in vars(self._task.request)
 
     def _strategy(self) -> RetryStrategy | None:
-        """The task's, or else that of its queue; None where Celery does without."""
+        """The one that holds; None where Celery does without."""
         request = self._task.request
         if request.called_directly or request.is_eager:
             return None
         queue = (request.headers or {}).get(QUEUE_HEADER, "")
-        policies = (*(getattr(self._task, "policies", None) or ()), *self._of_queues.get(queue, ()))
-        return next((each for each in policies if isinstance(each, RetryStrategy)), None)
+        return self._strategy_of(queue, tuple(getattr(self._task, "policies", None) or ()))
 
     def retry(
         self,
