@@ -32,7 +32,7 @@ def backup(session: Session, file: str, queue: str | None) -> None:
     )
 
 
-@command("restore")
+@command("restore", queues_are_in_broker=False)
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
 @queue_option
 @yes_option

@@ -17,6 +17,7 @@ from celery_ext.control.counts import ConsumerInfo
 from celery_ext.control.delayed import Delayed
 from celery_ext.tasks.formatting import number, plain, queues_word, tasks_word
 from kombu_delayed.connection.format import MAJOR
+from kombu_delayed.consumer.policy.decisions import ALL_QUEUES
 from kombu_delayed.inspection.doctor import Finding
 from kombu_delayed.message.durations import length_text
 from kombu_delayed.store.queue_metrics import Metrics
@@ -175,8 +176,19 @@ def _policies(
             "other way round",
             "start all processes with the same policies",
         )
+    elif unused := sorted(_declared(delayed) - {ALL_QUEUES, *metrics}):
+        yield Check(
+            "policies",
+            f"delayed_policies names {_some(unused)}, which nobody has used yet",
+            "correct the name, or send a first task there",
+        )
     elif delayed.rules is not None:
         yield Check("policies", "workers and this app agree on which queues have limits or turns")
+
+
+def _declared(delayed: Delayed) -> set[str]:
+    options = delayed.app.conf.broker_transport_options or {}
+    return {*(options.get("delayed_policies") or {})}
 
 
 def _differ(delayed: Delayed, queue: str, consumers: list[ConsumerInfo]) -> bool:

@@ -14,6 +14,7 @@ from rich.console import Console, RenderableType
 
 from ..app.commands import expected_failures
 from ..control.delayed import Delayed
+from ..errors import QueryError
 from ..tasks.formatting import progress_bars
 
 #: What is printed into a file or a pipe may be as wide.
@@ -79,6 +80,14 @@ class Session:
     def exit(self, code: int) -> NoReturn:
         self._ctx.exit(code)
 
+    def doubt(self, queue: str | None) -> None:
+        """Say on stderr where nobody knows a queue: an empty one looks the same as a mistake."""
+        try:
+            if queue:
+                self.delayed.check_queue(queue)
+        except QueryError as error:
+            self.err.print(f"{str(error)[0].upper()}{str(error)[1:]}", style="yellow")
+
     def confirm(self, question: str) -> None:
         """Ask on stderr. Raises Abort where the answer is not yes."""
         click.confirm(question, abort=True, err=True)
@@ -102,13 +111,19 @@ def _console(ctx: click.Context, stderr: bool) -> Console:
 
 
 def command(
-    name: str, group: click.Group | None = None
+    name: str, group: click.Group | None = None, queues_are_in_broker: bool = True
 ) -> Callable[[Callable[..., None]], click.Command]:
-    """A command with `--json`, whose function is given the session first; of a group, if any."""
+    """A command with `--json`, whose function is given the session first; of a group, if any.
+
+    A queue that it is given should be known in the broker, unless it is another place's.
+    """
 
     def decorate(function: Callable[..., None]) -> click.Command:
         def run(ctx: click.Context, /, as_json: bool, **given: Any) -> None:
-            function(Session(ctx, as_json), **given)
+            session = Session(ctx, as_json)
+            if queues_are_in_broker:
+                session.doubt(given.get("queue"))
+            function(session, **given)
 
         update_wrapper(run, function)
         json_option = click.option(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kombu_delayed.consumer.policy.decisions import Declared
+from kombu_delayed.consumer.policy.decisions import ALL_QUEUES, Declared
 
 from .limits.gated import Gated
 from .policy import Policy, PolicyError, checked
@@ -10,9 +10,6 @@ from .retry.strategies import RetryStrategy
 
 #: The transport option that has them, by queue.
 OPTION = "delayed_policies"
-
-#: What stands for all queues there.
-ALL_QUEUES = "*"
 
 Policies = tuple[Policy, ...]
 

@@ -157,11 +157,11 @@ def test_which_are_listed(words: str, ids: str, cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("list -Q none", "Nothing is delayed."),
+        ("list -Q none", "There is no queue 'none'\nNothing is delayed."),
         ("find -t none", "No delayed task meets the criteria."),
         ("dead list", "There are no dead letters."),
         ("consumers", "Nobody consumes."),
-        ("partitions -Q none", "Nothing is delayed."),
+        ("partitions -Q none", "There is no queue 'none'\nNothing is delayed."),
         ("show nope", "The broker has no task nope."),
     ],
 )
@@ -524,6 +524,21 @@ def test_doctor_looks_at_all_around_the_messages(cli: Cli, monkeypatch: pytest.M
     text = cli.text("doctor", code=1)
     assert re.search(r"!  on time +the oldest task that is due has waited for 0s, in", text)
     assert "→ install Celery 99.1 or newer" in text
+
+
+def test_doctor_finds_policies_of_a_queue_that_nobody_uses(cli: Cli) -> None:
+    options = {"delayed_policies": {"*": [], "celery": [], "mial": []}}
+    cli.app.conf.broker_transport_options = {**cli.app.conf.broker_transport_options, **options}
+    checks = {each["name"]: each for each in cli.json("doctor", code=1)["checks"]}
+    assert checks["policies"]["text"] == "delayed_policies names 'mial', which nobody has used yet"
+    assert checks["policies"]["remedy"] == "correct the name, or send a first task there"
+
+
+@pytest.mark.parametrize("command", ["count", "list", "metrics", "dead list", "forecast"])
+def test_a_queue_that_nobody_knows_is_doubted(cli: Cli, command: str) -> None:
+    result = cli(*command.split(), "-Q", "mial")
+    assert "There is no queue 'mial': did you mean 'mail'?" in result.stderr
+    assert "There is no" not in cli(*command.split(), "-Q", "mail").stderr
 
 
 def test_doctor_compares_policies(cli: Cli) -> None:

@@ -20,6 +20,7 @@ from celery_ext.app import signals
 from celery_ext.app.capture import Capture, Captured
 from celery_ext.errors import AlreadyExpected, ExpectationError
 from celery_ext.tasks.times import length_ms
+from kombu_delayed.consumer.policy.decisions import ALL_QUEUES
 from kombu_delayed.inspection.expectations import ANSWER_HEADER, Reply
 from kombu_delayed.message.envelope import to_json
 
@@ -141,7 +142,7 @@ def _policy_timeout_ms(task: Task) -> int | None:
     queue = (task.request.delivery_info or {}).get("routing_key", "")
     declared = options.get("delayed_policies") or {}
     own = getattr(task, "policies", None) or ()
-    policies = (*own, *declared.get(queue, ()), *declared.get("*", ()))
+    policies = (*own, *declared.get(queue, ()), *declared.get(ALL_QUEUES, ()))
     return next((each.after_ms for each in policies if isinstance(each, module.Timeout)), None)
 
 

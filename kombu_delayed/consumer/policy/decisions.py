@@ -111,6 +111,9 @@ class Rules(Protocol):
 
 Declared = Mapping[str, Sequence[Any]]
 
+#: What stands for all queues in `delayed_policies`.
+ALL_QUEUES = "*"
+
 #: Makes the rules from the transport option `delayed_policies`. Raises OptionError.
 factory: Callable[[Declared | None], Rules] | None = None
 
