@@ -25,6 +25,8 @@ from kombu_delayed.transport.server_checks import inspect, numbers_of
 
 #: The oldest versions that work.
 OLDEST = {"celery": (5, 5), "kombu": (5, 5), "redis": (6, 0)}
+#: The newest versions that our tests ran with: newer ones may have other internals.
+NEWEST = {"celery": (5, 7), "kombu": (5, 7), "redis": (8,)}
 NAMES = {"celery": "Celery", "kombu": "Kombu", "redis": "redis-py"}
 
 #: From here on a round trip to the server is worth a look.
@@ -71,11 +73,23 @@ def _versions() -> Check:
     found = {name: metadata.version(name) for name in OLDEST}
     old = [name for name, version in found.items() if numbers_of(version) < OLDEST[name]]
     text = ", ".join(f"{NAMES[name]} {version}" for name, version in found.items())
+    new = [name for name in found if numbers_of(found[name])[: len(NEWEST[name])] > NEWEST[name]]
     remedy = "; ".join(
-        f"install {NAMES[name]} {'.'.join(map(str, OLDEST[name]))} or newer" for name in old
+        [
+            *(f"install {NAMES[name]} {_dotted(OLDEST[name])} or newer" for name in old),
+            *(
+                f"{NAMES[name]} is newer than {_dotted(NEWEST[name])}, the last one tested: "
+                "try it beside your own tests first"
+                for name in new
+            ),
+        ]
     )
     own = metadata.version("kombu-delayed")
     return Check("versions", f"{own}; {text}, Python {platform.python_version()}", remedy)
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
 
 
 def _server(servers: list[Redis], url: str) -> Check:

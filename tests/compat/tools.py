@@ -66,11 +66,12 @@ TOOLS = (
     ),
     Tool(
         "apache-airflow",
-        ("apache-airflow>=2.11,<3", "apache-airflow-providers-celery"),
+        # With Celery 5.7 the provider's executor cannot be imported.
+        ("apache-airflow>=2.11,<3", "apache-airflow-providers-celery", "celery>=5.5,<5.6"),
         "airflow_executor",
         "`[celery] broker_url`",
-        "Not known: Airflow's command `celery` was not there, with the stock transport either. A "
-        "plain URL needs `broker_transport` in a module that `celery_config_options` names.",
+        "Airflow's provider needs Celery 5.5 or 5.6, with any transport. A plain URL needs "
+        "`broker_transport` in a module that `celery_config_options` names.",
     ),
     Tool("gevent", ("gevent",), "greenlets"),
     Tool("eventlet", ("eventlet",), "greenlets"),

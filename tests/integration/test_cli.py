@@ -526,6 +526,12 @@ def test_doctor_looks_at_all_around_the_messages(cli: Cli, monkeypatch: pytest.M
     assert "→ install Celery 99.1 or newer" in text
 
 
+def test_doctor_knows_which_versions_were_tested(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(checkup.NEWEST, "kombu", (5, 4))
+    (versions, *_) = cli.json("doctor", code=1)["checks"]
+    assert versions["remedy"].startswith("Kombu is newer than 5.4, the last one tested: ")
+
+
 def test_doctor_finds_policies_of_a_queue_that_nobody_uses(cli: Cli) -> None:
     options = {"delayed_policies": {"*": [], "celery": [], "mial": []}}
     cli.app.conf.broker_transport_options = {**cli.app.conf.broker_transport_options, **options}
