@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
+from socket import gethostname
 from typing import Any
 
 import pytest
@@ -74,7 +75,7 @@ def test_what_has_not_begun_in_time_is_retried(open_app: OpenApp) -> None:
     letter = app.delayed.dead.show("late")
     reason = "failed 2 times, at last with NotRun: not started within 1h of its due time"
     assert letter.letter.reason == reason
-    assert [each.attempt for each in letter.failures] == [2]
+    assert [(each.attempt, each.worker) for each in letter.failures] == [(2, gethostname())]
     assert (letter.info.headers["retries"], letter.info.tenant) == (0, "ada")
 
 

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import wraps
+from socket import gethostname
 from typing import Any
 
 from billiard.einfo import ExceptionInfo
@@ -165,6 +166,7 @@ def ran_out(message: Message, decision: RanOut) -> Decision:
         return decision
     request = context_of(message.app, message.info)
     request.headers = {**(request.headers or {}), QUEUE_HEADER: message.queue}
+    request.hostname = gethostname()
     error = NotRun(decision.reason)
     try:
         if retrying.ended(request, error, not request.ignore_result) is not None:
