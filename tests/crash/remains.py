@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import re
 from collections import defaultdict
+from collections.abc import Iterable, Set
 from typing import Any
 
 from tests.crash.history import Key
@@ -25,6 +28,7 @@ STAY = {
     r"kombu-delayed-revoked": "the last tasks that were revoked, for workers that start",
     r"kombu-delayed-shards|.*\}:shards": "how many shards a queue has had",
 }
+_REPLIES = re.compile(r"\{?([^{}]+\.reply\.celery\.pidbox)\}?(?::wake)?")
 _STAY = re.compile("|".join(f"(?:{pattern})" for pattern in STAY))
 
 
@@ -57,6 +61,25 @@ def held(server: Any) -> dict[str, int]:
 def leaks(keys: Any) -> list[str]:
     """Those of all keys of the server that ought not to be there."""
     return sorted(key for key in keys if not _STAY.fullmatch(key))
+
+
+def without_replies_of(server: Any, keys: Iterable[str], workers: Set[str]) -> list[str]:
+    """Those keys that are not of late replies of these workers alone to remote control."""
+    with server.client() as client:
+        return [key for key in keys if not _are_replies_of(client, key, workers)]
+
+
+def _are_replies_of(client: Any, key: str, workers: Set[str]) -> bool:
+    found = _REPLIES.fullmatch(key)
+    if found is None:
+        return False
+    replies = [
+        each for name in (found[1], f"{{{found[1]}}}") for each in client.lrange(name, 0, -1)
+    ]
+    who = {
+        name for each in replies for name in json.loads(base64.b64decode(json.loads(each)["body"]))
+    }
+    return bool(who) and who <= workers
 
 
 def all_keys(server: Any) -> list[str]:

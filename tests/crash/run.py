@@ -170,6 +170,8 @@ class _Run:
         windows += occupied(executions, plans)
         reshard: Reshard | None = self.broker.more.get("reshard")
         kept = reshard.empty() if reshard else 0
+        previous = {f"{life.name}@test" for life in self.crew.lives if life.unlike == "previous"}
+        leaked = remains.leaks(remains.all_keys(server))
         evidence = Evidence(
             {life.name: life for life in self.crew.lives},
             windows,
@@ -177,7 +179,7 @@ class _Run:
             remains.messages(server),
             held,
             pings=self.pinger.pings,
-            leaked=remains.leaks(remains.all_keys(server)),
+            leaked=remains.without_replies_of(server, leaked, previous),
             ghosts=ghosts,
             control=self.control.late(),
         )

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -23,7 +27,7 @@ from tests.crash.history import NEVER, collect
 from tests.crash.journal import SENDER
 from tests.crash.load import Plan
 from tests.crash.pings import Ping
-from tests.crash.remains import leaks
+from tests.crash.remains import leaks, without_replies_of
 from tests.crash.schedule import CALM_SECONDS, schedule, shares
 from tests.crash.test_verdict import causes, judged, life, lines, ran, sent, task
 from tests.crash.verdict import Verdict
@@ -134,6 +138,35 @@ def test_workers_answer_pings(
 )
 def test_few_keys_may_stay(key: str, leaked: bool) -> None:
     assert leaks([key]) == [key] * leaked
+
+
+REPLIES = "3f2e.reply.celery.pidbox"
+
+
+class Lists:
+    """A server that has replies of some workers in a list of that name."""
+
+    def __init__(self, name: str, *workers: str) -> None:
+        self._name = name
+        bodies = [base64.b64encode(json.dumps({who: {"ok": "pong"}}).encode()) for who in workers]
+        self._replies = [json.dumps({"body": body.decode()}).encode() for body in bodies]
+
+    @contextmanager
+    def client(self) -> Iterator[Lists]:
+        yield self
+
+    def lrange(self, name: str, *_: int) -> list[bytes]:
+        return self._replies if name == self._name else []
+
+
+@pytest.mark.parametrize("name", [REPLIES, f"{{{REPLIES}}}"])
+@pytest.mark.parametrize(
+    ("workers", "leaked"), [(["old"], False), (["old", "new"], True), (["new"], True), ([], True)]
+)
+def test_late_replies_of_the_previous_version(name: str, workers: list[str], leaked: bool) -> None:
+    keys = [name, f"{{{REPLIES}}}:wake"]
+    found = without_replies_of(Lists(name, *workers), [*keys, "celery"], {"old"})
+    assert found == [*keys * leaked, "celery"]
 
 
 @pytest.mark.parametrize(
