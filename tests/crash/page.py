@@ -62,7 +62,8 @@ on the server:
 
 {stay}
 
-A worker of version 0.1.0 sets no expiry on a reply to remote control. Such a reply stays if nobody waits for it any more, and does not count.
+A worker of version 0.1.0 sets no expiry on a reply to remote control. Such a reply stays if \
+nobody waits for it any more, and does not count.
 
 **Polled in vain.** A descriptor that a worker still polls after it was closed.
 
