@@ -66,11 +66,11 @@ TOOLS = (
     ),
     Tool(
         "apache-airflow",
-        # With Celery 5.7 the provider's executor cannot be imported.
-        ("apache-airflow>=2.11,<3", "apache-airflow-providers-celery", "celery>=5.5,<5.6"),
+        # With Celery 5.7 the executor cannot be imported; 5.5 brings an older redis-py.
+        ("apache-airflow>=2.11,<3", "apache-airflow-providers-celery", "celery>=5.6,<5.7"),
         "airflow_executor",
         "`[celery] broker_url`",
-        "Airflow's provider needs Celery 5.5 or 5.6, with any transport. A plain URL needs "
+        "Airflow's provider needs Celery 5.6, with any transport. A plain URL needs "
         "`broker_transport` in a module that `celery_config_options` names.",
     ),
     Tool("gevent", ("gevent",), "greenlets"),
