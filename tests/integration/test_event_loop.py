@@ -15,6 +15,7 @@ import redis
 from kombu import Connection, Exchange, Queue
 from kombu.asynchronous import Hub
 
+from kombu_delayed.transport.channel.fanout import LISTEN_RETRY_SECONDS
 from tests.kit.epolls import ghosts
 from tests.kit.inbox import Connect, Inbox
 from tests.kit.wait import wait_until
