@@ -56,11 +56,13 @@ def delayed_broker(delayed_broker_url: str) -> Iterator[Broker]:
 
 
 @pytest.fixture
-def delayed_clock(delayed_broker: Broker) -> Clock:
+def delayed_clock(delayed_broker: Broker) -> Iterator[Clock]:
     """The clock by which messages of `delayed_broker` fall due: `advance(days=3)`."""
     from kombu_delayed.testing import Clock
 
-    return Clock(delayed_broker)
+    clock = Clock(delayed_broker)
+    yield clock
+    clock.reset()
 
 
 @pytest.fixture(scope="session")

@@ -93,7 +93,7 @@ class Message:
     @property
     def due_ms(self) -> int | None:
         """When it was due by who sent it. None: it was for now, and nobody wrote down when."""
-        return self._envelope.first_due_ms
+        return self._arrival.first_due_ms
 
     @property
     def late_ms(self) -> int:

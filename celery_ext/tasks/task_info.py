@@ -11,6 +11,7 @@ from typing import Any
 
 from kombu_delayed.inspection.backlog import Waiting
 from kombu_delayed.inspection.lookup import Found
+from kombu_delayed.message import clock
 from kombu_delayed.message.wait import Wait
 from kombu_delayed.store.shards import queue_of
 
@@ -169,7 +170,7 @@ class TaskInfo:
     def first_eta(self) -> datetime | None:
         """When it was due by who sent it, in UTC, where a policy has given it another time."""
         first_ms = Wait.in_message(self.message).first_due_ms
-        return None if first_ms is None else from_ms(first_ms)
+        return None if first_ms is None else from_ms(first_ms - clock.ahead_ms)
 
     @property
     def remaining(self) -> timedelta | None:

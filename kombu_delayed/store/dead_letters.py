@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..connection.commands import pairs
+from ..message import clock
 from ..message.packing import unpack
 from ..message.wait import Wait
 from .caller import Caller, chunks
@@ -85,7 +85,7 @@ class DeadLetters:
 
     def replay(self, queue: str, ids: Sequence[str], due_ms: int = 0) -> int:
         """Give dead letters another try, now or at a time; returns how many there were."""
-        wait = Wait(due_ms or int(time.time() * 1000)).member
+        wait = Wait(due_ms + clock.ahead_ms if due_ms else clock.now_ms()).member
         given = {"due_ms": due_ms, "wait": wait}
         return sum(self._store.ask("replay", queue, **given, ids=part) for part in chunks(ids))
 

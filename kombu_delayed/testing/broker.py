@@ -11,7 +11,7 @@ import redis
 
 from ..embedded import server as embedded
 from ..errors import DelayedError
-from ..store.keys import SEPARATOR
+from ..store.keys import SEPARATOR, QueueKeys
 from ..store.store import Store
 from .keyspace import text
 from .state import QueueState, dump
@@ -19,7 +19,7 @@ from .state import QueueState, dump
 POLL_SECONDS = 0.005
 
 #: `{queue}:…` with the global key prefix in front.
-_BACKLOG = re.compile(r"(.*?)\{(.+)\}:(?:partitions|delayed:waiting)", re.DOTALL)
+_BACKLOG = re.compile(r"(.*?)\{(.+)\}:(?:partitions|paused|gate:.+)", re.DOTALL)
 _UNACKED = re.compile(r"(.*?)\{(.+)\}:unacked:", re.DOTALL)
 
 #: Whether something runs in this process, and how many tasks have begun to.
@@ -72,23 +72,39 @@ class Broker:
     def left(self) -> dict[str, int]:
         """How many messages of each queue are due, ready or unacked; queues without are not in it.
 
-        A queue's name has the global key prefix in front. Replies to remote control do not count.
+        A queue's name has the global key prefix in front. Replies to remote control do not count,
+        and neither do messages that wait for the next token of a rate.
         """
+        # In the order in which a message moves; one that policies send back is found in the end.
+        return self._left() or self._left()
+
+    def _left(self) -> dict[str, int]:
         found: dict[str, int] = {}
-        # In the order in which a message moves, so that none is passed over.
         for name, count in [*self._due(), *self._ready(), *self._unacked()]:
             if count and not name.endswith(".pidbox"):
                 found[name] = found.get(name, 0) + count
         return found
 
     def backlogs(self) -> list[tuple[str, str]]:
-        """Global key prefix and name of each queue that has something delayed."""
-        keys = map(text, self.client.scan_iter(match="*}:*", _type="zset", count=1000))
+        """Global key prefix and name of each queue with delayed messages, limits or a pause."""
+        keys = map(text, self.client.scan_iter(match="*}:*", count=1000))
         return sorted({(m[1], m[2]) for key in keys if (m := _BACKLOG.fullmatch(key))})
 
     def _due(self) -> Iterator[tuple[str, int]]:
         for prefix, queue in self.backlogs():
-            yield prefix + queue, self.store(prefix).size(queue).due
+            store = self.store(prefix)
+            held_back = self._held_back(store.keys(queue))
+            yield prefix + queue, max(store.size(queue).due - held_back, 0)
+
+    def _held_back(self, keys: QueueKeys) -> int:
+        """How many wait for a rate: none has its turn, and no task runs that has slots."""
+        with self.client.pipeline() as pipeline:
+            pipeline.zcard(keys.delayed + "waiting")
+            pipeline.exists(keys.gate + "turns", keys.gate + "slots")
+            pipeline.zrange(keys.gate + "looks", 0, 0, withscores=True)
+            pipeline.time()
+            waiting, can_go_on, looks, (seconds, _) = pipeline.execute()
+        return 0 if can_go_on or not looks or looks[0][1] <= seconds * 1000 else int(waiting)
 
     def _ready(self) -> Iterator[tuple[str, int]]:
         for key in self.client.scan_iter(_type="list", count=1000):

@@ -2,9 +2,11 @@
 
 Neither the machine's clock nor Python's is touched. To move the clock ahead is to bring nearer all
 that waits: the due time of every delayed message is made earlier by so much, in one script for each
-queue. What is due then is claimed at once, by whichever process consumes. What is sent later has
-its whole delay before it, since its sender's clock has not moved; and so nothing needs to know that
-the clock was moved, neither producers nor workers, nor their leases.
+queue, and so are the next tokens of rates and the ends of pauses. What is due then is claimed at
+once, by whichever process consumes. What is sent later has its whole delay before it, since its
+sender's clock has not moved; and so neither producers nor workers need to know that the clock was
+moved, nor their leases. Only policies do, which look at the time of day and at how late a message
+is: those of this process see the time that the clock shows (`kombu_delayed.message.clock`).
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from datetime import datetime, timedelta, timezone
 from functools import cache
 from importlib.resources import files
 
+from ..message import clock
 from ..message.envelope import eta_to_ms
 from ..store.scripts import Script
 from .broker import Broker
@@ -31,7 +34,7 @@ class Clock:
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
-        self._offset_ms = 0
+        self._offset_ms = clock.ahead_ms = 0
 
     @property
     def offset(self) -> timedelta:
@@ -85,11 +88,14 @@ class Clock:
 
     def _move(self, by_ms: int) -> int:
         self._offset_ms += by_ms
+        # First: a policy that is asked too early is asked again, and one too late is not.
+        clock.ahead_ms = self._offset_ms
         return sum(self._shift(*names, by_ms) for names in self.broker.backlogs())
 
     def _shift(self, prefix: str, queue: str, by_ms: int) -> int:
         store = self.broker.store(prefix)
-        given = _shift().keys_among(store.keys(queue))
-        given |= {"now": "", "by_ms": -by_ms, "partition_size": store.partition_size}
+        keys = store.keys(queue)
+        given = _shift().keys_among(keys) | {"now": "", "by_ms": -by_ms, "steps": keys.steps}
+        given["partition_size"] = store.partition_size
         fell_due: int = _shift()(store.run, **given)
         return fell_due

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable
 from functools import wraps
 from socket import gethostname
@@ -22,6 +21,7 @@ from celery_ext.tasks.failures import Failure, describe
 from celery_ext.tasks.results import NotRun, context_of, store_failure
 from celery_ext.tasks.times import from_ms
 from kombu_delayed.consumer.policy.decisions import Decision, Delay, Drop
+from kombu_delayed.message import clock
 
 from ..message import Message
 from ..policy import Policy
@@ -145,7 +145,7 @@ class _Retrying:
     def _message(self) -> Attempt:
         request = self._task.request
         headers = request.headers or {}
-        now_ms, first_ms = int(time.time() * 1000), headers.get(FIRST_HEADER)
+        now_ms, first_ms = clock.now_ms(), headers.get(FIRST_HEADER)
         return Attempt(
             str(request.id),
             self._task.name,
@@ -209,5 +209,5 @@ def _ask(
 
 def _changes(answer: Retry, eta: Any, countdown: float | None) -> dict[str, Any]:
     if eta is None and countdown is None:
-        return {**answer.changes, "eta": from_ms(answer.at_ms)}
+        return {**answer.changes, "eta": from_ms(answer.at_ms - clock.ahead_ms)}
     return {**answer.changes, "eta": eta, "countdown": countdown}

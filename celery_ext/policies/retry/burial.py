@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence
 
 from celery.app.task import Task
@@ -13,6 +12,7 @@ from celery_ext.app.broker import own_broker
 from celery_ext.app.capture import Capture
 from celery_ext.tasks import failures
 from celery_ext.tasks.failures import Failure
+from kombu_delayed.message import clock
 from kombu_delayed.message.wait import Wait
 
 from .strategies import FIRST_HEADER, QUEUE_HEADER
@@ -43,7 +43,7 @@ def bury(task: Task, reason: str, history: Sequence[Failure]) -> bool:
             if verb in ("put", "schedule"):
                 queue, entry, _ = given
                 home = store.shards.home(queue, entry.id)
-                text = Wait(int(time.time() * 1000), reason).put_into(entry.message)
+                text = Wait(clock.now_ms(), reason).put_into(entry.message)
                 record = entry.record[0] + text
                 consumer = f"{request.hostname}:{os.getpid()}:"
                 letter = 0, entry.id, reason, record.encode()

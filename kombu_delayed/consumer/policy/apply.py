@@ -39,7 +39,7 @@ def rule(rules: Rules, arrival: Arrival, consumer: str, no_ack: bool) -> bool:
     except Exception as error:  # a user's code may raise anything; the broker's own come again
         errors += 1
         decision = _failed(arrival, errors, error)
-    wait = replace(envelope.wait, first_due_ms=envelope.first_due_ms, errors=errors)
+    wait = replace(envelope.wait, first_due_ms=arrival.first_due_ms, errors=errors)
     if isinstance(decision, Delay):
         _delay(arrival, decision, wait, consumer, no_ack)
         return False
@@ -58,7 +58,7 @@ def ticketed(rules: Rules, arrival: Arrival, consumer: str, no_ack: bool) -> Tic
     try:
         return rules.ticket(arrival)
     except Exception as error:  # a user's code may raise anything
-        wait = replace(wait, first_due_ms=arrival.envelope.first_due_ms, errors=wait.errors + 1)
+        wait = replace(wait, first_due_ms=arrival.first_due_ms, errors=wait.errors + 1)
         decision = _failed(arrival, wait.errors, error)
     if isinstance(decision, Delay):
         _delay(arrival, decision, wait, consumer, no_ack)
@@ -102,7 +102,7 @@ def _delay(arrival: Arrival, decision: Delay, wait: Wait, consumer: str, no_ack:
     if decision.mark and decision.mark not in marks:
         marks = (*marks, decision.mark)
     wait = replace(wait, reason=decision.reason, marks=marks)
-    due_ms = max(decision.until_ms, arrival.now_ms + SHORTEST_DELAY_MS)
+    due_ms = max(decision.until_ms - arrival.ahead_ms, arrival.server_ms + SHORTEST_DELAY_MS)
     if no_ack:
         entry = Entry(id, step, wait.put_into(arrival.text), str(due_ms))
         with suppress(NotReplicated):  # that is for its producer to know

@@ -6,13 +6,13 @@ as everybody does who declares a policy.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from kombu_delayed.connection.native import get_logger
 from kombu_delayed.errors import OptionError
+from kombu_delayed.message import clock
 from kombu_delayed.message.envelope import Envelope, open_envelope
 from kombu_delayed.message.ticket import Gate, Ticket, put_ticket
 from kombu_delayed.message.wait import Wait
@@ -67,13 +67,28 @@ class Plan(NamedTuple):
 
 @dataclass(frozen=True)
 class Arrival:
-    """A message that has been delivered to this process. `now_ms` is by the server's clock."""
+    """A message that has been delivered to this process, at a time by the server's clock."""
 
     queue: str
     envelope: Envelope
     record: bytes
-    now_ms: int
+    server_ms: int
     store: Store
+    #: How far the clock of policies is ahead of that.
+    ahead_ms: int = field(default_factory=lambda: clock.ahead_ms)
+
+    @property
+    def now_ms(self) -> int:
+        """What time it is for policies."""
+        return self.server_ms + self.ahead_ms
+
+    @property
+    def first_due_ms(self) -> int | None:
+        """When it was due by who sent it, by the clock of policies; None: unknown."""
+        first_ms, wait = self.envelope.first_due_ms, self.envelope.wait
+        if first_ms is None or wait.first_due_ms is not None:
+            return first_ms
+        return first_ms + self.ahead_ms
 
     @property
     def tag(self) -> int:
@@ -133,7 +148,7 @@ def rules_of(declared: Declared | None) -> Rules | None:
 
 def planned(rules: Rules, queue: str, task: str, entry: Entry, store: Store) -> Entry:
     """A message on its way into a queue, as the rules say: its due time, and with a ticket."""
-    now_ms = int(time.time() * 1000)
+    now_ms = clock.now_ms()
     entry = _moved(rules, queue, task, entry, now_ms)
     gate = rules.gate(queue)
     return entry if gate is None else _with_ticket(rules, gate, queue, entry, store, now_ms)
@@ -144,7 +159,8 @@ def _with_ticket(
 ) -> Entry:
     record = entry.record.encode()
     try:
-        arrival = Arrival(queue, open_envelope(record[1:], 0), record, now_ms, store)
+        server_ms = now_ms - clock.ahead_ms
+        arrival = Arrival(queue, open_envelope(record[1:], 0), record, server_ms, store)
         if rules.passes(arrival):
             return entry
         ticket = rules.ticket(arrival).text(gate.version, entry.id)
@@ -155,10 +171,11 @@ def _with_ticket(
 
 
 def _moved(rules: Rules, queue: str, task: str, entry: Entry, now_ms: int) -> Entry:
-    first_due_ms = int(entry.due or 0) if entry.due[:1] != "+" else now_ms + int(entry.due)
+    since_ms = now_ms if entry.due[:1] in ("", "+", "0") else clock.ahead_ms
+    first_due_ms = since_ms + int(entry.due or 0)
     plan = rules.plan(queue, task, max(first_due_ms, now_ms))
     if plan is None:
         return entry
-    text = Wait(first_due_ms or now_ms, plan.reason).put_into(entry.message)
-    due = entry.due if plan.due_ms is None else str(plan.due_ms)
+    text = Wait(first_due_ms, plan.reason).put_into(entry.message)
+    due = entry.due if plan.due_ms is None else str(plan.due_ms - clock.ahead_ms)
     return entry._replace(message=text, due=due)
