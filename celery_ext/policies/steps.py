@@ -58,7 +58,8 @@ def apply(app: Celery) -> None:
     Rules(declared).check()
     for name, task in app.tasks.items():
         own = checked(f"task {name}", getattr(task, "policies", None) or ())
-        if any_task or any(isinstance(each, RetryStrategy) for each in own):
+        has_followed = hasattr(task.run, "retrying")  # an earlier worker of this process
+        if any_task or has_followed or any(isinstance(each, RetryStrategy) for each in own):
             follow(task, policies.strategy)
 
 

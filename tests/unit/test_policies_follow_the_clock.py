@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 pytest_plugins = "pytester"
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "policies.md"
+BLOCK = re.compile(r'^```python(?: title="(.*?)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+#: Examples that need the app's own broker.
+ASKS = re.compile(r"\bapp\.(send_task|delayed)\b")
 
 #: An app with a queue for each policy, and what its tests begin with.
 SHOP = """
@@ -277,3 +285,15 @@ def test_retries(pytester: pytest.Pytester) -> None:
         """,
     )
     found.assert_outcomes(passed=2)
+
+
+def test_examples_of_the_guide(pytester: pytest.Pytester) -> None:
+    blocks = BLOCK.findall(GUIDE.read_text(encoding="utf-8"))
+    declared = [code for title, code in blocks if not title and not ASKS.search(code)]
+    tests = [code for title, code in blocks if title]
+    assert max(map(len, map(str.splitlines, tests[1:]))) <= 10
+    shop = "".join(declared).replace("redis://localhost:6379/1", "cache+memory://")
+    pytester.makepyfile(shop=shop, test_policies="\n\n".join(tests))
+    pytester.makeini("[pytest]\npythonpath = .\ndelayed_celery_app = shop:app\n")
+    found = pytester.runpytest_subprocess("-p", "no:cacheprovider", timeout=120)
+    found.assert_outcomes(passed=len(tests) - 1)

@@ -44,12 +44,13 @@ def follow(task: Task, strategy_of: StrategyOf) -> None:
     """Let a task follow its own strategy, or that of the queue that it came from; twice is safe."""
     if not hasattr(task.run, "retrying"):
         task.run = _Retrying(task, strategy_of).run
+    task.run.retrying.strategy_of = strategy_of
 
 
 class _Retrying:
     def __init__(self, task: Task, strategy_of: StrategyOf) -> None:
         self._task = task
-        self._strategy_of = strategy_of
+        self.strategy_of = strategy_of
         self._retry = task.retry
         task.retry = self.retry
         self.run = self._wrapped(task.run)
@@ -79,7 +80,7 @@ class _Retrying:
         if request.called_directly or request.is_eager:
             return None
         queue = (request.headers or {}).get(QUEUE_HEADER, "")
-        return self._strategy_of(queue, tuple(getattr(self._task, "policies", None) or ()))
+        return self.strategy_of(queue, tuple(getattr(self._task, "policies", None) or ()))
 
     def retry(
         self,
