@@ -228,6 +228,25 @@ def test_limits(pytester: pytest.Pytester) -> None:
             delayed_clock.advance(hours=2)
             assert work() == ["a", "b", "c"]
 
+        def times(app, client):
+            # When messages at the gate were due, wherever it is written.
+            keys = client.scan_iter("{rate}:*", _type="zset")
+            places = sorted(k for k in keys if b":waiting" in k or b":lane:" in k or b"|" in k)
+            found = [client.zrange(key, 0, -1, withscores=True) for key in places]
+            scores = [round(score) for each in found for _, score in each]
+            return len(places), scores + sorted(info.due_ms for info in app.delayed.find(queue="rate"))
+
+        def test_gate_moves_as_a_whole(work, send, delayed_clock, delayed_app, delayed_broker):
+            for name in "abcde":
+                send("rate", name)
+            work()
+            count, before = times(delayed_app, delayed_broker.client)
+            assert (count, len(before)) == (3, 3 + 3 + 1 + 3)
+            delayed_clock.advance(minutes=30)
+            assert times(delayed_app, delayed_broker.client)[1] == [ms - 1_800_000 for ms in before]
+            delayed_clock.reset()
+            assert times(delayed_app, delayed_broker.client) == (3, before)
+
         def test_slots(work, send, delayed_clock):
             for name in "abc":
                 send("slots", name)
@@ -262,7 +281,7 @@ def test_limits(pytester: pytest.Pytester) -> None:
             assert work() == ["c"]
         """,
     )
-    found.assert_outcomes(passed=8)
+    found.assert_outcomes(passed=9)
 
 
 def test_retries(pytester: pytest.Pytester) -> None:
