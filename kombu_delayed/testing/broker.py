@@ -19,7 +19,7 @@ from .state import QueueState, dump
 POLL_SECONDS = 0.005
 
 #: `{queue}:…` with the global key prefix in front.
-_BACKLOG = re.compile(r"(.*?)\{(.+)\}:(?:partitions|paused|gate:.+)", re.DOTALL)
+_BACKLOG = re.compile(r"(.*?)\{(.+)\}:(?:partitions|delayed:waiting|paused|gate:.+)", re.DOTALL)
 _UNACKED = re.compile(r"(.*?)\{(.+)\}:unacked:", re.DOTALL)
 
 #: Whether something runs in this process, and how many tasks have begun to.
@@ -103,8 +103,10 @@ class Broker:
             pipeline.exists(keys.gate + "turns", keys.gate + "slots")
             pipeline.zrange(keys.gate + "looks", 0, 0, withscores=True)
             pipeline.time()
-            waiting, can_go_on, looks, (seconds, _) = pipeline.execute()
-        return 0 if can_go_on or not looks or looks[0][1] <= seconds * 1000 else int(waiting)
+            waiting, can_go_on, looks, (seconds, microseconds) = pipeline.execute()
+        look_ms = looks[0][1] if looks else 0
+        can_go_on = can_go_on or look_ms <= seconds * 1000 + microseconds / 1000
+        return 0 if can_go_on else int(waiting)
 
     def _ready(self) -> Iterator[tuple[str, int]]:
         for key in self.client.scan_iter(_type="list", count=1000):
