@@ -72,10 +72,10 @@ SHOP = """
         return {"queues": [*app.conf.broker_transport_options["delayed_policies"]]}
 
     @pytest.fixture
-    def work(request, delayed_clock, delayed_broker):
+    def work(request, delayed_clock):
         def work():
             request.getfixturevalue("delayed_worker")
-            delayed_clock.wait_until_done()
+            delayed_clock.wait_until_done(60)
             done = sorted(ran)
             ran.clear()
             return done
