@@ -30,6 +30,8 @@ from kombu_delayed.store.keys import (
     format_version,
     http_form,
     http_host,
+    http_host_timeouts,
+    http_host_worker,
     http_session,
     http_tokens,
     http_topics,
@@ -132,6 +134,8 @@ def keys_page() -> str:
         (http_session("<hash>"), http_session.__doc__),
         (http_form("<hash>"), http_form.__doc__),
         (http_host("<host>"), http_host.__doc__),
+        (http_host_worker("<host>", "<worker>"), http_host_worker.__doc__),
+        (http_host_timeouts("<host>"), http_host_timeouts.__doc__),
         (http_topics("<namespace>"), http_topics.__doc__),
     ):
         lines.append(f"| `{name}` | {doc} |")

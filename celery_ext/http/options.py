@@ -73,7 +73,16 @@ class HttpOptions:
     )
     callback_seconds: float = option(10.0, "Timeout for a whole callback.", 0.1, 3600)
     callback_bytes: int = option(1 << 16, "Maximum size of a callback's answer.", 1, 1 << 24)
-    callback_per_host: int = option(20, "Concurrent callbacks to one host.", 1, 100_000)
+    callback_per_host: int = option(
+        20, "Concurrent callbacks to one host, of all workers together.", 1, 100_000
+    )
+    callback_share: float = option(
+        0.25,
+        "The share of a worker's concurrency that callbacks to one host may occupy, at least"
+        " one slot. Further jobs for the host are put off, so that a slow host delays no other.",
+        0.001,
+        1,
+    )
 
     @classmethod
     def of(cls, app: Celery) -> HttpOptions:

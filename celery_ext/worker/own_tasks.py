@@ -25,7 +25,8 @@ class OwnTasks(bootsteps.Step):
     def __init__(self, parent: Any, **kwargs: Any) -> None:
         super().__init__(parent, **kwargs)
         if http.HttpOptions.of(parent.app).callbacks:
-            jobs.register(parent.app)
+            worker = parent.controller
+            jobs.register(parent.app, worker.max_concurrency or worker.concurrency)
         if expectations.ExpectationOptions.are_set(parent.app):
             waiting_task.register(parent.app)
         task_unknown.connect(_on_unknown, dispatch_uid=__name__)

@@ -290,7 +290,17 @@ def http_form(id: str, prefix: str = "") -> str:
 
 def http_host(host: str, prefix: str = "") -> str:
     """Sorted set id of an HTTP job that is posting to a host -> when its place is free again."""
-    return f"{prefix}kombu-delayed-http:host:{host}"
+    return f"{prefix}kombu-delayed-http:host:{{{host}}}"
+
+
+def http_host_worker(host: str, worker: str, prefix: str = "") -> str:
+    """Sorted set, as the host's: those of its places that one worker has taken."""
+    return f"{http_host(host, prefix)}:worker:{worker}"
+
+
+def http_host_timeouts(host: str, prefix: str = "") -> str:
+    """String: the number of callbacks to a host in a row that timed out; expiring."""
+    return f"{http_host(host, prefix)}:timeouts"
 
 
 def http_topics(namespace: str, prefix: str = "") -> str:

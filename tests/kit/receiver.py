@@ -33,7 +33,7 @@ def receiving(tls: ssl.SSLContext | None = None) -> Iterator[Receiver]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
+            body = self.rfile.read(int(self.headers.get("content-length") or 0))
             receiver.got.append((self.path, dict(self.headers.items()), body))
             answer = receiver.answers.get(self.path, (200, b'{"code": 100}', {}))
             if callable(answer):
@@ -45,6 +45,8 @@ def receiving(tls: ssl.SSLContext | None = None) -> Iterator[Receiver]:
                 self.send_header(name, value)
             self.end_headers()
             self.wfile.write(content)
+
+        do_GET = do_PUT = do_PATCH = do_DELETE = do_POST
 
         def log_message(self, *args: Any) -> None: ...
 

@@ -1,25 +1,75 @@
-"""A bounded number of places, each for a time."""
+"""Places of HTTP jobs at a host, each for a time, and what timeouts make of them."""
 
 from __future__ import annotations
 
 import redis
 
+from kombu_delayed.store.keys import http_host, http_host_timeouts, http_host_worker
 from kombu_delayed.store.scripts import script
 from kombu_delayed.store.store import Store
 
 
-def test_place(store: Store, client: redis.Redis) -> None:
-    def take(holder: str, now: int) -> int:
-        return int(
-            script("place")(
-                store.run, places="places", now=str(now), holder=holder, limit=2, kept_ms=60_000
-            )
-        )
+def keys(worker: str = "w1") -> dict[str, str]:
+    return {
+        "places": http_host("a.example"),
+        "own": http_host_worker("a.example", worker),
+        "timeouts": http_host_timeouts("a.example"),
+    }
 
-    assert [take("a", 1_000), take("b", 2_000), take("c", 3_000)] == [1, 1, 0]
-    assert take("a", 4_000) == 1  # its own, for longer
-    assert take("c", 62_000) == 1  # b's time is over
-    assert take("d", 63_999) == 0
-    assert take("d", 64_000) == 1
-    assert client.zrange("places", 0, -1) == [b"c", b"d"]
-    assert 0 < client.pttl("places") <= 60_000
+
+def take(
+    store: Store, holder: str, now: int = 1_000, worker: str = "w1", own_limit: int = 9
+) -> int:
+    return int(
+        script("place")(
+            store.run,
+            **keys(worker),
+            now=str(now),
+            holder=holder,
+            limit=2,
+            own_limit=own_limit,
+            tolerated=3,
+            kept_ms=60_000,
+        )
+    )
+
+
+def vacate(store: Store, holder: str, timed_out: bool = False) -> int:
+    given = {"holder": holder, "timed_out": int(timed_out), "kept_ms": 60_000}
+    return int(script("vacate")(store.run, **keys(), **given))
+
+
+def test_place(store: Store, client: redis.Redis) -> None:
+    assert [take(store, "a", 1_000), take(store, "b", 2_000), take(store, "c", 3_000)] == [1, 1, 0]
+    assert take(store, "a", 4_000) == 1  # its own, for longer
+    assert take(store, "c", 62_000) == 1  # b's time is over
+    assert take(store, "d", 63_999) == 0
+    assert take(store, "d", 64_000) == 1
+    for key in (keys()["places"], keys()["own"]):
+        assert client.zrange(key, 0, -1) == [b"c", b"d"]
+        assert 0 < client.pttl(key) <= 60_000
+
+
+def test_a_worker_has_its_own_limit(store: Store) -> None:
+    assert [take(store, each, own_limit=1) for each in "ab"] == [1, 0]
+    assert take(store, "b", worker="w2", own_limit=1) == 1
+    assert vacate(store, "a") == 1
+    assert take(store, "c", own_limit=1) == 1
+
+
+def test_timeouts_in_a_row_leave_one_place(store: Store, client: redis.Redis) -> None:
+    for holder in "abc":
+        assert take(store, holder) == 1
+        assert [vacate(store, holder, timed_out=True) for _ in range(2)] == [1, 0]  # counted once
+    assert client.get(keys()["timeouts"]) == b"3"
+    assert 0 < client.pttl(keys()["timeouts"]) <= 60_000
+    assert [take(store, "d"), take(store, "e"), take(store, "d")] == [1, -1, 1]
+    assert vacate(store, "d") == 1
+    assert [take(store, "e"), take(store, "f"), take(store, "g")] == [1, 1, 0]
+
+
+def test_an_answer_forgets_timeouts(store: Store, client: redis.Redis) -> None:
+    for timed_out in (True, True, False, True):
+        take(store, "a")
+        vacate(store, "a", timed_out)
+    assert client.get(keys()["timeouts"]) == b"1"

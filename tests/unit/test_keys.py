@@ -6,6 +6,8 @@ from kombu_delayed.store.keys import (
     format_version,
     http_form,
     http_host,
+    http_host_timeouts,
+    http_host_worker,
     http_session,
     http_tokens,
     http_topics,
@@ -72,7 +74,10 @@ def test_keys_of_no_queue() -> None:
     assert http_tokens("app:") == "app:kombu-delayed-http:tokens"
     assert http_session("ab", "app:") == "app:kombu-delayed-http:session:ab"
     assert http_form("ab", "app:") == "app:kombu-delayed-http:form:ab"
-    assert http_host("example.com", "app:") == "app:kombu-delayed-http:host:example.com"
+    host = "app:kombu-delayed-http:host:{example.com}"
+    assert http_host("example.com", "app:") == host
+    assert http_host_worker("example.com", "w1@host", "app:") == f"{host}:worker:w1@host"
+    assert http_host_timeouts("example.com", "app:") == f"{host}:timeouts"
     assert http_topics("default", "app:") == "app:kombu-delayed-http:topics:default"
 
 

@@ -5,24 +5,21 @@ from __future__ import annotations
 import json
 import random
 import time
-from contextlib import suppress
 from typing import Any
 
 from celery import Celery, Task
 from celery.exceptions import Ignore, Reject
 from celery.utils.log import get_task_logger
 
-from celery_ext.app.broker import own_broker
 from celery_ext.errors import BROKER_FAILS
 from celery_ext.tasks.body import read_body
 from celery_ext.tasks.task_info import TaskInfo
-from kombu_delayed.store.keys import http_host
-from kombu_delayed.store.scripts import script
 
 from ..options import HttpOptions
-from .post import TOO_MANY, CallbackFailed, post
+from .bulkhead import TAKEN, Place, pause_seconds
+from .post import TOO_MANY, Answer, CallbackFailed, post
 from .signature import sign, sign_webhook
-from .ssrf_guard import CallbackRefused, Target, check_form, resolve
+from .ssrf_guard import CallbackRefused, check_form, resolve
 
 #: What the task is called.
 JOB_TASK = "celery_ext.http.post"
@@ -33,8 +30,8 @@ FIRST_SECONDS = 10
 #: How often a receiver may say that it has too many requests, and how long it may have us wait.
 POSTPONED_LIMIT, POSTPONED_SECONDS = 100, 86_400
 
-#: How long a job waits for a place at a host that gets many, and where Redis fails.
-PLACE_SECONDS, FAILED_SECONDS = 2.0, 10.0
+#: How long a job waits where Redis fails.
+FAILED_SECONDS = 10.0
 
 #: How long a worker keeps a job that it can only give back: not to get it again at once.
 GIVE_BACK_SECONDS = 5.0
@@ -42,15 +39,18 @@ GIVE_BACK_SECONDS = 5.0
 #: A header of jobs whose receiver answers by status alone, and not as in the dialect "Later".
 BY_STATUS = "delayed_by_status"
 
+#: A header of jobs that had no place at their host: how often in a row.
+WAITS = "delayed_waits"
+
 #: Which attempt a callback is, from 1 on.
 ATTEMPT = "Delayed-Attempt"
 
 logger = get_task_logger(__name__)
 
 
-def register(app: Celery) -> None:
-    """Let an app's workers run HTTP jobs; twice is safe."""
-    app.task(
+def register(app: Celery, slots: int = 0) -> None:
+    """Let an app's workers run HTTP jobs, in so many slots (0: unknown); twice is safe."""
+    task = app.task(
         _run,
         name=JOB_TASK,
         bind=True,
@@ -62,6 +62,7 @@ def register(app: Celery) -> None:
         ignore_result=True,
         max_retries=None,
     )
+    task.slots = slots or getattr(task, "slots", 0)
 
 
 def is_job(info: TaskInfo) -> bool:
@@ -89,11 +90,8 @@ def _run(
     created: int = 0,
     postponed: int = 0,
 ) -> None:
-    options = HttpOptions.of(task.app)
-    body = json.dumps({"id": task.request.id, "topic": topic, "content": content}).encode()
     try:
-        target = check_form(callback, options.callback_allow)
-        answer = _post_in_place(task, options, target, _addresses(target, options), body)
+        answer = _post_in_place(task, topic, callback, content)
     except CallbackRefused as error:
         raise _dead(f"the callback is refused: {error}") from None
     except CallbackFailed as error:
@@ -101,8 +99,9 @@ def _run(
     except BROKER_FAILS as error:
         logger.warning("HTTP job %s waits, the broker has failed: %s", task.request.id, error)
         _postpone(task, FAILED_SECONDS * random.uniform(0.5, 1.5), postponed)
-    if answer is None:
-        _postpone(task, PLACE_SECONDS * random.uniform(0.5, 1.5), postponed)
+    if isinstance(answer, int):
+        waits = int((task.request.headers or {}).get(WAITS, 0))
+        _postpone(task, pause_seconds(answer, waits), postponed, waits + 1)
     elif answer.code == TOO_MANY:
         if postponed >= POSTPONED_LIMIT:
             raise _dead(f"its receiver had too many requests {POSTPONED_LIMIT} times")
@@ -111,49 +110,40 @@ def _run(
         _postpone(task, min(wait, POSTPONED_SECONDS), postponed + 1)
 
 
-def _addresses(target: Target, options: HttpOptions) -> Any:
-    try:
-        return resolve(target, options.callback_allow)
-    except OSError as error:
-        raise CallbackFailed(f"{type(error).__name__}: {error}") from None
-
-
-def _post_in_place(
-    task: Task, options: HttpOptions, target: Target, addresses: Any, body: bytes
-) -> Any:
-    """The answer; None: its host gets as many callbacks as it may."""
-    store = own_broker(task.app).store
-    key = http_host(target.host.rstrip("."), store.keys("").prefix)
-    taken = script("place")(
-        store.run,
-        places=key,
-        now=store.now,
-        holder=task.request.id,
-        limit=options.callback_per_host,
-        kept_ms=int((options.callback_seconds + 5) * 1000),
-    )
-    if not taken:
-        return None
+def _post_in_place(task: Task, topic: str, callback: str, content: Any) -> Answer | int:
+    """The answer, or why there is no place at the host."""
+    settings, id = HttpOptions.of(task.app), task.request.id
+    target = check_form(callback, settings.callback_allow)
+    body = json.dumps({"id": id, "topic": topic, "content": content}).encode()
     headers = {
         "Content-Type": "application/json",
         "User-Agent": "kombu-delayed",
         ATTEMPT: str(task.request.retries + 1),
-        **sign(options.callback_secrets, body),
-        **sign_webhook(options.callback_secrets, task.request.id, body),
+        **sign(settings.callback_secrets, body),
+        **sign_webhook(settings.callback_secrets, id, body),
     }
+    place, timed_out = Place(task, settings, target.host.rstrip(".")), False
+    outcome = place.take(settings.callback_seconds)
+    if outcome != TAKEN:
+        return outcome
+    began = time.monotonic()
     try:
         return post(
             target,
-            addresses,
+            resolve(target, settings.callback_allow),
             body,
             headers,
-            seconds=options.callback_seconds,
-            limit_bytes=options.callback_bytes,
+            seconds=settings.callback_seconds,
+            limit_bytes=settings.callback_bytes,
             by_status=bool((task.request.headers or {}).get(BY_STATUS)),
         )
+    except (OSError, CallbackFailed) as error:
+        timed_out = time.monotonic() - began >= settings.callback_seconds
+        if isinstance(error, CallbackFailed):
+            raise
+        raise CallbackFailed(f"{type(error).__name__}: {error}") from None
     finally:
-        with suppress(*BROKER_FAILS):  # it is free again by itself, and the callback was made
-            store.run("ZREM", key, task.request.id)
+        place.vacate(timed_out)
 
 
 def _again(task: Task, retry: int, error: Exception) -> None:
@@ -163,15 +153,26 @@ def _again(task: Task, retry: int, error: Exception) -> None:
         raise _dead(f"{done + 1} tries failed, the last one: {error}") from None
     wait = backoff_seconds(done)
     logger.info("HTTP job %s is tried again in %s s: %s", task.request.id, wait, error)
-    raise task.retry(countdown=wait, max_retries=None, throw=False) from None
+    headers = _headers(task)
+    raise task.retry(countdown=wait, max_retries=None, throw=False, headers=headers) from None
 
 
-def _postpone(task: Task, seconds: float, postponed: int) -> None:
+def _headers(task: Task, waits: int = 0) -> dict[str, Any]:
+    headers = {k: v for k, v in (task.request.headers or {}).items() if k != WAITS}
+    return {**headers, WAITS: waits} if waits else headers
+
+
+def _postpone(task: Task, seconds: float, postponed: int, waits: int = 0) -> None:
     """Raises what ends this attempt, after another has been scheduled that is not a retry."""
     request = task.request
     kwargs = {**request.kwargs, "postponed": postponed}
     again = task.signature_from_request(
-        request, request.args, kwargs, countdown=seconds, retries=request.retries
+        request,
+        request.args,
+        kwargs,
+        countdown=seconds,
+        retries=request.retries,
+        headers=_headers(task, waits),
     )
     try:
         again.apply_async()

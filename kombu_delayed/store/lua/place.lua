@@ -1,12 +1,19 @@
--- place: take one of a bounded number of places, for a time.
+-- place: take a place at an HTTP host for one callback, if the host and the worker have one left.
 -- Twice is safe: a holder has one place.
--- keys: places
--- arguments: now holder limit:number kept_ms:number
---   places: ZSET holder -> when its place is free again
+-- keys: places own timeouts
+-- arguments: now holder limit:number own_limit:number tolerated:number kept_ms:number
+--   places: ZSET holder -> when its place is free again; own: those of one worker
+--   timeouts: number of callbacks in a row that timed out; from `tolerated` on, one place is left
 -- include: clock
--- returns 1, or 0 where all are taken; O(log n)
-redis.call('ZREMRANGEBYSCORE', places, '-inf', now_ms)
-if not redis.call('ZSCORE', places, holder) and redis.call('ZCARD', places) >= limit then return 0 end
-redis.call('ZADD', places, now_ms + kept_ms, holder)
-redis.call('PEXPIRE', places, kept_ms)
+-- returns 1, 0 where all are taken, or -1 where all are taken at a host that times out; O(log n)
+local times_out = tonumber(redis.call('GET', timeouts) or 0) >= tolerated
+if times_out then limit = 1 end
+for key, most in pairs({[places] = limit, [own] = own_limit}) do
+  redis.call('ZREMRANGEBYSCORE', key, '-inf', now_ms)
+  if not redis.call('ZSCORE', key, holder) and redis.call('ZCARD', key) >= most then return times_out and -1 or 0 end
+end
+for _, key in ipairs({places, own}) do
+  redis.call('ZADD', key, now_ms + kept_ms, holder)
+  if redis.call('PTTL', key) < kept_ms then redis.call('PEXPIRE', key, kept_ms) end
+end
 return 1

@@ -1,0 +1,77 @@
+"""Bulkheads between receivers: the places of a host, so that a slow one delays no other."""
+
+from __future__ import annotations
+
+import os
+import random
+from contextlib import suppress
+
+from celery import Task
+
+from celery_ext.app.broker import own_broker
+from celery_ext.errors import BROKER_FAILS
+from kombu_delayed.store.keys import http_host, http_host_timeouts, http_host_worker
+from kombu_delayed.store.scripts import script
+
+from ..options import HttpOptions
+
+#: From this number of timeouts in a row on, a host gets one callback at a time, until it answers
+#: or the last timeout is so long ago.
+TIMEOUTS, REMEMBERED_SECONDS = 3, 120
+
+#: How long a place is kept beyond the timeout of its callback, such as for DNS.
+SPARE_SECONDS = 30
+
+TAKEN, FULL, TIMES_OUT = 1, 0, -1
+
+
+def host_limit(task: Task, share: float) -> int:
+    """How many slots of this worker the callbacks to one host may occupy."""
+    slots = getattr(task, "slots", 0) or task.app.conf.worker_concurrency or os.cpu_count() or 1
+    return max(int(slots * share), 1)
+
+
+def pause_seconds(outcome: int, waits: int) -> float:
+    """How long a job waits that got no place, after so many waits before."""
+    longest = 60.0 if outcome == TIMES_OUT else 10.0
+    return min(0.25 * 2 ** min(waits, 20), longest) * random.uniform(0.5, 1.5)
+
+
+class Place:
+    """A place at a host for the job that a worker runs."""
+
+    def __init__(self, task: Task, settings: HttpOptions, host: str) -> None:
+        self._store = own_broker(task.app).store
+        prefix, worker = self._store.keys("").prefix, task.request.hostname or ""
+        self._keys = {
+            "places": http_host(host, prefix),
+            "own": http_host_worker(host, worker, prefix),
+            "timeouts": http_host_timeouts(host, prefix),
+        }
+        self._holder = task.request.id
+        self._limits = settings.callback_per_host, host_limit(task, settings.callback_share)
+
+    def take(self, seconds: float) -> int:
+        """`TAKEN`; or `FULL` or `TIMES_OUT`, where there is none."""
+        limit, own_limit = self._limits
+        found = script("place")(
+            self._store.run,
+            **self._keys,
+            now=self._store.now,
+            holder=self._holder,
+            limit=limit,
+            own_limit=own_limit,
+            tolerated=TIMEOUTS,
+            kept_ms=int((seconds + SPARE_SECONDS) * 1000),
+        )
+        return int(found)
+
+    def vacate(self, timed_out: bool) -> None:
+        with suppress(*BROKER_FAILS):  # it is free again by itself, and the callback was made
+            script("vacate")(
+                self._store.run,
+                **self._keys,
+                holder=self._holder,
+                timed_out=int(timed_out),
+                kept_ms=REMEMBERED_SECONDS * 1000,
+            )
