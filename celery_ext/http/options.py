@@ -71,7 +71,12 @@ class HttpOptions:
         "Hosts, or host:port, with `*` and `?`, to which callbacks may go at any address. "
         "Other hosts must have public addresses.",
     )
-    callback_seconds: float = option(10.0, "Timeout for a whole callback.", 0.1, 3600)
+    callback_seconds: float = option(
+        10.0, "Timeout for a whole callback whose job has none of its own.", 0.1, 3600
+    )
+    callback_longest_seconds: float = option(
+        60.0, "The longest timeout that a job may have of its own.", 1, 3600
+    )
     callback_bytes: int = option(1 << 16, "Maximum size of a callback's answer.", 1, 1 << 24)
     callback_per_host: int = option(
         20, "Concurrent callbacks to one host, of all workers together.", 1, 100_000

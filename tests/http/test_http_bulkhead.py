@@ -79,9 +79,9 @@ def test_a_host_that_times_out_gets_one_callback_at_a_time(
     server: Server, client: redis.Redis, tmp_path: Path
 ) -> None:
     timeouts, places = http_host_timeouts("127.0.0.1"), http_host("127.0.0.1")
-    with run_jobs(server, tmp_path, callback_seconds=1) as jobs, hanging(jobs) as receiver:
+    with run_jobs(server, tmp_path) as jobs, hanging(jobs) as receiver:
         for count in (1, 2, 3):
-            jobs.wait(jobs.send("/hangs", retry=0), "dead")
+            jobs.wait(jobs.send("/hangs", retry=0, timeout=1), "dead")
             assert client.get(timeouts) == b"%d" % count
         wait_until(lambda: client.zcard(places) == 0, "their places are free")
         before = receiver.at_once

@@ -42,6 +42,6 @@ def test_guide(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
         assert isinstance(module.api, Api)
         module.api.close()
         counts = client.get("/v1/queues/celery").json()
-        assert (counts["delayed"], counts["ready"]) == (1_001, 0)
+        assert (counts["delayed"], counts["ready"]) == (1_002, 0)
         module.app.close()
     assert "problem" not in capsys.readouterr().out

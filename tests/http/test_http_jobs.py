@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from celery_ext.http import verify
-from celery_ext.http.callbacks.jobs import JOB_TASK, backoff_seconds
+from celery_ext.http.callbacks.job_options import backoff_seconds
+from celery_ext.http.callbacks.jobs import JOB_TASK
 from celery_ext.http.callbacks.signature import sign_webhook
 from kombu_delayed.store.keys import http_host
 from tests.kit.jobs import Jobs, run_jobs

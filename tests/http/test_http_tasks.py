@@ -95,6 +95,7 @@ def test_times(api: httpx.Client, times: Any, status: str, seconds: float | None
         ({"args": [{"__type__": "uuid", "__value__": 1}]}, "args"),
         ({"kwargs": {"a": [TYPED]}}, "kwargs"),
         ({"retry": 1}, "retry"),
+        ({"timeout": 5}, "timeout"),
         *(({"task": name}, "task") for name in ("till.unknown", "celery.backend_cleanup")),
         ({"task": "celery_ext.http.post"}, "task"),
     ],

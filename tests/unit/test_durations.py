@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from celery_ext.cli.times import SPAN
 from celery_ext.errors import QueryError
 from celery_ext.http.api.fields import span_of
-from celery_ext.http.api.models import NewTask
+from celery_ext.http.api.task_models import NewTask
 from celery_ext.policies import Limit, PolicyError, Timeout
 from celery_ext.tasks.times import length_ms
 from kombu_delayed.message.durations import (

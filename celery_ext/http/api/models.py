@@ -2,88 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, StringConstraints, model_validator
 
-from celery_ext.tasks.body import CELERY_HEADERS
-
-from .fields import Cursor, Given, Id, Moment, Name, Priority, Span, Timed, check_plain
-
-#: Headers that are Celery's or the transport's: who sets them could send another task, or to
-#: another queue. So are all that begin with `delayed_`.
-RESERVED = CELERY_HEADERS | {"compression", "redelivered", "task", "tenant", "x-delay"}
-
-HeaderValue = str | int | float | bool | None
-
-
-class NewTask(Timed):
-    """A Celery task, or an HTTP job: `topic` and `callback` instead of `task`."""
-
-    task: Name | None = Field(None, description="Name of the task.")
-    args: list[Any] = Field(default_factory=list)
-    kwargs: dict[str, Any] = Field(default_factory=dict)
-    topic: Name | None = Field(None, description="HTTP job: its topic, which the receiver gets.")
-    callback: str | None = Field(
-        None,
-        max_length=2_000,
-        description="HTTP job: the URL that receives a POST at the due time.",
-    )
-    content: Any = Field(None, description="HTTP job: the content to post, any JSON.")
-    retry: int = Field(3, ge=0, le=30, description="HTTP job: the number of retries.")
-    queue: Name | None = None
-    priority: Priority | None = None
-    expires: Moment | None = Field(None, description="A task that would start later is skipped.")
-    tenant: Name | None = None
-    headers: dict[str, HeaderValue] = Field(default_factory=dict)
-
-    @model_validator(mode="after")
-    def _one_kind(self) -> NewTask:
-        if self.task is None and (self.topic is None or self.callback is None):
-            raise ValueError("task: give task, or topic and callback")
-        given = self.model_fields_set
-        if self.task is not None and (wrong := given & {"topic", "callback", "content", "retry"}):
-            raise ValueError(f"{min(wrong)}: a task has none; leave task out for an HTTP job")
-        if self.task is None and (wrong := given & {"args", "kwargs"}):
-            raise ValueError(f"{min(wrong)}: an HTTP job has content instead")
-        if self.headers:
-            _check_headers(self.headers)
-        check_plain(self, "args", "kwargs", "content")
-        return self
-
-    @property
-    def is_job(self) -> bool:
-        return self.task is None
-
-
-def _check_headers(headers: Mapping[str, Any]) -> None:
-    names = [name.lower() for name in headers]
-    taken = {name for name in names if name in RESERVED or name.startswith("delayed_")}
-    if taken:
-        raise ValueError(f"headers: {', '.join(sorted(taken))} cannot be set")
-
-
-class NewTaskWithId(NewTask):
-    """As for `PUT`, with an id of its own; without one it gets one."""
-
-    id: Id | None = None
-
-
-class TaskChange(Timed):
-    """What is to be another one."""
-
-    priority: Priority | None = None
-    args: list[Any] | None = None
-    kwargs: dict[str, Any] | None = None
-
-    @model_validator(mode="after")
-    def _something(self) -> TaskChange:
-        if all(getattr(self, name) is None for name in type(self).model_fields):
-            raise ValueError("due: give due, delay, priority, args or kwargs")
-        check_plain(self, "args", "kwargs")
-        return self
-
+from .fields import Cursor, Given, Id, Moment, Name, Span, Timed
 
 Status = Literal[
     "scheduled",

@@ -17,15 +17,13 @@ from celery_ext.tasks.task_info import TaskInfo
 
 from ..options import HttpOptions
 from .bulkhead import TAKEN, Place, pause_seconds
+from .job_options import WITHOUT_BODY, JobOptions, backoff_seconds
 from .post import TOO_MANY, Answer, CallbackFailed, post
 from .signature import sign, sign_webhook
 from .ssrf_guard import CallbackRefused, check_form, resolve
 
 #: What the task is called.
 JOB_TASK = "celery_ext.http.post"
-
-#: The first wait before a job is tried again; each is twice the one before.
-FIRST_SECONDS = 10
 
 #: How often a receiver may say that it has too many requests, and how long it may have us wait.
 POSTPONED_LIMIT, POSTPONED_SECONDS = 100, 86_400
@@ -41,6 +39,9 @@ BY_STATUS = "delayed_by_status"
 
 #: A header of jobs that had no place at their host: how often in a row.
 WAITS = "delayed_waits"
+
+#: How often the callback is tried again that is told of a dead letter.
+FAILURE_RETRIES = 5
 
 #: Which attempt a callback is, from 1 on.
 ATTEMPT = "Delayed-Attempt"
@@ -76,11 +77,6 @@ def job_of(app: Celery, info: TaskInfo) -> dict[str, Any]:
     return dict(found) if isinstance(found, dict) else {}
 
 
-def backoff_seconds(retries: int) -> int:
-    """How long to wait after so many retries: 10, 20, 40 … s, a day at the most."""
-    return min(FIRST_SECONDS * 2 ** min(retries, 20), 86_400)
-
-
 def _run(
     task: Task,
     topic: str,
@@ -89,13 +85,15 @@ def _run(
     retry: int = 3,
     created: int = 0,
     postponed: int = 0,
+    options: dict[str, Any] | None = None,
 ) -> None:
+    chosen = JobOptions(**(options or {}))
     try:
-        answer = _post_in_place(task, topic, callback, content)
+        answer = _post_in_place(task, chosen, topic, callback, content)
     except CallbackRefused as error:
-        raise _dead(f"the callback is refused: {error}") from None
+        raise _dead(task, chosen, f"the callback is refused: {error}") from None
     except CallbackFailed as error:
-        _again(task, retry, error)
+        _again(task, chosen, retry, error)
     except BROKER_FAILS as error:
         logger.warning("HTTP job %s waits, the broker has failed: %s", task.request.id, error)
         _postpone(task, FAILED_SECONDS * random.uniform(0.5, 1.5), postponed)
@@ -104,26 +102,31 @@ def _run(
         _postpone(task, pause_seconds(answer, waits), postponed, waits + 1)
     elif answer.code == TOO_MANY:
         if postponed >= POSTPONED_LIMIT:
-            raise _dead(f"its receiver had too many requests {POSTPONED_LIMIT} times")
+            raise _dead(task, chosen, f"its receiver had too many requests {POSTPONED_LIMIT} times")
         wait = answer.retry_after
         wait = backoff_seconds(min(postponed, 6)) if wait is None else max(wait, 1)
         _postpone(task, min(wait, POSTPONED_SECONDS), postponed + 1)
 
 
-def _post_in_place(task: Task, topic: str, callback: str, content: Any) -> Answer | int:
+def _post_in_place(
+    task: Task, chosen: JobOptions, topic: str, callback: str, content: Any
+) -> Answer | int:
     """The answer, or why there is no place at the host."""
     settings, id = HttpOptions.of(task.app), task.request.id
+    seconds = chosen.seconds(settings.callback_seconds, settings.callback_longest_seconds)
     target = check_form(callback, settings.callback_allow)
     body = json.dumps({"id": id, "topic": topic, "content": content}).encode()
+    if chosen.method in WITHOUT_BODY:
+        body = b""
+    defaults = {"Content-Type": "application/json", "User-Agent": "kombu-delayed"}
     headers = {
-        "Content-Type": "application/json",
-        "User-Agent": "kombu-delayed",
+        **chosen.with_headers(defaults),
         ATTEMPT: str(task.request.retries + 1),
         **sign(settings.callback_secrets, body),
         **sign_webhook(settings.callback_secrets, id, body),
     }
     place, timed_out = Place(task, settings, target.host.rstrip(".")), False
-    outcome = place.take(settings.callback_seconds)
+    outcome = place.take(seconds)
     if outcome != TAKEN:
         return outcome
     began = time.monotonic()
@@ -133,12 +136,13 @@ def _post_in_place(task: Task, topic: str, callback: str, content: Any) -> Answe
             resolve(target, settings.callback_allow),
             body,
             headers,
-            seconds=settings.callback_seconds,
+            method=chosen.method,
+            seconds=seconds,
             limit_bytes=settings.callback_bytes,
             by_status=bool((task.request.headers or {}).get(BY_STATUS)),
         )
     except (OSError, CallbackFailed) as error:
-        timed_out = time.monotonic() - began >= settings.callback_seconds
+        timed_out = time.monotonic() - began >= seconds
         if isinstance(error, CallbackFailed):
             raise
         raise CallbackFailed(f"{type(error).__name__}: {error}") from None
@@ -146,13 +150,13 @@ def _post_in_place(task: Task, topic: str, callback: str, content: Any) -> Answe
         place.vacate(timed_out)
 
 
-def _again(task: Task, retry: int, error: Exception) -> None:
+def _again(task: Task, chosen: JobOptions, retry: int, error: Exception) -> None:
     """Raises what lets the job be tried again later, or makes it dead."""
     done = task.request.retries
     if done >= retry:
-        raise _dead(f"{done + 1} tries failed, the last one: {error}") from None
-    wait = backoff_seconds(done)
-    logger.info("HTTP job %s is tried again in %s s: %s", task.request.id, wait, error)
+        raise _dead(task, chosen, f"{done + 1} tries failed, the last one: {error}") from None
+    wait = chosen.pause_seconds(done)
+    logger.info("HTTP job %s is tried again in %.0f s: %s", task.request.id, wait, error)
     headers = _headers(task)
     raise task.retry(countdown=wait, max_retries=None, throw=False, headers=headers) from None
 
@@ -165,24 +169,47 @@ def _headers(task: Task, waits: int = 0) -> dict[str, Any]:
 def _postpone(task: Task, seconds: float, postponed: int, waits: int = 0) -> None:
     """Raises what ends this attempt, after another has been scheduled that is not a retry."""
     request = task.request
-    kwargs = {**request.kwargs, "postponed": postponed}
-    again = task.signature_from_request(
-        request,
-        request.args,
-        kwargs,
+    _send(
+        task,
+        {**request.kwargs, "postponed": postponed},
         countdown=seconds,
         retries=request.retries,
         headers=_headers(task, waits),
     )
+    raise Ignore()
+
+
+def _send(task: Task, kwargs: dict[str, Any], **options: Any) -> None:
+    """Send a job that follows this one; raises what gives this one back where that fails."""
+    request = task.request
     try:
-        again.apply_async()
+        task.signature_from_request(request, request.args, kwargs, **options).apply_async()
     except BROKER_FAILS as error:
         logger.warning("HTTP job %s goes back, the broker has failed: %s", request.id, error)
         time.sleep(GIVE_BACK_SECONDS)
         raise Reject(str(error), requeue=True) from None
-    raise Ignore()
 
 
-def _dead(reason: str) -> Reject:
+def _dead(task: Task, chosen: JobOptions, reason: str) -> Reject:
+    """What makes the job a dead letter, after its failure callback has been sent."""
+    request = task.request
     logger.warning("An HTTP job becomes a dead letter: %s", reason)
+    if chosen.failure_callback is not None:
+        content = {name: request.kwargs.get(name) for name in ("callback", "topic")}
+        headers = {k: v for k, v in _headers(task).items() if not k.startswith("delayed_")}
+        content |= {"id": request.id, "reason": reason, "attempts": request.retries + 1}
+        _send(
+            task,
+            {
+                "topic": request.kwargs.get("topic"),
+                "callback": chosen.failure_callback,
+                "content": content,
+                "retry": FAILURE_RETRIES,
+            },
+            task_id=f"{request.id}.failure",
+            countdown=0,
+            expires=None,
+            retries=0,
+            headers={**headers, BY_STATUS: 1},
+        )
     return Reject(reason, requeue=False)

@@ -95,11 +95,12 @@ def post(
     body: bytes,
     headers: dict[str, str],
     *,
+    method: str = "POST",
     seconds: float,
     limit_bytes: int,
     by_status: bool = False,
 ) -> Answer:
-    """Post JSON and read the answer. Raises CallbackFailed.
+    """Send a body, if there is one, and read the answer. Raises CallbackFailed.
 
     `by_status`: any status 2xx means success, and the body of the answer nothing.
     """
@@ -110,7 +111,7 @@ def post(
     timer.daemon = True
     timer.start()
     try:
-        connection.request("POST", target.path, body, {**headers, "Connection": "close"})
+        connection.request(method, target.path, body or None, {**headers, "Connection": "close"})
         response = connection.getresponse()
         raw = b"" if by_status else response.read(limit_bytes + 1)
     except (OSError, http.client.HTTPException, ValueError) as error:

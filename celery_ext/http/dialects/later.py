@@ -9,9 +9,9 @@ from starlette.requests import Request
 
 from ..api import create_once
 from ..api.endpoints.tasks import new_id, row_of
-from ..api.models import NewTask
 from ..api.operations import Call, Operations, read_any, validated
 from ..api.status import delayed_infos, message_of
+from ..api.task_models import NewTask
 from ..callbacks.jobs import is_job, job_of
 from ..problems import Problem
 

@@ -12,8 +12,8 @@ from starlette.responses import Response
 
 from celery_ext.http.problems import Problem, refused
 
-from ..models import NewTaskWithId
 from ..operations import Call, Operations, encode, parsed, validated
+from ..task_models import NewTaskWithId
 from .tasks import Row, created, new_id, row_of
 
 MEDIA_TYPE = "application/x-ndjson"

@@ -24,10 +24,11 @@ from celery_ext.tasks.task_info import TaskInfo
 
 from .. import create_once
 from ..fields import ID_PATTERN, aware
-from ..models import Created, History, NewTask, NewTaskWithId, OneQueue, TaskChange, TaskState
+from ..models import Created, History, OneQueue, TaskState
 from ..operations import Call, Json, Operations
 from ..ready import ready_of
 from ..status import State, delayed_infos, find, first_info, history_of, is_crowded, state_of
+from ..task_models import NewTask, NewTaskWithId, TaskChange
 
 PREFIX = "/v1/tasks"
 
@@ -45,15 +46,17 @@ def row_of(call: Call, new: NewTask, id: str, due: datetime | None, by_status: b
     tenant = call.identity.tenant_for(new.tenant)
     name, args, kwargs, queue = new.task or JOB_TASK, new.args, new.kwargs, new.queue
     if new.is_job:
-        _check_callback(new.callback or "", service)
+        _check_job(new, service)
         args, queue = [], queue or service.options.job_queue or None
         kwargs = {
             "topic": new.topic,
             "callback": new.callback,
             "content": new.content,
-            "retry": new.retry,
+            "retry": new.retries,
             "created": int(time.time()),
         }
+        if chosen := new.job_options:
+            kwargs["options"] = chosen
     else:
         service.check_task(name)
     if call.identity.queues:
@@ -77,13 +80,20 @@ def row_of(call: Call, new: NewTask, id: str, due: datetime | None, by_status: b
     return service.app.tasks.get(name) or name, args, kwargs, None, options
 
 
-def _check_callback(url: str, service: Service) -> None:
-    if not service.options.callbacks:
+def _check_job(new: NewTask, service: Service) -> None:
+    options = service.options
+    if not options.callbacks:
         raise Problem.of_field("callback", f"this server takes no HTTP jobs: {HOW}")
-    try:
-        check_form(url, service.options.callback_allow)
-    except CallbackRefused as error:
-        raise Problem.of_field("callback", str(error)) from None
+    for name in ("callback", "failure_callback"):
+        if (url := getattr(new, name)) is not None:
+            try:
+                check_form(url, options.callback_allow)
+            except CallbackRefused as error:
+                raise Problem.of_field(name, str(error)) from None
+    if new.timeout is not None and new.timeout > (most := options.callback_longest_seconds):
+        raise Problem.of_field(
+            "timeout", f"{new.timeout:g} s is longer than the {most:g} s that this server allows"
+        )
 
 
 def new_id() -> str:
