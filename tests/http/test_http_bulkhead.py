@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 import redis
+from celery.exceptions import Reject
 
+from celery_ext.http.callbacks import jobs as callbacks
 from celery_ext.http.callbacks.bulkhead import FULL, TIMES_OUT, host_limit, pause_seconds
+from celery_ext.http.callbacks.job_options import JobOptions
 from kombu_delayed.store.keys import http_host, http_host_timeouts, http_host_worker
 from tests.kit.jobs import Jobs, run_jobs
 from tests.kit.servers import Server
@@ -120,6 +123,20 @@ def test_a_job_that_was_put_off_is_tried_as_often_as_any(jobs_of_one: Jobs) -> N
 def jobs_of_one(server: Server, tmp_path: Path) -> Iterator[Jobs]:
     with run_jobs(server, tmp_path, callback_share=0.01) as found:
         yield found
+
+
+def test_a_retry_that_cannot_be_sent_gives_the_job_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(callbacks, "GIVE_BACK_SECONDS", 0)
+
+    def retry(**given: Any) -> None:
+        raise Reject("the broker is gone", requeue=False)
+
+    task: Any = SimpleNamespace(
+        request=SimpleNamespace(id="a", retries=0, headers=None), retry=retry
+    )
+    with pytest.raises(Reject) as given_back:
+        callbacks._again(task, JobOptions(), 3, OSError("status 500"))
+    assert given_back.value.requeue
 
 
 @pytest.mark.parametrize(

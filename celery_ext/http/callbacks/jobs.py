@@ -157,8 +157,11 @@ def _again(task: Task, chosen: JobOptions, retry: int, error: Exception) -> None
         raise _dead(task, chosen, f"{done + 1} tries failed, the last one: {error}") from None
     wait = chosen.pause_seconds(done)
     logger.info("HTTP job %s is tried again in %.0f s: %s", task.request.id, wait, error)
-    headers = _headers(task)
-    raise task.retry(countdown=wait, max_retries=None, throw=False, headers=headers) from None
+    try:
+        again = task.retry(countdown=wait, max_retries=None, throw=False, headers=_headers(task))
+    except Reject as rejected:  # Celery would make it a dead letter
+        raise _given_back(task, rejected.reason) from None
+    raise again from None
 
 
 def _headers(task: Task, waits: int = 0) -> dict[str, Any]:
@@ -185,9 +188,13 @@ def _send(task: Task, kwargs: dict[str, Any], **options: Any) -> None:
     try:
         task.signature_from_request(request, request.args, kwargs, **options).apply_async()
     except BROKER_FAILS as error:
-        logger.warning("HTTP job %s goes back, the broker has failed: %s", request.id, error)
-        time.sleep(GIVE_BACK_SECONDS)
-        raise Reject(str(error), requeue=True) from None
+        raise _given_back(task, error) from None
+
+
+def _given_back(task: Task, error: object) -> Reject:
+    logger.warning("HTTP job %s goes back, the broker has failed: %s", task.request.id, error)
+    time.sleep(GIVE_BACK_SECONDS)
+    return Reject(str(error), requeue=True)
 
 
 def _dead(task: Task, chosen: JobOptions, reason: str) -> Reject:
