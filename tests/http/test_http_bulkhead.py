@@ -148,5 +148,5 @@ def test_share_of_the_slots(slots: int, share: float, expected: int) -> None:
 
 
 def test_pauses_grow() -> None:
-    for outcome, waits, longest in ((FULL, 0, 0.375), (FULL, 9, 15), (TIMES_OUT, 99, 90)):
+    for outcome, waits, longest in ((FULL, 0, 1.5), (FULL, 9, 15), (TIMES_OUT, 99, 90)):
         assert longest / 3 <= pause_seconds(outcome, waits) <= longest

@@ -30,8 +30,16 @@ def take(
             own_limit=own_limit,
             tolerated=3,
             kept_ms=60_000,
+            quick_ms=100,
         )
     )
+
+
+def test_a_host_is_quick_while_no_callback_lasts(store: Store) -> None:
+    assert [take(store, "a", 1_000), take(store, "b", 1_090)] == [1, 1]
+    assert [take(store, "c", 1_100), take(store, "c", 1_101)] == [2, 0]
+    assert vacate(store, "a") == 1
+    assert [take(store, "c", 1_180), take(store, "d", 1_190), take(store, "d", 1_191)] == [1, 2, 0]
 
 
 def vacate(store: Store, holder: str, timed_out: bool = False) -> int:
@@ -51,7 +59,7 @@ def test_place(store: Store, client: redis.Redis) -> None:
 
 
 def test_a_worker_has_its_own_limit(store: Store) -> None:
-    assert [take(store, each, own_limit=1) for each in "ab"] == [1, 0]
+    assert [take(store, each, own_limit=1) for each in "ab"] == [1, 2]
     assert take(store, "b", worker="w2", own_limit=1) == 1
     assert vacate(store, "a") == 1
     assert take(store, "c", own_limit=1) == 1
@@ -65,7 +73,7 @@ def test_timeouts_in_a_row_leave_one_place(store: Store, client: redis.Redis) ->
     assert 0 < client.pttl(keys()["timeouts"]) <= 60_000
     assert [take(store, "d"), take(store, "e"), take(store, "d")] == [1, -1, 1]
     assert vacate(store, "d") == 1
-    assert [take(store, "e"), take(store, "f"), take(store, "g")] == [1, 1, 0]
+    assert [take(store, "e"), take(store, "f"), take(store, "g")] == [1, 1, 2]
 
 
 def test_an_answer_forgets_timeouts(store: Store, client: redis.Redis) -> None:

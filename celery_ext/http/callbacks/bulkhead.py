@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from contextlib import suppress
 
 from celery import Task
@@ -22,7 +23,10 @@ TIMEOUTS, REMEMBERED_SECONDS = 3, 120
 #: How long a place is kept beyond the timeout of its callback, such as for DNS.
 SPARE_SECONDS = 30
 
-TAKEN, FULL, TIMES_OUT = 1, 0, -1
+#: While no callback of a host has lasted longer, a job waits in its slot for a place, this long.
+QUICK_SECONDS, LOOK_AGAIN_SECONDS = 0.1, 0.01
+
+TAKEN, QUICK, FULL, TIMES_OUT = 1, 2, 0, -1
 
 
 def host_limit(task: Task, share: float) -> int:
@@ -31,10 +35,15 @@ def host_limit(task: Task, share: float) -> int:
     return max(int(slots * share), 1)
 
 
+def longest_seconds(settings: HttpOptions) -> float:
+    """The longest timeout of any callback."""
+    return max(settings.callback_seconds, settings.callback_longest_seconds)
+
+
 def pause_seconds(outcome: int, waits: int) -> float:
     """How long a job waits that got no place, after so many waits before."""
     longest = 60.0 if outcome == TIMES_OUT else 10.0
-    return min(0.25 * 2 ** min(waits, 20), longest) * random.uniform(0.5, 1.5)
+    return min(1.0 * 2 ** min(waits, 20), longest) * random.uniform(0.5, 1.5)
 
 
 class Place:
@@ -49,22 +58,26 @@ class Place:
             "timeouts": http_host_timeouts(host, prefix),
         }
         self._holder = task.request.id
-        self._limits = settings.callback_per_host, host_limit(task, settings.callback_share)
+        self._given = {
+            "holder": self._holder,
+            "limit": settings.callback_per_host,
+            "own_limit": host_limit(task, settings.callback_share),
+            "tolerated": TIMEOUTS,
+            # The same for all jobs, so that a score says when a callback began.
+            "kept_ms": int((longest_seconds(settings) + SPARE_SECONDS) * 1000),
+            "quick_ms": int(QUICK_SECONDS * 1000),
+        }
 
-    def take(self, seconds: float) -> int:
-        """`TAKEN`; or `FULL` or `TIMES_OUT`, where there is none."""
-        limit, own_limit = self._limits
-        found = script("place")(
-            self._store.run,
-            **self._keys,
-            now=self._store.now,
-            holder=self._holder,
-            limit=limit,
-            own_limit=own_limit,
-            tolerated=TIMEOUTS,
-            kept_ms=int((seconds + SPARE_SECONDS) * 1000),
-        )
-        return int(found)
+    def take(self) -> int:
+        """`TAKEN`; or what the host is, where it has none."""
+        until = time.monotonic() + QUICK_SECONDS
+        while (found := self._try()) == QUICK and time.monotonic() < until:
+            time.sleep(LOOK_AGAIN_SECONDS)
+        return found
+
+    def _try(self) -> int:
+        store = self._store
+        return int(script("place")(store.run, **self._keys, **self._given, now=store.now))
 
     def vacate(self, timed_out: bool) -> None:
         with suppress(*BROKER_FAILS):  # it is free again by itself, and the callback was made

@@ -126,7 +126,7 @@ def _post_in_place(
         **sign_webhook(settings.callback_secrets, id, body),
     }
     place, timed_out = Place(task, settings, target.host.rstrip(".")), False
-    outcome = place.take(seconds)
+    outcome = place.take()
     if outcome != TAKEN:
         return outcome
     began = time.monotonic()
