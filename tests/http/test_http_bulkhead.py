@@ -14,7 +14,7 @@ import redis
 from celery.exceptions import Reject
 
 from celery_ext.http.callbacks import jobs as callbacks
-from celery_ext.http.callbacks.bulkhead import FULL, TIMES_OUT, host_limit, pause_seconds
+from celery_ext.http.callbacks.bulkhead import Busy, host_limit, pause_seconds
 from celery_ext.http.callbacks.job_options import JobOptions
 from kombu_delayed.store.keys import http_host, http_host_timeouts, http_host_worker
 from tests.kit.jobs import Jobs, run_jobs
@@ -147,6 +147,15 @@ def test_share_of_the_slots(slots: int, share: float, expected: int) -> None:
     assert host_limit(SimpleNamespace(slots=slots), share) == expected  # type: ignore[arg-type]
 
 
-def test_pauses_grow() -> None:
-    for outcome, waits, longest in ((FULL, 0, 1.5), (FULL, 9, 15), (TIMES_OUT, 99, 90)):
-        assert longest / 3 <= pause_seconds(outcome, waits) <= longest
+@pytest.mark.parametrize(
+    ("busy", "waits", "longest"),
+    [
+        (Busy(False, 0.2), 0, 0.75),
+        (Busy(False, 0.2), 99, 3),
+        (Busy(False, 60), 99, 15),
+        (Busy(True, 0.2), 99, 45),
+    ],
+)
+def test_pauses_grow(busy: Busy, waits: int, longest: float) -> None:
+    """Up to a bound that follows how long the host has not answered."""
+    assert longest / 3 <= pause_seconds(busy, waits) <= longest

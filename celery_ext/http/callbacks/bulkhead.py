@@ -6,6 +6,7 @@ import os
 import random
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 
 from celery import Task
 
@@ -26,7 +27,15 @@ SPARE_SECONDS = 30
 #: While no callback of a host has lasted longer, a job waits in its slot for a place, this long.
 QUICK_SECONDS, LOOK_AGAIN_SECONDS = 0.1, 0.01
 
-TAKEN, QUICK, FULL, TIMES_OUT = 1, 2, 0, -1
+TAKEN, TIMES_OUT = 1, -1
+
+
+@dataclass(frozen=True)
+class Busy:
+    """A host without a place, and for how long its oldest callback has lasted."""
+
+    times_out: bool
+    seconds: float
 
 
 def host_limit(task: Task, share: float) -> int:
@@ -40,10 +49,10 @@ def longest_seconds(settings: HttpOptions) -> float:
     return max(settings.callback_seconds, settings.callback_longest_seconds)
 
 
-def pause_seconds(outcome: int, waits: int) -> float:
+def pause_seconds(busy: Busy, waits: int) -> float:
     """How long a job waits that got no place, after so many waits before."""
-    longest = 60.0 if outcome == TIMES_OUT else 10.0
-    return min(1.0 * 2 ** min(waits, 20), longest) * random.uniform(0.5, 1.5)
+    longest = 30.0 if busy.times_out else min(max(busy.seconds, 2.0), 10.0)
+    return min(0.5 * 2 ** min(waits, 20), longest) * random.uniform(0.5, 1.5)
 
 
 class Place:
@@ -65,19 +74,21 @@ class Place:
             "tolerated": TIMEOUTS,
             # The same for all jobs, so that a score says when a callback began.
             "kept_ms": int((longest_seconds(settings) + SPARE_SECONDS) * 1000),
-            "quick_ms": int(QUICK_SECONDS * 1000),
         }
 
-    def take(self) -> int:
-        """`TAKEN`; or what the host is, where it has none."""
+    def take(self) -> Busy | None:
+        """None, or why there is no place."""
         until = time.monotonic() + QUICK_SECONDS
-        while (found := self._try()) == QUICK and time.monotonic() < until:
+        while (busy := self._try()) and not busy.times_out and busy.seconds <= QUICK_SECONDS:
+            if time.monotonic() >= until:
+                break
             time.sleep(LOOK_AGAIN_SECONDS)
-        return found
+        return busy
 
-    def _try(self) -> int:
-        store = self._store
-        return int(script("place")(store.run, **self._keys, **self._given, now=store.now))
+    def _try(self) -> Busy | None:
+        given = {**self._keys, **self._given, "now": self._store.now}
+        outcome, oldest_ms = script("place")(self._store.run, **given)
+        return None if outcome == TAKEN else Busy(outcome == TIMES_OUT, oldest_ms / 1000)
 
     def vacate(self, timed_out: bool) -> None:
         with suppress(*BROKER_FAILS):  # it is free again by itself, and the callback was made

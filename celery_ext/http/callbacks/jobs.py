@@ -16,7 +16,7 @@ from celery_ext.tasks.body import read_body
 from celery_ext.tasks.task_info import TaskInfo
 
 from ..options import HttpOptions
-from .bulkhead import TAKEN, Place, pause_seconds
+from .bulkhead import Busy, Place, pause_seconds
 from .job_options import WITHOUT_BODY, JobOptions, backoff_seconds
 from .post import TOO_MANY, Answer, CallbackFailed, post
 from .signature import sign, sign_webhook
@@ -97,7 +97,7 @@ def _run(
     except BROKER_FAILS as error:
         logger.warning("HTTP job %s waits, the broker has failed: %s", task.request.id, error)
         _postpone(task, FAILED_SECONDS * random.uniform(0.5, 1.5), postponed)
-    if isinstance(answer, int):
+    if isinstance(answer, Busy):
         waits = int((task.request.headers or {}).get(WAITS, 0))
         _postpone(task, pause_seconds(answer, waits), postponed, waits + 1)
     elif answer.code == TOO_MANY:
@@ -110,7 +110,7 @@ def _run(
 
 def _post_in_place(
     task: Task, chosen: JobOptions, topic: str, callback: str, content: Any
-) -> Answer | int:
+) -> Answer | Busy:
     """The answer, or why there is no place at the host."""
     settings, id = HttpOptions.of(task.app), task.request.id
     seconds = chosen.seconds(settings.callback_seconds, settings.callback_longest_seconds)
@@ -126,9 +126,8 @@ def _post_in_place(
         **sign_webhook(settings.callback_secrets, id, body),
     }
     place, timed_out = Place(task, settings, target.host.rstrip(".")), False
-    outcome = place.take()
-    if outcome != TAKEN:
-        return outcome
+    if busy := place.take():
+        return busy
     began = time.monotonic()
     try:
         return post(
