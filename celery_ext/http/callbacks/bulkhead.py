@@ -21,11 +21,14 @@ from ..options import HttpOptions
 #: or the last timeout is so long ago.
 TIMEOUTS, REMEMBERED_SECONDS = 3, 120
 
+#: How long other jobs for such a host wait, on average.
+TIMES_OUT_SECONDS = 30.0
+
 #: How long a place is kept beyond the timeout of its callback, such as for DNS.
 SPARE_SECONDS = 30
 
 #: While no callback of a host has lasted longer, a job waits in its slot for a place, this long.
-QUICK_SECONDS, LOOK_AGAIN_SECONDS = 0.1, 0.01
+QUICK_SECONDS, LOOK_AGAIN_SECONDS = 0.25, 0.02
 
 TAKEN, TIMES_OUT = 1, -1
 
@@ -49,10 +52,10 @@ def longest_seconds(settings: HttpOptions) -> float:
     return max(settings.callback_seconds, settings.callback_longest_seconds)
 
 
-def pause_seconds(busy: Busy, waits: int) -> float:
-    """How long a job waits that got no place, after so many waits before."""
-    longest = 30.0 if busy.times_out else min(max(busy.seconds, 2.0), 10.0)
-    return min(0.5 * 2 ** min(waits, 20), longest) * random.uniform(0.5, 1.5)
+def pause_seconds(busy: Busy) -> float:
+    """How long a job waits that got no place: the longer, the longer the host has not answered."""
+    pause = TIMES_OUT_SECONDS if busy.times_out else min(max(busy.seconds, 2.0), 10.0)
+    return pause * random.uniform(0.5, 1.5)
 
 
 class Place:

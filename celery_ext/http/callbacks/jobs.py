@@ -37,9 +37,6 @@ GIVE_BACK_SECONDS = 5.0
 #: A header of jobs whose receiver answers by status alone, and not as in the dialect "Later".
 BY_STATUS = "delayed_by_status"
 
-#: A header of jobs that had no place at their host: how often in a row.
-WAITS = "delayed_waits"
-
 #: How often the callback is tried again that is told of a dead letter.
 FAILURE_RETRIES = 5
 
@@ -98,8 +95,7 @@ def _run(
         logger.warning("HTTP job %s waits, the broker has failed: %s", task.request.id, error)
         _postpone(task, FAILED_SECONDS * random.uniform(0.5, 1.5), postponed)
     if isinstance(answer, Busy):
-        waits = int((task.request.headers or {}).get(WAITS, 0))
-        _postpone(task, pause_seconds(answer, waits), postponed, waits + 1)
+        _postpone(task, pause_seconds(answer), postponed)
     elif answer.code == TOO_MANY:
         if postponed >= POSTPONED_LIMIT:
             raise _dead(task, chosen, f"its receiver had too many requests {POSTPONED_LIMIT} times")
@@ -157,18 +153,13 @@ def _again(task: Task, chosen: JobOptions, retry: int, error: Exception) -> None
     wait = chosen.pause_seconds(done)
     logger.info("HTTP job %s is tried again in %.0f s: %s", task.request.id, wait, error)
     try:
-        again = task.retry(countdown=wait, max_retries=None, throw=False, headers=_headers(task))
+        again = task.retry(countdown=wait, max_retries=None, throw=False)
     except Reject as rejected:  # Celery would make it a dead letter
         raise _given_back(task, rejected.reason) from None
     raise again from None
 
 
-def _headers(task: Task, waits: int = 0) -> dict[str, Any]:
-    headers = {k: v for k, v in (task.request.headers or {}).items() if k != WAITS}
-    return {**headers, WAITS: waits} if waits else headers
-
-
-def _postpone(task: Task, seconds: float, postponed: int, waits: int = 0) -> None:
+def _postpone(task: Task, seconds: float, postponed: int) -> None:
     """Raises what ends this attempt, after another has been scheduled that is not a retry."""
     request = task.request
     _send(
@@ -176,7 +167,6 @@ def _postpone(task: Task, seconds: float, postponed: int, waits: int = 0) -> Non
         {**request.kwargs, "postponed": postponed},
         countdown=seconds,
         retries=request.retries,
-        headers=_headers(task, waits),
     )
     raise Ignore()
 
@@ -202,7 +192,11 @@ def _dead(task: Task, chosen: JobOptions, reason: str) -> Reject:
     logger.warning("An HTTP job becomes a dead letter: %s", reason)
     if chosen.failure_callback is not None:
         content = {name: request.kwargs.get(name) for name in ("callback", "topic")}
-        headers = {k: v for k, v in _headers(task).items() if not k.startswith("delayed_")}
+        headers = {
+            name: value
+            for name, value in (request.headers or {}).items()
+            if not name.startswith("delayed_")
+        }
         content |= {"id": request.id, "reason": reason, "attempts": request.retries + 1}
         _send(
             task,
