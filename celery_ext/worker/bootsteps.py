@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from typing import Any
 
 from celery import bootsteps
-from celery.signals import task_received, worker_shutdown, worker_shutting_down
+from celery.signals import task_received, worker_shutting_down
 
 from kombu_delayed.message.envelope import eta_to_ms
 from kombu_delayed.transport.transport import Transport
@@ -64,17 +65,16 @@ class Recording(bootsteps.StartStopStep):
             return
         found = recorder.Recorder(parent.app, options, parent.hostname)
         # The last that a worker does: consumers and pools may end after their own steps.
-        worker_shutdown.connect(self._on_end, sender=parent, weak=False)
+        blueprint = parent.blueprint
+        blueprint.on_stopped = partial(self._end, found, blueprint.on_stopped)
         recorder.current = found
         found.start()
 
-    def _on_end(self, sender: Any, **_: Any) -> None:
-        if sender.blueprint.state == bootsteps.RUN:  # a signal's handler says it early
-            return
-        worker_shutdown.disconnect(self._on_end, sender=sender)
-        found, recorder.current = recorder.current, None
-        if found is not None:
-            found.stop()
+    def _end(self, found: recorder.Recorder, stopped: Callable[[], None] | None) -> None:
+        if stopped is not None:
+            stopped()
+        recorder.current = None
+        found.stop()
 
 
 class Lateness(bootsteps.StartStopStep):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
@@ -74,6 +75,13 @@ def test_a_second_worker_of_the_process_has_its_own_name(bench: Bench) -> None:
     for name in ("w1@host", "w2@host"):
         with worker_in_this_process(bench, hostname=name):
             assert consumer_name(bench).startswith(f"{name}:")
+
+
+def test_a_worker_of_the_process_leaves_no_thread(bench: Bench) -> None:
+    before = set(threading.enumerate())
+    with worker_in_this_process(bench):
+        assert any(thread.name == "delayed-outcomes" for thread in threading.enumerate())
+    assert not {thread for thread in threading.enumerate() if thread.is_alive()} - before
 
 
 def test_a_name_that_the_user_has_chosen_stays(server: Server, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,23 @@ def test_processes_that_die(bench: Bench) -> None:
     assert events(delayed, "stopped")[2:] == ["terminated"]
     assert {each.id for each in delayed.recorded("failed")} == {"killed", "slow"}
     assert {each.id for each in delayed.recorded("failed", error="TimeLimit*")} == {"slow"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT])
+def test_a_worker_that_ends_says_so(number: int, bench: Bench) -> None:
+    """Nobody waits until its last sign of life is too old."""
+    delayed = bench.app.delayed
+    bench.app.send_task("noop", task_id="short")
+    with bench.worker(pool="prefork", concurrency=1) as worker:
+        wait_until(lambda: states(delayed, ["short"]) == {"short": "succeeded"}, "it ran", 30)
+        if number == signal.SIGQUIT:
+            bench.app.send_task("sleep", (3600,), task_id="cut off")
+            running = {"cut off": "running"}
+            wait_until(lambda: states(delayed, running) == running, "it runs", 30)
+        worker.stop(number)
+    assert delayed.store.run("KEYS", "*outcomes:workers") == []
+    if number == signal.SIGQUIT:
+        assert states(delayed, ["cut off"]) == {"cut off": "lost"}
 
 
 @pytest.mark.crash
