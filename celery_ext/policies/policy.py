@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kombu_delayed.consumer.policy.decisions import Decision, Run
 from kombu_delayed.errors import OptionError
 from kombu_delayed.message.durations import parse_ms
 
 from .message import Message
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 RUN = Run()
 
@@ -19,6 +22,14 @@ class Policy:
     A subclass has `decide`. It is asked in the process that is about to run the task, once the
     message has been delivered there; what it answers with holds for all workers.
     """
+
+    #: What it was made with.
+    _arguments: tuple[tuple[Any, ...], dict[str, Any]]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        policy = super().__new__(cls)
+        policy._arguments = args, kwargs
+        return policy
 
     def __repr__(self) -> str:
         """The same in all processes: so they know the tickets of each other."""

@@ -38,7 +38,8 @@ class Fair(Gated):
                 self._checked(key, self.weights[key])
 
     def __repr__(self) -> str:
-        weights = by_text(self.weights) if callable(self.weights) else dict(self.weights)
+        given = self.weights
+        weights = by_text(given) if callable(given) else {key: given[key] for key in sorted(given)}
         return f"Fair(by={by_text(self.by)!r}, weights={weights!r})"
 
     def check(self, others: tuple[Policy, ...]) -> None:

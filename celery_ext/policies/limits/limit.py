@@ -147,7 +147,7 @@ class Shares(Gated):
         self, total: int, shares: Mapping[str, float], *, by: By = "tenant", borrow: bool = True
     ) -> None:
         self.total = _whole("total", total)
-        self.shares = {str(key): float(share) for key, share in shares.items()}
+        self.shares = {str(key): float(shares[key]) for key in sorted(shares, key=str)}
         if not shares or min(self.shares.values()) <= 0 or sum(self.shares.values()) > 1.000001:
             raise PolicyError(
                 f"Shares takes a dict of parts of 1 that are together 1 at the most, not {shares!r}"
