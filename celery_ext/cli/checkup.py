@@ -183,12 +183,14 @@ def _on_time(metrics: dict[str, Metrics], alone: list[str]) -> Check:
 def _policies(
     delayed: Delayed, metrics: dict[str, Metrics], consumers: list[ConsumerInfo]
 ) -> Iterator[Check]:
-    if unlike := [name for name in metrics if _differ(delayed, name, consumers)]:
+    consumed = {each.queue for each in consumers}
+    declared = [each for each in delayed.policies() if each.queue in metrics]
+    if unlike := [each.queue for each in declared if each.differs and each.queue in consumed]:
         yield Check(
             "policies",
-            f"workers of {_some(unlike)} declare limits or turns, and this app does not, or the "
-            "other way round",
-            "start all processes with the same policies",
+            f"workers of {_some(unlike)} go by other policies than this app declares",
+            "see `celery delayed policies`; start a worker of this app, or run "
+            "`celery delayed apply-policies`",
         )
     elif unused := sorted(_declared(delayed) - {ALL_QUEUES, *metrics}):
         yield Check(
@@ -196,24 +198,13 @@ def _policies(
             f"delayed_policies names {_some(unused)}, which nobody has used yet",
             "correct the name, or send a first task there",
         )
-    elif delayed.rules is not None:
-        yield Check("policies", "workers and this app agree on which queues have limits or turns")
+    elif declared or delayed.rules is not None:
+        yield Check("policies", f"{queues_word(len(declared))} with policies that all workers obey")
 
 
 def _declared(delayed: Delayed) -> set[str]:
     options = delayed.app.conf.broker_transport_options or {}
     return {*(options.get("delayed_policies") or {})}
-
-
-def _differ(delayed: Delayed, queue: str, consumers: list[ConsumerInfo]) -> bool:
-    if not any(each.queue == queue for each in consumers):
-        return False
-    store = delayed.store
-    keepers = any(
-        store.run("ZCARD", store.keys(name).gate + "keepers") for name in store.shards.all(queue)
-    )
-    rules: Any = delayed.rules
-    return keepers != bool(rules is not None and rules.gated(queue))
 
 
 def _some(names: list[str], most: int = 3) -> str:

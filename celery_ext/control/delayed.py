@@ -33,6 +33,7 @@ from .moves import NOW, Due, Moves, due_at
 from .outcomes import Meant, histories, look_up, newest, recorded
 from .overrides import reset_limit, set_limit
 from .pauses import QueuePause
+from .policies import Policies
 from .ready import ReadyTask, change_ready, matching, ready_tasks
 
 
@@ -359,6 +360,11 @@ class Delayed(Queues):
     def pauses(self, queue: str | None = None) -> list[QueuePause]:
         """The paused queues: since when, until when, by whom and why."""
         return queue_pauses.pauses(self, self._names(queue))
+
+    @property
+    def policies(self) -> Policies:
+        """The policies that are declared in the broker: called, it shows them."""
+        return Policies(self)
 
     @property
     def dead(self) -> Dead:

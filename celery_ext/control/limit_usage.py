@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from kombu_delayed.inspection.gate_usage import (
     Lane,
@@ -25,10 +25,10 @@ from kombu_delayed.store.store import Store
 
 from ..app.queues import Queues
 from ..app.routing import routed_queue
+from .policies import rules_for
 
 if TYPE_CHECKING:
     from ..policies.limits.gated import Declared
-    from ..policies.rules import Rules
 
 #: Lanes that one reading looks at, some a call.
 LANES_LIMIT = 200_000
@@ -52,7 +52,7 @@ class Declarations:
     @classmethod
     def of(cls, delayed: Queues, queue: str) -> Declarations:
         """Those of a queue. Raises PolicyError where they are invalid."""
-        rules = cast("Rules | None", delayed.rules)
+        rules = rules_for(delayed, queue)
         if rules is None:
             return cls()
         from ..policies.limits.gated import is_tenant  # whoever has rules has imported them

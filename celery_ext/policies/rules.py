@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from time import monotonic
 from typing import Any
 
@@ -14,12 +16,13 @@ from kombu_delayed.message.ticket import Gate, LimitNumbers, Ticket, version_of
 from kombu_delayed.store.shards import queue_of
 
 from ..tasks.results import store_outcome
-from .declared import OPTION, DeclaredPolicies
+from .declared import OPTION, DeclaredPolicies, Followed
 from .limits.gated import Gated
 from .message import Message
 from .policy import RUN, Policy, PolicyError, checked
 from .retry.apply_strategies import ran_out
 from .retry.strategies import RanOut
+from .written import Code, written
 
 logger = get_logger(__name__)
 
@@ -36,8 +39,63 @@ class Rules:
     def __init__(self, declared: Declared | None) -> None:
         self._declared = DeclaredPolicies(declared)
         self._apps = Apps(declared)
+        self._followed: dict[str, Followed] = {}
         self._gates: dict[str, tuple[Gate | None, float]] = {}
         self._known: dict[tuple[str, str], tuple[Policy, ...]] = {}
+
+    # What is declared in Redis goes before what this program declares.
+
+    def declared(self, queue: str, known: str = "") -> str:
+        """What is to hold for a queue where `known` does: what the program names takes its place.
+
+        JSON: the policies of the queue, defaults and those of tasks; "" for none.
+        """
+        own: dict[str, Any] = {**self._declared.statement(queue_of(queue))}
+        tasks = self._apps.policies_of_tasks()
+        if tasks:
+            own["tasks"] = {name: [*map(written, tasks[name])] for name in tasks}
+        if not own:
+            return known
+        before = json.loads(known) if known else {}
+        of_tasks = {**before.get("tasks", {}), **own.get("tasks", {})}
+        merged = {**before, **own, **({"tasks": of_tasks} if of_tasks else {})}
+        return json.dumps(merged, sort_keys=True, separators=(",", ":"))
+
+    def follow(self, queue: str, text: str) -> None:
+        """Go by what is declared for a queue. Raises PolicyError where that needs other code."""
+        before = self._followed.get(queue)
+        if text == (before.text if before else ""):
+            return
+        self._followed.pop(queue, None)
+        self._gates.pop(queue, None)
+        for key in [each for each in self._known if each[0] == queue]:
+            del self._known[key]
+        if not text:
+            return
+        try:
+            self._followed[queue] = Followed.read(queue_of(queue), text, self._code())
+            self._new_gate(queue)
+        except PolicyError:
+            self._followed.pop(queue, None)
+            if before is not None:
+                self._followed[queue] = before
+            raise
+
+    def _code(self) -> Code:
+        of_queues = self._declared.of_queues.values()
+        of_tasks = self._apps.policies_of_tasks().values()
+        each_of = (self._declared.defaults, *of_queues, *of_tasks)
+        return Code(each for policies in each_of for each in policies)
+
+    def _holding(self, queue: str) -> DeclaredPolicies:
+        followed = self._followed.get(queue)
+        return self._declared if followed is None else followed.declared
+
+    def _of_tasks(self, queue: str) -> Mapping[str, tuple[Policy, ...]]:
+        followed = self._followed.get(queue)
+        return self._apps.policies_of_tasks() if followed is None else followed.tasks
+
+    # What holds.
 
     def policies(self, queue: str, task: str) -> tuple[Policy, ...]:
         """Defaults, those of the queue, then those of the task. Raises PolicyError.
@@ -45,18 +103,20 @@ class Rules:
         A message that is no task, such as a reply, has only those of its queue.
         """
         if not task:
-            return self._declared.of_queue(queue_of(queue))
+            return self._holding(queue).of_queue(queue_of(queue))
         found = self._known.get((queue, task))
         if found is not None:
             return found
-        of_task = self._of_task(task)
-        found = self._declared.of(queue_of(queue), of_task or ())
+        of_task = self._of_task(queue, task)
+        found = self._holding(queue).of(queue_of(queue), of_task or ())
         if of_task is not None:
             self._known[queue, task] = found
         return found
 
-    def _of_task(self, name: str) -> tuple[Policy, ...] | None:
+    def _of_task(self, queue: str, name: str) -> tuple[Policy, ...] | None:
         """None: no app has it, or none yet."""
+        if queue in self._followed:
+            return self._followed[queue].tasks.get(name, ())
         app = self._apps.with_task(name)
         if app is None:
             return None
@@ -96,16 +156,17 @@ class Rules:
 
     def gate(self, queue: str) -> Gate | None:
         """The gate of a queue that has such policies, or all that may get tasks which have."""
-        name, now = queue_of(queue), monotonic()
-        gate, until = self._gates.get(name, (None, 0.0))
+        now = monotonic()
+        gate, until = self._gates.get(queue, (None, 0.0))
         if now >= until:  # tasks may have come since
-            gate = self._new_gate(name)
-            self._gates[name] = gate, now + LOOK_SECONDS
+            gate = self._new_gate(queue)
+            self._gates[queue] = gate, now + LOOK_SECONDS
         return gate
 
     def gated(self, queue: str) -> list[tuple[str, Gated]]:
         """The policies of that gate, each with the task that has it, or "" where the queue has."""
-        owners = {"": self._declared.of_queue(queue_of(queue)), **self._apps.policies_of_tasks()}
+        of_queue = self._holding(queue).of_queue(queue_of(queue))
+        owners = {"": of_queue, **self._of_tasks(queue)}
         return [(owner, each) for owner in owners for each in _gated(owners[owner])]
 
     def _new_gate(self, queue: str) -> Gate | None:
@@ -124,19 +185,21 @@ class Rules:
                         "a Limit can have another name"
                     )
                 limits[numbers.name] = numbers
-        version = version_of(f"{owner} {each!r}" for owner, each in sorted(gated, key=str))
+        version = version_of(
+            sorted(f"{owner} {json.dumps(written(each))}" for owner, each in gated)
+        )
         return Gate(version, tuple(limits.values()))
 
     def passes(self, arrival: Arrival) -> bool:
         """Whether it is no task, such as a reply, in a queue that has a gate for tasks only."""
         is_task = bool(arrival.envelope.payload["headers"].get("task"))
-        return not is_task and not _gated(self._declared.of_queue(queue_of(arrival.queue)))
+        return not is_task and not _gated(self.policies(arrival.queue, ""))
 
     def ticket(self, arrival: Arrival) -> Ticket:
         """What the policies of its queue and then those of its task write on it."""
         task = str(arrival.envelope.payload["headers"].get("task") or "")
-        of_queue = self._declared.of_queue(queue_of(arrival.queue))
-        of_task = self._of_task(task) or ()
+        of_queue = self.policies(arrival.queue, "")
+        of_task = self._of_task(arrival.queue, task) or ()
         message = Message(arrival, self._apps.of(task))
         ticket = Ticket(rank=message.info.step)
         for owner, policies in (("", of_queue), (task, of_task)):
@@ -186,7 +249,7 @@ class Apps:
         return {
             name: checked(f"task {name}", tasks[name].policies)
             for name in sorted(tasks)
-            if getattr(tasks[name], "policies", None)
+            if getattr(tasks[name], "policies", None) is not None
         }
 
     def of(self, task: str) -> Celery:

@@ -5,12 +5,19 @@ Celery's command line imports this module, and so does our transport in other pr
 
 from __future__ import annotations
 
+from functools import partial
+from importlib import import_module
 from typing import Any
 
 from celery import Celery
 from celery.signals import worker_init
 
+from kombu_delayed.consumer.policy import decisions
+
 _UID = f"{__name__}.worker_init"
+
+# A worker that declares no policies goes by those that are declared in Redis.
+decisions.importer = partial(import_module, "celery_ext.policies")
 
 
 def watch_workers() -> None:

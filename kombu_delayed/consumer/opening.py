@@ -29,7 +29,6 @@ class Opener:
         self._session = session
         self._store = session.store
         self._qos = session.qos
-        self._rules = session.rules
         self._clock = clock
 
     def open(self, claimed: Claimed, no_ack: bool) -> dict[str, Any] | None:
@@ -49,10 +48,10 @@ class Opener:
         if envelope.due_ms is None and (at_ms := self._not_yet_due(envelope)):
             self._park(claimed, envelope, at_ms, no_ack)
             return None
-        if self._rules is not None:
+        if (rules := self._session.rules) is not None:
             now_ms = math.ceil(self._clock.now_ms())
             arrival = Arrival(queue, envelope, record, now_ms, self._store)
-            if not rule(self._rules, arrival, self._session.lease.consumer, no_ack):
+            if not rule(rules, arrival, self._session.lease.consumer, no_ack):
                 return None
         if not no_ack:
             self._qos.received(tag, queue, envelope.id)

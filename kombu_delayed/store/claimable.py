@@ -24,7 +24,7 @@ class Delivered:
     records: Sequence[bytes]
     #: Whether messages wait at a gate, but the caller named no limits or turns.
     gated: bool = False
-    #: Whether others declare limits or turns for the queue, and the caller does not.
+    #: Whether other policies are declared for the queue than the caller goes by.
     refused: bool = False
     #: Whether the queue is paused.
     paused: bool = False

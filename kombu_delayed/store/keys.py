@@ -74,9 +74,9 @@ class QueueKeys:
         return self._tagged("gate:")
 
     @cached_property
-    def keepers(self) -> str:
-        """Sorted set of the consumers that declare limits or turns for the queue -> 0."""
-        return f"{self.gate}keepers"
+    def policies(self) -> str:
+        """Hash version, text, by, at: the policies that its consumers go by, as JSON."""
+        return self._tagged("policies")
 
     @cached_property
     def overrides(self) -> str:

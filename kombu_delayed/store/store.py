@@ -15,6 +15,7 @@ from .dead_letters import DeadLetters
 from .leases import Leases
 from .overrides import Overrides
 from .pauses import Pauses
+from .policies import PolicyRecords
 from .queue_metrics import SPANS_MS, Metrics
 from .scripts import Call
 
@@ -78,6 +79,11 @@ class Store(Caller):
     def overrides(self) -> Overrides:
         """What was set for limits at run time."""
         return Overrides(self)
+
+    @property
+    def policies(self) -> PolicyRecords:
+        """What is declared for queues."""
+        return PolicyRecords(self)
 
     @property
     def pauses(self) -> Pauses:
@@ -169,13 +175,15 @@ class Store(Caller):
         listens: bool = False,
         promotions: int = CALL_LIMIT,
         expires_ms: int = 0,
+        declared: str = "",
         gate: Gate | None = None,
     ) -> Delivered | None:
         """Promote what is due and hand out up to `want` messages under tags from `tag` upwards.
 
         None: the caller believed to be `leased`, and is not. `lease_ms` 0 takes messages for good.
         Who `listens` is sent wake tokens, once nothing is left for it. With a `gate`, those are
-        handed out whose turn it is, and besides what has no ticket of it: see `admit`.
+        handed out whose turn it is, and besides what has no ticket of it: see `admit`. `declared`
+        is the version of the policies that the caller goes by: it gets nothing where others hold.
         """
         move, given = self.deliver_call(
             queue,
@@ -188,6 +196,7 @@ class Store(Caller):
             listens=listens,
             promotions=promotions,
             expires_ms=expires_ms,
+            declared=declared,
             gate=gate,
         )
         return delivered(move(self.run, **given), gate)
@@ -205,6 +214,7 @@ class Store(Caller):
         listens: bool = False,
         promotions: int = CALL_LIMIT,
         expires_ms: int = 0,
+        declared: str = "",
         gate: Gate | None = None,
     ) -> Call:
         """The script that delivers and its arguments; `delivered` reads its answer."""
@@ -220,6 +230,7 @@ class Store(Caller):
             promotions=promotions,
             waits=2 if listens else int(waits),
             expires_ms=expires_ms,
+            declared=declared,
             **gated,
         )
 

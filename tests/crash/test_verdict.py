@@ -32,6 +32,7 @@ Event = tuple[float, str, dict[str, Any]]
 
 def life(name: str, pool: str = "threads", **facts: Any) -> Any:
     known = {"pid": PID, "stops": [], "fate": "", "fated_at": NEVER, "ready_at": 0.0, "unlike": ""}
+    known["started_at"] = 0.0
     ended = facts.get("fated_at", NEVER)
     return SimpleNamespace(name=name, pool=pool, ended_at=ended, **{**known, **facts})
 
@@ -59,9 +60,13 @@ def sent(*failures: float) -> list[dict[str, Any]]:
 
 
 def judged(
-    first: Any, *journal: list[dict[str, Any]], plans: Sequence[Plan] = (), **evidence: Any
+    first: Any,
+    *journal: list[dict[str, Any]],
+    plans: Sequence[Plan] = (),
+    others: Sequence[Any] = (),
+    **evidence: Any,
 ) -> Verdict:
-    lives = {"first": first, "other": life("other")}
+    lives = {"first": first, "other": life("other"), **{each.name: each for each in others}}
     known = {"windows": [], **evidence}
     found = Evidence(lives=lives, lease_seconds=LEASE_SECONDS, left={}, **known)
     return judge(collect([line for part in journal for line in part], plans), found)
@@ -123,6 +128,9 @@ ALIVE, CUT_AT = life("first"), AGAIN_AT - 4
         # It could not say so, as the server was out of reach when it ended.
         (told_to_end(""), LONG_BEFORE, LONG_BEFORE, away(LONG_BEFORE, 9), verdict.NOT_ACKED),
         (told_to_end(""), LONG_BEFORE, LONG_BEFORE, away(LONG_BEFORE, 0.2), verdict.UNEXPLAINED),
+        # Nor did it wait for the server, once it was told to end.
+        (told_to_end(""), KILLED_AT + 1, KILLED_AT + 1, away(KILLED_AT, 1.2), verdict.NOT_ACKED),
+        (told_to_end(""), KILLED_AT + 1, KILLED_AT + 1, None, verdict.UNEXPLAINED),
         (told_to_end("previous"), AGAIN_AT, None, None, verdict.PREVIOUS),
         (told_to_end("previous"), LONG_BEFORE, LONG_BEFORE, None, verdict.UNEXPLAINED),
         (told_to_end(""), AGAIN_AT, None, None, verdict.UNEXPLAINED),
@@ -136,6 +144,24 @@ def test_why_a_task_runs_again(
 ) -> None:
     journal = sent(), events(95, end, ack), ran("other", AGAIN_AT)
     assert causes(first, *journal, windows=[window] if window else []) == {cause: 1}
+
+
+@pytest.mark.parametrize(
+    ("unlike", "ended", "seconds", "cause"),
+    [
+        ("previous", NEVER, 5, verdict.BY_ITS_CLOCK),
+        ("previous", CUT_AT + 4, 5, verdict.UNEXPLAINED),
+        ("previous", NEVER, LEASE_SECONDS / 2, verdict.UNEXPLAINED),
+        ("", NEVER, 5, verdict.UNEXPLAINED),
+    ],
+)
+def test_version_0_1_0_goes_by_its_clock_after_an_outage(
+    unlike: str, ended: float, seconds: float, cause: str
+) -> None:
+    journal = sent(), events(95, AGAIN_AT + 1, AGAIN_AT + 1), ran("other", AGAIN_AT)
+    others = [life("previous", unlike=unlike, fated_at=ended)]
+    windows = [away(CUT_AT, seconds, "outage")]
+    assert causes(ALIVE, *journal, windows=windows, others=others) == {cause: 1}
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from tests.crash.evidence import (
     allowed_ms,
     percentile_99,
 )
+from tests.crash.faults import Window
 from tests.crash.history import NEVER, Execution, Hold, Key, Run
 from tests.crash.in_use import Limits, judge_limits
 from tests.crash.journal import REJECTED
@@ -33,10 +34,11 @@ SENT_AGAIN = "sent again by a task that ran again"
 GIVEN_BACK = "it gave itself back, as it could not send what follows"
 NOT_REPLICATED = "its delivery or ack had not reached the replica that became the master"
 PREVIOUS = "a worker of version 0.1.0 gave it back in its warm shutdown, and ran it"
+BY_ITS_CLOCK = "a worker of version 0.1.0 took it over after an outage of all, as its clock said"
 UNEXPLAINED = "unexplained"
 CAUSES = (
     *(EXECUTING, NOT_ACKED, AMBIGUOUS, ZOMBIE, CUT_OFF, SENT_AGAIN, GIVEN_BACK, NOT_REPLICATED),
-    *(PREVIOUS, UNEXPLAINED),
+    *(PREVIOUS, BY_ITS_CLOCK, UNEXPLAINED),
 )
 
 #: Pools whose tasks run beside the event loop, in its thread.
@@ -227,12 +229,25 @@ class _Judge:
         is_told = life.fate == "terminated" and hold.at <= life.ended_at
         if life.unlike == "previous" and is_told and arrived > life.fated_at:
             return PREVIOUS
-        if is_told and arrived > life.ended_at and self._is_away(life.ended_at):
-            return NOT_ACKED
+        if is_told and arrived > life.ended_at:
+            given_up_at = sent if sent > life.fated_at else life.ended_at  # it waits for no server
+            if self._is_away(given_up_at):
+                return NOT_ACKED
         for began, ended in self.evidence.cut_off(life):
             if arrived > began and hold.at < ended:
                 return CUT_OFF
+        for window in self.evidence.windows:
+            lasts_long = window.ended - window.began > self.evidence.shortest_lease
+            is_held = hold.at < window.ended and arrived > window.began
+            if window.kind == "outage" and lasts_long and is_held and self._has_previous(window):
+                return BY_ITS_CLOCK
         return None
+
+    def _has_previous(self, window: Window) -> bool:
+        """Whether a worker of version 0.1.0 was there when it ended, or a moment later."""
+        since, until = window.ended, window.ended + RECOVERY_SECONDS
+        lives = (life for life in self.evidence.lives.values() if life.unlike == "previous")
+        return any(each.started_at <= until and each.ended_at >= since for each in lives)
 
     def _is_away(self, at: float) -> bool:
         """Whether nobody reached the server then."""

@@ -26,7 +26,7 @@ from celery_ext import Delayed
 from celery_ext.cli import COMMANDS, checkup, delayed
 from celery_ext.cli.times import TIME
 from celery_ext.control.backup.transfer import backup
-from celery_ext.policies import Limit
+from celery_ext.policies import Fair, Limit
 from kombu_delayed.inspection.doctor import Doctor
 from tests.kit.gates import claim, declare, mail_policies, send
 from tests.kit.http import make_app as make_till
@@ -547,12 +547,30 @@ def test_a_queue_that_nobody_knows_is_doubted(cli: Cli, command: str) -> None:
     assert "There is no" not in cli(*command.split(), "-Q", "mail").stderr
 
 
-def test_doctor_compares_policies(cli: Cli) -> None:
-    cli.client.zadd("{celery}:gate:keepers", {"w@1:7:abc-30000": 0})
+def test_policies_that_are_declared(cli: Cli) -> None:
+    assert "No policies are declared" in cli("policies").output
     cli.client.zadd("{celery}:consumers", {"w@1:7:abc-30000": 2**45})
+    declare(cli.app, celery=[Limit(concurrency=2), Fair(by="tenant")])
+    assert "not yet" in cli.text("policies")
     checks = {each["name"]: each for each in cli.json("doctor", code=1)["checks"]}
-    assert checks["policies"]["remedy"] == "start all processes with the same policies"
-    assert "workers of 'celery' declare limits or turns" in checks["policies"]["text"]
+    assert "workers of 'celery' go by other policies" in checks["policies"]["text"]
+    assert "apply-policies" in checks["policies"]["remedy"]
+    (applied,) = cli.json("apply-policies", "-Q", "celery")
+    assert applied["policies"] == [{"Limit": {"concurrency": 2}}, {"Fair": {}}]
+    assert not applied["differs"]
+    checks = {each["name"]: each for each in cli.json("doctor", code=1)["checks"]}
+    assert checks["policies"]["text"] == "1 queue with policies that all workers obey"
+    assert cli.json("limits")[0]["capacity"] == 2
+    declare(cli.app, celery=[Limit(concurrency=3)])
+    assert cli.json("limits")[0]["capacity"] == 2
+    shown = cli.text("policies", "-Q", "celery")
+    assert "Limit(concurrency=2), Fair()" in shown
+    assert "celery *" in shown
+    assert "This app declares others" in shown
+    assert cli.json("drop-policies", "celery") == {"dropped": True}
+    assert cli.json("limits", code=1) == []
+    assert "none" in cli.text("policies", "-Q", "celery")
+    assert "has no policies" in cli("drop-policies", "celery").output
 
 
 def test_doctor_beside_a_busy_queue(cli: Cli) -> None:
@@ -625,7 +643,7 @@ GIVEN = {
     "fail": "x why",
     "create": "x --scope read",
     "history": "x",
-    **dict.fromkeys(["resume", "set-limit", "reset-limit"], "x"),
+    **dict.fromkeys(["resume", "set-limit", "reset-limit", "drop-policies"], "x"),
     **dict.fromkeys(["show", "cancel", "run-now", "replay", "respond", "purge", "revoke"], "x"),
 }
 

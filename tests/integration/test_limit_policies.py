@@ -6,7 +6,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,12 +29,9 @@ from celery_ext.policies import (
     Throttler,
 )
 from kombu_delayed.errors import OptionError
-from tests.kit.ledger import Ledger
 from tests.kit.policed import OpenApp
 from tests.kit.servers import Server
-from tests.kit.tasks_app import Settings
 from tests.kit.wait import wait_until
-from tests.kit.workers import Worker
 
 
 class Busy:
@@ -59,7 +55,6 @@ class Busy:
 
 def gate_keys(client: redis.Redis) -> set[str]:
     names = {key.decode() for key in client.keys("*")}
-    names = {name for name in names if not name.endswith(":keepers")}
     return {name for name in names if ":gate:" in name or name.endswith(":waiting")}
 
 
@@ -259,32 +254,6 @@ def test_limits_that_change_hold_for_what_waits(open_app: OpenApp) -> None:
         changed = open_app(Limit(concurrency=3, by="customer"))
         with changed.connection_for_read() as other:
             assert names(other.default_channel, 7) == [*"123456", None]
-
-
-@pytest.mark.parametrize("on_cluster", [False, True])
-def test_a_worker_without_the_limits_opens_none(
-    on_cluster: bool, open_app: OpenApp, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    """It goes on with other queues, and comes back when nobody declares the limits any more."""
-    broker = request.getfixturevalue("cluster" if on_cluster else "server")
-    ledger = Ledger(tmp_path / "ledger")
-    settings = Settings(f"delayed+{broker.url}", ledger=str(ledger.path))
-    worker = Worker(settings, tmp_path, queues=["other", "celery"], pool="threads", concurrency=4)
-    app = open_app(Limit(concurrency=1), url=settings.broker_url)
-    with app.connection_for_read() as connection:
-        for id in "abc":
-            app.send_task("record", [id], task_id=id)
-        assert names(connection.default_channel, 2) == ["a", None]
-        with worker:
-            worker.wait_for_log("has limits or turns that other workers declare")
-            for n in range(10):
-                app.send_task("record", task_id="d", countdown=0.01)
-                app.send_task("record", task_id=f"other {n}", queue="other")
-                ledger.wait_for(n + 1)
-            assert {id.split()[0] for id in ledger.ids()} == {"other"}
-            connection.close()
-            ledger.wait(lambda found: {*"abcd"} <= {each["id"] for each in found}, "all have run")
-            assert worker.log.count("has limits or turns") == 1
 
 
 def test_late_ones_are_drained(open_app: OpenApp) -> None:

@@ -11,6 +11,7 @@ from kombu_delayed.inspection.gate_usage import slots_in_use, waiting_count
 from kombu_delayed.message.envelope import open_envelope
 from kombu_delayed.message.ticket import OPEN_GATE, Gate, LimitNumbers, Ticket, Use, put_ticket
 from kombu_delayed.store.claimable import Delivered
+from kombu_delayed.store.policies import PolicyRecord
 from kombu_delayed.store.store import Entry, Store
 from tests.kit.claims import ack, bodies, deliver, free
 from tests.kit.state import message
@@ -214,33 +215,27 @@ def test_what_is_in_no_lane_leaves_a_gate_that_is_not_declared(
     assert [key for key in client.keys("*gate*") if b":gate:slots" not in key] == []
 
 
-@pytest.mark.parametrize("gate", [None, OPEN_GATE])
-def test_a_limit_is_closed_to_those_who_do_not_declare_it(
+@pytest.mark.parametrize("gate", [None, OPEN_GATE, GATE])
+def test_nobody_gets_messages_who_goes_by_other_policies(
     gate: Gate | None, store: Store, client: redis.Redis
 ) -> None:
-    """As long as a consumer that declares it has a lease, wherever the messages are."""
     store.publish("q", [entry(id) for id in "abc"])
-    assert taken(store) == "a"
-    store.publish("q", [entry("d")])
-    client.zadd("{q}:gate:keepers", {"gone": 0})
-    answer = deliver(store, "B", gate=gate)
-    found = answer.records, answer.more, answer.next_due_ms, answer.gated, answer.refused
-    assert found == ([], False, 0, False, True)
-    assert taken(store, tag=2) == ""
-    store.now = "40000"
-    assert store.leases.reclaim("q", "A") == 1
-    assert not deliver(store, "B", gate=gate).refused
-    assert client.keys("*keepers*") == []
-
-
-def test_who_leaves_keeps_no_limit_closed(store: Store, client: redis.Redis) -> None:
-    claim(store)
-    deliver(store, "B", gate=GATE)
-    store.leases.leave("q", "A")
-    assert client.zrange("{q}:gate:keepers", 0, -1) == [b"B"]
-    client.zadd("{q}:gate:keepers", {"reclaimed by 0.1.0": 0})
-    store.leases.leave("q", "B")
-    assert client.keys("*keepers*") == []
+    assert store.policies.read("q") == PolicyRecord()
+    assert store.policies.declare("q", "{}", "w1", PolicyRecord())
+    known = store.policies.read("q")
+    assert (known.text, known.by, known.at_ms) == ("{}", "w1", int(store.now))
+    assert not store.policies.declare("q", '{"queue":[]}', "w2", PolicyRecord())
+    for version in ("", "other"):
+        answer = deliver(store, "B", gate=gate, declared=version)
+        found = answer.records, answer.more, answer.next_due_ms, answer.gated, answer.refused
+        assert found == ([], False, 0, False, True)
+    answer = deliver(store, "B", gate=gate, declared=known.version)
+    assert (bool(answer.records), answer.refused) == (gate is not OPEN_GATE, False)
+    assert store.policies.declare("q", '{"queue":[]}', "w2", known)
+    assert deliver(store, "B", gate=gate, declared=known.version, tag=9).refused
+    client.delete("{q}:policies")
+    assert deliver(store, "B", gate=gate, declared=known.version, tag=9).refused
+    assert not deliver(store, "B", gate=gate, tag=9).refused
 
 
 @pytest.mark.parametrize("key", ["|", "a*b:c!%", '"\\', "\ud800", "ä", "\n", "x" * 300])

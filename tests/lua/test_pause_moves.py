@@ -35,7 +35,7 @@ def test_nothing_is_claimed_until_it_is_resumed(
         found = deliver(busy, want=9, gate=gate, **options)
         assert replace(found, gated=False) == Delivered(3000, 0, False, 1, [], paused=True)
     after = state(client)
-    for name in ("{q}:wake", "{q}:consumers", "{q}:gate:keepers"):
+    for name in ("{q}:wake", "{q}:consumers"):
         before.pop(name, None)
         after.pop(name, None)
     assert after == before

@@ -29,7 +29,7 @@ NAMES = {name: f"{{q}}:{name.replace('_', '-')}" for name in SIMPLE.split()} | {
     "urgent": "{q}:partitions:urgent",
     "waiting": "{q}:delayed:waiting",
     "gate": "{q}:gate:",
-    "keepers": "{q}:gate:keepers",
+    "policies": "{q}:policies",
     "overrides": "{q}:gate:overrides",
     "outcomes": "{q}:outcomes:",
 }

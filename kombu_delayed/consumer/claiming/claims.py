@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from time import monotonic
@@ -77,7 +78,7 @@ class Claims:
         self.clock = ServerClock()
         #: Queues of which an answer was lost, each with the last tag before those of that answer.
         self.unsure: dict[str, int] = {}
-        self.gates = Gatekeeper(session.store, session.rules, session.qos.slots)
+        self.gates = Gatekeeper(session, session.store, session.qos.slots)
         self._session = session
         self._store = session.store
         self._qos = session.qos
@@ -94,6 +95,8 @@ class Claims:
         self.let_go(source.queue)
         self.sources[source.queue] = source
         source.file_in(self.agenda)
+        if not source.expires_ms:  # what is temporary goes by its own program
+            self.gates.begin(source.queue)
 
     def let_go(self, queue: str) -> Source | None:
         """Look after a queue no longer."""
@@ -177,6 +180,8 @@ class Claims:
         cycle, room = self._session.cycle, self.room()
         poll = partial(look, self._store)
         kept = self.agenda.come(now, room > 0, poll, self._session.options.poll_seconds)
+        if self.gates.new:
+            self.gates.declare()
         room = self._worth_claiming(room, now)
         turns = len(self.sources) + self._session.turns_elsewhere
         if room and (wanted := self.agenda.wanted(cycle, turns)):
@@ -246,8 +251,10 @@ class Claims:
         """Claim one message without waiting; those that may be handed out. None: there is none."""
         if queue in self.unsure:
             raise SlotMoves(f"queue {queue!r} is on its way to another node of the Cluster")
-        request = self._request(queue, 1, no_ack, False)
-        records = self._heard(request, request.send(self._store)).records
+        version: str | None = ""
+        while version != (version := self.gates.versions.get(queue)):  # it may be told of another
+            request = self._request(queue, 1, no_ack, False)
+            records = self._heard(request, request.send(self._store)).records
         kept = self._let_in(queue, self._numbered(request, records), no_ack)
         self.unsure.pop(queue, None)
         return kept if records else None
@@ -267,6 +274,7 @@ class Claims:
             "listens": waits and self._wake.listens(queue),
             "promotions": session.options.promote_batch,
             "expires_ms": source.expires_ms if source else 0,
+            "declared": self.gates.versions.get(queue, ""),
         }
         return Request(queue, lease.consumer, want, seen_tag, no_ack, asked, gate, options)
 
@@ -279,7 +287,9 @@ class Claims:
             lease.lost = True
             raise LeaseLost
         if self.gates.in_use or answer.gated or answer.refused:
-            self.gates.answered(request.queue, answer.gated, answer.refused)
+            follows = self.gates.answered(request.queue, answer.gated, answer.refused)
+            if follows:  # it has got nothing yet
+                answer = replace(answer, refused=False, more=True)
         if not request.no_ack:
             lease.grant(request.queue, request.asked, bool(answer.records))
         self.clock.compare(answer.now_ms)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Hashable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from kombu_delayed.connection.cluster.connection import SlotMoves
 from kombu_delayed.connection.native import get_logger
-from kombu_delayed.errors import UNREACHABLE, MessageError
+from kombu_delayed.errors import UNREACHABLE, MessageError, OptionError
 from kombu_delayed.message.envelope import open_envelope
 from kombu_delayed.message.ticket import OPEN_GATE, Gate
+from kombu_delayed.store.policies import PolicyRecord
 from kombu_delayed.store.store import Store
 
 from .apply import ticketed
-from .decisions import Arrival, Rules
+from .decisions import Arrival, Rules, rules_to_follow
 
 if TYPE_CHECKING:
     from ..lease.lease import Lease
@@ -31,35 +34,81 @@ class Claimed(NamedTuple):
     record: bytes
 
 
-class Gatekeeper:
-    """Knows the gates of queues, and sends back to them what came without a ticket."""
+#: What this process has declared: of which server, which queue, and what.
+_declared_here: set[tuple[int, Hashable, str, str]] = set()
 
-    def __init__(self, store: Store, rules: Rules | None, slots: Slots) -> None:
+
+class Ruled(Protocol):
+    """A consumer's session, as far as it is asked here."""
+
+    rules: Rules | None
+    lease: Lease
+
+
+class Gatekeeper:
+    """Knows what holds for queues, and sends back to their gates what came without a ticket."""
+
+    def __init__(self, session: Ruled, store: Store, slots: Slots) -> None:
+        self._session = session
         self._store = store
-        self._rules = rules
         self._slots = slots
+        #: Of the policies that are declared for queues, those by which this consumer goes.
+        self.versions: dict[str, str] = {}
+        #: Queues that it has begun to consume since it declared any.
+        self.new: list[str] = []
         #: Queues without a gate at which messages wait, from when they had one.
         self._left: set[str] = set()
-        #: Queues for which others declare limits or turns, and this consumer does not.
+        #: Queues with policies by which this consumer cannot go.
         self.refused: set[str] = set()
         #: Whether any queue may have a gate or such messages: else nobody need ask.
-        self.in_use = rules is not None
+        self.in_use = session.rules is not None
         #: Whether the last claim has brought less than was wanted: limits may be why.
         self.was_short = True
 
     def gate(self, queue: str) -> Gate | None:
         """By what messages leave a queue; None: as they come."""
-        gate = self._rules.gate(queue) if self._rules is not None else None
+        rules = self._session.rules
+        gate = rules.gate(queue) if rules is not None else None
         return OPEN_GATE if gate is None and queue in self._left else gate
 
-    def answered(self, queue: str, gated: bool, refused: bool) -> None:
-        """What a claim has said of a gate that this consumer does not declare.
+    def begin(self, queue: str) -> None:
+        """Let what this program says of a queue hold for all, with the next `declare`."""
+        rules = self._session.rules
+        if rules is not None and rules.declared(queue):
+            self.new.append(queue)
 
-        Messages may wait there since somebody has declared it, or others still do.
+    def declare(self) -> None:
+        """Declare it. What others have declared since this process began to holds."""
+        new, self.new = self.new, []
+        try:
+            for queue, known in zip(new, self._store.policies.read_all(new), strict=True):
+                self._declare(queue, known)
+        except UNREACHABLE as error:
+            self.new = new
+            if not isinstance(error, SlotMoves):  # then it is asked again with the next claim
+                raise
+
+    def _declare(self, queue: str, known: PolicyRecord) -> None:
+        rules, lease = self._session.rules, self._session.lease
+        own = rules.declared(queue) if rules is not None else ""
+        key = os.getpid(), lease.server, queue, own
+        while rules is not None and own and (not known.text or key not in _declared_here):
+            text = rules.declared(queue, known.text)
+            if text == known.text or self._store.policies.declare(
+                queue, text, lease.consumer, known
+            ):
+                _declared_here.add(key)
+            known = self._store.policies.read(queue)
+        self._follow(queue, known)
+
+    def answered(self, queue: str, gated: bool, refused: bool) -> bool:
+        """What a claim has said of policies and gates that this consumer does not know.
+
+        Messages may wait at a gate since somebody has declared it. Returns whether this consumer
+        goes by other policies from now on: it may claim again.
         """
         if refused:
-            self._refuse(queue)
-            return
+            return self._learn(queue)
         self.refused.discard(queue)
         if gated:
             self._left.add(queue)
@@ -68,17 +117,45 @@ class Gatekeeper:
             self._left.discard(queue)
             with suppress(*UNREACHABLE):  # the doctor does not mind empty lanes
                 self._store.clear(queue)
+        return False
 
-    def _refuse(self, queue: str) -> None:
+    def _learn(self, queue: str) -> bool:
         self._left.discard(queue)
         self.in_use = True
+        try:
+            known = self._store.policies.read(queue)
+            if known.text:
+                self._follow(queue, known)
+            else:  # the server has lost them
+                self._declare(queue, known)
+        except SlotMoves:
+            return False
+        return queue not in self.refused
+
+    def _follow(self, queue: str, known: PolicyRecord) -> None:
+        session, before = self._session, self.versions.get(queue)
+        try:
+            if session.rules is None:
+                session.rules = rules_to_follow()
+            session.rules.follow(queue, known.text)
+        except OptionError as error:
+            self._refuse(queue, known, error)
+            return
+        self.refused.discard(queue)
+        self.versions[queue] = known.version
+        if before is not None and before != known.version:
+            logger.info("Queue %r has other policies now, as %s declares", queue, known.by)
+
+    def _refuse(self, queue: str, known: PolicyRecord, error: Exception) -> None:
         if queue not in self.refused:
             self.refused.add(queue)
             logger.error(
-                "Queue %r has limits or turns that other workers declare and this one does not: it "
-                "takes no messages of it as long as one of those is there. Start this worker with "
-                "the same delayed_policies, or without this queue",
+                "Queue %r has policies by which this consumer cannot go: it takes no messages of "
+                "it. %s has declared them; %s. Start this program with the code that declares "
+                "them, or without this queue",
                 queue,
+                known.by or "Somebody",
+                error,
             )
 
     def let_in(
@@ -88,10 +165,11 @@ class Gatekeeper:
 
         A message that cannot be read may be handed out, and is buried there.
         """
-        if not claimed or self._rules is None:
+        rules = self._session.rules
+        if not claimed or rules is None:
             return [*claimed]
         queue = claimed[0].queue
-        gate = self._rules.gate(queue)
+        gate = rules.gate(queue)
         if gate is None:
             return [*claimed]
         stay: list[Claimed] = []
@@ -108,10 +186,10 @@ class Gatekeeper:
                 stay.append(each)
                 continue
             arrival = Arrival(queue, envelope, each.record, math.ceil(server_ms), self._store)
-            if self._rules.passes(arrival):
+            if rules.passes(arrival):
                 stay.append(each)
                 continue
-            ticket = ticketed(self._rules, arrival, lease.consumer, no_ack)
+            ticket = ticketed(rules, arrival, lease.consumer, no_ack)
             if ticket is not None:
                 text = ticket.text(gate.version, envelope.id)
                 sent.append((each.tag, text, each.record if no_ack else b""))

@@ -123,6 +123,12 @@ class Rules(Protocol):
     def decided(self, arrival: Arrival, decision: Decision) -> None:
         """A message was dropped or buried."""
 
+    def declared(self, queue: str, known: str = "") -> str:
+        """What is to hold for a queue, as JSON, where `known` does: also as its program says."""
+
+    def follow(self, queue: str, text: str) -> None:
+        """Go by what is declared for a queue from now on. Raises OptionError if it cannot."""
+
 
 Declared = Mapping[str, Sequence[Any]]
 
@@ -131,6 +137,18 @@ ALL_QUEUES = "*"
 
 #: Makes the rules from the transport option `delayed_policies`. Raises OptionError.
 factory: Callable[[Declared | None], Rules] | None = None
+
+#: Imports who puts itself there, where nobody has declared a policy in this program.
+importer: Callable[[], object] | None = None
+
+
+def rules_to_follow() -> Rules:
+    """Rules for a consumer that declares none itself. Raises OptionError."""
+    if factory is None and importer is not None:
+        importer()
+    if factory is None:
+        raise OptionError("import celery_ext.policies in this program, which knows these policies")
+    return factory(None)
 
 
 def rules_of(declared: Declared | None) -> Rules | None:

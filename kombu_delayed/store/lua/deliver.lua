@@ -2,7 +2,7 @@
 -- Popping and recording are one step: whoever is killed, a message is in one place.
 -- Twice is safe: what the first call handed out is found again by recover.
 -- keys: partitions delayed messages duplicates wake armed consumers unacked events ready...
--- arguments: now consumer leased lease_ms:number want:number tag:number promotions:number waits expires_ms:number
+-- arguments: now consumer leased lease_ms:number want:number tag:number promotions:number waits expires_ms:number declared
 -- arguments: steps event_limit:number
 --   leased: 1: the caller believes that its lease lasts
 --   lease_ms: 0: take without a lease, nothing will be acked
@@ -11,9 +11,10 @@
 --   promotions: promote at most so many
 --   waits: 1: the caller can come back when the next one is due; 2: and listens for tokens
 --   expires_ms: 0: never; -1: never, and it deletes itself
+--   declared: the version of the policies by which the caller goes; empty: there are none
 -- include: clock waiting ready buckets backlog events promise expiry auto_delete
 -- returns {now_ms, next due_ms if the caller shall claim then or 0, 1 if more is ready + 2 if messages wait at a gate, or 4 where
---   others declare limits or turns and the caller does not, consumers, step + message, …}, or {0} where the lease was lost. Where the queue
+--   other policies are declared than the caller goes by, consumers, step + message, …}, or {0} where the lease was lost. Where the queue
 --   is paused, or was lately, the third is 8 more, and the fifth says since when it goes on, or 0
 redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
 local lease_end_ms = redis.call('ZSCORE', consumers, consumer)
@@ -48,7 +49,7 @@ local function promote(members)
   end
 end
 
-local found = redis.call('EXISTS', delayed .. 'waiting', partitions .. ':urgent', of_queue('gate:keepers'), of_queue('paused'))
+local found = redis.call('EXISTS', delayed .. 'waiting', partitions .. ':urgent', of_queue('policies'), of_queue('paused'))
 local pause = found > 0 and redis.call('GET', of_queue('paused'))
 local is_paused, until_ms = false, 0
 if pause then
@@ -59,9 +60,9 @@ if pause then
 end
 local urgent = found > 0 and redis.call('ZCARD', partitions .. ':urgent') or 0
 local some_wait = false
-if found > math.min(urgent, 1) then
-  -- include: keepers
-  if others_keep() then return refused() end
+if declared ~= '' or found > math.min(urgent, 1) then
+  -- include: policies
+  if has_others() then return refused() end
   some_wait = redis.call('EXISTS', delayed .. 'waiting') == 1
 end
 local members, more = pop_due(now_ms, urgent > 1 and math.ceil(promotions / 2) or promotions)

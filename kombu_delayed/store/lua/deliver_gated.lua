@@ -4,13 +4,14 @@
 -- Twice is safe: what the first call handed out is found again by recover.
 -- keys: partitions delayed messages duplicates wake armed consumers unacked events gate ready...
 -- arguments: now bucket_bytes:number consumer leased lease_ms:number want:number tag:number promotions:number waits expires_ms:number
--- arguments: steps event_limit:number version limits
+-- arguments: steps event_limit:number declared version limits
 --   leased: 1: the caller believes that its lease lasts
 --   lease_ms: 0: take without a lease, nothing will be acked: and no slots
 --   want: at most so many
 --   tag: the first one's; the others count up
 --   promotions: bring at most so many to the gate
 --   waits: 1: the caller can come back when the next one is due; 2: and listens for tokens
+--   declared: the version of the policies by which the caller goes; empty: there are none
 --   version: of the tickets; empty: there are no policies any more, let out what waits
 --   limits: name, slots (0: no limit, -1: counted only), ms a token (0: no limit), burst, ms late that need none; …
 --   expires_ms: 0: never; -1: never, and it deletes itself
@@ -21,12 +22,8 @@ local lease_end_ms = redis.call('ZSCORE', consumers, consumer)
 if lease_end_ms == '0' or (leased == '1' and not lease_end_ms) then return {0} end
 local lasts_long = tonumber(lease_end_ms or 0) > now_ms + lease_ms  -- as it has held nothing: see renew
 if lease_ms > 0 and not lasts_long then redis.call('ZADD', consumers, now_ms + lease_ms, consumer) end
-if version == '' then
-  -- include: keepers
-  if others_keep() then return refused() end
-elseif lease_ms > 0 and leased == '0' then
-  redis.call('ZADD', gate .. 'keepers', 0, consumer)
-end
+-- include: policies
+if has_others() then return refused() end
 
 local answer = {now_ms, 0, 0, redis.call('ZCARD', consumers)}
 local taken, held, gone = {}, {}, {}
@@ -255,7 +252,7 @@ if expires_ms > 0 then
   local kept_ms = expire_as_declared(expires_ms, lease_ms)
   if lease_ms > 0 then
     leases_last_for(consumers, kept_ms)
-    for _, key in ipairs({unacked, gate .. 'slots', gate .. 'slots:' .. consumer, gate .. 'keepers'}) do last_for(key, kept_ms) end
+    for _, key in ipairs({unacked, gate .. 'slots', gate .. 'slots:' .. consumer}) do last_for(key, kept_ms) end
   end
 elseif lease_ms > 0 and (expires_ms < 0 or redis.call('PTTL', consumers) >= 0 and redis.call('EXISTS', of_queue('expires')) == 0) then
   last_while_used(consumers, expires_ms == 0 or redis.call('EXISTS', unacked, gate .. 'slots:' .. consumer) > 0, lease_ms)

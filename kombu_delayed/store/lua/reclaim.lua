@@ -24,7 +24,6 @@ left = left + free_some(limit, {})
 if left > 0 then return {before - redis.call('HLEN', unacked), left, unpack(buried)} end
 if (redis.call('GET', armed) or ''):match(' (.*)$') == consumer then redis.call('DEL', armed) end
 redis.call('ZREM', consumers, consumer)
-redis.call('ZREM', gate .. 'keepers', consumer)
 announce_all()
 expire_as_noted()
 return {before, 0, unpack(buried)}

@@ -63,7 +63,7 @@ local function keep_expiring(i)
   local left_ms = math.max(redis.call('PTTL', keys[i]), redis.call('PTTL', of_queue(i, 'expires')))
   if left_ms < 0 then return end
   if redis.call('PTTL', keys[i]) >= 0 then redis.call('PEXPIRE', keys[i], math.max(left_ms, 10 * lease_ms)) end
-  local names = {'granted-by', 'expires', 'unacked:' .. consumer, 'gate:slots', 'gate:slots:' .. consumer, 'gate:keepers'}
+  local names = {'granted-by', 'expires', 'unacked:' .. consumer, 'gate:slots', 'gate:slots:' .. consumer}
   for _, name in ipairs(names) do
     redis.call('PEXPIRE', of_queue(i, name), math.max(left_ms, 10 * lease_ms))
   end

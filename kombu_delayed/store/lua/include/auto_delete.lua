@@ -4,7 +4,7 @@
 local function last_while_used(consumers, holds_some, lease_ms)
   local can_go = not holds_some and redis.call('ZCARD', consumers) == 1
   local start = consumers:sub(1, -#'consumers' - 1)
-  for _, key in ipairs({consumers, start .. 'granted-by', start .. 'gate:keepers'}) do
+  for _, key in ipairs({consumers, start .. 'granted-by'}) do
     if can_go then redis.call('PEXPIRE', key, 10 * lease_ms) else redis.call('PERSIST', key) end
   end
 end

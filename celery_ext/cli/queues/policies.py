@@ -1,0 +1,87 @@
+"""`policies`: what is declared in the broker for the workers of a queue, and how that changes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+import click
+from rich.table import Table
+
+from celery_ext.control.policies import Described, QueuePolicies
+from celery_ext.tasks.formatting import moment, plain, table
+from celery_ext.tasks.times import info_data
+
+from ..criteria import TEXT, complete_queue, queue_option
+from ..session import Session, command
+
+
+@command("policies")
+@queue_option
+def policies(session: Session, queue: str | None) -> None:
+    """Show the policies that all workers of a queue obey, and who has declared them."""
+    _show(session, session.delayed.policies(queue))
+
+
+@command("apply-policies")
+@queue_option
+def apply_policies(session: Session, queue: str | None) -> None:
+    """Let exactly the policies of this app hold.
+
+    Workers declare theirs when they start, and leave what they do not name. Run this after a deploy
+    that has removed some.
+    """
+    _show(session, session.delayed.policies.apply(queue))
+
+
+@command("drop-policies")
+@click.argument("queue", type=TEXT, shell_complete=complete_queue)
+def drop_policies(session: Session, queue: str) -> None:
+    """Let no policies hold for a queue, until a worker starts that declares some."""
+    had_some = session.delayed.policies.drop(queue)
+    session.emit({"dropped": had_some})
+    if not had_some:
+        session.nothing(f"Queue {queue} has no policies.")
+    session.print(plain(f"Queue {queue} has no policies any more."))
+
+
+def _show(session: Session, found: list[QueuePolicies]) -> None:
+    session.emit([info_data(each) for each in found])
+    if not found:
+        session.nothing("No policies are declared.")
+    session.print(policies_table(found))
+    if any(each.differs for each in found):
+        session.print(
+            plain("* This app declares others. They hold once a worker of it starts, or with ")
+            + plain("apply-policies.")
+        )
+
+
+def policies_table(found: Iterable[QueuePolicies]) -> Table:
+    made = table("queue", "policies", "of", "declared (UTC)", "by")
+    for each in found:
+        at = moment(each.at) if each.at else "not yet"
+        parts = {"the queue": each.policies, "all queues": each.defaults, **each.tasks}
+        rows = [(of, _text(parts[of])) for of in parts if parts[of]] or [("", "none")]
+        for n, (of, text) in enumerate(rows):
+            first = n == 0
+            made.add_row(
+                plain((each.queue + " *" * each.differs) if first else ""),
+                plain(text),
+                plain(of),
+                at if first else "",
+                plain(each.by if first else ""),
+            )
+    return made
+
+
+def _text(policies: Described) -> str:
+    return ", ".join(map(policy_text, policies))
+
+
+def policy_text(found: dict[str, object]) -> str:
+    """A policy nearly as Python has it."""
+    ((kind, given),) = found.items()
+    if not isinstance(given, dict):
+        return str(given[-1] if isinstance(given, list) else given)
+    return f"{kind}({', '.join(f'{name}={json.dumps(given[name])}' for name in given)})"

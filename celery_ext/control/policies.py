@@ -1,0 +1,123 @@
+"""The policies that are declared in the broker, which all workers of a queue go by."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, cast
+
+from celery.utils.log import get_logger
+
+from kombu_delayed.consumer.policy.decisions import Rules, rules_to_follow
+from kombu_delayed.errors import OptionError
+from kombu_delayed.store.policies import PolicyRecord
+
+from ..app.queues import Queues
+from ..tasks.times import from_ms
+from .pauses import TEXT_SIZE, caller
+
+if TYPE_CHECKING:
+    from ..policies.rules import Rules as OwnRules
+
+logger = get_logger(__name__)
+
+#: What is declared where no policies are to hold.
+NOTHING = "{}"
+
+Described = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class QueuePolicies:
+    """What is declared for a queue, by whom and when. Each policy is its kind with its arguments.
+
+    `defaults` are those of all queues, `tasks` those of tasks by their names. `differs`: this app
+    declares something else, and goes by what is shown here.
+    """
+
+    queue: str
+    policies: Described = field(default_factory=list)
+    defaults: Described = field(default_factory=list)
+    tasks: dict[str, Described] = field(default_factory=dict)
+    by: str = ""
+    at: datetime | None = None
+    differs: bool = False
+
+
+class Policies:
+    """Shows what is declared, and declares it from outside of a worker."""
+
+    def __init__(self, queues: Queues) -> None:
+        self._queues = queues
+
+    def __call__(self, queue: str | None = None) -> list[QueuePolicies]:
+        """What is declared for a queue, or for all, and what this app would declare."""
+        if queue is not None:
+            self._queues.check_queue(queue)
+        return self._of([queue] if queue else self._queues.queues())
+
+    def apply(self, queue: str | None = None) -> list[QueuePolicies]:
+        """Let what this app declares hold for a queue, or for the app's queues, and nothing else.
+
+        What it does not name ends: workers only add to what is declared, or replace it.
+        """
+        names = [queue] if queue else [*self._queues.app.amqp.queues]
+        for name in names:
+            self._declare(name, self._declared(name) or NOTHING)
+        return self._of(names)
+
+    def drop(self, queue: str) -> bool:
+        """Let no policies hold for a queue; returns whether some did.
+
+        Until a worker starts that declares some.
+        """
+        self._queues.check_queue(queue)
+        known = self._queues.store.policies.read(self._first(queue))
+        self._declare(queue, NOTHING)
+        return known.text not in ("", NOTHING)
+
+    def _declare(self, queue: str, text: str) -> None:
+        store, by = self._queues.store, caller()[:TEXT_SIZE]
+        for shard in store.shards.all(queue):
+            while (known := store.policies.read(shard)).text != text:
+                store.policies.declare(shard, text, by, known)
+            store.claimable.announce(shard)
+
+    def _of(self, queues: Sequence[str]) -> list[QueuePolicies]:
+        records = self._queues.store.policies.read_all([*map(self._first, queues)])
+        return [
+            _shown(queue, known, self._declared(queue, known.text) != known.text)
+            for queue, known in zip(queues, records, strict=True)
+            if known.text or self._declared(queue)
+        ]
+
+    def _declared(self, queue: str, known: str = "") -> str:
+        rules = self._queues.rules
+        return "" if rules is None else rules.declared(queue, known)
+
+    def _first(self, queue: str) -> str:
+        return self._queues.store.shards.all(queue)[0]
+
+
+def rules_for(queues: Queues, queue: str) -> OwnRules | None:
+    """Who decides of a queue: as is declared in the broker, else as the app says; None: nobody."""
+    rules: Rules | None = queues.rules
+    (shard, *_) = queues.store.shards.all(queue)
+    text = queues.store.policies.read(shard).text
+    if text or rules is not None:
+        try:
+            rules = rules or rules_to_follow()
+            rules.follow(shard, text)
+        except OptionError as error:
+            logger.info("Shown as this app declares it: %s", error)
+    return cast("OwnRules | None", rules)
+
+
+def _shown(queue: str, known: PolicyRecord, differs: bool) -> QueuePolicies:
+    if not known.text:
+        return QueuePolicies(queue, differs=differs)
+    found = json.loads(known.text)
+    parts = found.get("queue", []), found.get("defaults", []), found.get("tasks", {})
+    return QueuePolicies(queue, *parts, known.by, from_ms(known.at_ms), differs)

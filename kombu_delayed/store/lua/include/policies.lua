@@ -1,0 +1,10 @@
+-- policies: whether the policies that are declared for the queue are those that the caller goes by. After expiry.
+-- needs: wake consumer consumers declared
+local function has_others()
+  return (redis.call('HGET', of_queue('policies'), 'version') or '') ~= declared
+end
+
+local function refused()
+  redis.call('ZREM', wake, '>' .. consumer)
+  return {now_ms, 0, 4, redis.call('ZCARD', consumers)}
+end

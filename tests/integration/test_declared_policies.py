@@ -1,0 +1,197 @@
+"""The policies of a queue are in Redis, and hold for all its workers whatever they declare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+from kombu import Consumer, Queue
+
+from celery_ext import install
+from celery_ext.policies import Fair, Limit
+from celery_ext.policies.written import CODE, written
+from tests.kit.clusters import Cluster
+from tests.kit.ledger import Ledger
+from tests.kit.policed import OpenApp, take
+from tests.kit.servers import Server
+from tests.kit.tasks_app import Settings
+from tests.kit.wait import wait_until
+from tests.kit.workers import Worker
+
+ONE, TWO = [written(Limit(concurrency=1))], [written(Limit(concurrency=2))]
+BY_FUNCTION = [{"Fair": {"by": {CODE: "tests.kit.declaring_app:region"}}}]
+
+#: Starts a worker; `declares` are its policies by queue, None: it knows of no policies at all.
+Start = Callable[..., Worker]
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(tmp_path / "ledger")
+
+
+@pytest.fixture(params=["server", "cluster"])
+def broker(request: pytest.FixtureRequest, server: Server) -> Server | Cluster:
+    return server if request.param == "server" else request.getfixturevalue("cluster")
+
+
+@pytest.fixture
+def start(broker: Server | Cluster, ledger: Ledger, tmp_path: Path) -> Any:
+    with ExitStack() as stack:
+
+        def start_worker(name: str, declares: dict[str, Any] | None = None, **more: Any) -> Worker:
+            settings = Settings(
+                f"delayed+{broker.url}",
+                ledger=str(ledger.path),
+                config={"declares": declares} if declares is not None else {},
+            )
+            module = "tasks_app" if declares is None else "declaring_app"
+            given = {"pool": "threads", "concurrency": 4, "module": f"tests.kit.{module}", **more}
+            return stack.enter_context(Worker(settings, tmp_path, name=name, **given))
+
+        yield start_worker
+
+
+@pytest.fixture
+def app(broker: Server | Cluster) -> Any:
+    with Celery(broker=f"delayed+{broker.url}", set_as_current=False) as app, ExitStack() as stack:
+        stack.callback(install(app).close)
+        yield app
+
+
+def wait_until_declared(app: Celery, queue: str = "celery") -> None:
+    policies = app.delayed.store.policies
+    wait_until(lambda: policies.read(queue).text, f"policies are declared for {queue}", 30)
+
+
+def send(app: Celery, ids: str, queue: str = "celery") -> None:
+    for id in ids:
+        app.send_task("late", (0.2,), task_id=id, queue=queue)
+
+
+def most_at_once(rows: list[dict[str, Any]]) -> int:
+    most = now = 0
+    for row in rows:
+        now += 1 if row["phase"] == "start" else -1
+        most = max(most, now)
+    return most
+
+
+def wait_for_ends(ledger: Ledger, count: int) -> list[dict[str, Any]]:
+    def have_ended(found: Any) -> bool:
+        return sum(row["phase"] == "end" for row in found) >= count
+
+    ledger.wait(have_ended, f"{count} have ended", 60)
+    return ledger.entries()
+
+
+def test_a_worker_that_declares_nothing_obeys(start: Start, app: Celery, ledger: Ledger) -> None:
+    """Also when it is the only one left, and when it was there first."""
+    start("first")
+    declaring = start("declaring", {"celery": ONE})
+    start("later")
+    send(app, "abcdefgh")
+    rows = wait_for_ends(ledger, 8)
+    declaring.stop()
+    send(app, "ijklmnop")
+    rows = wait_for_ends(ledger, 16)
+    assert most_at_once(rows) == 1
+    assert {"first@test", "later@test"} <= {row["worker"] for row in rows[16:]}
+
+
+def test_the_worker_that_started_last_says_what_holds(
+    start: Start, app: Celery, ledger: Ledger
+) -> None:
+    start("one", {"celery": ONE})
+    start("two", {"celery": TWO, "other": []})
+    send(app, "abcdefgh")
+    assert most_at_once(wait_for_ends(ledger, 8)) == 2
+    start("none", {"celery": []})
+    send(app, "ijklmnop")
+    assert most_at_once(wait_for_ends(ledger, 16)[16:]) > 2
+
+
+def test_a_worker_without_the_code_leaves_the_queue_alone(
+    start: Start, app: Celery, ledger: Ledger
+) -> None:
+    declaring = start("declaring", {"celery": BY_FUNCTION})
+    wait_until_declared(app)
+    declaring.stop()
+    start("bare", queues=["celery", "other"])
+    send(app, "abc")
+    send(app, "xyz", "other")
+    wait_for_ends(ledger, 3)
+    assert {row["id"] for row in ledger.entries()} == {*"xyz"}
+    worker = start("again", {"celery": BY_FUNCTION})
+    wait_for_ends(ledger, 6)
+    assert {row["worker"] for row in ledger.entries()[6:]} == {worker.name}
+
+
+def test_who_cannot_obey_says_so_once(start: Start, app: Celery, ledger: Ledger) -> None:
+    declaring = start("declaring", {"celery": BY_FUNCTION})
+    wait_until_declared(app)
+    declaring.stop()
+    bare = start("bare", queues=["celery", "other"])
+    send(app, "a")
+    bare.wait_for_log("Queue 'celery' has policies by which this consumer cannot go", 30)
+    bare.wait_for_log("function tests.kit.declaring_app:region is not known here")
+    for n in range(5):
+        app.send_task("late", task_id=f"x{n}", queue="other")
+        app.send_task("late", task_id=f"y{n}")
+    wait_for_ends(ledger, 5)
+    assert bare.log.count("cannot go") == 1
+
+
+def test_a_server_that_has_lost_them_is_told_again(
+    start: Start, app: Celery, ledger: Ledger
+) -> None:
+    start("declaring", {"celery": ONE})
+    send(app, "a")
+    wait_for_ends(ledger, 1)
+    store = app.delayed.store
+    key = store.keys("celery").policies
+    assert store.run("DEL", key) == 1
+    send(app, "bcdefghi")
+    assert most_at_once(wait_for_ends(ledger, 9)) == 1
+    assert store.run("EXISTS", key) == 1
+
+
+def test_temporary_queues_have_none(open_app: OpenApp, client: redis.Redis, server: Server) -> None:
+    """Such as those of replies and of remote control: their keys would stay."""
+    app = open_app(Limit(concurrency=1))
+    assert take(app) is None
+    app.control.ping(timeout=0.1)
+    assert client.keys("*policies*") == []
+
+
+def test_the_order_of_a_dict_changes_no_version(open_app: OpenApp) -> None:
+    one = open_app(Fair(weights={"a": 1, "b": 2})).delayed.rules
+    other = open_app(Fair(weights={"b": 2, "a": 1})).delayed.rules
+    assert one.gate("celery") == other.gate("celery")
+    assert one.declared("celery") == other.declared("celery")
+
+
+def test_what_is_declared_once_a_process_is_not_again(open_app: OpenApp) -> None:
+    """Else who reconnects would put an older declaration in the place of a newer one."""
+    app = open_app(Limit(concurrency=1))
+    records = app.delayed.store.policies
+
+    def consume() -> str:
+        with (
+            app.connection_for_read() as connection,
+            Consumer(connection, [Queue("celery")]),
+            suppress(TimeoutError),
+        ):
+            connection.drain_events(timeout=0.1)
+        return records.read("celery").text
+
+    ours = consume()
+    assert '"concurrency":1' in ours
+    theirs = ours.replace("1", "2")
+    assert records.declare("celery", theirs, "another", records.read("celery"))
+    assert consume() == theirs
