@@ -32,6 +32,7 @@ from .limits import LimitInfo, gate_usage, limits
 from .moves import NOW, Due, Moves, due_at
 from .outcomes import Meant, histories, look_up, newest, recorded
 from .overrides import reset_limit, set_limit
+from .partial_pauses import Part, pause_part, paused_parts, resume_part
 from .pauses import QueuePause
 from .policies import Policies
 from .ready import ReadyTask, change_ready, matching, ready_tasks
@@ -341,25 +342,33 @@ class Delayed(Queues):
         self,
         queue: str,
         *,
+        task: str | None = None,
+        tenant: str | None = None,
         why: str = "",
         by: str | None = None,
         for_: float | str | timedelta | None = None,
     ) -> QueuePause:
         """Let no worker begin a task of a queue until `resume`, or `for_` so long ("2h", seconds).
 
+        With `task`, a name in which * stands for any text, or `tenant`, only those of the queue.
         What is due waits, and does not count as late. Tasks that run go on; producers, too. `by` is
         this user and host unless given. A second pause replaces the end and the reason of the
         first. Raises QueryError for a queue that is neither the app's nor in the broker.
         """
+        if task is not None or tenant is not None:
+            return pause_part(self, queue, Part(task, tenant), why, by, for_)
         return queue_pauses.pause(self, queue, why, by, for_)
 
-    def resume(self, queue: str) -> bool:
-        """Let workers go on with a paused queue. True if it was paused."""
+    def resume(self, queue: str, *, task: str | None = None, tenant: str | None = None) -> bool:
+        """Let workers go on with what was paused, named as there. True if it was paused."""
+        if task is not None or tenant is not None:
+            return resume_part(self, queue, Part(task, tenant))
         return queue_pauses.resume(self, queue)
 
     def pauses(self, queue: str | None = None) -> list[QueuePause]:
-        """The paused queues: since when, until when, by whom and why."""
-        return queue_pauses.pauses(self, self._names(queue))
+        """The paused queues and parts of queues: since when, until when, by whom and why."""
+        names = self._names(queue)
+        return queue_pauses.pauses(self, names) + paused_parts(self, names)
 
     @property
     def policies(self) -> Policies:

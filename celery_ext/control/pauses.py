@@ -28,13 +28,15 @@ TEXT_SIZE = 500
 
 @dataclass(frozen=True)
 class QueuePause:
-    """A paused queue. `until` None: it has no end."""
+    """A paused queue, or a task or a tenant in it. `until` None: it has no end."""
 
     queue: str
     since: datetime
     until: datetime | None
     by: str
     why: str
+    task: str | None = None
+    tenant: str | None = None
 
 
 def pause(
@@ -50,7 +52,7 @@ def pause(
     store = queues.store
     for shard in shards_of(queues, queue):
         store.pauses.pause(shard, (by or caller())[:TEXT_SIZE], why[:TEXT_SIZE], span_ms)
-    _tell_workers(queues, queue)
+    tell_workers(queues, queue)
     found = pause_of(store, queue, shards_of(queues, queue))
     if found is None:
         raise QueryError(f"queue {queue!r} is not paused: somebody has resumed it meanwhile")
@@ -87,7 +89,8 @@ def _info(queue: str, found: Pause) -> QueuePause:
     return QueuePause(queue, from_ms(found.from_ms), until, found.by, found.why)
 
 
-def _tell_workers(queues: Queues, queue: str) -> None:
+def tell_workers(queues: Queues, queue: str) -> None:
+    """Have them give back what they have not begun."""
     try:
         queues.app.control.broadcast(HOLD, {"queue": queue})
     except BROKER_FAILS as error:  # they find out when they claim again

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from celery.utils.log import get_logger
 
 from kombu_delayed.consumer.policy.decisions import Rules, rules_to_follow
 from kombu_delayed.errors import OptionError
-from kombu_delayed.store.policies import PolicyRecord
+from kombu_delayed.store.policies import PolicyRecord, as_text
 
 from ..app.queues import Queues
 from ..tasks.times import from_ms
@@ -65,7 +66,7 @@ class Policies:
         """
         names = [queue] if queue else [*self._queues.app.amqp.queues]
         for name in names:
-            self._declare(name, self._declared(name) or NOTHING)
+            change_declared(self._queues, name, partial(_only, self._declared(name)))
         return self._of(names)
 
     def drop(self, queue: str) -> bool:
@@ -74,19 +75,12 @@ class Policies:
         Until a worker starts that declares some.
         """
         self._queues.check_queue(queue)
-        known = self._queues.store.policies.read(self._first(queue))
-        self._declare(queue, NOTHING)
-        return known.text not in ("", NOTHING)
-
-    def _declare(self, queue: str, text: str) -> None:
-        store, by = self._queues.store, caller()[:TEXT_SIZE]
-        for shard in store.shards.all(queue):
-            while (known := store.policies.read(shard)).text != text:
-                store.policies.declare(shard, text, by, known)
-            store.claimable.announce(shard)
+        (found,) = declared_of(self._queues, [queue])
+        change_declared(self._queues, queue, _paused)
+        return found != _paused(found)
 
     def _of(self, queues: Sequence[str]) -> list[QueuePolicies]:
-        records = self._queues.store.policies.read_all([*map(self._first, queues)])
+        records = _records(self._queues, queues)
         return [
             _shown(queue, known, self._declared(queue, known.text) != known.text)
             for queue, known in zip(queues, records, strict=True)
@@ -97,8 +91,38 @@ class Policies:
         rules = self._queues.rules
         return "" if rules is None else rules.declared(queue, known)
 
-    def _first(self, queue: str) -> str:
-        return self._queues.store.shards.all(queue)[0]
+
+def declared_of(queues: Queues, names: Sequence[str]) -> list[dict[str, Any]]:
+    """What is declared for each of these queues, asked in few round trips."""
+    return [json.loads(each.text or NOTHING) for each in _records(queues, names)]
+
+
+def _records(queues: Queues, names: Sequence[str]) -> list[PolicyRecord]:
+    shards = queues.store.shards
+    return queues.store.policies.read_all([shards.all(each)[0] for each in names])
+
+
+def change_declared(
+    queues: Queues, queue: str, change: Callable[[dict[str, Any]], dict[str, Any]]
+) -> None:
+    """Declare something else for a queue in place of what is declared, and tell its consumers."""
+    store, by = queues.store, caller()[:TEXT_SIZE]
+    for shard in store.shards.all(queue):
+        while True:
+            known = store.policies.read(shard)
+            text = as_text(change(json.loads(known.text or NOTHING)))
+            if text == known.text or store.policies.declare(shard, text, by, known):
+                break
+        store.claimable.announce(shard)
+
+
+def _only(own: str, before: dict[str, Any]) -> dict[str, Any]:
+    return {**_paused(before), **json.loads(own or NOTHING)}
+
+
+def _paused(found: dict[str, Any]) -> dict[str, Any]:
+    """Nothing but the pauses of its parts."""
+    return {name: found[name] for name in found if name == "paused"}
 
 
 def rules_for(queues: Queues, queue: str) -> OwnRules | None:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
-from kombu_delayed.consumer.policy.decisions import ALL_QUEUES, Declared
+from kombu_delayed.consumer.policy.decisions import ALL_QUEUES, Declared, Delay
+from kombu_delayed.store.policies import PAUSED
 
 from .limits.gated import Gated
+from .message import Message
 from .policy import Policy, PolicyError, checked
 from .retry.strategies import RetryStrategy
 from .written import Code, restored, written
 
 #: The transport option that has them, by queue.
 OPTION = "delayed_policies"
+
+#: It is looked at so often: in case nobody has let it go when the pause ended.
+LOOK_MS = 600_000
 
 Policies = tuple[Policy, ...]
 
@@ -61,12 +68,48 @@ class DeclaredPolicies:
         return next((each for each in policies if isinstance(each, RetryStrategy)), None)
 
 
+class PausedPart(NamedTuple):
+    """A pause of the tasks of a name, with * for any text, or of a tenant's. 0: without an end."""
+
+    task: str | None
+    tenant: str | None
+    until_ms: int
+    reason: str
+
+    @classmethod
+    def read(cls, found: Mapping[str, Any]) -> PausedPart:
+        task, tenant = found.get("task"), found.get("tenant")
+        what = f"task {task}" if task else f"tenant {tenant}"
+        why = f": {found['why']}" if found["why"] else ""
+        return cls(task, tenant, found["until_ms"], f"{PAUSED} {what}, by {found['by']}{why}")
+
+    def has(self, message: Message) -> bool:
+        if self.task is not None and not fnmatchcase(message.task, self.task):
+            return False
+        return self.tenant is None or message.tenant == self.tenant
+
+    def delay(self, now_ms: int) -> Delay | None:
+        """It is looked at again before the end, as whoever resumes may be interrupted."""
+        if 0 < self.until_ms <= now_ms:
+            return None
+        look_ms = now_ms + LOOK_MS
+        return Delay(min(self.until_ms, look_ms) if self.until_ms else look_ms, self.reason)
+
+
 class Followed(NamedTuple):
     """What is declared in Redis for a queue."""
 
     text: str
     declared: DeclaredPolicies
     tasks: dict[str, Policies]
+    paused: tuple[PausedPart, ...] = ()
+
+    def kept_back(self, message: Message) -> Delay | None:
+        """Until when a message waits whose task or tenant is paused; None: it may run."""
+        for part in self.paused:
+            if part.has(message) and (delay := part.delay(message.now_ms)) is not None:
+                return delay
+        return None
 
     @classmethod
     def read(cls, queue: str, text: str, code: Code) -> Followed:
@@ -80,11 +123,12 @@ class Followed(NamedTuple):
             of_queues = {queue: found.get("queue", ()), ALL_QUEUES: found.get("defaults", ())}
             declared = {name: made(of_queues[name]) for name in of_queues}
             tasks = {name: made(each) for name, each in found.get("tasks", {}).items()}
+            paused = tuple(map(PausedPart.read, found.get("paused", ())))
         except PolicyError:
             raise
-        except (ValueError, TypeError, AttributeError) as error:
+        except (ValueError, TypeError, AttributeError, KeyError) as error:
             raise PolicyError(f"what is declared for it cannot be read: {error}") from error
-        return cls(text, DeclaredPolicies(declared), tasks)
+        return cls(text, DeclaredPolicies(declared), tasks, paused)
 
 
 def _kind(policy: Policy) -> type[Policy]:

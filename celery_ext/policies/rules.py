@@ -13,6 +13,7 @@ from celery.utils.log import get_logger
 from kombu_delayed.consumer.policy import decisions
 from kombu_delayed.consumer.policy.decisions import Arrival, Decision, Declared, Plan, Run
 from kombu_delayed.message.ticket import Gate, LimitNumbers, Ticket, version_of
+from kombu_delayed.store.policies import as_text
 from kombu_delayed.store.shards import queue_of
 
 from ..tasks.results import store_outcome
@@ -59,7 +60,7 @@ class Rules:
         before = json.loads(known) if known else {}
         of_tasks = {**before.get("tasks", {}), **own.get("tasks", {})}
         merged = {**before, **own, **({"tasks": of_tasks} if of_tasks else {})}
-        return json.dumps(merged, sort_keys=True, separators=(",", ":"))
+        return as_text(merged)
 
     def follow(self, queue: str, text: str) -> None:
         """Go by what is declared for a queue. Raises PolicyError where that needs other code."""
@@ -135,6 +136,11 @@ class Rules:
     def decide(self, arrival: Arrival) -> Decision:
         """The first answer that is another one than Run; the headers of all that are."""
         task = str(arrival.envelope.payload["headers"].get("task") or "")
+        followed = self._followed.get(arrival.queue)
+        if followed is not None and followed.paused and task:
+            kept_back = followed.kept_back(Message(arrival, self._apps.of(task)))
+            if kept_back is not None:
+                return kept_back
         policies = [each for each in self.policies(arrival.queue, task) if each._decides]
         if not policies:
             return RUN

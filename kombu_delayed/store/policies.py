@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from typing import NamedTuple
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from .caller import Caller, without_errors
+
+#: What the reason begins with for which a message waits whose task or tenant is paused.
+PAUSED = "paused:"
 
 
 class PolicyRecord(NamedTuple):
@@ -44,6 +48,11 @@ class PolicyRecords:
         version = hashlib.sha1(text.encode()).hexdigest()[:10]
         given = {"known": known.version, "version": version, "text": text, "by": by}
         return bool(self._store.ask("declare", queue, **given))
+
+
+def as_text(declared: Mapping[str, Any]) -> str:
+    """What is declared, as it is kept: the same text for the same meaning."""
+    return json.dumps(declared, sort_keys=True, separators=(",", ":"))
 
 
 def _read(found: Sequence[bytes | None]) -> PolicyRecord:

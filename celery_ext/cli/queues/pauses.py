@@ -19,18 +19,27 @@ from ..times import SPAN
 queue_argument = click.argument("queue", type=TEXT, shell_complete=complete_queue)
 
 
+#: Options that name a part of a queue.
+task_option = click.option("--task", type=TEXT, help="Only tasks of this name; * is any text.")
+tenant_option = click.option("--tenant", type=TEXT, help="Only tasks of this tenant.")
+
+
 @command("pause")
 @click.argument("queue", type=TEXT, shell_complete=complete_queue, required=False)
+@task_option
+@tenant_option
 @click.option("--for", "length", type=SPAN, help="Resume after this time, such as 2h.")
 @click.option("--why", default="", help="The reason, for whoever sees the pause.")
-def pause(session: Session, queue: str | None, length: timedelta | None, why: str) -> None:
-    """Pause a queue: no worker begins a task of it.
+def pause(
+    session: Session, queue: str | None, length: timedelta | None, why: str, **part: str | None
+) -> None:
+    """Pause a queue, or a task or a tenant in it: no worker begins any of it.
 
-    Tasks that run go on, and producers, too. Without a queue, show those that are paused.
+    Tasks that run go on, and producers, too. Without a queue, show what is paused.
     """
     if queue is not None:
-        found = [session.delayed.pause(queue, why=why, for_=length)]
-    elif length is not None or why:
+        found = [session.delayed.pause(queue, why=why, for_=length, **part)]
+    elif length is not None or why or any(part.values()):
         raise click.UsageError("Give the queue to pause.")
     else:
         found = session.delayed.pauses()
@@ -42,18 +51,28 @@ def pause(session: Session, queue: str | None, length: timedelta | None, why: st
 
 @command("resume")
 @queue_argument
-def resume(session: Session, queue: str) -> None:
-    """Resume a paused queue."""
-    was_paused = session.delayed.resume(queue)
+@task_option
+@tenant_option
+def resume(session: Session, queue: str, **part: str | None) -> None:
+    """Resume what was paused: a queue, or a task or a tenant in it."""
+    was_paused = session.delayed.resume(queue, **part)
     session.emit({"resumed": was_paused})
+    what = _part_text(queue, **part)
     if not was_paused:
-        session.nothing(f"Queue {queue} is not paused.")
-    session.print(plain(f"Queue {queue} is resumed."))
+        session.nothing(f"{what} is not paused.")
+    session.print(plain(f"{what} is resumed."))
 
 
 def pauses_table(found: Iterable[QueuePause]) -> Table:
-    made = table("queue", "since (UTC)", "until (UTC)", "by", "why")
+    made = table("paused", "since (UTC)", "until (UTC)", "by", "why")
     for each in found:
         until = moment(each.until) if each.until else "resumed"
-        made.add_row(plain(each.queue), moment(each.since), until, plain(each.by), plain(each.why))
+        what = _part_text(each.queue, each.task, each.tenant)
+        made.add_row(plain(what), moment(each.since), until, plain(each.by), plain(each.why))
     return made
+
+
+def _part_text(queue: str, task: str | None, tenant: str | None) -> str:
+    parts = [f"task {task}"] * (task is not None) + [f"tenant {tenant}"] * (tenant is not None)
+    where = f"queue {queue}"
+    return f"{' of '.join(parts)} in {where}" if parts else where

@@ -167,8 +167,15 @@ class Queues(BaseModel):
     queues: list[QueueCounts]
 
 
-class NewPause(Given):
-    """Why a queue is paused, and for how long."""
+class Part(Given):
+    """A part of a queue: the tasks of a name, in which * is any text, or of a tenant."""
+
+    task: str | None = Field(None, min_length=1, max_length=500)
+    tenant: str | None = Field(None, min_length=1, max_length=500)
+
+
+class NewPause(Part):
+    """What of a queue is paused (all, unless it is named), why, and for how long."""
 
     why: str = Field("", max_length=500)
     length: Span | None = Field(
@@ -176,15 +183,26 @@ class NewPause(Given):
     )
 
 
-class PauseState(BaseModel):
-    """Whether a queue is paused, since when, until when (null: it has no end), by whom and why."""
+class PausedPart(BaseModel):
+    """A pause: since when, until when (null: it has no end), by whom and why.
 
-    queue: str
-    paused: bool
+    `task` and `tenant` are null unless it is of a part of its queue only.
+    """
+
+    task: str | None
+    tenant: str | None
     since: str | None
     until: str | None
     by: str | None
     why: str | None
+
+
+class PauseState(PausedPart):
+    """Whether a queue, or the part of it that was asked for, is paused, and which parts are."""
+
+    queue: str
+    paused: bool
+    parts: list[PausedPart]
 
 
 class ForecastQuery(OneQueue):

@@ -19,7 +19,7 @@ def pause_of(visit: Visit, queue: str | None) -> QueuePause | None:
     if queue is None or visit.identity.tenants:
         return None
     found = visit.service.delayed.pauses(queue)
-    return found[0] if found else None
+    return next((each for each in found if each.task is None and each.tenant is None), None)
 
 
 def apply(visit: Visit, form: Form) -> Response:

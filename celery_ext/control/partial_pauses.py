@@ -1,0 +1,104 @@
+"""Pauses of a task or of a tenant: the rest of the queue goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from kombu_delayed.store.policies import PAUSED
+
+from ..app.queues import Queues
+from ..tasks.query import Query
+from ..tasks.times import from_ms, length_ms
+from .change_many import pages
+from .moves import NOW, Moves
+from .pauses import TEXT_SIZE, QueuePause, caller, tell_workers
+from .policies import change_declared, declared_of
+
+#: A worker that has claimed before the end of a pause keeps back for no longer what it has then.
+LATE_SECONDS = 1.0
+
+
+class Part(NamedTuple):
+    """The tasks of a name, with * for any text, or those of a tenant, or both."""
+
+    task: str | None
+    tenant: str | None
+
+
+def pause_part(
+    queues: Queues,
+    queue: str,
+    part: Part,
+    why: str,
+    by: str | None,
+    length: Any,
+) -> QueuePause:
+    """Pause a part of a queue.
+
+    Raises QueryError for a queue that nobody knows, or a wrong length.
+    """
+    span_ms = 0 if length is None else length_ms("for_", length)
+    queues.check_queue(queue)
+    now_ms = int(time.time() * 1000)
+    told = {"by": (by or caller())[:TEXT_SIZE], "why": why[:TEXT_SIZE]}
+    found = {
+        **part._asdict(),
+        **told,
+        "from_ms": now_ms,
+        "until_ms": now_ms + span_ms if span_ms else 0,
+    }
+    _change(queues, queue, part, [found])
+    tell_workers(queues, queue)
+    return _info(queue, found)
+
+
+def resume_part(queues: Queues, queue: str, part: Part) -> bool:
+    """End such a pause, and let run what it has kept back; returns whether there was one."""
+    (found,) = declared_of(queues, [queue])
+    was_paused = any(_is_of(each, part) for each in found.get("paused", ()))
+    _change(queues, queue, part, [])
+    if was_paused:
+        _let_go(queues, Query(queue=queue, **part._asdict()))
+        time.sleep(LATE_SECONDS)
+        _let_go(queues, Query(queue=queue, **part._asdict()))
+    return was_paused
+
+
+def paused_parts(queues: Queues, names: Sequence[str]) -> list[QueuePause]:
+    """The pauses of parts of queues that last."""
+    now_ms = time.time() * 1000
+    return [
+        _info(name, each)
+        for name, found in zip(names, declared_of(queues, names), strict=True)
+        for each in found.get("paused", ())
+        if not 0 < each["until_ms"] <= now_ms
+    ]
+
+
+def _let_go(queues: Queues, query: Query) -> None:
+    for shard, infos in pages(queues, query):
+        held = [info for info in infos if info.reason.startswith(PAUSED)]
+        Moves(queues).reschedule(shard, held, [NOW] * len(held))
+
+
+def _change(queues: Queues, queue: str, part: Part, now: list[dict[str, Any]]) -> None:
+    """Let these be the pauses of a part, beside those of others."""
+
+    def change(before: dict[str, Any]) -> dict[str, Any]:
+        others = [each for each in before.get("paused", ()) if not _is_of(each, part)]
+        rest = {name: before[name] for name in before if name != "paused"}
+        return {**rest, "paused": [*others, *now]} if others or now else rest
+
+    change_declared(queues, queue, change)
+
+
+def _is_of(found: dict[str, Any], part: Part) -> bool:
+    return (found.get("task"), found.get("tenant")) == part
+
+
+def _info(queue: str, found: dict[str, Any]) -> QueuePause:
+    until = from_ms(found["until_ms"]) if found["until_ms"] else None
+    told = found["by"], found["why"], found.get("task"), found.get("tenant")
+    return QueuePause(queue, from_ms(found["from_ms"]), until, *told)

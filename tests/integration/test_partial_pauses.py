@@ -1,0 +1,88 @@
+"""A task or a tenant is paused, and the rest of its queue goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from celery_ext.errors import QueryError
+from celery_ext.policies import Fair, Limit
+from kombu_delayed.message import clock
+from tests.kit.extended import Bench
+from tests.kit.policed import OpenApp, let_time_pass, take
+from tests.kit.wait import wait_until
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
+def test_the_rest_goes_on(pool: str, bench: Bench) -> None:
+    delayed = bench.app.delayed
+
+    def send(id: str, tenant: str, name: str = "record", **options: object) -> None:
+        bench.app.send_task(name, task_id=id, headers={"tenant": tenant}, **options)
+
+    with bench.worker(pool=pool, concurrency=1):
+        send("before", "ann")
+        bench.ledger.wait_for(1)
+        pause = delayed.pause("celery", tenant="ann", why="too many", by="bob")
+        assert [dataclasses.asdict(each) for each in delayed.pauses()] == [
+            dataclasses.asdict(pause)
+        ]
+        send("now", "ann")
+        send("soon", "ann", countdown=0.01)
+        send("later", "ann", countdown=3600)
+        send("other", "cid")
+        bench.ledger.wait_for(2)
+
+        def reasons() -> set[str]:
+            found = [delayed.get(id) for id in ("now", "soon")]
+            return {each.reason for each in found if each is not None}
+
+        reason = {"paused: tenant ann, by bob: too many"}
+        wait_until(lambda: reasons() == reason, "both are kept back", 30)
+        assert delayed.resume("celery", tenant="ann")
+        bench.ledger.wait_for(4)
+        assert not delayed.resume("celery", tenant="ann")
+        assert delayed.pauses() == []
+        assert bench.ledger.runs() == dict.fromkeys(("before", "other", "now", "soon"), 1)
+        assert bench.backlog() == {"later"}
+
+
+def test_a_task_by_its_name_until_a_time(
+    open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = open_app(Fair(), Limit(concurrency=1))
+    for name in ("mail.send", "mail.read", "sms.send"):
+        app.send_task(name, task_id=name)
+    delayed = app.delayed
+    delayed.pause("celery", task="mail.*", for_="1h")
+    delayed.pause("celery", task="mail.*", for_="2h", why="longer")
+    (pause,) = delayed.pauses("celery")
+    assert (pause.task, pause.tenant, pause.why) == ("mail.*", None, "longer")
+    message = take(app)
+    assert message.headers["id"] == "sms.send"
+    assert take(app) is None
+    let_time_pass(app)
+    assert take(app) is None  # it was looked at again
+    monkeypatch.setattr(clock, "ahead_ms", 7_300_000)
+    let_time_pass(app)
+    assert {take(app).headers["id"] for _ in range(2)} == {"mail.send", "mail.read"}
+
+
+def test_declaring_and_dropping_policies_ends_no_pause(open_app: OpenApp) -> None:
+    app = open_app(Limit(concurrency=1))
+    delayed = app.delayed
+    app.send_task("mail.send")
+    delayed.pause("celery", task="mail.send", tenant="ann")
+    before = delayed.pauses()
+    delayed.policies.apply("celery")
+    assert delayed.policies.drop("celery")
+    assert delayed.pauses() == before
+    assert not delayed.resume("celery", task="mail.send")
+    assert delayed.resume("celery", task="mail.send", tenant="ann")
+
+
+def test_a_queue_that_nobody_knows(bench: Bench, tmp_path: Path) -> None:
+    with pytest.raises(QueryError, match="there is no queue 'mial'"):
+        bench.app.delayed.pause("mial", task="x")
