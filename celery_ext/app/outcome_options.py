@@ -39,7 +39,10 @@ class OutcomeOptions:
         1_000_000,
     )
     slow_seconds: float = option(
-        60.0, "Tasks that run for at least this long are listed as slow.", 0, 31_536_000
+        60.0,
+        "Tasks that run for at least this long, or over their time limit, are listed as slow.",
+        0,
+        31_536_000,
     )
     arguments: bool = option(
         True, "Whether a failure is kept with the arguments of its task, up to 200 characters each."

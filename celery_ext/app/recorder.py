@@ -53,6 +53,7 @@ class Run:
         "id",
         "is_late",
         "is_seen",
+        "limit_seconds",
         "pid",
         "queue",
         "received_at",
@@ -74,7 +75,9 @@ class Run:
         self.state: str = ""
         self.rest: Any = None
         self.is_seen = False
-        #: How many of its three lines: received, started, ended.
+        #: The time limit that it ran over, in a pool that cannot end it; 0: it did not.
+        self.limit_seconds = 0.0
+        #: How many of its lines: received, started, ended (and of what it ran over).
         self.written = 0
 
 
@@ -232,7 +235,7 @@ class Recorder:
 
     def _noted(self, run: Run) -> Note | None:
         """What has happened to it since the last note; None: nothing has."""
-        if run.state == "+" and not run.written:
+        if run.state == "+" and not run.written and not run.limit_seconds:
             return self._short(run)
         before, retries = run.written, run.retries
         at_ms, lines, state, is_slow = int(run.received_at * 1000), "", "r", False
@@ -246,6 +249,8 @@ class Recorder:
                 )
         if run.ended_at:
             state, at_ms, rest = run.state, int(run.ended_at * 1000), run.rest
+            if before < 3 and run.limit_seconds:
+                lines += _overran(run)
             if state == "+":
                 is_slow = rest >= self.options.slow_seconds
                 last = f'["+",{at_ms},{retries},{int(rest * 1000)}]\n'
@@ -255,6 +260,7 @@ class Recorder:
                 at_ms = rest.get("next_ms", at_ms)
             if before < 3:
                 lines += last
+        is_slow = is_slow or run.limit_seconds > 0
         run.written = 3 if run.ended_at else 2 if run.started_at else 1
         if not lines:
             return None
@@ -310,6 +316,13 @@ class Recorder:
             self._is_failing = False
             logger.info("Outcomes of tasks are recorded again")
         return True
+
+
+def _overran(run: Run) -> str:
+    """The line of a task that nobody has ended at its time limit: it is of that moment."""
+    at_ms = int((run.started_at + run.limit_seconds) * 1000)
+    facts = json.dumps({"limit_ms": int(run.limit_seconds * 1000)})
+    return f'["o",{min(at_ms, int(run.ended_at * 1000))},{run.retries},{facts}]\n'
 
 
 def _joined(before: Note, note: Note) -> Note:

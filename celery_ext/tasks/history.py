@@ -15,7 +15,14 @@ from kombu_delayed.store.shards import queue_of
 from .times import from_ms
 
 #: What the letters of a text's lines stand for.
-EVENTS = {"r": "received", "s": "started", "+": "succeeded", "-": "failed", "~": "retrying"}
+EVENTS = {
+    "r": "received",
+    "s": "started",
+    "o": "overran",
+    "+": "succeeded",
+    "-": "failed",
+    "~": "retrying",
+}
 
 #: Failures with a name of their own in a timeline.
 _NAMED = {"TimeLimitExceeded": "timed out", "WorkerLostError": "lost"}
@@ -29,8 +36,9 @@ class Step:
     """Something that has happened to a task. Times are ms since the epoch.
 
     `event` is "received", "started", "succeeded", "failed", "retrying", "timed out", "lost",
-    "cancelled", "revoked", "terminated", "expired", "rejected" or "ignored". `attempt` is 1 for the
-    first run. What an event does not say is None or empty.
+    "cancelled", "revoked", "terminated", "expired", "rejected", "ignored", or "overran": its time
+    limit had passed, in a pool that cannot end it. `attempt` is 1 for the first run. What an event
+    does not say is None or empty.
     """
 
     event: str
@@ -45,6 +53,8 @@ class Step:
     traceback: str = ""
     #: How many attempts the task has at the most; None: any number, or unknown.
     attempts: int | None = None
+    #: The time limit that it ran over.
+    limit_ms: int | None = None
     #: When the next attempt is due.
     next_ms: int | None = None
     args: str = ""
@@ -115,9 +125,9 @@ class TaskHistory:
         "received", "running", "retrying", "succeeded", "failed", "cancelled", "expired",
         "rejected", "ignored", or "lost" where the process that ran it is gone.
         """
-        if not self.steps:
+        last = next((each.event for each in reversed(self.steps) if each.event != "overran"), "")
+        if not last:
             return "unknown"
-        last = self.steps[-1].event
         if last in ("received", "started") and not self.is_alive:
             return "lost" if last == "started" else "unknown"
         states = {"started": "running", "timed out": "failed"}
@@ -148,6 +158,11 @@ class TaskHistory:
     def failure(self) -> Step | None:
         """The newest step with an error."""
         return next((step for step in reversed(self.steps) if step.error), None)
+
+    @property
+    def overran(self) -> Step | None:
+        """Its last step of running over a time limit; None: it did not."""
+        return next((step for step in reversed(self.steps) if step.event == "overran"), None)
 
     @property
     def run_ms(self) -> int | None:
@@ -197,7 +212,7 @@ def _step(row: list[Any]) -> Step | None:
         return Step(EVENTS[letter], at_ms, attempt, _name(str(rest[0])), pid, late)
     if letter == "+" and rest:
         return Step("succeeded", at_ms, attempt, run_ms=rest[0])
-    if letter in ("-", "~", "x") and rest and isinstance(rest[0], dict):
+    if letter in ("-", "~", "x", "o") and rest and isinstance(rest[0], dict):
         facts = {name: rest[0][name] for name in _facts() if name in rest[0]}
         event = EVENTS.get(letter) or str(rest[0].get("why") or "revoked")
         if letter == "-":
@@ -208,7 +223,10 @@ def _step(row: list[Any]) -> Step | None:
 
 def _facts() -> Iterator[str]:
     return iter(
-        ("run_ms", "error", "message", "traceback", "attempts", "next_ms", "args", "kwargs")
+        (
+            *("run_ms", "error", "message", "traceback", "attempts", "limit_ms", "next_ms"),
+            *("args", "kwargs"),
+        )
     )
 
 

@@ -40,8 +40,8 @@ def _to_the_end(on_success: Any) -> Any:
     @wraps(on_success)
     def on_success_to_the_end(self: Any, result: Any, *args: Any, **options: Any) -> None:
         try:
-            on_success(self, result, *args, **options)
             self.note_overrun(result[2])
+            on_success(self, result, *args, **options)
             if self.run is not None and not result[0] and result[2] is not None:
                 self.ended("+", result[2])
         finally:
@@ -81,9 +81,11 @@ class Request(CeleryRequest):
             self._end()
 
     def note_overrun(self, seconds: float | None) -> None:
-        """Say so where it took longer than its hard limit, which not all pools enforce."""
+        """Log and record that it took longer than its hard limit, which not all pools enforce."""
         limit = self.time_limits[0]
         if limit and seconds is not None and seconds > limit:
+            if self.run is not None:
+                self.run.limit_seconds = limit
             logger.warning(
                 "Task %s[%s] ran for %.1f s, and its time limit is %g s: this pool cannot end it",
                 self.name,

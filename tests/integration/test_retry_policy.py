@@ -328,7 +328,17 @@ def test_a_pool_that_cannot_end_tasks_says_which_took_too_long(bench: Bench, poo
         bench.send("short", 0)
         worker.wait_for_log("Task sleep[long] ran for 0.")
         bench.ledger.wait_for_all(["short"])
+        wait_until(lambda: overran(bench, "long"), "it is recorded")
+        assert not overran(bench, "short")
+        assert [each.id for each in bench.app.delayed.recorded("slow")] == ["long"]
     assert worker.log.count("its time limit is 0.2 s: this pool cannot end it") == 1
+
+
+def overran(bench: Bench, id: str) -> bool:
+    """Whether it ran over its limit, and then came to its end."""
+    history = bench.app.delayed.history(id)
+    events = [step.event for step in history.steps] if history else []
+    return events == ["received", "started", "overran", "succeeded"]
 
 
 @pytest.mark.smoke

@@ -64,6 +64,23 @@ def test_each_line_is_written_once(told: Recorder) -> None:
     assert noted(told, run) == ""
 
 
+def test_what_ran_over_its_limit_is_noted_before_its_end_and_is_slow(told: Recorder) -> None:
+    run = received(told, 1)
+    assert run is not None
+    told.started(run, 7, False)
+    run.received_at -= 4
+    run.started_at -= 4
+    run.limit_seconds = 2.5
+    told.ended(run, "+", 4.0)
+    note = told._noted(run)
+    assert note is not None
+    assert note.is_slow
+    history = lines(*note.lines.splitlines())
+    assert [step.event for step in history.steps][-2:] == ["overran", "succeeded"]
+    assert history.overran is not None
+    assert history.overran.limit_ms == 2500
+
+
 def lines(*rows: str) -> TaskHistory:
     return TaskHistory.of(Known("q", "a", "\n".join(('["t","mail","acme"]', *rows)).encode(), True))
 
@@ -76,6 +93,12 @@ def lines(*rows: str) -> TaskHistory:
         (['["r",5,0,"w@h:7:ab"]', '["r",5,0,"w@h:7:ab"]'], "received", ["received"]),
         # A retry was written by another worker, sooner, or with a clock that is behind.
         (['["+",3,1,5]', '["~",9,0,{"next_ms":9}]'], "succeeded", ["retrying", "succeeded"]),
+        (
+            ['["o",6,0,{"limit_ms":5}]', '["+",9,0,8]'],
+            "succeeded",
+            ["overran", "succeeded"],
+        ),
+        (['["s",1,0,"w@h:7:ab",3,0]', '["o",6,0,{}]'], "running", ["started", "overran"]),
         (['["-",9,0,{"error":"TimeLimitExceeded"}]'], "failed", ["timed out"]),
         (['["-",9,0,{"error":"WorkerLostError"}]'], "lost", ["lost"]),
         (['["x",9,0,{"why":"terminated"}]'], "cancelled", ["terminated"]),

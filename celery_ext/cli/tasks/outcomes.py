@@ -22,7 +22,7 @@ _criteria: Callable[[Any], Any] = all_of(
     queue_option, task_option, error_option, worker_option, limit_option(20)
 )
 
-STYLES = {**STATE_STYLES, "started": "yellow", "timed out": "red"}
+STYLES = {**STATE_STYLES, "started": "yellow", "timed out": "red", "overran": "red"}
 
 
 @command("failed")
@@ -86,6 +86,8 @@ def _line(step: Step) -> Text:
         line.append_text(plain(f" by {step.worker}", "dim"))
     if step.run_ms is not None:
         line.append(f" after {step.run_ms / 1000:g} s", "dim")
+    if step.limit_ms is not None:
+        line.append(f" its time limit of {step.limit_ms / 1000:g} s", "dim")
     if step.error:
         line.append_text(plain(f" {step.said}"))
     if step.next_ms is not None:

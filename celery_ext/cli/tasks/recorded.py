@@ -72,6 +72,9 @@ def _table(histories: Iterable[TaskHistory], of: str) -> Table:
         reason = failure.said if failure else ""
         if of == "running":
             reason = each.worker
+        elif of == "slow" and each.overran and each.overran.limit_ms is not None:
+            limit = f"ran over its time limit of {each.overran.limit_ms / 1000:g} s"
+            reason = f"{limit}; {reason}" if reason else limit
         elif of == "retrying" and last and last.next_ms is not None:
             due = from_ms(last.next_ms) - datetime.now(timezone.utc)
             reason = f"attempt {last.attempt + 1} {away(due)}; {reason}"

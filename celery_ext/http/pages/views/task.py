@@ -43,6 +43,7 @@ WORDS = {
     "failed": "Failed",
     "received": "Received by a worker",
     "started": "Started",
+    "overran": "Ran over its time limit: its worker's pool cannot end it",
     "succeeded": "Succeeded",
     "retrying": "To be tried again",
     "timed out": "Stopped by its time limit",
@@ -166,6 +167,8 @@ def _timeline(
 def _recorded(record: TaskHistory) -> Iterable[Step]:
     for each in record.steps:
         reason = each.said or each.message
+        if each.limit_ms is not None:
+            reason = f"The limit is {each.limit_ms / 1000:g} s."
         yield Step(
             each.event,
             each.at_ms,
