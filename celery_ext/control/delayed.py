@@ -23,6 +23,7 @@ from ..tasks.times import from_now_ms, to_ms
 from . import pauses as queue_pauses
 from .answers.expectations import Expectations
 from .backup.transfer import BackupReport, FilePath, RestoreReport, backup, restore
+from .bulk.redirect import Redirect
 from .bulk.schedule import BulkReport, schedule_many
 from .change import Change, change
 from .change_many import DuePlan, Outcome, change_many, pages
@@ -232,6 +233,23 @@ class Delayed(Queues):
             return self.moves.reschedule(shard, infos, [due_at(plan.next_ms(i)) for i in infos])
 
         return change_many(self, query, move, dry_run, progress, plan.was_moved)
+
+    def redirect_many(
+        self,
+        query: Query,
+        to_queue: str,
+        *,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> Outcome:
+        """Move all tasks that match a query to another queue, with their due times.
+
+        Raises QueryError for a queue that neither the app nor the broker knows.
+        """
+        to = Redirect(self, to_queue)
+        if query.state == "ready":
+            return change_ready(self, query, to.ready, dry_run, progress)
+        return change_many(self, query, to.delayed, dry_run, progress)
 
     def schedule_many(
         self, rows: Iterable[Any], batch: int = 1000, progress: bool | Progress | None = True

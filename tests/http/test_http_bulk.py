@@ -306,7 +306,24 @@ def test_change_by_filter(api: httpx.Client, delayed: Delayed) -> None:
     assert change("replay", reason="Conn*", tenant="bob", dry_run=True) == (12, 0)
     assert change("replay", reason="Conn*", limit=5) == (12, 12)
     assert counts() == (0, 12, 0)
+    for n in range(3):
+        api.post("/v1/tasks", json={"task": "till.charge", "delay": "1h", "id": f"r{n}"})
+    api.post("/v1/tasks", json={"task": "till.charge", "queue": "other"})
+    other = {"queue": "celery", "to_queue": "other"}
+    assert change("redirect", dry_run=True, **other) == (3, 0)
+    assert change("redirect", limit=2, **other) == (3, 3)
+    assert change("redirect", state="ready", limit=5, **other) == (12, 12)
+    bury(delayed, "other")
+    assert counts() == (0, 0, 0)
+    bob = {"queue": "other", "tenant": "bob"}
+    found = api.post("/v1/bulk/replay", json={**bob, "to_queue": "celery"}).json()
+    assert (found["matched"], found["changed"], counts()) == (12, 12, (0, 12, 0))
     for verb, wrong in (
+        ("redirect", {"task": "*"}),
+        ("redirect", {"to_queue": "other"}),
+        ("redirect", {"task": "*", "to_queue": "no-such-queue"}),
+        ("replay", {"task": "*", "to_queue": "no-such-queue"}),
+        ("replay", {"task": "*", "to_queue": "other", "delay": "1h"}),
         ("cancel", {}),
         ("cancel", {"state": "failed", "task": "*"}),
         ("cancel", {"state": "ready", "due_after": "2030-01-01"}),

@@ -35,8 +35,18 @@ class BulkMove(BulkChoice, Timed):
     """The tasks to move, and their due time."""
 
 
+class BulkRedirect(BulkChoice):
+    """The tasks to move to another queue, and its name."""
+
+    to_queue: Name
+
+
 class BulkReplay(Timed):
     """The dead letters to replay, now or at a time; at least one criterion is needed."""
+
+    to_queue: Name | None = Field(
+        None, description="Another queue to replay them in, now; null: each in its own."
+    )
 
     queue: Name | None = None
     task: Name | None = None
@@ -52,6 +62,8 @@ class BulkReplay(Timed):
     def _criterion(self) -> BulkReplay:
         if not (self.queue or self.task or self.reason or self.tenant):
             raise ValueError("queue: give a queue, a task (* for any), a reason or a tenant")
+        if self.to_queue is not None and self.due_at is not None:
+            raise ValueError("to_queue: letters are replayed in another queue now, not at a time")
         return self
 
 

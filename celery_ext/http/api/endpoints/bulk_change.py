@@ -10,15 +10,17 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
+from celery_ext.control.bulk.redirect import Redirect
 from celery_ext.control.moves import due_at
 from celery_ext.control.ready import ReadyTask
+from celery_ext.errors import QueryError
 from celery_ext.tasks.task_info import TaskInfo
 from kombu_delayed.store.shards import queue_of
 from kombu_delayed.store.store import CALL_LIMIT
 
 from ...problems import Problem
 from .. import create_once, cursors
-from ..bulk_models import BulkChoice, BulkMove, BulkOutcome, BulkReplay
+from ..bulk_models import BulkChoice, BulkMove, BulkOutcome, BulkRedirect, BulkReplay
 from ..models import DeadQuery, Search
 from ..operations import Call, Operations
 from ..status import state_of
@@ -120,12 +122,29 @@ def reschedule_tasks(call: Call) -> dict[str, Any]:
     ).answer("bulk-reschedule")
 
 
+@operations.add("POST", "/redirect", "schedule", BulkOutcome, body=BulkRedirect)
+def redirect_tasks(call: Call) -> dict[str, Any]:
+    """Move all tasks that match a filter to another queue, or preview it with `dry_run`."""
+    to = redirect_to(call, call.body.to_queue)
+    return _change(call, to.delayed, to.ready).answer("bulk-redirect")
+
+
+def redirect_to(call: Call, queue: str) -> Redirect:
+    """Moves tasks to a queue. Raises a Problem for an unknown one, or one of others."""
+    call.identity.check_queue(queue)
+    try:
+        return Redirect(call.service.delayed, queue)
+    except QueryError as error:
+        raise Problem.of_field("to_queue", str(error)) from None
+
+
 @operations.add("POST", "/replay", "admin", BulkOutcome, body=BulkReplay)
 def replay_many(call: Call) -> dict[str, Any]:
     """Replay the dead letters that match a filter, or preview it with `dry_run`."""
     choice: BulkReplay = call.body
     at, dead = choice.due_at, call.service.delayed.store.dead
     due_ms = 0 if at is None else int(at.timestamp() * 1000)
+    to = None if choice.to_queue is None else redirect_to(call, choice.to_queue)
     outcome = _Outcome(call, choice, choice.cursor)
     given = choice.model_dump(include={"queue", "task", "reason"})
     for limit in outcome.turns():
@@ -136,6 +155,8 @@ def replay_many(call: Call) -> dict[str, Any]:
             tasks = [task for _, task in part]
             ids = [task.letter.id for task in tasks]
             replay = partial(dead.replay, shard, ids, due_ms=due_ms)
+            if to is not None:
+                replay = partial(to.dead, shard, tasks)
             outcome.add(shard, [task.info for task in tasks], replay)
     return outcome.answer("bulk-replay")
 
@@ -169,7 +190,7 @@ def _change_ready(outcome: _Outcome, choice: BulkChoice, limit: int, change: OnR
     found, outcome.cursor = ready_page(outcome.call, choice, limit, outcome.cursor)
     changed: dict[tuple[str, str], int] = {}
     # The last ones first: so the places of the others stay what they were.
-    for shard, step, part in reversed([*_near(found)]):
+    for shard, step, part in reversed([*near(found)]):
         infos = [task.info for task in part]
         count = outcome.add(shard, infos, partial(change, part))
         changed[shard, str(step)] = changed.get((shard, str(step)), 0) + count
@@ -179,7 +200,7 @@ def _change_ready(outcome: _Outcome, choice: BulkChoice, limit: int, change: OnR
         outcome.cursor = cursors.write(shard, start, number)
 
 
-def _near(tasks: Sequence[ReadyTask]) -> Iterator[tuple[str, int, list[ReadyTask]]]:
+def near(tasks: Sequence[ReadyTask]) -> Iterator[tuple[str, int, list[ReadyTask]]]:
     """Tasks of one list that are near each other."""
 
     def place(task: ReadyTask) -> tuple[str, int, int]:

@@ -1,0 +1,104 @@
+"""Tasks are moved to another queue as they are: each is in one of the two at any time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from kombu.exceptions import OperationalError
+
+from celery_ext import Delayed, Query, QueryError
+from celery_ext.app.signals import task_cancelled
+from celery_ext.control.bulk.redirect import Redirect
+from kombu_delayed.transport.channel.channel import Channel
+from tests.kit.extended import Bench
+from tests.kit.heard import heard
+from tests.kit.http import bury
+
+pytestmark = [pytest.mark.filterwarnings("ignore:Call to deprecated setex")]
+
+
+@pytest.fixture
+def filled(bench: Bench) -> Delayed:
+    """Three ready tasks and three delayed ones; `there` is in the other queue."""
+    for n in range(3):
+        bench.send(f"r{n}", 0, args=(n,), headers={"tenant": f"tenant{n}"})
+        bench.send(f"d{n}", 3600 + n, args=(n,), headers={"tenant": f"tenant{n}"})
+    bench.send("there", queue="other")
+    delayed: Delayed = bench.app.delayed
+    return delayed
+
+
+def where(delayed: Delayed) -> dict[str, list[str]]:
+    """The ids of delayed and ready tasks, by queue."""
+    found: dict[str, list[str]] = {}
+    for state in ("delayed", "ready"):
+        for info in delayed.find(state=state):
+            found.setdefault(info.queue, []).append(info.id)
+    return {queue: sorted(ids) for queue, ids in found.items()}
+
+
+def test_what_moves_stays_as_it_was(filled: Delayed, bench: Bench) -> None:
+    before = {info.id: info for info in filled.find()}
+    with heard(task_cancelled) as told:
+        for state in ("delayed", "ready"):
+            meant = Query(queue="celery", tenant="tenant1", state=state)
+            preview = filled.redirect_many(meant, "other", dry_run=True)
+            assert (preview.matched, preview.changed) == (1, 0)
+            assert filled.redirect_many(meant, "other").changed == 1
+    assert where(filled) == {"celery": ["d0", "d2", "r0", "r2"], "other": ["d1", "r1", "there"]}
+    moved = filled.get("d1")
+    assert moved is not None
+    assert (moved.due_ms, moved.args) == (before["d1"].due_ms, before["d1"].args)
+    assert moved.properties["delivery_info"]["routing_key"] == "other"
+    assert told == []
+    with bench.worker(queues=["other"]):
+        bench.ledger.wait_for_all(["r1"])
+    assert len(bench.ledger.of("r1")) == 1
+
+
+@pytest.mark.parametrize("state", ["delayed", "ready"])
+def test_a_broker_that_fails_on_the_way(
+    filled: Delayed, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dues = {info.id: info.due_ms for info in filled.find()}
+    put, left = Channel._put, [1]
+
+    def fails(self: Any, queue: str, *args: Any, **options: Any) -> None:
+        if not left.pop():
+            raise OperationalError("it is gone")
+        left.append(0)
+        put(self, queue, *args, **options)
+
+    monkeypatch.setattr(Channel, "_put", fails)
+    with pytest.raises(OperationalError):
+        filled.redirect_many(Query(queue="celery", state=state), "other")
+    monkeypatch.undo()
+    found = where(filled)
+    first = {"delayed": "d0", "ready": "r2"}[state]
+    assert found["other"] == sorted([first, "there"])
+    assert found["celery"] == sorted({"r0", "r1", "r2", "d0", "d1", "d2"} - {first})
+    assert {info.id: info.due_ms for info in filled.find()} == dues
+    counts = filled.counts("celery")["celery"]
+    assert (counts.ready, counts.delayed) == ((3, 2) if state == "delayed" else (2, 3))
+
+
+def test_dead_letters(filled: Delayed) -> None:
+    bury(filled)
+    letters = [*filled.dead.list("celery")]
+    assert len(letters) == 3
+    assert Redirect(filled, "other").dead("celery", letters[:2]) == 2
+    assert where(filled)["other"] == ["r0", "r1", "there"]
+    assert [each.letter.id for each in filled.dead.list()] == [letters[2].letter.id]
+
+
+def test_where_it_cannot_go(filled: Delayed, bench: Bench) -> None:
+    with pytest.raises(QueryError, match=r"no queue 'othr': did you mean 'other'\?"):
+        filled.redirect_many(Query(), "othr")
+    with pytest.raises(QueryError, match="to_queue is empty"):
+        filled.redirect_many(Query(), "")
+    assert filled.redirect_many(Query(queue="celery"), "celery").changed == 0
+    bench.send("one", headers={"delayed_unique": "k"})
+    bench.send("two", queue="other", headers={"delayed_unique": "k"})
+    assert filled.redirect_many(Query(queue="celery"), "other").changed == 3
+    assert where(filled)["celery"] == ["one", "r0", "r1", "r2"]
