@@ -26,6 +26,8 @@ PATHS = {
     "running": "/failures?of=running",
     "failed": "/task?id=failed-1&queue=billing",
     "ready": "/task?id=waiting-1&queue=default",
+    "retrying": "/failures?of=retrying",
+    "waiting": "/backlog?state=ready",
     "lately": "/failures?within=1d&queue=billing",
     "backlog": "/backlog?queue=billing",
     "task": "/task?id={id}",
@@ -194,3 +196,16 @@ def test_selecting_many(opened: Any, shop: dict[str, Any]) -> None:
     page.get_by_role("button", name="Show what becomes").click()
     expect(page.locator("td b").first).to_contain_text("UTC")
     assert page.evaluate(AUDIT) == []
+
+
+def test_a_selection_outlives_news(opened: Any, shop: dict[str, Any]) -> None:
+    page = opened(f"{shop['url']}/failures?of=retrying")
+    boxes, buttons = page.locator("td.pick input"), page.locator(".choose button[name=verb]")
+    boxes.nth(1).check()
+    shown = "() => new Promise((done) => document.addEventListener('shown', done, {once: true}))"
+    page.evaluate(f"({shown})().then(() => 1)")
+    expect(page.locator("#selected")).to_have_text("1 selected")
+    expect(boxes.nth(1)).to_be_checked()
+    expect(buttons.first).to_be_enabled()
+    page.locator("#select-page").check()
+    expect(page.locator("#selected")).to_have_text(f"{boxes.count()} selected")

@@ -11,6 +11,7 @@ from celery import Celery
 from celery_ext import Delayed
 from celery_ext.http.pages import choosing
 from kombu_delayed.message.envelope import open_envelope
+from kombu_delayed.store.outcomes import Kept, Note, Outcomes
 from tests.kit.http import bury
 from tests.kit.pages import Page, Visitor, sent
 
@@ -145,6 +146,64 @@ def test_a_ready_task(visitor: Visitor, app: Celery, delayed: Delayed) -> None:
     assert open_envelope(got.records[0][1:], 0).id == "d"
 
 
+@pytest.fixture
+def ready(app: Celery) -> None:
+    """Nine ready tasks of three tenants."""
+    for n in range(9):
+        app.send_task("till.charge", [n], task_id=f"r{n}", headers={"tenant": f"tenant{n % 3}"})
+
+
+def ready_ids(delayed: Delayed, queue: str = "celery") -> list[str]:
+    return [info.id for info in delayed.find(state="ready", queue=queue)]
+
+
+READY = "?state=ready&tenant=tenant1"
+
+
+def test_the_list_of_ready_tasks(visitor: Visitor, ready: None) -> None:
+    page = visitor.get("/backlog?state=ready")
+    assert "9 ready" in page.text
+    assert len(page.form("/backlog/preview").values("chosen")) == 9
+    assert len(visitor.get(f"/backlog{READY}").form("/preview").values("chosen")) == 3
+    assert "No ready task meets all of this." in visitor.get("/backlog?state=ready&task=x").text
+    visitor.get("/backlog?state=ready&due_after=2030-01-01", 422)
+    visitor.get("/backlog?state=failed", 422)
+
+
+def test_change_many_ready_tasks(visitor: Visitor, ready: None, delayed: Delayed) -> None:
+    page = preview(visitor, "cancel", READY, **EVERYTHING)
+    assert "Cancel 3 tasks?" in page.text
+    assert "They are ready: they wait for a free worker." in page.text
+    assert len(ready_ids(delayed)) == 9
+    done = confirm(visitor, page)
+    assert "3 tasks cancelled." in done.text
+    assert "No ready task meets all of this." in done.text
+    names = visitor.get("/backlog?state=ready").form("/preview").values("chosen")
+    page = preview(visitor, "move", "?state=ready", all=[], chosen=names[1:3])
+    assert "2 tasks moved." in confirm(visitor, page, how="later", by="1h", to="").text
+    assert ready_ids(delayed) == ["r8", "r3", "r2", "r0"]
+    assert ids(delayed) == ["r5", "r6"]
+    page = preview(visitor, "run-now", "?state=ready", **EVERYTHING)
+    assert "They are put in front" in page.text
+    assert "4 tasks made to run now." in confirm(visitor, page).text
+
+
+@pytest.mark.parametrize("state", ["scheduled", "ready"])
+def test_to_another_queue(
+    visitor: Visitor, app: Celery, due: datetime, ready: None, delayed: Delayed, state: str
+) -> None:
+    app.send_task("till.charge", queue="other")
+    page = preview(
+        visitor, "redirect", f"?state={state}&queue=celery&task=till.charge", **EVERYTHING
+    )
+    count = {"scheduled": "1 task", "ready": "9 tasks"}[state]
+    assert f"Move {count} to another queue?" in page.text
+    assert "there is no queue" in confirm(visitor, page, 422, to_queue="otter").text
+    assert f"{count} moved to another queue." in confirm(visitor, page, to_queue="other").text
+    counts = delayed.counts("other")["other"]
+    assert (counts.delayed, counts.ready) == ((1, 1) if state == "scheduled" else (0, 10))
+
+
 def test_a_form_is_taken_once(visitor: Visitor, due: datetime, delayed: Delayed) -> None:
     page = preview(visitor, "move", **some(visitor, 0))
     given = {"how": "later", "by": "1h", "to": ""}
@@ -219,6 +278,76 @@ def test_replay_a_group(visitor: Visitor, dead: list[str], delayed: Delayed) -> 
     assert delayed.counts("celery")["celery"].ready == 3
 
 
+@pytest.mark.parametrize("how", ["at", "to_queue"])
+def test_replay_otherwise(
+    visitor: Visitor, app: Celery, dead: list[str], delayed: Delayed, how: str
+) -> None:
+    app.send_task("till.charge", queue="other")
+    form = group(visitor).form("/dead/preview")
+    page = visitor.post(form.action, sent(form, verb="replay", **EVERYTHING))
+    for wrong in ({"at": "soon"}, {"to_queue": "otter"}, {"at": "2100-01-31", "to_queue": "other"}):
+        confirm(visitor, page, 422, **wrong)
+    assert letters(delayed) == dead
+    given = {"at": "2100-01-31T09:00"} if how == "at" else {"to_queue": "other"}
+    assert "3 dead letters given another try." in confirm(visitor, page, **given).text
+    assert letters(delayed) == ["dead-3"]
+    if how == "at":
+        assert {info.eta for info in delayed.find()} == {
+            datetime(2100, 1, 31, 9, tzinfo=timezone.utc)
+        }
+    else:
+        assert ready_ids(delayed, "other")[:3] == dead[2::-1]
+
+
+@pytest.fixture
+def attempts(app: Celery, delayed: Delayed) -> None:
+    """Two tasks that wait for another try, two that have failed, one of which is a dead letter."""
+    for n in range(2):
+        app.send_task("till.charge", task_id=f"again-{n}", countdown=3600, retries=1)
+        app.send_task("till.charge", task_id=f"bad-{n}")
+    bury(delayed)
+    delayed.store.dead.purge("celery", ["bad-1"])
+    at_ms = int(datetime.now(timezone.utc).timestamp() * 1000)
+    facts = f'{{"error":"Declined","message":"no","next_ms":{at_ms + 3_600_000}}}]'
+    notes = [
+        Note(id, sign, at_ms, False, '["t","till.charge",null]\n', f'["{sign}",{at_ms},0,{facts}\n')
+        for sign, name in (("~", "again"), ("-", "bad"))
+        for id in (f"{name}-0", f"{name}-1")
+    ]
+    calls = Outcomes(delayed.store).note_calls("celery", notes, Kept(1_000, 86_400_000))
+    delayed.store.all_of(calls)
+
+
+def test_what_waits_for_another_try(visitor: Visitor, attempts: None, delayed: Delayed) -> None:
+    form = visitor.get("/failures?of=retrying&task=till.*").form("/backlog/preview")
+    names = form.values("chosen")
+    assert len(names) == 2
+    page = visitor.post(form.action, sent(form, verb="cancel", all=[], chosen=names[:1]))
+    assert "Cancel 1 task?" in page.text
+    done = confirm(visitor, page)
+    assert "1 task cancelled." in done.text
+    assert done.form("/backlog/preview").values("of") == ["retrying"]
+    assert len(ids(delayed)) == 1
+    page = visitor.post(form.action, sent(form, verb="run-now", **EVERYTHING))
+    assert "Run now 1 task?" in page.text
+    confirm(visitor, page)
+    assert ids(delayed) == []
+    running = visitor.get("/failures?of=running").forms
+    assert not [form for form in running if form.action.endswith("/preview")]
+
+
+def test_what_has_failed_for_good(visitor: Visitor, attempts: None, delayed: Delayed) -> None:
+    form = visitor.get("/failures").form("/dead/preview")
+    (name,) = form.values("chosen")
+    page = visitor.post(form.action, sent(form, verb="replay", chosen=[name]))
+    assert "Replay: 1 dead letter?" in page.text
+    done = confirm(visitor, page)
+    assert "1 dead letter given another try." in done.text
+    assert "Declined" in done.text
+    assert letters(delayed) == []
+    assert ready_ids(delayed) == ["bad-0"]
+
+
 def test_drop_one(visitor: Visitor, dead: list[str], delayed: Delayed) -> None:
     form = group(visitor).form("/dead/preview")
     names = form.values("chosen")
@@ -231,7 +360,7 @@ def test_drop_one(visitor: Visitor, dead: list[str], delayed: Delayed) -> None:
 
 
 def test_results_that_are_made_up(visitor: Visitor) -> None:
-    page = visitor.get("/backlog?done=<b>x&count=1&of=1")
+    page = visitor.get("/backlog?done=<b>x&count=1&among=1")
     assert not [each for each in page.all("p") if "good" in each.get("class", "")]
     page = visitor.get("/backlog?done=cancel&count=-1")
     assert "cancelled" not in page.text

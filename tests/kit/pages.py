@@ -49,7 +49,7 @@ class Page(HTMLParser):
             self.forms[-1].fields.append((given["name"], given.get("value", "")))
 
     def handle_endtag(self, tag: str) -> None:
-        while self._open and self._open.pop() != tag:
+        while tag in self._open and self._open.pop() != tag:
             pass
 
     def handle_data(self, data: str) -> None:

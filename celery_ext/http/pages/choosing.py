@@ -27,6 +27,9 @@ Chosen = dict[str, list[T]]
 #: A page of a search: how many at the most, from which cursor on.
 Search = Callable[[int, str | None], tuple[Sequence[tuple[str, T]], str | None]]
 
+#: The items with some ids in a queue, by shard.
+Find = Callable[[str, Sequence[str]], Iterable[tuple[str, Sequence[T]]]]
+
 
 def ticked(form: Form) -> Iterator[tuple[str, str]]:
     """Queue and id of each that was chosen by itself."""
@@ -38,19 +41,24 @@ def ticked(form: Form) -> Iterator[tuple[str, str]]:
 def choose(
     form: Form,
     search: Search[T],
-    find: Callable[[str, str], Iterable[tuple[str, Sequence[T]]]],
+    find: Find[T],
 ) -> tuple[Chosen[T], bool]:
-    """The items that a form means, by shard, and whether these are all of them.
-
-    `find` gives those with an id in a queue.
-    """
+    """The items that a form means, by shard, and whether these are all of them."""
     if form.one("all"):
         return _choose_all(search)
+    return by_name(ticked(form), find), True
+
+
+def by_name(names: Iterable[tuple[str, str]], find: Find[T]) -> Chosen[T]:
+    """The items with these queues and ids, by shard."""
+    ids: dict[str, list[str]] = {}
+    for queue, id in names:
+        ids.setdefault(queue, []).append(id)
     chosen: Chosen[T] = {}
-    for queue, id in ticked(form):
-        for shard, found in find(queue, id):
+    for queue, each in ids.items():
+        for shard, found in find(queue, each):
             chosen.setdefault(shard, []).extend(found)
-    return chosen, True
+    return chosen
 
 
 def _choose_all(search: Search[T]) -> tuple[Chosen[T], bool]:

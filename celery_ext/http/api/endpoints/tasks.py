@@ -229,7 +229,7 @@ def change_task(call: Call) -> State:
     )
     if not is_changed:
         raise _taken()
-    if still_ready := ready_of(service, call.identity, id, info.queue) if ready else []:
+    if still_ready := ready_of(service, call.identity, [id], info.queue) if ready else []:
         return state_of(service, still_ready[0].info)
     return find(service, call.identity, id, info.queue) or {}
 
@@ -242,7 +242,7 @@ def _waiting_or_problem(call: Call) -> tuple[dict[str, list[TaskInfo]], list[Rea
     queue = call.query.queue if call.query else None
     if infos := delayed_infos(call.service, call.identity, call.id, queue):
         return infos, []
-    if ready := ready_of(call.service, call.identity, call.id, queue):
+    if ready := ready_of(call.service, call.identity, [call.id], queue):
         return {}, ready
     found = find(call.service, call.identity, call.id, queue)
     if found is None:

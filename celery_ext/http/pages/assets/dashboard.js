@@ -103,6 +103,7 @@ class Live {
     this.knownAt = new Date();
     const fresh = new DOMParser().parseFromString(`<div>${html}</div>`, "text/html").body.firstChild;
     morph(live, fresh);
+    document.dispatchEvent(new Event("shown"));
     tick();
     live.classList.remove("old");
     this.say("Live", "");
@@ -125,37 +126,39 @@ if (live && liveSwitch) new Live();
 // Selecting many.
 
 const choose = document.querySelector("form.choose");
-const all = byId("all-match");
-if (choose && all) {
-  const boxes = [...choose.querySelectorAll("td.pick input")];
-  const page = byId("select-page");
+if (choose) {
+  const boxes = () => [...choose.querySelectorAll("td.pick input")];
+  const all = byId("all-match");
   const buttons = choose.querySelectorAll("button[name=verb]");
-  page.hidden = false;
   const count = () => {
-    const chosen = boxes.filter((each) => each.checked).length;
-    page.checked = chosen === boxes.length;
-    page.indeterminate = chosen > 0 && chosen < boxes.length;
-    for (const each of boxes) each.disabled = all.checked;
-    page.disabled = all.checked;
-    byId("selected").textContent = all.checked ? "" : `${chosen} selected`;
-    for (const each of buttons) each.disabled = !all.checked && !chosen;
+    const found = boxes(), page = byId("select-page");
+    const chosen = found.filter((each) => each.checked).length;
+    for (const each of found) each.disabled = Boolean(all?.checked);
+    if (page) {
+      page.hidden = !found.length;
+      page.checked = chosen > 0 && chosen === found.length;
+      page.indeterminate = chosen > 0 && chosen < found.length;
+      page.disabled = Boolean(all?.checked);
+    }
+    byId("selected").textContent = all?.checked ? "" : `${chosen} selected`;
+    for (const each of buttons) each.disabled = !all?.checked && !chosen;
   };
-  page.addEventListener("change", () => {
-    for (const each of boxes) each.checked = page.checked;
+  choose.addEventListener("change", (event) => {
+    if (event.target.id === "select-page") for (const each of boxes()) each.checked = event.target.checked;
     count();
   });
   let last = null;
-  for (const each of boxes) {
-    each.addEventListener("click", (event) => {
-      if (event.shiftKey && last) {
-        const [from, to] = [boxes.indexOf(last), boxes.indexOf(each)].sort((a, b) => a - b);
-        for (const one of boxes.slice(from, to + 1)) one.checked = each.checked;
-      }
-      last = each;
-      count();
-    });
-  }
-  all.addEventListener("change", count);
+  choose.addEventListener("click", (event) => {
+    if (!event.target.matches("td.pick input")) return;
+    const found = boxes();
+    if (event.shiftKey && found.includes(last)) {
+      const [from, to] = [found.indexOf(last), found.indexOf(event.target)].sort((a, b) => a - b);
+      for (const one of found.slice(from, to + 1)) one.checked = event.target.checked;
+    }
+    last = event.target;
+    count();
+  });
+  document.addEventListener("shown", count);
   window.addEventListener("pageshow", count);
   count();
 }

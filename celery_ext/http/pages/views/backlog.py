@@ -7,6 +7,7 @@ from typing import Any
 
 from celery_ext.errors import QueryError
 from celery_ext.http.api import cursors
+from celery_ext.http.api.endpoints.by_state import check, ready_page
 from celery_ext.http.api.endpoints.search import search_page
 from celery_ext.http.api.models import Search
 from celery_ext.http.api.operations import validated
@@ -23,6 +24,9 @@ PAGE_SIZE = 50
 #: What a search can be by.
 FIELDS = ["queue", "task", "tenant", "due_after", "due_before"]
 
+#: The lists of the page, and what each is called.
+STATES = {"scheduled": "Delayed", "ready": "Ready"}
+
 Found = Sequence[tuple[str, TaskInfo]]
 
 
@@ -37,16 +41,20 @@ def search_of(given: dict[str, Any], **more: Any) -> Search:
 
 
 def filter_of(form: Form) -> dict[str, str]:
-    return form.given(FIELDS)
+    return form.given(["state", *FIELDS])
 
 
 def look(visit: Visit) -> Shown:
     params = visit.params()
     cursor = params.get("cursor")
-    given = {name: params[name] for name in FIELDS if name in params}
+    given = {name: params[name] for name in ("state", *FIELDS) if name in params}
+    is_ready = given.get("state") == "ready"
     shown: dict[str, Any] = {
         "filter": given,
-        "fields": FIELDS,
+        "fields": FIELDS[:3] if is_ready else FIELDS,
+        "states": STATES,
+        "is_ready": is_ready,
+        "is_filtered": any(name in given for name in FIELDS),
         "tasks": [],
         "next": None,
         "wrong": {},
@@ -59,8 +67,7 @@ def look(visit: Visit) -> Shown:
         "may_pause": visit.identity.has("admin") and not visit.identity.tenants,
     }
     try:
-        found, following = search_page(visit, search_of(given, limit=PAGE_SIZE, cursor=cursor))
-        shown |= {"tasks": [info for _, info in found], "next": following}
+        shown |= _tasks(visit, search_of(given, limit=PAGE_SIZE, cursor=cursor))
     except QueryError as error:
         shown |= {"wrong": {"due_after": str(error)}, "status": 422}
     except Problem as problem:
@@ -70,11 +77,22 @@ def look(visit: Visit) -> Shown:
     return shown
 
 
+def _tasks(visit: Visit, search: Search) -> Shown:
+    if search.state not in STATES:
+        raise Problem.of_field("state", f"it is one of {', '.join(STATES)}")
+    check(search)
+    if search.state == "ready":
+        ready, following = ready_page(visit, search, search.limit, search.cursor)
+        return {"tasks": [each.info for each in ready], "next": following}
+    found, following = search_page(visit, search)
+    return {"tasks": [info for _, info in found], "next": following}
+
+
 def _counts(visit: Visit) -> Any:
     if visit.identity.tenants:
         return None
     found = metrics(visit).values()
-    return {"delayed": sum(m.delayed for m in found), "due": sum(m.due for m in found)}
+    return {name: sum(getattr(m, name) for m in found) for name in ("delayed", "due", "ready")}
 
 
 VIEWS = [View("backlog", "/backlog", "Backlog", look)]

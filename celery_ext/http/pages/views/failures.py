@@ -12,12 +12,14 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from celery_ext.control.outcomes import Meant, listed
+from celery_ext.http.api import cursors
+from celery_ext.http.api.endpoints.dead_letters import own_letters
 from celery_ext.http.api.fields import Name, span_of
 from celery_ext.tasks.history import Step, TaskHistory
 from kombu_delayed.store.outcomes import LISTS, Outcomes
 
 from ..visit import Shown, View, Visit, asked
-from .dead import pattern_of
+from .dead import letter_name, pattern_of
 
 #: Tasks that are looked at: of all queues, and of each at the least.
 LOOKED_AT, OF_EACH = 5_000, 100
@@ -34,10 +36,15 @@ PARTS = 24
 #: Groups and tasks on a page.
 GROUPS, SHOWN = 30, 50
 
+#: What a search can be by.
+FIELDS = ["queue", "task", "error", "tenant", "within"]
+
 TITLES = {"failed": "Failed", "retrying": "Retrying", "running": "Running", "slow": "Slow"}
 
 
-class _Asked(BaseModel):
+class Asked(BaseModel):
+    """A list, and what of it."""
+
     of: Literal["failed", "retrying", "running", "slow"] = "failed"
     queue: Name | None = None
     task: Name | None = None
@@ -118,10 +125,33 @@ def error_of(failure: Step | None) -> str:
 
 
 def look(visit: Visit) -> Shown:
-    query: _Asked = asked(visit, _Asked)
+    query: Asked = asked(visit, Asked)
+    rows, is_partial = matching(visit, query)
+    groups = _grouped(rows) if query.of in ("failed", "retrying") else []
+    now_ms = int(datetime.now(timezone.utc).timestamp() * 1000)
+    first_ms = min((group.first_ms for group in groups), default=now_ms)
+    names = _names(visit, query.of, rows[:SHOWN])
+    return {
+        "of": query.of,
+        "titles": TITLES,
+        "filter": {name: value for name in FIELDS if (value := getattr(query, name))},
+        "groups": groups[:GROUPS],
+        "group_count": len(groups),
+        "span": (query.since_ms or first_ms, now_ms),
+        "withins": WITHIN,
+        "rows": rows[:SHOWN],
+        "names": names,
+        "may_change": names is not None,
+        "count": len(rows),
+        "is_partial": is_partial,
+        "queues": visit.queues(),
+    }
+
+
+def matching(visit: Visit, query: Asked) -> tuple[list[Row], bool]:
+    """The tasks of a list that are meant, and whether more would be that were not looked at."""
     shards = visit.shards(query.queue)
-    counts = _counts(visit, shards)
-    found, is_partial = _read(visit, query.of, shards, counts[query.of])
+    found, is_partial = _read(visit, query.of, shards, _counts(visit, shards)[query.of])
     meant = Meant(query.task, query.error)
     rows = [
         row
@@ -135,24 +165,25 @@ def look(visit: Visit) -> Shown:
         rows.sort(key=lambda row: row.seconds or 0, reverse=True)
     if query.of == "running":
         rows.sort(key=lambda row: row.at_ms)
-    groups = _grouped(rows) if query.of in ("failed", "retrying") else []
-    named = ("queue", "task", "error", "tenant", "within")
-    now_ms = int(datetime.now(timezone.utc).timestamp() * 1000)
-    first_ms = min((group.first_ms for group in groups), default=now_ms)
-    given = {name: value for name in named if (value := getattr(query, name))}
-    return {
-        "of": query.of,
-        "titles": TITLES,
-        "filter": given,
-        "groups": groups[:GROUPS],
-        "group_count": len(groups),
-        "span": (query.since_ms or first_ms, now_ms),
-        "withins": WITHIN,
-        "rows": rows[:SHOWN],
-        "count": len(rows),
-        "is_partial": is_partial,
-        "queues": visit.queues(),
-    }
+    return rows, is_partial
+
+
+def _names(visit: Visit, of: str, rows: list[Row]) -> dict[tuple[str, str], str] | None:
+    """What forms call the tasks that can be changed; None: nobody may, or there are none such.
+
+    Of those that wait for another try each has a message. Of those that have failed, dead letters.
+    """
+    identity, found = visit.identity, dict[tuple[str, str], str]()
+    if of == "retrying" and identity.has("schedule"):
+        keys = [(row.history.queue, row.history.id) for row in rows]
+        return {key: cursors.write(*key) for key in keys}
+    if of != "failed" or not identity.has("admin"):
+        return None
+    for queue in {row.history.queue for row in rows}:
+        ids = [row.history.id for row in rows if row.history.queue == queue]
+        for _, letters in own_letters(visit, queue, ids):
+            found |= {(queue, each.letter.id): letter_name(each) for each in letters}
+    return found
 
 
 def _counts(visit: Visit, shards: list[str]) -> dict[str, dict[str, int]]:
