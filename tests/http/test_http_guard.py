@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from celery_ext.http import SignatureError, verify
-from celery_ext.http.callbacks import post as callback
+from celery_ext.http.callbacks import connections
 from celery_ext.http.callbacks.post import Answer, CallbackFailed, post
 from celery_ext.http.callbacks.signature import sign
 from celery_ext.http.callbacks.ssrf_guard import (
@@ -244,7 +244,7 @@ def test_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(CallbackFailed, match="self-signed certificate"):
             call("127.0.0.1")
         trusting = ssl.create_default_context(cafile=certificate)
-        monkeypatch.setattr(callback, "_tls", lambda: trusting)
+        monkeypatch.setattr(connections, "_tls", lambda: trusting)
         assert call("127.0.0.1").code == 100
         with pytest.raises(CallbackFailed, match="Hostname mismatch"):
             call("hooks.example.com")

@@ -62,16 +62,25 @@ class Jobs:
 
 @contextmanager
 def run_jobs(
-    server: Server, directory: Path, pool: str = "threads", concurrency: int = 4, **more: Any
+    server: Server,
+    directory: Path,
+    pool: str = "threads",
+    concurrency: int = 4,
+    *,
+    keeps: bool = False,
+    **more: Any,
 ) -> Iterator[Jobs]:
-    """Start them at an empty server; `more` are options of `delayed_http`."""
+    """Start them at an empty server; `more` are options of `delayed_http`.
+
+    `keeps`: the receiver keeps connections open.
+    """
     with server.client() as client:
         client.flushall()
     config = {**OPTIONS, **more}
     settings = Settings(f"delayed+{server.url}", config={"delayed_http": config})
     with ExitStack() as stack:
         app = stack.enter_context(make_app(settings))
-        receiver = stack.enter_context(receiving())
+        receiver = stack.enter_context(receiving(keeps=keeps))
         options = ["--prefetch-multiplier", "1"]
         worker = Worker(settings, directory, pool=pool, concurrency=concurrency, options=options)
         stack.enter_context(worker)

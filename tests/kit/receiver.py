@@ -19,6 +19,8 @@ class Receiver:
     port: int = 0
     got: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)
     answers: dict[str, Any] = field(default_factory=dict)
+    #: How many connections there have been.
+    connections: int = 0
 
     def url(self, path: str = "/") -> str:
         return f"http://127.0.0.1:{self.port}{path}"
@@ -28,10 +30,17 @@ class Receiver:
 
 
 @contextmanager
-def receiving(tls: ssl.SSLContext | None = None) -> Iterator[Receiver]:
+def receiving(tls: ssl.SSLContext | None = None, *, keeps: bool = False) -> Iterator[Receiver]:
+    """`keeps`: it keeps connections open for further requests."""
     receiver = Receiver()
 
     class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1" if keeps else "HTTP/1.0"
+
+        def setup(self) -> None:
+            super().setup()
+            receiver.connections += 1
+
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers.get("content-length") or 0))
             receiver.got.append((self.path, dict(self.headers.items()), body))
@@ -43,6 +52,8 @@ def receiving(tls: ssl.SSLContext | None = None) -> Iterator[Receiver]:
             self.send_response(status)
             for name, value in headers.items():
                 self.send_header(name, value)
+            if keeps:
+                self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             self.wfile.write(content)
 

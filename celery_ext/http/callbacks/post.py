@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import http.client
 import json
-import socket
-import ssl
 import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
+from .connections import Connection, idle
 from .ssrf_guard import Target
 
 SUCCESS, TOO_MANY = 100, 101
 
 #: With Retry-After, these statuses ask to be called later.
 BUSY = (429, 503)
+
+
+#: How a connection ends that its receiver has closed while it was idle.
+CLOSED = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
+
+#: What is left of an answer is read to keep its connection, if it is so short and comes so soon.
+LITTLE_BYTES, LITTLE_SECONDS = 65_536, 0.25
 
 
 class CallbackFailed(Exception):
@@ -32,61 +37,6 @@ class Answer:
 
     code: int
     retry_after: float | None = None
-
-
-class _Connection(http.client.HTTPConnection):
-    """To one of the addresses that were checked, whatever DNS says by now."""
-
-    def __init__(self, target: Target, addresses: Iterable[Any], until: float) -> None:
-        super().__init__(target.host, target.port)
-        self._target, self._addresses, self._until = target, list(addresses), until
-        self._is_cut = False
-        self.default_port = 443 if target.scheme == "https" else 80
-
-    def connect(self) -> None:
-        error: OSError = OSError(f"{self.host} has no address")
-        for number, (family, address) in enumerate(self._addresses):
-            try:
-                self._connect(family, address, len(self._addresses) - number)
-                return
-            except OSError as reason:
-                if self.sock is not None:
-                    self.sock.close()
-                    self.sock = None
-                error = reason
-        raise error
-
-    def _connect(self, family: Any, address: Any, addresses: int) -> None:
-        """An address that does not answer leaves the next ones their share of the time."""
-        sock = self._use(socket.socket(family, socket.SOCK_STREAM))
-        sock.settimeout(max((self._until - time.monotonic()) / addresses, 0.001))
-        sock.connect(address)
-        sock.settimeout(max(self._until - time.monotonic(), 0.001))
-        if self._target.scheme == "https":
-            name = self._target.host.rstrip(".")
-            secure = _tls().wrap_socket(sock, server_hostname=name, do_handshake_on_connect=False)
-            self._use(secure)
-            secure.do_handshake()
-
-    def _use(self, sock: socket.socket) -> socket.socket:
-        self.sock = sock
-        if self._is_cut:
-            raise TimeoutError("its time was over before it was connected")
-        return sock
-
-    def cut(self) -> None:
-        """End whatever it waits for or begins, from another thread."""
-        self._is_cut = True
-        if self.sock is not None:
-            with suppress(OSError):
-                # A TLS socket's own method would let what is being sent go out in the clear.
-                socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
-
-
-@cache
-def _tls() -> ssl.SSLContext:
-    """Reading the certificates takes longer than most callbacks."""
-    return ssl.create_default_context()
 
 
 def post(
@@ -105,23 +55,28 @@ def post(
     `by_status`: any status 2xx means success, and the body of the answer nothing.
     """
     until = time.monotonic() + seconds
-    connection = _Connection(target, addresses, until)
+    addresses = [*addresses]
+    kept = idle.take(target, addresses)
+    connection = kept or Connection(target)
+    connection.begin(addresses, until)
     # A time-out of a socket begins anew with each byte.
     timer = threading.Timer(seconds, connection.cut)
     timer.daemon = True
     timer.start()
     try:
-        connection.request(method, target.path, body or None, {**headers, "Connection": "close"})
-        response = connection.getresponse()
+        response = _answered(connection, (method, target.path, body or None, headers), kept)
         raw = b"" if by_status else response.read(limit_bytes + 1)
     except (OSError, http.client.HTTPException, ValueError) as error:
+        connection.close()
         late = time.monotonic() >= until
         reason = f"no answer within {seconds:g} s" if late else f"{type(error).__name__}: {error}"
         raise CallbackFailed(reason[:200]) from None
+    else:
+        is_late = time.monotonic() >= until  # what was cut off looks like an end
+        _keep(connection, response)
     finally:
         timer.cancel()
-        connection.close()
-    if time.monotonic() >= until:  # what was cut off looks like an end
+    if is_late:
         raise CallbackFailed(f"no answer within {seconds:g} s")
     wait = _seconds(response.getheader("Retry-After"))
     if by_status and response.status in BUSY and wait is not None:
@@ -133,6 +88,35 @@ def post(
     if len(raw) > limit_bytes:
         raise CallbackFailed(f"its answer is longer than {limit_bytes} bytes")
     return Answer(_code(raw), wait)
+
+
+def _answered(
+    connection: Connection, request: tuple[Any, ...], kept: Connection | None
+) -> http.client.HTTPResponse:
+    """Send a request, over a new connection if the kept one ends without an answer."""
+    try:
+        connection.request(*request)
+        return connection.getresponse()
+    except CLOSED:
+        if kept is None:
+            raise
+        connection.close()
+    connection.request(*request)
+    return connection.getresponse()
+
+
+def _keep(connection: Connection, response: http.client.HTTPResponse) -> None:
+    """Keep a connection for the next callback, where little or nothing of its answer is left."""
+    with suppress(OSError, http.client.HTTPException, ValueError):
+        left = response.length
+        if left is not None and left <= LITTLE_BYTES and connection.sock is not None:
+            connection.sock.settimeout(LITTLE_SECONDS)
+            response.read()
+    if response.isclosed() and not response.will_close:
+        idle.give(connection)
+    else:
+        response.close()
+        connection.close()
 
 
 def _code(raw: bytes) -> int:

@@ -1,0 +1,154 @@
+"""Connections to the receivers of callbacks, which are kept open for the next jobs."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import select
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+from .ssrf_guard import Target
+
+#: So many idle connections a process keeps, of which so many to one receiver, for so long.
+MOST, OF_EACH, IDLE_SECONDS = 64, 8, 20.0
+
+
+class Connection(http.client.HTTPConnection):
+    """To one of the addresses that were checked, whatever DNS says by now."""
+
+    def __init__(self, target: Target) -> None:
+        super().__init__(target.host, target.port)
+        self.target = target
+        self.addresses: Sequence[Any] = ()
+        #: What it is connected to.
+        self.address: Any = None
+        self.idle_since = self._until = 0.0
+        self._is_cut = False
+        self.default_port = 443 if target.scheme == "https" else 80
+
+    def begin(self, addresses: Sequence[Any], until: float) -> None:
+        """Be ready for a request that ends at a time, to one of some addresses."""
+        self.addresses, self._until, self._is_cut = addresses, until, False
+        if self.sock is not None:
+            self.sock.settimeout(self._left)
+
+    @property
+    def _left(self) -> float:
+        return max(self._until - time.monotonic(), 0.001)
+
+    def connect(self) -> None:
+        error: OSError = OSError(f"{self.host} has no address")
+        for number, each in enumerate(self.addresses):
+            try:
+                self._connect(each, len(self.addresses) - number)
+                self.address = each
+                return
+            except OSError as reason:
+                if self.sock is not None:
+                    self.sock.close()
+                    self.sock = None
+                error = reason
+        raise error
+
+    def _connect(self, to: tuple[Any, Any], addresses: int) -> None:
+        """An address that does not answer leaves the next ones their share of the time."""
+        family, address = to
+        sock = self._use(socket.socket(family, socket.SOCK_STREAM))
+        sock.settimeout(max(self._left / addresses, 0.001))
+        sock.connect(address)
+        sock.settimeout(self._left)
+        if self.target.scheme == "https":
+            name = self.target.host.rstrip(".")
+            secure = _tls().wrap_socket(sock, server_hostname=name, do_handshake_on_connect=False)
+            self._use(secure)
+            secure.do_handshake()
+
+    def _use(self, sock: socket.socket) -> socket.socket:
+        self.sock = sock
+        if self._is_cut:
+            raise TimeoutError("its time was over before it was connected")
+        return sock
+
+    def cut(self) -> None:
+        """End whatever it waits for or begins, from another thread."""
+        self._is_cut = True
+        if self.sock is not None:
+            with suppress(OSError):
+                # A TLS socket's own method would let what is being sent go out in the clear.
+                socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it is connected, not cut, and the receiver has neither closed it nor spoken."""
+        if self.sock is None or self._is_cut:
+            return False
+        with suppress(OSError, ValueError):
+            return not select.select([self.sock], [], [], 0)[0]
+        return False
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    """Reading the certificates takes longer than most callbacks."""
+    return ssl.create_default_context()
+
+
+class Idle:
+    """The idle connections of a process. Threads and greenlets share them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: list[Connection] = []  # the one that has been idle the longest in front
+        self._pid = os.getpid()
+
+    def take(self, target: Target, addresses: Sequence[Any]) -> Connection | None:
+        """A connection to a receiver, at one of the addresses that it has now."""
+        with self._lock:
+            self._drop_old()
+            for each in reversed(self._idle):
+                is_same = _receiver(each.target) == _receiver(target)
+                if is_same and each.address in addresses:
+                    self._idle.remove(each)
+                    if each.is_usable:
+                        each.target = target
+                        return each
+                    each.close()
+        return None
+
+    def give(self, connection: Connection) -> None:
+        """Keep a connection whose last answer was read to its end, or close it."""
+        if not connection.is_usable:
+            connection.close()
+            return
+        with self._lock:
+            self._drop_old()
+            receiver = _receiver(connection.target)
+            own = [each for each in self._idle if _receiver(each.target) == receiver]
+            connection.idle_since = time.monotonic()
+            self._idle.append(connection)
+            crowded = own[:1] if len(own) >= OF_EACH else self._idle[: len(self._idle) - MOST]
+            for each in crowded:
+                self._idle.remove(each)
+                each.close()
+
+    def _drop_old(self) -> None:
+        if self._pid != os.getpid():  # those of the parent are in use there
+            self._pid, self._idle = os.getpid(), []
+        oldest = time.monotonic() - IDLE_SECONDS
+        while self._idle and self._idle[0].idle_since < oldest:
+            self._idle.pop(0).close()
+
+
+def _receiver(target: Target) -> tuple[str, str, int]:
+    return target.scheme, target.host, target.port
+
+
+#: Those of this process.
+idle = Idle()
