@@ -109,6 +109,7 @@ def make_app(settings: Settings) -> Celery:
 
 def _extend(app: Celery) -> None:
     """What other brokers do not have: limits, and tasks that expect answers."""
+    from celery_ext import install
     from tests.crash import asking, limits
 
     options = app.conf.broker_transport_options
@@ -117,6 +118,8 @@ def _extend(app: Celery) -> None:
     if POLICYLESS not in os.environ:
         app.conf.broker_transport_options = {**options, "delayed_policies": limits.policies()}
     asking.add_tasks(app)
+    app.conf.delayed_outcomes = {"limit": 100_000}
+    install(app)
 
 
 def _execution(headers: dict[str, Any]) -> tuple[str, int]:

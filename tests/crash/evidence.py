@@ -16,6 +16,7 @@ from tests.crash.load import Plan
 from tests.crash.schedule import SHORT
 
 if TYPE_CHECKING:
+    from celery_ext.tasks.history import TaskHistory
     from tests.crash.pings import Ping
 
 #: What becomes of a worker that does not end what it has begun.
@@ -68,6 +69,9 @@ class Evidence:
     leaked: Sequence[str] = ()
     ghosts: Sequence[str] = ()
     control: Sequence[tuple[float, float]] = ()
+    #: What workers have recorded of tasks, by id, and when it was read; None: it was not.
+    records: Mapping[str, TaskHistory] | None = None
+    recorded_at: float = 0.0
 
     def cut_off(self, life: Life) -> Iterator[tuple[float, float]]:
         """When it alone did not reach the server, for longer than its lease may last."""

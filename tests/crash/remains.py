@@ -24,6 +24,7 @@ STAY = {
     r".*\}:expectations(-until)?": "how questions have ended, until that is forgotten",
     r".*\}:answers(-until)?": "answers without a question, until they are forgotten",
     r".*\}:events": "lifecycle events, the latest ones",
+    r".*\}:outcomes:.*": "what workers have recorded of tasks, for days",
     r"kombu-delayed:format": "the version of the format",
     r"kombu-delayed-revoked": "the last tasks that were revoked, for workers that start",
     r"kombu-delayed-shards|.*\}:shards": "how many shards a queue has had",
@@ -37,7 +38,7 @@ def messages(server: Any) -> dict[Key, list[str]]:
     found: dict[Key, list[str]] = defaultdict(list)
     with server.client() as client:
         for key in client.scan_iter("*"):
-            if key.endswith(b":expectations"):
+            if key.endswith(b":expectations") or b":outcomes:" in key:
                 continue  # what is known of those that have ended
             for value in _values(client, key):
                 id, retries = _ID.search(value), _RETRIES.search(value)

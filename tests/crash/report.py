@@ -52,6 +52,10 @@ def rows(result: Result) -> Rows:
         ("— so late one in a hundred may be", f"{verdict.allowed_ms:,.0f} ms"),
         _lateness("— a task that no fault strikes", verdict.control_ms),
         ("**pings without an answer**, outside of faults", f"{unanswered} of {asked:,}"),
+        ("runs that were compared with their records of outcomes", verdict.records.runs),
+        ("— **not recorded**", len(verdict.records.missing)),
+        ("— **recorded, and never happened**", len(verdict.records.untrue)),
+        ("— **recorded as running** by a worker that has ended", len(verdict.records.running)),
         ("**leaked keys** at the end", len(verdict.leaked)),
         ("**polled in vain** by workers at the end", len(verdict.ghosts)),
         *((f"fault: {fault.meaning}", result.faults[kind]) for kind, fault in FAULTS.items()),
@@ -162,6 +166,8 @@ def findings(result: Result) -> str:
         for question in getattr(verdict.answers, what):
             parts.append(f"questions, {what}: {question.describe()}")
             parts += [history((id, 0)) for id in (question.id, *question.followers)]
+    for what in ("missing", "untrue", "running"):
+        parts += [f"records, {what}: {each}" for each in getattr(verdict.records, what)[:SHOWN]]
     for key in heapq.nlargest(SHOWN, verdict.calm_late_ms, key=verdict.calm_late_ms.__getitem__):
         late_ms = verdict.calm_late_ms[key]
         if late_ms > verdict.allowed_ms:

@@ -22,8 +22,9 @@ from tests.crash.evidence import Evidence, changes, occupied, stalls
 from tests.crash.faults import Faults, Field
 from tests.crash.history import Execution, Key, collect
 from tests.crash.journal import SENDER, Line, Reader
-from tests.crash.load import Senders
+from tests.crash.load import GREENLETS, LONG, PREFORK, Senders
 from tests.crash.pings import Control, Pinger, control_task
+from tests.crash.records import read_records
 from tests.crash.replicated import QUEUE
 from tests.crash.reshard import Reshard
 from tests.crash.schedule import CALM_SECONDS, QUIET_SECONDS, schedule
@@ -183,6 +184,12 @@ class _Run:
             ghosts=ghosts,
             control=self.control.late(),
         )
+        if self.order.has_policies:
+            queues = (QUEUE, *limits.QUEUES, LONG, PREFORK, GREENLETS)
+            ids = [*dict.fromkeys(id for id, _ in executions)]
+            reader = crash_app.make_app(self.broker.settings(None))
+            evidence.records = read_records(reader, queues, ids)
+            evidence.recorded_at = time.time()
         if self.broker.clock and self.order.has_policies:  # others go by the worker's clock
             evidence.clock = self.broker.clock.readings
         with server.client() as client:

@@ -30,6 +30,8 @@ def test_nothing_is_lost_on_a_single_server(tmp_path: Path) -> None:
     result = run(Order(seconds=42, seed=7, rate=25, every_seconds=1.5, keep=tmp_path / "run"))
     check(result)
     assert result.verdict.limits.runs > 100
+    assert result.verdict.records.runs > 500
+    assert result.verdict.records.steps > 1_000
     assert set(result.verdict.answers.ended) == {*ENDS}
     page = as_page([[result]], "make chaos")
     assert "| **over a limit**: at some instant more ran than may | 0 |" in page

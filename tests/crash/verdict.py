@@ -23,6 +23,7 @@ from tests.crash.history import NEVER, Execution, Hold, Key, Run
 from tests.crash.in_use import Limits, judge_limits
 from tests.crash.journal import REJECTED
 from tests.crash.pings import Pings, judge_pings
+from tests.crash.records import Records, judge_records
 from tests.crash.schedule import AWAY
 
 EXECUTING = "was executing when its process died"
@@ -77,6 +78,7 @@ class Verdict:
     limits: Limits = field(default_factory=Limits)
     answers: Answers = field(default_factory=Answers)
     pings: Pings = field(default_factory=Pings)
+    records: Records = field(default_factory=Records)
     #: Keys that ought not to be on the server any more.
     leaked: Sequence[str] = ()
     #: What workers polled in vain.
@@ -89,7 +91,8 @@ class Verdict:
         missing = self.lost or self.stuck or self.failed or self.left
         wrong = missing or self.early or self.unexplained or self.is_late
         wrong = wrong or self.leaked or self.ghosts
-        return not wrong and self.limits.good and self.answers.good and self.pings.good
+        parts = (self.limits, self.answers, self.pings, self.records)
+        return not wrong and all(part.good for part in parts)
 
     @property
     def is_late(self) -> bool:
@@ -116,6 +119,7 @@ def judge(executions: Mapping[Key, Execution], evidence: Evidence) -> Verdict:
             judge.timed(execution, verdict)
     verdict.limits = judge_limits(executions.values(), evidence)
     verdict.answers = judge_answers(executions.values())
+    verdict.records = judge_records(executions.values(), evidence)
     verdict.pings = judge_pings(evidence.pings, evidence.lives, calm)
     verdict.control_ms = [
         (start - sent) * 1000 for sent, start in evidence.control if calm.covers(sent, start)
