@@ -12,9 +12,12 @@ from typing import Any
 
 import pytest
 import redis
-from celery import Celery, _state, signals
+from celery import Celery, _state
+from celery import signals as celery_signals
+from celery.utils.dispatch import Signal
 
 from celery_ext import respond
+from celery_ext.app import signals
 from celery_ext.metrics import MetricsOptions
 from celery_ext.metrics.measuring import PrometheusMeter
 from celery_ext.policies import Attempt, Bury, Delay, GiveUp, Retry, Run
@@ -30,6 +33,14 @@ from tests.kit.workers import Worker
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
+#: Those that pages may connect to.
+SIGNALS = [
+    each
+    for module in (celery_signals, signals)
+    for each in vars(module).values()
+    if isinstance(each, Signal)
+]
+
 RunPage = Callable[..., dict[str, Any]]
 
 
@@ -38,6 +49,9 @@ def run(server: Server) -> Iterator[RunPage]:
     """Run a page against the server, as a module; returns what its examples have bound."""
     with ExitStack() as stack:
         stack.callback(_state._set_current_app, _state._tls.current_app)
+        for signal in SIGNALS:  # what a page connects would print in the tests that follow
+            stack.callback(setattr, signal, "receivers", signal.receivers)
+            signal.receivers = [*signal.receivers]
 
         def run(name: str, module_name: str, **places: str) -> dict[str, Any]:
             module = types.ModuleType(module_name)
