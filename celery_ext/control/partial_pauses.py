@@ -12,7 +12,7 @@ from ..app.queues import Queues
 from ..tasks.query import Query
 from ..tasks.times import from_ms, length_ms
 from .change_many import pages
-from .moves import NOW, Moves
+from .moves import Moves
 from .pauses import TEXT_SIZE, QueuePause, caller, tell_workers
 from .policies import change_declared, declared_of
 
@@ -55,14 +55,17 @@ def pause_part(
 
 
 def resume_part(queues: Queues, queue: str, part: Part) -> bool:
-    """End such a pause, and let run what it has kept back; returns whether there was one."""
+    """End such a pause, and let run what it has kept back; returns whether there was one.
+
+    Twice is safe: the second time lets run what the first, if it was interrupted, has not.
+    """
     (found,) = declared_of(queues, [queue])
     was_paused = any(_is_of(each, part) for each in found.get("paused", ()))
     _change(queues, queue, part, [])
-    if was_paused:
-        _let_go(queues, Query(queue=queue, **part._asdict()))
+    query = Query(queue=queue, **part._asdict())
+    if _let_go(queues, query) or was_paused:
         time.sleep(LATE_SECONDS)
-        _let_go(queues, Query(queue=queue, **part._asdict()))
+        _let_go(queues, query)
     return was_paused
 
 
@@ -77,10 +80,12 @@ def paused_parts(queues: Queues, names: Sequence[str]) -> list[QueuePause]:
     ]
 
 
-def _let_go(queues: Queues, query: Query) -> None:
+def _let_go(queues: Queues, query: Query) -> int:
+    count = 0
     for shard, infos in pages(queues, query):
         held = [info for info in infos if info.reason.startswith(PAUSED)]
-        Moves(queues).reschedule(shard, held, [NOW] * len(held))
+        count += Moves(queues).run_now(shard, held)
+    return count
 
 
 def _change(queues: Queues, queue: str, part: Part, now: list[dict[str, Any]]) -> None:

@@ -22,7 +22,15 @@ from tests.crash.clock import Clock
 from tests.crash.crew import Crew, Life
 from tests.crash.load import LIMIT_SECONDS, Senders
 from tests.crash.network import Network
-from tests.crash.schedule import CALM_SECONDS, CLOCKS, LASTING, QUIET_SECONDS, TRYING
+from tests.crash.operator import Operator
+from tests.crash.schedule import (
+    CALM_SECONDS,
+    CLOCKS,
+    LASTING,
+    OPERATED,
+    QUIET_SECONDS,
+    TRYING,
+)
 from tests.kit.servers import Server
 
 #: What finds no victim, or something in its way, strikes again so often, so much later.
@@ -63,6 +71,7 @@ class Field:
     #: Whether a task has started, and whether nothing of it is to come.
     started: Callable[[str], bool] = lambda id: False
     ended: Callable[[str], bool] = lambda id: True
+    operator: Operator | None = None
 
 
 @dataclass
@@ -273,6 +282,27 @@ class Faults:
 
     def _clients_killed(self) -> str:
         return self._command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+
+    def _operate(self, kind: str, act: str) -> str | None:
+        if self._is_on(*OPERATED):
+            return None
+        window = Window(kind, time.time(), float("inf"))
+        self.windows.append(window)
+
+        def end() -> None:
+            window.ended = time.time()
+
+        getattr(self.field.operator, act)(self.rng, end)
+        return ""
+
+    def _queue_paused(self) -> str | None:
+        return self._operate("queue paused", "pause_queue")
+
+    def _tenant_paused(self) -> str | None:
+        return self._operate("tenant paused", "pause_tenant")
+
+    def _limit_lowered(self) -> str | None:
+        return self._operate("limit lowered", "lower_limit")
 
     def _script_flush(self) -> str:
         return self._command("SCRIPT", "FLUSH")

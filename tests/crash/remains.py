@@ -19,6 +19,7 @@ STAY = {
     r"_kombu\.binding.*": "bindings of exchanges, as Kombu keeps them",
     r".*\}:unique(-due)?": "unique keys of what was delivered, until another message is unique",
     r".*\}:granted-by": "the server that granted the leases",
+    r".*\}:policies": "what is declared for a queue, until somebody declares something else",
     r".*\}:paused": "when a queue that was paused went on, for a day",
     r".*\}:moved": "what came to another place in the backlog, for an hour",
     r".*\}:expectations(-until)?": "how questions have ended, until that is forgotten",

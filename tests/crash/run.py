@@ -23,11 +23,12 @@ from tests.crash.faults import Faults, Field
 from tests.crash.history import Execution, Key, collect
 from tests.crash.journal import SENDER, Line, Reader
 from tests.crash.load import GREENLETS, LONG, PREFORK, Senders
+from tests.crash.operator import Operator
 from tests.crash.pings import Control, Pinger, control_task
 from tests.crash.records import read_records
 from tests.crash.replicated import QUEUE
 from tests.crash.reshard import Reshard
-from tests.crash.schedule import CALM_SECONDS, QUIET_SECONDS, schedule
+from tests.crash.schedule import CALM_SECONDS, OPERATED, QUIET_SECONDS, schedule
 from tests.crash.verdict import Verdict, judge
 
 SETTLE_SECONDS = 10
@@ -125,7 +126,9 @@ class _Run:
         order, broker = self.order, self.broker
         shares = dict(broker.shares)
         if not order.has_policies:
-            del shares["redeploy"], shares["policyless"]  # stock has its own versions, and none
+            # Stock has its own versions, and none of the rest.
+            for kind in ("redeploy", "policyless", *OPERATED):
+                del shares[kind]
         if "reshard" not in broker.more:
             shares.pop("large slot moved", None)
         plan = schedule(order.seed, order.seconds, order.every_seconds, shares)
@@ -134,6 +137,9 @@ class _Run:
             LEASE_SECONDS,
             started=lambda id: (id, 0) in self._started,
             ended=lambda id: id in self._acked,
+            operator=Operator(crash_app.make_app(broker.settings(None)))
+            if order.has_policies
+            else None,
         )
         return broker.faults(field, random.Random(order.seed), plan, **broker.more)
 

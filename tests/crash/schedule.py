@@ -37,6 +37,9 @@ FAULTS = {
     "quit": Fault("SIGQUIT of a worker (cold shutdown)", 6),
     "redeploy": Fault("half of the workers go to the previous version, and back", 3, "lasting"),
     "policyless": Fault("a worker that does not know the policies", 2, "lasting"),
+    "queue paused": Fault("a queue is paused and resumed", 3, "lasting trying"),
+    "tenant paused": Fault("a tenant is paused and resumed", 3, "lasting trying"),
+    "limit lowered": Fault("a limit is lowered and reset", 3, "lasting trying"),
     "time limit": Fault("a hard time limit ends a process of a pool", 8, "trying replacing"),
     "terminate": Fault("`revoke(terminate=True)` ends a process of a pool", 8, "trying replacing"),
     "autoscale": Fault("tasks at once make a pool grow, and it shrinks", 5, "trying replacing"),
@@ -80,6 +83,9 @@ def kinds(trait: str) -> frozenset[str]:
     """Those with a trait."""
     return frozenset(kind for kind, fault in FAULTS.items() if trait in fault.traits.split())
 
+
+#: What only an operator of ours does.
+OPERATED = frozenset({"queue paused", "tenant paused", "limit lowered"})
 
 LASTING, TRYING, SHORT, AWAY = map(kinds, ("lasting", "trying", "short", "away"))
 CLOCKS = frozenset({"clock minute", "clock hour"})
