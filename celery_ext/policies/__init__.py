@@ -14,6 +14,7 @@ from ..tasks.results import NotRun
 from .hand_over import HandOver
 from .limits.fair import Fair, Order
 from .limits.limit import Drain, Limit, Shares
+from .limits.limit_use import LimitUse
 from .limits.throttler import Running, Throttler
 from .message import Message
 from .policy import Policy, PolicyError
@@ -37,6 +38,7 @@ __all__ = [
     "HandOver",
     "Latest",
     "Limit",
+    "LimitUse",
     "Message",
     "NotRun",
     "Order",

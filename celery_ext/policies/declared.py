@@ -59,12 +59,11 @@ class DeclaredPolicies:
         A default holds where neither the queue nor the task has a policy of its kind.
         """
         own = self.of_queue(queue) + task
-        kinds = {_kind(each) for each in own}
-        return (*(each for each in self.defaults if _kind(each) not in kinds), *own)
+        return (*_without(self.defaults, own), *own)
 
-    def strategy(self, queue: str, task: Policies) -> RetryStrategy | None:
-        """The retry strategy of the task, or else of its queue, or else the default one."""
-        policies = (*task, *self.of_queue(queue), *self.defaults)
+    def strategy(self, queue: str, task: Policies, message: Policies = ()) -> RetryStrategy | None:
+        """The retry strategy of the message, of its task, of its queue, or the default one."""
+        policies = (*message, *task, *self.of_queue(queue), *self.defaults)
         return next((each for each in policies if isinstance(each, RetryStrategy)), None)
 
 
@@ -129,6 +128,17 @@ class Followed(NamedTuple):
         except (ValueError, TypeError, AttributeError, KeyError) as error:
             raise PolicyError(f"what is declared for it cannot be read: {error}") from error
         return cls(text, DeclaredPolicies(declared), tasks, paused)
+
+
+def instead_of(message: Policies, others: Policies) -> Policies:
+    """The policies of a message, which are asked first, and the others of other kinds."""
+    return (*message, *_without(others, message)) if message else others
+
+
+def _without(policies: Policies, others: Policies) -> Policies:
+    """Those of which the others have no kind."""
+    kinds = {_kind(each) for each in others}
+    return tuple(each for each in policies if _kind(each) not in kinds)
 
 
 def _kind(policy: Policy) -> type[Policy]:

@@ -20,7 +20,9 @@ from ..tasks.task_info import TaskInfo
 class Message:
     """A delivered message that has not started. Times are ms by the server's clock."""
 
-    def __init__(self, arrival: Arrival, app: Celery) -> None:
+    def __init__(self, arrival: Arrival, app: Celery, limit_uses: Sequence[Any] = ()) -> None:
+        #: What it takes of limits, where it says so itself.
+        self.limit_uses = limit_uses
         self._arrival = arrival
         self._app = app
         self._envelope = arrival.envelope

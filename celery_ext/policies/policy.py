@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kombu_delayed.consumer.policy.decisions import Decision, Run
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 RUN = Run()
+
+#: Makes plain data of a policy: see `written`, which knows all of them.
+to_json: Callable[[Any], Any] = repr
 
 
 class Policy:
@@ -56,15 +60,18 @@ class Policy:
     #: Whether no policy behind it is ever asked.
     is_last = False
 
+    #: Whether only single messages have it.
+    is_of_message = False
+
     #: Whether messages must know when they were first due, also those that are for now.
     needs_first_due = False
 
     def check(self, others: tuple[Policy, ...]) -> None:
         """Raises PolicyError where it cannot be together with the others of its queue or task."""
 
-    def __json__(self) -> str:
-        """For `celery inspect`, which shows options of the broker."""
-        return repr(self)
+    def __json__(self) -> Any:
+        """For options that are JSON: those of a canvas, and what `celery inspect` shows."""
+        return to_json(self)
 
 
 class PolicyError(OptionError):
@@ -79,13 +86,15 @@ def length_ms(what: str, given: Any) -> int:
         raise PolicyError(f"{what}: {error}") from error
 
 
-def checked(where: str, policies: Any) -> tuple[Policy, ...]:
-    """The policies of a queue or a task. Raises PolicyError that names it."""
+def checked(where: str, policies: Any, is_of_message: bool = False) -> tuple[Policy, ...]:
+    """The policies of a queue, a task or a message. Raises PolicyError that names it."""
     if not isinstance(policies, (list, tuple)):
         raise PolicyError(f"{where}: policies are a list, not {policies!r}")
     for policy in policies:
         if not isinstance(policy, Policy):
             raise PolicyError(f"{where}: {policy!r} is not a policy: use those of {__package__}")
+        if policy.is_of_message and not is_of_message:
+            raise PolicyError(f"{where}: {policy} is for single messages: apply_async(policies=…)")
     found = tuple(policies)
     for policy in found:
         try:

@@ -17,9 +17,11 @@ from kombu_delayed.store.policies import as_text
 from kombu_delayed.store.shards import queue_of
 
 from ..tasks.results import store_outcome
-from .declared import OPTION, DeclaredPolicies, Followed
+from .declared import OPTION, DeclaredPolicies, Followed, instead_of
 from .limits.gated import Gated
+from .limits.limit_use import LimitUse
 from .message import Message
+from .of_message import policies_in, read, use_messages
 from .policy import RUN, Policy, PolicyError, checked
 from .retry.apply_strategies import ran_out
 from .retry.strategies import RanOut
@@ -123,9 +125,9 @@ class Rules:
             return None
         return checked(f"task {name}", getattr(app._tasks[name], "policies", ()))
 
-    def plan(self, queue: str, task: str, at_ms: int) -> Plan | None:
+    def plan(self, queue: str, task: str, own: str, at_ms: int) -> Plan | None:
         """Where policies have a say in when what is being sent is due; see `Policy.planned_ms`."""
-        policies = self.policies(queue, task)
+        policies = instead_of(read(own) if own else (), self.policies(queue, task))
         if not policies:
             return None
         due_ms, reason = _planned(policies, at_ms)
@@ -135,13 +137,15 @@ class Rules:
 
     def decide(self, arrival: Arrival) -> Decision:
         """The first answer that is another one than Run; the headers of all that are."""
-        task = str(arrival.envelope.payload["headers"].get("task") or "")
+        given = arrival.envelope.payload["headers"]
+        task = str(given.get("task") or "")
         followed = self._followed.get(arrival.queue)
         if followed is not None and followed.paused and task:
             kept_back = followed.kept_back(Message(arrival, self._apps.of(task)))
             if kept_back is not None:
                 return kept_back
-        policies = [each for each in self.policies(arrival.queue, task) if each._decides]
+        found = instead_of(policies_in(given), self.policies(arrival.queue, task))
+        policies = [each for each in found if each._decides]
         if not policies:
             return RUN
         message = Message(arrival, self._apps.of(task))
@@ -206,7 +210,9 @@ class Rules:
         task = str(arrival.envelope.payload["headers"].get("task") or "")
         of_queue = self.policies(arrival.queue, "")
         of_task = self._of_task(arrival.queue, task) or ()
-        message = Message(arrival, self._apps.of(task))
+        own = policies_in(arrival.envelope.payload["headers"])
+        uses = [each for each in own if isinstance(each, LimitUse)]
+        message = Message(arrival, self._apps.of(task), uses)
         ticket = Ticket(rank=message.info.step)
         for owner, policies in (("", of_queue), (task, of_task)):
             for policy in _gated(policies):
@@ -275,3 +281,4 @@ class Apps:
 def use_rules() -> None:
     """Let connections of this process follow the policies; twice is safe."""
     decisions.factory = Rules
+    use_messages()

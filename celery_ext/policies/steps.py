@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from celery import Celery, _state, bootsteps
@@ -9,7 +10,8 @@ from celery.signals import worker_init
 from celery.utils.log import get_logger
 
 from .declared import OPTION, DeclaredPolicies
-from .policy import checked
+from .of_message import policies_in
+from .policy import Policy, checked
 from .retry.apply_strategies import follow
 from .retry.strategies import RetryStrategy
 from .rules import Rules
@@ -53,14 +55,16 @@ def apply(app: Celery) -> None:
     """Check the policies of an app's tasks and let them follow retry strategies; twice is safe."""
     declared = (app.conf.broker_transport_options or {}).get(OPTION) or {}
     policies = DeclaredPolicies(declared)
-    of_queues = (policies.defaults, *policies.of_queues.values())
-    any_task = any(isinstance(each, RetryStrategy) for found in of_queues for each in found)
     Rules(declared).check()
+
+    def strategy_of(
+        queue: str, of_task: tuple[Policy, ...], headers: Mapping[str, Any]
+    ) -> RetryStrategy | None:
+        return policies.strategy(queue, of_task, policies_in(headers))
+
     for name, task in app.tasks.items():
-        own = checked(f"task {name}", getattr(task, "policies", None) or ())
-        has_followed = hasattr(task.run, "retrying")  # an earlier worker of this process
-        if any_task or has_followed or any(isinstance(each, RetryStrategy) for each in own):
-            follow(task, policies.strategy)
+        checked(f"task {name}", getattr(task, "policies", None) or ())
+        follow(task, strategy_of)  # a message may bring a strategy along
 
 
 def watch_workers() -> None:

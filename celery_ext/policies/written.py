@@ -11,6 +11,7 @@ from kombu_delayed.message.durations import exact_text, parse_ms, parse_rate
 
 from .limits.fair import Fair, Order
 from .limits.limit import Drain, Limit, Shares
+from .limits.limit_use import LimitUse
 from .policy import Policy, PolicyError
 from .retry.strategies import Backoff
 from .times.catch_up import DropOlder, Latest, Spread
@@ -21,7 +22,7 @@ from .times.window import Window
 KINDS: dict[str, type[Policy]] = {
     each.__name__: each
     for each in (
-        *(Backoff, Drain, DropOlder, Fair, Latest, Limit),
+        *(Backoff, Drain, DropOlder, Fair, Latest, Limit, LimitUse),
         *(Order, Shares, Spread, Timeout, Window),
     )
 }

@@ -5,19 +5,12 @@ Celery's command line imports this module, and so does our transport in other pr
 
 from __future__ import annotations
 
-from functools import partial
-from importlib import import_module
 from typing import Any
 
 from celery import Celery
 from celery.signals import worker_init
 
-from kombu_delayed.consumer.policy import decisions
-
 _UID = f"{__name__}.worker_init"
-
-# A worker that declares no policies goes by those that are declared in Redis.
-decisions.importer = partial(import_module, "celery_ext.policies")
 
 
 def watch_workers() -> None:
@@ -35,6 +28,7 @@ def extend_workers(app: Celery) -> None:
     from .remote_control_loop import RemoteControlLoop
 
     app.steps["consumer"].update({Events, GiveBack, OwnRequests, OwnTasks, RemoteControlLoop})
+    app.steps["worker"].add("celery_ext.policies.steps:Policies")  # messages may bring some along
 
 
 def show_metrics(app: Celery) -> None:

@@ -16,7 +16,8 @@ from ..store.store import Entry
 from .claiming.sources import ServerClock
 from .policy.admission import Claimed
 from .policy.apply import rule
-from .policy.decisions import Arrival
+from .policy.decisions import Arrival, rules_to_follow
+from .policy.of_message import HEADER
 from .session import Session
 
 logger = get_logger(__name__)
@@ -48,7 +49,10 @@ class Opener:
         if envelope.due_ms is None and (at_ms := self._not_yet_due(envelope)):
             self._park(claimed, envelope, at_ms, no_ack)
             return None
-        if (rules := self._session.rules) is not None:
+        rules = self._session.rules
+        if rules is None and HEADER in envelope.payload["headers"]:
+            rules = self._session.rules = rules_to_follow()
+        if rules is not None:
             now_ms = math.ceil(self._clock.now_ms())
             arrival = Arrival(queue, envelope, record, now_ms, self._store)
             if not rule(rules, arrival, self._session.lease.consumer, no_ack):

@@ -68,7 +68,7 @@ def test_a_task_of_any_queue_is_retried(open_app: OpenApp) -> None:
     def plain() -> None: ...
 
     apply(app)
-    assert plain.run.retrying.strategy_of("celery", ()) is SOON
+    assert plain.run.retrying.strategy_of("celery", (), {}) is SOON
 
 
 def test_what_is_no_task_is_left_alone(open_app: OpenApp) -> None:

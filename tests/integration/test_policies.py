@@ -257,10 +257,3 @@ def test_backup_and_restore_keep_waits_and_histories(open_app: OpenApp, tmp_path
     letter = app.delayed.dead.show("c")
     assert (letter.letter.failures, letter.failures) == ('[{"x": 1}]', [])
     assert app.delayed.store.size("celery").delayed == 1
-
-
-def test_a_message_has_no_policies_of_its_own(open_app: OpenApp) -> None:
-    app = open_app()
-    with pytest.raises(OptionError, match="declare them for its task or for its queue"):
-        app.send_task("record", policies=[Window("05:00-07:00")], countdown=60)
-    assert app.delayed.counts("celery")["celery"].delayed == 0

@@ -348,7 +348,7 @@ def test_a_timeout_is_the_worker_s_time_limit(bench: Bench) -> None:
         # What a worker tells of its broker has policies in it.
         (stats,) = (bench.app.control.inspect(timeout=5).stats() or {}).values()
         options = stats["broker"]["transport_options"]
-        assert options["delayed_policies"]["celery"] == ["Timeout('4s', then='bury')"]
+        assert options["delayed_policies"]["celery"] == [{"Timeout": {"after": "4s"}}]
         bench.send("endless", 0, "tests.kit.policies_app.endless")
         result = bench.result("endless")
         wait_until(lambda: result.state == "FAILURE", "it is stopped")

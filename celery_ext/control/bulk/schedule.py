@@ -21,6 +21,7 @@ from celery_ext.errors import BulkError
 from celery_ext.tasks.progress import Progress, reporting
 from celery_ext.tasks.task_info import task_in
 from kombu_delayed.consumer.policy.decisions import planned
+from kombu_delayed.consumer.policy.of_message import written_in
 from kombu_delayed.errors import NotReplicated, translate
 from kombu_delayed.store.store import Entry, Store, UniqueOutcome
 from kombu_delayed.transport.batch import BATCH_BYTES, Outbox
@@ -255,7 +256,8 @@ class _Bulk:
         # Also what is for now: the messages of a queue stay in order if all go one way.
         if self._rules is not None:
             task = task_in(entry.message.encode())
-            entry = planned(self._rules, queue, task, entry, self._store)
+            own = written_in(entry.message)
+            entry = planned(self._rules, queue, task, own, entry, self._store)
         entry = entry if entry.due else entry._replace(due="0")
         self._outbox.schedule(queue, entry, expires_ms)
 

@@ -41,13 +41,13 @@ class Limit(Gated):
     ) -> None:
         if concurrency is None and rate is None:
             raise PolicyError("Limit takes concurrency=…, rate=… or both")
-        self.concurrency = 0 if concurrency is None else _whole("concurrency", concurrency)
+        self.concurrency = 0 if concurrency is None else whole("concurrency", concurrency)
         parsed = None if rate is None else _rate("Limit", rate)
         self.every_ms = parsed.every_ms if parsed else 0.0
         self.rate = str(parsed or "")
-        self.burst = _whole("burst", burst)
+        self.burst = whole("burst", burst)
         self.by = by if by is None else checked_by("Limit(by=…)", by)
-        self.weight = _whole("weight", weight, 0) if isinstance(weight, int) else weight
+        self.weight = whole("weight", weight, 0) if isinstance(weight, int) else weight
         if not isinstance(self.weight, int):
             checked_by("Limit(weight=…)", self.weight)
         self.critical = None if critical is None else checked_by("Limit(critical=…)", critical)
@@ -84,13 +84,25 @@ class Limit(Gated):
         )
 
     def stamp(self, ticket: Ticket, message: Message, owner: str) -> Ticket:
-        is_critical = self.critical is not None and bool(value_of(self.critical, message))
-        cost = 0 if is_critical else self._cost(message)
+        cost = self._cost(message)
         if cost == 0:  # it takes no room, and so waits for none
             return ticket
-        return with_uses(ticket, Use(owned(owner, self.name), key_of(self.by, message), cost))
+        given = self._given_by(message, "key")
+        key = key_of(self.by, message) if given is None else given
+        return with_uses(ticket, Use(owned(owner, self.name), key, cost))
+
+    def _given_by(self, message: Message, what: str) -> Any:
+        """What the message says itself, of this limit or else of all; None: nothing."""
+        found = {use.limit: getattr(use, what) for use in message.limit_uses}
+        named = found.get(self.name)
+        return found.get(None) if named is None else named
 
     def _cost(self, message: Message) -> int:
+        given: int | None = self._given_by(message, "weight")
+        if given is not None:
+            return given
+        if self.critical is not None and value_of(self.critical, message):
+            return 0
         if isinstance(self.weight, int):
             return self.weight
         value = value_of(self.weight, message)
@@ -106,7 +118,7 @@ class Drain(Gated):
     def __init__(self, rate: str, *, after: Any = "1m", burst: int = 1) -> None:
         parsed = _rate("Drain", rate)
         self.rate, self.every_ms = str(parsed), parsed.every_ms
-        self.burst = _whole("burst", burst)
+        self.burst = whole("burst", burst)
         self.after_ms = length_ms("Drain(after=…)", after)
         self._given = rate
 
@@ -146,7 +158,7 @@ class Shares(Gated):
     def __init__(
         self, total: int, shares: Mapping[str, float], *, by: By = "tenant", borrow: bool = True
     ) -> None:
-        self.total = _whole("total", total)
+        self.total = whole("total", total)
         self.shares = {str(key): float(shares[key]) for key in sorted(shares, key=str)}
         if not shares or min(self.shares.values()) <= 0 or sum(self.shares.values()) > 1.000001:
             raise PolicyError(
@@ -205,7 +217,8 @@ def _rate(what: str, given: Any) -> Rate:
         raise PolicyError(f"{what}: {error}") from error
 
 
-def _whole(name: str, number: Any, least: int = 1) -> int:
+def whole(name: str, number: Any, least: int = 1) -> int:
+    """A number that a limit takes. Raises PolicyError that names it."""
     if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= MOST:
         raise PolicyError(f"{name} takes a whole number from {least} to {MOST}, not {number!r}")
     return number

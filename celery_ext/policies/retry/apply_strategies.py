@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from socket import gethostname
 from typing import Any
@@ -26,7 +26,16 @@ from kombu_delayed.message import clock
 from ..message import Message
 from ..policy import Policy
 from .burial import bury
-from .strategies import FIRST_HEADER, QUEUE_HEADER, Attempt, GiveUp, RanOut, Retry, RetryStrategy
+from .strategies import (
+    FIRST_HEADER,
+    GIVE_UP_HEADER,
+    QUEUE_HEADER,
+    Attempt,
+    GiveUp,
+    RanOut,
+    Retry,
+    RetryStrategy,
+)
 
 logger = get_logger(__name__)
 
@@ -36,8 +45,8 @@ ENDLESS = sys.maxsize
 #: A retry that cannot be sent now is sent after so long.
 AGAIN_MS = 10_000
 
-#: Of a queue and the policies of a task: the strategy that holds.
-StrategyOf = Callable[[str, tuple[Policy, ...]], RetryStrategy | None]
+#: Of a queue, the policies of a task, and the headers of a message: the strategy that holds.
+StrategyOf = Callable[[str, tuple[Policy, ...], Mapping[str, Any]], RetryStrategy | None]
 
 
 def follow(task: Task, strategy_of: StrategyOf) -> None:
@@ -79,8 +88,9 @@ class _Retrying:
         request = self._task.request
         if request.called_directly or request.is_eager:
             return None
-        queue = (request.headers or {}).get(QUEUE_HEADER, "")
-        return self.strategy_of(queue, tuple(getattr(self._task, "policies", None) or ()))
+        headers = request.headers or {}
+        of_task = tuple(getattr(self._task, "policies", None) or ())
+        return self.strategy_of(headers.get(QUEUE_HEADER, ""), of_task, headers)
 
     def retry(
         self,
@@ -143,6 +153,14 @@ class _Retrying:
         finally:
             self._task.request_stack.pop()
 
+    def bury(self, request: Context, reason: str) -> bool:
+        """Make a dead letter of an attempt that did not begin, such that a replay begins anew."""
+        self._task.request_stack.push(request)
+        try:
+            return bury(self._task, reason, failures.before(request.headers))
+        finally:
+            self._task.request_stack.pop()
+
     def _message(self) -> Attempt:
         request = self._task.request
         headers = request.headers or {}
@@ -175,7 +193,10 @@ def ran_out(message: Message, decision: RanOut) -> Decision:
     except Reject as rejected:
         reason = f"{decision.reason}, and its retry cannot be sent: {rejected.reason}"
         return Delay(message.now_ms + AGAIN_MS, reason)
-    if not request.get("delayed_given_up"):
+    is_buried = request.get("delayed_given_up")
+    if not is_buried and GIVE_UP_HEADER in message.headers:
+        is_buried = retrying.bury(request, decision.reason)
+    if not is_buried:
         return decision
     store_failure(message.app, message.info, error)
     return Drop(decision.reason, revoked=False)
@@ -199,6 +220,9 @@ def _ask(
     try:
         answer = strategy.next(message, error, attempt)
         if isinstance(answer, Retry):
+            end_ms = message.headers.get(GIVE_UP_HEADER)
+            if type(end_ms) is int and answer.at_ms >= end_ms:
+                return GiveUp(f"its time over all attempts ends, at last {describe(error)}")
             return Retry(int(answer.at_ms), dict(answer.changes))
         if isinstance(answer, GiveUp):
             return answer

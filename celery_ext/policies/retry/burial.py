@@ -15,9 +15,12 @@ from celery_ext.tasks.failures import Failure
 from kombu_delayed.message import clock
 from kombu_delayed.message.wait import Wait
 
-from .strategies import FIRST_HEADER, QUEUE_HEADER
+from .strategies import FIRST_HEADER, GIVE_UP_HEADER, QUEUE_HEADER
 
 logger = get_logger(__name__)
+
+#: Headers that a task which begins anew has not.
+BEGUN_HEADERS = {failures.HEADER, FIRST_HEADER, GIVE_UP_HEADER, QUEUE_HEADER, "redelivered"}
 
 
 def bury(task: Task, reason: str, history: Sequence[Failure]) -> bool:
@@ -30,9 +33,7 @@ def bury(task: Task, reason: str, history: Sequence[Failure]) -> bool:
     """
     request = task.request
     headers = {
-        name: value
-        for name, value in (request.headers or {}).items()
-        if name not in (failures.HEADER, FIRST_HEADER, QUEUE_HEADER, "redelivered")
+        name: value for name, value in (request.headers or {}).items() if name not in BEGUN_HEADERS
     }
     broker = own_broker(task.app)
     try:

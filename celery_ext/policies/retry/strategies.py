@@ -21,6 +21,10 @@ QUEUE_HEADER = "delayed_queue"
 FIRST_HEADER = "delayed_first_failure"
 
 
+#: The header that says, from the first attempt on, after when there is no other, in ms.
+GIVE_UP_HEADER = "delayed_give_up_at"
+
+
 @dataclass(frozen=True)
 class Attempt:
     """A failed task, in the process that ran it. Times are ms by the clock of that process."""

@@ -9,7 +9,7 @@ from kombu_delayed.message.durations import exact_text
 
 from ..message import Message
 from ..policy import Policy, PolicyError, length_ms
-from ..retry.strategies import RanOut
+from ..retry.strategies import GIVE_UP_HEADER, RanOut
 
 #: The header with the limits that a task was sent with: retries begin with these again.
 OWN_LIMITS_HEADER = "delayed_own_limits"
@@ -21,12 +21,16 @@ class Timeout(Policy):
     What has begun gets the rest of the time as Celery's hard time limit, and as its soft one `soft`
     before that. A task that runs out of time, while it waits or while it runs, is retried as its
     retry strategy says, and has the whole time anew. Without one, what has not begun is buried, or
-    with `then="drop"` dropped, which asks no strategy. Raises PolicyError for invalid values.
+    with `then="drop"` dropped, which asks no strategy. All attempts together end `max_age` after
+    the task was first due: what runs by then is ended, and nothing is retried later. Raises
+    PolicyError for invalid values.
     """
 
     needs_first_due = True
 
-    def __init__(self, after: Any = "24h", *, then: str = "bury", soft: Any = None) -> None:
+    def __init__(
+        self, after: Any = "24h", *, then: str = "bury", soft: Any = None, max_age: Any = None
+    ) -> None:
         if then not in ("bury", "drop"):
             raise PolicyError(f"Timeout(then={then!r}) takes 'bury' or 'drop'")
         self.after_ms = length_ms("Timeout", after)
@@ -36,23 +40,44 @@ class Timeout(Policy):
             raise PolicyError(
                 f"Timeout({after!r}, soft={soft!r}): soft must be shorter than the timeout"
             )
+        self.max_age_ms = None if max_age is None else length_ms("Timeout(max_age=…)", max_age)
+        if self.max_age_ms is not None and self.max_age_ms < self.after_ms:
+            raise PolicyError(
+                f"Timeout({after!r}, max_age={max_age!r}): all attempts together cannot have less "
+                "time than one of them"
+            )
         self._given = f"{exact_text(self.after_ms)!r}, then={then!r}"
+        if self.max_age_ms is not None:
+            self._given += f", max_age={exact_text(self.max_age_ms)!r}"
 
     def __repr__(self) -> str:
         return f"Timeout({self._given})"
 
     def decide(self, message: Message) -> Decision:
         """Run with what is left of the time, or not at all."""
-        left_ms = self.after_ms - message.late_ms
+        end_ms, left_ms = self._end_ms(message), self.after_ms - message.late_ms
+        reason = f"not started within {exact_text(self.after_ms)} of its due time"
+        if end_ms is not None and end_ms - message.now_ms < left_ms:
+            left_ms = end_ms - message.now_ms
+            age = exact_text(self.max_age_ms or 0)
+            reason = f"not done within {age} of when it was first due, over all attempts"
         if left_ms <= 0:
-            decision: Decision = self._outcome(
-                f"not started within {exact_text(self.after_ms)} of its due time"
-            )
+            decision: Decision = self._outcome(reason)
             return decision
         own = _limits(message.headers.get(OWN_LIMITS_HEADER, message.headers.get("timelimit")))
         soft_ms = None if self.soft_ms is None else max(left_ms - self.soft_ms, 1)
         limits = [_shorter(own[0], left_ms), _shorter(own[1], soft_ms)]
-        return Run({"timelimit": limits, OWN_LIMITS_HEADER: own})
+        ends = {} if end_ms is None else {GIVE_UP_HEADER: end_ms}
+        return Run({"timelimit": limits, OWN_LIMITS_HEADER: own, **ends})
+
+    def _end_ms(self, message: Message) -> int | None:
+        """When all attempts end, which retries bring along; None: no time is given."""
+        if self.max_age_ms is None:
+            return None
+        brought = message.headers.get(GIVE_UP_HEADER)
+        if type(brought) is int:
+            return brought
+        return message.now_ms - message.late_ms + self.max_age_ms
 
 
 def _limits(given: Any) -> list[float | None]:

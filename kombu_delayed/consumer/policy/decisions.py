@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
 from kombu_delayed.connection.native import get_logger
@@ -105,8 +106,11 @@ class Arrival:
 class Rules(Protocol):
     """Who decides, for all queues of a connection."""
 
-    def plan(self, queue: str, task: str, at_ms: int) -> Plan | None:
-        """For what is sent to be due at a time: None leaves it alone."""
+    def plan(self, queue: str, task: str, own: str, at_ms: int) -> Plan | None:
+        """For what is sent to be due at a time: None leaves it alone.
+
+        `own` is the header with the policies of the message, empty where it has none.
+        """
 
     def decide(self, arrival: Arrival) -> Decision:
         """For what has been delivered."""
@@ -138,16 +142,17 @@ ALL_QUEUES = "*"
 #: Makes the rules from the transport option `delayed_policies`. Raises OptionError.
 factory: Callable[[Declared | None], Rules] | None = None
 
-#: Imports who puts itself there, where nobody has declared a policy in this program.
-importer: Callable[[], object] | None = None
+#: Makes the header of a message from its policies. Raises OptionError.
+write: Callable[[Any], str] | None = None
+
+#: Who sets these when it is imported: only programs that need it import it.
+OWNER = "celery_ext.policies"
 
 
 def rules_to_follow() -> Rules:
-    """Rules for a consumer that declares none itself. Raises OptionError."""
-    if factory is None and importer is not None:
-        importer()
-    if factory is None:
-        raise OptionError("import celery_ext.policies in this program, which knows these policies")
+    """Rules for a consumer whose program declares none."""
+    import_module(OWNER)
+    assert factory is not None
     return factory(None)
 
 
@@ -164,10 +169,10 @@ def rules_of(declared: Declared | None) -> Rules | None:
     return None
 
 
-def planned(rules: Rules, queue: str, task: str, entry: Entry, store: Store) -> Entry:
+def planned(rules: Rules, queue: str, task: str, own: str, entry: Entry, store: Store) -> Entry:
     """A message on its way into a queue, as the rules say: its due time, and with a ticket."""
     now_ms = clock.now_ms()
-    entry = _moved(rules, queue, task, entry, now_ms)
+    entry = _moved(rules, queue, task, own, entry, now_ms)
     gate = rules.gate(queue)
     return entry if gate is None else _with_ticket(rules, gate, queue, entry, store, now_ms)
 
@@ -188,10 +193,10 @@ def _with_ticket(
     return entry._replace(message=put_ticket(entry.message, ticket))
 
 
-def _moved(rules: Rules, queue: str, task: str, entry: Entry, now_ms: int) -> Entry:
+def _moved(rules: Rules, queue: str, task: str, own: str, entry: Entry, now_ms: int) -> Entry:
     since_ms = now_ms if entry.due[:1] in ("", "+", "0") else clock.ahead_ms
     first_due_ms = since_ms + int(entry.due or 0)
-    plan = rules.plan(queue, task, max(first_due_ms, now_ms))
+    plan = rules.plan(queue, task, own, max(first_due_ms, now_ms))
     if plan is None:
         return entry
     text = Wait(first_due_ms, plan.reason).put_into(entry.message)

@@ -6,18 +6,13 @@ import warnings
 from typing import Any
 
 from ...consumer.policy.decisions import planned
-from ...errors import AlreadyDelayed, NodeDown, OptionError, ServerNotReady
+from ...consumer.policy.of_message import HEADER, with_policies
+from ...errors import AlreadyDelayed, NodeDown, ServerNotReady
 from ...message.envelope import Unique, due, message_id, to_json, unique_key
 from ...store.store import Entry
 from .. import server_checks
 from ..replies import lifetimes
 from .connecting import ConnectingChannel
-
-#: What a message that names policies is refused with: nobody would ask them.
-NO_POLICIES = (
-    "a message cannot have policies of its own (policies=…): declare them for its task or for its "
-    "queue, in delayed_policies"
-)
 
 
 class PublishingChannel(ConnectingChannel):
@@ -31,8 +26,7 @@ class PublishingChannel(ConnectingChannel):
 
     def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
         batch = kwargs.pop("_publish_batch", None)
-        if "policies" in message.get("properties", ()):
-            raise OptionError(NO_POLICIES)
+        message = with_policies(message, kwargs.get("timeout"))
         step = self.priority(self._get_message_priority(message, reverse=False))
         when = due(message)
         entry = Entry(message_id(message), step, to_json(message), when.argument if when else "")
@@ -40,7 +34,9 @@ class PublishingChannel(ConnectingChannel):
         unique = unique_key(message)
         plans_later = unique is None and getattr(batch, "plans_later", False)
         if (rules := self.rules) is not None and not plans_later:
-            entry = planned(rules, queue, _task_of(message), entry, self.store)
+            headers = message.get("headers") or {}
+            task, own = str(headers.get("task") or ""), str(headers.get(HEADER) or "")
+            entry = planned(rules, queue, task, own, entry, self.store)
         if batch is not None and unique is None:
             batch.add("schedule" if entry.due else "put", queue, entry, expires_ms)
             return
@@ -90,7 +86,3 @@ class PublishingChannel(ConnectingChannel):
                     stacklevel=2,
                 )
         return found
-
-
-def _task_of(message: dict[str, Any]) -> str:
-    return str((message.get("headers") or {}).get("task") or "")

@@ -1,0 +1,68 @@
+"""The policies of a single message: checked and written where it is sent, read where it is run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from kombu_delayed.consumer.policy import decisions
+from kombu_delayed.consumer.policy.of_message import HEADER
+
+from . import policy
+from .limits.limit_use import LimitUse
+from .policy import Policy, PolicyError, checked
+from .retry.strategies import Backoff
+from .times.catch_up import DropOlder, Spread
+from .times.timeout import Timeout
+from .times.window import Window
+from .written import restored, written
+
+#: What a message may bring along. The others are about what many messages have in common.
+KINDS: tuple[type[Policy], ...] = (Backoff, DropOlder, LimitUse, Spread, Timeout, Window)
+
+_WHERE = "policies=[…] of a message"
+
+
+def write(given: Any) -> str:
+    """The header for these policies, or for the same as plain data. Raises PolicyError."""
+    if not isinstance(given, (list, tuple)):
+        raise PolicyError(f"{_WHERE}: policies are a list, not {given!r}")
+    policies = [restored(each) if isinstance(each, Mapping) else each for each in given]
+    _check(policies)
+    return json.dumps([written(each) for each in policies], separators=(",", ":"))
+
+
+def policies_in(headers: Mapping[str, Any] | None) -> tuple[Policy, ...]:
+    """Those of a message. Raises PolicyError for what this version does not know."""
+    text = (headers or {}).get(HEADER)
+    return read(str(text)) if text else ()
+
+
+@lru_cache(1024)
+def read(text: str) -> tuple[Policy, ...]:
+    """The policies that a header has. Raises PolicyError."""
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise PolicyError(f"header {HEADER}: {text!r:.200} is no JSON") from error
+    if not isinstance(found, list):
+        raise PolicyError(f"header {HEADER} has a list, not {text!r:.200}")
+    return _check([*map(restored, found)])
+
+
+def _check(policies: list[Any]) -> tuple[Policy, ...]:
+    for each in policies:
+        if isinstance(each, Policy) and type(each) not in KINDS:
+            known = ", ".join(kind.__name__ for kind in KINDS)
+            raise PolicyError(
+                f"{_WHERE} takes {known}, and not {each}: declare that for its task or its queue"
+            )
+    return checked(_WHERE, policies, is_of_message=True)
+
+
+def use_messages() -> None:
+    """Let messages that are sent from this process have policies; twice is safe."""
+    decisions.write = write
+    policy.to_json = written

@@ -1,0 +1,64 @@
+"""The policies that a message brings along: an option where it is sent, a header from then on.
+
+What they are is not known here: `celery_ext.policies` writes and reads them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib import import_module
+from typing import Any
+
+from kombu_delayed.errors import OptionError
+
+from . import decisions
+
+#: The option of `apply_async` and of `Producer.publish`, and the header that is made of it.
+OPTION, HEADER = "policies", "delayed_policies"
+
+#: Options that nothing would read, as somebody would write them who means a policy.
+STRAY = frozenset(
+    {
+        *("backoff", "critical", "delayed_policies", "drop_older", "limit", "max_age", "policy"),
+        *("retry_strategy", "spread", "unique", "unique_until", "weight", "window"),
+    }
+)
+
+_IN_TEXT = re.compile(rf'"{HEADER}": ?("(?:[^"\\]|\\.)*")')
+
+
+def with_policies(message: dict[str, Any], timeout: Any = None) -> dict[str, Any]:
+    """A message with its option as a header. Raises OptionError for what cannot be one.
+
+    `timeout` is Kombu's, for sending.
+    """
+    properties = message.get("properties") or {}
+    if stray := STRAY.intersection(properties):
+        raise OptionError(
+            f"{min(stray)}=… is no option of a message: give it policies=[…], such as "
+            "policies=[Timeout('1h')]"
+        )
+    if timeout is not None and not isinstance(timeout, (int, float)):
+        raise OptionError(
+            f"timeout={timeout!r} is not a number: it is how many seconds sending may take. Give "
+            "policies=[Timeout(…)] to limit the task"
+        )
+    if OPTION not in properties:
+        return message
+    # A message that is sent again after an error has the same properties.
+    properties = {name: value for name, value in properties.items() if name != OPTION}
+    headers = message.get("headers") or {}
+    if given := message["properties"][OPTION]:
+        if decisions.write is None:
+            import_module(decisions.OWNER)
+        assert decisions.write is not None
+        headers = {**headers, HEADER: decisions.write(given)}
+    return {**message, "headers": headers, "properties": properties}
+
+
+def written_in(text: str) -> str:
+    """The header in the text of a message, of which no more is parsed; empty: it has none."""
+    if HEADER not in text or (found := _IN_TEXT.search(text)) is None:
+        return ""
+    return str(json.loads(found[1]))
