@@ -33,6 +33,7 @@ from kombu_delayed.store.keys import (
     http_host_timeouts,
     http_host_worker,
     http_session,
+    http_task,
     http_tokens,
     http_topics,
     job_pace,
@@ -136,6 +137,7 @@ def keys_page() -> str:
         (http_host("<host>"), http_host.__doc__),
         (http_host_worker("<host>", "<worker>"), http_host_worker.__doc__),
         (http_host_timeouts("<host>"), http_host_timeouts.__doc__),
+        (http_task("<namespace>", "<id>").replace("\x1f", "\\x1f"), http_task.__doc__),
         (http_topics("<namespace>"), http_topics.__doc__),
     ):
         lines.append(f"| `{name}` | {doc} |")

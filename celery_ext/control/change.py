@@ -153,6 +153,7 @@ def _changed(
 def _rewrite(
     app: Celery, info: TaskInfo, payload: dict[str, Any], change: Change, due_ms: int | None
 ) -> None:
+    payload.pop("ticket", None)  # it says by which order and limits it waits: it may be another one
     headers, properties = payload["headers"], payload["properties"]
     if change.priority is not None:
         properties["priority"] = change.priority

@@ -41,8 +41,12 @@ class HttpOptions:
         20_000, "Tasks that may wait to be sent. Further tasks get a 503.", 1, 10_000_000
     )
     streams: int = option(
-        100, "Concurrent event streams and long polls. One token may use half of them.", 1, 100_000
+        1_000,
+        "Concurrent event streams, exports and live pages. One token may use half of them.",
+        1,
+        100_000,
     )
+    polls: int = option(1_000, "Concurrent long polls. One token may use half of them.", 1, 100_000)
     body_bytes: int = option(1 << 20, "Maximum size of a request's body.", 1, 1 << 30)
     bulk_bytes: int = option(64 << 20, "Maximum size of an NDJSON body.", 1, 1 << 40)
     header_seconds: float = option(10.0, "Timeout for the headers of a request.", 0.01, 3600)

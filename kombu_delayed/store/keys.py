@@ -304,8 +304,13 @@ def http_host_timeouts(host: str, prefix: str = "") -> str:
 
 
 def http_topics(namespace: str, prefix: str = "") -> str:
-    """Set of the topics that tasks of a namespace were sent to over HTTP."""
+    """Set of the topics that servers of version 0.1 have sent tasks of a namespace to over HTTP."""
     return f"{prefix}kombu-delayed-http:topics:{namespace}"
+
+
+def http_task(namespace: str, id: str, prefix: str = "") -> str:
+    """String: the topic of a task that was sent to a namespace over HTTP; expiring."""
+    return f"{prefix}kombu-delayed-http:task:{namespace}\x1f{id}"
 
 
 def literal(text: str) -> str:

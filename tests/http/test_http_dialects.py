@@ -168,7 +168,10 @@ def test_a_lease_that_ends(api: httpx.Client) -> None:
     [
         ("PUT", {}),
         ("PUT", {**TASK, "delay": "soon"}),
-        ("PUT", {**TASK, "payload": {"topics": "x"}}),
+        ("PUT", {**TASK, "payload": {"topics": ["x"]}}),
+        ("PUT", {**TASK, "payload": {"topics": "a,b"}}),
+        ("PUT", {**TASK, "payload": {"topics": "\ud800"}}),
+        ("PUT", {**TASK, "score": 2**51 + 1}),
         ("PUT", {**TASK, "payload": {**PAYLOAD, "args": [{"__type__": "x", "__value__": 1}]}}),
         ("POST", {"id": 1, "delay": "x"}),
     ],

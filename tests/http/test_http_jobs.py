@@ -55,6 +55,12 @@ def test_retries_then_dead(jobs: Jobs) -> None:
     assert attempts == ["1", "2", "3", "4"]
     assert "status 500" in jobs.worker.log
     assert "hello" not in jobs.worker.log
+    assert jobs.delayed.dead.replay([id]) == 1  # with all its attempts
+    for retries in (1, 2, 3):
+        jobs.wait(id, "scheduled", retries)
+        jobs.delayed.run_now(id)
+    jobs.wait(id, "dead")
+    assert len(jobs.receiver.at("/bad")) == 8
 
 
 @pytest.mark.parametrize(

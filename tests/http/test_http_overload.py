@@ -116,7 +116,7 @@ def test_a_broker_that_does_not_answer(serve: Serve, server: Server) -> None:
 def test_a_stream_that_nobody_reads() -> None:
     ended: list[Identity] = []
     options = HttpOptions(body_seconds=0.05)
-    service = SimpleNamespace(options=options, stream_ends=ended.append)
+    service = SimpleNamespace(options=options, streams=SimpleNamespace(end=ended.append))
 
     async def lines() -> AsyncIterator[str]:
         while True:
@@ -137,19 +137,19 @@ def test_streams_of_one_token(serve: Serve) -> None:
     service = serve(streams=4).api.service  # type: ignore[attr-defined]
     ada, bob = (Identity(name, frozenset(["read"])) for name in ("ada", "bob"))
     for _ in range(2):
-        service.stream_begins(ada)
+        service.streams.begin(ada)
     with pytest.raises(Problem, match="of this token") as refused:
-        service.stream_begins(ada)
+        service.streams.begin(ada)
     assert (refused.value.status_code, refused.value.headers["Retry-After"]) == (429, "5")
     for _ in range(2):
-        service.stream_begins(bob)
+        service.streams.begin(bob)
     with pytest.raises(Problem, match="too many streams are"):
-        service.stream_begins(ANYBODY)
-    service.stream_ends(ada)
-    service.stream_begins(ANYBODY)
+        service.streams.begin(ANYBODY)
+    service.streams.end(ada)
+    service.streams.begin(ANYBODY)
     for each in (ada, bob, bob, ANYBODY):
-        service.stream_ends(each)
-    assert not service._streams
+        service.streams.end(each)
+    assert not service.streams.taken
 
 
 @pytest.mark.crash

@@ -9,6 +9,7 @@ from kombu_delayed.store.keys import (
     http_host_timeouts,
     http_host_worker,
     http_session,
+    http_task,
     http_tokens,
     http_topics,
     job_pace,
@@ -79,6 +80,8 @@ def test_keys_of_no_queue() -> None:
     assert http_host_worker("example.com", "w1@host", "app:") == f"{host}:worker:w1@host"
     assert http_host_timeouts("example.com", "app:") == f"{host}:timeouts"
     assert http_topics("default", "app:") == "app:kombu-delayed-http:topics:default"
+    assert http_task("a.b", "c:d", "app:") == "app:kombu-delayed-http:task:a.b\x1fc:d"
+    assert http_task("b:c", "a") != http_task("c", "b:a")
 
 
 def test_ready_lists_follow_steps_and_separator() -> None:

@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
+from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-
 from celery_ext.tasks.task_info import TaskInfo
-from kombu_delayed.store.keys import http_topics
 
+from ..api import create_once
 from ..api.endpoints.tasks import Row
-from ..api.fields import Id, Name, Span, check_plain, span_of
+from ..api.fields import span_of
 from ..api.operations import Call, Json, Operations, parsed, read_any, validated
-from ..api.status import delayed_infos, find, first_info
+from ..api.ready import ready_of
+from ..api.status import delayed_infos, find
 from ..callbacks.jobs import job_of
 from ..problems import Problem
 from . import long_poll
+from .queued_models import (
+    Acked,
+    Acks,
+    Polled,
+    PollQuery,
+    QueuedChange,
+    QueuedId,
+    QueuedState,
+    QueuedTask,
+    StatusQuery,
+)
+from .scores import ScoredStore
+from .topics import Index, Topic, owner_of, topic_in
 
 PATH = "/v1/delayedqueue"
 
@@ -27,217 +42,202 @@ PULL_TASK = "celery_ext.http.pull"
 #: How often a long poll looks, and how long it waits at the most.
 INTERVAL_SECONDS, LONGEST_WAIT = 0.25, timedelta(seconds=60)
 
+#: How often a task is created again that others create, or a consumer takes, at the same time.
+TRIES = 3
+
 operations = Operations("delayedqueue", PATH, read=read_any, problems=(404, 409, 422))
 
 
-class _Given(BaseModel):
-    """Its clients may send more than is read, and numbers for ids."""
-
-    model_config = ConfigDict(coerce_numbers_to_str=True)
+def _index(call: Call) -> Index:
+    return Index(call.service.delayed.store)
 
 
-class QueuedPayload(_Given):
-    """What a consumer is given; it subscribes to `topics`."""
-
-    topics: Name = "default"
-    callbackFuncName: Name
-    args: list[Any] = Field(default_factory=list)
-
-    @model_validator(mode="after")
-    def _plain(self) -> QueuedPayload:
-        check_plain(self, "args")
-        return self
+def _queues(call: Call, topics: Iterable[Topic]) -> Iterator[tuple[Topic, str]]:
+    """Where tasks of some topics may be, as far as it is the caller's."""
+    for topic in topics:
+        for queue in topic.queues:
+            if call.identity.sees_queue(queue):
+                yield topic, queue
 
 
-class QueuedId(_Given):
-    """Which task is meant."""
-
-    id: Id
-    namespace: Name = "default"
-
-
-class QueuedTask(QueuedId):
-    """A task; the smaller its score, the more urgent."""
-
-    delay: Span = "0s"
-    score: int = Field(0, ge=0, le=255)
-    payload: QueuedPayload
+def _delayed(
+    call: Call, id: str, topics: Iterable[Topic]
+) -> Iterator[tuple[Topic, str, list[TaskInfo]]]:
+    """The delayed tasks with an id, by shard. A queue may also hold other tasks of Celery."""
+    for topic, queue in _queues(call, topics):
+        for shard, infos in delayed_infos(call.service, call.identity, id, queue).items():
+            if mine := [info for info in infos if _is_of(call, info, topic)]:
+                yield topic, shard, mine
 
 
-class QueuedChange(QueuedId):
-    """What is to be another one; what is left out stays."""
-
-    delay: Span | None = None
-    score: int | None = Field(None, ge=0, le=255)
-    payload: QueuedPayload | None = None
-
-
-class QueuedState(BaseModel):
-    """A task and how far it is; `delay` is what is left of it."""
-
-    id: str
-    namespace: str
-    status: str
-    delay: str | None = None
-    score: int | None = None
-    payload: dict[str, Any] | None = None
-
-
-class PollQuery(_Given):
-    """Which topics, separated by commas; how long to wait, and how long a task is the caller's."""
-
-    namespace: Name = "default"
-    topics: Name = "default"
-    wait: Span = "20s"
-    lease: Span = "60s"
-    max: int = Field(1, ge=1, le=100)
-
-
-class PolledTask(QueuedState):
-    """A task that is the caller's until its lease ends; `ack` says that it is done."""
-
-    ack: str
-
-
-class Polled(BaseModel):
-    """Tasks that are due; none: the time is over."""
-
-    tasks: list[PolledTask]
-
-
-class Acks(_Given):
-    """What `poll` gave."""
-
-    acks: list[str] = Field(min_length=1, max_length=100)
-
-
-class Acked(BaseModel):
-    """How many were still the caller's."""
-
-    acked: int
-
-
-def _queue(call: Call, namespace: str, topic: str) -> str:
-    name = f"http.{namespace}.{topic}"
-    call.identity.check_queue(name)
-    return name
-
-
-def _queues(call: Call, namespace: str) -> list[str]:
-    """The queues of a namespace; of other processes' as well, so Redis knows them."""
-    store = call.service.delayed.store
-    found = store.run("SMEMBERS", http_topics(namespace, store.keys("").prefix))
-    names = sorted(f"http.{namespace}.{topic.decode(errors='replace')}" for topic in found)
-    return [name for name in names if call.identity.sees_queue(name)]
-
-
-def _delayed(call: Call, given: QueuedId) -> TaskInfo | None:
-    for queue in _queues(call, given.namespace):
-        if found := first_info(_infos(call, given, queue)):
-            return found
-    return None
-
-
-def _infos(call: Call, given: QueuedId, queue: str) -> dict[str, list[TaskInfo]]:
-    """The delayed tasks with this id, by shard. The queue may also hold other tasks of Celery."""
-    found = delayed_infos(call.service, call.identity, given.id, queue)
-    pulled = {n: [info for info in infos if info.task == PULL_TASK] for n, infos in found.items()}
-    return {shard: infos for shard, infos in pulled.items() if infos}
+def _is_of(call: Call, info: TaskInfo, topic: Topic) -> bool:
+    return info.task == PULL_TASK and owner_of(info.queue, job_of(call.service.app, info)) == topic
 
 
 @operations.add("PUT", "", "schedule", {200: QueuedId, 201: QueuedId}, body=QueuedTask)
 async def queued_put(call: Call) -> Any:
-    """Create a task."""
+    """Create a task under an id, once. While it is delayed, change it to match."""
     task: QueuedTask = call.body
     call.note("put", task.id)
-    if await call.run(_change, call, QueuedChange(**task.model_dump())):
-        return {"id": task.id}
-    queue = _queue(call, task.namespace, task.payload.topics)
-    await call.run(_remember, call, task)
-    await call.service.writer.send_one(_row(call, task, queue))
-    return Json({"id": task.id}, 201)
+    topic = Topic(task.namespace, topic_in(task.payload))
+    call.identity.check_queue(topic.queue)
+    new = _New(call, task, topic)
+    store = await call.run(new.begin)
+    for _ in range(TRIES):
+        if await call.run(new.change, store):
+            return {"id": task.id}
+        if not await call.service.writer.send_once(new.row, store):
+            return Json({"id": task.id}, 201)
+        if await call.run(store.was_made, topic.queue):
+            return {"id": task.id}
+        if not await call.run(new.change, store):  # it was another one, which has left the backlog
+            await call.run(store.forget, topic.queue)
+    raise Problem(409, "others create and cancel the task all the time")
 
 
-def _remember(call: Call, task: QueuedTask) -> None:
-    store = call.service.delayed.store
-    store.run("SADD", http_topics(task.namespace, store.keys("").prefix), task.payload.topics)
+class _New:
+    """A task that is to be there once."""
+
+    def __init__(self, call: Call, task: QueuedTask, topic: Topic) -> None:
+        self._call, self._task, self._topic = call, task, topic
+        text = json.dumps(task.model_dump(mode="json"), sort_keys=True)
+        self._digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+        self._tenant = call.identity.tenant_for(None)
+        self._delay_seconds = span_of(task.delay).total_seconds()
+
+    def begin(self) -> ScoredStore:
+        """Remember its topic. Raises a Problem while it is delayed in another one."""
+        task, service = self._task, self._call.service
+        index = _index(self._call)
+        before = index.find(task.namespace, task.id)
+        if before not in (None, self._topic) and any(
+            service.delayed.backlog(shard).get(task.id)
+            for shard in service.delayed.store.shards.all(before.queue)
+        ):
+            raise _another_topic()
+        index.note(task.namespace, task.id, self._topic.name, self._delay_seconds)
+        store = ScoredStore(
+            service.delayed.store, task.id, self._tenant, self._delay_seconds, self._digest
+        )
+        store.score = task.score
+        return store
+
+    def change(self, store: ScoredStore) -> bool:
+        """Make a task that is delayed as this one is; False: there is none."""
+        for _, _, infos in _delayed(self._call, self._task.id, [self._topic]):
+            if infos[0].headers.get(create_once.HEADER) == self._digest:
+                return True
+            change = QueuedChange(**self._task.model_dump())
+            if _change(self._call, infos[0], change, self._digest):
+                store.note_change(infos[0].queue)
+                return True
+        return False
+
+    @property
+    def row(self) -> Row:
+        task = self._task
+        headers = {create_once.HEADER: self._digest}
+        if self._tenant is not None:
+            headers["tenant"] = self._tenant
+        options: dict[str, Any] = {
+            "task_id": task.id,
+            "queue": self._topic.queue,
+            "priority": _priority(task.score),
+            "headers": headers,
+        }
+        if self._delay_seconds:
+            length = timedelta(seconds=self._delay_seconds)
+            options["eta"] = datetime.now(timezone.utc) + length
+        return PULL_TASK, [], _kwargs(task.namespace, task.score, task.payload), None, options
 
 
-def _row(call: Call, task: QueuedTask, queue: str) -> Row:
-    tenant = call.identity.tenant_for(None)
-    options: dict[str, Any] = {"task_id": task.id, "queue": queue, "priority": task.score}
-    if length := span_of(task.delay):
-        options["eta"] = datetime.now(timezone.utc) + length
-    if tenant is not None:
-        options["headers"] = {"tenant": tenant}
-    return PULL_TASK, [], _kwargs(task.score, task.payload), None, options
+def _another_topic() -> Problem:
+    return Problem.of_field("payload.topics", "it cannot be changed: delete the task", 409)
 
 
-def _kwargs(score: int, payload: QueuedPayload) -> dict[str, Any]:
-    return {"score": score, "payload": payload.model_dump()}
+def _priority(score: int) -> int:
+    """For servers of version 0.1, which know no other scores."""
+    return min(max(score, 0), 255)
+
+
+def _kwargs(namespace: str, score: int, payload: Any) -> dict[str, Any]:
+    return {"score": score, "payload": payload, "namespace": namespace}
 
 
 @operations.add("POST", "", "schedule", QueuedId, body=QueuedChange)
 def queued_change(call: Call) -> dict[str, str]:
     """Change a delayed task."""
-    call.note("change", call.body.id)
-    if not _change(call, call.body):
-        raise _not_delayed()
-    return {"id": call.body.id}
+    change: QueuedChange = call.body
+    call.note("change", change.id)
+    for topic, _, infos in _delayed(call, change.id, _topics(call, change)):
+        if _change(call, infos[0], change):
+            if change.delay is not None:
+                seconds = span_of(change.delay).total_seconds()
+                _index(call).note(change.namespace, change.id, topic.name, seconds)
+            return {"id": change.id}
+    raise Problem(404, "there is no such task, or it is not delayed any more")
 
 
-def _not_delayed() -> Problem:
-    return Problem(404, "there is no such task, or it is not delayed any more")
+def _topics(call: Call, given: QueuedId) -> list[Topic]:
+    return _index(call).topics(given.namespace, given.id)
 
 
-def _change(call: Call, change: QueuedChange) -> bool:
-    info = _delayed(call, change)
-    if info is None:
-        return False
+def _change(call: Call, info: TaskInfo, change: QueuedChange, digest: str | None = None) -> bool:
     before = job_of(call.service.app, info)
-    payload = before["payload"] if change.payload is None else change.payload.model_dump()
+    has_payload = "payload" in change.model_fields_set
+    payload = change.payload if has_payload else before["payload"]
     score = before["score"] if change.score is None else change.score
-    if info.queue != f"http.{change.namespace}.{payload['topics']}":
-        raise Problem.of_field("payload.topics", "it cannot be changed: delete the task", 409)
+    if topic_in(payload) != topic_in(before["payload"]):
+        raise _another_topic()
     countdown = None if change.delay is None else span_of(change.delay).total_seconds()
     return call.service.delayed.change(
         change.id,
         queue=info.queue,
         accepts=lambda each: call.identity.sees(each.queue, each.tenant),
         countdown=countdown,
-        priority=score,
-        kwargs={"score": score, "payload": payload},
+        priority=_priority(score),
+        kwargs=_kwargs(change.namespace, score, payload),
+        headers=None if digest is None else {create_once.HEADER: digest},
     )
 
 
 @operations.add("DELETE", "", "schedule", QueuedId, body=QueuedId)
 def queued_delete(call: Call) -> dict[str, str]:
-    """Cancel a delayed task."""
+    """Cancel a task that is delayed or ready."""
     given, delayed = call.body, call.service.delayed
     call.note("delete", given.id)
-    for queue in _queues(call, given.namespace):
-        found = _infos(call, given, queue)
-        dropped = [delayed.moves.cancel(shard, infos) for shard, infos in found.items()]
-        if any(dropped):
-            return {"id": given.id}
-    raise _not_delayed()
+    topics = _topics(call, given)
+    gone: list[TaskInfo] = []
+    for _, shard, infos in _delayed(call, given.id, topics):
+        gone += delayed.moves.cancel(shard, infos)
+    if not gone:
+        for topic, queue in _queues(call, topics):
+            for task in ready_of(call.service, call.identity, given.id, queue):
+                if _is_of(call, task.info, topic):
+                    gone += delayed.moves.cancel_ready([task])
+    if not gone:
+        raise Problem(404, "there is no such task, or a consumer has it")
+    create_once.forget(delayed.store, gone)
+    return {"id": given.id}
 
 
-@operations.add("GET", "/status", "read", QueuedState)
+@operations.add("GET", "/status", "read", QueuedState, query=StatusQuery)
 async def queued_status(call: Call) -> Any:
     """A task; the fields may be in the body as well."""
     # Its documentation has the fields in the body of a GET.
     raw = await call.request.body()
-    given = parsed(raw) if raw.strip() else dict(call.request.query_params)
+    given = parsed(raw) if raw.strip() else call.query.model_dump(exclude_none=True)
     return await call.run(_status, call, validated(QueuedId, given))
 
 
 def _status(call: Call, given: QueuedId) -> dict[str, Any]:
-    info = _delayed(call, given)
-    if info is not None:
-        return _state(call, info, given.namespace, "scheduled")
-    for queue in _queues(call, given.namespace):
-        if found := find(call.service, call.identity, given.id, queue):
+    topics = _topics(call, given)
+    for _, _, infos in _delayed(call, given.id, topics):
+        is_due = (infos[0].due_ms or 0) <= time.time() * 1000
+        return _state(call, infos[0], given.namespace, "waiting" if is_due else "scheduled")
+    for _, queue in _queues(call, topics):
+        found = find(call.service, call.identity, given.id, queue)
+        if found and found["status"] != "scheduled":  # else it is another namespace's
             return {"id": given.id, "namespace": given.namespace, "status": found["status"]}
     raise Problem(404, "there is no such task")
 
@@ -255,29 +255,33 @@ def _state(call: Call, info: TaskInfo, namespace: str, status: str) -> dict[str,
     }
 
 
-@operations.add("GET", "/poll", "schedule", Polled, query=PollQuery)
+@operations.add("GET", "/poll", "schedule", Polled, query=PollQuery, problems=(404, 422))
 async def queued_poll(call: Call) -> dict[str, Any]:
     """Wait for tasks of some topics."""
     call.identity.require_whole()
     query: PollQuery = call.query
-    queues = [
-        _queue(call, query.namespace, topic) for topic in dict.fromkeys(query.topics.split(","))
-    ]
+    topics = [Topic(query.namespace, name) for name in dict.fromkeys(query.topics.split(","))]
+    for topic in topics:
+        call.identity.check_queue(topic.queue)
     lease_ms = int(span_of(query.lease).total_seconds() * 1000)
     if lease_ms < 1:
         raise Problem.of_field("lease", "a task is the caller's for some time")
     until = time.monotonic() + min(span_of(query.wait), LONGEST_WAIT).total_seconds()
-    call.service.stream_begins(call.identity)
+    waiting = long_poll.Waiting(call.service, topics)
+    call.service.polls.begin(call.identity)
     try:
         while True:
-            found = await call.run(long_poll.claim, call.service, queues, query.max, lease_ms)
+            found = await call.run(long_poll.claim, call.service, topics, query.max, lease_ms)
             if found or time.monotonic() >= until or await call.request.is_disconnected():
                 break
+            await call.run(waiting.tell)
             if not await call.service.pause(min(INTERVAL_SECONDS, until - time.monotonic())):
                 break
             await call.check()
     finally:
-        call.service.stream_ends(call.identity)
+        call.service.polls.end(call.identity)
+        if waiting.is_told:
+            await call.run(waiting.end)
     tasks = [{**_state(call, info, query.namespace, "running"), "ack": ack} for info, ack in found]
     return {"tasks": tasks}
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 from collections.abc import Iterable, Sequence
 from functools import partial
+from math import inf
 from time import monotonic
 from typing import NamedTuple
 
@@ -15,17 +14,18 @@ from kombu_delayed.consumer.lease.contact import (
     CLOCK_TOLERANCE_SECONDS,
     LONGEST_SILENCE,
 )
-from kombu_delayed.errors import MessageError
 from kombu_delayed.inspection.silence import HTTP_CONSUMER, silence_seconds
-from kombu_delayed.message.envelope import open_envelope
-from kombu_delayed.store import instrumentation
-from kombu_delayed.store.claimable import Delivered
 from kombu_delayed.store.shards import queue_of
 from kombu_delayed.store.store import Store
 
 from ..api import cursors
 from ..problems import Problem
 from ..service.service import Service
+from .claims import Claim, begin_lease, new_name
+from .topics import PREFIX, QUOTED_PREFIX, Topic
+
+#: How often who waits says so, how long that holds, and for how long a claim sorts for others.
+TELL_SECONDS, WAITING_MS, SORTING_MS = 4.0, 15_000, 60_000
 
 
 class Held(NamedTuple):
@@ -48,7 +48,7 @@ def read_ack(text: str) -> Held:
         held = None
     if (
         held is None
-        or not held.queue.startswith("http.")
+        or not held.queue.startswith((PREFIX, QUOTED_PREFIX))
         or not HTTP_CONSUMER.fullmatch(held.consumer)
     ):
         raise Problem.of_field("acks", "it is not one that this server has given")
@@ -56,22 +56,57 @@ def read_ack(text: str) -> Held:
 
 
 def claim(
-    service: Service, queues: Sequence[str], most: int, lease_ms: int
+    service: Service, topics: Sequence[Topic], most: int, lease_ms: int
 ) -> list[tuple[TaskInfo, str]]:
-    """Tasks that are due, each with what acks it, from the first queue that has some."""
+    """Tasks that are due, each with what acks it, from the first topic that has some.
+
+    The lowest score of a topic goes first, then what was due first.
+    """
     store = service.delayed.store
-    for shard in (shard for queue in queues for shard in store.shards.all(queue)):
-        _reclaim(store, shard)
-        size = store.size(shard)
-        if not size.ready + size.due:
-            continue
-        consumer = f"http:{os.getpid()}:{secrets.token_hex(16)}"
-        got = store.deliver(shard, consumer, most, 1, lease_ms=lease_ms, waits=False)
-        if got is None or not got.records:
-            store.leases.leave(shard, consumer)
-            continue
-        return _opened(store, shard, consumer, got)
+    for topic in topics:
+        for shard in store.shards.all(topic.old_queue) if topic.old_queue else ():
+            if Claim.is_unsorted(store, shard):
+                with Claim(service, shard, SORTING_MS) as others:
+                    others.sort()
+        for shard in store.shards.all(topic.queue):
+            _reclaim(store, shard)
+            size = store.size(shard)
+            if size.ready + size.due:
+                with Claim(service, shard, lease_ms) as mine:
+                    if found := mine.take(most):
+                        return found
     return []
+
+
+class Waiting:
+    """Tells metrics that a program waits for tasks of some topics."""
+
+    def __init__(self, service: Service, topics: Iterable[Topic]) -> None:
+        self._store = service.delayed.store
+        self._queues = [topic.queue for topic in topics]
+        self._name = new_name()
+        self._told_at = -inf
+
+    @property
+    def is_told(self) -> bool:
+        """Whether it has to be ended."""
+        return self._told_at > -inf
+
+    def tell(self) -> None:
+        """It waits, and goes on for a while."""
+        if monotonic() - self._told_at < TELL_SECONDS:
+            return
+        self._told_at = monotonic()
+        for shard in self._shards():
+            begin_lease(self._store, shard, self._name, WAITING_MS)
+
+    def end(self) -> None:
+        """It has its answer."""
+        for shard in self._shards():
+            self._store.leases.leave(shard, self._name)
+
+    def _shards(self) -> list[str]:
+        return [shard for queue in self._queues for shard in self._store.shards.all(queue)]
 
 
 class Ended(NamedTuple):
@@ -124,24 +159,6 @@ def _server_seconds(store: Store, shard: str) -> float:
         return int(store.now) / 1000
     seconds, microseconds = store.run.to(("GET", store.keys(shard).consumers))("TIME")
     return int(seconds) + int(microseconds) / 1_000_000
-
-
-def _opened(store: Store, shard: str, consumer: str, got: Delivered) -> list[tuple[TaskInfo, str]]:
-    found = []
-    for tag, record in enumerate(got.records, 1):
-        try:
-            envelope = open_envelope(record[1:], tag)
-        except MessageError as error:
-            store.bury(shard, consumer, [(tag, f"{consumer}-{tag}", str(error), b"")])
-            continue
-        queue, step, due_ms = queue_of(shard), record[0] - 48, envelope.due_ms
-        if (told := instrumentation.current) is not None:
-            since_ms = max(due_ms or 0, got.resumed_ms)
-            late_seconds = None if due_ms is None else (got.now_ms - since_ms) / 1000
-            told.delivered(queue, late_seconds, envelope.deliveries)
-        info = TaskInfo("unacked", queue, step, record[1:], due_ms, consumer)
-        found.append((info, cursors.write(shard, consumer, tag)))
-    return found
 
 
 def ack(service: Service, held: Iterable[Held]) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from fnmatch import fnmatchcase
 
 from celery import Celery
@@ -14,10 +13,11 @@ from celery_ext.metrics.measuring import measure
 from celery_ext.metrics.queues import registry_of
 from kombu_delayed.store.keys import http_tokens
 
-from ..auth.identity import ANYBODY, Identity
+from ..auth.identity import Identity
 from ..options import HttpOptions
-from ..problems import Problem, busy
+from ..problems import Problem
 from .cache import Cache
+from .places import Places
 from .threads import Threads
 from .writer import Writer
 
@@ -42,20 +42,21 @@ class Service:
         self.cache = Cache()
         self.gauges = registry_of(self.delayed, self._measured_queues)
         self.closing = False
-        self._streams: Counter[str] = Counter()
+        self.streams = Places(self.options.streams, "streams")
+        self.polls = Places(self.options.polls, "long polls")
         #: The names of the queues, which take long to find out among all keys.
         self._names = Cache()
 
     def close(self) -> None:
         """End: what was accepted is sent first."""
-        self.closing = True
+        self.end_streams()
         self.writer.close()
         self.threads.close()
         self.delayed.close()
 
     def end_streams(self) -> None:
         """Let streams end, which would go on for ever."""
-        self.closing = True
+        self.closing = self.streams.closed = self.polls.closed = True
 
     def check_broker(self) -> None:
         """Raises what a call raises while the broker does not answer.
@@ -109,19 +110,6 @@ class Service:
         return name in self.app.tasks
 
     # Streams.
-
-    def stream_begins(self, identity: Identity) -> None:
-        """Raises a Problem where there are too many, or half of all are of one token."""
-        most = self.options.streams
-        if self.closing or self._streams.total() >= most:
-            raise busy("too many streams are open", 503, 5)
-        if identity is not ANYBODY and 2 * self._streams[identity.name] >= max(most, 2):
-            raise busy("too many streams of this token are open", 429, 5)
-        self._streams[identity.name] += 1
-
-    def stream_ends(self, identity: Identity) -> None:
-        self._streams[identity.name] -= 1
-        self._streams += Counter()  # without those of no stream
 
     async def pause(self, seconds: float) -> bool:
         """Wait; False: the server ends, and with it the stream."""

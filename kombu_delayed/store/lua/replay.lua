@@ -1,4 +1,4 @@
--- replay: give dead letters another try, with their deliveries counted anew.
+-- replay: give dead letters another try, with their deliveries and retries counted anew.
 -- Twice is safe: what is not dead any more stays where it is.
 -- keys: partitions delayed messages duplicates wake dead dead_messages dead_reasons events moved ready...
 -- arguments: due_ms:number partition_size:number bucket_bytes:number steps event_limit:number wait ids...
@@ -12,6 +12,8 @@ for _, id in ipairs(ids) do
   local record = bucket_get(dead_messages, id)
   if record then
     record = record:gsub(', ?"deliveries": ?%d+}$', '}')
+    -- As Celery writes its headers; within strings, such as the arguments, quotes are escaped.
+    record = record:gsub('("group_index": ?[^,"{}]*, ?"retries": ?)%d+', '%10', 1)
     if without_wait(record) ~= record then record = with_wait(record, wait) end
     if due_ms == 0 or record:sub(2, 2) ~= '{' then
       redis.call('LPUSH', list_for(record:sub(1, 1)), record:sub(2))

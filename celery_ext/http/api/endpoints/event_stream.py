@@ -47,7 +47,7 @@ async def stream_events(call: Call) -> Response:
     last = call.request.headers.get("last-event-id")
     after = None if last is None else _before(last)
     positions = await call.run(_positions, call, after)
-    call.service.stream_begins(call.identity)
+    call.service.streams.begin(call.identity)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return Streamed(call, _events(call, positions), headers=headers, media_type="text/event-stream")
 
@@ -77,7 +77,7 @@ class Streamed(StreamingResponse):
         except _NotReadError:
             logger.info("A stream has ended: nothing of it was read for %g s", seconds)
         finally:
-            self._service.stream_ends(self._identity)
+            self._service.streams.end(self._identity)
 
 
 def _before(stream_id: str) -> str:

@@ -29,7 +29,7 @@ async def export_tasks(call: Call) -> Response:
     """Export delayed tasks: one JSON object per line, with cursor lines; a null cursor ends it."""
     given: Filter = call.query
     first = await call.run(page_of, call, _search(given, given.cursor))
-    call.service.stream_begins(call.identity)
+    call.service.streams.begin(call.identity)
     return Streamed(call, _lines(call, given, first), media_type=MEDIA_TYPE)
 
 

@@ -17,7 +17,7 @@ from ..visit import View, Visit
 
 def stream(visit: Visit, view: View) -> Response:
     """Raises a Problem where too many are open."""
-    visit.service.stream_begins(visit.identity)
+    visit.service.streams.begin(visit.identity)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return Streamed(visit, _looks(visit, view), headers=headers, media_type="text/event-stream")
 

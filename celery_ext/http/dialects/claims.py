@@ -1,0 +1,159 @@
+"""Claims tasks of one queue for a program, in the exact order of their scores."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+from time import monotonic
+from typing import Any
+
+from celery_ext.tasks.task_info import TaskInfo
+from kombu_delayed.errors import MessageError
+from kombu_delayed.message.envelope import Entry, open_envelope
+from kombu_delayed.message.ticket import put_ticket
+from kombu_delayed.store import instrumentation
+from kombu_delayed.store.claimable import Delivered
+from kombu_delayed.store.shards import queue_of
+from kombu_delayed.store.store import Store
+
+from ..api import cursors
+from ..callbacks.jobs import job_of
+from ..service.service import Service
+from .scores import GATE, score_in, ticket_of
+from .topics import owner_of
+
+#: Tasks that one call brings to the gate, and that one call reads to give them tickets.
+BRING, READ = 2_000, 250
+
+#: For so long a claim sorts. What is left is not in order with the rest until the next claim.
+SORT_SECONDS = 5.0
+
+
+def new_name() -> str:
+    """The name of a consumer: see `HTTP_CONSUMER`."""
+    return f"http:{os.getpid()}:{secrets.token_hex(16)}"
+
+
+def begin_lease(store: Store, shard: str, consumer: str, lease_ms: int) -> None:
+    """Let somebody be a consumer, who takes nothing yet; or for longer."""
+    store.deliver(shard, consumer, 0, 1, lease_ms=lease_ms, waits=False, promotions=0)
+
+
+class Claim:
+    """A consumer of one shard, for one answer. Who has taken nothing leaves at the end."""
+
+    def __init__(self, service: Service, shard: str, lease_ms: int) -> None:
+        self._app, self._store = service.app, service.delayed.store
+        self._shard, self._queue, self._lease_ms = shard, queue_of(shard), lease_ms
+        self._name, self._tag, self._has_some = new_name(), 1, False
+
+    def __enter__(self) -> Claim:
+        # Not by the gated call, which would keep servers of version 0.1 from polling.
+        begin_lease(self._store, self._shard, self._name, self._lease_ms)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if not self._has_some:
+            self._store.leases.leave(self._shard, self._name)
+
+    @staticmethod
+    def is_unsorted(store: Store, shard: str) -> bool:
+        """Whether something is due or ready that does not wait at the gate."""
+        size = store.size(shard)
+        return bool(size.ready) or size.due > store.run("ZCARD", store.keys(shard).waiting)
+
+    def take(self, most: int) -> list[tuple[TaskInfo, str]]:
+        """The next tasks, each with what acks it."""
+        got = self._deliver(most)
+        if got.more and self.is_unsorted(self._store, self._shard):
+            self._put_back(got.records)
+            self.sort()
+            got = self._deliver(most)
+        return self._opened(got)
+
+    def sort(self) -> None:
+        """Bring all that is due to the gate; what is another topic's goes to the queue of that."""
+        until = monotonic() + SORT_SECONDS
+        while monotonic() < until and self.is_unsorted(self._store, self._shard):
+            got = self._deliver(0)
+            if got.paused:
+                return
+            size, key = self._store.size(self._shard), self._store.keys(self._shard).waiting
+            if size.ready and size.due <= self._store.run("ZCARD", key):
+                self._put_back(self._deliver(READ, gate=None, promotions=0).records)
+
+    def _deliver(self, want: int, **more: Any) -> Delivered:
+        given = {"gate": GATE, "promotions": BRING, **more}
+        got = self._store.deliver(
+            self._shard,
+            self._name,
+            want,
+            self._tag,
+            lease_ms=self._lease_ms,
+            leased=True,
+            waits=False,
+            **given,
+        )
+        if got is None:  # its lease was too short for this
+            return Delivered(0, 0, False, 0, [])
+        self._tag += len(got.records)
+        return got
+
+    def _tagged(self, records: Sequence[bytes]) -> list[tuple[int, bytes]]:
+        """Records of the last call, with their tags."""
+        return [*enumerate(records, self._tag - len(records))]
+
+    def _put_back(self, records: Sequence[bytes]) -> None:
+        entries = []
+        for tag, record in self._tagged(records):
+            if (info := self._info(tag, record)) and not self._has_moved(tag, info):
+                job = job_of(self._app, info)
+                entries.append((tag, ticket_of(info.id, score_in(job)), b""))
+        if entries:
+            self._store.admit(self._shard, self._name, entries, GATE)
+
+    def _opened(self, got: Delivered) -> list[tuple[TaskInfo, str]]:
+        found = []
+        for tag, record in self._tagged(got.records):
+            info = self._info(tag, record)
+            if info is None or self._has_moved(tag, info):
+                continue
+            if (told := instrumentation.current) is not None:
+                since_ms = max(info.due_ms or 0, got.resumed_ms)
+                late_seconds = None if info.due_ms is None else (got.now_ms - since_ms) / 1000
+                told.delivered(self._queue, late_seconds, info.deliveries)
+            found.append((info, cursors.write(self._shard, self._name, tag)))
+        self._has_some = bool(found)
+        return sorted(found, key=lambda each: score_in(job_of(self._app, each[0])))
+
+    def _info(self, tag: int, record: bytes) -> TaskInfo | None:
+        """A task that was claimed; None: it could not be read, and is buried."""
+        try:
+            envelope = open_envelope(record[1:], tag)
+        except MessageError as error:
+            letter = tag, f"{self._name}-{tag}", str(error), b""
+            self._store.bury(self._shard, self._name, [letter])
+            return None
+        step, due_ms = record[0] - 48, envelope.due_ms
+        info = TaskInfo("unacked", self._queue, step, record[1:], due_ms, self._name)
+        return replace(info, member=envelope.id)
+
+    def _has_moved(self, tag: int, info: TaskInfo) -> bool:
+        """Whether it was another topic's, by the names of version 0.1, and is in that one's queue.
+
+        A process that dies in between leaves two copies.
+        """
+        job = job_of(self._app, info)
+        owner = owner_of(self._queue, job)
+        if owner is None or owner.queue == self._queue:
+            return False
+        text = put_ticket(
+            info.message.decode(errors="surrogateescape"), ticket_of(info.id, score_in(job))
+        )
+        home = self._store.shards.place(owner.queue, info.id)
+        self._store.publish(home, [Entry(info.id, info.step, text)])
+        self._store.ack(self._shard, self._name, [tag], lambda: None)
+        self._store.run.settle()
+        return True

@@ -1,0 +1,46 @@
+"""The order of polled tasks: by score, then by due time, exactly.
+
+A task has its score in a ticket, so that the scripts sort what is due at the gate of its queue. One
+without a ticket (of version 0.1, or changed since) is read once, and gets it then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kombu_delayed.message.envelope import Entry
+from kombu_delayed.message.ticket import Gate, Ticket, put_ticket
+from kombu_delayed.store.scripts import Call
+
+from ..api.create_once import OnceStore
+
+#: Scores are on both sides of 0. Redis sorts by floats, which are exact up to here.
+LIMIT = 2**51
+
+#: Tickets of this form. No consumer declares it: servers of version 0.1 may poll as well.
+GATE = Gate("http-score")
+
+
+def ticket_of(id: str, score: int) -> str:
+    """What lets a task wait for its turn."""
+    return Ticket(rank=score).text(GATE.version, id)
+
+
+def score_in(job: dict[str, Any]) -> int:
+    """The score of a task; 0 for one that has none."""
+    score = job.get("score")
+    return max(-LIMIT, min(score, LIMIT)) if type(score) is int else 0
+
+
+class ScoredStore(OnceStore):
+    """Takes a task once, with its ticket."""
+
+    score = 0
+
+    def schedule_call(self, queue: str, entries: Sequence[Entry], expires_ms: int = 0) -> Call:
+        """As of any store, with tickets."""
+        return super().schedule_call(queue, [*map(self._with_ticket, entries)], expires_ms)
+
+    def _with_ticket(self, entry: Entry) -> Entry:
+        return entry._replace(message=put_ticket(entry.message, ticket_of(entry.id, self.score)))
