@@ -12,7 +12,7 @@ import pytest
 
 from celery_ext import Delayed
 from celery_ext.http.api import cursors
-from tests.kit.http import bearer
+from tests.kit.http import Serve, bearer
 
 # Later.
 
@@ -40,6 +40,28 @@ def test_later(api: httpx.Client, delayed: Delayed) -> None:
     assert [*delayed.find()] == []
     for path in ("/query", "/delete"):
         assert api.post(path, content=json.dumps({"id": id})).status_code == 404
+
+
+@pytest.mark.parametrize(("given", "kept"), [(31, 31), (10**9, 10**9), (-1, 0)])
+def test_later_retries(api: httpx.Client, given: int, kept: int) -> None:
+    id = api.post("/create", json={**CREATE, "Retry": given, "retry": given}).json()["id"]
+    assert api.post("/query", json={"ID": id}).json()["max_retry"] == kept
+
+
+def test_later_deletes_what_is_ready(api: httpx.Client) -> None:
+    id = api.post("/create", json={**CREATE, "delay": 0}).json()["id"]
+    assert api.post("/query", json={"id": id}).status_code == 200
+    assert api.post("/delete", json={"id": id}).status_code == 200
+    assert api.post("/query", json={"id": id}).status_code == 404
+
+
+def test_later_calls_this_machine_if_allowed(api: httpx.Client, serve: Serve) -> None:
+    local = {**CREATE, "callback": "http://127.0.0.1:8888/"}
+    refused = api.post("/create", json=local)
+    assert refused.status_code == 400
+    assert "add '127.0.0.1:8888' to callback_allow" in refused.json()["detail"]
+    allowing = serve(callback_allow=["127.0.0.1:8888"])
+    assert allowing.post("/create", json=local).status_code == 200
 
 
 @pytest.mark.parametrize(

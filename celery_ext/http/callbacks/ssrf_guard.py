@@ -139,8 +139,12 @@ def check_form(url: str, allow: Iterable[str] = ()) -> Target:
     """What can be said without asking DNS. Raises CallbackRefused."""
     target = split(url)
     if not is_allowed(target, allow) and _is_address(target.host) and not is_public(target.host):
-        raise CallbackRefused(f"{target.host} is not a public address")
+        raise CallbackRefused(f"{target.host} is not a public address: {_how(target)}")
     return target
+
+
+def _how(target: Target) -> str:
+    return f"to allow it, add '{target.host}:{target.port}' to callback_allow"
 
 
 def _is_address(host: str) -> bool:
@@ -167,5 +171,6 @@ def resolve(
     if not is_allowed(target, allow):
         for _, address in addresses:
             if not is_public(str(address[0])):
-                raise CallbackRefused(f"{target.host} leads to {address[0]}, which is not public")
+                leads = f"{target.host} leads to {address[0]}, which is not public"
+                raise CallbackRefused(f"{leads}: {_how(target)}")
     return addresses

@@ -7,26 +7,33 @@ from typing import Any
 from pydantic import BaseModel, Field
 from starlette.requests import Request
 
+from celery_ext.control.ready import ReadyTask
+
 from ..api import create_once
 from ..api.endpoints.tasks import new_id, row_of
 from ..api.operations import Call, Operations, read_any, validated
+from ..api.ready import ready_of
 from ..api.status import delayed_infos, message_of
 from ..api.task_models import NewTask
 from ..callbacks.jobs import is_job, job_of
-from ..problems import Problem
+from ..problems import Problem, busy
+from .given import Given
+
+#: As many as its `int` may have on any machine; less than 0 is none, as there.
+MOST_RETRIES = 2**31 - 1
 
 
-class LaterTask(BaseModel):
+class LaterTask(Given):
     """A job; `delay` is in seconds. Clients may send more than is read."""
 
     topic: str = Field(min_length=1, max_length=300)
     delay: int = Field(0, ge=0, le=30_000_000_000)
-    retry: int = Field(0, ge=0, le=30)
+    retry: int = Field(0, ge=-MOST_RETRIES, le=MOST_RETRIES)
     callback: str = Field(min_length=1, max_length=2_000)
     content: str = ""
 
 
-class LaterId(BaseModel):
+class LaterId(Given):
     """Which job is meant."""
 
     id: str = Field(min_length=1, max_length=300)
@@ -73,8 +80,10 @@ async def later_create(call: Call) -> dict[str, str]:
     id = new_id()
     call.note("create", id)
     try:
-        new = validated(NewTask, call.body.model_dump())
-        await call.service.writer.send_one(row_of(call, new, id, new.due_at, by_status=False))
+        new = validated(NewTask, call.body.model_dump(exclude={"retry"}))
+        row = row_of(call, new, id, new.due_at, by_status=False)
+        row[2]["retry"] = max(call.body.retry, 0)
+        await call.service.writer.send_one(row)
     except Problem as problem:
         raise _as_400(problem) from None
     return {"id": id}
@@ -82,16 +91,25 @@ async def later_create(call: Call) -> dict[str, str]:
 
 @operations.add("POST", "/delete", "schedule", None, body=LaterId)
 def later_delete(call: Call) -> dict[str, str]:
-    """Cancel a job."""
+    """Cancel a job that is delayed or ready."""
     delayed, id = call.service.delayed, call.body.id
     call.note("delete", id)
     dropped = []
     for shard, infos in delayed_infos(call.service, call.identity, id).items():
         dropped += delayed.moves.cancel(shard, [info for info in infos if is_job(info)])
+    for task in () if dropped else _ready(call, id):
+        dropped += delayed.moves.cancel_ready([task])
     create_once.forget(delayed.store, dropped)
     if not dropped:
-        raise Problem(404, "there is no such task, or it is not delayed any more")
+        raise Problem(404, "there is no such task, or a worker has it")
     return {}
+
+
+def _ready(call: Call, id: str) -> list[ReadyTask]:
+    try:
+        return [task for task in ready_of(call.service, call.identity, id) if is_job(task.info)]
+    except Problem as problem:  # too many to look for one
+        raise busy(problem.detail) from None
 
 
 @operations.add("POST", "/query", "read", LaterState, body=LaterId)
