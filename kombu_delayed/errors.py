@@ -62,7 +62,7 @@ class NotReplicated(DelayedError):
 class AlreadyDelayed(DelayedError):
     """A task with the same unique key is already delayed, so this one was not sent.
 
-    `task_id` is the id of the one that waits.
+    `task_id` is the id of the one that waits, or that has not ended and has the key until then.
     """
 
     def __init__(self, key: str = "", task_id: str = "") -> None:
@@ -71,7 +71,8 @@ class AlreadyDelayed(DelayedError):
         super().__init__(key, task_id)
 
     def __str__(self) -> str:
-        return f"task {self.task_id} with the unique key {self.key!r} is delayed already"
+        known = f"task {self.task_id} with the unique key {self.key!r}"
+        return f"{known} is delayed already, or has not ended"
 
 
 class MessageError(DelayedError, ValueError):

@@ -13,7 +13,7 @@ from kombu.utils.json import dumps
 
 from kombu_delayed.errors import AlreadyDelayed as AlreadyDelayed
 from kombu_delayed.inspection.backlog import Waiting
-from kombu_delayed.message.envelope import CONFLICTS, open_kept
+from kombu_delayed.message.envelope import CONFLICTS, FINISHED, UNTIL_HEADER, open_kept
 
 from ..app.queues import Queues
 from ..app.signals import task_rescheduled
@@ -25,16 +25,20 @@ from ..tasks.times import from_ms
 _sender: ContextVar[Queues | None] = ContextVar("sender", default=None)
 
 
-def unique_headers(key: str, conflict: str = "refuse") -> dict[str, str]:
+def unique_headers(key: str, conflict: str = "refuse", until: str | None = None) -> dict[str, str]:
     """Headers for `apply_async`: only one task with this key waits at a time.
 
     While the first is delayed in the queue, the second is refused with AlreadyDelayed ("refuse"),
-    takes its place ("replace"), or pushes its due time ("debounce"). Raises ValueError for another
-    conflict.
+    takes its place ("replace"), or pushes its due time ("debounce"). With `until="finished"` the
+    first has the key until it has ended: while it is ready or runs, a second is refused. Raises
+    ValueError for another conflict, or end.
     """
+    if until not in (None, FINISHED):
+        raise ValueError(f"until takes {FINISHED!r} or None, not {until!r}")
     if conflict not in CONFLICTS:
         raise ValueError(f"conflict takes one of {', '.join(CONFLICTS)}, not {conflict!r}")
-    return {"delayed_unique": key, "delayed_conflict": conflict}
+    headers = {"delayed_unique": key, "delayed_conflict": conflict}
+    return {**headers, UNTIL_HEADER: until} if until else headers
 
 
 class UniqueTask(Task):
@@ -45,6 +49,7 @@ class UniqueTask(Task):
 
     abstract = True
     unique_conflict = "refuse"
+    unique_until: str | None = None
 
     def unique_key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """What two calls that must not both be delayed have in common."""
@@ -53,7 +58,8 @@ class UniqueTask(Task):
 
     def apply_async(self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
         """As of any task. Raises AlreadyDelayed where a second one is refused."""
-        headers = unique_headers(self.unique_key(args or (), kwargs or {}), self.unique_conflict)
+        key = self.unique_key(args or (), kwargs or {})
+        headers = unique_headers(key, self.unique_conflict, self.unique_until)
         options["headers"] = {**headers, **(options.get("headers") or {})}
         return super().apply_async(args, kwargs, *more, **options)
 

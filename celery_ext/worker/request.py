@@ -29,6 +29,7 @@ from kombu_delayed.errors import LeaseLost, NotReplicated, ServerFull
 from ..app import recorder
 from ..app.recorder import ARGUMENTS_LENGTH, MESSAGE_LENGTH
 from .cold_shutdown import CancelledGreenlets, CancelledProcesses
+from .unique_hold import UniqueHold
 
 logger = get_logger(__name__)
 
@@ -44,6 +45,8 @@ def _to_the_end(on_success: Any) -> Any:
             on_success(self, result, *args, **options)
             if self.run is not None and not result[0] and result[2] is not None:
                 self.ended("+", result[2])
+            if self.hold is not None and not result[0] and tuple(result) != KILLED:
+                self.hold.ended()
         finally:
             self.end()
 
@@ -59,11 +62,15 @@ class Request(CeleryRequest):
     _end: Callable[[], Any] | None = None
     #: What its outcome is recorded under; None: that is not recorded, or was.
     run: recorder.Run | None = None
+    #: Its unique key, where it has that until its end.
+    hold: UniqueHold | None = None
 
     def __init__(self, message: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(message, *args, **kwargs)
+        shard = _shard_of(message)
+        self.hold = UniqueHold.of(self.app, message, shard)
         if (told := recorder.current) is not None:
-            self.run = told.received(self, _shard_of(message))
+            self.run = told.received(self, shard)
         handed_out = getattr(message.channel, "handed_out", None)
         if handed_out is not None and handed_out.waits(message.delivery_tag):
             end = weakref.finalize(self, handed_out.has_ended, message.delivery_tag)
@@ -102,6 +109,8 @@ class Request(CeleryRequest):
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         """A pool has begun it."""
+        if self.hold is not None and not self.task.acks_late:
+            self.hold.begins(self.time_limits[0])
         super().on_accepted(pid, time_accepted)
         if self.run is not None and (told := recorder.current) is not None:
             told.started(self.run, pid, self.task.acks_late)
@@ -111,6 +120,8 @@ class Request(CeleryRequest):
         try:
             if soft or not self._is_retried(TimeLimitExceeded(timeout)):
                 super().on_timeout(soft, timeout)
+                if self.hold is not None and not soft:
+                    self.hold.ended()
         finally:
             if not soft:
                 self._has_failed(TimeLimitExceeded(timeout), None)
@@ -119,6 +130,8 @@ class Request(CeleryRequest):
     def _announce_revoked(self, reason: str, *args: Any) -> None:
         super()._announce_revoked(reason, *args)
         self.ended("x", {"why": reason})
+        if self.hold is not None:
+            self.hold.ended()
 
     def _has_failed(self, error: BaseException, traceback: Any) -> None:
         run, self.run = self.run, None
@@ -180,6 +193,8 @@ class Request(CeleryRequest):
         finally:
             if not (self._already_cancelled or isinstance(error, Terminated)):
                 self._has_failed(error, exc_info.traceback)
+                if self.hold is not None and not self._returns(error):
+                    self.hold.ended(error)
             self.end()
 
     def _is_retried(self, error: Exception) -> bool:
@@ -205,12 +220,16 @@ class Request(CeleryRequest):
             is_lost = not (self._already_cancelled or self._already_revoked)
         else:
             is_lost = isinstance(error, WorkerLostError)
-        task = self.task
-        returns = task.acks_late and task.reject_on_worker_lost
-        if not is_lost or returns or getattr(task, "retry_on_worker_lost", False):
+        retries = getattr(self.task, "retry_on_worker_lost", False)
+        if not is_lost or self._returns(error) or retries:
             return False
         was_stored = getattr(self, "_success_was_stored", None)
         return was_stored is None or not was_stored()
+
+    def _returns(self, error: BaseException) -> bool:
+        """Whether a lost process has Celery put its message back."""
+        is_lost = isinstance(error, (WorkerLostError, SystemExit, KeyboardInterrupt))
+        return bool(is_lost and self.task.acks_late and self.task.reject_on_worker_lost)
 
     def _may_begin(self) -> bool:
         if self._begins is None:

@@ -44,7 +44,16 @@ class Freed(NamedTuple):
     tag: int
 
 
-T = TypeVar("T", Done, Freed)
+class Held(NamedTuple):
+    """A task that holds its unique key for so long from now on; 0 ms: it has ended."""
+
+    queue: str
+    key: str
+    id: str
+    left_ms: int
+
+
+T = TypeVar("T", Done, Freed, Held)
 Each = TypeVar("Each")
 
 _verb_and_queue, _queue = itemgetter(0, 1), itemgetter(0)
@@ -71,6 +80,7 @@ class Outbox:
     def __init__(self) -> None:
         self.done: deque[Done] = deque()
         self.freed: deque[Freed] = deque()
+        self.held: deque[Held] = deque()
         self._done_lately: deque[Done] = deque(maxlen=RECENT_LIMIT)
         self._freed_lately: deque[Freed] = deque(maxlen=RECENT_LIMIT)
         self._told_over = 0
@@ -81,7 +91,7 @@ class Outbox:
     @property
     def has_any(self) -> bool:
         """Whether anything waits for the next flush."""
-        return bool(self.done or self.freed)
+        return bool(self.done or self.freed or self.held)
 
     @property
     def has_rejects(self) -> bool:
@@ -119,6 +129,8 @@ class Outbox:
                 self._flush_asked = False
                 if (generation := store.run.generation) != self._told_over:
                     self._tell_again(generation)
+                if self.held:  # before the acks: a task that is acked early is known as long
+                    self._tell_all(self.held, _queue, self._tell_held, store, lease)
                 if self.done:
                     self._tell_all(self.done, _verb_and_queue, self._tell_done, store, lease)
                 if self.freed and (not slots_wait or monotonic() >= self._free_at):
@@ -196,3 +208,8 @@ class Outbox:
         tags = [tag for _, tag in batch]
         store.free(queue, lease.consumer, tags, on_error=lambda: again(batch))
         _move(batch, self.freed, self._freed_lately)
+
+    def _tell_held(self, store: Store, lease: Lease, batch: list[Held]) -> None:
+        again = self.held.extend
+        store.hold(batch[0].queue, [each[1:] for each in batch], on_error=lambda: again(batch))
+        _move(batch, self.held, deque())

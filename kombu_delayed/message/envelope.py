@@ -82,7 +82,12 @@ class Unique(NamedTuple):
 
     key: str
     conflict: str
+    #: Whether it has the key until its task has ended, and not only while it is delayed.
+    until_end: bool = False
 
+
+#: The header that says so, and its value.
+UNTIL_HEADER, FINISHED = "delayed_until", "finished"
 
 CONFLICTS = ("refuse", "replace", "debounce")
 
@@ -97,14 +102,19 @@ def unique_key(message: Payload) -> Unique | None:
     key = headers.get("delayed_unique")
     if key is None:
         return None
+    until = headers.get(UNTIL_HEADER)
+    if until not in (None, FINISHED):
+        raise OptionError(f"header {UNTIL_HEADER} takes {FINISHED!r}, not {until!r}")
+    if until and not headers.get("id"):
+        raise OptionError(f"header {UNTIL_HEADER} is for tasks: nobody tells of another end")
     if headers.get("retries"):
-        return Unique(str(key), "retry")
+        return Unique(str(key), "retry", bool(until))
     conflict = headers.get("delayed_conflict", CONFLICTS[0])
     if conflict not in CONFLICTS:
         raise OptionError(
             f"header delayed_conflict takes one of {', '.join(CONFLICTS)}, not {conflict!r}"
         )
-    return Unique(str(key), conflict)
+    return Unique(str(key), conflict, bool(until))
 
 
 def eta_to_ms(eta: str | datetime) -> int:

@@ -108,6 +108,16 @@ class QueueKeys:
         return self._tagged("unique-due")
 
     @cached_property
+    def unique_held(self) -> str:
+        """Hash unique key -> id of the task that holds it until it has ended."""
+        return self._tagged("unique-held")
+
+    @cached_property
+    def unique_until(self) -> str:
+        """Sorted set unique key -> until when that task holds it at the most."""
+        return self._tagged("unique-until")
+
+    @cached_property
     def moved(self) -> str:
         """Sorted set id -> when it came to another place in the backlog, for an hour."""
         return self._tagged("moved")

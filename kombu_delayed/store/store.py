@@ -108,9 +108,17 @@ class Store(Caller):
         return self.call("schedule", queue, expires_ms=expires_ms, entries=given)
 
     def schedule_unique(
-        self, queue: str, entry: Entry, key: str, conflict: str, expires_ms: int = 0
+        self,
+        queue: str,
+        entry: Entry,
+        key: str,
+        conflict: str,
+        expires_ms: int = 0,
+        until_end: bool = False,
     ) -> tuple[str, str]:
         """Schedule a message unless another one with this key is delayed.
+
+        With `until_end` it has the key until its task has ended: meanwhile others are refused.
 
         `conflict` says what then: "refuse", "replace" or "debounce"; "retry" schedules it all the
         same, and refuses none because of it. Returns what was done ("stored", "refused", "replaced"
@@ -125,6 +133,7 @@ class Store(Caller):
             id=entry.id,
             due=entry.due or "0",
             record=entry.record,
+            until_end=int(until_end),
         )
         done, other, state, due_ms, replaced = move(self.send, **given)
         outcome = UniqueOutcome(
@@ -315,12 +324,32 @@ class Store(Caller):
             entries=[part for entry in entries for part in entry],
         )
 
-    def drop(self, queue: str, consumer: str, tag: int, reason: str, record: bytes = b"") -> int:
+    def drop(
+        self,
+        queue: str,
+        consumer: str,
+        tag: int,
+        reason: str,
+        record: bytes = b"",
+        ends: bool = True,
+    ) -> int:
         """Forget a held message that is not to run; returns whether it was held.
 
-        Give the record of one that is not held: then only an event tells of it.
+        Give the record of one that is not held: then only an event tells of it. Unless it `ends`,
+        its task goes on, as with a retry.
         """
-        return self.ask("drop", queue, consumer, reason=reason, tag=tag, record=record)
+        given = {"reason": reason, "tag": tag, "record": record, "ends": int(ends)}
+        return self.ask("drop", queue, consumer, **given)
+
+    def hold(
+        self, queue: str, held: Sequence[tuple[str, str, int]], on_error: Callable[[], None]
+    ) -> None:
+        """Let tasks, given as (unique key, id, ms), hold their keys for so long; 0: they ended.
+
+        It does not wait: `on_error` is called later where the server did not do it.
+        """
+        entries = [part for each in held for part in each]
+        self.post(*self.call("hold", queue, entries=entries), on_error)
 
     def bury(
         self,

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import pickle
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, states
 
 from celery_ext import BulkError, BulkReport, Delayed
 from celery_ext.control.unique import AlreadyDelayed, UniqueTask, unique_headers
+from celery_ext.policies import Backoff, DropOlder
 from kombu_delayed.errors import OptionError
+from tests.kit.extended import Bench
 from tests.kit.servers import Server
 from tests.kit.tasks_app import Settings, make_app
+from tests.kit.wait import wait_until
 
 
 @pytest.fixture
@@ -57,7 +62,7 @@ def test_base_class(app: Celery, delayed: Delayed) -> None:
 def test_the_error_survives_a_worker_s_pool() -> None:
     error = pickle.loads(pickle.dumps(AlreadyDelayed("k", "id1")))
     assert (error.key, error.task_id) == ("k", "id1")
-    assert str(error) == "task id1 with the unique key 'k' is delayed already"
+    assert str(error) == "task id1 with the unique key 'k' is delayed already, or has not ended"
     bulk = pickle.loads(pickle.dumps(BulkError("the broker failed", BulkReport(rows=7))))
     assert str(bulk) == "the broker failed"
     assert bulk.report.rows == 7
@@ -77,3 +82,105 @@ def test_base_class_with_a_key_of_its_own(app: Celery, delayed: Delayed) -> None
     mail.apply_async((1, "first"), countdown=60)
     last = mail.apply_async((1, "second"), countdown=60)
     assert ids(delayed) == [last.id]
+
+
+HELD = "{celery}:unique-held"
+
+
+def test_an_end_that_is_none(app: Celery, delayed: Delayed) -> None:
+    with pytest.raises(ValueError, match="until takes 'finished' or None, not 'started'"):
+        unique_headers("k", until="started")
+    wrong = {"delayed_unique": "k", "delayed_until": "started"}
+    with pytest.raises(OptionError, match="takes 'finished', not 'started'"):
+        app.send_task("record", countdown=60, headers=wrong)
+    assert ids(delayed) == []
+
+
+def test_base_class_until_the_end(app: Celery, delayed: Delayed) -> None:
+    @app.task(base=UniqueTask, unique_until="finished", shared=False)
+    def alone() -> None: ...
+
+    first = alone.delay()
+    with pytest.raises(AlreadyDelayed) as raised:
+        alone.delay()
+    assert raised.value.task_id == first.id
+    assert delayed.cancel(first.id)
+    alone.delay()
+
+
+def only(bench: Bench, id: str, name: str = "record", **options: Any) -> None:
+    headers = unique_headers("k", until="finished")
+    bench.app.send_task(name, task_id=id, headers=headers, **options)
+
+
+def is_free(bench: Bench) -> bool:
+    return not bench.app.delayed.store.run("EXISTS", HELD)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_task_that_runs_has_its_key(bench: Bench, pool: str, tmp_path: Path) -> None:
+    may_end = tmp_path / "may-end"
+    with bench.worker(pool=pool):
+        only(bench, "a", "until", args=[str(may_end)])
+        wait_until(lambda: bench.ledger.of("a"), "it runs")
+        with pytest.raises(AlreadyDelayed):
+            only(bench, "b")
+        may_end.touch()
+        wait_until(lambda: is_free(bench), "its key is free")
+        assert bench.result("a").get(timeout=30) is None
+        only(bench, "b")
+        wait_until(lambda: is_free(bench), "it has run, and its key is free")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("name", "options", "state"),
+    [
+        ("add", {"args": ["a", 1]}, states.FAILURE),
+        ("add", {"args": ["a", 1], "policies": [Backoff([0.01])]}, states.FAILURE),
+        ("retry", {"args": [0.01, 2]}, states.SUCCESS),
+        ("record", {"expires": 0.001}, states.REVOKED),
+        ("sleep", {"args": [60], "time_limit": 0.3}, states.FAILURE),
+        ("die", {}, states.FAILURE),
+        ("record", {"policies": [DropOlder("1h")], "eta": "2020-01-01T00:00:00"}, states.REVOKED),
+    ],
+)
+def test_each_end_frees_the_key(
+    bench: Bench, name: str, options: dict[str, Any], state: str
+) -> None:
+    only(bench, "a", name, **options)
+    assert not is_free(bench)
+    with bench.worker(pool="prefork"):
+        wait_until(lambda: is_free(bench), "its key is free", 60)
+        wait_until(lambda: bench.result("a").state == state, f"it is {state}")
+
+
+def test_a_retry_keeps_the_key(bench: Bench) -> None:
+    with bench.worker(pool="prefork"):
+        only(bench, "a", "add", args=["a", 1], policies=[Backoff([3600])])
+        wait_until(bench.backlog, "it is to be retried")
+        bench.send("after", countdown=0)
+        wait_until(lambda: bench.ledger.of("after"), "what came afterwards has run")
+        with pytest.raises(AlreadyDelayed):
+            only(bench, "b")
+        assert bench.app.delayed.cancel("a")
+    only(bench, "b")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("limit", "most"), [(100.0, 160), (None, 86_400)])
+def test_a_worker_that_was_killed(
+    bench: Bench, tmp_path: Path, limit: float | None, most: int
+) -> None:
+    store = bench.app.delayed.store
+    with bench.worker(pool="prefork") as worker:
+        only(bench, "a", "until", args=[str(tmp_path / "never")], time_limit=limit)
+        wait_until(lambda: bench.ledger.of("a"), "it runs")
+        bench.send("after", countdown=3600)
+        wait_until(lambda: not bench.app.delayed.counts("celery")["celery"].unacked, "it is acked")
+        worker.kill()
+    left = float(store.run("ZSCORE", "{celery}:unique-until", "k")) / 1000 - time.time()
+    assert most - 60 < left <= most
+    with pytest.raises(AlreadyDelayed):
+        only(bench, "b")

@@ -21,7 +21,8 @@ from kombu_delayed.store.keys import (
 
 #: The keys of a queue by their names in Python: the underline of a name is a hyphen.
 SIMPLE = """
-    partitions messages unique unique_due duplicates moved wake armed expires paused consumers
+    partitions messages unique unique_due unique_held unique_until duplicates moved wake armed
+    expires paused consumers
     granted_by events latest ledgers_until expectations expectations_until answers answers_until
     dead dead_messages dead_reasons
 """

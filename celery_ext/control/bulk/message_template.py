@@ -30,7 +30,7 @@ from kombu_delayed.store.store import Entry
 from .rows import Call, Timed
 
 #: Headers that the transport acts on.
-TRANSPORT_HEADERS = frozenset({"x-delay", "delayed_unique", "delayed_conflict"})
+TRANSPORT_HEADERS = frozenset({"x-delay", "delayed_unique", "delayed_conflict", "delayed_until"})
 
 _NO_CALLBACKS = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
 _MORE = ', "<gap:more>": 0'

@@ -189,7 +189,7 @@ def ran_out(message: Message, decision: RanOut) -> Decision:
     error = NotRun(decision.reason)
     try:
         if retrying.ended(request, error, not request.ignore_result) is not None:
-            return Drop(f"{decision.reason}: it is retried", revoked=False)
+            return Drop(f"{decision.reason}: it is retried", revoked=False, ends=False)
     except Reject as rejected:
         reason = f"{decision.reason}, and its retry cannot be sent: {rejected.reason}"
         return Delay(message.now_ms + AGAIN_MS, reason)

@@ -45,7 +45,7 @@ def rule(rules: Rules, arrival: Arrival, consumer: str, no_ack: bool) -> bool:
         return False
     if isinstance(decision, Drop):
         record, tag = arrival.record if no_ack else b"", arrival.tag
-        arrival.store.drop(arrival.queue, consumer, tag, decision.reason, record)
+        arrival.store.drop(arrival.queue, consumer, tag, decision.reason, record, decision.ends)
     else:
         _bury(arrival, decision, wait, consumer)
     rules.decided(arrival, decision)

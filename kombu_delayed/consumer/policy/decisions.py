@@ -43,10 +43,14 @@ class Delay:
 
 @dataclass(frozen=True)
 class Drop:
-    """The message is deleted. With `revoked` its result becomes REVOKED."""
+    """The message is deleted. With `revoked` its result becomes REVOKED.
+
+    Unless it `ends`, its task goes on elsewhere, as with a retry.
+    """
 
     reason: str
     revoked: bool = True
+    ends: bool = True
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
 -- bury: move messages that a consumer holds to the dead letters, with the reason.
 -- Twice is safe for what is held: what is not held any more stays where it is.
--- keys: unacked dead dead_messages dead_reasons events
+-- keys: unacked dead dead_messages dead_reasons unique_held unique_until events
 -- arguments: now bucket_bytes:number consumer dead_limit:number dead_age_ms:number event_limit:number failures entries...
 --   failures: JSON: the attempts that have failed (or empty)
 --   entries: tag, id, reason, record (empty: the one that is held); …
--- include: clock buckets bucket_add dead events
+-- include: clock buckets bucket_add dead events unique_end
 -- returns the dead letters that they became; O(log n) a message
 redis.call('HDEL', unacked, '')          -- a full server lets a script write that has freed memory first
 local buried = {}
@@ -15,6 +15,7 @@ for i = 1, #entries, 4 do
     local deliveries = deliveries_of(record) + 1
     buried[#buried + 1] = entomb(id, record, consumer, deliveries, reason, failures ~= '' and failures or nil)
     tell_of_held('buried', record, consumer, deliveries, id, reason)
+    end_unique(record)
     redis.call('HDEL', unacked, tag)
   end
 end

@@ -1,6 +1,6 @@
 -- purge: drop what is ready and what is delayed, a bounded part of the backlog a call.
 -- Twice is safe; call it until it returns 0.
--- keys: partitions delayed messages duplicates wake ready...
+-- keys: partitions delayed messages duplicates wake unique_held unique_until ready...
 -- arguments: limit:number
 --   limit: delayed messages a call
 -- include: buckets
@@ -10,6 +10,7 @@ for _, list in ipairs(ready) do
   count = count + redis.call('LLEN', list)
   redis.call('UNLINK', list)
 end
+redis.call('UNLINK', unique_held, unique_until)
 local left = limit
 while left > 0 do
   local name = redis.call('ZRANGE', partitions, 0, 0)[1]

@@ -1,13 +1,13 @@
 -- reclaim: put messages of a consumer whose lease has ended back to the heads of their ready lists.
 -- Twice is safe; call it until nothing is left.
 -- keys: partitions delayed messages duplicates wake armed consumers unacked held dead dead_messages dead_reasons
--- keys: events gate ready...
+-- keys: unique_held unique_until events gate ready...
 -- arguments: now bucket_bytes:number consumer steps limit:number max_deliveries:number dead_limit:number dead_age_ms:number
 -- arguments: event_limit:number ended_ms
 --   consumer: the dead one
 --   max_deliveries: 0: any number
 --   ended_ms: the end of the lease that the caller found dead; empty: any that has passed
--- include: clock waiting ready buckets bucket_add events unacked backlog announce dead poison gate slots expiry
+-- include: clock waiting ready buckets bucket_add events unacked backlog announce dead unique_end poison gate slots expiry
 -- returns {messages put back or buried, messages it still holds, the dead letters that some became …};
 --   {0, 0} where the lease lasts, or was renewed since
 local lease_end_ms = tonumber(redis.call('ZSCORE', consumers, consumer) or 0)

@@ -1,17 +1,20 @@
 -- unique: schedule a message unless one with the same key is delayed: then it is refused, takes the other's
 -- place, or pushes the other's due time.
 -- Twice is safe for a due time: the message that is there already counts as stored.
--- keys: partitions delayed messages duplicates wake unique unique_due events moved ready...
--- arguments: now partition_size:number bucket_bytes:number steps expires_ms:number conflict key id due record event_limit:number
+-- keys: partitions delayed messages duplicates wake unique unique_due unique_held unique_until events moved ready...
+-- arguments: now partition_size:number bucket_bytes:number steps expires_ms:number conflict key id due record event_limit:number until_end:number
 --   conflict: refuse, replace or debounce; retry: keep it, and nothing against it
 --   due: ms since the epoch, or + and ms from now
 --   record: priority step + message
+--   until_end: 1: it holds its key until it has ended, and others are refused also when it is not delayed any more
 -- include: clock waiting ready buckets bucket_add backlog events moved unique expiry
 -- returns {'stored', 'refused', 'replaced' or 'pushed', id of the other one or '', 'delayed', 'ready' or (not
 --   stored, or there before) 'already', when what was sent is due, step + due_ms + message of the one replaced or ''};
 --   O(log n)
+local HELD_MS = 30 * 86400000  -- so long after its due time a task holds its key at the most
 local before = earliest()
 local other  -- what has the key
+local holder  -- the task that holds it until its end
 local due_ms = tonumber(due)
 if due:sub(1, 1) == '+' then due_ms = now_ms + due_ms end
 
@@ -29,6 +32,28 @@ local function clear_past()
       redis.call('ZADD', unique_due, later_ms, old)
     else
       forget(old)
+    end
+  end
+end
+
+local function hold(which, at_ms)
+  redis.call('HSET', unique_held, key, which)
+  redis.call('ZADD', unique_until, math.max(at_ms, now_ms) + HELD_MS, key)
+end
+
+local function let_go(which)
+  redis.call('HDEL', unique_held, which)
+  redis.call('ZREM', unique_until, which)
+end
+
+-- Of tasks whose end nobody has told, unless they are delayed still.
+local function let_go_of_past()
+  for _, old in ipairs(redis.call('ZRANGEBYSCORE', unique_until, '-inf', now_ms, 'LIMIT', 0, 10)) do
+    local _, later_ms = parts_of(bucket_get(messages, redis.call('HGET', unique_held, old) or '') or '')
+    if later_ms then
+      redis.call('ZADD', unique_until, later_ms + HELD_MS, old)
+    else
+      let_go(old)
     end
   end
 end
@@ -69,6 +94,10 @@ local function push(member, kept)
 end
 
 clear_past()
+let_go_of_past()
+if (tonumber(redis.call('ZSCORE', unique_until, key) or now_ms)) > now_ms then
+  holder = redis.call('HGET', unique_held, key)
+end
 other = redis.call('HGET', unique, key)
 local kept = other and bucket_get(messages, other)
 if kept and not parts_of(kept) then kept = nil end  -- it was damaged
@@ -80,11 +109,16 @@ end
 if conflict == 'retry' then
   if other == id then forget(key) end
   local _, state = place(due:sub(1, 1) == '+')
+  if until_end == 1 and (not holder or holder == id) then hold(id, due_ms) end
   return {'stored', '', state, at, ''}
+end
+if holder and not (kept and holder == other) then
+  return {holder == id and 'stored' or 'refused', holder == id and '' or holder, 'already', at, ''}
 end
 if kept and conflict == 'refuse' then return {'refused', other, 'already', at, ''} end
 if kept and conflict == 'debounce' then
   push(other, kept)
+  if holder then hold(holder, due_ms) end
   return {'pushed', other, 'already', at, ''}
 end
 local done = 'stored'
@@ -93,6 +127,11 @@ if kept then
   done = 'replaced'
 end
 local stored, state = place(true)
+if until_end == 1 then
+  hold(id, due_ms)
+elseif holder then
+  let_go(key)
+end
 if stored then
   remember(key, stored, due_ms)
 else

@@ -1,9 +1,9 @@
 -- withdraw: drop messages of one ready list.
 -- Twice is safe: what is not ready any more stays where it is.
--- keys: list wake events
+-- keys: list wake unique_held unique_until events
 -- arguments: event_limit:number start:number limit:number messages...
 --   start, limit: where in the list they are looked for
--- include: events ready_place
+-- include: events ready_place unique_end
 -- returns as text 1 for each that was dropped, 0 for others; O(limit), and one comparison for each message between them
 -- and the nearer end of the list
 redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
@@ -13,6 +13,7 @@ for n, message in ipairs(messages) do
   if places[n] then
     count = count + 1
     tell_of_held('cancelled', message)
+    end_unique(message)
   end
 end
 take_out(places, count)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
+from ...consumer.outbox import Held
 from ...errors import UNREACHABLE
 from ...store.store import Store
 from .connecting import ConnectingChannel
@@ -51,6 +52,12 @@ class HandedOut:
                 remaining.hurry()
             else:
                 channel.on_done()
+
+    def hold(self, held: Held) -> None:
+        """A task holds its unique key for some time, or has ended; from any thread."""
+        self._channel.qos.outbox.held.append(held)
+        if not held.left_ms:
+            self._channel.on_done()
 
     def give_back(self, tags: Iterable[int]) -> None:
         """Put messages back at once, as what was at work on them was ended. No attempt counts."""

@@ -63,7 +63,8 @@ class PublishingChannel(ConnectingChannel):
             put(other, [entry], expires_ms)
 
     def _put_unique(self, queue: str, entry: Entry, unique: Unique, expires_ms: int) -> None:
-        done, other = self.store.schedule_unique(queue, entry, *unique, expires_ms)
+        key, conflict, until_end = unique
+        done, other = self.store.schedule_unique(queue, entry, key, conflict, expires_ms, until_end)
         if done == "refused":
             raise AlreadyDelayed(unique.key, other)
 

@@ -1,5 +1,5 @@
 -- poison: what was delivered too often is buried rather than given back.
--- needs: max_deliveries consumer
+-- needs: max_deliveries consumer unique_held unique_until
 local function id_of(message)
   local readable, content = pcall(cjson.decode, message)
   if not readable or type(content) ~= 'table' then return redis.sha1hex(message) end
@@ -18,6 +18,7 @@ local function is_poison(record, deliveries)
   local message = record:sub(2)
   local reason = 'delivered ' .. deliveries .. ' times without success'
   buried[#buried + 1] = entomb(id_of(message), record, consumer, deliveries, reason)
+  end_unique(record)
   tell_of_held('buried', record, consumer, deliveries, buried[#buried], reason)
   return true
 end
