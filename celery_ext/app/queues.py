@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 
+from celery import Celery
+
 from kombu_delayed.inspection import backlog as backlogs
 from kombu_delayed.inspection.backlog import Backlog
+from kombu_delayed.inspection.ready_index import ReadyIndex
 from kombu_delayed.store.shards import queue_of
 
 from ..errors import QueryError
@@ -18,6 +21,11 @@ from .broker import Broker
 
 class Queues(Broker):
     """What the verbs on delayed tasks share: the broker, its queues and their shards."""
+
+    def __init__(self, app: Celery) -> None:
+        super().__init__(app)
+        #: Finds ready tasks by their ids.
+        self.ready_index = ReadyIndex()
 
     def queues(self) -> list[str]:
         """The app's queues, and all in the broker that have or had something.

@@ -64,6 +64,10 @@ def _by_reading(
     progress: Progress,
     history: TaskHistory | None,
 ) -> TaskInfo | None:
+    shards = [*shards]
+    for found in queues.ready_index.find(queues.store, shards, id)[0]:
+        info = TaskInfo.of(found)
+        return info.with_history(history) if history else info
     for shard in shards:
         for found in lookup_by_reading(queues.store, shard, id, progress):
             info = TaskInfo.of(found)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from ..connection.commands import numbers, pairs
 from ..errors import MessageError
 from ..message.envelope import open_envelope, step_char
+from ..store.scripts import Call
 from ..store.store import Store
 
 #: Messages, and bytes, that one call looks at.
@@ -21,6 +22,9 @@ PAGE_SIZE, PAGE_BYTES = 500, 2_000_000
 
 #: So far from where it was read a message is looked for.
 WINDOW = 1_000
+
+#: So far from where it ought to be a message is looked for by its id.
+AROUND = 200
 
 #: So many messages are remembered, which senders may push back into the next page.
 SEEN = 10_000
@@ -90,6 +94,19 @@ class ReadyLists:
             looked_at,
             bool(more),
             [Ready(step, int(at), message) for at, message in pairs(found)],
+        )
+
+    def find_call(self, step: int, newest: str, at: int, needle: str) -> Call:
+        """The script that finds a message by the place it had when another was the newest."""
+        return self.store.call(
+            "ready_find",
+            self.queue,
+            list=self._lists[step],
+            newest=newest,
+            at=at,
+            limit=PAGE_SIZE,
+            around=AROUND,
+            needle=needle,
         )
 
     def withdraw(self, messages: Sequence[Ready]) -> list[bool]:

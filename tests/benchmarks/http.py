@@ -7,6 +7,7 @@ on all its connections at once, sends the same bytes again and looks at little o
 from __future__ import annotations
 
 import json
+import random
 import selectors
 import socket
 import time
@@ -14,6 +15,7 @@ from contextlib import closing
 from time import perf_counter
 from typing import Any
 
+from kombu_delayed.store.store import Entry
 from tests.benchmarks.app import BROKER, QUEUE
 from tests.benchmarks.report import Figures, Line, benchmark
 from tests.benchmarks.rig import Rig, fill, sample, store_of
@@ -110,6 +112,32 @@ def look_up(port: int, count: int) -> float:
     return 1000 * sorted(took)[int(count * 0.99)]
 
 
+def look_up_ready(port: int, ready: int, count: int, connections: int) -> dict[str, float]:
+    """Percentiles of `GET /v1/tasks/{id}` of ready tasks, in ms, by so many clients at once."""
+    chance = random.Random(7)
+    selector, took = selectors.DefaultSelector(), []
+    clients = [Connection(port) for _ in range(connections)]
+    clients[0].ask(_get("/v1/tasks/ready-0"))  # the first look reads what is ready
+    began = dict[Connection, float]()
+
+    def ask(client: Connection) -> None:
+        began[client] = perf_counter()
+        client.send(_get(f"/v1/tasks/ready-{chance.randrange(ready)}"))
+
+    for client in clients:
+        selector.register(client, selectors.EVENT_READ, client)
+        ask(client)
+    while len(took) < count:
+        for key, _ in selector.select():
+            if key.data.receive():
+                took.append(perf_counter() - began[key.data])
+                ask(key.data)
+    for client in clients:
+        client.close()
+    took.sort()
+    return {"p50": 1000 * took[count // 2], "p99": 1000 * took[int(count * 0.99)]}
+
+
 def open_pages(port: int, path: str, count: int) -> float:
     """The time of the slowest of some visits, in ms, each of which reads anew."""
     took = []
@@ -168,6 +196,31 @@ def http(rig: Rig) -> Figures:
     }
     fill(store_of(rig), QUEUE, rig.scaled(1_000_000, 20_000), sample(rig))
     return {**figures, "p99_ms": rig.apart(look_up, port, rig.scaled(5_000, 500))}
+
+
+@benchmark(
+    "lookups",
+    _time("p99 of `GET /v1/tasks/{{id}}` of one of {count:,.0f} ready tasks", "one", 10),
+    _time("the same by 32 clients at once", "many", 10),
+)
+def lookups(rig: Rig) -> Figures:
+    """Of ready tasks, beside 1,000,000 delayed ones."""
+    count, store = rig.scaled(100_000, 5_000), store_of(rig)
+    template = sample(rig)
+    fill(store, QUEUE, rig.scaled(1_000_000, 20_000), template)
+    ids = [f"ready-{n}" for n in range(count)]
+    text = json.loads(template[1])
+    text["headers"]["eta"] = None
+    for at in range(0, count, 1_000):
+        entries = []
+        for id in ids[at : at + 1_000]:
+            text["headers"]["id"] = text["properties"]["correlation_id"] = id
+            entries.append(Entry(id, 0, json.dumps(text)))
+        store.publish(QUEUE, entries)
+    port, asked = serve(rig), rig.scaled(20_000, 1_000)
+    one = rig.apart(look_up_ready, port, count, asked // 4, 1)
+    many = rig.apart(look_up_ready, port, count, asked, CONNECTIONS)
+    return {"count": float(count), "one": one["p99"], "many": many["p99"], "p50": many["p50"]}
 
 
 @benchmark(

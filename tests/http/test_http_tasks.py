@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from celery_ext import Delayed
-from celery_ext.http.api import cursors, ready
+from celery_ext.http.api import cursors, ready, status
 from celery_ext.tasks.body import read_body
 from kombu_delayed.message.envelope import open_envelope
 from kombu_delayed.store.outcomes import Kept, Note, Outcomes
@@ -29,6 +29,21 @@ def body(delayed: Delayed, id: str) -> Any:
     info = delayed.get(id)
     assert info is not None
     return read_body(delayed.app, info)
+
+
+def test_a_ready_task_among_many(
+    api: httpx.Client, delayed: Delayed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status, "READING_LIMIT", 2)
+    for n in range(9):
+        api.post("/v1/tasks", json={"task": "till.charge", "id": f"ready-{n}", "args": [n]})
+    for n in range(9):
+        found = api.get(f"/v1/tasks/ready-{n}").json()
+        assert (found["status"], found["args"]) == ("waiting", f"[{n}]")
+    assert api.get("/v1/tasks/nobody").status_code == 404
+    delayed.cancel("ready-4")
+    assert api.get("/v1/tasks/ready-4").json()["status"] != "waiting"
+    assert api.get("/v1/tasks/ready-3").json()["status"] == "waiting"
 
 
 def test_create(api: httpx.Client, delayed: Delayed) -> None:

@@ -98,6 +98,8 @@ def find(service: Service, identity: Identity, id: str, queue: str | None = None
             if state := _by_id(service, identity, shard, id):
                 return state
             shards.append(shard)
+    if ready := _ready(service, shards, identity, id):
+        return state_of(service, ready)
     is_unknown = record is None or record.state == "unknown"
     if is_unknown and (state := _by_event(store, shards, identity, id)):
         return state
@@ -209,6 +211,12 @@ def _will_be_recorded(store: Store, event: Event) -> bool:
     return is_new and Outcomes(store).are_recorded(event.stream)
 
 
+def _ready(service: Service, shards: list[str], identity: Identity, id: str) -> TaskInfo | None:
+    delayed = service.delayed
+    infos = map(TaskInfo.of, delayed.ready_index.find(delayed.store, shards, id)[0])
+    return next((info for info in infos if identity.sees(info.queue, info.tenant)), None)
+
+
 def _held(service: Service, shards: list[str], identity: Identity, id: str) -> TaskInfo | None:
     """A task that is ready or unacked, where not too many are."""
     store = service.delayed.store
@@ -239,7 +247,8 @@ def message_of(
         return info
     nearest = service.delayed.store.shards.nearest
     names = names_of(service, identity, queue)
-    return _held(service, [each for name in names for each in nearest(name, id)], identity, id)
+    shards = [each for name in names for each in nearest(name, id)]
+    return _ready(service, shards, identity, id) or _held(service, shards, identity, id)
 
 
 def _waiting_for(info: TaskInfo) -> str | None:

@@ -1,0 +1,129 @@
+"""Ready messages are found by their ids at once, whatever has come or gone since."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from kombu_delayed.inspection import ready as lists
+from kombu_delayed.inspection import ready_index as module
+from kombu_delayed.inspection.ready import ReadyLists
+from kombu_delayed.inspection.ready_index import ReadyIndex
+from kombu_delayed.store.store import Entry, Store
+
+
+def entries(*ids: str, step: int = 0) -> list[Entry]:
+    texts = (json.dumps({"body": "", "headers": {"id": id}, "properties": {}}) for id in ids)
+    return [Entry(id, step, text) for id, text in zip(ids, texts, strict=True)]
+
+
+def publish(store: Store, *ids: str, step: int = 0) -> None:
+    store.publish("q", entries(*ids, step=step))
+
+
+def names(start: int, end: int) -> list[str]:
+    return [f"m{n}" for n in range(start, end)]
+
+
+@contextmanager
+def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Where pages of lists are read from."""
+    told: list[int] = []
+    page = ReadyLists.page
+
+    def told_page(self: ReadyLists, step: int, start: int, *args: Any) -> Any:
+        told.append(start)
+        return page(self, step, start, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ReadyLists, "page", told_page)
+        yield told
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lists, "PAGE_SIZE", 10)
+    monkeypatch.setattr(lists, "AROUND", 3)
+    monkeypatch.setattr(module, "FRESH", 5)
+
+
+def found(index: ReadyIndex, store: Store, id: str) -> list[str]:
+    messages, is_sure = index.find(store, ["q"], id)
+    assert is_sure
+    assert all(each.state == "ready" and each.queue == "q" for each in messages)
+    return [json.loads(each.message)["headers"]["id"] for each in messages]
+
+
+def test_the_first_look_reads_and_later_ones_do_not(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = ReadyIndex()
+    publish(store, *names(0, 100))
+    publish(store, "urgent", step=3)
+    assert found(index, store, "m50") == ["m50"]
+    with reads(monkeypatch) as told:
+        for n in range(100):
+            assert found(index, store, f"m{n}") == [f"m{n}"]
+            publish(store, f"new{n}")
+            assert found(index, store, f"new{n}") == [f"new{n}"]
+        assert found(index, store, "urgent") == ["urgent"]
+        assert found(index, store, "nobody") == []
+    assert told == []
+
+
+def test_what_comes_at_once_is_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = ReadyIndex()
+    publish(store, *names(0, 100))
+    assert found(index, store, "m0") == ["m0"]
+    publish(store, *names(100, 125))
+    with reads(monkeypatch) as told:
+        assert found(index, store, "m110") == ["m110"]
+        assert found(index, store, "m99") == ["m99"]
+    assert told == [0, 10, 20]
+
+
+def test_what_workers_have_taken_and_put_back(store: Store) -> None:
+    index = ReadyIndex()
+    publish(store, *names(0, 100))
+    assert found(index, store, "m5") == ["m5"]
+    got = store.deliver("q", "w:1:x", 10, 1, lease_ms=30_000)
+    assert got is not None
+    assert found(index, store, "m5") == []
+    assert found(index, store, "m10") == ["m10"]
+    store.release("q", "w:1:x", [1, 2])
+    assert found(index, store, "m1") == ["m1"]
+    store.deliver("q", "w:1:x", 1_000, 11, lease_ms=30_000)
+    assert found(index, store, "m99") == []
+    publish(store, "late")
+    assert found(index, store, "late") == ["late"]
+
+
+def test_what_is_taken_out_of_the_middle(store: Store) -> None:
+    index, ready = ReadyIndex(), ReadyLists(store, "q")
+    publish(store, *names(0, 100))
+    assert found(index, store, "m0") == ["m0"]
+    pages = [each for page in ready.pages() for each in page]
+    ready.withdraw(pages[20:60])
+    for n in (0, 10, 30, 39, 80, 99):
+        assert found(index, store, f"m{n}") == [f"m{n}"]
+    assert found(index, store, "m50") == []
+
+
+def test_a_list_that_is_too_long(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST", 30)
+    publish(store, *names(0, 50))
+    assert ReadyIndex().find(store, ["q"], "m0") == ([], False)
+
+
+def test_two_that_share_an_id_and_a_server_that_has_lost_all(store: Store) -> None:
+    index = ReadyIndex()
+    publish(store, "a", "b", "a")
+    assert found(index, store, "a") == ["a"]
+    store.run("FLUSHDB")
+    publish(store, "c")
+    assert found(index, store, "c") == ["c"]
+    assert found(index, store, "a") == []
