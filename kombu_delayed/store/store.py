@@ -10,7 +10,7 @@ from ..message.ticket import Gate
 from ..message.wait import NO_WAIT, Wait
 from . import instrumentation
 from .caller import CALL_LIMIT, Caller, Limits, Scheduled, chunks
-from .claimable import Claimable, Delivered
+from .claimable import Claimable, Delivered, delivered
 from .dead_letters import DeadLetters
 from .leases import Leases
 from .overrides import Overrides
@@ -172,42 +172,13 @@ class Store(Caller):
         return self.call("restore", queue, "", run="", ledger_seconds=0, entries=parts)
 
     def deliver(
-        self,
-        queue: str,
-        consumer: str,
-        want: int,
-        tag: int,
-        *,
-        lease_ms: int,
-        leased: bool = False,
-        waits: bool = True,
-        listens: bool = False,
-        promotions: int = CALL_LIMIT,
-        expires_ms: int = 0,
-        declared: str = "",
-        gate: Gate | None = None,
+        self, queue: str, consumer: str, want: int, tag: int, gate: Gate | None = None, **more: Any
     ) -> Delivered | None:
         """Promote what is due and hand out up to `want` messages under tags from `tag` upwards.
 
-        None: the caller believed to be `leased`, and is not. `lease_ms` 0 takes messages for good.
-        Who `listens` is sent wake tokens, once nothing is left for it. With a `gate`, those are
-        handed out whose turn it is, and besides what has no ticket of it: see `admit`. `declared`
-        is the version of the policies that the caller goes by: it gets nothing where others hold.
+        For the rest see `deliver_call`. None: the caller believed to be `leased`, and is not.
         """
-        move, given = self.deliver_call(
-            queue,
-            consumer,
-            want,
-            tag,
-            lease_ms=lease_ms,
-            leased=leased,
-            waits=waits,
-            listens=listens,
-            promotions=promotions,
-            expires_ms=expires_ms,
-            declared=declared,
-            gate=gate,
-        )
+        move, given = self.deliver_call(queue, consumer, want, tag, gate=gate, **more)
         return delivered(move(self.run, **given), gate)
 
     def deliver_call(
@@ -226,7 +197,13 @@ class Store(Caller):
         declared: str = "",
         gate: Gate | None = None,
     ) -> Call:
-        """The script that delivers and its arguments; `delivered` reads its answer."""
+        """The script that delivers and its arguments; `delivered` reads its answer.
+
+        `lease_ms` 0 takes messages for good. Who `listens` is sent wake tokens, once nothing is
+        left for it. With a `gate`, those are handed out whose turn it is, and besides what has no
+        ticket of it: see `admit`. `declared` is the version of the policies that the caller goes
+        by: it gets nothing where others hold.
+        """
         gated = {} if gate is None else {"version": gate.version, "limits": gate.numbers}
         return self.call(
             "deliver" if gate is None else "deliver_gated",
@@ -407,25 +384,3 @@ class Store(Caller):
         """Forget a queue without messages and consumers."""
         if not self.run("EXISTS", self.keys(queue).consumers):
             self.ask("delete", queue)
-
-
-def delivered(answer: Any, gate: Gate | None) -> Delivered | None:
-    """What the script that delivers has answered; None: the caller's lease was lost."""
-    if len(answer) == 1:
-        return None
-    now_ms, next_due_ms, flags, consumers, *records = answer
-    gated, refused = bool(flags & 2), bool(flags & 4)
-    resumed_ms = records.pop(0) if flags & 8 else None
-    paused = resumed_ms == 0
-    has_more = not paused and (bool(flags & 1) or (gate is None and gated))
-    return Delivered(
-        now_ms,
-        next_due_ms,
-        has_more,
-        consumers,
-        records,
-        gated,
-        refused,
-        paused,
-        resumed_ms or 0,
-    )
