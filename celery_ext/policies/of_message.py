@@ -13,7 +13,7 @@ from kombu_delayed.consumer.policy.of_message import HEADER
 from . import policy
 from .limits.limit_use import LimitUse
 from .policy import Policy, PolicyError, checked
-from .retry.strategies import Backoff
+from .retry.strategies import STRATEGY_HEADER, Backoff, RetryStrategy
 from .times.catch_up import DropOlder, Spread
 from .times.timeout import Timeout
 from .times.window import Window
@@ -60,6 +60,20 @@ def _check(policies: list[Any]) -> tuple[Policy, ...]:
                 f"{_WHERE} takes {known}, and not {each}: declare that for its task or its queue"
             )
     return checked(_WHERE, policies, is_of_message=True)
+
+
+@lru_cache(1024)
+def strategy_text(strategy: RetryStrategy | None) -> str | None:
+    """The header for a retry strategy; None: only code can make it."""
+    if strategy is not None and type(strategy) not in KINDS:
+        return None
+    return write([strategy] if strategy else [])
+
+
+def strategies_in(headers: Mapping[str, Any]) -> tuple[Policy, ...] | None:
+    """What the consumer of a message has named its retry strategy, if any; None: it named none."""
+    text = headers.get(STRATEGY_HEADER)
+    return None if text is None else read(str(text))
 
 
 def use_messages() -> None:

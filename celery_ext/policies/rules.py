@@ -21,10 +21,10 @@ from .declared import OPTION, DeclaredPolicies, Followed, instead_of
 from .limits.gated import Gated
 from .limits.limit_use import LimitUse
 from .message import Message
-from .of_message import policies_in, read, use_messages
+from .of_message import policies_in, read, strategy_text, use_messages
 from .policy import RUN, Policy, PolicyError, checked
 from .retry.apply_strategies import ran_out
-from .retry.strategies import RanOut
+from .retry.strategies import STRATEGY_HEADER, RanOut
 from .written import Code, written
 
 logger = get_logger(__name__)
@@ -144,6 +144,8 @@ class Rules:
             kept_back = followed.kept_back(Message(arrival, self._apps.of(task)))
             if kept_back is not None:
                 return kept_back
+        if followed is not None or STRATEGY_HEADER in given:
+            self._tell_strategy(arrival.queue, task, given)
         found = instead_of(policies_in(given), self.policies(arrival.queue, task))
         policies = [each for each in found if each._decides]
         if not policies:
@@ -158,6 +160,16 @@ class Rules:
                 return decision
             headers.update(decision.headers)
         return Run(headers) if headers else RUN
+
+    def _tell_strategy(self, queue: str, task: str, headers: dict[str, Any]) -> None:
+        """Name the retry strategy to the process that runs the task, if it would take another."""
+        of_task = self._of_task(queue, task) or ()
+        text = strategy_text(self._holding(queue).strategy(queue_of(queue), of_task))
+        own = self._apps.policies_of_tasks().get(task, ()) if text is not None else ()
+        if text is None or text == strategy_text(self._declared.strategy(queue_of(queue), own)):
+            headers.pop(STRATEGY_HEADER, None)
+        else:
+            headers[STRATEGY_HEADER] = text
 
     def check(self) -> None:
         """Raises PolicyError for gates that cannot be."""

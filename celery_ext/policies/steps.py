@@ -10,7 +10,7 @@ from celery.signals import worker_init
 from celery.utils.log import get_logger
 
 from .declared import OPTION, DeclaredPolicies
-from .of_message import policies_in
+from .of_message import policies_in, strategies_in
 from .policy import Policy, checked
 from .retry.apply_strategies import follow
 from .retry.strategies import RetryStrategy
@@ -60,7 +60,10 @@ def apply(app: Celery) -> None:
     def strategy_of(
         queue: str, of_task: tuple[Policy, ...], headers: Mapping[str, Any]
     ) -> RetryStrategy | None:
-        return policies.strategy(queue, of_task, policies_in(headers))
+        brought, named = policies_in(headers), strategies_in(headers)
+        if named is not None:
+            return DeclaredPolicies({}).strategy(queue, named, brought)
+        return policies.strategy(queue, of_task, brought)
 
     for name, task in app.tasks.items():
         checked(f"task {name}", getattr(task, "policies", None) or ())

@@ -13,7 +13,7 @@ from celery import Celery
 from kombu import Consumer, Queue
 
 from celery_ext import install
-from celery_ext.policies import Fair, Limit
+from celery_ext.policies import Backoff, Fair, Limit
 from celery_ext.policies.written import CODE, written
 from tests.kit.clusters import Cluster
 from tests.kit.ledger import Ledger
@@ -159,6 +159,23 @@ def test_a_server_that_has_lost_them_is_told_again(
     send(app, "bcdefghi")
     assert most_at_once(wait_for_ends(ledger, 9)) == 1
     assert store.run("EXISTS", key) == 1
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_retries_are_those_of_redis(pool: str, start: Start, app: Celery) -> None:
+    """In the processes of a pool, too, whatever strategy these have or have not."""
+    declaring = start("declaring", {"celery": [written(Backoff([0.05, 0.05]))]})
+    wait_until_declared(app)
+    declaring.stop()
+    bare, dead = start("bare", pool=pool), app.delayed.dead
+    app.send_task("add", (1, None), task_id="a")
+    wait_until(lambda: dead.show("a"), "it has given up", 60)
+    assert bare.log.count("add[a] retry") == 2
+    assert app.delayed.policies.drop("celery")
+    app.send_task("add", (1, None), task_id="b")
+    bare.wait_for_log("add[b] raised unexpected", 30)
+    assert dead.show("b") is None
+    assert "add[b] retry" not in bare.log
 
 
 def test_temporary_queues_have_none(open_app: OpenApp, client: redis.Redis, server: Server) -> None:

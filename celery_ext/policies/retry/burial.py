@@ -15,12 +15,15 @@ from celery_ext.tasks.failures import Failure
 from kombu_delayed.message import clock
 from kombu_delayed.message.wait import Wait
 
-from .strategies import FIRST_HEADER, GIVE_UP_HEADER, QUEUE_HEADER
+from .strategies import FIRST_HEADER, GIVE_UP_HEADER, QUEUE_HEADER, STRATEGY_HEADER
 
 logger = get_logger(__name__)
 
 #: Headers that a task which begins anew has not.
-BEGUN_HEADERS = {failures.HEADER, FIRST_HEADER, GIVE_UP_HEADER, QUEUE_HEADER, "redelivered"}
+BEGUN_HEADERS = {
+    *(failures.HEADER, FIRST_HEADER, GIVE_UP_HEADER, QUEUE_HEADER, STRATEGY_HEADER),
+    "redelivered",
+}
 
 
 def bury(task: Task, reason: str, history: Sequence[Failure]) -> bool:

@@ -24,6 +24,10 @@ FIRST_HEADER = "delayed_first_failure"
 #: The header that says, from the first attempt on, after when there is no other, in ms.
 GIVE_UP_HEADER = "delayed_give_up_at"
 
+#: The header in which a consumer names the strategy that is declared in Redis, where the process
+#: that runs the task would take another.
+STRATEGY_HEADER = "delayed_strategy"
+
 
 @dataclass(frozen=True)
 class Attempt:
