@@ -123,6 +123,18 @@ def test_each_page(opened: Any, shop: dict[str, Any], width: int, scheme: str) -
     expect(page.get_by_role("heading", level=1)).to_contain_text("Dead letters")
 
 
+@pytest.mark.parametrize("path", ["/backlog", "/backlog?state=ready", "/failures", "/dead?task=*"])
+def test_a_list_of_fifty_on_a_phone(opened: Any, shop: dict[str, Any], path: str) -> None:
+    for n in range(60):
+        shop["app"].send_task("mail.send_reminder", [n, "ada@example.org"], queue="mail")
+    page = opened(shop["url"] + path, 360)
+    rows = page.locator("table.stack").last.locator("tbody tr")
+    tallest = max(rows.evaluate_all("(all) => all.map((each) => each.offsetHeight)"))
+    assert 30 <= rows.count() <= 50
+    height = page.evaluate("document.documentElement.scrollHeight")
+    assert height + (50 - rows.count()) * tallest <= 5_000
+
+
 def test_the_overview_is_live(opened: Any, shop: dict[str, Any]) -> None:
     page, app = opened(shop["url"]), shop["app"]
     tile = page.locator(".tiles > div", has_text="delayed").locator("dd").first
