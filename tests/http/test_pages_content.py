@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import httpx
@@ -24,6 +25,36 @@ from tests.kit.wait import wait_until
 
 PATHS = ["/", "/failures", "/backlog", "/task", "/dead", "/tenants", "/consumers", "/partitions"]
 HOSTILE = '<script>alert(1)</script><img src=x onerror="alert(2)">\'"&{{7*7}}'
+
+
+def test_the_backlog_is_in_due_order_over_queues(
+    visitor: Visitor, app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backlog, "PAGE_SIZE", 5)
+    start = datetime.now(timezone.utc).replace(microsecond=0) + timedelta(hours=1)
+    for n in range(23):  # of three each are due at the same time, in different queues
+        queue, eta = f"q{n * 7 % 4}", start + timedelta(minutes=n // 3)
+        app.send_task("till.charge", [n], task_id=f"t{n}", eta=eta, queue=queue)
+
+    def listed(query: str) -> list[str]:
+        found, page = [], visitor.get(f"/backlog{query}")
+        while True:
+            links = [link for link in page.links() if link.startswith("/task?id=")]
+            found += [link.removeprefix("/task?id=").partition("&")[0] for link in links]
+            following = [each["href"] for each in page.all("a") if each.get("rel") == "next"]
+            if not following:
+                return found
+            page = visitor.get(following[0])
+
+    found = listed("")
+    assert sorted(found, key=lambda id: int(id[1:]) // 3) == found
+    assert sorted(found) == sorted(f"t{n}" for n in range(23))
+    assert listed("?queue=q0") == [f"t{n}" for n in range(0, 23, 4)]
+    assert sorted(listed("?task=till.*")) == sorted(found)
+    assert "By due time." in visitor.get("/backlog").text
+    assert "By queue and due time." in visitor.get("/backlog?task=till.*").text
+    later = f"?due_after={start + timedelta(minutes=3):%Y-%m-%dT%H:%M:%S}"
+    assert sorted(listed(later)) == sorted(f"t{n}" for n in range(9, 23))
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -59,7 +59,7 @@ def search_page(call: Call, search: Search) -> tuple[list[tuple[str, TaskInfo]],
 
     Pages of one shard after the other are read, until there is enough or enough was looked at.
     """
-    query = Query(**search.model_dump(exclude={"limit", "cursor", "state", "error"}))
+    query = query_of(search)
     shards = sorted(call.service.shards(call.identity, search.queue))
     shard, place = _begin(call, search.cursor)
     found = _Found(search.limit)
@@ -68,6 +68,10 @@ def search_page(call: Call, search: Search) -> tuple[list[tuple[str, TaskInfo]],
         if place is not None or found.is_over:
             return found.infos, _following(name, place, shards)
     return found.infos, None
+
+
+def query_of(search: Search) -> Query:
+    return Query(**search.model_dump(exclude={"limit", "cursor", "state", "error"}))
 
 
 def _begin(call: Call, cursor: str | None) -> tuple[str, Place | None]:

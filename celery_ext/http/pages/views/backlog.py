@@ -8,7 +8,7 @@ from typing import Any
 from celery_ext.errors import QueryError
 from celery_ext.http.api import cursors
 from celery_ext.http.api.endpoints.by_state import check, ready_page
-from celery_ext.http.api.endpoints.search import search_page
+from celery_ext.http.api.endpoints.due_order import due_page
 from celery_ext.http.api.models import Search
 from celery_ext.http.api.operations import validated
 from celery_ext.http.problems import Problem
@@ -54,6 +54,7 @@ def look(visit: Visit) -> Shown:
         "fields": FIELDS[:3] if is_ready else FIELDS,
         "states": STATES,
         "is_ready": is_ready,
+        "is_by_due": False,
         "is_filtered": any(name in given for name in FIELDS),
         "tasks": [],
         "next": None,
@@ -84,8 +85,8 @@ def _tasks(visit: Visit, search: Search) -> Shown:
     if search.state == "ready":
         ready, following = ready_page(visit, search, search.limit, search.cursor)
         return {"tasks": [each.info for each in ready], "next": following}
-    found, following = search_page(visit, search)
-    return {"tasks": [info for _, info in found], "next": following}
+    found, following, is_by_due = due_page(visit, search)
+    return {"tasks": [info for _, info in found], "next": following, "is_by_due": is_by_due}
 
 
 def _counts(visit: Visit) -> Any:
