@@ -15,7 +15,7 @@ from .hand_over import HandOver
 from .limits.fair import Fair, Order
 from .limits.limit import Drain, Limit, Shares
 from .limits.limit_use import LimitUse
-from .limits.throttler import Running, Throttler
+from .limits.throttler import Running, RunningTask, Throttler
 from .message import Message
 from .policy import Policy, PolicyError
 from .retry.strategies import Attempt, Backoff, GiveUp, Retry, RetryStrategy
@@ -48,6 +48,7 @@ __all__ = [
     "RetryStrategy",
     "Run",
     "Running",
+    "RunningTask",
     "Shares",
     "Spread",
     "Throttler",

@@ -9,7 +9,7 @@ from typing import Any
 from celery import Celery
 
 from kombu_delayed.consumer.policy.decisions import Arrival
-from kombu_delayed.inspection.gate_usage import slots_in_use
+from kombu_delayed.inspection.gate_usage import Holder, holders, slots_in_use
 from kombu_delayed.message.ticket import slots_in
 from kombu_delayed.store.shards import queue_of
 
@@ -109,6 +109,10 @@ class Message:
     def running(self) -> Mapping[str, int]:
         """The slots of its queue that are in use, by limit and key."""
         return slots_in_use(self._arrival.store, self.queue)
+
+    def holders(self, limit: int) -> Sequence[Holder]:
+        """The messages that have them, so many at the most."""
+        return holders(self._arrival.store, self.queue, limit)
 
     def own_slots(self) -> Mapping[str, int]:
         """Those of them that are its own."""

@@ -121,6 +121,32 @@ def slots_in_use(store: Store, queue: str) -> dict[str, int]:
     return {name.decode(): int(count) for name, count in pairs(found)}
 
 
+class Holder(NamedTuple):
+    """A message that has slots at a gate: by its consumer, since a time in ms.
+
+    Without id and time where that is not written down. `slots` is as tickets name them.
+    """
+
+    consumer: str
+    id: str
+    since_ms: int | None
+    slots: dict[str, int]
+
+
+def holders(store: Store, queue: str, limit: int) -> list[Holder]:
+    """The messages that have slots at the gate of a queue, so many at the most."""
+    found = store.ask("running", queue, limit=limit)
+    texts = [each.decode(errors="replace") for each in found]
+    return [_holder(*each) for each in zip(texts[::2], texts[1::2], strict=True)]
+
+
+def _holder(consumer: str, text: str) -> Holder:
+    front, _, _ = text.partition("|")
+    id, _, since = front.partition("@")
+    uses = {use: int(cost) for _, use, cost in _USE.findall(text)}
+    return Holder(consumer, _text(id), int(since) if since.isdigit() else None, uses)
+
+
 def slots(store: Store, queue: str) -> Iterator[dict[str, int]]:
     """How much of each limit and key is in use, as slots name them, a page a call."""
     cursor = b"0"

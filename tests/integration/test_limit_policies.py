@@ -25,10 +25,13 @@ from celery_ext.policies import (
     PolicyError,
     Run,
     Running,
+    RunningTask,
     Shares,
     Throttler,
 )
+from celery_ext.policies.limits import throttler
 from kombu_delayed.errors import OptionError
+from kombu_delayed.inspection.gate_usage import holders
 from tests.kit.policed import OpenApp
 from tests.kit.servers import Server
 from tests.kit.wait import wait_until
@@ -217,6 +220,89 @@ def test_a_throttler_knows_what_runs(open_app: OpenApp) -> None:
     with app.connection_for_read() as connection:
         assert names(connection.default_channel, 3) == ["a", "c", None]
         assert app.delayed.get("b").reason == "1 run, 2 slots are taken"
+
+
+class Sees(Throttler):
+    """Remembers what it was shown."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def decide(self, message: Message, running: Running) -> Any:  # type: ignore[override]
+        self.seen.append(sorted(running.tasks(), key=lambda each: each.id))
+        return Run()
+
+
+def test_a_throttler_sees_the_tasks(open_app: OpenApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(throttler, "monotonic", lambda: clock[0])
+    policy = Sees()
+    app = open_app(Limit(concurrency=9, weight="size", by="host"), policy)
+    with app.connection_for_read() as connection:
+        channel = connection.default_channel
+        for id in ("a|*é", "b", "c", "d"):
+            headers = {"tenant": "x", "host": f"h|{id}", "size": 2}
+            app.send_task("record", [id], task_id=id, headers=headers)
+            assert names(channel, 1) == [id]
+            if id == "b":
+                channel.qos.slots.free(2)
+                channel.flush()
+            else:
+                clock[0] += throttler.TASKS_SECONDS
+        app.send_task("record", ["e"], task_id="e")
+        assert names(channel, 1) == ["e"]
+        worker = channel.consumer.lease.consumer.rsplit(":", 2)[0]
+    first, second, third, fourth, last = policy.seen
+    assert (first, [each.id for each in second]) == ([], ["a|*é"])
+    assert [each.id for each in third] == ["a|*é", "b"]  # as for the second, though it has ended
+    assert [each.id for each in fourth] == ["a|*é", "c"]
+    assert [each.id for each in last] == ["a|*é", "c", "d"]
+    (seen,) = second
+    since = time.time() * 1000 - seen.since_ms
+    assert seen == RunningTask(
+        "a|*é", "record", "celery", "x", worker, seen.since_ms, {"host": "h|a|*é"}, {"host": 2}
+    )
+    assert -60_000 < since < 600_000
+
+
+@pytest.mark.parametrize("acks_late", [False, True])
+def test_a_worker_s_throttler_sees_what_runs(
+    open_app: OpenApp, monkeypatch: pytest.MonkeyPatch, acks_late: bool
+) -> None:
+    monkeypatch.setattr(throttler, "TASKS_SECONDS", 0.0)
+    policy, may_end, begun = Sees(), threading.Event(), threading.Semaphore(0)
+    app = open_app(policy)
+
+    @app.task(name=f"sees-{acks_late}", shared=False, acks_late=acks_late)
+    def task() -> None:
+        begun.release()
+        may_end.wait(30)
+
+    first = task.delay()
+    with start_worker(app, pool="threads", concurrency=2, perform_ping_check=False):
+        assert begun.acquire(timeout=30)
+        second = task.delay()
+        assert begun.acquire(timeout=30)
+        seen = policy.seen[-1]
+        may_end.set()
+        second.get(timeout=30)
+        wait_until(lambda: not holders(app.delayed.store, "celery", 9), "nothing runs any more")
+    assert [(each.id, each.task) for each in seen] == [(first.id, task.name)]
+
+
+def test_so_many_tasks_at_the_most(open_app: OpenApp, client: redis.Redis) -> None:
+    app = open_app(Sees())
+    store = app.delayed.store
+    for consumer in ("w1@a:1:x", "w1@b:1:x"):
+        client.zadd("{celery}:consumers", {consumer: 10**15})
+        texts = {n: f"{consumer[3]}{n}@{n}|running%20task:t*1" for n in range(3)}
+        client.hset(f"{{celery}}:gate:slots:{consumer}", mapping=texts)
+    client.hset("{celery}:gate:slots:w1@b:1:x", "1", "|running%20task:t*1")  # of an older version
+    assert len(holders(store, "celery", 4)) == 4
+    found = holders(store, "celery", 9)
+    assert {each.id for each in found} == {"a0", "a1", "a2", "b0", "", "b2"}
+    (old,) = [RunningTask.of("q", each) for each in found if not each.id]
+    assert old == RunningTask("", "t", "q", None, "w1@b", None, {}, {})
 
 
 def test_a_lost_answer_takes_no_slots(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 
 from kombu_delayed.consumer.policy.decisions import Decision
+from kombu_delayed.inspection.gate_usage import Holder, parts_of
 from kombu_delayed.message.ticket import LimitNumbers, Ticket, Use, slot_name
 
 from ..message import Message
@@ -14,11 +17,58 @@ from .gated import Declared, Gated, with_uses
 
 _TASK, _TENANT = "running task", "running tenant"
 
+#: So many running tasks a throttler sees at the most, and for so long it is shown the same ones.
+TASKS_LIMIT, TASKS_SECONDS = 1_000, 1.0
+
+
+@dataclass(frozen=True)
+class RunningTask:
+    """A task that runs, or that a worker has claimed and is about to run.
+
+    `since_ms` is when that was, by the server's clock. `id` is empty and `since_ms` None where an
+    older version has claimed it. `keys` and `weights` are by the names of the limits that it has
+    room of; a long key is its digest.
+    """
+
+    id: str
+    task: str
+    queue: str
+    tenant: str | None
+    worker: str
+    since_ms: int | None
+    keys: Mapping[str, str]
+    weights: Mapping[str, int]
+
+    @classmethod
+    def of(cls, queue: str, holder: Holder) -> RunningTask:
+        """From what the gate has of it."""
+        uses = {parts_of(name): cost for name, cost in holder.slots.items()}
+        keys = dict([*uses])
+        weights = {
+            limit: cost for (limit, _), cost in uses.items() if limit not in (_TASK, _TENANT)
+        }
+        return cls(
+            holder.id,
+            keys.pop(_TASK, ""),
+            queue,
+            keys.pop(_TENANT, "") or None,
+            holder.consumer.rsplit(":", 2)[0],
+            holder.since_ms,
+            keys,
+            weights,
+        )
+
 
 class Running:
     """The running tasks of a queue across all workers, without the message itself."""
 
-    def __init__(self, slots: Mapping[str, int], own: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        slots: Mapping[str, int],
+        own: Mapping[str, int] | None = None,
+        tasks: Callable[[], Sequence[RunningTask]] = tuple,
+    ) -> None:
+        self._tasks = tasks
         counts = dict(slots)
         for name, count in (own or {}).items():
             counts[name] = max(counts.get(name, 0) - count, 0)
@@ -42,6 +92,10 @@ class Running:
         """Slots of a `Limit` of the queue in use by a key."""
         return self._counts.get(slot_name(name, key), 0)
 
+    def tasks(self) -> Sequence[RunningTask]:
+        """The tasks themselves, a thousand at the most, as they were within the last second."""
+        return self._tasks()
+
 
 class Throttler(Gated):
     """Base class of policies that decide by the tasks that are running.
@@ -54,7 +108,21 @@ class Throttler(Gated):
         """What is to become of a message: Run, Delay, Drop or Bury."""
 
     def _asked(self, message: Message) -> Decision:
-        return self.decide(message, Running(message.running(), message.own_slots()))
+        def others() -> list[RunningTask]:
+            return [each for each in self._seen(message) if each.id != message.id]
+
+        return self.decide(message, Running(message.running(), message.own_slots(), others))
+
+    def _seen(self, message: Message) -> list[RunningTask]:
+        # Not from `__init__`, which those of users may have without calling this one's.
+        known: dict[str, tuple[float, list[RunningTask]]] = vars(self).get("_known", {})
+        queue, now = message.queue, monotonic()
+        if queue not in known or now >= known[queue][0]:
+            known = {name: each for name, each in known.items() if now < each[0]}
+            found = [RunningTask.of(queue, each) for each in message.holders(TASKS_LIMIT)]
+            known[queue] = now + TASKS_SECONDS, found
+            vars(self)["_known"] = known
+        return known[queue][1]
 
     def limits(self, owner: str) -> Iterable[LimitNumbers]:
         return LimitNumbers(_TASK, -1), LimitNumbers(_TENANT, -1)

@@ -135,7 +135,12 @@ local function serve(lane, parts, had, is_only)
   elseif record then
     now_had = had
     had = had + 1 / parts.weight
-    hand_out(record, take_room(parts.uses, due_ms))
+    local slots = take_room(parts.uses, due_ms)
+    if slots:find('|running%20task:', 1, true) then  -- a throttler asks which they are
+      local _, id = ticket_in(record)
+      slots = id .. '@' .. string.format('%.0f', now_ms) .. slots
+    end
+    hand_out(record, slots)
     if head or not is_only then redis.call('ZADD', gate .. 'turns', had, parts.key) end
   end
   if head then
