@@ -28,6 +28,8 @@ from celery_ext.errors import (
 )
 from celery_ext.http.callbacks.jobs import JOB_TASK
 from celery_ext.policies import Timeout
+from celery_ext.policies.of_message import write
+from kombu_delayed.consumer.policy.of_message import HEADER
 from kombu_delayed.errors import OptionError
 from tests.kit.clusters import Cluster
 from tests.kit.extended import Bench
@@ -281,6 +283,9 @@ def test_timeouts_of_policies(app: Celery) -> None:
     for key, given, seconds in (("a", None, 600), ("b", 60, 60)):
         id = patient.apply((key, given), throw=True).get()
         assert seconds - 30 < app.delayed.get(id).remaining.total_seconds() <= seconds
+    headers = {HEADER: write([Timeout("5m")])}
+    id = patient.apply(("c",), headers=headers, throw=True).get()
+    assert 270 < app.delayed.get(id).remaining.total_seconds() <= 300
 
 
 def test_eager_apps_expect_nothing_and_others_need_no_results(app: Celery) -> None:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -139,6 +140,16 @@ def test_a_window_moves_the_due_time(open_app: OpenApp) -> None:
     app.send_task("record", task_id="b", eta="2040-03-09T20:00:00+00:00")
     assert app.delayed.get("a").eta.isoformat() == "2040-03-10T00:00:00+00:00"
     assert app.delayed.get("b").eta.isoformat() == "2040-03-09T20:00:00+00:00"
+
+
+def test_a_backup_has_them(open_app: OpenApp, tmp_path: Path) -> None:
+    app = open_app()
+    app.send_task("record", task_id="a", countdown=3600, policies=EACH)
+    before = header(app, "a")
+    app.delayed.backup(tmp_path / "file", progress=None)
+    assert app.delayed.cancel("a")
+    app.delayed.restore(tmp_path / "file", progress=None)
+    assert header(app, "a") == before
 
 
 def test_rows_of_a_bulk(open_app: OpenApp) -> None:

@@ -134,14 +134,15 @@ def _timeout_ms(queue: ExpectationQueue, task: Task | None, timeout: Any) -> int
 
 
 def _policy_timeout_ms(task: Task) -> int | None:
-    """Of the `Timeout` of the task, or else of its queue, or else of all."""
+    """Of the `Timeout` of the message, or else of its task, of its queue, or of all."""
     module = sys.modules.get("celery_ext.policies.times.timeout")
-    if module is None:  # who has declared one has imported it
+    of_message = sys.modules.get("celery_ext.policies.of_message")
+    if module is None or of_message is None:  # who has declared one has imported it
         return None
     options = task.app.conf.broker_transport_options or {}
     queue = (task.request.delivery_info or {}).get("routing_key", "")
     declared = options.get("delayed_policies") or {}
-    own = getattr(task, "policies", None) or ()
+    own = (*of_message.policies_in(task.request.headers), *(getattr(task, "policies", None) or ()))
     policies = (*own, *declared.get(queue, ()), *declared.get(ALL_QUEUES, ()))
     return next((each.after_ms for each in policies if isinstance(each, module.Timeout)), None)
 
