@@ -83,6 +83,7 @@ class Outbox:
         self.held: deque[Held] = deque()
         self._done_lately: deque[Done] = deque(maxlen=RECENT_LIMIT)
         self._freed_lately: deque[Freed] = deque(maxlen=RECENT_LIMIT)
+        self._held_lately: deque[Held] = deque(maxlen=RECENT_LIMIT)
         self._told_over = 0
         self._free_at = 0.0
         self._flushing = threading.RLock()  # a signal handler may interrupt a flush with another
@@ -152,6 +153,8 @@ class Outbox:
         self._done_lately.clear()
         self.freed.extendleft(reversed(self._freed_lately))
         self._freed_lately.clear()
+        self.held.extendleft(reversed(self._held_lately))
+        self._held_lately.clear()
 
     def _tell_all(
         self,
@@ -212,4 +215,4 @@ class Outbox:
     def _tell_held(self, store: Store, lease: Lease, batch: list[Held]) -> None:
         again = self.held.extend
         store.hold(batch[0].queue, [each[1:] for each in batch], on_error=lambda: again(batch))
-        _move(batch, self.held, deque())
+        _move(batch, self.held, self._held_lately)

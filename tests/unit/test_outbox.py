@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kombu_delayed.consumer.outbox import ACK, BURY, Done, Outbox
+from kombu_delayed.consumer.outbox import ACK, BURY, Done, Held, Outbox
 from kombu_delayed.errors import UNREACHABLE, NodeDown
 
 
@@ -19,12 +19,18 @@ class Stub:
     def __init__(self) -> None:
         self.run = SimpleNamespace(generation=0)
         self.buried: list[Any] = []
+        self.held: list[Any] = []
 
     def ack(self, queue: str, *_: Any, **__: Any) -> None:
         if queue == "down":
             raise NodeDown
         if queue == "refused":
             raise RuntimeError
+
+    def hold(self, queue: str, held: Any, on_error: Any) -> None:
+        if queue == "down":
+            raise NodeDown
+        self.held.append(held)
 
     def bury(self, queue: str, consumer: str, entries: Any) -> None:
         self.buried.append(entries)
@@ -51,6 +57,21 @@ def test_a_new_master_is_told_why_a_message_was_buried() -> None:
     store.run.generation += 1
     outbox.flush(store, lease)
     assert store.buried == [[(1, "id", "too large", b"")]] * 2
+
+
+def test_a_new_master_is_told_whose_unique_keys_are_free() -> None:
+    store: Any = Stub()
+    lease: Any = SimpleNamespace(consumer="C")
+    outbox = Outbox()
+    outbox.held.extend([Held("up", "k", "a", 60_000), Held("down", "k", "b", 0)])
+    outbox.held.append(Held("up", "k", "a", 0))
+    for generation in range(2):
+        store.run.generation = generation
+        outbox.flush(store, lease)
+    told = [("k", "a", 60_000), ("k", "a", 0)]
+    assert [each for batch in store.held for each in batch] == told * 2
+    assert [*outbox.held] == [Held("down", "k", "b", 0)]
+    assert outbox.has_any
 
 
 class Counted(deque[Done]):
