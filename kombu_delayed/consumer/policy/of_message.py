@@ -25,6 +25,14 @@ STRAY = frozenset(
     }
 )
 
+#: The properties of most messages, among which no option of ours is.
+USUAL = frozenset(
+    {
+        *("body_encoding", "correlation_id", "delivery_info", "delivery_mode", "delivery_tag"),
+        *("expiration", "message_id", "priority", "reply_to"),
+    }
+)
+
 _IN_TEXT = re.compile(rf'"{HEADER}": ?("(?:[^"\\]|\\.)*")')
 
 

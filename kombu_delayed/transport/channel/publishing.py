@@ -6,7 +6,7 @@ import warnings
 from typing import Any
 
 from ...consumer.policy.decisions import planned
-from ...consumer.policy.of_message import HEADER, with_policies
+from ...consumer.policy.of_message import HEADER, USUAL, with_policies
 from ...errors import AlreadyDelayed, NodeDown, ServerNotReady
 from ...message.envelope import Unique, due, message_id, to_json, unique_key
 from ...store.store import Entry
@@ -26,7 +26,9 @@ class PublishingChannel(ConnectingChannel):
 
     def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
         batch = kwargs.pop("_publish_batch", None)
-        message = with_policies(message, kwargs.get("timeout"))
+        timeout = kwargs.get("timeout")
+        if timeout is not None or not USUAL.issuperset(message.get("properties") or ()):
+            message = with_policies(message, timeout)
         step = self.priority(self._get_message_priority(message, reverse=False))
         when = due(message)
         entry = Entry(message_id(message), step, to_json(message), when.argument if when else "")
