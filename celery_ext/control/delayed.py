@@ -20,7 +20,6 @@ from ..tasks.progress import Progress
 from ..tasks.query import Query
 from ..tasks.task_info import TaskInfo
 from ..tasks.times import from_now_ms, to_ms
-from . import pauses as queue_pauses
 from .answers.expectations import Expectations
 from .backup.transfer import BackupReport, FilePath, RestoreReport, backup, restore
 from .bulk.redirect import Redirect
@@ -33,7 +32,7 @@ from .limits import LimitInfo, gate_usage, limits
 from .moves import NOW, Due, Moves, due_at
 from .outcomes import Meant, histories, look_up, newest, recorded
 from .overrides import reset_limit, set_limit
-from .partial_pauses import Part, pause_part, paused_parts, resume_part
+from .partial_pauses import Part, pause, pauses, resume
 from .pauses import QueuePause
 from .policies import Policies
 from .ready import ReadyTask, change_ready, matching, ready_tasks
@@ -373,20 +372,15 @@ class Delayed(Queues):
         this user and host unless given. A second pause replaces the end and the reason of the
         first. Raises QueryError for a queue that is neither the app's nor in the broker.
         """
-        if task is not None or tenant is not None:
-            return pause_part(self, queue, Part(task, tenant), why, by, for_)
-        return queue_pauses.pause(self, queue, why, by, for_)
+        return pause(self, queue, Part(task, tenant), why, by, for_)
 
     def resume(self, queue: str, *, task: str | None = None, tenant: str | None = None) -> bool:
         """Let workers go on with what was paused, named as there. True if it was paused."""
-        if task is not None or tenant is not None:
-            return resume_part(self, queue, Part(task, tenant))
-        return queue_pauses.resume(self, queue)
+        return resume(self, queue, Part(task, tenant))
 
     def pauses(self, queue: str | None = None) -> list[QueuePause]:
         """The paused queues and parts of queues: since when, until when, by whom and why."""
-        names = self._names(queue)
-        return queue_pauses.pauses(self, names) + paused_parts(self, names)
+        return pauses(self, self._names(queue))
 
     @property
     def policies(self) -> Policies:

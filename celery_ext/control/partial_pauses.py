@@ -1,9 +1,10 @@
-"""Pauses of a task or of a tenant: the rest of the queue goes on."""
+"""Pauses of a queue, or of a task or a tenant in it: then the rest of the queue goes on."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 from kombu_delayed.store.policies import PAUSED
@@ -11,6 +12,7 @@ from kombu_delayed.store.policies import PAUSED
 from ..app.queues import Queues
 from ..tasks.query import Query
 from ..tasks.times import from_ms, length_ms
+from . import pauses as whole
 from .change_many import pages
 from .moves import Moves
 from .pauses import TEXT_SIZE, QueuePause, caller, tell_workers
@@ -21,24 +23,31 @@ LATE_SECONDS = 1.0
 
 
 class Part(NamedTuple):
-    """The tasks of a name, with * for any text, or those of a tenant, or both."""
+    """The tasks of a name, with * for any text, or those of a tenant, or both; else the queue."""
 
     task: str | None
     tenant: str | None
 
+    @property
+    def is_all(self) -> bool:
+        """Whether it is the whole queue."""
+        return self.task is None and self.tenant is None
 
-def pause_part(
+
+def pause(
     queues: Queues,
     queue: str,
     part: Part,
     why: str,
     by: str | None,
-    length: Any,
+    length: float | str | timedelta | None,
 ) -> QueuePause:
-    """Pause a part of a queue.
+    """Pause a queue or a part of it.
 
     Raises QueryError for a queue that nobody knows, or a wrong length.
     """
+    if part.is_all:
+        return whole.pause(queues, queue, why, by, length)
     span_ms = 0 if length is None else length_ms("for_", length)
     queues.check_queue(queue)
     now_ms = int(time.time() * 1000)
@@ -54,11 +63,13 @@ def pause_part(
     return _info(queue, found)
 
 
-def resume_part(queues: Queues, queue: str, part: Part) -> bool:
+def resume(queues: Queues, queue: str, part: Part) -> bool:
     """End such a pause, and let run what it has kept back; returns whether there was one.
 
     Twice is safe: the second time lets run what the first, if it was interrupted, has not.
     """
+    if part.is_all:
+        return whole.resume(queues, queue)
     (found,) = declared_of(queues, [queue])
     was_paused = any(_is_of(each, part) for each in found.get("paused", ()))
     _change(queues, queue, part, [])
@@ -69,10 +80,10 @@ def resume_part(queues: Queues, queue: str, part: Part) -> bool:
     return was_paused
 
 
-def paused_parts(queues: Queues, names: Sequence[str]) -> list[QueuePause]:
-    """The pauses of parts of queues that last."""
+def pauses(queues: Queues, names: Sequence[str]) -> list[QueuePause]:
+    """The pauses of these queues and of parts of them that last."""
     now_ms = time.time() * 1000
-    return [
+    return whole.pauses(queues, names) + [
         _info(name, each)
         for name, found in zip(names, declared_of(queues, names), strict=True)
         for each in found.get("paused", ())

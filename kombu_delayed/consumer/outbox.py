@@ -214,5 +214,6 @@ class Outbox:
 
     def _tell_held(self, store: Store, lease: Lease, batch: list[Held]) -> None:
         again = self.held.extend
-        store.hold(batch[0].queue, [each[1:] for each in batch], on_error=lambda: again(batch))
+        held = [each[1:] for each in batch]
+        store.leases.hold_keys(batch[0].queue, held, on_error=lambda: again(batch))
         _move(batch, self.held, self._held_lately)

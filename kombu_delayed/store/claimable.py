@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ..connection.commands import numbers
-from ..message.ticket import Gate
 from .caller import Caller, without_errors
 from .scripts import Call
 
@@ -32,28 +30,6 @@ class Delivered:
     paused: bool = False
     #: Since when the queue goes on, where it was paused within the last day.
     resumed_ms: int = 0
-
-
-def delivered(answer: Any, gate: Gate | None) -> Delivered | None:
-    """What the script that delivers has answered; None: the caller's lease was lost."""
-    if len(answer) == 1:
-        return None
-    now_ms, next_due_ms, flags, consumers, *records = answer
-    gated, refused = bool(flags & 2), bool(flags & 4)
-    resumed_ms = records.pop(0) if flags & 8 else None
-    paused = resumed_ms == 0
-    has_more = not paused and (bool(flags & 1) or (gate is None and gated))
-    return Delivered(
-        now_ms,
-        next_due_ms,
-        has_more,
-        consumers,
-        records,
-        gated,
-        refused,
-        paused,
-        resumed_ms or 0,
-    )
 
 
 class Claimable:

@@ -70,6 +70,16 @@ class Leases:
     def __init__(self, store: Caller) -> None:
         self._store = store
 
+    def hold_keys(
+        self, queue: str, held: Sequence[tuple[str, str, int]], on_error: Callable[[], None]
+    ) -> None:
+        """Let tasks, given as (unique key, id, ms), hold their keys for so long; 0: they ended.
+
+        It does not wait: `on_error` is called later where the server did not do it.
+        """
+        entries = [part for each in held for part in each]
+        self._store.post(*self._store.call("hold", queue, entries=entries), on_error)
+
     def consumers(self, queue: str) -> list[tuple[str, int, int]]:
         """Who consumes: name, ms until its lease ends, unacked messages; who ends first leads.
 

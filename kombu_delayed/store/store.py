@@ -10,7 +10,7 @@ from ..message.ticket import Gate
 from ..message.wait import NO_WAIT, Wait
 from . import instrumentation
 from .caller import CALL_LIMIT, Caller, Limits, Scheduled, chunks
-from .claimable import Claimable, Delivered, delivered
+from .claimable import Claimable, Delivered
 from .dead_letters import DeadLetters
 from .leases import Leases
 from .overrides import Overrides
@@ -318,16 +318,6 @@ class Store(Caller):
         given = {"reason": reason, "tag": tag, "record": record, "ends": int(ends)}
         return self.ask("drop", queue, consumer, **given)
 
-    def hold(
-        self, queue: str, held: Sequence[tuple[str, str, int]], on_error: Callable[[], None]
-    ) -> None:
-        """Let tasks, given as (unique key, id, ms), hold their keys for so long; 0: they ended.
-
-        It does not wait: `on_error` is called later where the server did not do it.
-        """
-        entries = [part for each in held for part in each]
-        self.post(*self.call("hold", queue, entries=entries), on_error)
-
     def bury(
         self,
         queue: str,
@@ -384,3 +374,25 @@ class Store(Caller):
         """Forget a queue without messages and consumers."""
         if not self.run("EXISTS", self.keys(queue).consumers):
             self.ask("delete", queue)
+
+
+def delivered(answer: Any, gate: Gate | None) -> Delivered | None:
+    """What the script that delivers has answered; None: the caller's lease was lost."""
+    if len(answer) == 1:
+        return None
+    now_ms, next_due_ms, flags, consumers, *records = answer
+    gated, refused = bool(flags & 2), bool(flags & 4)
+    resumed_ms = records.pop(0) if flags & 8 else None
+    paused = resumed_ms == 0
+    has_more = not paused and (bool(flags & 1) or (gate is None and gated))
+    return Delivered(
+        now_ms,
+        next_due_ms,
+        has_more,
+        consumers,
+        records,
+        gated,
+        refused,
+        paused,
+        resumed_ms or 0,
+    )

@@ -36,7 +36,7 @@ def send(
 
 
 def hold(store: Store, id: str, left_ms: int) -> None:
-    store.hold("q", [('k"', id, left_ms)], on_error=pytest.fail)
+    store.leases.hold_keys("q", [('k"', id, left_ms)], on_error=pytest.fail)
     store.size("q")  # it does not wait; what comes after it does
 
 

@@ -16,9 +16,9 @@ from kombu_delayed.connection.native import get_logger
 from kombu_delayed.connection.wakeup import WakeConnection
 from kombu_delayed.errors import UNREACHABLE, LeaseLost
 from kombu_delayed.message.ticket import Gate
-from kombu_delayed.store.claimable import Delivered, delivered
+from kombu_delayed.store.claimable import Delivered
 from kombu_delayed.store.scripts import Call
-from kombu_delayed.store.store import Store
+from kombu_delayed.store.store import Store, delivered
 
 from ..policy.admission import Claimed, Gatekeeper
 from ..session import Session
