@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -13,7 +12,7 @@ from celery.utils.log import get_logger
 
 from kombu_delayed.consumer.policy.decisions import Rules, rules_to_follow
 from kombu_delayed.errors import OptionError
-from kombu_delayed.store.policies import PolicyRecord, as_text
+from kombu_delayed.store.policies import PolicyRecord, as_text, parsed
 
 from ..app.queues import Queues
 from ..tasks.times import from_ms
@@ -23,9 +22,6 @@ if TYPE_CHECKING:
     from ..policies.rules import Rules as OwnRules
 
 logger = get_logger(__name__)
-
-#: What is declared where no policies are to hold.
-NOTHING = "{}"
 
 Described = list[dict[str, Any]]
 
@@ -64,10 +60,21 @@ class Policies:
 
         What it does not name ends: workers only add to what is declared, or replace it.
         """
-        names = [queue] if queue else [*self._queues.app.amqp.queues]
+        names = self._names(queue)
         for name in names:
             change_declared(self._queues, name, partial(_only, self._declared(name)))
         return self._of(names)
+
+    def unnamed(self, queue: str | None = None) -> list[str]:
+        """What `apply` would remove: policies of queues and tasks that this app does not name."""
+        names = self._names(queue)
+        found: set[str] = set()
+        for name, there in zip(names, declared_of(self._queues, names), strict=True):
+            own = parsed(self._declared(name))
+            parts = {"queue": name, "defaults": "all queues"}
+            found.update(parts[each] for each in parts if there.get(each) and not own.get(each))
+            found.update({*there.get("tasks", {})} - {*own.get("tasks", {})})
+        return sorted(found)
 
     def drop(self, queue: str) -> bool:
         """Let no policies hold for a queue; returns whether some did.
@@ -79,6 +86,10 @@ class Policies:
         change_declared(self._queues, queue, _paused)
         return found != _paused(found)
 
+    def _names(self, queue: str | None) -> list[str]:
+        own = self._queues.app.amqp.queues
+        return [queue] if queue else [name for name in own if not _is_temporary(own[name])]
+
     def _of(self, queues: Sequence[str]) -> list[QueuePolicies]:
         records = _records(self._queues, queues)
         return [
@@ -88,13 +99,16 @@ class Policies:
         ]
 
     def _declared(self, queue: str, known: str = "") -> str:
+        app = self._queues.app
+        app.loader.import_default_modules()  # their tasks may have policies
+        app.finalize()
         rules = self._queues.rules
         return "" if rules is None else rules.declared(queue, known)
 
 
 def declared_of(queues: Queues, names: Sequence[str]) -> list[dict[str, Any]]:
     """What is declared for each of these queues, asked in few round trips."""
-    return [json.loads(each.text or NOTHING) for each in _records(queues, names)]
+    return [parsed(each.text) for each in _records(queues, names)]
 
 
 def _records(queues: Queues, names: Sequence[str]) -> list[PolicyRecord]:
@@ -110,14 +124,21 @@ def change_declared(
     for shard in store.shards.all(queue):
         while True:
             known = store.policies.read(shard)
-            text = as_text(change(json.loads(known.text or NOTHING)))
+            text = as_text(change(parsed(known.text)))
             if text == known.text or store.policies.declare(shard, text, by, known):
                 break
         store.claimable.announce(shard)
 
 
+def _is_temporary(queue: Any) -> bool:
+    """Whether it expires or deletes itself: then what was declared would outlive it."""
+    return bool(
+        queue.auto_delete or queue.expires or (queue.queue_arguments or {}).get("x-expires")
+    )
+
+
 def _only(own: str, before: dict[str, Any]) -> dict[str, Any]:
-    return {**_paused(before), **json.loads(own or NOTHING)}
+    return {**_paused(before), **parsed(own)}
 
 
 def _paused(found: dict[str, Any]) -> dict[str, Any]:
@@ -142,6 +163,6 @@ def rules_for(queues: Queues, queue: str) -> OwnRules | None:
 def _shown(queue: str, known: PolicyRecord, differs: bool) -> QueuePolicies:
     if not known.text:
         return QueuePolicies(queue, differs=differs)
-    found = json.loads(known.text)
+    found = parsed(known.text)
     parts = found.get("queue", []), found.get("defaults", []), found.get("tasks", {})
     return QueuePolicies(queue, *parts, known.by, from_ms(known.at_ms), differs)

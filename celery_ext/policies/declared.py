@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from functools import cache
+from itertools import chain
 from typing import Any, NamedTuple
 
 from kombu_delayed.consumer.policy.decisions import ALL_QUEUES, Declared, Delay
 from kombu_delayed.store.policies import PAUSED
 
+from .apps import OPTION, Apps
 from .limits.gated import Gated
 from .message import Message
 from .policy import Policy, PolicyError, checked
 from .retry.strategies import RetryStrategy
 from .written import Code, restored, written
-
-#: The transport option that has them, by queue.
-OPTION = "delayed_policies"
 
 #: It is looked at so often: in case nobody has let it go when the pause ended.
 LOOK_MS = 600_000
@@ -110,18 +110,32 @@ class Followed(NamedTuple):
                 return delay
         return None
 
-    @classmethod
-    def read(cls, queue: str, text: str, code: Code) -> Followed:
-        """Raises PolicyError where something of it cannot be made here."""
+    def owners(self, queue: str) -> dict[str, Policies]:
+        """The policies of the queue, as of no task, and those of tasks."""
+        return {"": self.declared.of_queue(queue), **self.tasks}
 
-        def made(policies: Any) -> Policies:
-            return tuple(restored(each, code) for each in policies)
+    @classmethod
+    def read(cls, queue: str, text: str, own: DeclaredPolicies, apps: Apps) -> Followed:
+        """What is the same as this program's own is that. Raises PolicyError for what it lacks."""
+        of_tasks = apps.policies_of_tasks()
+        others = chain([own.defaults], own.of_queues.values(), of_tasks.values())
+        code = cache(lambda: Code(each for policies in others for each in policies))
+
+        def made(described: Any, mine: Policies | None) -> Policies:
+            if mine is not None and [*map(written, mine)] == described:
+                return mine
+            return tuple(restored(each, code()) for each in described)
 
         try:
             found = json.loads(text)
-            of_queues = {queue: found.get("queue", ()), ALL_QUEUES: found.get("defaults", ())}
-            declared = {name: made(of_queues[name]) for name in of_queues}
-            tasks = {name: made(each) for name, each in found.get("tasks", {}).items()}
+            declared = {
+                queue: made(found.get("queue", []), own.of_queues.get(queue)),
+                ALL_QUEUES: made(found.get("defaults", []), own.defaults),
+            }
+            tasks = {
+                name: made(each, of_tasks.get(name))
+                for name, each in found.get("tasks", {}).items()
+            }
             paused = tuple(map(PausedPart.read, found.get("paused", ())))
         except PolicyError:
             raise

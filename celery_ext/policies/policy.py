@@ -32,7 +32,7 @@ class Policy:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         policy = super().__new__(cls)
-        policy._arguments = args, kwargs
+        object.__setattr__(policy, "_arguments", (args, kwargs))  # it may be frozen
         return policy
 
     def __repr__(self) -> str:

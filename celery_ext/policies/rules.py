@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Mapping
 from time import monotonic
 from typing import Any
 
-from celery import Celery, _state
 from celery.utils.log import get_logger
 
 from kombu_delayed.consumer.policy import decisions
 from kombu_delayed.consumer.policy.decisions import Arrival, Decision, Declared, Plan, Run
 from kombu_delayed.message.ticket import Gate, LimitNumbers, Ticket, version_of
-from kombu_delayed.store.policies import as_text
+from kombu_delayed.store.policies import as_text, parsed
 from kombu_delayed.store.shards import queue_of
 
 from ..tasks.results import store_outcome
-from .declared import OPTION, DeclaredPolicies, Followed, instead_of
+from .apps import Apps
+from .declared import DeclaredPolicies, Followed, instead_of
 from .limits.gated import Gated
 from .limits.limit_use import LimitUse
 from .message import Message
@@ -25,7 +25,7 @@ from .of_message import policies_in, read, strategy_text, use_messages
 from .policy import RUN, Policy, PolicyError, checked
 from .retry.apply_strategies import ran_out
 from .retry.strategies import STRATEGY_HEADER, RanOut
-from .written import Code, written
+from .written import text_of, written
 
 logger = get_logger(__name__)
 
@@ -45,6 +45,7 @@ class Rules:
         self._followed: dict[str, Followed] = {}
         self._gates: dict[str, tuple[Gate | None, float]] = {}
         self._known: dict[tuple[str, str], tuple[Policy, ...]] = {}
+        self._said: dict[str, tuple[str, float]] = {}
 
     # What is declared in Redis goes before what this program declares.
 
@@ -53,42 +54,37 @@ class Rules:
 
         JSON: the policies of the queue, defaults and those of tasks; "" for none.
         """
-        own: dict[str, Any] = {**self._declared.statement(queue_of(queue))}
-        tasks = self._apps.policies_of_tasks()
-        if tasks:
-            own["tasks"] = {name: [*map(written, tasks[name])] for name in tasks}
-        if not own:
-            return known
-        before = json.loads(known) if known else {}
+        name, now = queue_of(queue), monotonic()
+        text, until = self._said.get(name, ("", 0.0))
+        if now >= until:  # tasks may have come since
+            text = as_text(found) if (found := self._statement(name)) else ""
+            self._said[name] = text, now + LOOK_SECONDS
+        if not text or not known:
+            return text or known
+        own, before = parsed(text), parsed(known)
         of_tasks = {**before.get("tasks", {}), **own.get("tasks", {})}
-        merged = {**before, **own, **({"tasks": of_tasks} if of_tasks else {})}
-        return as_text(merged)
+        return as_text({**before, **own, **({"tasks": of_tasks} if of_tasks else {})})
+
+    def _statement(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = {**self._declared.statement(name)}
+        if tasks := self._apps.policies_of_tasks():
+            found["tasks"] = {task: [*map(written, tasks[task])] for task in tasks}
+        return found
 
     def follow(self, queue: str, text: str) -> None:
         """Go by what is declared for a queue. Raises PolicyError where that needs other code."""
         before = self._followed.get(queue)
         if text == (before.text if before else ""):
             return
-        self._followed.pop(queue, None)
-        self._gates.pop(queue, None)
-        for key in [each for each in self._known if each[0] == queue]:
-            del self._known[key]
-        if not text:
-            return
-        try:
-            self._followed[queue] = Followed.read(queue_of(queue), text, self._code())
-            self._new_gate(queue)
-        except PolicyError:
+        if text:
+            followed = Followed.read(queue_of(queue), text, self._declared, self._apps)
+            gate = _new_gate(queue, followed.owners(queue_of(queue)))
+            self._gates[queue] = gate, math.inf
+            self._followed[queue] = followed
+        else:
+            self._gates.pop(queue, None)
             self._followed.pop(queue, None)
-            if before is not None:
-                self._followed[queue] = before
-            raise
-
-    def _code(self) -> Code:
-        of_queues = self._declared.of_queues.values()
-        of_tasks = self._apps.policies_of_tasks().values()
-        each_of = (self._declared.defaults, *of_queues, *of_tasks)
-        return Code(each for policies in each_of for each in policies)
+        self._known = {key: found for key, found in [*self._known.items()] if key[0] != queue}
 
     def _holding(self, queue: str) -> DeclaredPolicies:
         followed = self._followed.get(queue)
@@ -181,36 +177,17 @@ class Rules:
         now = monotonic()
         gate, until = self._gates.get(queue, (None, 0.0))
         if now >= until:  # tasks may have come since
-            gate = self._new_gate(queue)
+            gate = _new_gate(queue, self._owners(queue))
             self._gates[queue] = gate, now + LOOK_SECONDS
         return gate
 
     def gated(self, queue: str) -> list[tuple[str, Gated]]:
         """The policies of that gate, each with the task that has it, or "" where the queue has."""
-        of_queue = self._holding(queue).of_queue(queue_of(queue))
-        owners = {"": of_queue, **self._of_tasks(queue)}
-        return [(owner, each) for owner in owners for each in _gated(owners[owner])]
+        return _all_gated(self._owners(queue))
 
-    def _new_gate(self, queue: str) -> Gate | None:
-        gated = self.gated(queue)
-        if not gated:
-            return None
-        limits: dict[str, LimitNumbers] = {}
-        for owner, each in gated:
-            each.check_owner(owner)
-            for numbers in each.limits(owner):
-                known = limits.get(numbers.name)
-                if known is not None and (known != numbers or numbers.slots >= 0):
-                    where = f"task {owner}" if owner else f"delayed_policies of queue {queue!r}"
-                    raise PolicyError(
-                        f"{where}: {each} has a limit {numbers.name!r}, and so has another policy: "
-                        "a Limit can have another name"
-                    )
-                limits[numbers.name] = numbers
-        version = version_of(
-            sorted(f"{owner} {json.dumps(written(each))}" for owner, each in gated)
-        )
-        return Gate(version, tuple(limits.values()))
+    def _owners(self, queue: str) -> dict[str, tuple[Policy, ...]]:
+        of_queue = self._holding(queue).of_queue(queue_of(queue))
+        return {"": of_queue, **self._of_tasks(queue)}
 
     def passes(self, arrival: Arrival) -> bool:
         """Whether it is no task, such as a reply, in a queue that has a gate for tasks only."""
@@ -244,6 +221,30 @@ def _gated(policies: tuple[Policy, ...]) -> list[Gated]:
     return [each for each in policies if isinstance(each, Gated)]
 
 
+def _all_gated(owners: Mapping[str, tuple[Policy, ...]]) -> list[tuple[str, Gated]]:
+    return [(owner, each) for owner in owners for each in _gated(owners[owner])]
+
+
+def _new_gate(queue: str, owners: Mapping[str, tuple[Policy, ...]]) -> Gate | None:
+    gated = _all_gated(owners)
+    if not gated:
+        return None
+    limits: dict[str, LimitNumbers] = {}
+    for owner, each in gated:
+        each.check_owner(owner)
+        for numbers in each.limits(owner):
+            known = limits.get(numbers.name)
+            if known is not None and (known != numbers or numbers.slots >= 0):
+                where = f"task {owner}" if owner else f"delayed_policies of queue {queue!r}"
+                raise PolicyError(
+                    f"{where}: {each} has a limit {numbers.name!r}, and so has another policy: "
+                    "a Limit can have another name"
+                )
+            limits[numbers.name] = numbers
+    version = version_of(sorted(f"{owner} {text_of(each)}" for owner, each in gated))
+    return Gate(version, tuple(limits.values()))
+
+
 def _planned(policies: tuple[Policy, ...], at_ms: int) -> tuple[int, str]:
     """The first time that suits all of them."""
     due_ms, reason = at_ms, ""
@@ -255,39 +256,6 @@ def _planned(policies: tuple[Policy, ...], at_ms: int) -> tuple[int, str]:
         if due_ms == before:
             break
     return due_ms, reason
-
-
-class Apps:
-    """The Celery apps of this process, of which those count that have declared these policies."""
-
-    def __init__(self, declared: Declared | None) -> None:
-        self._declared = declared
-
-    def with_task(self, name: str) -> Celery | None:
-        """An app that has a task; None: there is none, or none yet."""
-        return next((app for app in self._own() if name in app._tasks), None)
-
-    def policies_of_tasks(self) -> dict[str, tuple[Policy, ...]]:
-        """Those of all tasks that have some, by their names."""
-        tasks = {name: task for app in self._own() for name, task in app._tasks.items()}
-        return {
-            name: checked(f"task {name}", tasks[name].policies)
-            for name in sorted(tasks)
-            if getattr(tasks[name], "policies", None) is not None
-        }
-
-    def of(self, task: str) -> Celery:
-        """The app that has a task, or else one that might."""
-        return self.with_task(task) or next(iter(self._own()), None) or _state.get_current_app()
-
-    def _own(self) -> list[Celery]:
-        apps = list(_state._get_active_apps())
-        return [*filter(self._is_own, apps)] or apps
-
-    def _is_own(self, app: Celery) -> bool:
-        if not app.configured:
-            return False
-        return (app.conf.broker_transport_options or {}).get(OPTION) is self._declared
 
 
 def use_rules() -> None:

@@ -9,7 +9,8 @@ from celery import Celery, _state, bootsteps
 from celery.signals import worker_init
 from celery.utils.log import get_logger
 
-from .declared import OPTION, DeclaredPolicies
+from .apps import OPTION
+from .declared import DeclaredPolicies
 from .of_message import policies_in, strategies_in
 from .policy import Policy, checked
 from .retry.apply_strategies import follow

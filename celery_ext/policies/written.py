@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import date, timedelta
 from inspect import Parameter, signature
@@ -27,12 +29,19 @@ KINDS: dict[str, type[Policy]] = {
     )
 }
 
+_SIGNATURES = {name: signature(KINDS[name]) for name in KINDS}
+
 #: What stands for a policy of another class, and for a function: only code makes these.
 OWN, CODE = "own", "code"
 
 #: Arguments that are lengths of time, and rates: written in one way however they are given.
 _LENGTHS = frozenset({"after", "gather", "max_age", "over", "soft", "than"})
 _RATES = frozenset({"rate"})
+#: Iterators as arguments are used up: what is made of them is written.
+_USED_UP = frozenset({"except_dates"})
+
+#: Where an object is in the memory of one process.
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def written(policy: Policy) -> dict[str, Any]:
@@ -41,13 +50,32 @@ def written(policy: Policy) -> dict[str, Any]:
     The same for whatever means the same: the order of a dict, "1h" and 3600. Functions are their
     module and name. What may hold a secret, and classes of users, are only named.
     """
+    found: dict[str, Any] | None = getattr(policy, "_written", None)
+    if found is None:
+        found = _written(policy)
+        object.__setattr__(policy, "_written", found)
+    return found
+
+
+def text_of(policy: Policy) -> str:
+    """The same as text."""
+    text: str | None = getattr(policy, "_text", None)
+    if text is None:
+        text = json.dumps(written(policy), sort_keys=True)
+        object.__setattr__(policy, "_text", text)
+    return text
+
+
+def _written(policy: Policy) -> dict[str, Any]:
     kind = type(policy)
     if KINDS.get(kind.__name__) is not kind:
-        return {OWN: [code_name(kind), repr(policy)]}
+        return {OWN: [code_name(kind), _ADDRESS.sub("", repr(policy))]}
     args, kwargs = policy._arguments
-    parameters = signature(kind).parameters
-    bound = signature(kind).bind(*args, **kwargs)
-    given = {name: _plain(name, value) for name, value in bound.arguments.items()}
+    parameters = _SIGNATURES[kind.__name__].parameters
+    given = {
+        name: _plain(name, getattr(policy, name, value) if name in _USED_UP else value)
+        for name, value in _SIGNATURES[kind.__name__].bind(*args, **kwargs).arguments.items()
+    }
     return {
         kind.__name__: {
             name: given[name]
@@ -72,7 +100,7 @@ def restored(found: Any, code: Code | None = None) -> Policy:
     if not isinstance(given, Mapping):
         raise PolicyError(f"{kind} takes a mapping of its arguments, not {given!r}")
     arguments = {name: code.value(value) for name, value in given.items()}
-    parameters = signature(made).parameters.values()
+    parameters = _SIGNATURES[kind].parameters.values()
     rest = [each.name for each in parameters if each.kind is Parameter.VAR_POSITIONAL]
     positional = [item for name in rest for item in arguments.pop(name, ())]
     try:
@@ -85,31 +113,33 @@ class Code:
     """The functions and classes that the policies of this process have, by their names."""
 
     def __init__(self, policies: Iterable[Policy]) -> None:
-        self._policies: dict[tuple[str, str], Policy] = {}
-        self._functions: dict[str, set[Callable[..., Any]]] = {}
+        self._policies: dict[str, list[Policy]] = {}
+        self._functions: dict[str, list[Callable[..., Any]]] = {}
         for each in policies:
-            self._policies[code_name(type(each)), repr(each)] = each
+            ((kind, text),) = written(each).items()
+            if kind == OWN:
+                self._policies.setdefault(str(text), []).append(each)
             args, kwargs = each._arguments
-            for value in (*args, *kwargs.values()):
-                if callable(value):
-                    self._functions.setdefault(code_name(value), set()).add(value)
+            for value in filter(callable, (*args, *kwargs.values())):
+                self._functions.setdefault(code_name(value), []).append(value)
 
     def policy(self, name: str, text: str) -> Policy:
         """The policy of a class of that name. Raises PolicyError."""
-        found = self._policies.get((name, text))
-        if found is None:
-            raise PolicyError(f"the policy {text} of {name} is not declared here")
-        return found
+        return _only(f"the policy {text} of {name}", self._policies.get(str([name, text]), []))
 
     def value(self, given: Any) -> Any:
         """An argument as it was. Raises PolicyError for a function that is not known."""
         if not (isinstance(given, Mapping) and given.keys() == {CODE}):
             return given
-        found = self._functions.get(given[CODE], set())
-        if len(found) != 1:
-            why = "several have that name" if found else "no policy here has it"
-            raise PolicyError(f"the function {given[CODE]} is not known here: {why}")
-        return next(iter(found))
+        return _only(f"the function {given[CODE]}", self._functions.get(given[CODE], []))
+
+
+def _only(what: str, found: list[Any]) -> Any:
+    """One that all are: there may be several of a name, which nobody can tell apart."""
+    if not found or any(each is not found[0] for each in found):
+        why = "several here have that name" if found else "no policy here has it"
+        raise PolicyError(f"{what} is not known here: {why}")
+    return found[0]
 
 
 def code_name(code: Any) -> str:

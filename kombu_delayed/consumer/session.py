@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
 
 from ..connection.native import get_logger
@@ -42,6 +42,7 @@ class Session:
         lease: Lease | None = None,
         rules: Rules | None = None,
         patience_seconds: float | None = None,
+        broker: Hashable = None,
     ) -> None:
         self.store = store
         self.options = options
@@ -50,6 +51,8 @@ class Session:
         self.hand_over = hand_over
         self.lease = lease or Lease(store, options.lease_seconds)
         self.rules = rules
+        #: Which broker it is, whatever server has its data now.
+        self.broker = broker
         #: How long a lost connection is mended before Kombu is told.
         self.patience_seconds = (
             options.reconnect_seconds if patience_seconds is None else patience_seconds

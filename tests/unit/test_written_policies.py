@@ -110,9 +110,9 @@ def test_what_means_the_same_is_written_the_same(one: Policy, other: Policy) -> 
         (
             written(Fair(by=lambda m: 1)),
             (Fair(by=lambda m: 2), Latest(by=lambda m: 3)),
-            "several have that name",
+            "several here have that name",
         ),
-        (written(Own(3)), (Own(4),), r"Own\(3\) of .*:Own is not declared here"),
+        (written(Own(3)), (Own(4),), r"Own\(3\) of .*:Own is not known here"),
     ],
 )
 def test_what_cannot_be_made(found: Any, code: tuple[Policy, ...], why: str) -> None:

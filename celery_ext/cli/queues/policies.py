@@ -25,12 +25,17 @@ def policies(session: Session, queue: str | None) -> None:
 
 @command("apply-policies")
 @queue_option
-def apply_policies(session: Session, queue: str | None) -> None:
+@click.option("-y", "--yes", is_flag=True, help="Do not ask before policies are removed.")
+def apply_policies(session: Session, queue: str | None, yes: bool) -> None:
     """Let exactly the policies of this app hold.
 
     Workers declare theirs when they start, and leave what they do not name. Run this after a deploy
     that has removed some.
     """
+    removed = session.delayed.policies.unnamed(queue)
+    if removed and not yes:
+        names = ", ".join(removed)
+        session.confirm(f"Remove the policies that this app does not name, of {names}?")
     _show(session, session.delayed.policies.apply(queue))
 
 

@@ -251,7 +251,7 @@ class Claims:
         """Claim one message without waiting; those that may be handed out. None: there is none."""
         if queue in self.unsure:
             raise SlotMoves(f"queue {queue!r} is on its way to another node of the Cluster")
-        version: str | None = ""
+        version: str | None = "none yet"
         while version != (version := self.gates.versions.get(queue)):  # it may be told of another
             request = self._request(queue, 1, no_ack, False)
             records = self._heard(request, request.send(self._store)).records

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Hashable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from time import monotonic
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from redis import ResponseError
 
 from kombu_delayed.connection.cluster.connection import SlotMoves
 from kombu_delayed.connection.native import get_logger
-from kombu_delayed.errors import UNREACHABLE, MessageError, OptionError
+from kombu_delayed.errors import UNREACHABLE, MessageError, OptionError, ServerFull
 from kombu_delayed.message.envelope import open_envelope
 from kombu_delayed.message.ticket import OPEN_GATE, Gate
-from kombu_delayed.store.policies import PolicyRecord
+from kombu_delayed.store.policies import PolicyRecord, version_of_text
 from kombu_delayed.store.store import Store
 
 from .apply import ticketed
@@ -34,8 +38,15 @@ class Claimed(NamedTuple):
     record: bytes
 
 
-#: What this process has declared: of which server, which queue, and what.
-_declared_here: set[tuple[int, Hashable, str, str]] = set()
+#: A process, its broker and one of its queues.
+Place = tuple[int, Hashable, str]
+
+#: What programs of this process have declared for queues, and what consumers went by last.
+_declared_here: set[tuple[Place, str]] = set()
+_followed_here: dict[Place, str] = {}
+
+#: A server that is full is told so much later.
+FULL_SECONDS = 10.0
 
 
 class Ruled(Protocol):
@@ -43,6 +54,7 @@ class Ruled(Protocol):
 
     rules: Rules | None
     lease: Lease
+    broker: Hashable
 
 
 class Gatekeeper:
@@ -62,6 +74,7 @@ class Gatekeeper:
         self.refused: set[str] = set()
         #: Whether any queue may have a gate or such messages: else nobody need ask.
         self.in_use = session.rules is not None
+        self._full_until = -math.inf
         #: Whether the last claim has brought less than was wanted: limits may be why.
         self.was_short = True
 
@@ -73,33 +86,76 @@ class Gatekeeper:
 
     def begin(self, queue: str) -> None:
         """Let what this program says of a queue hold for all, with the next `declare`."""
-        rules = self._session.rules
-        if rules is not None and rules.declared(queue):
+        if self._place(queue) in _followed_here or self._own(queue):
             self.new.append(queue)
 
     def declare(self) -> None:
-        """Declare it. What others have declared since this process began to holds."""
+        """Declare it. What others have declared since this process began to holds.
+
+        What consumers here went by holds again on a server that has lost it.
+        """
+        if monotonic() < self._full_until:
+            return
         new, self.new = self.new, []
         try:
-            for queue, known in zip(new, self._store.policies.read_all(new), strict=True):
-                self._declare(queue, known)
-        except UNREACHABLE as error:
+            self._declare(new)
+        except UNREACHABLE:
             self.new = new
-            if not isinstance(error, SlotMoves):  # then it is asked again with the next claim
-                raise
+            raise
 
-    def _declare(self, queue: str, known: PolicyRecord) -> None:
-        rules, lease = self._session.rules, self._session.lease
-        own = rules.declared(queue) if rules is not None else ""
-        key = os.getpid(), lease.server, queue, own
-        while rules is not None and own and (not known.text or key not in _declared_here):
-            text = rules.declared(queue, known.text)
-            if text == known.text or self._store.policies.declare(
-                queue, text, lease.consumer, known
-            ):
-                _declared_here.add(key)
-            known = self._store.policies.read(queue)
+    def _declare(self, queues: Sequence[str]) -> None:
+        records = self._store.policies
+        asked = []
+        for queue, known in zip(queues, records.read_each(queues), strict=True):
+            if isinstance(known, BaseException):
+                self._again(queue, known)
+                continue
+            try:
+                text = self._to_declare(queue, known.text)
+            except OptionError as error:
+                self._refuse(queue, known, error)
+                continue
+            if text == known.text:
+                self._declared(queue, known)
+            else:
+                asked.append((queue, known, text))
+        by = self._session.lease.consumer
+        calls = [records.declare_call(queue, text, by, known) for queue, known, text in asked]
+        for (queue, _, text), answer in zip(asked, self._store.together(calls), strict=True):
+            if isinstance(answer, BaseException) or not answer:
+                self._again(queue, answer)
+            else:
+                self._declared(queue, PolicyRecord(version_of_text(text), text, by))
+
+    def _again(self, queue: str, answer: Any) -> None:
+        """It was not told, or others were faster: with the next claim."""
+        if isinstance(answer, (ResponseError, ServerFull)):
+            logger.warning(
+                "What this worker declares for queue %r is not stored: %s", queue, answer
+            )
+            self._full_until = monotonic() + FULL_SECONDS
+        elif isinstance(answer, BaseException) and not isinstance(answer, SlotMoves):
+            raise answer
+        self.new.append(queue)
+
+    def _to_declare(self, queue: str, known: str) -> str:
+        rules, place = self._session.rules, self._place(queue)
+        text = known or _followed_here.get(place, "")
+        own = self._own(queue)
+        if rules is None or not own or (text and (place, own) in _declared_here):
+            return text
+        return rules.declared(queue, text)
+
+    def _declared(self, queue: str, known: PolicyRecord) -> None:
+        _declared_here.add((self._place(queue), self._own(queue)))
         self._follow(queue, known)
+
+    def _own(self, queue: str) -> str:
+        rules = self._session.rules
+        return rules.declared(queue) if rules is not None else ""
+
+    def _place(self, queue: str) -> Place:
+        return os.getpid(), self._session.broker, queue
 
     def answered(self, queue: str, gated: bool, refused: bool) -> bool:
         """What a claim has said of policies and gates that this consumer does not know.
@@ -127,10 +183,10 @@ class Gatekeeper:
             if known.text:
                 self._follow(queue, known)
             else:  # the server has lost them
-                self._declare(queue, known)
+                self._declare([queue])
         except SlotMoves:
             return False
-        return queue not in self.refused
+        return queue not in self.refused and queue not in self.new
 
     def _follow(self, queue: str, known: PolicyRecord) -> None:
         session, before = self._session, self.versions.get(queue)
@@ -143,6 +199,7 @@ class Gatekeeper:
             return
         self.refused.discard(queue)
         self.versions[queue] = known.version
+        _followed_here[self._place(queue)] = sys.intern(known.text)  # that of many queues
         if before is not None and before != known.version:
             logger.info("Queue %r has other policies now, as %s declares", queue, known.by)
 

@@ -69,6 +69,7 @@ class ConsumingChannel(ConnectingChannel):
             lease,
             self.rules,
             self.patience_seconds,
+            tuple(sorted(self.connection.client.alt)) or self.connection.client.as_uri(),
         )
 
     def _new_wake(self) -> WakeConnection:

@@ -1,0 +1,45 @@
+"""The Celery apps of this process, of whose tasks some have policies."""
+
+from __future__ import annotations
+
+from celery import Celery, _state
+
+from kombu_delayed.consumer.policy.decisions import Declared
+
+from .policy import Policy, checked
+
+#: The transport option that has the policies of queues.
+OPTION = "delayed_policies"
+
+
+class Apps:
+    """The Celery apps of this process, of which those count that have declared these policies."""
+
+    def __init__(self, declared: Declared | None) -> None:
+        self._declared = declared
+
+    def with_task(self, name: str) -> Celery | None:
+        """An app that has a task; None: there is none, or none yet."""
+        return next((app for app in self._own() if name in app._tasks), None)
+
+    def policies_of_tasks(self) -> dict[str, tuple[Policy, ...]]:
+        """Those of all tasks that have some, by their names."""
+        tasks = {name: task for app in self._own() for name, task in app._tasks.items()}
+        return {
+            name: checked(f"task {name}", tasks[name].policies)
+            for name in sorted(tasks)
+            if getattr(tasks[name], "policies", None) is not None
+        }
+
+    def of(self, task: str) -> Celery:
+        """The app that has a task, or else one that might."""
+        return self.with_task(task) or next(iter(self._own()), None) or _state.get_current_app()
+
+    def _own(self) -> list[Celery]:
+        apps = list(_state._get_active_apps())
+        return [*filter(self._is_own, apps)] or apps
+
+    def _is_own(self, app: Celery) -> bool:
+        if not app.configured:
+            return False
+        return (app.conf.broker_transport_options or {}).get(OPTION) is self._declared
