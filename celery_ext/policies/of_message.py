@@ -22,6 +22,9 @@ from .written import restored, written
 #: What a message may bring along. The others are about what many messages have in common.
 KINDS: tuple[type[Policy], ...] = (Backoff, DropOlder, LimitUse, Spread, Timeout, Window)
 
+#: Of the header: each message carries it, and a worker reads all of it.
+MOST_LENGTH = 4_000
+
 _WHERE = "policies=[…] of a message"
 
 
@@ -29,9 +32,14 @@ def write(given: Any) -> str:
     """The header for these policies, or for the same as plain data. Raises PolicyError."""
     if not isinstance(given, (list, tuple)):
         raise PolicyError(f"{_WHERE}: policies are a list, not {given!r}")
-    policies = [restored(each) if isinstance(each, Mapping) else each for each in given]
+    policies = [_restored(each) if isinstance(each, Mapping) else each for each in given]
     _check(policies)
-    return json.dumps([written(each) for each in policies], separators=(",", ":"))
+    text = json.dumps([written(each) for each in policies], separators=(",", ":"))
+    if len(text) > MOST_LENGTH:
+        raise PolicyError(
+            f"{_WHERE}: {len(text):,} characters as JSON, and at most {MOST_LENGTH:,}"
+        )
+    return text
 
 
 def policies_in(headers: Mapping[str, Any] | None) -> tuple[Policy, ...]:
@@ -49,7 +57,16 @@ def read(text: str) -> tuple[Policy, ...]:
         raise PolicyError(f"header {HEADER}: {text!r:.200} is no JSON") from error
     if not isinstance(found, list):
         raise PolicyError(f"header {HEADER} has a list, not {text!r:.200}")
-    return _check([*map(restored, found)])
+    return _check([*map(_restored, found)])
+
+
+def _restored(found: Any) -> Policy:
+    try:
+        return restored(found)
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+        if isinstance(error, PolicyError):
+            raise
+        raise PolicyError(f"{found!r:.200} is not a policy: {error}") from error
 
 
 def _check(policies: list[Any]) -> tuple[Policy, ...]:

@@ -12,6 +12,7 @@ import redis
 
 from celery_ext import Delayed
 from celery_ext.http.api import cursors, ready, status
+from celery_ext.policies.of_message import policies_in
 from celery_ext.tasks.body import read_body
 from kombu_delayed.message.envelope import open_envelope
 from kombu_delayed.store.outcomes import Kept, Note, Outcomes
@@ -44,6 +45,44 @@ def test_a_ready_task_among_many(
     delayed.cancel("ready-4")
     assert api.get("/v1/tasks/ready-4").json()["status"] != "waiting"
     assert api.get("/v1/tasks/ready-3").json()["status"] == "waiting"
+
+
+def test_policies_of_a_task(api: httpx.Client, delayed: Delayed) -> None:
+    given = [{"Timeout": {"after": "1h"}}, {"Window": {"ranges": ["00:00-24:00"], "tz": "UTC"}}]
+    made = api.post("/v1/tasks", json={**MAIL, "policies": given})
+    assert made.status_code == 201, made.text
+    info = delayed.get(made.json()["id"])
+    assert info is not None
+    assert [*map(repr, policies_in(info.headers))] == [
+        "Timeout('1h', then='bury')",
+        "Window('00:00-24:00', tz='UTC', days='mon-sun')",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("policies", "why"),
+    [
+        ([{"LimitUse": {"critical": True}}], "LimitUse is for programs"),
+        ([{"Limit": {"concurrency": 1}}], "and not Limit"),
+        ([{"Sooner": {}}], "no policy 'Sooner'"),
+        ([{"Window": {"ranges": 5}}], "Window"),
+        ([{"Timeout": {"after": {"x": 1}}}], "Timeout"),
+        ([{"Timeout": {"after": "1h", "soft": [[]]}}], "soft"),
+        ([{"Backoff": {"seconds": {"__type__": "datetime", "__value__": "x"}}}], "__type__"),
+        ([{"Backoff": {"seconds": [10] * 3, "retries": "x"}}], "retries"),
+        ([{"own": ["shop:Own", "Own()"]}], "valid dictionary"),
+        ([{"own": []}], "policies"),
+        ([{"own": {}}], "policies"),
+        ([{"Timeout": {}, "Window": {}}], "a kind with its arguments"),
+        ([{"Window": {"except_dates": ["x"], "ranges": ["00:00-24:00"]}}], "2026-12-24"),
+        ([{"Timeout": 5}], "policies"),
+        ([{"Backoff": {"seconds": [1] * 3000}}], "at most 4,000"),
+    ],
+)
+def test_policies_that_cannot_be(api: httpx.Client, policies: Any, why: str) -> None:
+    answer = api.post("/v1/tasks", json={**MAIL, "policies": policies})
+    assert answer.status_code == 422, answer.text
+    assert why in answer.text
 
 
 def test_create(api: httpx.Client, delayed: Delayed) -> None:

@@ -154,6 +154,11 @@ class NewTask(JobFields):
     expires: Moment | None = Field(None, description="A task that would start later is skipped.")
     tenant: Name | None = None
     headers: dict[str, HeaderValue] = Field(default_factory=dict)
+    policies: Annotated[list[dict[str, dict[str, Any]]], Field(max_length=20)] = Field(
+        default_factory=list,
+        description="Policies of this task alone: Backoff, DropOlder, Spread, Timeout or Window, "
+        'each with its arguments, such as {"Timeout": {"after": "1h"}}.',
+    )
 
     @model_validator(mode="after")
     def _one_kind(self) -> NewTask:
@@ -164,9 +169,11 @@ class NewTask(JobFields):
             raise ValueError(f"{min(wrong)}: a task has none; leave task out for an HTTP job")
         if self.task is None and (wrong := given & {"args", "kwargs"}):
             raise ValueError(f"{min(wrong)}: an HTTP job has content instead")
+        if self.task is None and "policies" in given:
+            raise ValueError("policies: an HTTP job has retry, backoff and timeout instead")
         if self.headers:
             _check_headers(self.headers)
-        check_plain(self, "args", "kwargs", "content")
+        check_plain(self, "args", "kwargs", "content", "policies")
         return self
 
     @property

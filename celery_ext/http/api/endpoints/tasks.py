@@ -21,6 +21,8 @@ from celery_ext.http.options import HOW
 from celery_ext.http.problems import Problem
 from celery_ext.http.service.service import Service
 from celery_ext.tasks.task_info import TaskInfo
+from kombu_delayed.consumer.policy.of_message import HEADER
+from kombu_delayed.errors import OptionError
 
 from .. import create_once
 from ..fields import ID_PATTERN, aware
@@ -75,9 +77,23 @@ def row_of(call: Call, new: NewTask, id: str, due: datetime | None, by_status: b
         headers[BY_STATUS] = 1
     if tenant is not None:
         headers["tenant"] = tenant
+    if new.policies:
+        headers[HEADER] = _policies(new.policies)
     if headers:
         options["headers"] = headers
     return service.app.tasks.get(name) or name, args, kwargs, None, options
+
+
+def _policies(given: list[dict[str, Any]]) -> str:
+    """The header for them. Raises a Problem. What others have room for is not for a caller."""
+    from celery_ext.policies.of_message import write  # few callers want it
+
+    if any("LimitUse" in each for each in given):
+        raise Problem.of_field("policies", "LimitUse is for programs that use the broker itself")
+    try:
+        return write(given)
+    except OptionError as error:
+        raise Problem.of_field("policies", str(error)) from None
 
 
 def _check_job(new: NewTask, service: Service) -> None:
