@@ -17,6 +17,7 @@ from ..auth.identity import Identity
 from ..options import HttpOptions
 from ..problems import Problem
 from .cache import Cache
+from .feed import Feed
 from .places import Places
 from .threads import Threads
 from .writer import Writer
@@ -41,6 +42,7 @@ class Service:
         #: What was read a moment ago, for all who ask for it.
         self.cache = Cache()
         self.gauges = registry_of(self.delayed, self._measured_queues)
+        self.feed = Feed(lambda: self.delayed.store)
         self.closing = False
         self.streams = Places(self.options.streams, "streams")
         self.polls = Places(self.options.polls, "long polls")
@@ -57,6 +59,7 @@ class Service:
     def end_streams(self) -> None:
         """Let streams end, which would go on for ever."""
         self.closing = self.streams.closed = self.polls.closed = True
+        self.feed.close()
 
     def check_broker(self) -> None:
         """Raises what a call raises while the broker does not answer.

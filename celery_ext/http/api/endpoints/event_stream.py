@@ -6,7 +6,8 @@ import json
 import logging
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from functools import lru_cache, partial
 from typing import Any
 
 import anyio
@@ -17,14 +18,12 @@ from celery_ext.tasks.times import from_ms
 from kombu_delayed.inspection import events as streams
 from kombu_delayed.inspection.events import Event
 
+from ...service.feed import LOOK_SIZE, Listener, Positions
 from ..models import EventQuery
 from ..operations import Call, Operations
 
-#: How often the streams are looked at, the names of the queues, and how often nothing is said.
-INTERVAL_SECONDS, NAMES_SECONDS, BEAT_SECONDS = 0.5, 30.0, 15.0
-
-#: Events of one look; the next one goes on.
-LOOK_SIZE = 500
+#: How often it is checked whether who listens still may, and how often nothing is said.
+CHECK_SECONDS, BEAT_SECONDS = 1.0, 15.0
 
 logger = logging.getLogger(__name__)
 
@@ -46,10 +45,21 @@ async def stream_events(call: Call) -> Response:
     """Live lifecycle events. Last-Event-ID continues where a stream has ended."""
     last = call.request.headers.get("last-event-id")
     after = None if last is None else _before(last)
-    positions = await call.run(_positions, call, after)
+    query: EventQuery = call.query
+    shards = partial(call.service.shards, call.identity, query.queue)
+    listener = Listener((call.identity, query.queue), shards, partial(_is_meant, call, query))
     call.service.streams.begin(call.identity)
+    try:
+        positions = await call.run(call.service.feed.join, listener)
+    except BaseException:
+        call.service.feed.leave(listener)
+        call.service.streams.end(call.identity)
+        raise
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return Streamed(call, _events(call, positions), headers=headers, media_type="text/event-stream")
+    lines = _events(call, listener, positions, after)
+    answer = Streamed(call, lines, headers=headers, media_type="text/event-stream")
+    answer.at_end = partial(call.service.feed.leave, listener)
+    return answer
 
 
 class _NotReadError(Exception):
@@ -58,6 +68,9 @@ class _NotReadError(Exception):
 
 class Streamed(StreamingResponse):
     """Gives its place among the streams back, however it ends; who reads nothing loses it."""
+
+    #: Called when it has ended, also where it was never begun.
+    at_end: Callable[[], None] = staticmethod(lambda: None)
 
     def __init__(self, call: Call, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -78,6 +91,7 @@ class Streamed(StreamingResponse):
             logger.info("A stream has ended: nothing of it was read for %g s", seconds)
         finally:
             self._service.streams.end(self._identity)
+            self.at_end()
 
 
 def _before(stream_id: str) -> str:
@@ -88,45 +102,42 @@ def _before(stream_id: str) -> str:
     return f"{max(int(found[1]) - 1, 0)}-{2**64 - 1}"
 
 
-def _positions(call: Call, after: str | None) -> dict[str, str]:
-    """Each stream that there is, and from where on to read it."""
-    store = call.service.delayed.store
-    shards = call.service.shards(call.identity, call.query.queue)
-    if after is not None:
-        return dict.fromkeys(shards, after)
-    newest = {shard: streams.newest(store, shard) for shard in shards}
-    return {shard: last[-1].stream_id if last else "0" for shard, last in newest.items()}
-
-
-async def _events(call: Call, positions: dict[str, str]) -> AsyncIterator[str]:
-    query: EventQuery = call.query
-    named_at = said_at = time.monotonic()
+async def _events(
+    call: Call, listener: Listener, positions: Positions, after: str | None
+) -> AsyncIterator[str]:
     yield ": events follow\n\n"
-    while await call.service.pause(INTERVAL_SECONDS):
+    left = {} if after is None else dict.fromkeys(positions, after)
+    while left and not call.service.closing:
+        found, left = await call.run(_missed, call, left, positions)
+        if text := "".join(_text(event) for event in found if listener.meant(event)):
+            yield text
+    said_at = time.monotonic()
+    while not (call.service.closing or listener.is_behind):
+        events = await listener.next(CHECK_SECONDS)
         try:
             await call.check()
         except Problem:
             return
         now = time.monotonic()
-        if now - named_at > NAMES_SECONDS:
-            found = await call.run(_positions, call, "0")
-            positions = {name: positions.get(name, start) for name, start in found.items()}
-            named_at = now
-        text = await call.run(_look, call, query, positions)
-        if text or now - said_at > BEAT_SECONDS:
+        if events or now - said_at > BEAT_SECONDS:
             said_at = now
-            yield text or ": \n\n"
+            yield "".join(map(_text, events)) or ": \n\n"
 
 
-def _look(call: Call, query: EventQuery, positions: dict[str, str]) -> str:
-    found: list[Event] = []
-    for name, position in positions.items():
-        page = streams.read(call.service.delayed.store, name, position, LOOK_SIZE)
-        if page:
-            positions[name] = page[-1].stream_id
-            found += page
-    found.sort(key=lambda event: event.at_ms)
-    return "".join(_text(event) for event in found if _is_meant(call, query, event))
+def _missed(call: Call, after: Positions, until: Positions) -> tuple[list[Event], Positions]:
+    """The next events of streams up to where they are listened to, and where to go on."""
+    found, left = list[Event](), dict[str, str]()
+    for shard, position in after.items():
+        page = streams.read(call.service.delayed.store, shard, position, LOOK_SIZE)
+        mine = [event for event in page if _number(event.stream_id) <= _number(until[shard])]
+        found += mine
+        if mine and len(mine) == len(page):
+            left[shard] = page[-1].stream_id
+    return sorted(found, key=lambda event: event.at_ms), left
+
+
+def _number(stream_id: str) -> tuple[int, ...]:
+    return tuple(map(int, stream_id.split("-")))
 
 
 def _is_meant(call: Call, query: EventQuery, event: Event) -> bool:
@@ -137,6 +148,7 @@ def _is_meant(call: Call, query: EventQuery, event: Event) -> bool:
     )
 
 
+@lru_cache(maxsize=4_096)  # many may listen
 def _text(event: Event) -> str:
     data = {
         "event": event.event,

@@ -1,0 +1,141 @@
+"""Lifecycle events as they happen, read once for all who listen to them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Hashable, Iterable
+
+from kombu_delayed.errors import UNREACHABLE
+from kombu_delayed.inspection import events as streams
+from kombu_delayed.inspection.events import Event
+from kombu_delayed.store.store import Store
+
+#: How often the streams are looked at, and how many events of one are read at a time.
+INTERVAL_SECONDS, LOOK_SIZE = 0.5, 500
+
+#: Events that a listener may leave unread.
+MOST_UNREAD = 20_000
+
+#: The stream id of each shard up to which it was read.
+Positions = dict[str, str]
+
+logger = logging.getLogger(__name__)
+
+
+class Listener:
+    """Gets the events of some shards that are `meant`, in the event loop of who makes it.
+
+    Those with one `key` want the same shards.
+    """
+
+    def __init__(
+        self, key: Hashable, shards: Callable[[], Iterable[str]], meant: Callable[[Event], bool]
+    ) -> None:
+        self.key, self.shards, self.meant = key, shards, meant
+        self._loop, self._unread = asyncio.get_running_loop(), list[Event]()
+        self._has_some = asyncio.Event()
+        self.is_behind = False
+
+    def tell(self, events: list[Event]) -> None:
+        """From any thread. Raises RuntimeError where its loop has ended."""
+        self._loop.call_soon_threadsafe(self._add, events)
+
+    def _add(self, events: list[Event]) -> None:
+        self.is_behind = self.is_behind or len(self._unread) > MOST_UNREAD
+        if not self.is_behind:
+            self._unread += events
+        self._has_some.set()
+
+    async def next(self, seconds: float) -> list[Event]:
+        """What was not read yet; waits so long for some."""
+        try:
+            await asyncio.wait_for(self._has_some.wait(), seconds)
+        except (TimeoutError, asyncio.TimeoutError):
+            return []
+        self._has_some.clear()
+        events, self._unread = self._unread, []
+        return events
+
+
+class Feed:
+    """One thread reads, as long as somebody listens."""
+
+    def __init__(self, store: Callable[[], Store]) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._listeners: list[Listener] = []
+        self._positions: Positions = {}
+        self._thread: threading.Thread | None = None
+        self._ended = threading.Event()
+
+    def join(self, listener: Listener) -> Positions:
+        """Listen from now on; returns where each stream is now."""
+        store = self._store()
+        with self._lock:
+            shards = [*listener.shards()]
+            for shard in shards:
+                if shard not in self._positions:
+                    last = streams.newest(store, shard)
+                    self._positions[shard] = last[-1].stream_id if last else "0"
+            self._listeners.append(listener)
+            if self._thread is None and not self._ended.is_set():
+                self._thread = threading.Thread(target=self._run, name="delayed-http-events")
+                self._thread.daemon = True
+                self._thread.start()
+            return {shard: self._positions[shard] for shard in shards}
+
+    def leave(self, listener: Listener) -> None:
+        """Listen no longer. Does not wait for Redis."""
+        listener.meant = _nothing  # the thread takes it out of its list
+
+    def close(self) -> None:
+        """End the thread."""
+        self._ended.set()
+
+    def _run(self) -> None:
+        while not self._ended.wait(INTERVAL_SECONDS):
+            with self._lock:
+                self._listeners = [each for each in self._listeners if each.meant is not _nothing]
+                if not self._listeners:
+                    self._positions, self._thread = {}, None
+                    return
+                events = self._look_or_end()
+            for listener in self._listeners if events else ():
+                self._tell(listener, events)
+
+    def _look_or_end(self) -> list[Event]:
+        try:
+            return self._look()
+        except Exception as error:
+            level = logging.INFO if isinstance(error, UNREACHABLE) else logging.ERROR
+            logger.log(level, "Events cannot be read, so their streams end: %r", error)
+            for listener in self._listeners:
+                listener.is_behind = True
+                self.leave(listener)
+            return []
+
+    def _look(self) -> list[Event]:
+        store, found = self._store(), list[Event]()
+        some = {each.key: each for each in self._listeners}.values()
+        wanted = dict.fromkeys(shard for each in some for shard in each.shards())
+        # A queue that was not known before is new: all of its events are.
+        positions = {shard: self._positions.get(shard, "0") for shard in wanted}
+        for shard, position in positions.items():
+            if page := streams.read(store, shard, position, LOOK_SIZE):
+                positions[shard] = page[-1].stream_id
+                found += page
+        self._positions = positions
+        return sorted(found, key=lambda event: event.at_ms)
+
+    def _tell(self, listener: Listener, events: list[Event]) -> None:
+        if mine := [event for event in events if listener.meant(event)]:
+            try:
+                listener.tell(mine)
+            except RuntimeError:
+                self.leave(listener)
+
+
+def _nothing(event: Event) -> bool:
+    return False
