@@ -167,7 +167,7 @@ def commands(api: httpx.Client) -> Iterator[list[tuple[Any, ...]]]:
         run.__call__ = original
 
 
-def test_topics_cost_nothing(api: httpx.Client) -> None:
+def test_topics_cost_nothing(api: httpx.Client, delayed: Delayed) -> None:
     def cost(id: int) -> list[int]:
         counts = []
         for method, path, body in (
@@ -175,18 +175,19 @@ def test_topics_cost_nothing(api: httpx.Client) -> None:
             ("POST", PATH, {"id": id, "score": 2}),
             ("GET", f"{PATH}/status", {"id": id}),
             ("DELETE", PATH, {"id": id}),
-            ("DELETE", PATH, {"id": "unknown"}),
         ):
             with commands(api) as sent:
-                send(api, method, path, **body)
+                assert send(api, method, path, **body).is_success
             counts.append(len(sent))
         return counts
 
     cost(0)
     before = cost(1)
+    assert min(before) > 0
     for n in range(50):
         task = {**TASK, "id": f"t{n}", "payload": {**PAYLOAD, "topics": f"topic{n}"}}
         assert send(api, "PUT", **task).status_code == 201
+        old(delayed, f"o{n}", "default", f"topic{n}", countdown=60)
     assert all(after <= known + 2 for after, known in zip(cost(2), before, strict=True))
 
 
