@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from kombu_delayed.inspection.lookup import lookup_by_id, lookup_by_reading
+from kombu_delayed.inspection.lookup import lookup_by_reading, lookup_in
 from kombu_delayed.store.outcomes import LISTS, Outcomes
 
 from ..app.queues import Queues
@@ -30,9 +30,8 @@ def look_up(queues: Queues, id: str, queue: str | None, progress: Progress) -> T
         order = sorted(shards, key=lambda shard: found is None or shard != found.shard)
         if found is not None and (info := _settled(queues, found, id)):
             return info
-        for shard in order:
-            if info := _by_id(queues, shard, id):
-                return info.with_history(found) if found else info
+        if info := _by_id(queues, order, id) or _ready(queues, order, id):
+            return info.with_history(found) if found else info
         passed += order
         if found is not None:
             return _by_reading(queues, passed, id, progress, found) or TaskInfo.recorded(found)
@@ -41,7 +40,7 @@ def look_up(queues: Queues, id: str, queue: str | None, progress: Progress) -> T
 
 def _settled(queues: Queues, found: TaskHistory, id: str) -> TaskInfo | None:
     """What the record, and a message beside it, tell for certain."""
-    if info := _by_id(queues, found.shard, id):
+    if info := _by_id(queues, [found.shard], id):
         return info.with_history(found)
     return TaskInfo.recorded(found) if is_certain(found) else None
 
@@ -53,8 +52,13 @@ def is_certain(history: TaskHistory) -> bool:
     return history.is_over and not history.may_return
 
 
-def _by_id(queues: Queues, shard: str, id: str) -> TaskInfo | None:
-    return next(map(TaskInfo.of, lookup_by_id(queues.store, shard, id)), None)
+def _by_id(queues: Queues, shards: Sequence[str], id: str) -> TaskInfo | None:
+    return next(map(TaskInfo.of, lookup_in(queues.store, shards, id)), None)
+
+
+def _ready(queues: Queues, shards: Sequence[str], id: str) -> TaskInfo | None:
+    found, _ = queues.ready_index.find(queues.store, shards, id)
+    return TaskInfo.of(found[0]) if found else None
 
 
 def _by_reading(
@@ -64,10 +68,6 @@ def _by_reading(
     progress: Progress,
     history: TaskHistory | None,
 ) -> TaskInfo | None:
-    shards = [*shards]
-    for found in queues.ready_index.find(queues.store, shards, id)[0]:
-        info = TaskInfo.of(found)
-        return info.with_history(history) if history else info
     for shard in shards:
         for found in lookup_by_reading(queues.store, shard, id, progress):
             info = TaskInfo.of(found)

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from ..connection.commands import pairs
 from ..errors import MessageError
-from ..message.envelope import open_envelope
+from ..message.envelope import open_envelope, open_kept
+from ..message.packing import unpack
+from ..store.caller import chunks
+from ..store.keys import QueueKeys
 from ..store.store import Store
-from .backlog import Backlog
+from .backlog import Backlog, Waiting
 
 #: Messages that one call looks at.
 PAGE_SIZE = 1_000
+
+#: So many queues are asked for an id in one go.
+ASKED = 100
 
 Progress = Callable[[int], None]
 
@@ -43,9 +49,7 @@ def lookup_by_id(store: Store, queue: str, id: str) -> Iterator[Found]:
     """The messages with this id that are delayed or dead: these are kept by their ids."""
     backlog = Backlog(store, queue)
     for waiting in backlog.get(id):
-        kept, reason = waiting.kept, backlog.reason(waiting.member)
-        state = "delayed" if reason is None else "waiting"
-        yield Found(state, queue, kept.step, kept.message, kept.due_ms, reason=reason or "")
+        yield _waiting(backlog, queue, waiting)
     for letter in store.dead.letters(queue, [id]):
         yield Found(
             "dead",
@@ -57,6 +61,35 @@ def lookup_by_id(store: Store, queue: str, id: str) -> Iterator[Found]:
             at_ms=letter.at_ms,
             deliveries=letter.deliveries,
         )
+
+
+def lookup_in(store: Store, queues: Sequence[str], id: str) -> Iterator[Found]:
+    """As `lookup_by_id`, of many queues, which are asked in one go."""
+    for part in chunks(queues, ASKED):
+        hashes = [_hashes(store.keys(queue)) for queue in part]
+        calls = [
+            store.call("records", queue, hash=hash, fields=[id])
+            for queue, each in zip(part, hashes, strict=True)
+            for hash in each
+        ]
+        answers = iter(store.all_of(calls))
+        for queue, each in zip(part, hashes, strict=True):
+            kept, *others = [next(answers)[0] for _ in each]
+            if any(others):
+                yield from lookup_by_id(store, queue, id)
+            elif kept:  # as most: the only one with its id
+                waiting = Waiting(id, open_kept(unpack(id, kept)))
+                yield _waiting(Backlog(store, queue), queue, waiting)
+
+
+def _hashes(keys: QueueKeys) -> tuple[str, str, str]:
+    return keys.messages, keys.duplicates, keys.dead_messages
+
+
+def _waiting(backlog: Backlog, queue: str, waiting: Waiting) -> Found:
+    kept, reason = waiting.kept, backlog.reason(waiting.member)
+    state = "delayed" if reason is None else "waiting"
+    return Found(state, queue, kept.step, kept.message, kept.due_ms, reason=reason or "")
 
 
 def lookup_by_reading(

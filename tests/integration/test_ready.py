@@ -10,6 +10,7 @@ from celery.exceptions import TaskRevokedError
 
 from celery_ext import Delayed, Query, QueryError
 from celery_ext.app.signals import task_cancelled, task_rescheduled
+from kombu_delayed.connection.connection import ServerConnection
 from kombu_delayed.inspection import ready as module
 from tests.kit.extended import Bench
 from tests.kit.heard import heard
@@ -82,3 +83,21 @@ def test_a_worker_runs_what_is_left_of_it(ready: Delayed, bench: Bench) -> None:
     assert bench.ledger.ids() == ["t8", "t2", "t4", "t5", "t6", "t3"]
     assert bench.ledger.of("t2")[0]["args"] == ["changed"]
     assert bench.backlog() == {"t1"}
+
+
+def test_found_by_id_in_few_round_trips(ready: Delayed, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent, send = [], ServerConnection._send_packed
+
+    def told_send(self: ServerConnection, *args: Any) -> Any:
+        sent.append(args)
+        return send(self, *args)
+
+    first = ready.get("t0")
+    assert first is not None
+    monkeypatch.setattr(ServerConnection, "_send_packed", told_send)
+    for n in range(9):
+        found = ready.get(f"t{n}", "celery")
+        assert found is not None
+        assert (found.id, found.state, found.tenant) == (f"t{n}", "ready", f"tenant{n % 3}")
+    # Each time how many shards there are, its record, whether it is delayed or dead, and its place.
+    assert len(sent) == 9 * 4

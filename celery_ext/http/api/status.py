@@ -13,7 +13,7 @@ from celery_ext.tasks.times import from_ms
 from kombu_delayed.inspection import events as streams
 from kombu_delayed.inspection.backlog import Backlog
 from kombu_delayed.inspection.events import Event
-from kombu_delayed.inspection.lookup import lookup_by_id, lookup_by_reading
+from kombu_delayed.inspection.lookup import lookup_by_reading, lookup_in
 from kombu_delayed.store.outcomes import Outcomes
 from kombu_delayed.store.store import Store
 
@@ -87,19 +87,19 @@ def find(service: Service, identity: Identity, id: str, queue: str | None = None
     store = service.delayed.store
     record = history_of(service, identity, id, queue)
     if record is not None:
-        if state := _by_id(service, identity, record.shard, id):
+        if state := _by_id(service, identity, [record.shard], id):
             is_retry = state["status"] == "scheduled" and record.state == "retrying"
             return {**state, "status": "retrying"} if is_retry else state
         if is_certain(record):
             return state_of_record(record)
     shards: list[str] = []
-    for name in names_of(service, identity, queue):
-        for shard in store.shards.nearest(name, id):
-            if state := _by_id(service, identity, shard, id):
-                return state
-            shards.append(shard)
-    if ready := _ready(service, shards, identity, id):
-        return state_of(service, ready)
+    for names in _places(service, identity, queue):
+        part = [shard for name in names for shard in store.shards.nearest(name, id)]
+        if state := _by_id(service, identity, part, id):
+            return state
+        if ready := _ready(service, part, identity, id):
+            return state_of(service, ready)
+        shards += part
     is_unknown = record is None or record.state == "unknown"
     if is_unknown and (state := _by_event(store, shards, identity, id)):
         return state
@@ -130,8 +130,8 @@ def _places(service: Service, identity: Identity, queue: str | None) -> Iterator
     yield names if queue is not None else [name for name in names if name not in own]
 
 
-def _by_id(service: Service, identity: Identity, shard: str, id: str) -> State | None:
-    for found in lookup_by_id(service.delayed.store, shard, id):
+def _by_id(service: Service, identity: Identity, shards: list[str], id: str) -> State | None:
+    for found in lookup_in(service.delayed.store, shards, id):
         info = TaskInfo.of(found)
         if identity.sees(info.queue, info.tenant):
             return state_of(service, info, found.at_ms)
