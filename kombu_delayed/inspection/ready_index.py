@@ -8,6 +8,7 @@ have come since it was met.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import sha1
@@ -18,8 +19,9 @@ from ..store.store import Store
 from .lookup import Found
 from .ready import ReadyLists, id_of
 
-#: Ids of so many messages are remembered of one list; longer lists are read by whoever looks.
-MOST = 200_000
+#: Ids of so many messages are remembered of one list, and of all; longer lists are read by whoever
+#: looks.
+MOST, MOST_OF_ALL = 200_000, 1_000_000
 
 #: So many may have come since the last look; after more the list is read until a known one is met.
 FRESH = 500
@@ -58,12 +60,15 @@ class ReadyIndex:
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, int], _Known] = {}
+        self._pid = os.getpid()
 
     def find(self, store: Store, queues: Sequence[str], id: str) -> tuple[list[Found], bool]:
         """The ready messages with an id, and whether all lists were short enough to know.
 
         A queue is one shard. A message that is put back or moved meanwhile may be passed over.
         """
+        if self._pid != os.getpid():  # a lock may have been held when the process was forked
+            self._known, self._pid = {}, os.getpid()
         lists = [
             (each, step) for each in (ReadyLists(store, q) for q in queues) for step in each.steps
         ]
@@ -108,7 +113,7 @@ class ReadyIndex:
 
     def _read(self, ready: ReadyLists, step: int) -> bool:
         """Read a list until a message is met that is known; False: it is too long."""
-        known = self._known[ready.queue, step]
+        known = self._known.setdefault((ready.queue, step), _Known())
         with known.lock:  # others wait for this reading, and have its result
             fresh: dict[str, str] = {}  # SHA-1 -> id: what comes meanwhile moves others on
             start, has_more = 0, True
@@ -123,6 +128,8 @@ class ReadyIndex:
             if known.newest in fresh:
                 digests = digests[: digests.index(known.newest)]
             known.add([fresh[each] for each in digests], digests[0] if digests else "")
+        if sum(len(each.numbers) for each in [*self._known.values()]) > MOST_OF_ALL:
+            self._known = {(ready.queue, step): known}
         return True
 
     def _was_shifted(self, at: tuple[ReadyLists, int], known: _Known, id: str, length: int) -> bool:

@@ -127,3 +127,27 @@ def test_two_that_share_an_id_and_a_server_that_has_lost_all(store: Store) -> No
     publish(store, "c")
     assert found(index, store, "c") == ["c"]
     assert found(index, store, "a") == []
+
+
+def test_it_remembers_so_many_in_all(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_OF_ALL", 30)
+    index = ReadyIndex()
+    publish(store, *names(0, 20))
+    store.publish("p", entries(*names(20, 40)))
+    for id, queue in (("m0", "q"), ("m20", "p"), ("m1", "q")):
+        messages, is_sure = index.find(store, [queue], id)
+        assert (len(messages), is_sure) == (1, True)
+    assert sum(len(each.numbers) for each in index._known.values()) <= 30
+
+
+def test_a_fork_begins_anew(store: Store) -> None:
+    index = ReadyIndex()
+    publish(store, "a")
+    assert found(index, store, "a") == ["a"]
+    known = [*index._known.values()]
+    for each in known:
+        each.lock.acquire()  # by a thread that a child does not have
+    index._pid = -1
+    assert found(index, store, "a") == ["a"]
+    for each in known:
+        each.lock.release()
