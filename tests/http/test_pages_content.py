@@ -240,6 +240,22 @@ def test_failures(shop: tuple[Visitor, str]) -> None:
     assert "line 88, in charge" in task.text
 
 
+@pytest.mark.parametrize("sort", ["task", "queue"])
+def test_failures_are_sorted(shop: tuple[Visitor, str], sort: str) -> None:
+    visitor, _ = shop
+    page = visitor.get(f"/failures?sort={sort}")
+    rows = page.html.partition('id="tasks-title"')[2].split("<tr ")[2:]
+    cell = {
+        "task": r'class="task"[^>]*><bdi>([^<]*)',
+        "queue": r'data-heading="Queue"><bdi>([^<]*)',
+    }
+    found = [re.findall(cell[sort], row)[0] for row in rows]
+    assert found == sorted(found)
+    assert len({*found}) > 1
+    assert f'value="{sort}" selected' in page.html
+    visitor.get("/failures?sort=size", 422)
+
+
 def test_a_group_over_time() -> None:
     group = Group("q", "t", "p", "e", times=[0, 999, 1_000, 12_345, 24_000])
     counts = group.over_time(0, 24_000)

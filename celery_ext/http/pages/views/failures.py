@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from glob import escape
@@ -37,7 +37,18 @@ PARTS = 24
 GROUPS, SHOWN = 30, 50
 
 #: What a search can be by.
-FIELDS = ["queue", "task", "error", "tenant", "within"]
+FIELDS = ["queue", "task", "error", "tenant", "within", "sort"]
+
+#: What a list is sorted by, and how that reads; those of one kind have the latest in front.
+SORTS: dict[str, Callable[[Row], Any]] = {
+    "time": lambda row: 0,
+    "task": lambda row: row.history.task,
+    "queue": lambda row: row.history.queue,
+    "error": lambda row: row.error,
+    "attempt": lambda row: -(row.history.last.attempt if row.history.last else 0),
+    "run": lambda row: -(row.seconds or 0),
+}
+SORT_WORDS = {"time": "time", "run": "run time", "attempt": "attempts"}
 
 TITLES = {"failed": "Failed", "retrying": "Retrying", "running": "Running", "slow": "Slow"}
 
@@ -51,6 +62,7 @@ class Asked(BaseModel):
     error: str | None = None
     tenant: Name | None = None
     within: Literal["1h", "6h", "1d", "7d"] | None = None
+    sort: Literal["time", "task", "queue", "error", "attempt", "run"] | None = None
 
     @property
     def since_ms(self) -> int:
@@ -139,6 +151,7 @@ def look(visit: Visit) -> Shown:
         "group_count": len(groups),
         "span": (query.since_ms or first_ms, now_ms),
         "withins": WITHIN,
+        "sorts": {name: SORT_WORDS.get(name, name) for name in SORTS},
         "rows": rows[:SHOWN],
         "names": names,
         "may_change": names is not None,
@@ -160,11 +173,9 @@ def matching(visit: Visit, query: Asked) -> tuple[list[Row], bool]:
         and query.tenant in (None, row.history.tenant)
         and meant.matches(row.history)
     ]
-    rows.sort(key=lambda row: row.at_ms, reverse=True)
-    if query.of == "slow":
-        rows.sort(key=lambda row: row.seconds or 0, reverse=True)
-    if query.of == "running":
-        rows.sort(key=lambda row: row.at_ms)
+    # What runs has the longest in front, which has begun first.
+    rows.sort(key=lambda row: row.at_ms, reverse=query.of != "running")
+    rows.sort(key=SORTS[query.sort or ("run" if query.of == "slow" else "time")])
     return rows, is_partial
 
 
