@@ -234,7 +234,7 @@ def test_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     certificate = make_certificate(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, certificate.with_suffix(".key"))
-    with receiving(context) as receiver:
+    with receiving(context, keeps=True) as receiver:
         there = [(socket.AF_INET, ("127.0.0.1", receiver.port))]
 
         def call(host: str) -> Answer:
@@ -246,9 +246,12 @@ def test_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         trusting = ssl.create_default_context(cafile=certificate)
         monkeypatch.setattr(connections, "_tls", lambda: trusting)
         assert call("127.0.0.1").code == 100
+        before = receiver.connections
+        assert call("127.0.0.1").code == 100
+        assert receiver.connections == before  # it was kept, TLS and all
         with pytest.raises(CallbackFailed, match="Hostname mismatch"):
             call("hooks.example.com")
-        assert len(receiver.at("/tls")) == 1
+        assert len(receiver.at("/tls")) == 2
 
 
 def test_a_handshake_that_does_not_end() -> None:
