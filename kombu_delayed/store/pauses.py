@@ -47,7 +47,7 @@ class Pauses:
         if not answer:
             return None
         from_ms, until_ms, note = answer[0].split(b" ", 2)
-        return Pause(int(from_ms), int(until_ms), *_read_note(note)), bool(answer[1])
+        return Pause(int(from_ms), abs(int(until_ms)), *_read_note(note)), bool(answer[1])
 
 
 def _read_note(note: bytes) -> tuple[str, str]:

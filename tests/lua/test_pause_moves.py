@@ -50,6 +50,18 @@ def test_nothing_is_claimed_until_it_is_resumed(
     assert not busy.pauses.resume("q")
 
 
+@pytest.mark.parametrize("gate", GATES)
+def test_a_clock_that_is_set_back_pauses_nothing(gate: Gate | None, busy: Store) -> None:
+    busy.pauses.pause("q", "ann", "")
+    busy.now = "3600000"
+    assert busy.pauses.resume("q")
+    busy.now = "3000"
+    assert not deliver(busy, want=9, gate=gate).paused
+    assert busy.pauses.of("q") is None
+    assert busy.pauses.resumed_ms("q") == 3_600_000
+    assert not busy.metrics("q").paused
+
+
 @pytest.mark.parametrize("gate", GATES[:2])
 def test_it_ends_by_itself(gate: Gate | None, busy: Store, client: redis.Redis) -> None:
     """Its note has an expiry only then: a server may evict what has one."""
