@@ -9,7 +9,7 @@ from typing import Any
 
 from kombu.transport import redis as stock
 
-from ..connection import urls
+from ..connection import forks, urls
 from ..connection.cluster.nodes import Cluster
 from ..connection.native import get_logger
 from ..connection.options import Options
@@ -30,6 +30,9 @@ def _warn_of_visibility_timeout() -> None:
         "The transport option visibility_timeout has no effect: a message is delivered again when "
         "its consumer has died, not when its task takes long; see delayed_lease_seconds."
     )
+
+
+forks.watch()
 
 
 class Transport(stock.Transport):

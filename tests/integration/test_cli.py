@@ -366,7 +366,7 @@ def test_json_of_many(cli: Cli) -> None:
         ("cancel -t * -y --json", "━"),
         ("doctor --json", "━"),
         ("dead purge --all -y --json", r"Reading .* 3/3"),
-        ("show ready", r"Searching .* 3/\?"),
+        ("show nobody", r"Searching .* 3/\?"),
         ("restore {file} --yes", r"Checking \(bytes\) .* {size}/{size}"),
     ],
 )

@@ -143,7 +143,7 @@ def test_metrics(run: RunPage) -> None:
     assert isinstance(instrumentation.current, PrometheusMeter)
     found["trace"]()
     try:
-        assert signals.task_prerun.receivers
+        assert celery_signals.task_prerun.receivers
     finally:
         found["CeleryInstrumentor"]().uninstrument()
         tracing.uninstrument()

@@ -78,10 +78,13 @@ def test_a_second_worker_of_the_process_has_its_own_name(bench: Bench) -> None:
 
 
 def test_a_worker_of_the_process_leaves_no_thread(bench: Bench) -> None:
-    before = set(threading.enumerate())
+    def recording() -> set[threading.Thread]:
+        return {each for each in threading.enumerate() if each.name == "delayed-outcomes"}
+
+    before = recording()
     with worker_in_this_process(bench):
-        assert any(thread.name == "delayed-outcomes" for thread in threading.enumerate())
-    assert not {thread for thread in threading.enumerate() if thread.is_alive()} - before
+        assert recording() - before
+    assert not recording() - before
 
 
 def test_a_name_that_the_user_has_chosen_stays(server: Server, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ class Stub:
 
     def __init__(self) -> None:
         self.run = SimpleNamespace(generation=0)
+        self.leases = SimpleNamespace(hold_keys=self._hold)
         self.buried: list[Any] = []
         self.held: list[Any] = []
 
@@ -27,7 +28,7 @@ class Stub:
         if queue == "refused":
             raise RuntimeError
 
-    def hold(self, queue: str, held: Any, on_error: Any) -> None:
+    def _hold(self, queue: str, held: Any, on_error: Any) -> None:
         if queue == "down":
             raise NodeDown
         self.held.append(held)

@@ -74,5 +74,5 @@ def pauses_table(found: Iterable[QueuePause]) -> Table:
 
 def _part_text(queue: str, task: str | None, tenant: str | None) -> str:
     parts = [f"task {task}"] * (task is not None) + [f"tenant {tenant}"] * (tenant is not None)
-    where = f"queue {queue}"
-    return f"{' of '.join(parts)} in {where}" if parts else where
+    text = " of ".join([*parts, f"queue {queue}"])
+    return text[0].upper() + text[1:]

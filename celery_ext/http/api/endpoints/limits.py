@@ -104,7 +104,14 @@ def get_limit(call: Call) -> dict[str, Any]:
     }
 
 
-@operations.add("POST", "/queues/{queue}/limits/{name}/set", "admin", LimitState, body=NewNumbers)
+@operations.add(
+    "POST",
+    "/queues/{queue}/limits/{name}/set",
+    "admin",
+    LimitState,
+    body=NewNumbers,
+    problems=(404,),  # a name with a line break
+)
 def set_limit(call: Call) -> dict[str, Any]:
     """Set other numbers for a limit, for all workers and what waits already."""
     call.identity.require_whole()
@@ -128,7 +135,7 @@ def set_limit(call: Call) -> dict[str, Any]:
     return info_data(found)
 
 
-@operations.add("POST", "/queues/{queue}/limits/{name}/reset", "admin", WasReset)
+@operations.add("POST", "/queues/{queue}/limits/{name}/reset", "admin", WasReset, problems=(404,))
 def reset_limit(call: Call) -> dict[str, Any]:
     """Let the declared numbers of a limit hold again."""
     call.identity.require_whole()
