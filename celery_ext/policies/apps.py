@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from time import monotonic
+
 from celery import Celery, _state
 
 from kombu_delayed.consumer.policy.decisions import Declared
@@ -11,25 +13,34 @@ from .policy import Policy, checked
 #: The transport option that has the policies of queues.
 OPTION = "delayed_policies"
 
+#: How often tasks are looked at for policies.
+LOOK_SECONDS = 1.0
+
 
 class Apps:
     """The Celery apps of this process, of which those count that have declared these policies."""
 
     def __init__(self, declared: Declared | None) -> None:
         self._declared = declared
+        self._policies: dict[str, tuple[Policy, ...]] = {}
+        self._until = 0.0
 
     def with_task(self, name: str) -> Celery | None:
         """An app that has a task; None: there is none, or none yet."""
         return next((app for app in self._own() if name in app._tasks), None)
 
     def policies_of_tasks(self) -> dict[str, tuple[Policy, ...]]:
-        """Those of all tasks that have some, by their names."""
+        """Those of all tasks that have some, by their names, as of a moment ago."""
+        if (now := monotonic()) < self._until:
+            return self._policies
         tasks = {name: task for app in self._own() for name, task in app._tasks.items()}
-        return {
+        self._policies = {
             name: checked(f"task {name}", tasks[name].policies)
             for name in sorted(tasks)
             if getattr(tasks[name], "policies", None) is not None
         }
+        self._until = now + LOOK_SECONDS
+        return self._policies
 
     def of(self, task: str) -> Celery:
         """The app that has a task, or else one that might."""

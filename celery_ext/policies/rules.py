@@ -16,7 +16,7 @@ from kombu_delayed.store.policies import as_text, parsed
 from kombu_delayed.store.shards import queue_of
 
 from ..tasks.results import store_outcome
-from .apps import Apps
+from .apps import LOOK_SECONDS, Apps
 from .declared import DeclaredPolicies, Followed, instead_of
 from .limits.gated import Gated
 from .limits.limit_use import LimitUse
@@ -31,9 +31,6 @@ logger = get_logger(__name__)
 
 #: Times that a due time is moved before the policies of a queue count as contradictory.
 PLAN_LIMIT = 100
-
-#: How often tasks are looked at for policies.
-LOOK_SECONDS = 1.0
 
 
 class Rules:

@@ -135,7 +135,10 @@ def test_all_parts_come_back_after_a_loss(open_app: OpenApp, consume: Any) -> No
     before = one.delayed.store.policies.read("celery").text
     assert "Limit" in before
     assert "Timeout" in before
-    for connection in (connections[1], consume(two)):
+    one.send_task("late")
+    for connection in connections:  # the first one hears of the other's
+        drain(connection, 3)
+    for connection in connections:
         lose(one)
         for _ in range(3):
             one.send_task("late")

@@ -107,7 +107,7 @@ def later_delete(call: Call) -> dict[str, str]:
 
 def _ready(call: Call, id: str) -> list[ReadyTask]:
     try:
-        return [task for task in ready_of(call.service, call.identity, id) if is_job(task.info)]
+        return [task for task in ready_of(call.service, call.identity, [id]) if is_job(task.info)]
     except Problem as problem:  # too many to look for one
         raise busy(problem.detail) from None
 

@@ -41,9 +41,8 @@ class Claimed(NamedTuple):
 #: A process, its broker and one of its queues.
 Place = tuple[int, Hashable, str]
 
-#: What programs of this process have declared for queues, and what consumers went by last.
+#: What programs of this process have declared.
 _declared_here: set[tuple[Place, str]] = set()
-_followed_here: dict[Place, str] = {}
 
 #: A server that is full is told so much later.
 FULL_SECONDS = 10.0
@@ -64,8 +63,10 @@ class Gatekeeper:
         self._session = session
         self._store = store
         self._slots = slots
-        #: Of the policies that are declared for queues, those by which this consumer goes.
+        #: Of the policies that are declared for queues, those by which this consumer goes: their
+        #: versions, and what they say.
         self.versions: dict[str, str] = {}
+        self._texts: dict[str, str] = {}
         #: Queues that it has begun to consume since it declared any.
         self.new: list[str] = []
         #: Queues without a gate at which messages wait, from when they had one.
@@ -86,13 +87,13 @@ class Gatekeeper:
 
     def begin(self, queue: str) -> None:
         """Let what this program says of a queue hold for all, with the next `declare`."""
-        if self._place(queue) in _followed_here or self._own(queue):
+        if self._own(queue):
             self.new.append(queue)
 
     def declare(self) -> None:
         """Declare it. What others have declared since this process began to holds.
 
-        What consumers here went by holds again on a server that has lost it.
+        What this consumer went by holds again on a server that has lost it.
         """
         if monotonic() < self._full_until:
             return
@@ -139,10 +140,9 @@ class Gatekeeper:
         self.new.append(queue)
 
     def _to_declare(self, queue: str, known: str) -> str:
-        rules, place = self._session.rules, self._place(queue)
-        text = known or _followed_here.get(place, "")
-        own = self._own(queue)
-        if rules is None or not own or (text and (place, own) in _declared_here):
+        rules, own = self._session.rules, self._own(queue)
+        text = known or self._texts.get(queue, "")
+        if rules is None or not own or (text and (self._place(queue), own) in _declared_here):
             return text
         return rules.declared(queue, text)
 
@@ -199,7 +199,7 @@ class Gatekeeper:
             return
         self.refused.discard(queue)
         self.versions[queue] = known.version
-        _followed_here[self._place(queue)] = sys.intern(known.text)  # that of many queues
+        self._texts[queue] = sys.intern(known.text)  # that of many queues
         if before is not None and before != known.version:
             logger.info("Queue %r has other policies now, as %s declares", queue, known.by)
 
