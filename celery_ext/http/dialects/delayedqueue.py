@@ -212,7 +212,7 @@ def queued_delete(call: Call) -> dict[str, str]:
         gone += delayed.moves.cancel(shard, infos)
     if not gone:
         for topic, queue in _queues(call, topics):
-            for task in ready_of(call.service, call.identity, given.id, queue):
+            for task in ready_of(call.service, call.identity, [given.id], queue):
                 if _is_of(call, task.info, topic):
                     gone += delayed.moves.cancel_ready([task])
     if not gone:
