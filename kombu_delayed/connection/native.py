@@ -5,11 +5,13 @@ A patched thread is a greenlet: it stands still while another greenlet keeps the
 
 from __future__ import annotations
 
+import atexit
 import logging
 import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from queue import Empty
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +40,7 @@ def start_thread(target: Callable[[], None], name: str) -> None:
     """Run a function in a thread that does not keep the process from ending."""
     if gevent := _gevent():
         sys.modules["gevent"].get_hub()  # two threads that import what it needs may deadlock
+        _watch_end(gevent.get_original("time", "sleep"))
         gevent.get_original("_thread", "start_new_thread")(_run_beside_gevent, (target,))
     elif eventlet := _eventlet():
         _start_beside_eventlet(eventlet, target, name)
@@ -45,11 +48,37 @@ def start_thread(target: Callable[[], None], name: str) -> None:
         threading.Thread(target=target, name=name, daemon=True).start()
 
 
+#: The threads beside gevent that close their hubs, and whether the program ends.
+_closing: set[int] = set()
+_is_ending = False
+
+#: The end of the program waits so long for them: an interpreter that is gone aborts the process.
+CLOSING_SECONDS, LOOK_SECONDS = 2.0, 0.01
+
+
 def _run_beside_gevent(target: Callable[[], None]) -> None:
+    number = sys.modules["gevent.monkey"].get_original("_thread", "get_ident")()
     try:
         target()
     finally:  # sockets have given the thread a hub, whose descriptors nothing else would close
-        sys.modules["gevent"].get_hub().destroy(destroy_loop=True)
+        _closing.add(number)
+        if not _is_ending:
+            sys.modules["gevent"].get_hub().destroy(destroy_loop=True)
+        _closing.discard(number)
+
+
+@cache
+def _watch_end(sleep: Callable[[float], None]) -> None:
+    atexit.register(_end_beside_gevent, sleep)
+
+
+def _end_beside_gevent(sleep: Callable[[float], None]) -> None:
+    global _is_ending
+    _is_ending = True
+    for _ in range(int(CLOSING_SECONDS / LOOK_SECONDS)):
+        if not _closing:
+            break
+        sleep(LOOK_SECONDS)
 
 
 def _start_beside_eventlet(eventlet: Any, target: Callable[[], None], name: str) -> None:

@@ -95,7 +95,7 @@ class Group:
         master.kill()
         return master
 
-    def wait_for_failover(self, old: Server, timeout_seconds: float = 20) -> Server:
+    def wait_for_failover(self, old: Server, timeout_seconds: float = 60) -> Server:
         wait_until(lambda: self.master is not old, "another master is named", timeout_seconds)
         return self.master
 
