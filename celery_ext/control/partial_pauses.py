@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
+from kombu_delayed.store.pauses import Pause
 from kombu_delayed.store.policies import PAUSED
 
 from ..app.queues import Queues
 from ..tasks.query import Query
-from ..tasks.times import from_ms, length_ms
+from ..tasks.times import length_ms
 from . import pauses as whole
 from .change_many import pages
 from .moves import Moves
-from .pauses import TEXT_SIZE, QueuePause, caller, tell_workers
+from .pauses import TEXT_SIZE, QueuePause, caller, shown, tell_workers
 from .policies import change_declared, declared_of
 
 #: A worker that has claimed before the end of a pause keeps back for no longer what it has then.
@@ -60,7 +61,7 @@ def pause(
     }
     _change(queues, queue, part, [found])
     tell_workers(queues, queue)
-    return _info(queue, found)
+    return _shown(queue, found)
 
 
 def resume(queues: Queues, queue: str, part: Part) -> bool:
@@ -84,7 +85,7 @@ def pauses(queues: Queues, names: Sequence[str]) -> list[QueuePause]:
     """The pauses of these queues and of parts of them that last."""
     now_ms = time.time() * 1000
     return whole.pauses(queues, names) + [
-        _info(name, each)
+        _shown(name, each)
         for name, found in zip(names, declared_of(queues, names), strict=True)
         for each in found.get("paused", ())
         if not 0 < each["until_ms"] <= now_ms
@@ -114,7 +115,6 @@ def _is_of(found: dict[str, Any], part: Part) -> bool:
     return (found.get("task"), found.get("tenant")) == part
 
 
-def _info(queue: str, found: dict[str, Any]) -> QueuePause:
-    until = from_ms(found["until_ms"]) if found["until_ms"] else None
-    told = found["by"], found["why"], found.get("task"), found.get("tenant")
-    return QueuePause(queue, from_ms(found["from_ms"]), until, *told)
+def _shown(queue: str, found: dict[str, Any]) -> QueuePause:
+    pause = Pause(found["from_ms"], found["until_ms"], found["by"], found["why"])
+    return shown(queue, pause, found.get("task"), found.get("tenant"))

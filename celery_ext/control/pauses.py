@@ -75,7 +75,7 @@ def pauses(queues: Queues, names: Sequence[str]) -> list[QueuePause]:
 def pause_of(store: Store, queue: str, shards: Sequence[str]) -> QueuePause | None:
     """The pause of a queue, given with its shards."""
     found = [each for shard in shards if (each := store.pauses.of(shard)) is not None]
-    return _info(queue, found[0]) if found else None
+    return shown(queue, found[0]) if found else None
 
 
 def shards_of(queues: Queues, queue: str) -> Sequence[str]:
@@ -84,9 +84,12 @@ def shards_of(queues: Queues, queue: str) -> Sequence[str]:
     return queues.store.shards.all(queue)
 
 
-def _info(queue: str, found: Pause) -> QueuePause:
+def shown(
+    queue: str, found: Pause, task: str | None = None, tenant: str | None = None
+) -> QueuePause:
+    """A pause of a queue, or of a part of it, as users see it."""
     until = from_ms(found.until_ms) if found.until_ms else None
-    return QueuePause(queue, from_ms(found.from_ms), until, found.by, found.why)
+    return QueuePause(queue, from_ms(found.from_ms), until, found.by, found.why, task, tenant)
 
 
 def tell_workers(queues: Queues, queue: str) -> None:

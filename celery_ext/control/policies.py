@@ -1,11 +1,11 @@
-"""The policies that are declared in the broker, which all workers of a queue go by."""
+"""The policies that are declared in the broker: all workers of a queue obey them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, cast
 
 from celery.utils.log import get_logger
@@ -31,7 +31,7 @@ class QueuePolicies:
     """What is declared for a queue, by whom and when. Each policy is its kind with its arguments.
 
     `defaults` are those of all queues, `tasks` those of tasks by their names. `differs`: this app
-    declares something else, and goes by what is shown here.
+    declares other policies, and obeys these.
     """
 
     queue: str
@@ -98,12 +98,15 @@ class Policies:
             if known.text or self._declared(queue)
         ]
 
-    def _declared(self, queue: str, known: str = "") -> str:
+    @cached_property
+    def _rules(self) -> Rules | None:
         app = self._queues.app
         app.loader.import_default_modules()  # their tasks may have policies
         app.finalize()
-        rules = self._queues.rules
-        return "" if rules is None else rules.declared(queue, known)
+        return self._queues.rules
+
+    def _declared(self, queue: str, known: str = "") -> str:
+        return "" if self._rules is None else self._rules.declared(queue, known)
 
 
 def declared_of(queues: Queues, names: Sequence[str]) -> list[dict[str, Any]]:

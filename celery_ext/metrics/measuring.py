@@ -20,6 +20,7 @@ from prometheus_client import (
 )
 from prometheus_client.multiprocess import MultiProcessCollector
 
+from kombu_delayed.connection.forks import in_children
 from kombu_delayed.store import instrumentation
 from kombu_delayed.store.shards import queue_of
 
@@ -59,8 +60,7 @@ def _forget_parents() -> None:
         instrumentation.current = None
 
 
-if hasattr(os, "register_at_fork"):  # Windows does not fork
-    os.register_at_fork(after_in_child=_forget_parents)
+in_children(_forget_parents)
 
 #: Threads that are counting, and what signal handlers wanted counted in the middle of that.
 _counting: set[int] = set()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -12,6 +11,8 @@ from socketserver import TCPServer
 
 from celery.utils.log import get_logger
 from prometheus_client import CONTENT_TYPE_LATEST
+
+from kombu_delayed.connection.forks import in_children
 
 logger = get_logger(__name__)
 
@@ -93,5 +94,4 @@ def _leave_to_parent() -> None:
         server.socket.close()
 
 
-if hasattr(os, "register_at_fork"):  # Windows does not fork
-    os.register_at_fork(after_in_child=_leave_to_parent)
+in_children(_leave_to_parent)

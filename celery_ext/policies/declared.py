@@ -63,8 +63,7 @@ class DeclaredPolicies:
 
     def strategy(self, queue: str, task: Policies, message: Policies = ()) -> RetryStrategy | None:
         """The retry strategy of the message, of its task, of its queue, or the default one."""
-        policies = (*message, *task, *self.of_queue(queue), *self.defaults)
-        return next((each for each in policies if isinstance(each, RetryStrategy)), None)
+        return strategy_in((*message, *task, *self.of_queue(queue), *self.defaults))
 
 
 class PausedPart(NamedTuple):
@@ -110,10 +109,6 @@ class Followed(NamedTuple):
                 return delay
         return None
 
-    def owners(self, queue: str) -> dict[str, Policies]:
-        """The policies of the queue, as of no task, and those of tasks."""
-        return {"": self.declared.of_queue(queue), **self.tasks}
-
     @classmethod
     def read(cls, queue: str, text: str, own: DeclaredPolicies, apps: Apps) -> Followed:
         """What is the same as this program's own is that. Raises PolicyError for what it lacks."""
@@ -142,6 +137,11 @@ class Followed(NamedTuple):
         except (ValueError, TypeError, AttributeError, KeyError) as error:
             raise PolicyError(f"what is declared for it cannot be read: {error}") from error
         return cls(text, DeclaredPolicies(declared), tasks, paused)
+
+
+def strategy_in(policies: Policies) -> RetryStrategy | None:
+    """The first retry strategy of these, which holds."""
+    return next((each for each in policies if isinstance(each, RetryStrategy)), None)
 
 
 def instead_of(message: Policies, others: Policies) -> Policies:

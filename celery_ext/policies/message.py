@@ -21,7 +21,7 @@ class Message:
     """A delivered message that has not started. Times are ms by the server's clock."""
 
     def __init__(self, arrival: Arrival, app: Celery, limit_uses: Sequence[Any] = ()) -> None:
-        #: What it takes of limits, where it says so itself.
+        #: Its own `LimitUse` policies.
         self.limit_uses = limit_uses
         self._arrival = arrival
         self._app = app

@@ -32,7 +32,7 @@ def write(given: Any) -> str:
     """The header for these policies, or for the same as plain data. Raises PolicyError."""
     if not isinstance(given, (list, tuple)):
         raise PolicyError(f"{_WHERE}: policies are a list, not {given!r}")
-    policies = [_restored(each) if isinstance(each, Mapping) else each for each in given]
+    policies = [restored(each) if isinstance(each, Mapping) else each for each in given]
     _check(policies)
     text = json.dumps([written(each) for each in policies], separators=(",", ":"))
     if len(text) > MOST_LENGTH:
@@ -57,16 +57,7 @@ def read(text: str) -> tuple[Policy, ...]:
         raise PolicyError(f"header {HEADER}: {text!r:.200} is no JSON") from error
     if not isinstance(found, list):
         raise PolicyError(f"header {HEADER} has a list, not {text!r:.200}")
-    return _check([*map(_restored, found)])
-
-
-def _restored(found: Any) -> Policy:
-    try:
-        return restored(found)
-    except (TypeError, ValueError, AttributeError, OverflowError) as error:
-        if isinstance(error, PolicyError):
-            raise
-        raise PolicyError(f"{found!r:.200} is not a policy: {error}") from error
+    return _check([*map(restored, found)])
 
 
 def _check(policies: list[Any]) -> tuple[Policy, ...]:

@@ -27,7 +27,7 @@ class Policy:
     message has been delivered there; what it answers with holds for all workers.
     """
 
-    #: What it was made with.
+    #: The arguments of its constructor.
     _arguments: tuple[tuple[Any, ...], dict[str, Any]]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:

@@ -75,7 +75,7 @@ class Rules:
             return
         if text:
             followed = Followed.read(queue_of(queue), text, self._declared, self._apps)
-            gate = _new_gate(queue, followed.owners(queue_of(queue)))
+            gate = _new_gate(queue, self._owners(queue, followed))
             self._gates[queue] = gate, math.inf
             self._followed[queue] = followed
         else:
@@ -86,10 +86,6 @@ class Rules:
     def _holding(self, queue: str) -> DeclaredPolicies:
         followed = self._followed.get(queue)
         return self._declared if followed is None else followed.declared
-
-    def _of_tasks(self, queue: str) -> Mapping[str, tuple[Policy, ...]]:
-        followed = self._followed.get(queue)
-        return self._apps.policies_of_tasks() if followed is None else followed.tasks
 
     # What holds.
 
@@ -174,17 +170,21 @@ class Rules:
         now = monotonic()
         gate, until = self._gates.get(queue, (None, 0.0))
         if now >= until:  # tasks may have come since
-            gate = _new_gate(queue, self._owners(queue))
+            gate = _new_gate(queue, self._owners(queue, self._followed.get(queue)))
             self._gates[queue] = gate, now + LOOK_SECONDS
         return gate
 
     def gated(self, queue: str) -> list[tuple[str, Gated]]:
         """The policies of that gate, each with the task that has it, or "" where the queue has."""
-        return _all_gated(self._owners(queue))
+        return _all_gated(self._owners(queue, self._followed.get(queue)))
 
-    def _owners(self, queue: str) -> dict[str, tuple[Policy, ...]]:
-        of_queue = self._holding(queue).of_queue(queue_of(queue))
-        return {"": of_queue, **self._of_tasks(queue)}
+    def _owners(self, queue: str, followed: Followed | None) -> dict[str, tuple[Policy, ...]]:
+        """The policies of a queue, as of no task, and those of tasks."""
+        if followed is None:
+            declared, tasks = self._declared, self._apps.policies_of_tasks()
+        else:
+            declared, tasks = followed.declared, followed.tasks
+        return {"": declared.of_queue(queue_of(queue)), **tasks}
 
     def passes(self, arrival: Arrival) -> bool:
         """Whether it is no task, such as a reply, in a queue that has a gate for tasks only."""

@@ -10,7 +10,7 @@ from celery.signals import worker_init
 from celery.utils.log import get_logger
 
 from .apps import OPTION
-from .declared import DeclaredPolicies
+from .declared import DeclaredPolicies, strategy_in
 from .of_message import policies_in, strategies_in
 from .policy import Policy, checked
 from .retry.apply_strategies import follow
@@ -63,7 +63,7 @@ def apply(app: Celery) -> None:
     ) -> RetryStrategy | None:
         brought, named = policies_in(headers), strategies_in(headers)
         if named is not None:
-            return DeclaredPolicies({}).strategy(queue, named, brought)
+            return strategy_in((*brought, *named))
         return policies.strategy(queue, of_task, brought)
 
     for name, task in app.tasks.items():

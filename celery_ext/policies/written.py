@@ -87,10 +87,18 @@ def _written(policy: Policy) -> dict[str, Any]:
 
 def restored(found: Any, code: Code | None = None) -> Policy:
     """The policy that was written so. Raises PolicyError where this process cannot make it."""
+    try:
+        return _restored(found, code or Code(()))
+    except PolicyError:
+        raise
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise PolicyError(f"{found!r:.200} is not a policy: {error}") from error
+
+
+def _restored(found: Any, code: Code) -> Policy:
     if not (isinstance(found, Mapping) and len(found) == 1):
         raise PolicyError(f"{found!r} is not a policy: it is a kind with its arguments")
     ((kind, given),) = found.items()
-    code = code or Code(())
     if kind == OWN:
         return code.policy(*given)
     made = KINDS.get(kind)

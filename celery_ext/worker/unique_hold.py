@@ -1,4 +1,4 @@
-"""A task that has its unique key until it has ended: its worker tells of the end."""
+"""Reports the end of a task that keeps its unique key until then."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..errors import BROKER_FAILS
 logger = get_logger(__name__)
 
 #: A task that was acked early has its key for so long after it has begun, unless it has a hard time
-#: limit: then for so much longer than that. Nobody tells of its end where its process is killed.
+#: limit: then for so much longer than that. If its process is killed, nobody reports the end.
 LONGEST_MS, MARGIN_MS = 24 * 3_600_000, 60_000
 
 

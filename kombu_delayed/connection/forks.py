@@ -1,4 +1,4 @@
-"""Locks that are free again in a child.
+"""What is done in a forked child: locks are free again there.
 
 Python before 3.12 locks a class's `cached_property` while any thread evaluates it, such as one that
 connects. If a process is forked then, as for a pool that grows, the child waits for ever.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from functools import cached_property
 from threading import RLock
 
@@ -30,13 +31,13 @@ def _free(owner: type) -> None:
             each.lock = RLock()
 
 
-_is_watching = False
+def in_children(function: Callable[[], object]) -> None:
+    """Call it in each child that this process forks from now on."""
+    if hasattr(os, "register_at_fork"):  # Windows does not fork
+        os.register_at_fork(after_in_child=function)
 
 
 def watch() -> None:
-    """Do so in each child of this process; twice is safe."""
-    global _is_watching
-    has_locks = sys.version_info < (3, 12)
-    if has_locks and not _is_watching and hasattr(os, "register_at_fork"):  # Windows does not fork
-        os.register_at_fork(after_in_child=free_cached_properties)
-        _is_watching = True
+    """Free these locks in each child."""
+    if sys.version_info < (3, 12):
+        in_children(free_cached_properties)

@@ -27,7 +27,7 @@ class Connection(http.client.HTTPConnection):
         super().__init__(target.host, target.port)
         self.target = target
         self.addresses: Sequence[Any] = ()
-        #: What it is connected to.
+        #: The address that it is connected to; None: it is not connected.
         self.address: Any = None
         self.idle_since = self._until = 0.0
         self._is_cut = False

@@ -18,7 +18,7 @@ _TOPIC = re.compile(r"[^\x00-\x1f\x7f,]{1,300}")
 
 
 class QueuedId(Given):
-    """Which task is meant."""
+    """The id and the namespace of a task."""
 
     id: Id
     namespace: Name = "default"

@@ -8,7 +8,7 @@ from collections.abc import Hashable
 from time import monotonic
 from typing import Any, Protocol
 
-from kombu_delayed.connection import native
+from kombu_delayed.connection import forks, native
 
 logger = native.get_logger(__name__)
 
@@ -136,5 +136,4 @@ def _forget_parents() -> None:
     _keepers.clear()
 
 
-if hasattr(os, "register_at_fork"):  # Windows does not fork
-    os.register_at_fork(after_in_child=_forget_parents)
+forks.in_children(_forget_parents)

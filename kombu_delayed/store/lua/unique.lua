@@ -18,20 +18,20 @@ local holder  -- the task that holds it until its end
 local due_ms = tonumber(due)
 if due:sub(1, 1) == '+' then due_ms = now_ms + due_ms end
 
-local function forget(which)
-  redis.call('HDEL', unique, which)
-  redis.call('ZREM', unique_due, which)
+local function forget(ids, times, which)
+  redis.call('HDEL', ids, which)
+  redis.call('ZREM', times, which)
 end
 
--- What is past is cleared a little each time.
-local function clear_past()
-  for _, old in ipairs(redis.call('ZRANGEBYSCORE', unique_due, '-inf', now_ms, 'LIMIT', 0, 10)) do
-    local kept = bucket_get(messages, redis.call('HGET', unique, old) or '')
+-- What is past is cleared a little each time; for what is delayed still, that time comes so long after its due time.
+local function clear_past(ids, times, longer_ms)
+  for _, old in ipairs(redis.call('ZRANGEBYSCORE', times, '-inf', now_ms, 'LIMIT', 0, 10)) do
+    local kept = bucket_get(messages, redis.call('HGET', ids, old) or '')
     local _, later_ms = parts_of(kept or '')
     if later_ms then
-      redis.call('ZADD', unique_due, later_ms, old)
+      redis.call('ZADD', times, later_ms + longer_ms, old)
     else
-      forget(old)
+      forget(ids, times, old)
     end
   end
 end
@@ -39,23 +39,6 @@ end
 local function hold(which, at_ms)
   redis.call('HSET', unique_held, key, which)
   redis.call('ZADD', unique_until, math.max(at_ms, now_ms) + HELD_MS, key)
-end
-
-local function let_go(which)
-  redis.call('HDEL', unique_held, which)
-  redis.call('ZREM', unique_until, which)
-end
-
--- Of tasks whose end nobody has told, unless they are delayed still.
-local function let_go_of_past()
-  for _, old in ipairs(redis.call('ZRANGEBYSCORE', unique_until, '-inf', now_ms, 'LIMIT', 0, 10)) do
-    local _, later_ms = parts_of(bucket_get(messages, redis.call('HGET', unique_held, old) or '') or '')
-    if later_ms then
-      redis.call('ZADD', unique_until, later_ms + HELD_MS, old)
-    else
-      let_go(old)
-    end
-  end
 end
 
 local function make_ready(step, message)
@@ -83,7 +66,7 @@ local function push(member, kept)
   tell('rescheduled', member, message, due_ms)
   if due_ms <= now_ms then
     take(member)
-    forget(key)
+    forget(unique, unique_due, key)
     make_ready(step, string.format('{"due_ms":%.0f,', due_ms) .. message:sub(2))
   else
     put_off(member, step, old_ms, message, due_ms, partition_size)
@@ -93,8 +76,8 @@ local function push(member, kept)
   end
 end
 
-clear_past()
-let_go_of_past()
+clear_past(unique, unique_due, 0)
+clear_past(unique_held, unique_until, HELD_MS)
 if (tonumber(redis.call('ZSCORE', unique_until, key) or now_ms)) > now_ms then
   holder = redis.call('HGET', unique_held, key)
 end
@@ -107,7 +90,7 @@ if kept and other == id and same(kept, record) then
   return {'stored', '', 'already', at, ''}
 end
 if conflict == 'retry' then
-  if other == id then forget(key) end
+  if other == id then forget(unique, unique_due, key) end
   local _, state = place(due:sub(1, 1) == '+')
   if until_end == 1 and (not holder or holder == id) then hold(id, due_ms) end
   return {'stored', '', state, at, ''}
@@ -130,11 +113,11 @@ local stored, state = place(true)
 if until_end == 1 then
   hold(id, due_ms)
 elseif holder then
-  let_go(key)
+  forget(unique_held, unique_until, key)
 end
 if stored then
   remember(key, stored, due_ms)
 else
-  forget(key)
+  forget(unique, unique_due, key)
 end
 return {done, kept and other or '', state, at, kept or ''}

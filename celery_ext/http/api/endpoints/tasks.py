@@ -85,7 +85,7 @@ def row_of(call: Call, new: NewTask, id: str, due: datetime | None, by_status: b
 
 
 def _policies(given: list[dict[str, Any]]) -> str:
-    """The header for them. Raises a Problem. What others have room for is not for a caller."""
+    """The header for them. Raises a Problem, also for what would take the room of others."""
     from celery_ext.policies.of_message import write  # few callers want it
 
     if any("LimitUse" in each for each in given):

@@ -162,7 +162,7 @@ def look(visit: Visit) -> Shown:
 
 
 def matching(visit: Visit, query: Asked) -> tuple[list[Row], bool]:
-    """The tasks of a list that are meant, and whether more would be that were not looked at."""
+    """The tasks of a list that match, and whether there are more that were not read."""
     shards = visit.shards(query.queue)
     found, is_partial = _read(visit, query.of, shards, _counts(visit, shards)[query.of])
     meant = Meant(query.task, query.error)
