@@ -153,8 +153,8 @@ class GiveBack(bootsteps.StartStopStep):
         worker_shutting_down.connect(self._on_signal, sender=parent.hostname, weak=False)
         # A cold shutdown sends that signal last. It begins with this.
         vars(parent.controller)["wait_for_soft_shutdown"] = self._wait_for_soft_shutdown
-        if parent.pool.is_green:
-            vars(parent.pool)["on_stop"] = self._await_greenlets
+        if not parent.pool.signal_safe:
+            vars(parent.pool)["on_stop"] = self._await_pool
         Draining.install(parent)
 
     def stop(self, parent: Any) -> None:
@@ -166,19 +166,19 @@ class GiveBack(bootsteps.StartStopStep):
 
         What they are at would go back, and run elsewhere as well.
         """
+        self._handles_signal = False
         if not (parent.pool.signal_safe or parent.pool.is_green):
             parent.pool.stop()
             if parent.hub is not None:
                 parent.hub.close()  # their acks wait in there
-        self._handles_signal = False
-        if self._must_wait:
-            self._await_greenlets()
+        elif self._must_wait:
+            self._await_pool()
 
-    def _await_greenlets(self) -> None:
+    def _await_pool(self) -> None:
         """Wait for the pool to end, but not in the handler of a cold shutdown's signal.
 
-        That runs in whichever greenlet the signal meets: one of the pool's, or one that has the
-        lock of a connection which they need, would wait for itself.
+        The signal interrupts any thread or greenlet: one of the pool's would wait for itself, and
+        so would one that has a lock which the pool's need.
         """
         self._must_wait, self._handles_signal = self._handles_signal, False
         if not self._must_wait:

@@ -289,16 +289,17 @@ class PooledRequest(Request):
         super().on_accepted(pid, time_accepted)
 
     def cancel(self, pool: Any, *args: Any, **kwargs: Any) -> None:
-        """End it in a cold shutdown, where the pool can. Raises NotImplementedError where not."""
+        """End it in a cold shutdown, where the pool can. The worker waits for threads.
+
+        Celery's error would interrupt the event loop at any line, and so lose the ack of a task
+        that has ended.
+        """
         if self.task.acks_late and not self.acknowledged:
             self._greenlets.add(self)
         try:
             CeleryRequest.cancel(self, pool, *args, **kwargs)
         except NotImplementedError:
             self._greenlets.discard(self)
-            if pool.active:
-                raise
-            # It would break off the wait for the threads, and their messages would go back.
 
 
 def _unless_cancelled(on_success: Any) -> Any:
