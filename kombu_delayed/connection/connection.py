@@ -91,6 +91,9 @@ class ServerConnection:
         self._format_over: Any = None
         self._looked_at = 0.0
         self._unread = Unread()
+        #: Posted commands that go out in front of the next one, or with `push`.
+        self._unsent: list[bytes] = []
+        self._holds_back = False
         #: Of the connections so far: another one may be to a server that knows no script of ours.
         self.generation = 0
 
@@ -109,7 +112,7 @@ class ServerConnection:
                 self._send(command, replicas)
                 self._is_sent = True
                 if self._unread:
-                    self._unread.read(self._connection, self._refused)
+                    self._read_posted()
                 return read_both(self._connection, replicas)
             except (ResponseError, ServerFull, NotReplicated):
                 raise
@@ -138,7 +141,7 @@ class ServerConnection:
             try:
                 self._send_packed([b"".join(map(pack, commands))])
                 self._is_sent = True
-                self._unread.read(self._connection, self._refused)
+                self._read_posted()
                 answers = [or_error(partial(read, self._connection)) for _ in commands]
             except BaseException:
                 self._fail_posted()
@@ -163,7 +166,11 @@ class ServerConnection:
             return
         with self._held():
             try:
-                self._send(command)
+                if self._holds_back:
+                    self._open()
+                    self._unsent.append(pack(command))
+                else:
+                    self._send(command)
             except BaseException:
                 self._fail_posted()
                 raise
@@ -172,6 +179,22 @@ class ServerConnection:
             self._unread.append(on_error)
             if len(self._unread) >= UNREAD_LIMIT:
                 self._read_in_passing()
+
+    def hold_back(self) -> None:
+        """Until `push`: what is posted goes out with the next command, in one packet."""
+        self._holds_back = True
+
+    def push(self) -> None:
+        """Send what was held back and had no command to go with."""
+        self._holds_back = False
+        if not self._unsent or self._pid != os.getpid() or self._owner == threading.get_ident():
+            return
+        with self._held():
+            try:
+                self._send_unsent()
+            except BaseException:
+                self._fail_posted()
+                raise
 
     @property
     def look_at(self) -> float:
@@ -197,7 +220,7 @@ class ServerConnection:
             return
         with self._held():
             try:
-                self._unread.read(self._connection, self._refused)
+                self._read_posted()
             except BaseException:
                 self._fail_posted()
                 raise
@@ -243,7 +266,7 @@ class ServerConnection:
 
     def _read_in_passing(self, reader: Callable[[Any], Any] | None = None) -> None:
         try:
-            self._unread.read(self._connection, self._refused, reader)
+            self._read_posted(reader)
         except NotYet:
             return
         except UNREACHABLE:
@@ -252,6 +275,15 @@ class ServerConnection:
             self._fail_posted()
             raise
 
+    def _read_posted(self, reader: Callable[[Any], Any] | None = None) -> None:
+        self._send_unsent()
+        self._unread.read(self._connection, self._refused, reader)
+
+    def _send_unsent(self) -> None:
+        if self._unsent:
+            packed, self._unsent = [b"".join(self._unsent)], []
+            self._connection.send_packed_command(packed, check_health=False)
+
     def _look_at_format(self, format: Format) -> None:
         """Before a command, over its connection. Raises FormatError."""
 
@@ -259,7 +291,7 @@ class ServerConnection:
             self._connection.send_packed_command([pack(command)])
             return read(self._connection)
 
-        self._unread.read(self._connection, self._refused)
+        self._read_posted()
         format.look(send)
         self._format_at = self._used_at + FORMAT_SECONDS
         self._format_over = self._connection._sock
@@ -268,6 +300,14 @@ class ServerConnection:
         self._send_packed(packed(command, replicas))
 
     def _send_packed(self, packed: list[bytes]) -> None:
+        self._open()
+        if self._unsent:
+            packed, self._unsent = [b"".join([*self._unsent, *packed])], []
+        # A check of the connection's health would take the answer of a posted command for its own.
+        self._connection.send_packed_command(packed, check_health=not self._unread)
+
+    def _open(self) -> None:
+        """Have a connection that a command can be sent over."""
         if self._connection is None:
             self._connection = self.connect()
             if self._lent is not None and self._connection._sock is not self._lent:
@@ -285,8 +325,6 @@ class ServerConnection:
             self._used_at >= self._format_at or self._connection._sock is not self._format_over
         ):
             self._look_at_format(self.format)
-        # A check of the connection's health would take the answer of a posted command for its own.
-        self._connection.send_packed_command(packed, check_health=not self._unread)
 
     def _drop_closed(self) -> None:
         """Nothing was sent yet, so the server's closing of an idle connection need not show."""
@@ -303,6 +341,7 @@ class ServerConnection:
     def _fail_posted(self) -> None:
         if self._connection is not None:
             self._disconnect()
+        self._unsent.clear()
         self._unread.fail()
 
     def _disconnect(self) -> None:

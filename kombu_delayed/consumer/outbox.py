@@ -95,11 +95,6 @@ class Outbox:
         return bool(self.done or self.freed or self.held)
 
     @property
-    def has_rejects(self) -> bool:
-        """Whether what waits for the next flush is not all acks."""
-        return any(done.verb != ACK for done in tuple(self.done))
-
-    @property
     def free_at(self) -> float:
         """When slots are to be given back without acks, by the monotonic clock."""
         return self._free_at if self.freed else math.inf

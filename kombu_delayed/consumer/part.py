@@ -116,12 +116,15 @@ class Part:
         if self.wake.check(now):
             self._stop_waiting()
         claims.agenda.spread = random.uniform(POLL_JITTER, 1.0)
-        if self._qos.outbox.has_rejects or (self._qos.outbox.freed and claims.gates.was_short):
-            self._qos.outbox.flush(session.store, session.lease)
-        claims.recover_all()
-        claims.claim_wanted(now)
-        # Acks are not waited for: behind the claim they do not hold up its answer.
-        self._qos.outbox.flush(session.store, session.lease, slots_wait=not session.runs_here)
+        slots_wait = not (session.runs_here or claims.gates.was_short)
+        run = session.store.run
+        run.hold_back()  # acks go with the claim that follows
+        try:
+            self._qos.outbox.flush(session.store, session.lease, slots_wait)
+            claims.recover_all()
+            claims.claim_wanted(now)
+        finally:
+            run.push()
         if not claims.buffer and claims.room():
             listened = claims.listened if claims.gates.refused else claims.sources
             if len(claims.agenda.ready) < len(listened):

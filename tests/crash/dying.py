@@ -62,6 +62,7 @@ class DyingConnection(ServerConnection):
 
     def _die_answered(self) -> None:
         if self.sent == self._at:
+            self._send_unsent()
             self._await_answers()
             raise Killed
 

@@ -204,3 +204,61 @@ def test_many_commands_leave_a_server_that_is_not_ready(
             admin.replicaof("NO", "ONE")
     assert [type(each) for each in answers] == [ServerNotReady, ServerNotReady]
     assert wire.generation == before + 1
+
+
+@pytest.fixture
+def packets(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """What is written to sockets, one entry for each time."""
+    found: list[bytes] = []
+    plain = Connection.send_packed_command
+
+    def send(self: Connection, packed: list[bytes], **options: Any) -> None:
+        found.extend(packed)
+        plain(self, packed, **options)
+
+    monkeypatch.setattr(Connection, "send_packed_command", send)
+    return found
+
+
+def test_what_is_held_back_goes_with_the_next_command(wire: Posting, packets: list[bytes]) -> None:
+    wire("ECHO", "connected")
+    packets.clear()
+    wire.hold_back()
+    wire.send("no script", *NO_SCRIPT)
+    wire.send("echo")
+    assert packets == []
+    assert wire("ECHO", "in step") == b"in step"
+    assert packets == [b"".join(map(pack, [NO_SCRIPT, ("ECHO", "x"), ("ECHO", "in step")]))]
+    assert wire.failed == ["no script"]
+    wire.push()
+    assert len(packets) == 1
+    wire.send("echo")
+    assert packets[1:] == [pack(("ECHO", "x"))]
+    wire.settle()
+
+
+@pytest.mark.parametrize("way", ["push", "settle", "lend"])
+def test_what_is_held_back_is_not_forgotten(
+    wire: Posting, client: redis.Redis, way: str, packets: list[bytes]
+) -> None:
+    wire.hold_back()
+    wire.send("set", "SET", "k", "x")
+    assert pack(("SET", "k", "x")) not in packets
+    getattr(wire, way)()
+    assert packets.count(pack(("SET", "k", "x"))) == 1
+    wait_until(lambda: client.get("k") == b"x", "it has come")
+    wire.settle()
+    assert wire.failed == []
+
+
+def test_a_connection_that_breaks_before_what_is_held_back_is_sent(proxy: Proxy) -> None:
+    wire = wire_through(proxy)
+    wire.hold_back()
+    wire.send("set", "SET", "k", "x")
+    proxy.cut()
+    with pytest.raises(redis.exceptions.ConnectionError):
+        for _ in range(2):  # the first one may still be written
+            wire("ECHO", "broken")
+    assert wire.failed == ["set"]
+    wire.push()
+    assert wire.failed == ["set"]

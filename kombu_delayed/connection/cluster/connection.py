@@ -80,12 +80,12 @@ class NodeConnection(ServerConnection):
         finally:
             self.pool.release(connection)
 
-    def _send_packed(self, packed: list[bytes]) -> None:
+    def _open(self) -> None:
         if self._connection is not None and self._connection._sock is None:
             if self._unread:  # somebody has emptied the pool
                 self._fail_posted()
             self._reach(self._connection.connect)
-        super()._send_packed(packed)
+        super()._open()
 
     def _drop_closed(self) -> None:
         super()._drop_closed()
@@ -253,6 +253,17 @@ class ClusterConnection(ServerConnection):
     def post(self, *command: Any, on_error: Callable[[], None]) -> None:
         """Send one command and do not wait for its answer, as `ServerConnection` does."""
         self.to(command).post(*command, on_error=on_error)
+
+    def hold_back(self) -> None:
+        """As `ServerConnection` does, of each node."""
+        for connection in list(self._connections.values()):
+            connection.hold_back()
+
+    def push(self) -> None:
+        """Send what was held back; what a broken connection had is failed."""
+        for connection in list(self._connections.values()):
+            with suppress(*UNREACHABLE):
+                connection.push()
 
     def lend(self) -> None:
         """Nothing: redis-py's client has a pool of its own."""

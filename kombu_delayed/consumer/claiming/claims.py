@@ -313,6 +313,7 @@ class Claims:
         source.answered(answer, monotonic(), self.clock.now_ms(), poll_seconds)
         if answer.paused:
             self.give_back_unbegun(queue)
+            self._qos.outbox.flush(self._store, self._session.lease)
         self._last_at = now
         claimed = self._numbered(request, answer.records)
         try:

@@ -243,6 +243,7 @@ class ConsumingChannel(ConnectingChannel):
             return
         try:
             self.qos.outbox.flush(self.consumer.store, self.consumer.lease)
+            self.consumer.store.run.push()  # a signal handler may have come between
         except UNREACHABLE:
             if self.closed:
                 raise
