@@ -83,10 +83,10 @@ class Replicas:
             )
 
 
-def packed(command: tuple[Any, ...], replicas: Replicas | None) -> list[bytes]:
+def pack_both(command: tuple[Any, ...], replicas: Replicas | None) -> bytes:
     """A command for the wire, and what asks for the replicas that are to have what it writes."""
     # In one go: another connection would know nothing of the write.
-    return [pack(command) + pack(replicas.command) if replicas else pack(command)]
+    return pack(command) + pack(replicas.command) if replicas else pack(command)
 
 
 def or_error(read: Callable[[], Any]) -> Any:

@@ -20,7 +20,7 @@ from redis import ConnectionPool
 from redis.exceptions import ConnectionError, ResponseError
 
 from ..errors import UNREACHABLE, NotReplicated, ServerFull, ServerNotReady
-from .commands import Replicas, or_error, pack, packed, read, read_both
+from .commands import Replicas, or_error, pack, pack_both, read, read_both
 from .format import LOOK_SECONDS as FORMAT_SECONDS
 from .format import Format
 from .reading import NotYet, Unread, can_read, read_now
@@ -89,7 +89,8 @@ class ServerConnection:
         self._used_at = monotonic()
         self._format_at = -math.inf
         self._format_over: Any = None
-        self._looked_at = 0.0
+        #: When to `look`, by the monotonic clock.
+        self.look_at = math.inf
         self._unread = Unread()
         #: Posted commands that go out in front of the next one, or with `push`.
         self._unsent: list[bytes] = []
@@ -109,10 +110,15 @@ class ServerConnection:
         with self._lock:  # as `_held` does it, which costs a microsecond more
             self._owner = threading.get_ident()
             try:
-                self._send(command, replicas)
+                if replicas is None:
+                    self._send(pack(command))
+                else:
+                    self._send(pack_both(command, replicas), replicas)
                 self._is_sent = True
                 if self._unread:
                     self._read_posted()
+                if replicas is None:
+                    return read(self._connection)
                 return read_both(self._connection, replicas)
             except (ResponseError, ServerFull, NotReplicated):
                 raise
@@ -139,7 +145,7 @@ class ServerConnection:
             return [or_error(partial(self._aside, tuple(each))) for each in commands]
         with self._held():
             try:
-                self._send_packed([b"".join(map(pack, commands))])
+                self._send(b"".join(map(pack, commands)))
                 self._is_sent = True
                 self._read_posted()
                 answers = [or_error(partial(read, self._connection)) for _ in commands]
@@ -164,21 +170,24 @@ class ServerConnection:
             except (ResponseError, ServerFull):
                 on_error()
             return
-        with self._held():
+        with self._lock:  # as in a call
+            self._owner = threading.get_ident()
             try:
                 if self._holds_back:
                     self._open()
                     self._unsent.append(pack(command))
                 else:
-                    self._send(command)
+                    self._send(pack(command))
+                if not self._unread:
+                    self.look_at = self._used_at + LOOK_SECONDS
+                self._unread.append(on_error)
+                if len(self._unread) >= UNREAD_LIMIT:
+                    self._read_in_passing()
             except BaseException:
                 self._fail_posted()
                 raise
-            if not self._unread:
-                self._looked_at = self._used_at
-            self._unread.append(on_error)
-            if len(self._unread) >= UNREAD_LIMIT:
-                self._read_in_passing()
+            finally:
+                self._owner = None
 
     def hold_back(self) -> None:
         """Until `push`: what is posted goes out with the next command, in one packet."""
@@ -189,23 +198,21 @@ class ServerConnection:
         self._holds_back = False
         if not self._unsent or self._pid != os.getpid() or self._owner == threading.get_ident():
             return
-        with self._held():
+        with self._lock:  # as in a call
+            self._owner = threading.get_ident()
             try:
                 self._send_unsent()
             except BaseException:
                 self._fail_posted()
                 raise
-
-    @property
-    def look_at(self) -> float:
-        """When to `look`, by the monotonic clock."""
-        return self._looked_at + LOOK_SECONDS if self._unread else math.inf
+            finally:
+                self._owner = None
 
     def look(self) -> None:
         """Read what has come of answers to what was posted. Does not wait, and raises nothing."""
         if self._pid != os.getpid():
             self._start()
-        self._looked_at = monotonic()
+        self.look_at = monotonic() + LOOK_SECONDS if self._unread else math.inf
         if self._owner == threading.get_ident() or not self._lock.acquire(blocking=False):
             return
         try:
@@ -259,7 +266,7 @@ class ServerConnection:
                 with selectors.DefaultSelector() as selector:
                     selector.register(interrupted, selectors.EVENT_READ)
                     selector.select(ASIDE_SECONDS)
-            connection.send_packed_command(packed(command, replicas))
+            connection.send_packed_command([pack_both(command, replicas)])
             return read_both(connection, replicas)
         finally:
             self.pool.release(connection)
@@ -278,6 +285,7 @@ class ServerConnection:
     def _read_posted(self, reader: Callable[[Any], Any] | None = None) -> None:
         self._send_unsent()
         self._unread.read(self._connection, self._refused, reader)
+        self.look_at = math.inf
 
     def _send_unsent(self) -> None:
         if self._unsent:
@@ -296,18 +304,15 @@ class ServerConnection:
         self._format_at = self._used_at + FORMAT_SECONDS
         self._format_over = self._connection._sock
 
-    def _send(self, command: tuple[Any, ...], replicas: Replicas | None = None) -> None:
-        self._send_packed(packed(command, replicas))
-
-    def _send_packed(self, packed: list[bytes]) -> None:
-        self._open()
+    def _send(self, packed: bytes, replicas: Replicas | None = None) -> None:
+        self._open(replicas)
         if self._unsent:
-            packed, self._unsent = [b"".join([*self._unsent, *packed])], []
+            packed, self._unsent = b"".join([*self._unsent, packed]), []
         # A check of the connection's health would take the answer of a posted command for its own.
-        self._connection.send_packed_command(packed, check_health=not self._unread)
+        self._connection.send_packed_command([packed], check_health=not self._unread)
 
-    def _open(self) -> None:
-        """Have a connection that a command can be sent over."""
+    def _open(self, replicas: Replicas | None = None) -> None:
+        """Have a connection for a command that so many replicas are to have."""
         if self._connection is None:
             self._connection = self.connect()
             if self._lent is not None and self._connection._sock is not self._lent:
@@ -342,6 +347,7 @@ class ServerConnection:
         if self._connection is not None:
             self._disconnect()
         self._unsent.clear()
+        self.look_at = math.inf
         self._unread.fail()
 
     def _disconnect(self) -> None:

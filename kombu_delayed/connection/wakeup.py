@@ -12,6 +12,7 @@ from redis import exceptions
 
 from .commands import pack
 from .native import get_logger
+from .reading import NotYet, read_now
 
 logger = get_logger(__name__)
 
@@ -79,14 +80,20 @@ class WakeConnection:
 
     def read(self) -> tuple[str, int] | None:
         """The token that has come, as (queue, when in ms; 0: now); None: there is none yet."""
-        if not self.connection.read_ahead(told=True):
+        connection = self.connection
+        if self.overdue_at == math.inf or not self._is_same:
+            self.reset()  # an idle connection was closed by the server
             return None
-        self.overdue_at = math.inf
+        connection.told_in_vain = False
         try:
-            answer = self.connection.read_response()
+            answer = read_now(connection, told=True)
+        except NotYet:
+            connection.told_in_vain = True
+            return None
         except exceptions.ResponseError as error:
             # Unblocked by a failover, still loading …: the connection is of no use as it is.
             raise exceptions.ConnectionError(str(error)) from error
+        self.overdue_at = math.inf
         if not answer:
             return None
         key, _, at_ms = answer

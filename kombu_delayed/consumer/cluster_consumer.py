@@ -70,12 +70,13 @@ class NodePart(Part):
         self._hear()
         super()._step(now)
 
-    def take_token(self) -> None:
-        """Read the wake tokens that have come."""
+    def take_token(self) -> bool:
+        """As any part; several may have come."""
         try:
             self._hear(told=True)
         except UNREACHABLE as error:
             self._broken(error)
+        return False
 
     def _hear(self, told: bool = False) -> None:
         for queue, _ in self.wake.heard(told):
@@ -204,11 +205,9 @@ class ClusterConsumer(Consumer):
         if errors and all(errors):
             raise errors[0]  # type: ignore[misc]
 
-    def take_token(self, connection: Any = None) -> None:
-        """Read the wake tokens that have come over one of the connections."""
-        for part in tuple(self.parts):
-            if part.wake.connection is connection:
-                part.take_token()
+    def hand_out(self) -> bool:
+        """Give one claimed message to its consumer; returns whether there was one."""
+        return any(part.hand_out() for part in self._in_turn())
 
     def get(self, queue: str, no_ack: bool) -> tuple[dict[str, Any], bytes] | None:
         """Claim one message of a queue without waiting, with its record; None: there is none."""

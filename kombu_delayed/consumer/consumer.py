@@ -6,7 +6,7 @@ one connection and claims on another. Whoever takes a token follows it or passes
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -57,9 +57,6 @@ class Consumer:
 
     def _part(self, queue: str) -> Part:
         return self.parts[0]
-
-    def _in_turn(self) -> Sequence[Part]:
-        return self.parts
 
     def add(self, queue: str, no_ack: bool, expires_ms: int) -> None:
         """Consume a queue from now on."""
@@ -136,9 +133,13 @@ class Consumer:
     def _step_parts(self) -> float:
         return self.parts[0].step()
 
-    def take_token(self, connection: Any = None) -> None:
-        """Read the wake token that has come over one of the connections."""
-        self.parts[0].take_token()
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing is left for a step to do: all is handed out and told, and no room is."""
+        qos = self.session.qos
+        if qos.can_consume() or qos.outbox.has_any:
+            return False
+        return not any(part.claims.buffer for part in self.parts)
 
     @property
     def has_messages(self) -> bool:
@@ -148,7 +149,7 @@ class Consumer:
 
     def hand_out(self) -> bool:
         """Give one claimed message to its consumer; returns whether there was one."""
-        return any(part.hand_out() for part in self._in_turn())
+        return self.parts[0].hand_out()
 
     def hurry(self) -> None:
         """Try again at once: the broker may be back. From any thread."""

@@ -10,7 +10,7 @@ from kombu.utils.uuid import uuid
 
 from ..connection.native import get_logger
 from ..errors import MessageError, NotReplicated
-from ..message.envelope import Envelope, WaitedHeaders, due, hide_eta, open_envelope
+from ..message.envelope import Due, Envelope, WaitedHeaders, due, hide_eta, open_envelope
 from ..store import instrumentation
 from ..store.store import Entry
 from .claiming.sources import ServerClock
@@ -34,33 +34,29 @@ class Opener:
 
     def open(self, claimed: Claimed, no_ack: bool) -> dict[str, Any] | None:
         """The message for its consumer, or None where it went elsewhere."""
-        payload = self._checked(claimed, no_ack)
-        if payload is None:
-            self._qos.slots.free(claimed.tag)
-        return payload
-
-    def _checked(self, claimed: Claimed, no_ack: bool) -> dict[str, Any] | None:
         queue, tag, record = claimed
         try:
             envelope = open_envelope(record[1:], tag)
         except MessageError as error:
             self._bury(claimed, str(error), no_ack)
             return None
-        if envelope.due_ms is None and (at_ms := self._not_yet_due(envelope)):
-            self._park(claimed, envelope, at_ms, no_ack)
-            return None
-        rules = self._session.rules
-        if rules is None and HEADER in envelope.payload["headers"]:
+        if envelope.due_ms is None and (when := due(envelope.payload)) is not None:
+            at_ms = self._not_yet_due(envelope, when)
+            if at_ms is not None:
+                self._park(claimed, envelope, at_ms, no_ack)
+                return None
+        headers, rules = envelope.payload["headers"], self._session.rules
+        if rules is None and HEADER in headers:
             rules = self._session.rules = rules_to_follow()
         if rules is not None:
             now_ms = math.ceil(self._clock.now_ms())
             arrival = Arrival(queue, envelope, record, now_ms, self._store)
             if not rule(rules, arrival, self._session.lease.consumer, no_ack):
+                self._qos.slots.free(tag)
                 return None
         if not no_ack:
             self._qos.received(tag, queue, envelope.id)
         resumed_ms = self._session.resumed_ms.get(queue, 0)
-        headers = envelope.payload["headers"]
         if resumed_ms and isinstance(headers, WaitedHeaders):
             headers.resumed_ms = resumed_ms
         if (told := instrumentation.current) is not None:
@@ -70,11 +66,8 @@ class Opener:
             told.delivered(queue, late_seconds, envelope.deliveries)
         return envelope.payload
 
-    def _not_yet_due(self, envelope: Envelope) -> int | None:
+    def _not_yet_due(self, envelope: Envelope, when: Due) -> int | None:
         """A stock producer makes messages ready before they are due; returns when they are."""
-        when = due(envelope.payload)
-        if when is None:
-            return None
         server_ms = math.ceil(self._clock.now_ms())
         at_ms = server_ms + (when.delay_ms or 0) if when.at_ms is None else when.at_ms
         if at_ms > server_ms:
@@ -91,16 +84,17 @@ class Opener:
         else:
             consumer = self._session.lease.consumer
             self._store.park(queue, consumer, [(tag, envelope.id, at_ms)])
+        self._qos.slots.free(tag)
 
     def refuse(self, claimed: Claimed, error: Exception, no_ack: bool) -> None:
         """Bury a message whose body cannot be read, or which is none for its consumer."""
         is_known = isinstance(error, MessageError)
         reason = str(error) if is_known else f"its body cannot be read: {error}"
         self._bury(claimed, reason, no_ack)
-        self._qos.slots.free(claimed.tag)
 
     def _bury(self, claimed: Claimed, reason: str, no_ack: bool) -> None:
         queue, tag, record = claimed
         logger.error("A message in queue %r is buried: %s: %.200r", queue, reason, record)
         entry = tag, uuid(), reason, record if no_ack else b""
         self._store.bury(queue, self._session.lease.consumer, [entry])
+        self._qos.slots.free(tag)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -85,7 +84,8 @@ class Outbox:
         self._freed_lately: deque[Freed] = deque(maxlen=RECENT_LIMIT)
         self._held_lately: deque[Held] = deque(maxlen=RECENT_LIMIT)
         self._told_over = 0
-        self._free_at = 0.0
+        #: When slots, if any are `freed`, are to be given back without acks.
+        self.free_at = 0.0
         self._flushing = threading.RLock()  # a signal handler may interrupt a flush with another
         self._flush_asked = False
 
@@ -94,15 +94,10 @@ class Outbox:
         """Whether anything waits for the next flush."""
         return bool(self.done or self.freed or self.held)
 
-    @property
-    def free_at(self) -> float:
-        """When slots are to be given back without acks, by the monotonic clock."""
-        return self._free_at if self.freed else math.inf
-
     def free(self, queue: str, tag: int) -> None:
         """The slots of a message come back with the next ack, or soon without one."""
         if not self.freed:
-            self._free_at = monotonic() + FREE_SECONDS
+            self.free_at = monotonic() + FREE_SECONDS
         self.freed.append(Freed(queue, tag))
 
     def forget(self) -> None:
@@ -129,7 +124,7 @@ class Outbox:
                     self._tell_all(self.held, _queue, self._tell_held, store, lease)
                 if self.done:
                     self._tell_all(self.done, _verb_and_queue, self._tell_done, store, lease)
-                if self.freed and (not slots_wait or monotonic() >= self._free_at):
+                if self.freed and (not slots_wait or monotonic() >= self.free_at):
                     self._tell_all(self.freed, _queue, self._tell_freed, store, lease)
             finally:
                 self._flushing.release()
@@ -191,15 +186,17 @@ class Outbox:
     def _ack(self, store: Store, lease: Lease, batch: list[Done]) -> None:
         # An ack may be sent twice: what is not held any more stays as it is.
         queue, tags = batch[0].queue, [done.tag for done in batch]
-        alike = _first_alike(self.freed, _queue) if self.freed else []
-        freed = [each for each in alike if each.queue == queue]
+        freed: list[Freed] = []
+        if self.freed:
+            freed = [each for each in _first_alike(self.freed, _queue) if each.queue == queue]
 
         def again() -> None:
             self.done.extend(batch)
             self.freed.extend(freed)
 
         store.ack(queue, lease.consumer, tags, again, [tag for _, tag in freed])
-        _move(freed, self.freed, self._freed_lately)
+        if freed:
+            _move(freed, self.freed, self._freed_lately)
 
     def _tell_freed(self, store: Store, lease: Lease, batch: list[Freed]) -> None:
         queue, again = batch[0].queue, self.freed.extend

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -104,16 +105,18 @@ class Part:
             return self._broken(error)
         if retry.broken_since is not None:
             self._mended()
-        latest = min(self.wake.overdue_at, self._qos.outbox.free_at)
-        return self.claims.next_at(
-            min(latest, retry.hold_until) if now < retry.hold_until else latest
-        )
+        latest, outbox = self.wake.overdue_at, self._qos.outbox
+        if outbox.freed:
+            latest = min(latest, outbox.free_at)
+        if now < retry.hold_until:
+            latest = min(latest, retry.hold_until)
+        return self.claims.next_at(latest)
 
     def _step(self, now: float) -> None:
         session, claims = self.session, self.claims
         if session.lease.lost:
             raise LeaseLost
-        if self.wake.check(now):
+        if self.wake.overdue_at != math.inf and self.wake.check(now):
             self._stop_waiting()
         claims.agenda.spread = random.uniform(POLL_JITTER, 1.0)
         slots_wait = not (session.runs_here or claims.gates.was_short)
@@ -121,7 +124,8 @@ class Part:
         run.hold_back()  # acks go with the claim that follows
         try:
             self._qos.outbox.flush(session.store, session.lease, slots_wait)
-            claims.recover_all()
+            if claims.unsure:
+                claims.recover_all()
             claims.claim_wanted(now)
         finally:
             run.push()
@@ -143,31 +147,30 @@ class Part:
     def _mended(self) -> None:
         self.retry.mended()
 
-    def take_token(self) -> None:
-        """Read the wake token that has come."""
-        if not self.wake.waiting:
-            self.wake.reset()  # an idle connection was closed by the server
-            return
+    def take_token(self) -> bool:
+        """Read the wake token that has come, which is no message: returns False."""
         try:
             token = self.wake.read()
         except UNREACHABLE as error:
             self._broken(error)
-            return
+            return False
         if token is None:
-            return
+            return False
         queue, at_ms = token
         if queue in self.claims.sources:
             in_ms = at_ms - self.claims.clock.now_ms()
             self.claims.sources[queue].token(in_ms, monotonic())
         else:
             self.claims.announce(queue)
+        return False
 
     # Handing out.
 
     def hand_out(self) -> bool:
         """Give one claimed message to its consumer; returns whether there was one."""
-        self.session.progress.stamp()
         buffer = self.claims.buffer
+        if not buffer or monotonic() < self.retry.hold_until:
+            return False
         while (entry := buffer.first()) is not None:
             queue, tag, _ = entry
             source = self.claims.sources.get(queue)
@@ -215,8 +218,8 @@ class Part:
         session, (queue, tag, _) = self.session, entry
         began, ends = monotonic(), self._qos.slots.ends
         try:
-            with self._qos.reserved.in_hand(tag):
-                session.hand_over(payload, queue)
+            self._qos.reserved.hand(tag)
+            session.hand_over(payload, queue)
         except Exception as error:
             sources = self.claims.sources
             if self._qos.took(tag) or (no_ack and self._qos.can_read(payload)):
@@ -228,6 +231,8 @@ class Part:
                 raise
             self.opener.refuse(entry, error, no_ack)
             return False
+        finally:
+            self._qos.reserved.in_hand = None
         session.runs_here = session.runs_here or self._qos.slots.ends != ends
         is_quick = monotonic() - began < BLOCKING_SECONDS
         session.quick_runs = session.quick_runs + 1 if is_quick else -QUICK_AGAIN

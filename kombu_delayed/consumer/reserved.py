@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 
 class Reserved:
@@ -15,28 +14,23 @@ class Reserved:
     def __init__(self, queue_of: Callable[[int], str | None]) -> None:
         self.tags: set[int] = set()
         #: The one that is being handed to its program just now, and whether it has gone back.
-        self._in_hand: int | None = None
+        self.in_hand: int | None = None
         self._has_gone = False
         #: Queues whose programs say when they begin.
         self._say_when: set[str] = set()
         self._queue_of = queue_of
 
-    @contextmanager
-    def in_hand(self, tag: int) -> Iterator[None]:
-        """While a message is handed to its program, which may say that it does not begin yet."""
-        self._in_hand, self._has_gone = tag, False
-        try:
-            yield
-        finally:
-            self._in_hand = None
+    def hand(self, tag: int) -> None:
+        """A message is handed to its program, which may say that it does not begin yet."""
+        self.in_hand, self._has_gone = tag, False
 
     def add(self, tag: int) -> None:
         """The program calls `begin` before it begins on a message: until then it can go back."""
-        if not (tag == self._in_hand and self._has_gone):
+        if not (tag == self.in_hand and self._has_gone):
             self.tags.add(tag)
         if (queue := self._queue_of(tag)) is not None:
             self._say_when.add(queue)
-        self._in_hand = None
+        self.in_hand = None
 
     def begin(self, tag: int) -> bool:
         """Whether the program may begin on a message that waits: it has not gone back."""
@@ -55,7 +49,7 @@ class Reserved:
 
     def take_of(self, queue: str) -> Iterator[tuple[int, str]]:
         """Take those of one queue, and the one that is being handed to its program."""
-        if (tag := self._in_hand) is not None and queue in self._say_when:
+        if (tag := self.in_hand) is not None and queue in self._say_when:
             self._has_gone = self._queue_of(tag) == queue
             if self._has_gone:
                 self.tags.add(tag)

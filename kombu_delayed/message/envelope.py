@@ -231,10 +231,10 @@ def open_envelope(text: bytes, tag: int) -> Envelope:
     Raises MessageError where it is not a message of Kombu's.
     """
     payload = _decode(text)
-    due_ms = _whole_number(payload.pop("due_ms", None))
+    due_ms = _whole_number(payload.pop("due_ms")) if "due_ms" in payload else None
     if due_ms is None and (promoted := _PROMOTED.match(text)):
         due_ms = int(promoted[1])
-    deliveries = _whole_number(payload.pop("deliveries", None))
+    deliveries = _whole_number(payload.pop("deliveries")) if "deliveries" in payload else None
     wait = Wait.of(payload.pop("wait")) if "wait" in payload else NO_WAIT
     payload.pop("ticket", None)
     properties, headers = payload["properties"], payload["headers"]

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..connection.commands import numbers
 from .caller import Caller, without_errors
 from .scripts import Call
 
 
-@dataclass(frozen=True)
-class Delivered:
+class Delivered(NamedTuple):
     """The answer of a deliver: records (priority step + message) and when to come back.
 
     `next_due_ms` is 0 unless this consumer is the one that shall claim then.

@@ -11,7 +11,7 @@ from typing import Any
 import redis
 from kombu.utils.scheduling import round_robin_cycle
 
-from kombu_delayed.connection.commands import Replicas
+from kombu_delayed.connection.commands import Replicas, pack
 from kombu_delayed.connection.connection import ServerConnection
 from kombu_delayed.connection.options import Options
 from kombu_delayed.consumer.consumer import Consumer
@@ -56,7 +56,7 @@ class DyingConnection(ServerConnection):
         if self.sent > self._at:
             raise Killed
         if self.sent == self._at and self._cut == UNREAD:
-            self._send(command)
+            self._send(pack(command))
             self._await_answers()
             raise Killed
 

@@ -86,7 +86,7 @@ def test_a_worker_runs_what_is_left_of_it(ready: Delayed, bench: Bench) -> None:
 
 
 def test_found_by_id_in_few_round_trips(ready: Delayed, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent, send = [], ServerConnection._send_packed
+    sent, send = [], ServerConnection._send
 
     def told_send(self: ServerConnection, *args: Any) -> Any:
         sent.append(args)
@@ -94,7 +94,7 @@ def test_found_by_id_in_few_round_trips(ready: Delayed, monkeypatch: pytest.Monk
 
     first = ready.get("t0")
     assert first is not None
-    monkeypatch.setattr(ServerConnection, "_send_packed", told_send)
+    monkeypatch.setattr(ServerConnection, "_send", told_send)
     for n in range(9):
         found = ready.get(f"t{n}", "celery")
         assert found is not None

@@ -11,7 +11,7 @@ from celery.worker.request import Request
 from kombu_delayed.connection.connection import ServerConnection
 from tests.kit.tasks_app import app as app
 
-_acknowledge, _send = Request.acknowledge, ServerConnection._send
+_acknowledge = Request.acknowledge
 _acking: list[Request] = []
 
 
@@ -20,12 +20,18 @@ def _watched_acknowledge(self: Request) -> None:
     _acknowledge(self)
 
 
-def _watched_send(self: ServerConnection, *args: Any, **options: Any) -> None:
-    _send(self, *args, **options)
-    if _acking:
-        _acking.clear()
-        os.kill(os.getpid(), signal.SIGQUIT)
+def _watch(name: str) -> None:
+    send = getattr(ServerConnection, name)
+
+    def watched_send(self: ServerConnection, *args: Any) -> None:
+        send(self, *args)
+        if _acking:
+            _acking.clear()
+            os.kill(os.getpid(), signal.SIGQUIT)
+
+    setattr(ServerConnection, name, watched_send)
 
 
 Request.acknowledge = _watched_acknowledge
-setattr(ServerConnection, _send.__name__, _watched_send)
+_watch("_send")
+_watch("_send_unsent")

@@ -257,8 +257,7 @@ def test_a_connection_that_breaks_before_what_is_held_back_is_sent(proxy: Proxy)
     wire.send("set", "SET", "k", "x")
     proxy.cut()
     with pytest.raises(redis.exceptions.ConnectionError):
-        for _ in range(2):  # the first one may still be written
-            wire("ECHO", "broken")
+        wire("ECHO", "broken")
     assert wire.failed == ["set"]
     wire.push()
     assert wire.failed == ["set"]

@@ -16,7 +16,7 @@ from redis.exceptions import AskError, MovedError, ResponseError, TryAgainError
 
 from kombu_delayed.errors import UNREACHABLE, ServerFull, ServerNotReady
 
-from ..commands import Replicas, pack, packed, read, read_both
+from ..commands import Replicas, pack, pack_both, read, read_both
 from ..connection import ServerConnection
 from ..format import LOOK_SECONDS as FORMAT_SECONDS
 from ..format import Format
@@ -74,18 +74,18 @@ class NodeConnection(ServerConnection):
         """Send a command for a slot that is on its way to this node."""
         connection = self.connect()
         try:
-            connection.send_packed_command([pack(("ASKING",)), *packed(command, replicas)])
+            connection.send_packed_command([pack(("ASKING",)), pack_both(command, replicas)])
             read(connection)
             return read_both(connection, replicas)
         finally:
             self.pool.release(connection)
 
-    def _open(self) -> None:
+    def _open(self, replicas: Replicas | None = None) -> None:
         if self._connection is not None and self._connection._sock is None:
             if self._unread:  # somebody has emptied the pool
                 self._fail_posted()
             self._reach(self._connection.connect)
-        super()._open()
+        super()._open(replicas)
 
     def _drop_closed(self) -> None:
         super()._drop_closed()
@@ -269,7 +269,7 @@ class ClusterConnection(ServerConnection):
         """Nothing: redis-py's client has a pool of its own."""
 
     @property
-    def look_at(self) -> float:
+    def look_at(self) -> float:  # type: ignore[override]
         """When to `look`, by the monotonic clock."""
         return min(
             (connection.look_at for connection in list(self._connections.values())),

@@ -9,7 +9,7 @@ from redis import ConnectionPool
 
 from kombu_delayed.errors import ServerNotReady
 
-from ..commands import Replicas, read
+from ..commands import Replicas, pack, read
 from ..connection import ServerConnection
 from ..format import Format
 from .watch import MasterChanges, MasterWatch
@@ -45,22 +45,17 @@ class SentinelConnection(ServerConnection):
             raise MasterChanges("the Sentinels are about to name another master")
         super().post(*command, on_error=on_error)
 
-    def _send(self, command: tuple[Any, ...], replicas: Replicas | None = None) -> None:
+    def _open(self, replicas: Replicas | None = None) -> None:
         if self._connection is not None and self._connection.has_left:
             self._fail_posted()
+        super()._open(replicas)
         if replicas is not None and self._replicated_over != self.generation:
             self._await_replicas(replicas)
-        super()._send(command, replicas)
-
-    def _send_packed(self, packed: list[bytes]) -> None:
-        if self._connection is not None and self._connection.has_left:
-            self._fail_posted()
-        super()._send_packed(packed)
 
     def _await_replicas(self, replicas: Replicas) -> None:
         """A new master has none at first. Better to store nothing than what may be sent again."""
-        self._unread.read(self._connection, self._refused)
-        super()._send(replicas.command)
+        self._read_posted()
+        super()._send(pack(replicas.command))
         found = read(self._connection)
         if found < replicas.count:
             raise ServerNotReady(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 from time import monotonic
@@ -15,10 +14,8 @@ from kombu_delayed.connection.cluster.connection import SlotMoves
 from kombu_delayed.connection.native import get_logger
 from kombu_delayed.connection.wakeup import WakeConnection
 from kombu_delayed.errors import UNREACHABLE, LeaseLost
-from kombu_delayed.message.ticket import Gate
 from kombu_delayed.store.claimable import Delivered
-from kombu_delayed.store.scripts import Call
-from kombu_delayed.store.store import Store, delivered
+from kombu_delayed.store.store import delivered
 
 from ..policy.admission import Claimed, Gatekeeper
 from ..session import Session
@@ -45,27 +42,12 @@ class Request(NamedTuple):
     """A claim of one queue, on its way: for so many messages, under tags behind `seen_tag`."""
 
     queue: str
-    consumer: str
     want: int
     seen_tag: int
     no_ack: bool
     asked: tuple[float, float]
-    gate: Gate | None
-    options: dict[str, Any]
-
-    def send(self, store: Store) -> Delivered | None:
-        """Send it alone and wait for its answer."""
-        first_tag = self.seen_tag + 1
-        return store.deliver(
-            self.queue, self.consumer, self.want, first_tag, gate=self.gate, **self.options
-        )
-
-    def call(self, store: Store) -> Call:
-        """What to send with others."""
-        first_tag = self.seen_tag + 1
-        return store.deliver_call(
-            self.queue, self.consumer, self.want, first_tag, gate=self.gate, **self.options
-        )
+    #: What `Store.deliver` takes.
+    given: dict[str, Any]
 
 
 class Claims:
@@ -182,9 +164,10 @@ class Claims:
         kept = self.agenda.come(now, room > 0, poll, self._session.options.poll_seconds)
         if self.gates.new:
             self.gates.declare()
-        room = self._worth_claiming(room, now)
+        if self.agenda.ready:
+            room = self._worth_claiming(room, now)
         turns = len(self.sources) + self._session.turns_elsewhere
-        if room and (wanted := self.agenda.wanted(cycle, turns)):
+        if room and self.agenda.ready and (wanted := self.agenda.wanted(cycle, turns)):
             if sum(map(len, wanted)) > FEW_QUEUES:
                 self._claim_together(wanted, room, now)
             else:
@@ -219,7 +202,9 @@ class Claims:
             for source in chain.from_iterable(wanted)
             if (want := wants.get(source.queue, 0)) or source.owes or source.must_keep(now)
         ]
-        answers = self._store.together([request.call(self._store) for _, request in asked])
+        answers = self._store.together(
+            [self._store.deliver_call(**request.given) for _, request in asked]
+        )
         errors = []
         for (source, request), answer in zip(asked, answers, strict=True):
             if isinstance(answer, SlotMoves):
@@ -227,7 +212,7 @@ class Claims:
             elif isinstance(answer, BaseException):
                 errors.append(answer)
             else:
-                found = delivered(answer, request.gate)
+                found = delivered(answer, request.given["gate"])
                 self._take_in(source, request, self._heard(request, found), now)
         for error in errors:
             raise error
@@ -236,7 +221,7 @@ class Claims:
         want = 1 if source.no_ack else want
         request = self._request(source.queue, want, source.no_ack, True)
         try:
-            answer = self._heard(request, request.send(self._store))
+            answer = self._heard(request, self._store.deliver(**request.given))
         except SlotMoves:
             self._ask_later(source, now)
             return 0
@@ -254,7 +239,7 @@ class Claims:
         version: str | None = "none yet"
         while version != (version := self.gates.versions.get(queue)):  # it may be told of another
             request = self._request(queue, 1, no_ack, False)
-            records = self._heard(request, request.send(self._store)).records
+            records = self._heard(request, self._store.deliver(**request.given)).records
         kept = self._let_in(queue, self._numbered(request, records), no_ack)
         self.unsure.pop(queue, None)
         return kept if records else None
@@ -266,8 +251,12 @@ class Claims:
         seen_tag = self.unsure[queue] = session.tag
         session.tag = seen_tag + want
         asked = lease.ask(queue)
-        gate = self.gates.gate(queue) if self.gates.in_use else None
-        options = {
+        given = {
+            "queue": queue,
+            "consumer": lease.consumer,
+            "want": want,
+            "tag": seen_tag + 1,
+            "gate": self.gates.gate(queue) if self.gates.in_use else None,
             "lease_ms": 0 if no_ack else lease.ms,
             "leased": lease.holds(queue) and not no_ack,
             "waits": waits,
@@ -276,20 +265,20 @@ class Claims:
             "expires_ms": source.expires_ms if source else 0,
             "declared": self.gates.versions.get(queue, ""),
         }
-        return Request(queue, lease.consumer, want, seen_tag, no_ack, asked, gate, options)
+        return Request(queue, want, seen_tag, no_ack, asked, given)
 
     def _heard(self, request: Request, answer: Delivered | None) -> Delivered:
         lease = self._session.lease
         if answer is None:
-            anew = request._replace(options={**request.options, "leased": False})
-            answer = lease.outlast_data(request.queue, self._store, lambda: anew.send(self._store))
+            anew = partial(self._store.deliver, **{**request.given, "leased": False})
+            answer = lease.outlast_data(request.queue, self._store, anew)
         if answer is None:
             lease.lost = True
             raise LeaseLost
         if self.gates.in_use or answer.gated or answer.refused:
             follows = self.gates.answered(request.queue, answer.gated, answer.refused)
             if follows:  # it has got nothing yet
-                answer = replace(answer, refused=False, more=True)
+                answer = answer._replace(refused=False, more=True)
         if not request.no_ack:
             lease.grant(request.queue, request.asked, bool(answer.records))
         self.clock.compare(answer.now_ms)
@@ -315,9 +304,10 @@ class Claims:
             self.give_back_unbegun(queue)
             self._qos.outbox.flush(self._store, self._session.lease)
         self._last_at = now
-        claimed = self._numbered(request, answer.records)
+        kept = claimed = self._numbered(request, answer.records)
         try:
-            kept = self._let_in(queue, claimed, source.no_ack)
+            if self.gates.in_use:
+                kept = self._let_in(queue, claimed, source.no_ack)
         except SlotMoves:  # it stays unsure: they are recovered when the slot is there
             source.moves(now)
             return count

@@ -198,7 +198,7 @@ class Source:
     def token(self, in_ms: float, now: float) -> None:
         """Take a wake token: claim at once, or when its time has come."""
         if in_ms <= 0:
-            self.ready = self.owes = True
+            self._agenda.ready[self.queue] = self._agenda.owing[self.queue] = self
         else:
             self.due_at = min(self.due_at, now + in_ms / 1000)
 
@@ -206,8 +206,14 @@ class Source:
         self, answer: Delivered, now: float, server_ms: float, poll_seconds: float
     ) -> None:
         """Remember what a claim said; `server_ms` is the server's time at `now`."""
-        unexpected = bool(answer.records) and (self.found or not self.ready)
-        self.ready, self.owes, self.found = answer.more, False, False
+        ready, queue = self._agenda.ready, self.queue
+        unexpected = bool(answer.records) and (self.found or queue not in ready)
+        if answer.more:
+            ready[queue] = self
+        else:
+            ready.pop(queue, None)
+        self._agenda.owing.pop(queue, None)
+        self.found = False
         self.promised_at = -math.inf
         due_at = math.inf
         if answer.next_due_ms:
@@ -245,21 +251,29 @@ class Source:
 
 
 class Times:
-    """Sources by one of their times. A time that was changed since stays until it comes up."""
+    """Sources by one of their times. One that was changed since stays until it would be first."""
 
     def __init__(self, time_of: Callable[[Source], float]) -> None:
         self._time_of = time_of
+        #: The time that comes first.
+        self.first_at = math.inf
         self._heap: list[tuple[float, int, Source]] = []
         self._numbers = count()
         self._most = 64
 
     def put(self, source: Source, at: float) -> None:
         """The time of a source is another one."""
-        if at == math.inf:
-            return
-        heapq.heappush(self._heap, (at, next(self._numbers), source))
-        if len(self._heap) > self._most:
-            self._drop_old()
+        if at != math.inf:
+            heapq.heappush(self._heap, (at, next(self._numbers), source))
+            if len(self._heap) > self._most:
+                self._drop_old()
+        self._find_first()
+
+    def _find_first(self) -> None:
+        heap, time_of = self._heap, self._time_of
+        while heap and time_of(heap[0][2]) != heap[0][0]:
+            heapq.heappop(heap)
+        self.first_at = heap[0][0] if heap else math.inf
 
     def _drop_old(self) -> None:
         true = [entry for entry in self._heap if self._time_of(entry[2]) == entry[0]]
@@ -267,31 +281,24 @@ class Times:
         self._heap = sorted(times.values())
         self._most = max(64, 2 * len(self._heap))
 
-    @property
-    def first_at(self) -> float:
-        """The time that comes first; then it is that of the first in the heap."""
-        while self._heap and self._time_of(self._heap[0][2]) != self._heap[0][0]:
-            heapq.heappop(self._heap)
-        return self._heap[0][0] if self._heap else math.inf
-
     def come(self, now: float) -> list[Source]:
         """The sources whose time has come, each once; not again before they have another time."""
         found = {}
         while self.first_at <= now:
             source = heapq.heappop(self._heap)[2]
             found[source.queue] = source
+            self._find_first()
         return [*found.values()]
 
     def come_early(self, now: float) -> list[Source]:
-        """As `come`; with one whose time has come also those that poll soon."""
-        if self.first_at > now:
-            return []
+        """As `come`, where one's time has come; with it come those that poll soon."""
         found = []
         while (at := self.first_at) < math.inf:
             source = self._heap[0][2]
             if at - now > POLL_EARLY * source.poll_seconds:
                 break
             found.append(heapq.heappop(self._heap)[2])
+            self._find_first()
         return found
 
 
@@ -326,10 +333,13 @@ class Agenda:
 
         `poll` says which of some queues have something. Without room there is no poll.
         """
-        for source in self.due.come(now):
-            source.ready = source.owes = True
-        kept = self.kept.come(now)
-        polled = self.polls.come_early(now) if has_room else []
+        if self.due.first_at <= now:
+            for source in self.due.come(now):
+                source.ready = source.owes = True
+        kept = self.kept.come(now) if self.kept.first_at <= now else []
+        polled = self.polls.come_early(now) if has_room and self.polls.first_at <= now else []
+        if not kept and not polled:
+            return []
         found = poll(polled, now) if polled else set()
         for source in polled:
             if source.queue not in found:

@@ -19,7 +19,8 @@ from ...connection.native import has_eventlet
 from ...connection.options import Options
 from ...connection.tls import TlsConnection
 from ...connection.watched import closed_by_others, watched
-from ...consumer.policy.decisions import Rules, rules_of
+from ...consumer.policy import decisions
+from ...consumer.policy.decisions import Rules
 from ...embedded import server as embedded
 from ...embedded.connection import EmbeddedConnection
 from ...errors import OptionError, ServerNotReady, UrlError, translate
@@ -57,7 +58,9 @@ class ConnectingChannel(stock.Channel):
     @property
     def rules(self) -> Rules | None:
         """Who decides of messages that are sent and delivered here; None: nobody."""
-        if self._rules is None and (found := rules_of(self.options.policies)) is not None:
+        if self._rules is not None or decisions.factory is None:
+            return self._rules
+        if (found := decisions.rules_of(self.options.policies)) is not None:
             for queue in self.options.policies or {}:
                 check_one_shard(queue, self.options.shards_of(queue), found)
             self._rules = found

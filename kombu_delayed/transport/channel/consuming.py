@@ -219,23 +219,17 @@ class ConsumingChannel(ConnectingChannel):
 
     def _hand_over(self, payload: dict[str, Any], shard: str) -> None:
         queue = shard if shard in self._handlers else queue_of(shard)
-        if self._takes_tasks(queue):
-            check_task(payload)
-        self._handlers[queue](payload)
-
-    def _takes_tasks(self, queue: str) -> bool:
-        """Whether who consumes a queue is a Celery worker."""
         receiver = getattr(self._receivers.get(queue), "__self__", None)
         taker = getattr(receiver, "on_message", None)
-        return str(getattr(taker, "__module__", "")).startswith("celery.worker.")
+        if str(getattr(taker, "__module__", "")).startswith("celery.worker."):
+            check_task(payload)
+        self._handlers[queue](payload)
 
     def on_done(self) -> None:
         """A message was acked or rejected."""
         cycle = self.connection and self.connection.cycle
-        if cycle is None or not cycle.defers_acks():
+        if cycle is None or not cycle.wake_up():
             self.flush()
-        if cycle is not None:
-            cycle.wake_up()
 
     def flush(self) -> None:
         """Tell the server of acks, rejects and slots; what fails stays for the next time."""

@@ -14,7 +14,7 @@ from kombu.transport.redis import MultiChannelPoller
 from kombu.utils.eventio import poll
 
 from .alarm import Timer
-from .sockets import LISTEN, WAKE, Sockets, Watch
+from .sockets import Sockets
 
 if TYPE_CHECKING:
     from ...consumer.consumer import Consumer
@@ -61,11 +61,17 @@ class Poller(MultiChannelPoller):
         self._channels.discard(channel)
         self.sockets.forget(lambda watch: watch.channel is channel)
 
-    def wake_up(self) -> None:
-        """Something has changed: look after the channels soon."""
+    def wake_up(self) -> bool:
+        """Something has changed: look after the channels soon.
+
+        Returns whether that is at the end of this very turn of the event loop, in this thread.
+        """
         self._due = True
-        if self.sockets.alarm is not None and threading.get_ident() != self._thread:
+        if threading.get_ident() == self._thread:
+            return self._loop is not None
+        if self.sockets.alarm is not None:
             self.sockets.alarm.ring()
+        return False
 
     def interrupt(self) -> None:
         """Let the program look around: `drain_events` ends as if its time was over, once."""
@@ -77,10 +83,6 @@ class Poller(MultiChannelPoller):
         interrupted, self._interrupted = self._interrupted, False
         return interrupted
 
-    def defers_acks(self) -> bool:
-        """Whether an ack of this thread can wait for the end of the event loop's turn."""
-        return self._loop is not None and threading.get_ident() == self._thread
-
     def _on_connection_disconnect(self, connection: Any) -> None:
         """A connection is about to be closed."""
         if self.sockets.forget(lambda watch: watch.connection is connection):
@@ -89,13 +91,14 @@ class Poller(MultiChannelPoller):
     def _watch(self, channel: Channel) -> float:
         """Poll what a channel waits on; returns when to subscribe again."""
         if channel.consumer is not None:
-            for wake in channel.consumer.wakes:
-                self.sockets.watch(channel, WAKE, wake.connection)
+            for part in channel.consumer.parts:
+                self.sockets.watch(channel, part.wake.connection, part.take_token)
         if not channel.active_fanout_queues:
             return math.inf
-        retry_at = channel.subscription.keep()
+        subscription = channel.subscription
+        retry_at = subscription.keep()
         if retry_at == math.inf:
-            self.sockets.watch(channel, LISTEN, channel.subclient.connection)
+            self.sockets.watch(channel, channel.subclient.connection, subscription.read)
         return retry_at
 
     def on_readable(self, fileno: int) -> bool:
@@ -103,27 +106,16 @@ class Poller(MultiChannelPoller):
         alarm = self.sockets.alarm
         if alarm is not None and fileno == alarm.fd:
             alarm.answer()
-            self._due = True
             return False
         watch = self.sockets.watched.get(fileno)
         if watch is None or not watch.is_open:
             self.sockets.poll_anew()
             return False
-        is_message = self._read(watch)
+        is_message = watch.read()
+        self._due = self._due or not is_message
         if watch.connection.told_in_vain:
             self.sockets.poll_anew()
         return is_message
-
-    def _read(self, watch: Watch) -> bool:
-        channel = watch.channel
-        if watch.kind == LISTEN:
-            is_message = channel.subscription.read()
-            self._due = self._due or channel.subscription.broken_since is not None
-            return is_message
-        if channel.consumer is not None:
-            channel.consumer.take_token(watch.connection)
-        self._due = True
-        return False
 
     # In Kombu's event loop.
 
@@ -184,25 +176,20 @@ class Poller(MultiChannelPoller):
         """Claim and hand out until nothing is left or the turn is over."""
         while True:
             at = consumer.step()
-            if not consumer.has_messages and at > monotonic():
+            has_some = is_over = False
+            while not is_over and consumer.hand_out():
+                has_some = True
+                # A task that ran in this very thread has left its ack there, for before the next.
+                is_over = monotonic() >= end or bool(getattr(self._loop, "_ready", None))
+            now = monotonic()
+            if not has_some and now < at:
                 return at
-            is_over = self._hand_out(consumer, end)
+            self._due = self._due or is_over or now >= end
             if self._ticking:
                 # Celery's pool may have had its turn in this tick: it needs another one.
                 self.sockets.set_alarm().ring()
-            if is_over:
-                self._due = True
-                self.sockets.set_alarm().ring()
+            if is_over or now >= end or consumer.is_full:
                 return at
-
-    def _hand_out(self, consumer: Consumer, end: float) -> bool:
-        """Hand out until nothing is left; returns whether the event loop has to have its turn."""
-        while consumer.has_messages:
-            consumer.hand_out()
-            # A task that ran in this very thread has left its ack there, for before the next one.
-            if monotonic() >= end or getattr(self._loop, "_ready", None):
-                return True
-        return monotonic() >= end
 
     # In drain_events.
 

@@ -17,16 +17,15 @@ if TYPE_CHECKING:
 
 EVENTS = READ | ERR
 
-WAKE, LISTEN = "WAKE", "LISTEN"
-
 
 class Watch(NamedTuple):
     """What is known of a descriptor that is polled."""
 
     channel: Channel
-    kind: str
     connection: Any
     socket: Any
+    #: Reads what has come; returns whether that was a message.
+    read: Callable[[], bool]
 
     @property
     def is_open(self) -> bool:
@@ -43,10 +42,8 @@ class PollSet:
 
     def __init__(self) -> None:
         self._selector: Any = selectors.DefaultSelector()
-
-    def fileno(self) -> int:
-        """The descriptor that is readable when one of them is."""
-        return int(self._selector.fileno())
+        #: The descriptor that is readable when one of them is.
+        self.fd = int(self._selector.fileno())
 
     def register(self, fd: int, flags: int) -> None:
         """Poll a descriptor from now on."""
@@ -86,8 +83,8 @@ class Sockets:
             self.poller.register(self.alarm.fd, EVENTS)
         return self.alarm
 
-    def watch(self, channel: Channel, kind: str, connection: Any) -> None:
-        """Poll a connection, if it is open."""
+    def watch(self, channel: Channel, connection: Any, read: Callable[[], bool]) -> None:
+        """Poll a connection, if it is open, and have it read by a function."""
         sock = getattr(connection, "_sock", None)
         if sock is None:
             return
@@ -97,7 +94,7 @@ class Sockets:
             return
         if watch is not None:
             self._unwatch(fd)
-        self.watched[fd] = Watch(channel, kind, connection, sock)
+        self.watched[fd] = Watch(channel, connection, sock, read)
         self.poller.register(fd, EVENTS)
 
     def forget(self, condition: Callable[[Watch], bool]) -> bool:
@@ -135,14 +132,13 @@ class Sockets:
 
     def join_loop(self) -> None:
         """Be in the event loop, also after that was reset."""
-        fd = self.poller.fileno()
-        if fd not in self._loop.readers:
-            self._loop.add_reader(fd, self._on_events)
+        if self.poller.fd not in self._loop.readers:
+            self._loop.add_reader(self.poller.fd, self._on_events)
 
     def _leave_loop(self) -> None:
         is_in = isinstance(self.poller, PollSet) and os.getpid() == self.pid
         if is_in and self._loop is not None:
-            self._loop.remove_reader(self.poller.fileno())
+            self._loop.remove_reader(self.poller.fd)
 
     def close(self) -> None:
         """Poll nothing any more."""
