@@ -20,10 +20,20 @@ from redis import ConnectionPool
 from redis.exceptions import ConnectionError, ResponseError
 
 from ..errors import UNREACHABLE, NotReplicated, ServerFull, ServerNotReady
-from .commands import Replicas, or_error, pack, pack_both, read, read_both
+from .commands import (
+    NotYet,
+    Replicas,
+    Unread,
+    can_read,
+    or_error,
+    pack,
+    pack_both,
+    read,
+    read_both,
+    read_now,
+)
 from .format import LOOK_SECONDS as FORMAT_SECONDS
 from .format import Format
-from .reading import NotYet, Unread, can_read, read_now
 
 #: Answers that nobody has waited for are read at the latest when so many are on their way.
 UNREAD_LIMIT = 64

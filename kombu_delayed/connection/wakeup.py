@@ -10,9 +10,8 @@ from typing import Any
 from kombu.utils.eventio import READ, poll
 from redis import exceptions
 
-from .commands import pack
+from .commands import NotYet, pack, read_now
 from .native import get_logger
-from .reading import NotYet, read_now
 
 logger = get_logger(__name__)
 

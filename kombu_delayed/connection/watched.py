@@ -7,7 +7,7 @@ from typing import Any
 
 from redis.exceptions import ConnectionError, ResponseError
 
-from .reading import NotYet, read_now
+from .commands import NotYet, read_now
 
 _NOTHING: Any = object()
 

@@ -89,6 +89,34 @@ def test_it_is_sent_again_though_nothing_else_is_said(
         come_back(reader, lambda: held(own_server, reader) == "cd")
 
 
+def test_it_goes_with_the_claim_that_follows(
+    own_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each packet costs the worker and the server more than what is in it."""
+    with own_server.client() as client:
+        reader = reader_of(client)
+        consumer = reader.consumer
+        consumer.store.publish("q", [entry("e")])
+        packets, write = [], redis.Connection.send_packed_command
+
+        def written(self: redis.Connection, packed: Any, **options: Any) -> None:
+            packets.append(packed)
+            write(self, packed, **options)
+
+        monkeypatch.setattr(redis.Connection, "send_packed_command", written)
+        reader.qos.ack(reader.take())
+        consumer.sources["q"].ready = True
+        consumer.step()
+        assert len(packets) == 1
+        assert held(own_server, reader) == "cde"
+        packets.clear()
+        reader.qos.ack(reader.take())
+        consumer.step()
+        assert len(packets) == 1
+        consumer.store.run.settle()
+        assert held(own_server, reader) == "de"
+
+
 def test_it_is_known_before_a_task_may_block(own_server: Server) -> None:
     """In the thread that would hear of a refused ack; later it would not for as long as that."""
     with own_server.client() as client:
