@@ -7,6 +7,7 @@ import re
 import types
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ import redis
 from celery import Celery, _state
 from celery import signals as celery_signals
 from celery.utils.dispatch import Signal
+from kombu import Connection
 
-from celery_ext import respond
+from celery_ext import AlreadyDelayed, respond
 from celery_ext.app import signals
 from celery_ext.metrics import MetricsOptions
 from celery_ext.metrics.measuring import PrometheusMeter
@@ -25,6 +27,7 @@ from celery_ext.worker import tracing
 from kombu_delayed import Options
 from kombu_delayed.connection.urls import address
 from kombu_delayed.store import instrumentation
+from kombu_delayed.transport.channel.channel import Channel
 from tests.kit.clusters import Cluster
 from tests.kit.servers import Server
 from tests.kit.tasks_app import Settings
@@ -53,8 +56,11 @@ def run(server: Server) -> Iterator[RunPage]:
             stack.callback(setattr, signal, "receivers", signal.receivers)
             signal.receivers = [*signal.receivers]
 
-        def run(name: str, module_name: str, **places: str) -> dict[str, Any]:
+        def run(
+            name: str, module_name: str, bindings: dict[str, Any] | None = None, **places: str
+        ) -> dict[str, Any]:
             module = types.ModuleType(module_name)
+            vars(module).update(bindings or {})
             text = (ROOT / name).read_text(encoding="utf-8")
             for block in BLOCK.finditer(text):
                 line = text.count("\n", 0, block.start(1))
@@ -167,3 +173,102 @@ def test_cluster(run: RunPage, cluster: Cluster, capsys: pytest.CaptureFixture[s
         assert Options.parse(connection.transport_options).replicas_to_wait == 1
     nodes = {line.rpartition(" ")[2] for line in capsys.readouterr().out.splitlines()}
     assert nodes == {f"127.0.0.1:{master.port}" for master in cluster.masters()}
+
+
+# Pages whose examples are settings, or need something to work on.
+
+URL_OF = {
+    "docs/index.md": "delayed+redis://127.0.0.1:{port}/0",
+    "docs/guides/embedded.md": "delayed+embedded://./broker-data",
+}
+
+
+@pytest.mark.parametrize("page", URL_OF)
+def test_a_broker_url(run: RunPage, server: Server, page: str) -> None:
+    assert run(page, "settings")["broker_url"] == URL_OF[page].format(port=server.port)
+
+
+def send_mail(user_id: int, text: str = "") -> None: ...
+
+
+def connected(server: Server, found: dict[str, Any]) -> Channel:
+    """The channel of an app with the settings of a page, at the server of this test."""
+    names = ("broker_url", "broker_transport", "broker_transport_options")
+    conf = {name: found[name] for name in names if name in found}
+    app = Celery("settings", broker=f"delayed+{server.url}", set_as_current=False)
+    app.conf.update(conf)
+    with app.connection_for_write() as connection:
+        return connection.default_channel
+
+
+def test_celery(run: RunPage, server: Server) -> None:
+    app = Celery("shop", set_as_current=False)
+    found = run("docs/guides/celery.md", "shop", bindings={"app": app})
+    assert app.conf.broker_transport_options == {"priority_steps": [*range(10)]}
+    assert found["broker_url"].count("delayed+redis://") == 2
+    del found["broker_url"]  # its servers are not there
+    channel = connected(server, found)
+    assert channel.global_keyprefix == "shop:"
+    assert channel.options.reconnect_seconds == 30
+
+
+def test_other_tools(run: RunPage, server: Server) -> None:
+    found = run("docs/guides/other-tools.md", "settings")
+    assert not found["broker_url"].startswith("delayed+")
+    assert connected(server, found).options == Options()
+
+
+def test_kombu(run: RunPage, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "headers={'x-delay': 1500}".replace("'", '"')
+    found = run("docs/guides/kombu.md", "mail", **{source: "headers={}"})
+    assert found["connection"].transport_options == {"delayed_reconnect_seconds": 30}
+
+
+def test_shards(run: RunPage, server: Server) -> None:
+    app = Celery("shop", broker=f"delayed+{server.url}", set_as_current=False)
+    run("docs/guides/shards.md", "shop", bindings={"app": app})
+    with app.connection_for_write() as connection:
+        assert connection.default_channel.options.shards == {"emails": 12}
+
+
+def test_unique(run: RunPage, server: Server) -> None:
+    app = Celery("shop", broker=f"delayed+{server.url}", set_as_current=False)
+    remind = app.task(name="remind")(send_mail)
+    places = {"app": app, "remind": remind, "user_id": 7}
+    found = run("docs/guides/unique.md", "shop", bindings=places)
+    assert found["PerUser"].unique_conflict == "replace"
+    with pytest.raises(AlreadyDelayed):
+        remind.apply_async((7, "feed"), headers=found["feeds"])
+    app.close()
+
+
+def test_events(run: RunPage, server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    with Celery("shop", broker=f"delayed+{server.url}", set_as_current=False) as app:
+        app.send_task("shop.send_mail", task_id="9e417a30", countdown=60)
+    found = run("docs/events.md", "shop")
+    assert " scheduled " in capsys.readouterr().out
+    assert connected(server, found).options.events == 1_000_000
+
+
+def test_bulk(run: RunPage, server: Server, tmp_path: Path) -> None:
+    app = Celery("shop", broker=f"delayed+{server.url}", set_as_current=False)
+    user = types.SimpleNamespace(id=7, remind_at=datetime(2100, 1, 1, tzinfo=timezone.utc))
+    places = {
+        "app": app,
+        "send_mail": app.task(name="send_mail")(send_mail),
+        "users_to_remind": lambda: [user],
+    }
+    found = run("docs/guides/bulk.md", "shop", bindings=places, **{"/backups": str(tmp_path)})
+    assert found["report"].accepted == 1
+    assert [each.id for each in found["delayed"].find()] == ["remind-7-2100-01-01"]
+    found["delayed"].close()
+
+
+def test_dead_letters(run: RunPage, server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    with Connection(f"delayed+{server.url}") as connection:
+        queue = connection.SimpleQueue("celery")
+        queue.put("broken", message_id="one")
+        queue.get().reject()
+        queue.close()
+    run("docs/operations.md", "shop", **{"redis://localhost": f"redis://127.0.0.1:{server.port}"})
+    assert capsys.readouterr().out.startswith("one ")
