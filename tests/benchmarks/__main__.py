@@ -1,10 +1,15 @@
-"""Measure this transport beside the stock one: `python -m tests.benchmarks [NAME …]`."""
+"""Measure this transport beside the stock one: `python -m tests.benchmarks [NAME …]`.
+
+The name `peers` measures other queues, too. It installs what they need with pip and npm, below
+`.venv/peers`; RabbitMQ comes from the machine.
+"""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -13,12 +18,16 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from tests.benchmarks.peers.table import measure_peers
 from tests.benchmarks.report import BENCHMARKS, Benchmark, Figures, Row, as_page, as_table
 from tests.benchmarks.rig import rig
 
 #: In the order of the page.
 GROUPS = "workers", "backlog", "idle", "shutdown", "bulk", "events", "gates", "http", "failovers"
 GROUPS += "liveness", "outcomes", "shards", "waking", "sizing", "spark", "spark_simulate"
+
+#: The measurements of other queues, which have a table of their own.
+PEERS = "peers"
 
 for group in GROUPS:
     import_module(f"tests.benchmarks.{group}")
@@ -81,7 +90,7 @@ def _server(info: dict[str, object]) -> str:
 
 
 @click.command()
-@click.argument("names", nargs=-1, type=click.Choice(list(BENCHMARKS)))
+@click.argument("names", nargs=-1, type=click.Choice([*BENCHMARKS, PEERS]))
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
 @click.option("--quick", is_flag=True, help="Small numbers, one round: to see that it works.")
 @click.option("--write", type=click.Path(path_type=Path), help="Write a Markdown page.")
@@ -90,12 +99,18 @@ def main(names: tuple[str, ...], rounds: int, quick: bool, write: Path | None) -
     console = Console(width=None if sys.stdout.isatty() else 140)
     rounds = 1 if quick else rounds
     run = Run(console, rounds, quick)
-    rows = run.run([BENCHMARKS[name] for name in names or BENCHMARKS])
-    console.print(as_table(rows, "quick scale: not for comparing" if quick else ""))
+    rows = run.run([BENCHMARKS[name] for name in names or BENCHMARKS if name != PEERS])
+    if rows:
+        console.print(as_table(rows, "quick scale: not for comparing" if quick else ""))
+    peers = ""
+    if PEERS in (names or [PEERS]):
+        peers, failed = measure_peers(rounds, quick, partial(console.print, highlight=False))
+        run.failed += failed
+        console.print(peers, soft_wrap=True, markup=False)
     if write:
         options = [*names, *(["--quick"] if quick else ["--rounds", str(rounds)])]
         command = " ".join(["python -m tests.benchmarks", *options])
-        write.write_text(as_page(rows, run.server, rounds, command, quick))
+        write.write_text(as_page(rows, run.server, rounds, command, quick, peers))
     sys.exit(1 if run.failed else 0)
 
 

@@ -150,7 +150,7 @@ is long).
 |---|---|---|---|---|---|
 {rows}
 
-{circumstances}
+{peers}{circumstances}
 
 To measure again:
 
@@ -160,14 +160,17 @@ To measure again:
 """
 
 
-def as_page(rows: Sequence[Row], server: str, rounds: int, command: str, quick: bool) -> str:
-    """The page docs/benchmarks.md."""
+def as_page(
+    rows: Sequence[Row], server: str, rounds: int, command: str, quick: bool, peers: str = ""
+) -> str:
+    """The page docs/benchmarks.md; `peers` is the table of other systems."""
     scale = "\nTaken at the small scale of `--quick`: for trying the tool, not for comparing.\n"
     cells = ((r.what, r.target, r.stock, r.ours, r.ratio, _word(r)) for r in rows)
     return PAGE.format(
         rounds=f"{rounds} round{'s' * (rounds > 1)}",
         scale=scale if quick else "",
         rows="\n".join(f"| {' | '.join(each)} |" for each in cells),
+        peers=f"## Other systems\n\n{peers}\n" if peers else "",
         circumstances=circumstances(server),
         command=command,
     )

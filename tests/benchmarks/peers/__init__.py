@@ -1,0 +1,1 @@
+"""The same four measurements of other queues: `python -m tests.benchmarks peers`."""
