@@ -48,7 +48,7 @@ class BackupError(DelayedError, ValueError):
 
 
 class ExpectationError(DelayedError, ValueError):
-    """What is to be expected, or an answer, is not one that can be."""
+    """An expectation or an answer has an invalid value."""
 
 
 class AlreadyExpected(DelayedError):
@@ -74,7 +74,7 @@ class AnswersFull(DelayedError, OperationalError):
 
 
 class AnswerFailed(DelayedError):
-    """Who was asked has failed: the text says how."""
+    """The other side reported a failure; the text has the reason."""
 
 
 class AnswerTimeout(DelayedError):

@@ -160,6 +160,29 @@ def meaning(module: str, node: ast.AST) -> str:
     return " ".join(lines)
 
 
+def docstrings() -> Iterator[tuple[str, str]]:
+    """Name and docstring of each public name, of the methods of public classes, and of errors."""
+    for module in MODULES:
+        place = PLACES.get(module, module)
+        yield module, ast.get_docstring(_read(place)[0]) or ""
+        for name in names(module):
+            yield from _documented(f"{module}.{name}", find(place, name)[1])
+    for name, (module, kind) in OBJECTS.items():
+        yield from _documented(name, find(module, kind)[1])
+    for module in ("celery_ext.errors", "kombu_delayed.errors"):
+        for node in _read(module)[0].body:
+            if isinstance(node, ast.ClassDef):
+                yield from _documented(f"{module}.{node.name}", node)
+
+
+def _documented(name: str, node: ast.AST) -> Iterator[tuple[str, str]]:
+    if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+        yield name, ast.get_docstring(node) or ""
+    for each in node.body if isinstance(node, ast.ClassDef) else ():
+        if isinstance(each, ast.FunctionDef) and not each.name.startswith("_"):
+            yield f"{name}.{each.name}", ast.get_docstring(each) or ""
+
+
 def _line(name: str, module: str, node: ast.AST) -> str:
     told = meaning(module, node)
     return f"- `{name}{signature(node)}`" + (f": {told}" if told else "")
@@ -171,7 +194,7 @@ def page() -> Iterator[str]:
         place = PLACES.get(module, module)
         yield f"\n## `{module}`\n"
         told = meaning(place, _read(place)[0])
-        yield f"{told}\n" if names(module) else f"{told} Import it for what it does.\n"
+        yield f"{told}\n" if names(module) else f"{told} Import it for its side effects.\n"
         for name in names(module):
             yield _line(name, *find(place, name))
     for name, (module, kind) in OBJECTS.items():

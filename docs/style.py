@@ -1,4 +1,5 @@
-"""Finds what makes the pages hard to read: words that `RULES` names, and long sentences.
+"""Finds what makes pages, public docstrings and help texts hard to read: words that `RULES` names,
+and long sentences.
 
 python docs/style.py [page …]
 """
@@ -9,6 +10,12 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+import click
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import public  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -41,6 +48,17 @@ RULES = {
     r"\bhas? come by then\b": "is due by then",
     r"\bwhere (it|he|she) names? no\b": "without",
     r"\bthe other way round\b": "say what it does",
+    r"\b(by (it|them)self|by themselves)\b": "automatically, on its own",
+    r"\b([Ss]omebody|[Ee]verybody)\b": "the process or person, all",
+    r"\b([Ww]hoever|whatever)\b": "anyone who, any",
+    r"\b(go|goes|going|went|gone) on\b": "continue",
+    r"\b(hear|hears|heard) (of|the|a|no)\b": "learn of, receive, listen to",
+    r"\b([Ll]ets?|holds?) .*\bholds?( again)?[.,;:]?$": "apply, restore",
+    r"\bat the (most|least)\b": "at most, at least",
+    r"\balso (where|when|if|of|what|from|for) ": "too, even if",
+    r"\b(and|for|from|by|of|to|obeys?|with|knew) what (is|was|were|waits|has|had|runs|it)\b": (
+        "name the thing"
+    ),
     r"\bwhat (is|are|was|has|waits|runs)\b[^,.;:]* (is|are|was|has|goes|waits)\b": "name the thing",
 }
 
@@ -79,18 +97,50 @@ def problems(text: str) -> Iterator[str]:
                     yield f"{sentence}\n    write instead: {better}"
 
 
+def help_texts(command: click.Command, name: str) -> Iterator[tuple[str, str]]:
+    """The help of a command, of its options and of the commands below it."""
+    yield f"help of `{name}`", command.help or ""
+    for option in command.params:
+        yield f"help of `{name} --{option.name}`", getattr(option, "help", "") or ""
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for each in command.list_commands(context):
+            below = command.get_command(context, each)
+            assert below is not None
+            yield from help_texts(below, f"{name} {each}")
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    """What users read outside of the pages: a name, and the text."""
+    from celery_ext.cli import delayed
+    from celery_ext.spark.__main__ import main as spark
+    from kombu_delayed.embedded.__main__ import main as embedded
+    from kombu_delayed.migrate.__main__ import main as migrate
+    from kombu_delayed.sizing.__main__ import main as sizing
+
+    yield from public.docstrings()
+    yield from help_texts(delayed, "celery delayed")
+    yield from help_texts(spark, "python -m celery_ext.spark")
+    yield from help_texts(embedded, "python -m kombu_delayed.embedded")
+    yield from help_texts(migrate, "python -m kombu_delayed.migrate")
+    yield from help_texts(sizing, "python -m kombu_delayed.sizing")
+
+
 def main(names: list[str]) -> int:
     pages = [Path(name).resolve() for name in names] or [
         ROOT / "README.md",
         ROOT / "CONTRIBUTING.md",
+        ROOT / "SECURITY.md",
         *sorted(set(DOCS.rglob("*.md")) - LEFT_OUT),
     ]
+    read = [(str(page.relative_to(ROOT)), page.read_text(encoding="utf-8")) for page in pages]
+    read += [] if names else texts()
     found = 0
-    for page in pages:
-        for problem in problems(page.read_text(encoding="utf-8")):
-            print(f"{page.relative_to(ROOT)}: {problem}")
+    for name, text in read:
+        for problem in problems(text):
+            print(f"{name}: {problem}")
             found += 1
-    print(f"{found} problems of style in {len(pages)} pages")
+    print(f"{found} problems of style in {len(read)} pages, docstrings and help texts")
     return bool(found)
 
 

@@ -41,13 +41,13 @@ class ServerNotReady(DelayedError, exceptions.ConnectionError):
 
 
 class NodeDown(ServerNotReady):
-    """A node of the Cluster cannot be reached; queues on other nodes go on."""
+    """A node of the Cluster cannot be reached. Queues on other nodes keep working."""
 
 
 class ServerFull(DelayedError, OperationalError):
     """The server has no memory left for more messages; nothing was stored.
 
-    Free memory or raise maxmemory. What is stored already can still be delivered.
+    Free memory or raise maxmemory. Stored messages can still be delivered.
     """
 
 
@@ -76,7 +76,7 @@ class AlreadyDelayed(DelayedError):
 
 
 class MessageError(DelayedError, ValueError):
-    """What was found in a queue is not a message of Kombu's."""
+    """A queue contains something that is not a message of Kombu."""
 
 
 class LeaseLost(DelayedError, ConnectionError):

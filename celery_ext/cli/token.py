@@ -30,7 +30,7 @@ def token() -> None:
     type=click.Choice(SCOPES),
     multiple=True,
     required=True,
-    help="What the token allows; repeatable. admin allows everything.",
+    help="An operation that the token allows; repeatable. admin allows everything.",
 )
 @click.option(
     "--tenant",

@@ -57,11 +57,11 @@ class Delayed(Queues):
     def get(
         self, task_id: str, queue: str | None = None, *, progress: Progress | None = None
     ) -> TaskInfo | None:
-        """A task in whatever state, or None if nothing is known of it.
+        """A task in any state, or None if it is unknown.
 
-        What is delayed or dead, and what a worker has received, is found by its id at once. Where
-        there is no such record, what is ready or unacked is found by reading all of it; `progress`
-        is called with the number of messages that were read.
+        A delayed or dead task, and one that a worker has received, is found by its id at once.
+        Without such a record, all ready and unacknowledged messages are scanned; `progress` is
+        called with the number of messages that were read.
         """
         return look_up(self, task_id, queue, progress or (lambda count: None))
 
@@ -323,7 +323,7 @@ class Delayed(Queues):
     def limits(self, queue: str | None = None) -> list[LimitInfo]:
         """The limits of each queue: capacity, use and waiting messages.
 
-        Of what waits some lanes a call are read, and 200,000 at the most.
+        At most 200,000 waiting messages are read, a few lanes per call.
         """
         return [
             info for name in self._names(queue) for info in limits(self, gate_usage(self, name))
@@ -341,16 +341,16 @@ class Delayed(Queues):
         by: str | None = None,
         for_: float | str | timedelta | None = None,
     ) -> LimitInfo:
-        """Let other numbers hold for a declared limit, for all workers and what waits already.
+        """Change the numbers of a declared limit, for all workers and all waiting messages.
 
-        Until `reset_limit`, or `for_` so long. `name` may be left out where the queue has one
-        limit. What the policy does not limit cannot be set. Raises QueryError, which is a
-        ValueError, for that and for a limit that this app does not declare.
+        They apply until `reset_limit`, or for the time `for_`. You can omit `name` if the queue has
+        one limit. Numbers that the policy does not limit cannot be set. Raises QueryError, a
+        ValueError, for these and for a limit that this app does not declare.
         """
         return set_limit(self, queue, name, concurrency, rate, burst, why, by, for_)
 
     def reset_limit(self, queue: str, name: str | None = None) -> bool:
-        """Let the declared numbers of a limit hold again. True if others were set."""
+        """Restore the declared numbers of a limit. True if others were set."""
         return reset_limit(self, queue, name)
 
     # Pauses.
@@ -365,17 +365,18 @@ class Delayed(Queues):
         by: str | None = None,
         for_: float | str | timedelta | None = None,
     ) -> QueuePause:
-        """Let no worker begin a task of a queue until `resume`, or `for_` so long ("2h", seconds).
+        """Stop workers from starting tasks of a queue until `resume`, or for `for_` ("2h").
 
-        With `task`, a name in which * stands for any text, or `tenant`, only those of the queue.
-        What is due waits, and does not count as late. Tasks that run go on; producers, too. `by` is
-        this user and host unless given. A second pause replaces the end and the reason of the
-        first. Raises QueryError for a queue that is neither the app's nor in the broker.
+        `for_` may also be seconds. With `task`, a name in which * stands for any text, or `tenant`,
+        only those tasks of the queue are paused. Due tasks wait, and do not count as late. Running
+        tasks and producers continue. `by` is this user and host by default. A second pause replaces
+        the end and the reason of the first. Raises QueryError for a queue that is neither the app's
+        nor in the broker.
         """
         return pause(self, queue, Part(task, tenant), why, by, for_)
 
     def resume(self, queue: str, *, task: str | None = None, tenant: str | None = None) -> bool:
-        """Let workers go on with what was paused, named as there. True if it was paused."""
+        """End a pause that has the same `task` and `tenant`. True if there was one."""
         return resume(self, queue, Part(task, tenant))
 
     def pauses(self, queue: str | None = None) -> list[QueuePause]:

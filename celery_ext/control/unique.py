@@ -52,7 +52,7 @@ class UniqueTask(Task):
     unique_until: str | None = None
 
     def unique_key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        """What two calls that must not both be delayed have in common."""
+        """The key of a call. Of two calls with the same key, only one can be delayed."""
         text = dumps([list(args), dict(kwargs)], sort_keys=True)
         return f"{self.name}:{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 

@@ -160,7 +160,7 @@ class CeleryBackend(BaseTaskBackend):
             return {}
 
     def kept(self, id: str) -> Record | None:
-        """What was written down last, if it is there and has not expired."""
+        """The last record of a task, if it exists and has not expired."""
         if not self.supports_get_result:
             return None
         found = self.app.backend.get_task_meta(_record_id(id), cache=False)["result"]
@@ -169,8 +169,8 @@ class CeleryBackend(BaseTaskBackend):
     def get_result(self, result_id: str) -> TaskResult:
         """A task's result by its id, which is the id of the Celery task.
 
-        Raises TaskResultDoesNotExist, also for a result that has expired, InvalidTask where the
-        task is gone from the code, and NotImplementedError where the app keeps no results.
+        Raises TaskResultDoesNotExist if there is no result or it has expired, InvalidTask if the
+        task is no longer in the code, and NotImplementedError if the app keeps no results.
         """
         if not self.supports_get_result:
             raise NotImplementedError(

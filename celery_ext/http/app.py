@@ -115,7 +115,7 @@ class Api:
         self.close()
 
     def close(self) -> None:
-        """End: what was accepted is sent first."""
+        """Send accepted tasks, then stop."""
         self.service.close()
 
     async def _openapi(self, request: Request) -> Response:

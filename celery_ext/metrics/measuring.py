@@ -41,9 +41,9 @@ _meters: dict[CollectorRegistry, PrometheusMeter] = {}
 def measure(registry: CollectorRegistry = REGISTRY, *, by_task: bool = False) -> PrometheusMeter:
     """Start to measure this process, in a registry of prometheus_client.
 
-    Whoever shows that registry shows these metrics. Twice is safe; one registry counts at a time.
-    With `by_task` what is started and finished is told by the name of the task, too. A child of
-    this process counts when it calls this itself.
+    The metrics appear wherever that registry is exposed. Calling it twice is safe; only one
+    registry is used at a time. With `by_task`, started and finished tasks are also counted by task
+    name. A child process must call this itself.
     """
     with _lock:
         if registry not in _meters:

@@ -89,7 +89,7 @@ class Message:
 
     @property
     def now_ms(self) -> int:
-        """What time it is."""
+        """The current time by the server's clock."""
         return self._arrival.now_ms
 
     @property
@@ -111,7 +111,7 @@ class Message:
         return slots_in_use(self._arrival.store, self.queue)
 
     def holders(self, limit: int) -> Sequence[Holder]:
-        """The messages that have them, so many at the most."""
+        """At most this number of messages that hold slots."""
         return holders(self._arrival.store, self.queue, limit)
 
     def own_slots(self) -> Mapping[str, int]:

@@ -40,7 +40,7 @@ class Policy:
         return f"{type(self).__qualname__}()"
 
     def decide(self, message: Message) -> Decision:
-        """What is to become of a message: Run, Delay, Drop or Bury."""
+        """Return Run, Delay, Drop or Bury for a message."""
         return RUN
 
     @property

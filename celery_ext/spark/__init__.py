@@ -83,8 +83,8 @@ def cancel(df: DataFrame, **options: Any) -> JobReport:
 def reschedule(df: DataFrame, **options: Any) -> JobReport:
     """Move the messages whose ids are in the rows to the time in column eta or countdown.
 
-    A job moves each id once, also where new times are counted from those in the backlog. Raises as
-    `schedule`.
+    A job moves each id once, even if the new times are computed from those in the backlog. Raises
+    like `schedule`.
     """
     # Rows that come from the backlog are read before any of them moves, or some would come again.
     return run_job(df.localCheckpoint(eager=True), RESCHEDULE, options)

@@ -120,10 +120,10 @@ class TaskHistory:
 
     @cached_property
     def state(self) -> str:
-        """What the last step makes of the task.
+        """The state of the task after its last step.
 
         "received", "running", "retrying", "succeeded", "failed", "cancelled", "expired",
-        "rejected", "ignored", or "lost" where the process that ran it is gone.
+        "rejected", "ignored", or "lost" if the process that ran it is gone.
         """
         last = next((each.event for each in reversed(self.steps) if each.event != "overran"), "")
         if not last:

@@ -32,10 +32,10 @@ class Query:
 
     With `state="ready"` it selects ready tasks instead.
 
-    `task` is a name with `*` for any text, `?` for any character and `[…]` for one of several;
-    times are datetimes or ISO 8601 (UTC where they name no zone), `due_after` is included and
-    `due_before` is not; `header` compares headers, if need be as text; `group_id` and `root_id`
-    are a group's, and a canvas's first task's. Raises QueryError for an invalid one.
+    `task` is a name with `*` for any text, `?` for any character and `[…]` for one of several.
+    Times are datetimes or ISO 8601 (UTC without a zone); `due_after` is included and `due_before`
+    is not. `header` compares headers, as text where the types differ. `group_id` is the id of a
+    group, and `root_id` that of the first task of a canvas. Raises QueryError for an invalid value.
     """
 
     task: str | None = None
@@ -81,7 +81,7 @@ class Query:
 
     @property
     def needle(self) -> str:
-        """Text that every message has that is meant, for the server to look for first."""
+        """Text that every matching message contains, so that the server can search for it first."""
         values = [value for value in self._headers.values() if isinstance(value, str)]
         texts = [value for value in values if not _OTHER_IN_JSON.fullmatch(value)]
         if self.task:
@@ -98,7 +98,7 @@ class Query:
         return re.compile(translate(self.task)) if self.task else None
 
     def matches(self, info: TaskInfo) -> bool:
-        """Whether a task of the queue and the time that are meant is meant."""
+        """Whether a task matches. Its queue and due time have been checked already."""
         if self._task_pattern is not None and not self._task_pattern.match(info.task):
             return False
         if not self._headers:

@@ -174,7 +174,7 @@ class TaskInfo:
 
     @property
     def remaining(self) -> timedelta | None:
-        """How long until then by this machine's clock; negative for what is overdue."""
+        """Time until it is due, by this machine's clock. Negative if it is overdue."""
         return self.eta - datetime.now(timezone.utc) if self.eta else None
 
     @property

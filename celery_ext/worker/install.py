@@ -16,12 +16,12 @@ from .revoked import RevokedTasks
 def install(app: Celery, *, task_ids: str | None = None, late_seconds: float = 60) -> Delayed:
     """Extend an app with `app.delayed`, signals, and a revoke and inspect that see the backlog.
 
-    Workers tell the broker their names, give back at once what they have not begun when they are
-    told to end, and skip what others have got meanwhile. A task that reaches one by more than
-    `late_seconds` after its ETA is told of in the signal `task_late`.
+    Workers report their names to the broker. When they stop, they give back at once the tasks that
+    they have not started, and they skip tasks that other workers have taken over. If a task reaches
+    a worker more than `late_seconds` after its ETA, the signal `task_late` is sent.
 
-    `task_ids="uuid7"` gives the tasks of this process ids that sort by the time of sending. Call it
-    where the app is made, so that workers do as well. Twice is safe.
+    With `task_ids="uuid7"`, the ids of tasks that this process sends sort by the time of sending.
+    Call this where you create the app, so that workers call it too. Calling it twice is safe.
     """
     if task_ids is not None:
         use_ids(task_ids)

@@ -127,14 +127,14 @@ class Options:
     )
 
     def shards_of(self, queue: str) -> int:
-        """Over how many shards a queue is to be spread."""
+        """The number of shards of a queue."""
         return self.shards if isinstance(self.shards, int) else self.shards.get(queue, 1)
 
     @classmethod
     def parse(cls, transport_options: Mapping[str, Any]) -> Options:
         """The `delayed_*` entries of `transport_options`; the others are Kombu's.
 
-        Raises OptionError that names the option, the value and what is allowed.
+        Raises OptionError with the option's name, its value and the valid values.
         """
         known = {PREFIX + each.name: each for each in fields(cls)}
         given = {name: v for name, v in transport_options.items() if name.startswith(PREFIX)}

@@ -48,9 +48,9 @@ class DeadLetters:
         return next((letter for letters in found for letter in letters), None)
 
     def replay(self, ids: Iterable[str] | None = None, at: datetime | str | None = None) -> int:
-        """Give some, or all, another try, now or at a time; their deliveries are counted anew.
+        """Replay some or all dead letters, now or at a time, with deliveries counted from zero.
 
-        `at` is a datetime or ISO 8601, UTC where it names no zone. Returns how many there were.
+        `at` is a datetime or ISO 8601 (UTC without a zone). Returns the number of replayed letters.
         """
         due_ms = 0 if at is None else eta_to_ms(at)
         return sum(self._store.dead.replay(*page, due_ms) for page in self._pages(ids))

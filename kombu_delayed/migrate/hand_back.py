@@ -59,7 +59,7 @@ class ToStock(Migration):
         return sorted({shard for queue in queues for shard in self.store.shards.all(queue)})
 
     def steps(self) -> Iterator[int]:
-        """What dead consumers held, then the backlog, the earliest first, then dead letters."""
+        """Move messages of dead consumers, then the backlog in due order, then dead letters."""
         holders = list(self._scan("unacked:*"))
         for queue in self.queues():
             live, dead = self._consumers(queue)

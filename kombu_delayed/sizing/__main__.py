@@ -92,7 +92,7 @@ def _reader(parse: Callable[[str], float], above: float, kind: str) -> Callback:
 def main(
     rate: float, delay: float, payload: float, node_memory: float, as_json: bool, **options: Any
 ) -> None:
-    """Memory, nodes and shards for a steady load, from what was measured."""
+    """Show the memory, nodes and shards for a steady load, computed from measurements."""
     load = Load(
         rate_per_second=rate,
         delay_seconds=delay,

@@ -77,12 +77,12 @@ class Store(Caller):
 
     @property
     def overrides(self) -> Overrides:
-        """What was set for limits at run time."""
+        """Limits that were changed at run time."""
         return Overrides(self)
 
     @property
     def policies(self) -> PolicyRecords:
-        """What is declared for queues."""
+        """The declared policies of queues."""
         return PolicyRecords(self)
 
     @property
@@ -118,11 +118,12 @@ class Store(Caller):
     ) -> tuple[str, str]:
         """Schedule a message unless another one with this key is delayed.
 
-        With `until_end` it has the key until its task has ended: meanwhile others are refused.
+        With `until_end` the message holds the key until its task has ended, and others are refused
+        until then.
 
-        `conflict` says what then: "refuse", "replace" or "debounce"; "retry" schedules it all the
-        same, and refuses none because of it. Returns what was done ("stored", "refused", "replaced"
-        or "pushed") and the id of the other one, or "".
+        `conflict` decides about a second message: "refuse", "replace" or "debounce". "retry"
+        schedules it anyway. Returns what was done ("stored", "refused", "replaced" or "pushed") and
+        the id of the other message, or "".
         """
         move, given = self.call(
             "unique",
@@ -199,10 +200,10 @@ class Store(Caller):
     ) -> Call:
         """The script that delivers and its arguments; `delivered` reads its answer.
 
-        `lease_ms` 0 takes messages for good. Who `listens` is sent wake tokens, once nothing is
-        left for it. With a `gate`, those are handed out whose turn it is, and besides what has no
-        ticket of it: see `admit`. `declared` is the version of the policies that the caller goes
-        by: it gets nothing where others hold.
+        `lease_ms` 0 takes messages for good. A consumer that `listens` is sent wake tokens when
+        nothing is left for it. With a `gate`, the messages whose turn it is are delivered, and
+        those without a ticket for it: see `admit`. `declared` is the version of the caller's
+        policies: it gets nothing if another version is declared.
         """
         gated = {} if gate is None else {"version": gate.version, "limits": gate.numbers}
         return self.call(
@@ -247,10 +248,10 @@ class Store(Caller):
         on_error: Callable[[], None],
         freed: Sequence[int] = (),
     ) -> None:
-        """Forget messages for good. What is not held stays as it is, so that twice is safe.
+        """Delete messages. Those that are not held stay as they are, so calling it twice is safe.
 
-        The slots of those that are `freed` come back with it, as by `free`. It does not wait:
-        `on_error` is called later where the server did not do it.
+        The slots of messages in `freed` are released, as by `free`. It does not wait: `on_error` is
+        called later if the server did not do it.
         """
         if freed:
             given = {"freed": " ".join(map(str, freed)), "tags": tags}
@@ -287,10 +288,10 @@ class Store(Caller):
         entries: Sequence[tuple[int, str, int]],
         wait: Wait = NO_WAIT,
     ) -> int:
-        """Move held messages, given as (tag, id, due_ms), to the backlog, with what they wait for.
+        """Move held messages, given as (tag, id, due_ms), to the backlog.
 
-        Without a wait they were never due; with one, each is moved, also where it looks like one
-        that is delayed already.
+        With a wait, which has the reason, each message is moved, even if it looks like one that is
+        already delayed. Without a wait they were never due.
         """
         return self.ask(
             "park",
@@ -310,10 +311,10 @@ class Store(Caller):
         record: bytes = b"",
         ends: bool = True,
     ) -> int:
-        """Forget a held message that is not to run; returns whether it was held.
+        """Delete a held message that must not run. Returns whether it was held.
 
-        Give the record of one that is not held: then only an event tells of it. Unless it `ends`,
-        its task goes on, as with a retry.
+        Pass its record if it is not held: then only an event is written. With `ends=False` its task
+        continues, as with a retry.
         """
         given = {"reason": reason, "tag": tag, "record": record, "ends": int(ends)}
         return self.ask("drop", queue, consumer, **given)
@@ -348,11 +349,11 @@ class Store(Caller):
         return int(self.ask("total", queue, hash=self.keys(queue).messages))
 
     def metrics(self, queue: str) -> Metrics:
-        """What a control plane needs to know of a queue, in one call that changes nothing."""
+        """The metrics of a queue for autoscalers, in one call that changes nothing."""
         return Metrics.of(*self.ask("metrics", queue, "", limit=METRICS_LIMIT, spans=SPANS_MS))
 
     def purge(self, queue: str) -> int:
-        """Drop what is ready and what is delayed; returns how many messages that was."""
+        """Delete ready and delayed messages. Returns their number."""
         total = 0
         while gone := self.ask("purge", queue, limit=PURGE_LIMIT):
             total += gone

@@ -66,7 +66,7 @@ class Broker:
     # What is left to do.
 
     def watch(self, activity: Activity) -> None:
-        """Take into account what runs here and is not in the broker any more."""
+        """Count tasks that this process runs and the broker no longer has."""
         self._activities.append(activity)
 
     def left(self) -> dict[str, int]:
@@ -118,9 +118,9 @@ class Broker:
                 yield found[1] + found[2], self.client.hlen(key)
 
     def wait_until_done(self, timeout_seconds: float = 10) -> None:
-        """Wait until nothing is due, ready, unacked or running. What is delayed may wait on.
+        """Wait until nothing is due, ready, unacked or running. Delayed messages may remain.
 
-        Raises NotDone, which names the queues, when it takes longer.
+        Raises NotDone with the names of the queues if this takes longer than the timeout.
         """
         deadline = time.monotonic() + timeout_seconds
         while (reason := self._not_done()) is not None:

@@ -62,9 +62,9 @@ class Clock:
         return self._move(by_ms)
 
     def set(self, moment: datetime | str) -> int:
-        """Move it ahead to a time, a datetime or ISO 8601, UTC where it names no zone.
+        """Move the clock ahead to a time: a datetime or ISO 8601 (UTC without a zone).
 
-        Returns how many messages fell due. Raises ValueError for a time that has passed.
+        Returns the number of messages that became due. Raises ValueError for a time in the past.
         """
         by_ms = eta_to_ms(moment) - self._server_ms() - self._offset_ms
         if by_ms < 0:

@@ -125,10 +125,10 @@ def seed(
 ) -> None:
     """Add messages to a queue, each in its state. Existing messages stay.
 
-    They are given as `dump` returns them, so that `seed(store, queue, **state)` restores a state.
-    A due time may have passed: the message is due then, and delayed until somebody claims. Who
-    holds messages without a lease in `consumers` gets one of 30 seconds. Without `wake`, there
-    will be the wake tokens that belong to what was put there.
+    They have the form that `dump` returns, so `seed(store, queue, **state)` restores a state. A due
+    time may be in the past: the message is delayed until a consumer claims it. A consumer that
+    holds messages and has no lease in `consumers` gets one of 30 seconds. Without `wake`, the wake
+    tokens that belong to these messages are added.
     """
     _schedule(store, queue, list(delayed), dict(unique or {}))
     store.publish(queue, [Entry("", m.get("step", 0), m["message"]) for m in ready])

@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from tests.compat.page import RESULTS, VARIANTS, Outcome
@@ -62,19 +63,27 @@ def build(directory: Path) -> Path:
 def drive(tool: Tool, wheel: Path, directory: Path) -> Outcome:
     """Install a tool, and run its scenario on each broker, each on an empty server."""
     python = directory / "venv" / "bin" / "python"
-    error = install(tool, wheel, python)
+    error = install(tool, python, (f"{wheel}", *CELERY, *tool.requirements))
+    if tool.apart and not error:
+        error = install(tool, apart(directory), tool.apart)
     if error:
         return {"versions": {}, "error": error, "checks": {}}
     checks: dict[str, dict[str, str]] = {}
     for variant in VARIANTS:
-        for check, failure in scenario(tool, python, directory / variant, variant).items():
+        place = directory / variant
+        for check, failure in scenario(tool, python, place, variant, apart(directory)).items():
             checks.setdefault(check, {})[variant] = failure
-    return {"versions": versions(tool, python), "error": "", "checks": checks}
+    found = {**versions(tool.apart, apart(directory)), **versions(named(tool), python)}
+    return {"versions": found, "error": "", "checks": checks}
 
 
-def install(tool: Tool, wheel: Path, python: Path) -> str:
+def apart(directory: Path) -> Path:
+    """The Python of packages that run in an environment of their own."""
+    return directory / "apart" / "bin" / "python"
+
+
+def install(tool: Tool, python: Path, packages: tuple[str, ...]) -> str:
     subprocess.run([sys.executable, "-m", "venv", python.parents[1]], check=True)
-    packages = (f"{wheel}", *CELERY, *tool.requirements)
     constraints = os.environ.get(CONSTRAINTS)
     limits = ("-c", constraints) if constraints and "airflow" in tool.name else ()
     command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
@@ -85,7 +94,9 @@ def install(tool: Tool, wheel: Path, python: Path) -> str:
     return "" if done.returncode == 0 else " ".join(errors)[:300] or "pip failed"
 
 
-def scenario(tool: Tool, python: Path, directory: Path, variant: str) -> dict[str, str]:
+def scenario(
+    tool: Tool, python: Path, directory: Path, variant: str, beside: Path
+) -> dict[str, str]:
     """Check -> "", or why it failed."""
     prefix, transport = VARIANTS[variant]
     directory.mkdir(parents=True)
@@ -96,6 +107,7 @@ def scenario(tool: Tool, python: Path, directory: Path, variant: str) -> dict[st
             "PATH": os.pathsep.join([str(python.parent), os.environ.get("PATH", "")]),
             "PYTHONPATH": str(SCENARIOS),
             "COMPAT_TOOL": tool.name,
+            "COMPAT_APART": str(beside),
             "COMPAT_BROKER": f"{prefix}{server.url}",
             "COMPAT_TRANSPORT": transport,
             "COMPAT_REDIS": server.url,
@@ -119,8 +131,14 @@ def scenario(tool: Tool, python: Path, directory: Path, variant: str) -> dict[st
     return {check: text.replace(str(server.port), "PORT") for check, text in found.items()}
 
 
-def versions(tool: Tool, python: Path) -> dict[str, str]:
-    names = [*(re.split("[<>=]", each)[0] for each in tool.requirements), *SHOWN]
+def named(tool: Tool) -> tuple[str, ...]:
+    """The packages of its environment whose versions are shown."""
+    return (*(re.split("[<>=]", each)[0] for each in tool.requirements), *SHOWN)
+
+
+def versions(names: Iterable[str], python: Path) -> dict[str, str]:
+    if not python.exists():
+        return {}
     code = (
         "import json, sys; from importlib.metadata import version; "
         "print(json.dumps({name: version(name) for name in sys.argv[1:]}))"

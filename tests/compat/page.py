@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TypedDict
 
-from tests.compat.tools import TOOLS, UNTRIED, Tool
+from tests.compat.tools import TOOLS, Tool
 
 RESULTS = Path(__file__).with_name("results.json")
 
@@ -45,11 +45,10 @@ def page() -> str:
     lines.append("|---|---|---|---|---|")
     for tool in tried:
         outcome = found[tool.name]
-        version = outcome["versions"].get(tool.name, "not installed")
+        absent = "not installed" if tool.requirements or tool.apart else "-"
+        version = outcome["versions"].get(tool.name, absent)
         works = " | ".join(_count(outcome, variant) for variant in ("prefix", "beside"))
         lines.append(f"| [{tool.name}](#{tool.name}) | {version} | {tool.setting} | {works} |")
-    for name, reason in UNTRIED.items():
-        lines.append(f"| {name} | not tried | {reason} | | |")
     for tool in tried:
         lines += ["", *_section(tool, found[tool.name])]
     return "\n".join(lines) + "\n"

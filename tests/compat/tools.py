@@ -19,6 +19,8 @@ class Tool:
     setting: str = "nothing"
     remark: str = ""
     known: frozenset[str] = frozenset()
+    #: Packages of an environment of their own, without this package: what runs as a container.
+    apart: tuple[str, ...] = ()
 
 
 NO_SETTING = frozenset({"with no setting of its own"})
@@ -29,7 +31,7 @@ TOOLS = (
         "flower",
         ("flower",),
         "flower_monitor",
-        "a plain URL, for the Broker tab and queue lengths",
+        "for the Broker tab and queue lengths: a plain URL, or `celery -b redis://… flower`",
         "Queue lengths count what is ready. `celery delayed` and the dashboard show the rest.",
         frozenset({"the Broker tab", "queue lengths"}),
     ),
@@ -73,13 +75,32 @@ TOOLS = (
         "Airflow's provider needs Celery 5.6, with any transport. A plain URL needs "
         "`broker_transport` in a module that `celery_config_options` names.",
     ),
+    Tool(
+        "prometheus-exporter-celery",
+        (),
+        "exporter",
+        "`--broker-url=redis://…`",
+        "This is celery-exporter's name on the package index. It ran in an environment without "
+        "this package, as in its container: it reads Celery's events, which a plain URL finds in "
+        "the same database. Queue lengths count what is ready; [our own "
+        "metrics](guides/metrics.md) have the rest.",
+        apart=("prometheus-exporter-celery",),
+    ),
+    Tool(
+        "superset-settings",
+        (),
+        "other_apps",
+        "`CeleryConfig.broker_url`",
+        "A Celery app with settings in the form of Superset's; Superset itself was not installed.",
+    ),
+    Tool(
+        "sentry-settings",
+        (),
+        "other_apps",
+        "`BROKER_URL`",
+        "A Celery app with settings in the form of Sentry's own server: old names, pickle, 61 "
+        "queues. Sentry itself was not installed.",
+    ),
     Tool("gevent", ("gevent",), "greenlets"),
     Tool("eventlet", ("eventlet",), "greenlets"),
 )
-
-#: Tools that were asked for and cannot be installed.
-UNTRIED = {
-    "celery-exporter": "the package index has only an unrelated old package of this name, which "
-    "does not build; the exporter is published as a container image. "
-    "[Our own metrics](guides/metrics.md) need no exporter.",
-}

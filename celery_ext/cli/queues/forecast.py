@@ -33,7 +33,7 @@ from ..session import Session, command
 )
 @queue_option
 def forecast(session: Session, hours: float, buckets: int, queue: str | None) -> None:
-    """Show how many tasks are due when, as a chart."""
+    """Show a chart of when tasks are due."""
     found = session.delayed.forecast(hours, buckets, queue)
     session.emit(forecast_data(found))
     session.print(chart(found))

@@ -37,7 +37,7 @@ def limits(session: Session, queue: str | None) -> None:
 @click.option("--rate", help="How many tasks may start in a time, such as 100/m.")
 @click.option("--burst", type=int, help="How many of these at once after a pause.")
 @click.option("--for", "length", type=SPAN, help="Reset it after this time, such as 2h.")
-@click.option("--why", default="", help="The reason, for whoever sees it.")
+@click.option("--why", default="", help="The reason, shown with the limit.")
 def set_limit(
     session: Session, queue: str, name: str | None, length: timedelta | None, **given: Any
 ) -> None:
@@ -54,7 +54,7 @@ def set_limit(
 @click.argument("queue", type=TEXT, shell_complete=complete_queue)
 @click.argument("name", type=TEXT, required=False)
 def reset_limit(session: Session, queue: str, name: str | None) -> None:
-    """Let the declared numbers of a limit hold again."""
+    """Restore the declared numbers of a limit."""
     was_set = session.delayed.reset_limit(queue, name)
     session.emit({"reset": was_set})
     if not was_set:

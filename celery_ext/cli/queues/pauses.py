@@ -29,13 +29,13 @@ tenant_option = click.option("--tenant", type=TEXT, help="Only tasks of this ten
 @task_option
 @tenant_option
 @click.option("--for", "length", type=SPAN, help="Resume after this time, such as 2h.")
-@click.option("--why", default="", help="The reason, for whoever sees the pause.")
+@click.option("--why", default="", help="The reason, shown with the pause.")
 def pause(
     session: Session, queue: str | None, length: timedelta | None, why: str, **part: str | None
 ) -> None:
-    """Pause a queue, or a task or a tenant in it: no worker begins any of it.
+    """Pause a queue, or a task or a tenant in it: no worker starts its tasks.
 
-    Tasks that run go on, and producers, too. Without a queue, show what is paused.
+    Running tasks and producers continue. Without a queue, show what is paused.
     """
     if queue is not None:
         found = [session.delayed.pause(queue, why=why, for_=length, **part)]
@@ -54,7 +54,7 @@ def pause(
 @task_option
 @tenant_option
 def resume(session: Session, queue: str, **part: str | None) -> None:
-    """Resume what was paused: a queue, or a task or a tenant in it."""
+    """Resume a paused queue, or a task or a tenant in it."""
     was_paused = session.delayed.resume(queue, **part)
     session.emit({"resumed": was_paused})
     what = _part_text(queue, **part)

@@ -27,10 +27,10 @@ def policies(session: Session, queue: str | None) -> None:
 @queue_option
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before policies are removed.")
 def apply_policies(session: Session, queue: str | None, yes: bool) -> None:
-    """Let exactly the policies of this app hold.
+    """Replace the declared policies with those of this app.
 
-    Workers declare theirs when they start, and leave what they do not name. Run this after a deploy
-    that has removed some.
+    Workers declare theirs when they start, but never remove any. Run this after a deploy that has
+    removed some.
     """
     removed = session.delayed.policies.unnamed(queue)
     if removed and not yes:
@@ -42,7 +42,7 @@ def apply_policies(session: Session, queue: str | None, yes: bool) -> None:
 @command("drop-policies")
 @click.argument("queue", type=TEXT, shell_complete=complete_queue)
 def drop_policies(session: Session, queue: str) -> None:
-    """Let no policies hold for a queue, until a worker starts that declares some."""
+    """Remove all policies of a queue, until a worker that declares some starts."""
     had_some = session.delayed.policies.drop(queue)
     session.emit({"dropped": had_some})
     if not had_some:

@@ -35,7 +35,7 @@ def failed(session: Session, limit: int, **criteria: Any) -> None:
 @command("running")
 @_criteria
 def running(session: Session, limit: int, **criteria: Any) -> None:
-    """Show what runs now, where, and for how long."""
+    """Show the running tasks, their workers, and for how long they have run."""
     show_recorded(session, "running", limit, **criteria)
 
 

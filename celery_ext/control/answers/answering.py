@@ -29,10 +29,11 @@ def respond(
 ) -> str:
     """Deliver the answer that a task expects under a key. Any program may call it.
 
-    Returns ACCEPTED, EARLY, LATE or UNKNOWN. `payload` is what Kombu's JSON can hold. Who may give
-    an answer twice, such as the consumer of a log, names it: the second time it is told the same as
-    the first. Raises ExpectationError for what is no answer, AnswersFull where too many early ones
-    are kept, and Kombu's OperationalError where the broker cannot be reached.
+    Returns ACCEPTED, EARLY, LATE or UNKNOWN. `payload` is anything that Kombu can serialize as
+    JSON. If you may send the same answer twice, for instance as the consumer of a log, give it an
+    `answer_id`: the second call then returns the result of the first. Raises ExpectationError for
+    an invalid answer, AnswersFull if too many early answers are kept, and Kombu's OperationalError
+    if the broker cannot be reached.
     """
     return answer(ExpectationQueue(app), key, tenant, answer_id, {"payload": payload})
 

@@ -68,14 +68,14 @@ def expect(
 ) -> Expectation:
     """Wait for one answer under a key until the timeout, without blocking.
 
-    Exactly one of the signatures is sent: `on_response` with the payload in front of its arguments,
-    `on_failure` with the error's text, `on_timeout` with the key; at least once. `timeout` is
-    seconds, `"2h"` or a timedelta. `tenant` is that of the task that asks unless another is given.
-    A task that runs again expects nothing new under the same key.
+    Exactly one of the signatures is sent, at least once: `on_response` with the payload in front of
+    its arguments, `on_failure` with the error's text, or `on_timeout` with the key. `timeout` is
+    seconds, `"2h"` or a timedelta. `tenant` is by default that of the task that asks. If that task
+    runs again, it expects nothing new under the same key.
 
-    With `as_result` the task that asks ends here, as with `self.replace`: its result, and what its
-    chain and chord go on with, is the answer. Outside of tasks give `app`. Raises AlreadyExpected
-    where the key is another's question, and ExpectationError for invalid values.
+    With `as_result` the task that asks ends here, as with `self.replace`: the answer becomes its
+    result, and its chain and chord continue with it. Outside of tasks, pass `app`. Raises
+    AlreadyExpected if another question uses the key, and ExpectationError for invalid values.
     """
     task = _asking_task()
     app = _checked_app(app or (task.app if task else None), task, as_result)

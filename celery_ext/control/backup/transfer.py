@@ -143,10 +143,10 @@ def restore(
 ) -> RestoreReport:
     """Restore the messages of a file, for one queue or for all, into this broker.
 
-    Twice is safe: what is there stays as it is. What is due by now runs at once. The whole file is
-    checked first; without `check` what comes before a damage is restored. `progress` is as for
-    `backup`. Raises BackupError where the file is no whole backup, OSError where it cannot be
-    read, and Kombu's OperationalError where the broker fails.
+    Messages that exist stay as they are, so you can call it twice. Due messages run at once. The
+    whole file is checked first; without `check`, the part before the first damage is restored.
+    `progress` is as for `backup`. Raises BackupError if the file is not a complete backup, OSError
+    if it cannot be read, and Kombu's OperationalError if the broker fails.
     """
     facts = inspect(path) if check else {"messages": 0, "dead": 0}
     total = facts["messages"] + facts["dead"]

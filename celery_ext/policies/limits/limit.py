@@ -112,7 +112,7 @@ class Limit(Gated):
 class Drain(Gated):
     """Limits the rate at which late tasks start: `Drain("50/s", after="5m")`.
 
-    What is not later than `after` does not count.
+    Tasks that are late by `after` or less are not limited.
     """
 
     def __init__(self, rate: str, *, after: Any = "1m", burst: int = 1) -> None:

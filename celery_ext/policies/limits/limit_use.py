@@ -9,9 +9,9 @@ from .limit import whole
 class LimitUse(Policy):
     """Changes how much of a limit one message takes: `LimitUse("host", weight=3)`.
 
-    `limit` is the name of a `Limit` of its queue or its task; None: all of them. `key` is whose
-    room it takes, and `weight` for how many it counts, instead of what the `Limit` reads from the
-    message. What is `critical` takes no room and does not wait. Raises PolicyError for invalid
+    `limit` is the name of a `Limit` of its queue or its task; None: all of them. `key` and `weight`
+    replace the values that the `Limit` reads from the message: whose capacity it uses, and how
+    much. A `critical` message uses no capacity and does not wait. Raises PolicyError for invalid
     values.
     """
 

@@ -93,19 +93,19 @@ class Running:
         return self._counts.get(slot_name(name, key), 0)
 
     def tasks(self) -> Sequence[RunningTask]:
-        """The tasks themselves, a thousand at the most, as they were within the last second."""
+        """The running tasks, at most a thousand, as of at most one second ago."""
         return self._tasks()
 
 
 class Throttler(Gated):
     """Base class of policies that decide by the tasks that are running.
 
-    A subclass has `decide(message, running)`. What it delays has no slots meanwhile.
+    A subclass has `decide(message, running)`. A message that it delays holds no slots.
     """
 
     @abstractmethod
     def decide(self, message: Message, running: Running) -> Decision:  # type: ignore[override]
-        """What is to become of a message: Run, Delay, Drop or Bury."""
+        """Return Run, Delay, Drop or Bury for a message."""
 
     def _asked(self, message: Message) -> Decision:
         def others() -> list[RunningTask]:

@@ -76,7 +76,7 @@ class RetryStrategy(Policy):
     """Decides when a failed task is retried. Subclasses define `next`."""
 
     def next(self, message: Attempt, error: BaseException, attempt: int) -> Retry | GiveUp:
-        """What follows from an error; `attempt` counts from 1."""
+        """Decide about an error. `attempt` counts from 1."""
         raise NotImplementedError
 
     def decide(self, message: Message) -> Decision:
@@ -87,10 +87,11 @@ class RetryStrategy(Policy):
 class Backoff(RetryStrategy):
     """Retries with growing pauses: `Backoff(10)` after 10, 20, 40 … seconds, six runs in all.
 
-    `seconds` is the first pause, which grows by `factor` (1: it stays) up to `longest`, or a list
-    of all of them. `jitter` is by which part a pause is longer or shorter at random. After so many
-    `retries`, or the whole list, the task is buried; also where a retry would come later than
-    `max_age` ("24h") after the first failure. Raises PolicyError for invalid values.
+    `seconds` is a list of all pauses, or the first pause, which grows by `factor` (1: it does not
+    grow) up to `longest`. `jitter` is the fraction by which a pause is randomly longer or shorter.
+    The task becomes a dead letter after this number of `retries`, at the end of the list, or if a
+    retry would come later than `max_age` ("24h") after the first failure. Raises PolicyError for
+    invalid values.
     """
 
     def __init__(

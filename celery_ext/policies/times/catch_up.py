@@ -47,7 +47,7 @@ class Spread(Policy):
         return f"Spread({exact_text(self.over_ms)!r}, after={exact_text(self.after_ms)!r})"
 
     def decide(self, message: Message) -> Decision:
-        """Delay what is late and was not delayed so before; the others run."""
+        """Delay a late message that this policy has not delayed yet. Others run."""
         if message.late_ms <= self.after_ms or self.mark in message.marks:
             return RUN
         until_ms = message.now_ms + random.randrange(self.over_ms)
@@ -57,9 +57,9 @@ class Spread(Policy):
 class Latest(Policy):
     """Runs only the latest of the late tasks with the same key: `Latest(by="customer")`.
 
-    `by` is the name of a keyword argument or of a header, or is called with the message. What is
-    later than `after` waits for `gather`, while others with its key are delivered; then all but the
-    one that was due last are dropped. Other messages run at once.
+    `by` is the name of a keyword argument or of a header, or a function of the message. A message
+    that is later than `after` waits for the time `gather`, until others with its key have been
+    delivered. Then all are dropped except the one that was due last. Other messages run at once.
     """
 
     needs_first_due = True
@@ -79,7 +79,7 @@ class Latest(Policy):
         return f"Latest(by={by!r}, after={exact_text(self.after_ms)!r})"
 
     def decide(self, message: Message) -> Decision:
-        """Drop what is not the latest of its key that has been seen."""
+        """Drop a message if a later one with its key has been seen."""
         if message.due_ms is None:
             return RUN
         key = self._key(message)

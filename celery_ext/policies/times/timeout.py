@@ -18,12 +18,12 @@ OWN_LIMITS_HEADER = "delayed_own_limits"
 class Timeout(Policy):
     """Limits the time from the due time to the end: `Timeout("24h")`, by default a day.
 
-    What has begun gets the rest of the time as Celery's hard time limit, and as its soft one `soft`
-    before that. A task that runs out of time, while it waits or while it runs, is retried as its
-    retry strategy says, and has the whole time anew. Without one, what has not begun is buried, or
-    with `then="drop"` dropped, which asks no strategy. All attempts together end `max_age` after
-    the task was first due: what runs by then is ended, and nothing is retried later. Raises
-    PolicyError for invalid values.
+    A task that has started gets the rest of the time as Celery's hard time limit, and a soft limit
+    that is `soft` earlier. A task that runs out of time, waiting or running, is retried by its
+    retry strategy, with the whole time again. Without a strategy, a task that has not started
+    becomes a dead letter. With `then="drop"` it is dropped, and no strategy is asked. All attempts
+    together end `max_age` after the task was first due: a running attempt is ended then, and
+    nothing is retried later. Raises PolicyError for invalid values.
     """
 
     needs_first_due = True
@@ -54,7 +54,7 @@ class Timeout(Policy):
         return f"Timeout({self._given})"
 
     def decide(self, message: Message) -> Decision:
-        """Run with what is left of the time, or not at all."""
+        """Run with the remaining time as the limit, or do not run."""
         end_ms, left_ms = self._end_ms(message), self.after_ms - message.late_ms
         reason = f"not started within {exact_text(self.after_ms)} of its due time"
         if end_ms is not None and end_ms - message.now_ms < left_ms:

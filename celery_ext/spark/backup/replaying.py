@@ -69,10 +69,10 @@ def missed(
 ) -> DataFrame:
     """The messages that were due and did not finish, one row for each queue and id.
 
-    `state` is where the last event left it: "delayed", "waiting", "ready", "unacked" or "dead";
-    `at` when that was. Only what was due from `since` on and before `until`; without that, by the
-    last event of all: of what came later the archive knows nothing yet. What was never delayed goes
-    by `at`.
+    `state` is the state after the last event: "delayed", "waiting", "ready", "unacked" or "dead";
+    `at` is the time of that event. Only messages that were due from `since` on and before `until`
+    are included. Without `until`, the time of the last event is the end, because the archive has no
+    later events. For messages that were never delayed, `at` counts as the due time.
     """
     order = F.struct(*event_order())
     is_schedule = F.col("event").isin(*_SCHEDULES)
@@ -147,10 +147,11 @@ def replay(
 ) -> JobReport:
     """Schedule missed messages again from a backup, each once per job.
 
-    At the due times of `missed`, where what is past runs at once; or at a time, or over a span from
-    that time, or from now, on. What waits, is ready or is in a worker's hands stays as it is
-    (`already`); what is in no backup goes to the directory `rejects` (`refused`). `options` are
-    those of `WriteOptions`. Raises NoMessage where there is no `rejects`, and as `restore`.
+    They get the due times of `missed`, and run at once if these have passed; or the time `at`; or
+    times spread over a span that begins at `at` or now. Messages that are still waiting, ready or
+    held by a worker stay as they are (`already`). Messages without a backup are written to the
+    directory `rejects` (`refused`). `options` are those of `WriteOptions`. Raises NoMessage if
+    there is no `rejects`, and like `restore`.
     """
     given = WriteOptions.parse(options)
     missed = missed.persist()

@@ -121,10 +121,10 @@ def _difference(found: Mapping[str, int], told: Summary) -> str:
 def restore(rows: DataFrame, **options: Any) -> JobReport:
     """Restore messages that do not exist, with their ids and due times.
 
-    What is there stays as it is; a job restores each message once. A message that is due by now
-    runs at once, a unique task holds its key again unless another one has it. `rows` have the
-    columns of a backup, `options` are those of `WriteOptions`. Raises BackupError for another
-    version, and as `celery_ext.spark.schedule`.
+    Existing messages stay as they are, and a job restores each message once. A due message runs at
+    once. A unique task holds its key again unless another task has it. `rows` have the columns of a
+    backup, `options` are those of `WriteOptions`. Raises BackupError for another version, and like
+    `celery_ext.spark.schedule`.
     """
     return run_job(rows, RESTORE, options)
 

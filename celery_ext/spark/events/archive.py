@@ -49,10 +49,10 @@ def log_events(
 ) -> StreamingQuery:
     """Start to write lifecycle events to an archive. Returns the query.
 
-    It goes on behind the events that are there and ends when it has all that there are now, or
-    with an `interval` such as "30 seconds" goes on for good. The `checkpoint` (`path/_checkpoint`)
-    belongs to the archive: lose it, and you need another path. `options` are those of the source.
-    Raises OptionError, and ArchiveError where batches would be overwritten.
+    It continues after the last archived event. It ends when it has written all current events, or
+    runs until you stop it with an `interval` such as "30 seconds". The `checkpoint`
+    (`path/_checkpoint`) belongs to the archive: if you lose it, use another path. `options` are
+    those of the source. Raises OptionError, and ArchiveError if batches would be overwritten.
     """
     options = {"broker": broker, **options}
     EventOptions.parse(options)
@@ -131,7 +131,7 @@ def read_archive(spark: SparkSession, path: str) -> DataFrame:
 def compact(events: DataFrame, path: str) -> None:
     """Write a copy of events for reading: a directory for each day and queue, few large files.
 
-    What `path` had before is replaced. `events` must not be read from it.
+    Replaces the content of `path`. `events` must not be read from `path`.
     """
     files = _by_day(events).repartition(*_PARTITIONS).sortWithinPartitions(*_PARTITIONS, "at")
     files.write.mode("overwrite").partitionBy(*_PARTITIONS).parquet(path)

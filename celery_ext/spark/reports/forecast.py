@@ -55,9 +55,9 @@ def due_per_hour(backlog: DataFrame) -> DataFrame:
 def arrivals(happened: DataFrame) -> DataFrame:
     """Number of messages of each past hour, by how long before they were sent.
 
-    Takes `reports.deliveries`. The notice is the seconds from the scheduling to the beginning of
-    the hour, rounded up to five minutes; 0 is what came in the hour itself. What was scheduled
-    before the events begin came at a notice that is not known, and is left out.
+    Takes `reports.deliveries`. The notice is the time from scheduling to the beginning of the hour,
+    in seconds, rounded up to five minutes; 0 is for messages sent within the hour. Messages that
+    were scheduled before the first event are left out, because their notice is unknown.
     """
     ahead = F.unix_timestamp("hour") - F.unix_timestamp("scheduled_at")
     notice = F.when(F.col("due").isNull(), 0).otherwise(_rounded(ahead))

@@ -124,7 +124,7 @@ class Fleet:
     run_seconds: float = _number(1.0, 0, 864_000, "How long tasks run on average.")
     run_spread: str = _choice(EXPONENTIAL, "How run times vary.")
     run_p95_seconds: float | None = _number(
-        None, 0, 8_640_000, "What 95 % of lognormal run times stay below."
+        None, 0, 8_640_000, "The 95th percentile of lognormal run times."
     )
     crashes_per_day: float = _number(0.0, 0, 10_000, "How often a worker dies.")
     restart_seconds: float = _number(10.0, 0, 86_400, "Until another worker is in its place.")
@@ -221,7 +221,7 @@ class Arrivals:
     )
     delay_spread: str = _choice(EXPONENTIAL, "How delays vary.")
     delay_p95_seconds: float | None = _number(
-        None, 0.001, 316_224_000, "What 95 % of lognormal delays stay below."
+        None, 0.001, 316_224_000, "The 95th percentile of lognormal delays."
     )
 
     def __post_init__(self) -> None:

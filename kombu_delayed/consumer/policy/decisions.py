@@ -45,7 +45,7 @@ class Delay:
 class Drop:
     """The message is deleted. With `revoked` its result becomes REVOKED.
 
-    Unless it `ends`, its task goes on elsewhere, as with a retry.
+    With `ends=False` its task continues elsewhere, as with a retry.
     """
 
     reason: str

@@ -23,11 +23,11 @@ def batched(options: tuple[str, ...], **how: object) -> None:
 
 
 check("five messages are one batch")(lambda: batched(("-P", "solo")))
-check("also where they were delayed")(lambda: batched(("-P", "solo"), countdown=2))
+check("the same for delayed messages")(lambda: batched(("-P", "solo"), countdown=2))
 check("with the prefork pool")(lambda: batched(("-P", "prefork", "-c", "2")))
 
 
-@check("a batch that is not full runs after its interval")
+@check("an incomplete batch runs after its interval")
 def partial() -> None:
     with worker("batches", "-P", "solo"):
         assert gather.delay(7).get(timeout=30) == 7

@@ -59,7 +59,7 @@ def double(number: int) -> int:
 
 if TOOL == "django-celery-beat":
 
-    @check("beat sends what the database says")
+    @check("Beat sends the tasks that the database schedules")
     def beat() -> None:
         from django_celery_beat.models import IntervalSchedule, PeriodicTask
 
@@ -71,7 +71,7 @@ if TOOL == "django-celery-beat":
         with running(*command, "-l", "INFO", "--max-interval", "1", until="beat: Starting"):
             wait_until(lambda: ready(app) >= 2, "beat has sent two tasks")
 
-    @check("a task of it runs")
+    @check("such a task runs")
     def runs() -> None:
         with worker("django_tools", "-P", "solo") as printed:
             wait_until(lambda: "succeeded" in printed(), "a task ran")
@@ -92,7 +92,7 @@ if TOOL == "django-celery-results":
 
 if TOOL == "django-health-check":
 
-    @check("its ping finds the workers")
+    @check("the ping check finds the workers")
     def ping() -> None:
         import asyncio
         from inspect import isawaitable

@@ -7,7 +7,19 @@ import sys
 import time
 from contextlib import ExitStack
 
-from common import check, empty, free_port, get, main, new_app, ready, running, wait_until, worker
+from common import (
+    REDIS,
+    check,
+    empty,
+    free_port,
+    get,
+    main,
+    new_app,
+    ready,
+    running,
+    wait_until,
+    worker,
+)
 
 app = new_app("flower_monitor", worker_send_task_events=True, task_send_sent_event=True)
 
@@ -17,14 +29,26 @@ def add(x: int, y: int) -> int:
     return x + y
 
 
+def flower(stack: ExitStack, *options: str) -> str:
+    """The URL of a Flower that runs until the end of the stack."""
+    port = free_port()
+    command = (sys.executable, "-m", "celery", "-A", "flower_monitor", *options)
+    stack.enter_context(
+        running(
+            *command,
+            "flower",
+            f"--port={port}",
+            until="Connected to",
+            FLOWER_UNAUTHENTICATED_API="true",
+        )
+    )
+    return f"http://127.0.0.1:{port}"
+
+
 if __name__ == "__main__":
     stack = ExitStack()
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    command = (sys.executable, "-m", "celery", "-A", "flower_monitor", "flower", f"--port={port}")
-    printed = stack.enter_context(
-        running(*command, until="Connected to", FLOWER_UNAUTHENTICATED_API="true")
-    )
+    url = flower(stack)
+    plain = flower(stack, "-b", REDIS)
     stack.enter_context(worker("flower_monitor", "-E"))
 
     @check("lists workers")
@@ -39,7 +63,7 @@ if __name__ == "__main__":
         shown = f"{url}/api/task/info/{answer['task-id']}"
         wait_until(lambda: '"SUCCESS"' in get(shown), "the task is shown as done")
 
-    @check("shows a delayed task when it is due")
+    @check("shows a delayed task once it is due")
     def delayed() -> None:
         began = time.monotonic()
         result = add.apply_async((1, 1), countdown=2)
@@ -51,6 +75,13 @@ if __name__ == "__main__":
     def broker() -> None:
         assert "celery" in get(f"{url}/broker")
 
+    @check("workers, tasks and the Broker tab of `celery -b redis://… flower`")
+    def broker_of_plain() -> None:
+        assert "celery" in get(f"{plain}/broker")
+        wait_until(lambda: "celery@" in get(f"{plain}/api/workers?refresh=1"), "a worker is listed")
+        result = add.delay(4, 4)
+        wait_until(lambda: '"SUCCESS"' in get(f"{plain}/api/task/info/{result.id}"), "it is shown")
+
     @check("queue lengths")
     def lengths() -> None:
         app.control.cancel_consumer("celery", reply=True, timeout=10)
@@ -59,6 +90,11 @@ if __name__ == "__main__":
         wait_until(lambda: ready(app) == 3, "three are ready")
         found = json.loads(get(f"{url}/api/queues/length"))["active_queues"]
         assert {"name": "celery", "messages": 3} in found, found
+
+    @check("queue lengths of `celery -b redis://… flower`")
+    def lengths_of_plain() -> None:
+        found = json.loads(get(f"{plain}/api/queues/length"))["active_queues"]
+        assert {"name": "celery", "messages": ready(app)} in found, found
 
     with stack:
         main()

@@ -24,7 +24,7 @@ def many() -> None:
         assert sum(each.get(timeout=60) for each in found) > 39.9
 
 
-@check("a warm shutdown finishes what runs")
+@check("a warm shutdown finishes running tasks")
 def shutdown() -> None:
     with worker("greenlets", "-P", POOL, "-c", "10") as printed:
         result = nap.delay(2)

@@ -24,7 +24,7 @@ def _again() -> object:
         return None
 
 
-@check("a delayed task is refused the second time, and sent again when it has run")
+@check("a second delayed task is refused until the first has run")
 def refuses() -> None:
     result = only.apply_async((1,), countdown=2)
     assert _again() is None, "it was sent twice"

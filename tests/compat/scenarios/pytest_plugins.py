@@ -39,7 +39,7 @@ def fixtures() -> None:
     _pytest("-p", "no:celery", "-p", "celery.contrib.pytest")
 
 
-@check("it is loaded, and lists its own fixtures")
+@check("the plugin is loaded and lists its fixtures")
 def loaded() -> None:
     assert "celery_setup" in _pytest("--fixtures")
 

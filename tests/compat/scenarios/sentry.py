@@ -60,8 +60,8 @@ def told(countdown: float) -> None:
         assert made[0]["contexts"]["trace"]["trace_id"] == sending.trace_id, "another trace"
 
 
-check("an error of a task is told, in the trace of its sender")(lambda: told(0))
-check("also of a delayed task")(lambda: told(2))
+check("a task's error is reported, in the trace of its sender")(lambda: told(0))
+check("the same for a delayed task")(lambda: told(2))
 
 if __name__ == "__main__":
     main()

@@ -61,7 +61,7 @@ def traced(countdown: float) -> None:
 
 
 check("one trace from sender to worker")(lambda: traced(0))
-check("also of a delayed task")(lambda: traced(2))
+check("the same for a delayed task")(lambda: traced(2))
 
 if __name__ == "__main__":
     _begin()

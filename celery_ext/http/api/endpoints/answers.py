@@ -27,7 +27,7 @@ operations = Operations("responses")
     problems=(404, 409),
 )
 def give_answer(call: Call) -> Response:
-    """Answer a task under a key. 202: nobody has asked yet, and the answer is kept."""
+    """Answer a task under a key. 202: no task expects it yet, and it is kept."""
     key = call.named("key")
     if not 1 <= len(key) <= KEY_LENGTH:
         raise Problem.of_field("key", f"a key has 1 to {KEY_LENGTH:,} characters")

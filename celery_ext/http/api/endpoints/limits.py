@@ -113,7 +113,7 @@ def get_limit(call: Call) -> dict[str, Any]:
     problems=(404,),  # a name with a line break
 )
 def set_limit(call: Call) -> dict[str, Any]:
-    """Set other numbers for a limit, for all workers and what waits already."""
+    """Change the numbers of a limit, for all workers and all waiting tasks."""
     call.identity.require_whole()
     queue, name, given = call.queue, call.named("name"), call.body
     call.note("set-limit", f"{queue} {name}")
@@ -137,7 +137,7 @@ def set_limit(call: Call) -> dict[str, Any]:
 
 @operations.add("POST", "/queues/{queue}/limits/{name}/reset", "admin", WasReset, problems=(404,))
 def reset_limit(call: Call) -> dict[str, Any]:
-    """Let the declared numbers of a limit hold again."""
+    """Restore the declared numbers of a limit."""
     call.identity.require_whole()
     queue, name = call.queue, call.named("name")
     call.note("reset-limit", f"{queue} {name}")

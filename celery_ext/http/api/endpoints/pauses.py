@@ -25,14 +25,14 @@ def get_pause(call: Call) -> dict[str, Any]:
 
 @operations.add("POST", "/pause", "admin", PauseState, body=NewPause, problems=(404,))
 def pause_queue(call: Call) -> dict[str, Any]:
-    """Pause a queue, or a task or a tenant in it: no worker begins any of it."""
+    """Pause a queue, or a task or a tenant in it: no worker starts its tasks."""
     pause(call, call.queue, call.body.why, call.body.length, **_part(call.body))
     return _state(call, call.body)
 
 
 @operations.add("POST", "/resume", "admin", PauseState, query=Part)
 def resume_queue(call: Call) -> dict[str, Any]:
-    """Resume what was paused: a queue, or a task or a tenant in it."""
+    """Resume a paused queue, or a task or a tenant in it."""
     resume(call, call.queue, **_part(call.query))
     return _state(call, call.query)
 

@@ -35,7 +35,7 @@ def get_queue(call: Call) -> dict[str, Any]:
 
 @operations.add("GET", "/forecast", "read", ForecastAnswer, query=ForecastQuery)
 def get_forecast(call: Call) -> dict[str, Any]:
-    """How many tasks are due when."""
+    """The number of tasks that become due in each interval."""
     call.identity.require_whole()
     query: ForecastQuery = call.query
     start = datetime.now(timezone.utc)
