@@ -203,7 +203,7 @@ class Recorder:
             count, self._told = self.dropped - self._told, self.dropped
             if (meter := instrumentation.current) is not None:
                 meter.outcomes_dropped(count)
-            logger.warning("%d events of tasks were not recorded: there was no room", count)
+            logger.warning("%d events of tasks were not recorded: the buffer was full", count)
 
     def _gather(self) -> None:
         """Make notes of what has happened: all that does between two writes is one note."""

@@ -38,11 +38,11 @@ def set_limit(
     span_ms = 0 if length is None else length_ms("for_", length)
     declared = _declared(queues, queue, name)
     if concurrency is None and rate is None and burst is None:
-        raise QueryError("set_limit takes concurrency=…, rate=…, burst=… or some of them")
+        raise QueryError("set_limit takes at least one of concurrency=…, rate=… and burst=…")
     if concurrency is not None and declared.slots is None:
-        raise QueryError(f"limit {declared.name!r} has no concurrency: it cannot be set")
+        raise QueryError(f"limit {declared.name!r} has no concurrency to change")
     if (rate is not None or burst is not None) and not declared.rate:
-        raise QueryError(f"limit {declared.name!r} has no rate: it cannot be set")
+        raise QueryError(f"limit {declared.name!r} has no rate to change")
     slots, burst = _whole("concurrency", concurrency), _whole("burst", burst)
     try:
         parsed = None if rate is None else parse_rate(rate)

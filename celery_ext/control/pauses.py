@@ -55,7 +55,7 @@ def pause(
     tell_workers(queues, queue)
     found = pause_of(store, queue, shards_of(queues, queue))
     if found is None:
-        raise QueryError(f"queue {queue!r} is not paused: somebody has resumed it meanwhile")
+        raise QueryError(f"queue {queue!r} is not paused: it was resumed in the meantime")
     return found
 
 

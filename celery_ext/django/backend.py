@@ -140,7 +140,7 @@ class CeleryBackend(BaseTaskBackend):
         try:
             self._keep(result.id, record_of(result))
         except Exception as error:
-            logger.warning("Task %s goes on, but its state is not stored: %s", result.id, error)
+            logger.warning("Task %s continues, but its state is not stored: %s", result.id, error)
 
     def _keep(self, id: str, record: Record) -> None:
         if self.supports_get_result:
@@ -156,7 +156,7 @@ class CeleryBackend(BaseTaskBackend):
         try:
             return self.kept(id) or {}
         except Exception as error:
-            logger.warning("Task %s goes on, but nothing is known of before: %s", id, error)
+            logger.warning("Task %s continues without its earlier record: %s", id, error)
             return {}
 
     def kept(self, id: str) -> Record | None:

@@ -3,7 +3,7 @@
     broker_transport_options = {"delayed_policies": {"emails": [Window("05:00-07:00")]}}
     @app.task(policies=[Window("05:00-07:00")])
 
-Importing this package, as everybody does who declares one, is all that is needed.
+Importing this package is enough to make workers apply them.
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ class Policies(bootsteps.Step):
         pool = str(getattr(parent.pool_cls, "__module__", ""))
         if pool in CANNOT_END and _has_timeout(parent.app):
             logger.warning(
-                "Timeout policies hold only for tasks that have not begun: a %s pool cannot end a "
-                "task that runs. A prefork pool can",
+                "Timeout policies only apply to tasks that have not started: a %s pool cannot end "
+                "a running task. A prefork pool can",
                 CANNOT_END[pool],
             )
 

@@ -71,7 +71,7 @@ class RevokedTasks(bootsteps.StartStopStep):
         except BrokerError:
             raise
         except BROKER_FAILS as error:
-            logger.warning("Which tasks are revoked could not be read: %s", error)
+            logger.warning("The list of revoked tasks could not be read: %s", error)
             return
         self._read_at = now
         if is_whole:

@@ -93,7 +93,7 @@ class NodePart(Part):
         if self.given_up is None:
             logger.error(
                 "%s of the Cluster has been down for %.0f seconds: nothing is consumed from "
-                "%s until it is back or a replica takes over; other queues go on. %s",
+                "%s until it is back or a replica takes over; other queues keep working. %s",
                 "A node" if self.node == NOWHERE else f"Node {self.node}",
                 monotonic() - since,
                 ", ".join(map(repr, sorted(self.claims.sources))),

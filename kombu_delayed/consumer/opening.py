@@ -94,7 +94,9 @@ class Opener:
 
     def _bury(self, claimed: Claimed, reason: str, no_ack: bool) -> None:
         queue, tag, record = claimed
-        logger.error("A message in queue %r is buried: %s: %.200r", queue, reason, record)
+        logger.error(
+            "A message in queue %r becomes a dead letter: %s: %.200r", queue, reason, record
+        )
         entry = tag, uuid(), reason, record if no_ack else b""
         self._store.bury(queue, self._session.lease.consumer, [entry])
         self._qos.slots.free(tag)

@@ -80,7 +80,7 @@ class Session:
     def start_anew(self) -> None:
         """Others have what this consumer held: it goes on as a new one, and lets Kombu know."""
         logger.warning(
-            "The lease of consumer %s has ended and others get what it held: it starts anew",
+            "The lease of consumer %s has expired, and others get its messages: it starts again",
             self.lease.consumer,
         )
         if (told := instrumentation.current) is not None:

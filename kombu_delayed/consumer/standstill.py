@@ -73,7 +73,7 @@ class Progress:
             self._left += self._take_back()
             if self._left:
                 logger.warning(
-                    "The loop of consumer %s has not gone on for %g seconds: others get %d messages"
+                    "The event loop of consumer %s has been stuck for %g s: others get %d messages"
                     " that it has claimed and not begun",
                     consumer,
                     self._seconds,

@@ -162,8 +162,8 @@ def _await_written(directory: Path, client: redis.Redis) -> None:
     while not has_written(client.info("persistence")):
         if time.monotonic() >= deadline:
             raise EmbeddedServerError(
-                f"The server of {directory} {State.FAILING.value}. It goes on, because it would "
-                "lose messages if it ended. Free space on its disk, then stop it again."
+                f"The server of {directory} {State.FAILING.value}. It keeps running, because "
+                "messages would be lost. Free space on its disk, then stop it again."
                 f"{files.log_tail(directory)}"
             )
         time.sleep(files.POLL_SECONDS)

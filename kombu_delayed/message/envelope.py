@@ -106,7 +106,7 @@ def unique_key(message: Payload) -> Unique | None:
     if until not in (None, FINISHED):
         raise OptionError(f"header {UNTIL_HEADER} takes {FINISHED!r}, not {until!r}")
     if until and not headers.get("id"):
-        raise OptionError(f"header {UNTIL_HEADER} is for tasks: nobody tells of another end")
+        raise OptionError(f"header {UNTIL_HEADER} is for tasks: this message has no task id")
     if headers.get("retries"):
         return Unique(str(key), "retry", bool(until))
     conflict = headers.get("delayed_conflict", CONFLICTS[0])

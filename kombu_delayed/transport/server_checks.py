@@ -218,8 +218,8 @@ def _check_version(version: str) -> None:
 def _check_clock(ahead_seconds: float, limit_seconds: float) -> None:
     if limit_seconds and abs(ahead_seconds) > limit_seconds:
         logger.warning(
-            "The server's clock is %.0f seconds %s this machine's: what is sent from here with a "
-            "countdown is due so much %s. Set the clocks (NTP).",
+            "The server's clock is %.0f seconds %s this machine's: tasks sent from here with a "
+            "countdown are due that much %s. Synchronise the clocks (NTP).",
             abs(ahead_seconds),
             "ahead of" if ahead_seconds > 0 else "behind",
             "earlier" if ahead_seconds > 0 else "later",

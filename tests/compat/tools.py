@@ -84,7 +84,7 @@ TOOLS = (
         "this package, as in its container: it reads Celery's events, which a plain URL finds in "
         "the same database. Queue lengths count what is ready; [our own "
         "metrics](guides/metrics.md) have the rest.",
-        apart=("prometheus-exporter-celery",),
+        apart=("prometheus-exporter-celery", "packaging"),
     ),
     Tool(
         "superset-settings",

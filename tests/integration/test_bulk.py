@@ -448,7 +448,7 @@ def test_in_a_task(app: Celery, delayed: Delayed, client: redis.Redis) -> None:
 @pytest.mark.parametrize("kind", available_kinds())
 def test_a_broker_that_ends(kind: str, tmp_path: Path) -> None:
     with start_server(kind, tmp_path, port=0) as server, opened(server.url) as delayed:
-        with pytest.raises(BulkError, match=r"the first [0-9]+ rows are dealt with") as caught:
+        with pytest.raises(BulkError, match=r"the first [0-9]+ rows were processed") as caught:
             send(delayed, rows_that_do(server.kill), batch=50)
         assert 400 <= caught.value.report.rows <= 500
 
@@ -456,7 +456,7 @@ def test_a_broker_that_ends(kind: str, tmp_path: Path) -> None:
 def test_a_broker_that_is_full(delayed: Delayed, client: redis.Redis) -> None:
     fill = partial(client.config_set, "maxmemory", "1mb")
     try:
-        with pytest.raises(BulkError, match=r"the first [0-9]+ rows are dealt with") as caught:
+        with pytest.raises(BulkError, match=r"the first [0-9]+ rows were processed") as caught:
             send(delayed, rows_that_do(fill), batch=50)
     finally:
         client.config_set("maxmemory", "0")

@@ -430,7 +430,7 @@ def test_full_disk_loses_nothing_that_was_accepted(
     with pytest.raises(EmbeddedServerError, match="cannot write its data") as told:
         embedded.ensure(directory)
     assert "server.log" in str(told.value)
-    with pytest.raises(EmbeddedServerError, match=r"cannot write its data\. It goes on"):
+    with pytest.raises(EmbeddedServerError, match=r"cannot write its data\. It keeps running"):
         embedded.stop(directory)
     assert running_pid(directory) == pid
     with client(directory / "broker.sock") as connection:

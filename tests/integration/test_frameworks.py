@@ -350,8 +350,8 @@ def test_a_result_backend_that_fails(
     finally:
         run.pop_request()
     assert [entry.message for entry in caplog.records if entry.name.startswith("celery_ext")] == [
-        f"Task {result.id} goes on, but nothing is known of before: no room",
-        f"Task {result.id} goes on, but its state is not stored: no room",
+        f"Task {result.id} continues without its earlier record: no room",
+        f"Task {result.id} continues, but its state is not stored: no room",
     ]
 
 

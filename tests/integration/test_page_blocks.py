@@ -133,8 +133,8 @@ def check(words: list[str]) -> None:
         name = next(each for each in rest if each.isupper())
         assert hasattr(redis.Redis, name.lower()), name
     elif program == "curl":
-        url = next(each for each in rest if each.startswith("localhost:8000/"))
-        path = url.partition("?")[0].removeprefix("localhost:8000")
+        url = next(each for each in rest if each.startswith("localhost:8080/"))
+        path = url.partition("?")[0].removeprefix("localhost:8080")
         forms = document(OPERATIONS)["paths"]
         assert any(re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", form), path) for form in forms), path
         if "-d" in rest:
@@ -160,7 +160,7 @@ def test_commands(page: str, words: list[str]) -> None:
         ["pip", "install", "kombu-delayed[sparkle]"],
         ["make", "tests"],
         ["redis-cli", "ZRANG", "x"],
-        ["curl", "localhost:8000/v2/tasks"],
+        ["curl", "localhost:8080/v2/tasks"],
         ["cargo", "build"],
     ],
 )

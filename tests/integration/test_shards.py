@@ -98,7 +98,7 @@ def test_a_queue_that_is_named_like_a_shard_is_refused(connection: Connection) -
     queue = Queue("a\x1fb")
     connection.Producer(routing_key="a\x1fb").publish("x", declare=[queue])
     assert Inbox(connection, queue).receive(1) == ["x"]
-    with pytest.raises(OptionError, match=r"so is shard 1 of queue 'a'"):
+    with pytest.raises(OptionError, match=r"that is the name of shard 1 of queue 'a'"):
         Queue("a\x1f1")(connection.default_channel).declare()
 
 

@@ -560,7 +560,7 @@ def test_a_worker_runs_what_it_holds_when_the_server_has_lost_its_data(
     bench.ledger.wait_for_all([more])
     assert bench.ledger.runs() == dict.fromkeys([*ids, more], 2)
     assert "The server has lost its data" in worker.log
-    assert "it starts anew" not in worker.log
+    assert "it starts again" not in worker.log
     worker.stop()
     assert bench.unacked == 0
 
@@ -584,7 +584,7 @@ def test_a_worker_that_was_stopped_beyond_its_lease(bench: Bench, pool: str) -> 
             "the other one has run all",
         )
         os.killpg(frozen.pid, signal.SIGCONT)
-        frozen.wait_for_log("it starts anew")
+        frozen.wait_for_log("it starts again")
         for id in begun:
             bench.ledger.wait(
                 lambda all, id=id: sum(e["id"] == id and e["phase"] == "end" for e in all) == 2,

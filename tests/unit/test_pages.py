@@ -34,10 +34,25 @@ def _script(name: str) -> ModuleType:
         ("# What a heading says", 0),
         ("See [a page](what-is-meant.md).", 0),
         (" ".join(["word"] * 41) + ".", 1),
+        ("The rest of the queue goes on.", 1),
+        ("A pause ends by itself.", 1),
+        ("Workers hear of a pause.", 1),
+        ("The check reads 200 at the most.", 1),
+        ("It applies to whatever waits.", 1),
+        ("It lets the declared numbers hold again.", 1),
+        ("Messages move and what is due runs.", 1),
     ],
 )
 def test_style(sentence: str, found: int) -> None:
     assert len([*_script("style").problems(sentence)]) == found
+
+
+def test_docstrings_and_help_are_read() -> None:
+    texts = dict(_script("style").texts())
+    assert texts["celery_ext.Delayed.cancel"].startswith("Cancel a delayed or ready task.")
+    assert "kombu_delayed.errors.ServerFull" in texts
+    assert texts["help of `celery delayed pause --why`"] == "The reason, shown with the pause."
+    assert len(texts) > 500
 
 
 SOURCE = "# Title\n\n```python\ncode | --- |\n```\n\n| a |\n|---|\n| b |\n"

@@ -75,8 +75,8 @@ def test_scripts_forbidden() -> None:
 
 
 AHEAD = (
-    "The server's clock is {} seconds ahead of this machine's: what is sent from here with a "
-    "countdown is due so much earlier. Set the clocks (NTP)."
+    "The server's clock is {} seconds ahead of this machine's: tasks sent from here with a "
+    "countdown are due that much earlier. Synchronise the clocks (NTP)."
 )
 BEHIND = AHEAD.replace("ahead of", "behind").replace("earlier", "later")
 

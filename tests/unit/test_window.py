@@ -42,7 +42,7 @@ def test_next_opening(window: Window, at: str, opens: str) -> None:
         (("5-7",), {}, "'5-7'"),
         (("24:00-25:00",), {}, "'24:00-25:00'"),
         ((5,), {}, "not 5"),
-        (("05:00-07:00",), {"tz": "../etc"}, "no such time zone"),
+        (("05:00-07:00",), {"tz": "../etc"}, "unknown time zone"),
         (("05:00-07:00",), {"days": ""}, "which is not a day"),
         (("05:00-07:00",), {"days": "mon-payday"}, "'mon-payday'"),
         (("05:00-07:00",), {"except_dates": ["Christmas"]}, "not 'Christmas'"),

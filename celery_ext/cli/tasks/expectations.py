@@ -129,7 +129,7 @@ def _tell(session: Session, key: str, outcome: str) -> None:
     if outcome == LATE:
         session.nothing(f"Too late for {key}: another answer, or the timeout, was first.")
     if outcome == UNKNOWN:
-        session.nothing(f"Nobody expects an answer under {key}.")
+        session.nothing(f"No task expects an answer under {key}.")
     session.print(f"The answer for {key} is {outcome}.")
 
 

@@ -86,5 +86,5 @@ def written(content: dict[str, Any], limit_bytes: int) -> str:
     except Exception as error:  # whatever a payload's own types raise
         raise ExpectationError(f"the answer cannot be kept as JSON: {error}"[:300]) from error
     if len(text) > limit_bytes:
-        raise ExpectationError(f"the answer has {len(text):,} bytes; {limit_bytes:,} are taken")
+        raise ExpectationError(f"the answer has {len(text):,} bytes, at most {limit_bytes:,}")
     return text

@@ -239,5 +239,5 @@ class _Restore:
             meaning = translate(error) if isinstance(error, ResponseError) else error
             raise OperationalError(
                 f"the broker failed after {self.report.messages:,} messages: {meaning}. Restore "
-                "the file again: what is there stays as it is"
+                "the file again: messages that exist stay as they are"
             ) from error

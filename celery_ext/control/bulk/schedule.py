@@ -155,8 +155,8 @@ class _Bulk:
         except _FAILURES as error:
             meaning = translate(error) if isinstance(error, ResponseError) else error
             raise BulkError(
-                f"the broker failed; the first {self.report.rows:,} rows are dealt with, and some "
-                f"of the next {2 * self.batch:,} may be: {meaning}",
+                f"the broker failed; the first {self.report.rows:,} rows were processed, and "
+                f"some of the next {2 * self.batch:,} may have been: {meaning}",
                 self.report,
             ) from error
 

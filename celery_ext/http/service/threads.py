@@ -28,7 +28,7 @@ class Threads:
         try:
             future = asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
         except RuntimeError:
-            raise busy("no more requests are taken") from None
+            raise busy("the server is shutting down") from None
         self._count += 1
         future.add_done_callback(self._done)
         try:

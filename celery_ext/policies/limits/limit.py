@@ -162,7 +162,7 @@ class Shares(Gated):
         self.shares = {str(key): float(shares[key]) for key in sorted(shares, key=str)}
         if not shares or min(self.shares.values()) <= 0 or sum(self.shares.values()) > 1.000001:
             raise PolicyError(
-                f"Shares takes a dict of parts of 1 that are together 1 at the most, not {shares!r}"
+                f"Shares takes a dict of fractions whose sum is at most 1, not {shares!r}"
             )
         self.by = checked_by("Shares(by=…)", by)
         self.borrow = self.is_of_queue = borrow
@@ -177,7 +177,7 @@ class Shares(Gated):
         if any(isinstance(each, Shares) and each is not self for each in others):
             raise PolicyError(f"{self}: a queue has one Shares")
         if self.borrow and any(isinstance(each, Fair) for each in others):
-            raise PolicyError(f"{self} gives turns by its shares: it cannot be beside Fair")
+            raise PolicyError(f"{self} gives turns by its shares: it excludes Fair")
 
     def limits(self, owner: str) -> Iterable[LimitNumbers]:
         """The slots of each key, and of all."""

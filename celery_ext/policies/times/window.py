@@ -188,8 +188,8 @@ def _zone(name: str) -> ZoneInfo:
         return ZoneInfo(name)
     except Exception as error:  # a wrong type, a name that is a path, or unknown
         raise PolicyError(
-            f"Window(tz={name!r}): no such time zone is known here; names are such as "
-            "Europe/Berlin, and systems without a database of them need the package tzdata"
+            f"Window(tz={name!r}): unknown time zone; give a name such as Europe/Berlin, and on "
+            "systems without a time zone database install the package tzdata"
         ) from error
 
 

@@ -1,8 +1,8 @@
 """Forecast of the load from the backlog and from history, and of the workers it needs.
 
-What is due in an hour ahead is what the backlog has for it, which is known, and what comes at
-shorter notice than the hour is away. The latter is expected as it was in the same hour of earlier
-weeks, counting only what had come at as short a notice.
+The load of a future hour has two parts: messages that the backlog already has for it, and messages
+that will be sent for it later. The second part is estimated from the same hour of earlier weeks,
+counting only messages that were sent at equally short notice.
 """
 
 from __future__ import annotations

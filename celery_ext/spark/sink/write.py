@@ -243,8 +243,8 @@ class BacklogWriter(DataSourceArrowWriter):
             with suppress(OperationalError), connected(self.options) as delayed:
                 end(delayed.store, self.job, None)
         logger.error(
-            "Job %s has failed, and some of its rows are dealt with: run it again with "
-            "job_id=%r, and these are left alone",
+            "Job %s has failed after some of its rows: run it again with job_id=%r, and these "
+            "rows are skipped",
             self.job.id,
             self.job.id,
         )

@@ -145,7 +145,7 @@ class Lease:
         answer = register()
         if answer is not None:
             logger.warning(
-                "The server has lost its data: consumer %s goes on with what it holds of queue %r",
+                "The server has lost its data: consumer %s keeps the messages of queue %r it holds",
                 self.consumer,
                 queue,
             )

@@ -132,7 +132,9 @@ class Gatekeeper:
         """It was not told, or others were faster: with the next claim."""
         if isinstance(answer, (ResponseError, ServerFull)):
             logger.warning(
-                "What this worker declares for queue %r is not stored: %s", queue, answer
+                "The policies that this worker declares for queue %r are not stored: %s",
+                queue,
+                answer,
             )
             self._full_until = monotonic() + FULL_SECONDS
         elif isinstance(answer, BaseException) and not isinstance(answer, SlotMoves):
@@ -201,17 +203,17 @@ class Gatekeeper:
         self.versions[queue] = known.version
         self._texts[queue] = sys.intern(known.text)  # that of many queues
         if before is not None and before != known.version:
-            logger.info("Queue %r has other policies now, as %s declares", queue, known.by)
+            logger.info("Queue %r has other policies now, declared by %s", queue, known.by)
 
     def _refuse(self, queue: str, known: PolicyRecord, error: Exception) -> None:
         if queue not in self.refused:
             self.refused.add(queue)
             logger.error(
-                "Queue %r has policies by which this consumer cannot go: it takes no messages of "
-                "it. %s has declared them; %s. Start this program with the code that declares "
+                "This consumer takes no messages from queue %r, because it cannot apply its "
+                "policies. %s declared them; %s. Start this program with the code that declares "
                 "them, or without this queue",
                 queue,
-                known.by or "Somebody",
+                known.by or "Another program",
                 error,
             )
 

@@ -241,6 +241,6 @@ def check_one_shard(queue: str, count: int, rules: Rules) -> None:
     """Raise OptionError for a queue whose messages take turns or have limits, and many shards."""
     if count > 1 and rules.gate(queue) is not None:
         raise OptionError(
-            f"queue {queue!r} has policies by which its messages take turns or have limits, and "
-            f"{count} shards: such a queue has one"
+            f"queue {queue!r} has policies for turns or limits, and {count} shards: such a queue "
+            "can only have one shard"
         )

@@ -156,10 +156,9 @@ class ConsumingChannel(ConnectingChannel):
         if len(shards) == 1 or self.rules is None or self.rules.gate(queue) is None:
             return False
         logger.error(
-            "Another process spreads queue %r over %d shards, but the queue has policies by which "
-            "its messages take turns or have limits. This worker does not take the messages in "
-            "the other shards, as they would exceed the limits. Set delayed_shards to 1 for "
-            "this queue everywhere.",
+            "Another process spreads queue %r over %d shards, but the queue has policies for turns "
+            "or limits. This worker takes no messages from the other shards, because they would "
+            "exceed the limits. Set delayed_shards to 1 for this queue everywhere.",
             queue,
             len(shards),
         )

@@ -16,13 +16,13 @@ class QueueChannel(ConnectingChannel):
     def _new_queue(self, queue: str, *args: Any, **kwargs: Any) -> None:
         if is_shard(queue):
             raise OptionError(
-                f"a queue cannot be named {queue!r}: so is shard {number_of(queue)} of queue "
-                f"{queue_of(queue)!r}"
+                f"a queue cannot be named {queue!r}: that is the name of shard "
+                f"{number_of(queue)} of queue {queue_of(queue)!r}"
             )
         if self.sep in queue:
             raise OptionError(
-                f"a queue cannot be named {queue!r}: {self.sep!r} stands between the name and the "
-                "priority in the names of lists (transport option sep)"
+                f"a queue cannot be named {queue!r}: {self.sep!r} separates name and priority in "
+                "the keys of lists (transport option sep)"
             )
         super()._new_queue(queue, *args, **kwargs)
 

@@ -105,8 +105,8 @@ class ClusterChannel(ClusterConnectingChannel, Channel):
             raise OptionError(f"a queue on a Cluster cannot be named {queue!r}")
         if queue_with(queue) != queue:
             raise OptionError(
-                f"a queue on a Cluster cannot be named {queue!r}: so are the keys of a shard of "
-                f"queue {queue_of(queue_with(queue))!r}"
+                f"a queue on a Cluster cannot be named {queue!r}: a shard of queue "
+                f"{queue_of(queue_with(queue))!r} has keys of that name"
             )
         super()._new_queue(queue, *args, **kwargs)
 
