@@ -15,7 +15,7 @@ import click
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import public  # noqa: E402
+import public
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
