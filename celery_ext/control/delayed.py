@@ -91,8 +91,8 @@ class Delayed(Queues):
         """Cancel a delayed or ready task. True if it was one.
 
         Its result is REVOKED. Without `queue`, the app's queues are looked at, and those that it
-        does not know only where it is in none of them. A task that is not delayed is looked for
-        among the ready ones, which are read for it.
+        does not know only where it is in none of them. A ready task is found at once if this
+        process has looked for one before; otherwise the ready ones are read for it.
         """
         return bool(self.cancel_ids([task_id], queue))
 

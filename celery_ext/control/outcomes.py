@@ -58,7 +58,7 @@ def _by_id(queues: Queues, shards: Sequence[str], id: str) -> TaskInfo | None:
 
 def _ready(queues: Queues, shards: Sequence[str], id: str) -> TaskInfo | None:
     found, _ = queues.ready_index.find(queues.store, shards, id)
-    return TaskInfo.of(found[0]) if found else None
+    return TaskInfo.of(found[0].found()) if found else None
 
 
 def _by_reading(

@@ -34,7 +34,7 @@ def ready_pages(
 ) -> Iterator[list[ReadyTask]]:
     """The ready tasks of some shards, in bounded pages: the most urgent first, then the latest."""
     for shard in shards:
-        lists = ReadyLists(queues.store, shard)
+        lists = queues.ready_index.lists(queues.store, shard)
         for page in lists.pages(needles):
             yield [ready_task(shard, lists, each) for each in page if id_of(each.message)]
 
@@ -47,18 +47,35 @@ def ready_task(shard: str, lists: ReadyLists, ready: Ready) -> ReadyTask:
 
 
 def ready_tasks(queues: Queues, ids: Sequence[str], queue: str | None) -> Iterator[ReadyTask]:
-    """The ready tasks with these ids, found by reading what is ready.
+    """The ready tasks with these ids, found by where they were met before, or else by reading.
 
     An id of which workers have recorded that it is with one, or over, is not looked for.
     """
     ids = [id for id in ids if not _is_elsewhere(queues, id, queue)]
-    found: set[str] = set()
-    for shards in queues.where(queue, ids, found) if ids else ():
-        for page in ready_pages(queues, shards, needles_of(ids)):
-            for each in page:
-                if each.info.id in ids:
-                    found.add(each.info.id)
-                    yield each
+    own = [queue] if queue else [*queues.app.amqp.queues] if ids else []
+    shards = [shard for name in own for shard in queues.store.shards.all(name)]
+    found = set[str]()
+    for task in placed(queues, shards, ids):
+        found.add(task.info.id)
+        yield task
+    ids = [id for id in ids if id not in found]
+    for names in queues.where(queue, ids, found := set()) if ids else ():
+        for page in ready_pages(queues, names, needles_of(ids)):
+            for task in page:
+                if task.info.id in ids:
+                    found.add(task.info.id)
+                    yield task
+
+
+def placed(queues: Queues, shards: Sequence[str], ids: Sequence[str]) -> Iterator[ReadyTask]:
+    """Those of some shards that are found by where they were met before.
+
+    Not those with an id that several of them have, nor any of a list that is too long for this.
+    """
+    for id in ids:
+        found, _ = queues.ready_index.find(queues.store, shards, id)
+        if not queues.ready_index.is_shared(shards, id):
+            yield from (ready_task(each.lists.queue, *each) for each in found)
 
 
 def _is_elsewhere(queues: Queues, id: str, queue: str | None) -> bool:

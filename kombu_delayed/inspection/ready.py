@@ -7,8 +7,8 @@ reading, and by comparing whole texts.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterator, Sequence
+from itertools import compress, islice
 from typing import NamedTuple
 
 from ..connection.commands import numbers, pairs
@@ -42,11 +42,21 @@ class Ready(NamedTuple):
 
 
 class ReadyLists:
-    """The ready lists of one queue, or one shard. Every change is one script."""
+    """The ready lists of one queue, or one shard. Every change is one script.
 
-    def __init__(self, store: Store, queue: str) -> None:
+    `on_change` is called with queue, step, id and new text of each message that is changed; None:
+    it was taken from its place.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        queue: str,
+        on_change: Callable[[str, int, str, bytes | None], None] = lambda *change: None,
+    ) -> None:
         self.store = store
         self.queue = queue
+        self._on_change = on_change
         keys = store.keys(queue)
         self._lists = {
             ord(step) - 48: key for step, key in zip(keys.steps, keys.ready, strict=True)
@@ -119,8 +129,13 @@ class ReadyLists:
             texts = [messages[n].message for n in places]
             for n, count in zip(places, self._withdraw(step, first, span, texts), strict=True):
                 gone[n] = bool(count) or self._withdraw_elsewhere(messages[n])
-        self._dropped += sum(gone)
+        for each in compress(messages, gone):
+            self._was_changed(each, None)
         return gone
+
+    def _was_changed(self, message: Ready, text: bytes | None) -> None:
+        self._dropped += int(text is None)
+        self._on_change(self.queue, message.step, id_of(message.message), text)
 
     def _withdraw(self, step: int, start: int, span: int, texts: Sequence[bytes]) -> list[int]:
         answer = self.store.ask(
@@ -180,7 +195,8 @@ class ReadyLists:
             )
 
         is_amended = amend(message.at) or any(map(amend, self._places(message)))
-        self._dropped += int(is_amended and (due_ms is not None or how != "stay"))
+        if is_amended:
+            self._was_changed(message, text if due_ms is None and how == "stay" else None)
         return is_amended
 
 

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import json
 import os
+from bisect import bisect, insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import sha1
 from threading import Lock
+from typing import NamedTuple
 
 from ..message.envelope import open_envelope
 from ..store.store import Store
 from .lookup import Found
-from .ready import ReadyLists, id_of
+from .ready import Ready, ReadyLists, id_of
 
 #: Ids of so many messages are remembered of one list, and of all; longer lists are read by whoever
 #: looks.
@@ -26,30 +28,83 @@ MOST, MOST_OF_ALL = 200_000, 1_000_000
 #: So many may have come since the last look; after more the list is read until a known one is met.
 FRESH = 500
 
+#: Of so many of the newest messages the texts are told, since the newest may be taken out.
+RECENT = 50
+
+
+class Placed(NamedTuple):
+    """A ready message, and the lists in which it was found."""
+
+    lists: ReadyLists
+    ready: Ready
+
+    def found(self) -> Found:
+        """The same, for who looks it up."""
+        step, _, message = self.ready
+        return Found("ready", self.lists.queue, step, message, open_envelope(message, 0).due_ms)
+
 
 @dataclass
 class _Known:
     """What has been met in one list: its messages are numbered as they came."""
 
     numbers: dict[str, int] = field(default_factory=dict)
-    #: The number of the newest message, and its SHA-1; empty: none is known.
+    #: Ids that several messages had, and the numbers of those taken out by this process, in order.
+    shared: set[str] = field(default_factory=set)
+    gone: list[int] = field(default_factory=list)
+    #: The number of the newest message that has come, and the SHA-1 of the newest ones by number.
     count: int = 0
-    newest: str = ""
+    recent: dict[int, str] = field(default_factory=dict)
     lock: Lock = field(default_factory=Lock)
 
-    def add(self, ids: Sequence[str], newest: str) -> None:
-        """Messages that have come, the newest first, and the SHA-1 of that one."""
+    @property
+    def newest(self) -> str:
+        """The SHA-1 of the newest message; empty: none is known."""
+        return self.recent[max(self.recent)] if self.recent else ""
+
+    def add(self, ids: Sequence[str], digests: Sequence[str]) -> None:
+        """Messages that have come, the newest first, and the SHA-1 of the first of them."""
+        numbers = range(self.count + len(ids), 0, -1)
+        recent = {**self.recent, **dict(zip(numbers, digests[:RECENT], strict=False))}
+        self.recent = {number: recent[number] for number in sorted(recent)[-RECENT:]}
         for id in reversed(ids):
             self.count += 1
+            if self.place(id) >= 0:
+                self.shared.add(id)
             self.numbers[id] = self.count
-        if ids:
-            self.newest = newest
+
+    def place(self, id: str) -> int:
+        """How many newer messages there were when the newest one came; -1: it is not known."""
+        number = self.numbers.get(id)
+        if number is None:
+            return -1
+        return self.count - number - (len(self.gone) - bisect(self.gone, number))
+
+    def change(self, id: str, text: bytes | None) -> None:
+        """A message has another text, or None: it was taken out, and older ones have moved up."""
+        if (number := self.numbers.get(id)) is None:
+            return
+        if text is None:
+            del self.numbers[id]
+            insort(self.gone, number)
+            self.recent.pop(number, None)
+        elif number in self.recent:
+            self.recent[number] = _digest(text)
 
     def forget(self, length: int) -> None:
         """Forget most of those that have left the list."""
-        if len(self.numbers) > 2 * length + FRESH:
-            oldest = self.count - length - FRESH
+        keep = length + FRESH
+        if len(self.gone) > 2 * keep:
+            self.gone = self.gone[-keep:]
+        keep += len(self.gone)
+        if len(self.numbers) > 2 * keep:
+            oldest = self.count - keep
             self.numbers = {id: n for id, n in self.numbers.items() if n > oldest}
+            self.shared &= self.numbers.keys()
+
+    def begin_anew(self) -> None:
+        """Nothing is known any more."""
+        self.numbers, self.shared, self.gone, self.recent = {}, set(), [], {}
 
 
 class ReadyIndex:
@@ -62,15 +117,16 @@ class ReadyIndex:
         self._known: dict[tuple[str, int], _Known] = {}
         self._pid = os.getpid()
 
-    def find(self, store: Store, queues: Sequence[str], id: str) -> tuple[list[Found], bool]:
+    def find(self, store: Store, queues: Sequence[str], id: str) -> tuple[list[Placed], bool]:
         """The ready messages with an id, and whether all lists were short enough to know.
 
-        A queue is one shard. A message that is put back or moved meanwhile may be passed over.
+        A queue is one shard. A message that is put back or moved meanwhile may be passed over, and
+        of those in one list that share an id the latest is found: see `is_shared`.
         """
         if self._pid != os.getpid():  # a lock may have been held when the process was forked
             self._known, self._pid = {}, os.getpid()
         lists = [
-            (each, step) for each in (ReadyLists(store, q) for q in queues) for step in each.steps
+            (each, step) for each in (self.lists(store, q) for q in queues) for step in each.steps
         ]
         found, unread, is_sure = self._look(store, lists, id)
         if unread:
@@ -79,9 +135,23 @@ class ReadyIndex:
             is_sure = is_sure and len(short) == len(unread)
         return found, is_sure
 
+    def is_shared(self, queues: Sequence[str], id: str) -> bool:
+        """Whether several messages of one list have had this id."""
+        known = [*self._known.items()]
+        return any(queue in queues and id in each.shared for (queue, _), each in known)
+
+    def lists(self, store: Store, queue: str) -> ReadyLists:
+        """The lists of a queue. After a change that is made by them nothing is read again."""
+        return ReadyLists(store, queue, self._was_changed)
+
+    def _was_changed(self, queue: str, step: int, id: str, text: bytes | None) -> None:
+        if (known := self._known.get((queue, step))) is not None:
+            with known.lock:
+                known.change(id, text)
+
     def _look(
         self, store: Store, lists: Sequence[tuple[ReadyLists, int]], id: str
-    ) -> tuple[list[Found], list[tuple[ReadyLists, int]], bool]:
+    ) -> tuple[list[Placed], list[tuple[ReadyLists, int]], bool]:
         """Look at some lists in one go.
 
         Returns those as well that have to be read first, and whether none is too long for that.
@@ -90,25 +160,26 @@ class ReadyIndex:
         for ready, step in lists:
             known = self._known.setdefault((ready.queue, step), _Known())
             with known.lock:
-                number = known.numbers.get(id)
-                at = -1 if number is None else known.count - number
-                asked.append((known, known.newest, ready.find_call(step, known.newest, at, needle)))
+                newest = known.newest
+                call = ready.find_call(step, newest, known.place(id), needle)
+                asked.append((known, newest, call))
         answers = store.all_of(call for _, _, call in asked)
         found, unread, is_sure = [], [], True
         for each, (known, newest, _), answer in zip(lists, asked, answers, strict=True):
-            length, since, _, message, *fresh = answer
+            length, since, at, message, *fresh = answer
             with known.lock:
                 if since >= 0 and known.newest == newest:  # nobody else has added these
-                    known.add([*map(id_of, fresh)], _digest(fresh[0]) if fresh else "")
+                    known.add([*map(id_of, fresh)], [*map(_digest, fresh[:RECENT])])
                 known.forget(length)
-            message = next((one for one in fresh if id_of(one) == id), message)
+            at, message = next(
+                ((n, one) for n, one in enumerate(fresh) if id_of(one) == id), (at, message)
+            )
             if since < 0 and length > MOST:
                 is_sure = False
             elif since < 0 or (not message and self._was_shifted(each, known, id, length)):
                 unread.append(each)
             if message and id_of(message) == id:
-                due_ms = open_envelope(message, 0).due_ms
-                found.append(Found("ready", each[0].queue, each[1], message, due_ms))
+                found.append(Placed(each[0], Ready(each[1], at, message)))
         return found, unread, is_sure
 
     def _read(self, ready: ReadyLists, step: int) -> bool:
@@ -127,7 +198,9 @@ class ReadyIndex:
             digests = [*fresh]
             if known.newest in fresh:
                 digests = digests[: digests.index(known.newest)]
-            known.add([fresh[each] for each in digests], digests[0] if digests else "")
+            else:
+                known.begin_anew()
+            known.add([fresh[each] for each in digests], digests)
         if sum(len(each.numbers) for each in [*self._known.values()]) > MOST_OF_ALL:
             self._known = {(ready.queue, step): known}
         return True
@@ -139,10 +212,9 @@ class ReadyIndex:
             if id not in known.numbers or not length:
                 return False
             _, _, last = ready.page(step, length - 1)
-            number = known.numbers.get(id_of(last[-1].message)) if last else None
-            if number in (None, known.count - length + 1):
+            if not last or known.place(id_of(last[-1].message)) in (-1, length - 1):
                 return False
-            known.numbers, known.newest = {}, ""
+            known.begin_anew()
             return True
 
 

@@ -14,6 +14,7 @@ from celery_ext import Delayed
 from celery_ext.http.api import cursors, ready, status
 from celery_ext.policies.of_message import policies_in
 from celery_ext.tasks.body import read_body
+from kombu_delayed.inspection import ready_index
 from kombu_delayed.message.envelope import open_envelope
 from kombu_delayed.store.outcomes import Kept, Note, Outcomes
 from kombu_delayed.testing import dump
@@ -368,7 +369,11 @@ def test_control_of_ready_tasks(
     answer = api.delete("/v1/tasks/c")
     assert (answer.status_code, "running" in answer.text) == (409, True)
     monkeypatch.setattr(ready, "READ", 0)
-    assert api.put("/v1/tasks/e", json={"task": "till.charge"}).status_code == 201
+    for id in ("e", "f"):
+        assert api.put(f"/v1/tasks/{id}", json={"task": "till.charge"}).status_code == 201
+    assert api.delete("/v1/tasks/f").status_code == 204  # found without reading what is ready
+    monkeypatch.setattr(ready_index, "MOST", 0)
+    api.api.service.delayed.ready_index._known.clear()  # type: ignore[attr-defined]
     assert "more than 0 tasks are ready" in api.delete("/v1/tasks/e").json()["detail"]
 
 

@@ -101,3 +101,33 @@ def test_found_by_id_in_few_round_trips(ready: Delayed, monkeypatch: pytest.Monk
         assert (found.id, found.state, found.tenant) == (f"t{n}", "ready", f"tenant{n % 3}")
     # Each time how many shards there are, its record, whether it is delayed or dead, and its place.
     assert len(sent) == 9 * 4
+
+
+def test_changed_by_id_without_reading(ready: Delayed, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ready.get("t0")
+    read: list[int] = []
+    page = module.ReadyLists.page
+
+    def told(self: module.ReadyLists, step: int, start: int, *args: Any) -> Any:
+        read.append(start)
+        return page(self, step, start, *args)
+
+    monkeypatch.setattr(module.ReadyLists, "page", told)
+    assert ready.cancel("t4")
+    assert ready.reschedule("t1", countdown=3_600)
+    assert ready.change("t2", args=["changed"])
+    assert ready.change("t8", args=["changed"])  # the newest one
+    assert ready.run_now("t8")
+    assert ready.cancel_ids(["t7", "t0"]) == {"t7", "t0"}
+    assert ready.cancel("t6")
+    assert read == []
+    assert ready.change("t5", priority=9)
+    monkeypatch.undo()
+    assert sorted(ready_ids(ready)) == ["t2", "t3", "t5", "t8"]
+
+
+def test_two_with_one_id_are_cancelled_both(ready: Delayed, bench: Bench) -> None:
+    bench.send("t3", 0, args=("again",))
+    assert ready.get("t3")
+    assert ready.cancel("t3")
+    assert "t3" not in ready_ids(ready)

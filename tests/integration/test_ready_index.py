@@ -54,8 +54,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def found(index: ReadyIndex, store: Store, id: str) -> list[str]:
     messages, is_sure = index.find(store, ["q"], id)
     assert is_sure
-    assert all(each.state == "ready" and each.queue == "q" for each in messages)
-    return [json.loads(each.message)["headers"]["id"] for each in messages]
+    assert all(each.found().state == "ready" and each.lists.queue == "q" for each in messages)
+    return [json.loads(each.ready.message)["headers"]["id"] for each in messages]
 
 
 def test_the_first_look_reads_and_later_ones_do_not(
@@ -111,6 +111,44 @@ def test_what_is_taken_out_of_the_middle(store: Store) -> None:
     for n in (0, 10, 30, 39, 80, 99):
         assert found(index, store, f"m{n}") == [f"m{n}"]
     assert found(index, store, "m50") == []
+
+
+def test_what_it_has_taken_out_moves_the_others(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = ReadyIndex()
+    publish(store, *names(0, 100))
+    assert found(index, store, "m0") == ["m0"]
+    with reads(monkeypatch) as told:
+        for n in range(90, 10, -1):
+            [place], _ = index.find(store, ["q"], f"m{n}")
+            if n % 2:
+                assert place.lists.withdraw([place.ready]) == [True]
+            else:
+                due_ms = 4_000_000_000_000 if n % 4 else None
+                text = place.ready.message
+                assert place.lists.amend(place.ready, f"m{n}", text, due_ms=due_ms, is_first=True)
+        for n in (0, 5, 10, 91, 99):
+            [place], _ = index.find(store, ["q"], f"m{n}")
+            text = store.run("LINDEX", "q", place.ready.at)
+            assert json.loads(text)["headers"]["id"] == f"m{n}"
+        assert found(index, store, "m13") == []
+    assert told == []
+    known = index._known["q", 0]
+    known.forget(0)
+    assert len(known.gone) == 5
+
+
+def test_ids_that_several_have(store: Store) -> None:
+    index = ReadyIndex()
+    publish(store, "a", "b")
+    assert found(index, store, "a") == ["a"]
+    assert not index.is_shared(["q"], "a")
+    publish(store, "a")
+    assert found(index, store, "a") == ["a"]
+    assert index.is_shared(["q"], "a")
+    assert not index.is_shared(["q"], "b")
+    assert not index.is_shared(["p"], "a")
 
 
 def test_a_list_that_is_too_long(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,17 +1,17 @@
-"""Ready tasks of a request, found by reading what is ready, up to a bound."""
+"""Ready tasks of a request, found at once or by reading what is ready, up to a bound."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from celery_ext.control.outcomes import is_certain
-from celery_ext.control.ready import ReadyTask, ready_pages
+from celery_ext.control.ready import ReadyTask, placed, ready_pages
 from kombu_delayed.inspection.ready import needles_of
 
 from ..auth.identity import Identity
 from ..problems import Problem
 from ..service.service import Service
-from .status import history_of, names_of
+from .status import history_of, names_of, places
 
 #: Ready messages that one request reads to find tasks.
 READ = 100_000
@@ -23,13 +23,32 @@ EMPTY = 20
 def ready_of(
     service: Service, identity: Identity, ids: Sequence[str], queue: str | None = None
 ) -> list[ReadyTask]:
-    """The caller's ready tasks with some ids, in the first queue that has any.
+    """The caller's ready tasks with some ids, in the first queues that have any.
 
     Raises a Problem where none is found and more are ready than one request may read.
     """
     ids = [id for id in ids if not _is_elsewhere(service, identity, id, queue)]
+    shards_of, found = service.delayed.store.shards.all, list[ReadyTask]()
+    for names in places(service, identity, queue) if ids else ():
+        shards = [shard for name in names for shard in shards_of(name)]
+        found = [each for each in placed(service.delayed, shards, ids) if _sees(identity, each)]
+        if found:
+            break
+    known = {each.info.id for each in found}
+    rest = [id for id in ids if id not in known]
+    try:
+        return found + (_by_reading(service, identity, rest, queue) if rest else [])
+    except Problem:
+        if found:
+            return found
+        raise
+
+
+def _by_reading(
+    service: Service, identity: Identity, ids: Sequence[str], queue: str | None
+) -> list[ReadyTask]:
     store, left, is_crowded = service.delayed.store, READ, False
-    for name in names_of(service, identity, queue) if ids else ():
+    for name in names_of(service, identity, queue):
         found: list[ReadyTask] = []
         for shard in store.shards.nearest(name, ids[0]):
             count = store.size(shard).ready
@@ -46,6 +65,10 @@ def ready_of(
     return []
 
 
+def _sees(identity: Identity, task: ReadyTask) -> bool:
+    return identity.sees(task.info.queue, task.info.tenant)
+
+
 def _is_elsewhere(service: Service, identity: Identity, id: str, queue: str | None) -> bool:
     record = history_of(service, identity, id, queue)
     return record is not None and is_certain(record)
@@ -59,5 +82,5 @@ def _in_shard(
         task
         for page in ready_pages(service.delayed, [shard], needles_of(ids))
         for task in page
-        if task.info.id in meant and identity.sees(task.info.queue, task.info.tenant)
+        if task.info.id in meant and _sees(identity, task)
     ]

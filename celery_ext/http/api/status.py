@@ -93,7 +93,7 @@ def find(service: Service, identity: Identity, id: str, queue: str | None = None
         if is_certain(record):
             return state_of_record(record)
     shards: list[str] = []
-    for names in _places(service, identity, queue):
+    for names in places(service, identity, queue):
         part = [shard for name in names for shard in store.shards.nearest(name, id)]
         if state := _by_id(service, identity, part, id):
             return state
@@ -114,7 +114,7 @@ def history_of(
 ) -> TaskHistory | None:
     """What workers have recorded of a task in the app's queues, or else in any; as `find`."""
     nearest = service.delayed.store.shards.nearest
-    for names in _places(service, identity, queue):
+    for names in places(service, identity, queue):
         shards = [shard for name in names for shard in nearest(name, id)]
         found = recorded_in(service.delayed, shards, id)
         if mine := [each for each in found if identity.sees(each.queue, each.tenant)]:
@@ -122,7 +122,8 @@ def history_of(
     return None
 
 
-def _places(service: Service, identity: Identity, queue: str | None) -> Iterator[list[str]]:
+def places(service: Service, identity: Identity, queue: str | None) -> Iterator[list[str]]:
+    """The queues to look into in one go: the one that is meant, or the app's and then others."""
     own = [name for name in service.own_queues() if identity.sees_queue(name)]
     if queue is None:
         yield own
@@ -213,7 +214,8 @@ def _will_be_recorded(store: Store, event: Event) -> bool:
 
 def _ready(service: Service, shards: list[str], identity: Identity, id: str) -> TaskInfo | None:
     delayed = service.delayed
-    infos = map(TaskInfo.of, delayed.ready_index.find(delayed.store, shards, id)[0])
+    found, _ = delayed.ready_index.find(delayed.store, shards, id)
+    infos = (TaskInfo.of(each.found()) for each in found)
     return next((info for info in infos if identity.sees(info.queue, info.tenant)), None)
 
 
