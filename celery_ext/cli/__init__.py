@@ -30,6 +30,7 @@ COMMANDS = {
     "events": "tasks.events",
     "cancel": "tasks.change",
     "reschedule": "tasks.change",
+    "redirect": "tasks.change",
     "run-now": "tasks.change",
     "dead": "tasks.dead",
     "expectations": "tasks.expectations",

@@ -29,13 +29,13 @@ from .change_many import DuePlan, Outcome, change_many, pages
 from .counts import ConsumerInfo, Counts, Forecast
 from .dead_letters import Dead
 from .limits import LimitInfo, gate_usage, limits
-from .moves import NOW, Due, Moves, due_at
+from .moves import NOW, Moves, due_at
 from .outcomes import Meant, histories, look_up, newest, recorded
 from .overrides import reset_limit, set_limit
 from .partial_pauses import Part, pause, pauses, resume
 from .pauses import QueuePause
 from .policies import Policies
-from .ready import ReadyTask, change_ready, matching, ready_tasks
+from .ready import ReadyTask, change_ready, matching
 
 
 class Delayed(Queues):
@@ -98,12 +98,7 @@ class Delayed(Queues):
 
     def cancel_ids(self, task_ids: Iterable[str], queue: str | None = None) -> set[str]:
         """Cancel several tasks. Returns the ids of those that were delayed or ready."""
-        ids = [*dict.fromkeys(task_ids)]
-        gone = self.moves.cancel_ids(ids, queue)
-        rest = [id for id in ids if id not in gone]
-        for task in ready_tasks(self, rest, queue):
-            gone.update(info.id for info in self.moves.cancel_ready([task]))
-        return gone
+        return self.moves.cancel_by_id([*dict.fromkeys(task_ids)], queue)
 
     def reschedule(
         self,
@@ -121,17 +116,18 @@ class Delayed(Queues):
         if (countdown is None) == (eta is None):
             raise QueryError("reschedule takes either countdown (seconds) or eta (a time)")
         due_ms = to_ms("eta", eta) if eta is not None else from_now_ms("countdown", countdown or 0)
-        return self._reschedule(task_id, due_at(due_ms), queue)
+        return self.moves.reschedule_by_id(task_id, due_at(due_ms), queue)
 
     def run_now(self, task_id: str, queue: str | None = None) -> bool:
         """Run a delayed task now, or a ready one before all others. True if it was one."""
-        return self._reschedule(task_id, NOW, queue)
+        return self.moves.reschedule_by_id(task_id, NOW, queue)
 
-    def _reschedule(self, task_id: str, due: Due, queue: str | None) -> bool:
-        if self.moves.reschedule_id(task_id, due, queue):
-            return True
-        moved = [self.moves.postpone(each, due) for each in ready_tasks(self, [task_id], queue)]
-        return any(moved)
+    def redirect(self, task_id: str, to_queue: str, queue: str | None = None) -> bool:
+        """Move a delayed or ready task to another queue, with its due time. True if it was one.
+
+        Raises QueryError for a queue that neither the app nor the broker knows.
+        """
+        return Redirect(self, to_queue).by_id(task_id, queue)
 
     def change(
         self,

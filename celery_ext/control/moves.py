@@ -19,7 +19,7 @@ from ..app.recorder import write_now
 from ..tasks.results import keeps_results
 from ..tasks.task_info import TaskInfo
 from ..tasks.times import LATEST_MS, from_ms
-from .ready import ReadyTask, amend
+from .ready import ReadyTask, amend, ready_tasks
 
 #: How often an app's tasks are looked at for result backends.
 LOOK_SECONDS = 1.0
@@ -43,6 +43,14 @@ class Moves:
         self._queues = queues
         self._keeps_results = False
         self._look_again_at = -inf
+
+    def cancel_by_id(self, ids: list[str], queue: str | None) -> set[str]:
+        """Drop the delayed and the ready tasks with these ids; returns those that were there."""
+        gone = self.cancel_ids(ids, queue)
+        rest = [id for id in ids if id not in gone]
+        for task in ready_tasks(self._queues, rest, queue):
+            gone.update(info.id for info in self.cancel_ready([task]))
+        return gone
 
     def cancel_ids(self, ids: list[str], queue: str | None) -> set[str]:
         """Drop the delayed tasks with these ids; returns the ids of those that were there."""
@@ -112,8 +120,14 @@ class Moves:
         self._record((shard, info.id, info.task) for info in dropped)
         return dropped
 
-    def reschedule_id(self, id: str, due: Due, queue: str | None) -> bool:
-        """Give the delayed task with this id another due time; True if it was delayed."""
+    def reschedule_by_id(self, id: str, due: Due, queue: str | None) -> bool:
+        """Give the task with this id another due time; True if it was delayed or ready."""
+        if self._reschedule_id(id, due, queue):
+            return True
+        tasks = ready_tasks(self._queues, [id], queue)
+        return sum(self.postpone(each, due) for each in tasks) > 0
+
+    def _reschedule_id(self, id: str, due: Due, queue: str | None) -> bool:
         moved: set[str] = set()
         for shards in self._queues.where(queue, [id], moved):
             if Copies(self._queues.store, shards).reschedule([Move(id, *due)])[0]:

@@ -301,7 +301,7 @@ def test_cancel(cli: Cli) -> None:
     assert cli.ids() == {"four"}
 
 
-@pytest.mark.parametrize("words", ["cancel", "run-now", "reschedule --to 5d"])
+@pytest.mark.parametrize("words", ["cancel", "run-now", "reschedule --to 5d", "redirect --to mail"])
 def test_dry_run_of_ids(words: str, cli: Cli) -> None:
     cli.send("now", -1)
     found = cli.json(*words.split(), "one", "now", "nope", "--dry-run", code=1)
@@ -319,6 +319,27 @@ def test_reschedule(option: str, due_in: float, cli: Cli) -> None:
     assert due_in - 60 < cli.due_in("one") <= due_in + 1
     assert cli.json("reschedule", "nope", option, code=1)["missing"] == ["nope"]
     assert cli.json("reschedule", "-t", "billing.*", option, "-y")["changed"] == 2
+
+
+def test_redirect(cli: Cli) -> None:
+    cli.send("now", -1)
+    assert cli.text("redirect", "one", "now", "--to=mail") == (
+        "one is redirected to mail.\nnow is redirected to mail.\n"
+    )
+    assert cli.json("redirect", "nope", "--to=mail", code=1)["missing"] == ["nope"]
+    found = cli.json("find", "-Q", "mail")
+    assert [each["id"] for each in found] == ["one", "two", "four"]
+    assert HOUR - 60 < cli.due_in("one") <= HOUR + 1
+    assert "now" in cli.listed("find", "-Q", "mail", "--state", "ready")
+    preview = cli.json("redirect", "--to=celery", "-t", "billing.*", "--dry-run")
+    assert (preview["matched"], preview["changed"]) == (2, 0)
+    assert cli.text("redirect", "--to=celery", "-Q", "mail", "--tenant=acme", "-y") == (
+        "2 tasks are redirected to celery.\n"
+    )
+    assert cli.text("redirect", "--to=celery", "--ready", "-t", "app.*", "-y") == (
+        "1 task is redirected to celery.\n"
+    )
+    assert cli.listed("find", "-Q", "mail") == ["one"]
 
 
 def test_run_now(cli: Cli) -> None:
@@ -397,6 +418,8 @@ def test_progress(
         ("reschedule one --spread 1h", "--spread needs criteria"),
         ("reschedule one --to tomorrow", "'tomorrow' is not a time: give ISO 8601"),
         ("reschedule one --by soon", "'soon' is not a length of time"),
+        ("redirect one", "Missing option '--to'"),
+        ("redirect --to mail", "Give ids or criteria"),
         ("cancel --header x", "give name=value"),
         ("find --due-before 99999999999d", "is not a time"),
         ("cancel --queue=", "it is empty; to select all"),
@@ -640,6 +663,7 @@ GIVEN = {
     "backup": "{file}",
     "restore": "{file} --yes",
     "reschedule": "x --to 1h",
+    "redirect": "x --to mail",
     "fail": "x why",
     "create": "x --scope read",
     "history": "x",

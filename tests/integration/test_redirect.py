@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from multiprocessing import get_context
+from time import time
 from typing import Any
 
 import pytest
@@ -9,7 +12,9 @@ from kombu.exceptions import OperationalError
 
 from celery_ext import Delayed, Query, QueryError
 from celery_ext.app.signals import task_cancelled
+from celery_ext.control.bulk import redirect as module
 from celery_ext.control.bulk.redirect import Redirect
+from kombu_delayed.inspection.backlog import Backlog
 from kombu_delayed.transport.channel.channel import Channel
 from tests.kit.extended import Bench
 from tests.kit.heard import heard
@@ -81,6 +86,69 @@ def test_a_broker_that_fails_on_the_way(
     assert {info.id: info.due_ms for info in filled.find()} == dues
     counts = filled.counts("celery")["celery"]
     assert (counts.ready, counts.delayed) == ((3, 2) if state == "delayed" else (2, 3))
+
+
+def test_by_id(filled: Delayed) -> None:
+    for id in ("d1", "r1", "there"):
+        assert filled.redirect(id, "other")
+    assert not filled.redirect("nobody", "other")
+    assert not filled.redirect("d0", "other", queue="third")
+    assert where(filled) == {"celery": ["d0", "d2", "r0", "r2"], "other": ["d1", "r1", "there"]}
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("moment", ["_put", "cancel"])
+@pytest.mark.parametrize("state", ["delayed", "ready"])
+def test_killed_on_the_way(filled: Delayed, state: str, moment: str) -> None:
+    """The second task was not sent, or was sent and not dropped."""
+    dues = {info.id: info.due_ms or 0 for info in filled.find()}
+    filled.close()
+    child = get_context("fork").Process(target=_die, args=(filled, state, moment))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 9
+    ids = {"delayed": ["d0", "d1", "d2"], "ready": ["r2", "r1", "r0"]}[state]
+    found = where(filled)
+    assert found["other"] == sorted([*ids[: 1 if moment == "_put" else 2], "there"])
+    assert ids[0] not in found["celery"]
+    assert {*ids[1:]} <= {*found["celery"]}
+    for info in filled.find(queue="celery"):
+        due_ms = max(dues.get(info.id, 0), (time() + 60) * 1000)
+        assert (info.due_ms or 0) <= due_ms
+
+
+def _die(delayed: Delayed, state: str, moment: str) -> None:
+    owner: Any = Channel if moment == "_put" else Backlog
+    inner, calls = getattr(owner, moment), [0]
+
+    def dies(*args: Any, **options: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 2:
+            os._exit(9)
+        return inner(*args, **options)
+
+    setattr(owner, moment, dies)
+    delayed.redirect_many(Query(queue="celery", state=state), "other")
+
+
+def test_a_slow_broker(filled: Delayed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks are kept from workers until they are moved, however long that takes."""
+    held: list[int] = []
+    put, now = Channel._put, [time()]
+
+    def slow(self: Any, *args: Any, **options: Any) -> None:
+        now[0] += module.HOLD_MS * 0.6 / 1000
+        held.append(min(info.due_ms or 0 for info in filled.find(queue="celery", task="rec*")))
+        put(self, *args, **options)
+
+    monkeypatch.setattr(module, "time", lambda: now[0])
+    monkeypatch.setattr(Channel, "_put", slow)
+    filled.redirect_many(Query(queue="celery", state="ready"), "other")
+    assert len(held) == 3
+    assert held[1] > held[0]
+    assert held[2] > held[1]
+    monkeypatch.undo()
+    assert where(filled)["celery"] == ["d0", "d1", "d2"]
 
 
 def test_dead_letters(filled: Delayed) -> None:

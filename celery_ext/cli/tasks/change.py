@@ -1,4 +1,4 @@
-"""`cancel`, `reschedule`, `run-now`: change one task, some, or all that meet criteria."""
+"""`cancel`, `reschedule`, `redirect`, `run-now`: change tasks by ids, or all that meet criteria."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from celery_ext.control.delayed import Delayed
 from celery_ext.tasks.formatting import MOVABLE, plain, tasks_table, tasks_word
 from celery_ext.tasks.query import Query
 
-from ..criteria import asking_options, criteria, ids_argument
+from ..criteria import TEXT, asking_options, complete_queue, criteria, ids_argument
 from ..session import Session, command
 from ..times import SPAN, TIME
 from .listing import queues_table
@@ -103,6 +103,35 @@ def reschedule(
         return delayed.reschedule_many(query, by=by, to=to, spread=spread, **options)
 
     _run(session, Change("Reschedule", "rescheduled", one, many), given)
+
+
+@command("redirect")
+@click.option(
+    "--to",
+    "to_queue",
+    type=TEXT,
+    required=True,
+    shell_complete=complete_queue,
+    metavar="QUEUE",
+    help="The queue to move them to.",
+)
+@_asking
+@_ready
+def redirect(session: Session, to_queue: str, **given: Any) -> None:
+    """Move tasks to another queue, with their due times.
+
+    By ids delayed and ready ones, by criteria delayed ones, or with --ready those that wait for a
+    free worker.
+    """
+    session.delayed.check_queue(to_queue)
+
+    def one(delayed: Delayed, id: str, queue: str | None) -> bool:
+        return delayed.redirect(id, to_queue, queue)
+
+    def many(delayed: Delayed, query: Any, **options: Any) -> Outcome:
+        return delayed.redirect_many(query, to_queue, **options)
+
+    _run(session, Change("Redirect", f"redirected to {to_queue}", one, many), given)
 
 
 def _run(session: Session, change: Change, given: dict[str, Any]) -> None:
