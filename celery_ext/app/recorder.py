@@ -18,6 +18,7 @@ from celery.utils.log import get_logger
 
 from kombu_delayed.store import instrumentation
 from kombu_delayed.store.outcomes import ALIVE_SECONDS, BEAT_SECONDS, Note, Outcomes
+from kombu_delayed.store.tallies import Tallies
 
 from ..errors import BROKER_FAILS
 from ..tasks.failures import TRACEBACK_LENGTH
@@ -49,6 +50,7 @@ class Run:
     """
 
     __slots__ = (
+        "due_ms",
         "ended_at",
         "id",
         "is_late",
@@ -72,6 +74,8 @@ class Run:
         self.received_at = time.time()
         self.started_at = self.ended_at = 0.0
         self.pid, self.is_late = 0, False
+        #: When it was due, or its queue was resumed since; None: it was not delayed.
+        self.due_ms: int | None = None
         self.state: str = ""
         self.rest: Any = None
         self.is_seen = False
@@ -107,6 +111,7 @@ class Recorder:
         self._live: dict[str, set[str]] = {}
         self._beat_at: dict[str, float] = {}
         self._unsent: dict[str, Unsent] = {}
+        self._tallies: dict[str, Tallies] = {}
         self._told = 0
         self._heads: dict[tuple[str, Any], str] = {}
         self._is_failing = False
@@ -126,6 +131,9 @@ class Recorder:
             _text(headers.get("tenant")),
             retries if is_number else 0,
         )
+        told = getattr(getattr(request, "message", None), "headers", None)
+        if (due_ms := getattr(told, "due_ms", None)) is not None:
+            run.due_ms = max(due_ms, getattr(told, "resumed_ms", 0))
         return run if self._has_room(run) else None
 
     def started(self, run: Run, pid: int, is_late: bool) -> None:
@@ -219,6 +227,7 @@ class Recorder:
                 self.dropped += 1
                 continue
             unsent.events += 1
+            self._count(run)
             if (note := self._noted(run)) is not None:
                 before = unsent.notes.get(run.id)
                 unsent.notes[run.id] = note if before is None else _joined(before, note)
@@ -232,6 +241,16 @@ class Recorder:
             if len(live) > self.options.buffer:  # the ends of some found no room
                 live.clear()
             live.add(run.id)
+
+    def _count(self, run: Run) -> None:
+        """What has happened to it since the last note, as a part of how tasks go over time."""
+        tallies = self._tallies.setdefault(run.queue, Tallies())
+        if run.started_at and run.written < 2 and run.due_ms is not None:
+            tallies.began(run.task, run.started_at, run.started_at * 1000 - run.due_ms)
+        if run.ended_at and run.written < 3:
+            rest = run.rest
+            run_ms = rest * 1000 if run.state == "+" else rest.get("run_ms")
+            tallies.ended(run.task, run.ended_at, run.state, run_ms)
 
     def _noted(self, run: Run) -> Note | None:
         """What has happened to it since the last note; None: nothing has."""
@@ -305,7 +324,9 @@ class Recorder:
             calls = Outcomes(store).note_calls(
                 queue, notes, self.options.kept, self.worker, alive_ms
             )
-            store.all_of(calls)
+            tallies = self._tallies.setdefault(queue, Tallies())
+            store.all_of([*calls, *tallies.calls(store, queue, self.worker)])
+            tallies.were_written()
         except BROKER_FAILS as error:
             if not self._is_failing:
                 self._is_failing = True

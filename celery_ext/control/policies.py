@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -53,7 +54,7 @@ class Policies:
         """What is declared for a queue, or for all, and what this app would declare."""
         if queue is not None:
             self._queues.check_queue(queue)
-        return self._of([queue] if queue else self._queues.queues())
+        return self.of([queue] if queue else self._queues.queues())
 
     def apply(self, queue: str | None = None) -> list[QueuePolicies]:
         """Let what this app declares hold for a queue, or for the app's queues, and nothing else.
@@ -63,7 +64,7 @@ class Policies:
         names = self._names(queue)
         for name in names:
             change_declared(self._queues, name, partial(_only, self._declared(name)))
-        return self._of(names)
+        return self.of(names)
 
     def unnamed(self, queue: str | None = None) -> list[str]:
         """What `apply` would remove: policies of queues and tasks that this app does not name."""
@@ -90,7 +91,8 @@ class Policies:
         own = self._queues.app.amqp.queues
         return [queue] if queue else [name for name in own if not _is_temporary(own[name])]
 
-    def _of(self, queues: Sequence[str]) -> list[QueuePolicies]:
+    def of(self, queues: Sequence[str]) -> list[QueuePolicies]:
+        """The same of some queues, which are known to be there."""
         records = _records(self._queues, queues)
         return [
             _shown(queue, known, self._declared(queue, known.text) != known.text)
@@ -169,3 +171,11 @@ def _shown(queue: str, known: PolicyRecord, differs: bool) -> QueuePolicies:
     found = parsed(known.text)
     parts = found.get("queue", []), found.get("defaults", []), found.get("tasks", {})
     return QueuePolicies(queue, *parts, known.by, from_ms(known.at_ms), differs)
+
+
+def policy_text(found: dict[str, object]) -> str:
+    """A policy nearly as Python has it."""
+    ((kind, given),) = found.items()
+    if not isinstance(given, dict):
+        return str(given[-1] if isinstance(given, list) else given)
+    return f"{kind}({', '.join(f'{name}={json.dumps(given[name])}' for name in given)})"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import time
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -16,14 +16,27 @@ from celery_ext.http.pages.views import backlog
 from celery_ext.http.pages.views.dead import pattern_of
 from celery_ext.http.pages.views.failures import Group
 from celery_ext.policies import Fair, Limit, Policy
+from kombu_delayed.store.tallies import Tallies
 from tests.kit.gates import claim, declare
 from tests.kit.http import api_client, bury, make_app
-from tests.kit.pages import Page, Visitor
+from tests.kit.pages import Page, Visitor, all_pages
 from tests.kit.servers import Server, available_kinds, start_server
 from tests.kit.shop import OpenShop, fill_gates, fill_shop
 from tests.kit.wait import wait_until
 
-PATHS = ["/", "/failures", "/backlog", "/task", "/dead", "/tenants", "/consumers", "/partitions"]
+PATHS = [
+    "/",
+    "/policies",
+    "/periodic",
+    "/failures",
+    "/trends",
+    "/backlog",
+    "/task",
+    "/dead",
+    "/tenants",
+    "/consumers",
+    "/partitions",
+]
 HOSTILE = '<script>alert(1)</script><img src=x onerror="alert(2)">\'"&{{7*7}}'
 
 
@@ -66,7 +79,8 @@ def test_empty(visitor: Visitor, path: str) -> None:
     assert len(page.all("main")) == 1
     titles = {"/task": "Which task?", "/": "Queues"}
     words = ["Nothing is delayed", "No dead letters", "No tenants seen", "Nobody consumes"]
-    words.append("No task has failed")
+    words += ["No task has failed", "Nothing was counted", "Nothing is paused"]
+    words.append("No periodic tasks")
     assert any(each in page.text for each in [titles.get(path, "?"), *words])
     policy = answer.headers["content-security-policy"]
     assert "default-src 'none'" in policy
@@ -90,14 +104,6 @@ def gates(open_shop: OpenShop) -> Visitor:
     app, _, visitor = open_shop()
     fill_gates(app)
     return visitor
-
-
-def all_pages(visitor: Visitor, path: str | None) -> Iterator[Page]:
-    """A page, and those that come next."""
-    while path:
-        page = visitor.get(path)
-        yield page
-        path = next((a["href"] for a in page.all("a") if a.get("rel") == "next"), None)
 
 
 def test_overview(shop: tuple[Visitor, str]) -> None:
@@ -254,6 +260,34 @@ def test_failures_are_sorted(shop: tuple[Visitor, str], sort: str) -> None:
     assert len({*found}) > 1
     assert f'value="{sort}" selected' in page.html
     visitor.get("/failures?sort=size", 422)
+
+
+def test_trends_are_what_a_count_by_hand_says(visitor: Visitor, delayed: Delayed) -> None:
+    tallies, now = Tallies(), time.time()
+    counts = {"till.charge": (7, 2, 3), "till.send_mail": (40, 0, 1)}
+    for task, ends in counts.items():
+        for state, count in zip("+-~", ends, strict=True):
+            for n in range(count):
+                tallies.ended(task, now - n * 70, state, 1_200)
+    for queue in ("a", "b"):
+        delayed.app.send_task("till.charge", queue=queue, countdown=60)
+        delayed.store.all_of(tallies.calls(delayed.store, queue, f"w:{queue}:1"))
+    for within in ("hour", "day", "week"):
+        page = visitor.get(f"/trends?within={within}")
+        tiles = re.findall(r"</dt><dd>([\d,]+)</dd>", page.html)
+        assert [*map(int, tiles[:3])] == [94, 4, 8]
+        rows = dict(
+            re.findall(r'data-key="([^"]+)">.*?Succeeded" class="number">(\d+)', page.html, re.S)
+        )
+        assert rows == {"till.charge": "14", "till.send_mail": "80", "a": "47", "b": "47"}
+        assert "1.2s in the mean" in page.text
+    failed = visitor.get("/trends?sort=failed&queue=a").html
+    assert failed.index('data-key="till.charge"') < failed.index('data-key="till.send_mail"')
+    ended = visitor.get("/trends?sort=ended&queue=a").html
+    assert ended.index('data-key="till.charge"') > ended.index('data-key="till.send_mail"')
+    assert "Nothing was counted" in visitor.get("/trends?task=nobody").text
+    assert "/failures?queue=a&task=till.charge" in visitor.get("/trends?queue=a").links()
+    visitor.get("/trends?within=year", 422)
 
 
 def test_a_group_over_time() -> None:

@@ -20,17 +20,32 @@ from tests.kit.gates import claim, declare, mail_policies, send
 from tests.kit.http import Serve, bury
 from tests.kit.pages import Visitor
 
-VIEWS = ["/", "/failures", "/backlog", "/task", "/dead", "/tenants", "/consumers", "/partitions"]
+VIEWS = [
+    "/",
+    "/policies",
+    "/periodic",
+    "/failures",
+    "/trends",
+    "/backlog",
+    "/task",
+    "/dead",
+    "/tenants",
+    "/consumers",
+    "/partitions",
+]
 LIVE = [
     "/live/limit",
     "/live/overview",
     "/live/task",
     "/live/dead",
     "/live/failures",
+    "/live/trends",
+    "/live/policies",
+    "/live/periodic",
     "/live/tenants",
     "/live/consumers",
 ]
-WHOLE = {"/consumers", "/partitions"}
+WHOLE = {"/trends", "/policies", "/periodic", "/consumers", "/partitions"}
 
 
 @pytest.fixture

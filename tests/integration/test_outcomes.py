@@ -12,6 +12,7 @@ import pytest
 
 from celery_ext import Delayed, install
 from kombu_delayed.store.outcomes import Kept, Note, Outcomes
+from kombu_delayed.store.tallies import LEVELS, Tally, slots
 from tests.kit.clusters import Cluster
 from tests.kit.extended import Bench, extended
 from tests.kit.servers import Server
@@ -34,6 +35,7 @@ STATES = {
     "again": "retrying",
     "twice": "succeeded",
     "refused": "dead",
+    "delayed": "succeeded",
 }
 
 
@@ -53,6 +55,7 @@ def test_every_pool(pool: str, bench: Bench) -> None:
     for id, (name, args) in SENT.items():
         bench.app.send_task(name, args, task_id=id)
     bench.app.send_task("noop", task_id="expired", expires=-1)
+    bench.app.send_task("noop", task_id="delayed", countdown=0.5)
     with bench.worker(pool=pool, concurrency=2) as worker:
         wait_until(lambda: states(delayed, STATES) == STATES, "all outcomes are known", 60)
         bench.app.send_task("sleep", (3600,), task_id="long")
@@ -75,6 +78,12 @@ def test_every_pool(pool: str, bench: Bench) -> None:
     assert "return x + y" in failure.traceback
     assert failure.args == "(1, None)"
     assert [each.id for each in delayed.recorded("retrying")] == ["again"]
+    for level in LEVELS:
+        counted = Tally()
+        for each in slots(delayed.store, ["celery"], level, time.time()):
+            counted += each.tally
+        assert {state: counted.end(state) for state in "+-~x"} == {"+": 4, "-": 1, "~": 2, "x": 2}
+        assert counted.late_seconds(1) is not None
 
 
 def test_processes_that_die(bench: Bench) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from typing import Any
@@ -106,3 +107,11 @@ def sent(form: Form, **more: Any) -> dict[str, Any]:
     for name, value in form.fields:
         found.setdefault(name, []).append(value)
     return {**found, **more}
+
+
+def all_pages(visitor: Visitor, path: str | None) -> Iterator[Page]:
+    """A page, and those that come next."""
+    while path:
+        page = visitor.get(path)
+        yield page
+        path = next((a["href"] for a in page.all("a") if a.get("rel") == "next"), None)

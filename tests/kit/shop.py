@@ -18,6 +18,7 @@ from celery_ext.tasks.failures import Failure, write
 from kombu_delayed.message.envelope import open_envelope
 from kombu_delayed.store.outcomes import Kept, Note, Outcomes
 from kombu_delayed.store.store import Store
+from kombu_delayed.store.tallies import Tallies
 from tests.kit.pages import Visitor
 from tests.kit.told import told
 
@@ -90,6 +91,7 @@ def fill_shop(app: Celery, client: redis.Redis, count: int = 4_000, seed: int = 
     _dead(app, store, chance)
     _in_flight(app, store)
     _outcomes(store, random.Random(seed))
+    _trends(store, random.Random(seed))
     delayed.close()
     return _known(app)
 
@@ -191,6 +193,30 @@ def _outcomes(store: Store, chance: random.Random) -> None:
     for number, queue in enumerate(("billing", "mail", "mail", "default")):
         rows = _began(now_ms - 7_000 * (number + 1) ** 3, 0)
         _note(store, outcomes, queue, f"runs-{number}", TASKS[queue][number % 3], rows)
+
+
+def _trends(store: Store, chance: random.Random) -> None:
+    """What workers have counted in the last week: most of it by day, failures in bursts."""
+    now = int(time.time())
+    times = [*range(now - 604_000, now - 3_600, 900), *range(now - 3_600, now - 60, 60)]
+    for queue, names in TASKS.items():
+        for start in range(0, len(times), 200):
+            tallies = Tallies()
+            for at in times[start : start + 200]:
+                busy = 1 + math.sin((at % 86_400 / 86_400 - 0.3) * 2 * math.pi)
+                for name in names:
+                    _count(tallies, name, at, int(busy * chance.randrange(2, 9)), chance)
+            store.all_of(tallies.calls(store, queue, f"shop-{start}:1:a"))
+
+
+def _count(tallies: Tallies, name: str, at: int, count: int, chance: random.Random) -> None:
+    is_down = name == "billing.charge" and at // 7_200 % 9 == 0
+    for _ in range(count):
+        failed = chance.random() < (0.3 if is_down else 0.004)
+        tallies.began(name, at, chance.lognormvariate(2.5, 1.2))
+        tallies.ended(name, at, "-" if failed else "+", chance.lognormvariate(5, 1))
+        if failed:
+            tallies.ended(name, at, "~", 400)
 
 
 def _began(at_ms: int, retries: int) -> list[Any]:

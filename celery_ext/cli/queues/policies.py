@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 
 import click
 from rich.table import Table
 
-from celery_ext.control.policies import Described, QueuePolicies
+from celery_ext.control.policies import Described, QueuePolicies, policy_text
 from celery_ext.tasks.formatting import moment, plain, table
 from celery_ext.tasks.times import info_data
 
@@ -82,11 +81,3 @@ def policies_table(found: Iterable[QueuePolicies]) -> Table:
 
 def _text(policies: Described) -> str:
     return ", ".join(map(policy_text, policies))
-
-
-def policy_text(found: dict[str, object]) -> str:
-    """A policy nearly as Python has it."""
-    ((kind, given),) = found.items()
-    if not isinstance(given, dict):
-        return str(given[-1] if isinstance(given, list) else given)
-    return f"{kind}({', '.join(f'{name}={json.dumps(given[name])}' for name in given)})"

@@ -36,7 +36,7 @@ class Chart:
 
 def nice(value: float) -> float:
     """The next of 1, 2, 5, 10, 20, … that is no smaller."""
-    if value <= 1:
+    if value <= 0:
         return 1
     unit = 10.0 ** floor(log10(value))
     return next(step * unit for step in (1, 2, 5, 10) if step * unit >= value)
@@ -66,8 +66,9 @@ def bars(values: Sequence[float]) -> Chart:
     return Chart(found, "", scale)
 
 
-def line(values: Sequence[float]) -> Chart:
-    scale = _scale(values)
+def line(values: Sequence[float], top: float | None = None) -> Chart:
+    """The points of a line; `top` is where the scale ends, if another line has it."""
+    scale = _scale(values) if top is None else [0, top / 2, top]
     step = WIDTH / max(len(values) - 1, 1)
     points = (
         f"{place * step:.1f},{HEIGHT - HEIGHT * value / scale[-1]:.1f}"

@@ -30,9 +30,12 @@ from .views import (
     overview,
     partitions,
     pausing,
+    periodic,
+    policies,
     replaying,
     task,
     tenants,
+    trends,
 )
 from .views.live import stream
 from .views.login import Login
@@ -41,11 +44,14 @@ from .visit import Action, Form, View, Visit, cookie_of, set_cookie
 VIEWS: list[View] = [
     *overview.VIEWS,
     *failures.VIEWS,
+    *trends.VIEWS,
     *backlog.VIEWS,
     *task.VIEWS,
     *dead.VIEWS,
     *tenants.VIEWS,
     *limit.VIEWS,
+    *policies.VIEWS,
+    *periodic.VIEWS,
     *consumers.VIEWS,
     *partitions.VIEWS,
 ]

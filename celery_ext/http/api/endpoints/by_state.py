@@ -8,7 +8,7 @@ from celery_ext.control.outcomes import Meant, is_listed
 from celery_ext.control.ready import ReadyTask, ready_task
 from celery_ext.tasks.history import TaskHistory
 from celery_ext.tasks.query import Query
-from kombu_delayed.inspection.ready import ReadyLists, id_of
+from kombu_delayed.inspection.ready import id_of
 from kombu_delayed.store.outcomes import PAGE_SIZE, Outcomes
 
 from ...problems import Problem
@@ -119,7 +119,7 @@ def ready_page(
     for shard in sorted(call.service.shards(call.identity, given.queue)):
         if shard < place[0]:
             continue
-        lists = ReadyLists(call.service.delayed.store, shard)
+        lists = call.service.delayed.ready_index.lists(call.service.delayed.store, shard)
         step, start = (place[2], place[1]) if shard == place[0] else ("", 0)
         left -= EMPTY
         steps = [each for each in lists.steps if not step or each >= _number(step)]

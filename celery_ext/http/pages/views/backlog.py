@@ -14,7 +14,9 @@ from celery_ext.http.api.operations import validated
 from celery_ext.http.problems import Problem
 from celery_ext.tasks.task_info import TaskInfo
 
+from .. import sorting
 from ..readings import metrics
+from ..sorting import Order
 from ..visit import Form, Shown, View, Visit
 from .pausing import pause_of
 
@@ -26,6 +28,15 @@ FIELDS = ["queue", "task", "tenant", "due_after", "due_before"]
 
 #: The lists of the page, and what each is called.
 STATES = {"scheduled": "Delayed", "ready": "Ready"}
+
+#: What a list is sorted by, and how that reads; otherwise it is in the order of the broker.
+SORTS: sorting.Sorts = {
+    "due": ("due time", lambda info: info.due_ms or 0),
+    "task": ("task", lambda info: info.task),
+    "queue": ("queue", lambda info: info.queue),
+    "tenant": ("tenant", lambda info: info.tenant or ""),
+    "priority": ("priority", lambda info: -info.priority),
+}
 
 Found = Sequence[tuple[str, TaskInfo]]
 
@@ -49,7 +60,9 @@ def look(visit: Visit) -> Shown:
     cursor = params.get("cursor")
     given = {name: params[name] for name in ("state", *FIELDS) if name in params}
     is_ready = given.get("state") == "ready"
+    order = Order.of(visit, SORTS)
     shown: dict[str, Any] = {
+        **sorting.shown(order, SORTS),
         "filter": given,
         "fields": FIELDS[:3] if is_ready else FIELDS,
         "states": STATES,
@@ -63,12 +76,13 @@ def look(visit: Visit) -> Shown:
         "queues": visit.queues(),
         "name_of": name_of,
         "may_change": visit.identity.has("schedule"),
-        "is_later": cursor is not None,
+        "is_later": cursor is not None or order.start > 0,
         "pause": pause_of(visit, given.get("queue")),
         "may_pause": visit.identity.has("admin") and not visit.identity.tenants,
     }
     try:
-        shown |= _tasks(visit, search_of(given, limit=PAGE_SIZE, cursor=cursor))
+        search = search_of(given, limit=PAGE_SIZE, cursor=cursor)
+        shown |= _sorted(visit, search, order) if order.sort else _tasks(visit, search)
     except QueryError as error:
         shown |= {"wrong": {"due_after": str(error)}, "status": 422}
     except Problem as problem:
@@ -87,6 +101,20 @@ def _tasks(visit: Visit, search: Search) -> Shown:
         return {"tasks": [each.info for each in ready], "next": following}
     found, following, is_by_due = due_page(visit, search)
     return {"tasks": [info for _, info in found], "next": following, "is_by_due": is_by_due}
+
+
+def _sorted(visit: Visit, search: Search, order: Order) -> Shown:
+    def read(limit: int, cursor: str | None) -> tuple[Sequence[TaskInfo], str | None]:
+        page = _tasks(visit, search.model_copy(update={"limit": limit, "cursor": cursor}))
+        return page["tasks"], page["next"]
+
+    found, is_partial = sorting.read_first(read)
+    page, following = order.part(found, SORTS, search.limit)
+    return {
+        "tasks": page,
+        "following": following,
+        "sorted_of": (len(found), is_partial),
+    }
 
 
 def _counts(visit: Visit) -> Any:

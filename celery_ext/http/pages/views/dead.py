@@ -9,13 +9,15 @@ from glob import escape
 from typing import Any
 
 from celery_ext.http.api import cursors
-from celery_ext.http.api.endpoints.dead_letters import letters_page
+from celery_ext.http.api.endpoints.dead_letters import is_meant, letters_page
 from celery_ext.http.api.models import DeadQuery
 from celery_ext.http.api.operations import validated
 from celery_ext.tasks.dead_task import DeadTask
 from kombu_delayed.store.shards import queue_of
 from kombu_delayed.store.store import CALL_LIMIT
 
+from .. import sorting
+from ..sorting import Order
 from ..visit import Form, Shown, View, Visit
 
 #: The newest letters, of which groups are made.
@@ -28,6 +30,15 @@ GROUP_SECONDS = 3.0
 GROUPS, PAGE_SIZE = 50, 50
 
 FIELDS = ["queue", "task", "reason"]
+
+#: What letters are sorted by, and how that reads; otherwise by queue, the oldest first.
+SORTS: sorting.Sorts = {
+    "latest": ("time, the latest first", lambda each: -each.letter.at_ms),
+    "task": ("task", lambda each: each.info.task),
+    "queue": ("queue", lambda each: each.queue),
+    "reason": ("reason", lambda each: each.letter.reason),
+    "deliveries": ("deliveries", lambda each: -(each.letter.deliveries or 0)),
+}
 
 #: What is another one in each letter: ids, addresses, numbers.
 _VARIES = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|0x[0-9a-f]+|\d+")
@@ -65,7 +76,9 @@ def look(visit: Visit) -> Shown:
     cursor = params.get("cursor")
     given = {name: params[name] for name in FIELDS if name in params}
     groups, looked_at, total = _groups(visit, given.get("queue"))
+    order = Order.of(visit, SORTS)
     shown: dict[str, Any] = {
+        **sorting.shown(order, SORTS),
         "filter": given,
         "groups": groups[:GROUPS],
         "group_count": len(groups),
@@ -76,12 +89,24 @@ def look(visit: Visit) -> Shown:
         "next": None,
         "letter_name": letter_name,
         "may_change": visit.identity.has("admin"),
-        "is_later": cursor is not None,
+        "is_later": cursor is not None or order.start > 0,
     }
-    if given or shown["is_later"]:
+    if order.sort:
+        shown |= _sorted(visit, given, order)
+    elif given or shown["is_later"]:
         found, following = letters_page(visit, query_of(given, limit=PAGE_SIZE, cursor=cursor))
         shown |= {"letters": [task for _, task in found], "next": following}
     return shown
+
+
+def _sorted(visit: Visit, given: dict[str, Any], order: Order) -> Shown:
+    query = query_of(given)
+    shards = visit.shards(query.queue)
+    found = [each for each in newest(visit, shards) if is_meant(visit, query, each)]
+    page, following = order.part(found, SORTS, PAGE_SIZE)
+    total = sum(map(visit.service.delayed.store.dead.count, shards))
+    is_partial = total > GROUPED
+    return {"letters": page, "following": following, "sorted_of": (len(found), is_partial)}
 
 
 def query_of(given: dict[str, Any], **more: Any) -> DeadQuery:

@@ -1,0 +1,101 @@
+"""The periodic tasks of an app: those of celery beat, and of django-celery-beat's database."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from celery import Celery
+from celery.schedules import BaseSchedule, maybe_schedule, schedule
+
+#: Entries of a database that are read.
+MOST = 2_000
+
+DJANGO = "django_celery_beat"
+
+
+@dataclass(frozen=True)
+class PeriodicTask:
+    """An entry. `next` None: only its beat knows, or it runs no more. `runs` and `last` may be."""
+
+    name: str
+    task: str
+    when: str
+    queue: str | None = None
+    args: str = "()"
+    kwargs: str = "{}"
+    is_enabled: bool = True
+    last: datetime | None = None
+    next: datetime | None = None
+    runs: int | None = None
+    problem: str = ""
+
+
+def periodic_tasks(app: Celery) -> list[PeriodicTask]:
+    """All entries; those that run next in front. Raises what Django's database raises."""
+    app.loader.import_default_modules()
+    app.finalize()
+    found = [*_of_beat(app), *_of_django()]
+    never = datetime.max.replace(tzinfo=timezone.utc)
+    return sorted(found, key=lambda each: (each.next or never, each.name))
+
+
+def _of_beat(app: Celery) -> Iterator[PeriodicTask]:
+    entries: Mapping[str, Any] = app.conf.beat_schedule or {}
+    for name, given in entries.items():
+        try:
+            yield _entry(app, str(name), given)
+        except Exception as error:  # whatever a beat would say of it
+            yield PeriodicTask(str(name), "", "", is_enabled=False, problem=str(error)[:300])
+
+
+def _entry(app: Celery, name: str, given: Mapping[str, Any]) -> PeriodicTask:
+    when = maybe_schedule(given["schedule"], given.get("relative", False), app=app)
+    return PeriodicTask(
+        name,
+        str(given["task"]),
+        _words(when),
+        (given.get("options") or {}).get("queue"),
+        repr(tuple(given.get("args") or ())),
+        repr(dict(given.get("kwargs") or {})),
+        next=_next(when, None),
+    )
+
+
+def _next(when: Any, last: datetime | None) -> datetime | None:
+    """When it is due. An interval counts from its last run, which only a beat's own file has."""
+    if last is None and type(when) is schedule:
+        return None
+    left = when.remaining_estimate(last or when.now())
+    return None if left is None else datetime.now(timezone.utc) + left
+
+
+def _words(when: BaseSchedule) -> str:
+    """As its schedule shows itself, without the brackets."""
+    return repr(when).strip("<>").removesuffix("(m/h/dM/MY/d)").strip()
+
+
+def _of_django() -> Iterator[PeriodicTask]:
+    """Those of django-celery-beat, where this program has set it up."""
+    module = sys.modules.get("django.apps")
+    if module is None or not module.apps.ready or not module.apps.is_installed(DJANGO):
+        return
+    from django.db import close_old_connections
+
+    try:
+        model = module.apps.get_model(DJANGO, "PeriodicTask")
+        for row in model.objects.all()[:MOST]:
+            yield _row(row)
+    finally:
+        close_old_connections()  # this may be a thread that lives for long
+
+
+def _row(row: Any) -> PeriodicTask:
+    when, last = row.schedule, row.last_run_at
+    known = {"args": str(row.args), "kwargs": str(row.kwargs), "last": last}
+    known |= {"is_enabled": row.enabled, "runs": row.total_run_count, "queue": row.queue or None}
+    following = _next(when, last) if row.enabled else None
+    return PeriodicTask(row.name, row.task, _words(when), next=following, **known)

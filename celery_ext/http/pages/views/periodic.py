@@ -1,0 +1,42 @@
+"""The periodic tasks of the app, with their next runs."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel
+
+from celery_ext.control.periodic import PeriodicTask, periodic_tasks
+
+from ..visit import Shown, View, Visit, asked
+
+#: How old a reading may be, and rows on the page.
+SECONDS, SHOWN = 5.0, 500
+
+
+class Asked(BaseModel):
+    """What of the entries."""
+
+    name: str | None = None
+
+
+def look(visit: Visit) -> Shown:
+    query: Asked = asked(visit, Asked)
+    found = visit.service.cache.get("periodic", SECONDS, lambda: periodic_tasks(visit.service.app))
+    meant = [
+        each
+        for each in found
+        if (query.name or "").lower() in f"{each.name} {each.task}".lower()
+        and visit.identity.sees_queue(_queue(visit, each))
+    ]
+    return {
+        "name": query.name or "",
+        "tasks": meant[:SHOWN],
+        "count": len(meant),
+        "queue_of_task": {each.name: _queue(visit, each) for each in meant[:SHOWN]},
+    }
+
+
+def _queue(visit: Visit, task: PeriodicTask) -> str:
+    return task.queue or str(visit.service.app.conf.task_default_queue)
+
+
+VIEWS = [View("periodic", "/periodic", "Periodic tasks", look, seconds=10, is_whole=True)]

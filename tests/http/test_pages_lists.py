@@ -1,0 +1,190 @@
+"""Lists in the order that a visitor chooses, what is paused and declared, and periodic tasks."""
+
+from __future__ import annotations
+
+import re
+import sys
+from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from celery import Celery
+from celery.schedules import crontab, schedule
+
+from celery_ext import Delayed
+from celery_ext.control.periodic import periodic_tasks
+from celery_ext.http.pages import sorting
+from celery_ext.http.pages.views import backlog, dead
+from celery_ext.policies import Limit
+from tests.kit.http import bury
+from tests.kit.pages import Page, Visitor, all_pages, sent
+
+ROW_IDS = re.compile(r'data-heading="Id" class="id"><bdi>([^<]*)')
+
+
+def listed(visitor: Visitor, path: str) -> list[str]:
+    """The ids of all pages of a list."""
+    return [id for page in all_pages(visitor, path) for id in ROW_IDS.findall(page.html)]
+
+
+@pytest.fixture
+def five(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five delayed and five ready tasks, in two queues; pages of two."""
+    monkeypatch.setattr(backlog, "PAGE_SIZE", 2)
+    monkeypatch.setattr(dead, "PAGE_SIZE", 2)
+    for n in range(5):
+        task, tenant = ("till.charge", "till.send_mail")[n % 2], "cba"[n % 3]
+        options: dict[str, Any] = {
+            "queue": f"q{n % 2}",
+            "priority": n,
+            "headers": {"tenant": tenant},
+        }
+        app.send_task(task, task_id=f"d{n}", countdown=900 - n, **options)
+        app.send_task(task, task_id=f"r{n}", **options)
+
+
+@pytest.mark.parametrize(
+    ("sort", "order"),
+    [
+        ("due", "43210"),
+        ("task", "42031"),
+        ("queue", "42031"),
+        ("tenant", "24130"),
+        ("priority", "43210"),
+    ],
+)
+def test_the_backlog_is_sorted(visitor: Visitor, five: None, sort: str, order: str) -> None:
+    assert listed(visitor, f"/backlog?sort={sort}") == [f"d{n}" for n in order]
+    ready = listed(visitor, f"/backlog?state=ready&sort={sort}")
+    assert sorted(ready) == [f"r{n}" for n in range(5)]
+    if sort in ("task", "queue"):
+        assert {*ready[:3]} == {"r0", "r2", "r4"}
+    if sort == "priority":
+        assert ready == [f"r{n}" for n in order]
+    assert f"/backlog?sort={sort}" in visitor.get(f"/backlog?sort={sort}&start=2").links()
+    filtered = listed(visitor, f"/backlog?sort={sort}&task=till.charge&queue=q0")
+    assert filtered == [f"d{n}" for n in order if n in "024"]
+
+
+def test_only_the_first_are_sorted(
+    visitor: Visitor, five: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sorting, "SORTED", 3)
+    assert listed(visitor, "/backlog?sort=priority") == [
+        "d4",
+        "d3",
+        "d2",
+    ]  # those that are due first
+    page = visitor.get("/backlog?sort=priority")
+    assert "By priority, of the first 3 that match." in page.text
+    visitor.get("/backlog?sort=size", 422)
+    visitor.get("/backlog?sort=task&start=x", 422)
+
+
+def test_dead_letters_are_sorted(visitor: Visitor, five: None, delayed: Delayed) -> None:
+    for n, queue in enumerate(("q0", "q1")):
+        assert len(bury(delayed, queue, f"Boom {n}")) > 1
+    assert listed(visitor, "/dead?sort=task") == listed(visitor, "/dead?sort=queue")
+    assert {*listed(visitor, "/dead?sort=task")[:3]} == {"r0", "r2", "r4"}
+    latest = listed(visitor, "/dead?sort=latest")
+    assert {*latest[:2]} == {"r1", "r3"}
+    assert {*listed(visitor, "/dead?sort=reason")[:3]} == {"r0", "r2", "r4"}
+    assert {*listed(visitor, "/dead?sort=reason&task=*.send_mail")} == {"r1", "r3"}
+    assert "By time, the latest first." in visitor.get("/dead?sort=latest").text
+    visitor.get("/dead?sort=size", 422)
+
+
+def test_a_part_of_a_queue_is_paused(visitor: Visitor, delayed: Delayed) -> None:
+    form = visitor.get("/policies").form("/policies/pause")
+    given = {
+        "verb": "pause",
+        "queue": "celery",
+        "tenant": "acme",
+        "why": "their import",
+        "for": "2h",
+    }
+    page = visitor.post(form.action, sent(form, **given))
+    [pause] = delayed.pauses("celery")
+    assert (pause.tenant, pause.task, pause.why) == ("acme", None, "their import")
+    assert "tenant acme" in page.text
+    assert "their import" in page.text
+    form = next(each for each in page.forms if each.values("tenant") == ["acme"])
+    resumed = visitor.post(form.action, sent(form, verb="resume"))
+    assert delayed.pauses("celery") == []
+    assert "Nothing is paused" in resumed.text
+
+
+def test_declared_policies(visitor: Visitor, app: Celery, delayed: Delayed) -> None:
+    app.conf.broker_transport_options = {
+        "delayed_policies": {"celery": [Limit(concurrency=2, by="tenant")]}
+    }
+    delayed.close()
+    Delayed(app).policies.apply("celery")
+    page = visitor.get("/policies")
+    assert 'Limit(by="tenant", concurrency=2' in page.text
+    assert "Nothing is paused" in page.text
+    assert "/tenants?queue=celery" in page.links()
+    assert "Limit(" not in visitor.get("/policies?queue=other").text
+
+
+def rows(page: Page) -> dict[str, str]:
+    found = re.findall(r'<tr role="row" data-key="([^"]+)">(.*?)</tr>', page.html, re.DOTALL)
+    return {name: re.sub("<[^>]+>", " ", cells) for name, cells in found}
+
+
+def test_periodic_tasks_of_beat(
+    visitor: Visitor, api: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = api.api.service.app  # type: ignore[attr-defined]
+    entries = {
+        "report": {"task": "till.report", "schedule": crontab("30", "4"), "args": (7,)},
+        "poll": {"task": "till.poll", "schedule": 30.0, "options": {"queue": "slow"}},
+        "broken": {"task": "till.poll"},
+    }
+    monkeypatch.setitem(app.conf, "beat_schedule", entries)
+    found = rows(visitor.get("/periodic"))
+    assert [*found] == ["report", "broken", "poll"]
+    assert re.search(r"in \d+", found["report"])
+    assert "30 4 * * *" in found["report"]
+    assert "(7,)" in found["report"]
+    assert "slow" in found["poll"]
+    assert "beat knows" in found["poll"]
+    assert "invalid" in found["broken"]
+    assert [*rows(visitor.get("/periodic?name=REPORT"))] == ["report"]
+    [report] = [each for each in periodic_tasks(app) if each.name == "report"]
+    now = datetime.now(timezone.utc)
+    assert report.next is not None
+    assert (report.next.hour, report.next.minute) == (4, 30)
+    assert now < report.next <= now + timedelta(days=1, minutes=1)
+
+
+def test_periodic_tasks_of_a_database(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    last = datetime.now(timezone.utc) - timedelta(seconds=10)
+    known = {"args": "[]", "kwargs": "{}", "total_run_count": 3, "last_run_at": last}
+    made = [
+        SimpleNamespace(
+            name=name,
+            task="till.poll",
+            schedule=schedule(60, app=app),
+            queue=None,
+            enabled=name == "on",
+            **known,
+        )
+        for name in ("off", "on")
+    ]
+    model = SimpleNamespace(objects=SimpleNamespace(all=lambda: made))
+    apps = SimpleNamespace(
+        ready=True,
+        is_installed=lambda name: name == "django_celery_beat",
+        get_model=lambda *name: model,
+    )
+    monkeypatch.setitem(sys.modules, "django.apps", SimpleNamespace(apps=apps))
+    closed = SimpleNamespace(close_old_connections=lambda: None)
+    monkeypatch.setitem(sys.modules, "django.db", closed)
+    on, off = periodic_tasks(app)
+    assert (on.name, on.is_enabled, on.runs, on.last) == ("on", True, 3, last)
+    assert on.next is not None
+    assert abs((on.next - last).total_seconds() - 60) < 2
+    assert (off.is_enabled, off.next) == (False, None)
