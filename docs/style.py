@@ -27,7 +27,6 @@ LEFT_OUT = {
     *DOCS.glob("decisions/*"),
     *DOCS.glob("upstream/*"),
     DOCS / "benchmarks.md",
-    DOCS / "chaos.md",
     DOCS / "reference" / "keys.md",
     DOCS / "reference" / "moves.md",
 }

@@ -24,53 +24,53 @@ PAGE = """\
 Celery workers with the pools prefork, prefork with autoscale, threads, solo, gevent and eventlet \
 run a steady stream of tasks: immediate, with a countdown, retried, chained, half of them acked \
 late.
-Workers, pool processes and servers are killed, stopped, cut off and replaced at random, clocks \
-are stepped, and what died is started again. Each execution is written to files outside of the \
-server, and counted.
+Workers, pool processes and servers are killed, stopped, disconnected and replaced at random, \
+clocks are stepped, and dead processes are started again. Each execution is recorded in files \
+outside of the server, and counted.
 
-Faults come in storms, and after each storm there is a calm.
+Faults come in storms, with a calm period after each storm.
 
 {tables}
 ## What the rows mean
 
-**Repeats.** A task that was *executing* when its process died has to run again, and one whose ack \
-was on its way may: that is at-least-once delivery. A task may also run again because its \
-publisher was not told that the server had it, because its worker was stopped or cut off alone for \
-longer than its lease ({lease:g} s here), or because the task that sends it ran again. Any other \
-repeat is *unexplained*.
-An outage of all workers, a step of the clock and a greenlet that does not yield are no such \
-reasons, however long they last.
+**Repeats.** A task that was *executing* when its process died must run again, and one whose ack \
+was on its way may run again: that is at-least-once delivery. There are three other valid \
+reasons: the publisher got no answer and sent the task again, the worker alone was stopped or \
+disconnected for longer than its lease ({lease:g} s here), or the task that sends it ran again. \
+Any other repeat is *unexplained*.
+An outage of all workers, a step of the clock and a greenlet that does not yield are not valid \
+reasons, even if they last long.
 
-**Acked when it started.** Such a task is gone when its worker dies just then; `acks_late` is for \
-tasks that must not be.
+**Acked when it started.** Such a task is lost if its worker dies at that moment. Use `acks_late` \
+for tasks that must not be lost.
 
-**Early and late.** A delayed task is due when the server's clock comes to its ETA. Where the \
-clock was stepped, it is judged by the stepped clock. The stock transport goes by the workers' \
-clocks, which nobody steps, and is judged by these.
+**Early and late.** A delayed task is due when the server's clock reaches its ETA, even if that \
+clock was stepped. The stock transport uses the workers' clocks, which are not stepped, and is \
+measured by them.
 
-**Outside of faults and recovery.** A fault excuses what is late for 1.5 s after it, and after an \
-outage, a step of the clock or a stop for the 5 s more after which a consumer looks by itself. A \
-worker that starts or ends excuses as much. Of the other tasks 99 in 100 have to be at a worker \
-within {late:g} ms; from then on they wait only for other tasks in its pool. On a machine that is \
-busy with something else a control task, on a server and a stock worker that no fault strikes, is \
-late too: {hops} times its own 99th percentile is allowed, if that is more.
+**Outside of faults and recovery.** Lateness is not counted for 1.5 s after a fault, and for 5 s \
+more after an outage, a step of the clock or a stop, because consumers then poll. The same \
+applies when a worker starts or ends. Of the other tasks, 99 in 100 must be at a worker within \
+{late:g} ms; from then on they wait only for other tasks in its pool. On a busy machine, a \
+control task on a server and a stock worker without any faults is late too. The limit is {hops} \
+times its 99th percentile, if that is more.
 
-**Pings.** Every 2 s each worker is pinged and has {answer:g} s to answer.
+**Pings.** Each worker is pinged every 2 s and must answer within {answer:g} s.
 
-**Leaked keys.** When the queues are empty and the workers have ended, only these keys may be left \
+**Leaked keys.** When the queues are empty and the workers have ended, only these keys may remain \
 on the server:
 
 {stay}
 
-A worker of version 0.1.0 sets no expiry on a reply to remote control. Such a reply stays if \
-nobody waits for it any more, and does not count.
+A worker of version 0.1.0 sets no expiry on a reply to remote control. Such a reply stays if no \
+client waits for it any more, and does not count.
 
-**Polled in vain.** A descriptor that a worker still polls after it was closed.
+**Polled in vain.** A file descriptor that a worker still polls although it was closed.
 
-The stock transport runs with its default `visibility_timeout` of an hour, so what a killed worker \
-held is *stuck* for longer than this run. Its repeats are sorted by the causes that this transport \
-has; any other one is *unexplained* there. It has no transport for a Cluster, and no previous \
-version is deployed.
+The stock transport runs with its default `visibility_timeout` of an hour, so the messages of a \
+killed worker are *stuck* for longer than this run. Its repeats are classified by the causes that \
+this transport has; all others are *unexplained*. It does not support a Cluster, and no previous \
+version of it is deployed.
 
 {circumstances}
 
@@ -86,14 +86,14 @@ POLICIES = """
 
 Some of the tasks on `delayed+redis://` are in two queues with [policies]\
 (guides/policies.md#limits): fair shares of tenants, weights, limits of a queue and of each \
-customer, a rate, and shares of slots. They are due many at once.
-Others [ask](guides/correlation.md) and end, and are answered from another process: before they \
-have asked, at the time of the timeout, twice, or never.
+customer, a rate, and shares of slots. Many of them are due at the same time.
+Others [expect an answer](guides/correlation.md) and end. Another process answers: before the \
+question, at the time of the timeout, twice, or never.
 
 {limits}
-A task has its slots until it ends or is killed. What was stopped or cut off alone for longer than \
-its lease has lost them to others, and so have the processes of a worker whose main process was \
-killed; they may go on with what they have begun.
+A task holds its slots until it ends or is killed. A worker that alone was stopped or \
+disconnected for longer than its lease loses its slots, and so do the processes of a worker whose \
+main process was killed; their running tasks may continue.
 
 {answers}"""
 

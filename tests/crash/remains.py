@@ -17,18 +17,18 @@ _RETRIES = re.compile(rb'"retries": ?(\d+)')
 #: The keys that may stay when queues are empty and workers have ended, and what they hold.
 STAY = {
     r"_kombu\.binding.*": "bindings of exchanges, as Kombu keeps them",
-    r".*\}:unique(-due)?": "unique keys of what was delivered, until another message is unique",
+    r".*\}:unique(-due)?": "unique keys of delivered messages, until the next unique message",
     r".*\}:granted-by": "the server that granted the leases",
-    r".*\}:policies": "what is declared for a queue, until somebody declares something else",
-    r".*\}:paused": "when a queue that was paused went on, for a day",
-    r".*\}:moved": "what came to another place in the backlog, for an hour",
-    r".*\}:expectations(-until)?": "how questions have ended, until that is forgotten",
-    r".*\}:answers(-until)?": "answers without a question, until they are forgotten",
-    r".*\}:events": "lifecycle events, the latest ones",
-    r".*\}:outcomes:.*": "what workers have recorded of tasks, for days",
+    r".*\}:policies": "the declared policies of a queue",
+    r".*\}:paused": "the end of a pause, for a day",
+    r".*\}:moved": "messages that moved within the backlog, for an hour",
+    r".*\}:expectations(-until)?": "outcomes of expectations, until they expire",
+    r".*\}:answers(-until)?": "early answers, until they expire",
+    r".*\}:events": "the latest lifecycle events",
+    r".*\}:outcomes:.*": "recorded outcomes of tasks, for days",
     r"kombu-delayed:format": "the version of the format",
-    r"kombu-delayed-revoked": "the last tasks that were revoked, for workers that start",
-    r"kombu-delayed-shards|.*\}:shards": "how many shards a queue has had",
+    r"kombu-delayed-revoked": "the last revoked tasks, for workers that start",
+    r"kombu-delayed-shards|.*\}:shards": "the highest number of shards of a queue",
 }
 _REPLIES = re.compile(r"\{?([^{}]+\.reply\.celery\.pidbox)\}?(?::wake)?")
 _STAY = re.compile("|".join(f"(?:{pattern})" for pattern in STAY))

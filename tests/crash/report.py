@@ -35,22 +35,22 @@ def rows(result: Result) -> Rows:
         ("run, to the end if acked late", verdict.ran),
         ("**lost**", len(verdict.lost)),
         ("**stuck**: held on the server when the run ended", len(verdict.stuck)),
-        ("not sent, as the task before has failed, is lost or stuck", verdict.not_sent),
+        ("not sent, because the task before it failed, is lost or stuck", verdict.not_sent),
         ("**early**, by the server's clock", len(verdict.early)),
         ("acked when it started, worker died before its first line", len(verdict.dropped)),
         ("run more than once", sum(verdict.repeats.values())),
         *((f"— {cause}", verdict.repeats[cause]) for cause in CAUSES),
         ("task failed", len(verdict.failed)),
         ("messages on the server at the end", sum(map(len, verdict.left.values()))),
-        ("workers that ended by themselves", fates.count("by itself")),
+        ("workers that ended unexpectedly", fates.count("by itself")),
         ("workers that did not end when asked", fates.count("hung")),
         ("earliest", f"{verdict.earliest_ms:.1f} ms" if verdict.early else "-"),
         _lateness("late", verdict.late_ms),
         _lateness(
             "late at a worker, outside of faults and recovery", [*verdict.calm_late_ms.values()]
         ),
-        ("— so late one in a hundred may be", f"{verdict.allowed_ms:,.0f} ms"),
-        _lateness("— a task that no fault strikes", verdict.control_ms),
+        ("— allowed for the 99th percentile", f"{verdict.allowed_ms:,.0f} ms"),
+        _lateness("— a control task without faults", verdict.control_ms),
         ("**pings without an answer**, outside of faults", f"{unanswered} of {asked:,}"),
         ("runs that were compared with their records of outcomes", verdict.records.runs),
         ("— **not recorded**", len(verdict.records.missing)),
@@ -64,7 +64,7 @@ def rows(result: Result) -> Rows:
         stall = f"{max(result.stalls_ms):,.0f} ms, {result.given_up} given up"
         what = f"longest wait while {result.order.reshard:,} messages moved at once"
         found.append((what, stall))
-        found.append(("— there at the end", f"{result.kept:,} of {result.order.reshard:,}"))
+        found.append(("— present at the end", f"{result.kept:,} of {result.order.reshard:,}"))
     return _shown(found)
 
 
@@ -77,11 +77,11 @@ def limit_rows(result: Result) -> Rows:
     slots = ((f"— most in use at once, of {SLOTS[n]} slots of {n}", most[n]) for n in most)
     return _shown(
         [
-            ("tasks with limits that began", limits.runs),
+            ("tasks with limits that started", limits.runs),
             *slots,
-            ("**over a limit**: at some instant more ran than may", len(limits.over)),
-            ("— counting what went on without its slots", len(limits.over_with_zombies)),
-            ("**over a rate**: more began within some time than may", len(limits.too_fast)),
+            ("**over a limit**: more tasks were running than allowed", len(limits.over)),
+            ("— counting tasks that continued without slots", len(limits.over_with_zombies)),
+            ("**over a rate**: more tasks started in a period than allowed", len(limits.too_fast)),
             ("**leaked**: slots in use and tasks at the gates at the end", len(limits.held)),
             _lateness("late", result.verdict.limited_late_ms),
         ]
@@ -98,7 +98,7 @@ def answer_rows(result: Result) -> Rows:
             *((f"— {said}", answers.told[said]) for said in SAID),
             ("**no end**", len(answers.lost)),
             ("**more than one end**", len(answers.twice)),
-            ("**another end** than was told who answered", len(answers.contrary)),
+            ("**another end** than `respond` returned", len(answers.contrary)),
             ("answers that raised an error", len(answers.unheard)),
         ]
     )
