@@ -95,7 +95,8 @@ def flaky(self, value: int) -> int:
 QUEUE = "celery" if SUPERSET else "events.42"
 
 if __name__ == "__main__":
-    worked = worker("other_apps")
+    # With pickle Celery refuses to run as root, as in a container.
+    worked = worker("other_apps", C_FORCE_ROOT="1")
 
     @check("tasks now and later, on its queues")
     def tasks() -> None:
@@ -113,7 +114,7 @@ if __name__ == "__main__":
     @check("its schedule, with beat")
     def schedule() -> None:
         beat = (sys.executable, "-m", "celery", "-A", "other_apps", "beat", "-l", "INFO")
-        with running(*beat, until="beat: Starting"):
+        with running(*beat, until="beat: Starting", C_FORCE_ROOT="1"):
             wait_until(lambda: "the scheduler ran" in printed(), "the worker ran a scheduled task")
 
     with worked as printed:
