@@ -119,11 +119,12 @@ class Part:
         if self.wake.overdue_at != math.inf and self.wake.check(now):
             self._stop_waiting()
         claims.agenda.spread = random.uniform(POLL_JITTER, 1.0)
-        slots_wait = not (session.runs_here or claims.gates.was_short)
-        run = session.store.run
+        run, outbox = session.store.run, self._qos.outbox
         run.hold_back()  # acks go with the claim that follows
         try:
-            self._qos.outbox.flush(session.store, session.lease, slots_wait)
+            if outbox.freed or outbox.held or not claims.comes_soon(now):
+                slots_wait = not (session.runs_here or claims.gates.was_short)
+                outbox.flush(session.store, session.lease, slots_wait)
             if claims.unsure:
                 claims.recover_all()
             claims.claim_wanted(now)

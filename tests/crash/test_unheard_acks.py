@@ -11,6 +11,7 @@ import redis
 
 from kombu_delayed.connection import connection as connection_module
 from kombu_delayed.consumer import part as part_module
+from kombu_delayed.consumer.claiming import claims as claims_module
 from kombu_delayed.consumer.retrying import ACK_RETRY_SECONDS, LONGEST_RETRY_SECONDS
 from tests.crash.deaths import unacked
 from tests.crash.dying import Reader, dying_store
@@ -115,6 +116,29 @@ def test_it_goes_with_the_claim_that_follows(
         assert len(packets) == 1
         consumer.store.run.settle()
         assert held(own_server, reader) == "de"
+
+
+def test_it_waits_for_a_claim_that_waits_for_more_room(
+    own_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No longer than that, and not where slots of limits go with it."""
+    with own_server.client() as client:
+        reader = Reader(dying_store(client, NOW_MS), prefetch_count=8)
+        consumer, store = reader.consumer, reader.consumer.store
+        store.publish("q", [entry(f"e{n}") for n in range(20)])
+        reader.read()
+        monkeypatch.setattr(claims_module, "SMALL_CLAIM_SECONDS", 60)
+        for told in (False, True):
+            reader.qos.ack(reader.take())
+            if told:
+                reader.qos.outbox.free("q", 1)
+            assert consumer.step() <= monotonic() + 60
+            store.run.settle()
+            assert len(unacked(client, consumer.lease.consumer)) == (6 if told else 8)
+        reader.qos.ack(reader.take())
+        monkeypatch.setattr(claims_module, "SMALL_CLAIM_SECONDS", 0)
+        consumer.step()
+        assert len(unacked(client, consumer.lease.consumer)) == 8
 
 
 def test_it_is_known_before_a_task_may_block(own_server: Server) -> None:

@@ -145,6 +145,12 @@ class Claims:
             return 0
         return -(-room // max(self._session.wanting, 1))
 
+    def comes_soon(self, now: float) -> bool:
+        """Whether a small claim waits for more room, and nothing is handed out before it is made."""
+        if not self.agenda.ready or self.buffer or not (room := self.room()):
+            return False
+        return not self._worth_claiming(room, now)
+
     def next_at(self, latest: float) -> float:
         """When to look after the queues again, at the `latest` then; by the monotonic clock."""
         agenda, room = self.agenda, self.room()
