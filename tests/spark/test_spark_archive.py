@@ -12,7 +12,17 @@ import pytest
 import redis
 from pyspark.sql import SparkSession
 
-from celery_ext.spark.events.archive import ArchiveError, compact, log_events, read_archive, watch
+from celery_ext.spark.events import (
+    ArchiveError,
+    Compacted,
+    compact,
+    compact_archive,
+    compaction,
+    log_events,
+    read_archive,
+    watch,
+)
+from tests.kit.spark import Run
 from tests.kit.told import told
 
 pytestmark = pytest.mark.thorough
@@ -111,3 +121,68 @@ def test_a_compact_copy(log: Log, tell: Any, tmp_path: Path, spark: SparkSession
     assert again.schema == frame.schema
     assert again.count() == 3_000
     assert again.exceptAll(frame).count() == 0
+
+
+def found(spark: SparkSession, path: Path) -> list[int]:
+    """The events as `read_archive` finds them."""
+    return sorted(int(row.id[1:]) for row in read_archive(spark, str(path)).collect())
+
+
+def directories(path: Path) -> list[str]:
+    return sorted(each.name.removeprefix("batch=") for each in path.glob("batch=*"))
+
+
+def test_new_batches_are_merged(log: Log, tell: Any, tmp_path: Path, spark: SparkSession) -> None:
+    """All but the newest one, which a job that was killed would write again."""
+    path = tmp_path / "archive"
+    tell(50)
+    log(max_rows_per_trigger=10)
+    assert compact_archive(spark, str(path)) == Compacted(4, 0)
+    assert directories(path) == ["00000000-00000003", "00000004"]
+    tell(20)
+    log(max_rows_per_trigger=10)
+    assert found(spark, path) == numbers(path) == list(range(1, 71))
+    assert compact_archive(spark, str(path)) == Compacted(2, 0)
+    assert compact_archive(spark, str(path)) == Compacted(0, 0)
+    assert directories(path) == ["00000000-00000003", "00000004-00000005", "00000006"]
+    assert found(spark, path) == numbers(path) == list(range(1, 71))
+    assert len([*path.glob("batch=00000000-00000003/**/*.parquet")]) == 2
+
+
+@pytest.mark.crash
+def test_a_merge_that_was_killed(
+    log: Log, tell: Any, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each event counts once, before the range is noted and after, and the next merge cleans up."""
+    path, all_ = tmp_path / "archive", list(range(1, 41))
+    tell(40)
+    log(max_rows_per_trigger=10)
+    shutil.copytree(path / "batch=00000001", path / "batch=00000000-00000001")
+    assert found(spark, path) == all_
+
+    monkeypatch.setattr(compaction._Files, "delete", lambda self, name: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        compact_archive(spark, str(path))
+    assert "00000000-00000002" in directories(path)
+    assert len(directories(path)) == 6
+    assert found(spark, path) == all_
+    monkeypatch.undo()
+    assert compact_archive(spark, str(path)) == Compacted(0, 0)
+    assert directories(path) == ["00000000-00000002", "00000003"]
+    assert found(spark, path) == numbers(path) == all_
+
+
+def test_days_that_are_kept(
+    log: Log, tell: Any, tmp_path: Path, run: Run, spark: SparkSession
+) -> None:
+    path = tmp_path / "archive"
+    tell(3_000)
+    log(max_rows_per_trigger=1_000)
+    given = "compact", "--archive", str(path)
+    assert run(*given, "--path", "x", "--keep-days", "1").exit_code == 2
+    # These events are of 1970.
+    assert run(*given, "--keep-days", "1").stdout == "2 batches merged, 4 days of queues deleted\n"
+    assert directories(path) == ["00000002"]
+    assert numbers(path) == list(range(2_001, 3_001))
+    with pytest.raises(ArchiveError, match="or only a compact copy"):
+        compact_archive(spark, str(tmp_path))

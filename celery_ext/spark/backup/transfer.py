@@ -19,7 +19,7 @@ from celery_ext.errors import BackupError
 
 from .. import backlog, run_job
 from ..connect import app_of, connected
-from ..events.archive import exists
+from ..events.archive_files import exists
 from ..options import RESTORE, ReadOptions, WriteOptions
 from ..sink.backup_rows import COLUMNS, VERSION, check_version
 from ..sink.job_ledger import Job, JobReport, LedgerStore, dealt_with

@@ -11,6 +11,7 @@ from .group import (
     archive_option,
     between,
     broker_options,
+    connection_options,
     console,
     main,
     progress_bar,
@@ -60,24 +61,40 @@ def archive(
 @main.command()
 @archive_option
 @click.option(
-    "--path", required=True, help="The directory of the copy; existing content is replaced."
+    "--path",
+    help=(
+        "Write a copy to this directory instead, and leave the archive; existing content is "
+        "replaced."
+    ),
+)
+@click.option(
+    "--keep-days", type=click.IntRange(1), help="Delete events that are more days old (UTC)."
 )
 @click.pass_context
-def compact(ctx: click.Context, /, archive: str, path: str) -> None:
-    """Copy an archive into few large files.
+def compact(ctx: click.Context, /, archive: str, path: str | None, keep_days: int | None) -> None:
+    """Merge the new batches of an archive into few large files.
 
     The files are sorted by day and queue, for frequent reading.
     """
-    from celery_ext.spark.events.archive import compact, read_archive
+    from celery_ext.spark.events.archive import read_archive
+    from celery_ext.spark.events.compaction import compact, compact_archive
 
+    if path and keep_days:
+        raise click.UsageError("give one of --path and --keep-days")
     spark = spark_of(ctx)
-    with console.status("Copying"):
-        compact(read_archive(spark, archive), path)
-    click.echo(f"written to {path}")
+    if path:
+        with console.status("Copying"):
+            compact(read_archive(spark, archive), path)
+        click.echo(f"written to {path}")
+        return
+    with console.status("Merging"):
+        done = compact_archive(spark, archive, keep_days=keep_days)
+    click.echo(f"{done.batches:,} batches merged, {done.days:,} days of queues deleted")
 
 
 @main.command()
 @archive_option
+@connection_options
 @click.option("--out", required=True, help="A directory for the tables, and for the page.")
 @click.option("--page", help="The file of the page, if the tables are not on this machine.")
 @target_option
@@ -94,8 +111,12 @@ def report(
     since: datetime | None,
     until: datetime | None,
     title: str,
+    **broker: Any,
 ) -> None:
-    """Write a report: Parquet tables and a page."""
+    """Write a report: Parquet tables and a page.
+
+    With a broker, it includes the failures that workers recorded there.
+    """
     try:
         from celery_ext.spark.reports.page import report
     except ModuleNotFoundError as error:
@@ -103,8 +124,11 @@ def report(
             f"a report needs {error.name}: pip install 'kombu-delayed[report]'"
         ) from error
     from celery_ext.spark.events.archive import read_archive
+    from celery_ext.spark.reports.failures import failures
 
-    events = between(read_archive(spark_of(ctx), archive), since, until)
+    spark, has_broker = spark_of(ctx), any(broker.values())
+    events = between(read_archive(spark, archive), since, until)
+    failed = between(failures(spark, **broker), since, until) if has_broker else None
     with progress_bar() as bar:
         task = bar.add_task("tables", total=None)
         path = report(
@@ -113,6 +137,7 @@ def report(
             target_seconds,
             title=title,
             page_path=page,
+            failures=failed,
             progress=lambda name: bar.advance(task),
         )
     click.echo(path)

@@ -7,9 +7,25 @@ from typing import TYPE_CHECKING
 from celery_ext.lazy import names_of
 
 if TYPE_CHECKING:
-    from .archive import ArchiveError, compact, log_events, read_archive, watch
+    from .archive import log_events, read_archive, watch
+    from .archive_files import ArchiveError
+    from .compaction import Compacted, compact, compact_archive
 
-__all__ = ["ArchiveError", "compact", "log_events", "read_archive", "watch"]
+__all__ = [
+    "ArchiveError",
+    "Compacted",
+    "compact",
+    "compact_archive",
+    "log_events",
+    "read_archive",
+    "watch",
+]
+
+_HOMES = {
+    "archive": ["log_events", "read_archive", "watch"],
+    "archive_files": ["ArchiveError"],
+    "compaction": ["Compacted", "compact", "compact_archive"],
+}
 
 # Spark imports modules of this package in each of its workers: only what they use.
-__getattr__ = names_of(__name__, {"archive": __all__})
+__getattr__ = names_of(__name__, _HOMES)

@@ -11,31 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
-
-from kombu_delayed.errors import DelayedError
 
 from ..options import as_texts
+from .archive_files import BATCH, PARTITIONS, ArchiveError, batches_of, by_day, exists
 from .batches import SCHEMA
 from .stream import NAME, EventOptions
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
 
-#: What a batch's directory is called; zeros in front keep the names in order.
-_BATCH = "batch={:08d}"
-
-#: By which files are split; the day is that of the event, in the session's time zone.
-_PARTITIONS = ("date", "queue")
-
 #: Seconds between two looks at how far a query is.
 _LOOK_SECONDS = 0.5
-
-
-class ArchiveError(DelayedError):
-    """An archive of lifecycle events is missing, or would be overwritten."""
 
 
 def log_events(
@@ -78,22 +65,10 @@ def _check(spark: SparkSession, path: str, checkpoint: str) -> None:
         )
 
 
-def exists(spark: SparkSession, pattern: str) -> bool:
-    """Whether there is a file or a directory, wherever Spark can read."""
-    try:
-        # Only names are looked at, whatever is in the files and however they are partitioned.
-        spark.read.option("recursiveFileLookup", "true").text(pattern)
-    except AnalysisException as error:
-        if error.getCondition() == "PATH_NOT_FOUND":
-            return False
-        raise
-    return True
-
-
 def _writer(path: str) -> Callable[[DataFrame, int], None]:
     def write(events: DataFrame, number: int) -> None:
-        batch = _by_day(events).write.mode("overwrite")
-        batch.partitionBy(*_PARTITIONS).parquet(f"{path}/{_BATCH.format(number)}")
+        batch = by_day(events).write.mode("overwrite")
+        batch.partitionBy(*PARTITIONS).parquet(f"{path}/{BATCH.format(number)}")
 
     return write
 
@@ -117,25 +92,13 @@ def watch(query: StreamingQuery, progress: Callable[[int], Any]) -> int:
 
 
 def read_archive(spark: SparkSession, path: str) -> DataFrame:
-    """The events of an archive or of a compact copy, with the columns of the source.
+    """The events of an archive, merged or not, or of a compact copy, with the source's columns.
 
     Raises ArchiveError where there is none.
     """
-    for pattern in (f"{path}/batch=*", f"{path}/date=*"):
-        if exists(spark, pattern):
-            found = spark.read.schema(SCHEMA).option("basePath", path).parquet(pattern)
-            return found.select(*SCHEMA.names)
+    if exists(spark, f"{path}/batch=*"):
+        return batches_of(spark, path)
+    if exists(spark, f"{path}/date=*"):
+        found = spark.read.schema(SCHEMA).option("basePath", path).parquet(f"{path}/date=*")
+        return found.select(*SCHEMA.names)
     raise ArchiveError(f"{path} has no archive of lifecycle events: write one with the job archive")
-
-
-def compact(events: DataFrame, path: str) -> None:
-    """Write a copy of events for reading: a directory for each day and queue, few large files.
-
-    Replaces the content of `path`. `events` must not be read from `path`.
-    """
-    files = _by_day(events).repartition(*_PARTITIONS).sortWithinPartitions(*_PARTITIONS, "at")
-    files.write.mode("overwrite").partitionBy(*_PARTITIONS).parquet(path)
-
-
-def _by_day(events: DataFrame) -> DataFrame:
-    return events.withColumn("date", F.to_date("at"))

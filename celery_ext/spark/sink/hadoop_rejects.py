@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.udf import UserDefinedFunction
 from pyspark.util import PythonEvalType
 
-from ..events.archive import exists
+from ..events.archive_files import exists
 from ..options import WriteOptions
 from .write import BacklogWriter, Written
 

@@ -1,0 +1,140 @@
+"""An archive of lifecycle events in fewer files, and without days that nobody needs any more.
+
+Batches are merged into a directory `batch=<first>-<last>` beside them. A line in `_ranges` says
+that it is whole; only then are its batches deleted. So whenever a merge is killed, a reader that
+knows these lines finds each event once.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta, timezone
+from typing import Any
+
+from pyspark.errors import PySparkAttributeError
+from pyspark.sql import DataFrame, SparkSession
+
+from kombu_delayed.errors import OptionError
+
+from .archive_files import BATCH, PARTITIONS, RANGES, ArchiveError, by_day, merged
+from .batches import SCHEMA
+
+#: A batch, or the first and last one of a range.
+_NAME = re.compile(r"batch=(\d+)(?:-(\d+))?")
+
+#: Fewer batches are left for the next time.
+LEAST_BATCHES = 2
+
+
+@dataclass(frozen=True)
+class Compacted:
+    """What was done: batches that were merged, and days of a queue that were deleted."""
+
+    batches: int
+    days: int
+
+
+def compact(events: DataFrame, path: str) -> None:
+    """Write a copy of events for reading: a directory for each day and queue, few large files.
+
+    What `path` had before is replaced. `events` must not be read from it.
+    """
+    files = by_day(events).repartition(*PARTITIONS).sortWithinPartitions(*PARTITIONS, "at")
+    files.write.mode("overwrite").partitionBy(*PARTITIONS).parquet(path)
+
+
+def compact_archive(
+    spark: SparkSession, path: str, *, keep_days: int | None = None, today: date | None = None
+) -> Compacted:
+    """Merge the batches that are new since the last time, and delete days before `keep_days`.
+
+    An archive may be written meanwhile, but only one of these may run at a time. The newest batch
+    stays as it is, since a job that was killed writes it again. Raises ArchiveError where there is
+    no archive, or where Spark's driver is not on this machine (Spark Connect), and OptionError.
+    """
+    if keep_days is not None and keep_days < 1:
+        raise OptionError(f"keep_days is a number of days from 1 on, not {keep_days!r}")
+    files = _Files(spark, path)
+    numbers = [
+        int(name[1])
+        for name in map(_NAME.fullmatch, files.names("batch=*"))
+        if name and not name[2]
+    ]
+    if not numbers:
+        raise ArchiveError(f"{path} has no archive of lifecycle events, or only a compact copy")
+    ranges = merged(spark, path)
+    done = max((int(each.partition("-")[2]) for each in ranges), default=-1)
+    new = [number for number in sorted(numbers)[:-1] if number > done]
+    if len(new) >= LEAST_BATCHES:
+        ranges.append(_merge(spark, path, new))
+        done = new[-1]
+    newest = BATCH.format(max(numbers))
+    for name in files.names("batch=*"):
+        found = _NAME.fullmatch(name)
+        if found and _is_left_over(found, ranges, done):
+            files.delete(name)
+    days = 0
+    if keep_days is not None:
+        days = _forget(files, newest, (today or _today()) - timedelta(days=keep_days))
+    return Compacted(len(new) if len(new) >= LEAST_BATCHES else 0, days)
+
+
+def _today() -> date:
+    return datetime.now(timezone.utc).date()
+
+
+def _is_left_over(name: re.Match[str], ranges: list[str], done: int) -> bool:
+    """Of a merge that ended here, or of one that was killed."""
+    return name[0][len("batch=") :] not in ranges if name[2] else int(name[1]) <= done
+
+
+def _merge(spark: SparkSession, path: str, numbers: list[int]) -> str:
+    given = [f"{path}/{BATCH.format(number)}" for number in numbers]
+    events = spark.read.schema(SCHEMA).option("basePath", path).parquet(*given)
+    name = f"{numbers[0]:08d}-{numbers[-1]:08d}"
+    compact(events.select(*SCHEMA.names), f"{path}/batch={name}")
+    spark.createDataFrame([(name,)], "value string").coalesce(1).write.mode("append").text(
+        f"{path}/{RANGES}"
+    )
+    return name
+
+
+def _forget(files: _Files, newest: str, before: date) -> int:
+    """Delete the days of all batches but the newest, and directories that are empty then."""
+    count = 0
+    for name in files.names("batch=*"):
+        if name == newest:
+            continue
+        days = files.names(f"{name}/date=*")
+        past = [day for day in days if day.removeprefix("date=") < before.isoformat()]
+        for day in past:
+            count += len(files.names(f"{name}/{day}/queue=*"))
+            files.delete(f"{name}/{day}")
+        if len(past) == len(days):
+            files.delete(name)
+    return count
+
+
+class _Files:
+    """Directories of an archive, in whatever file system Spark has it."""
+
+    def __init__(self, spark: SparkSession, path: str) -> None:
+        try:
+            jvm: Any = spark._jvm
+            conf = spark._jsc.hadoopConfiguration()
+        except PySparkAttributeError:
+            raise ArchiveError(
+                "compact deletes files, which Spark Connect does not offer: run it where Spark's "
+                "driver runs"
+            ) from None
+        self._base = path
+        self._path = jvm.org.apache.hadoop.fs.Path
+        self._system = self._path(path).getFileSystem(conf)
+
+    def names(self, pattern: str) -> list[str]:
+        found = self._system.globStatus(self._path(f"{self._base}/{pattern}"))
+        return sorted(each.getPath().getName() for each in found or ())
+
+    def delete(self, name: str) -> None:
+        self._system.delete(self._path(f"{self._base}/{name}"), True)
