@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -149,3 +151,61 @@ def test_workers(spark: SparkSession) -> None:
     )
     found = rows(forecasts.workers(load, times, 9), "queue", "workers")
     assert found == [("burst", 360), ("new", None), ("steady", 3)]
+
+
+# Which way to forecast would have been nearest.
+
+HOURS = 6 * WEEK
+
+
+def weekly(level: Callable[[float], float], dice: random.Random) -> Callable[[int], int]:
+    """Messages in an hour so far before the next one, with a season of a week, and chance."""
+
+    def messages(before: int) -> int:
+        at = NEXT - timedelta(hours=before)
+        season = (1 + at.hour % 12) * (2 if at.weekday() < 5 else 1)
+        mean = 20 * season * level(-before / WEEK)
+        return round(max(dice.gauss(mean, mean**0.5), 0))
+
+    return messages
+
+
+def off_by(found: list[tuple[float, ...]], actual: list[int]) -> float:
+    pairs = zip(found, actual, strict=True)
+    return sum(abs(expected - right) for (expected, *_), right in pairs) / sum(actual)
+
+
+def test_growth_is_seen(known: Any, came: Arrivals) -> None:
+    """A tenth more each week: the plain mean of six weeks lags far behind."""
+    messages = weekly(lambda weeks: 1.1**weeks, random.Random(7))
+    history = came(*((hour, 0, messages(hour)) for hour in range(1, HOURS)))
+    frame = forecasts.forecast(known(), history, NOW, hours=24).persist()
+    [(method, error, mean_error, coverage)] = set(
+        rows(frame, "method", "error", "mean_error", "coverage")
+    )
+    assert method in ("level", "trend")
+    assert error < 0.7 * mean_error
+    assert coverage == pytest.approx(0.9, abs=0.07)
+
+    found = rows(frame, "expected", "low", "high")
+    actual = [messages(-hour) for hour in range(24)]
+    mean = [(sum(messages(week * WEEK - hour) for week in range(1, 6)) / 5,) for hour in range(24)]
+    assert off_by(found, actual) < 0.7 * off_by(mean, actual)
+    within = [low <= n <= high for (_, low, high), n in zip(found, actual, strict=True)]
+    assert sum(within) >= 18
+
+
+def test_the_plain_mean_is_used_where_it_is_nearer(known: Any, came: Arrivals) -> None:
+    """Every second week has twice as many: the last one says nothing of the next."""
+    messages = weekly(lambda weeks: 2 - math.ceil(-weeks) % 2, random.Random(7))
+    history = came(*((hour, 0, messages(hour)) for hour in range(1, HOURS)))
+    frame = forecasts.forecast(known(), history, NOW, hours=24)
+    [(method, error, mean_error)] = set(rows(frame, "method", "error", "mean_error"))
+    assert method == "mean"
+    assert error == mean_error > 0.1
+
+
+def test_too_little_to_compare(known: Any, came: Arrivals) -> None:
+    history = came(*((24 * day, 0, 24) for day in range(1, 20)))
+    frame = forecasts.forecast(known(), history, NOW, hours=1)
+    assert rows(frame, "method", "error", "coverage") == [("mean", None, None)]

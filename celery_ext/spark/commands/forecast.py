@@ -10,6 +10,9 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from celery_ext.spark.reports.formatting import share
+from celery_ext.tasks.formatting import plain
+
 from .group import (
     archive_option,
     broker_options,
@@ -70,6 +73,22 @@ def forecast(
             click.echo(json.dumps({**row, "hour": row["hour"].isoformat()}))
     else:
         Console().print(table_of(rows, confidence))
+        for line in tested(rows):
+            click.echo(line)
+
+
+def tested(rows: list[dict[str, Any]]) -> list[str]:
+    """How near the forecast of each queue would have been in the last days."""
+    found = {
+        row[
+            "queue"
+        ]: f"{plain(row['queue'])}: {row['method']}, off by {share(row['error'])} in the "
+        f"last days (mean of similar hours: {share(row['mean_error'])}), "
+        f"{share(row['coverage'])} of hours within the interval"
+        for row in rows
+        if row["error"] is not None
+    }
+    return list(found.values())
 
 
 def table_of(rows: list[dict[str, Any]], confidence: float) -> Table:

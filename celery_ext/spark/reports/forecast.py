@@ -2,7 +2,8 @@
 
 The load of a future hour has two parts: messages that the backlog already has for it, and messages
 that will be sent for it later. The second part is estimated from the same hour of earlier weeks,
-counting only messages that were sent at equally short notice.
+counting only messages that were sent at equally short notice. It is corrected for a trend if that
+would have been nearer in the last days.
 """
 
 from __future__ import annotations
@@ -19,12 +20,11 @@ from kombu_delayed.errors import OptionError
 
 from .. import FORMAT
 from ..options import ReadOptions, as_texts
+from .backtest import MEAN, backtest, chosen_factor, deviation
 from .queries import deliveries
+from .similar_hours import hours_of, levels, unseen
 
 __all__ = ["arrivals", "due_per_hour", "forecast", "forecast_of", "service", "workers"]
-
-#: Days of history from which on each hour of the week, or of the day, is looked at by itself.
-WEEKLY_DAYS, DAILY_DAYS = 14, 2
 
 LONGEST_HOURS = 24 * 35
 
@@ -81,87 +81,53 @@ def forecast(
 ) -> DataFrame:
     """The load of each queue in each of the coming full hours after `now`.
 
-    Takes `due_per_hour` and `arrivals`. `expected` is `known` plus the mean of what came at short
-    notice in `samples` hours like it; between `low` and `high` it lies with the given confidence.
-    Raises OptionError.
+    Takes `due_per_hour` and `arrivals`. `expected` is `known` plus what is to come at short notice,
+    from the mean of what did in `samples` hours like it; between `low` and `high` it lies with the
+    given confidence. `method`, `error`, `mean_error` and `coverage` are those of `backtest`, null
+    where there is too little history. Raises OptionError.
     """
     if not 1 <= hours <= LONGEST_HOURS:
         raise OptionError(f"a forecast takes 1 to {LONGEST_HOURS} hours, not {hours!r}")
     if not 0 < confidence < 1:
         raise OptionError(f"confidence is between 0 and 1, not {confidence!r}")
-    history = _history(arrivals, now)
-    ahead = _ahead(arrivals.sparkSession.range(hours), now)
+    past = arrivals.where(F.col("hour") < F.lit(_hour_of(now))).persist()
+    tested = backtest(past, now, confidence)
+    history = hours_of(past, now)
+    ahead = _ahead(arrivals.sparkSession.range(hours), now).withColumn("origin", F.lit(now))
     queues = known.select("queue").union(arrivals.select("queue")).distinct()
     cells = ahead.crossJoin(queues)
-    unseen = _unseen(cells, history, arrivals)
-    spread = NormalDist().inv_cdf((1 + confidence) / 2)
+    level = levels(ahead.select("origin").distinct(), history, past).drop("origin")
+    normal = NormalDist().inv_cdf((1 + confidence) / 2)
+    mean, error = F.col("_mean"), F.col("_error")
     return (
-        cells.join(known, ["queue", "hour"], "left")
-        .join(unseen, ["queue", "hour"], "left")
+        cells.drop("origin")
+        .join(known, ["queue", "hour"], "left")
+        .join(unseen(cells, history, past).drop("origin"), ["queue", "hour"], "left")
         .na.fill(0)
-        .withColumn("_error", spread * F.sqrt(_variance() * (1 + _one_over("samples"))))
+        .join(level, "queue", "left")
+        .join(tested, "queue", "left")
+        .withColumn("_mean", F.col("mean") * chosen_factor())
+        .withColumn("_error", F.coalesce("spread", F.lit(normal)) * deviation())
         .select(
             *("queue", "hour", "known", "peak_minute", "peak_second", "samples"),
-            (F.col("known") + F.col("mean")).alias("expected"),
-            (F.col("known") + F.greatest(F.col("mean") - F.col("_error"), F.lit(0.0))).alias("low"),
-            (F.col("known") + F.col("mean") + F.col("_error")).alias("high"),
+            (F.col("known") + mean).alias("expected"),
+            (F.col("known") + F.greatest(mean - error, F.lit(0.0))).alias("low"),
+            (F.col("known") + mean + error).alias("high"),
+            F.coalesce("method", F.lit(MEAN)).alias("method"),
+            *("error", "mean_error", "coverage"),
         )
     )
 
 
-def _variance() -> Column:
-    """At least that of a process of independent arrivals: few samples may be alike by chance."""
-    return F.greatest("variance", "mean")
-
-
-def _one_over(name: str) -> Column:
-    return F.when(F.col(name) > 0, 1 / F.col(name)).otherwise(0)
+def _hour_of(now: datetime) -> datetime:
+    return now.astimezone(timezone.utc).replace(minute=0, second=0, microsecond=0)
 
 
 def _ahead(numbers: DataFrame, now: datetime) -> DataFrame:
     """The coming hours, each with the notice that what comes from now on has at the most."""
-    start = now.astimezone(timezone.utc).replace(minute=0, second=0, microsecond=0)
-    hour = F.lit(start) + F.make_dt_interval(hours=(F.col("id") + 1).cast("int"))
+    hour = F.lit(_hour_of(now)) + F.make_dt_interval(hours=(F.col("id") + 1).cast("int"))
     seconds = F.unix_timestamp("hour") - F.lit(int(now.timestamp()))
     return numbers.select(hour.alias("hour")).withColumn("lead", _rounded(seconds).cast("int"))
-
-
-def _history(arrivals: DataFrame, now: datetime) -> DataFrame:
-    """All full hours since the first one that had anything, also those that had nothing."""
-    last = now.astimezone(timezone.utc).replace(minute=0, second=0, microsecond=0)
-    last -= timedelta(hours=1)
-    past = arrivals.where(F.col("hour") <= F.lit(last))
-    bounds = past.agg(F.min("hour").alias("first")).where("first is not null")
-    hours = F.sequence("first", F.lit(last), F.make_dt_interval(hours=F.lit(1)))
-    days = F.datediff(F.lit(last), "first")
-    return bounds.select(days.alias("days"), F.explode(hours).alias("past"))
-
-
-def _slot(hour: str) -> Column:
-    """What two hours have in common that are alike, by how long the history is."""
-    of_day = F.hour(hour)
-    of_week = F.dayofweek(hour) * 24 + of_day
-    days = F.col("days")
-    return F.when(days >= WEEKLY_DAYS, of_week).when(days >= DAILY_DAYS, of_day).otherwise(F.lit(0))
-
-
-def _unseen(cells: DataFrame, history: DataFrame, arrivals: DataFrame) -> DataFrame:
-    """Of what came at too short a notice in hours like each one: mean, variance, and how many."""
-    alike = cells.join(history, _slot("hour") == _slot("past"))
-    came = arrivals.select(
-        F.col("queue").alias("_q"), F.col("hour").alias("_h"), "notice", "messages"
-    )
-    is_unseen = (F.col("_q") == F.col("queue")) & (F.col("_h") == F.col("past"))
-    counts = (
-        alike.join(came, is_unseen & (F.col("notice") <= F.col("lead")), "left")
-        .groupBy("queue", "hour", "past")
-        .agg(F.coalesce(F.sum("messages"), F.lit(0)).alias("count"))
-    )
-    return counts.groupBy("queue", "hour").agg(
-        F.avg("count").alias("mean"),
-        F.coalesce(F.var_samp("count"), F.lit(0.0)).alias("variance"),
-        F.count("*").alias("samples"),
-    )
 
 
 def service(happened: DataFrame) -> DataFrame:

@@ -1,0 +1,135 @@
+"""Which way to forecast would have been nearest in the last days, and how wide intervals must be.
+
+Each of the last days is forecast from what was there before it began, in each way. A queue is
+forecast in the way that was off by the least; one that has too little to compare, by the plain mean
+of similar hours.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from .similar_hours import DAILY_DAYS, WEEKLY_DAYS, hours_of, levels, unseen
+
+#: Days that are forecast anew, and hours with messages that a queue must have in them.
+DAYS, LEAST_HOURS = 7, 24
+
+#: The ways to forecast. The plain mean of similar hours comes first: it wins where two are as good.
+MEAN, LEVEL, TREND = METHODS = ("mean", "level", "trend")
+
+
+def factor(method: str) -> Column:
+    """What the mean of similar hours is multiplied with."""
+    factors = {LEVEL: F.col("level"), TREND: F.col("level") * F.col("growth")}
+    return F.coalesce(factors.get(method, F.lit(1.0)), F.lit(1.0))
+
+
+def chosen_factor() -> Column:
+    """The same of the method of a row; of the plain mean where it has none."""
+    found = factor(MEAN)
+    for name in METHODS[1:]:
+        found = F.when(F.col("method") == name, factor(name)).otherwise(found)
+    return found
+
+
+def deviation() -> Column:
+    """Of what comes in an hour from the mean of similar ones.
+
+    At least that of independent arrivals: few samples may be alike by chance.
+    """
+    one_over = F.when(F.col("samples") > 0, 1 / F.col("samples")).otherwise(0)
+    return F.sqrt(F.greatest("variance", "mean") * (1 + one_over))
+
+
+def backtest(arrivals: DataFrame, now: datetime, confidence: float = 0.9) -> DataFrame:
+    """For each queue, the `method` that was off by the least in the last days, and how far.
+
+    Takes `forecast.arrivals`. `error` and `mean_error` are the sum of what each hour was off by,
+    over the sum of messages, of this method and of the plain mean. `spread` is how many deviations
+    an interval must have to each side, `coverage` the share of hours that were within intervals
+    made from the other days. Queues that have too little in these days are not in it.
+    """
+    hours = hours_of(arrivals, now).persist()
+    tried = _tried(arrivals, hours, now).persist()
+    best = _best(tried)
+    off = tried.join(best, "queue").select(
+        "queue", "origin", (_chosen("off") / F.greatest("deviation", F.lit(1.0))).alias("off")
+    )
+    needed = F.percentile("off", F.lit(confidence)).alias("spread")
+    others = off.select("queue", F.col("origin").alias("_day"), "off")
+    days = off.select("queue", "origin").distinct()
+    by_day = days.join(others, "queue").where("origin != _day")
+    by_day = by_day.groupBy("queue", "origin").agg(needed.alias("_needed"))
+    within = F.avg((F.col("off") <= F.col("_needed")).cast("double")).alias("coverage")
+    covered = off.join(by_day, ["queue", "origin"]).groupBy("queue").agg(within)
+    found = best.join(off.groupBy("queue").agg(needed), "queue")
+    return found.join(covered, "queue", "left")
+
+
+def _tried(arrivals: DataFrame, hours: DataFrame, now: datetime) -> DataFrame:
+    """What each way said of each hour of the last days that had messages, or should have had."""
+    origins = _origins(hours, now)
+    after = F.make_dt_interval(hours=F.col("id").cast("int"))
+    ahead = origins.crossJoin(arrivals.sparkSession.range(24)).select(
+        "origin",
+        (F.col("origin") + after).alias("hour"),
+        (F.col("id") * 3600).cast("int").alias("lead"),
+    )
+    cells = ahead.crossJoin(arrivals.select("queue").distinct())
+    came = cells.join(arrivals, ["queue", "hour"]).where("notice <= lead")
+    actual = came.groupBy("origin", "queue", "hour").agg(F.sum("messages").alias("actual"))
+    found = (
+        unseen(cells, hours, arrivals)
+        .join(actual, ["origin", "queue", "hour"], "left")
+        .na.fill(0, ["actual"])
+        .join(levels(origins, hours, arrivals), ["origin", "queue"], "left")
+        .where("mean > 0 or actual > 0")
+    )
+    off = {f"off_{name}": F.abs(F.col("actual") - F.col("mean") * factor(name)) for name in METHODS}
+    return found.withColumns({"deviation": deviation(), **off})
+
+
+def _origins(hours: DataFrame, now: datetime) -> DataFrame:
+    """The beginnings of the last whole days before which the history is long enough to compare.
+
+    As long as it takes to look at hours in the same way as now.
+    """
+    today = now.astimezone(timezone.utc).replace(hour=0, minute=0, second=0, microsecond=0)
+    given = [(today - timedelta(days=day + 1),) for day in range(DAYS)]
+    days = hours.sparkSession.createDataFrame(given, "origin timestamp")
+    begun = hours.agg(F.min("first").alias("first"))
+    before = F.datediff("origin", "first")
+    all_days = F.datediff(F.lit(today), "first")
+    least = F.when(all_days >= WEEKLY_DAYS, WEEKLY_DAYS).otherwise(DAILY_DAYS)
+    return days.crossJoin(begun).where(before >= least).select("origin")
+
+
+def _chosen(what: str) -> Column:
+    """The value of the method of a row."""
+    found = F.col(f"{what}_{MEAN}")
+    for name in METHODS[1:]:
+        found = F.when(F.col("method") == name, F.col(f"{what}_{name}")).otherwise(found)
+    return found
+
+
+def _best(tried: DataFrame) -> DataFrame:
+    sums = tried.groupBy("queue").agg(
+        *(F.sum(f"off_{name}").alias(f"off_{name}") for name in METHODS),
+        F.sum("actual").alias("actual"),
+        F.count("*").alias("hours"),
+    )
+    least = F.least(*(f"off_{name}" for name in METHODS))
+    method = F.coalesce(*(F.when(F.col(f"off_{name}") <= least, name) for name in METHODS))
+    return (
+        sums.where(F.col("hours") >= LEAST_HOURS)
+        .withColumn("method", method)
+        .select(
+            "queue",
+            "method",
+            (_chosen("off") / F.col("actual")).alias("error"),
+            (F.col(f"off_{MEAN}") / F.col("actual")).alias("mean_error"),
+        )
+    )
