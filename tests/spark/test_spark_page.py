@@ -13,6 +13,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from celery_ext.spark.events.batches import SCHEMA
+from celery_ext.spark.reports import failures, queries
 from celery_ext.spark.reports.page import ReportError, report
 
 pytestmark = pytest.mark.thorough
@@ -58,7 +59,15 @@ def events(spark: SparkSession) -> DataFrame:
 def out(events: DataFrame, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("report")
     told: list[str] = []
-    made = report(events, str(path), 10, title=HOSTILE, progress=told.append)
+    failed = events.sparkSession.createDataFrame(
+        [
+            ("celery", f"id-{n}", HOSTILE, "", "ValueError", f"no card {n}", 0, "w1@shop", START)
+            for n in range(3)
+        ],
+        failures.SCHEMA,
+    )
+    given = {"title": HOSTILE, "progress": told.append, "failures": failed}
+    made = report(events, str(path), 10, **given)
     assert made == f"{path}/report.html"
     assert sorted(told) == sorted(each.name for each in path.iterdir() if each.is_dir())
     return path
@@ -117,3 +126,58 @@ def test_nothing_to_report_on(events: DataFrame, tmp_path: Path) -> None:
     with pytest.raises(ReportError, match="no delivery among these events"):
         report(events.where("event = 'scheduled'"), str(tmp_path))
     assert list(tmp_path.iterdir()) == []
+
+
+def table_under(text: str, heading: str) -> list[list[str]]:
+    """The cells of the first table behind a heading."""
+    part = text.split(f"<h2>{heading}</h2>")[1].split("</table>")[0]
+    rows = re.findall(r"<tr>(.*?)</tr>", part, re.DOTALL)
+    return [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.DOTALL) for row in rows]
+
+
+def test_failures_and_run_times(text: str) -> None:
+    _, failed = table_under(text, "Failures")
+    assert failed[1:4] == ["celery", "ValueError", "3"]
+    names, *ran = table_under(text, "Run times")
+    assert names == ["task", "queue", "runs", "p50", "p95", "p99", "longest"]
+    assert sum(int(each[2]) for each in ran) == 588 - 15  # but for dead letters
+    assert {each[3] for each in ran} == {"2s"}
+    assert "<p>None.</p>" in text.split("<h2>Bulk jobs</h2>")[1].split("<h2>")[0]
+
+
+def test_a_short_time_is_a_curve(spark: SparkSession, tmp_path: Path) -> None:
+    """Twelve seconds; a job of 60 messages, workers without a name."""
+    rows = []
+    for n in range(60):
+        due = START + timedelta(seconds=n / 5)
+        told = (f"id{n}", "t", "", "q", due)
+        rows.append((f"0-{n}", "scheduled", *told, START - timedelta(hours=1), "", "", 0, "", "j"))
+        late = due + timedelta(seconds=0.1 + n / 100)
+        for event, at in (("delivered", late), ("acked", late + timedelta(seconds=0.5))):
+            rows.append((f"1-{n}", event, *told, at, "host:1:aa", "host", 0, "", ""))
+    made = report(spark.createDataFrame(rows, SCHEMA), str(tmp_path))
+    late = spark.read.parquet(f"{tmp_path}/lateness_over_time").orderBy("part")
+    assert [row.messages for row in late.collect()] == [5] * 12
+    load = spark.read.parquet(f"{tmp_path}/deliveries_over_time")
+    assert load.count() == 13
+    text = Path(made).read_text("utf-8")
+    assert "In parts of 1s." in text
+    assert table_under(text, "Bulk jobs")[1][:4] == ["j", "q", "60", "0"]
+    assert "host: workers without a name, of which all on one host count as one." in text
+    assert "Not read: with the broker" in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "length"), [(0, 1), (150, 1), (151, 5), (86_400, 900), (40 * 86_400, 21_600)]
+)
+def test_how_long_parts_are(seconds: float, length: int) -> None:
+    assert queries.part_seconds(seconds) == length
+    assert queries.part_seconds(10**10) == 86_400
+
+
+def test_light_and_dark(text: str) -> None:
+    """Plots have the colour of the text around them."""
+    assert "prefers-color-scheme: dark" in text
+    plots = "".join(re.findall(r"<svg.*?</svg>", text, re.DOTALL))
+    assert plots.count("currentColor") > 100
+    assert not re.findall(r"#ffffff|#000000|#123456", plots)

@@ -8,27 +8,35 @@ from celery_ext.lazy import names_of
 
 if TYPE_CHECKING:
     from .queries import (
+        bulk_jobs,
         deliveries,
+        deliveries_over_time,
         evenness,
         histogram,
         lateness,
+        lateness_over_time,
         later_than,
         never_delivered,
         per_worker,
         rates,
+        run_times,
         throughput,
         worst,
     )
 
 __all__ = [
+    "bulk_jobs",
     "deliveries",
+    "deliveries_over_time",
     "evenness",
     "histogram",
     "lateness",
+    "lateness_over_time",
     "later_than",
     "never_delivered",
     "per_worker",
     "rates",
+    "run_times",
     "throughput",
     "worst",
 ]

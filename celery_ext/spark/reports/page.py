@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from functools import reduce
 from importlib.resources import files
 from pathlib import Path
@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 from kombu_delayed.errors import DelayedError
 
 from . import plots, queries
+from .failures import by_error
 from .formatting import duration, moment, number, share
 
 #: Rows of a table on the page; Parquet has all.
@@ -39,12 +40,25 @@ class ReportError(DelayedError):
 
 
 def tables(
-    events: DataFrame, deliveries: DataFrame, target_seconds: float, as_of: datetime | None = None
+    events: DataFrame,
+    deliveries: DataFrame,
+    target_seconds: float,
+    as_of: datetime | None = None,
+    failures: DataFrame | None = None,
 ) -> dict[str, DataFrame]:
     """All reports by the names under which they are written."""
     waiting = queries.never_delivered(events, as_of)
+    seconds = queries.part_seconds(queries.span_seconds(deliveries))
+    failed = {} if failures is None else {"failures": by_error(failures)}
     return {
-        "total": _total(events, waiting).crossJoin(_summary(deliveries, target_seconds)),
+        **failed,
+        "lateness_over_time": queries.lateness_over_time(deliveries, seconds),
+        "deliveries_over_time": queries.deliveries_over_time(deliveries, seconds),
+        "run_times": queries.run_times(deliveries, "queue", "task"),
+        "jobs": queries.bulk_jobs(events),
+        "total": _total(events, waiting)
+        .crossJoin(_summary(deliveries, target_seconds))
+        .withColumn("part_seconds", F.lit(seconds)),
         "queues": _summary(deliveries, target_seconds, "queue"),
         "lateness_by_task": queries.lateness(deliveries, "queue", "task"),
         "lateness_by_tenant": queries.lateness(deliveries, "tenant"),
@@ -86,13 +100,15 @@ def report(
     as_of: datetime | None = None,
     title: str = "Delayed tasks",
     page_path: str | None = None,
+    failures: DataFrame | None = None,
     progress: Callable[[str], Any] = lambda name: None,
 ) -> str:
     """Write all reports on some events as tables in `out`, and a page; returns the page's path.
 
     What `out` had of an earlier report is replaced. The page is a file of this machine, by default
-    in `out`, which then is a directory here. `progress` is told of each table that is done. Raises
-    ReportError where nothing was delivered, or where it is not said where the page shall be.
+    in `out`, which then is a directory here. `failures` are those of `reports.failures`.
+    `progress` is told of each table that is done. Raises ReportError where nothing was delivered,
+    or where it is not said where the page shall be.
     """
     path = Path(page_path or _in_directory(out))
     deliveries = queries.deliveries(events).persist()
@@ -102,10 +118,12 @@ def report(
                 "there is no delivery among these events: nothing to report on. Do workers run, "
                 "and is the transport option delayed_events above 0?"
             )
-        _write(tables(events, deliveries, target_seconds, as_of), out, progress)
+        found = tables(events, deliveries, target_seconds, as_of, failures)
+        _write(found, out, progress)
     finally:
         deliveries.unpersist()
-    path.write_text(page(_Written(events.sparkSession, out), target_seconds, title), "utf-8")
+    written = _Written(events.sparkSession, out)
+    path.write_text(page(written, target_seconds, title, failures is not None), "utf-8")
     return str(path)
 
 
@@ -161,17 +179,18 @@ def _in_utc(row: Row) -> Row:
     }
 
 
-#: Hours that a plot shows: the last four years.
-_MOST_HOURS = 4 * 366 * 24
+#: Parts that a plot shows: days of a century.
+_MOST_PARTS = 36_600
 
 #: Workers that are counted; those of which a plot shows the ends.
 _MOST_WORKERS = 100_000
 
 
-def page(written: _Written, target_seconds: float, title: str) -> str:
+def page(written: _Written, target_seconds: float, title: str, has_failures: bool = False) -> str:
     (total,) = written.rows("total")
-    hours = written.rows("lateness_by_hour", "hour", limit=_MOST_HOURS)
-    load = written.sums("throughput", "hour", "delivered", "hour", limit=_MOST_HOURS)
+    late = written.rows("lateness_over_time", "part", limit=_MOST_PARTS)
+    load = written.rows("deliveries_over_time", "part", limit=_MOST_PARTS)
+    length = timedelta(seconds=total["part_seconds"])
     buckets = written.rows("histogram")
     order = ("-deliveries", "worker")
     workers = written.sums("workers", "worker", "deliveries", *order, limit=_MOST_WORKERS)
@@ -187,10 +206,17 @@ def page(written: _Written, target_seconds: float, title: str) -> str:
         most_workers=plots.MOST_WORKERS,
         shown={**shown, "time": moment},
         total=total,
+        length=length.total_seconds(),
+        run_times=written.rows("run_times", "-run_p95_seconds", "task"),
+        jobs=written.rows("jobs", "-last_at", "job"),
+        failures=written.rows("failures", "-failures", "task") if has_failures else None,
+        unnamed=[row["worker"] for row in workers if "@" not in row["worker"]],
         tiles=_tiles(total),
         plots={
-            "lateness": Markup(plots.lateness_over_time(hours, target_seconds) if hours else ""),
-            "load": Markup(plots.load_over_time(load)),
+            "lateness": Markup(
+                plots.lateness_over_time(late, length, target_seconds) if late else ""
+            ),
+            "load": Markup(plots.load_over_time(load, length)),
             "histogram": Markup(plots.histogram(buckets, queries.EDGES_SECONDS) if buckets else ""),
             "workers": Markup(plots.workers(workers)),
         },

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from io import StringIO
 from typing import Any
 
@@ -33,10 +33,21 @@ STYLE: Any = {
     "date.converter": "concise",
 }
 
+#: The colour of texts and lines, which becomes that of the page's text, light or dark.
+_INK = "#123456"
+
+_ON_PAGE: Any = {
+    **STYLE,
+    **dict.fromkeys(
+        ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), _INK
+    ),
+    "grid.color": "#80808055",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+}
+
 #: Workers that one plot shows.
 MOST_WORKERS = 60
-
-_HOUR = timedelta(hours=1)
 
 #: From which lateness on a logarithmic axis has room.
 _LEAST_SECONDS = 0.01
@@ -53,17 +64,18 @@ def _count(axis: Any) -> None:
 def _svg(figure: Figure) -> str:
     text = StringIO()
     figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
-    return text.getvalue().partition("<svg")[1] + text.getvalue().partition("<svg")[2]
+    _, svg, rest = text.getvalue().partition("<svg")
+    return (svg + rest).replace(_INK, "currentColor")
 
 
-def lateness_over_time(hours: Sequence[Row], target_seconds: float) -> str:
-    with matplotlib.rc_context(STYLE):
+def lateness_over_time(parts: Sequence[Row], length: timedelta, target_seconds: float) -> str:
+    with matplotlib.rc_context(_ON_PAGE):
         figure = Figure(figsize=(9, 3.2), layout="constrained")
         axes = figure.subplots()
-        times = [row["hour"] for row in hours]
-        axes.set_xlim(times[0] - _HOUR, times[-1] + _HOUR)
+        times = [row["part"] for row in parts]
+        axes.set_xlim(times[0] - length, times[-1] + length)
         for name, colour in COLOURS.items():
-            marks = [max(row[name], _LEAST_SECONDS) for row in hours]
+            marks = [max(row[name], _LEAST_SECONDS) for row in parts]
             axes.plot(times, marks, color=colour, label=name[:3], marker="o", markersize=2.5)
         axes.axhline(target_seconds, color="#888888", linestyle="--", linewidth=1, label="target")
         axes.set_yscale("log")
@@ -73,13 +85,13 @@ def lateness_over_time(hours: Sequence[Row], target_seconds: float) -> str:
         return _svg(figure)
 
 
-def load_over_time(hours: Sequence[Row]) -> str:
-    with matplotlib.rc_context(STYLE):
+def load_over_time(parts: Sequence[Row], length: timedelta) -> str:
+    """Deliveries; none between the parts that are there."""
+    with matplotlib.rc_context(_ON_PAGE):
         figure = Figure(figsize=(9, 2.2), layout="constrained")
         axes = figure.subplots()
-        times = [*(row["hour"] for row in hours), hours[-1]["hour"] + _HOUR]
-        counts = [*(row["delivered"] for row in hours), hours[-1]["delivered"]]
-        axes.set_xlim(times[0] - _HOUR, times[-1] + _HOUR)
+        times, counts = _steps([(row["part"], row["delivered"]) for row in parts], length)
+        axes.set_xlim(times[0] - length, times[-1] + length)
         axes.fill_between(times, counts, step="post", color=COUNTS, alpha=0.35, linewidth=0)
         axes.plot(times, counts, drawstyle="steps-post", color=COUNTS)
         axes.set_ylim(bottom=0)
@@ -87,11 +99,26 @@ def load_over_time(hours: Sequence[Row]) -> str:
         return _svg(figure)
 
 
+def _steps(
+    counted: Sequence[tuple[datetime, int]], length: timedelta
+) -> tuple[list[datetime], list[int]]:
+    """Where steps of a plot begin; it falls to 0 where a part is missing, and at the end."""
+    times: list[datetime] = []
+    counts: list[int] = []
+    for at, count in counted:
+        if times and times[-1] + length < at:
+            times.append(times[-1] + length)
+            counts.append(0)
+        times.append(at)
+        counts.append(count)
+    return [*times, times[-1] + length], [*counts, 0]
+
+
 def histogram(buckets: Sequence[Row], edges: Sequence[float]) -> str:
     counts = {row["at_least_seconds"]: row["messages"] for row in buckets}
     ends = [*map(duration, edges[1:]), "more"]
     labels = [f"< {end}" if end != "more" else end for end in ends]
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(_ON_PAGE):
         figure = Figure(figsize=(9, 2.8), layout="constrained")
         axes = figure.subplots()
         bars = axes.bar(labels, [counts.get(edge, 0) for edge in edges], color=COUNTS)
@@ -108,7 +135,7 @@ def workers(rows: Sequence[Row]) -> str:
     if len(shown) > MOST_WORKERS:
         half = MOST_WORKERS // 2
         shown = shown[:half] + shown[-half:]
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(_ON_PAGE):
         figure = Figure(figsize=(9, 0.6 + 0.24 * len(shown)), layout="constrained")
         axes = figure.subplots()
         # `$` would begin a formula.

@@ -22,6 +22,9 @@ ENDS = ("acked", "dropped", "released", "reclaimed", "buried")
 #: Where a histogram of lateness has its edges.
 EDGES_SECONDS = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 7200.0)
 
+#: In parts of this length a time is shown, so that there are at most about so many of them.
+PARTS_SECONDS, MOST_PARTS = (1, 5, 15, 60, 300, 900, 3600, 21_600, 86_400), 150
+
 _SCHEDULES = ("scheduled", "rescheduled")
 _MESSAGE = ("queue", "id")
 
@@ -198,3 +201,58 @@ def histogram(deliveries: DataFrame) -> DataFrame:
     )
     bucket = F.coalesce(F.array_max(edges), F.lit(0.0)).alias("at_least_seconds")
     return _first(deliveries).groupBy(bucket).agg(F.count("*").alias("messages"))
+
+
+# Over time, in parts that are as long as fits the time.
+
+
+def part_seconds(seconds: float) -> int:
+    """In parts of which length so many seconds are shown."""
+    fitting = (each for each in PARTS_SECONDS if seconds / each <= MOST_PARTS)
+    return next(fitting, PARTS_SECONDS[-1])
+
+
+def span_seconds(deliveries: DataFrame) -> float:
+    """From the first due time or delivery to the last one."""
+    first = F.min(F.least("delivered_at", F.coalesce("due", "delivered_at")))
+    last = F.max(F.greatest("delivered_at", F.coalesce("due", "delivered_at")))
+    [(begin, end)] = deliveries.agg(F.unix_millis(first), F.unix_millis(last)).collect()
+    return (end - begin) / 1000.0 if begin is not None else 0.0
+
+
+def _part(time: Column, seconds: int) -> Column:
+    return F.timestamp_seconds(F.floor(F.unix_seconds(time) / seconds) * seconds).alias("part")
+
+
+def lateness_over_time(deliveries: DataFrame, seconds: int) -> DataFrame:
+    """The lateness of messages that were due in each part."""
+    parts = deliveries.withColumn("part", _part(F.col("due"), seconds))
+    return lateness(parts, "part")
+
+
+def deliveries_over_time(deliveries: DataFrame, seconds: int) -> DataFrame:
+    """Deliveries in each part, and those of them that ended in a dead letter."""
+    parts = deliveries.groupBy(_part(F.col("delivered_at"), seconds))
+    dead = F.count_if(F.col("ended") == "buried").alias("dead")
+    return parts.agg(F.count("*").alias("delivered"), dead)
+
+
+def run_times(deliveries: DataFrame, *by: str) -> DataFrame:
+    """Run times in seconds, p50, p95, p99 and the longest, of deliveries that were acknowledged."""
+    value = F.col("run_seconds")
+    marks = F.percentile_approx(value, list(PERCENTILES.values()), _ACCURACY)
+    ran = deliveries.where(value.isNotNull()).groupBy(*by)
+    found = ran.agg(F.count("*").alias("runs"), marks.alias("_marks"), F.max(value).alias("_max"))
+    named = [F.col("_marks")[n].alias(f"run_{name}") for n, name in enumerate(PERCENTILES)]
+    return found.select(*by, "runs", *named, F.col("_max").alias("run_max_seconds"))
+
+
+def bulk_jobs(events: DataFrame) -> DataFrame:
+    """What each job did in each queue, and when."""
+    kinds = ("scheduled", "rescheduled", "cancelled")
+    counts = [F.count_if(F.col("event") == name).alias(name) for name in kinds]
+    return (
+        events.where("job != ''")
+        .groupBy("job", "queue")
+        .agg(*counts, F.min("at").alias("first_at"), F.max("at").alias("last_at"))
+    )
