@@ -65,8 +65,32 @@ def erlang_wait(load: float, servers: int) -> float:
 @pytest.mark.parametrize(("load", "servers"), [(0.7, 1), (3.2, 4), (18.0, 20)])
 def test_random_arrivals_and_run_times(load: float, servers: int) -> None:
     """M/M/c: one worker has all slots, and so no message waits for another one's."""
-    tally = played(poisson(load, 150_000, random.Random(5)), slots=servers)
-    assert mean_wait(tally) == pytest.approx(erlang_wait(load, servers), rel=0.08)
+    tally = played(poisson(load, 400_000, random.Random(5)), slots=servers)
+    assert mean_wait(tally) == pytest.approx(erlang_wait(load, servers), rel=0.05)
+
+
+def crommelin_wait(load: float, servers: int) -> float:
+    """The mean wait where all run for 1 s: M/D/c, by Crommelin."""
+
+    def at_least(count: int, mean: float) -> float:
+        """How likely a Poisson count is so large."""
+        terms = (math.exp(n * math.log(mean) - mean - math.lgamma(n + 1)) for n in range(count))
+        return max(1 - math.fsum(terms), 0.0)
+
+    return math.fsum(
+        at_least(n * servers, n * load) - servers / load * at_least(n * servers + 1, n * load)
+        for n in range(1, 400)
+    )
+
+
+@pytest.mark.parametrize(("load", "servers"), [(0.7, 1), (3.2, 4), (18.0, 20)])
+def test_random_arrivals_and_equal_run_times(load: float, servers: int) -> None:
+    """M/D/c."""
+    equal = ((at, 1.0) for at, _ in poisson(load, 400_000, random.Random(6)))
+    right = crommelin_wait(load, servers)
+    if servers == 1:
+        assert right == pytest.approx(load / (1 - load) / 2)  # Pollaczek and Khinchine
+    assert mean_wait(played(equal, slots=servers)) == pytest.approx(right, rel=0.05)
 
 
 def test_workers_claim_in_turn() -> None:

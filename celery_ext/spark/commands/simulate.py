@@ -148,6 +148,7 @@ def _rows(result: Result) -> list[tuple[str, str]]:
         ("messages", number(result.messages)),
         ("simulated", whole),
         ("workers, slots", f"{number(result.workers)}, {number(result.slots)}"),
+        ("lateness, mean", duration(result.mean_seconds)),
         ("lateness p50", _with_error(result.p50_seconds, result.p50_error)),
         ("lateness p95", _with_error(result.p95_seconds, result.p95_error)),
         ("lateness p99", _with_error(result.p99_seconds, result.p99_error)),

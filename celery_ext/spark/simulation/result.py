@@ -43,6 +43,7 @@ class Result:
     simulated: int
     workers: int
     slots: int
+    mean_seconds: float
     p50_seconds: float
     p50_error: float | None
     p95_seconds: float
@@ -115,7 +116,8 @@ def _lateness(
 ) -> dict[str, Any]:
     errors = _errors(total, found, classes)
     own = {f"{name[:3]}_error": error for name, error in errors.items()}
-    return {**_marks(classes, weights), **own}
+    counts = _counts(classes, weights)
+    return {"mean_seconds": mean(counts), **_marks(counts), **own}
 
 
 def _weights(total: int, found: Mapping[int, Found]) -> dict[int, float]:
@@ -130,15 +132,26 @@ def _sum(weights: Mapping[int, float], found: Mapping[int, Found], name: str) ->
     return math.fsum(weight * getattr(found[group], name) for group, weight in weights.items())
 
 
-def _marks(
+def _counts(
     classes: Mapping[int, Mapping[int, int]], weights: Mapping[int, float]
-) -> dict[str, float]:
-    """Percentiles of lateness."""
+) -> dict[int, float]:
+    """Messages by their class of lateness."""
     counts: dict[int, float] = {}
     for group, weight in weights.items():
         for number, messages in classes[group].items():
             counts[number] = counts.get(number, 0.0) + weight * messages
+    return counts
+
+
+def _marks(counts: Mapping[int, float]) -> dict[str, float]:
+    """Percentiles of lateness."""
     return {name: mark(counts, share) for name, share in PERCENTILES.items()}
+
+
+def mean(counts: Mapping[int, float]) -> float:
+    """The mean lateness, by classes."""
+    late = math.fsum(seconds_of(number) * count for number, count in counts.items())
+    return late / math.fsum(counts.values())
 
 
 def mark(counts: Mapping[int, float], share: float) -> float:
@@ -160,7 +173,9 @@ def _errors(
     if len(groups) < GROUPS:
         return dict.fromkeys(PERCENTILES)
     each = [
-        _marks(classes, _weights(total, {g: found[g] for g in (ALWAYS, group) if g in found}))
+        _marks(
+            _counts(classes, _weights(total, {g: found[g] for g in (ALWAYS, group) if g in found}))
+        )
         for group in groups
     ]
     return {
