@@ -259,6 +259,11 @@ class WriteOptions(BrokerOptions):
         Taken(str, "a text"),
         "A text that the list of jobs shows, such as the place of the rows.",
     )
+    total_rows: int = option(
+        0,
+        whole_number(0, 10**15, "a number of rows"),
+        "How many rows there are, from which the list of jobs shows a percentage. 0: unknown.",
+    )
     ledger_seconds: int = option(
         86_400,
         whole_number(60, 366 * 86_400, "a number of seconds from 60 to a year"),
@@ -321,8 +326,8 @@ class WriteOptions(BrokerOptions):
     latency_budget_ms: int = option(
         1,
         whole_number(0, 60_000),
-        "Writers pause after a batch while the broker takes so much longer than at its best to"
-        " answer a `PING`. 0: they do not look.",
+        "Writers pause after a batch while the broker takes this much longer than usual to answer"
+        " a `PING`. 0: they do not look.",
     )
 
     def __post_init__(self) -> None:

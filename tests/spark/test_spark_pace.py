@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Any
@@ -12,15 +13,17 @@ import pytest
 import redis
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from celery_ext import Delayed
 from celery_ext.control.bulk.schedule import schedule_many
 from celery_ext.spark import cancel, reschedule, schedule
 from celery_ext.spark.arrow import slices
 from celery_ext.spark.options import WriteOptions
+from celery_ext.spark.sink import pace as pacing
 from celery_ext.spark.sink.job_ledger import Job
 from celery_ext.spark.sink.pace import Pace
-from celery_ext.spark.sink.write import batches
+from celery_ext.spark.sink.write import BacklogWriter, batches
 from kombu_delayed.store.store import Store
 from kombu_delayed.transport.batch import Outbox
 from tests.kit.spark import counts, numbered
@@ -71,22 +74,65 @@ def test_a_slow_broker_is_given_time(
     store: Store, slept: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trips = iter([0.001, 0.02, 0.03, 0.02, 0.001, 0.001, 0.001, 0.001, 0.001])
-    monkeypatch.setattr(Pace, "round_trip_seconds", lambda self: next(trips))
+    monkeypatch.setattr(pacing, "round_trip_seconds", lambda store: next(trips))
     one = pace(store, slept, latency_budget_ms=10)
     for _ in range(9):
         one.written(1)
     assert slept[:3] == [0.005, 0.01, 0.02]
     assert slept[3:] == pytest.approx([0.014, 0.0098, 0.00686])
     one = pace(store, slept, lambda: 0.0)
-    monkeypatch.setattr(Pace, "round_trip_seconds", lambda self: 0.001)
+    monkeypatch.setattr(pacing, "round_trip_seconds", lambda store: 0.001)
     one.written(1)
-    monkeypatch.setattr(Pace, "round_trip_seconds", lambda self: pytest.fail("it looks again"))
+    monkeypatch.setattr(pacing, "round_trip_seconds", lambda store: pytest.fail("it looks again"))
     one.written(1)  # it has looked just now
     pace(store, slept, latency_budget_ms=0).written(1)
 
 
-def test_round_trips_are_measured(store: Store, slept: list[float]) -> None:
-    assert pace(store, slept).round_trip_seconds() > 0
+def test_round_trips_are_measured(store: Store) -> None:
+    assert pacing.round_trip_seconds(store) > 0
+
+
+def test_an_uneven_network_is_not_a_slow_broker(
+    store: Store, slept: list[float], monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    """Answers take 1 to 5 ms with nobody else there; the budget is on top of that."""
+    dice = random.Random(3)
+    monkeypatch.setattr(pacing, "round_trip_seconds", lambda store: dice.uniform(0.001, 0.005))
+    jitter = pacing.jitter_seconds(store)
+    assert 0.001 < jitter < 0.003
+    given = WriteOptions.parse({"broker": url})
+    for known in (0.0, jitter):
+        slept.clear()
+        one = Pace(
+            *(store, given, Job("j", "run", 100), slept.append, itertools.count().__next__),
+            jitter_seconds=known,
+        )
+        for _ in range(400):
+            one.written(1)
+        if known:
+            assert sum(slept) < 400 * 0.003
+        else:
+            assert sum(slept) > 400 * 0.05
+    monkeypatch.setattr(pacing, "round_trip_seconds", lambda store: 0.1)
+    one.written(1)
+    assert slept[-1] >= 0.005  # a broker that is slow is still given time
+
+
+def test_the_network_is_looked_at_before_a_job_writes(
+    store: Store, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schema = StructType().add("id", "string").add("task", "string").add("countdown", "double")
+    monkeypatch.setattr("celery_ext.spark.sink.write.jitter_seconds", lambda store: 0.25)
+    for budget, known in ((1, 0.25), (0, 0.0)):
+        writer = BacklogWriter(
+            WriteOptions.parse({"broker": url, "latency_budget_ms": budget}), schema
+        )
+        writer.begin()
+        assert writer.jitter_seconds == known
+    ticks = iter([0.0, 0.1, 0.2, 0.3])
+    trips = iter([0.1, 0.1, 0.1])
+    monkeypatch.setattr(pacing, "round_trip_seconds", lambda store: next(trips))
+    assert pacing.jitter_seconds(store, ticks.__next__) == 0  # not for long
 
 
 def test_batches_of_bounded_size(delayed: Delayed, monkeypatch: pytest.MonkeyPatch) -> None:

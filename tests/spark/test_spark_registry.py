@@ -37,8 +37,9 @@ def only(url: str) -> JobState:
 
 
 def test_the_way_of_a_job(store: Store, url: str, client: redis.Redis) -> None:
-    registry.begin(store, JOB, "s3a://lake/reminders")
+    registry.begin(store, JOB, "s3a://lake/reminders", 44)
     begun = only(url)
+    assert (begun.total_rows, begun.percent) == (44, 0)
     assert (begun.job_id, begun.state, begun.rows, begun.accepted) == ("j", "running", 0, None)
     assert (begun.operation, begun.label) == ("schedule", "s3a://lake/reminders")
     at = [0.0]
@@ -50,7 +51,7 @@ def test_the_way_of_a_job(store: Store, url: str, client: redis.Redis) -> None:
     progress.add(4)
     assert only(url).rows == 7
     progress.tell()
-    assert only(url).rows == 11
+    assert (only(url).rows, only(url).percent) == (11, 25)
     client.pexpire("kombu-delayed-job:j:state", 100_000 - 61_000)
     assert only(url).state == "silent"
     registry.end(store, JOB, JobReport("j", 8, 2, 1))
@@ -62,6 +63,7 @@ def test_the_way_of_a_job(store: Store, url: str, client: redis.Redis) -> None:
     registry.begin(store, JOB, "again")
     again, moved = sorted(jobs(broker=url), key=lambda job: job.operation, reverse=True)
     assert (again.label, again.rows, again.accepted) == ("again", 0, None)
+    assert (again.total_rows, again.percent) == (None, None)
     assert (moved.operation, moved.state) == ("reschedule", "failed")
     client.delete("kombu-delayed-job:j:state")
     assert only(url) == moved
@@ -136,9 +138,11 @@ def test_a_driver_that_is_lost(
     [told] = map(json.loads, run("jobs", "-b", url, "--json").stdout.splitlines())
     assert (told["state"], told["rows"], told["accepted"]) == ("ended", COUNT, COUNT - written)
     assert told["rows_per_second"] > 0
+    assert (told["total_rows"], told["percent"]) == (COUNT, 100)
     first, second = run("jobs", "-b", url).stdout.splitlines()
     assert first.startswith(f"{lost.job_id}  ended, begun ")
     assert first.endswith(f": schedule {path}")
+    assert second.startswith("    2,000 of 2,000 (100 %) rows, ")
     assert second.endswith(f"/s: {COUNT - written:,} accepted, {written:,} already, 0 refused")
     assert run("forget", lost.job_id, "-b", url).stdout == f"forgotten: {lost.job_id}\n"
     assert run("jobs", "-b", url, "--json").stdout == ""

@@ -95,6 +95,7 @@ def restore_command(
         backups.counting(found, **options) as count,
         following(lambda: (min(count(), total), total), "restore"),
     ):
+        options["total_rows"] = options["total_rows"] or total
         report = backups.restore(rows.where(rows.queue.isin(*wanted)), **options)
     show(report, "restored", as_json, options["rejects"])
 

@@ -9,7 +9,7 @@ import click
 
 from celery_ext.app.commands import all_of
 from celery_ext.spark import cancel, reschedule, schedule
-from celery_ext.spark.commands.files import FORMATS, queried, read_rows
+from celery_ext.spark.commands.files import FORMATS, format_of, queried, read_rows
 from celery_ext.spark.sink.job_ledger import JobReport
 
 from .group import connection_options, job_options, main, run_again, spark_of
@@ -100,6 +100,8 @@ def _run(
     spark = spark_of(ctx)
     with run_again(options["job_id"]), watching(spark, done):
         rows: DataFrame = read_rows(spark, path, format)
+        if not sql and (format or format_of(path)) == "parquet" and not options["total_rows"]:
+            options["total_rows"] = rows.count()  # from the ends of the files
         if select or sql:
             rows = queried(rows, sql or f"SELECT {', '.join(select)} FROM rows")
         report = job(rows, label=path, **options)

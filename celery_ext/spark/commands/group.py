@@ -117,6 +117,7 @@ job_options = all_of(
     click.option(
         "--rejects", help="A directory or URI for refused rows. Default: they stop the job."
     ),
+    click.option("--total-rows", help="How many rows there are, for the percentage of `jobs`."),
     click.option("--ledger-seconds", help="How long the broker remembers what the job has done."),
     click.option(
         "--max-rows-per-second", help="The most rows a second, of all tasks of Spark together."

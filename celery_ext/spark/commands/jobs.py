@@ -26,7 +26,8 @@ def jobs_command(as_json: bool, **options: Any) -> None:
     found = jobs(**options)
     if as_json:
         for job in found:
-            told = {**asdict(job), "rows_per_second": round(job.rows_per_second, 1)}
+            rate, percent = round(job.rows_per_second, 1), job.percent
+            told = {**asdict(job), "rows_per_second": rate, "percent": percent}
             click.echo(json.dumps(told, default=lambda at: at.isoformat()))
         return
     for job in found:
@@ -37,7 +38,8 @@ def _lines(job: JobState) -> str:
     what = " ".join(filter(None, (job.operation, job.label)))
     heard = "" if job.state in ("ended", "failed") else f", heard of {moment(job.heard_at)}"
     text = f"{job.job_id}  {job.state}, begun {moment(job.begun_at)}{heard}: {what}\n"
-    text += f"    {job.rows:,} rows, {job.rows_per_second:,.0f}/s"
+    part = f" of {job.total_rows:,} ({job.percent:.0f} %)" if job.total_rows else ""
+    text += f"    {job.rows:,}{part} rows, {job.rows_per_second:,.0f}/s"
     if job.accepted is not None:
         text += f": {job.accepted:,} accepted, {job.already:,} already, {job.refused:,} refused"
     return text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from math import inf
+from statistics import median
 from time import perf_counter
 from typing import TypeVar
 
@@ -23,6 +24,28 @@ LEAST_SECONDS, MOST_SECONDS, GROWS, SHRINKS = 0.005, 1.0, 2.0, 0.7
 #: So long a writer works between two looks at the broker, however small its batches are.
 LOOK_SECONDS = 0.05
 
+#: Looks before a job writes, which show how even the network is; and how long they may take.
+FIRST_LOOKS, FIRST_LOOKS_SECONDS = 21, 0.25
+
+
+def round_trip_seconds(store: Store) -> float:
+    """How long the slowest server takes to answer, as any other client sees it."""
+    longest = 0.0
+    for server in store.run.everywhere():
+        server("PING")  # until then the server may be busy with this writer's own batch
+        began = perf_counter()
+        server("PING")
+        longest = max(longest, perf_counter() - began)
+    return longest
+
+
+def jitter_seconds(store: Store, clock: Callable[[], float] = perf_counter) -> float:
+    """How much longer than at its best an answer takes every second time, before a job writes."""
+    ends, trips = clock() + FIRST_LOOKS_SECONDS, [round_trip_seconds(store)]
+    while len(trips) < FIRST_LOOKS and clock() < ends:
+        trips.append(round_trip_seconds(store))
+    return median(trips) - min(trips)
+
 
 class Pace:
     """Lets one task of Spark write no faster than its job and the broker allow."""
@@ -35,11 +58,13 @@ class Pace:
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = perf_counter,
         on_written: Callable[[int], None] | None = None,
+        jitter_seconds: float = 0.0,
     ) -> None:
         self._on_written = on_written
         self._store = store
         self._per_second = options.max_rows_per_second
-        self._budget_seconds = options.latency_budget_ms / 1000
+        self._looks = options.latency_budget_ms > 0
+        self._budget_seconds = options.latency_budget_ms / 1000 + jitter_seconds
         self._key = job_pace(job.ledger, store.keys("").prefix)
         self._sleep, self._clock = sleep, clock
         self._looked_at = -inf
@@ -65,7 +90,7 @@ class Pace:
         """Wait for as long as it takes after so many rows."""
         if self._on_written:
             self._on_written(count)
-        seconds = self._back_off() if self._budget_seconds else 0.0
+        seconds = self._back_off() if self._looks else 0.0
         if self._per_second:
             given = {"rows": count, "per_second": self._per_second, "now": self._store.now}
             wait_ms = script("pace")(self._store.run, pace=self._key, **given)
@@ -77,7 +102,7 @@ class Pace:
         """A pause that grows while the broker answers too slowly, and shrinks when it does not."""
         if self._clock() - self._looked_at < LOOK_SECONDS:
             return 0.0
-        trip_seconds = self.round_trip_seconds()
+        trip_seconds = round_trip_seconds(self._store)
         self._best_seconds = min(self._best_seconds, trip_seconds)
         if trip_seconds - self._best_seconds > self._budget_seconds:
             longer = max(LEAST_SECONDS, self._pause_seconds * GROWS)
@@ -88,13 +113,3 @@ class Pace:
                 self._pause_seconds = 0.0
         self._looked_at = self._clock() + self._pause_seconds
         return self._pause_seconds
-
-    def round_trip_seconds(self) -> float:
-        """How long the slowest server takes to answer, as any other client sees it."""
-        longest = 0.0
-        for server in self._store.run.everywhere():
-            server("PING")  # until then the server may be busy with this writer's own batch
-            began = perf_counter()
-            server("PING")
-            longest = max(longest, perf_counter() - began)
-        return longest

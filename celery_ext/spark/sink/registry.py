@@ -40,7 +40,7 @@ _LABEL_LENGTH = 300
 #: What is kept of a job.
 _COUNTS = ("accepted", "already", "refused")
 _TEXTS = ("id", "operation", "label", "state")
-_NUMBERS = ("begun_ms", "heard_ms", "kept_seconds", "rows", *_COUNTS)
+_NUMBERS = ("begun_ms", "heard_ms", "kept_seconds", "rows", *_COUNTS, "total_rows")
 
 
 class JobRuns(DelayedError, ValueError):
@@ -53,7 +53,8 @@ class JobState:
 
     `state` is "running", "silent" for a job that runs and has told nothing for a minute, "ended" or
     "failed". `rows` are those that this run has dealt with so far, some twice where a task of Spark
-    ran again. `accepted`, `already` and `refused` are None until it has ended.
+    ran again. `accepted`, `already` and `refused` are None until it has ended, `total_rows` is None
+    where nobody said how many rows there are.
     """
 
     job_id: str
@@ -66,6 +67,12 @@ class JobState:
     accepted: int | None = None
     already: int | None = None
     refused: int | None = None
+    total_rows: int | None = None
+
+    @property
+    def percent(self) -> float | None:
+        """How far this run is, from 0 to 100; None: unknown."""
+        return min(self.rows / self.total_rows, 1.0) * 100 if self.total_rows else None
 
     @property
     def rows_per_second(self) -> float:
@@ -73,10 +80,12 @@ class JobState:
         return self.rows / seconds if seconds > 0 else 0.0
 
 
-def begin(store: Store, job: Job, label: str) -> None:
+def begin(store: Store, job: Job, label: str, total_rows: int = 0) -> None:
     """Let a job be found, before its first row is written."""
     prefix = store.keys("").prefix
     fields = {"id": job.id, "operation": job.operation, "state": RUNNING}
+    if total_rows:
+        fields["total_rows"] = str(total_rows)
     _note(store, job, {**fields, "label": label[:_LABEL_LENGTH]}, begins=1)
     store.run("ZADD", jobs(prefix), round(time.time() * 1000), job.ledger)
     store.run("ZREMRANGEBYRANK", jobs(prefix), 0, -JOBS - 1)

@@ -31,7 +31,7 @@ from ..options import CANCEL, DROP, RESTORE, SCHEDULE, WriteOptions
 from .backup_rows import BackupRows, check_backup
 from .fitting import extra_columns
 from .job_ledger import Job, JobReport, LedgerStore, done_by_run, keep_report
-from .pace import Pace
+from .pace import Pace, jitter_seconds
 from .registry import Progress, begin, end
 from .rejects import Rejects, discard, publish
 from .rows import COLUMNS, Rows, check_columns
@@ -58,6 +58,8 @@ class BacklogWriter(DataSourceArrowWriter):
         check({each.name: each.dataType.simpleString() for each in schema.fields}, options)
         self.options = options
         self.dropped = dropped_columns(schema.names, options)
+        #: How uneven the network is, for all tasks: they cannot tell while others write.
+        self.jitter_seconds = 0.0
         #: Batches of a stream are not listed: Spark's own interface shows them.
         self.is_listed = job is None
         self.job = job or Job(
@@ -77,7 +79,9 @@ class BacklogWriter(DataSourceArrowWriter):
     def begin(self) -> None:
         """On the driver, before the first row: the job can be found from now on."""
         with connected(self.options) as delayed:
-            begin(delayed.store, self.job, self.options.label)
+            begin(delayed.store, self.job, self.options.label, self.options.total_rows)
+            if self.options.latency_budget_ms:
+                self.jitter_seconds = jitter_seconds(delayed.store)
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> Written:
         """Deal with the rows of a task. Raises RowsRefused, and OperationalError (BulkError)."""
@@ -106,7 +110,11 @@ class BacklogWriter(DataSourceArrowWriter):
     ) -> Written:
         progress = Progress(delayed.store, self.job) if self.is_listed else None
         pace = Pace(
-            delayed.store, self.options, self.job, on_written=progress.add if progress else None
+            delayed.store,
+            self.options,
+            self.job,
+            on_written=progress.add if progress else None,
+            jitter_seconds=self.jitter_seconds,
         )
         written = self._write(delayed, store, batches, rejects, pace)
         if progress:
