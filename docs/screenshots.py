@@ -24,6 +24,9 @@ IMAGES = REPOSITORY / "docs" / "images"
 SHOTS = (
     ("dashboard-overview", "/", "light", 1280, 1010),
     ("dashboard-backlog", "/backlog?queue=billing", "dark", 1280, 720),
+    ("dashboard-trends", "/trends?within=week", "light", 1280, 1080),
+    ("dashboard-failures", "/failures", "light", 1280, 900),
+    ("dashboard-policies", "/policies", "light", 1280, 620),
     ("dashboard-task", "/task?id={id}", "light", 1280, 720),
     ("dashboard-dead", "/dead", "light", 1280, 560),
     ("dashboard-tenants", "/tenants", "light", 1280, 900),

@@ -156,17 +156,18 @@ async def _not_routed(request: Request, error: Any) -> Response:
 
 
 def _methods(request: Request) -> list[str]:
-    """All that a path takes: the router tells of its first route only."""
+    """All that a path takes: the router tells of its first route only.
+
+    A name may have slashes, so that its route meets longer paths as well.
+    """
     from starlette.routing import Match
 
-    return sorted(
-        {
-            method
-            for route in request.app.routes
-            if route.matches(request.scope)[0] is not Match.NONE
-            for method in route.methods or ()
-        }
-    )
+    found = [
+        each for each in request.app.routes if each.matches(request.scope)[0] is not Match.NONE
+    ]
+    longest = max(each.path.count("/") for each in found)
+    same = [each for each in found if each.path.count("/") == longest]
+    return sorted({method for each in same for method in each.methods or ()})
 
 
 async def _broken_off(request: Request, error: Exception) -> Response:

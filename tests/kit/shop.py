@@ -11,6 +11,7 @@ from typing import Any
 
 import redis
 from celery import Celery
+from celery.schedules import crontab
 
 from celery_ext import Delayed
 from celery_ext.policies import Fair, Limit, Shares
@@ -50,7 +51,7 @@ RECORDED = {
     "    answer = post(card)\n             ^^^^^^^^^^\n",
     "kwargs": "{}",
 }
-LEASE_MS = 60_000
+LEASE_MS = 600_000
 
 #: Queues whose tasks take turns and have limits.
 POLICIES = {
@@ -75,6 +76,15 @@ def make_shop(url: str) -> Celery:
     for name in GATED.values():
         app.task(_nothing, name=name, shared=False)
     app.conf.broker_transport_options = {"delayed_policies": POLICIES}
+    app.conf.beat_schedule = {
+        "weekly report": {"task": "report.weekly", "schedule": crontab("0", "7", "mon")},
+        "dunning": {
+            "task": "billing.dunning_step",
+            "schedule": crontab("15", "4"),
+            "options": {"queue": "billing"},
+        },
+        "release reserved stock": {"task": "stock.release", "schedule": 60.0},
+    }
     return app
 
 
@@ -97,7 +107,7 @@ def fill_shop(app: Celery, client: redis.Redis, count: int = 4_000, seed: int = 
 
 
 def fill_gates(app: Celery) -> None:
-    """Let tasks run and wait in the queues with limits."""
+    """Let tasks run and wait in the queues with limits, and pause a part of one."""
     delayed, chance = Delayed(app), random.Random(5)
     for queue, task in GATED.items():
         for tenant, count in zip(TENANTS, (43, 17, 9, 6, 3, 2), strict=True):
@@ -108,6 +118,10 @@ def fill_gates(app: Celery) -> None:
         gate = delayed.rules.gate(queue)
         for at in range(1, 30, 10):
             delayed.store.deliver(queue, WORKERS[0], 10, at, lease_ms=LEASE_MS, gate=gate)
+    for queue in GATED:
+        delayed.policies.apply(queue)
+    pauses = {"by": "maria", "why": "their import sends wrong addresses", "for_": "4h"}
+    delayed.pause("mail", tenant="umbrella", **pauses)
     delayed.close()
 
 

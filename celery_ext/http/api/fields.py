@@ -56,7 +56,7 @@ SPAN_SCHEMA: dict[str, Any] = {
             "pattern": r"^(\d{1,5}(\.\d{1,3})?(ms|[smhd])|\d{1,4}w)+$",
             "maxLength": 20,
         },
-        {"type": "number", "minimum": 0, "maximum": 3e10},
+        {"type": "number", "minimum": 0, "maximum": LONGEST.total_seconds()},
     ]
 }
 MOMENT_SCHEMA: dict[str, Any] = {"type": "string", "format": "date-time"}

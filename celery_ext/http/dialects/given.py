@@ -29,14 +29,53 @@ def _read_length(value: Any) -> Any:
     return value
 
 
+_LENGTH_SCHEMA: dict[str, Any] = {
+    "anyOf": [
+        {"type": "string", "pattern": rf"^(\+?({_PART.pattern})+|(\d+(\.\d+)?(ms|[smhdw]))+)$"},
+        SPAN_SCHEMA["anyOf"][1],
+    ]
+}
+
 #: As `Span`, and as Go writes its durations: `1h0m0.5s`, `250µs`.
-Length = Annotated[float | str, BeforeValidator(_read_length), Field(json_schema_extra=SPAN_SCHEMA)]
+Length = Annotated[
+    float | str, BeforeValidator(_read_length), Field(json_schema_extra=_LENGTH_SCHEMA)
+]
+
+
+#: The largest number that is taken for text, and the fields that take it.
+MOST = 2**63
+_TEXTS = (str, str | None)
+
+
+def _text(value: Any) -> Any:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return str(value) if is_number and abs(value) <= MOST else value
+
+
+def _no_truth(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("it is not a number")
+    return value
+
+
+#: Whole numbers are not true or false.
+NO_TRUTH = BeforeValidator(_no_truth)
+
+
+def _with_numbers(schema: dict[str, Any]) -> None:
+    """Say that numbers are taken for text."""
+    for name, each in schema.get("properties", {}).items():
+        if each.get("type") == "string":
+            told = {key: each[key] for key in ("title", "description", "default") if key in each}
+            text = {key: each[key] for key in each if key not in told}
+            number = {"type": "number", "minimum": -MOST, "maximum": MOST}
+            schema["properties"][name] = {**told, "anyOf": [text, number]}
 
 
 class Given(BaseModel):
     """Clients may send more than is read, numbers for text, and names in any case, as to Go."""
 
-    model_config = ConfigDict(coerce_numbers_to_str=True)
+    model_config = ConfigDict(json_schema_extra=_with_numbers)
 
     @model_validator(mode="before")
     @classmethod
@@ -45,4 +84,6 @@ class Given(BaseModel):
             return given
         known = {name.lower(): name for name in cls.model_fields}
         renamed = {known.get(str(name).lower(), name): value for name, value in given.items()}
-        return renamed | {name: given[name] for name in cls.model_fields if name in given}
+        renamed |= {name: given[name] for name in cls.model_fields if name in given}
+        texts = {name for name, each in cls.model_fields.items() if each.annotation in _TEXTS}
+        return {name: _text(v) if name in texts else v for name, v in renamed.items()}

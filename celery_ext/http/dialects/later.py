@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 from starlette.requests import Request
@@ -17,7 +17,7 @@ from ..api.status import delayed_infos, message_of
 from ..api.task_models import NewTask
 from ..callbacks.jobs import is_job, job_of
 from ..problems import Problem, busy
-from .given import Given
+from .given import NO_TRUTH, Given
 
 #: As many as its `int` may have on any machine; less than 0 is none, as there.
 MOST_RETRIES = 2**31 - 1
@@ -27,8 +27,8 @@ class LaterTask(Given):
     """A job; `delay` is in seconds. Clients may send more than is read."""
 
     topic: str = Field(min_length=1, max_length=300)
-    delay: int = Field(0, ge=0, le=30_000_000_000)
-    retry: int = Field(0, ge=-MOST_RETRIES, le=MOST_RETRIES)
+    delay: Annotated[int, Field(ge=0, le=30_000_000_000), NO_TRUTH] = 0
+    retry: Annotated[int, Field(ge=-MOST_RETRIES, le=MOST_RETRIES), NO_TRUTH] = 0
     callback: str = Field(min_length=1, max_length=2_000)
     content: str = ""
 
@@ -56,6 +56,10 @@ class LaterCreated(BaseModel):
     """The id of a job that Redis has."""
 
     id: str
+
+
+class LaterDeleted(BaseModel):
+    """An empty object."""
 
 
 async def _read(request: Request, model: type[BaseModel]) -> Any:
@@ -89,7 +93,7 @@ async def later_create(call: Call) -> dict[str, str]:
     return {"id": id}
 
 
-@operations.add("POST", "/delete", "schedule", None, body=LaterId)
+@operations.add("POST", "/delete", "schedule", LaterDeleted, body=LaterId)
 def later_delete(call: Call) -> dict[str, str]:
     """Cancel a job that is delayed or ready."""
     delayed, id = call.service.delayed, call.body.id

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, model_validator
 
 from ..api.fields import Id, Name, check_plain
-from .given import Given, Length
+from .given import NO_TRUTH, Given, Length
 from .scores import LIMIT
 from .topics import topic_in
 
-Score = Annotated[int, Field(ge=-LIMIT, le=LIMIT)]
+Score = Annotated[int, Field(ge=-LIMIT, le=LIMIT), NO_TRUTH]
 
 _TOPIC = re.compile(r"[^\x00-\x1f\x7f,]{1,300}")
 

@@ -39,4 +39,4 @@ def _queue(visit: Visit, task: PeriodicTask) -> str:
     return task.queue or str(visit.service.app.conf.task_default_queue)
 
 
-VIEWS = [View("periodic", "/periodic", "Periodic tasks", look, seconds=10, is_whole=True)]
+VIEWS = [View("periodic", "/periodic", "Periodic", look, seconds=10, is_whole=True)]

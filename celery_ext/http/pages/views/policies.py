@@ -43,4 +43,4 @@ def _parts(found: QueuePolicies) -> list[tuple[str, list[str]]]:
     return [(of, [*map(policy_text, parts[of])]) for of in parts if parts[of]]
 
 
-VIEWS = [View("policies", "/policies", "Policies and pauses", look, seconds=5, is_whole=True)]
+VIEWS = [View("policies", "/policies", "Policies", look, seconds=5, is_whole=True)]

@@ -19,7 +19,7 @@ from ..visit import Shown, View, Visit, asked
 SECONDS, READ = 5.0, 500
 
 #: Rows of a table.
-SHOWN = 100
+SHOWN = 50
 
 WITHIN = {"hour": "Last hour", "day": "Last day", "week": "Last week"}
 
