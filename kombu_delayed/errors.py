@@ -79,6 +79,10 @@ class MessageError(DelayedError, ValueError):
     """A queue contains something that is not a message of Kombu."""
 
 
+class CompressionError(DelayedError):
+    """Compressed messages need Zstandard in this process: pip install 'kombu-delayed[zstd]'."""
+
+
 class LeaseLost(DelayedError, ConnectionError):
     """This consumer's lease ended, so others have taken over its messages; it starts anew."""
 

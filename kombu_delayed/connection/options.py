@@ -11,6 +11,9 @@ from ..errors import OptionError
 
 PREFIX = "delayed_"
 
+#: The only value of the option `compression`.
+COMPRESSION = "zstd"
+
 
 def _option(default: Any, meaning: str, least: float = 0, most: float = float("inf")) -> Any:
     return field(default=default, metadata={"meaning": meaning, "least": least, "most": most})
@@ -116,6 +119,13 @@ class Options:
         least=0.01,
         most=60,
     )
+    compression: str | None = _option(
+        None,
+        "How large backlogs are compressed: `zstd`, which needs `kombu-delayed[zstd]` in every "
+        "process that reads the queue. Workers of the stock transport cannot read such messages. "
+        "Default: not at all.",
+        most=20,
+    )
     policies: Mapping[str, Sequence[Any]] | None = _option(
         None,
         "Lists of policies from `celery_ext.policies` by name of queue. Use the same in "
@@ -164,6 +174,8 @@ def _checked(name: str, option: Any, value: Any) -> Any:
             raise OptionError(
                 f"transport option {name} takes 1 to {most} characters, not {value!r}"
             )
+        if name == PREFIX + "compression" and value != COMPRESSION:
+            raise OptionError(f"transport option {name} takes {COMPRESSION!r}, not {value!r}")
         return value
     if name == PREFIX + "policies":
         return _checked_policies(name, value)

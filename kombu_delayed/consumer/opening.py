@@ -9,7 +9,8 @@ from typing import Any
 from kombu.utils.uuid import uuid
 
 from ..connection.native import get_logger
-from ..errors import MessageError, NotReplicated
+from ..errors import CompressionError, MessageError, NotReplicated
+from ..message.compressing import MARK
 from ..message.envelope import Due, Envelope, WaitedHeaders, due, hide_eta, open_envelope
 from ..store import instrumentation
 from ..store.store import Entry
@@ -36,6 +37,9 @@ class Opener:
         """The message for its consumer, or None where it went elsewhere."""
         queue, tag, record = claimed
         try:
+            if MARK in record:
+                record = self._expanded(claimed, no_ack)
+                claimed = claimed._replace(record=record)
             envelope = open_envelope(record[1:], tag)
         except MessageError as error:
             self._bury(claimed, str(error), no_ack)
@@ -65,6 +69,16 @@ class Opener:
             late_seconds = None if due_ms is None else (self._clock.now_ms() - since_ms) / 1000
             told.delivered(queue, late_seconds, envelope.deliveries)
         return envelope.payload
+
+    def _expanded(self, claimed: Claimed, no_ack: bool) -> bytes:
+        """A compressed record as it was. Raises CompressionError where this process cannot."""
+        queue, _, record = claimed
+        try:
+            return self._store.dictionaries.readable(queue, record)
+        except CompressionError:
+            if no_ack:  # nobody would give it back
+                self._store.ask("publish", queue, expires_ms=0, records=[record])
+            raise
 
     def _not_yet_due(self, envelope: Envelope, when: Due) -> int | None:
         """A stock producer makes messages ready before they are due; returns when they are."""

@@ -35,10 +35,14 @@ NEVER_MS = 2**53
 
 
 class Waiting(NamedTuple):
-    """A delayed message. `member` is its name in the backlog: its id, or more where ids repeat."""
+    """A delayed message. `member` is its name in the backlog: its id, or more where ids repeat.
+
+    `compressed` is its record as scripts see it, where that is compressed, and else empty.
+    """
 
     member: str
     kept: Kept
+    compressed: bytes = b""
 
     @property
     def id(self) -> str:
@@ -77,8 +81,11 @@ class Backlog:
         run, keys = self.store.run, self._keys
         numbers = range(2, int(run("HGET", keys.duplicates, id) or 1) + 1)
         members = [id, *(f"{id}\x1f{n}" for n in numbers)]
-        found = zip(members, self.store.records(self.queue, members), strict=True)
-        return [Waiting(member, open_kept(record)) for member, record in found if record]
+        found = self.store.ask("records", self.queue, hash=keys.messages, fields=members)
+        pairs = zip(members, found, strict=True)
+        return [
+            waiting_of(self.store, self.queue, name, record) for name, record in pairs if record
+        ]
 
     def pages(
         self,
@@ -119,12 +126,14 @@ class Backlog:
             limit_bytes=PAGE_BYTES,
             needle=needle,
         )
-        return waiting_in(found), Place(int(due_ms), last[1:]) if more else None
+        return waiting_in(self.store, self.queue, found), Place(
+            int(due_ms), last[1:]
+        ) if more else None
 
     def take(self, ids: Iterable[str]) -> Iterator[Waiting]:
         """Drop the messages with these task ids, some of the ids a call, and return them."""
         for part in chunks(list(ids)):
-            yield from waiting_in(self._cancel(part, "read"))
+            yield from waiting_in(self.store, self.queue, self._cancel(part, "read"))
 
     def cancel(self, ids: Iterable[str], *, members: bool = False) -> list[int]:
         """Drop messages; returns how many there were, for each id.
@@ -163,12 +172,13 @@ class Backlog:
         since it was read.
         """
         kept = waiting.kept
+        read = f"{step_char(kept.step)}{kept.due_ms}".encode() + kept.message
         return bool(
             self.store.ask(
                 "revise",
                 self.queue,
                 member=waiting.member.encode(errors="surrogateescape"),
-                expected=f"{step_char(kept.step)}{kept.due_ms}".encode() + kept.message,
+                expected=waiting.compressed or read,
                 due_ms=due_ms,
                 record=step_char(step).encode() + message,
             )
@@ -215,12 +225,19 @@ class Backlog:
         return reason_of((limit or b"").decode())
 
 
-def waiting_in(answer: Sequence[bytes]) -> list[Waiting]:
-    """The messages that a script has returned."""
+def waiting_in(store: Store, queue: str, answer: Sequence[bytes]) -> list[Waiting]:
+    """The messages that a script has returned, each behind its name."""
     return [
-        Waiting(member.decode(errors="surrogateescape"), open_kept(unpack(member, record)))
+        waiting_of(store, queue, member.decode(errors="surrogateescape"), record)
         for member, record in zip(answer[::2], answer[1::2], strict=True)
     ]
+
+
+def waiting_of(store: Store, queue: str, member: str, record: bytes) -> Waiting:
+    """A message as the backlog has it. Raises CompressionError, MessageError."""
+    record = unpack(member, record)
+    text = store.readable(queue, record)
+    return Waiting(member, open_kept(text), b"" if text is record else record)
 
 
 def scan(store: Store, prefix: str, pattern: str = "*") -> Iterator[bytes]:

@@ -61,7 +61,7 @@ class Copies:
             answers, error = self._ask(calls)
             missing = set(part)
             for backlog, answer in zip(self._backlogs, answers, strict=True):
-                for waiting in waiting_in(answer or ()):
+                for waiting in waiting_in(self._store, backlog.queue, answer or ()):
                     missing.discard(waiting.id)
                     yield backlog.queue, waiting
             _check(error, bool(missing))

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 
 from ..connection.commands import pairs
 from ..errors import MessageError
-from ..message.envelope import open_envelope, open_kept
-from ..message.packing import unpack
+from ..message.envelope import open_envelope
 from ..store.caller import chunks
 from ..store.keys import QueueKeys
 from ..store.store import Store
-from .backlog import Backlog, Waiting
+from .backlog import Backlog, Waiting, waiting_of
 
 #: Messages that one call looks at.
 PAGE_SIZE = 1_000
@@ -78,7 +77,7 @@ def lookup_in(store: Store, queues: Sequence[str], id: str) -> Iterator[Found]:
             if any(others):
                 yield from lookup_by_id(store, queue, id)
             elif kept:  # as most: the only one with its id
-                waiting = Waiting(id, open_kept(unpack(id, kept)))
+                waiting = waiting_of(store, queue, id, kept)
                 yield _waiting(Backlog(store, queue), queue, waiting)
 
 
@@ -120,13 +119,13 @@ def _held(store: Store, queue: str, progress: Progress) -> Iterator[tuple[str, i
         for page in _pages(store, key):
             progress(len(page))
             for message in page:
-                yield "ready", ord(step) - 48, message, ""
+                yield "ready", ord(step) - 48, store.readable(queue, message), ""
     for name in store.run("ZRANGE", keys.consumers, 0, -1):
         consumer = name.decode(errors="surrogateescape")
         for records in _unacked_pages(store, keys.unacked(consumer)):
             progress(len(records))
             for record in records:
-                yield "unacked", record[0] - 48, record[1:], consumer
+                yield "unacked", record[0] - 48, store.readable(queue, record[1:]), consumer
 
 
 def _unacked_pages(store: Store, key: str) -> Iterator[list[bytes]]:

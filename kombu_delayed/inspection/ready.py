@@ -34,11 +34,20 @@ PLAIN, MOST_NEEDLES = re.compile(r"[A-Za-z0-9 _.,:;@+=-]+"), 10
 
 
 class Ready(NamedTuple):
-    """A ready message: its list, its place when it was read, and its text."""
+    """A ready message: its list, its place when it was read, and its text.
+
+    `compressed` is the text as the list has it, where that is compressed, and else empty.
+    """
 
     step: int
     at: int
     message: bytes
+    compressed: bytes = b""
+
+    @property
+    def kept(self) -> bytes:
+        """Its text as the list has it."""
+        return self.compressed or self.message
 
 
 class ReadyLists:
@@ -74,8 +83,8 @@ class ReadyLists:
             while has_more:
                 before = self._dropped
                 looked_at, has_more, page = self.page(step, start, needles)
-                fresh = [each for each in page if hash(each.message) not in seen]
-                seen.update((hash(each.message), None) for each in fresh)
+                fresh = [each for each in page if hash(each.kept) not in seen]
+                seen.update((hash(each.kept), None) for each in fresh)
                 for old in [*islice(seen, max(len(seen) - SEEN, 0))]:
                     del seen[old]
                 yield fresh
@@ -88,7 +97,7 @@ class ReadyLists:
         return [*self._lists]
 
     def page(
-        self, step: int, start: int, needles: Sequence[str] = ()
+        self, step: int, start: int, needles: Sequence[str | bytes] = ()
     ) -> tuple[int, bool, list[Ready]]:
         """A bounded part of one list: how many were looked at, whether there are more, which."""
         looked_at, more, *found = self.store.ask(
@@ -103,8 +112,13 @@ class ReadyLists:
         return (
             looked_at,
             bool(more),
-            [Ready(step, int(at), message) for at, message in pairs(found)],
+            [self.ready(step, int(at), message) for at, message in pairs(found)],
         )
+
+    def ready(self, step: int, at: int, kept: bytes) -> Ready:
+        """A ready message by its place and its text, as the list has it."""
+        text = self.store.readable(self.queue, kept)
+        return Ready(step, at, text, b"" if text is kept else kept)
 
     def find_call(self, step: int, newest: str, at: int, needle: str) -> Call:
         """The script that finds a message by the place it had when another was the newest."""
@@ -126,7 +140,7 @@ class ReadyLists:
             places = [n for n, each in enumerate(messages) if each.step == step]
             first = min(messages[n].at for n in places)
             span = max(messages[n].at for n in places) - first
-            texts = [messages[n].message for n in places]
+            texts = [messages[n].kept for n in places]
             for n, count in zip(places, self._withdraw(step, first, span, texts), strict=True):
                 gone[n] = bool(count) or self._withdraw_elsewhere(messages[n])
         for each in compress(messages, gone):
@@ -150,16 +164,32 @@ class ReadyLists:
 
     def _withdraw_elsewhere(self, message: Ready) -> bool:
         places = self._places(message)
-        return any(self._withdraw(message.step, at, 0, [message.message]) == [1] for at in places)
+        return any(self._withdraw(message.step, at, 0, [message.kept]) == [1] for at in places)
 
     def _places(self, message: Ready) -> Iterator[int]:
         """Where it may be now, as long as the caller asks: senders may have moved it on."""
-        start, text = max(message.at - SEEN, 0), message.message.decode(errors="surrogateescape")
+        start, text = max(message.at - SEEN, 0), message.kept
         has_more = True
         while has_more:
             looked_at, has_more, page = self.page(message.step, start, [text])
-            yield from (each.at for each in page)
+            yield from (each.at for each in page if each.kept == message.kept)
             start += looked_at
+
+    def expand(self, messages: Sequence[Ready]) -> int:
+        """Write messages of a page as they were before they were compressed; returns how many."""
+        if not messages:
+            return 0
+        first = min(each.at for each in messages)
+        return int(
+            self.store.ask(
+                "expand",
+                self.queue,
+                list=self._lists[messages[0].step],
+                start=max(first - WINDOW // 2, 0),
+                limit=max(each.at for each in messages) - first + 1 + WINDOW,
+                texts=[text for each in messages for text in (each.kept, each.message)],
+            )
+        )
 
     def amend(
         self,
@@ -186,7 +216,7 @@ class ReadyLists:
                     list=self._lists[message.step],
                     start=max(at - WINDOW // 2, 0),
                     limit=WINDOW,
-                    expected=message.message,
+                    expected=message.kept,
                     id=id,
                     due="" if due_ms is None else due_ms,
                     record=record,

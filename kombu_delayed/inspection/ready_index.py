@@ -150,14 +150,14 @@ class ReadyIndex:
                 known.change(id, text)
 
     def _look(
-        self, store: Store, lists: Sequence[tuple[ReadyLists, int]], id: str
+        self, store: Store, among: Sequence[tuple[ReadyLists, int]], id: str
     ) -> tuple[list[Placed], list[tuple[ReadyLists, int]], bool]:
         """Look at some lists in one go.
 
         Returns those as well that have to be read first, and whether none is too long for that.
         """
         needle, asked = json.dumps(id), []
-        for ready, step in lists:
+        for ready, step in among:
             known = self._known.setdefault((ready.queue, step), _Known())
             with known.lock:
                 newest = known.newest
@@ -165,21 +165,23 @@ class ReadyIndex:
                 asked.append((known, newest, call))
         answers = store.all_of(call for _, _, call in asked)
         found, unread, is_sure = [], [], True
-        for each, (known, newest, _), answer in zip(lists, asked, answers, strict=True):
-            length, since, at, message, *fresh = answer
+        for each, (known, newest, _), answer in zip(among, asked, answers, strict=True):
+            length, since, at, text, *texts = answer
+            lists, step = each
+            fresh = [lists.ready(step, n, one) for n, one in enumerate(texts)]
             with known.lock:
                 if since >= 0 and known.newest == newest:  # nobody else has added these
-                    known.add([*map(id_of, fresh)], [*map(_digest, fresh[:RECENT])])
+                    ids = [id_of(one.message) for one in fresh]
+                    known.add(ids, [*map(_digest, texts[:RECENT])])
                 known.forget(length)
-            at, message = next(
-                ((n, one) for n, one in enumerate(fresh) if id_of(one) == id), (at, message)
-            )
+            met = [*fresh, *([lists.ready(step, at, text)] if text else [])]
+            message = next((one for one in met if id_of(one.message) == id), None)
             if since < 0 and length > MOST:
                 is_sure = False
-            elif since < 0 or (not message and self._was_shifted(each, known, id, length)):
+            elif since < 0 or (not text and self._was_shifted(each, known, id, length)):
                 unread.append(each)
-            if message and id_of(message) == id:
-                found.append(Placed(each[0], Ready(each[1], at, message)))
+            if message:
+                found.append(Placed(lists, message))
         return found, unread, is_sure
 
     def _read(self, ready: ReadyLists, step: int) -> bool:
@@ -192,7 +194,7 @@ class ReadyIndex:
                 looked_at, has_more, page = ready.page(step, start)
                 start += looked_at
                 for each in page:
-                    fresh.setdefault(_digest(each.message), id_of(each.message))
+                    fresh.setdefault(_digest(each.kept), id_of(each.message))
                 if len(fresh) > MOST:
                     return False
             digests = [*fresh]

@@ -13,7 +13,6 @@ from kombu.utils.json import JSONEncoder, loads
 
 from ..connection.native import get_logger
 from ..errors import MessageError, OptionError
-from .packing import pack
 from .wait import NO_WAIT, Wait
 
 logger = get_logger(__name__)
@@ -311,7 +310,7 @@ class Entry(NamedTuple):
         """The form in which Redis keeps it, but in the backlog."""
         return step_char(self.step) + self.message
 
-    def kept(self, is_packed: bool) -> str | bytes:
-        """The form in which the backlog keeps it, as far as the due time is known."""
-        front = step_char(self.step) + ("" if self.due.startswith("+") else self.due)
-        return pack(self.id, front, self.message) if is_packed else front + self.message
+    @property
+    def front(self) -> str:
+        """What is in front of it in the backlog, as far as its due time is known."""
+        return step_char(self.step) + ("" if self.due.startswith("+") else self.due)

@@ -35,11 +35,22 @@ _BEHIND_ETA = (
     '"timelimit": [null, null], "root_id": "'
 )
 _NO_STAMPS = ', "replaced_task_nesting": 0, "stamped_headers": null, "stamps": {}'
+#: The first of the three letters in a record that is compressed.
+COMPRESSED = b"z"
+
+#: In front of the ETA of such a record, and behind it, where it is in UTC: not stored.
+BEFORE_ETA, BEHIND_UTC = b', "eta": "', b"+00:00"
+
 _FLAGS = {flag[0]: flag + _NO_STAMPS for flag in ("false", "null", "true")}
 
 _FRONT = re.compile(rb".\d*\x01(.)(.)(.)", re.DOTALL)
 _ENDS = {form.encode(): text.encode() for form, text in _BODY_ENDS.values()}
 _BEGINNINGS = {form.encode(): text.encode() for form, text in _FLAGS.items()}
+
+
+def whole(id: str, front: str, text: str) -> str:
+    """A record that is not packed."""
+    return front + text
 
 
 def pack(id: str, front: str, text: str) -> str | bytes:
@@ -93,16 +104,18 @@ def unpack(field: str | bytes, record: bytes) -> bytes:
     id, _, number = name.rpartition(b"\x1f")
     if not number.isdigit():
         id = name
-    parts, at = [], front.end()
-    for _ in range(9):
-        begin = at + 2
-        at = begin + int.from_bytes(record[at:begin], "big")
-        parts.append(record[begin:at])
+    start = record[: front.start(1) - 1]
+    if front[1] == COMPRESSED:
+        (before, task, head, frame), at = _parts_in(record, front.end(), 4)
+        if front[2] == b"u":
+            head = BEFORE_ETA + head.replace(b'"', BEHIND_UTC + b'"', 1)
+        return _WHOLE_COMPRESSED % (start, before, task, id, head, frame, record[at:])
+    parts, at = _parts_in(record, front.end(), 9)
     task, flags, eta, kwargs, origin, reply, route, args, body = parts
     if front[2] == b"u":
         eta = b'%b%b%b", "parent_id": null' % (eta, _BEHIND_ETA.encode(), id)
     return _WHOLE % (
-        record[: front.start(1) - 1],
+        start,
         body,
         _ENDS.get(front[3], b""),
         task,
@@ -120,6 +133,19 @@ def unpack(field: str | bytes, record: bytes) -> bytes:
     )
 
 
+def _parts_in(record: bytes, at: int, count: int) -> tuple[list[bytes], int]:
+    """So many parts behind their lengths, and where they end."""
+    parts = []
+    for _ in range(count):
+        begin = at + 2
+        at = begin + int.from_bytes(record[at:begin], "big")
+        parts.append(record[begin:at])
+    return parts, at
+
+
+_WHOLE_COMPRESSED = (
+    b'%b{%b"headers": {"lang": "py", "task": "%b", "id": "%b"%b}, "x-zstd": "%b"%b'
+)
 _WHOLE = (
     b"%b{%b%b" + _BEHIND_BODY.encode() + b'%b", "id": "%b", "shadow": null, "eta": %b'
     b', "argsrepr": "%b", "kwargsrepr": "%b", "origin": "%b", "ignore_result": %b%b'

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import MessageError
 from ..message.envelope import due, open_envelope, open_kept
+from ..message.packing import unpack
 from ..store.shards import queue_of
 from ..store.store import CALL_LIMIT
 from .dead import dead_steps
+from .expand import expand_steps
 from .gather import gather_steps
 from .migration import Entry, Migration, text_of
 
@@ -69,6 +71,7 @@ class ToStock(Migration):
             yield from self._backlog_steps(queue)
             if self.dead:
                 yield from dead_steps(self, queue, force=self.force)
+            yield from expand_steps(self, queue)
             yield from gather_steps(self, queue)
 
     def _reclaim(self, queue: str, consumer: str) -> int:
@@ -92,16 +95,20 @@ class ToStock(Migration):
     def _hand_back(self, queue: str, page: Sequence[tuple[bytes, float]]) -> int:
         """Returns how many have left their place."""
         now_ms, messages = self._now_ms(), self.store.keys(queue).messages
-        records = self.store.records(queue, [member for member, _ in page])
+        members = [member for member, _ in page]
+        records = self.store.ask("records", queue, hash=messages, fields=members)
         entries = []
         for (member, score), record in zip(page, records, strict=True):
             if record is None:
                 continue
-            reason = self._refusal(record, int(score), now_ms)
+            kept = unpack(member, record)
+            text = self.store.readable(queue, kept)
+            reason = self._refusal(text, int(score), now_ms)
             if reason:
                 self.report.leave(messages, text_of(member), reason)
             else:
-                entries.append(Entry(member, "", int(score), b""))
+                # What is compressed gets the text that stock workers read.
+                entries.append(Entry(member, "", int(score), b"" if text is kept else text))
         moved = len(entries)
         if entries and not self.dry:
             ((_, moved),) = self._transaction([self._call(queue, "delayed", entries)])

@@ -158,7 +158,7 @@ class ToDelayed(Migration):
         # From the left: what producers add moves elements to the right, so none is passed over.
         start = 0
         while page := self.client.lrange(key, start, start + CALL_LIMIT - 1):
-            entries = self._not_yet_due(key, step, page)
+            entries = self._not_yet_due(queue, key, step, page)
             moved = 0
             size = max(10, min(CALL_LIMIT, LIST_WALK // (start + 1)))
             for at in range(0, len(entries), size):
@@ -177,12 +177,13 @@ class ToDelayed(Migration):
         )
         return delayed
 
-    def _not_yet_due(self, key: str, step: bytes, page: Sequence[bytes]) -> list[Entry]:
+    def _not_yet_due(
+        self, queue: str, key: str, step: bytes, page: Sequence[bytes]) -> list[Entry]:
         now_ms = self._now_ms()
         entries = []
         for text in page:
             try:
-                envelope = open_envelope(text, 0)
+                envelope = open_envelope(self.store.readable(queue, text), 0)
             except MessageError as error:
                 self.report.leave(key, text_of(text[:40]), str(error))
                 continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from functools import lru_cache
 from time import monotonic
@@ -13,9 +14,11 @@ from ..connection.cluster.nodes import Node
 from ..connection.commands import Replicas, numbers
 from ..connection.connection import ServerConnection
 from ..connection.format import Format
-from ..errors import UNREACHABLE, NodeDown
-from ..message.packing import unpack
+from ..errors import UNREACHABLE, MessageError, NodeDown
+from ..message import compressing
+from ..message.packing import pack, unpack, whole
 from . import instrumentation
+from .dictionaries import Dictionaries, Known, Packer
 from .keys import SEPARATOR, QueueKeys
 from .scripts import Call, Script, script, send_together
 from .shard_placement import hash_tag, queue_with
@@ -26,6 +29,9 @@ DEFAULT_PARTITION_SIZE = 128
 #: A key has at most about so many bytes of messages. Tools move ten keys at a time to another node:
 #: that stalls a server for less than 100 ms.
 DEFAULT_BUCKET_BYTES = 400_000
+
+#: What a script answers that takes compressed messages no more.
+PLAIN = b"plain"
 
 #: Messages in one call of a script: a call stays below a few milliseconds, and below Lua's stack.
 CALL_LIMIT = 250
@@ -88,7 +94,8 @@ class Caller:
     `now` is "" for the server's clock, `+ms` for that clock set forward, or a time in milliseconds
     since the epoch; tests move it. About `event_limit` lifecycle events are kept of each queue; 0:
     none are written. What sends messages waits for `replicas`, and raises NotReplicated where too
-    few have them in time. With a `format`, it raises FormatError for data of a newer one.
+    few have them in time. With a `format`, it raises FormatError for data of a newer one. Large
+    backlogs are compressed as `compression` says: "zstd", or "" for not at all.
     """
 
     #: Of so many queues one call renews the leases.
@@ -114,6 +121,7 @@ class Caller:
         shards: int | Mapping[str, int] = 1,
         replicas: Replicas | None = None,
         format: Format | None = None,
+        compression: str = "",
         now: str = "",
     ) -> None:
         self.client = client
@@ -135,6 +143,8 @@ class Caller:
         self.now = now
         #: Queues with large backlogs, as far as is known: what is sent there is packed.
         self.large: set[str] = set()
+        self.compression = compression
+        self.known_dictionaries = Known()
         #: Where scripts are known to work that nobody waits for: a server may have lost them.
         self._posted_over: dict[tuple[ServerConnection, str], int] = {}
         steps = tuple(sorted(priority_steps))
@@ -207,9 +217,21 @@ class Caller:
         except NodeDown:
             return True
 
+    @property
+    def dictionaries(self) -> Dictionaries:
+        """With what its queues' messages are compressed."""
+        return Dictionaries(self)
+
     def send(self, *command: Any) -> Any:
         """What sends messages: it waits for replicas, and for a slot that moves."""
-        return self.run.insist(*command, replicas=self.replicas)
+        answer = self.run.insist(*command, replicas=self.replicas)
+        return self.sent_plain(command) if answer == PLAIN else answer
+
+    def sent_plain(self, command: Sequence[Any]) -> Any:
+        """Send again, as it was, what a queue does not take compressed any more."""
+        plain, version = compressing.undone(command)
+        self.dictionaries.refused(version)
+        return self.run.insist(*plain, replicas=self.replicas)
 
     def call(self, name: str, queue: str, owner: str | None = None, /, **given: Any) -> Call:
         """A script and all that it takes: what is given, and what is known by the same names.
@@ -231,10 +253,39 @@ class Caller:
         move, all_given = self.call(name, queue, owner, **given)
         return move(self.run, **all_given)
 
+    def packer(self, queue: str, expires_ms: int) -> tuple[Packer, str]:
+        """What makes records for a queue, and the dictionary with which it compresses some.
+
+        A queue with an expiry leaves nothing behind, so it has no dictionaries.
+        """
+        if queue not in self.large:
+            return whole, ""
+        if self.compression and expires_ms == 0:
+            return self.dictionaries.packer(queue)
+        return pack, ""
+
     def fields(self, queue: str, hash: str, names: Sequence[str | bytes]) -> list[bytes | None]:
         """What a hash that is spread over buckets has under some names."""
         found = self.ask("records", queue, hash=hash, fields=names) if names else []
-        return [record and unpack(name, record) for name, record in zip(names, found, strict=True)]
+        return [
+            record and self.unpacked(queue, name, record)
+            for name, record in zip(names, found, strict=True)
+        ]
+
+    def unpacked(self, queue: str, name: str | bytes, record: bytes) -> bytes:
+        """A record as it was before it was packed or compressed. Raises as `readable`."""
+        return self.readable(queue, unpack(name, record))
+
+    def readable(self, queue: str, text: bytes) -> bytes:
+        """A message, or a record that is not packed, as it was before it was compressed.
+
+        What is damaged stays as it is. Raises CompressionError without the extra.
+        """
+        if compressing.MARK not in text:
+            return text
+        with suppress(MessageError):
+            return self.dictionaries.readable(queue, text)
+        return text
 
     def together(self, calls: Sequence[Call]) -> list[Any]:
         """Run scripts of many queues in one go; where one was refused, its error is its answer."""

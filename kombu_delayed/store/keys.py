@@ -93,6 +93,11 @@ class QueueKeys:
         return self._tagged("messages")
 
     @cached_property
+    def dictionaries(self) -> str:
+        """Hash version -> a dictionary that messages are compressed with; which one is current."""
+        return self._tagged("dictionaries")
+
+    @cached_property
     def duplicates(self) -> str:
         """Hash id -> how many delayed messages share it; ids that are unique are not in it."""
         return self._tagged("duplicates")

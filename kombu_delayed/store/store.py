@@ -103,9 +103,10 @@ class Store(Caller):
 
     def schedule_call(self, queue: str, entries: Sequence[Entry], expires_ms: int = 0) -> Call:
         """The script that schedules and its arguments, for who sends it in a pipeline."""
-        is_packed = queue in self.large
-        given = [part for e in entries for part in (e.id, e.due, e.kept(is_packed))]
-        return self.call("schedule", queue, expires_ms=expires_ms, entries=given)
+        make, dictionary = self.packer(queue, expires_ms)
+        given = [part for e in entries for part in (e.id, e.due, make(e.id, e.front, e.message))]
+        more = {"expires_ms": expires_ms, "dictionary": dictionary}
+        return self.call("schedule", queue, **more, entries=given)
 
     def schedule_unique(
         self,

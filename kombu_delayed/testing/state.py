@@ -73,13 +73,13 @@ def _dump_living(store: Store, queue: str) -> dict[str, Any]:
     keys = store.keys(queue)
     waiting = [each for page in Backlog(store, queue).pages() for each in page]
     ready = [
-        {"step": ord(step) - 48, "message": each}
+        {"step": ord(step) - 48, "message": text(store.readable(queue, raw(each)))}
         for key, step in zip(keys.ready, keys.steps, strict=True)
         for each in read_key(store.client, key)
     ]
     unacked = keys.unacked("")
     held = [
-        (text(key)[len(unacked) :], int(tag), raw(record))
+        (text(key)[len(unacked) :], int(tag), store.readable(queue, raw(record)))
         for key in sorted(store.client.scan_iter(count=1000))
         if text(key).startswith(unacked)
         for tag, record in _hash(store, text(key)).items()

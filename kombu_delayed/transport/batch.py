@@ -13,6 +13,7 @@ from ..connection.commands import pack
 from ..connection.connection import ServerConnection
 from ..errors import NotReplicated
 from ..store import instrumentation
+from ..store.caller import PLAIN
 from ..store.scripts import FIRST_KEY, whole
 from ..store.store import CALL_LIMIT, Entry, Store, chunks
 
@@ -63,9 +64,10 @@ class Lane:
 
     def _answer_to(self, command: tuple[Any, ...]) -> Any:
         try:
-            return self._connection.read_response()
+            answer = self._connection.read_response()
+            return self._store.sent_plain(command) if answer == PLAIN else answer
         except (AskError, TryAgainError):  # and MovedError, which is an AskError
-            return self._store.run.insist(*command, replicas=self._store.replicas)
+            return self._store.send(*command)
 
     def _answered(self, sent: Sent, answer: Any) -> None:
         if sent[0] == WAIT and self._store.replicas:

@@ -130,6 +130,7 @@ class Claim:
 
     def _info(self, tag: int, record: bytes) -> TaskInfo | None:
         """A task that was claimed; None: it could not be read, and is buried."""
+        record = self._store.readable(self._shard, record)
         try:
             envelope = open_envelope(record[1:], tag)
         except MessageError as error:

@@ -14,7 +14,13 @@ from redis import ResponseError
 
 from kombu_delayed.connection.cluster.connection import SlotMoves
 from kombu_delayed.connection.native import get_logger
-from kombu_delayed.errors import UNREACHABLE, MessageError, OptionError, ServerFull
+from kombu_delayed.errors import (
+    UNREACHABLE,
+    CompressionError,
+    MessageError,
+    OptionError,
+    ServerFull,
+)
 from kombu_delayed.message.envelope import open_envelope
 from kombu_delayed.message.ticket import OPEN_GATE, Gate
 from kombu_delayed.store.policies import PolicyRecord, version_of_text
@@ -240,11 +246,12 @@ class Gatekeeper:
                     self._slots.occupy(each.tag, queue)
                 continue
             try:
-                envelope = open_envelope(each.record[1:], each.tag)
-            except MessageError:
+                record = self._store.readable(queue, each.record)
+                envelope = open_envelope(record[1:], each.tag)
+            except (MessageError, CompressionError):  # who opens it sees to it
                 stay.append(each)
                 continue
-            arrival = Arrival(queue, envelope, each.record, math.ceil(server_ms), self._store)
+            arrival = Arrival(queue, envelope, record, math.ceil(server_ms), self._store)
             if rules.passes(arrival):
                 stay.append(each)
                 continue

@@ -8,7 +8,7 @@
 --   until_seconds: unacked: take what was delivered until then
 --   keep: unacked: 1: leave it there, another queue gets it too
 --   start: ready: the part of the list to look at, from its left end
---   entries: tag (or member of the backlog), id, due_ms, step + message; …
+--   entries: tag (or member of the backlog), id, due_ms, step + message (of the backlog: with the due time, where it is compressed, as it was); …
 -- include: clock waiting ready buckets bucket_add backlog expiry
 -- returns {messages that are delayed now, messages that are ready now}
 local PLACEHOLDER = '\0moved'
@@ -47,9 +47,10 @@ local function is_there(member, due_ms)
   return tonumber(found or redis.call('ZSCORE', delayed .. 'waiting', member) or -1) == due_ms
 end
 
-local function from_delayed(member, _, due_ms)
+local function from_delayed(member, _, due_ms, readable)
   if not is_there(member, due_ms) then return end
-  local step, _, message = parts_of(bucket_get(messages, member))
+  local kept = bucket_get(messages, member)
+  local step, _, message = parts_of(kept:find(ZSTD, 1, true) and readable ~= '' and readable or kept)
   if due_ms <= now_ms then message = string.format('{"due_ms":%.0f,', due_ms) .. message:sub(2) end
   make_ready('LPUSH', step, message)
   unindex(member, due_ms)

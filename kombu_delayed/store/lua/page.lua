@@ -6,8 +6,8 @@
 --   until_ms: due before then
 --   limit: look at so many
 --   limit_bytes: and at no more when so much is to be returned
---   needle: return only messages with this text in them (or empty)
--- include: buckets start
+--   needle: return only messages with this text in them (or empty); and those that are compressed
+-- include: buckets start may_have
 -- returns {0 at the end or 1, due_ms and = and member of the last one looked at, id, its record, packed or not, …};
 --   O(limit)
 
@@ -75,7 +75,7 @@ while left > 0 and bytes < limit_bytes do
   end
   if #members > 0 then
     for i, kept in ipairs(bucket_read_all(messages, members)) do
-      if kept and (needle == '' or unpacked(members[i], kept):find(needle, 1, true)) then
+      if kept and (needle == '' or may_have(unpacked(members[i], kept), needle)) then
         answer[#answer + 1], answer[#answer + 2] = members[i], kept
         bytes = bytes + #kept
       end

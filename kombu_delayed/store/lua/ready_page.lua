@@ -4,7 +4,9 @@
 -- arguments: start:number limit:number limit_bytes:number needles...
 --   start: how many from the head are left out
 --   limit_bytes: after so many bytes it ends earlier
---   needles: texts of which a message has one; none: any message
+--   needles: texts of which a message has one; none: any message. Those that are compressed are
+--     returned as well
+-- include: may_have
 -- returns {how many were looked at, 1 if there may be more, place, message, …}; O(limit), and a step for each 8 kB of the list before it
 local answer, size, seen, more = {0, 0}, 0, 0, true
 while more and seen < limit and size < limit_bytes do
@@ -15,7 +17,7 @@ while more and seen < limit and size < limit_bytes do
     size = size + #message
     local is_meant = #needles == 0
     for _, needle in ipairs(needles) do
-      is_meant = is_meant or message:find(needle, 1, true)
+      is_meant = is_meant or may_have(message, needle)
     end
     if is_meant then answer[#answer + 1], answer[#answer + 2] = at + i - 1, message end
   end

@@ -1,13 +1,19 @@
 -- schedule_once: schedule messages that a job has not dealt with before.
 -- Twice is safe for as long as the ledger is kept, also where the first copy has run since.
--- keys: partitions delayed messages duplicates wake events job ledgers_until moved ready...
+-- keys: partitions delayed messages duplicates wake events job ledgers_until moved dictionaries ready...
 -- arguments: now partition_size:number bucket_bytes:number steps expires_ms:number event_limit:number run ledger_seconds:number
--- arguments: entries...
+-- arguments: dictionary entries...
 --   job: HASH id -> 1: the job has made it, 0: it was there; run -> how many it made
 --   run: field of the ledger that counts what this run has made
 --   entries: id, due_ms, priority step + due_ms + message (or +delay_ms, priority step + message); …  A record may be packed.
+--   dictionary: the version of the one with which some records are compressed; empty: none is
 -- include: clock waiting ready buckets bucket_add backlog gather events moved expiry schedule past_ledgers ledger
--- returns as text: delayed, ready, already there or dealt with before, and 1 where what is sent is better packed; O(log n) a message
+-- returns as text: delayed, ready, already there or dealt with before, and 1 where what is sent is better packed; or the text plain,
+--   where nothing was done since the queue has not that dictionary, or is not large: send it as it was; O(log n) a message
+if dictionary ~= '' then
+  -- include: dictionary
+  if not takes_compressed() then return 'plain' end
+end
 local ids = {}
 is_job, together = true, {}
 begin_ledger()

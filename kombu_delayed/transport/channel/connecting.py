@@ -23,7 +23,8 @@ from ...consumer.policy import decisions
 from ...consumer.policy.decisions import Rules
 from ...embedded import server as embedded
 from ...embedded.connection import EmbeddedConnection
-from ...errors import OptionError, ServerNotReady, UrlError, translate
+from ...errors import CompressionError, OptionError, ServerNotReady, UrlError, translate
+from ...message import zstd
 from ...store.keys import format_version
 from ...store.store import Limits, Store
 from .. import server_checks
@@ -88,10 +89,16 @@ class ConnectingChannel(stock.Channel):
             shards=options.shards,
             replicas=self._replicas(),
             format=Format(format_version(self.global_keyprefix)),
+            compression=self._compression(),
         )
 
     def _client_for_store(self) -> Any:
         return self._client_of(self.pool)
+
+    def _compression(self) -> str:
+        if self.options.compression and not zstd.is_installed():
+            raise CompressionError
+        return self.options.compression or ""
 
     def _replicas(self) -> Replicas | None:
         count, seconds = self.options.replicas_to_wait, self.options.replica_timeout_seconds

@@ -116,6 +116,7 @@ class ConsumingChannel(ConnectingChannel):
             consumer = self._ensure_consumer()
             unused = AUTO_DELETE if queue in self.auto_delete_queues else 0
             for shard in self._shards(queue):
+                self.store.dictionaries.check(shard)
                 consumer.add(shard, takes, self._expires.get(queue, unused))
             self.connection.cycle.wake_up()
         return result

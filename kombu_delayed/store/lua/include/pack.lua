@@ -2,6 +2,9 @@
 -- A record is a priority step, maybe a due time, and JSON. Packed, it has \1 in place of the brace, three letters that say
 -- what is left out of flags, eta and body, and nine parts behind their lengths. JSON has no such character. What was packed
 -- has to stay readable: with another text in common, it would have to be another character.
+-- A message that message/compressing.py has compressed has z as its first letter, u as its second one where its ETA is
+-- in UTC, and four parts: what is in front of its headers, task, what is behind the id in the headers, and what nobody
+-- reads here.
 -- needs: nothing
 local LONGEST_PART = 65535
 local PARTS = '>Hc0Hc0Hc0Hc0Hc0Hc0Hc0Hc0Hc0'
@@ -27,10 +30,23 @@ local function id_of_field(field)
   return field:match('^(.*)\31%d+$') or field
 end
 
+local HEADERS, ZSTD = '"headers": {"lang": "py", "task": "', '}, "x-zstd": "'
+
+-- A message that is compressed, if it is that of its field.
+local function packed_compressed(field, record)
+  local front, before, task, id, head, frame, behind =
+    record:match('^(.%d*){(.-)"headers": {"lang": "py", "task": "([^"]*)", "id": "([^"]*)"([^{}]*)}, "x%-zstd": "([^"]*)"(.*)$')
+  if id ~= id_of_field(field) or math.max(#before, #task, #head, #frame) > LONGEST_PART then return record end
+  local eta_form, eta, rest = '-', head:match('^, "eta": "([^"]*)%+00:00(".*)$')
+  if eta then eta_form, head = 'u', eta .. rest end
+  return front .. '\1z' .. eta_form .. '-' .. struct.pack('>Hc0Hc0Hc0Hc0', #before, before, #task, task, #head, head, #frame, frame) .. behind
+end
+
 -- The record itself where it is no such message.
 local function packed(field, record)
   local from = record:match('^.%d*{()')
   if not from then return record end
+  if record:sub(from, from + 5) ~= '"body"' and record:find(ZSTD, from, true) then return packed_compressed(field, record) end
   local id, parts, at = id_of_field(field), {}, from
   for n, text in ipairs({
     BEHIND_BODY, BEHIND_TASK .. id .. BEHIND_ID, ', "argsrepr": "', '", "kwargsrepr": "', '", "origin": "', BEHIND_ORIGIN,
@@ -63,9 +79,19 @@ local function parts_of_packed(record)
   return record:match('^(.%d*)\1(...)()')
 end
 
+-- What is behind the id in the headers of a compressed message.
+local function head_of_compressed(forms, head)
+  return forms:byte(2) == 117 and ', "eta": "' .. head:gsub('"', '+00:00"', 1) or head
+end
+
 -- The text behind the brace, behind `front`.
 local function unpacked_behind(front, field, record, forms, from)
   local id = id_of_field(field)
+  if forms:byte() == 122 then
+    local before, task, head, frame, last = struct.unpack('>Hc0Hc0Hc0Hc0', record, from)
+    head = head_of_compressed(forms, head)
+    return front .. before .. HEADERS .. task .. BEHIND_TASK .. id .. '"' .. head .. ZSTD .. frame .. '"' .. record:sub(last)
+  end
   local task, flags, eta, kwargs, origin, reply, route, args, body, last = struct.unpack(PARTS, record, from)
   local flag = FLAGS[forms:sub(1, 1)]
   if flag then flags = flag .. NO_STAMPS .. flags end
@@ -81,8 +107,12 @@ local function unpacked(field, record)
 end
 
 -- As much of it as `tell` reads.
-local function head_of_packed(field, record, from)
+local function head_of_packed(field, record, forms, from)
   local task, flags = struct.unpack('>Hc0Hc0', record, from)
+  if forms:byte() == 122 then
+    task, flags = select(2, struct.unpack('>Hc0Hc0Hc0', record, from))
+    flags = head_of_compressed(forms, flags)
+  end
   if flags:find('[{\\]') then return unpacked(field, record) end
-  return '"headers": {"lang": "py", "task": "' .. task .. BEHIND_TASK .. id_of_field(field) .. '"' .. flags
+  return HEADERS .. task .. BEHIND_TASK .. id_of_field(field) .. '"' .. flags
 end

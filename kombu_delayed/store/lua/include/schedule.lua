@@ -47,7 +47,7 @@ local function schedule(id, due, record)
   if is_retry(record) then note_move(member) end
   if not first or due_ms < first then first = due_ms end
   counts[1] = counts[1] + 1
-  if event_limit ~= 0 then tell('scheduled', id, front and head_of_packed(id, record, from) or record, due) end
+  if event_limit ~= 0 then tell('scheduled', id, front and head_of_packed(id, record, forms, from) or record, due) end
   return true
 end
 

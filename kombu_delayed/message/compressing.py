@@ -1,0 +1,226 @@
+"""Records of Celery's tasks, compressed with a dictionary that their queue has.
+
+A compressed message is text that scripts move as they do any other: its task, id, ETA, retries and
+tenant are in front, where scripts look for them and change them. What is behind has neither quotes
+nor zeros. Records of the backlog are shorter still: see store/lua/include/pack.lua.
+
+    {"headers": {"lang": "py", "task": "…", "id": "…", "eta": …}, "x-zstd": "<version><digest><frame>"}
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from base64 import b64decode, b64encode
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from ..errors import MessageError
+from . import zstd
+from .packing import BEFORE_ETA, BEHIND_UTC, COMPRESSED, pack, unpack
+
+#: In every compressed message, and in no other one of Kombu's: quotes in its texts are escaped.
+MARK = b'"x-zstd": "'
+
+#: Longer ones are kept as they are.
+LONGEST_BYTES = 65_535
+
+_FRONT = r'(?:"due_ms": ?-?\d+, ?)?(?:"wait": ?\{[^}]*\}, ?)?(?:"ticket": ?"[^"]*", ?)?'
+_TASK = re.compile(
+    r"\{(" + _FRONT + r')("body": "([A-Za-z0-9+/=]*)"([^{"]*(?:"[^"\\]*"[^{"]*)*)'
+    r'\{"lang": "py", "task": "([^"\\]*)", "id": "([^"\\]*)"'
+    r'([^{}]*?"eta": )(null|"[^"\\{}]*")(.*))\}',
+    re.DOTALL,
+)
+_TENANT = re.compile(r'"tenant": ?("[^"\\{}]*")')
+_RETRIES = re.compile(r'"group_index": ?[^,"{}]*, ?"retries": ?(\d+)')
+#: These are looked into by scripts.
+_UNUSUAL = re.compile(r'"delayed_(?:answer|until|unique)":')
+_SENDER = '"delivery_tag": "', '"origin": "', '"reply_to": "', '"eta": "'
+
+_COMPRESSED = re.compile(
+    rb"([^{]?\d*)\{(" + _FRONT.encode() + rb')"headers": \{"lang": "py", "task": "([^"]*)", '
+    rb'"id": "([^"]*)"([^{}]*)\}, "x-zstd": "(.{8}).{8}([^"]*)"(.*)',
+    re.DOTALL,
+)
+_RECORD = re.compile(rb".\d*\x01" + COMPRESSED, re.DOTALL)
+_UTC = re.compile(BEFORE_ETA + b'([^"]*)' + re.escape(BEHIND_UTC) + b'"')
+_ETA = re.compile(rb'"eta": ?(null|"[^"]*")')
+_RETRIED = re.compile(rb'("group_index": ?[^,"{}]*, ?"retries": ?)\d+')
+
+#: Bytes that have a meaning outside of a frame, and how a frame has them.
+_ESCAPES = (b"\1", b"\0011"), (b"\0", b"\0010"), (b'"', b"\0012"), (b"\\", b"\0013")
+
+
+class Unknown(MessageError):
+    """A message is compressed with a dictionary that this process does not know."""
+
+    def __init__(self, version: bytes) -> None:
+        """With the version of the dictionary."""
+        self.version = version
+        super().__init__(f"the dictionary {version!r} of a compressed message is lost")
+
+
+class Parts(NamedTuple):
+    """A message in parts: its `head` is left readable, the `content` is what is compressed."""
+
+    front: str
+    task: str
+    head: str
+    digest: str
+    content: bytes
+
+
+_codecs: dict[bytes, zstd.Codec] = {}
+
+#: So many dictionaries a process has at hand.
+MOST_CODECS = 256
+
+
+def version_of(dictionary: bytes) -> bytes:
+    """The name of a dictionary."""
+    return hashlib.sha1(dictionary, usedforsecurity=False).hexdigest()[:8].encode()
+
+
+def learn(dictionary: bytes) -> bytes:
+    """Have a dictionary at hand from now on; returns its version. Raises CompressionError."""
+    version = version_of(dictionary)
+    if version not in _codecs:
+        if len(_codecs) >= MOST_CODECS:
+            _codecs.clear()
+        _codecs[version] = zstd.Codec(dictionary)
+    return version
+
+
+def is_known(version: bytes) -> bool:
+    """Whether a dictionary is at hand."""
+    return version in _codecs
+
+
+def codec(version: bytes) -> zstd.Codec:
+    """The codec of a dictionary. Raises Unknown."""
+    try:
+        return _codecs[version]
+    except KeyError:
+        raise Unknown(version) from None
+
+
+def split(id: str, text: str) -> Parts | None:
+    """What a message consists of; None: it is none that is compressed."""
+    found = _TASK.fullmatch(text)
+    if found is None or found[6] != id or not id or not text.isascii() or _UNUSUAL.search(text):
+        return None
+    front, _, body, between, task, _, before, eta, behind = found.groups()
+    raw = _decoded(body)
+    head = _head(before, eta, behind)
+    if raw is None or head is None or "\0" in text or "\1" in text:
+        return None
+    texts = (between, before.replace(id, "\1"), behind.replace(id, "\1"))
+    content = b"\0".join((*(each.encode() for each in texts), raw))
+    return Parts(front, task, head, _digest(found[2]), content)
+
+
+def _decoded(body: str) -> bytes | None:
+    try:
+        raw = b64decode(body, validate=True)
+    except ValueError:
+        return None
+    return raw if b64encode(raw).decode() == body else None
+
+
+def _head(before: str, eta: str, behind: str) -> str | None:
+    """What scripts read and change of the headers; None where they would have to search for it."""
+    head = f', "eta": {eta}'
+    retries = _RETRIES.search(behind)
+    if retries is None:
+        return None
+    if retries[1] != "0":
+        head += f', "group_index": null, "retries": {retries[1]}'
+    if 'tenant":' in before + behind:
+        tenant = _TENANT.search(behind)
+        if tenant is None or (before + behind).count('tenant":') > 1:
+            return None
+        if '{"' in behind[: tenant.start()]:  # of another object, maybe
+            return None
+        head += f', "tenant": {tenant[1]}'
+    return head
+
+
+def _digest(text: str) -> str:
+    """Of what makes a message the same one, whoever has sent it: see `same` in backlog.lua."""
+    for name in _SENDER:
+        at = text.find(name)
+        if at >= 0:
+            text = text[:at] + text[text.index('"', at + len(name)) + 1 :]
+    return hashlib.sha1(text.encode() + b"}", usedforsecurity=False).hexdigest()[:8]
+
+
+def compress(id: str, front: str, text: str, version: bytes) -> str | bytes:
+    """A record as `pack` makes it, compressed if it is that of a task."""
+    parts = split(id, text)
+    if parts is None:
+        return pack(id, front, text)
+    frame = codec(version).compress(parts.content)
+    for byte, escape in _ESCAPES:
+        frame = frame.replace(byte, escape)
+    eta_form, head = b"-", parts.head.encode()
+    if (usual := _UTC.match(head)) is not None:
+        eta_form, head = b"u", usual[1] + head[usual.end() - 1 :]
+    each = [
+        parts.front.encode(),
+        parts.task.encode(),
+        head,
+        version + parts.digest.encode() + frame,
+    ]
+    if max(map(len, each)) > LONGEST_BYTES:
+        return pack(id, front, text)
+    lengths = (len(part).to_bytes(2, "big") + part for part in each)
+    return b"%b\1%b%b-%b}" % (front.encode(), COMPRESSED, eta_form, b"".join(lengths))
+
+
+def expand(text: bytes) -> bytes:
+    """A message, or a record with a message, as it was before it was compressed.
+
+    Raises Unknown where its dictionary has to be learnt first, MessageError where it is damaged.
+    """
+    found = _COMPRESSED.fullmatch(text)
+    if found is None:
+        return text
+    step, front, task, id, head, version, frame, end = found.groups()
+    for byte, escape in reversed(_ESCAPES):
+        frame = frame.replace(escape, byte)
+    parts = codec(version).decompress(frame).split(b"\0", 3)
+    eta = _ETA.search(head)
+    if len(parts) != 4 or eta is None:
+        raise MessageError("the compressed message is damaged")
+    between, before, behind, body = parts
+    if retried := _RETRIED.search(head):
+        behind = _RETRIED.sub(lambda each: each[1] + retried[0][len(retried[1]) :], behind, count=1)
+    return b'%b{%b"body": "%b"%b{"lang": "py", "task": "%b", "id": "%b"%b%b%b%b' % (
+        step,
+        front,
+        b64encode(body),
+        between,
+        task,
+        id,
+        before.replace(b"\1", id),
+        eta[1],
+        behind.replace(b"\1", id),
+        end,
+    )
+
+
+def undone(command: Sequence[Any]) -> tuple[list[Any], str]:
+    """A command that sends compressed records, without that; and the version that they need.
+
+    A record is behind its id and its due time, and the version somewhere before all of them.
+    """
+    parts, version = [*command], ""
+    for n, part in enumerate(parts):
+        if isinstance(part, bytes) and _RECORD.match(part):
+            text = unpack(parts[n - 2], part)
+            parts[n] = expand(text)
+            version = text[text.index(MARK) + len(MARK) :][:8].decode()
+    if version in parts:
+        parts[parts.index(version)] = ""
+    return parts, version

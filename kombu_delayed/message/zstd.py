@@ -1,0 +1,141 @@
+"""Zstandard with a dictionary: Python's own from 3.14 on, the package `zstandard` before."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+from ..errors import CompressionError, MessageError
+
+#: All frames begin so: it is left out of what is stored.
+_MAGIC = b"\x28\xb5\x2f\xfd"
+
+#: How thoroughly to look for what repeats. Higher ones save a few bytes and take many times longer.
+_LEVEL = 3
+
+DICTIONARY_BYTES = 16_384
+
+#: Of so many bytes are the parts of messages that a dictionary consists of.
+SHORTEST_PART, LONGEST_PART = 200, 2_000
+
+#: What cannot be longer than this is not trusted to be a message.
+LONGEST_BYTES = 64 * 2**20
+
+
+@cache
+def is_installed() -> bool:
+    """Whether this process can compress and decompress."""
+    try:
+        _library()
+    except CompressionError:
+        return False
+    return True
+
+
+def _library() -> Any:
+    try:
+        if sys.version_info >= (3, 14):
+            from compression import zstd
+
+            return zstd
+        import zstandard
+    except ModuleNotFoundError as error:
+        raise CompressionError from error
+    return zstandard
+
+
+def train(samples: Sequence[bytes]) -> bytes:
+    """A dictionary of what these have in common. Raises CompressionError without the extra."""
+    library = _library()
+    if sys.version_info >= (3, 14):
+        return bytes(library.train_dict(samples, DICTIONARY_BYTES).dict_content)
+    # Parts as long as a message do best, and need one pass: to search for the best takes five.
+    length = sum(map(len, samples)) // len(samples)
+    part = min(max(length, SHORTEST_PART), LONGEST_PART)
+    return bytes(library.train_dictionary(DICTIONARY_BYTES, samples, k=part, d=8).as_bytes())
+
+
+class Codec:
+    """Compresses and decompresses with one dictionary. Threads may share it."""
+
+    def __init__(self, dictionary: bytes) -> None:
+        self.dictionary = dictionary
+        # One is used by one thread at a time; taking it out of a list needs no lock, so that
+        # nothing is held when a process forks.
+        self._compressors: list[Callable[[bytes], bytes]] = []
+        self._decompressors: list[Callable[[bytes], bytes]] = []
+        self._new_compressor, self._new_decompressor = _makers(dictionary)
+
+    def compress(self, content: bytes) -> bytes:
+        """One frame, without what all frames begin with."""
+        return _used(self._compressors, self._new_compressor, content)[len(_MAGIC) :]
+
+    def decompress(self, frame: bytes) -> bytes:
+        """What was compressed. Raises MessageError for what is not a frame of ours."""
+        try:
+            return _used(self._decompressors, self._new_decompressor, _MAGIC + frame)
+        except Exception as error:  # each library has errors of its own
+            raise MessageError(f"the compressed message is damaged: {error}") from error
+
+
+def _used(
+    idle: list[Callable[[bytes], bytes]], make: Callable[[], Callable[[bytes], bytes]], data: bytes
+) -> bytes:
+    try:
+        use = idle.pop()
+    except IndexError:
+        use = make()
+    found = use(data)
+    idle.append(use)
+    return found
+
+
+def _makers(
+    dictionary: bytes,
+) -> tuple[Callable[[], Callable[[bytes], bytes]], Callable[[], Callable[[bytes], bytes]]]:
+    library = _library()
+    if sys.version_info >= (3, 14):
+        return _standard_makers(library, dictionary)
+    shared = library.ZstdCompressionDict(dictionary)
+    shared.precompute_compress(level=_LEVEL)
+    options = {"write_checksum": False, "write_dict_id": False, "write_content_size": True}
+
+    def new_compressor() -> Callable[[bytes], bytes]:
+        return library.ZstdCompressor(level=_LEVEL, dict_data=shared, **options).compress  # type: ignore[no-any-return]
+
+    def new_decompressor() -> Callable[[bytes], bytes]:
+        context = library.ZstdDecompressor(dict_data=shared)
+
+        def decompress(frame: bytes) -> bytes:
+            if not 0 <= library.frame_content_size(frame) <= LONGEST_BYTES:
+                raise MessageError("it is too long, or does not say how long it is")
+            return bytes(context.decompress(frame))
+
+        return decompress
+
+    return new_compressor, new_decompressor
+
+
+def _standard_makers(
+    library: Any, dictionary: bytes
+) -> tuple[Callable[[], Callable[[bytes], bytes]], Callable[[], Callable[[bytes], bytes]]]:
+    shared, parameter = library.ZstdDict(dictionary), library.CompressionParameter
+    options = {
+        parameter.compression_level: _LEVEL,
+        parameter.checksum_flag: 0,
+        parameter.dict_id_flag: 0,
+        parameter.content_size_flag: 1,
+    }
+
+    def compress(content: bytes) -> bytes:
+        return bytes(library.compress(content, options=options, zstd_dict=shared))
+
+    def decompress(frame: bytes) -> bytes:
+        info = library.get_frame_info(frame)
+        if info.decompressed_size is None or info.decompressed_size > LONGEST_BYTES:
+            raise MessageError("it is too long, or does not say how long it is")
+        return bytes(library.decompress(frame, zstd_dict=shared))
+
+    return lambda: compress, lambda: decompress

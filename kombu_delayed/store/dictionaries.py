@@ -1,0 +1,184 @@
+"""The dictionaries with which a queue's messages are compressed: trained, kept, looked up.
+
+They are fields of one hash: a version has its text, `since:<version>` says when it was trained, and
+`current` which one to compress with. A version stays as long as the queue has messages: any of them
+may need it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import islice
+from time import monotonic
+from typing import Any, Protocol
+
+from ..connection.commands import pairs
+from ..connection.connection import ServerConnection
+from ..connection.native import get_logger
+from ..errors import CompressionError, MessageError
+from ..message import compressing, zstd
+from ..message.envelope import open_kept
+from ..message.packing import pack, unpack
+from .keys import QueueKeys
+
+logger = get_logger(__name__)
+
+#: How often a process asks which dictionary is current.
+LOOK_SECONDS = 30.0
+
+#: Messages that one call reads.
+CALL_LIMIT = 250
+
+#: Messages that a dictionary is trained on, and that it takes at the least.
+SAMPLES, FEWEST_SAMPLES = 500, 100
+
+#: A longer message is no sample.
+SAMPLE_BYTES = 20_000
+
+#: After so long somebody looks whether a dictionary that is trained anew would do better, and takes
+#: it if it saves this share of what is stored.
+CHECK_MS, BETTER_BY = 86_400_000, 0.1
+
+#: A queue has so many versions at the most; then the last one stays.
+MOST_VERSIONS = 16
+
+#: So long a queue has to have been empty before its dictionaries are dropped.
+IDLE_MS = 600_000
+
+#: Makes the record of a message from its id, what is in front, and its text.
+Packer = Callable[[str, str, str], "str | bytes"]
+
+
+@dataclass
+class Known:
+    """What a process knows of the dictionaries of queues."""
+
+    #: queue -> the version to compress with (empty: none), and when to ask again.
+    current: dict[str, tuple[bytes, float]] = field(default_factory=dict)
+
+
+class Asked(Protocol):
+    """What a store can do that is needed here."""
+
+    run: ServerConnection
+    keys: Callable[[str], QueueKeys]
+    known_dictionaries: Known
+
+    def ask(self, name: str, queue: str, /, **given: Any) -> Any:
+        """Run a script."""
+
+
+class Dictionaries:
+    """The dictionaries of the queues of a store."""
+
+    def __init__(self, store: Asked) -> None:
+        self._store = store
+        self._known = store.known_dictionaries
+
+    # To compress.
+
+    def packer(self, queue: str) -> tuple[Packer, str]:
+        """What makes records for a large queue, and the version that some of them will need."""
+        version, ask_at = self._known.current.get(queue, (b"", 0.0))
+        if monotonic() >= ask_at:
+            version = self._look(queue)
+            self._known.current[queue] = version, monotonic() + LOOK_SECONDS
+        if not version:
+            return pack, ""
+
+        def packer(id: str, front: str, text: str) -> str | bytes:
+            return compressing.compress(id, front, text, version)
+
+        return packer, version.decode()
+
+    def _look(self, queue: str) -> bytes:
+        """The version to compress with; empty: there is none yet."""
+        version, is_to_check = self._store.ask("current_dictionary", queue, check_ms=CHECK_MS)
+        if version:
+            self._learn(queue, version)
+        return self._replaced(queue, version) if is_to_check else bytes(version)
+
+    def _replaced(self, queue: str, before: bytes) -> bytes:
+        """Train a dictionary on what is delayed; the version to compress with from now on."""
+        texts = [*islice(self._texts(queue), SAMPLES)]
+        parts = [each.content for id, text in texts if (each := compressing.split(id, text))]
+        if len(parts) < FEWEST_SAMPLES:
+            return before
+        try:
+            dictionary = zstd.train(parts[::2] if before else parts)
+        except Exception as error:  # each library has errors of its own: messages are too few, or alike
+            logger.info("No dictionary can be trained for queue %r now: %s", queue, error)
+            return before
+        version = compressing.learn(dictionary)
+        if before and not _does_better(version, before, parts[1::2]):
+            return before
+        given = {"before": before, "version": version, "text": dictionary, "most": MOST_VERSIONS}
+        found = bytes(self._store.ask("keep_dictionary", queue, **given))
+        if found and found != version:
+            self._learn(queue, found)
+        return found
+
+    def _texts(self, queue: str) -> Iterator[tuple[str, str]]:
+        """Ids and messages of some that are delayed."""
+        hash, cursor = self._store.keys(queue).messages, b"0"
+        for _ in range(20):
+            given = {"hash": hash, "cursor": cursor, "count": CALL_LIMIT}
+            cursor, *found = self._store.ask("scan", queue, **given)
+            for member, record in pairs(found):
+                if len(record) <= SAMPLE_BYTES:
+                    with suppress(MessageError, UnicodeDecodeError):
+                        text = open_kept(self.readable(queue, unpack(member, record))).message
+                        yield member.decode().partition("\x1f")[0], text.decode()
+            if cursor == b"0":
+                return
+
+    def refused(self, version: str) -> None:
+        """The server has not that version for a queue: ask again which one is current."""
+        current = self._known.current
+        for queue in [each for each, (known, _) in [*current.items()] if known == version.encode()]:
+            current.pop(queue, None)
+
+    # To read.
+
+    def readable(self, queue: str, text: bytes) -> bytes:
+        """A message, or a record that is not packed, as it was before it was compressed.
+
+        Raises CompressionError without the extra, MessageError for what is damaged.
+        """
+        try:
+            return compressing.expand(text)
+        except compressing.Unknown as error:
+            self._learn(queue, error.version)
+        return compressing.expand(text)
+
+    def _learn(self, queue: str, version: bytes) -> None:
+        """Have a dictionary of a queue at hand; where the queue has lost it, nothing happens."""
+        if compressing.is_known(version):
+            return
+        found = self._store.run("HGET", self._store.keys(queue).dictionaries, version)
+        if found is not None:
+            compressing.learn(found)
+
+    def check(self, queue: str) -> None:
+        """Raise CompressionError where a queue may have messages that cannot be read here."""
+        if not zstd.is_installed() and self._store.run(
+            "EXISTS", self._store.keys(queue).dictionaries
+        ):
+            raise CompressionError
+
+    # To forget.
+
+    def forget_unused(self, queue: str, idle_ms: int = IDLE_MS) -> bool:
+        """Drop the dictionaries of a queue that has long had no messages; whether it has none."""
+        return bool(self._store.ask("forget_dictionaries", queue, idle_ms=idle_ms))
+
+
+def _does_better(version: bytes, before: bytes, contents: Sequence[bytes]) -> bool:
+    """Whether a dictionary saves enough, compared with the one before, on what it has not seen."""
+    sizes = [
+        sum(len(compressing.codec(each).compress(content)) for content in contents)
+        for each in (version, before)
+    ]
+    return sizes[0] <= sizes[1] * (1 - BETTER_BY)
