@@ -140,7 +140,7 @@ def _head(before: str, eta: str, behind: str) -> str | None:
         tenant = _TENANT.search(behind)
         if tenant is None or (before + behind).count('tenant":') > 1:
             return None
-        if '{"' in behind[: tenant.start()]:  # of another object, maybe
+        if '{"' in behind[: tenant.start() + 1]:  # of another object, maybe
             return None
         head += f', "tenant": {tenant[1]}'
     return head

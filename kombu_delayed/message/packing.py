@@ -143,9 +143,7 @@ def _parts_in(record: bytes, at: int, count: int) -> tuple[list[bytes], int]:
     return parts, at
 
 
-_WHOLE_COMPRESSED = (
-    b'%b{%b"headers": {"lang": "py", "task": "%b", "id": "%b"%b}, "x-zstd": "%b"%b'
-)
+_WHOLE_COMPRESSED = b'%b{%b"headers": {"lang": "py", "task": "%b", "id": "%b"%b}, "x-zstd": "%b"%b'
 _WHOLE = (
     b"%b{%b%b" + _BEHIND_BODY.encode() + b'%b", "id": "%b", "shadow": null, "eta": %b'
     b', "argsrepr": "%b", "kwargsrepr": "%b", "origin": "%b", "ignore_result": %b%b'

@@ -103,7 +103,7 @@ def _makers(
     options = {"write_checksum": False, "write_dict_id": False, "write_content_size": True}
 
     def new_compressor() -> Callable[[bytes], bytes]:
-        return library.ZstdCompressor(level=_LEVEL, dict_data=shared, **options).compress  # type: ignore[no-any-return]
+        return library.ZstdCompressor(level=_LEVEL, dict_data=shared, **options).compress
 
     def new_decompressor() -> Callable[[bytes], bytes]:
         context = library.ZstdDecompressor(dict_data=shared)

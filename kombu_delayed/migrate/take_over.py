@@ -177,8 +177,7 @@ class ToDelayed(Migration):
         )
         return delayed
 
-    def _not_yet_due(
-        self, queue: str, key: str, step: bytes, page: Sequence[bytes]) -> list[Entry]:
+    def _not_yet_due(self, queue: str, key: str, step: bytes, page: Sequence[bytes]) -> list[Entry]:
         now_ms = self._now_ms()
         entries = []
         for text in page:

@@ -80,7 +80,9 @@ class DeadLetters:
         """A page of ids and records in no order, and the cursor of the next one; b"0": the end."""
         hash = self._store.keys(queue).dead_messages
         cursor, *found = self._store.ask("scan", queue, hash=hash, cursor=cursor, count=count)
-        return cursor, [(id, self._store.unpacked(queue, id, record)) for id, record in pairs(found)]
+        return cursor, [
+            (id, self._store.unpacked(queue, id, record)) for id, record in pairs(found)
+        ]
 
     def replay(self, queue: str, ids: Sequence[str], due_ms: int = 0) -> int:
         """Give dead letters another try, now or at a time; returns how many there were."""

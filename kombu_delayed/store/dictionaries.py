@@ -17,11 +17,10 @@ from typing import Any, Protocol
 from ..connection.commands import pairs
 from ..connection.connection import ServerConnection
 from ..connection.native import get_logger
-from ..errors import CompressionError, MessageError
+from ..errors import CompressionError, MessageError, ServerFull
 from ..message import compressing, zstd
 from ..message.envelope import open_kept
 from ..message.packing import pack, unpack
-from .keys import QueueKeys
 
 logger = get_logger(__name__)
 
@@ -47,6 +46,9 @@ MOST_VERSIONS = 16
 #: So long a queue has to have been empty before its dictionaries are dropped.
 IDLE_MS = 600_000
 
+#: How often a consumer looks for such queues among its own.
+TIDY_SECONDS = 600.0
+
 #: Makes the record of a message from its id, what is in front, and its text.
 Packer = Callable[[str, str, str], "str | bytes"]
 
@@ -57,13 +59,15 @@ class Known:
 
     #: queue -> the version to compress with (empty: none), and when to ask again.
     current: dict[str, tuple[bytes, float]] = field(default_factory=dict)
+    #: queue -> when to look next for those that no message needs any more.
+    tidy_at: dict[str, float] = field(default_factory=dict)
 
 
 class Asked(Protocol):
     """What a store can do that is needed here."""
 
     run: ServerConnection
-    keys: Callable[[str], QueueKeys]
+    keys: Any  #: of a queue
     known_dictionaries: Known
 
     def ask(self, name: str, queue: str, /, **given: Any) -> Any:
@@ -83,7 +87,10 @@ class Dictionaries:
         """What makes records for a large queue, and the version that some of them will need."""
         version, ask_at = self._known.current.get(queue, (b"", 0.0))
         if monotonic() >= ask_at:
-            version = self._look(queue)
+            try:
+                version = self._look(queue)
+            except ServerFull:  # which what is to be sent will hear as well
+                version = b""
             self._known.current[queue] = version, monotonic() + LOOK_SECONDS
         if not version:
             return pack, ""
@@ -108,7 +115,9 @@ class Dictionaries:
             return before
         try:
             dictionary = zstd.train(parts[::2] if before else parts)
-        except Exception as error:  # each library has errors of its own: messages are too few, or alike
+        except (
+            Exception
+        ) as error:  # each library has errors of its own: messages are too few, or alike
             logger.info("No dictionary can be trained for queue %r now: %s", queue, error)
             return before
         version = compressing.learn(dictionary)
@@ -173,6 +182,16 @@ class Dictionaries:
     def forget_unused(self, queue: str, idle_ms: int = IDLE_MS) -> bool:
         """Drop the dictionaries of a queue that has long had no messages; whether it has none."""
         return bool(self._store.ask("forget_dictionaries", queue, idle_ms=idle_ms))
+
+    def tidy(self, queues: Sequence[str]) -> None:
+        """Drop what no message of these queues needs any more, once in a while."""
+        now, tidy_at = monotonic(), self._known.tidy_at
+        due = [each for each in queues if tidy_at.setdefault(each, now + TIDY_SECONDS) <= now]
+        commands = [("EXISTS", self._store.keys(queue).dictionaries) for queue in due]
+        for queue, found in zip(due, self._store.run.many(commands) if due else (), strict=True):
+            tidy_at[queue] = now + TIDY_SECONDS
+            if found == 1:
+                self.forget_unused(queue)
 
 
 def _does_better(version: bytes, before: bytes, contents: Sequence[bytes]) -> bool:

@@ -359,6 +359,7 @@ class Store(Caller):
         while gone := self.ask("purge", queue, limit=PURGE_LIMIT):
             total += gone
         self.clear(queue)
+        self.dictionaries.forget_unused(queue, 0)
         return total
 
     def clear(self, queue: str) -> None:
@@ -376,6 +377,7 @@ class Store(Caller):
         """Forget a queue without messages and consumers."""
         if not self.run("EXISTS", self.keys(queue).consumers):
             self.ask("delete", queue)
+            self.dictionaries.forget_unused(queue, 0)
 
 
 def delivered(answer: Any, gate: Gate | None) -> Delivered | None:

@@ -109,9 +109,10 @@ def _facts(delayed: Queues, store: Store, names: list[str]) -> dict[str, Any]:
 def _write_queue(writer: Writer, store: Store, queue: str) -> Iterator[tuple[bytes, int]]:
     for page in backlogs.Backlog(store, queue).pages():
         fields: list[bytes] = []
-        for member, kept in page:
+        for each in page:
+            kept = each.kept
             record = b"%c%d%b" % (48 + kept.step, kept.due_ms, kept.message)
-            fields += (member.encode(errors="surrogateescape"), record)
+            fields += (each.member.encode(errors="surrogateescape"), record)
         if fields:
             writer.items(MESSAGES, queue, len(page), fields)
         yield MESSAGES, len(page)
