@@ -6,7 +6,6 @@ import json
 import random
 import uuid
 from contextlib import suppress
-from functools import cache
 from typing import Any
 
 import pytest
@@ -23,67 +22,21 @@ from kombu_delayed.message.ticket import Gate, Ticket, put_ticket
 from kombu_delayed.message.zstd import train
 from kombu_delayed.store.store import Entry, Limits, Store
 from tests.kit.claims import deliver, full
+from tests.kit.compressed import dictionary, entries, is_compressed, kept, make_large
 from tests.kit.state import promoted
 from tests.kit.task_texts import ID, TASKS, task
 
-BYTES = 20_000
-KEY = "{q}:messages"
 DICTIONARIES = "{q}:dictionaries"
-WORDS = ["order", "invoice", "reminder", "customer", "address", "delivery", "parcel", "payment"]
 #: Scripts could not read these in front of what is compressed; it is packed.
 NOT_COMPRESSED = {"a name to be escaped"}
-
-
-def arguments(dice: random.Random) -> dict[str, Any]:
-    """Some 300 bytes, as JSON."""
-    words = {word: dice.randrange(10**6) for word in dice.sample(WORDS, 6)}
-    return {
-        **words,
-        "token": uuid.UUID(int=dice.getrandbits(128)).hex,
-        "text": "Dear customer, " * 4,
-    }
-
-
-@cache
-def entries(count: int, due_ms: int = 2000, seed: int = 1) -> list[Entry]:
-    dice = random.Random(seed)
-    ids = [str(uuid.UUID(int=dice.getrandbits(128), version=4)) for _ in range(count)]
-    return [
-        Entry(id, 0, task(id, args=(), kwargs=arguments(dice)), str(due_ms + n))
-        for n, id in enumerate(ids)
-    ]
-
-
-@cache
-def trained() -> bytes:
-    parts = [compressing.split(each.id, each.message) for each in entries(150)]
-    return train([each.content for each in parts if each])
 
 
 @pytest.fixture
 def store(store: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
     """One whose queue is large, has a dictionary, and holds one message that is compressed."""
-    monkeypatch.setattr(zstd, "train", lambda samples: trained())
-    store.bucket_bytes, store.compression = BYTES, "zstd"
-    some = entries(150)
-    for n in range(0, 150, 25):  # while it has none
-        store.schedule("q", some[n : n + 25])
-    store.known_dictionaries.current.clear()
-    store.schedule("q", entries(1, seed=2))
-    assert Backlog(store, "q").cancel([each.id for each in some]) == [1] * 150
-    assert store.large == {"q"}
+    monkeypatch.setattr(zstd, "train", lambda samples: dictionary())
+    make_large(store)
     return store
-
-
-def kept(client: redis.Redis, id: str = ID) -> bytes:
-    """The record of a message as a large hash has it."""
-    keys = [key for key in client.keys(f"{KEY}*") if client.type(key) == b"hash"]
-    (found,) = (record for key in keys if (record := client.hget(key, id)))
-    return found
-
-
-def is_small(record: bytes) -> bool:
-    return compressing.MARK in record or b"\1z" in record[:20]
 
 
 @pytest.fixture(params=TASKS, ids=TASKS)
@@ -161,7 +114,7 @@ def test_messages_are_small(store: Store, client: redis.Redis) -> None:
     store.schedule("q", some)
     sizes = [len(kept(client, each.id)) for each in some]
     assert sum(sizes) / 100 < sum(len(each.message) for each in some) / 100 / 5
-    assert all(is_small(kept(client, each.id)) for each in some)
+    assert all(is_compressed(kept(client, each.id)) for each in some)
 
 
 # Changes by scripts, which cannot decompress.
@@ -170,9 +123,9 @@ def test_messages_are_small(store: Store, client: redis.Redis) -> None:
 def test_another_due_time(store: Store, client: redis.Redis) -> None:
     text, eta = task(ID), "2027-01-01T00:00:00+00:00"
     store.schedule("q", [Entry(ID, 0, text, "2000")])
-    before = len(kept(client))
+    before = len(kept(client, ID))
     assert Backlog(store, "q").reschedule([Move(ID, "9000", eta)]) == [1]
-    assert len(kept(client)) <= before
+    assert len(kept(client, ID)) <= before
     old = json.loads(text)["headers"]["eta"]
     moved = text.replace(old, eta)
     assert store.records("q", [ID]) == [f"09000{moved}".encode()]
@@ -197,12 +150,12 @@ def test_it_goes_back_and_becomes_a_dead_letter_and_another_try(
     store.now = "1600"
     for _ in range(2):  # the second time is one too many
         (record,) = deliver(store, "A-1000", 10).records
-        assert is_small(record)
+        assert is_compressed(record)
         store.release("q", "A-1000", [1], counted=True)
         (found,) = [*client.lrange("q", 0, -1), *client.hvals("{q}:dead-messages")]
         sent = promoted(text, 1500)[:-1] + ',"deliveries":1}'
         assert store.readable("q", found).lstrip(b"0") == sent.encode()
-    assert is_small(found)
+    assert is_compressed(found)
     (letter,) = store.dead.letters("q", store.dead.ids("q"))
     assert (letter.id, letter.message) == (ID, sent.encode())
     assert store.dead.scan("q", b"0", 10)[1] == [(ID.encode(), b"0" + sent.encode())]
@@ -234,7 +187,7 @@ def test_ready_messages_are_found_changed_and_dropped(store: Store, client: redi
     store.schedule("q", [Entry("id-2", 0, third, "900")])
     assert index.find(store, ["q"], "id-2")[0][0].message == third.encode()
     assert [each.message for each in lookup_by_reading(store, "q", "id-0")] == [first.encode()]
-    assert all(map(is_small, client.lrange("q", 0, -1)))
+    assert all(map(is_compressed, client.lrange("q", 0, -1)))
     lists = ReadyLists(store, "q")
     page = [each for page in lists.pages(["nobody has this text"]) for each in page]
     assert [each.message for each in page] == [third.encode(), second.encode(), first.encode()]
@@ -289,7 +242,7 @@ def test_switched_on_and_off(store: Store, client: redis.Redis) -> None:
         for each in entries(20, due_ms=1100, seed=10 + n):
             store.schedule("q", [each])
             sent[each.id] = promoted(each.message, int(each.due)).encode()
-    forms = {is_small(kept(client, id)) for id in sent}
+    forms = {is_compressed(kept(client, id)) for id in sent}
     assert forms == {True, False}
     store.now = "1900"
     got = [store.readable("q", each)[1:] for each in deliver(store, "A-1000", 200).records]
@@ -303,7 +256,7 @@ def test_a_small_queue_is_not_compressed(store: Store, client: redis.Redis) -> N
     assert store.large == {"q"}
     text = task(ID)
     store.schedule("q", [Entry(ID, 0, text, "2000")])
-    assert kept(client) == f"02000{text}".encode()
+    assert kept(client, ID) == f"02000{text}".encode()
     assert not store.large
 
 
@@ -322,13 +275,13 @@ def test_a_dictionary_that_was_lost_is_not_used(store: Store, client: redis.Redi
     client.delete(DICTIONARIES)
     text = task(ID)
     assert store.schedule("q", [Entry(ID, 0, text, "2000")]).delayed == 1
-    assert not is_small(kept(client))
+    assert not is_compressed(kept(client, ID))
     assert store.records("q", [ID]) == [f"02000{text}".encode()]
 
 
 def test_a_queue_with_an_expiry_is_not_compressed(store: Store, client: redis.Redis) -> None:
     store.schedule("q", [Entry(ID, 0, task(ID), "2000")], expires_ms=60_000)
-    assert not is_small(kept(client))
+    assert not is_compressed(kept(client, ID))
 
 
 def test_a_full_server_takes_no_dictionary(store: Store, client: redis.Redis) -> None:
@@ -409,9 +362,9 @@ def test_messages_that_come_and_go_meanwhile_begin_the_time_anew(
 ) -> None:
     Backlog(store, "q").cancel([each.id for each in entries(1, seed=2)])
     assert not store.dictionaries.forget_unused("q", 1000)
-    client.set(f"{KEY}:buckets", "1 1")
+    client.set("{q}:messages:buckets", "1 1")
     store.schedule("q", [Entry(ID, 0, task(ID), "9000")])
-    assert is_small(kept(client))
+    assert is_compressed(kept(client, ID))
     Backlog(store, "q").cancel([ID])
     store.now = "2500"
     assert not store.dictionaries.forget_unused("q", 1000)
@@ -458,7 +411,7 @@ def test_damaged_messages_are_shown_as_they_are(store: Store, client: redis.Redi
     store.schedule("q", [Entry(ID, 0, task(ID), "2000")])
     key = next(
         key
-        for key in client.keys(f"{KEY}:*")
+        for key in client.keys("{q}:messages:*")
         if client.type(key) == b"hash" and client.hexists(key, ID)
     )
     record = client.hget(key, ID)
