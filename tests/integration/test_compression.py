@@ -1,0 +1,218 @@
+"""A compressed queue works as any other for whoever sends to it, consumes it or looks after it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+from kombu import Queue
+
+from celery_ext import Delayed, Query
+from celery_ext.tasks.body import read_body
+from kombu_delayed import migrate
+from kombu_delayed.errors import CompressionError
+from kombu_delayed.message import compressing, zstd
+from kombu_delayed.store.store import Store
+from tests.kit.compressed import dictionary, entries, is_compressed, kept, make_large
+from tests.kit.http import api_client
+from tests.kit.inbox import Connect, Inbox
+from tests.kit.ledger import Ledger
+from tests.kit.servers import Server
+from tests.kit.tasks_app import Settings, make_app
+from tests.kit.workers import Worker
+
+FAR_MS = 4_000_000_000_000
+CELERY = Queue("celery")
+#: The one that is there from the beginning.
+FIRST = entries(1, FAR_MS, seed=2)[0]
+SENTENCE = r"need Zstandard in this process: pip install 'kombu-delayed\[zstd\]'"
+
+
+@pytest.fixture(autouse=True)
+def large(server: Server, client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """The queue has a dictionary, and one delayed task."""
+    monkeypatch.setattr(zstd, "train", lambda samples: dictionary())
+    store = Store(client)
+    make_large(store, "celery", FAR_MS)
+    return store
+
+
+def settings(server: Server, **more: Any) -> Settings:
+    options = {"delayed_compression": "zstd"}
+    return Settings(f"delayed+{server.url}", transport_options=options, **more)
+
+
+@pytest.fixture
+def app(server: Server) -> Iterator[Celery]:
+    with make_app(settings(server)) as app:
+        yield app
+
+
+@pytest.fixture
+def delayed(app: Celery) -> Iterator[Delayed]:
+    delayed = Delayed(app)
+    yield delayed
+    delayed.close()
+
+
+@pytest.fixture
+def without_extra(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As in a process that lacks the library."""
+
+    def missing() -> Any:
+        raise CompressionError
+
+    monkeypatch.setattr(zstd, "_library", missing)
+    monkeypatch.setattr(compressing, "_codecs", {})
+    zstd.is_installed.cache_clear()
+    yield
+    zstd.is_installed.cache_clear()
+
+
+def send(app: Celery, count: int, countdown: float = 3600, **options: Any) -> list[str]:
+    """Its first message tells a producer that the queue is large."""
+    return [
+        app.send_task("record", (n, "order" * 20), countdown=countdown, **options).id
+        for n in range(count)
+    ]
+
+
+def test_who_sends_compresses_from_the_second_message_on(
+    app: Celery, delayed: Delayed, client: redis.Redis
+) -> None:
+    first, second = send(app, 2)
+    assert not is_compressed(kept(client, first, "celery"))
+    assert is_compressed(kept(client, second, "celery"))
+    infos = {info.id: info for info in delayed.find()}
+    assert infos.keys() == {first, second, FIRST.id}
+    assert (read_body(app, infos[second]) or ())[0] == [1, "order" * 20]
+
+
+def test_control(app: Celery, delayed: Delayed, client: redis.Redis) -> None:
+    _, *ids = send(app, 6, headers={"tenant": "t", "color": "red"})
+    found = [info.id for info in delayed.find(header={"color": "red"})]
+    assert {*ids} < {*found}, "what is compressed is no less found"
+    one, two, three, four, _ = ids
+    assert (info := delayed.get(one)) is not None
+    assert (info.task, info.tenant) == ("record", "t")
+    assert delayed.change(one, args=[7])
+    assert delayed.reschedule(two, eta="2031-01-01T00:00:00Z")
+    assert delayed.cancel(three)
+    assert delayed.run_now(four)
+    assert (read_body(app, delayed.get(one)) or ())[0] == [7]
+    assert delayed.get(two).eta.isoformat() == "2031-01-01T00:00:00+00:00"
+    assert delayed.get(three) is None
+    assert delayed.get(four).state == "ready"
+    assert delayed.cancel_many(Query(task="record")).changed == 4
+
+
+def test_many_at_once(app: Celery, delayed: Delayed, client: redis.Redis) -> None:
+    rows = [app.signature("record", (n, "order" * 20), countdown=3600) for n in range(100)]
+    assert delayed.schedule_many(rows, batch=10).delayed == 100
+    ids = [info.id for info in delayed.find()]
+    assert len(ids) == 101
+    forms = Counter(is_compressed(kept(client, id, "celery")) for id in ids)
+    assert forms[True] >= 80, "all but those that were sent before the first answer"
+
+
+def test_many_at_once_where_the_dictionary_is_lost_meanwhile(
+    app: Celery, delayed: Delayed, client: redis.Redis
+) -> None:
+    send(app, 2)
+    client.delete("{celery}:dictionaries")
+    delayed.cancel(FIRST.id)
+    rows = [app.signature("record", (n,), countdown=3600) for n in range(100)]
+    assert delayed.schedule_many(rows, batch=10).delayed == 100
+    assert len([*delayed.find()]) == 102
+
+
+def test_a_backup_has_it_as_it_was(
+    app: Celery, delayed: Delayed, client: redis.Redis, tmp_path: Path
+) -> None:
+    send(app, 3)
+    before = {info.id: info.message for info in delayed.find()}
+    delayed.backup(tmp_path / "all")
+    assert delayed.restore(tmp_path / "all").already == 4
+    client.flushall()
+    assert delayed.restore(tmp_path / "all").messages == 4
+    assert {info.id: info.message for info in delayed.find()} == before
+
+
+def test_over_http(app: Celery, client: redis.Redis) -> None:
+    _, id = send(app, 2)
+    with api_client(app) as api:
+        assert api.get(f"/v1/tasks/{id}").json()["args"].startswith("(1, 'orderorder")
+        assert api.delete(f"/v1/tasks/{id}").status_code == 204
+
+
+def test_workers_run_it(
+    server: Server, app: Celery, delayed: Delayed, tmp_path: Path, client: redis.Redis
+) -> None:
+    ids = send(app, 4)
+    assert is_compressed(kept(client, ids[-1], "celery"))
+    ledger = Ledger(tmp_path / "ledger")
+    with Worker(settings(server, ledger=str(ledger.path)), tmp_path) as worker:
+        assert {*map(delayed.run_now, ids)} == {True}
+        ledger.wait_for_all(ids)
+        assert "Traceback" not in worker.log
+
+
+def test_back_to_the_stock_transport_it_is_as_it_was(
+    server: Server, large: Store, client: redis.Redis
+) -> None:
+    some = entries(4, FAR_MS, seed=7)
+    large.schedule("celery", some[:2])
+    large.schedule("celery", [each._replace(due="900") for each in some[2:]])
+    large.now = "1600"
+    got = large.deliver("celery", "A-1000", 1, 1, lease_ms=60_000)
+    assert got is not None
+    assert is_compressed(got.records[0])
+    large.bury("celery", "A-1000", [(1, some[2].id, "why", b"")])
+    large.leases.leave("celery", "A-1000")
+    large.now = ""
+    with migrate.open_channel(server.url) as channel:
+        report = migrate.to_stock(channel, force=True, dead=True)
+    assert not report.left
+    texts = [json.loads(each) for each in client.lrange("celery", 0, -1)]
+    for each in texts:
+        each.pop("due_ms", None)
+    sent = [json.loads(each.message) for each in (FIRST, *some)]
+    by_id = lambda each: each["headers"]["id"]  # noqa: E731
+    assert sorted(texts, key=by_id) == sorted(sent, key=by_id)
+
+
+def test_who_lacks_the_extra_does_not_consume(
+    connect: Connect, large: Store, without_extra: None
+) -> None:
+    with pytest.raises(CompressionError, match=SENTENCE):
+        Inbox(connect().channel(), CELERY)
+
+
+@pytest.mark.parametrize("no_ack", [False, True])
+def test_who_lacks_the_extra_loses_nothing(
+    connect: Connect, large: Store, client: redis.Redis, without_extra: None, no_ack: bool
+) -> None:
+    """The queue is compressed for the first time while it is consumed."""
+    saved = client.dump("{celery}:dictionaries")
+    client.delete("{celery}:dictionaries")
+    connection = connect()
+    inbox = Inbox(connection.channel(), CELERY, no_ack=no_ack)
+    client.restore("{celery}:dictionaries", 0, saved)
+    assert large.ask("reschedule", "celery", whole=1, entries=[FIRST.id, "0", ""]) == b"1"
+    with pytest.raises(CompressionError, match=SENTENCE):
+        inbox.receive(1)
+    connection.close()
+    (found,) = client.lrange("celery", 0, -1)
+    assert is_compressed(found)
+    assert b'"deliveries":1' not in found, "it was no attempt"
+
+
+def test_who_lacks_the_extra_cannot_ask_for_it(connect: Connect, without_extra: None) -> None:
+    with pytest.raises(CompressionError, match=SENTENCE):
+        _ = connect(delayed_compression="zstd").default_channel.store
