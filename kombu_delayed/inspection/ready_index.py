@@ -40,7 +40,7 @@ class Placed(NamedTuple):
 
     def found(self) -> Found:
         """The same, for who looks it up."""
-        step, _, message = self.ready
+        step, message = self.ready.step, self.ready.message
         return Found("ready", self.lists.queue, step, message, open_envelope(message, 0).due_ms)
 
 
