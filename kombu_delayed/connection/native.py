@@ -107,11 +107,6 @@ def has_eventlet() -> bool:
     return _eventlet() is not None
 
 
-def has_greenlets() -> bool:
-    """Whether Python's threads are greenlets: none of them runs while another one is busy."""
-    return bool(_gevent() or _eventlet())
-
-
 #: Thread -> eventlet's hub in which it logs: that of the program's thread.
 _hubs: dict[int, Any] = {}
 

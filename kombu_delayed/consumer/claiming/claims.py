@@ -146,7 +146,7 @@ class Claims:
         return -(-room // max(self._session.wanting, 1))
 
     def comes_soon(self, now: float) -> bool:
-        """Whether a small claim waits for more room, with nothing to hand out until then."""
+        """Whether a small claim waits for more room, with nothing to hand out before it."""
         if not self.agenda.ready or self.buffer or not (room := self.room()):
             return False
         return not self._worth_claiming(room, now)
