@@ -20,7 +20,7 @@ import redis
 from celery import Celery
 from kombu import Connection
 
-from kombu_delayed.connection import commands
+from kombu_delayed.connection import connection as connection_module
 from kombu_delayed.store.claimable import Claimable
 from tests.kit.extended import MODULE as EXTENDED
 from tests.kit.inbox import Inbox
@@ -199,12 +199,15 @@ def test_a_signal_handler_cancels_while_a_message_is_handed_over(
     (tag,) = inbox.consumer._active_tags.values()
     channel = inbox.consumer.channel
 
-    def cancel(queue: str) -> None:
+    handle = channel._handlers["mail"]
+
+    def cancel(payload: dict[str, Any]) -> None:
         channel._basic_cancel(tag)
         if error:
             raise error
+        handle(payload)
 
-    monkeypatch.setattr(channel, "_takes_tasks", cancel)
+    monkeypatch.setitem(channel._handlers, "mail", cancel)
     publish(connection, "x", *([] if error else ["y"]))
     with pytest.raises(error) if error else contextlib.nullcontext():
         assert inbox.receive(1) == ["x"]
@@ -284,7 +287,7 @@ def test_what_a_claim_brings_goes_back_when_its_queue_is_cancelled_meanwhile(
     inbox = Inbox(connection, MAIL, prefetch_count=5, ack=False)
     channel = inbox.consumer.channel
     store, ends = channel.store, []
-    deliver, place = store.deliver, store.run if when == "_send" else commands
+    deliver, place = store.deliver, store.run if when == "_send" else connection_module
     publish(connection, *"abc")
 
     def claim(*given: Any, **options: Any) -> Any:
