@@ -4,7 +4,9 @@ A compressed message is text that scripts move as they do any other: its task, i
 tenant are in front, where scripts look for them and change them. What is behind has neither quotes
 nor zeros. Records of the backlog are shorter still: see store/lua/include/pack.lua.
 
-    {"headers": {"lang": "py", "task": "…", "id": "…"}, "x-zstd": "<version><digest><frame>"}
+    {"headers": {"lang": "py", "task": "…", "id": "…", "eta": …}, "x-zstd": "…"}
+
+The last member has the version of the dictionary, a digest, and a frame.
 """
 
 from __future__ import annotations

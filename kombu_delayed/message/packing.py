@@ -101,8 +101,8 @@ def unpack(field: str | bytes, record: bytes) -> bytes:
     if front is None:
         return record
     name = field if isinstance(field, bytes) else field.encode(errors="surrogateescape")
-    id, _, number = name.rpartition(b"\x1f")
-    if not number.isdigit():
+    id, is_one_of_many, number = name.rpartition(b"\x1f")
+    if not (is_one_of_many and number.isdigit()):
         id = name
     start = record[: front.start(1) - 1]
     if front[1] == COMPRESSED:

@@ -18,6 +18,11 @@ REPR_BYTES = 1_024
 #: The part that is the same in all tasks. A large backlog does not store it with each of them.
 COMMON_BYTES = 745
 
+#: A compressed task without arguments, and what is left of each byte of these. That depends on the
+#: arguments: these are of orders with names, amounts and a random token each.
+COMPRESSED_BYTES = 150
+COMPRESSED_SHARE = 0.18
+
 #: In front of a record in the backlog: its due time, and the server's own.
 HEAD_BYTES = 17
 
@@ -58,9 +63,21 @@ def record_bytes(payload_bytes: float) -> float:
     return RECORD_BYTES + payload_bytes * 4 / 3 + min(payload_bytes, REPR_BYTES)
 
 
-def message_bytes(record_bytes: float, jemalloc: bool = True) -> float:
-    """A delayed message in Redis, one of many, with all that is kept of it."""
+def compressed_bytes(payload_bytes: float) -> float:
+    """The same, compressed with a dictionary, as one of many in the backlog."""
+    return COMPRESSED_BYTES + payload_bytes * COMPRESSED_SHARE
+
+
+def message_bytes(
+    record_bytes: float, jemalloc: bool = True, compressed_bytes: float | None = None
+) -> float:
+    """A delayed message in Redis, one of many, with all that is kept of it.
+
+    It is packed, or compressed to so many bytes.
+    """
     size = max(record_bytes - COMMON_BYTES, 0) + HEAD_BYTES
+    if compressed_bytes is not None:
+        size = compressed_bytes + 3  # the server's own
     return (allocated(math.ceil(size)) if jemalloc else size) + BOOKKEEPING_BYTES
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import click
 
-from ..connection.options import Options
+from ..connection.options import COMPRESSION, Options
 from ..errors import OptionError
 from ..message.durations import parse_length, parse_rate, parse_size
 from .plan import FRAGMENTATION, Load, Plan, plan
@@ -88,9 +88,20 @@ def _reader(parse: Callable[[str], float], above: float, kind: str) -> Callback:
     show_default=True,
     help="The transport option delayed_events; 0 saves processor time.",
 )
+@click.option(
+    "--compression",
+    type=click.Choice([COMPRESSION]),
+    help="The transport option delayed_compression.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, sizes in bytes.")
 def main(
-    rate: float, delay: float, payload: float, node_memory: float, as_json: bool, **options: Any
+    rate: float,
+    delay: float,
+    payload: float,
+    node_memory: float,
+    compression: str | None,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Show the memory, nodes and shards for a steady load, computed from measurements."""
     load = Load(
@@ -98,10 +109,11 @@ def main(
         delay_seconds=delay,
         payload_bytes=payload,
         node_memory_bytes=node_memory,
+        is_compressed=bool(compression),
         **options,
     )
     try:
-        found = plan(load)
+        found, other = plan(load), plan(replace(load, is_compressed=not compression))
     except OptionError as error:
         raise click.UsageError(str(error)) from error
     if as_json:
@@ -109,10 +121,10 @@ def main(
         shown = asdict(found)
         click.echo(json.dumps({**shown, "node": {**shown["node"], **total}}, indent=2))
     else:
-        _print(load, found)
+        _print(load, found, other)
 
 
-def _print(load: Load, found: Plan) -> None:
+def _print(load: Load, found: Plan, other: Plan) -> None:
     try:
         from rich.console import Console
         from rich.table import Table
@@ -123,21 +135,27 @@ def _print(load: Load, found: Plan) -> None:
     table = Table(box=None, show_header=False)
     table.add_column(style="dim", no_wrap=True)
     table.add_column()
-    for row in _rows(load, found):
+    for row in _rows(load, found, other):
         table.add_row(*row)
     Console(highlight=False).print(table)
 
 
-def _rows(load: Load, found: Plan) -> list[tuple[str, str]]:
+def _rows(load: Load, found: Plan, other: Plan) -> list[tuple[str, str]]:
     node = found.node
     reached = load.rate_per_second / found.capacity_per_second
     because_of = f", for their {found.because_of}" if found.nodes > 1 else ""
+    without = "without" if load.is_compressed else "with"
     return [
         ("delayed", f"{found.messages:,.0f} messages of {found.message_bytes:,.0f} B"),
         ("memory", f"{_size(found.memory_bytes)} in all, without replicas"),
         ("nodes", f"{found.nodes:,} of {_size(load.node_memory_bytes)}{because_of}"),
         ("shards", f"{found.shards:,}"),
         ("servers", f"{found.servers:,} with the replicas, {load.replicas} of each node"),
+        (
+            f"{without} zstd",
+            f"{other.nodes:,} nodes, {_size(other.memory_bytes)}, messages of "
+            f"{other.message_bytes:,.0f} B",
+        ),
         ("memory of a node", f"{_size(node.total_bytes)}:"),
         ("  messages, events", _size(node.data_bytes)),
         ("  fragmentation", f"{_size(node.fragmentation_bytes)} ({FRAGMENTATION:.0%} or more)"),

@@ -9,6 +9,7 @@ from ..errors import OptionError
 from . import (
     EVENT_BYTES,
     allocated,
+    compressed_bytes,
     message_bytes,
     node_rate,
     record_bytes,
@@ -39,7 +40,7 @@ MOST_NODES = 100_000
 class Load:
     """A steady load, and servers. Sizes in bytes, `delay` is the mean; `use` may be planned with.
 
-    `replicas` are those of each node.
+    `replicas` are those of each node; `is_compressed`: with the option `delayed_compression`.
     """
 
     rate_per_second: float
@@ -49,6 +50,7 @@ class Load:
     node_memory_bytes: float
     use: float
     replicas: int
+    is_compressed: bool = False
 
     @property
     def messages(self) -> float:
@@ -59,6 +61,12 @@ class Load:
     def record_bytes(self) -> float:
         """The size of one as it lies in Redis."""
         return record_bytes(self.payload_bytes)
+
+    @property
+    def message_bytes(self) -> float:
+        """What one takes in Redis, with all that is kept of it."""
+        compressed = compressed_bytes(self.payload_bytes) if self.is_compressed else None
+        return message_bytes(self.record_bytes, compressed_bytes=compressed)
 
     @property
     def node_rate(self) -> float:
@@ -108,7 +116,7 @@ def plan(load: Load) -> Plan:
     node = node_of(load, nodes)
     return Plan(
         messages=load.messages,
-        message_bytes=message_bytes(load.record_bytes),
+        message_bytes=load.message_bytes,
         memory_bytes=node.data_bytes * nodes,
         nodes=nodes,
         shards=shards_for(nodes),
@@ -131,7 +139,7 @@ def fewest_nodes(load: Load) -> tuple[int, str]:
         )
     found = servers_for(
         load.rate_per_second,
-        load.messages * message_bytes(load.record_bytes),
+        load.messages * load.message_bytes,
         load.node_memory_bytes,
         load.events > 0,
         load.use,
@@ -154,8 +162,9 @@ def node_of(load: Load, nodes: int) -> Node:
     """The memory of one of so many nodes."""
     messages = load.messages / nodes
     events = load.events * shards_for(nodes) / nodes
-    data = messages * message_bytes(load.record_bytes) + events * EVENT_BYTES
-    is_large = allocated(round(load.record_bytes)) >= LARGE_BYTES
+    data = messages * load.message_bytes + events * EVENT_BYTES
+    kept = compressed_bytes(load.payload_bytes) if load.is_compressed else load.record_bytes
+    is_large = allocated(round(kept)) >= LARGE_BYTES
     rewritten = load.rate_per_second / nodes * data / REWRITE_BYTES_PER_SECOND
     return Node(
         data,

@@ -109,6 +109,14 @@ def test_copies_with_one_id(store: Store, client: redis.Redis, text: str) -> Non
         assert Backlog(store, "q").cancel([ID]) == [2]
 
 
+def test_ids_that_are_numbers(store: Store) -> None:
+    texts = [task("7"), task("7", args=(1,))]
+    for text in texts:
+        assert store.schedule("q", [Entry("7", 0, text, "2000")]).delayed == 1
+    found = store.records("q", ["7", "7\x1f2"])
+    assert found == [f"02000{text}".encode() for text in texts]
+
+
 def test_messages_are_small(store: Store, client: redis.Redis) -> None:
     some = entries(100, seed=5)
     store.schedule("q", some)

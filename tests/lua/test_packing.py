@@ -114,6 +114,15 @@ def test_copies_with_one_id(store: Store, client: redis.Redis, text: str) -> Non
     assert found == [text.encode(), other.encode()]
 
 
+def test_ids_that_are_numbers(store: Store) -> None:
+    """A number behind a separator makes the name of another message with the same id."""
+    texts = [task("7"), task("7", args=(1,))]
+    for text in texts:
+        assert store.schedule("q", [Entry("7", 0, text, "2000")]).delayed == 1
+    found = store.records("q", ["7", "7\x1f2"])
+    assert found == [f"02000{text}".encode() for text in texts]
+
+
 def test_another_due_time_leaves_it_packed(store: Store, client: redis.Redis) -> None:
     text, eta = task(ID), "2027-01-01T00:00:00+00:00"
     store.schedule("q", [Entry(ID, 0, text, "2000")])

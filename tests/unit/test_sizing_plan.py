@@ -44,6 +44,15 @@ def test_a_week_of_messages() -> None:
     assert found.node.data_bytes <= LOAD.node_memory_bytes * LOAD.use * 1.001
 
 
+def test_a_compressed_backlog() -> None:
+    found, packed = plan(replace(LOAD, is_compressed=True)), plan(LOAD)
+    assert found.message_bytes == 224 + sizing.BOOKKEEPING_BYTES
+    assert found.nodes < packed.nodes / 2
+    printed = run(*"--rate 500/s --delay 7d --payload 300 --compression zstd".split())
+    assert f"messages of {found.message_bytes:,.0f} B" in printed.output
+    assert f"without zstd          {packed.nodes:,} nodes" in " ".join(printed.output.split(" " * 3))
+
+
 CHANGES: list[tuple[dict[str, Any], str]] = [
     ({"use": 1.0, "payload_bytes": 20_000}, "memory"),
     ({"rate_per_second": 50_000, "delay_seconds": 1}, "rate"),
