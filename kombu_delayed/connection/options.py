@@ -124,7 +124,6 @@ class Options:
         "How large backlogs are compressed: `zstd`, which needs `kombu-delayed[zstd]` in every "
         "process that reads the queue. Workers of the stock transport cannot read such messages. "
         "Default: not at all.",
-        most=20,
     )
     policies: Mapping[str, Sequence[Any]] | None = _option(
         None,
@@ -168,14 +167,16 @@ def _checked(name: str, option: Any, value: Any) -> Any:
         if not isinstance(value, bool):
             raise OptionError(f"transport option {name} takes True or False, not {value!r}")
         return value
+    if name == PREFIX + "compression":
+        if value != COMPRESSION:
+            raise OptionError(f"transport option {name} takes {COMPRESSION!r}, not {value!r}")
+        return value
     if option.type.startswith("str"):
         most = option.metadata["most"]
         if not isinstance(value, str) or not 1 <= len(value) <= most:
             raise OptionError(
                 f"transport option {name} takes 1 to {most} characters, not {value!r}"
             )
-        if name == PREFIX + "compression" and value != COMPRESSION:
-            raise OptionError(f"transport option {name} takes {COMPRESSION!r}, not {value!r}")
         return value
     if name == PREFIX + "policies":
         return _checked_policies(name, value)
