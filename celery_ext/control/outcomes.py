@@ -6,7 +6,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from kombu_delayed.inspection.lookup import lookup_by_reading, lookup_in
+from kombu_delayed.inspection.lookup import (
+    ASKED,
+    Found,
+    kept_calls,
+    kept_in,
+    lookup_by_reading,
+)
+from kombu_delayed.store.caller import chunks
 from kombu_delayed.store.outcomes import LISTS, Outcomes
 
 from ..app.queues import Queues
@@ -25,12 +32,14 @@ def look_up(queues: Queues, id: str, queue: str | None, progress: Progress) -> T
     passed: list[str] = []
     for names in _places(queues, queue):
         shards = _shards(queues, names, id)
-        found = newest(recorded_in(queues, shards, id))
+        histories, kept = recorded_and_kept(queues, shards, id)
+        found = newest(histories)
         # A retry may be in another queue, but as a rule its message is where its record is.
+        kept.sort(key=lambda each: found is None or each.queue != found.shard)
+        if found is not None and is_certain(found) and not _is_in(kept, found.shard):
+            return TaskInfo.recorded(found)
         order = sorted(shards, key=lambda shard: found is None or shard != found.shard)
-        if found is not None and (info := _settled(queues, found, id)):
-            return info
-        if info := _by_id(queues, order, id) or _ready(queues, order, id):
+        if info := (TaskInfo.of(kept[0]) if kept else _ready(queues, order, id)):
             return info.with_history(found) if found else info
         passed += order
         if found is not None:
@@ -38,11 +47,22 @@ def look_up(queues: Queues, id: str, queue: str | None, progress: Progress) -> T
     return _by_reading(queues, passed, id, progress, None)
 
 
-def _settled(queues: Queues, found: TaskHistory, id: str) -> TaskInfo | None:
-    """What the record, and a message beside it, tell for certain."""
-    if info := _by_id(queues, [found.shard], id):
-        return info.with_history(found)
-    return TaskInfo.recorded(found) if is_certain(found) else None
+def _is_in(kept: Sequence[Found], shard: str) -> bool:
+    return any(each.queue == shard for each in kept)
+
+
+def recorded_and_kept(
+    queues: Queues, shards: Sequence[str], id: str
+) -> tuple[list[TaskHistory], list[Found]]:
+    """What is recorded of a task, and its delayed and dead messages, of all shards in one go."""
+    store, histories, kept = queues.store, list[TaskHistory](), list[Found]()
+    outcomes = Outcomes(store)
+    for part in chunks(shards, ASKED):
+        calls = [*outcomes.get_calls(part, id), *kept_calls(store, part, id)]
+        answers = store.all_of(calls)
+        histories += map(TaskHistory.of, outcomes.got(part, answers[: len(part)]))
+        kept += kept_in(store, part, id, answers[len(part) :])
+    return histories, kept
 
 
 def is_certain(history: TaskHistory) -> bool:
@@ -50,10 +70,6 @@ def is_certain(history: TaskHistory) -> bool:
     if history.state in ("running", "received"):
         return True
     return history.is_over and not history.may_return
-
-
-def _by_id(queues: Queues, shards: Sequence[str], id: str) -> TaskInfo | None:
-    return next(map(TaskInfo.of, lookup_in(queues.store, shards, id)), None)
 
 
 def _ready(queues: Queues, shards: Sequence[str], id: str) -> TaskInfo | None:

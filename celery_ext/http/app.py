@@ -93,8 +93,8 @@ class Api:
         site = Site(self.service, needs_token, limits[1])
         inner = Starlette(
             routes=[
-                *site.routes,
                 *(_route(self.service, each) for each in OPERATIONS),
+                *site.routes,
                 Route("/openapi.json", self._openapi),
                 Route("/docs", partial(_file, name="docs_page.html", kind="text/html")),
                 Route("/docs.js", partial(_file, name="docs_page.js", kind="text/javascript")),

@@ -6,12 +6,14 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from ..connection.commands import pairs
 from ..errors import MessageError
 from ..message.envelope import open_envelope
 from ..store.caller import chunks
 from ..store.keys import QueueKeys
+from ..store.scripts import Call
 from ..store.store import Store
 from .backlog import Backlog, Waiting, waiting_of
 
@@ -65,20 +67,30 @@ def lookup_by_id(store: Store, queue: str, id: str) -> Iterator[Found]:
 def lookup_in(store: Store, queues: Sequence[str], id: str) -> Iterator[Found]:
     """As `lookup_by_id`, of many queues, which are asked in one go."""
     for part in chunks(queues, ASKED):
-        hashes = [_hashes(store.keys(queue)) for queue in part]
-        calls = [
-            store.call("records", queue, hash=hash, fields=[id])
-            for queue, each in zip(part, hashes, strict=True)
-            for hash in each
-        ]
-        answers = iter(store.all_of(calls))
-        for queue, each in zip(part, hashes, strict=True):
-            kept, *others = [next(answers)[0] for _ in each]
-            if any(others):
-                yield from lookup_by_id(store, queue, id)
-            elif kept:  # as most: the only one with its id
-                waiting = waiting_of(store, queue, id, kept)
-                yield _waiting(Backlog(store, queue), queue, waiting)
+        yield from kept_in(store, part, id, store.all_of(kept_calls(store, part, id)))
+
+
+def kept_calls(store: Store, queues: Sequence[str], id: str) -> list[Call]:
+    """The scripts that ask some queues for delayed and dead messages with an id."""
+    return [
+        store.call("records", queue, hash=hash, fields=[id])
+        for queue in queues
+        for hash in _hashes(store.keys(queue))
+    ]
+
+
+def kept_in(
+    store: Store, queues: Sequence[str], id: str, answers: Sequence[Any]
+) -> Iterator[Found]:
+    """The messages in the answers of these scripts."""
+    left = iter(answers)
+    for queue in queues:
+        kept, *others = [next(left)[0] for _ in _hashes(store.keys(queue))]
+        if any(others):
+            yield from lookup_by_id(store, queue, id)
+        elif kept:  # as most: the only one with its id
+            waiting = waiting_of(store, queue, id, kept)
+            yield _waiting(Backlog(store, queue), queue, waiting)
 
 
 def _hashes(keys: QueueKeys) -> tuple[str, str, str]:

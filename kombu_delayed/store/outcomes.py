@@ -91,8 +91,14 @@ class Outcomes:
 
     def get(self, queues: Sequence[str], id: str) -> list[Known]:
         """What is known of one task in each of these queues, read in one go."""
-        calls = [self._store.call("outcomes", queue, ids=[id]) for queue in queues]
-        answers = self._store.all_of(calls)
+        return self.got(queues, self._store.all_of(self.get_calls(queues, id)))
+
+    def get_calls(self, queues: Sequence[str], id: str) -> list[Call]:
+        """The scripts that read it."""
+        return [self._store.call("outcomes", queue, ids=[id]) for queue in queues]
+
+    def got(self, queues: Sequence[str], answers: Sequence[Any]) -> list[Known]:
+        """What their answers say."""
         return [
             each
             for queue, answer in zip(queues, answers, strict=True)

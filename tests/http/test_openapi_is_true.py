@@ -55,3 +55,9 @@ def test_deleted_is_an_empty_object(api: httpx.Client) -> None:
 def test_methods_of_a_path(api: httpx.Client, path: str, methods: str) -> None:
     answer = api.request("TRACE", path)
     assert (answer.status_code, answer.headers["allow"]) == (405, methods)
+
+
+def test_lengths_of_time_are_bounded(api: httpx.Client) -> None:
+    for delay, status in (("1000.000s1000.000s", 201), ("00000.000ms0000.000ms", 422)):
+        answer = api.post("/v1/tasks", json={"task": "till.charge", "delay": delay})
+        assert answer.status_code == status, answer.text

@@ -121,7 +121,7 @@ def fill_gates(app: Celery) -> None:
     for queue in GATED:
         delayed.policies.apply(queue)
     pauses = {"by": "maria", "why": "their import sends wrong addresses", "for_": "4h"}
-    delayed.pause("mail", tenant="umbrella", **pauses)
+    delayed.pause("exports", tenant="umbrella", **pauses)
     delayed.close()
 
 

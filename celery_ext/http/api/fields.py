@@ -16,6 +16,9 @@ from kombu_delayed.message.envelope import eta_to_ms, parse_iso8601
 #: A thousand years: a mistake rather than a wish.
 LONGEST = timedelta(days=365_000)
 
+#: Characters of a length of time.
+SPAN_SIZE = 20
+
 _TYPED = {"__type__", "__value__"}
 
 ID_PATTERN = r"^[A-Za-z0-9_.:@=-]{1,200}$"
@@ -44,6 +47,8 @@ def span_of(value: str | float) -> timedelta:
 
 
 def _span(value: Any) -> Any:
+    if isinstance(value, str) and len(value) > SPAN_SIZE:
+        raise ValueError(f"a length of time has at most {SPAN_SIZE} characters")
     if isinstance(value, (str, int, float)):
         span_of(value)
     return value
@@ -54,7 +59,7 @@ SPAN_SCHEMA: dict[str, Any] = {
         {
             "type": "string",
             "pattern": r"^(\d{1,5}(\.\d{1,3})?(ms|[smhd])|\d{1,4}w)+$",
-            "maxLength": 20,
+            "maxLength": SPAN_SIZE,
         },
         {"type": "number", "minimum": 0, "maximum": LONGEST.total_seconds()},
     ]

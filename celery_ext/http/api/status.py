@@ -6,14 +6,14 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from celery_ext.control.outcomes import is_certain, newest, recorded_in
+from celery_ext.control.outcomes import is_certain, newest, recorded_and_kept, recorded_in
 from celery_ext.tasks.history import TaskHistory
 from celery_ext.tasks.task_info import TaskInfo
 from celery_ext.tasks.times import from_ms
 from kombu_delayed.inspection import events as streams
 from kombu_delayed.inspection.backlog import Backlog
 from kombu_delayed.inspection.events import Event
-from kombu_delayed.inspection.lookup import lookup_by_reading, lookup_in
+from kombu_delayed.inspection.lookup import Found, lookup_by_reading
 from kombu_delayed.store.outcomes import Outcomes
 from kombu_delayed.store.store import Store
 
@@ -84,19 +84,16 @@ def first_info(found: dict[str, list[TaskInfo]]) -> TaskInfo | None:
 
 def find(service: Service, identity: Identity, id: str, queue: str | None = None) -> State | None:
     """What is known of a task; None: nothing, or it is not the caller's."""
-    store = service.delayed.store
-    record = history_of(service, identity, id, queue)
-    if record is not None:
-        if state := _by_id(service, identity, [record.shard], id):
-            is_retry = state["status"] == "scheduled" and record.state == "retrying"
-            return {**state, "status": "retrying"} if is_retry else state
-        if is_certain(record):
-            return state_of_record(record)
-    shards: list[str] = []
+    store, shards, record = service.delayed.store, list[str](), None
     for names in places(service, identity, queue):
         part = [shard for name in names for shard in store.shards.nearest(name, id)]
-        if state := _by_id(service, identity, part, id):
+        histories, kept = recorded_and_kept(service.delayed, part, id)
+        if record is None:
+            record = newest([each for each in histories if identity.sees(each.queue, each.tenant)])
+        if state := _kept(service, identity, kept, record):
             return state
+        if record is not None and is_certain(record):
+            return state_of_record(record)
         if ready := _ready(service, part, identity, id):
             return state_of(service, ready)
         shards += part
@@ -107,6 +104,24 @@ def find(service: Service, identity: Identity, id: str, queue: str | None = None
     if held is None:
         return None if record is None else state_of_record(record)
     return state_of(service, held)
+
+
+def _kept(
+    service: Service, identity: Identity, kept: list[Found], record: TaskHistory | None
+) -> State | None:
+    """The caller's delayed or dead message; if its record is certain, only one beside that."""
+    kept.sort(key=lambda each: record is None or each.queue != record.shard)
+    for found in kept:
+        if record is not None and is_certain(record) and found.queue != record.shard:
+            return None
+        info = TaskInfo.of(found)
+        if identity.sees(info.queue, info.tenant):
+            state = state_of(service, info, found.at_ms)
+            is_here = record is not None and found.queue == record.shard
+            is_retry = is_here and record is not None and record.state == "retrying"
+            is_retry = is_retry and state["status"] == "scheduled"
+            return {**state, "status": "retrying"} if is_retry else state
+    return None
 
 
 def history_of(
@@ -129,14 +144,6 @@ def places(service: Service, identity: Identity, queue: str | None) -> Iterator[
         yield own
     names = service.queues(identity, queue)
     yield names if queue is not None else [name for name in names if name not in own]
-
-
-def _by_id(service: Service, identity: Identity, shards: list[str], id: str) -> State | None:
-    for found in lookup_in(service.delayed.store, shards, id):
-        info = TaskInfo.of(found)
-        if identity.sees(info.queue, info.tenant):
-            return state_of(service, info, found.at_ms)
-    return None
 
 
 def state_of_record(record: TaskHistory) -> State:
