@@ -73,7 +73,7 @@ def drive(tool: Tool, wheel: Path, directory: Path) -> Outcome:
         place = directory / variant
         for check, failure in scenario(tool, python, place, variant, apart(directory)).items():
             checks.setdefault(check, {})[variant] = failure
-    found = {**versions(tool.apart, apart(directory)), **versions(named(tool), python)}
+    found = {**versions(named(tool), python), **versions(tool.apart[:1], apart(directory))}
     return {"versions": found, "error": "", "checks": checks}
 
 

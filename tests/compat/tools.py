@@ -84,7 +84,8 @@ TOOLS = (
         "this package, as in its container: it reads Celery's events, which a plain URL finds in "
         "the same database. Queue lengths count what is ready; [our own "
         "metrics](guides/metrics.md) have the rest.",
-        apart=("prometheus-exporter-celery", "packaging"),
+        # It pins an older redis-py than the newest Kombu takes.
+        apart=("prometheus-exporter-celery", "kombu<5.6", "packaging"),
     ),
     Tool(
         "superset-settings",

@@ -158,7 +158,7 @@ def test_a_queue_with_limits_is_not_spread_by_another_process(
         assert channel.consumer.lease.queues == {"mail"}
         inbox.messages[-1].ack()
     for take in (lambda other: Inbox(other, MAIL), lambda other: MAIL(other).get()):
-        with pytest.raises(OptionError, match="and 4 shards: such a queue has one"):
+        with pytest.raises(OptionError, match="and 4 shards: such a queue can only have one shard"):
             take(connect(**options))
 
 

@@ -1,5 +1,5 @@
 -- ack: forget messages that a consumer is done with, and tell of it.
--- Twice is safe: what is not held any more stays as it is.
+-- Twice is safe: messages that are no longer held do not change.
 -- keys: unacked events
 -- arguments: consumer event_limit:number tags...
 -- include: events ack

@@ -1,5 +1,5 @@
 -- admit: give messages that a consumer holds a ticket and let them wait at the gate, without what slots they had.
--- Twice is safe: what is not held any more stays where it is.
+-- Twice is safe: messages that are no longer held do not move.
 -- keys: partitions delayed messages duplicates wake unacked events gate ready...
 -- arguments: now bucket_bytes:number consumer steps event_limit:number limits entries...
 --   limits: as of deliver_gated

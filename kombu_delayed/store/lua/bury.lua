@@ -1,5 +1,5 @@
 -- bury: move messages that a consumer holds to the dead letters, with the reason.
--- Twice is safe for what is held: what is not held any more stays where it is.
+-- Twice is safe for held messages: others do not move.
 -- keys: unacked dead dead_messages dead_reasons unique_held unique_until events
 -- arguments: now bucket_bytes:number consumer dead_limit:number dead_age_ms:number event_limit:number failures entries...
 --   failures: JSON: the attempts that have failed (or empty)

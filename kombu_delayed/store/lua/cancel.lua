@@ -1,5 +1,5 @@
 -- cancel: drop delayed messages.
--- Twice is safe: what is not delayed any more stays where it is.
+-- Twice is safe: messages that are no longer delayed do not move.
 -- keys: partitions delayed messages duplicates unique_held unique_until events
 -- arguments: how event_limit:number ids...
 --   how: all: an id stands for all that share it; one: for one member; read: as all, and return them; job:name: as all,

@@ -1,4 +1,4 @@
--- clear: remove the lanes of a gate at which nothing waits. What comes meanwhile finds all that is left in order.
+-- clear: remove the lanes of a gate at which nothing waits. Messages that arrive meanwhile are not affected.
 -- Twice is safe; call it until it returns 0.
 -- keys: waiting gate
 -- arguments: limit:number

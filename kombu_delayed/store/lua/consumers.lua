@@ -1,4 +1,4 @@
--- consumers: who consumes a queue, and how long yet.
+-- consumers: the consumers of a queue, and the time left on their leases.
 -- keys: consumers
 -- arguments: now
 -- include: clock

@@ -1,4 +1,4 @@
--- delete: remove what is left of a queue that has been purged, unless something has come since.
+-- delete: remove the remains of a purged queue, unless messages have arrived since.
 -- Twice is safe.
 -- keys: partitions wake armed events waiting ready...
 -- returns how many keys are gone; unacked messages stay their consumers', dead letters stay

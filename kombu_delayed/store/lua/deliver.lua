@@ -1,5 +1,5 @@
 -- deliver: promote what is due, then hand ready messages to one consumer, the most urgent first.
--- Popping and recording are one step: whoever is killed, a message is in one place.
+-- Popping and recording are one step, so a killed process leaves each message in one place.
 -- Twice is safe: what the first call handed out is found again by recover.
 -- keys: partitions delayed messages duplicates wake armed consumers unacked events ready...
 -- arguments: now consumer leased lease_ms:number want:number tag:number promotions:number waits expires_ms:number declared

@@ -1,6 +1,6 @@
 -- deliver_gated: as deliver, for a queue whose messages take turns and have limits: what is due or ready waits at
--- a gate, and leaves it when it is its turn and there is room. What has no ticket of this version goes to the
--- consumer, which gives it one.
+-- a gate, and leaves it when it is its turn and there is room. A message without a ticket of this
+-- version goes to the consumer, which writes one.
 -- Twice is safe: what the first call handed out is found again by recover.
 -- keys: partitions delayed messages duplicates wake armed consumers unacked events gate ready...
 -- arguments: now bucket_bytes:number consumer leased lease_ms:number want:number tag:number promotions:number waits expires_ms:number

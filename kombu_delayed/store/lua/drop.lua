@@ -1,5 +1,5 @@
 -- drop: forget a message that a policy does not let run, and tell why.
--- Twice is safe for what is held: what is not held any more stays as it is.
+-- Twice is safe for held messages: others do not change.
 -- keys: unacked unique_held unique_until events
 -- arguments: consumer event_limit:number reason tag record ends:number
 --   record: of a message that is not held (or empty: the one that is)

@@ -1,5 +1,5 @@
 -- expect: schedule a message that waits for an answer until its timeout; where the answer has come already, it is
--- ready at once and has it. Twice is safe: an id expects a name once, also where that has ended since.
+-- ready at once and has it. Twice is safe: an id expects a name once, even if that has ended since.
 -- keys: partitions delayed messages duplicates wake unique unique_due expectations expectations_until answers
 -- keys: answers_until events ready...
 -- arguments: now partition_size:number bucket_bytes:number steps event_limit:number name id record timeout_ms:number kept_ms:number

@@ -1,5 +1,5 @@
 -- free: give back the slots of messages whose tasks have ended, or did not begin.
--- Twice is safe: what has no slots any more gives none back.
+-- Twice is safe: a message without slots frees none.
 -- keys: delayed wake gate ready...
 -- arguments: consumer steps tags...
 -- include: waiting ready gate slots

@@ -1,4 +1,4 @@
--- hold: tasks hold their unique keys for so long from now on, or have ended and hold them no more.
+-- hold: tasks keep their unique keys for a time from now on, or have ended and release them.
 -- Twice is safe: a key that another task has stays as it is.
 -- keys: unique_held unique_until
 -- arguments: now entries...

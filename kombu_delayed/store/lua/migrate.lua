@@ -1,5 +1,5 @@
 -- migrate: move messages between the keys of the stock Redis transport and the backlog.
--- Twice is safe: what is not in its source any more stays where it is.
+-- Twice is safe: messages that have left their source do not move.
 -- keys: partitions delayed messages duplicates wake stock_unacked stock_index ready...
 -- arguments: now partition_size:number bucket_bytes:number steps source until_seconds:number keep start:number stop:number entries...
 --   stock_unacked: HASH tag -> JSON [message, exchange, routing key]

@@ -1,4 +1,4 @@
--- outcomes: what became of some tasks.
+-- outcomes: outcomes of some tasks.
 -- Twice is safe: it only reads.
 -- keys: outcomes
 -- arguments: now ids...

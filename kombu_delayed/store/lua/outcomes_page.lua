@@ -1,4 +1,4 @@
--- outcomes_page: what became of the tasks of a list, the latest first.
+-- outcomes_page: outcomes of the tasks of a list, the latest first.
 -- Twice is safe: it only reads.
 -- keys: outcomes
 -- arguments: now list start:number count:number

@@ -1,6 +1,6 @@
 -- park: move messages from unacked to the backlog: a producer that knows no backlog made them ready
 -- before they were due, or a policy lets them wait.
--- Twice is safe: what is not held any more stays where it is.
+-- Twice is safe: messages that are no longer held do not move.
 -- keys: partitions delayed messages duplicates wake unacked events moved
 -- arguments: partition_size:number bucket_bytes:number event_limit:number consumer wait reason entries...
 --   wait: member of the message that remembers the wait (or empty)

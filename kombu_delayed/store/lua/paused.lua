@@ -1,4 +1,4 @@
--- paused: who has paused a queue, since when and until when. It changes nothing.
+-- paused: the pause of a queue: by whom, since when and until when. It changes nothing.
 -- keys: paused
 -- arguments: now
 -- include: clock pause

@@ -1,4 +1,4 @@
--- purge: drop what is ready and what is delayed, a bounded part of the backlog a call.
+-- purge: delete ready and delayed messages, a bounded part of the backlog per call.
 -- Twice is safe; call it until it returns 0.
 -- keys: partitions delayed messages duplicates wake unique_held unique_until ready...
 -- arguments: limit:number

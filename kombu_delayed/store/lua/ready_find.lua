@@ -1,4 +1,4 @@
--- ready_find: read what has come to a ready list since a message was its newest one, and one message by its place.
+-- ready_find: read the messages that came to a ready list after a given one, and one message by its position.
 -- Twice is safe: it only reads.
 -- keys: list
 -- arguments: newest at:number limit:number around:number needle

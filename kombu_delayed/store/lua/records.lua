@@ -1,4 +1,4 @@
--- records: what a hash that is spread over buckets has under some fields.
+-- records: the values of some fields of a hash that is spread over buckets.
 -- keys: hash
 -- arguments: fields...
 -- include: buckets

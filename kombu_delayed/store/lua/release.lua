@@ -1,6 +1,6 @@
 -- release: put messages that a consumer holds back to their ready lists: behind what waits, in the order given, or to
 -- the heads, in the order in which they were delivered.
--- Twice is safe: what is not held any more stays where it is.
+-- Twice is safe: messages that are no longer held do not move.
 -- keys: wake unacked held dead dead_messages dead_reasons unique_held unique_until events ready...
 -- arguments: now bucket_bytes:number consumer steps counted:number behind max_deliveries:number dead_limit:number dead_age_ms:number
 -- arguments: event_limit:number tags...

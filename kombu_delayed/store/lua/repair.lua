@@ -1,5 +1,5 @@
 -- repair: say what is wrong with entries of the backlog, and put it right.
--- Twice is safe: what is right stays as it is.
+-- Twice is safe: correct entries do not change.
 -- keys: partitions delayed messages duplicates wake dead dead_messages dead_reasons
 -- arguments: now partition_size:number bucket_bytes:number dead_limit:number dead_age_ms:number fixes entries...
 --   entries: partition (or empty: in none), member (or empty: the partition itself); …

@@ -1,5 +1,5 @@
 -- repair_dead: look through a part of the dead letters for those that are not whole, and put them right.
--- Twice is safe: what is whole stays as it is.
+-- Twice is safe: intact entries do not change.
 -- keys: dead dead_messages dead_reasons
 -- arguments: now part cursor count:number fixes
 --   part: whose ids are looked at: dead, messages or reasons

@@ -1,5 +1,5 @@
 -- repair_duplicates: look for ids that several messages are said to share, and none does; forget them.
--- Twice is safe: what is shared stays as it is.
+-- Twice is safe: shared ids do not change.
 -- keys: messages duplicates
 -- arguments: cursor count:number fixes
 -- include: buckets bucket_scan repair

@@ -1,6 +1,6 @@
 -- repair_gate: say what is wrong at a gate, and put it right: slots that are not those of consumers, and messages that
 -- wait in no line. All slots are counted by the first call, and a page of messages by each.
--- Twice is safe: what is right stays as it is.
+-- Twice is safe: correct entries do not change.
 -- keys: partitions delayed messages duplicates wake consumers gate ready...
 -- arguments: now steps cursor count:number fixes
 --   count: look at so many messages, about

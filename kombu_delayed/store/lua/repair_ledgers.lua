@@ -1,5 +1,5 @@
 -- repair_ledgers: look through a part of the ledgers for those that are past their time, and drop them.
--- Twice is safe: what is kept stays as it is.
+-- Twice is safe: needed entries do not change.
 -- keys: ledgers_until
 -- arguments: now cursor count:number fixes
 -- include: clock buckets bucket_scan repair past_ledgers

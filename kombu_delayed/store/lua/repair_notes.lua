@@ -1,5 +1,5 @@
 -- repair_notes: look through a part of what is noted of expectations, or of the early answers, and put it right.
--- Twice is safe: what is whole stays as it is.
+-- Twice is safe: intact entries do not change.
 -- keys: notes notes_until messages unique unique_due
 -- arguments: part cursor count:number fixes
 --   notes: HASH name -> JSON: expectations, or answers

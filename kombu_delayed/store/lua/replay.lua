@@ -1,5 +1,5 @@
 -- replay: give dead letters another try, with their deliveries and retries counted anew.
--- Twice is safe: what is not dead any more stays where it is.
+-- Twice is safe: messages that are no longer dead do not move.
 -- keys: partitions delayed messages duplicates wake dead dead_messages dead_reasons events moved ready...
 -- arguments: due_ms:number partition_size:number bucket_bytes:number steps event_limit:number wait ids...
 --   due_ms: 0: now

@@ -1,5 +1,5 @@
 -- reschedule_once: give delayed messages another due time, each id once a job; one that has come makes them ready.
--- Twice is safe for as long as the ledger is kept, also where the time was counted from the one before.
+-- Twice is safe for as long as the ledger is kept, even if the new time was computed from the old one.
 -- keys: partitions delayed messages duplicates wake events job ledgers_until moved ready...
 -- arguments: now partition_size:number steps whole event_limit:number run ledger_seconds:number entries...
 --   job: HASH id -> 1: the job has moved it, 0: it was not delayed; run -> how many it moved

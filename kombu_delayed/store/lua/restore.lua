@@ -1,7 +1,7 @@
 -- restore: put messages back into the backlog as a backup has them; what is due by now the next deliver promotes.
 -- Twice is safe: a message that is there, whatever its due time is now, is kept once. But one that had to take
--- another name, as its own was taken, comes again when that is free. With a ledger a job restores each once, also
--- where it has run since.
+-- another name, as its own was taken, comes again when that is free. With a ledger a job restores
+-- each message once, even if it has run since.
 -- keys: partitions delayed messages duplicates wake events unique unique_due job ledgers_until
 -- arguments: partition_size:number event_limit:number now bucket_bytes:number run ledger_seconds:number entries...
 --   job: HASH member -> 1: the job has restored it, 0: it was there; run -> how many it restored

@@ -1,5 +1,5 @@
 -- schedule_once: schedule messages that a job has not dealt with before.
--- Twice is safe for as long as the ledger is kept, also where the first copy has run since.
+-- Twice is safe for as long as the ledger is kept, even if the first copy has run since.
 -- keys: partitions delayed messages duplicates wake events job ledgers_until moved dictionaries ready...
 -- arguments: now partition_size:number bucket_bytes:number steps expires_ms:number event_limit:number run ledger_seconds:number
 -- arguments: dictionary entries...

@@ -1,4 +1,4 @@
--- spread: over how many shards a job spreads a queue, whatever others do meanwhile.
+-- spread: the number of shards of a queue for a job; it stays the same during the job.
 -- Twice is safe: the first number holds for as long as the ledger is kept.
 -- keys: job ledgers_until
 -- arguments: now ledger_seconds:number count

@@ -1,5 +1,5 @@
 -- withdraw: drop messages of one ready list.
--- Twice is safe: what is not ready any more stays where it is.
+-- Twice is safe: messages that are no longer ready do not move.
 -- keys: list wake unique_held unique_until events
 -- arguments: event_limit:number start:number limit:number messages...
 --   start, limit: where in the list they are looked for
