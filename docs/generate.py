@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from dataclasses import MISSING, fields
@@ -22,7 +23,7 @@ from celery_ext.metrics.options import SETTING as METRICS_SETTING
 from celery_ext.metrics.options import MetricsOptions
 from celery_ext.spark.options import ReadOptions, WriteOptions
 from celery_ext.spark.source.columns import COLUMNS
-from kombu_delayed.connection.options import PREFIX, Options
+from kombu_delayed.connection.options import COMPRESSION, PREFIX, Options
 from kombu_delayed.inspection.backlog import NEVER_MS
 from kombu_delayed.store.keys import (
     QueueKeys,
@@ -66,7 +67,8 @@ def options_page() -> str:
         is_text = str(each.type).startswith("str")
         default = f"`{each.default}`" if each.default is not None else "see there"
         span = "`True`, `False`" if isinstance(each.default, bool) else f"{least:g} to {most:g}"
-        span = f"up to {most:g} characters" if is_text else span
+        if is_text:
+            span = f"up to {most:g} characters" if most < math.inf else f"`{COMPRESSION}`"
         span = "lists by queue" if str(each.type).startswith("Mapping") else span
         lines.append(f"| `{PREFIX}{each.name}` | {default} | {span} | {each.metadata['meaning']} |")
     lines += [

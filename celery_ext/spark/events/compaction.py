@@ -29,7 +29,7 @@ LEAST_BATCHES = 2
 
 @dataclass(frozen=True)
 class Compacted:
-    """What was done: batches that were merged, and days of a queue that were deleted."""
+    """The numbers of merged batches, and of deleted days of a queue."""
 
     batches: int
     days: int
@@ -38,7 +38,7 @@ class Compacted:
 def compact(events: DataFrame, path: str) -> None:
     """Write a copy of events for reading: a directory for each day and queue, few large files.
 
-    What `path` had before is replaced. `events` must not be read from it.
+    Replaces the content of `path`. `events` must not be read from `path`.
     """
     files = by_day(events).repartition(*PARTITIONS).sortWithinPartitions(*PARTITIONS, "at")
     files.write.mode("overwrite").partitionBy(*PARTITIONS).parquet(path)
