@@ -25,6 +25,8 @@ MODULES = (
     "celery_ext.spark.backup",
     "celery_ext.spark.events",
     "celery_ext.spark.reports",
+    "celery_ext.spark.reports.backtest",
+    "celery_ext.spark.reports.failures",
     "celery_ext.spark.reports.forecast",
     "celery_ext.spark.simulation",
     "kombu_delayed",

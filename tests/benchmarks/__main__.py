@@ -24,7 +24,8 @@ from tests.benchmarks.rig import rig
 
 #: In the order of the page.
 GROUPS = "workers", "backlog", "idle", "shutdown", "bulk", "events", "gates", "http", "failovers"
-GROUPS += "liveness", "outcomes", "shards", "waking", "sizing", "forms", "spark", "spark_simulate"
+GROUPS += "liveness", "outcomes", "shards", "waking", "sizing", "forms", "spark", "spark_by_hand"
+GROUPS += ("spark_simulate",)
 
 #: The measurements of other queues, which have a table of their own.
 PEERS = "peers"

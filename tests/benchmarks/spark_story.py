@@ -52,6 +52,7 @@ LIVE_OPTIONS = json.dumps({"delayed_lease_seconds": 3, "delayed_events": 10_000_
 MOST_AT_ONCE = 1_500_000
 LONGEST_SECONDS = 7200
 ATTEMPTS = 5
+SETTLE_SECONDS = 3
 
 
 class WrongCount(Exception):
@@ -83,6 +84,8 @@ class Story:
     rows: int
     master: str
     ledger_seconds: int
+    #: Of ledgers, when the last job has ended.
+    hashes: int = 0
     steps: list[Step] = field(default_factory=list)
 
     @property
@@ -193,7 +196,7 @@ def settled(store: Store) -> None:
     last = -1
     while (count := store.size(QUEUE).delayed) != last:
         last = count
-        time.sleep(3)
+        time.sleep(SETTLE_SECONDS)
 
 
 def finished(story: Story) -> None:
@@ -230,6 +233,7 @@ def moved(story: Story) -> None:
         left = story.rows - tenth(story, 0)
         story.expect("waiting", waiting(story), (left - count, count, left))
         step.counts = f"{left:,} waiting, {count:,} of them in 2101"
+    story.hashes = ledgers(story)
 
 
 def archived(story: Story) -> None:
@@ -297,12 +301,12 @@ def ledgers(story: Story) -> int:
 
 def expired(story: Story) -> None:
     with story.step("ledger expires", story.rows) as step:
-        before = ledgers(story)
         gone = lambda: ledgers(story) == 0  # noqa: E731
         wait_until(gone, "no ledger is left", story.ledger_seconds + 900, interval_seconds=1.0)
         left = story.rows - tenth(story, 0)
         story.expect("waiting", waiting(story)[2], left)
-        step.counts = f"{before:,} hashes, then none; {left:,} waiting"
+        step.counts = f"{story.hashes:,} hashes, then none; {left:,} waiting"
+        time.sleep(SETTLE_SECONDS)
 
 
 def send_live(url: str) -> None:

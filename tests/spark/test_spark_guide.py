@@ -33,6 +33,7 @@ def test_rows(
     assert (found["moved"].accepted, found["gone"].accepted) == (24, 5)
     assert len(check_backlog(client, "mail")) == 995
     assert len(check_backlog(client, "stream")) == 1000
+    assert len(check_backlog(client, "each")) == 1000
     assert check_backlog(client, "bookings").keys() == {"17", "18"}
     assert check_backlog(client, "sql").keys() == {"again-17", "again-18"}
 

@@ -29,7 +29,7 @@ LEAST_BATCHES = 2
 
 @dataclass(frozen=True)
 class Compacted:
-    """The numbers of merged batches, and of deleted days of a queue."""
+    """The batches that were merged, and the days of a queue that were deleted."""
 
     batches: int
     days: int

@@ -14,6 +14,8 @@ from pyspark.sql import functions as F
 
 from .similar_hours import DAILY_DAYS, WEEKLY_DAYS, hours_of, levels, unseen
 
+__all__ = ["backtest"]
+
 #: Days that are forecast anew, and hours with messages that a queue must have in them.
 DAYS, LEAST_HOURS = 7, 24
 

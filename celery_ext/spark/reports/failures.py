@@ -14,6 +14,8 @@ from celery_ext.tasks.times import from_ms
 from ..connect import connected
 from ..options import BrokerOptions
 
+__all__ = ["by_error", "failures"]
+
 SCHEMA = (
     "queue string, id string, task string, tenant string, error string, message string, "
     "attempt int, worker string, at timestamp"

@@ -101,9 +101,9 @@ def load_over_time(parts: Sequence[Row], length: timedelta) -> str:
 
 def _steps(
     counted: Sequence[tuple[datetime, int]], length: timedelta
-) -> tuple[list[datetime], list[int]]:
+) -> tuple[list[Any], list[int]]:
     """Where steps of a plot begin; it falls to 0 where a part is missing, and at the end."""
-    times: list[datetime] = []
+    times: list[Any] = []
     counts: list[int] = []
     for at, count in counted:
         if times and times[-1] + length < at:

@@ -248,7 +248,7 @@ def run_times(deliveries: DataFrame, *by: str) -> DataFrame:
 
 
 def bulk_jobs(events: DataFrame) -> DataFrame:
-    """The work of each job in each queue, with its times."""
+    """Messages that each job scheduled, moved and cancelled in each queue, and when."""
     kinds = ("scheduled", "rescheduled", "cancelled")
     counts = [F.count_if(F.col("event") == name).alias(name) for name in kinds]
     return (
