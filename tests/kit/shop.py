@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import redis
 from celery import Celery
@@ -118,8 +119,9 @@ def fill_gates(app: Celery) -> None:
         gate = delayed.rules.gate(queue)
         for at in range(1, 30, 10):
             delayed.store.deliver(queue, WORKERS[0], 10, at, lease_ms=LEASE_MS, gate=gate)
-    for queue in GATED:
-        delayed.policies.apply(queue)
+    with patch("celery_ext.control.policies.caller", lambda: "deploy@ci-2"):
+        for queue in GATED:
+            delayed.policies.apply(queue)
     pauses = {"by": "maria", "why": "their import sends wrong addresses", "for_": "4h"}
     delayed.pause("exports", tenant="umbrella", **pauses)
     delayed.close()
