@@ -48,7 +48,9 @@ def test_a_compressed_backlog() -> None:
     found, packed = plan(replace(LOAD, is_compressed=True)), plan(LOAD)
     assert found.message_bytes == 224 + sizing.BOOKKEEPING_BYTES
     assert found.nodes < packed.nodes / 2
-    printed = run(*"--rate 500/s --delay 7d --payload 300 --compression zstd".split())
+    printed = run(
+        *["--rate", "500/s", "--delay", "7d", "--payload", "300", "--compression", "zstd"]
+    )
     assert f"messages of {found.message_bytes:,.0f} B" in printed.output
     (other,) = (line for line in printed.output.splitlines() if "without zstd" in line)
     assert f" {packed.nodes:,} nodes" in other
