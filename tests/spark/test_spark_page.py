@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from pyspark.sql import DataFrame, SparkSession
 from celery_ext.spark.events.batches import SCHEMA
 from celery_ext.spark.reports import failures, queries
 from celery_ext.spark.reports.page import ReportError, report
+from kombu_delayed.store.outcomes import Kept, Note, Outcomes
+from kombu_delayed.store.store import Store
 
 pytestmark = pytest.mark.thorough
 
@@ -181,3 +184,28 @@ def test_light_and_dark(text: str) -> None:
     plots = "".join(re.findall(r"<svg.*?</svg>", text, re.DOTALL))
     assert plots.count("currentColor") > 100
     assert not re.findall(r"#ffffff|#000000|#123456", plots)
+
+
+def test_failures_that_workers_recorded(spark: SparkSession, url: str, store: Store) -> None:
+    now_ms = int(START.timestamp() * 1000)
+    for number, error in enumerate(("ValueError", "ValueError", "KeyError")):
+        at_ms = now_ms + number
+        facts = json.dumps({"error": error, "message": f"no card {number}", "run_ms": 5})
+        lines = f'["s",{at_ms},1,"w1@shop:7:aa",7,0]\n["-",{at_ms},1,{facts}]\n'
+        note = Note(f"id{number}", "-", at_ms, False, '["t","charge","acme"]\n', lines)
+        for call in Outcomes(store).note_calls("celery", [note], Kept(100, 10**9)):
+            store.all_of([call])
+    found = failures.failures(spark, broker=url).orderBy("id")
+    row = found.first()
+    assert row is not None
+    assert (row.queue, row.id, row.task, row.tenant) == ("celery", "id0", "charge", "acme")
+    assert (row.error, row.message, row.at.timestamp()) == (
+        "ValueError",
+        "no card 0",
+        START.timestamp(),
+    )
+    by_error = failures.by_error(found).orderBy("error").collect()
+    assert [(each.error, each.failures, each.message) for each in by_error] == [
+        ("KeyError", 1, "no card 2"),
+        ("ValueError", 2, "no card 1"),
+    ]
