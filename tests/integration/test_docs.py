@@ -270,5 +270,7 @@ def test_dead_letters(run: RunPage, server: Server, capsys: pytest.CaptureFixtur
         queue.put("broken", message_id="one")
         queue.get().reject()
         queue.close()
-    run("docs/operations.md", "shop", **{"redis://localhost": f"redis://127.0.0.1:{server.port}"})
+    app = Celery("shop", set_as_current=False)
+    places = {"redis://localhost": f"redis://127.0.0.1:{server.port}"}
+    run("docs/operations.md", "shop", bindings={"app": app}, **places)
     assert capsys.readouterr().out.startswith("one ")
