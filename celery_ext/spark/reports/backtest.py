@@ -1,6 +1,6 @@
 """Which way to forecast would have been nearest in the last days, and how wide intervals must be.
 
-Each of the last days is forecast in each way, from the events before it. A queue is
+Each of the last days is forecast in each way, from data that existed before it began. A queue is
 forecast in the way that was off by the least; one that has too little to compare, by the plain mean
 of similar hours.
 """
