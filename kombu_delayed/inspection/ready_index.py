@@ -178,7 +178,9 @@ class ReadyIndex:
             message = next((one for one in met if id_of(one.message) == id), None)
             if since < 0 and length > MOST:
                 is_sure = False
-            elif since < 0 or (not text and self._was_shifted(each, known, id, length)):
+            elif since < 0 or (
+                not (text or message) and self._was_shifted(each, known, id, length)
+            ):
                 unread.append(each)
             if message:
                 found.append(Placed(lists, message))

@@ -357,7 +357,7 @@ def test_late_ones_are_drained(open_app: OpenApp) -> None:
         (lambda: [Limit()], "concurrency"),
         (lambda: [Limit(rate="often")], "such as"),
         (lambda: [Limit(concurrency=0)], "whole number"),
-        (lambda: [Shares(10, {"a": 0.7, "b": 0.7})], "together 1"),
+        (lambda: [Shares(10, {"a": 0.7, "b": 0.7})], "sum is at most 1"),
         (lambda: [Order("due")], "in their order"),
         (lambda: [Fair(weights={"a": 0})], "weight of 'a'"),
     ],

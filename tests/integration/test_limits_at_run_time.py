@@ -45,7 +45,7 @@ def app(open_app: OpenApp) -> Celery:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"name": "queue"}, "takes concurrency="),
+        ({"name": "queue"}, "takes at least one of concurrency="),
         ({"concurrency": 2}, "name one of its limits: .* 'host', 'queue'|'queue', 'host'"),
         ({"name": "hots", "rate": "1/s"}, "there is no limit 'hots'"),
         ({"name": "queue", "rate": "1/s"}, "'queue' has no rate"),

@@ -52,6 +52,7 @@ RUN_BY = {
     "docs/guides/shards.md": "integration/test_docs.py",
     "docs/guides/simulate.md": "spark/test_spark_guide.py",
     "docs/guides/spark.md": "spark/test_spark_guide.py",
+    "docs/guides/spark-clusters.md": "spark/test_spark_guide.py",
     "docs/guides/spark-jobs.md": "spark/test_spark_guide.py",
     "docs/guides/testing.md": "unit/test_testing_plugin.py",
     "docs/guides/unique.md": "integration/test_docs.py",
@@ -61,8 +62,9 @@ RUN_BY = {
     "docs/contributing/policy.md": "integration/test_contributing.py",
 }
 #: Programs of others, whose commands other tests run or nothing of ours can check.
-OTHERS = {"docker", "kubectl", "cd", "git", "eval", "python3", "twine", ".ci/run"}
-PROGRAMS = {"celery", "python", "pip", "make", "redis-cli", "curl", "spark-submit", *OTHERS}
+OTHERS = {"docker", "kubectl", "cd", "export", "git", "eval", "tar", "python3", "twine", ".ci/run"}
+OTHERS |= {"spark-class", "spark-submit"}
+PROGRAMS = {"celery", "python", "pip", "make", "redis-cli", "curl", *OTHERS}
 VARIABLE = re.compile(r"[A-Z_]+=\S*")
 
 
@@ -119,7 +121,10 @@ def check(words: list[str]) -> None:
         understand(celery, rest, None)
     elif program == "python" and rest[0] == "-m":
         if rest[1] not in OTHERS:
-            understand(import_module(f"{rest[1]}.__main__").main, rest[2:], None)
+            module = import_module(rest[1])
+            if hasattr(module, "__path__"):  # a package
+                module = import_module(f"{rest[1]}.__main__")
+            understand(module.main, rest[2:], None)
     elif program == "python":
         compile(rest[rest.index("-c") + 1], "a command", "exec")
     elif program == "pip":

@@ -51,7 +51,7 @@ def run_examples(page: str, **places: str) -> dict[str, Any]:
     """Run the Python examples of a guide, with other texts in some places; returns their names."""
     text = (ROOT / "docs" / "guides" / page).read_text("utf-8")
     found: dict[str, Any] = {}
-    for block in re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+    for block in re.findall(r"^```python[^\n]*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
         for there, here in places.items():
             block = block.replace(there, here)
         exec(block, found)

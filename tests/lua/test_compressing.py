@@ -191,9 +191,9 @@ def test_ready_messages_are_found_changed_and_dropped(store: Store, client: redi
     index = ReadyIndex()
     for n, text in enumerate((first, second)):
         store.schedule("q", [Entry(f"id-{n}", 0, text, "900")])
-    assert index.find(store, ["q"], "id-1")[0][0].message == second.encode()
+    assert index.find(store, ["q"], "id-1")[0][0].ready.message == second.encode()
     store.schedule("q", [Entry("id-2", 0, third, "900")])
-    assert index.find(store, ["q"], "id-2")[0][0].message == third.encode()
+    assert index.find(store, ["q"], "id-2")[0][0].ready.message == third.encode()
     assert [each.message for each in lookup_by_reading(store, "q", "id-0")] == [first.encode()]
     assert all(map(is_compressed, client.lrange("q", 0, -1)))
     lists = ReadyLists(store, "q")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import redis
 
@@ -33,7 +31,7 @@ def test_nothing_is_claimed_until_it_is_resumed(
     before = state(client)
     for options in ({}, {"waits": False}, {"listens": True}):
         found = deliver(busy, want=9, gate=gate, **options)
-        assert replace(found, gated=False) == Delivered(3000, 0, False, 1, [], paused=True)
+        assert found._replace(gated=False) == Delivered(3000, 0, False, 1, [], paused=True)
     after = state(client)
     for name in ("{q}:wake", "{q}:consumers"):
         before.pop(name, None)

@@ -47,6 +47,23 @@ def test_events(spark: SparkSession, url: str, store: Store, tmp_path: Path) -> 
     assert (found["count"], found["stream"].columns) == (2, SCHEMA.names)
 
 
+def test_a_job_for_a_cluster(
+    spark: SparkSession,
+    url: str,
+    client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("sys.argv", ["job.py", url, "reminders-1"])
+    run_examples("spark-clusters.md", **{"spark.range(20_000)": "spark.range(200)"})
+    report, count = capsys.readouterr().out.splitlines()
+    assert (report.startswith("JobReport(job_id='reminders-1', accepted=200"), count) == (
+        True,
+        "200",
+    )
+    assert len(check_backlog(client, "mail")) == 200
+
+
 def test_a_simulation(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
     found = run_examples("simulate.md")
     assert found["found"].result.messages == pytest.approx(100_000, rel=0.02)

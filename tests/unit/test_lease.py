@@ -95,6 +95,11 @@ class Wired:
         self.renewed: list[tuple[int, int]] = []
         self.leases = self
 
+    @property
+    def dictionaries(self) -> Any:
+        self._check()
+        return self._world.store.dictionaries
+
     def renew_all(self, queues: Any, renewed: Any, *args: Any) -> Renewal:
         self._check()
         self.renewed.append((len(queues), len(renewed)))

@@ -48,7 +48,7 @@ def span_of(value: str | float) -> timedelta:
 
 def _span(value: Any) -> Any:
     if isinstance(value, str) and len(value) > SPAN_SIZE:
-        raise ValueError(f"a length of time has at most {SPAN_SIZE} characters")
+        raise ValueError(f"a length of time, such as '90m', has at most {SPAN_SIZE} characters")
     if isinstance(value, (str, int, float)):
         span_of(value)
     return value
