@@ -111,7 +111,7 @@ def test_a_job_that_was_put_off_is_tried_as_often_as_any(jobs_of_one: Jobs) -> N
         wait_until(lambda: receiver.at_once == 1, "the only place is taken")
         jobs_of_one.receiver.answers["/bad"] = (500, b"", {})
         id = jobs_of_one.send("/bad", retry=1, tenant="ada", priority=3)
-        found = jobs_of_one.wait(id, "scheduled")
+        found = jobs_of_one.wait(id, "scheduled", retries=0)
         assert (found["retries"], found["tenant"], found["priority"]) == (0, "ada", 3)
         assert attempts(jobs_of_one, "/bad") == []
         receiver.gate.set()
