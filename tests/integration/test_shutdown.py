@@ -600,7 +600,7 @@ def test_a_worker_that_was_stopped_beyond_its_lease(bench: Bench, pool: str) -> 
         ]
         assert {id for id, name in starts if name == frozen.name} == begun
         assert len(starts) == len(ids) + len(begun)
-        assert frozen.log.count("and others get what it held") == 1
+        assert frozen.log.count("and others get its messages") == 1
         wait_until(lambda: bench.unacked == 0, "nothing is held")
         assert bench.client.llen("celery") == bench.client.zcard("{celery}:dead") == 0
         assert frozen.stop() == 0
