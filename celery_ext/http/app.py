@@ -156,7 +156,7 @@ async def _not_routed(request: Request, error: Any) -> Response:
 
 
 def _methods(request: Request) -> list[str]:
-    """All that a path takes: the router tells of its first route only.
+    """All methods of a path: the router names only those of its first route.
 
     A name may have slashes, so that its route meets longer paths as well.
     """

@@ -389,14 +389,5 @@ def delivered(answer: Any, gate: Gate | None) -> Delivered | None:
     resumed_ms = records.pop(0) if flags & 8 else None
     paused = resumed_ms == 0
     has_more = not paused and (bool(flags & 1) or (gate is None and gated))
-    return Delivered(
-        now_ms,
-        next_due_ms,
-        has_more,
-        consumers,
-        records,
-        gated,
-        refused,
-        paused,
-        resumed_ms or 0,
-    )
+    found = now_ms, next_due_ms, has_more, consumers, records
+    return Delivered(*found, gated, refused, paused, resumed_ms or 0)

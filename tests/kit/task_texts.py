@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -33,6 +34,15 @@ def task(id: str = ID, /, priority: int = 0, serializer: str = "json", **given: 
         )
         channel._inplace_augment_message(payload, "", "celery")
     return to_json(payload)
+
+
+def damaged(dice: random.Random, id: str) -> str:
+    """The text of a task with pieces missing, or doubled, at random; it begins as before."""
+    text = task(id, args=("x" * dice.randrange(40),))
+    for _ in range(dice.randrange(4)):
+        at, length = dice.randrange(len(text)), dice.randrange(60)
+        text = text[:at] + dice.choice(["", text[at : at + length] * 2]) + text[at + length :]
+    return "{" + text[1:]
 
 
 TASKS = {

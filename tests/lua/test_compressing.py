@@ -24,7 +24,7 @@ from kombu_delayed.store.store import Entry, Limits, Store
 from tests.kit.claims import deliver, full
 from tests.kit.compressed import dictionary, entries, is_compressed, kept, make_large
 from tests.kit.state import promoted
-from tests.kit.task_texts import ID, TASKS, task
+from tests.kit.task_texts import ID, TASKS, damaged, task
 
 DICTIONARIES = "{q}:dictionaries"
 #: Scripts could not read these in front of what is compressed; it is packed.
@@ -435,11 +435,7 @@ def test_random_changes_are_kept(store: Store) -> None:
     """Whatever is missing, doubled, or in another order."""
     dice = random.Random(7)
     for n in range(300):
-        text = task(f"id-{n}", args=("x" * dice.randrange(40),))
-        for _ in range(dice.randrange(4)):
-            at, length = dice.randrange(len(text)), dice.randrange(60)
-            text = text[:at] + dice.choice(["", text[at : at + length] * 2]) + text[at + length :]
-        text = "{" + text[1:]
+        text = damaged(dice, f"id-{n}")
         store.schedule("q", [Entry(f"id-{n}", 0, text, "2000")])
         assert store.records("q", [f"id-{n}"]) == [f"02000{text}".encode()], text
 

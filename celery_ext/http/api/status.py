@@ -138,7 +138,7 @@ def history_of(
 
 
 def places(service: Service, identity: Identity, queue: str | None) -> Iterator[list[str]]:
-    """The queues to look into in one go: the one that is meant, or the app's and then others."""
+    """The queues to read in one go: the given one, or the app's and then all others."""
     own = [name for name in service.own_queues() if identity.sees_queue(name)]
     if queue is None:
         yield own

@@ -1,4 +1,4 @@
--- ack: forget messages that a consumer is done with, and tell of it.
+-- ack: forget messages that a consumer is done with, and record the events.
 -- Twice is safe: messages that are no longer held do not change.
 -- keys: unacked events
 -- arguments: consumer event_limit:number tags...

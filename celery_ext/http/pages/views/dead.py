@@ -31,7 +31,7 @@ GROUPS, PAGE_SIZE = 50, 50
 
 FIELDS = ["queue", "task", "reason"]
 
-#: What letters are sorted by, and how that reads; otherwise by queue, the oldest first.
+#: Fields to sort letters by, and their labels; without one: by queue, the oldest first.
 SORTS: sorting.Sorts = {
     "latest": ("time, the latest first", lambda each: -each.letter.at_ms),
     "task": ("task", lambda each: each.info.task),
