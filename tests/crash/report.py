@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
 from tests.benchmarks.report import percentile
 from tests.crash.answers import ENDS, SAID
-from tests.crash.history import Key
+from tests.crash.history import Execution, Key
 from tests.crash.limits import SLOTS
 from tests.crash.run import Result
 from tests.crash.schedule import FAULTS
@@ -149,7 +149,16 @@ def findings(result: Result) -> str:
             return f"  {key[0]} retry {key[1]}"
         met = {line["owner"] for line in found.lines}
         workers = (f"    worker {life.describe()}" for name, life in lives.items() if name in met)
-        return "\n".join([found.describe(), *workers])
+        return "\n".join([found.describe(), *workers, *faults(found)])
+
+    def faults(found: Execution) -> Iterator[str]:
+        """What happened while it was on its way, to its workers or to all."""
+        met = {line["owner"] for line in found.lines} | {""}
+        since, until = found.lines[0]["at"] - 1, found.lines[-1]["at"] + 1
+        for window in sorted(result.windows, key=lambda window: window.began):
+            if window.victim in met and window.began <= until and since <= window.ended:
+                name = f"{window.kind} {window.victim}".rstrip()
+                yield f"    fault {window.began:.3f} to {window.ended:.3f}: {name}"
 
     parts = []
     for what in ("lost", "stuck", "early", "unexplained", "failed", "dropped"):

@@ -19,7 +19,7 @@ from tests.crash.asking import Answerer
 from tests.crash.broker import LEASE_SECONDS, Broker, start_broker
 from tests.crash.crew import Crew
 from tests.crash.evidence import Evidence, changes, occupied, stalls
-from tests.crash.faults import Faults, Field
+from tests.crash.faults import Faults, Field, Window
 from tests.crash.history import Execution, Key, collect
 from tests.crash.journal import SENDER, Line, Reader
 from tests.crash.load import GREENLETS, LONG, PREFORK, Senders
@@ -70,6 +70,8 @@ class Result:
     faults: Counter[str]
     crew: Crew
     server: str
+    #: When faults, and what looks like one, began and ended.
+    windows: list[Window] = field(default_factory=list)
     #: The longest waits in moves of large slots, and how many of these were given up.
     stalls_ms: list[float] = field(default_factory=list)
     given_up: int = 0
@@ -209,6 +211,7 @@ class _Run:
             faults.counts,
             self.crew,
             f"Valkey {version}, appendonly yes, {self.broker.safety}",
+            windows,
             reshard.stalls_ms if reshard else [],
             reshard.failed if reshard else 0,
             kept,

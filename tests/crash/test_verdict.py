@@ -33,8 +33,8 @@ Event = tuple[float, str, dict[str, Any]]
 def life(name: str, pool: str = "threads", **facts: Any) -> Any:
     known = {"pid": PID, "stops": [], "fate": "", "fated_at": NEVER, "ready_at": 0.0, "unlike": ""}
     known["started_at"] = 0.0
-    ended = facts.get("fated_at", NEVER)
-    return SimpleNamespace(name=name, pool=pool, ended_at=ended, **{**known, **facts})
+    known["ended_at"] = facts.get("fated_at", NEVER)
+    return SimpleNamespace(name=name, pool=pool, **{**known, **facts})
 
 
 def killed(pool: str = "threads") -> Any:
@@ -94,8 +94,9 @@ def stopped(seconds: float) -> Any:
     return life("first", stops=[[96.0, 96.0 + seconds]])
 
 
-def told_to_end(unlike: str) -> Any:
-    return life("first", "prefork", fate="terminated", fated_at=KILLED_AT, unlike=unlike)
+def told_to_end(unlike: str, takes_seconds: float = 0.0) -> Any:
+    told = {"fate": "terminated", "fated_at": KILLED_AT, "unlike": unlike}
+    return life("first", "prefork", ended_at=KILLED_AT + takes_seconds, **told)
 
 
 ALIVE, CUT_AT = life("first"), AGAIN_AT - 4
@@ -131,6 +132,9 @@ ALIVE, CUT_AT = life("first"), AGAIN_AT - 4
         # Nor did it wait for the server, once it was told to end.
         (told_to_end(""), KILLED_AT + 1, KILLED_AT + 1, away(KILLED_AT, 1.2), verdict.NOT_ACKED),
         (told_to_end(""), KILLED_AT + 1, KILLED_AT + 1, None, verdict.UNEXPLAINED),
+        # The server went away between the ack and the end of the worker.
+        (told_to_end("", 2), KILLED_AT + 1.7, KILLED_AT + 1.7, away(101.8, 1), verdict.NOT_ACKED),
+        (told_to_end("", 2), KILLED_AT + 1.7, KILLED_AT + 1.7, away(102.1, 1), verdict.UNEXPLAINED),
         (told_to_end("previous"), AGAIN_AT, None, None, verdict.PREVIOUS),
         (told_to_end("previous"), LONG_BEFORE, LONG_BEFORE, None, verdict.UNEXPLAINED),
         (told_to_end(""), AGAIN_AT, None, None, verdict.UNEXPLAINED),

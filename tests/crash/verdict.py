@@ -235,7 +235,7 @@ class _Judge:
             return PREVIOUS
         if is_told and arrived > life.ended_at:
             given_up_at = sent if sent > life.fated_at else life.ended_at  # it waits for no server
-            if self._is_away(given_up_at):
+            if self._is_away(given_up_at, life.ended_at):
                 return NOT_ACKED
         for began, ended in self.evidence.cut_off(life):
             if arrived > began and hold.at < ended:
@@ -253,10 +253,11 @@ class _Judge:
         lives = (life for life in self.evidence.lives.values() if life.unlike == "previous")
         return any(each.started_at <= until and each.ended_at >= since for each in lives)
 
-    def _is_away(self, at: float) -> bool:
-        """Whether nobody reached the server then."""
+    def _is_away(self, since: float, until: float) -> bool:
+        """Whether there was a time between two moments in which nobody reached the server."""
         away = (window for window in self.evidence.windows if window.kind in AWAY)
-        return any(window.began <= at <= window.ended for window in away)
+        last = max(since, until)
+        return any(window.began <= last and since <= window.ended for window in away)
 
     def _sent(self, hold: Hold, life: Life) -> float:
         """When its ack was sent: of a solo worker not before its only thread was free."""
