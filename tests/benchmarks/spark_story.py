@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta, timezone
+from math import nan
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -387,8 +388,8 @@ def tell(story: Story) -> list[dict[str, Any]]:
                 "rate": step.rate,
                 "stall_ms": max(stalls),
                 "ping_p99_ms": percentile(stalls, 0.99),
-                "live_p50_ms": percentile(late, 0.5),
-                "live_p99_ms": percentile(late, 0.99),
+                "live_p50_ms": percentile(late, 0.5) if late else nan,
+                "live_p99_ms": percentile(late, 0.99) if late else nan,
             }
         )
     return told
