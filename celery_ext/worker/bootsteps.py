@@ -18,7 +18,7 @@ from kombu_delayed.transport.transport import Transport
 from ..app import recorder
 from ..app.outcome_options import OutcomeOptions
 from ..app.signals import task_late
-from .draining import Draining
+from .draining import Draining, await_threads
 
 STOCK_STRATEGY, STOCK_REQUEST = "celery.worker.strategy:default", "celery.worker.request:Request"
 REQUEST, POOLED_REQUEST = (
@@ -170,7 +170,7 @@ class GiveBack(bootsteps.StartStopStep):
         if not (parent.pool.signal_safe or parent.pool.is_green):
             parent.pool.stop()
             if parent.hub is not None:
-                parent.hub.close()  # their acks wait in there
+                parent.hub.close()
         elif self._must_wait:
             self._await_pool()
 
@@ -181,8 +181,12 @@ class GiveBack(bootsteps.StartStopStep):
         so would one that has a lock which the pool's need.
         """
         self._must_wait, self._handles_signal = self._handles_signal, False
-        if not self._must_wait:
+        if self._must_wait:
+            return
+        if self._parent.hub is None:
             type(self._parent.pool).on_stop(self._parent.pool)
+        else:
+            await_threads(self._parent)
 
     def _wait_for_soft_shutdown(self) -> None:
         with suppress(Exception):  # Celery must go on, and the signal follows, with another try

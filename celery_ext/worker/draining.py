@@ -1,4 +1,6 @@
-"""A warm shutdown of a pool of processes, in which each process is heard to its end.
+"""Waits for a pool to end, and acknowledges what it runs meanwhile, as no event loop runs any more.
+
+In a warm shutdown each process of a pool is heard to its end.
 
 Celery forgets a task that it has written to a process and that it has not heard to begin. The
 process runs the task all the same. Then its message returns to the queue, and the process waits 30
@@ -10,6 +12,7 @@ from __future__ import annotations
 from contextlib import suppress
 from functools import partial
 from selectors import EVENT_READ, EVENT_WRITE, DefaultSelector
+from threading import Thread
 from typing import Any
 
 from billiard.pool import CLOSE, TERMINATE, WorkersJoined
@@ -21,6 +24,8 @@ from .cold_shutdown import give_back, hear
 
 #: Timers, time limits and acks that failed wait so long at most.
 TURN_SECONDS = 0.1
+#: How long an ack waits at most while a pool of threads ends.
+ACK_SECONDS = 0.02
 
 
 class Draining:
@@ -73,7 +78,7 @@ class Draining:
             self._pool._join_exited_workers(shutdown=True)
         self._pool.check_timeouts()
         self._consumer.hub.fire_timers()
-        self._ack()
+        tell_acks(self._consumer)
 
     def _hear(self, timeout_seconds: float, *others: tuple[int, int, Any]) -> bool:
         """Read a message of each process that has one; returns whether anything was ready."""
@@ -107,23 +112,30 @@ class Draining:
         requests = (getattr(job._accept_callback, "__self__", None) for job in jobs)
         give_back(request for request in requests if request is not None)
 
-    def _ack(self) -> None:
-        """Do what the event loop would do for messages of tasks that have begun or ended."""
-        hub = self._consumer.hub
-        for callback in hub._pop_ready():
-            if isinstance(getattr(getattr(callback, "fun", None), "__self__", None), Message):
-                self._call(callback)
-            else:
-                hub.call_soon(callback)
-        channel: Any = getattr(self._consumer.task_consumer, "channel", None)
-        if hasattr(channel, "handed_out"):
-            channel.flush()  # the acks
 
-    def _call(self, callback: Any) -> None:
-        try:
-            callback()
-        except Exception as error:  # the others are not to be lost for it
-            self._consumer.hub.on_callback_error(callback, error)
+def await_threads(consumer: Any) -> None:
+    """Stop a pool of threads, and ack each task when it ends, not when the last one has ended."""
+    stopping = Thread(target=type(consumer.pool).on_stop, args=(consumer.pool,), daemon=True)
+    stopping.start()
+    while stopping.is_alive():
+        stopping.join(ACK_SECONDS)
+        tell_acks(consumer)
+
+
+def tell_acks(consumer: Any) -> None:
+    """Do what the event loop would do for messages of tasks that have begun or ended."""
+    hub = consumer.hub
+    for callback in hub._pop_ready():
+        if isinstance(getattr(getattr(callback, "fun", None), "__self__", None), Message):
+            try:
+                callback()
+            except Exception as error:  # the others are not to be lost for it
+                hub.on_callback_error(callback, error)
+        else:
+            hub.call_soon(callback)
+    channel: Any = getattr(consumer.task_consumer, "channel", None)
+    if hasattr(channel, "handed_out"):
+        channel.flush()
 
 
 def _is_cold() -> bool:

@@ -153,10 +153,14 @@ def findings(result: Result) -> str:
 
     def faults(found: Execution) -> Iterator[str]:
         """What happened while it was on its way, to its workers or to all."""
-        met = {line["owner"] for line in found.lines} | {""}
+        met = {line["owner"] for line in found.lines}
         since, until = found.lines[0]["at"] - 1, found.lines[-1]["at"] + 1
         for window in sorted(result.windows, key=lambda window: window.began):
-            if window.victim in met and window.began <= until and since <= window.ended:
+            if (
+                (window.victim in met or window.victim not in lives)
+                and window.began <= until
+                and since <= window.ended
+            ):
                 name = f"{window.kind} {window.victim}".rstrip()
                 yield f"    fault {window.began:.3f} to {window.ended:.3f}: {name}"
 

@@ -451,6 +451,26 @@ def test_warm_shutdown_finishes_what_runs(bench: Bench, pool: str, name: str) ->
     assert bench.client.exists("{celery}:consumers", "{celery}:dead") == 0
 
 
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+def test_warm_shutdown_acks_each_task_when_it_ends(bench: Bench, pool: str) -> None:
+    """And not when the last one has ended: the worker, or the server, may be gone by then."""
+    settings = bench.settings(LONG_LEASE_SECONDS, task_acks_late=True)
+    worker = bench.worker(settings, pool=pool, concurrency=2)
+    ends = [bench.directory / name for name in ("first", "second")]
+    for each in ends:
+        bench.app.send_task("until", (str(each),))
+    worker.start()
+    bench.ledger.wait_for(2)
+    worker.send_signal(signal.SIGTERM)
+    worker.wait_for_log("Warm shutdown")
+    for number, each in enumerate(ends):
+        assert bench.unacked == 2 - number
+        each.touch()
+        wait_until(lambda left=1 - number: bench.unacked == left, "it is acked")
+    worker.wait()
+    assert bench.queued == []
+
+
 BUSY_POOLS: dict[str, dict[str, Any]] = {
     "plain": {},
     "without prefetching": {"worker_disable_prefetch": True},
@@ -560,7 +580,7 @@ def test_a_worker_runs_what_it_holds_when_the_server_has_lost_its_data(
         bench.server.start()
     bench.ledger.wait(lambda all: sum(e["phase"] == "end" for e in all) == 4, "all have run")
     more = bench.app.send_task("late").id
-    bench.ledger.wait_for_all([more])
+    bench.ledger.wait(lambda all: sum(e["phase"] == "end" for e in all) == 5, "the last has run")
     assert bench.ledger.runs() == dict.fromkeys([*ids, more], 2)
     assert "The server has lost its data" in worker.log
     assert "it starts again" not in worker.log

@@ -81,6 +81,12 @@ class Cluster:
         id = next(fields[0] for fields in lines if self._at(fields) is master)
         return [self._at(fields) for fields in lines if fields[3] == id]
 
+    def successor(self, server: Server) -> Server:
+        """The server itself, or the one that has taken over from it."""
+        by_id = {fields[0]: fields for fields in self.nodes()}
+        master = next(fields[3] for fields in by_id.values() if self._at(fields) is server)
+        return server if master == "-" else self._at(by_id[master])
+
     def id_of(self, server: Server) -> str:
         with self.client(server) as client:
             return _bytes(client, "CLUSTER", "MYID").decode()
@@ -142,8 +148,10 @@ class Cluster:
         """Do again a move that the servers have given up, as `redis-cli --cluster fix` does.
 
         Returns whether it is finished; where servers are down or lag it takes another call.
+        After a step of the clock, a replica of the target may have taken over from it.
         """
-        with contextlib.suppress(RedisError, OSError, AssertionError, StopIteration):
+        with contextlib.suppress(RedisError, OSError, AssertionError, StopIteration, KeyError):
+            target = self.successor(target)
             if self.is_whole() and self.master_of(key) is not target:
                 self.move(key, target, replace=True)
             return self.master_of(key) is target
