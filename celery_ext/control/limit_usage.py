@@ -20,6 +20,7 @@ from kombu_delayed.inspection.gate_usage import (
     slots,
 )
 from kombu_delayed.message.ticket import plain, slot_name
+from kombu_delayed.store.global_limits import pool_of
 from kombu_delayed.store.overrides import Override
 from kombu_delayed.store.store import Store
 
@@ -84,10 +85,6 @@ class Declarations:
         """Whether nothing is declared for the queue."""
         return not self.limits and not self.turns_by
 
-    def tenant_slots(self, tenant: str) -> list[str]:
-        """What a tenant has of limits for each, as slots name it."""
-        return [slot_name(*each.of_key(tenant)) for each in self.of_tenants]
-
     def patterns(self, tenant: str) -> list[str]:
         """Of lanes that may be a tenant's."""
         shares = (each for each in self.of_tenants if each.kind == "shares")
@@ -107,6 +104,11 @@ class Declarations:
                 if tenant := each.key_in(use.limit, use.key):
                     return tenant
         return ""
+
+
+def place_of(each: Declared, queue: str) -> str:
+    """Where what is in use of a limit is kept, and what was set for it at run time."""
+    return pool_of(plain(each.name)) if each.is_global else queue
 
 
 def _overridden(each: Declared, found: Override | None) -> Declared:
@@ -182,26 +184,38 @@ class GateUsage:
         return found
 
     def _read_all(self, store: Store) -> None:
+        shards = store.shards.all(self.queue)
+        for shard in shards:
+            self._read_lanes(store, shard)
+        pools = {place_of(each, self.queue) for each in self.declarations.limits if each.is_global}
+        for place in (*shards, *sorted(pools)):
+            for counts in slots(store, place):
+                self._use(counts)
+
+    def _read_lanes(self, store: Store, shard: str) -> None:
         seen = set[str]()
-        for page in lanes(store, self.queue):
+        for page in lanes(store, shard):
             self._add({each.name: each for each in page if each.name not in seen}.values())
             seen.update(each.name for each in page)
             if len(seen) >= LANES_LIMIT:
                 self.is_complete = False
                 break
-        for counts in slots(store, self.queue):
-            self._use(counts)
 
-    def _read_tenants(self, store: Store, tenants: Iterable[str]) -> None:
+    def _read_tenants(self, store: Store, tenants: Collection[str]) -> None:
         for tenant in tenants:
             mine = known_as(tenant)
             patterns = self.declarations.patterns(tenant)
-            pages = (page for pattern in patterns for page in lanes(store, self.queue, pattern))
-            found = {lane.name: lane for page in pages for lane in page}
-            self._add(lane for lane in found.values() if self._tenant_of(lane) == mine)
-        names = [name for each in tenants for name in self.declarations.tenant_slots(each)]
-        _, found_room = room(store, self.queue, names)
-        self._use({name: each.slots for name, each in found_room.items() if each.slots})
+            for shard in store.shards.all(self.queue):
+                pages = (page for pattern in patterns for page in lanes(store, shard, pattern))
+                found = {lane.name: lane for page in pages for lane in page}
+                self._add(lane for lane in found.values() if self._tenant_of(lane) == mine)
+        names: dict[str, list[str]] = {}
+        for each in self.declarations.of_tenants:
+            place = names.setdefault(place_of(each, self.queue), [])
+            place += [slot_name(*each.of_key(tenant)) for tenant in tenants]
+        for kept_at, of_place in names.items():
+            _, found_room = room(store, kept_at, of_place)
+            self._use({name: each.slots for name, each in found_room.items() if each.slots})
 
     def _add(self, found: Iterable[Lane]) -> None:
         for lane in found:
@@ -235,7 +249,9 @@ class GateUsage:
     def first_ids(self, store: Store, limits: Iterable[str]) -> list[str]:
         """Messages that wait for limits, who is due first in front, as the backlog names them."""
         found = sorted(each for name in limits for each in self.first.get(plain(name), ()))
-        return first_ids(store, self.queue, [name for _, name in found[-FIRST:]], FIRST)
+        names = [name for _, name in found[-FIRST:]]
+        shards = store.shards.all(self.queue)
+        return [id for each in shards for id in first_ids(store, each, names, FIRST)][:FIRST]
 
     def named(self, limit: str, key: str) -> tuple[str, str]:
         """A limit and its key as they are declared, of what lanes wait for."""

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from kombu_delayed.inspection.gate_usage import Room, known_as, parts_of, room, turns, waiting_count
 from kombu_delayed.message.ticket import plain, slot_name
+from kombu_delayed.store.overrides import Override
 
 from ..app.queues import Queues
 from ..tasks.times import from_ms
-from .limit_usage import Declarations, GateUsage, LimitUsage
+from .limit_usage import Declarations, GateUsage, LimitUsage, place_of
 
 if TYPE_CHECKING:
     from ..policies.limits.gated import Declared
@@ -112,9 +113,12 @@ class TenantInfo:
 def gate_usage(delayed: Queues, queue: str, tenants: Collection[str] = ()) -> GateUsage:
     """What is in use and waited for at the gate of a queue, for some tenants or for all."""
     declarations = Declarations.of(delayed, queue)
-    if declarations.is_empty and not waiting_count(delayed.store, queue):
+    shards = delayed.store.shards.all(queue)
+    if declarations.is_empty and not any(waiting_count(delayed.store, each) for each in shards):
         return GateUsage(queue, declarations)
-    found = delayed.store.overrides.of(queue) if declarations.limits else {}
+    found: dict[str, Override] = {}
+    for place in {place_of(each, queue) for each in declarations.limits}:
+        found |= delayed.store.overrides.of(place)
     usage = GateUsage.read(delayed.store, queue, declarations.with_overrides(found), tenants)
     usage.overrides, usage.as_declared = found, declarations
     return usage

@@ -12,7 +12,7 @@ from kombu_delayed.store.overrides import Override
 from ..app.queues import Queues
 from ..errors import QueryError
 from ..tasks.times import length_ms
-from .limit_usage import Declarations
+from .limit_usage import Declarations, place_of
 from .limits import LimitInfo, gate_usage, limit
 from .pauses import TEXT_SIZE, caller
 
@@ -52,7 +52,7 @@ def set_limit(
     text, at_ms = "" if parsed is None else str(parsed), int(time.time() * 1000)
     told = (by or caller())[:TEXT_SIZE], why[:TEXT_SIZE]
     override = Override(slots, every_ms, burst, text, 0, at_ms, *told)
-    queues.store.overrides.set(queue, declared.name, override, span_ms)
+    queues.store.overrides.set(place_of(declared, queue), declared.name, override, span_ms)
     found = limit(queues, gate_usage(queues, queue), declared.name)
     if found is None:
         raise QueryError(f"queue {queue!r} has no limit {declared.name!r} any more")
@@ -61,7 +61,8 @@ def set_limit(
 
 def reset_limit(queues: Queues, queue: str, name: str | None) -> bool:
     """Let the declared numbers hold again; returns whether others were set."""
-    return queues.store.overrides.reset(queue, _declared(queues, queue, name).name)
+    declared = _declared(queues, queue, name)
+    return queues.store.overrides.reset(place_of(declared, queue), declared.name)
 
 
 def _declared(queues: Queues, queue: str, name: str | None) -> Declared:

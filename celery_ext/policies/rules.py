@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import chain
 from time import monotonic
 from typing import Any
 
@@ -38,6 +39,7 @@ class Rules:
 
     def __init__(self, declared: Declared | None) -> None:
         self._declared = DeclaredPolicies(declared)
+        _check_global(self._declared.of_queues)
         self._apps = Apps(declared)
         self._followed: dict[str, Followed] = {}
         self._gates: dict[str, tuple[Gate | None, float]] = {}
@@ -164,6 +166,7 @@ class Rules:
         """Raises PolicyError for gates that cannot be."""
         for queue in ("", *self._declared.of_queues):
             self.gate(queue)
+        _check_global(self._declared.of_queues, self._apps.policies_of_tasks())
 
     def gate(self, queue: str) -> Gate | None:
         """The gate of a queue that has such policies, or all that may get tasks which have."""
@@ -222,6 +225,30 @@ def _all_gated(owners: Mapping[str, tuple[Policy, ...]]) -> list[tuple[str, Gate
     return [(owner, each) for owner in owners for each in _gated(owners[owner])]
 
 
+def _check_global(*of_places: Mapping[str, tuple[Policy, ...]]) -> None:
+    """Raises PolicyError for a global limit that has two sizes."""
+    known: dict[str, LimitNumbers] = {}
+    for name, policies in chain.from_iterable(each.items() for each in of_places):
+        for numbers in chain.from_iterable(each.limits("") for each in _gated(policies)):
+            if numbers.is_global and known.setdefault(numbers.name, numbers) != numbers:
+                raise PolicyError(
+                    f"{name}: the limit {numbers.name!r} has a concurrency of {numbers.slots} "
+                    f"here, and of {known[numbers.name].slots} elsewhere: all share it"
+                )
+
+
+def _check_one_global(queue: str, owners: Mapping[str, tuple[Policy, ...]]) -> None:
+    """Raises PolicyError where a message would wait for two of them, of which others have one."""
+    for owner, policies in owners.items():
+        both = (*_gated(owners.get("", ())), *_gated(policies))
+        numbers = chain.from_iterable(each.limits(owner) for each in both)
+        if len(names := {each.name for each in numbers if each.is_global}) > 1:
+            where = f"task {owner}" if owner else f"queue {queue!r}"
+            raise PolicyError(
+                f"{where} has the global limits {sorted(names)}: a message takes slots of one"
+            )
+
+
 def _new_gate(queue: str, owners: Mapping[str, tuple[Policy, ...]]) -> Gate | None:
     gated = _all_gated(owners)
     if not gated:
@@ -231,15 +258,17 @@ def _new_gate(queue: str, owners: Mapping[str, tuple[Policy, ...]]) -> Gate | No
         each.check_owner(owner)
         for numbers in each.limits(owner):
             known = limits.get(numbers.name)
-            if known is not None and (known != numbers or numbers.slots >= 0):
+            is_shared = numbers.is_global or numbers.slots < 0
+            if known is not None and (known != numbers or not is_shared):
                 where = f"task {owner}" if owner else f"delayed_policies of queue {queue!r}"
                 raise PolicyError(
                     f"{where}: {each} has a limit {numbers.name!r}, and so has another policy: "
                     "a Limit can have another name"
                 )
             limits[numbers.name] = numbers
+    _check_one_global(queue, owners)
     version = version_of(sorted(f"{owner} {text_of(each)}" for owner, each in gated))
-    return Gate(version, tuple(limits.values()))
+    return Gate(version, tuple(limits.values()), any(each.is_whole for _, each in gated))
 
 
 def _planned(policies: tuple[Policy, ...], at_ms: int) -> tuple[int, str]:

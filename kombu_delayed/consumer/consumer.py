@@ -128,7 +128,27 @@ class Consumer:
         run = self.store.run
         if monotonic() >= run.look_at:
             run.look()  # acks that the server has refused, or not heard of, leave with the next
-        return min(self._step_parts(), run.look_at)
+        shared = self.session.qos.slots.shared
+        now = monotonic()
+        shared.step(self.session, self._room() if now >= self._claim_at() else 0, self._make_ready)
+        next_at = min(self._step_parts(), run.look_at)
+        at = shared.next_at(self.session, self._room())
+        return min(next_at, max(at, self._claim_at()))
+
+    def _room(self) -> int:
+        return max((part.claims.room() for part in tuple(self.parts)), default=0)
+
+    def _claim_at(self) -> float:
+        """When a claim is worth a call: slots of global limits are taken right before it."""
+        return min((part.claims.worth_at() for part in tuple(self.parts)), default=0.0)
+
+    def _make_ready(self, queue: str) -> bool:
+        """There may be slots for a queue; returns whether this consumer claims of it at once."""
+        source = self.sources.get(queue)
+        if source is None or self._room() <= 0:
+            return False
+        source.ready = True
+        return True
 
     def _step_parts(self) -> float:
         return self.parts[0].step()

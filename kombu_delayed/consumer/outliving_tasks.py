@@ -9,10 +9,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ..errors import UNREACHABLE
+from ..store.global_limits import is_pool
 from .lease.keeper import keeper
 from .lease.lease import Lease
 
 if TYPE_CHECKING:
+    from ..store.store import Store
     from .policy.slots import Slots
 
 
@@ -20,11 +22,16 @@ class Remaining:
     """Keeps the lease of a consumer whose channel is closed while its tasks have slots.
 
     A worker that makes a new channel, as its connection was lost, goes on with what it has begun.
-    `running` gives the tags of a queue's messages of which that is true.
+    `running` gives the tags of a queue's messages of which that is true; `tell` says what they have
+    of a global limit.
     """
 
     def __init__(
-        self, lease: Lease, queues: Collection[str], running: Callable[[str], Collection[int]]
+        self,
+        lease: Lease,
+        queues: Collection[str],
+        running: Callable[[str], Collection[int | str]],
+        tell: Callable[[Store, str, int, str], None] = lambda *_: None,
     ) -> None:
         self.consumer, self.seconds = lease.consumer, lease.seconds
         self.next_step_at = 0.0
@@ -33,6 +40,7 @@ class Remaining:
         self._keeper = keeper(lease.server)
         self._queues = {*queues}
         self._running = running
+        self._tell = tell
         self._pid = os.getpid()
 
     def start(self) -> None:
@@ -50,6 +58,8 @@ class Remaining:
         Also what could not be given back when the channel was closed.
         """
         for queue in tuple(self._queues):
+            if is_pool(queue):
+                self._tell(self._store, self.consumer, self._lease_ms, queue)
             tags = self._running(queue)
             self._store.leases.leave(queue, self.consumer, tags)
             if not tags or self._store.leases.renew(queue, self.consumer, self._lease_ms) is None:
@@ -77,6 +87,6 @@ def remain(lease: Lease, queues: Collection[str], slots: Slots) -> Remaining | N
     left = [queue for queue in queues if slots.running(queue)]
     if not left:
         return None
-    remaining = Remaining(lease, left, slots.running)
+    remaining = Remaining(lease, left, slots.running, slots.shared.tell)
     remaining.start()
     return remaining

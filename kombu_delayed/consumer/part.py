@@ -207,10 +207,12 @@ class Part:
         return self.session.store.pauses.of(source.queue) is not None
 
     def _opened(self, entry: Claimed, no_ack: bool) -> dict[str, Any] | None:
-        session, queue = self.session, entry.queue
-        ended = not no_ack and session.lease.may_have_ended(queue)
-        if ended and not session.lease.renew(queue, session.store):
-            raise LeaseLost
+        session, lease = self.session, self.session.lease
+        if not no_ack:
+            held = (entry.queue, *self._qos.slots.shared.pools_of(entry.tag))
+            ended = [queue for queue in held if lease.may_have_ended(queue)]
+            if not all(lease.renew(queue, session.store) for queue in ended):
+                raise LeaseLost
         payload = self.opener.open(entry, no_ack)
         if payload is not None and session.quick_runs < QUICK_RUNS:
             session.mind_blocking()

@@ -11,6 +11,7 @@ from ..connection.commands import numbers
 from ..message.envelope import Kept, open_kept, step_char
 from ..message.packing import unpack
 from ..message.ticket import lane_in, reason_of
+from ..store.global_limits import is_pool
 from ..store.keys import literal
 from ..store.scripts import Call
 from ..store.store import CALL_LIMIT, Store, chunks
@@ -263,4 +264,5 @@ def queues(store: Store) -> set[str]:
     matches = (
         known.fullmatch(key.decode(errors="replace")) for key in scan(store, prefix, "{*}:*")
     )
-    return {store.queue_with(match[1]) for match in matches if match}
+    found = {store.queue_with(match[1]) for match in matches if match}
+    return {queue for queue in found if not is_pool(queue)}

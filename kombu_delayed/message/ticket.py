@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from urllib.parse import quote, unquote
 
@@ -67,7 +67,7 @@ class LimitNumbers:
 
     `slots` may be in use at once (0: any number; -1: any number, and they are counted). A token
     comes every `every_ms` (0: without end), and at most `burst` are kept. What is not late by more
-    than `after_ms` needs no token.
+    than `after_ms` needs no token. A limit that `is_global` holds over all queues that name it.
     """
 
     name: str
@@ -75,14 +75,19 @@ class LimitNumbers:
     every_ms: float = 0.0
     burst: int = 1
     after_ms: int = 0
+    is_global: bool = False
 
 
 @dataclass(frozen=True)
 class Gate:
-    """By what the messages of a queue leave it, for those whose tickets have this version."""
+    """By what the messages of a queue leave it, for those whose tickets have this version.
+
+    Only a queue with one shard may have one that `is_whole`.
+    """
 
     version: str
     limits: tuple[LimitNumbers, ...] = ()
+    is_whole: bool = True
 
     @cached_property
     def numbers(self) -> str:
@@ -92,7 +97,25 @@ class Gate:
     @cached_property
     def has_slots(self) -> bool:
         """Whether messages that are handed out may have slots to be given back."""
+        return any(each.slots and not each.is_global for each in self.limits)
+
+    @cached_property
+    def has_slots_anywhere(self) -> bool:
+        """The same, also of global limits."""
         return any(each.slots for each in self.limits)
+
+    @cached_property
+    def global_limits(self) -> dict[str, str]:
+        """Global limits by their names in slots, each as share.lua takes it."""
+        found = (each for each in self.limits if each.is_global)
+        return {plain(each.name): _numbers(replace(each, is_global=False)) for each in found}
+
+    def global_slots(self, record: bytes) -> dict[str, int]:
+        """The slots of global limits that a message takes, by limit and key."""
+        if not self.global_limits:
+            return {}
+        slots = slots_in(record)
+        return {name: slots[name] for name in slots if name.partition(":")[0] in self.global_limits}
 
     def has_ticket(self, record: bytes) -> bool:
         """Whether a record has a ticket of this version."""
@@ -145,7 +168,8 @@ def put_ticket(message: str, ticket: str) -> str:
 
 def _numbers(limit: LimitNumbers) -> str:
     numbers = limit.slots, float(limit.every_ms), limit.burst, limit.after_ms
-    return f"{plain(limit.name)} {' '.join(map(repr, numbers))};"
+    scope = " global" if limit.is_global else ""
+    return f"{plain(limit.name)} {' '.join(map(repr, numbers))}{scope};"
 
 
 def plain(key: str) -> str:

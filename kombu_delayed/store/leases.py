@@ -206,7 +206,7 @@ class Leases:
                     found[queue] = self.recover(queue, consumer, seen_tags[queue])
         return found
 
-    def leave(self, queue: str, consumer: str, running: Collection[int] = ()) -> None:
+    def leave(self, queue: str, consumer: str, running: Collection[int | str] = ()) -> None:
         """Release all that `consumer` holds, pass its promise on and end its lease.
 
         While there are slots of `running` messages, given by their tags, these and the lease stay.
@@ -216,11 +216,11 @@ class Leases:
         while move(self._store.run, **given):
             pass
 
-    def _leave_call(self, queue: str, consumer: str, running: Collection[int]) -> Call:
+    def _leave_call(self, queue: str, consumer: str, running: Collection[int | str]) -> Call:
         return self._store.call("leave", queue, consumer, limit=CALL_LIMIT, running=running)
 
     def leave_all(
-        self, queues: Sequence[str], consumer: str, running: Callable[[str], Collection[int]]
+        self, queues: Sequence[str], consumer: str, running: Callable[[str], Collection[int | str]]
     ) -> dict[str, BaseException]:
         """As `leave` on each queue, in few round trips; returns the errors, by queue."""
         held = self._store.run.many(

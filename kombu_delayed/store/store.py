@@ -10,8 +10,9 @@ from ..message.ticket import Gate
 from ..message.wait import NO_WAIT, Wait
 from . import instrumentation
 from .caller import CALL_LIMIT, Caller, Limits, Scheduled, chunks
-from .claimable import Claimable, Delivered
+from .claimable import Claimable, Delivered, delivered
 from .dead_letters import DeadLetters
+from .global_limits import GlobalLimits
 from .leases import Leases
 from .overrides import Overrides
 from .pauses import Pauses
@@ -79,6 +80,11 @@ class Store(Caller):
     def overrides(self) -> Overrides:
         """Limits that were changed at run time."""
         return Overrides(self)
+
+    @property
+    def global_limits(self) -> GlobalLimits:
+        """Limits that hold over several queues."""
+        return GlobalLimits(self)
 
     @property
     def policies(self) -> PolicyRecords:
@@ -198,15 +204,19 @@ class Store(Caller):
         expires_ms: int = 0,
         declared: str = "",
         gate: Gate | None = None,
+        taken: str = "",
     ) -> Call:
         """The script that delivers and its arguments; `delivered` reads its answer.
 
         `lease_ms` 0 takes messages for good. A consumer that `listens` is sent wake tokens when
         nothing is left for it. With a `gate`, the messages whose turn it is are delivered, and
         those without a ticket for it: see `admit`. `declared` is the version of the caller's
-        policies: it gets nothing if another version is declared.
+        policies: it gets nothing if another version is declared. `taken` are slots of global
+        limits: see `text_of`.
         """
-        gated = {} if gate is None else {"version": gate.version, "limits": gate.numbers}
+        gated = {}
+        if gate is not None:
+            gated = {"version": gate.version, "limits": gate.numbers, "taken": taken}
         return self.call(
             "deliver" if gate is None else "deliver_gated",
             queue,
@@ -378,16 +388,3 @@ class Store(Caller):
         if not self.run("EXISTS", self.keys(queue).consumers):
             self.ask("delete", queue)
             self.dictionaries.forget_unused(queue, 0)
-
-
-def delivered(answer: Any, gate: Gate | None) -> Delivered | None:
-    """What the script that delivers has answered; None: the caller's lease was lost."""
-    if len(answer) == 1:
-        return None
-    now_ms, next_due_ms, flags, consumers, *records = answer
-    gated, refused = bool(flags & 2), bool(flags & 4)
-    resumed_ms = records.pop(0) if flags & 8 else None
-    paused = resumed_ms == 0
-    has_more = not paused and (bool(flags & 1) or (gate is None and gated))
-    found = now_ms, next_due_ms, has_more, consumers, records
-    return Delivered(*found, gated, refused, paused, resumed_ms or 0)

@@ -18,7 +18,7 @@ LINE = struct.Struct("<qdd")
 BROKER, LEDGER = "BENCHMARK_BROKER", "BENCHMARK_LEDGER"
 #: Transport options, as JSON.
 OPTIONS = "BENCHMARK_OPTIONS"
-#: "fair" or "keys": the queue has such policies.
+#: "fair", "keys" or "global": the queue has such policies.
 GATE = "BENCHMARK_GATE"
 #: Set where the app is extended: "yes", or "silent" with outcomes that are not recorded.
 EXTENDED = "BENCHMARK_EXTENDED"
@@ -39,7 +39,11 @@ def _policies() -> dict[str, Any]:
         return {}
     from celery_ext.policies import Fair, Limit
 
-    policies = {"fair": Fair(by="tenant"), "keys": Limit(concurrency=4, by="tenant")}
+    policies = {
+        "fair": Fair(by="tenant"),
+        "keys": Limit(concurrency=4, by="tenant"),
+        "global": Limit(concurrency=50, name="all", scope="global"),
+    }
     return {"delayed_policies": {QUEUE: [policies[name]]}}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
 import time
@@ -13,7 +14,7 @@ from celery import Celery
 
 from kombu_delayed.message.ticket import Gate, LimitNumbers, Ticket, Use, put_ticket
 from kombu_delayed.store.store import Entry, Store
-from tests.benchmarks.app import GATE, create_app
+from tests.benchmarks.app import GATE, OPTIONS, QUEUE, create_app
 from tests.benchmarks.backlog import CALLS, TEMPLATE
 from tests.benchmarks.report import Figures, Line, benchmark, percentile
 from tests.benchmarks.rig import Rig, send_all, store_of
@@ -158,6 +159,27 @@ def gate_throughput(rig: Rig) -> Figures:
     count = rig.scaled(10_000, 3_000)
     keys = {"none": TENANTS, "fair": TENANTS, "keys": KEYS}
     return {name: drain(rig, name, count, keys[name]) for name in keys}
+
+
+SHARDS = 12
+
+
+@benchmark(
+    "gate-global",
+    _throughput(
+        "global", f"tasks through one worker, with a global limit over {SHARDS} shards", 0.7
+    ),
+)
+def gate_global(rig: Rig) -> Figures:
+    """The limit is large enough for all that the worker claims."""
+    count, before = rig.scaled(10_000, 3_000), os.environ.get(OPTIONS)
+    os.environ[OPTIONS] = json.dumps({"delayed_shards": {QUEUE: SHARDS}})
+    try:
+        return {name: drain(rig, name, count, TENANTS) for name in ("none", "global")}
+    finally:
+        del os.environ[OPTIONS]
+        if before is not None:
+            os.environ[OPTIONS] = before
 
 
 # A flood.

@@ -42,6 +42,8 @@ class Declared:
     shares: Mapping[str, int] = field(default_factory=dict)
     #: Whether its keys are tenants: headers, and not what a function makes of a message.
     is_of_tenants: bool = False
+    #: Whether other queues share it.
+    is_global: bool = False
 
     @cached_property
     def known_as(self) -> str:
@@ -70,6 +72,9 @@ class Gated(Policy):
 
     #: Whether it is about turns, of which a queue has one order, whatever task a message is of.
     is_of_queue = False
+
+    #: Whether its queue must have one shard.
+    is_whole = True
 
     def check_owner(self, owner: str) -> None:
         """Raises PolicyError where a task cannot have it."""

@@ -17,6 +17,9 @@ from .keys import By, by_text, checked_by, key_of, value_of
 
 MOST = 1_000_000_000
 
+#: Before the name of a limit that all queues share.
+GLOBAL = "global"
+
 
 class Limit(Gated):
     """Limits concurrency and rate: `Limit(concurrency=5, rate="100/m", by="customer")`.
@@ -25,7 +28,8 @@ class Limit(Gated):
     `burst` at once after a pause. `by` gives each key a limit of its own: the name of a header or
     of a keyword argument, or a function of the message. `weight` is for how many a task counts, a
     number or as `by`; `critical`, as `by`, which tasks do not. Two limits of a
-    queue that read the same key need a `name`. Raises PolicyError for invalid values.
+    queue that read the same key need a `name`. With `scope="global"` all queues and tasks that have
+    a limit of this name share its slots. Raises PolicyError for invalid values.
     """
 
     def __init__(
@@ -38,9 +42,15 @@ class Limit(Gated):
         weight: int | By = 1,
         critical: By | None = None,
         name: str | None = None,
+        scope: str = "queue",
     ) -> None:
         if concurrency is None and rate is None:
             raise PolicyError("Limit takes concurrency=…, rate=… or both")
+        if scope not in ("queue", "global"):
+            raise PolicyError(f"Limit(scope={scope!r}) takes 'queue' or 'global'")
+        self.is_global = scope == "global"
+        if self.is_global and (rate is not None or not name):
+            raise PolicyError("Limit(scope='global') takes a name and concurrency, and no rate")
         self.concurrency = 0 if concurrency is None else whole("concurrency", concurrency)
         parsed = None if rate is None else _rate("Limit", rate)
         self.every_ms = parsed.every_ms if parsed else 0.0
@@ -57,6 +67,8 @@ class Limit(Gated):
     def __repr__(self) -> str:
         weight = self.weight if isinstance(self.weight, int) else by_text(self.weight)
         own = f"by={by_text(self.by)!r}, weight={weight!r}, critical={by_text(self.critical)!r}"
+        if self.is_global:
+            own += ", scope='global'"
         return f"Limit({self._given}, {own}, name={self.name!r})"
 
     def check(self, others: tuple[Policy, ...]) -> None:
@@ -65,15 +77,23 @@ class Limit(Gated):
         if names.count(self.name) > 1:
             raise PolicyError(f"{self}: another Limit is called {self.name!r} too: give it a name")
 
+    @property
+    def is_whole(self) -> bool:  # type: ignore[override]
+        """Whether its queue must have one shard."""
+        return not self.is_global
+
     def limits(self, owner: str) -> Iterable[LimitNumbers]:
-        name = owned(owner, self.name)
-        yield LimitNumbers(name, self.concurrency, self.every_ms, self.burst)
+        name, is_global = self._known_as(owner), self.is_global
+        yield LimitNumbers(name, self.concurrency, self.every_ms, self.burst, is_global=is_global)
+
+    def _known_as(self, owner: str) -> str:
+        return f"{GLOBAL}/{self.name}" if self.is_global else owned(owner, self.name)
 
     def declared(self, owner: str) -> Iterable[Declared]:
         yield Declared(
-            owned(owner, self.name),
+            self._known_as(owner),
             "limit",
-            owner,
+            "" if self.is_global else owner,
             by_text(self.by),
             self.concurrency or None,
             self.rate,
@@ -81,15 +101,19 @@ class Limit(Gated):
             self.burst,
             has_critical=self.critical is not None,
             is_of_tenants=is_tenant(self.by),
+            is_global=self.is_global,
         )
 
     def stamp(self, ticket: Ticket, message: Message, owner: str) -> Ticket:
+        name = self._known_as(owner)
+        if self.is_global and any(use.limit == name for use in ticket.uses):
+            return ticket  # both its queue and its task have it
         cost = self._cost(message)
         if cost == 0:  # it takes no room, and so waits for none
             return ticket
         given = self._given_by(message, "key")
         key = key_of(self.by, message) if given is None else given
-        return with_uses(ticket, Use(owned(owner, self.name), key, cost))
+        return with_uses(ticket, Use(name, key, cost))
 
     def _given_by(self, message: Message, what: str) -> Any:
         """What the message says itself, of this limit or else of all; None: nothing."""

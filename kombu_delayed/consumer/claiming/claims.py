@@ -14,8 +14,8 @@ from kombu_delayed.connection.cluster.connection import SlotMoves
 from kombu_delayed.connection.native import get_logger
 from kombu_delayed.connection.wakeup import WakeConnection
 from kombu_delayed.errors import UNREACHABLE, LeaseLost
-from kombu_delayed.store.claimable import Delivered
-from kombu_delayed.store.store import delivered
+from kombu_delayed.store.claimable import Delivered, delivered
+from kombu_delayed.store.global_limits import Lack
 
 from ..policy.admission import Claimed, Gatekeeper
 from ..session import Session
@@ -85,6 +85,7 @@ class Claims:
         source = self.sources.pop(queue, None)
         if source is not None:
             self.agenda.forget(source)
+            self._qos.slots.shared.forget_queue(queue)
         return source
 
     def give_back_unbegun(self, queue: str) -> None:
@@ -147,9 +148,13 @@ class Claims:
 
     def comes_soon(self, now: float) -> bool:
         """Whether a small claim waits for more room, with nothing to hand out before it."""
-        if not self.agenda.ready or self.buffer or not (room := self.room()):
-            return False
-        return not self._worth_claiming(room, now)
+        room = self.room() if self.agenda.ready and not self.buffer else 0
+        return room > 0 and not self._worth_claiming(room, now)
+
+    def worth_at(self) -> float:
+        """From when on a claim for the room that there is now is worth a call."""
+        small_at = self._last_at + SMALL_CLAIM_SECONDS
+        return -math.inf if self._worth_claiming(self.room(), monotonic()) else small_at
 
     def next_at(self, latest: float) -> float:
         """When to look after the queues again, at the `latest` then; by the monotonic clock."""
@@ -235,7 +240,7 @@ class Claims:
 
     def _ask_later(self, source: Source, now: float) -> None:
         """The queue is on its way to another node."""
-        self.unsure.pop(source.queue, None)  # nothing was done
+        self._claimed(source.queue)  # nothing was done
         source.moves(now)
 
     def claim_one(self, queue: str, no_ack: bool) -> list[Claimed] | None:
@@ -243,12 +248,24 @@ class Claims:
         if queue in self.unsure:
             raise SlotMoves(f"queue {queue!r} is on its way to another node of the Cluster")
         version: str | None = "none yet"
-        while version != (version := self.gates.versions.get(queue)):  # it may be told of another
+        # It may be told of another version, or of messages that wait for a global limit.
+        while version != (version := self.gates.versions.get(queue)) or self._shares(queue):
             request = self._request(queue, 1, no_ack, False)
-            records = self._heard(request, self._store.deliver(**request.given)).records
-        kept = self._let_in(queue, self._numbered(request, records), no_ack)
+            answer = self._heard(request, self._store.deliver(**request.given))
+            kept = self._let_in(queue, self._numbered(request, answer.records), no_ack)
+            self._claimed(queue, answer.lacking)
+            if answer.records:
+                return kept
+        return None
+
+    def _shares(self, queue: str) -> bool:
+        """Take a slot of the global limit that a message waits for; returns whether it may go."""
+        self._qos.slots.shared.step(self._session, 1, lambda name: name == queue, queue)
+        return self._qos.slots.shared.has_for(queue)
+
+    def _claimed(self, queue: str, lacking: Sequence[Lack] | None = None) -> None:
         self.unsure.pop(queue, None)
-        return kept if records else None
+        self._qos.slots.shared.claimed(queue, lacking)
 
     def _request(self, queue: str, want: int, no_ack: bool, waits: bool) -> Request:
         """A claim that is about to be sent. Its tags are its own, whenever it is carried out."""
@@ -257,12 +274,13 @@ class Claims:
         seen_tag = self.unsure[queue] = session.tag
         session.tag = seen_tag + want
         asked = lease.ask(queue)
+        gate = self.gates.gate(queue) if self.gates.in_use else None
         given = {
             "queue": queue,
             "consumer": lease.consumer,
             "want": want,
             "tag": seen_tag + 1,
-            "gate": self.gates.gate(queue) if self.gates.in_use else None,
+            "gate": gate,
             "lease_ms": 0 if no_ack else lease.ms,
             "leased": lease.holds(queue) and not no_ack,
             "waits": waits,
@@ -270,6 +288,7 @@ class Claims:
             "promotions": session.options.promote_batch,
             "expires_ms": source.expires_ms if source else 0,
             "declared": self.gates.versions.get(queue, ""),
+            "taken": self._qos.slots.shared.take(queue, gate),
         }
         return Request(queue, want, seen_tag, no_ack, asked, given)
 
@@ -299,7 +318,7 @@ class Claims:
         if self.sources.get(queue) is not source and not source.no_ack:
             # A signal handler has cancelled it meanwhile, maybe before the server claimed these.
             self._give_back(queue, range(request.seen_tag + 1, request.seen_tag + 1 + count))
-            self.unsure.pop(queue, None)
+            self._claimed(queue)
             self.announce(queue)
             return 0
         if answer.refused and source.owes:  # the token is for those who may
@@ -321,7 +340,7 @@ class Claims:
         self.buffer.extend(kept)
         if len(kept) < len(claimed):
             source.ready = True
-        self.unsure.pop(queue, None)
+        self._claimed(queue, answer.lacking)
         if answer.records:
             source.claimed_at = now
             self._session.cycle.rotate(source.whole)
@@ -368,7 +387,7 @@ class Claims:
         else:
             self._give_back(queue, [tag for tag, _ in found])
             self._qos.outbox.flush(self._store, lease)
-        self.unsure.pop(queue, None)
+        self._claimed(queue)
 
     def _give_back(self, queue: str, tags: Sequence[int]) -> None:
         """What was claimed of a queue that it does not consume any more; with its slots."""

@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+from kombu_delayed.store.global_limits import is_pool
 
 from ..outbox import Freed, Outbox
+from .shared_slots import SharedSlots
 
 
 class Slots:
     """A message occupies its slots until it is acked or, if its task says so, until that ends."""
 
     def __init__(self, outbox: Outbox) -> None:
-        #: Tags of messages with slots -> their queues.
+        #: Tags of messages with slots -> their queues; "" for slots of global limits only.
         self.of_messages: dict[int, str] = {}
+        #: Those of global limits.
+        self.shared = SharedSlots()
         #: Those of them whose slots are their tasks', which say when they end.
         self.of_tasks: set[int] = set()
         #: How many of `task_ended` have given slots back.
         self.ends = 0
         self._outbox = outbox
 
-    def occupy(self, tag: int, queue: str) -> None:
-        """A message was claimed that has slots until it was dealt with."""
-        self.of_messages[tag] = queue
+    def occupy(self, tag: int, queue: str, shared: dict[str, int] | None = None) -> None:
+        """A message was claimed that has slots until it was dealt with.
+
+        `queue` is empty where it has only those of global limits, `shared`.
+        """
+        if shared:
+            self.shared.occupy(tag, shared)
+        if queue or shared:
+            self.of_messages[tag] = queue
 
     def keep(self, tag: int) -> bool:
         """Until `task_ended`, whenever it is acked; returns whether it has slots."""
@@ -37,8 +48,13 @@ class Slots:
         self.ends += 1
         return True
 
-    def running(self, queue: str) -> list[int]:
-        """Tags of messages of a queue whose tasks have not ended and have slots."""
+    def running(self, queue: str) -> Sequence[int | str]:
+        """Tags of messages of a queue whose tasks have not ended and have slots.
+
+        Of a global limit the names of these slots.
+        """
+        if is_pool(queue):
+            return self.shared.running(queue)
         return [tag for tag in tuple(self.of_tasks) if self.of_messages.get(tag) == queue]
 
     def free(self, tag: int) -> bool:
@@ -47,21 +63,26 @@ class Slots:
         self.of_tasks.discard(tag)
         if queue is None:
             return False
-        self._outbox.free(queue, tag)
+        self.shared.ended(tag)
+        if queue:
+            self._outbox.free(queue, tag)
         return True
 
     def free_unheard(self, queue: str, tags: Iterable[int]) -> None:
         """What was claimed in an answer that was lost goes back, with slots it may have."""
         for tag in tags:
             self.of_messages.pop(tag, None)
+            self.shared.ended(tag)
             self._outbox.freed.append(Freed(queue, tag))
 
     def take_over(self, tag: int) -> bool:
         """Whoever calls this gives back the slots of a message; returns whether it has some."""
         self.of_tasks.discard(tag)
-        return self.of_messages.pop(tag, None) is not None
+        self.shared.ended(tag)
+        return bool(self.of_messages.pop(tag, None))
 
     def forget(self) -> None:
         """All of them belong to others now."""
         self.of_messages.clear()
         self.of_tasks.clear()
+        self.shared.forget()

@@ -4,7 +4,7 @@
 -- Twice is safe: what the first call handed out is found again by recover.
 -- keys: partitions delayed messages duplicates wake armed consumers unacked events gate ready...
 -- arguments: now bucket_bytes:number consumer leased lease_ms:number want:number tag:number promotions:number waits expires_ms:number
--- arguments: steps event_limit:number declared version limits
+-- arguments: steps event_limit:number declared version limits taken
 --   leased: 1: the caller believes that its lease lasts
 --   lease_ms: 0: take without a lease, nothing will be acked: and no slots
 --   want: at most so many
@@ -14,9 +14,12 @@
 --   declared: the version of the policies by which the caller goes; empty: there are none
 --   version: of the tickets; empty: there are no policies any more, let out what waits
 --   limits: name, slots (0: no limit, -1: counted only), ms a token (0: no limit), burst, ms late that need none; …
+--     and a last word, where the limit is a global one
+--   taken: of global limits, how many slots its caller has for what it gets: limit:key slots; …
 --   expires_ms: 0: never; -1: never, and it deletes itself
 -- include: clock waiting ready buckets bucket_add backlog forget_duplicate events promise gate override limits waits expiry auto_delete
--- returns as deliver; O(log n) a message
+-- returns as deliver, and where flag 16 is set, of messages that wait for global limits: limit:key, slots of one, at least
+--   how many; …; O(log n) a message
 redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
 local lease_end_ms = redis.call('ZSCORE', consumers, consumer)
 if lease_end_ms == '0' or (leased == '1' and not lease_end_ms) then return {0} end
@@ -25,6 +28,7 @@ if lease_ms > 0 and not lasts_long then redis.call('ZADD', consumers, now_ms + l
 -- include: policies
 if has_others() then return refused() end
 
+for limit, count in taken:gmatch('([^ ;]+) (%d+);') do allowed[limit] = tonumber(count) end
 local answer = {now_ms, 0, 0, redis.call('ZCARD', consumers)}
 local taken, held, gone = {}, {}, {}
 
@@ -158,7 +162,8 @@ local function try(lane, had, order, is_only)
   local full, look_ms
   for _, use in ipairs(parts.uses) do
     local free, next_ms = has_room(use, tonumber(due_ms or 0))
-    if not free then full, look_ms = use.limit, next_ms end
+    -- Rather for a limit of this queue: for a global one others wait, too.
+    if not free and (not full or not limit_of[use.name].is_shared) then full, look_ms = use.limit, next_ms end
   end
   if full then
     block(lane, parts, full, look_ms, had, order, is_only)
@@ -183,6 +188,27 @@ local function serve_all()
     end
   end
   return redis.call('EXISTS', gate .. 'turns') == 1
+end
+
+-- What waits for global limits, for those first that were told of least lately. Of a limit's lanes the first one.
+local function lacking()
+  local lacks = {}
+  for _, limit in ipairs(redis.call('ZRANGE', gate .. 'looks', 0, 199)) do
+    local numbers = limit_of[limit:match('^[^:]*')]
+    local key = numbers and numbers.is_shared and redis.call('ZRANGE', gate .. 'blocked:' .. limit, 0, 0)[1]
+    local lane = key and redis.call('ZRANGE', blocked_line(limit, key), 0, 0)[1]
+    local parts = lane and parts_of_lane(lane)
+    local count = lane and redis.call('ZCARD', gate .. 'blocked:' .. limit) - 1 + redis.call('ZCARD', gate .. 'lane:' .. lane)
+    for _, use in ipairs(parts and parts.uses or {}) do
+      local other = limit_of[use.name]
+      if other and other.is_shared and not use.passes and count > 0 then
+        lacks[#lacks + 1], lacks[#lacks + 2], lacks[#lacks + 3] = use.limit, use.cost, count
+      end
+    end
+    if key then redis.call('ZADD', gate .. 'looks', now_ms + SHARED_LOOK_MS, limit) end
+    if #lacks >= 30 then break end
+  end
+  return lacks
 end
 
 -- Without policies: in the order of due times, whatever the lanes are, which its caller clears. Then it comes again.
@@ -219,6 +245,9 @@ local function step()
     let_arrive()
   end
   look(lease_ms > 0 and not lease_end_ms)  -- a new one may come with other limits
+  for limit, count in pairs(allowed) do
+    if count > 0 then unblock(limit) end
+  end
   local more = serve_all()
   if more_ready and #taken == 0 and want > 0 then
     more_ready = bring_ready(want)
@@ -249,6 +278,7 @@ if lease_ms > 0 then
   in_parts('HSET', gate .. 'slots:' .. consumer, held)
 end
 tell_of_arrivals()
+local lacks = some_wait and has_shared and lacking() or {}
 local look_ms = some_wait ~= false and next_look()
 if look_ms and waits == '0' and redis.call('EXISTS', armed) == 0 then announce_due(look_ms) end
 if look_ms and (not next_ms or look_ms < next_ms) then next_ms = look_ms end
@@ -263,6 +293,10 @@ elseif lease_ms > 0 and (expires_ms < 0 or redis.call('PTTL', consumers) >= 0 an
   last_while_used(consumers, expires_ms == 0 or redis.call('EXISTS', unacked, gate .. 'slots:' .. consumer) > 0, lease_ms)
 end
 if version == '' and redis.call('EXISTS', waiting) == 1 then answer[3] = answer[3] + 2 end
+if #lacks > 0 then
+  answer[3] = answer[3] + 16
+  table.insert(answer, 5, lacks)
+end
 if pause then
   answer[3] = answer[3] + 8
   table.insert(answer, 5, is_paused and 0 or until_ms)

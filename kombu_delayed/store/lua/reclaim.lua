@@ -15,7 +15,7 @@ if lease_end_ms > 0 and lease_end_ms ~= tonumber(ended_ms) and (ended_ms ~= '' o
 redis.call('ZREM', wake, '', '>' .. consumer)  -- a full server lets a script write that has freed memory first
 redis.call('ZADD', consumers, 0, consumer)  -- from here on it is dead, though it may wake up between two calls
 local before = redis.call('HLEN', unacked)
-if before > 0 then  -- it finds this should it wake up
+if before > 0 or redis.call('EXISTS', slots_held) == 1 then  -- it finds this should it wake up
   local note_ms = redis.call('PTTL', of_queue('expires'))
   redis.call('SET', of_queue('reclaimed:' .. consumer), 1, 'PX', note_ms > 0 and note_ms or 86400000)
 end

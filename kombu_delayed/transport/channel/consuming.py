@@ -154,7 +154,8 @@ class ConsumingChannel(ConnectingChannel):
 
     def _must_stay_whole(self, queue: str, shards: Sequence[str]) -> bool:
         """Whether another process has spread a queue over shards that has turns or limits here."""
-        if len(shards) == 1 or self.rules is None or self.rules.gate(queue) is None:
+        gate = self.rules.gate(queue) if len(shards) > 1 and self.rules is not None else None
+        if gate is None or not gate.is_whole:
             return False
         logger.error(
             "Another process spreads queue %r over %d shards, but the queue has policies for turns "

@@ -2,11 +2,14 @@
 -- needs: gate limits
 local limit_of = {}
 local minds_lateness = false
-for name, most, every_ms, burst, after_ms in limits:gmatch('([^ ;]*) (%S+) (%S+) (%S+) ([^;]+);') do
+-- Of global limits, by limit and key: for how many slots messages may be handed out in this call. See share.
+local allowed, has_shared, SHARED_LOOK_MS = {}, false, 1000
+for name, most, every_ms, burst, after_ms, shared in limits:gmatch('([^ ;]*) (%S+) (%S+) (%S+) ([^ ;]+)([^;]*);') do
   limit_of[name] = {
     most = tonumber(most), every_ms = tonumber(every_ms), burst = tonumber(burst), after_ms = tonumber(after_ms),
-    until_ms = math.huge,
+    until_ms = math.huge, is_shared = shared ~= '',
   }
+  has_shared = has_shared or shared ~= ''
   minds_lateness = minds_lateness or after_ms ~= '0'
 end
 
@@ -57,6 +60,7 @@ end
 local function has_room(use, due_ms)
   local limit = limit_of[use.name]
   if not limit or use.passes then return true end
+  if limit.is_shared then return (allowed[use.limit] or 0) >= use.cost, now_ms + SHARED_LOOK_MS end
   if limit.most > 0 then
     local cost = math.min(use.cost, limit.most)
     if in_use(use) + cost > limit.most then return false, math.min(now_ms + LOOK_MS, limit.until_ms) end
@@ -77,7 +81,9 @@ local function take_room(uses, due_ms)
     if limit and needs_token(limit, due_ms) then
       spend(use, spent_until(use) + math.min(use.cost, limit.burst) * limit.every_ms)
     end
-    if limit and limit.most ~= 0 and lease_ms > 0 then
+    if limit and limit.is_shared then
+      if not use.passes then allowed[use.limit] = allowed[use.limit] - use.cost end
+    elseif limit and limit.most ~= 0 and lease_ms > 0 then
       redis.call('HINCRBY', gate .. 'slots', use.limit, use.cost)
       slots = slots .. '|' .. use.limit .. '*' .. use.cost
     end

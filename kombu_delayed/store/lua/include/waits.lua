@@ -22,6 +22,7 @@ end
 -- How much of a limit is free, for a message that was due then.
 local function free_of(use, due_ms)
   local limit, free = limit_of[use.name], math.huge
+  if limit and limit.is_shared then return allowed[use.limit] or free end
   if limit and limit.most > 0 then free = limit.most - in_use(use) end
   if limit and needs_token(limit, due_ms) then
     free = math.min(free, limit.burst - (spent_until(use) - now_ms) / limit.every_ms + 1e-6)

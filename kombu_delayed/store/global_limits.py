@@ -1,0 +1,108 @@
+"""Limits that hold over several queues: their slots are lent to consumers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from .caller import Caller
+from .scripts import Call
+
+_POOL = "kombu-delayed-limit:"
+
+
+def pool_of(limit: str) -> str:
+    """Where the slots of a limit are kept: in keys like those of a queue of this name."""
+    return _POOL + limit
+
+
+def is_pool(queue: str) -> bool:
+    """Whether that is no queue, but where the slots of a limit are kept."""
+    return queue.startswith(_POOL)
+
+
+class Lack(NamedTuple):
+    """Messages that wait for a global limit, by its name and key: at least so many."""
+
+    slot: str
+    cost: int
+    messages: int
+
+
+@dataclass
+class Shared:
+    """What a consumer has got: for how many messages, by queue and slot; and whose turn it is."""
+
+    granted: dict[tuple[str, str], int] = field(default_factory=dict)
+    called: list[str] = field(default_factory=list)
+
+
+def text_of(slots: Mapping[str, int]) -> str:
+    """Slots as scripts take them."""
+    return "".join(f"{name} {count};" for name, count in slots.items() if count > 0)
+
+
+class GlobalLimits:
+    """The slots of the global limits of a database."""
+
+    def __init__(self, store: Caller) -> None:
+        self._store = store
+
+    def share_call(
+        self,
+        pool: str,
+        consumer: str,
+        number: int,
+        limit: str,
+        held: Mapping[str, int],
+        wanted: Mapping[str, Sequence[Lack]],
+        *,
+        most: int,
+        lease_ms: int,
+        leased: bool,
+    ) -> Call:
+        """The script that lends slots, and its arguments; `shared` reads its answer.
+
+        `held` is all that the consumer has now, `wanted` what messages of queues wait for; it gets
+        slots for `most` of them. `limit` are the numbers of the limit, from its gate.
+        """
+        parts = [part for queue in wanted for lack in wanted[queue] for part in (queue, *lack)]
+        return self._store.call(
+            "share",
+            pool,
+            consumer,
+            number=number,
+            limits=limit,
+            held=text_of(held),
+            wanted=parts,
+            most=most,
+            lease_ms=lease_ms,
+            leased=int(leased),
+        )
+
+    def call(self, queue: str) -> None:
+        """Have a consumer of a queue claim; without waiting for the answer."""
+        self._store.post(*self._store.call("call", queue), on_error=lambda: None)
+
+
+def shared(answer: Any) -> Shared | None:
+    """What the script that lends slots has answered; None: the caller's lease was lost."""
+    if len(answer) == 1:
+        return None
+    _, granted, called = answer
+    each = zip(granted[::3], granted[1::3], granted[2::3], strict=True)
+    return Shared(
+        {(_text(queue), slot.decode()): int(count) for queue, slot, count in each},
+        [*map(_text, called)],
+    )
+
+
+def lacks(found: Sequence[Any]) -> list[Lack]:
+    """What a claim has said of messages that wait for global limits."""
+    each = zip(found[::3], found[1::3], found[2::3], strict=True)
+    return [Lack(slot.decode(), int(cost), int(count)) for slot, cost, count in each]
+
+
+def _text(name: bytes) -> str:
+    return name.decode(errors="surrogateescape")

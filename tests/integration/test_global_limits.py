@@ -1,0 +1,286 @@
+"""One limit over queues, shards, workers and the nodes of a Cluster, with real workers."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+from celery.contrib.testing.worker import start_worker
+from kombu import Connection
+
+from celery_ext import install
+from celery_ext.policies import Fair, Limit, PolicyError
+from kombu_delayed.errors import OptionError
+from kombu_delayed.inspection.backlog import queues as queues_of
+from kombu_delayed.inspection.gate_usage import slots_in_use
+from kombu_delayed.store.global_limits import pool_of
+from kombu_delayed.store.store import Store
+from tests.kit.clusters import Cluster
+from tests.kit.extended import Bench
+from tests.kit.global_app import SLOTS, make_global_app
+from tests.kit.ledger import Entry, Ledger
+from tests.kit.policed import OpenApp
+from tests.kit.proxy import Proxy
+from tests.kit.servers import Server
+from tests.kit.tasks_app import Settings, make_app
+from tests.kit.wait import wait_until
+from tests.kit.workers import Worker
+
+PROVIDER = Limit(concurrency=SLOTS, name="provider", scope="global")
+POOL = pool_of("global%2Fprovider")
+SLOT = "global%2Fprovider:"
+SHARDS = {"delayed_shards": {"calls": 6}, "delayed_lease_seconds": 1}
+
+
+def most_at_once(entries: list[Entry]) -> int:
+    most = running = 0
+    for entry in entries:
+        running += 1 if entry["at"] == "begin" else -1
+        most = max(most, running)
+    return most
+
+
+def all_ended(count: int) -> Callable[[list[Entry]], bool]:
+    return lambda entries: sum(each["at"] == "end" for each in entries) == count
+
+
+def run_all(app: Celery, settings: Settings, directory: Path, ledger: Ledger) -> list[Entry]:
+    """A worker for each queue, each with room for all of the limit, and the tasks of both."""
+    with app, ExitStack() as stack:
+        workers = [
+            Worker(
+                settings,
+                directory,
+                name=queue,
+                module="tests.kit.global_app",
+                pool="threads",
+                concurrency=6,
+                queues=[queue],
+            )
+            for queue in ("calls", "mails")
+        ]
+        for worker in workers:
+            worker.start(wait=False)
+            stack.callback(worker.kill)
+        for worker in workers:
+            worker.wait_until_ready()
+        for n in range(30):
+            for queue in ("calls", "mails"):
+                app.send_task("ask", [0.05], queue=queue, task_id=f"{queue}-{n}")
+        entries = ledger.wait(all_ended(60), "all have run")
+        assert [worker.stop() for worker in workers] == [0, 0]
+        stack.pop_all()
+        return entries
+
+
+def check(entries: list[Entry]) -> None:
+    assert most_at_once(entries) == SLOTS
+    assert Counter(each["id"] for each in entries) == {
+        f"{queue}-{n}": 2 for queue in ("calls", "mails") for n in range(30)
+    }
+    # Where both have tasks that wait, none of them has all slots.
+    begins = [each["queue"] for each in entries if each["at"] == "begin"]
+    first = max(begins.index("calls"), begins.index("mails"))
+    together = Counter(begins[first : first + 30])
+    assert min(together.values()) >= 8, together
+
+
+def test_over_queues_shards_and_workers(bench: Bench, tmp_path: Path, store: Store) -> None:
+    options = {**bench.settings.transport_options, **SHARDS}
+    settings = Settings(bench.settings.broker_url, None, options, bench.settings.ledger)
+    app = make_global_app(settings)
+    check(run_all(app, settings, tmp_path, bench.ledger))
+    assert slots_in_use(store, POOL) == {}
+    assert POOL not in queues_of(store)
+
+
+def test_over_the_nodes_of_a_cluster(cluster: Cluster, tmp_path: Path, ledger: Ledger) -> None:
+    settings = Settings(f"delayed+{cluster.url}", None, SHARDS, str(ledger.path))
+    check(run_all(make_global_app(settings), settings, tmp_path, ledger))
+
+
+def test_slots_of_a_killed_worker(bench: Bench, tmp_path: Path) -> None:
+    """They are another one's when its lease has ended; what it ran is run again."""
+    options = {**bench.settings.transport_options, **SHARDS}
+    settings = Settings(
+        bench.settings.broker_url, None, options, bench.settings.ledger, {"task_acks_late": True}
+    )
+    go, ledger = tmp_path / "go", bench.ledger
+    of_worker: dict[str, Any] = {"module": "tests.kit.global_app", "pool": "threads"}
+    with make_global_app(settings) as app, ExitStack() as stack:
+        for n in range(4):
+            app.send_task("ask", [], {"go": str(go)}, queue="calls", task_id=f"calls-{n}")
+        killed = Worker(settings, tmp_path, name="w1", concurrency=6, queues=["calls"], **of_worker)
+        killed.start()
+        ledger.wait(lambda entries: len(entries) == SLOTS, "it has all slots")
+        app.send_task("ask", queue="mails", task_id="mails")
+        queues = ["mails", "calls"]
+        other = Worker(settings, tmp_path, name="w2", concurrency=6, queues=queues, **of_worker)
+        stack.callback(other.kill)
+        other.start()
+        pid = killed.pid
+        killed.kill()
+        go.touch()
+        ledger.wait(all_ended(5), "the other one runs all of them")
+        before = [entry for entry in ledger.entries() if entry["pid"] == pid]
+        assert len(before) == SLOTS
+        after = ledger.entries()[SLOTS:]
+        assert most_at_once(after) <= SLOTS
+        assert {entry["id"] for entry in after} == {"mails", *(f"calls-{n}" for n in range(4))}
+
+
+@pytest.fixture
+def proxy(server: Server) -> Iterator[Proxy]:
+    assert server.port is not None
+    proxy = Proxy(server.port)
+    yield proxy
+    proxy.close()
+
+
+@pytest.mark.parametrize("acks_late", [False, True])
+def test_tasks_that_outlive_their_connection_keep_their_slots(
+    proxy: Proxy, store: Store, acks_late: bool
+) -> None:
+    limit = Limit(concurrency=2, name="provider", scope="global")
+    options = {"delayed_policies": {"celery": [limit]}, "delayed_reconnect_seconds": 0}
+    app = make_app(Settings(f"delayed+redis://127.0.0.1:{proxy.port}/0", None, options))
+    begun: list[str] = []
+    may_end = {name: threading.Event() for name in ("a", "b", "c")}
+
+    @app.task(name="waits", shared=False, acks_late=acks_late)
+    def waits(name: str) -> None:
+        begun.append(name)
+        may_end[name].wait(30)
+
+    with app, ExitStack() as stack:
+        stack.callback(install(app).close)
+        for name in may_end:
+            stack.callback(may_end[name].set)
+        stack.enter_context(
+            start_worker(app, pool="threads", concurrency=4, perform_ping_check=False)
+        )
+        for name in ("a", "b"):
+            waits.delay(name)
+        wait_until(lambda: sorted(begun) == ["a", "b"], "two run")
+        (old,) = [name for name, _, _ in store.leases.consumers(POOL)]
+        proxy.cut()
+        proxy.heal()
+        wait_until(
+            lambda: len({name for name, _, _ in store.leases.consumers("celery")} - {old}) == 1,
+            "the worker has another channel",
+        )
+        assert slots_in_use(store, POOL) == {SLOT: 2}
+        if not acks_late:
+            waits.delay("c")
+            wait_until(lambda: bool(store.run("EXISTS", "{celery}:gate:looks")), "it waits")
+            assert sorted(begun) == ["a", "b"]
+        may_end["a"].set()
+        if not acks_late:
+            wait_until(lambda: sorted(begun) == ["a", "b", "c"], "the first one has ended")
+        for each in may_end.values():
+            each.set()
+        wait_until(lambda: slots_in_use(store, POOL) == {}, "all have ended")
+
+
+def test_messages_that_are_taken_by_hand(connect: Callable[..., Connection], store: Store) -> None:
+    limit = Limit(concurrency=1, name="provider", scope="global")
+    connection = connect(delayed_policies={"q": [limit], "r": [limit]})
+    for queue in ("q", "q", "r"):
+        connection.SimpleQueue(queue).put("x")
+    channel = connection.default_channel
+    first = channel.basic_get("q")
+    assert first is not None
+    assert channel.basic_get("q") is None
+    assert channel.basic_get("r", no_ack=True) is None
+    first.ack()
+    # It is the turn of q, until it has not come. What takes for good occupies nothing.
+    wait_until(lambda: channel.basic_get("r", no_ack=True) is not None, "there is a slot")
+    wait_until(lambda: channel.basic_get("q", no_ack=True) is not None, "there is a slot")
+    channel.close()
+    assert slots_in_use(store, POOL) == {}
+
+
+def test_what_is_shown_and_set(open_app: OpenApp, store: Store) -> None:
+    app = open_app(PROVIDER)
+    app.send_task("noop")
+    app.send_task("noop")
+    found = app.delayed.set_limit("celery", "global/provider", concurrency=1, by="ann")
+    assert (found.capacity, found.declared_capacity, found.set_by) == (1, SLOTS, "ann")
+    with app.connection_for_read() as connection:
+        channel = connection.default_channel
+        assert channel.basic_get("celery") is not None
+        assert channel.basic_get("celery") is None
+        (limit,) = app.delayed.limits("celery")
+        assert (limit.name, limit.in_use, limit.waiting) == ("global/provider", 1, 1)
+        assert app.delayed.reset_limit("celery")
+        assert channel.basic_get("celery") is not None
+
+
+def test_its_queue_and_its_task_have_it(open_app: OpenApp, store: Store) -> None:
+    app = open_app(PROVIDER)
+    app.task(name="mine", policies=[PROVIDER])(print)
+    app.send_task("mine")
+    with app.connection_for_read() as connection:
+        assert connection.default_channel.basic_get("celery") is not None
+        assert slots_in_use(store, POOL) == {SLOT: 1}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"concurrency": 1, "scope": "global"}, "takes a name"),
+        ({"rate": "1/s", "name": "a", "scope": "global"}, "no rate"),
+        ({"concurrency": 1, "name": "a", "scope": "all"}, "takes 'queue' or 'global'"),
+    ],
+)
+def test_what_is_invalid(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(PolicyError, match=said):
+        Limit(**given)
+
+
+def test_one_limit_has_one_size(connect: Callable[..., Connection]) -> None:
+    other = Limit(concurrency=9, name="provider", scope="global")
+    connection = connect(delayed_policies={"q": [PROVIDER], "r": [other]})
+    with pytest.raises(PolicyError, match="concurrency of 9 here, and of 3 elsewhere"):
+        connection.default_channel.basic_get("q")
+
+
+def test_a_message_takes_slots_of_one(connect: Callable[..., Connection]) -> None:
+    """Two consumers that each have one of two would wait for each other."""
+    other = Limit(concurrency=1, name="other", scope="global")
+    connection = connect(delayed_policies={"q": [PROVIDER, other]})
+    with pytest.raises(PolicyError, match=r"'q' has .*other.*provider.* slots of one"):
+        connection.default_channel.basic_get("q")
+
+
+@pytest.mark.parametrize("policy", [Limit(concurrency=1), Fair()])
+def test_a_spread_queue_has_only_global_ones(
+    connect: Callable[..., Connection], policy: Any
+) -> None:
+    connection = connect(delayed_policies={"q": [PROVIDER, policy]}, delayed_shards={"q": 3})
+    with pytest.raises(OptionError, match="scope='global'"):
+        connection.SimpleQueue("q").get(block=False)
+
+
+def test_no_answer_from_the_server_of_a_limit(
+    connect: Callable[..., Connection], client: redis.Redis
+) -> None:
+    """Data that is lost is said again: others do not get what is in use."""
+    limit = Limit(concurrency=1, name="provider", scope="global")
+    options: dict[str, Any] = {"delayed_policies": {"q": [limit]}, "delayed_lease_seconds": 30}
+    one, two = connect(**options), connect(**options)
+    for _ in range(3):
+        one.SimpleQueue("q").put("x")
+    first = one.default_channel.basic_get("q")
+    assert first is not None
+    client.delete(*client.keys(f"{{{POOL}}}:*"))
+    first.ack()
+    wait_until(lambda: one.default_channel.basic_get("q") is not None, "there is a slot")
+    assert two.default_channel.basic_get("q") is None
