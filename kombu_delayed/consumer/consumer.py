@@ -40,7 +40,11 @@ class Consumer:
         self.store = session.store
         self.parts = [Part(session, wake) for wake in wakes]
         self.progress = Progress(
-            self.lease.seconds, self.lease.clock, self.take_back, lambda: tuple(self.sources)
+            self.lease.seconds,
+            self.lease.clock,
+            self.take_back,
+            session.qos.slots.shared.tell_of_taken_back,
+            lambda: tuple(self.sources),
         )
         session.parts, session.progress = self.parts, self.progress
         self.lease.progress = self.progress
@@ -85,7 +89,7 @@ class Consumer:
         lease.end()
         for part in tuple(self.parts):
             part.stop()
-        for queue in filter(qos.slots.running, queues):
+        for queue in qos.slots.queues_of_tasks():
             qos.give_back_reserved(queue)  # what has begun goes on
         self._leave(queues)
         self.remaining = remain(lease, queues, qos.slots) or self.remaining
@@ -129,11 +133,14 @@ class Consumer:
         if monotonic() >= run.look_at:
             run.look()  # acks that the server has refused, or not heard of, leave with the next
         shared = self.session.qos.slots.shared
-        now = monotonic()
-        shared.step(self.session, self._room() if now >= self._claim_at() else 0, self._make_ready)
+        if shared.pools:
+            room = self._room() if monotonic() >= self._claim_at() else 0
+            shared.step(self.session, room, self._make_ready)
         next_at = min(self._step_parts(), run.look_at)
-        at = shared.next_at(self.session, self._room())
-        return min(next_at, max(at, self._claim_at()))
+        if shared.pools:
+            at = shared.next_at(self.session, self._room())
+            next_at = min(next_at, max(at, self._claim_at()))
+        return next_at
 
     def _room(self) -> int:
         return max((part.claims.room() for part in tuple(self.parts)), default=0)

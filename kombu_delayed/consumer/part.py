@@ -208,10 +208,12 @@ class Part:
 
     def _opened(self, entry: Claimed, no_ack: bool) -> dict[str, Any] | None:
         session, lease = self.session, self.session.lease
-        if not no_ack:
-            held = (entry.queue, *self._qos.slots.shared.pools_of(entry.tag))
-            ended = [queue for queue in held if lease.may_have_ended(queue)]
-            if not all(lease.renew(queue, session.store) for queue in ended):
+        held = [entry.queue]
+        if (shared := self._qos.slots.shared).pools:
+            held += shared.pools_of(entry.tag)
+        for queue in held:
+            ended = not no_ack and lease.may_have_ended(queue)
+            if ended and not lease.renew(queue, session.store):
                 raise LeaseLost
         payload = self.opener.open(entry, no_ack)
         if payload is not None and session.quick_runs < QUICK_RUNS:

@@ -96,5 +96,7 @@ class Session:
         """Give back what is not acked and not running; returns the errors of queues."""
         self.qos.release_failed()
         self.qos.outbox.settle(self.store, self.lease)  # leaving gives back what is not acked yet
-        self.qos.slots.shared.tell(self.store, self.lease.consumer, self.lease.ms)
-        return self.store.leases.leave_all([*queues], self.lease.consumer, self.qos.slots.running)
+        slots = self.qos.slots
+        slots.shared.leave_with(slots.of_tasks)
+        slots.shared.tell(self.store, self.lease.consumer, self.lease.ms)
+        return self.store.leases.leave_all([*queues], self.lease.consumer, slots.running)

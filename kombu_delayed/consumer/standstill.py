@@ -23,8 +23,8 @@ class Unbegun(NamedTuple):
 class Progress:
     """Watches one loop. The loop stamps it; the keeper's thread checks it.
 
-    `take_back` takes what has not begun away from the loop, so that this one owns it; `queues`
-    gives the queues that are consumed.
+    `take_back` takes what has not begun away from the loop, so that this one owns it; `tell` gives
+    back what that has of global limits; `queues` gives the queues that are consumed.
     """
 
     def __init__(
@@ -32,11 +32,13 @@ class Progress:
         seconds: float,
         clock: Callable[[], float],
         take_back: Callable[[], list[Unbegun]],
+        tell: Callable[[Store, str, int], None],
         queues: Callable[[], Iterable[str]],
     ) -> None:
         self._seconds = seconds
         self._clock = clock
         self._take_back = take_back
+        self._tell = tell
         self._queues = queues
         self._at = clock()
         self._has_stopped = False
@@ -81,6 +83,8 @@ class Progress:
                 )
             self._owes_promises = True
         errors = self._release(store, consumer)
+        if has_stopped and not errors:
+            self._tell(store, consumer, int(self._seconds * 1000))
         if self._owes_promises:
             self._pass_promises_on(store)
             self._owes_promises = False

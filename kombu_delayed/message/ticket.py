@@ -96,13 +96,8 @@ class Gate:
 
     @cached_property
     def has_slots(self) -> bool:
-        """Whether messages that are handed out may have slots to be given back."""
+        """Whether messages that are handed out may have slots of its queue to be given back."""
         return any(each.slots and not each.is_global for each in self.limits)
-
-    @cached_property
-    def has_slots_anywhere(self) -> bool:
-        """The same, also of global limits."""
-        return any(each.slots for each in self.limits)
 
     @cached_property
     def global_limits(self) -> dict[str, str]:

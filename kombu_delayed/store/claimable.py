@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..connection.commands import numbers
-from ..message.ticket import Gate
 from .caller import Caller, without_errors
-from .global_limits import Lack, lacks
+from .global_limits import Lack
 from .scripts import Call
 
 
@@ -84,17 +83,3 @@ class Claimable:
             yield keys.waiting
             if with_backlog:
                 yield keys.partitions
-
-
-def delivered(answer: Any, gate: Gate | None) -> Delivered | None:
-    """What the script that delivers has answered; None: the caller's lease was lost."""
-    if len(answer) == 1:
-        return None
-    now_ms, next_due_ms, flags, consumers, *records = answer
-    gated, refused = bool(flags & 2), bool(flags & 4)
-    resumed_ms = records.pop(0) if flags & 8 else None
-    lacking = lacks(records.pop(0)) if flags & 16 else ()
-    paused = resumed_ms == 0
-    has_more = not paused and (bool(flags & 1) or (gate is None and gated))
-    found = now_ms, next_due_ms, has_more, consumers, records
-    return Delivered(*found, gated, refused, paused, resumed_ms or 0, lacking)

@@ -10,9 +10,9 @@ from ..message.ticket import Gate
 from ..message.wait import NO_WAIT, Wait
 from . import instrumentation
 from .caller import CALL_LIMIT, Caller, Limits, Scheduled, chunks
-from .claimable import Claimable, Delivered, delivered
+from .claimable import Claimable, Delivered
 from .dead_letters import DeadLetters
-from .global_limits import GlobalLimits
+from .global_limits import lacks
 from .leases import Leases
 from .overrides import Overrides
 from .pauses import Pauses
@@ -80,11 +80,6 @@ class Store(Caller):
     def overrides(self) -> Overrides:
         """Limits that were changed at run time."""
         return Overrides(self)
-
-    @property
-    def global_limits(self) -> GlobalLimits:
-        """Limits that hold over several queues."""
-        return GlobalLimits(self)
 
     @property
     def policies(self) -> PolicyRecords:
@@ -388,3 +383,17 @@ class Store(Caller):
         if not self.run("EXISTS", self.keys(queue).consumers):
             self.ask("delete", queue)
             self.dictionaries.forget_unused(queue, 0)
+
+
+def delivered(answer: Any, gate: Gate | None) -> Delivered | None:
+    """What the script that delivers has answered; None: the caller's lease was lost."""
+    if len(answer) == 1:
+        return None
+    now_ms, next_due_ms, flags, consumers, *records = answer
+    gated, refused = bool(flags & 2), bool(flags & 4)
+    resumed_ms = records.pop(0) if flags & 8 else None
+    lacking = lacks(records.pop(0)) if flags & 16 else ()
+    paused = resumed_ms == 0
+    has_more = not paused and (bool(flags & 1) or (gate is None and gated))
+    found = now_ms, next_due_ms, has_more, consumers, records
+    return Delivered(*found, gated, refused, paused, resumed_ms or 0, lacking)

@@ -7,7 +7,7 @@ import os
 import statistics
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from celery import Celery
@@ -18,6 +18,7 @@ from tests.benchmarks.app import GATE, OPTIONS, QUEUE, create_app
 from tests.benchmarks.backlog import CALLS, TEMPLATE
 from tests.benchmarks.report import Figures, Line, benchmark, percentile
 from tests.benchmarks.rig import Rig, send_all, store_of
+from tests.kit.clusters import start_cluster
 from tests.kit.wait import wait_until
 
 MOST_RATIO = 1.3
@@ -32,15 +33,24 @@ FLOOD = 100_000
 
 
 @contextmanager
-def gated(rig: Rig, name: str) -> Iterator[Celery]:
+def set_environment(name: str, value: str) -> Iterator[None]:
+    """For this process, and for workers that are started meanwhile."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before
+
+
+@contextmanager
+def gated(rig: Rig, name: str, url: str | None = None) -> Iterator[Celery]:
     """An app with these policies; workers that are started meanwhile have them, too."""
     rig.redis.flushall()
-    os.environ[GATE] = name
-    try:
-        with create_app(rig.url()) as app:
-            yield app
-    finally:
-        del os.environ[GATE]
+    with set_environment(GATE, name), create_app(url or rig.url()) as app:
+        yield app
 
 
 def check_allocator(rig: Rig) -> None:
@@ -125,11 +135,11 @@ def _entry(id: str, ticket: Ticket, due_ms: int) -> Entry:
 # Throughput.
 
 
-def drain(rig: Rig, name: str, count: int, keys: int) -> float:
+def drain(rig: Rig, name: str, count: int, keys: int, url: str | None = None) -> float:
     """Tasks a second through a worker with these policies."""
-    with gated(rig, name) as app:
+    with gated(rig, name, url) as app:
         send_all(app, (((), {"headers": {"tenant": str(n % keys)}}) for n in range(count)))
-        return rig.drain(count)
+        return rig.drain(count, url=url)
 
 
 def _throughput(name: str, what: str, least: float) -> Line:
@@ -161,25 +171,28 @@ def gate_throughput(rig: Rig) -> Figures:
     return {name: drain(rig, name, count, keys[name]) for name in keys}
 
 
-SHARDS = 12
+SHARDS, NODES = 12, 3
 
 
 @benchmark(
     "gate-global",
     _throughput(
-        "global", f"tasks through one worker, with a global limit over {SHARDS} shards", 0.7
+        "global",
+        f"tasks through one worker, with a global limit over {SHARDS} shards on {NODES} nodes",
+        0.7,
     ),
 )
 def gate_global(rig: Rig) -> Figures:
     """The limit is large enough for all that the worker claims."""
-    count, before = rig.scaled(10_000, 3_000), os.environ.get(OPTIONS)
-    os.environ[OPTIONS] = json.dumps({"delayed_shards": {QUEUE: SHARDS}})
-    try:
-        return {name: drain(rig, name, count, TENANTS) for name in ("none", "global")}
-    finally:
-        del os.environ[OPTIONS]
-        if before is not None:
-            os.environ[OPTIONS] = before
+    count, options = rig.scaled(10_000, 3_000), {"delayed_shards": {QUEUE: SHARDS}}
+    with ExitStack() as stack:
+        stack.enter_context(set_environment(OPTIONS, json.dumps(options)))
+        directory = rig.directory / "cluster"
+        cluster = stack.enter_context(
+            start_cluster("valkey", directory, NODES, 0, append_only=False)
+        )
+        url = f"delayed+{cluster.url}"
+        return {name: drain(rig, name, count, TENANTS, url) for name in ("none", "global")}
 
 
 # A flood.

@@ -25,7 +25,9 @@ from kombu_delayed.store.store import Store
 from tests.kit.clusters import Cluster
 from tests.kit.extended import Bench
 from tests.kit.global_app import SLOTS, make_global_app
+from tests.kit.inbox import Inbox
 from tests.kit.ledger import Entry, Ledger
+from tests.kit.mail import MAIL, publish
 from tests.kit.policed import OpenApp
 from tests.kit.proxy import Proxy
 from tests.kit.servers import Server
@@ -189,6 +191,42 @@ def test_tasks_that_outlive_their_connection_keep_their_slots(
         wait_until(lambda: slots_in_use(store, POOL) == {}, "all have ended")
 
 
+def test_a_lost_connection_frees_what_has_not_begun(proxy: Proxy, store: Store) -> None:
+    """Of two that a worker has claimed it can run one: the other one's slot is not lost."""
+    limit = Limit(concurrency=2, name="provider", scope="global")
+    options = {"delayed_policies": {"celery": [limit]}, "delayed_reconnect_seconds": 0}
+    app = make_app(Settings(f"delayed+redis://127.0.0.1:{proxy.port}/0", None, options))
+    app.conf.worker_prefetch_multiplier = 4
+    begun: list[str] = []
+    may_end = threading.Event()
+
+    @app.task(name="waits", shared=False)
+    def waits(name: str) -> None:
+        begun.append(name)
+        may_end.wait(30)
+
+    with app, ExitStack() as stack:
+        stack.callback(install(app).close)
+        stack.callback(may_end.set)
+        stack.enter_context(
+            start_worker(app, pool="threads", concurrency=1, perform_ping_check=False)
+        )
+        for name in ("a", "b"):
+            waits.delay(name)
+        wait_until(lambda: len(begun) == 1, "one runs")
+        wait_until(lambda: slots_in_use(store, POOL) == {SLOT: 2}, "the other one is claimed")
+        (old,) = [name for name, _, _ in store.leases.consumers(POOL)]
+        proxy.cut()
+        proxy.heal()
+        wait_until(
+            lambda: len({name for name, _, _ in store.leases.consumers("celery")} - {old}) == 1,
+            "the worker has another channel",
+        )
+        may_end.set()
+        wait_until(lambda: len(begun) == 2, "the other one runs")
+        wait_until(lambda: slots_in_use(store, POOL) == {}, "no slot is left")
+
+
 def test_messages_that_are_taken_by_hand(connect: Callable[..., Connection], store: Store) -> None:
     limit = Limit(concurrency=1, name="provider", scope="global")
     connection = connect(delayed_policies={"q": [limit], "r": [limit]})
@@ -205,6 +243,38 @@ def test_messages_that_are_taken_by_hand(connect: Callable[..., Connection], sto
     wait_until(lambda: channel.basic_get("q", no_ack=True) is not None, "there is a slot")
     channel.close()
     assert slots_in_use(store, POOL) == {}
+
+
+def test_what_was_not_acked_frees_its_slot_with_the_channel(
+    connect: Callable[..., Connection], store: Store
+) -> None:
+    connection = connect(delayed_policies={"q": [PROVIDER]})
+    for _ in range(2):
+        connection.SimpleQueue("q").put("x")
+    channel = connection.default_channel
+    assert channel.basic_get("q") is not None
+    assert slots_in_use(store, POOL) == {SLOT: 1}
+    channel.close()
+    assert slots_in_use(store, POOL) == {}
+    assert store.leases.consumers(POOL) == []
+
+
+def test_what_has_not_begun_frees_its_slot_with_the_channel(
+    connect: Callable[..., Connection], store: Store
+) -> None:
+    """Its program would say when it begins, and when it ends, which it never does."""
+    connection = connect(delayed_policies={"mail": [PROVIDER]})
+    inbox = Inbox(connection, MAIL, prefetch_count=5, ack=False)
+    publish(connection, "begun", "waits")
+    inbox.receive(2)
+    channel, (begun, waits) = inbox.consumer.channel, inbox.messages
+    for message in (begun, waits):
+        assert channel.handed_out.waits(message.delivery_tag)
+    assert channel.handed_out.begins(begun.delivery_tag)
+    channel.close()
+    assert slots_in_use(store, POOL) == {SLOT: 1}
+    channel.handed_out.has_ended(begun.delivery_tag)
+    wait_until(lambda: store.leases.consumers(POOL) == [], "the other one has ended, too")
 
 
 def test_what_is_shown_and_set(open_app: OpenApp, store: Store) -> None:
@@ -230,6 +300,44 @@ def test_its_queue_and_its_task_have_it(open_app: OpenApp, store: Store) -> None
     with app.connection_for_read() as connection:
         assert connection.default_channel.basic_get("celery") is not None
         assert slots_in_use(store, POOL) == {SLOT: 1}
+
+
+def test_what_weighs_nothing_or_is_critical_takes_none(open_app: OpenApp, store: Store) -> None:
+    full = Limit(concurrency=1, name="provider", scope="global", weight="weighs", critical="now")
+    app = open_app(full)
+    for given in ({}, {"weighs": 0}, {"now": True}):
+        app.send_task("noop", kwargs=given)
+    with app.connection_for_read() as connection:
+        channel = connection.default_channel
+        found = [channel.basic_get("celery") for _ in range(3)]
+        assert all(found)
+        assert slots_in_use(store, POOL) == {SLOT: 1}
+
+
+def test_what_goes_back_or_is_rejected_frees_its_slot(open_app: OpenApp, store: Store) -> None:
+    app = open_app(Limit(concurrency=1, name="provider", scope="global"))
+    app.send_task("noop")
+    with app.connection_for_read() as connection:
+        channel = connection.default_channel
+        for requeue in (True, True, False):
+            message = channel.basic_get("celery")
+            assert message is not None
+            assert slots_in_use(store, POOL) == {SLOT: 1}
+            message.reject(requeue=requeue)
+        wait_until(lambda: channel.basic_get("celery") is None, "it is buried")
+        assert slots_in_use(store, POOL) == {}
+
+
+def test_a_paused_queue_holds_no_slots(open_app: OpenApp, store: Store) -> None:
+    app = open_app(Limit(concurrency=1, name="provider", scope="global"))
+    app.send_task("noop")
+    app.delayed.pause("celery")
+    with app.connection_for_read() as connection:
+        channel = connection.default_channel
+        assert channel.basic_get("celery") is None
+        assert slots_in_use(store, POOL) == {}
+        app.delayed.resume("celery")
+        assert channel.basic_get("celery") is not None
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from kombu_delayed.message.ticket import Gate, LimitNumbers
-from kombu_delayed.store.global_limits import Lack, Shared, pool_of, shared
+from kombu_delayed.store.global_limits import GlobalLimits, Lack, Shared, pool_of, shared
 from kombu_delayed.store.store import Store
 
 LEASE_MS = 10_000
@@ -27,7 +27,7 @@ class Consumer:
         self.leased = False
 
     def call(self, number: int, held: Mapping[str, int], wanted: Any, most: int = 100) -> Any:
-        move, given = self.store.global_limits.share_call(
+        move, given = GlobalLimits(self.store).share_call(
             POOL,
             self.name,
             number,

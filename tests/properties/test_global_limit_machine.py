@@ -24,15 +24,14 @@ from hypothesis.stateful import (
 )
 
 from kombu_delayed.consumer.policy import shared_slots
-from kombu_delayed.consumer.policy.shared_slots import SharedSlots
 from kombu_delayed.inspection.gate_usage import slots_in_use
 from kombu_delayed.message.envelope import open_envelope
 from kombu_delayed.message.ticket import Gate, LimitNumbers, Ticket, Use, put_ticket
 from kombu_delayed.store.global_limits import pool_of
 from kombu_delayed.store.store import Entry, Store
+from tests.kit.sharing import LEASE_MS, Lossy, SharingConsumer
 from tests.kit.state import message
 
-LEASE_MS = 10_000
 CONSUMERS = ("A", "B", "C")
 QUEUES = ("q", "q\x1f1", "r")
 SLOTS = {"all": 4, "customer": 2}
@@ -59,70 +58,12 @@ def uses(draw: st.DrawFn) -> tuple[Use, ...]:
     return tuple(found)
 
 
-class Lease:
-    """As far as it is asked here; the model says when it has ended."""
-
-    ms, seconds = LEASE_MS, LEASE_MS / 1000
-
-    def __init__(self, machine: Machine, consumer: str) -> None:
-        self.consumer = consumer
-        self.lost = False
-        self.queues: set[str] = set()
-        self._machine = machine
-
-    def clock(self) -> float:
-        return self._machine.now_ms / 1000
-
-    def holds(self, queue: str) -> bool:
-        return queue in self.queues
-
-    def grant(self, queue: str, asked: Any) -> None:
-        self.queues.add(queue)
-
-    def outlast_data(self, queue: str, store: Store, register: Any) -> Any:
-        if store.leases.was_reclaimed(queue, self.consumer):
-            return None
-        return register()
-
-
-class Consumer:
-    """What a worker does, one step at a time. Each life has a name of its own."""
-
-    runs_here = False
+class Consumer(SharingConsumer):
+    """Each life has a name of its own."""
 
     def __init__(self, machine: Machine, name: str, life: int) -> None:
-        self.store = machine.store
-        self.lease = Lease(machine, f"{name}{life}")
-        self.shared = SharedSlots()
-        self.tag = 0
-        #: Of claims without an answer, the last tag before them.
-        self.unsure: dict[str, int] = {}
+        super().__init__(machine.store, f"{name}{life}", lambda: machine.now_ms / 1000)
         self.running: dict[int, tuple[str, str]] = {}
-
-    @property
-    def name(self) -> str:
-        return self.lease.consumer
-
-
-class Lossy:
-    """A store whose answers may get lost, and that remembers what was sent."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self.loses = ""
-        self.sent: list[Any] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
-    def together(self, calls: Any) -> Any:
-        self.sent += calls
-        if self.loses == "call":
-            raise redis.ConnectionError("lost")
-        answers = self._store.together(calls)
-        if self.loses == "answer":
-            raise redis.ConnectionError("lost")
-        return answers
 
 
 class Machine(RuleBasedStateMachine):
@@ -146,7 +87,7 @@ class Machine(RuleBasedStateMachine):
 
     def _tick(self, ms: int) -> None:
         self.now_ms += ms
-        self.store._store.now = str(self.now_ms)
+        self.store.store.now = str(self.now_ms)
         shared_slots.monotonic = lambda: self.now_ms / 1000  # type: ignore[attr-defined]
 
     @rule(ms=st.integers(1, 1_500))
@@ -165,7 +106,7 @@ class Machine(RuleBasedStateMachine):
     def share(self, name: str, room: int, loses: str) -> None:
         self.store.loses = loses
         consumer = self.living[name]
-        consumer.shared.step(consumer, room, lambda queue: queue in QUEUES)  # type: ignore[arg-type]
+        consumer.shared.step(consumer, room, lambda queue: queue in QUEUES)
         self.store.loses = ""
         assert not consumer.lease.lost
 
@@ -189,34 +130,13 @@ class Machine(RuleBasedStateMachine):
     @rule(name=consumers, queue=queues, want=st.integers(0, 4), is_lost=st.booleans())
     def claim(self, name: str, queue: str, want: int, is_lost: bool) -> None:
         consumer = self.living[name]
-        self._recover(consumer)
-        seen, consumer.tag = consumer.tag, consumer.tag + want
-        consumer.unsure[queue] = seen
-        answer = self.store.deliver(
-            queue,
-            consumer.name,
-            want,
-            seen + 1,
-            lease_ms=LEASE_MS,
-            gate=GATE,
-            taken=consumer.shared.take(queue, GATE),
-        )
-        consumer.lease.queues.add(queue)
-        if not is_lost:
-            found = [*enumerate(answer.records, seen + 1)]
-            self._got(consumer, queue, found, answer.lacking)
+        for each in tuple(consumer.unsure):
+            self._run(consumer, each, consumer.recover(each, GATE))
+        self._run(consumer, queue, consumer.claim(queue, GATE, want, is_lost))
 
-    def _recover(self, consumer: Consumer) -> None:
-        for queue, seen in tuple(consumer.unsure.items()):
-            found = self.store.leases.recover(queue, consumer.name, seen)
-            self._got(consumer, queue, found, None)
-
-    def _got(self, consumer: Consumer, queue: str, found: Any, lacking: Any) -> None:
+    def _run(self, consumer: Consumer, queue: str, found: list[Any]) -> None:
         for tag, record in found:
             consumer.running[tag] = queue, open_envelope(record[1:], 0).id
-            consumer.shared.occupy(tag, GATE.global_slots(record))
-        consumer.shared.claimed(queue, lacking)
-        del consumer.unsure[queue]
 
     @rule(name=consumers, data=st.data())
     def end(self, name: str, data: st.DataObject) -> None:

@@ -14,8 +14,9 @@ from kombu_delayed.connection.cluster.connection import SlotMoves
 from kombu_delayed.connection.native import get_logger
 from kombu_delayed.connection.wakeup import WakeConnection
 from kombu_delayed.errors import UNREACHABLE, LeaseLost
-from kombu_delayed.store.claimable import Delivered, delivered
+from kombu_delayed.store.claimable import Delivered
 from kombu_delayed.store.global_limits import Lack
+from kombu_delayed.store.store import delivered
 
 from ..policy.admission import Claimed, Gatekeeper
 from ..session import Session
@@ -148,8 +149,9 @@ class Claims:
 
     def comes_soon(self, now: float) -> bool:
         """Whether a small claim waits for more room, with nothing to hand out before it."""
-        room = self.room() if self.agenda.ready and not self.buffer else 0
-        return room > 0 and not self._worth_claiming(room, now)
+        if not self.agenda.ready or self.buffer or not (room := self.room()):
+            return False
+        return not self._worth_claiming(room, now)
 
     def worth_at(self) -> float:
         """From when on a claim for the room that there is now is worth a call."""
@@ -248,7 +250,7 @@ class Claims:
         if queue in self.unsure:
             raise SlotMoves(f"queue {queue!r} is on its way to another node of the Cluster")
         version: str | None = "none yet"
-        # It may be told of another version, or of messages that wait for a global limit.
+        # It may be told of another version, or of what waits for a global limit.
         while version != (version := self.gates.versions.get(queue)) or self._shares(queue):
             request = self._request(queue, 1, no_ack, False)
             answer = self._heard(request, self._store.deliver(**request.given))
@@ -288,7 +290,7 @@ class Claims:
             "promotions": session.options.promote_batch,
             "expires_ms": source.expires_ms if source else 0,
             "declared": self.gates.versions.get(queue, ""),
-            "taken": self._qos.slots.shared.take(queue, gate),
+            "taken": self._qos.slots.shared.take(queue, gate, want) if gate else "",
         }
         return Request(queue, want, seen_tag, no_ack, asked, given)
 
@@ -340,7 +342,9 @@ class Claims:
         self.buffer.extend(kept)
         if len(kept) < len(claimed):
             source.ready = True
-        self._claimed(queue, answer.lacking)
+        self.unsure.pop(queue, None)
+        if self._qos.slots.shared.pools:
+            self._qos.slots.shared.claimed(queue, answer.lacking)
         if answer.records:
             source.claimed_at = now
             self._session.cycle.rotate(source.whole)

@@ -242,9 +242,9 @@ class Gatekeeper:
         for each in claimed:
             if gate.has_ticket(each.record):
                 stay.append(each)
-                if gate.has_slots_anywhere and not no_ack:
-                    own = queue if gate.has_slots else ""
-                    self._slots.occupy(each.tag, own, gate.global_slots(each.record))
+                if (gate.has_slots or gate.global_limits) and not no_ack:
+                    shared = gate.global_slots(each.record)
+                    self._slots.occupy(each.tag, queue, gate.has_slots, shared)
                 continue
             try:
                 record = self._store.readable(queue, each.record)

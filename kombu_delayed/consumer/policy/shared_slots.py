@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol
@@ -12,8 +13,9 @@ from typing import TYPE_CHECKING, Protocol
 from kombu_delayed.connection import native
 from kombu_delayed.errors import UNREACHABLE
 from kombu_delayed.message.ticket import Gate
-from kombu_delayed.store.global_limits import Lack, Shared, pool_of, shared
+from kombu_delayed.store.global_limits import GlobalLimits, Lack, Shared, pool_of, shared
 from kombu_delayed.store.scripts import Call
+from kombu_delayed.store.shards import queue_of
 from kombu_delayed.store.store import Store
 
 if TYPE_CHECKING:
@@ -30,6 +32,9 @@ UNUSED_SECONDS = 0.1
 #: A limit whose server cannot be reached is tried again after so long.
 AGAIN_SECONDS = 1.0
 
+#: Calls of the loop are numbered in such steps: those of the keeper's thread come between two.
+STEP = 1_000
+
 
 @dataclass
 class Pool:
@@ -40,10 +45,10 @@ class Pool:
     numbers: str = ""
     #: Of messages that were claimed and not ended.
     used: Counter[str] = field(default_factory=Counter)
-    #: For the next claim of a queue, and since when.
+    #: For the next claims of a queue's shards, by its name, and since when.
     granted: dict[str, Counter[str]] = field(default_factory=dict)
     granted_at: float = 0.0
-    #: For a claim on its way.
+    #: For a claim of a shard that is on its way, and of no message that is known here.
     sent: dict[str, Counter[str]] = field(default_factory=dict)
     #: What messages of queues wait for, as their last claims have said.
     lacking: dict[str, Sequence[Lack]] = field(default_factory=dict)
@@ -54,6 +59,10 @@ class Pool:
     told_at: float = 0.0
     again_at: float = -math.inf
     generation: int = -1
+    #: What the server knows of, and by which call; None: a call is on its way, or was lost.
+    known: tuple[int, Counter[str]] | None = None
+    #: What the keeper's thread has taken back since then: the loop is stuck.
+    taken_back: Counter[str] = field(default_factory=Counter)
 
     @property
     def held(self) -> Counter[str]:
@@ -63,9 +72,24 @@ class Pool:
             found.update(each)
         return +found
 
+    def send(self, queue: str, want: int) -> Counter[str]:
+        """The slots for a claim of at most so many messages; 0 of what these lack in vain."""
+        granted, slots = self.granted.get(queue_of(queue), Counter()), Counter[str]()
+        for slot, cost, messages in self.lacking.get(queue, ()):
+            slots[slot] = cost * min(want, messages, granted[slot] // cost)
+            granted[slot] -= slots[slot]
+        self.sent[queue] = self.sent.get(queue, Counter()) + slots
+        return slots
+
     def less(self, now: float) -> None:
         """Fewer slots are needed from now on."""
         self.less_since = min(self.less_since, now)
+
+    def failed(self, now: float) -> None:
+        """Nobody knows whether the last call was carried out: it is made again, soon."""
+        self.again_at = now + AGAIN_SECONDS
+        self.is_new = True
+        self.less(now)
 
 
 class Owner(Protocol):
@@ -79,50 +103,53 @@ class Owner(Protocol):
 class SharedSlots:
     """The slots of global limits of one consumer.
 
-    The loop calls all but `ended`, `running` and `tell`, which any thread may.
+    The loop calls all but `ended`, `running` and `tell`, which any thread may, and the calls of
+    the keeper's thread while the loop is stuck.
     """
 
     def __init__(self) -> None:
-        self._pools: dict[str, Pool] = {}
+        #: By the names of limits, as slots have them. Empty: nothing here concerns this consumer.
+        self.pools: dict[str, Pool] = {}
         self._of_messages: dict[int, dict[str, int]] = {}
         self._ended: deque[dict[str, int]] = deque()
         self._number = 0
-        self._lock = native.lock()
 
     # Claims.
 
-    def take(self, queue: str, gate: Gate | None) -> str:
+    def take(self, queue: str, gate: Gate, want: int) -> str:
         """Slots for a claim of a queue that is about to be sent, as the script takes them."""
-        if gate is None or not gate.global_limits:
-            return ""
         text = ""
         for name, numbers in gate.global_limits.items():
-            pool = self._pools.get(name)
-            if pool is None:
-                pool = self._pools[name] = Pool(pool_of(name))
+            pool = self._pool(name)
             pool.numbers = numbers
-            known = Counter({lack.slot: 0 for lack in pool.lacking.get(queue, ())})
-            slots = pool.granted.pop(queue, Counter())
-            pool.sent[queue] = pool.sent.get(queue, Counter()) + slots
-            known.update(slots)
-            text += "".join(f"{slot} {count};" for slot, count in known.items())
+            slots = pool.send(queue, want)
+            text += "".join(f"{slot} {count};" for slot, count in slots.items())
         return text
 
-    def occupy(self, tag: int, slots: dict[str, int]) -> None:
+    def _pool(self, name: str) -> Pool:
+        pool = self.pools.get(name)
+        if pool is None:
+            pool = self.pools[name] = Pool(pool_of(name))
+        return pool
+
+    def occupy(self, tag: int, queue: str, slots: dict[str, int]) -> None:
         """A message was claimed that has slots until its task has ended."""
         self._of_messages[tag] = slots
         for slot, count in slots.items():
-            self._pools[_limit(slot)].used[slot] += count
+            pool = self._pool(_limit(slot))
+            pool.used[slot] += count
+            if queue in pool.sent:
+                pool.sent[queue][slot] -= count
 
     def claimed(self, queue: str, lacking: Sequence[Lack] | None = None) -> None:
-        """A claim has been answered, and who has got a message occupies its slots.
+        """A claim has been answered, and messages that it has brought occupy their slots.
 
         `lacking` is what other messages of the queue wait for; None: it is not known.
         """
-        now = monotonic()
-        for name, pool in self._pools.items():
-            if pool.sent.pop(queue, None):
-                pool.less(now)
+        for name, pool in self.pools.items():
+            if left := +pool.sent.pop(queue, Counter()):
+                pool.granted.setdefault(queue_of(queue), Counter()).update(left)
+                pool.less(monotonic())
             if lacking is None:
                 continue
             pool.lacking.pop(queue, None)  # behind the others, whose turn is before its next one
@@ -132,28 +159,35 @@ class SharedSlots:
 
     def has_for(self, queue: str) -> bool:
         """Whether there are slots for the next claim of a queue."""
-        return any(queue in pool.granted for pool in self._pools.values())
+        name = queue_of(queue)
+        return any(+pool.granted.get(name, Counter()) for pool in self.pools.values())
 
     def forget_queue(self, queue: str) -> None:
         """It is not consumed any more."""
-        for pool in tuple(self._pools.values()):
+        for pool in tuple(self.pools.values()):
             pool.lacking.pop(queue, None)
-            if pool.granted.pop(queue, None):
+            if pool.granted:
                 pool.less(monotonic())
 
     # The ends of tasks.
 
-    def ended(self, tag: int) -> bool:
-        """The slots of a message come back; returns whether it had some."""
+    def ended(self, tag: int) -> dict[str, int]:
+        """The slots of a message come back; returns them."""
+        ended = self._ended  # another one if all is forgotten meanwhile
         slots = self._of_messages.pop(tag, None)
         if slots:
-            self._ended.append(slots)
-        return bool(slots)
+            ended.append(slots)
+        return slots or {}
+
+    def take_over(self, tag: int) -> None:
+        """The same, from the keeper's thread, which tells the servers if the loop is stuck."""
+        for slot, count in self.ended(tag).items():
+            self._pool(_limit(slot)).taken_back[slot] += count
 
     def _drain(self, now: float) -> None:
         while self._ended:
             for slot, count in self._ended.popleft().items():
-                pool = self._pools[_limit(slot)]
+                pool = self._pool(_limit(slot))
                 pool.used[slot] -= count
                 if pool.used[slot] <= 0:
                     del pool.used[slot]
@@ -161,25 +195,32 @@ class SharedSlots:
 
     def pools_of(self, tag: int) -> list[str]:
         """Where the slots of a message are kept."""
-        return [self._pools[_limit(slot)].queue for slot in self._of_messages.get(tag, ())]
+        return [self.pools[_limit(slot)].queue for slot in self._of_messages.get(tag, ())]
 
     def running(self, queue: str) -> list[str]:
         """What stays of a limit when its consumer leaves, as its server names it."""
-        found = [pool for pool in tuple(self._pools.values()) if pool.queue == queue]
+        found = [pool for pool in tuple(self.pools.values()) if pool.queue == queue]
         held = [slot for pool in found for slot in pool.used if pool.used[slot] > 0]
         return ["", *held] if held else []
 
+    def leave_with(self, tags: Collection[int]) -> None:
+        """The consumer leaves, and of all its messages the tasks of these go on."""
+        for tag in tuple(self._of_messages):
+            if tag not in tags:
+                self.ended(tag)
+        self._drain(monotonic())
+
     def forget(self) -> None:
         """All of them belong to others now."""
-        self._pools.clear()
         self._of_messages.clear()
-        self._ended.clear()
+        self._ended = deque()
+        self.pools.clear()
 
     # What is told to the servers of the limits.
 
     def next_at(self, owner: Owner, room: int) -> float:
         """When `step` has something to do, by the monotonic clock."""
-        times = (self._due_at(pool, owner, room) for pool in tuple(self._pools.values()))
+        times = (self._due_at(pool, owner, room) for pool in tuple(self.pools.values()))
         return min(times, default=math.inf)
 
     def _due_at(self, pool: Pool, owner: Owner, room: int) -> float:
@@ -203,11 +244,9 @@ class SharedSlots:
         `ready` makes a queue of this consumer claim; it returns whether it is one. With `only` it
         takes slots for no other queue.
         """
-        if not self._pools:
-            return
         now, lease = monotonic(), owner.lease
         self._drain(now)
-        due = [pool for pool in self._pools.values() if self._due_at(pool, owner, room) <= now]
+        due = [pool for pool in self.pools.values() if self._due_at(pool, owner, room) <= now]
         if not due or lease.lost:
             return
         for pool in due:
@@ -221,29 +260,32 @@ class SharedSlots:
         ]
         try:
             answers = owner.store.together(calls)
-        except UNREACHABLE as error:
+        except BaseException as error:
             answers = [error] * len(calls)
-        for pool, answer in zip(due, answers, strict=True):
-            if isinstance(answer, UNREACHABLE):
-                pool.again_at = now + AGAIN_SECONDS
-                logger.info("Messages wait, as a limit cannot be asked now: %s", answer)
-                continue
-            if isinstance(answer, BaseException):
-                raise answer
-            self._heard(owner, pool, shared(answer), asked, ready)
+        for pool, (_, given), answer in zip(due, calls, answers, strict=True):
+            try:
+                if isinstance(answer, BaseException):
+                    raise answer
+                self._heard(owner, pool, given["number"], shared(answer), asked, ready)
+            except UNREACHABLE as error:
+                pool.failed(now)
+                logger.info("Messages wait, as a limit cannot be asked now: %s", error)
+            except BaseException:
+                for each in due:
+                    each.failed(now)
+                raise
 
     def _call(
         self, store: Store, consumer: str, lease_ms: int, pool: Pool, most: int, leased: bool
     ) -> Call:
-        with self._lock:
-            self._number += 1
-            number = self._number
+        self._number += STEP
+        pool.known, pool.taken_back = None, Counter()
         pool.less_since, pool.is_new, pool.told_at = math.inf, False, monotonic()
         pool.generation = store.run.generation
-        return store.global_limits.share_call(
+        return GlobalLimits(store).share_call(
             pool.queue,
             consumer,
-            number,
+            self._number,
             pool.numbers,
             pool.held,
             pool.lacking if most > 0 else {},
@@ -256,6 +298,7 @@ class SharedSlots:
         self,
         owner: Owner,
         pool: Pool,
+        number: int,
         answer: Shared | None,
         asked: float,
         ready: Callable[[str], bool],
@@ -264,6 +307,7 @@ class SharedSlots:
         if answer is None:
             again = lambda: self._again(owner, pool)  # noqa: E731
             answer = lease.outlast_data(pool.queue, owner.store, again)
+            number = self._number
             pool.is_new = True  # it has asked for nothing
         if answer is None:
             lease.lost = True
@@ -273,22 +317,48 @@ class SharedSlots:
             (queue, lack.slot): lack.cost for queue in pool.lacking for lack in pool.lacking[queue]
         }
         for (queue, slot), count in answer.granted.items():
-            pool.granted.setdefault(queue, Counter())[slot] += count * costs[queue, slot]
+            granted = pool.granted.setdefault(queue_of(queue), Counter())
+            granted[slot] += count * costs[queue, slot]
             pool.granted_at = monotonic()
             ready(queue)
-        for queue in answer.called:
-            if not ready(queue):
-                owner.store.global_limits.call(queue)
+        pool.known = number, pool.held
+        _call_all(owner.store, [queue for queue in answer.called if not ready(queue)])
 
     def _again(self, owner: Owner, pool: Pool) -> Shared | None:
         lease = owner.lease
         move, given = self._call(owner.store, lease.consumer, lease.ms, pool, 0, False)
         return shared(move(owner.store.run, **given))
 
+    def tell_of_taken_back(self, store: Store, consumer: str, lease_ms: int) -> None:
+        """Give back the slots of what `take_over` has taken, by the thread that did it.
+
+        The loop may go on at any moment. Its next call has a higher number, and says what is true.
+        """
+        for pool in tuple(self.pools.values()):
+            known, taken = pool.known, pool.taken_back
+            if known is None or not taken:
+                continue
+            number, held = known[0] + 1, known[1] - taken
+            move, given = GlobalLimits(store).share_call(
+                pool.queue,
+                consumer,
+                number,
+                pool.numbers,
+                held,
+                {},
+                most=0,
+                lease_ms=lease_ms,
+                leased=True,
+            )
+            answer = shared(move(store.run, **given))
+            if pool.known is known:
+                pool.known, pool.taken_back = (number, held), Counter()
+            _call_all(store, answer.called if answer else ())
+
     def tell(self, store: Store, consumer: str, lease_ms: int, queue: str = "") -> None:
         """Say what running tasks have, as the loop claims no more: of all limits, or of one."""
         self._drain(monotonic())
-        for pool in tuple(self._pools.values()):
+        for pool in tuple(self.pools.values()):
             if pool.told_at and queue in ("", pool.queue):
                 try:
                     self._tell(store, consumer, lease_ms, pool)
@@ -300,8 +370,14 @@ class SharedSlots:
         pool.sent.clear()
         move, given = self._call(store, consumer, lease_ms, pool, 0, True)
         answer = shared(move(store.run, **given))
-        for each in answer.called if answer else ():
-            store.global_limits.call(each)
+        _call_all(store, answer.called if answer else ())
+
+
+def _call_all(store: Store, queues: Sequence[str]) -> None:
+    """Have consumers of these claim; where one is not told, its queue is looked at in a second."""
+    for queue in queues:
+        with suppress(*UNREACHABLE):
+            GlobalLimits(store).call(queue)
 
 
 def _limit(slot: str) -> str:

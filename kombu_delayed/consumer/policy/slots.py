@@ -14,8 +14,8 @@ class Slots:
     """A message occupies its slots until it is acked or, if its task says so, until that ends."""
 
     def __init__(self, outbox: Outbox) -> None:
-        #: Tags of messages with slots -> their queues; "" for slots of global limits only.
-        self.of_messages: dict[int, str] = {}
+        #: Tags of messages with slots -> their queues, and whether some are those of the queue.
+        self.of_messages: dict[int, tuple[str, bool]] = {}
         #: Those of global limits.
         self.shared = SharedSlots()
         #: Those of them whose slots are their tasks', which say when they end.
@@ -24,15 +24,15 @@ class Slots:
         self.ends = 0
         self._outbox = outbox
 
-    def occupy(self, tag: int, queue: str, shared: dict[str, int] | None = None) -> None:
+    def occupy(self, tag: int, queue: str, has_own: bool, shared: dict[str, int]) -> None:
         """A message was claimed that has slots until it was dealt with.
 
-        `queue` is empty where it has only those of global limits, `shared`.
+        `has_own`: of limits of its queue; `shared`: of global limits.
         """
         if shared:
-            self.shared.occupy(tag, shared)
-        if queue or shared:
-            self.of_messages[tag] = queue
+            self.shared.occupy(tag, queue, shared)
+        if has_own or shared:
+            self.of_messages[tag] = queue, has_own
 
     def keep(self, tag: int) -> bool:
         """Until `task_ended`, whenever it is acked; returns whether it has slots."""
@@ -55,16 +55,22 @@ class Slots:
         """
         if is_pool(queue):
             return self.shared.running(queue)
-        return [tag for tag in tuple(self.of_tasks) if self.of_messages.get(tag) == queue]
+        of_tasks = tuple(self.of_tasks)
+        return [tag for tag in of_tasks if self.of_messages.get(tag) == (queue, True)]
+
+    def queues_of_tasks(self) -> set[str]:
+        """The queues of messages whose tasks have not ended and have slots."""
+        found = [self.of_messages.get(tag) for tag in tuple(self.of_tasks)]
+        return {each[0] for each in found if each}
 
     def free(self, tag: int) -> bool:
         """A message's slots return with the next flush; returns whether it had some."""
-        queue = self.of_messages.pop(tag, None)
+        queue, has_own = self.of_messages.pop(tag, (None, False))
         self.of_tasks.discard(tag)
         if queue is None:
             return False
         self.shared.ended(tag)
-        if queue:
+        if has_own:
             self._outbox.free(queue, tag)
         return True
 
@@ -76,10 +82,13 @@ class Slots:
             self._outbox.freed.append(Freed(queue, tag))
 
     def take_over(self, tag: int) -> bool:
-        """Whoever calls this gives back the slots of a message; returns whether it has some."""
+        """Whoever calls this gives back the slots of a message; returns whether its queue has some.
+
+        From the keeper's thread, which tells of those of global limits afterwards.
+        """
         self.of_tasks.discard(tag)
-        self.shared.ended(tag)
-        return bool(self.of_messages.pop(tag, None))
+        self.shared.take_over(tag)
+        return self.of_messages.pop(tag, ("", False))[1]
 
     def forget(self) -> None:
         """All of them belong to others now."""

@@ -130,6 +130,16 @@ end
 
 local has_served = false
 
+-- Of global limits for which nothing waits any more.
+local function forget_looks(uses)
+  for _, use in ipairs(has_shared and uses or {}) do
+    local limit = limit_of[use.name]
+    if limit and limit.is_shared and redis.call('EXISTS', gate .. 'blocked:' .. use.limit) == 0 then
+      redis.call('ZREM', gate .. 'looks', use.limit)
+    end
+  end
+end
+
 -- The lane whose turn it is. `is_only`: its key has no other one in turn; `had`: what the key has had.
 local function serve(lane, parts, had, is_only)
   local head, record, due_ms, is_current = next_of(lane)
@@ -152,24 +162,57 @@ local function serve(lane, parts, had, is_only)
   else
     close(lane, is_only, parts.key, had)
     redis.call('HDEL', gate .. 'lanes', lane)
+    forget_looks(parts.uses)
   end
   let_next(parts.uses)
 end
 
-local function try(lane, had, order, is_only)
-  local parts = parts_of_lane(lane)
+-- The limit for which a lane has to wait, and when to look again; nil where its first message can go.
+local function full_limit(lane, parts)
   local due_ms = minds_lateness and redis.call('ZRANGE', gate .. 'lane:' .. lane, 0, 0, 'WITHSCORES')[2]
   local full, look_ms
   for _, use in ipairs(parts.uses) do
     local free, next_ms = has_room(use, tonumber(due_ms or 0))
     -- Rather for a limit of this queue: for a global one others wait, too.
-    if not free and (not full or not limit_of[use.name].is_shared) then full, look_ms = use.limit, next_ms end
+    if not free and (not full or not limit_of[use.name].is_shared) then full, look_ms = use, next_ms end
   end
-  if full then
-    block(lane, parts, full, look_ms, had, order, is_only)
-  else
-    serve(lane, parts, had, is_only)
+  return full, look_ms
+end
+
+-- The lane whose turn is next, its key with what that has had, the lane's order, and whether it has no other lane;
+-- nil where none has turns.
+local function first_lane()
+  while true do
+    local key, had = unpack(redis.call('ZRANGE', gate .. 'turns', 0, 0, 'WITHSCORES'))
+    if not key then return nil end
+    local lane, order, other = unpack(redis.call('ZRANGE', gate .. 'turn:' .. key, 0, 1, 'WITHSCORES'))
+    if lane then return lane, tonumber(had), order, not other end
+    redis.call('ZREM', gate .. 'turns', key)
+    in_turn[key] = nil
   end
+end
+
+-- The only lane that has turns, where its first message lacks slots of a global limit.
+local lacks_slots
+
+-- Whether some could go on without more slots of global limits. A lane that could not waits from now on, but for the
+-- only one: to move it to and fro would cost more than all else.
+local function some_can_go_on(tries)
+  while tries > 0 do
+    local lane, had, order, is_only = first_lane()
+    if not lane then return false end
+    local parts = parts_of_lane(lane)
+    local full, look_ms = full_limit(lane, parts)
+    if not full then return true end
+    if is_only and limit_of[full.name].is_shared and redis.call('ZCARD', gate .. 'turns') == 1 then
+      lacks_slots, some_wait = lane, true
+      redis.call('ZADD', gate .. 'looks', 'LT', look_ms, full.limit)
+      return false
+    end
+    block(lane, parts, full.limit, look_ms, had, order, is_only)
+    tries = tries - 1
+  end
+  return redis.call('EXISTS', gate .. 'turns') == 1
 end
 
 -- Hands out in turn; returns whether it has stopped while some could go on.
@@ -177,36 +220,46 @@ local function serve_all()
   local tries = want + 200  -- lanes that are found without room wait for it from then on
   while #taken / 2 < want and tries > 0 do
     tries = tries - 1
-    local key, had = unpack(redis.call('ZRANGE', gate .. 'turns', 0, 0, 'WITHSCORES'))
-    if not key then return false end
-    local lane, order, other = unpack(redis.call('ZRANGE', gate .. 'turn:' .. key, 0, 1, 'WITHSCORES'))
-    if lane then
-      try(lane, tonumber(had), order, not other)
+    local lane, had, order, is_only = first_lane()
+    if not lane then return false end
+    local parts = parts_of_lane(lane)
+    local full, look_ms = full_limit(lane, parts)
+    if full then
+      block(lane, parts, full.limit, look_ms, had, order, is_only)
     else
-      redis.call('ZREM', gate .. 'turns', key)
-      in_turn[key] = nil
+      serve(lane, parts, had, is_only)
     end
   end
+  if has_shared then return some_can_go_on(tries) end
   return redis.call('EXISTS', gate .. 'turns') == 1
 end
 
 -- What waits for global limits, for those first that were told of least lately. Of a limit's lanes the first one.
 local function lacking()
-  local lacks = {}
+  local lacks, place = {}, {}
+  local function tell_of(lane, others)
+    local count = others + redis.call('ZCARD', gate .. 'lane:' .. lane)
+    for _, use in ipairs(parts_of_lane(lane).uses) do
+      local limit = limit_of[use.name]
+      if limit and limit.is_shared and not use.passes and count > 0 then
+        local at = place[use.limit]
+        if at then
+          lacks[at] = lacks[at] + count
+        else
+          lacks[#lacks + 1], lacks[#lacks + 2], lacks[#lacks + 3] = use.limit, use.cost, count
+          place[use.limit] = #lacks
+        end
+      end
+    end
+  end
+  if lacks_slots then tell_of(lacks_slots, 0) end
   for _, limit in ipairs(redis.call('ZRANGE', gate .. 'looks', 0, 199)) do
     local numbers = limit_of[limit:match('^[^:]*')]
     local key = numbers and numbers.is_shared and redis.call('ZRANGE', gate .. 'blocked:' .. limit, 0, 0)[1]
     local lane = key and redis.call('ZRANGE', blocked_line(limit, key), 0, 0)[1]
-    local parts = lane and parts_of_lane(lane)
-    local count = lane and redis.call('ZCARD', gate .. 'blocked:' .. limit) - 1 + redis.call('ZCARD', gate .. 'lane:' .. lane)
-    for _, use in ipairs(parts and parts.uses or {}) do
-      local other = limit_of[use.name]
-      if other and other.is_shared and not use.passes and count > 0 then
-        lacks[#lacks + 1], lacks[#lacks + 2], lacks[#lacks + 3] = use.limit, use.cost, count
-      end
-    end
+    if lane and parts_of_lane(lane) then tell_of(lane, redis.call('ZCARD', gate .. 'blocked:' .. limit) - 1) end
     if key then redis.call('ZADD', gate .. 'looks', now_ms + SHARED_LOOK_MS, limit) end
-    if #lacks >= 30 then break end
+    if #lacks >= 3 * math.max(want, 10) then break end
   end
   return lacks
 end
@@ -282,7 +335,9 @@ local lacks = some_wait and has_shared and lacking() or {}
 local look_ms = some_wait ~= false and next_look()
 if look_ms and waits == '0' and redis.call('EXISTS', armed) == 0 then announce_due(look_ms) end
 if look_ms and (not next_ms or look_ms < next_ms) then next_ms = look_ms end
-pass_on(answer, more, #taken > 0, next_ms)
+-- Who has all it wanted may have no room for what lacks slots: others have.
+pass_on(answer, more or (#lacks > 0 and #taken > 0 and #taken / 2 == want), #taken > 0, next_ms)
+if not more then answer[3] = 0 end
 if expires_ms > 0 then
   local kept_ms = expire_as_declared(expires_ms, lease_ms)
   if lease_ms > 0 then
