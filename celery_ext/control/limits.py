@@ -97,7 +97,8 @@ class UseInfo:
 class TenantInfo:
     """A tenant with messages at the gate of a queue, or with slots of its limits for each tenant.
 
-    `turn` is 1 where its turn is next; None where it waits for no turn, or there are none.
+    `turn` is 1 where its turn is next, in any shard of the queue; None where it waits for no turn,
+    or there are none.
     """
 
     tenant: str
@@ -302,7 +303,9 @@ def tenants(delayed: Queues, usage: GateUsage, names: Iterable[str]) -> list[Ten
     """Some tenants of a queue, as `lanes` has their names."""
     wanted, found = list(names), dict[str, int]()
     if usage.declarations.turns_are_of_tenants:
-        found = turns(delayed.store, usage.queue, wanted)
+        for shard in delayed.store.shards.all(usage.queue):
+            for name, turn in turns(delayed.store, shard, wanted).items():
+                found[name] = min(turn, found.get(name, turn))
     return [_tenant(usage, name, found.get(name)) for name in wanted]
 
 

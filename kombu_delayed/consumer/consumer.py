@@ -7,6 +7,7 @@ one connection and claims on another. Whoever takes a token follows it or passes
 from __future__ import annotations
 
 from collections.abc import Mapping
+from threading import get_ident
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,9 @@ class Consumer:
 
     #: When it is closed: tasks of it that still run.
     remaining: Remaining | None = None
+
+    #: The thread that gets single messages; None: it is just doing so, or there is none.
+    _getting_in: int | None = None
 
     def __init__(self, session: Session, *wakes: WakeConnection) -> None:
         self.session = session
@@ -185,7 +189,20 @@ class Consumer:
 
     def get(self, queue: str, no_ack: bool) -> tuple[dict[str, Any], bytes] | None:
         """Claim one message of a queue without waiting, with its record; None: there is none."""
-        return self._part(queue).get(queue, no_ack)
+        self._getting_in = None
+        try:
+            return self._part(queue).get(queue, no_ack)
+        finally:
+            self._getting_in = get_ident()
+
+    def tell_of_ends(self) -> None:
+        """Slots of global limits come back at once where no loop does it, but a program that gets.
+
+        In the thread that gets: another one may come into the middle of a claim.
+        """
+        shared = self.session.qos.slots.shared
+        if shared.pools and self._getting_in == get_ident() and not self.sources:
+            shared.step(self.session, 0, lambda _: False)
 
     def refuse(self, queue: str, tag: int, record: bytes, error: Exception, no_ack: bool) -> None:
         """Bury a message whose body cannot be read, or which is none for its consumer."""

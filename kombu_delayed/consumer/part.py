@@ -257,6 +257,7 @@ class Part:
     def get(self, queue: str, no_ack: bool) -> tuple[dict[str, Any], bytes] | None:
         """Claim one message of a queue without waiting, with its record; None: there is none."""
         self.session.progress.stamp()
+        self.session.runs_here = True  # nobody knows when its program comes again
         if self.session.lease.lost:
             raise LeaseLost
         self.claims.recover_all()

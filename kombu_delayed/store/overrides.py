@@ -31,7 +31,7 @@ class Override(NamedTuple):
 
 
 class Overrides:
-    """What was set for the limits of queues. A queue with limits has one shard."""
+    """What was set for the limits of queues. A queue with limits of its own has one shard."""
 
     def __init__(self, store: Caller) -> None:
         self._store = store

@@ -16,7 +16,7 @@ from celery.contrib.testing.worker import start_worker
 from kombu import Connection
 
 from celery_ext import install
-from celery_ext.policies import Fair, Limit, PolicyError
+from celery_ext.policies import Fair, Limit, Order, PolicyError, written
 from kombu_delayed.errors import OptionError
 from kombu_delayed.inspection.backlog import queues as queues_of
 from kombu_delayed.inspection.gate_usage import slots_in_use
@@ -245,6 +245,29 @@ def test_messages_that_are_taken_by_hand(connect: Callable[..., Connection], sto
     assert slots_in_use(store, POOL) == {}
 
 
+class OlderLimit(Limit):
+    """As a version has it that knows no global limits."""
+
+    def __init__(self, *, concurrency: int, name: str) -> None:
+        super().__init__(concurrency=concurrency, name=name)
+
+
+def test_a_worker_of_a_version_without_them_leaves_the_queue_alone(
+    connect: Callable[..., Connection],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    new = connect(delayed_policies={"mail": [PROVIDER]})
+    inbox = Inbox(new, MAIL)
+    publish(new, "x")
+    inbox.receive(1)
+    publish(new, "y")
+    monkeypatch.setitem(written.KINDS, "Limit", OlderLimit)
+    old = connect()
+    assert old.default_channel.basic_get("mail") is None
+    assert "takes no messages from queue 'mail'" in caplog.text
+
+
 def test_what_was_not_acked_frees_its_slot_with_the_channel(
     connect: Callable[..., Connection], store: Store
 ) -> None:
@@ -324,8 +347,8 @@ def test_what_goes_back_or_is_rejected_frees_its_slot(open_app: OpenApp, store: 
             assert message is not None
             assert slots_in_use(store, POOL) == {SLOT: 1}
             message.reject(requeue=requeue)
-        wait_until(lambda: channel.basic_get("celery") is None, "it is buried")
-        assert slots_in_use(store, POOL) == {}
+            assert slots_in_use(store, POOL) == {}
+        assert channel.basic_get("celery") is None
 
 
 def test_a_paused_queue_holds_no_slots(open_app: OpenApp, store: Store) -> None:
@@ -368,11 +391,12 @@ def test_a_message_takes_slots_of_one(connect: Callable[..., Connection]) -> Non
         connection.default_channel.basic_get("q")
 
 
-@pytest.mark.parametrize("policy", [Limit(concurrency=1), Fair()])
+@pytest.mark.parametrize("policy", [Limit(concurrency=1), Order("due", "priority")])
 def test_a_spread_queue_has_only_global_ones(
     connect: Callable[..., Connection], policy: Any
 ) -> None:
-    connection = connect(delayed_policies={"q": [PROVIDER, policy]}, delayed_shards={"q": 3})
+    own = [PROVIDER, Fair(), policy]
+    connection = connect(delayed_policies={"q": own}, delayed_shards={"q": 3})
     with pytest.raises(OptionError, match="scope='global'"):
         connection.SimpleQueue("q").get(block=False)
 

@@ -16,7 +16,7 @@ from kombu import VERSION, Connection, Queue
 from celery_ext import Delayed, Query
 from celery_ext.app.signals import task_cancelled
 from celery_ext.control.backup.transfer import RestoreReport
-from celery_ext.policies import Limit
+from celery_ext.policies import Fair, Limit
 from kombu_delayed import migrate
 from kombu_delayed.errors import AlreadyDelayed, OptionError
 from kombu_delayed.inspection.dead_letters import DeadLetters
@@ -160,6 +160,23 @@ def test_a_queue_with_limits_is_not_spread_by_another_process(
     for take in (lambda other: Inbox(other, MAIL), lambda other: MAIL(other).get()):
         with pytest.raises(OptionError, match="and 4 shards: such a queue can only have one shard"):
             take(connect(**options))
+
+
+def test_tenants_have_turns_in_all_shards(connect: Connect) -> None:
+    """Whatever each of them has waiting; and as many as their weights say."""
+    fair = {"delayed_policies": {"mail": [Fair(weights={"light": 2})]}}
+    connection = connect(**fair, delayed_shards={"mail": 12})
+    waiting = {"flood": 1_500, "some": 500, "light": 600}
+    for tenant, count in waiting.items():
+        send(connection, *(f"{tenant}-{n}" for n in range(count)), headers={"tenant": tenant})
+    inbox = Inbox(connection, MAIL, prefetch_count=8)
+    inbox.receive(800)
+    tenants = [message.headers["tenant"] for message in inbox.messages]
+    for first in (0, 400):
+        found = Counter(tenants[first : first + 400])
+        assert found["light"] == pytest.approx(200, rel=0.1)
+        assert found["some"] == pytest.approx(100, rel=0.1)
+        assert found["flood"] == pytest.approx(100, rel=0.1)
 
 
 def test_size_purge_and_delete(connect: Connect, client: redis.Redis) -> None:

@@ -24,6 +24,7 @@ class Fair(Gated):
     """
 
     is_of_queue = True
+    is_whole = False  # a key with messages in all shards has as many turns in each
 
     def __init__(
         self,

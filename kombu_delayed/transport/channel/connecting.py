@@ -245,10 +245,10 @@ class ConnectingChannel(stock.Channel):
 
 
 def check_one_shard(queue: str, count: int, rules: Rules) -> None:
-    """Raise OptionError for a queue whose messages take turns or have limits, and many shards."""
+    """Raise OptionError for a queue with many shards, and policies that hold in one at a time."""
     gate = rules.gate(queue) if count > 1 else None
     if gate is not None and gate.is_whole:
         raise OptionError(
-            f"queue {queue!r} has policies for turns or limits, and {count} shards: such a queue "
-            "can only have one shard, unless these are limits with scope='global'"
+            f"queue {queue!r} has policies for order or limits, and {count} shards: such a queue "
+            "can only have one shard, unless these are Fair, and limits with scope='global'"
         )

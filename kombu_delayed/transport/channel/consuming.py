@@ -153,12 +153,12 @@ class ConsumingChannel(ConnectingChannel):
                         self.consumer.add(shard, source.no_ack, source.expires_ms)
 
     def _must_stay_whole(self, queue: str, shards: Sequence[str]) -> bool:
-        """Whether another process has spread a queue over shards that has turns or limits here."""
+        """Whether another process has spread a queue whose policies here need one shard."""
         gate = self.rules.gate(queue) if len(shards) > 1 and self.rules is not None else None
         if gate is None or not gate.is_whole:
             return False
         logger.error(
-            "Another process spreads queue %r over %d shards, but the queue has policies for turns "
+            "Another process spreads queue %r over %d shards, but the queue has policies for order "
             "or limits. This worker takes no messages from the other shards, because they would "
             "exceed the limits. Set delayed_shards to 1 for this queue everywhere.",
             queue,
@@ -239,6 +239,7 @@ class ConsumingChannel(ConnectingChannel):
         try:
             self.qos.outbox.flush(self.consumer.store, self.consumer.lease)
             self.consumer.store.run.push()  # a signal handler may have come between
+            self.consumer.tell_of_ends()
         except UNREACHABLE:
             if self.closed:
                 raise
