@@ -153,7 +153,7 @@ def findings(result: Result) -> str:
 
     def faults(found: Execution) -> Iterator[str]:
         """What happened while it was on its way, to its workers or to all."""
-        met = {line["owner"] for line in found.lines}
+        others = {*lives} - {line["owner"] for line in found.lines}
         since, until = found.lines[0]["at"] - 1, found.lines[-1]["at"] + 1
         for window in sorted(result.windows, key=lambda window: window.began):
             if (
